@@ -9,7 +9,7 @@ inputs := pyproject.toml constraints.txt scripts/setup.sh
 # Settings of the user's own shell that would send packages elsewhere or change what the tests do.
 unexport PYTHONPATH PYTHONHOME PYTHONWARNINGS PYTHONOPTIMIZE PIP_TARGET PIP_PREFIX PIP_USER PYTEST_ADDOPTS
 
-.PHONY: demo test test-slow check bench bench-all docs notebooks sbom lock
+.PHONY: demo test test-slow moto check bench bench-all docs notebooks sbom lock
 .NOTPARALLEL:
 
 demo: .venv/ready-demo$(key)
@@ -18,8 +18,15 @@ demo: .venv/ready-demo$(key)
 test: .venv/ready-dev$(key)
 	OMP_NUM_THREADS=1 $(bin)/python -m pytest -n 2 --dist worksteal
 
-test-slow: .venv/ready-dev$(key)
+test-slow: .venv/ready-dev$(key) .venv/moto/bin/moto_server
 	OMP_NUM_THREADS=1 $(bin)/python -m pytest -m slow
+
+# An S3 server for tests/stores/test_s3.py. It has an environment of its own: botocore wants an older python-dateutil.
+moto: .venv/moto/bin/moto_server
+
+.venv/moto/bin/moto_server: .venv/ready-dev$(key)
+	$(bin)/python -m venv .venv/moto
+	.venv/moto/bin/python -m pip install --quiet 'moto[s3]==5.2.5' flask==3.1.3 flask-cors==6.0.5
 
 check: .venv/ready-dev$(key)
 	$(bin)/ruff check

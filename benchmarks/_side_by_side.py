@@ -92,12 +92,17 @@ class Environment:
 
 
 ENVIRONMENTS = {
-    "recbole": Environment("RecBole", "recbole", ("recbole==1.2.1", "numpy==1.26.4", "pandas==2.2.3", "scipy==1.11.4")),
+    "recbole": Environment(
+        "RecBole",
+        "recbole",
+        ("recbole==1.2.1", "numpy==1.26.4", "pandas==2.2.3", "scipy==1.11.4", "setuptools==80.9.0"),
+    ),
     "rectools": Environment(
         "RecTools",
         "rectools",
         ("rectools==0.19.0", "pytorch-lightning==2.6.6", "numpy==1.26.4", "pandas==2.3.3"),
     ),
+    "lenskit": Environment("LensKit", "lenskit", ("lenskit==2025.8.1", "numpy==2.4.6", "pandas==2.3.3")),
     "torchrec": Environment(
         "TorchRec",
         "torchrec",
@@ -633,8 +638,16 @@ def where_and_when() -> Found:
     }
 
 
+def machine_line(found: Mapping[str, Any]) -> str:
+    """CPU and instruction sets of `where_and_when`, for people."""
+    here = found["machine"]
+    return f"on {here['processor']}, {here['cores']} cores: {', '.join(here['isa']) or 'no known instruction sets'}"
+
+
 def write(report: Mapping[str, Any], out: Path) -> None:
-    """The report as JSON."""
+    """The report as JSON, and the CPU if it says which."""
+    if "machine" in report:
+        print(machine_line(report))
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     print(f"\nwritten to {out}")

@@ -103,11 +103,11 @@ def measure_recspec(data: str, *, pace: Pace, precision: str, reject: bool) -> F
 
 def measure_recbole(data: str, *, pace: Pace) -> Found:
     """RecBole, by its own trainer's epoch over its own loader, which is stopped when the time is over."""
-    from recbole.config import Config  # type: ignore[import-not-found]
-    from recbole.data import create_dataset, data_preparation  # type: ignore[import-not-found]
-    from recbole.model.general_recommender import NeuMF  # type: ignore[import-not-found]
-    from recbole.trainer import Trainer  # type: ignore[import-not-found]
-    from recbole.utils import init_seed  # type: ignore[import-not-found]
+    from recbole.config import Config
+    from recbole.data import create_dataset, data_preparation
+    from recbole.model.general_recommender import NeuMF
+    from recbole.trainer import Trainer
+    from recbole.utils import init_seed
 
     settings = {
         "data_path": data,

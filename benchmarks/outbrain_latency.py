@@ -391,7 +391,11 @@ def main() -> None:
         for name, by_size in times.items()
     }  # fmt: skip
     print_table(results)
-    write({"threads": arguments.threads, **about, "contenders": results, **where_and_when()}, arguments.out)
+    here = where_and_when()
+    arithmetic = {name: precision for name, (_, precision, _) in EXPORTS.items()}
+    write(
+        {"threads": arguments.threads, "precision": arithmetic, **about, "contenders": results, **here}, arguments.out
+    )
 
 
 if __name__ == "__main__":

@@ -99,10 +99,10 @@ def measure_rectools(data: str, *, pace: Pace, helped: bool) -> Found:
     """RecTools, by its own model's fit, which is stopped when the time is over."""
     import numpy as np
     import pandas as pd
-    from pytorch_lightning import Callback, Trainer  # type: ignore[import-not-found]
-    from rectools import Columns  # type: ignore[import-not-found]
-    from rectools.dataset import Dataset  # type: ignore[import-not-found]
-    from rectools.models import SASRecModel  # type: ignore[import-not-found]
+    from pytorch_lightning import Callback, Trainer
+    from rectools import Columns
+    from rectools.dataset import Dataset
+    from rectools.models import SASRecModel
 
     if helped:
         help_peer()

@@ -28,7 +28,6 @@ suppress_warnings = [
 default_role = "code"  # docstrings write code in single backquotes
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
-autodoc_preserve_defaults = True
 add_module_names = False
 toc_object_entries_show_parents = "hide"
 

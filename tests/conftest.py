@@ -53,6 +53,12 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What is kept in the user's cache folder is kept in one of the tests' own, for their processes too."""
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+
+
 @pytest.fixture(scope="session")
 def shop_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Runs on a made-up shop, whose titles a careless page would run; see `made_up_models.shop`."""

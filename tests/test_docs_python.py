@@ -32,7 +32,12 @@ def page_of(path: Path) -> object:
     return pytest.param(path, id=name_of(path), marks=marks)
 
 
-SLOW = {"docs/serving.md", "docs/tutorials/command_line.md", "docs/tutorials/first_steps.md"}
+SLOW = {
+    "docs/guides/object_stores.md",
+    "docs/serving.md",
+    "docs/tutorials/command_line.md",
+    "docs/tutorials/first_steps.md",
+}
 
 WITHOUT_END = {"serve"}
 """Commands that end only when they are told to."""

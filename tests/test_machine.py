@@ -144,17 +144,17 @@ def test_a_system_that_cannot_pin_says_so(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize(
-    ("cpuinfo", "fast"),
+    ("cpuinfo", "flags"),
     [
-        ("vendor_id : GenuineIntel\nflags : avx2 avx512f avx512_bf16", False),
-        ("vendor_id : GenuineIntel\nflags : avx512_bf16 amx_bf16 amx_tile", True),
-        ("vendor_id : AuthenticAMD\nflags : avx2 avx512f avx512_bf16", True),
-        ("vendor_id : AuthenticAMD\nflags : avx2", False),
-        ("", False),
+        ("flags\t\t: avx2 avx512_bf16\nbugs : x\nflags : avx", ("avx2", "avx512_bf16")),
+        ("flags :\n", ()),
+        ("vmx flags : ept", ()),
+        ("", ()),
     ],
 )
-def test_bf16_is_taken_where_it_is_faster(cpuinfo: str, fast: bool) -> None:
-    assert machine.fast_bf16(cpuinfo) is fast
+def test_the_flags_of_a_cpu_are_those_of_its_first_core(cpuinfo: str, flags: tuple[str, ...]) -> None:
+    assert machine.cpu_flags(cpuinfo) == flags
+    assert isinstance(machine.processor(), str)
 
 
 @pytest.mark.parametrize(
@@ -204,3 +204,9 @@ def test_what_becomes_of_freed_memory_is_told(monkeypatch: pytest.MonkeyPatch) -
     assert machine.freed_memory() == ("left to the system's allocator", "the environment sets MALLOC_ARENA_MAX")
     monkeypatch.delenv("MALLOC_ARENA_MAX")
     assert machine.freed_memory()[1] == "recspec.machine.keep_freed_memory() was not called, or not on glibc"
+
+
+def test_instruction_sets_are_read_from_the_processors_flags() -> None:
+    xeon = "flags : fpu avx2 fma avx512f avx512bw avx512dq avx512vl avx512_vnni"
+    assert machine.instruction_sets(xeon) == ["avx2", "fma", "avx512f", "avx512_vnni"]
+    assert machine.instruction_sets("") == []

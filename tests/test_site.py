@@ -5,6 +5,7 @@ Building it takes about ten seconds, so the tests of the built pages are slow on
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import recspec
+import recspec.api
 from tests.documented import PAGES, ROOT, prose_of
 
 LOADED = re.compile(
@@ -70,6 +72,18 @@ def test_nothing_is_loaded_from_the_network(site: Path) -> None:
     for script in site.rglob("*.js"):
         text = script.read_text(encoding="utf-8")
         assert not re.search(r"(?:fetch|import|importScripts)\(\s*[\"'](?:https?:)?//", text), script.name
+
+
+@pytest.mark.slow
+def test_the_reference_shows_every_parameter(site: Path) -> None:
+    page = (site / "reference" / "api.html").read_text(encoding="utf-8")
+    heads = [re.sub(r"<[^>]+>|\s+", "", head) for head in re.findall(r'<dt class="sig.*?</dt>', page, re.DOTALL)]
+    shown = {head.partition("(")[0]: head for head in heads}
+    for name in ("prepare", "train", "tune", "evaluate", "predict", "recommend", "similar", "serve"):
+        function = getattr(recspec.api, name)
+        missing = [each for each in inspect.signature(function).parameters if f"{each}:" not in shown[name]]
+        assert not missing, f"{name}: {missing}"
+    assert not [head for head in heads if "&lt;function" in head]
 
 
 def test_what_is_loaded_is_recognised() -> None:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         Runs,
         Search,
         Serving,
+        Update,
         auto,
         blend,
         check,
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
         train,
         transcode,
         tune,
+        update,
         verify,
     )
     from recspec.errors import Interrupted, RecspecError
@@ -63,10 +65,10 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AutoResult", "BlendedModel", "Data", "Description", "EvaluationResult", "Exported", "Imported", "Interrupted",
-    "Listing", "Model", "Note", "PipelineModel", "Plan", "RecspecError", "Report", "Runs", "Search", "Serving", "auto",
-    "blend", "check", "compare", "datasets", "describe", "evaluate", "export", "import_tf", "models", "open",
-    "open_data", "pipeline", "predict", "prepare", "recommend", "report", "runs", "serve", "similar", "synthesize",
-    "train", "transcode", "tune", "verify",
+    "Listing", "Model", "Note", "PipelineModel", "Plan", "RecspecError", "Report", "Runs", "Search", "Serving",
+    "Update", "auto", "blend", "check", "compare", "datasets", "describe", "evaluate", "export", "import_tf", "models",
+    "open", "open_data", "pipeline", "predict", "prepare", "recommend", "report", "runs", "serve", "similar",
+    "synthesize", "train", "transcode", "tune", "update", "verify",
 ]  # fmt: skip
 
 _FOLDERS = frozenset({"auto", "datasets", "export", "models", "prepare", "report"})
@@ -88,8 +90,11 @@ class _Verb(ModuleType):
 
     @property
     def __doc__(self) -> str | None:  # type: ignore[override]
-        doc: str | None = _from_api(self.__name__.rpartition(".")[2]).__doc__
-        return doc
+        import inspect
+
+        name = self.__name__.rpartition(".")[2]
+        first, _, rest = (inspect.getdoc(_from_api(name)) or "").partition("\n")
+        return f"{first}\n\n{name}{self.__signature__}\n{rest}"  # help() shows a module's text, and no signature
 
 
 class _Package(ModuleType):

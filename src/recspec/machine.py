@@ -1,4 +1,4 @@
-"""What the machine offers: bf16 units, memory, cores for each process, and an allocator set for training.
+"""What the machine offers: memory, cores for each process, and an allocator set for training.
 
 Most answers come from Linux's own files; elsewhere every answer is the safe one.
 """
@@ -29,23 +29,20 @@ M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 
 
 @cache
-def cpu_multiplies_bf16() -> bool:
-    """Whether the CPU multiplies bf16 faster than fp32: AMX does, and AMD's AVX-512 BF16.
-
-    Intel's AVX-512 BF16 without AMX does not (docs/decisions.md: half as fast); without either it is emulated.
-    """
-    return fast_bf16(_read("/proc/cpuinfo"))
+def processor() -> str:
+    """The CPU's name, with its flags on Linux."""
+    return f"{_cpu_model()} {' '.join(cpu_flags(_read('/proc/cpuinfo')))}"
 
 
-def fast_bf16(cpuinfo: str) -> bool:
-    """`cpu_multiplies_bf16` from the text of /proc/cpuinfo."""
-    return "amx_bf16" in cpuinfo or ("avx512_bf16" in cpuinfo and "AuthenticAMD" in cpuinfo)
+def cpu_flags(cpuinfo: str) -> tuple[str, ...]:
+    """The instruction sets of the first core, from the text of /proc/cpuinfo."""
+    found = re.search(r"^flags\s*:(.*)", cpuinfo, re.MULTILINE)
+    return tuple(found[1].split()) if found else ()
 
 
-@cache
-def cpu_is_intels() -> bool:
-    """Whether the CPU is Intel's, where Intel's own library multiplies fp32 as fast as oneDNN."""
-    return "GenuineIntel" in _read("/proc/cpuinfo")
+def _cpu_model() -> str:
+    found = re.search(r"model name\s*:\s*(.+)", _read("/proc/cpuinfo"))
+    return found[1].strip() if found else platform.processor()
 
 
 def keep_freed_memory() -> bool:
@@ -211,16 +208,23 @@ def total_memory() -> int:
 
 def describe() -> dict[str, object]:
     """Processor, cores, memory (bytes) and system, for a report of measurements."""
-    model = re.search(r"model name\s*:\s*(.+)", _read("/proc/cpuinfo"))
     memory = re.search(r"MemTotal:\s*(\d+) kB", _read("/proc/meminfo"))
     return {
-        "processor": model[1].strip() if model else platform.processor(),
+        "processor": _cpu_model(),
         "cores": os.cpu_count(),
         "memory": int(memory[1]) * 1024 if memory else None,
-        "bf16_units": cpu_multiplies_bf16(),
+        "isa": instruction_sets(_read("/proc/cpuinfo")),
+        "bf16_units": bool({"avx512_bf16", "amx_bf16"} & {*cpu_flags(_read("/proc/cpuinfo"))}),
         "system": platform.platform(),
         "python": platform.python_version(),
     }
+
+
+def instruction_sets(cpuinfo: str) -> list[str]:
+    """Which of the instruction sets that matter for products of matrices a CPU has, as /proc/cpuinfo names them."""
+    known = ("avx2", "fma", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8")
+    held = set(cpu_flags(cpuinfo))
+    return [name for name in known if name in held]
 
 
 def parse_bytes(text: str) -> int:

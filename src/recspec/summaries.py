@@ -1,4 +1,4 @@
-"""The counts of a preparation in words for people; `prepare.json` keeps the plain ones."""
+"""Values and counts in words for people; `prepare.json` keeps the plain counts of a preparation."""
 
 from __future__ import annotations
 
@@ -8,10 +8,28 @@ NOTES = ("inferred", "dropped", "changed")
 """What a preparation tells beside its counts."""
 WORDS = {
     "raw_rows": "rows taken", "interactions": "rows kept", "repeats_dropped": "dropped: repeats",
+    "invalid_dropped": "dropped: rows with invalid values",
     "of_users_with_too_few_dropped": "dropped: rows of users with too few",
     "users_without_possible_negatives": "dropped: held-out rows of users who met every item",
     "first": "first (UTC)", "last": "last (UTC)",
 }  # fmt: skip
+
+
+def shown(value: object) -> str:
+    """A value as a table shows it."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {shown(part)}" for name, part in value.items())
+    if isinstance(value, (list, tuple)):
+        return ", ".join(shown(part) for part in value)
+    return str(value)
 
 
 def shown_counts(summary: Mapping[str, object], metadata: Mapping[str, object]) -> dict[str, object]:

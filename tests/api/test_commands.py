@@ -26,7 +26,7 @@ VERBS: dict[str, Callable[..., object]] = {
     "predict": api.predict, "recommend": api.recommend, "similar": api.similar,
     "verify": api.verify, "import-tf": api.import_tf, "export": api.export, "serve": api.serve, "models": api.models,
     "datasets": api.datasets, "runs": api.runs, "report": api.report, "pipeline blend": api.blend,
-     "pipeline build": api.pipeline,
+     "pipeline build": api.pipeline, "update": api.update,
 }  # fmt: skip
 OF_COMMANDS_ALONE = {"demo", "version", "schema", "bench train", "bench infer", "bench serve"}
 """`demo` is a script of the others, and `bench` measures processes."""

@@ -106,6 +106,20 @@ def test_a_wrong_keyword_gets_one_sentence_with_the_nearest_name(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_infinite_time_of_a_frame_is_named_by_its_row(tmp_path: Path) -> None:
+    frame = {
+        "user_id": ["a", "a", "b", "b"],
+        "item_id": ["x", "y", "x", "y"],
+        "timestamp": [1.0, float("inf"), 2.0, 3.0],
+    }
+    with pytest.raises(
+        DataError, match="the data frame: column 'timestamp': row 2 is 'inf'; expected a number of secon"
+    ):
+        api.prepare(frame, tmp_path / "a", progress=False)
+    kept = api.prepare(frame, tmp_path / "b", invalid_values="drop", progress=False)
+    assert kept.prepared["interactions"] == 3
+
+
 def test_messages_about_values_call_a_frame_a_frame(tmp_path: Path) -> None:
     frame = events().assign(bought_at="some day")
     with pytest.raises(DataError, match="the data frame") as caught:

@@ -82,6 +82,31 @@ def test_a_basket_a_filter_and_reasons(model: api.Model) -> None:
     assert all(row["boost"] > 0 and row["because"] for row in boosted)
 
 
+def test_columns_of_the_catalogue_go_with_an_answer(model: api.Model, tmp_path: Path) -> None:
+    rows = model.recommend(["u1", "u2"], k=3, columns=["kind", "title"], kind="rows")
+    assert list(rows[0])[-1] == "kind"
+    assert {row["kind"] for row in rows} <= {"a", "b", "c"}
+    assert all(row["kind"] == "abc"[int(row["item"][1:]) % 3] for row in rows)
+    assert model.recommend(all=True, k=1, columns=["kind"], kind="pyarrow", progress=False).column_names[-1] == "kind"
+    with pytest.raises(RequestError, match=r"no column 'knid' \(did you mean 'kind'\?\)"):
+        model.recommend("u1", columns=["knid"])
+    with pytest.raises(SettingsError, match="columns: go with a frame; leave out the file"):
+        model.recommend("u1", columns=["kind"], out=tmp_path / "a.parquet")
+
+
+@pytest.mark.parametrize("like", [" u1", "u1 ", "U1", "u1.0"])
+def test_an_unknown_id_is_answered_with_the_known_one_that_it_is_like(model: api.Model, like: str) -> None:
+    with pytest.raises(RequestError, match=r"is unknown to the model \(did you mean 'u1'\?\)"):
+        model.history(like)
+    with pytest.warns(api.Note, match=r"unknown user \(did you mean 'u1'\?\): these are the"):
+        model.recommend(like, k=2)
+    item = like.replace("u", "f").replace("U", "F")
+    with pytest.raises(RequestError, match=r"in the catalogue of the model \(did you mean 'f1'\?\)"):
+        model.similar(item)
+    with pytest.warns(api.Note, match=r"basket: 1 of 2 items are unknown: '.*' \(did you mean 'f1'\?\)"):
+        model.recommend(items=[item, "f2"], k=2)
+
+
 def test_an_explanation_adds_up_to_the_score(model: api.Model) -> None:
     best = model.recommend("u1", k=1, kind="rows")[0]
     reasons = model.explain("u1", best["item"], kind="dict")
@@ -274,3 +299,17 @@ def test_a_model_of_labelled_rows_predicts_and_says_why_it_recommends_nothing(tm
     for asked in (lambda: model.recommend("u1"), lambda: model.history("u1"), lambda: model.explain("u1", "i1")):
         with pytest.raises((BundleError, RequestError), match=r"no (item|user)|no users and items"):
             asked()
+
+
+def test_answers_for_all_users_may_be_a_folder_of_shards(model: api.Model, tmp_path: Path) -> None:
+    whole = pq.read_table(model.recommend(all=True, k=3, out=tmp_path / "all.parquet"))
+    folder = model.recommend(all=True, k=3, out=tmp_path / "shards", shard_size=2, progress=False)
+    parts = sorted(folder.glob("part-*.parquet"))
+    assert len(parts) == -(-USERS // 2)
+    assert pa.concat_tables(map(pq.read_table, parts)).drop_columns("score") == whole.drop_columns("score")
+    with pytest.raises(SettingsError, match="workers: goes with out=FOLDER, a name without an ending"):
+        model.recommend(all=True, workers=2)
+    with pytest.raises(SettingsError, match="users: a folder of shards is for all=True"):
+        model.recommend(["u0"], out=tmp_path / "other")
+    with pytest.raises(SettingsError, match="is made of a Parquet file or a prepared dataset"):
+        model.predict(pa.table({"user": ["u0"]}), out=tmp_path / "other")

@@ -72,4 +72,12 @@ def test_help_of_the_api_shows_a_verb_and_not_the_folder_of_its_name() -> None:
 def test_verbs_show_their_signature_and_text_wherever_they_come_from() -> None:
     for name in ("prepare", "export", "auto", "models", "datasets", "train", "evaluate"):
         assert inspect.signature(getattr(rs, name)) == inspect.signature(getattr(api, name)), name
-        assert inspect.getdoc(getattr(rs, name)) == inspect.getdoc(getattr(api, name)), name
+        own, told = (inspect.getdoc(getattr(each, name)) or "" for each in (rs, api))
+        call = f"{name}{inspect.signature(getattr(api, name))}"
+        assert own.replace(f"\n\n{call}", "", 1).strip() == told, name
+
+
+def test_help_of_a_verb_that_is_a_folder_too_begins_with_how_it_is_called() -> None:
+    told = _in_a_process("import recspec as rs; help(rs.prepare)")
+    assert "recspec.prepare - Turn a data frame or raw files into a prepared dataset." in told
+    assert told.index("prepare(raw: ") < told.index("Args:") < told.index("PACKAGE CONTENTS")

@@ -357,7 +357,12 @@ def test_from_raw_files_to_recommendations(run: Cli, tmp_path: Path) -> None:
     assert set(report["metrics"]) == {"rows", "sampled", "full"}
     assert {"popularity", "item_knn", "ease", "ials"} <= set(report["baselines"])
     status, printed, _ = run("evaluate", trained, made, "--baselines")
-    assert (status, "test, sampled" in printed, "popularity" in printed) == (0, True, True)
+    assert (status, "test, full" in printed, "popularity" in printed) == (0, True, True)
+    assert "test, sampled" not in printed
+    assert "rows and sampled: measured too and kept; --protocol NAME (protocol=NAME) shows one" in printed
+    status, printed, _ = run("evaluate", trained, made, "--protocol", "rows", "--protocol", "full")
+    assert (status, "test, rows" in printed, "test, full" in printed) == (0, True, True)
+    assert "measured too" not in printed
 
     status, printed, _ = run("recommend", trained, "--user", "7", "-k", "3", "--json")
     assert status == 0
@@ -527,7 +532,6 @@ def test_the_demo_tells_the_whole_story(run: Cli, tmp_path: Path, monkeypatch: p
     assert status == 0, said
     for part in ("recspec prepare movielens", "recspec train neumf", "recspec evaluate", "recspec recommend"):
         assert part in said
-    assert "test, sampled" in printed
     assert "test, full" in printed
     assert " 10 " in printed
 
@@ -708,7 +712,7 @@ def test_the_walk_finds_the_paths() -> None:
 
 
 @pytest.mark.parametrize("where", path_arguments(), ids=".".join)
-def test_no_path_of_any_command_may_be_a_url(
+def test_no_path_of_any_command_may_be_a_url_with_a_password(
     run: Cli, where: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -719,22 +723,23 @@ def test_no_path_of_any_command_may_be_a_url(
         command = command.commands[word]
     arguments: list[str] = []
     for parameter in command.params:
-        url = "s3://bucket/x" if parameter.name == where[-1] else None
+        url = "s3://id:secret@bucket/x" if parameter.name == where[-1] else None
         if parameter.param_type_name == "argument":
             arguments.append(url or "x")
         elif url is not None or parameter.required:
             arguments += [parameter.opts[0], url or "x"]
     status, printed, told = run(*where[:-1], *arguments)
     assert (status, printed) == (2, "")
-    assert "'s3://bucket/x' is a URL, and only local paths are supported" in told
+    assert "'s3://***@bucket/x' holds a user or a password; leave it out" in told
+    assert "secret" not in told
     assert list(tmp_path.iterdir()) == []
 
 
-def test_no_model_of_a_server_may_be_a_url(run: Cli) -> None:
-    pytest.importorskip("uvicorn")
-    status, _, told = run("serve", "clicks=s3://bucket/run")
+def test_no_model_of_a_server_may_be_a_url_with_a_password(run: Cli) -> None:
+    status, _, told = run("serve", "clicks=s3://id:secret@bucket/run")
     assert status == 2
-    assert "'s3://bucket/run' is a URL" in told
+    assert "'s3://***@bucket/run' holds a user or a password" in told
+    assert "secret" not in told
 
 
 # --- what is verified ------------------------------------------------------------------------------------------------

@@ -59,6 +59,8 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 WITHOUT_IDS = ("adult", "criteo", "outbrain")
 """Datasets of rows that name neither users nor items."""
+TAKE_EVENTS = {"movielens", "ncf", "table"}
+"""Datasets whose interactions take new events, by the rules in growth.json."""
 
 
 def with_ids(spec: FeatureSpec) -> list[str]:
@@ -85,7 +87,9 @@ def test_the_folder_is_a_whole_dataset(made: Made) -> None:
     assert spec.splits == ("train", "valid", "test")
     assert {path.name for path in made.out.parent.iterdir()} <= {"raw", "out"}
     expected = {"feature_spec.yaml", "prepare.json", "encoders.json", "vocabularies", "train", "valid", "test"}
-    assert {path.name for path in made.out.iterdir()} == expected | {f"{role}s.parquet" for role in with_ids(spec)}
+    grows = made.case.dataset in TAKE_EVENTS and "test_samples_per_series" in spec.metadata
+    expected |= {f"{role}s.parquet" for role in with_ids(spec)} | ({"growth.json"} if grows else set())
+    assert {path.name for path in made.out.iterdir()} == expected
     assert with_ids(spec) == ([] if made.case.dataset in WITHOUT_IDS else ["user", "item"])
 
 

@@ -17,11 +17,12 @@ from recspec.datasets import DATASETS
 from recspec.encoding.encoders import (
     Encoders,
 )
-from recspec.errors import DataError, SettingsError
+from recspec.errors import DataError, SettingsError, SpecError
 from recspec.prepare.columns import boundaries
 from recspec.spec import FeatureSpec
 from recspec.storage import open_split
-from recspec.storage.check import check
+from recspec.storage.check import check, count_rows
+from recspec.summaries import shown_counts
 from tests.dataset_cases import (
     CASES,
     TABLE_COLUMNS,
@@ -99,6 +100,37 @@ def test_features_in_the_rows_are_the_latest_of_each_item(tmp_path: Path) -> Non
     told = "'kind' of 2 of 4 items, such as 'b': they have no train row, and values of held-out rows are not used; "
     assert spec.metadata["summary"]["dropped"] == [f"{told}a file of items (items=FILE) can give them"]  # type: ignore[index]
     check(spec)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_utf_16_without_a_byte_order_mark_is_recognised(encoding: str, tmp_path: Path) -> None:
+    text = "user_id,item_id,timestamp\nann,zoë,1\nann,b,2\nbob,b,1\n"
+    (tmp_path / "a.csv").write_bytes(text.encode(encoding))
+    result = prepare_table(tmp_path / "a.csv", tmp_path / "out")
+    assert ("ann", "zoë") in raw_pairs(result.spec, "train")
+    assert f"a.csv is read as {encoding}, because every second of its first bytes is 0" in result.summary["inferred"]  # type: ignore[operator]
+
+
+def test_rows_taken_are_all_rows_also_those_with_invalid_values(tmp_path: Path) -> None:
+    text = "user_id,item_id,timestamp\nann,a,1\nann,b,soon\nann,,3\nann,d,4\nbob,a,5\n"
+    summary = prepare_table(tmp_path / "a.csv", tmp_path / "out", text, invalid_values="drop").summary
+    assert (summary["raw_rows"], summary["invalid_dropped"], summary["interactions"]) == (5, 2, 3)
+    assert shown_counts(summary, {})["dropped: rows with invalid values"] == 2
+
+
+def test_split_none_makes_every_row_train(tmp_path: Path) -> None:
+    text = "user_id,item_id,timestamp\n" + "".join(f"{user},{item},{item}\n" for user in "ab" for item in range(4))
+    result = prepare_table(tmp_path / "a.csv", tmp_path / "out", text, split="none")
+    assert result.spec.splits == ("train",)
+    assert len(raw_pairs(result.spec, "train")) == 8
+    assert "dropped" not in result.summary
+    with pytest.raises(SpecError, match="there is no split test: split=none put every row into train, so nothing is"):
+        result.spec.columns("test")
+    with pytest.raises(SpecError, match=r"unknown split 'tran' \(did you mean 'train'\?\)"):
+        result.spec.columns("tran")
+    labelled = "user_id,item_id,clicked\n" + "".join(f"{n % 3},{n},{n % 2}\n" for n in range(9))
+    spec = prepare_table(tmp_path / "b.csv", tmp_path / "clicks", labelled, label="clicked", split="none").spec
+    assert (spec.splits, count_rows(spec)) == (("train",), {"train": 9})
 
 
 @pytest.mark.parametrize("split", ["share", "time", "group"])

@@ -68,7 +68,7 @@ def test_more_than_there_are_gives_all_that_are_left(predictor: Predictor) -> No
 
 
 def test_equal_scores_are_ordered_by_id(predictor: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(predictor.model, "score_items", lambda _, items: torch.zeros(1, len(items["item_id"])))
+    monkeypatch.setattr(predictor.model, "side_scores", lambda *_: torch.zeros(1, len(predictor.items)))
     items = [item.item for item in predictor.recommend(["u3"], k=6, include_seen=True)[0].items]
     assert items == ["100", "101", "102", "103", "104", "105"]
 
@@ -79,7 +79,7 @@ def test_scores_that_are_no_finite_numbers_are_told_and_not_left_out(
 ) -> None:
     """Weights may be finite and the scores not; such items were left out of the answer, all of them maybe."""
     width = len(predictor.items)
-    monkeypatch.setattr(predictor.model, "score_items", lambda *_: torch.full((1, width), value))
+    monkeypatch.setattr(predictor.model, "side_scores", lambda *_: torch.full((1, width), value))
     with pytest.raises(BundleError, match="the model gives no finite score for some items; train it again"):
         predictor.recommend(["u3"], k=3)
 

@@ -107,7 +107,7 @@ def test_ranks_do_not_change_the_batches(batch_size: int, budget: int, tmp_path:
                 list(
                     Loader(
                         spec, "train", batch_size=batch_size, rank=rank, world_size=world_size, memory_budget=budget
-                    ).batches(3)
+                    ).batches(3, lanes=2)
                 )
                 for rank in range(world_size)
             ]
@@ -366,7 +366,7 @@ def test_histories_do_not_depend_on_ranks_nor_on_where_a_run_goes_on(budget: int
     def rows(rank: int, world_size: int, start: int = 0) -> list[list[list[float]]]:
         reader = Loader(spec, "train", batch_size=9, rank=rank, world_size=world_size, memory_budget=budget)
         found = []
-        for share in reader.batches(2, start):
+        for share in reader.batches(2, start, lanes=3):
             lists = [F.pad(share.batch[name], (0, LENGTH - share.batch[name].shape[1])) for name in HISTORY]
             found.append(torch.cat(lists, dim=1)[: share.num_rows].tolist())
         return found
@@ -424,7 +424,7 @@ def test_a_stream_holds_no_more_rows_than_its_budget_says(tmp_path: Path, monkey
         held.append(num_rows)
         return Filling(layout, num_rows)
 
-    monkeypatch.setattr("recspec.loading.loader.Filling", allocate)
+    monkeypatch.setattr("recspec.loading.streaming.Filling", allocate)
     rows = rows_of(list(reader.batches()))
     assert sorted(rows) == list(range(1000))
     assert sum(held) == 1000

@@ -29,7 +29,7 @@ def test_each_user_comes_once_an_epoch_on_any_number_of_ranks(data: FeatureSpec,
     assert (alone.num_rows, alone.num_batches, alone.features) == (7, 3, (data.user_id,))
     orders = []
     for epoch in range(3):
-        batches = [share.batch[data.user_id].tolist() for share in alone.batches(epoch)]
+        batches = [share.batch[data.user_id].tolist() for share in alone.batches(epoch, lanes=2)]
         orders.append([user for batch in batches for user in batch])
         assert [len(each) for each in batches] == [3, 3, 1]
         assert sorted(orders[-1]) == sorted(USERS.tolist())

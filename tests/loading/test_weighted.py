@@ -85,8 +85,8 @@ def test_equal_weights_draw_each_row_once(budget: int, tmp_path: Path) -> None:
 def test_ranks_and_later_starts_see_the_same_draws(budget: int, tmp_path: Path) -> None:
     spec = dataset(tmp_path, np.random.default_rng(1).random(300) + 0.1)
     given = {"batch_size": 32, "memory_budget": budget, "weights": "event_weight", "seed": 3}
-    whole = [share.batch["row"].tolist() for share in Loader(spec, "train", **given).batches(2)]  # type: ignore[arg-type]
-    later = [share.batch["row"].tolist() for share in Loader(spec, "train", **given).batches(2, 4)]  # type: ignore[arg-type]
+    whole = [share.batch["row"].tolist() for share in Loader(spec, "train", **given).batches(2, lanes=2)]  # type: ignore[arg-type]
+    later = [share.batch["row"].tolist() for share in Loader(spec, "train", **given).batches(2, 4, 2)]  # type: ignore[arg-type]
     assert later == whole[4:]
     ranks = [[*Loader(spec, "train", rank=rank, world_size=2, **given).batches(2)] for rank in range(2)]  # type: ignore[arg-type]
     joined = [[*a.batch["row"].tolist(), *b.batch["row"].tolist()] for a, b in zip(*ranks, strict=True)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -75,6 +77,29 @@ def build(name: str, spec: FeatureSpec, **changed: object) -> Model:
     for parameter in model.parameters():  # large enough that rows differ
         torch.nn.init.normal_(parameter, std=0.3)
     return informed(model, spec).eval()
+
+
+def test_a_server_opens_models_without_the_compiler_of_torch(
+    interactions: FeatureSpec, sequences: FeatureSpec, labelled: FeatureSpec
+) -> None:
+    """The compiler takes as long to load as torch itself."""
+    code = """
+import sys
+import recspec.serving
+from recspec.models import MODELS
+from recspec.nn import without_memory
+from recspec.spec import FeatureSpec
+from tests.model_cases import MODEL_CASES, OF_LABELLED_ROWS
+interactions, sequences, labelled = map(FeatureSpec.load, sys.argv[1:])
+for name, kind in MODELS.items():
+    spec = labelled if name in OF_LABELLED_ROWS else sequences if "history" in kind.needs else interactions
+    without_memory(lambda: kind(spec, kind.Settings.model_validate(MODEL_CASES[name].tiny)))
+    assert "torch._dynamo" not in sys.modules, name
+"""
+    folders = [str(spec.folder) for spec in (interactions, sequences, labelled)]
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", code, *folders], cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def run_training(name: str, spec: FeatureSpec, run: Path, **settings: object) -> None:

@@ -1,13 +1,15 @@
-"""Histories of many kinds, in both forms."""
+"""Histories of many kinds, in all forms."""
 
 from __future__ import annotations
+
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from recspec.nn.events import jagged_events, padded_events
 
-FORMS = {"jagged": jagged_events, "padded": padded_events}
+FORMS = {"jagged": jagged_events, "even": partial(jagged_events, even=True), "padded": padded_events}
 
 
 PRESENT: dict[str, list[list[int]]] = {

@@ -34,9 +34,9 @@ class TestAttentionUnit:
         target = torch.randn(4, target_dim, requires_grad=True)
         wide = unit.brought(target)[events.rows]
         joined = torch.cat([happened, wide, happened - wide, happened * wide], dim=1)
-        wanted = unit.out(unit.mlp.after_first(unit.mlp.first(joined), events.present)).squeeze(1)
+        wanted = unit.out(unit.mlp.after_first(unit.mlp.first(joined), events.mask)).squeeze(1)
         got = unit(happened, target, events)
-        kept = events.present if events.present is not None else torch.ones(events.num_events, dtype=torch.bool)
+        kept = events.mask if events.mask is not None else torch.ones(events.num_events, dtype=torch.bool)
         torch.testing.assert_close(got[kept], wanted[kept])
         leaves = (happened, target, *unit.parameters())
         for ours, theirs in zip(

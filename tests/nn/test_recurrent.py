@@ -141,6 +141,8 @@ def test_the_last_states_are_looked_up_where_they_are() -> None:
         events = SimpleNamespace(
             sizes=(2, 1),
             num_rows=3,
+            num_events=3,
+            held=None,
             lengths=torch.empty(3, dtype=torch.int64, device="cuda"),
             rank=torch.empty(3, dtype=torch.int64, device="cuda"),
         )

@@ -189,7 +189,7 @@ def test_a_table_may_stay_when_the_engine_is_closed(tmp_path: Path) -> None:
         opened.stage(read.mutate(user=read["user"] + 1), tmp_path / "staged.parquet")
     for name, user in (("read", 7), ("staged", 8)):
         with connect(folder=tmp_path / "work", threads=1) as opened:
-            found = fetch(opened, opened.read_parquet([tmp_path / f"{name}.parquet"])).to_pylist()
+            found = fetch(opened, opened.read_parquet([tmp_path / f"{name}.parquet"], row=name == "read")).to_pylist()
         assert found == [{ROW: 0, "user": user, "item": "a", "stars": 1.0}]
 
 
@@ -240,6 +240,15 @@ def test_staging_keeps_the_order_and_batches_are_no_larger_than_asked(backend: B
     assert max(batch.num_rows for batch in batches) <= 300
     found = pa.Table.from_batches(batches).column("value").to_pylist()
     assert found == sorted(range(1000), key=lambda value: (value % 7, value))
+
+
+@pytest.mark.parametrize("name", ["value", "file_row_number", "File_Row_Number"])
+def test_rows_of_one_file_are_numbered_whatever_its_columns_are_called(
+    name: str, tmp_path: Path, backend: Backend
+) -> None:
+    pq.write_table(pa.table({name: [7, 5, 6]}), tmp_path / "a.parquet", row_group_size=1)
+    table = backend.read_parquet([tmp_path / "a.parquet"], row=True)
+    assert fetch(backend, table.order_by(ROW)).to_pydict() == {ROW: [0, 1, 2], name: [7, 5, 6]}
 
 
 def test_several_parquet_files_are_numbered_one_after_another(backend: Backend, tmp_path: Path) -> None:

@@ -230,6 +230,22 @@ def test_a_run_beside_a_better_copy_of_itself_is_worse(evaluated: tuple[Path, Pa
     assert "copy is better for 0.0 % of the users, worse for 0.0 %, and equal for the others." in page.shown
 
 
+@pytest.mark.parametrize("elsewhere", [0, 1])
+def test_no_run_is_better_if_one_was_trained_on_other_data(
+    elsewhere: int, evaluated: tuple[Path, Path], tmp_path: Path
+) -> None:
+    copies = [Path(shutil.copytree(run, tmp_path / f"run{place}")) for place, run in enumerate(evaluated)]
+    file = copies[elsewhere] / "run.json"
+    record = json.loads(file.read_text())
+    assert record["data"]["digest"]
+    record["data"]["digest"] = "0" * len(record["data"]["digest"])
+    file.write_text(json.dumps(record))
+    page = report(*copies, out=tmp_path / "comparison.html")
+    assert f"run{elsewhere} was trained on other data than it was measured on." in page.shown
+    assert not any(word in page.shown for word in ("is better than", "is worse than"))
+    assert page.shown.count("★") <= 1, "only in the table's title"
+
+
 def test_runs_that_were_not_evaluated_alike_name_the_commands(
     runs: tuple[Path, Path], evaluated: tuple[Path, Path], tmp_path: Path
 ) -> None:

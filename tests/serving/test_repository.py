@@ -22,6 +22,8 @@ from recspec.errors import BundleError, RequestError, SettingsError
 from recspec.export.exporter import ExportSettings, export
 from recspec.files import manifest
 from recspec.inference.predictor import Predictor
+from recspec.inference.wanted import Wanted
+from recspec.models import MODELS
 from recspec.serving.batching import Limits
 from recspec.serving.model_metadata import configuration, metadata
 from recspec.serving.opened_model import RepositorySettings, open_version
@@ -29,9 +31,13 @@ from recspec.serving.repository import Repository
 from recspec.serving.sources import Source, find_versions, sources_of
 from recspec.serving.tensors import DATATYPES, Tensor
 from recspec.spec import FeatureSpec
+from recspec.training.loop import train
+from recspec.training.settings import TrainSettings
+from recspec.training.updating import update
 from tests.asking import total
 from tests.closeness import assert_close
 from tests.made_up import clicks, interactions
+from tests.made_up_events import prepared, shop_events, written
 from tests.made_up_models import made_up_bundle, made_up_rows
 
 
@@ -428,3 +434,36 @@ def test_a_served_model_keeps_what_depends_on_its_weights_alone(model: Path) -> 
     opened = open_version(model, RepositorySettings(device="cpu"))
     assert opened.predictor is not None
     assert opened.predictor.model.deep._first_parts == {}  # type: ignore[union-attr]
+
+
+def test_a_delta_beside_the_bundle_is_taken_while_requests_are_answered(tmp_path: Path) -> None:
+    """A server that holds a copy of the base gets the deltas alone, and a damaged one leaves the version before."""
+    known, new = shop_events()
+    spec = prepared(tmp_path / "shop", known)
+    own = MODELS["popularity"].Settings()
+    run = tmp_path / "run"
+    train("popularity", spec, run, settings=TrainSettings(threads=1), model_settings=own)
+    served = tmp_path / "served"
+    shutil.copytree(run / "bundle", served / "bundle")
+    update(run, written(tmp_path / "new.csv", new))
+    file = served / "updates" / "0001" / "delta.safetensors"
+
+    async def body(kept: Repository) -> None:
+        with kept.use("served") as before:
+            num_users = before.model.opened.signature
+            file.parent.mkdir(parents=True)
+            file.write_bytes(b"damaged")
+            await kept.look()
+            assert kept.form("served").model is before.model
+            assert "damaged or cut off" in str(kept.index())
+            shutil.copyfile(run / "updates" / "0001" / "delta.safetensors", file)
+            await kept.look()
+            after = kept.form("served").model
+            assert after is not before.model
+            assert before.model.opened.signature is num_users  # still open for the request that began with it
+            assert after.opened.predictor is not None
+            (answer,) = after.opened.predictor.recommend(Wanted(users=("zoe",)))
+            assert answer.known
+            assert "damaged" not in str(kept.index())
+
+    with_repository(body, Source("served", served))

@@ -394,7 +394,7 @@ def test_a_computation_that_does_not_end_is_given_up_and_others_are_answered() -
 STUCK = """
     import sys, threading, time
     from recspec.inference import requests as answers
-    from recspec.serving import json_types, server as serve
+    from recspec.serving import foreground as serve, json_types, server
     from recspec.cli.process import end_by_force
     from recspec.serving.batching import Limits
     from recspec.serving.opened_model import RepositorySettings
@@ -405,7 +405,7 @@ STUCK = """
         {stuck}
 
     {where} = stuck
-    serve.FORCE_SECONDS = 1.0
+    serve.FORCE_SECONDS = server.FORCE_SECONDS = 1.0
     serve.serve(sources_of([sys.argv[1]]), serve.ServeSettings(http_port=0, grpc_port=None, shutdown_seconds=0.5),
                 repository=RepositorySettings(watch_seconds=0), limits=Limits(timeout_seconds={seconds}),
                 ready=lambda addresses: print(addresses.http, flush=True), force=end_by_force)

@@ -29,10 +29,11 @@ from recspec.errors import BundleError, SettingsError  # noqa: E402
 from recspec.inference.predictor import Predictor  # noqa: E402
 from recspec.serving.access import read_token  # noqa: E402
 from recspec.serving.batching import Limits  # noqa: E402
+from recspec.serving.foreground import serve  # noqa: E402
 from recspec.serving.http_bodies import LARGE  # noqa: E402
 from recspec.serving.opened_model import RepositorySettings  # noqa: E402
 from recspec.serving.repository import Repository  # noqa: E402
-from recspec.serving.server import HEAD_BYTES, Addresses, Server, ServeSettings, serve  # noqa: E402
+from recspec.serving.server import HEAD_BYTES, Addresses, Server, ServeSettings  # noqa: E402
 from recspec.serving.sources import Source  # noqa: E402
 from recspec.serving.tensors import DATATYPES  # noqa: E402
 from tests.asking import total  # noqa: E402

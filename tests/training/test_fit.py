@@ -12,8 +12,11 @@ from recspec.bundle import checkpoint
 from recspec.bundle import folder as bundle
 from recspec.distributed import Ranks
 from recspec.errors import BundleError, DataError, Interrupted, SettingsError, SpecError
+from recspec.evaluation.saved import FOLDER
 from recspec.models import MODELS
+from recspec.report.reports import FILE_NAME
 from recspec.spec import FeatureSpec
+from recspec.training import run_folder
 from recspec.training.fit import FitPlan
 from recspec.training.loop import plan_run, train
 from recspec.training.result import Result
@@ -100,6 +103,33 @@ def test_a_finished_run_is_not_overwritten_unless_asked(data: FeatureSpec, tmp_p
     run("popularity", data, tmp_path / "run", resume=True, on_event=seen.append)
     assert [each["event"] for each in seen[:2]] == ["start", "note"]
     assert seen[1]["message"] == ("popularity is fitted in one go: there is nothing to continue, so it is fitted again")
+
+
+def test_force_replaces_a_run_and_nothing_else(data: FeatureSpec, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    run("popularity", data, folder)
+    (folder / "evaluations").mkdir()
+    (folder / "notes.txt").write_text("mine")
+    with pytest.raises(SettingsError, match=r"leave it out"):  # a run that can't begin removes nothing
+        run("ials", data, folder, {"batch_size": 10}, force=True)
+    assert (folder / "bundle").is_dir()
+    run("ease", data, folder, force=True)
+    assert bundle.load(folder).card.model == "ease"
+    assert not (folder / "evaluations").exists()
+    assert (folder / "notes.txt").read_text() == "mine"
+    with pytest.raises(SettingsError, match="resume continues the run of the folder and force replaces it"):
+        run("ease", data, folder, resume=True, force=True)
+    with pytest.raises(SettingsError, match="is a bundle, whose files must stay"):
+        run("ease", data, folder / "bundle", force=True)
+    other = tmp_path / "other"
+    (other / "bundle").mkdir(parents=True)
+    with pytest.raises(SettingsError, match=r"this is none: it holds .bundle. without "):
+        run("ease", data, other, force=True)
+    assert (other / "bundle").is_dir()
+
+
+def test_what_later_commands_keep_has_the_names_that_they_give_it() -> None:
+    assert run_folder.KEPT == (FOLDER, FILE_NAME)
 
 
 def test_a_stopped_fit_leaves_no_bundle(data: FeatureSpec, tmp_path: Path) -> None:

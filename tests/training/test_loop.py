@@ -513,7 +513,7 @@ def test_nothing_to_resume_and_a_run_that_is_there_are_both_refused(data: Featur
     with pytest.raises(CheckpointError, match="no checkpoint to resume from"):
         run(data, tmp_path / "none", resume=True)
     folder = run(data, tmp_path / "run", epochs=1)
-    with pytest.raises(SettingsError, match=r"continue it with --resume \(in Python: resume=True\), or name"):
+    with pytest.raises(SettingsError, match=r"--resume \(in Python: resume=True\), replace it with --force"):
         run(data, folder, epochs=1)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -56,7 +57,7 @@ def test_every_choice_is_logged_with_its_reason(data: Mapping[str, FeatureSpec],
     assert choices["threads"] == "1: as asked"
     assert choices["optimizer"].startswith("adam (fused: one pass over weights and state): ")
     assert choices["negatives"].startswith("15: ")
-    assert choices["rows"] == "held in memory: train.memory_budget is 4GB"
+    assert re.fullmatch(r"held in memory: the rows take [0-9,]+ bytes, and train.memory_budget is 4GB", choices["rows"])
     assert choices["valid"] == "valid: the dataset has this split"
     assert choices["compile"] == "none: does not pay on a CPU"
     assert bundle.load(tmp_path / "run").card.train["batch_size"] == 8192

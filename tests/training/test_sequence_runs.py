@@ -20,10 +20,12 @@ from recspec.evaluation import evaluate
 from recspec.inference.predictor import Predictor
 from recspec.loading.loader import Loader
 from recspec.models import MODELS
+from recspec.nn import events
 from recspec.prepare import PrepareContext
 from recspec.spec import FeatureSpec
 from recspec.storage import Ragged, open_split
 from recspec.training.loop import train
+from recspec.training.product_rates import ProductRates
 from recspec.training.settings import TrainSettings
 from tests import made_up
 from tests.known_users import informed
@@ -195,3 +197,43 @@ def test_an_interrupted_run_goes_on_to_the_same_weights_bit_for_bit(
     left, right = weights(whole), weights(halted)
     assert left.keys() == right.keys()
     assert [each for each in left if not torch.equal(left[each], right[each])] == []
+
+
+# --- arithmetic ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["din", "dien", "sim"])
+@pytest.mark.parametrize("sliced", [1, 10**9], ids=["even steps", "even together"])
+def test_a_run_over_even_events_is_the_run_over_others(
+    name: str, sliced: int, rows: FeatureSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "SLICED", sliced)
+    plain = run(name, rows, tmp_path / "plain", deterministic=False)
+    jagged = events.jagged_events
+    monkeypatch.setattr(events, "jagged_events", lambda present, **_: jagged(present, even=True))
+    even = run(name, rows, tmp_path / "even", deterministic=False)
+    assert losses(even) == pytest.approx(losses(plain), rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["din", "dien", "sim"])
+def test_a_measurement_chooses_the_arithmetic_and_a_run_that_continues_keeps_it(
+    name: str, rows: FeatureSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fast(**faster: float) -> None:
+        rates = ProductRates(**{**dict.fromkeys(ProductRates.model_fields, 100.0), **faster})
+        monkeypatch.setattr("recspec.training.plan.rates_of_all", lambda _: rates)
+
+    def choice(folder: Path) -> list[str]:
+        lines = map(json.loads, (folder / "log.jsonl").read_text().splitlines())
+        return [each["choices"]["precision"] for each in lines if each["event"] == "start"]
+
+    fast(wide_bf16=400.0)
+    run(name, rows, tmp_path / "run", precision="auto", deterministic=False, schedule="constant", epochs=1)
+    fast(wide_bf16=10.0)
+    run(name, rows, tmp_path / "run", resume=True, precision="auto", deterministic=False, schedule="constant", epochs=2)
+    first, again = choice(tmp_path / "run")
+    assert first.startswith("bf16: this CPU multiplies 1.6 times as fast as in fp32 (measured; tf32: 1")
+    assert again == "bf16: as at the start of the run"
+    assert all(np.isfinite(losses(tmp_path / "run")))
+    run(name, rows, tmp_path / "anew", precision="auto", deterministic=False, epochs=1)
+    assert choice(tmp_path / "anew")[0].startswith("fp32: this CPU multiplies nothing faster")

@@ -12,12 +12,13 @@ from recspec.api.model import Model, Note, Plan, open
 from recspec.api.process import keep_to_cores, settings_of, stop_on_signal
 from recspec.api.serving import Serving, serve
 from recspec.api.training import AutoResult, Search, auto, train, tune
-from recspec.api.views import shown
+from recspec.api.updating import Update, update
 
 __all__ = [
-    "KINDS", "AutoResult", "BlendedModel", "Data", "Description", "EvaluationResult", "Exported", "Imported", "Kind",
-    "Listing", "Model", "Note", "PipelineModel", "Plan", "Report", "Runs", "Search", "Serving", "auto", "blend",
-    "check", "compare", "datasets", "describe", "evaluate", "export", "import_tf", "keep_to_cores", "models", "open",
-    "open_data", "pipeline", "predict", "prepare", "recommend", "report", "runs", "serve", "settings_of", "shown",
-    "similar", "stop_on_signal", "synthesize", "train", "transcode", "tune", "verify", "verify_at",
+    "KINDS", "AutoResult", "BlendedModel", "Data", "Description", "EvaluationResult", "Exported", "Imported",
+    "Kind", "Listing", "Model", "Note", "PipelineModel", "Plan", "Report", "Runs", "Search", "Serving", "Update",
+    "auto", "blend", "check", "compare", "datasets", "describe", "evaluate", "export", "import_tf", "keep_to_cores",
+    "models", "open", "open_data", "pipeline", "predict", "prepare", "recommend", "report", "runs", "serve",
+    "settings_of", "similar", "stop_on_signal", "synthesize", "train", "transcode", "tune", "update",
+    "verify", "verify_at",
 ]  # fmt: skip

@@ -15,11 +15,11 @@ from recspec.api.frames import Kind, chosen_kind, from_table, is_frame, kind_of,
 from recspec.api.process import joined
 from recspec.api.progress import Stages, stages
 from recspec.api.verbs import Place, verb
-from recspec.api.views import Section, View, Viewed, figures, shown
+from recspec.api.views import Section, View, Viewed, figures
 from recspec.errors import DataError, RecspecError, SettingsError, nearest, unknown
 from recspec.files import beside, local, read_json, staging
 from recspec.spec import ChunkType, FeatureSpec
-from recspec.summaries import NOTES, shown_counts
+from recspec.summaries import NOTES, shown, shown_counts
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -211,8 +211,8 @@ def prepare(
         if is_frame(raw):
             if dataset != "table":
                 raise SettingsError(f"dataset '{dataset}' is made from raw files; a data frame is for dataset='table'")
-            raw_path, staged = held.enter_context(_staged(folder, raw, frames))
-            values |= staged
+            raw_path, sides = held.enter_context(staged(folder, raw, frames))
+            values |= sides
         elif frames:
             raise SettingsError(f"{' and '.join(frames)}: a frame goes with a frame of rows; for files, name a file")
         else:
@@ -251,7 +251,7 @@ def _path_of(raw: object) -> str:
 
 
 @contextmanager
-def _staged(out: Path, rows: object, sides: Mapping[str, object]) -> Iterator[tuple[Path, dict[str, object]]]:
+def staged(out: Path, rows: object, sides: Mapping[str, object]) -> Iterator[tuple[Path, dict[str, object]]]:
     """Frames as Parquet files in a folder beside `out` that is removed at the end; messages name the frames."""
     out.parent.mkdir(parents=True, exist_ok=True)
     with staging(beside(out, "frames")) as folder:

@@ -94,9 +94,13 @@ class EvaluationResult(Viewed):
 
     def _view(self) -> View:
         report, sections = self.report, list[Section]()
-        for protocol, metrics in report.metrics.items():
-            beside = {name: found[protocol] for name, found in report.baselines.items() if found.get(protocol)}
-            intervals = report.intervals.get(protocol, {})
+        for protocol in report.shown:
+            beside = {name: dict(found.metrics[protocol]) for name, found in report.beside.items()
+                      if found.metrics.get(protocol)}  # fmt: skip
+            metrics, intervals = dict(report.metrics[protocol]), report.intervals.get(protocol, {})
+            if protocol == "full":
+                metrics |= report.model.beyond
+                beside = {name: found | report.beside[name].beyond for name, found in beside.items()}
             rows = [
                 (metric, f"{value:.4f}", *_interval(intervals, metric),
                  *(f"{found[metric]:.4f}" if metric in found else "" for found in beside.values()))
@@ -116,13 +120,7 @@ class EvaluationResult(Viewed):
                 for protocol, named in compared.items() for name, each in named.items()
             ]  # fmt: skip
             sections.append(Section(f"{self.model} against {run}", columns, lines))
-        notes = [
-            *report.verdicts,
-            *report.notes[len(report.cautions) :],
-            *(f"warning: {each.message}" for each in report.warnings),
-        ]
-        if self.why_not_kept:
-            notes.append(self.why_not_kept)
+        notes = [*report.sentences, *([self.why_not_kept] if self.why_not_kept else [])]
         return View(f"EvaluationResult of {self.model} on {report.split}", sections, notes, report.cautions)
 
     def _better(self, run: str, name: str, found: Comparison) -> str:

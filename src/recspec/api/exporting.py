@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Exported(Viewed):
-    """An export: its folder, and what `export.json` says of it."""
+    """An export: its folder, and the content of its `export.json`."""
 
     folder: Path
     description: Mapping[str, Any]

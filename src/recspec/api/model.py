@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from recspec.api.data import Data, load_spec
 from recspec.api.evaluating import EvaluationResult, evaluate
@@ -17,6 +17,7 @@ from recspec.api.frames import Kind, as_ids, chosen_kind, from_table, is_frame, 
 from recspec.api.kept import Report, report
 from recspec.api.progress import Stages, stages
 from recspec.api.serving import Serving, serve
+from recspec.api.updating import Update, update
 from recspec.api.verbs import Place, as_verb, verb
 from recspec.api.views import Section, View, Viewed, figures
 from recspec.errors import DataError, SettingsError
@@ -101,6 +102,9 @@ class Model(Viewed):
         split: str | None = None,
         columns: Sequence[str] | None = None,
         out: Place | None = None,
+        workers: int = 1,
+        engine: Literal["local", "spark", "ray"] = "local",
+        shard_size: int | None = None,
         allow_outside: bool = False,
         kind: str | None = None,
         progress: bool | Stages | None = None,
@@ -112,7 +116,11 @@ class Model(Viewed):
             split: Split of a prepared dataset; by default test.
             columns: Columns to keep before `probability`; by default all columns of raw rows, or the ids and the label
                 of a split.
-            out: File to write (csv, jsonl or parquet), instead of a frame.
+            out: File to write (csv, jsonl or parquet), instead of a frame; or, without an ending, a folder of Parquet
+                shards, which the same call goes on with after it was killed.
+            workers: Processes that write shards.
+            engine: Engine of the processes that write shards: local, spark or ray.
+            shard_size: Users or rows of a shard; by default 16,384.
             allow_outside: Allow files outside the specification's folder.
             kind: Kind of frame; by default that of `rows`.
             progress: A function that receives stages (stage, done, total), or False for no bar.
@@ -124,7 +132,7 @@ class Model(Viewed):
             DataError: naming every column that is missing, and every value that can't be read.
             SpecError: for an unknown split, or another dataset than the model was trained on.
         """
-        from recspec.inference import predict_split, predict_tables, row_writer
+        from recspec.inference import SHARD_SIZE, How, predict_shards, predict_split, predict_tables, row_writer
 
         kept = list(columns) if columns is not None else None
         tables: list[pa.Table] = []
@@ -136,6 +144,16 @@ class Model(Viewed):
         is_prepared = not is_frame(rows) and (place.is_dir() or place.suffix in (".yaml", ".yml"))
         if split is not None and not is_prepared:
             raise SettingsError(f"predict: {place} holds raw rows, which have no split; leave split={split!r} out")
+        if out is not None and not Path(out).suffix:
+            if is_frame(rows):
+                raise SettingsError(f"out {out}: a folder of shards is made of a Parquet file or a prepared dataset; "
+                                    "expected one of these as rows, or the name of a file to write")  # fmt: skip
+            with stages(progress) as show:
+                predict_shards(self.predictor, load_spec(place, allow_outside=allow_outside) if is_prepared else place,
+                               Path(out), How(engine, workers, shard_size or SHARD_SIZE), split=split or "test",
+                               columns=kept, allow_outside=allow_outside, progress=show, note=_tell_one)  # fmt: skip
+            return Path(out)
+        _refuse_shards("predict", workers, engine, shard_size)
         with stages(progress) as show:
             if is_prepared:
                 spec = load_spec(cast(Place, rows), allow_outside=allow_outside)
@@ -166,8 +184,12 @@ class Model(Viewed):
         diverse_by: str | None = None,
         boost: str | Sequence[str] | None = None,
         explain: bool = False,
+        columns: Sequence[str] | None = None,
         all: bool = False,
         out: Place | None = None,
+        workers: int = 1,
+        engine: Literal["local", "spark", "ray"] = "local",
+        shard_size: int | None = None,
         kind: str | None = None,
         progress: bool | Stages | None = None,
     ) -> Any:
@@ -186,8 +208,13 @@ class Model(Viewed):
             diverse_by: Column of the catalogue that tells which items are alike; by default the model's vectors.
             boost: Texts "EXPRESSION: WEIGHT": add WEIGHT spreads of a user's scores to the items it keeps.
             explain: Add a column `because`: the events of the history that spoke for each item.
+            columns: Columns of the item catalogue to add to the frame, such as ["price", "in_stock"].
             all: Recommend to every user of the dataset.
-            out: Parquet file to write, instead of a frame.
+            out: Parquet file to write, instead of a frame; or, without an ending, a folder of Parquet shards, which the
+                same call goes on with after it was killed.
+            workers: Processes that write shards.
+            engine: Engine of the processes that write shards: local, spark or ray.
+            shard_size: Users or rows of a shard; by default 16,384.
             kind: Kind of frame; by default that of `users`, or of the data that were prepared.
             progress: A function that receives stages (stage, done, total), or False for no bar.
 
@@ -199,9 +226,9 @@ class Model(Viewed):
 
         Raises:
             RequestError: with every problem of the request.
-            SettingsError: if nobody is named, or `out` does not end in .parquet.
+            SettingsError: if nobody is named, or `out` has another ending than .parquet.
         """
-        from recspec.inference import Wanted, recommend_to_parquet
+        from recspec.inference import SHARD_SIZE, How, Wanted, recommend_shards, recommend_to_parquet
 
         asked = chosen_kind(kind, kind_of(users) if is_frame(users) and not isinstance(users, Sequence) else self.kind)
         named = as_ids(users, "users")
@@ -215,14 +242,26 @@ class Model(Viewed):
             problems.append("users: all=True recommends to every user; leave users out")
         if not (all or users is not None or wanted.is_anonymous):
             problems.append("name users, take all=True, or give items or a context")
-        if out is not None and Path(out).suffix != ".parquet":
-            problems.append(f"out {out}: expected a name that ends in .parquet")
+        in_shards = out is not None and not Path(out).suffix
+        if out is not None and Path(out).suffix not in ("", ".parquet"):
+            problems.append(f"out {out}: expected a name that ends in .parquet, or without an ending for a folder of "
+                            "shards")  # fmt: skip
+        if in_shards and not all:
+            problems.append("users: a folder of shards is for all=True")
+        if out is not None and columns:
+            problems.append("columns: go with a frame; leave out the file, or join them to it by item")
         if (out is not None or all) and explain:
             problems.append("explain: goes with named users and without out")
         if out is not None and not (all or named):
             problems.append("out: names users; without a user, leave it out")
         if problems:
             raise SettingsError.of("recommend", problems)
+        if out is not None and in_shards:
+            with stages(progress) as show:
+                how = How(engine, workers, shard_size or SHARD_SIZE)
+                recommend_shards(self.predictor, None, Path(out), wanted, how, progress=show, note=_tell_one)
+            return Path(out)
+        _refuse_shards("recommend", workers, engine, shard_size)
         if out is not None:
             with stages(progress) as show:
                 count, unknown = recommend_to_parquet(self.predictor, None if all else named, Path(out), wanted,
@@ -233,11 +272,11 @@ class Model(Viewed):
             return Path(out)
         if all:
             with stages(progress) as show:
-                return from_table(_of_all(self.predictor, wanted, show), asked)
+                return from_table(_with(columns, self.predictor, _of_all(self.predictor, wanted, show)), asked)
         answers = self.answers(wanted)
         _tell(dict.fromkeys(note if answer.user is None else f"user {answer.user}: {note}"
                             for answer in answers for note in answer.notes))  # fmt: skip
-        return from_table(_of_answers(self.predictor, answers, wanted), asked)
+        return from_table(_with(columns, self.predictor, _of_answers(self.predictor, answers, wanted)), asked)
 
     def answers(self, wanted: Wanted) -> list[Recommendation]:
         """The answers to a request as objects, with notes and reasons; see `recommend`.
@@ -340,6 +379,14 @@ class Model(Viewed):
         if used is None:
             raise SettingsError(f"{self.path}: does not say which data trained it; pass them, as in evaluate('data')")
         return evaluate(self, used, split, **named)
+
+    @as_verb(update)
+    def update(self, new_events: object, **named: Any) -> Update:
+        """Take new events, users and items into the model, which answers by the new version then; see `update`."""
+        made = update(self, new_events, **named)
+        self.__dict__.pop("predictor", None)
+        self._data, self.result = None, made.found.result
+        return made
 
     @as_verb(export)
     def export(self, out: Place, **named: Any) -> Exported:
@@ -499,6 +546,18 @@ def _of_answers(predictor: Predictor, answers: Iterable[Recommendation], wanted:
     return _titled(predictor, pa.table(columns))
 
 
+def _with(columns: Sequence[str] | None, predictor: Predictor, table: pa.Table) -> pa.Table:
+    """The table with columns of the catalogue; one that the table has already is not added again."""
+    from recspec.inference import catalogue_columns
+
+    names = [columns] if isinstance(columns, str) else list(columns or ())
+    found = catalogue_columns(predictor, [name for name in names if name not in table.column_names],
+                              table.column("item").to_pylist())  # fmt: skip
+    for name, values in found.items():
+        table = table.append_column(name, values)
+    return table
+
+
 def _titled(predictor: Any, table: Any) -> Any:
     """The table; without its titles if the items have none."""
     return table if predictor.items.titles is not None else table.drop_columns(["title"])
@@ -516,6 +575,18 @@ def _no_ids() -> Any:
     import numpy as np
 
     return np.zeros(0, np.int64)
+
+
+def _refuse_shards(verb: str, workers: int, engine: str, shard_size: int | None) -> None:
+    """Refuse what divides a job into shards if there is no folder for them."""
+    given = {"workers": workers != 1, "engine": engine != "local", "shard_size": shard_size is not None}
+    problems = [f"{name}: goes with out=FOLDER, a name without an ending" for name, there in given.items() if there]
+    if problems:
+        raise SettingsError.of(verb, problems)
+
+
+def _tell_one(note: str) -> None:
+    _tell([note])
 
 
 def _tell(notes: Iterable[str]) -> None:

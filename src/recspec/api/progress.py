@@ -82,7 +82,7 @@ def bar(progress: bool | None) -> Iterator[Bar | None]:
 
 @contextmanager
 def stages(progress: bool | Stages | None) -> Iterator[Stages]:
-    """Where stages are told: the caller's function, or a bar."""
+    """What receives the progress of stages: the caller's function, or a bar."""
     if callable(progress):
         yield progress
         return
@@ -92,7 +92,7 @@ def stages(progress: bool | Stages | None) -> Iterator[Stages]:
 
 @contextmanager
 def events(progress: bool | Events | None) -> Iterator[Events]:
-    """Where events of a training are told: the caller's function, or a bar."""
+    """What receives the events of a training: the caller's function, or a bar."""
     if callable(progress):
         yield progress
         return

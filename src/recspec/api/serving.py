@@ -82,6 +82,7 @@ def serve(
     max_requests: int = 1024,
     timeout: float = 30.0,
     threads: int | None = None,
+    workers: int = 1,
     watch: float = 5.0,
     device: str = "cpu",
     verify: bool = True,
@@ -113,7 +114,9 @@ def serve(
         max_held_mb: Maximum MiB of all requests in progress; further requests get 503.
         max_requests: Requests answered at once over each protocol; further requests get 503.
         timeout: Seconds to answer a request; after that, it gets 504.
-        threads: Threads that compute a batch; by default torch's number.
+        threads: Threads that compute a batch; by default torch's number, or the cores divided among the workers.
+        workers: Processes that answer; they share the models' files and the ports. A script starts them below
+            `if __name__ == "__main__":`, because Python imports it again in each.
         watch: Seconds between checks for new models; 0 disables them.
         device: Device: auto, cpu, cuda or cuda:N.
         verify: Check every file against its manifest.
@@ -142,7 +145,7 @@ def serve(
     hosts = (allowed_host,) if isinstance(allowed_host, str) else tuple(allowed_host or ())
     listening = {"host": host, "http_port": http_port, "grpc_port": grpc_port if grpc else None,
                  "allowed_hosts": hosts, "insecure": insecure, "tls_cert": _path(tls_cert),
-                 "tls_key": _path(tls_key)}  # fmt: skip
+                 "tls_key": _path(tls_key), "workers": workers}  # fmt: skip
     opening = {"device": device, "threads": threads, "watch_seconds": watch, "verify": verify, "control": control}
     settings = config.build(ServeSettings, "serve", listening)
     given: dict[str, Any] = {

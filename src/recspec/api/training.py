@@ -12,6 +12,7 @@ from recspec.api.evaluating import kind_of_object
 from recspec.api.model import Model, Plan
 from recspec.api.process import joined, keep_to_cores, settings_of, stop_on_signal, told_once
 from recspec.api.progress import Events, bar, events
+from recspec.api.ray_launcher import rank_on_ray, train_on_ray
 from recspec.api.verbs import Place, verb
 from recspec.api.views import Section, View, Viewed
 from recspec.errors import SettingsError
@@ -26,16 +27,20 @@ TrialEvents = Callable[[int, Mapping[str, object]], None]
 
 @overload
 def train(
-    model: str, data: Place, run: Place, *, recipe: Place | None = ..., resume: bool = ..., amp: bool = ...,
-    plan: Literal[False] = ..., device: str = ..., allow_outside: bool = ...,
+    model: str, data: Place, run: Place, *, recipe: Place | None = ..., resume: bool = ...,
+    force: bool = ..., amp: bool = ...,
+    plan: Literal[False] = ..., launcher: Literal["ray"] | None = ..., processes: int = ...,
+    device: str = ..., allow_outside: bool = ...,
     settings: Mapping[str, object] | None = ..., progress: bool | Events | None = ..., **named: object,
 ) -> Model: ...  # fmt: skip
 
 
 @overload
 def train(
-    model: str, data: Place, run: Place, *, recipe: Place | None = ..., resume: bool = ..., amp: bool = ...,
-    plan: Literal[True], device: str = ..., allow_outside: bool = ...,
+    model: str, data: Place, run: Place, *, recipe: Place | None = ..., resume: bool = ...,
+    force: bool = ..., amp: bool = ...,
+    plan: Literal[True], launcher: Literal["ray"] | None = ..., processes: int = ...,
+    device: str = ..., allow_outside: bool = ...,
     settings: Mapping[str, object] | None = ..., progress: bool | Events | None = ..., **named: object,
 ) -> Plan: ...  # fmt: skip
 
@@ -48,15 +53,18 @@ def train(
     *,
     recipe: Place | None = None,
     resume: bool = False,
+    force: bool = False,
     amp: bool = False,
     plan: bool = False,
+    launcher: Literal["ray"] | None = None,
+    processes: int = 1,
     device: str = "auto",
     allow_outside: bool = False,
     settings: Mapping[str, object] | None = None,
     progress: bool | Events | None = None,
     **named: object,
 ) -> Model | Plan:
-    """Train a model, on one process or on several under torchrun.
+    """Train a model, on one process, on several under torchrun, or on the workers of a Ray cluster.
 
     Ctrl-C (in a notebook: Interrupt) writes a checkpoint and raises `Interrupted`; `resume=True` continues.
 
@@ -66,8 +74,11 @@ def train(
         run: Folder for the run: checkpoints, log and bundle.
         recipe: Recipe, a YAML file.
         resume: Continue the run from its newest checkpoint.
+        force: Replace the run that the folder holds.
         amp: Use the fastest precision of the device.
         plan: Return every automatic choice and its reason without training.
+        launcher: Start the processes by ray, on the workers of a Ray cluster, which is found at RAY_ADDRESS.
+        processes: Number of Ray workers.
         device: auto, cpu, cuda or cuda:N.
         allow_outside: Allow files outside the specification's folder.
         settings: Settings by name, such as {"dim": 64, "train.epochs": 3}.
@@ -92,8 +103,17 @@ def train(
         if train_settings.epochs == 0:
             what = "which trains nothing and leaves a run to continue"
             raise SettingsError(f"train.epochs is 0, {what}; ask for 1 or more")
-    keep_to_cores(train_settings.affinity)
     folder = Path(run)
+    if launcher is None and processes > 1:
+        raise SettingsError(f"processes is {processes} without a launcher; take launcher ray, or start torchrun")
+    if launcher is not None and not plan:
+        given = {"model": model, "data": str(spec.folder.resolve()), "recipe": recipe and str(Path(recipe).resolve()),
+                 "resume": resume, "force": force, "amp": amp, "allow_outside": allow_outside,
+                 "settings": values}  # fmt: skip
+        with events(progress) as show:
+            train_on_ray(_train_on_ray, processes, folder, device, given, show)
+        return Model(folder, kind=kind_of_object(data), data=data if isinstance(data, Data) else Data(spec))
+    keep_to_cores(train_settings.affinity)
     with join(device) as ranks, stop_on_signal() as stop_requested:
         if plan:
             planned = plan_run(model, spec, folder, train_settings, model_settings, ranks, resume=resume)
@@ -101,10 +121,16 @@ def train(
             return Plan(f"plan of {model} on {spec.folder}", choices, planned.to_dict(), planned.notes)
         with events(progress if ranks.is_first else False) as show:
             result = run_training(model, spec, folder, settings=train_settings, model_settings=model_settings,
-                                  ranks=ranks, resume=resume, baselines=True, on_event=show,
+                                  ranks=ranks, resume=resume, force=force, baselines=True, on_event=show,
                                   stop_requested=stop_requested)  # fmt: skip
     opened = data if isinstance(data, Data) else Data(spec)
     return Model(folder, device=device, kind=kind_of_object(data), data=opened, result=result)
+
+
+def _train_on_ray(config: Mapping[str, Any]) -> None:
+    """What each worker of Ray does."""
+    with rank_on_ray(config):
+        train(**config["given"], progress=False)
 
 
 class Search(Viewed):
@@ -154,6 +180,7 @@ def tune(
     *,
     trials: int = 20,
     budget: float | None = None,
+    workers: int = 1,
     space: Mapping[str, object] | Sequence[str] | None = None,
     only: bool = False,
     like: Place | Sequence[Place] | None = None,
@@ -163,7 +190,7 @@ def tune(
     allow_outside: bool = False,
     settings: Mapping[str, object] | None = None,
     progress: bool | TrialEvents | None = None,
-    tell: Callable[[str], None] = lambda _: None,
+    tell: Callable[[str], None] | None = None,
     **named: object,
 ) -> Search:
     """Search for settings on valid; stop hopeless trials early and write the best one as a recipe.
@@ -177,6 +204,8 @@ def tune(
         out: Folder of the search.
         trials: Total number of trials, including earlier calls.
         budget: Minutes before the search stops.
+        workers: Number of processes that run trials, this one included. In a script, call `tune` under
+            `if __name__ == "__main__":` if it is more than 1.
         space: Values to search, beside or instead of those of the model's own space, such as
             {"dim": [16, 32, 64], "dropout": "0.0..0.5", "learning_rate": "1e-4..1e-2 log"}.
         only: Search only the settings of `space`.
@@ -224,10 +253,11 @@ def tune(
         tuning = Tuning(
             model, spec, folder, given, asked, trials, only=only,
             fixed=[f"{section}.{name}" for section, each in fixed.items() for name in _names(each)],
-            like=[Path(each) for each in _places(like)], minutes=budget, seed=seed, ranks=ranks, on_event=show,
-            stop_requested=stop_requested,
+            like=[Path(each) for each in _places(like)], minutes=budget, seed=seed, workers=workers,
+            ranks=ranks, on_event=show, stop_requested=stop_requested,
         )  # fmt: skip
-        tell(f"searching {described(tuning.space)}")
+        if tell is not None:
+            tell(f"searching {described(tuning.space)}")
         found = tuning.run()
     return Search(folder, found, data if isinstance(data, Data) else Data(spec))
 

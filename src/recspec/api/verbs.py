@@ -8,6 +8,7 @@ from functools import wraps
 from os import PathLike
 from typing import ParamSpec, TypeVar
 
+from recspec import stores
 from recspec.errors import SettingsError, unknown
 
 Parameters = ParamSpec("Parameters")
@@ -20,22 +21,33 @@ Place = str | PathLike[str]
 def verb(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
     """A function of the API; a keyword that it does not know raises `SettingsError` with the nearest known one.
 
+    Arguments may be URLs of stores: the function gets local paths in their place.
+
     So does a value that is no path where one is expected, such as a data frame that was not prepared.
     """
     signature = inspect.signature(function)
     parameters = signature.parameters.values()
     known = [each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
     takes_more = any(each.kind is each.VAR_KEYWORD for each in parameters)
+    urls = [each.name for each in parameters if "Place" in str(each.annotation) or each.name in ("raw", "rows")]
     places = [each.name for each in parameters if each.annotation in ("Place", "Place | None")]
 
     @wraps(function)
     def checked(*given: Parameters.args, **named: Parameters.kwargs) -> Result:
         if not takes_more:
             check_keywords(function.__name__, named, [each for each in known if each != "self"])
-        values = signature.bind_partial(*given, **named).arguments
+        try:
+            bound = signature.bind_partial(*given, **named)
+        except TypeError:  # Python's own message names the function
+            return function(*given, **named)
         for name in places:
-            check_place(f"{function.__name__}: {name}", values.get(name))
-        return function(*given, **named)
+            check_place(f"{function.__name__}: {name}", bound.arguments.get(name))
+        values = {name: value for name, value in bound.arguments.items() if name in urls}
+        with stores.resolved(function.__name__, values) as changed:
+            if not changed:
+                return function(*given, **named)
+            bound.arguments |= changed
+            return function(*bound.args, **bound.kwargs)
 
     return checked
 

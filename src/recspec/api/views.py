@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 
+from recspec.summaries import shown
+
 WIDEST = 60
 """Characters of a cell in a text view; longer ones are cut."""
 MOST_ROWS = 60
@@ -93,23 +95,6 @@ class Viewed:
 def figures(title: str, values: Mapping[str, object]) -> Section:
     """Names and values as a table of two columns."""
     return Section(title, ("", ""), [(name, shown(value)) for name, value in values.items()])
-
-
-def shown(value: object) -> str:
-    """A value as a table shows it."""
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, float):
-        return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name} {shown(part)}" for name, part in value.items())
-    if isinstance(value, (list, tuple)):
-        return ", ".join(shown(part) for part in value)
-    return str(value)
 
 
 def _line(text: str) -> str:

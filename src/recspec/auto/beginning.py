@@ -46,7 +46,9 @@ def begin(
     plans, left_out = candidates.suitable(spec, models, {} if metric is None else {"metric": metric}, ranks)
     planned = next(iter(plans.values()))
     if not planned.valid.value:
-        raise SettingsError(f"{spec.folder}: no split to choose on: {planned.valid.reason}")
+        raise SettingsError(
+            f"{spec.folder}: there is no split valid to choose the best model on; prepare a dataset with one"
+        )
     decides = metric or candidates.common_metric(spec, plans)
     if decides in OF_PROBABILITIES:
         why = f"{decides} decides, and it gives no probability; --metric full/ndcg@10 compares all models that rank"

@@ -17,7 +17,7 @@ ROWS = 16_384
 """Rows that are timed."""
 MOST_TIMED = 2.0
 """Seconds that one timed call may take by what one user takes alone."""
-SCORES_PER_BLOCK = 1 << 22
+SCORES_PER_BLOCK = 1 << 23
 """Scores of users x items that an evaluation computes together."""
 
 

@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from recspec import __version__, config
-from recspec.bundle import card_file
+from recspec.bundle import card_file, versions
 from recspec.bundle.blend import Blend
 from recspec.bundle.checkpoint import Stored, read_tensors, write_tensors
 from recspec.bundle.pipeline_card import PipelineCard, read_pipeline
@@ -175,11 +175,13 @@ def load(
 
 
 def find(path: Path) -> Path:
-    """The bundle's folder at a path that a user gave: the bundle itself, or the run that holds it.
+    """The bundle's folder at a path that a user gave: the bundle itself, or the newest one of the run that holds it.
 
     Raises:
         BundleError: with what is there instead.
     """
+    if not (path / "bundle.json").is_file() and (updated := versions.newest(path)) is not None:
+        return updated
     for folder in (path, path / "bundle"):
         if (folder / "bundle.json").is_file():
             return folder

@@ -1,4 +1,4 @@
-"""`run.json`: what a run's folder says about itself: model, data, command, time and machine.
+"""`run.json`, the record of a run: model, data, command, time and machine.
 
 It lies in the folder of a run, beside `bundle/`, or in a bundle that has no run. It is not part of the bundle, so the
 manifest does not list it.
@@ -20,12 +20,13 @@ from recspec.bundle.same_data import data_digest, meaning_digest
 from recspec.errors import BundleError
 from recspec.files import PathError, confined, read_json, whole_file
 from recspec.spec import FeatureSpec
+from recspec.stores import shown
 
 FILE_NAME = "run.json"
 FORMAT = 1
 MOST_BYTES = 1 << 20
 
-Kind = Literal["trained", "fitted", "blend", "pipeline", "tuned", "auto"]
+Kind = Literal["trained", "fitted", "blend", "pipeline", "tuned", "auto", "updated"]
 
 
 class DataRecord(BaseModel):
@@ -34,7 +35,7 @@ class DataRecord(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     path: str
-    """Its folder, absolute."""
+    """Its folder, absolute, or its URL."""
     digest: str
     """`same_data.data_digest`."""
     meaning: str = ""
@@ -47,7 +48,7 @@ class DataRecord(BaseModel):
         """The record of a dataset."""
         folder = spec.folder.resolve()
         name = str(spec.metadata.get("dataset") or folder.name)
-        return cls(path=str(folder), digest=data_digest(spec), meaning=meaning_digest(spec), name=name)
+        return cls(path=shown(folder), digest=data_digest(spec), meaning=meaning_digest(spec), name=name)
 
 
 class RunRecord(BaseModel):
@@ -108,7 +109,7 @@ def begin(
         kind=kind,
         model=model,
         data=data,
-        made_of=tuple(str(path.resolve()) for path in made_of),
+        made_of=tuple(shown(path.resolve()) for path in made_of),
         command=machine.command_line(),
         directory=str(Path.cwd()),
         device=device,

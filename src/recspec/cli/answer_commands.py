@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,11 +11,11 @@ from rich.table import Column
 from typer import Argument, Option
 
 from recspec.cli.console import err, out, print_json, print_next, stages, titled_table
-from recspec.cli.options import Data, Device, Json, Outside, Run, Verify
+from recspec.cli.options import Data, Device, Engine, Json, Outside, Run, ShardSize, Verify, Workers
 from recspec.cli.process import is_first
+from recspec.cli.shards import how_of, print_counts, shard_problems, tell
 from recspec.errors import SettingsError
 from recspec.machine import keep_freed_memory
-from recspec.spec import FeatureSpec
 
 if TYPE_CHECKING:
     from recspec.evaluation import Report, Slice
@@ -96,14 +97,23 @@ def predict(
     split: Annotated[str | None, Option(help="Split of a prepared dataset; by default test.")] = None,
     columns: Annotated[str | None, COLUMNS] = None,
     out_file: Annotated[
-        Path | None, Option("--out", help="Output file (csv, jsonl or parquet); by default standard output.")
+        Path | None,
+        Option(
+            "--out",
+            help="Output file (csv, jsonl or parquet), or a folder of Parquet shards, which can be "
+            "resumed; by default standard output.",
+        ),
     ] = None,
+    workers: Workers = 1,
+    engine: Engine = "local",
+    shard_size: ShardSize = None,
     device: Device = "auto",
     allow_outside: Outside = False,
     verify: Verify = True,
 ) -> None:
     """Add a column `probability` to raw rows, or to the rows of a prepared split."""
-    from recspec.inference import Predictor, predict_file, predict_split
+    from recspec.inference import Predictor, predict_file, predict_shards, predict_split
+    from recspec.spec import FeatureSpec
 
     keep_freed_memory()
     is_prepared = rows.is_dir() or rows.suffix in (".yaml", ".yml")
@@ -111,7 +121,18 @@ def predict(
         raise SettingsError(f"predict: {rows} is a file of raw rows, which has no split; leave --split {split} out")
     spec = FeatureSpec.load(rows, allow_outside=allow_outside) if is_prepared else None
     chosen = [name.strip() for name in columns.split(",") if name.strip()] if columns is not None else None
+    in_shards = out_file is not None and not out_file.suffix
+    if not in_shards and (problems := shard_problems(workers, engine, shard_size)):
+        raise SettingsError.of("predict", problems)
     predictor = Predictor.open(run, device=device, verify=verify)
+    if out_file is not None and in_shards:
+        started = time.perf_counter()
+        with stages() as progress:
+            found = predict_shards(predictor, spec or rows, out_file, how_of(workers, engine, shard_size),
+                                   split=split or "test", columns=chosen, allow_outside=allow_outside,
+                                   progress=progress, note=tell)  # fmt: skip
+        print_counts(out_file, found, time.perf_counter() - started, "rows")
+        return
     if spec is None:
         counts = predict_file(predictor, rows, out_file, columns=chosen)
     else:
@@ -130,7 +151,8 @@ def print_report(report: Report, model: str) -> None:
     """Metrics by protocol, the model beside the baselines."""
     for line in report.cautions:
         out.print(f"warning: {line}", soft_wrap=True)
-    for protocol, metrics in report.metrics.items():
+    for protocol in report.shown:
+        metrics = report.metrics[protocol]
         beside = {name: found[protocol] for name, found in report.baselines.items() if found.get(protocol)}
         columns = (model, *(["95 %"] if protocol in report.intervals else []), *beside)
         measured = (Column(name, justify="right", style="bold" if name == model else "") for name in columns)
@@ -147,8 +169,7 @@ def print_report(report: Report, model: str) -> None:
         for by, parts in report.model.slices.get(protocol, {}).items():
             print_slices(f"{protocol} by {by}", parts)
     print_comparisons(report)
-    notes = report.notes[len(report.cautions) :]
-    for line in (*report.verdicts, *notes, *(f"warning: {each.message}" for each in report.warnings)):
+    for line in report.sentences:
         out.print(line, soft_wrap=True)
 
 

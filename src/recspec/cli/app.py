@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from typer import Option, Typer
 from typer.models import ArgumentInfo
@@ -26,34 +26,61 @@ from recspec.cli.report_command import report
 from recspec.cli.runs_command import runs
 from recspec.cli.serve_command import serve
 from recspec.cli.training_commands import train, tune
+from recspec.cli.update_command import update
 from recspec.errors import Interrupted, RecspecError, of_the_machine
-from recspec.files import local
 from recspec.machine import wait_politely
-from recspec.spec import json_schema
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class Commands(Typer):
-    """Commands none of whose paths may be a URL."""
+    """Commands whose paths may be URLs of stores; the functions get local paths."""
 
     def command(self, *args: Any, **settings: Any) -> Callable[[Command], Command]:
-        """Register a command, and have every path that it is given checked first."""
+        """Register a command, and have every URL that it is given resolved first."""
         register = super().command(*args, **settings)
 
         def registered(function: Command) -> Command:
+            paths = _take_urls(function)
+            places = [*paths, *({"models", "retriever", "against"} & {*function.__annotations__})]
+
             @wraps(function)
             def checked(**values: object) -> object:
-                for name, value in values.items():
-                    for path in value if isinstance(value, (list, tuple)) else [value]:
-                        if isinstance(path, Path):
-                            local(path, _told_name(function, name))
-                return function(**values)
+                from recspec import stores
+                from recspec.files import local
+
+                with stores.resolved(function.__name__, {name: values[name] for name in places}) as changed:
+                    values |= changed
+                    for name in paths:
+                        value = values.get(name)
+                        for path in value if isinstance(value, (list, tuple)) else [value]:
+                            if path is not None:
+                                local(cast(str, path), _told_name(function, name))
+                        values[name] = _as_paths(value)
+                    return function(**values)
 
             register(checked)
             return function
 
         return registered
+
+
+def _take_urls(function: Callable[..., object]) -> list[str]:
+    """Let the paths of a command be URLs, which `Path` would shorten by a slash; returns the names of its paths."""
+    paths = []
+    for name, hint in get_type_hints(function, include_extras=True).items():
+        base, *told = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+        if base in (Path, Path | None, list[Path], list[Path] | None):
+            paths.append(name)
+            for each in told:
+                each.path_type = str
+    return paths
+
+
+def _as_paths(value: object) -> object:
+    if isinstance(value, (list, tuple)):
+        return [Path(each) for each in value]
+    return None if value is None else Path(cast(str, value))
 
 
 def _told_name(function: Callable[..., object], name: str) -> str:
@@ -103,6 +130,8 @@ def schema(
 ) -> None:
     """Print the JSON Schema of a specification file, for editors."""
     if not columns:
+        from recspec.spec import json_schema
+
         print_json(json_schema())
         return
     from recspec.prepare import columns_schema
@@ -129,8 +158,8 @@ app.add_typer(bench_app, name="bench")
 pipeline_app = Commands(help="Put trained models together.", no_args_is_help=True)
 app.add_typer(pipeline_app, name="pipeline")
 for command in (
-    prepare, check, describe, synthesize, transcode, auto, train, tune, evaluate, runs, report, predict, recommend,
-    similar, verify, import_tf, export, serve, models, datasets, schema, version, demo,
+    prepare, check, describe, synthesize, transcode, auto, train, tune, update, evaluate, runs, report, predict,
+    recommend, similar, verify, import_tf, export, serve, models, datasets, schema, version, demo,
 ):  # fmt: skip
     app.command(command.__name__.replace("_", "-"))(command)
 for name, measure in (("train", bench_train), ("infer", bench_infer), ("serve", bench_serve)):

@@ -6,8 +6,6 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated
 
-from rich.live import Live
-from rich.table import Table
 from typer import Option
 
 from recspec.cli.console import cell, err, out, print_json, titled_table
@@ -95,6 +93,8 @@ class _Display:
     """What a search shows while it goes: the leaderboard on a terminal, a line for each slice elsewhere."""
 
     def __init__(self, minutes: float) -> None:
+        from rich.live import Live
+
         self.live = Live(console=err, transient=True, refresh_per_second=2, auto_refresh=err.is_terminal)
         self.until, self.now = time.monotonic() + 60 * minutes, ""
         self.state: State | None = None
@@ -136,6 +136,8 @@ class _Display:
         if not err.is_terminal:
             return
         left = max(0.0, self.until - time.monotonic()) / 60
+        from rich.table import Table
+
         table = Table("model", "valid", "seconds", "", title=f"{left:.1f} minutes left  {self.now}")
         lines = sorted(self.state.lines if self.state else (), key=lambda each: -each.best)
         for line in lines:

@@ -9,12 +9,10 @@ from typing import Annotated, Any, cast
 
 from typer import Argument, Option
 
-from recspec import config
 from recspec.cli.console import print_figures, print_json, print_lines
 from recspec.cli.options import Device, Json, Set, Verify
 from recspec.cli.process import one_of, sizes
 from recspec.machine import keep_freed_memory
-from recspec.spec import FeatureSpec
 
 PROFILED_STEPS = 5
 
@@ -32,9 +30,11 @@ def bench_train(
     json_output: Json = False,
 ) -> None:
     """Measure training speed: samples/s, and shares of the machine's matrix rate and memory bandwidth."""
+    from recspec import config
     from recspec.api import keep_to_cores, settings_of
     from recspec.bench import bench_training
     from recspec.distributed import join
+    from recspec.spec import FeatureSpec
 
     keep_freed_memory()
     model_settings, train_settings = settings_of(model, recipe, config.parse_assignments(settings or []), amp=amp)

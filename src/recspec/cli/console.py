@@ -10,21 +10,34 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from pydantic import BaseModel
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
-from recspec.api import shown
+from recspec.summaries import shown
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+    from rich.progress import TaskID
 
 cell = shown
 """A value as a table shows it."""
 
 WIDE = 160  # columns of a table in a file or a pipe
-out = Console(width=None if sys.stdout.isatty() else WIDE, highlight=False, markup=False)
-err = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
+
+
+class _Output(Console):
+    """A console that shows URLs in place of the local copies that stand for them."""
+
+    def print(self, *objects: Any, **settings: Any) -> None:
+        from recspec.stores import shown as shown_url
+
+        super().print(*(shown_url(each) if isinstance(each, (str, Path)) else each for each in objects), **settings)
+
+
+out = _Output(width=None if sys.stdout.isatty() else WIDE, highlight=False, markup=False)
+err = _Output(stderr=True, soft_wrap=True, highlight=False, markup=False)
 
 
 COUNTED = {"full": "users", "rows": "rows"}
@@ -40,6 +53,8 @@ class Stage(Protocol):
 @contextmanager
 def stages(*, show: bool = True) -> Iterator[Stage]:
     """A live bar for each stage, with its time so far and the time left; nothing if there is no terminal."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
     bars = Progress(
         TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%{task.fields[amount]}"),
         TimeElapsedColumn(), TimeRemainingColumn(), console=err, disable=not (show and err.is_terminal), transient=True,
@@ -109,7 +124,9 @@ def print_figures(title: str, figures: Mapping[str, object]) -> None:
 
 def print_json(value: object) -> None:
     """Print a value as JSON."""
-    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    from recspec.stores import shown as shown_url
+
+    sys.stdout.write(shown_url(json.dumps(value, indent=2, ensure_ascii=False)) + "\n")
 
 
 def print_next(*command: object) -> None:

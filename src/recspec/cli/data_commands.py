@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from recspec import config
 from recspec.cli.console import err, out, print_figures, print_json, print_next, print_section, stages
 from recspec.cli.options import Data, Json, Out, Outside, Set
 from recspec.cli.process import fresh_folder
@@ -28,7 +27,7 @@ def prepare(
     force: Annotated[bool, Option(help="Replace a dataset prepared with other settings.")] = False,
 ) -> None:
     """Turn raw files into a prepared dataset."""
-    from recspec import api
+    from recspec import api, config
     from recspec.prepare import Remark
 
     with stages() as show:

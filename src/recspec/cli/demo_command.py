@@ -14,7 +14,6 @@ from recspec.cli.data_commands import print_prepared
 from recspec.cli.process import fresh_folder
 from recspec.cli.recommend_commands import print_recommendation
 from recspec.cli.training_commands import train
-from recspec.spec import FeatureSpec
 
 DEMO_SETTINGS = (
     "settings.factors=64", "settings.layers=[64,64,32]", "settings.dropout=0.0", "settings.item_bias=true",
@@ -35,6 +34,7 @@ def demo(
     from recspec.inference import Predictor
     from recspec.machine import keep_freed_memory
     from recspec.prepare import PrepareContext
+    from recspec.spec import FeatureSpec
 
     keep_freed_memory()
     started = time.perf_counter()

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import csv
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from recspec.cli.console import err, out, print_json, stages, titled_table
-from recspec.cli.options import Device, Json, Run, Verify
+from recspec.cli.console import cell, err, out, print_json, stages, titled_table
+from recspec.cli.options import Device, Engine, Json, Run, ShardSize, Verify, Workers
+from recspec.cli.shards import how_of, print_counts, print_unknown, shard_problems, tell
 from recspec.errors import SettingsError
 from recspec.machine import keep_freed_memory
 
 if TYPE_CHECKING:
     from recspec.inference import Recommendation, RecommendedItem, SimilarItems
 
+NEXT_ID = re.compile(r'\s*"((?:[^"]|"")+)"\s*(?:,|$)|([^,]+)(?:,|$)')
 K = Annotated[int, Option("-k", min=1, help="Number of items.")]
 Filter = Annotated[str | None, Option("--filter", metavar="EXPRESSION",
                    help="Only items that this keeps, such as 'in_stock and price < 50'.")]  # fmt: skip
@@ -29,6 +32,7 @@ Context = Annotated[list[str] | None, Option(metavar="COLUMN=VALUE",
 Diversity = Annotated[float, Option(min=0, max=1, help="Weight of variety against scores, from 0 to 1.")]
 DiverseBy = Annotated[str | None, Option(metavar="COLUMN", help="Column of the catalogue that tells which items are "
                       "alike; by default the model's vectors of items.")]  # fmt: skip
+Columns = Annotated[str | None, Option(metavar="A,B", help="Columns of the item catalogue to show.")]
 BOOST = Option(metavar="EXPRESSION:WEIGHT", help="Add WEIGHT spreads of a user's scores to the items that the "
                "expression keeps, such as 'is_new: 1.5'; repeatable.")  # fmt: skip
 
@@ -48,7 +52,13 @@ def recommend(
     diverse_by: DiverseBy = None,
     boost: Annotated[list[str] | None, BOOST] = None,
     explain: Annotated[bool, Option(help="Name the events of the history that spoke for each item.")] = False,
-    out_file: Annotated[Path | None, Option("--out", help="Parquet file to write.")] = None,
+    columns: Columns = None,
+    out_file: Annotated[
+        Path | None, Option("--out", help="Parquet file to write, or a folder of Parquet shards, which can be resumed.")
+    ] = None,
+    workers: Workers = 1,
+    engine: Engine = "local",
+    shard_size: ShardSize = None,
     json_output: Json = False,
     device: Device = "auto",
     verify: Verify = True,
@@ -57,32 +67,55 @@ def recommend(
 
     Only the order of a user's scores has a meaning; the score of an unknown user is a number of users.
     """
-    from recspec.inference import Predictor, Wanted, read_users, recommend_to_parquet
+    from recspec.inference import (
+        Predictor,
+        Wanted,
+        catalogue_columns,
+        read_users,
+        recommend_shards,
+        recommend_to_parquet,
+    )
 
     keep_freed_memory()
-    columns, problems = _context(context or [])
+    given, problems = _context(context or [])
     named = bool(user or users or all_users)
-    if not named and not items and not columns and not problems:
+    if not named and not items and not given and not problems:
         problems.append("name users with --user ID, --users FILE, or take --all with --out FILE; or give --items")
     if items and not _ids(items):
         problems.append(f"--items {items[:80]}: holds no id")
-    if out_file is not None and out_file.suffix != ".parquet":
-        problems.append(f"--out {out_file}: expected a name that ends in .parquet")
+    if out_file is not None and out_file.suffix not in ("", ".parquet"):
+        problems.append(
+            f"--out {out_file}: expected a name that ends in .parquet, or without an ending for a folder of shards"
+        )
+    in_shards = out_file is not None and not out_file.suffix
+    if in_shards and user:
+        problems.append("--user: a folder of shards is for --all or --users FILE")
+    if not in_shards:
+        problems += shard_problems(workers, engine, shard_size)
     if out_file is not None and explain:
         problems.append("--explain: the Parquet file has no room for explanations; take --json without --out")
+    if out_file is not None and columns:
+        problems.append("--columns: the Parquet file has ids and scores alone; join columns to it by item")
     if out_file is not None and not named:
         problems.append("--out: names users; without a user, take --json")
     if all_users and out_file is None:
-        problems.append("--all needs --out FILE.parquet")
+        problems.append("--all needs --out FILE.parquet, or --out FOLDER")
     if problems:
         raise SettingsError.of("recommend", problems)
-    chosen = [*(user or []), *(read_users(users) if users else [])]
+    chosen = [] if in_shards else [*(user or []), *(read_users(users) if users else [])]
     wanted = Wanted(
-        users=tuple(chosen), items=_ids(items), context=columns, k=k, filter=filter_text, exclude=_ids(exclude),
+        users=tuple(chosen), items=_ids(items), context=given, k=k, filter=filter_text, exclude=_ids(exclude),
         include_seen=include_seen, diversity=diversity, diverse_by=diverse_by, boosts=tuple(boost or ()),
         explain=explain,
     )  # fmt: skip
     predictor = Predictor.open(run, device=device, verify=verify)
+    if out_file is not None and in_shards:
+        started = time.perf_counter()
+        with stages() as progress:
+            counts = recommend_shards(predictor, None if all_users else users, out_file, wanted,
+                                      how_of(workers, engine, shard_size), progress=progress, note=tell)  # fmt: skip
+        print_counts(out_file, counts, time.perf_counter() - started, "users")
+        return
     if out_file is not None:
         started = time.perf_counter()
         with stages() as progress:
@@ -91,16 +124,16 @@ def recommend(
             )
         seconds = time.perf_counter() - started
         err.print(f"{out_file}: {count:,} users, {count / seconds:,.0f} users/s")
-        if unknown_users:
-            err.print(f"note: {unknown_users:,} of them are unknown; without a basket or context that the model reads, "
-                      "they got the most popular items")  # fmt: skip
+        print_unknown(unknown_users)
         return
-    answers = predictor.recommend(wanted)
+    answers, names = predictor.recommend(wanted), [name.strip() for name in (columns or "").split(",") if name.strip()]
+    shown = [{name: each.to_pylist() for name, each in found.items()} for found in (
+        catalogue_columns(predictor, names, [item.item for item in answer.items]) for answer in answers)]  # fmt: skip
     if json_output:
-        print_json([answer.to_dict() for answer in answers])
+        print_json([_with_columns(answer, fields) for answer, fields in zip(answers, shown, strict=True)])
     else:
-        for answer in answers:
-            print_recommendation(answer)
+        for answer, fields in zip(answers, shown, strict=True):
+            print_recommendation(answer, fields=fields)
 
 
 def similar(
@@ -126,12 +159,9 @@ def similar(
 
 
 def _ids(text: str | None) -> tuple[str, ...]:
-    """Raw ids between commas; one that holds a comma stands in double quotes."""
-    try:
-        fields = next(csv.reader([text])) if text else []
-    except csv.Error as error:
-        raise SettingsError(f"ids between commas can't be read: {error}") from None
-    return tuple(each.strip() for each in fields if each.strip())
+    """Raw ids between commas; one with a comma, or with blanks at its ends, stands in double quotes."""
+    found = (quoted.replace('""', '"') or bare.strip() for quoted, bare in NEXT_ID.findall(text or ""))
+    return tuple(each for each in found if each)
 
 
 def _context(texts: Sequence[str]) -> tuple[dict[str, str], list[str]]:
@@ -147,13 +177,23 @@ def _context(texts: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     return found, problems
 
 
-def print_recommendation(answer: Recommendation, liked: Sequence[str] = ()) -> None:
-    """Print one user's items as a table."""
+def _with_columns(answer: Recommendation, fields: Mapping[str, Sequence[object]]) -> dict[str, Any]:
+    """The answer as plain values; `columns` of an item are those of the catalogue that were asked for."""
+    found: dict[str, Any] = answer.to_dict()
+    for place, item in enumerate(found["items"] if fields else ()):
+        item["columns"] = {name: values[place] for name, values in fields.items()}
+    return found
+
+
+def print_recommendation(
+    answer: Recommendation, liked: Sequence[str] = (), fields: Mapping[str, Sequence[object]] | None = None
+) -> None:
+    """Print one user's items as a table, with columns of the catalogue."""
     if liked:
         out.print(f"user {answer.user} acted on, among others: {'; '.join(liked)}")
     how = ": unknown, so the most popular items" if answer.answered_by == "popularity" else ""
     who = f"answered by the {answer.answered_by}".replace("_", "'s ") if answer.user is None else f"user {answer.user}"
-    _print_items(f"{who}{how}", answer.items, whole=answer.answered_by == "popularity")
+    _print_items(f"{who}{how}", answer.items, fields or {}, whole=answer.answered_by == "popularity")
     for note in answer.notes:
         out.print(f"note: {note}")
 
@@ -165,19 +205,25 @@ def print_similar(found: SimilarItems) -> None:
         out.print(f"note: {note}")
 
 
-def _print_items(heading: str, items: Sequence[RecommendedItem], *, whole: bool = False) -> None:
+def _print_items(
+    heading: str,
+    items: Sequence[RecommendedItem],
+    fields: Mapping[str, Sequence[object]] = MappingProxyType({}),
+    *,
+    whole: bool = False,
+) -> None:
     """A table of items with their scores, whole numbers or logits, and with their reasons if there are any."""
     table = titled_table(heading)
     titled, explained = any(item.title for item in items), any(item.because for item in items)
     staged = any(item.retrieved_by is not None for item in items)
     more = [name for name, is_there in (("because", explained), ("retrieved by", staged)) if is_there]
-    for name in ("", "item", *(["title"] if titled else []), "score", *more):
+    for name in ("", "item", *(["title"] if titled else []), "score", *fields, *more):
         table.add_column(name, justify="left" if name in ("title", *more) else "right")
     for rank, item in enumerate(items, start=1):
         score = f"{item.score:.0f}" if whole and item.boost is None else f"{item.score:.4f}"
         row = [str(rank), str(item.item), *([item.title or ""] if titled else []), score]
         told = {"because": _reasons(item), "retrieved by": ", ".join(item.retrieved_by or ())}
-        table.add_row(*row, *(told[name] for name in more))
+        table.add_row(*row, *(cell(values[rank - 1]) for values in fields.values()), *(told[name] for name in more))
     out.print(table)
 
 

@@ -67,8 +67,15 @@ def serve(
     ] = 1024,
     timeout: Annotated[float, Option(help="Seconds to answer a request; after that, it gets 504.")] = 30.0,
     threads: Annotated[
-        int | None, Option(min=1, help="Threads that compute a batch; by default torch's number.")
+        int | None,
+        Option(
+            min=1,
+            help="Threads that compute a batch; by default torch's number, or the cores divided among the workers.",
+        ),
     ] = None,
+    workers: Annotated[
+        int, Option(min=1, max=256, help="Processes that answer; they share the models' files and the ports.")
+    ] = 1,
     watch: Annotated[float, Option(min=0, help="Seconds between checks for new models; 0 disables them.")] = 5.0,
     json_output: Json = False,
     device: Device = "cpu",
@@ -91,8 +98,8 @@ def serve(
         models, host=host, http_port=http_port, grpc_port=grpc_port, grpc=grpc, token_file=token_file,
         allowed_host=allowed_host, control=control, insecure=insecure, tls_cert=tls_cert, tls_key=tls_key,
         max_batch=max_batch, max_delay_ms=max_delay_ms, queue=queue, max_rows=max_rows, max_body_mb=max_body_mb,
-        max_held_mb=max_held_mb, max_requests=max_requests, timeout=timeout, threads=threads, watch=watch,
-        device=device, verify=verify, block=True, ready=ready, force=end_by_force,
+        max_held_mb=max_held_mb, max_requests=max_requests, timeout=timeout, threads=threads, workers=workers,
+        watch=watch, device=device, verify=verify, block=True, ready=ready, force=end_by_force,
     )  # fmt: skip
     sys.stdout.flush()
     sys.stderr.flush()

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from typer import Argument, Option
 
-from recspec import config
 from recspec.cli.console import err, print_json, step
 from recspec.cli.options import Data, Device, Json, Out, Outside, Set
 from recspec.cli.process import is_first
@@ -21,6 +20,9 @@ from recspec.cli.training_display import (
 )
 from recspec.machine import keep_freed_memory
 
+Launcher = Literal["ray"]
+LAUNCHER = Option(help="Start the processes by ray, on the workers of a Ray cluster, which is found at RAY_ADDRESS.")
+
 
 def train(
     model: Annotated[str, Argument(metavar="MODEL", help="Name from `recspec models`.")],
@@ -29,22 +31,26 @@ def train(
     recipe: Annotated[Path | None, Option(help="Recipe, a YAML file.")] = None,
     settings: Set = None,
     resume: Annotated[bool, Option(help="Continue the run from its newest checkpoint.")] = False,
+    force: Annotated[bool, Option(help="Replace the run that the folder holds.")] = False,
     amp: Annotated[bool, Option(help="Use the fastest precision of the device.")] = False,
     verbose: Annotated[bool, Option("--verbose", "-v", help="Show every automatic choice and its reason.")] = False,
     plan: Annotated[
         bool, Option("--plan", help="Show every automatic choice and its reason without training.")
     ] = False,
     json_output: Json = False,
+    launcher: Annotated[Launcher | None, LAUNCHER] = None,
+    processes: Annotated[int, Option(min=1, help="Number of Ray workers.")] = 1,
     device: Device = "auto",
     allow_outside: Outside = False,
 ) -> None:
-    """Train a model, on one process or on several under torchrun."""
-    from recspec import api
+    """Train a model, on one process, on several under torchrun, or on the workers of a Ray cluster."""
+    from recspec import api, config
 
     keep_freed_memory()
     asked: dict[str, Any] = {
-        "recipe": recipe, "resume": resume, "amp": amp, "device": device, "allow_outside": allow_outside,
-        "settings": config.parse_assignments(settings or []),
+        "recipe": recipe, "resume": resume, "force": force, "amp": amp, "device": device,
+        "allow_outside": allow_outside, "settings": config.parse_assignments(settings or []),
+        "launcher": launcher, "processes": processes,
     }  # fmt: skip
     if plan:
         planned = api.train(model, data, run, plan=True, **asked)
@@ -53,7 +59,10 @@ def train(
         return
     with TrainingDisplay(run, live=err.is_terminal and is_first(), verbose=verbose) as display:
         trained = api.train(model, data, run, progress=display.show, **asked)
-    if is_first() and (result := trained.result) is not None:
+    if is_first() and launcher is not None:
+        step(f"{run / 'bundle'}: the bundle; {run / 'log.jsonl'}: the figures")
+        print_next_of(run, trained.data, data)
+    elif is_first() and (result := trained.result) is not None:
         print_result(result)
         print_next_of(run, trained.data, data)
         if json_output:
@@ -73,6 +82,7 @@ def tune(
     out_folder: Out,
     trials: Annotated[int, Option(min=1, help="Total number of trials, including earlier calls.")] = 20,
     budget: Annotated[float | None, BUDGET] = None,
+    workers: Annotated[int, Option(min=1, help="Number of processes that run trials at once.")] = 1,
     space: Annotated[list[str] | None, SPACE] = None,
     search: Annotated[list[str] | None, Option(hidden=True, help="The former name of --space.")] = None,
     only: Annotated[bool, Option("--only", help="Search only the settings of --space.")] = False,
@@ -88,15 +98,16 @@ def tune(
 
     Settings that --set gives are not searched, unless --space names them.
     """
-    from recspec import api
+    from recspec import api, config
 
     keep_freed_memory()
     if search:
         err.print("note: --search is now --space; the old name ends with the next release")
     searched = api.tune(
-        model, data, out_folder, trials=trials, budget=budget, space=[*(space or []), *(search or [])], only=only,
-        like=like, recipe=recipe, settings=config.parse_assignments(settings or []), seed=seed, device=device,
-        allow_outside=allow_outside, progress=show_trial, tell=step,
+        model, data, out_folder, trials=trials, budget=budget, workers=workers,
+        space=[*(space or []), *(search or [])], only=only, like=like, recipe=recipe,
+        settings=config.parse_assignments(settings or []), seed=seed, device=device, allow_outside=allow_outside,
+        progress=show_trial, tell=step,
     )  # fmt: skip
     found = searched.found
     if json_output:

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
 from recspec.cli.console import cell, err, first_line, out, print_json, print_next, titled_table
 
 if TYPE_CHECKING:
+    from rich.progress import TaskID
+
     from recspec.api import Data, Plan
     from recspec.training import Found, Result
 
@@ -28,6 +28,8 @@ class TrainingDisplay:
 
     def __init__(self, run: Path, *, live: bool, verbose: bool) -> None:
         self.run, self.verbose = run, verbose
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
         columns = [TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn()]
         self.bars = Progress(*columns, console=err, disable=not live, transient=True)
         self.task: TaskID | None = None
@@ -179,6 +181,8 @@ def show_trial(trial: int, event: Mapping[str, object]) -> None:
     """One line an epoch of each trial, while it goes."""
     if event["event"] == "epoch":
         err.print(f"trial {trial}  {_epoch_line(event)}")
+    elif event["event"] == "worker":
+        err.print(f"note: {event['message']}")
 
 
 def print_found(found: Found) -> None:

@@ -41,6 +41,7 @@ from recspec.encoding import (
 )
 from recspec.errors import DataError, listed
 from recspec.files import whole_file
+from recspec.prefetch import prefetched
 from recspec.prepare import (
     LABEL,
     ROW,
@@ -101,7 +102,7 @@ def _write(folder: Path, encoded: _Encoded, settings: Settings, progress: Progre
         shutil.rmtree(folder / split, ignore_errors=True)  # of a run killed here
         folders = [place / split for place in encoded.folders]
         with SplitWriter(folder, split, encoded.features, settings.format, label=LABEL) as writer:
-            for block in encoded.scatters[split].ordered(folders, BLOCK_ROWS):
+            for block in prefetched(encoded.scatters[split].ordered(folders, BLOCK_ROWS), 0):
                 writer.write({**block})
                 done += len(block[LABEL])
                 progress("writing splits", done, total)
@@ -241,7 +242,7 @@ class _Stages:
         self.context.progress("reading rows", before, total)
         place, path = self.work / f"rows-{number}.parquet", self.files[number].path
         if place.exists():
-            return self.backend.read_parquet([place])
+            return self.backend.read_parquet([place], row=True)
         columns: dict[str, ColumnType] = dict.fromkeys((LABEL, *self.settings.numbers), "int64")
         columns |= dict.fromkeys(self.settings.categories, "string")
         file = TextFile(path, columns, separator="\t", header=False, quoted=False, required=(LABEL,))

@@ -28,6 +28,7 @@ from recspec.prepare import (
     Catalogue,
     Column,
     ColumnType,
+    GrowthRules,
     HistorySettings,
     Notes,
     PrepareContext,
@@ -153,6 +154,10 @@ def _build(
         items=_movies(backend, layout, files[layout.movies]), raw_names={USER: "userId", ITEM: "movieId"},
         vocabularies="all" if settings.split == "leave_one_out" else "train",
         unknown_targets=settings.unknown_targets, summary=summary, notes=notes,
+        growth=GrowthRules(
+            split=settings.split, valid_share=settings.valid_share, test_share=settings.test_share, once=True,
+            timestamp=TIMESTAMP, rating="rating", min_rating=settings.min_rating,
+        ),
     )  # fmt: skip
     return interactions.write(
         backend, folder, source, settings, num_negatives=settings.num_negatives, seed=settings.seed, progress=progress

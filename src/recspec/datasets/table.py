@@ -2,7 +2,8 @@
 
 Without a label, each row is an interaction. Each user's last one is for test and the last but one for valid; with split
 time, the latest of all are held out. Negatives are drawn beside them, and rows may hold their user's history. With a
-label (clicked or not), rows are kept as given and split by share, time or group. Splits may also be ready-made.
+label (clicked or not), rows are kept as given and split by share, time or group. Splits may also be ready-made. With
+split none, every row is train: for the final model, whose settings were chosen on other splits of the same rows.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ from recspec.prepare import (
     TIMESTAMP,
     USER,
     Column,
+    GrowthRules,
     Notes,
     PrepareContext,
     Prepared,
@@ -215,7 +217,9 @@ def _with_plain_names(given: Collection[str], side: str) -> set[str]:
 
 def _roles(settings: Settings) -> Roles:
     needs_time = (
-        settings.label is None or settings.chosen_split in ("time", "given") or "timestamp" in settings.model_fields_set
+        settings.label is None
+        or settings.chosen_split in ("time", "given", "none")
+        or "timestamp" in settings.model_fields_set
     )
     needs_time |= bool(settings.user_features or settings.item_features) or settings.reads_times
     return Roles(
@@ -237,7 +241,8 @@ def _write_interactions(folder: Path, tables: Tables, plan: FeaturePlan, progres
     assert settings.user is not None
     assert settings.item is not None
     num_rows = count_rows(backend, rows)
-    rows = without_weightless(tables, _rated(tables))
+    rated, least = _rated(tables)
+    rows = without_weightless(tables, rated)
     named = rows.select(
         **{USER: rows[settings.user], ITEM: rows[settings.item], TIMESTAMP: rows[tables.time or ROW], ROW: rows[ROW]},
         **{name: rows[column] for name, column in plan.in_rows("user", "item", "context").items()},
@@ -257,7 +262,8 @@ def _write_interactions(folder: Path, tables: Tables, plan: FeaturePlan, progres
 
     def summary(count: int) -> dict[str, object]:
         cleaned.note(backend, notes, count)
-        return {"raw_rows": num_rows, **cleaned.summary(count), "order": order_said}
+        invalid = {"invalid_dropped": notes.num_invalid} if notes.num_invalid else {}
+        return {"raw_rows": num_rows + notes.num_invalid, **invalid, **cleaned.summary(count), "order": order_said}
 
     source = Source(
         dataset=NAME, rows=split, order=order, timed=tables.time is not None,
@@ -267,21 +273,38 @@ def _write_interactions(folder: Path, tables: Tables, plan: FeaturePlan, progres
         unknown_targets=settings.unknown_targets, missing_values=settings.missing_values,
         missing_by_column=settings.missing_by_column, summary=summary, notes=notes,
         weighted=is_weighted(tables), decay=decay_of(tables, split), unseen_items=settings.unseen_items,
+        growth=_growth(tables, least),
+        holds_out=settings.chosen_split != "none",
     )  # fmt: skip
     return interactions.write(
         backend, folder, source, settings, num_negatives=settings.num_negatives, seed=settings.seed, progress=progress
     )
 
 
-def _rated(tables: Tables) -> Table:
-    """The rows whose rating is high enough, all of them without ratings."""
+def _growth(tables: Tables, least: float | None) -> GrowthRules:
+    """How new events become rows of this table."""
+    settings = tables.settings
+    timed = tables.time is not None
+    why = "" if settings.repeats in ("keep", "first") else f"of repeated pairs it keeps repeats={settings.repeats}"
+    why = why or ("its rows are sequences" if settings.layout == "sequences" else "")
+    return GrowthRules(
+        split="given" if settings.chosen_split not in ("time", "leave_one_out") else settings.chosen_split,
+        valid_share=settings.valid, test_share=settings.test, once=settings.repeats == "first",
+        timestamp=settings.timestamp if timed else None, time_format=settings.time_format,
+        rating=settings.rating if least is not None else None, min_rating=least,
+        separator=settings.separator, encoding=settings.encoding, refused=why,
+    )  # fmt: skip
+
+
+def _rated(tables: Tables) -> tuple[Table, float | None]:
+    """The rows whose rating is high enough, and the least one; all of them without ratings."""
     settings, rows = tables.settings, tables.rows
     name = settings.rating
     if name is None:
-        return rows
+        return rows, None
     least = threshold(settings, rows, tables.backend, tables.notes)
     if least is None:
-        return rows
+        return rows, None
     kept = rows.filter(rows[name] >= least)
     left = count_rows(tables.backend, kept)
     if not left:
@@ -293,7 +316,7 @@ def _rated(tables: Tables) -> Table:
         example = f"user '{first[str(settings.user)]}' and item '{first[str(settings.item)]}'"
         tables.notes.dropped.append(f"{total - left:,} of {total:,} rows with '{name}' below {least:g} or without one, "
                                     f"such as that of {example} (min_rating)")  # fmt: skip
-    return kept
+    return kept, least
 
 
 def _note_repeats(tables: Tables, rows: Table, count: int) -> None:
@@ -311,6 +334,8 @@ def _split_interactions(tables: Tables, rows: Table, order: Sequence[str]) -> Ta
         return splits.by_time(rows, time=TIMESTAMP, valid=settings.valid, test=settings.test)
     if settings.chosen_split == "leave_one_out":
         return splits.leave_one_out(rows, by=USER, order=order)
+    if settings.chosen_split == "none":
+        return splits.all_train(rows)
     if not _lacks_valid(tables, rows):
         return rows
     if tables.time is not None:
@@ -361,7 +386,7 @@ def _write_clicks(folder: Path, tables: Tables, plan: FeaturePlan, progress: Pro
     rows = without_weightless(tables, tables.rows)
     assert settings.label is not None
     group = settings.group or settings.user
-    dated = settings.chosen_split in ("time", "given") and tables.time is not None
+    dated = settings.chosen_split in ("time", "given", "none") and tables.time is not None
     dated |= tables.time is not None and (bool(plan.in_rows("user", "item")) or settings.reads_times)
     content: dict[str, str] = {}
     if settings.chosen_split == "share":
@@ -447,6 +472,8 @@ def _split(tables: Tables, rows: Table) -> Table:
         return splits.by_time(rows, time=TIMESTAMP, **shares)
     if settings.chosen_split == "group":
         return splits.by_group(rows, group=GROUP, seed=settings.seed, **shares)
+    if settings.chosen_split == "none":
+        return splits.all_train(rows)
     return splits.by_share(rows, row=CONTENT, seed=settings.seed, **shares)
 
 

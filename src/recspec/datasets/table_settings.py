@@ -25,7 +25,7 @@ from recspec.prepare import (
 )
 
 Role = Literal["user", "item", "context"]
-Split = Literal["leave_one_out", "time", "share", "group"]
+Split = Literal["leave_one_out", "time", "share", "group", "none"]
 ChosenSplit = Split | Literal["given"]
 Cardinality = Annotated[int, Field(ge=2, le=2**31)]
 Buckets = Annotated[int, Field(ge=2)] | tuple[float, ...]
@@ -88,7 +88,7 @@ class Settings(SignalSettings):
     split: Split | None = Field(
         None,
         description="if null, leave_one_out without a label; with one, group if set, time "
-        "if there are times, else share",
+        "if there are times, else share; none: every row is train, for the final model",
     )
     splits: Splits = Field(
         None,

@@ -2,11 +2,11 @@
 
 from recspec.distributed.placement import Placement, PlacementSettings, place, stores_of
 from recspec.distributed.process_group import join, local_ranks, pick_device
-from recspec.distributed.ranks import Ranks
+from recspec.distributed.ranks import RankLost, Ranks
 from recspec.distributed.sharding import Shards, build, divide
 from recspec.distributed.streamed import Streamed, rows_of_block
 
 __all__ = [
-    "Placement", "PlacementSettings", "Ranks", "Shards", "Streamed", "build", "divide", "join", "local_ranks",
-    "pick_device", "place", "rows_of_block", "stores_of",
+    "Placement", "PlacementSettings", "RankLost", "Ranks", "Shards", "Streamed", "build", "divide", "join",
+    "local_ranks", "pick_device", "place", "rows_of_block", "stores_of",
 ]  # fmt: skip

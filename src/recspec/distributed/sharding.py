@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from recspec.distributed.placement import Placement, ShardingPlan, stores_of
 from recspec.distributed.ranks import Ranks
 from recspec.distributed.streamed import Streamed, rows_of_block
-from recspec.nn import RowsHeld, segments, sum_rows
+from recspec.nn import RowsHeld, segments, sum_rows, uncompiled
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -134,7 +134,7 @@ class Shards:
 
     # --- rows to the device ----------------------------------------------------------------------------------
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @uncompiled
     def fetch(self, store: _Store, rows: Tensor) -> tuple[Tensor, Tensor]:
         """The vectors of rows of a store (n,), with -1 for padding; see `layers.Fetch`."""
         keys, places = distinct(torch.cat([rows.new_zeros(1), store.keys(rows)]))  # with padding first

@@ -234,7 +234,7 @@ class Question:
         return self.before if self.settings.known == "before" else tuple(x for x in self.before if x == "train")
 
     def told(self, model: ItemModel) -> Interactions:
-        """What an item model is told of the users: the events of the splits `known`, each read once."""
+        """The users' events that an item model may know: those of the splits `known`, each read once."""
         found = self.seen if self.known == self.before else self._positives_known
         return replace(found, order=self._events_known) if model.reads_order else found
 

@@ -21,7 +21,7 @@ from recspec.evaluation.scoring import ModelRanker, Ranker, SplitScores, side_by
 from recspec.metrics import Ranking
 from recspec.models import Ids, Scores
 
-SCORES_PER_BLOCK = 1 << 22  # scores of users x items held at once: 16 MB in fp32, which still fits a core's caches
+SCORES_PER_BLOCK = 1 << 23  # scores of users x items held at once: 32 MB in fp32
 
 
 @dataclass(frozen=True)
@@ -157,19 +157,14 @@ def _rank_block(
     at = (torch.from_numpy(rows).to(device), torch.from_numpy(items).long().to(device))
     # NaN marks items that are no candidates: NaN is neither higher than any number nor equal to one.
     out = (torch.from_numpy(seen_rows[excluded]).to(device), torch.from_numpy(seen_items[excluded]).long().to(device))
+    has_nan = not bool(scores.sum().isfinite())  # or an infinite score; one pass, where looking at each takes eight
     scores[out] = torch.nan
     scores[:, : question.first_item] = torch.nan
     if len(cold):
         scores[:, torch.from_numpy(cold).to(device)] = torch.nan
-    if not np.array_equal(_num_true(scores == scores).cpu().numpy(), num_candidates):
+    if has_nan and not np.array_equal(_num_true(scores == scores).cpu().numpy(), num_candidates):
         raise DataError("some scores are NaN: the model has diverged, or its weights or inputs hold NaN")
-    values = scores[at]
-    higher, tied = torch.empty_like(at[0]), torch.empty_like(at[0])
-    for start in range(0, len(rows), step):
-        part = slice(start, start + step)
-        lists = scores if len(rows) == len(users) else scores[at[0][part]]  # one positive each: no copy
-        higher[part] = _num_true(lists > values[part, None])
-        tied[part] = _num_true(lists == values[part, None])
+    higher, tied = (_by_row if device.type == "cpu" else _by_block)(scores, *at, step)
     positions = torch.stack((*at, higher, tied), dim=1).cpu()
     return positions, torch.from_numpy(num_candidates), _best(scores, torch.from_numpy(num_candidates), listed)
 
@@ -182,6 +177,31 @@ def _best(scores: Tensor, num_candidates: Tensor, listed: int) -> Tensor:
     best = scores.nan_to_num_(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf).topk(listed, dim=1).indices
     places = torch.arange(listed)
     return torch.where(places < num_candidates.unsqueeze(1), best.cpu().int(), -1)
+
+
+def _by_row(scores: Tensor, rows: Tensor, items: Tensor, step: int) -> tuple[Tensor, Tensor]:  # noqa: ARG001
+    """For each positive (P,), the numbers of scores (R, N) of its row that are higher, and equal.
+
+    numpy compares four times as fast as torch.
+    """
+    table, held = scores.numpy(), np.empty(scores.shape[1], bool)
+    higher, tied = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
+    for place, (row, item) in enumerate(zip(rows.tolist(), items.tolist(), strict=True)):
+        of_user = table[row]
+        higher[place] = np.count_nonzero(np.greater(of_user, of_user[item], out=held))
+        tied[place] = np.count_nonzero(np.equal(of_user, of_user[item], out=held))
+    return torch.from_numpy(higher).to(rows.dtype), torch.from_numpy(tied).to(rows.dtype)
+
+
+def _by_block(scores: Tensor, rows: Tensor, items: Tensor, step: int) -> tuple[Tensor, Tensor]:
+    """As `_by_row`, for `step` positives at once, as a GPU likes it."""
+    values, higher, tied = scores[rows, items], torch.empty_like(rows), torch.empty_like(rows)
+    for start in range(0, len(rows), step):
+        part = slice(start, start + step)
+        lists = scores if len(rows) == len(scores) else scores[rows[part]]  # one positive each: no copy
+        higher[part] = _num_true(lists > values[part, None])
+        tied[part] = _num_true(lists == values[part, None])
+    return higher, tied
 
 
 def _num_true(mask: Tensor) -> Tensor:

@@ -152,6 +152,22 @@ class Report:
         return self.model.metrics
 
     @property
+    def shown(self) -> tuple[str, ...]:
+        """The protocols to show: those that were asked for; by default full alone where it was measured, else all."""
+        named = self.asked.protocols if self.asked is not None else None
+        return ("full",) if named is None and "full" in self.metrics else tuple(self.metrics)
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """What is said below the metrics: verdicts, protocols that are not shown, notes and warnings."""
+        verdicts = [line for line in self.verdicts if line.partition(":")[0] in self.shown]
+        hidden = [name for name in self.metrics if name not in self.shown]
+        more = [f"{' and '.join(hidden)}: measured too and kept; --protocol NAME (protocol=NAME) shows one"] \
+            if hidden else []  # fmt: skip
+        notes = self.notes[len(self.cautions) :]
+        return (*verdicts, *more, *notes, *(f"warning: {each.message}" for each in self.warnings))
+
+    @property
     def baselines(self) -> dict[str, Metrics]:
         """Baseline -> protocol -> metric -> value."""
         return {name: evaluation.metrics for name, evaluation in self.beside.items()}

@@ -212,7 +212,7 @@ class _Search:
         return told
 
     def _folders(self, path: Path) -> list[Path]:
-        """The folders in a folder, by name; links are told and not followed."""
+        """The folders in a folder, by name; links are reported and not followed."""
         inside = []
         with os.scandir(path) as entries:
             for number, entry in enumerate(entries):

@@ -41,7 +41,9 @@ FORMAT = 1
 MOST_SAVED = 1 << 20
 """Groups or rows of a protocol whose values are kept; of more, every second, third and so on. At most 4 MB a metric."""
 MOST_READ = 1_000
-"""Evaluations of a run that are read."""
+"""Evaluations of a run that are read: the newest."""
+MOST_LISTED = 50_000
+"""Files among which the newest are looked for."""
 MOST_BYTES = 16 << 20
 """Of a JSON file."""
 MOST_ROWS = 8 * MOST_SAVED
@@ -219,15 +221,19 @@ def saved(path: Path, problems: list[str] | None = None) -> tuple[SavedEvaluatio
     current, found = manifest.digest(bundle), []
     try:
         confined(folder.parent, FOLDER)
-        entries = list(islice(folder.iterdir(), 2 * MOST_READ + 1))
+        entries = list(islice(folder.iterdir(), MOST_LISTED + 1))
         names = sorted(file.name for file in entries if file.suffix == ".json" and file.name[0] != ".")
+        if len(names) > MOST_READ:
+            names.sort(key=lambda name: (folder / name).lstat().st_mtime, reverse=True)
     except FileNotFoundError:
         return ()
     except (OSError, PathError) as error:
         problems.append(f"{folder}: {of_the_machine(error) or error}")
         return ()
-    if len(names) > MOST_READ or len(entries) > 2 * MOST_READ:
-        problems.append(f"{folder}: holds more than {MOST_READ:,} evaluations; the others are not read")
+    if len(names) > MOST_READ:
+        problems.append(f"{folder}: holds more than {MOST_READ:,} evaluations; the newest are read, the others are not")
+    if len(entries) > MOST_LISTED:
+        problems.append(f"{folder}: holds more than {MOST_LISTED:,} files; the others were not looked at")
     for name in names[:MOST_READ]:
         try:
             one = _read(folder, name)

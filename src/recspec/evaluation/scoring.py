@@ -70,6 +70,7 @@ class ModelRanker:
             items[spec.item_id] = torch.arange(spec.num_ids(spec.item_id))
         self.model, self.device, self.users = model, model.device, users
         self.requests, self.items = to_device(requests, self.device), to_device(items, self.device)
+        self._score = model.scorer(self.items)
         self._row = np.full(spec.num_ids(spec.user_id), -1, dtype=np.int64)
         self._row[users] = np.arange(len(users))
 
@@ -89,9 +90,9 @@ class ModelRanker:
         return self.scores(users).cpu().numpy()
 
     def scores(self, users: Ids) -> Tensor:
-        """`score_users` as a tensor on the model's device."""
+        """`score_users` as a tensor on the model's device, which the caller may change."""
         with _scoring(self.model):
-            return self.model.score_items(self.request_of(users), self.items).float()
+            return self._score(self.request_of(users)).float()
 
     def request_of(self, users: Ids) -> Batch:
         """The features of each user's request."""

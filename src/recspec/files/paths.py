@@ -79,12 +79,21 @@ def special(path: Path) -> str | None:
 
 
 def local(text: str | Path, what: str) -> Path:
-    """A path that a user typed as `what`. Raises PathError for a URL: `s3://a/run` would become the folder `s3:`."""
+    """A path that a user typed as `what`. Raises PathError for a URL: `s3://a/run` would become the folder `s3:`.
+
+    Commands and verbs resolve URLs of stores (`recspec.stores`) before this; here, only a local path is left.
+    """
     if _SCHEME.match(str(text)):
         written = re.sub(":/+", "://", str(text), count=1)  # Path makes one slash of two
-        raise PathError(f"{what}: '{written}' is a URL, and only local paths are supported; copy the files to a local "
-                        "folder first, or mount the store")  # fmt: skip
+        raise PathError(f"{what}: '{masked(written)}' is a URL, and only local paths are supported here; copy the "
+                        "files to a local folder first")  # fmt: skip
     return Path(text)
+
+
+def masked(text: str) -> str:
+    """A URL as messages show it, without its user, password and query."""
+    text = re.sub(r"(?<=//)[^/]*@", "***@", text)
+    return re.sub(r"\?.*", "?***", text, flags=re.DOTALL)
 
 
 def named_path(text: str, what: str) -> tuple[str, Path]:

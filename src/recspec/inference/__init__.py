@@ -9,10 +9,12 @@ from recspec.inference.answer_files import (
     recommend_to_parquet,
     recommended,
 )
+from recspec.inference.batch_answers import Counts, How, predict_shards, recommend_shards
+from recspec.inference.batch_job import SHARD_SIZE
 from recspec.inference.catalogue import ROLES
 from recspec.inference.column_facts import ColumnFacts, facts_of_encoder
 from recspec.inference.directory import Directory
-from recspec.inference.item_fields import MOST_SHOWN, ItemFields
+from recspec.inference.item_fields import MOST_SHOWN, ItemFields, catalogue_columns
 from recspec.inference.pipeline_building import Built, build_pipeline
 from recspec.inference.predictor import Predictor
 from recspec.inference.recommendation import Recommendation, RecommendedItem, SimilarItems
@@ -22,9 +24,10 @@ from recspec.inference.users_items import explain, history_of
 from recspec.inference.wanted import LARGEST_K, MOST_BOOSTS, MOST_CONTEXT, MOST_EXCLUDED, MOST_ITEMS, Wanted
 
 __all__ = [
-    "LARGEST_K", "MOST_BOOSTS", "MOST_CONTEXT", "MOST_EXCLUDED", "MOST_ITEMS", "MOST_SHOWN", "ROLES", "ROWS", "Built",
-    "ColumnFacts", "Directory", "ItemFields", "Predictor", "Recommendation", "RecommendedItem", "Row", "SimilarItems",
-    "Wanted", "build_pipeline", "explain", "facts_of_encoder", "history_of", "known_columns", "predict_file",
-    "predict_split", "predict_tables", "read_rows", "read_users", "recommend_to_parquet", "recommended", "requests",
-    "row_writer", "table_of",
+    "LARGEST_K", "MOST_BOOSTS", "MOST_CONTEXT", "MOST_EXCLUDED", "MOST_ITEMS", "MOST_SHOWN", "ROLES", "ROWS",
+    "SHARD_SIZE", "Built", "ColumnFacts", "Counts", "Directory", "How", "ItemFields", "Predictor", "Recommendation",
+    "RecommendedItem", "Row", "SimilarItems", "Wanted", "build_pipeline", "catalogue_columns", "explain",
+    "facts_of_encoder", "history_of", "known_columns", "predict_file", "predict_shards", "predict_split",
+    "predict_tables", "read_rows", "read_users", "recommend_shards", "recommend_to_parquet", "recommended",
+    "requests", "row_writer", "table_of",
 ]  # fmt: skip

@@ -95,6 +95,7 @@ def predict_split(
     out: Path | Callable[[pa.Table], None] | None,
     *,
     columns: Sequence[str] | None = None,
+    part: range | None = None,
     progress: Progress = silent,
 ) -> Predictions:
     """Score a split of a prepared dataset, labelled or not, and write its rows with `probability`.
@@ -102,7 +103,8 @@ def predict_split(
     The columns before it are those of the group, the user's and the item's id and the label that the split holds, or
     `columns`: any features that are not lists. Ids are written as raw values where there is a vocabulary, and the
     unknown one as null. The ending of `out` says the format; without `out`, CSV goes to standard output. `out` may also
-    be a function that receives tables. Rows pass through in blocks, so memory does not grow with their number.
+    be a function that receives tables. Rows pass through in blocks, so memory does not grow with their number. `part`
+    keeps to some of the rows.
 
     Raises:
         SpecError: an unknown split, or another dataset than the model was trained on.
@@ -121,7 +123,11 @@ def predict_split(
     reader = open_split(spec, split, tuple(dict.fromkeys((*features, *shown))))
     total = Predictions()
     with row_writer(out) as write:
-        for start, stop in pairwise(reader.blocks(ROWS).tolist()):
+        rows_wanted = range(reader.num_rows) if part is None else part
+        for first, last in pairwise(reader.blocks(ROWS).tolist()):
+            start, stop = max(first, rows_wanted.start), min(last, rows_wanted.stop)
+            if start >= stop and reader.num_rows:
+                continue
             progress("predict", start, reader.num_rows)
             block = reader.read(start, stop)
             batch = to_device(as_batch({name: block[name] for name in features}, spec), predictor.device)
@@ -211,13 +217,16 @@ class Recommended:
 
 
 def recommended(
-    predictor: Predictor, users: Sequence[str | int] | None, wanted: Wanted
+    predictor: Predictor, users: Sequence[str | int] | None, wanted: Wanted, part: slice | None = None
 ) -> tuple[pa.Schema, Iterator[Recommended]]:
-    """The best items of some users, or of all (None), in blocks of bounded memory; see `recommend_to_parquet`."""
+    """The best items of some users, or of all (None), in blocks of bounded memory; see `recommend_to_parquet`.
+
+    `part` keeps to some of all users.
+    """
     recommender, known = predictor.recommender, predictor.catalogues
     asked = recommender.check(wanted)  # raises for a model that can't recommend
     if users is None:
-        ids = np.arange(known.users.first_id, recommender.seen.num_users)
+        ids = np.arange(known.users.first_id, recommender.seen.num_users)[part or slice(None)]
         raw = known.raw_ids("user", ids)
     else:
         ids = known.user_ids(users)

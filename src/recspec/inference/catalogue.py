@@ -166,6 +166,17 @@ class Catalogues:
         """Prepared ids; 0 (or -1 where 0 is a real item) for unknown ones."""
         return self._ids("item", items)
 
+    def nearest(self, role: Role, raw: str | int) -> str:
+        """A hint at the known id that differs from an unknown one only in blanks, case, zeros or a `.0`; else empty."""
+        text = str(raw)[:MOST_OF_AN_ID]
+        bare = text.strip()
+        forms = (bare, f"{text} ", f" {text}", bare.removesuffix(".0"), bare.lstrip("0"), bare.lower(), bare.upper(),
+                 bare.capitalize())  # fmt: skip
+        others = [form for form in dict.fromkeys(forms) if form and form != str(raw)]
+        found = [form for form, number in zip(others, self._ids(role, others), strict=True)
+                 if number >= self.of(role).first_id]  # fmt: skip
+        return f" (did you mean '{found[0]}'?)" if found else ""
+
     def _ids(self, role: Role, raw: Sequence[str | int]) -> NDArray[np.int64]:
         if (vocabulary := self._vocabulary(role)) is not None:
             return vocabulary.encode(list(raw))
@@ -182,6 +193,10 @@ class Catalogues:
 
     def _vocabulary(self, role: Role) -> Vocabulary | None:
         return self.encoders.vocabulary_of(own_id(self.spec, role)) if self.encoders is not None else None
+
+
+MOST_OF_AN_ID = 200
+"""Characters of an unknown id that are compared with known ones."""
 
 
 def own_id(spec: FeatureSpec, role: Role) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recspec.errors import RequestError, listed
+from recspec.errors import RequestError, shortened
 from recspec.inference.catalogue import Catalogues
 from recspec.inference.wanted import Boost, RawId, Wanted
 from recspec.retrieval import RawCatalogue
@@ -50,7 +50,7 @@ class Chooser:
     """
 
     def __init__(self, known: Catalogues, scorable: NDArray[np.bool_]) -> None:
-        self._known, self._scorable = known, scorable
+        self._known, self.scorable = known, scorable
         self.raw = RawCatalogue(known.spec, known.encoders)
         self._masks: OrderedDict[str, NDArray[np.bool_]] = OrderedDict()
 
@@ -74,7 +74,7 @@ class Chooser:
         allowed[left_out] = False
         boosts = self._boosts(wanted.boosts, len(allowed), problems)
         groups = self._column(wanted.diverse_by, problems) if wanted.diverse_by is not None else None
-        left = allowed & self._scorable
+        left = allowed & self.scorable
         unknown = int(np.count_nonzero(allowed) - np.count_nonzero(left))
         return Choice(left, boosts, groups, first, basket, tuple(notes), kept, left_out, unknown)
 
@@ -86,7 +86,7 @@ class Chooser:
         if not strange:
             return ids, []
         more = f" and {len(strange) - SHOWN:,} more" if len(strange) > SHOWN else ""
-        shown = listed(map(str, strange[:SHOWN]))
+        shown = ", ".join(f"'{shortened(str(each))}'{self._known.nearest('item', each)}" for each in strange[:SHOWN])
         return ids[known], [f"{what}: {len(strange):,} of {len(items):,} items are unknown: {shown}{more}"]
 
     def _boosts(self, texts: Sequence[str], count: int, problems: list[str]) -> NDArray[np.float32] | None:

@@ -22,6 +22,17 @@ LARGEST_COLUMN = 256 << 20
 """Bytes of a column in the file that is shown; larger ones would fill the memory."""
 
 
+def catalogue_columns(predictor: Predictor, names: Sequence[str], items: Sequence[RawId]) -> dict[str, Any]:
+    """Raw values of the catalogue of known items, by column, in the order of the items.
+
+    Raises:
+        RequestError: for a column that the catalogue lacks.
+    """
+    known, raw = predictor.catalogues, predictor.recommender.chooser.raw
+    places = pa.array(known.item_ids(items) - known.items.first_id)
+    return {name: raw.column(name).take(places) for name in dict.fromkeys(names)}
+
+
 class ItemFields:
     """The catalogue of a predictor's items, by column."""
 

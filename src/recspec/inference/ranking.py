@@ -14,6 +14,7 @@ from torch import Tensor
 
 from recspec.inference.choice import Choice
 from recspec.inference.diversity import by_values, by_vectors, diversified, pool_size
+from recspec.retrieval import highest
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +34,7 @@ def ranked(
     if choice.boosts is not None:
         boosts = torch.from_numpy(choice.boosts)[ids.clamp(min=0)] * _spread(scores)
         scores = scores + boosts
-    best, places = _top(scores, min(pool_size(k) if diversity else k, scores.shape[1]))
+    best, places = highest(scores, min(pool_size(k) if diversity else k, scores.shape[1]))
     if diversity:
         order = _diverse(best, ids.gather(1, places), k, choice, diversity, vectors)
         best, places = best.gather(1, order), places.gather(1, order)
@@ -71,19 +72,3 @@ def _spread(scores: Tensor) -> Tensor:
     values = torch.where(held, scores, 0.0).double()
     mean = values.sum(1, keepdim=True) / count
     return (torch.where(held, values - mean, 0.0).square().sum(1, keepdim=True) / count).sqrt().float()
-
-
-def _top(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Values (R, k) and places (R, k) of the k highest of each row (R, N), best first, equal ones by place.
-
-    torch.topk keeps any of the equal scores at the end of the list, so rows where it leaves some out are sorted.
-    """
-    best, places = torch.topk(scores, k, dim=1)
-    if k:
-        last = best[:, -1:]
-        cut = ((scores >= last).sum(dim=1) > k) & torch.isfinite(last[:, 0])
-        places[cut] = torch.argsort(scores[cut], dim=1, descending=True, stable=True)[:, :k]
-    places = places.sort(dim=1).values
-    best = scores.gather(1, places)
-    order = torch.argsort(best, dim=1, descending=True, stable=True)
-    return best.gather(1, order), places.gather(1, order)

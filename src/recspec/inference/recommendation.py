@@ -94,11 +94,19 @@ def described(
 
 
 def notes_of(
-    how: AnsweredBy, wanted: Wanted, count: int, *, known: bool, has_basket: bool = False, unseen: int = 0
+    how: AnsweredBy,
+    wanted: Wanted,
+    count: int,
+    *,
+    known: bool,
+    near: str = "",
+    has_basket: bool = False,
+    unseen: int = 0,
 ) -> Iterator[str]:
     """What an answer of `count` items is made from, unless it is the user; and why it is short.
 
-    `unseen` items are left out because they have no interactions.
+    `near` is a hint at a known user whose id is like the unknown one's. `unseen` items are left out because they have
+    no interactions.
     """
     if has_basket and how not in ("basket", "basket_vectors"):
         yield (
@@ -106,7 +114,7 @@ def notes_of(
             if not wanted.include_seen
             else ("basket: the model can't rank by it")
         )
-    who = "" if known or wanted.is_anonymous else "unknown user: "
+    who = "" if known or wanted.is_anonymous else f"unknown user{near}: "
     if how == "popularity":
         yield f"{who}these are the {count} most popular items; score is the number of users"
         return

@@ -5,7 +5,7 @@ Shapes: R users; N items of the catalogue; C candidates of a user; k items of an
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,11 +14,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from recspec.batch import Batch
 from recspec.bundle import Bundle, Seen
 from recspec.errors import BundleError, RequestError
 from recspec.evaluation import id_feature
 from recspec.inference.catalogue import Catalogues
 from recspec.inference.choice import Choice, Chooser
+from recspec.inference.diversity import pool_size
 from recspec.inference.explanations import Explainer, Explanation
 from recspec.inference.item_vectors import item_vectors
 from recspec.inference.ranking import ranked
@@ -27,10 +29,14 @@ from recspec.inference.requesters import AnsweredBy, Context, Requesters
 from recspec.inference.retrieving import Retrieving, Scored
 from recspec.inference.row_encoder import RowEncoder
 from recspec.inference.wanted import RawId, Wanted
-from recspec.retrieval import Pipeline
+from recspec.models import ItemModel
+from recspec.retrieval import ItemIndex, Pipeline, request_vectors
 
 SCORES = 1 << 24
 """Scores of users x items held at once: 64 MB."""
+
+FEW = 16
+"""Less than one item in as many is left out place by place; more by a mask, which takes a pass over all scores."""
 
 UNEXPLAINED = "no explanation: there is no history, or the model has neither weights between items nor vectors of them"
 
@@ -56,12 +62,17 @@ class Picked:
 
 
 class Recommender:
-    """Recommends items to users, baskets and contexts."""
+    """Recommends items to users, baskets and contexts.
+
+    One class because each method is a step from a request to its list, over the same model and catalogues.
+    """
 
     def __init__(self, trained: Bundle, known: Catalogues, rows: RowEncoder, pipeline: Pipeline | None = None) -> None:
         self._bundle, self._known, self._device = trained, known, known.device
         self.requesters = Requesters(trained.model, known, rows)
         self.retrieving = None if pipeline is None else Retrieving(pipeline, trained, known, self.requesters)
+        self.index: ItemIndex | None = None
+        """Vectors of all items that the model can recommend, in place of its scores of all items."""
 
     @property
     def seen(self) -> Seen:
@@ -83,6 +94,11 @@ class Recommender:
         """The model's vectors (num_ids, D) of items, of length 1, in host memory; None if it has none."""
         found = item_vectors(self._bundle.model, self._known)
         return None if found is None else torch.nn.functional.normalize(found.cpu(), dim=1)
+
+    @cached_property
+    def _scorer(self) -> Callable[[Batch], Tensor]:
+        """The model's scores of all items for requests, with the items' part computed once."""
+        return self._bundle.model.scorer(self._known.items.candidates)
 
     @cached_property
     def explainer(self) -> Explainer:
@@ -136,6 +152,7 @@ class Recommender:
 
     # --- candidates and ranking ---------------------------------------------------------------------------------------
 
+    @torch.inference_mode()  # candidates are changed in place
     def picked(self, users: NDArray[np.int64], asked: Asked) -> Picked:
         """The best items of R users by prepared id; an id below the first is an unknown user's."""
         is_known = users >= self._known.users.first_id
@@ -185,9 +202,11 @@ class Recommender:
             assert asked.context.basket is not None
             mean = self.vectors[torch.from_numpy(asked.context.basket)].mean(0)
             scores = (self.vectors[first:] @ mean).repeat(len(users), 1)  # mean cosines
+        elif self.index is not None and asked.choice.boosts is None:  # a boost needs the spread of all scores
+            return self._found(self.index, users, asked)
         else:
             scores = self.scores_of_all(users, asked.context)
-        scores = scores.masked_fill(~torch.from_numpy(asked.choice.allowed[first:]), -torch.inf)
+        _leave_out(scores, asked.choice.allowed[first:])
         if not asked.wanted.include_seen and self._known.users.first_id <= int(users.max(initial=-1)):
             rows, columns = _pairs(seen, torch.from_numpy(np.maximum(users, 0)), first)
             known = torch.from_numpy(users >= self._known.users.first_id)[rows]
@@ -200,12 +219,33 @@ class Recommender:
             brought = np.full(scores.shape, pipeline.popularity_bit if how == "popularity" else 0, np.uint16)
         return Scored(scores, torch.arange(first, first + scores.shape[1]).expand(len(users), -1), brought)
 
+    def _found(self, index: ItemIndex, users: NDArray[np.int64], asked: Asked) -> Scored:
+        """The candidates that the index finds for R users."""
+        model, request = self.requesters.batch(users, asked.context)
+        vectors = request_vectors(model, request)
+        wanted, seen, first = asked.wanted, self.seen, self._known.users.first_id
+        nothing = np.zeros(0, np.int64)
+        hidden = None if wanted.include_seen else [
+            seen.of(user).numpy().astype(np.int64) if user >= first else nothing for user in users.tolist()
+        ]  # fmt: skip
+        allowed = None if asked.choice.allowed[index.rows.ids].all() else asked.choice.allowed
+        count = pool_size(wanted.k) if wanted.diversity else wanted.k
+        scores, ids = index.search(vectors, count, allowed=allowed, excluded=hidden)
+        order = np.argsort(ids, axis=1)
+        found = torch.from_numpy(np.take_along_axis(scores, order, 1))
+        if isinstance(model, ItemModel):
+            found = found * model.line[0].cpu() + model.line[1].cpu()
+        return Scored(found, torch.from_numpy(np.take_along_axis(ids, order, 1)))
+
     def scores_of_all(self, users: NDArray[np.int64], context: Context) -> Tensor:
-        """The model's scores (R, N) of every item of the catalogue."""
+        """The model's scores (R, N) of every item of the catalogue, in a tensor that the caller may change."""
         model, request = self.requesters.batch(users, context)
         with torch.inference_mode():
-            scores = model.score_items(request, self._known.items.candidates).float().cpu()
-        if not bool(scores.isfinite().all()):
+            known = model is self._bundle.model  # not one that knows a basket
+            scores = self._scorer(request) if known else model.score_items(request, self._known.items.candidates)
+            scores = scores.float().cpu()
+        # A sum is finite only if every score is, and takes an eighth of the time of looking at each.
+        if not bool(scores.sum().isfinite()) and not bool(scores.isfinite().all()):
             why = "the model gives no finite score for some items; train it again"
             raise BundleError(f"{self._bundle.folder}: {why}")
         return scores
@@ -230,11 +270,21 @@ class Recommender:
                 names = [self.retrieving.pipeline.names_of(bits) for bits in picked.brought_by[row, kept].tolist()]
             found = described(self._known, items, scores, boosts, because, names)
             brings = self.retrieving is not None and self.retrieving.pipeline.brings_unseen
-            notes = notes_of(how, asked.wanted, len(found), known=bool(is_known[row]), has_basket=has_basket,
+            near = "" if is_known[row] or user is None else self._known.nearest("user", user)
+            notes = notes_of(how, asked.wanted, len(found), known=bool(is_known[row]), near=near, has_basket=has_basket,
                              unseen=0 if brings else asked.choice.unknown)  # fmt: skip
             unexplained = (UNEXPLAINED,) if asked.wanted.explain and len(found) and not any(because) else ()
             all_notes = (*notes, *unexplained, *asked.choice.notes, *asked.context.notes)
             yield Recommendation(next(raw) if is_known[row] else user, bool(is_known[row]), found, all_notes, how)
+
+
+def _leave_out(scores: Tensor, allowed: NDArray[np.bool_]) -> None:
+    """Set the scores (R, N) of items that are not allowed (N,) to -inf."""
+    left_out = np.flatnonzero(~allowed)
+    if len(left_out) * FEW > len(allowed):
+        scores.masked_fill_(~torch.from_numpy(allowed), -torch.inf)
+    elif len(left_out):
+        scores[:, torch.from_numpy(left_out)] = -torch.inf
 
 
 def _pairs(seen: Seen, users: Tensor, first_id: int) -> tuple[Tensor, Tensor]:

@@ -35,7 +35,8 @@ def similar(recommender: Recommender, trained: Bundle, known: Catalogues, wanted
     choice = recommender.chooser.choose(wanted, problems)
     vectors = recommender.vectors
     if choice.basket is None or not len(choice.basket):
-        problems.append(f"no item '{str(wanted.items[0])[:200]}' in the catalogue of the model")
+        hint = known.nearest("item", wanted.items[0])
+        problems.append(f"no item '{str(wanted.items[0])[:200]}' in the catalogue of the model{hint}")
     if vectors is None and not isinstance(trained.model, ItemModel):
         problems.append("the model has no vectors of items, so it can't tell which are alike")
     if problems:

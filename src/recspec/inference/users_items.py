@@ -39,7 +39,8 @@ def explain(predictor: Predictor, user: str | int, item: str | int) -> tuple[flo
     recommender = predictor.recommender
     number, found = _user(predictor, user), predictor.catalogues.item_ids([item])
     if found[0] < predictor.items.first_id:
-        raise RequestError(f"item '{shortened(str(item))}': is unknown to the model")
+        hint = predictor.catalogues.nearest("item", item)
+        raise RequestError(f"item '{shortened(str(item))}': is unknown to the model{hint}")
     asked = recommender.check(Wanted(users=(user,), explain=True))
     scores = recommender.scores_of_all(np.array([number]), asked.context)[0].numpy()[found - predictor.items.first_id]
     return float(scores[0]), recommender.explainer.explain(number, "user", asked.context, found, scores)[0]
@@ -50,5 +51,6 @@ def _user(predictor: Predictor, user: str | int) -> int:
     _ = predictor.recommender.seen  # raises for a model without users and items
     number = int(predictor.catalogues.user_ids([user])[0])
     if number < predictor.users.first_id:
-        raise RequestError(f"user '{shortened(str(user))}': is unknown to the model")
+        hint = predictor.catalogues.nearest("user", user)
+        raise RequestError(f"user '{shortened(str(user))}': is unknown to the model{hint}")
     return number

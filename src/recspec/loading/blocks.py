@@ -33,13 +33,36 @@ class Part:
 
 
 @dataclass(frozen=True)
+class Newest:
+    """The rows of each split from a number on, and a share of those before, drawn by the seed: a replayed sample."""
+
+    first: Sequence[int]  # of each split
+    share: float
+    seed: int = 0
+
+    def mask(self, reader: int, first: int, last: int) -> NDArray[np.bool_]:
+        """Whether each of the rows [first, last) of a split is among them."""
+        kept: NDArray[np.bool_] = np.arange(first, last) >= self.first[reader]
+        if self.share >= 1:
+            return np.ones(last - first, dtype=bool)
+        return kept | Part(self.share, held_out=True, seed=self.seed).mask(reader, first, last)
+
+
+@dataclass(frozen=True)
 class Block:
-    """Rows [first, last) of a split, of which `num_rows` are wanted."""
+    """Rows [first, last) of a split, of which `num_rows` are wanted, after `skipped` others that are part of it."""
 
     reader: int
     first: int
     last: int
     num_rows: int
+    skipped: int = 0
+
+    def part(self, start: int, stop: int) -> Block:
+        """The wanted rows [start, stop) of the block; if all its rows are wanted, no other row is read."""
+        if self.num_rows == self.last - self.first:
+            return Block(self.reader, self.first + start, self.first + stop, stop - start)
+        return Block(self.reader, self.first, self.last, stop - start, self.skipped + start)
 
 
 class RowSource(Protocol):
@@ -48,6 +71,10 @@ class RowSource(Protocol):
     @property
     def num_values(self) -> Mapping[str, int]:
         """How many values each list feature holds, in all rows."""
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of files read so far."""
 
     def cut(self, rows: int) -> list[Block]:
         """All rows, in blocks of about `rows` rows."""
@@ -60,8 +87,9 @@ class WantedRows:
     """The wanted rows of one or several splits: all, those with a positive label, those of a `part`."""
 
     def __init__(
-        self, spec: FeatureSpec, splits: Sequence[str], features: Sequence[str], positives_only: bool, part: Part | None
-    ) -> None:
+        self, spec: FeatureSpec, splits: Sequence[str], features: Sequence[str], positives_only: bool,
+        part: Part | Newest | None,
+    ) -> None:  # fmt: skip
         self._spec, self._features, self._part = spec, features, part
         self._label = spec.label if positives_only else None
         self._chooses = positives_only or part is not None
@@ -73,6 +101,11 @@ class WantedRows:
         """How many values each list feature holds, in all rows."""
         counts = [reader.num_values for reader in self._readers]
         return {name: sum(count[name] for count in counts) for name in counts[0]}
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of files read so far, without the pass over the label."""
+        return sum(reader.bytes_read for reader in self._readers)
 
     def cut(self, rows: int) -> list[Block]:
         """The blocks of all splits with their numbers of wanted rows: one pass over the label if it decides."""
@@ -103,6 +136,9 @@ class WantedRows:
         if not self._chooses:
             return columns
         keep = self._kept(block.reader, block.first, block.last, columns)
+        chosen = np.flatnonzero(keep)[block.skipped : block.skipped + block.num_rows]
+        keep[:] = False
+        keep[chosen] = True
         return {name: _where(columns[name], keep) for name in self._features}
 
 

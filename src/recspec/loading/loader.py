@@ -1,12 +1,13 @@
 """Splits to batches, in memory or streamed.
 
-Batch k of an epoch is rows [k * batch_size, (k + 1) * batch_size) of an order that depends on seed and epoch alone, and
-each rank gets its contiguous share of it. So no row is lost or seen twice, the last batch may be smaller, and a run on
-two ranks sees the batches of a run on one.
+No row of an epoch is lost or seen twice, its last batch may be smaller, and each rank gets a contiguous share of each
+batch. Rows do not depend on each other, but the width of padded lists does: a rank's share may have narrower lists than
+another's.
 
-A streamed order shuffles blocks: a group of blocks that fills a quarter of the budget is read, its rows are shuffled,
-and the next group is read meanwhile. Every rank reads every block and takes its own rows. Rows do not depend on each
-other, but the width of padded lists does: a rank's share may have narrower lists than another's.
+In memory each rank holds all rows, and batch k is rows [k * batch_size, (k + 1) * batch_size) of an order that depends
+on seed and epoch alone. So a run on two ranks sees the batches of a run on one, and has its loss curve. Rows that
+exceed the budget are streamed in lanes (`streaming.py`): each rank reads its own part of an epoch's blocks, so a run on
+two ranks has other batches than a run on one.
 """
 
 from __future__ import annotations
@@ -20,16 +21,17 @@ from typing import Literal
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from recspec.batch import Batch, concatenate
+from recspec.batch import Batch
 from recspec.distributed import Ranks
-from recspec.loading.ahead import QUEUED_BATCHES, Share, arriving, prefetched
-from recspec.loading.blocks import Block, Part, RowSource, WantedRows, grouped, mixed_seed
+from recspec.loading.ahead import QUEUED_BATCHES, Share, arriving
+from recspec.loading.blocks import Newest, Part, RowSource, WantedRows, mixed_seed
 from recspec.loading.rows import Filling, Layout, Rows
-from recspec.loading.weighted import RowWeights, draw_rows, first_draw
+from recspec.loading.streaming import Deal, Stream
+from recspec.loading.weighted import RowWeights, draw_rows
+from recspec.prefetch import prefetched
 from recspec.spec import FeatureSpec
 
 BLOCK_ROWS = 16_384  # rows of a streamed block where files can be cut anywhere
@@ -60,7 +62,7 @@ class Loader:
         memory_budget: int = MEMORY_BUDGET,
         device: torch.device | None = None,
         positives_only: bool = False,
-        part: Part | None = None,
+        part: Part | Newest | None = None,
         fixed_length: bool = False,
         weights: str | None = None,
         rows: RowSource | None = None,
@@ -75,9 +77,10 @@ class Loader:
         self._blocks = self._wanted.cut(BLOCK_ROWS)
         self.num_rows = sum(block.num_rows for block in self._blocks)
         self._layout = Layout.of(spec, self.features, fixed_length=fixed_length)
-        nbytes = self._layout.nbytes(self.num_rows, self._wanted.num_values)
-        self.mode: Literal["memory", "stream"] = "memory" if nbytes <= memory_budget else "stream"
-        self._group_rows = max(1, memory_budget // 4 * self.num_rows // max(nbytes, 1))
+        self.nbytes = self._layout.nbytes(self.num_rows, self._wanted.num_values)
+        """Bytes of all rows, if they are held."""
+        self.mode: Literal["memory", "stream"] = "memory" if self.nbytes <= memory_budget else "stream"
+        self._group_rows = max(1, memory_budget // 4 * self.num_rows // self.nbytes)
         self._resident: Rows | None = None
         self._makes_orders_ahead = self.device.type == "cuda"
         self._next_order: dict[int, Future[Tensor]] = {}
@@ -94,10 +97,13 @@ class Loader:
         """Batches of an epoch, the last one of which may be smaller."""
         return math.ceil(self.num_rows / self.batch_size)
 
-    def batches(self, epoch: int = 0, start: int = 0) -> Iterator[Share]:
-        """This rank's share of every batch from number `start` on; batches before it are not read."""
+    def batches(self, epoch: int = 0, start: int = 0, lanes: int | None = None) -> Iterator[Share]:
+        """This rank's share of every batch from number `start` on; batches before it are not read.
+
+        A streamed order depends on `lanes`, the number of ranks at the start of the epoch, by default that of now.
+        """
         if self.mode == "stream":
-            batches = self._from_groups(epoch, start)
+            batches = self._streamed(epoch, start, lanes or self._ranks.world_size)
         else:
             self._resident = self._resident or self._load()
             batches = self._from_memory(self._resident, epoch, start)
@@ -115,11 +121,24 @@ class Loader:
             return "held in memory"
         return f"held on {self._resident.device}, {self._resident.nbytes:,} bytes"
 
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of the dataset's files that this process has read for batches."""
+        return self._wanted.bytes_read
+
     def resized(self, batch_size: int) -> Loader:
         """The same loader with another number of rows a batch."""
         other = copy.copy(self)
         other.batch_size = batch_size
         return other
+
+    def _streamed(self, epoch: int, start: int, lanes: int) -> Generator[Share]:
+        stream = Stream(
+            self._wanted, self._blocks, self._layout, self._weights, self._group_rows, self._seed, self._shuffle
+        )
+        with closing(stream.batches(Deal(self.num_rows, self.batch_size, lanes), self._ranks, epoch, start)) as batches:
+            for number, batch in enumerate(batches, start):
+                yield self._shared(number, batch)
 
     # --- in memory -----------------------------------------------------------------------------------------------
 
@@ -135,17 +154,13 @@ class Loader:
 
     def _load(self) -> Rows:
         """All rows, on the device if it has room for them and as much again."""
-        held = self._read(self._blocks, self.num_rows)
+        filling = Filling(self._layout, self.num_rows)
+        for block in self._blocks:
+            filling.append(self._wanted.read(block))
+        held = filling.finish()
         if self.device.type == "cuda" and held.nbytes < torch.cuda.mem_get_info(self.device)[0] // 2:
             return held.to(self.device)
         return held
-
-    def _read(self, blocks: Sequence[Block], num_rows: int) -> Rows:
-        """The wanted rows of some blocks."""
-        rows = Filling(self._layout, num_rows)
-        for block in blocks:
-            rows.append(self._wanted.read(block))
-        return rows.finish()
 
     def _order_in_time(self, epoch: int) -> Tensor:
         """The order of an epoch. For a GPU the next order is made meanwhile: at 100 million samples/s an epoch of 20
@@ -182,63 +197,3 @@ class Loader:
         total = self._total(number)
         share = self._ranks.share(total)
         return Share({name: batch[name] for name in self.features}, share.stop - share.start, total, share.start)
-
-    # --- streamed ------------------------------------------------------------------------------------------------
-
-    def _groups(self, epoch: int, start: int) -> Generator[tuple[int, Rows, Tensor]]:
-        """Blocks in the order of the epoch, as many at a time as may be held; before batch `start` none is read.
-
-        Each group comes as its first row's place in the order of the epoch, its rows, and their order.
-        """
-        places = np.arange(len(self._blocks))
-        if self._shuffle:
-            places = np.random.default_rng(mixed_seed(self._seed, epoch)).permutation(places)
-        mixed = [self._blocks[i] for i in places]
-        if self._weights is not None:
-            ends = self._weights.ends(mixed, first_draw(self._seed, epoch))
-        else:
-            ends = np.array([0, *(block.num_rows for block in mixed)]).cumsum()
-        first, number = 0, 0
-        for blocks in grouped(mixed, self._group_rows):
-            position, count = int(ends[first]), int(ends[first + len(blocks)] - ends[first])
-            if position + count > start * self.batch_size and count:
-                seed = mixed_seed(self._seed, epoch, number)
-                if self._weights is not None:
-                    order = draw_rows(self._weights.of(blocks), count, seed)
-                else:
-                    order = _permuted(count, seed) if self._shuffle else torch.arange(count)
-                yield position, self._read(blocks, sum(block.num_rows for block in blocks)), order
-            first, number = first + len(blocks), number + 1
-
-    def _from_groups(self, epoch: int, start: int) -> Generator[Share]:
-        number, parts = start, list[Batch]()
-        with closing(prefetched(self._groups(epoch, start), 1)) as groups:
-            for first, rows, order in groups:
-                while number < self.num_batches:
-                    part = self._part(number)
-                    here = order[max(part.start - first, 0) : max(part.stop - first, 0)]
-                    if len(here):
-                        parts.append(rows.take(here, self.device))
-                    if number * self.batch_size + self._total(number) > first + len(order):
-                        break  # the rest of this batch is in the next group
-                    yield self._shared(number, _joined(parts))
-                    number, parts = number + 1, []
-
-
-def _permuted(num_rows: int, seed: int) -> Tensor:
-    """Rows in random order, as int64."""
-    return torch.randperm(num_rows, generator=torch.Generator().manual_seed(seed))
-
-
-def _joined(parts: Sequence[Batch]) -> Batch:
-    """The rows of all parts, lists as wide as the widest part's."""
-    if len(parts) == 1:
-        return parts[0]
-    widths = {name: max(part[name].shape[1] for part in parts) for name, rows in parts[0].items() if rows.dim() > 1}
-    return concatenate(
-        {
-            name: F.pad(rows, (0, widths[name] - rows.shape[1])) if name in widths else rows
-            for name, rows in part.items()
-        }
-        for part in parts
-    )

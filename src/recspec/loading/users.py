@@ -16,6 +16,7 @@ class UserRows:
     """A row for each of some users, which holds the user's id."""
 
     num_values: Mapping[str, int] = MappingProxyType({})
+    bytes_read = 0
 
     def __init__(self, spec: FeatureSpec, users: Ids) -> None:
         self._name, self._users = spec.user_id, users

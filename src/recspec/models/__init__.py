@@ -1,6 +1,6 @@
 """The models: batch -> logits. Adding one is a file here and a line below."""
 
-from recspec.models.base import TRAINING_SPACE, Model, counts_of
+from recspec.models.base import TRAINING_SPACE, Model, Shapes, counts_of
 from recspec.models.dcnv2 import DcnV2
 from recspec.models.dien import Dien
 from recspec.models.din import Din
@@ -27,7 +27,7 @@ from recspec.models.wide_deep import INDICATOR_MOST_IDS, Deep, Wide, WideDeep, W
 __all__ = [
     "INDICATOR_MOST_IDS", "MODELS", "TRAINING_SPACE", "DataFacts", "Deep", "FittedItemModel", "FittedModel", "IdFacts",
     "Ids", "Interactions", "ItemModel", "KnownEvents", "KnownItemsModel", "LogisticRegression", "Model",
-    "PreparedNegatives", "Proposals", "Scores", "Task", "TrainedItemModel", "UserEvents", "Wide", "WideDeep",
+    "PreparedNegatives", "Proposals", "Scores", "Shapes", "Task", "TrainedItemModel", "UserEvents", "Wide", "WideDeep",
     "WideDeepSettings", "counts_of",
 ]  # fmt: skip
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Annotated, ClassVar, TypeVar, cast
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
 
 import numpy as np
 import torch
@@ -28,6 +28,10 @@ SCORE_FLOATS = 1 << 22
 
 SCORE_BLOCK = 1 << 18
 """Rows that `pair_scores` builds at once: 2^18 rows of some hundred floats take a few hundred MB."""
+
+Shapes = Literal["steady", "few", "changing"]
+"""The shapes of a model's products over the steps of a run: the same ones; also narrow products over events, in blocks
+of few shapes; or new ones at most steps."""
 
 Value = TypeVar("Value")
 
@@ -66,8 +70,12 @@ def scores_of_sums(ours: Tensor, theirs: Tensor, floats: int, score: Callable[[T
     """Scores (R, N) of the sums (..., N, D) of requests' parts (R, D) and items' (N, D), `floats` numbers at once."""
     if torch.compiler.is_compiling():  # a program takes any number of items
         return score(ours.unsqueeze(1) + theirs)
-    step = max(1, floats // max(1, theirs.numel()))
-    return torch.cat([score(part.unsqueeze(1) + theirs) for part in torch.split(ours, step)])
+    wide = max(1, floats // max(1, theirs.shape[1]))  # items of a block
+    step = max(1, wide // max(1, len(theirs)))  # requests of a block
+    return torch.cat([
+        torch.cat([score(part.unsqueeze(1) + some) for some in torch.split(theirs, wide)], dim=1)
+        for part in torch.split(ours, step)
+    ])  # fmt: skip
 
 
 def counts_of(name: str) -> str:
@@ -117,6 +125,11 @@ class Model(nn.Module, ABC):
 
     steady_shapes: ClassVar[bool] = True
     """Whether products have the same shapes at every step; products of a batch's events have not."""
+
+    @classmethod
+    def shapes(cls, settings: config.Settings) -> Shapes:  # noqa: ARG003
+        """The shapes of the products of training with these settings."""
+        return "steady" if cls.steady_shapes else "changing"
 
     scores_unseen_items: ClassVar[bool] = False
     """Whether it ranks items that training never saw by their features, so that they may be recommended."""
@@ -211,10 +224,29 @@ class Model(nn.Module, ABC):
         requests, candidates = num_rows(request), num_rows(items)
         if not torch.compiler.is_compiling() and not (requests and candidates):  # a program takes any number of items
             return torch.zeros(requests, candidates, device=self.device)
-        return self.side_scores(request, items) if may_replace(self) else self.pair_scores(request, items)
+        if not may_replace(self):
+            return self.pair_scores(request, items)
+        return self.side_scores(request, self.item_parts(items))
 
-    def side_scores(self, request: Batch, items: Batch) -> Tensor:
-        """`score_items` of a model without hooks; models that can compute a request's part once override this."""
+    def scorer(self, items: Batch) -> Callable[[Batch], Tensor]:
+        """`score_items` of these items for any number of requests, with what concerns the items alone computed once."""
+        parts: list[Any] = []
+
+        def scores(request: Batch) -> Tensor:
+            if not num_rows(request) or not num_rows(items) or not may_replace(self):
+                return self.score_items(request, items)
+            if not parts:
+                parts.append(self.item_parts(items))
+            return self.side_scores(request, parts[0])
+
+        return scores
+
+    def item_parts(self, items: Batch) -> Any:
+        """What `side_scores` reads of items; models that can compute an item's part once override both."""
+        return items
+
+    def side_scores(self, request: Batch, items: Any) -> Tensor:
+        """`score_items` of a model without hooks, from the `item_parts`."""
         return self.pair_scores(request, items)
 
     def pair_scores(self, request: Batch, items: Batch) -> Tensor:

@@ -21,7 +21,7 @@ from recspec import config
 from recspec.batch import Batch, num_rows
 from recspec.errors import SettingsError
 from recspec.models import click_defaults as rules
-from recspec.models.base import DECAY_SPACE, TRAINING_SPACE, Model, UniformStd, Widths, list_problems
+from recspec.models.base import DECAY_SPACE, TRAINING_SPACE, Model, Shapes, UniformStd, Widths, list_problems
 from recspec.models.facts import DataFacts, Proposals
 from recspec.nn import (
     ActivatedMlp,
@@ -98,6 +98,12 @@ class SequenceModel(Model):
         drawn = rules.drawn_anew(facts)
         trained = rules.training(facts, {"inputs.embeddings": POPULARITY_SHARE}, interactions=True)
         return {**trained, **drawn} if drawn else {}
+
+    @classmethod
+    def shapes(cls, settings: config.Settings) -> Shapes:
+        """Few, as long as the attention over events is computed in blocks."""
+        kind = getattr(settings, "attention_activation", None)
+        return "few" if kind in ("sigmoid", "relu") else "changing"
 
     def __init__(self, spec: FeatureSpec, settings: SequenceSettings, held: RowsHeld | None = None) -> None:
         super().__init__(spec, settings, held)

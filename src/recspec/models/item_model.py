@@ -91,11 +91,15 @@ class ItemModel(Model):
 
     def side_scores(self, request: Batch, items: Batch) -> Tensor:
         """`score_items`: each user's scores of all items, of which those asked for are kept."""
-        scores = self.score_users(request[self.user_id].long())
-        return self._as_logits(scores.index_select(1, items[self.item_id].long()))
+        scores, ids = self.score_users(request[self.user_id].long()), items[self.item_id].long()
+        first = None if torch.compiler.is_compiling() else _first_of(ids)
+        chosen = scores.index_select(1, ids) if first is None else scores[:, first : first + len(ids)]
+        return self._as_logits(chosen)
 
     def _as_logits(self, scores: Tensor) -> Tensor:
-        return scores.float() * self.line[0] + self.line[1]
+        if not torch.compiler.is_compiling() and not self.gives_logits:
+            return scores.float()
+        return torch.addcmul(self.line[1], scores.float(), self.line[0])
 
     def score_pairs(self, users: Tensor, items: Tensor) -> Tensor:
         """(B,) scores of pairs; here from all scores of each user."""
@@ -111,7 +115,7 @@ class ItemModel(Model):
 
     @abstractmethod
     def score_users(self, users: Tensor) -> Tensor:
-        """(R, N) scores of every item for each user; the caller bounds R."""
+        """(R, N) scores of every item for each user, in a tensor that the caller may change; the caller bounds R."""
 
 
 class TrainedItemModel(ItemModel):
@@ -164,6 +168,12 @@ class TrainedItemModel(ItemModel):
     @abstractmethod
     def loss_of_users(self, users: Tensor) -> Tensor:
         """The sum of the losses of the events of users (B,): a scalar."""
+
+
+def _first_of(ids: Tensor) -> int | None:
+    """The first of ids (N,) that follow each other, whose scores need no copy; None for others."""
+    first = int(ids[0])
+    return first if torch.equal(ids, torch.arange(first, first + len(ids), device=ids.device)) else None
 
 
 def sharing(module: nn.Module) -> nn.Module:

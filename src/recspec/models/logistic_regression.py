@@ -116,9 +116,13 @@ class LogisticRegression(FittedModel):
         """Logits (B,)."""
         return self.intercept + self._part(batch)
 
-    def side_scores(self, request: Batch, items: Batch) -> Tensor:
+    def item_parts(self, items: Batch) -> Tensor:
+        """The items' part of the logit."""
+        return self.intercept + self._part(items)
+
+    def side_scores(self, request: Batch, items: Tensor) -> Tensor:
         """`score_items`: the sum of a request's part and an item's part."""
-        return self.intercept + self._part(request).unsqueeze(1) + self._part(items)
+        return self._part(request).unsqueeze(1) + items
 
     def _part(self, batch: Mapping[str, Tensor]) -> Tensor:
         """(B,) the part of the features that the batch holds."""

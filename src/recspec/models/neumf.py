@@ -15,7 +15,7 @@ N items to score.
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -24,13 +24,13 @@ from torch import Tensor, nn
 
 from recspec import config
 from recspec.batch import Batch, drawn_of, log_expected_of
-from recspec.models.base import TRAINING_SPACE, Model, counts_of, scores_of_sums
+from recspec.models.base import TRAINING_SPACE, Model, counts_of
 from recspec.models.facts import DataFacts, Proposals
 from recspec.nn import Mlp, RowsHeld, at_least_fp32, cross_entropy, may_replace, sampled_softmax
 from recspec.spec import FeatureSpec
 
-SCORE_FLOATS = 1 << 20
-"""Floats of the MLP's first hidden layer that `score_items` computes at once: 4 MB stay in the cache."""
+SCORE_FLOATS = 1 << 17
+"""Floats of the MLP's first hidden layer that `score_items` computes at once: 512 kB stay in a core's cache."""
 
 NEGATIVES, FEWEST_POSITIVES, MOST_POSITIVES, MOST_STEPS = 15, 512, 8192, 400
 """Negatives of a positive; the fewest and the most positives of a step; and steps of an epoch above which it grows."""
@@ -259,16 +259,24 @@ class NeuMF(Model):
         logits: Tensor = self.out(torch.cat(parts, dim=1)).squeeze(1)
         return logits + self.item_bias(item).squeeze(1) if self.settings.item_bias else logits
 
-    def side_scores(self, request: Batch, items: Batch) -> Tensor:
+    def item_parts(self, items: Batch) -> Part:
+        """The items' part of the logit; `first` has a column for each item (D, N)."""
+        part = self._part("item", items[self.item_id])
+        if "first" in part:
+            part["first"] = part["first"].T.contiguous()
+        return part
+
+    def side_scores(self, request: Batch, items: Part) -> Tensor:
         """`score_items`: each side is computed once; a pair costs a dot product and the MLP without its first layer."""
-        user, item = self._part("user", request[self.user_id]), self._part("item", items[self.item_id])
-        scores = self.out.bias.expand(request[self.user_id].shape[0], items[self.item_id].shape[0])
-        if "gmf" in user:
-            scores = scores + (user["gmf"] * self.out.weight[0, : self.settings.factors]) @ item["gmf"].T
-        if "bias" in item:
-            scores = scores + item["bias"]
+        user = self._part("user", request[self.user_id])
+        bias = items["bias"] + self.out.bias if "bias" in items else self.out.bias
+        scores: Tensor | None = None
+        if "gmf" in user:  # with the bias in the same pass
+            scores = torch.addmm(bias, user["gmf"] * self.out.weight[0, : self.settings.factors], items["gmf"].T)
         if "first" in user:
-            scores = scores + scores_of_sums(user["first"], item["first"], SCORE_FLOATS, self._of_first)
+            of_mlp = self._of_sums(user["first"], items["first"])
+            scores = of_mlp + (bias if scores is None else scores)
+        assert scores is not None, "one half is on"
         return scores
 
     def item_embeddings(self, items: Tensor) -> Tensor:
@@ -330,6 +338,26 @@ class NeuMF(Model):
     def _of_first(self, x: Tensor) -> Tensor:
         """The MLP's part of logits (...), from its first layer's output (..., D)."""
         return self.mlp.after_first(x) @ self.out.weight[0, -self.settings.layers[-1] :]
+
+    def _of_sums(self, ours: Tensor, theirs: Tensor) -> Tensor:
+        """The MLP's part of logits (R, N) from the first layer's parts of users (R, D) and items (D, N).
+
+        Items are columns, so that a user's part is added to long rows, and a layer is one wide product: in rows as
+        narrow as the published layers the same steps take twice as long.
+        """
+        if torch.compiler.is_compiling():  # a program takes any number of items
+            return self._of_first(ours.unsqueeze(1) + theirs.T)
+        layers = [cast(nn.Linear, layer) for layer in self.mlp.layers][1:]
+        last, found = self.out.weight[:, -self.settings.layers[-1] :], []
+        for some in torch.split(theirs, max(1, SCORE_FLOATS // len(theirs)), dim=1):
+            rows = []
+            for one in ours:
+                x = torch.relu_(some + one.unsqueeze(1))
+                for layer in layers:
+                    x = torch.relu_(torch.addmm(layer.bias.unsqueeze(1), layer.weight, x))
+                rows.append(last @ x)
+            found.append(torch.cat(rows))
+        return torch.cat(found, dim=1)
 
     def _join(self, user: Part, item: Part) -> Tensor:
         """Logits of pairs; the shapes of both sides broadcast."""

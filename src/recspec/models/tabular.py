@@ -81,18 +81,25 @@ class Tabular(Model):
     def logits_of(self, parts: Sequence[Part]) -> Tensor:
         """Logits (R, N) from the parts of x_0, each (R or 1, N or 1, n): requests', items', then a part of both."""
 
-    def side_scores(self, request: Batch, items: Batch) -> Tensor:
+    def item_parts(self, items: Batch) -> tuple[list[Part], int]:
+        """The parts of x_0 from the items' features, and the number of items."""
+        return self._columns_of(items), num_rows(items)
+
+    def side_scores(self, request: Batch, items: tuple[list[Part], int]) -> Tensor:
         """`Model.score_items`, with embeddings, and products that concern one side, computed once for it.
 
         If one side holds all numbers, the bottom MLP runs once for it; otherwise its first layer runs once for each
         side.
         """
-        ours, theirs = self._columns_of(request), self._columns_of(items)
+        ours, (theirs, count) = self._columns_of(request), items
         if torch.compiler.is_compiling():
             return self._pairs(ours, theirs)
-        step = max(1, base.SCORE_FLOATS // (num_rows(items) * self.pair_floats))
-        blocks = [[(x[at : at + step], columns) for x, columns in ours] for at in range(0, num_rows(request), step)]
-        return torch.cat([self._pairs(block, theirs) for block in blocks])
+        wide = max(1, base.SCORE_FLOATS // self.pair_floats)  # items of a block
+        step = max(1, wide // count)  # requests of a block
+        return torch.cat([
+            torch.cat([self._pairs(_rows(ours, at, step), _rows(theirs, to, wide)) for to in range(0, count, wide)], 1)
+            for at in range(0, num_rows(request), step)
+        ])  # fmt: skip
 
     def _columns_of(self, batch: Batch) -> list[Part]:
         """The parts of x_0 from a batch's features, (rows, n), with their columns in x_0.
@@ -128,3 +135,8 @@ class Tabular(Model):
             dense = self.bottom.after_first(linear_of_parts(self.bottom.first, halves))
             parts.append((dense, range(self.dense_dim)))
         return self.logits_of(parts)
+
+
+def _rows(parts: Sequence[Part], start: int, count: int) -> list[Part]:
+    """Some rows of parts."""
+    return [(x[start : start + count], columns) for x, columns in parts]

@@ -78,6 +78,8 @@ class TwoTower(Model):
     The request's tower reads the features of user, context and history, the item's tower those of the item. Each
     concatenates embeddings (lists pooled) and numbers, and ends in a linear layer. Embeddings start uniform within
     1 / sqrt(rows), layers Glorot-uniform.
+
+    One class because each method is what training, evaluation or export asks of a model.
     """
 
     name = "two_tower"
@@ -183,9 +185,13 @@ class TwoTower(Model):
         logits: Tensor = (self.request_vector(batch) * self.item_vectors(batch)).sum(1)
         return logits
 
-    def side_scores(self, request: Batch, items: Batch) -> Tensor:
+    def item_parts(self, items: Batch) -> Tensor:
+        """The items' vectors."""
+        return self.item_vectors(items)
+
+    def side_scores(self, request: Batch, items: Tensor) -> Tensor:
         """`score_items`: the product of both towers' vectors."""
-        return _products(self.request_vector(request), self.item_vectors(items))
+        return _products(self.request_vector(request), items)
 
     def loss(self, batch: Batch) -> Tensor:
         """Mean loss of the rows, in nats: with the softmax, that of each positive (`sampled_softmax`)."""

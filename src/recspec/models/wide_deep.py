@@ -12,6 +12,7 @@ Shapes: B rows; X the width of the MLP's input; D of its first hidden layer; R r
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from math import prod
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self, cast
@@ -167,21 +168,38 @@ class WideDeep(Model):
         if self.settings.use_deep:
             self.deep.prepare_for_inference()
 
-    def side_scores(self, request: Batch, items: Batch) -> Tensor:
+    def item_parts(self, items: Batch) -> ItemParts:
+        """The items, and their shares of the linear part and of the MLP's first layer."""
+        crosses = self.wide.crosses if self.settings.use_wide else ()
+        if any(set(cross) & set(items) and not set(cross) <= set(items) for cross in crosses):
+            return ItemParts(items)
+        wide = self.wide.part(items) if self.settings.use_wide else None
+        return ItemParts(items, wide, self.deep.first_layer(items) if self.settings.use_deep else None)
+
+    def side_scores(self, request: Batch, items: ItemParts) -> Tensor:
         """`score_items`, with a feature's share of the linear part and of the MLP's first layer computed once.
 
         Crosses of features of both sides need the pairs.
         """
-        crosses = self.wide.crosses if self.settings.use_wide else ()
-        if any(set(cross) & set(request) and set(cross) & set(items) for cross in crosses):
-            return self.pair_scores(request, items)
+        if items.wide is None and items.first is None:
+            return self.pair_scores(request, items.features)
         scores: Tensor | float = 0.0
-        if self.settings.use_wide:
-            scores = (self.wide.part(request) + self.wide.bias)[:, None] + self.wide.part(items)
-            if not self.settings.use_deep:
+        if items.wide is not None:
+            scores = (self.wide.part(request) + self.wide.bias)[:, None] + items.wide
+            if items.first is None:
                 return scores
-        ours, theirs = self.deep.first_layer(request), self.deep.first_layer(items)
-        return scores + scores_of_sums(ours, theirs, base.SCORE_FLOATS, self.deep.after_first)
+        assert items.first is not None
+        ours = self.deep.first_layer(request)
+        return scores + scores_of_sums(ours, items.first, base.SCORE_FLOATS, self.deep.after_first)
+
+
+@dataclass(frozen=True, eq=False)
+class ItemParts:
+    """What is computed once of N items; without the parts, scores need the pairs."""
+
+    features: Batch
+    wide: Tensor | None = None  # (N,)
+    first: Tensor | None = None  # (N, D)
 
 
 class Wide(nn.Module):

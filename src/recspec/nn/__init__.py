@@ -25,6 +25,7 @@ from recspec.nn.meta import without_memory
 from recspec.nn.mlp import ActivatedMlp, Activation, Dice, Mlp, aligned_linear, follow_together, start_glorot
 from recspec.nn.recurrent import Gru
 from recspec.nn.stored_rows import Column
+from recspec.nn.uncompiled import uncompiled
 
 __all__ = [
     "ActivatedMlp", "Activation", "AttentionUnit", "Blocks", "CalibrationMap", "Column", "CrossNetwork", "Dice",
@@ -33,5 +34,6 @@ __all__ = [
     "attention_to_items", "buckets_of", "cross_entropy", "dot_interaction", "drop", "embedding_widths", "events_of",
     "floats_at_once", "follow_together", "ids_and_numbers", "kernels", "last_states_of_items", "latest_best",
     "linear_of_parts", "logits_of_first", "may_replace", "number_widths", "sampled_softmax", "segments", "side_by_side",
-    "softmax_loss", "start_glorot", "sum_rows", "without_memory",
+    "softmax_loss", "start_glorot", "sum_rows", "uncompiled",
+    "without_memory",
 ]  # fmt: skip

@@ -41,16 +41,16 @@ class AttentionUnit(nn.Module):
         if not may_replace(self.mlp, self.out):
             wide = events.spread(target)
             joined = torch.cat([happened, wide, happened - wide, happened * wide], dim=1)
-            return self.after_first(self.mlp.first(joined), events.present)
+            return self.after_first(self.mlp.first(joined), events.mask)
         if events.in_large_steps and self.mlp.can_replace(happened):
             return self._by_blocks(happened, target, events)
         joined = happened * events.spread(target)
         first = self.of_events(happened) + events.spread(self.of_targets(target)) + self.of_products(joined)
-        return self.after_first(first, events.present)
+        return self.after_first(first, events.mask)
 
     def _by_blocks(self, happened: Tensor, target: Tensor, events: Events) -> Tensor:
         event, _, difference, product = self._parts
-        with own_precision(happened):
+        with own_precision(happened, events):
             happened, target = happened.to(product.dtype), target.to(product.dtype)
             parts = (happened, target, self.of_targets(target), event + difference, product, *self.mlp.tail)
             return cast(Tensor, EventWeights.apply(events, self.mlp.kind, *parts, *self.out.parameters()))  # type: ignore[no-untyped-call]
@@ -119,7 +119,7 @@ class NextEvent(nn.Module):
         return (losses if follows is None else losses * follows).sum() / max(1, events.num_rows)
 
     def _by_blocks(self, states: Tensor, happened: Tensor, sampled: Tensor, events: Events) -> Tensor:
-        with own_precision(happened):
+        with own_precision(happened, events):
             of_state, of_event = self._parts
             given = (each.to(of_event.dtype) for each in (states, happened, sampled))
             parts = (*given, of_state, of_event, self.mlp.first.bias)

@@ -50,16 +50,16 @@ def _is_plain(module: nn.Module | None) -> bool:
 
 
 @contextmanager
-def own_precision(x: Tensor) -> Iterator[None]:
-    """Compute products in the parameters' own type until the end of the block; on a CPU, by its BLAS.
+def own_precision(x: Tensor, events: Events | None = None) -> Iterator[None]:
+    """Compute products of tensors in the parameters' own type until the end of the block.
 
-    torch sends products of narrow types, and of tf32 or bf16 precision, through oneDNN. That compiles a kernel for
-    every new number of rows, in 1.0 to 1.5 ms; the product of 1024 rows takes 0.06. Every batch has steps of other
-    numbers of rows.
+    On a CPU, torch sends products of tf32 or bf16 precision through oneDNN. That compiles a kernel for every new number
+    of rows, in 1.0 to 1.5 ms; the product of 1024 rows takes 0.06. So products go through the BLAS, except those over
+    `events` in even steps.
     """
     before = torch.get_float32_matmul_precision()
     with torch.autocast(x.device.type, enabled=False):
-        if x.device.type != "cpu" or before == "highest":
+        if x.device.type != "cpu" or before == "highest" or (events is not None and events.in_even_steps):
             yield
             return
         torch.set_float32_matmul_precision("highest")
@@ -104,7 +104,7 @@ class EventWeights(torch.autograd.Function):
         of_by_event, of_by_product = torch.zeros_like(by_event), torch.zeros_like(by_product)
         scratch, blocks = Scratch(happened, min(len(happened), BLOCK)), events.blocks
         cut = map(blocks.cut, (happened, of_happened, gradient, *kept))
-        with own_precision(happened):
+        with own_precision(happened, events):
             for rows, x, of_x, of_own, *parts in zip(blocks.rows, *cut, strict=True):
                 own = target[rows]
                 slope = network.backward(of_own, parts, scratch)
@@ -139,12 +139,13 @@ class NextEventLoss(torch.autograd.Function):
         network, blocks = Tail("sigmoid", tail), events.blocks
         events_of_block = map(blocks.cut, (happened, sampled, of_happened, of_sampled))
         states_before = map(blocks.cut_before, (states, of_states))
-        for rows, first_step, right_event, wrong_event, of_right, of_wrong, state, of_state in zip(
-            blocks.rows, blocks.first, *events_of_block, *states_before, strict=True
+        held = [None] * len(blocks.rows) if events.held is None else blocks.cut(events.held)
+        for rows, first_step, there, right_event, wrong_event, of_right, of_wrong, state, of_state in zip(
+            blocks.rows, blocks.first, held, *events_of_block, *states_before, strict=True
         ):
             if first_step:
                 continue
-            own = share[rows]
+            own = share[rows] if there is None else share[rows] * there
             size = len(own)
             known = torch.addmm(bias, state, by_state.t(), out=scratch("known", size, len(bias)))
             first = scratch("0", 2 * size, len(bias))  # both answers share the network's tensors
@@ -235,10 +236,14 @@ class Recurrence(torch.autograd.Function):
         events: Events = ctx.events
         hidden = weight_h.shape[1]
         # The gradient of each row's state so far (B, H).
-        if of_last is None:
+        if of_last is None or events.held is not None:
             carried = x.new_zeros(events.num_rows, hidden)
         else:
             carried = of_last.index_select(0, cast(Tensor, events.order))
+        if of_last is not None and events.held is not None:  # steps go on behind a row's last event
+            of_last = of_last.masked_fill((events.lengths == 0).unsqueeze(1), 0.0)
+            of_states = torch.zeros_like(states) if of_states is None else of_states.clone()
+            of_states.index_add_(0, _last_places(events), of_last)
         of_x, of_attention = torch.empty_like(x), None if attention is None else torch.empty_like(attention)
         by_x = torch.cat([weight_x[2 * hidden :], weight_x[: 2 * hidden]])
         of_by_x, of_weight_h, of_bias = torch.zeros_like(by_x), torch.zeros_like(weight_h), x.new_zeros(3 * hidden)
@@ -255,7 +260,7 @@ class Recurrence(torch.autograd.Function):
             *map(blocks.cut, (*gates.split_with_sizes([hidden, hidden], 1), candidates, recalled)),
             strict=True,
         )
-        with own_precision(x):
+        with own_precision(x, events):
             for rows, first, of_state, weight, of_weight, own, of_own, old, u, r, c, memory in reversed([*parts]):
                 here = carried[rows]
                 if of_state is not None:
@@ -294,12 +299,17 @@ def last_states(states: Tensor, events: Events) -> Tensor:
     """The state after each row's last event: (T, H) -> (B, H); zeros for an empty history."""
     if not events.sizes:
         return states.new_zeros(events.num_rows, states.shape[1])
-    starts = torch.tensor([0, *accumulate(events.sizes[:-1])], device=states.device)
+    found = states.index_select(0, _last_places(events))
+    full = events.sizes[0] == events.num_rows and events.held is None
+    return found if full else found.masked_fill((events.lengths == 0).unsqueeze(1), 0.0)
+
+
+def _last_places(events: Events) -> Tensor:
+    """The place of each row's last event (B,); any place for an empty history."""
+    starts = torch.tensor([0, *accumulate(events.sizes[:-1])], device=events.lengths.device)
     places = starts.index_select(0, (events.lengths - 1).clamp(min=0)) + cast(Tensor, events.rank)
     # An empty history stands behind all others; its place may lie outside the first step.
-    found = states.index_select(0, places.clamp(max=len(states) - 1))
-    full = events.sizes[0] == events.num_rows
-    return found if full else found.masked_fill((events.lengths == 0).unsqueeze(1), 0.0)
+    return places.clamp(max=events.num_events - 1)
 
 
 class ReluDropout(torch.autograd.Function):

@@ -194,6 +194,7 @@ class TargetQueries(nn.Module):
             nn.init.uniform_(weight, -bound, bound)
 
     def forward(self, target: Tensor) -> Tensor:
-        """The queries."""
-        both = torch.bmm(self.query * self.query.shape[2] ** -0.5, self.key)  # (H, D_target, D_event)
-        return torch.unflatten(target @ both.transpose(0, 1).flatten(1), 1, (len(both), -1))
+        """The queries, in fp32 even under autocast: bf16 makes ties of near scores, and a search orders by them."""
+        with torch.autocast(target.device.type, enabled=False):
+            both = torch.bmm(self.query * self.query.shape[2] ** -0.5, self.key)  # (H, D_target, D_event)
+            return torch.unflatten(target.to(both.dtype) @ both.transpose(0, 1).flatten(1), 1, (len(both), -1))

@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from recspec.errors import SettingsError
 
 Module = TypeVar("Module", bound=nn.Module)
+
+DRAWN = (torch.Tensor.normal_, nn.init.normal_)
+"""Fillings that torch writes in Python for the meta device; they load its compiler, which takes as long as torch."""
+
+
+class _Undrawn(TorchFunctionMode):
+    """Leaves out `DRAWN`, because tensors without memory have no values."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = kwargs or {}
+        if func in DRAWN:
+            return given["tensor"] if "tensor" in given else args[0]
+        return func(*args, **given)
 
 
 def without_memory(make: Callable[[], Module]) -> Module:
@@ -20,7 +34,7 @@ def without_memory(make: Callable[[], Module]) -> Module:
         SettingsError: if a tensor has more elements than torch can count.
     """
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), _Undrawn():
             return make()
     except (RuntimeError, TypeError, OverflowError) as error:
         if "overflow" not in str(error).lower():

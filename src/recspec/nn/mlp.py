@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from recspec.nn.dropout import in_digits
 from recspec.nn.hand_written import ReluDropout, may_replace
 from recspec.nn.losses import at_least_fp32
+from recspec.nn.uncompiled import uncompiled
 
 Activation = Literal["prelu", "dice", "sigmoid", "relu"]
 
@@ -213,7 +214,7 @@ class Dice(nn.Module):
                 self._keep(torch.cat([count.view(1), first + rest, variance]))
         return away, variance
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @uncompiled
     def _keep(self, part: Tensor) -> None:
         """Keep a part of a step, outside compiled programs, which would recompile for each length of the list."""
         assert self.parts is not None

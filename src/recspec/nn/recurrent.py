@@ -37,7 +37,7 @@ class Gru(nn.Module):
 
     def forward(self, x: Tensor, events: Events, attention: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """States (T, H) after each event, and last states (B, H)."""
-        with own_precision(x):  # errors of a narrow type would add up over the steps
+        with own_precision(x, events):  # errors of a narrow type would add up over the steps
             dtype = self.weight_h.dtype
             x, attention = x.to(dtype), None if attention is None else attention.to(dtype)
             parameters = self.weight_x, self.weight_h, self.bias

@@ -7,6 +7,8 @@ from recspec.prepare.columns import Catalogue, Column, Kind
 from recspec.prepare.context import ENGINES, PrepareContext, Progress, Remark, limit_bytes
 from recspec.prepare.decay import Decay
 from recspec.prepare.declared import DeclaredColumn, Invalid, columns_schema, declared_columns, load_columns
+from recspec.prepare.growing import Grown, grow
+from recspec.prepare.growth import GROWTH_FILE, GrowthRules
 from recspec.prepare.histories import HistorySettings, Prefixes, TimeSplitSettings, UnknownTargets
 from recspec.prepare.interaction_columns import Source
 from recspec.prepare.names import (
@@ -60,15 +62,15 @@ from recspec.prepare.time_formats import check_time_format
 from recspec.prepare.times import columns_like_times, note_doubtful_time, note_untimed
 
 __all__ = [
-    "CODE_NAME", "ENGINES", "EVENT_WEIGHT", "FILE_SPLIT", "GROUP", "ITEM", "LABEL", "LABELS", "PROBLEMS_SHOWN", "ROW",
-    "ROW_BYTES", "SERIES", "SPLIT", "SPLITS", "SPLIT_WORDS", "TIMESTAMP", "USER", "WEIGHT", "Backend", "Catalogue",
-    "Column", "ColumnRole", "ColumnType", "Decay", "DeclaredColumn", "Distribution", "HistorySettings", "Invalid",
-    "JsonFile", "Kind", "Notes", "Prefixes", "PrepareContext", "Prepared", "Progress", "RawLayout", "RawRows",
-    "Reading", "Remark", "Repeats", "Roles", "RowsBy", "Scatter", "Source", "TextFile", "TimeSplitSettings",
-    "UnknownTargets", "Weighting", "at_least", "blocks", "by_share", "by_time", "check_encoding", "check_time_format",
-    "clean", "clicks", "column_of", "columns_like_times", "columns_schema", "count_rows", "counts_by",
-    "declared_columns", "fetch", "figures", "find_raw_files", "first_left_out", "interactions", "is_dated",
-    "keep_earliest", "leave_one_out", "left_join", "limit_bytes", "lines_of", "load_columns", "note_doubtful_time",
-    "note_untimed", "number_of", "prepared", "read_header", "read_raw_files", "shuffled", "splits", "splits_by_name",
-    "stage", "typed",
+    "CODE_NAME", "ENGINES", "EVENT_WEIGHT", "FILE_SPLIT", "GROUP", "GROWTH_FILE", "ITEM", "LABEL", "LABELS",
+    "PROBLEMS_SHOWN", "ROW", "ROW_BYTES", "SERIES", "SPLIT", "SPLITS", "SPLIT_WORDS", "TIMESTAMP", "USER", "WEIGHT",
+    "Backend", "Catalogue", "Column", "ColumnRole", "ColumnType", "Decay", "DeclaredColumn", "Distribution", "Grown",
+    "GrowthRules", "HistorySettings", "Invalid", "JsonFile", "Kind", "Notes", "Prefixes", "PrepareContext", "Prepared",
+    "Progress", "RawLayout", "RawRows", "Reading", "Remark", "Repeats", "Roles", "RowsBy", "Scatter", "Source",
+    "TextFile", "TimeSplitSettings", "UnknownTargets", "Weighting", "at_least", "blocks", "by_share", "by_time",
+    "check_encoding", "check_time_format", "clean", "clicks", "column_of", "columns_like_times", "columns_schema",
+    "count_rows", "counts_by", "declared_columns", "fetch", "figures", "find_raw_files", "first_left_out", "grow",
+    "interactions", "is_dated", "keep_earliest", "leave_one_out", "left_join", "limit_bytes", "lines_of",
+    "load_columns", "note_doubtful_time", "note_untimed", "number_of", "prepared", "read_header", "read_raw_files",
+    "shuffled", "splits", "splits_by_name", "stage", "typed",
 ]  # fmt: skip

@@ -27,8 +27,8 @@ class Backend(Protocol):
     def read_text(self, file: TextFile, into: Path | None = None, watch: Watch | None = None) -> Table:
         """Stage a delimited text file, with the column `ROW`. Raises DataError, naming malformed lines.
 
-        `into` is a file that outlives the engine, for `read_parquet`; it appears once it is complete. `watch` receives
-        the share of the file read so far, if known, and may raise to stop.
+        `into` is a file that outlives the engine, for `read_parquet` with `row`; it appears once it is complete.
+        `watch` receives the share of the file read so far, if known, and may raise to stop.
         """
 
     def read_json(self, file: JsonFile, into: Path | None = None) -> Table:

@@ -40,6 +40,7 @@ from recspec.prepare.text_files import (
 PATTERN = re.compile(r"[*?\[\\]")  # makes a path a pattern; DuckDB has no option to take it literally
 PROCESS_BYTES = 600_000_000  # outside DuckDB's limit (measured: 250 to 400 MB for ratings, 550 MB for Outbrain)
 BYTES_PER_THREAD = 125_000_000  # to sort out of core, by its documentation; two threads with this together fail
+FILE_ROW = "file_row_number"  # of DuckDB's reader of Parquet: the number of a row in its file
 DUCKDB_TYPES = {"int64": "BIGINT", "float64": "DOUBLE", "string": "VARCHAR", "list": "VARCHAR[]"}
 
 
@@ -100,7 +101,7 @@ class DuckDBBackend(Backend):
         selected = ", ".join(_selected(name, kind) for name, kind in file.columns.items())
         try:
             with bounded(file.path, self._folder, self._connection.interrupt):
-                target = self._copy(f"SELECT row_number() OVER () - 1 AS {ROW}, {selected} FROM {scan}", into, watch)
+                target = self._copy(f"SELECT {selected} FROM {scan}", into, watch)
         except duckdb.OutOfMemoryException as error:
             raise _resource_error(error, self.memory_limit) from None
         except duckdb.IOException as error:  # of the disk, or of a truncated compressed file
@@ -109,25 +110,30 @@ class DuckDBBackend(Backend):
             raise _resource_error(error, self.memory_limit) from None
         except duckdb.Error as error:
             raise explained(file, str(error)) from None
-        return without_missing(self, file, self.read_parquet([target]))
+        return without_missing(self, file, self._parquet([target], row=True))
 
     def read_parquet(self, paths: Sequence[Path], *, row: bool = False) -> Table:
         if row:
             self._raw += paths
-        name = next(self._names)
-        files = ", ".join(map(self._plain, paths))
-        number = f"row_number() OVER () - 1 AS {ROW}, " if row else ""
-        scan = f"read_parquet([{files}], hive_partitioning=false)"
-        casts = ", ".join(_in_micros(quoted(column, '"'), zoned) for column, zoned in nanosecond_columns(paths[0]))
-        columns = f"* REPLACE ({casts})" if casts else "*"
         try:
-            self._connection.execute(f"CREATE VIEW {name} AS SELECT {number}{columns} FROM {scan}")
+            return self._parquet(paths, row=row)
         except duckdb.Error as error:
             if not row:
                 raise
             where = ", ".join(map(str, paths))
             raise DataError(f"{where}: damaged, or not a Parquet file: {str(error).splitlines()[0]}") from None
-        return ibis.table(schema_of(paths[0], row), name=name)
+
+    def _parquet(self, paths: Sequence[Path], *, row: bool) -> Table:
+        """Parquet files as one table. A file's own numbers of rows, unlike a window over them, leave threads free."""
+        name = next(self._names)
+        files, schema = ", ".join(map(self._plain, paths)), schema_of(paths[0], row)
+        own = row and len(paths) == 1 and FILE_ROW not in map(str.lower, schema)
+        number = f"{FILE_ROW} AS {ROW}, " if own else f"row_number() OVER () - 1 AS {ROW}, " if row else ""
+        scan = f"read_parquet([{files}], hive_partitioning=false, file_row_number={own})"
+        casts = ", ".join(_in_micros(quoted(column, '"'), zoned) for column, zoned in nanosecond_columns(paths[0]))
+        columns = f"*{f' EXCLUDE ({FILE_ROW})' if own else ''}{f' REPLACE ({casts})' if casts else ''}"
+        self._connection.execute(f"CREATE VIEW {name} AS SELECT {number}{columns} FROM {scan}")
+        return ibis.table(schema, name=name)
 
     def stage(self, table: Table, into: Path | None = None) -> Table:
         with _explained_errors(self.memory_limit, self._raw):

@@ -17,6 +17,7 @@ from recspec.errors import DataError
 from recspec.prepare.backend import Backend
 from recspec.prepare.columns import Catalogue, Column, Fitted, PreparedCatalogue, fit_in_table
 from recspec.prepare.decay import Decay
+from recspec.prepare.growth import GrowthRules
 from recspec.prepare.histories import HistoryColumns, HistorySettings, UnknownTargets, prepare_history
 from recspec.prepare.names import EVENT_WEIGHT, ITEM, LABEL, ROW, SPLIT, TIMESTAMP, USER
 from recspec.prepare.notes import Notes
@@ -47,7 +48,9 @@ class Source:
     missing_by_column: Mapping[str, Sequence[str]] = field(default_factory=dict)  # the same, of raw columns by name
     summary: Callable[[int], Mapping[str, object]] = lambda _: {}
     """The dataset's own counts, given the number of kept interactions; it may add to `notes`."""
+    holds_out: bool = True  # whether rows were meant for valid and test
     notes: Notes = field(default_factory=Notes)  # of the dataset; writing adds to them
+    growth: GrowthRules | None = None  # how new events become rows; None if the dataset takes none
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,35 @@ def write(
     summary |= {"users": len(prepared.vocabulary(USER)), "items": len(prepared.vocabulary(ITEM))}
     summary |= {**times, **source.summary(total), **counts.summary(plan)}
     _note_left_out(plan, counts)
+    if source.growth is not None:
+        _save_growth(folder, source, prepared, plan)
     return _specification(folder, plan, counts, {**summary, **source.notes.summary()})
+
+
+def _save_growth(folder: Path, source: Source, prepared: InteractionColumns, plan: Plan) -> None:
+    """Write how new events become rows, and why they can't."""
+    assert source.growth is not None
+    settings = plan.settings
+    shortened = settings.min_history or settings.prefixes != "all"
+    why = "its events are weighted" if source.weighted else ""
+    why = why or ("min_history and prefixes left out train rows, whose events it does not hold" if shortened else "")
+    readable = {
+        role: dict(catalogue.readable)
+        for role, catalogue in (("user", source.users), ("item", source.items))
+        if catalogue is not None
+    }
+    num_negatives = plan.num_negatives
+    if source.candidates is not None:
+        num_negatives = len(source.candidates.column("negatives")[0])
+    told = {
+        "timestamp": source.growth.timestamp if source.timed else None,
+        "missing_values": tuple(source.missing_values), "readable": readable, "num_negatives": num_negatives,
+        "seed": plan.seed,
+        "histories": HistorySettings(**settings.model_dump(include=set(HistorySettings.model_fields))),
+        "gap_unit": prepared.history.unit if prepared.history is not None else None,
+        "refused": source.growth.refused or why,
+    }  # fmt: skip
+    source.growth.model_copy(update=told).save(folder)
 
 
 # --- the rows --------------------------------------------------------------------------------------------------------
@@ -136,7 +164,8 @@ def _note_left_out(plan: Plan, counts: Counts) -> None:
         (notes.changed if kept else notes.dropped).append(f"{number:,} {what}{end}, such as one of user '{user}'")
     if history is not None:
         history.note(notes)
-    notes.dropped += [f"the split {split}: it has no row" for split, rows in counts.rows.items() if not rows]
+    if plan.source.holds_out:
+        notes.dropped += [f"the split {split}: it has no row" for split, rows in counts.rows.items() if not rows]
 
 
 # --- the specification -----------------------------------------------------------------------------------------------

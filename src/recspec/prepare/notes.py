@@ -12,7 +12,8 @@ class Notes:
     inferred: list[str] = field(default_factory=list)  # choices made from the data, such as the type of a column
     dropped: list[str] = field(default_factory=list)  # rows, users, items and values that are left out
     changed: list[str] = field(default_factory=list)  # values kept in another form
+    num_invalid: int = 0  # rows that were left out by invalid values
 
     def summary(self) -> dict[str, object]:
         """The non-empty lists, as in `prepare.json`."""
-        return {name: sentences for name, sentences in asdict(self).items() if sentences}
+        return {name: told for name, told in asdict(self).items() if isinstance(told, list) and told}

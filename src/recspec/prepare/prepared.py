@@ -59,7 +59,7 @@ def run(
     out = local(context.out, "OUT")
     with locked(out, "preparing"):
         identity: dict[str, object] = {"dataset": dataset, "settings": settings.model_dump(mode="json")}
-        identity |= {"inputs": [_fingerprint(path) for path in inputs], "recspec": recspec.__version__}
+        identity |= {"inputs": [fingerprint(path) for path in inputs], "recspec": recspec.__version__}
         _remove_abandoned(out)
         if _holds(out, identity, context.force):
             return _prepared(out, f"already prepared: {out} holds what was asked for")
@@ -169,7 +169,8 @@ def _remove_abandoned(out: Path) -> None:
             removed(folder)
 
 
-def _fingerprint(path: Path) -> dict[str, object]:
+def fingerprint(path: Path) -> dict[str, object]:
+    """What identifies a raw file."""
     size = path.stat().st_size
     if size > HASHED_BYTES:
         return {"name": path.name, "bytes": size, "modified": path.stat().st_mtime_ns}

@@ -374,6 +374,10 @@ def _encoding(path: Path, reading: Reading, notes: Notes) -> str:
     if start[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
         notes.inferred.append(f"{path.name} is read as utf-16, because it starts with that encoding's byte order mark")
         return "utf-16"
+    for kind, zeros, others in (("utf-16-le", start[1::2], start[::2]), ("utf-16-be", start[::2], start[1::2])):
+        if len(start) >= 4 and not any(zeros) and all(others):  # letters of Latin, without a byte order mark
+            notes.inferred.append(f"{path.name} is read as {kind}, because every second of its first bytes is 0")
+            return kind
     return "utf-8"
 
 

@@ -131,7 +131,10 @@ class _Typing:
             return self.rows.table.mutate(**typed)
         held = self.rows.table.mutate(**typed, **{INVALID: reduce(or_, (each.fill_null(False) for each in wrong))})
         table = held.filter(~held[INVALID]).drop(INVALID)
-        if not count_rows(self.rows.backend, table) and count_rows(self.rows.backend, held):
+        before, left = (count_rows(self.rows.backend, each) for each in (held, table))
+        if not self.roles.shown:
+            self.rows.notes.num_invalid += before - left
+        if before and not left:
             raise DataError.of(self.rows.where, [f"no row is left: {what}" for what in self.rows.notes.dropped])
         return table
 
@@ -253,6 +256,7 @@ class _Typing:
             rows = f"{count:,} rows, such as {', '.join(self.rows.places(first))}"
             if self.rows.invalid(name) == "drop":
                 self.rows.notes.dropped.append(f"column '{name}' has no value in {rows} (invalid values)")
+                self.rows.notes.num_invalid += count
                 table = table.filter(table[name].notnull())
             else:
                 problems.append(f"column '{name}' has no value in {rows}; leave these rows out, or give them an id; "

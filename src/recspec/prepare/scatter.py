@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -49,7 +49,7 @@ class Scatter:
                 with (folder / _name(bucket)).open("ab") as file:
                     rows[start:end].tofile(file)
 
-    def ordered(self, folders: Sequence[Path], rows: int) -> Iterator[dict[str, NDArray[np.generic]]]:
+    def ordered(self, folders: Sequence[Path], rows: int) -> Generator[dict[str, NDArray[np.generic]]]:
         """Yield all rows by key, at most `rows` at a time."""
         for bucket in range(self.num_buckets):
             paths = [path for folder in folders if (path := folder / _name(bucket)).exists()]

@@ -117,7 +117,7 @@ class SparkBackend(Backend):
         target = into or self._folder / f"{next(self._names)}.parquet"
         with DuckDBBackend(self._folder / next(self._names), self.memory_limit, self._threads) as engine:
             read(engine, target)
-        return self.read_parquet([target])
+        return self.read_parquet([target], row=True)
 
     def _read(self, file: TextFile, frame: Any, values: Sequence[str], target: Path) -> Table:
         """Stage a file's rows with their numbers.
@@ -141,10 +141,9 @@ class SparkBackend(Backend):
         return without_missing(self, file, self._view(numbered, {ROW: "int64", **file.columns}))
 
     def read_parquet(self, paths: Sequence[Path], *, row: bool = False) -> Table:
-        if paths[0].is_dir():  # staged by Spark
+        if paths[0].is_dir():  # staged by Spark, with `ROW` if it was read from text
             (folder,) = paths
-            assert not row, folder
-            return self._view(self._reader().parquet(_uri(folder)), schema_of(_parts(folder)[0], row))
+            return self._view(self._reader().parquet(_uri(folder)), schema_of(_parts(folder)[0], row=False))
         where, advice = f"{paths[0]}: Spark can't read it", "use --engine duckdb"
         with _errors_of_spark(lambda said: DataError(f"{where} ({_shortened(said)}); {advice}")):
             frame = self._reader().parquet(_uri(self._linked(paths)))

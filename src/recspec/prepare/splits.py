@@ -24,6 +24,11 @@ def leave_one_out(table: Table, *, by: str, order: Sequence[str]) -> Table:
     return counted.mutate(split=split).drop("_last", "_rows")
 
 
+def all_train(table: Table) -> Table:
+    """Every row for train: nothing is held out."""
+    return table.mutate(split=ibis.literal("train"))
+
+
 def by_time(table: Table, *, time: str, valid: float, test: float) -> Table:
     """The latest share of rows for test, those before for valid; rows of one time stay on the earlier side of a cut."""
     counted = table.group_by(_time=table[time]).aggregate(_rows=table.count())  # no engine has to sort all rows

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,6 +12,7 @@ import pyarrow as pa
 from ibis.expr.types import Table, Value
 
 from recspec.errors import DataError
+from recspec.prefetch import prefetched
 from recspec.prepare.backend import Backend
 from recspec.prepare.names import EVENT_WEIGHT, ITEM, ROW, TIMESTAMP, USER
 from recspec.prepare.notes import Notes
@@ -38,8 +39,15 @@ def figures(backend: Backend, table: Table, asked: Mapping[str, Value]) -> dict[
     return found
 
 
-def blocks(backend: Backend, table: Table, rows: int) -> Iterator[pa.Table]:
-    """Yield the rows in the expression's order, about `rows` at a time; fewer under a memory limit."""
+def blocks(backend: Backend, table: Table, rows: int) -> Generator[pa.Table]:
+    """Yield the rows in the expression's order, about `rows` at a time; fewer under a memory limit.
+
+    The engine makes a block while the one before is used, so it must not be asked anything else until the last one.
+    """
+    return prefetched(_blocks(backend, table, rows), 0)
+
+
+def _blocks(backend: Backend, table: Table, rows: int) -> Generator[pa.Table]:
     if backend.memory_limit is not None:
         rows = max(1, min(rows, backend.memory_limit // (BYTES_PER_VALUE * len(table.columns))))
     waiting: list[pa.RecordBatch] = []

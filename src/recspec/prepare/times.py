@@ -71,6 +71,10 @@ class Times:
             return self._with_fraction(seconds if kind.timezone else self._utc(seconds), fraction)
         if kind.is_numeric():
             self._refuse(self._missing, "expected a time in every row")
+            if kind.is_floating():
+                endless = values.isinf() | values.isnan()
+                self._refuse(endless, "expected a number of seconds")
+                values = ibis.ifelse(endless, ibis.null("float64"), values)
             return self._scaled(values)
         if not kind.is_string():
             self.rows.problems.append(f"column '{self.name}' holds {kind}; a timestamp must be a number or a date")

@@ -40,7 +40,7 @@ def _is_known(value: object) -> TypeGuard[float]:
 
 
 def percent(share: object, digits: int = 1) -> str:
-    """A share as a percentage; a share that rounds to none is told from 0."""
+    """A share as a percentage; one that rounds to 0 is written as less than the smallest shown."""
     if not _is_known(share):
         return "–"
     least = 10.0**-digits

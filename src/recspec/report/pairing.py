@@ -162,6 +162,12 @@ def pairs_of(base: RunFacts, other: RunFacts) -> tuple[list[Pair], list[str]]:
                 if not (ours.is_current and theirs.is_current):
                     reasons["An evaluation is of an earlier model that lay in the same folder."] = None
                     continue
+                if elsewhere := [
+                    run for run, saved in ((base, ours), (other, theirs)) if run.was_trained_elsewhere(saved)
+                ]:
+                    reasons |= dict.fromkeys(f"{run.name} was trained on other data than it was measured on."
+                                             for run in elsewhere)  # fmt: skip
+                    continue
                 try:
                     values = pair(ours, theirs, protocol)
                 except RecspecError as error:

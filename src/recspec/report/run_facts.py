@@ -68,6 +68,11 @@ class RunFacts:
             return self.record.data
         return self.evaluations[0].data if self.evaluations else None
 
+    def was_trained_elsewhere(self, saved: SavedEvaluation) -> bool:
+        """Whether an evaluation is on other data than the run was trained on, which may hold the answers."""
+        own = self.record.data if self.record is not None else None
+        return own is not None and own.digest != saved.data.digest
+
     @property
     def data_path(self) -> str:
         """The dataset's folder, for a command; `DATA` if it is not known."""

@@ -2,6 +2,7 @@
 
 from recspec.retrieval import index_file
 from recspec.retrieval.filters import Filter
+from recspec.retrieval.highest import highest
 from recspec.retrieval.index import IndexSettings, ItemIndex
 from recspec.retrieval.pipeline import Asked, Candidates, Pipeline, may_bring, rank
 from recspec.retrieval.pipeline_ranker import PipelineRanker
@@ -10,5 +11,5 @@ from recspec.retrieval.retrievers import can_retrieve, has_vectors, item_vectors
 
 __all__ = [
     "Asked", "Candidates", "Filter", "IndexSettings", "ItemIndex", "Pipeline", "PipelineRanker", "RawCatalogue",
-    "can_retrieve", "has_vectors", "index_file", "item_vectors", "may_bring", "rank", "request_vectors",
+    "can_retrieve", "has_vectors", "highest", "index_file", "item_vectors", "may_bring", "rank", "request_vectors",
 ]  # fmt: skip

@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from recspec.errors import DataError, require_extra
+from recspec.retrieval.highest import highest
 
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
@@ -65,7 +66,7 @@ class FlatRows:
         best = torch.full((len(queries), m), -torch.inf)
         rows = torch.full((len(queries), m), -1, dtype=torch.int64)
         for start, scores in self._scores(queries, keep):
-            held, places = torch.from_numpy(scores).topk(min(m, scores.shape[1]))
+            held, places = highest(torch.from_numpy(scores), min(m, scores.shape[1]))
             best, order = torch.cat([best, held], 1).topk(m)
             rows = torch.cat([rows, places + start], 1).gather(1, order)
         rows[best == -torch.inf] = -1

@@ -3,8 +3,9 @@
 from recspec.serving.access import read_token
 from recspec.serving.background import BackgroundServer
 from recspec.serving.batching import Limits
+from recspec.serving.foreground import serve
 from recspec.serving.opened_model import RepositorySettings
-from recspec.serving.server import Addresses, ServeSettings, serve
+from recspec.serving.server import Addresses, ServeSettings
 from recspec.serving.sources import sources_of
 
 __all__ = [

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 
 from recspec.serving.batching import Limits
 from recspec.serving.opened_model import RepositorySettings
-from recspec.serving.repository import Repository
-from recspec.serving.server import Addresses, Server, ServeSettings, loop_factory, quiet
+from recspec.serving.server import Addresses, ServeSettings, loop_factory, quiet
 from recspec.serving.sources import Source
+from recspec.serving.workers import server_of
 
 
 class BackgroundServer:
@@ -25,9 +26,7 @@ class BackgroundServer:
         limits: Limits | None = None,
         token: str | None = None,
     ) -> None:
-        self._make: Callable[[], Server] = lambda: Server(
-            Repository(sources, settings=repository, limits=limits), settings, token=token
-        )
+        self._make = partial(server_of, sources, settings, repository=repository, limits=limits, token=token)
         self._started = threading.Event()
         self._failed: BaseException | None = None
         self._addresses: Addresses | None = None

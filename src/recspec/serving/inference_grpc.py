@@ -80,10 +80,14 @@ async def start(
     address: str,
     port: int,
     *,
+    is_shared: bool = False,
     max_connections: int,
     certificate: tuple[Path, Path] | None,
 ) -> tuple[aio.Server, int]:
-    """A server that listens at one address alone, with a certificate and its key; also its port."""
+    """A server that listens at one address, with a certificate and its key; also its port.
+
+    If the port is shared, other processes of this user may listen there too.
+    """
     limits = repository.limits
     server = aio.server(
         handlers=[Service(repository, access)],
@@ -91,7 +95,7 @@ async def start(
         options=[
             ("grpc.max_receive_message_length", min(limits.max_body_bytes, 2**31 - 1)),
             ("grpc.max_send_message_length", -1),
-            ("grpc.so_reuseport", 0),
+            ("grpc.so_reuseport", int(is_shared)),
             ("grpc.compression_enabled_algorithms_bitset", 1),  # none: a few KB could unpack to the largest message
             ("grpc.max_metadata_size", 16 << 10),
             ("grpc.max_concurrent_streams", 256),
@@ -234,12 +238,12 @@ def _answers(repository: Repository) -> Mapping[str, Callable[[Message], Answer 
     async def load(request: Message) -> Answer:
         repository.refuse_control()
         refuse_load_parameters(dict(request.parameters))
-        await repository.load(request.model_name)
+        await repository.everywhere.load(request.model_name)
         return {}
 
     async def unload(request: Message) -> Answer:
         repository.refuse_control()
-        await repository.unload(request.model_name)
+        await repository.everywhere.unload(request.model_name)
         return {}
 
     return {

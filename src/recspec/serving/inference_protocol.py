@@ -79,13 +79,13 @@ def routes(repository: Repository) -> list[Route]:
     async def load(request: Request) -> Response:
         repository.refuse_control()
         refuse_load_parameters((await body_of(request)).get("parameters"))
-        await repository.load(request.path_params["model"])
+        await repository.everywhere.load(request.path_params["model"])
         return json_response({})
 
     async def unload(request: Request) -> Response:
         repository.refuse_control()
         await body_of(request)
-        await repository.unload(request.path_params["model"])
+        await repository.everywhere.unload(request.path_params["model"])
         return json_response({})
 
     found = [

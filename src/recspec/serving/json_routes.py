@@ -52,7 +52,7 @@ def routes(repository: Repository) -> list[Route]:
         return json_response({"models": [await _describe(repository, name, access) for name in _names(repository)]})
 
     async def metrics(_: Request) -> Response:
-        return Response(repository.metrics.text(), media_type="text/plain; version=0.0.4")
+        return Response(await repository.everywhere.metrics(), media_type="text/plain; version=0.0.4")
 
     described = json_response(document())
 

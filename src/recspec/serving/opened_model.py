@@ -48,6 +48,9 @@ class RepositorySettings(config.Settings):
     threads: int | None = Field(None, ge=1, description="threads that compute a batch; by default torch's number")
     verify: bool = Field(True, description="compare a model's files with its manifest before opening it")
     control: bool = Field(False, description="let clients with the token load and unload models")
+    shared: bool = Field(
+        False, description="leave the weights in their files, which processes share; later writes there change them"
+    )
     watch_seconds: float = Field(
         5.0, ge=0, description="seconds between checks of a model's folder for new content; 0: never"
     )
@@ -155,7 +158,9 @@ def open_version(folder: Path, settings: RepositorySettings) -> Opened:
             why = "exported with --form ranker, which takes one request a call; take --form rows"
             raise BundleError(f"{folder}: {why}")
     else:
-        predictor = _detached(Predictor.open(folder, device=settings.device, verify=settings.verify, mapped=False))
+        shared = settings.shared
+        predictor = Predictor.open(folder, device=settings.device, verify=settings.verify, mapped=shared)
+        predictor = _read(predictor) if shared else _read(_detached(predictor))
         torch_model = TorchModel(predictor)
         raw = _raw_ports(predictor, torch_model.signature)
         exported, note = _fastest(folder, torch_model, settings)
@@ -211,9 +216,14 @@ def _detached(predictor: Predictor) -> Predictor:
     if seen is not None:
         kept = Seen(seen.offsets.clone(), seen.items.clone(), seen.counts.clone())
         predictor.bundle = replace(predictor.bundle, seen=kept)
+    return predictor
+
+
+def _read(predictor: Predictor) -> Predictor:
+    """A predictor that has read its catalogues, instead of at their first use."""
     for role in ROLES:
         if id_feature(predictor.spec, role) is not None:
-            predictor.catalogues.of(role)  # reads it now instead of at the first use
+            predictor.catalogues.of(role)
     return predictor
 
 

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 from weakref import WeakSet
 
 import numpy as np
@@ -30,7 +31,7 @@ from recspec.serving.batching import Batcher, Limits
 from recspec.serving.http_bodies import BodyReader
 from recspec.serving.opened_model import Opened, RepositorySettings, open_version
 from recspec.serving.server_metrics import NO_MODEL, ServerMetrics
-from recspec.serving.sources import RAW, Fingerprint, Source, find_versions, fingerprint
+from recspec.serving.sources import RAW, Fingerprint, Source, find_versions, fingerprint, take_deltas
 from recspec.serving.tensors import Tensor, checked
 from recspec.spec import LOGIT, OUTPUTS, Port
 
@@ -79,7 +80,34 @@ class _Shelf:
     """Version -> reason why its present content is not served; 0 means the whole folder."""
     refused: dict[int, Fingerprint] = field(default_factory=dict)
     """Contents that could not be opened, and are not tried again."""
+    deltas: list[str] = field(default_factory=list)
+    """Problems of deltas, which were reported."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class Everywhere(Protocol):
+    """What concerns all processes of a server, whichever of them a client reaches."""
+
+    async def load(self, name: str) -> None:
+        """Open a model's versions again; see `Repository.load`."""
+
+    async def unload(self, name: str) -> None:
+        """Take no more requests for a model."""
+
+    async def metrics(self) -> bytes:
+        """The metrics in Prometheus's text format."""
+        ...
+
+
+class _Alone:
+    """A server of one process."""
+
+    def __init__(self, repository: Repository) -> None:
+        self.load, self.unload, self._metrics = repository.load, repository.unload, repository.metrics
+
+    async def metrics(self) -> bytes:
+        """The metrics of the process."""
+        return self._metrics.text()
 
 
 class Repository:
@@ -93,6 +121,7 @@ class Repository:
     ) -> None:
         self.settings, self.limits = settings or RepositorySettings(), limits or Limits()
         self.metrics, self.body_reader = ServerMetrics(), BodyReader(self.limits)
+        self.everywhere: Everywhere = _Alone(self)
         self._shelves = {source.name: _Shelf(source) for source in sources}
         self._tasks: set[asyncio.Task[None]] = set()
         self._batchers = WeakSet[Batcher]()
@@ -271,7 +300,11 @@ class Repository:
 
     async def _refresh(self, shelf: _Shelf, *, anew: bool) -> list[str]:
         """Update a shelf from its folder; the problems of versions that could not be opened."""
+        problems = []
         try:
+            deltas = await asyncio.to_thread(take_deltas, shelf.source.path)
+            problems += [] if deltas == shelf.deltas and not anew else deltas
+            shelf.deltas = deltas
             found = await asyncio.to_thread(find_versions, shelf.source.path)
         except (RecspecError, OSError) as error:
             if anew or not shelf.versions:
@@ -279,7 +312,8 @@ class Repository:
                 return [str(error)]
             return []  # a bundle is replaced by two renames: there is a moment without one
         shelf.reasons.pop(0, None)
-        problems = []
+        if shelf.deltas:
+            shelf.reasons[0] = "; ".join(shelf.deltas)
         for number, folder in found.items():
             problem = await self._open(shelf, number, folder, anew)
             problems += [problem] if problem else []

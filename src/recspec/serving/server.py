@@ -11,15 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import faulthandler
 import logging
-import signal
 import socket
-import sys
-import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
@@ -38,12 +34,9 @@ from recspec import config
 from recspec.errors import RecspecError, RequestError, SettingsError
 from recspec.serving import inference_protocol, json_routes, listing_routes, pages
 from recspec.serving.access import Access, check_certificate, check_hosts, is_public, refuse_other_origins
-from recspec.serving.batching import Limits
 from recspec.serving.http_bodies import error_response, json_response
-from recspec.serving.opened_model import RepositorySettings
 from recspec.serving.repository import Repository
 from recspec.serving.run_reports import REPORTS
-from recspec.serving.sources import Source
 
 if TYPE_CHECKING:
     from grpc import aio
@@ -83,6 +76,7 @@ class ServeSettings(config.Settings):
     insecure: bool = Field(False, description="admit other machines without a token")
     tls_cert: Path | None = Field(None, description="certificate in PEM, with its chain; HTTPS and gRPC over TLS")
     tls_key: Path | None = Field(None, description="the certificate's private key in PEM, without a password")
+    workers: int = Field(1, ge=1, le=256, description="processes that answer; they share the files of the models")
     shutdown_seconds: float = Field(30.0, ge=0, description="time for requests under way after a request to stop")
     keep_alive_seconds: int = Field(75, ge=1, description="time that an idle connection stays open")
     write_seconds: float = Field(30.0, gt=0, description="longest pause of a client while it reads its answer")
@@ -95,6 +89,25 @@ class Addresses:
 
     http: str
     grpc: str | None
+
+    @classmethod
+    def of(cls, settings: ServeSettings, http_port: int, grpc_port: int | None) -> Addresses:
+        """The addresses of a server at its host, on the ports that it got."""
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        scheme = "https" if settings.tls_cert else "http"
+        return cls(f"{scheme}://{host}:{http_port}", None if grpc_port is None else f"{host}:{grpc_port}")
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What a worker shares with the other workers of its server."""
+
+    listening: socket.socket
+    """Connections that any of them may accept."""
+    grpc_port: int | None
+    """Port at which each of them listens; the kernel divides the connections."""
+    key: bytes
+    """Signs addresses, so that each admits those of the others."""
 
 
 def application(repository: Repository, *, access: Access | None = None) -> ASGIApp:
@@ -179,10 +192,17 @@ class Server:
     """A repository that listens: `await start()`, then `await stop()`."""
 
     def __init__(
-        self, repository: Repository, settings: ServeSettings | None = None, *, token: str | None = None
+        self,
+        repository: Repository,
+        settings: ServeSettings | None = None,
+        *,
+        token: str | None = None,
+        shared: Shared | None = None,
     ) -> None:
-        self.repository, self.settings = repository, settings or ServeSettings()
+        self.repository, self.settings, self._shared = repository, settings or ServeSettings(), shared
         self._access = Access.of(self.settings.host, token, self.settings.allowed_hosts)
+        if shared is not None:
+            self._access = replace(self._access, key=shared.key)
         self._app = application(repository, access=self._access)
         self._certificate = check_certificate(self.settings.tls_cert, self.settings.tls_key)
         self._http: uvicorn.Server | None = None
@@ -191,22 +211,22 @@ class Server:
 
     async def start(self) -> Addresses:
         """Open the models, then listen."""
-        settings, grpc_address = self.settings, None
-        host = f"[{settings.host}]" if ":" in settings.host else settings.host
-        self._check_access()
-        listening = _listen(settings.host, settings.http_port)
+        settings, shared = self.settings, self._shared
+        if shared is None:
+            check_access(settings, token=self._access.token, control=self.repository.settings.control)
+        listening = shared.listening if shared else listen(settings.host, settings.http_port)
+        grpc_port = shared.grpc_port if shared else settings.grpc_port
         try:
-            if settings.grpc_port:  # for a taken port, gRPC itself would write to the log before it fails
-                _listen(settings.host, settings.grpc_port, "gRPC").close()
+            if grpc_port and shared is None:  # for a taken port, gRPC itself would write to the log before it fails
+                listen(settings.host, grpc_port, "gRPC").close()
             await self.repository.start()
-            if settings.grpc_port is not None:
+            if grpc_port is not None:
                 from recspec.serving import inference_grpc
 
-                self._grpc, port = await inference_grpc.start(
-                    self.repository, self._access, settings.host, settings.grpc_port,
+                self._grpc, grpc_port = await inference_grpc.start(
+                    self.repository, self._access, settings.host, grpc_port, is_shared=shared is not None,
                     max_connections=settings.max_connections, certificate=self._certificate,
                 )  # fmt: skip
-                grpc_address = f"{host}:{port}"
         except BaseException:
             listening.close()
             await self.repository.close()
@@ -215,8 +235,12 @@ class Server:
         self._tasks = [asyncio.create_task(self._http.serve([listening])), asyncio.create_task(self._hang_up())]
         while not self._http.started and not self._tasks[0].done():
             await asyncio.sleep(0.005)
-        scheme = "https" if self._certificate else "http"
-        return Addresses(f"{scheme}://{host}:{listening.getsockname()[1]}", grpc_address)
+        return Addresses.of(settings, listening.getsockname()[1], grpc_port)
+
+    @property
+    def given_up(self) -> int:
+        """Abandoned computations that still run."""
+        return self.repository.given_up
 
     async def stop(self) -> None:
         """Take no new requests, answer those under way within the time limit, and close the models."""
@@ -233,24 +257,6 @@ class Server:
                 await self.repository.close()
         for task in self._tasks:
             task.cancel()
-
-    def _check_access(self) -> None:
-        """Refuse settings that admit clients by accident."""
-        host, token = self.settings.host, self._access.token
-        give = "(--token-file FILE, or the variable RECSPEC_TOKEN)"
-        problems = []
-        if self.repository.settings.control and token is None:
-            problems.append(f"--control: any client could unload the models; give a token too {give}")
-        if is_public(host) and token is None and not self.settings.insecure:
-            problems.append(f"--host {host}: admits other machines without a token; give one {give}, or add --insecure")
-        if problems:
-            raise SettingsError.of("serve", problems)
-        check_hosts(self.settings.allowed_hosts)
-        if is_public(host) and token is None:
-            log.warning("%s: every client that reaches this address may use the models; no token is needed", host)
-        elif is_public(host) and self._certificate is None:
-            why = "the token is sent unencrypted; give --tls-cert and --tls-key, or use a proxy with TLS"
-            log.warning("%s: %s", host, why)
 
     def _make_http(self) -> uvicorn.Server:
         settings = self.settings
@@ -280,92 +286,29 @@ class Server:
             seen = {each: size for each, size in unread.items() if size}
 
 
-def serve(
-    sources: Sequence[Source],
-    settings: ServeSettings | None = None,
-    *,
-    repository: RepositorySettings | None = None,
-    limits: Limits | None = None,
-    token: str | None = None,
-    ready: Callable[[Addresses], None] = lambda _: None,
-    force: Callable[[str], object] = log.error,
-) -> None:
-    """Serve models until SIGTERM or SIGINT, then end within `shutdown_seconds`.
-
-    Args:
-        ready: Called with the addresses as soon as the server answers.
-        force: Called with a reason `FORCE_SECONDS` after the time for a graceful end; must end the process whatever its
-            threads do. If it can't run, the process ends with a traceback of its threads.
-
-    Raises:
-        BundleError, SettingsError: as `Server.start`.
-    """
-    settings = settings or ServeSettings()
-
-    async def run(ending: _Ending) -> None:
-        asked = ending.on(asyncio.get_running_loop())
-        server = Server(held, settings, token=token)
-        ready(await server.start())
-        await asked.wait()
-        await server.stop()
-
-    quiet()
-    with _Ending(settings.shutdown_seconds + FORCE_SECONDS, force) as ending:
-        with asyncio.Runner(loop_factory=loop_factory()) as runner:
-            held = Repository(sources, settings=repository, limits=limits)
-            runner.run(run(ending))
-        if held.given_up:
-            force("abandoned computations still run")
+def check_access(settings: ServeSettings, *, token: str | None, control: bool) -> None:
+    """Refuse settings that admit clients by accident."""
+    host = settings.host
+    give = "(--token-file FILE, or the variable RECSPEC_TOKEN)"
+    problems = []
+    if control and token is None:
+        problems.append(f"--control: any client could unload the models; give a token too {give}")
+    if is_public(host) and token is None and not settings.insecure:
+        problems.append(f"--host {host}: admits other machines without a token; give one {give}, or add --insecure")
+    if problems:
+        raise SettingsError.of("serve", problems)
+    check_hosts(settings.allowed_hosts)
+    if is_public(host) and token is None:
+        log.warning("%s: every client that reaches this address may use the models; no token is needed", host)
+    elif is_public(host) and settings.tls_cert is None:
+        why = "the token is sent unencrypted; give --tls-cert and --tls-key, or use a proxy with TLS"
+        log.warning("%s: %s", host, why)
 
 
 def quiet() -> None:
     """Keep logs free of lines that clients choose."""
     for name, level in QUIET.items():
         logging.getLogger(name).setLevel(level)
-
-
-class _Ending:
-    """SIGTERM and SIGINT: the first starts a graceful end with a time limit, a second ends the process at once.
-
-    The handlers need no event loop, so they also end a busy or stuck loop.
-    """
-
-    def __init__(self, seconds: float, force: Callable[[str], object]) -> None:
-        self._seconds, self._force = seconds, force
-        self._timer: threading.Timer | None = None
-        self._wake: Callable[[], object] = bool
-        self._before: dict[signal.Signals, Any] = {}
-
-    def on(self, loop: asyncio.AbstractEventLoop) -> asyncio.Event:
-        """An event of a loop, set at the first signal."""
-        asked = asyncio.Event()
-        self._wake = partial(loop.call_soon_threadsafe, asked.set)
-        if self._timer is not None:
-            asked.set()
-        return asked
-
-    def __enter__(self) -> _Ending:
-        self._before = {each: signal.signal(each, self._ask) for each in (signal.SIGTERM, signal.SIGINT)}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, before in self._before.items():
-            signal.signal(number, before)
-        if self._timer is not None:
-            self._timer.cancel()
-            faulthandler.cancel_dump_traceback_later()
-
-    def _ask(self, *_: object) -> None:
-        if self._timer is not None:
-            self._force("a second signal to end")
-            return
-        self._timer = threading.Timer(self._seconds, self._force, ["requests or models did not end in time"])
-        self._timer.daemon = True
-        self._timer.start()
-        if sys.__stderr__ is not None:  # in case the interpreter's lock is held and the timer can't run
-            faulthandler.dump_traceback_later(self._seconds + 2, exit=True, file=sys.__stderr__)
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            self._wake()
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -378,7 +321,7 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return factory
 
 
-def _listen(host: str, port: int, protocol: str = "HTTP") -> socket.socket:
+def listen(host: str, port: int, protocol: str = "HTTP") -> socket.socket:
     """A socket that listens."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:  # :: means every address of both families, as in gRPC

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 NO_MODEL = "-"
 """Stands for the model of a request without one, or with an unknown one, so that clients can't make up label values."""
+
+OF_EACH = frozenset({"recspec_models"})
+"""Gauges that have the same value in every worker; the others add up."""
 
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096, 16384, 65536)
@@ -62,3 +66,42 @@ class ServerMetrics(Collector):
     def text(self) -> bytes:
         """Every metric in Prometheus's text format 0.0.4."""
         return generate_latest(self)
+
+
+class _Families(Collector):
+    """Metrics that were read from text."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, Metric] = {}
+
+    def collect(self) -> Iterable[Metric]:
+        return self.kept.values()
+
+
+def summed(texts: Sequence[str]) -> str:
+    """The metrics of several workers as one: their sums, and the largest of the gauges in `OF_EACH`."""
+    together, values = _Families(), dict[tuple[str, frozenset[tuple[str, str]]], float]()
+    for text in texts:
+        for family in text_string_to_metric_families(text):
+            kept = together.kept.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+            for sample in family.samples:
+                key = sample.name, frozenset(sample.labels.items())
+                if key not in values:
+                    kept.samples.append(sample)
+                    values[key] = sample.value
+                elif family.name in OF_EACH:
+                    values[key] = max(values[key], sample.value)
+                else:
+                    values[key] += sample.value
+    for family in together.kept.values():
+        family.samples = [
+            each._replace(value=values[each.name, frozenset(each.labels.items())]) for each in family.samples
+        ]
+    return generate_latest(together).decode()
+
+
+def without_gauges(text: str) -> str:
+    """The counters and histograms, which stay true after their worker has ended."""
+    kept = _Families()
+    kept.kept = {each.name: each for each in text_string_to_metric_families(text) if each.type != "gauge"}
+    return generate_latest(kept).decode()

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recspec.bundle import folder as bundle
-from recspec.errors import SettingsError
+from recspec.bundle import versions
+from recspec.errors import RecspecError, SettingsError
 from recspec.files import PathError, named_path
 from recspec.spec import find_export_file
 
@@ -68,6 +69,22 @@ def find_versions(path: Path) -> dict[int, Path]:
     return {1: path if find_export_file(path) is not None else bundle.find(path)}
 
 
+def take_deltas(path: Path) -> list[str]:
+    """Make the versions of runs of which only the delta is there; the problems of those that can't be made."""
+    runs = (
+        [path]
+        if _holds_model(path) or not path.is_dir()
+        else [each for each in path.iterdir() if each.name.isdecimal()]
+    )
+    problems = []
+    for run in runs:
+        try:
+            versions.take_deltas(run)
+        except RecspecError as error:
+            problems.append(str(error))
+    return problems
+
+
 def _holds_model(folder: Path) -> bool:
     bundles = (folder / "bundle.json", folder / "bundle" / "bundle.json")
     return find_export_file(folder) is not None or any(file.is_file() for file in bundles)
@@ -75,7 +92,7 @@ def _holds_model(folder: Path) -> bool:
 
 def fingerprint(folder: Path) -> Fingerprint:
     """Names, times, sizes and inodes of a folder's files, which change with its content."""
-    folder = folder / "bundle" if (folder / "bundle" / "bundle.json").is_file() else folder
+    folder = folder if find_export_file(folder) is not None else bundle.find(folder)
     export = export_beside(folder)
     found = []
     for file in [*sorted(folder.iterdir()), *(sorted(export.iterdir()) if export is not None else ())]:

@@ -192,7 +192,11 @@ class FeatureSpec:
         if not self.splits:
             raise SpecError(f"{self.folder}: {NO_FILES}")
         if split not in self.splits:
-            raise SpecError(f"{self.folder}: {unknown('split', split, self.splits)}")
+            said = unknown("split", split, self.splits)
+            if self.metadata.get("split") == "none" and split in ("valid", "test"):  # table was asked for all in train
+                said = (f"there is no split {split}: split=none put every row into train, so nothing is held out; "
+                        "measure and choose on a dataset prepared with another split")  # fmt: skip
+            raise SpecError(f"{self.folder}: {said}")
         return tuple(name for chunk in self.sources[split] for name in chunk.features)
 
     def path(self, file: str) -> Path:

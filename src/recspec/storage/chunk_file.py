@@ -24,6 +24,8 @@ class FileReader(ABC):
     num_rows: int
     group_ends: NDArray[np.int64] = np.zeros(0, np.int64)
     """Rows after which a new unit of decoding starts; empty when any row is equally near."""
+    bytes_read: int = 0
+    """Bytes of the file that reads have taken so far."""
 
     @abstractmethod
     def __init__(self, path: Path, plans: Sequence[ColumnPlan]) -> None:
@@ -32,6 +34,9 @@ class FileReader(ABC):
     @abstractmethod
     def read(self, start: int, stop: int, plans: Sequence[ColumnPlan], report: Report) -> Columns:
         """Rows [start, stop) of some columns. What can't be read is reported and given as zeros."""
+
+    def forget(self) -> None:  # noqa: B027
+        """Free what is kept of the last read."""
 
     def num_values(self, name: str) -> int | None:  # noqa: ARG002
         """How many values a column's lists hold, where the file says it without being read."""
@@ -56,6 +61,9 @@ class GroupReader(FileReader):
             columns = self._group(group, first, plans, report)
             parts.append(rows_of(columns, max(start - first, 0), min(stop, int(self.group_ends[group])) - first))
         return concatenate(parts) if parts else {plan.name: plan.zeros(0) for plan in plans}
+
+    def forget(self) -> None:
+        self._held = None
 
     def _group(self, group: int, first_row: int, plans: Sequence[ColumnPlan], report: Report) -> Columns:
         names = tuple(plan.name for plan in plans)

@@ -27,12 +27,14 @@ class CsvReader(GroupReader):
     def __init__(self, path: Path, plans: Sequence[ColumnPlan]) -> None:
         self._path, self._plans = path, plans
         self._starts, self.group_ends = _index(path)
+        self.bytes_read = self._starts[-1]
         self.num_rows = int(self.group_ends[-1]) if len(self.group_ends) else 0
 
     def decode(self, group: int, first_row: int, plans: Sequence[ColumnPlan], report: Report) -> Columns:
         with self._path.open("rb") as file:
             file.seek(self._starts[group])
             text = file.read(self._starts[group + 1] - self._starts[group])
+        self.bytes_read += len(text)
         if any(plan.feature.is_list for plan in self._plans):
             text = _SPACE_BEFORE_QUOTE.sub(b'\\1"', text)  # a quote opens a cell only as its first character
         try:

@@ -47,7 +47,16 @@ class ParquetReader(GroupReader):
                 table = file.read_row_group(group, columns=[plan.name for plan in plans])
         except (pa.ArrowException, OSError, ValueError) as error:
             raise DataError(f"row group {group + 1} is damaged: {error}") from None
+        self.bytes_read += self._bytes_of(group, [plan.name for plan in plans])
         return {plan.name: from_arrow(table[plan.name], plan, report.of(plan.name, first_row)) for plan in plans}
+
+    def _bytes_of(self, group: int, names: Sequence[str]) -> int:
+        """Bytes that some columns of a row group take in the file."""
+        held = self._metadata.row_group(group)
+        columns = [held.column(place) for place in range(self._metadata.num_columns)]
+        inside = (*(f"{name}." for name in names),)  # the values of a list
+        taken = [each for each in columns if each.path_in_schema in names or each.path_in_schema.startswith(inside)]
+        return sum(column.total_compressed_size for column in taken)
 
 
 class ParquetWriter(FileWriter):

@@ -81,6 +81,11 @@ class SplitReader:
         return np.array(cuts, np.int64)
 
     @property
+    def bytes_read(self) -> int:
+        """Bytes of the split's files that reads have taken so far."""
+        return sum(chunk.bytes_read for chunk, _ in self._chunks)
+
+    @property
     def num_values(self) -> dict[str, int]:
         """Values each feature holds: the rows of a scalar; a list's stored count, or its maximum where unknown."""
         counts: dict[str, int] = {}
@@ -109,6 +114,7 @@ class ChunkReader:
 
     def __init__(self, chunk: Chunk, files: Sequence[FileReader]) -> None:
         self.chunk, self._files = chunk, files
+        self._last: FileReader | None = None
         self._ends = np.cumsum([file.num_rows for file in files], dtype=np.int64).tolist()
         self.num_rows: int = self._ends[-1] if self._ends else 0
         ends = [file.group_ends + end - file.num_rows for file, end in zip(files, self._ends, strict=True)]
@@ -123,6 +129,9 @@ class ChunkReader:
                 break
             a, b = max(start, first) - first, min(stop, self._ends[number]) - first
             report = Report(findings, self.chunk.files[number])
+            if self._last is not None and self._last is not self._files[number]:
+                self._last.forget()  # else memory would hold a group of every file that was read
+            self._last = self._files[number]
             try:
                 raw = self._files[number].read(a, max(a, b), plans, report)
             except DataError as error:
@@ -130,6 +139,11 @@ class ChunkReader:
                 raw = {plan.name: plan.zeros(max(0, b - a)) for plan in plans}
             parts.append({plan.name: checked(raw[plan.name], plan, report.of(plan.name, a)) for plan in plans})
         return concatenate(parts) if parts else {plan.name: plan.zeros(0) for plan in plans}
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of the files that reads have taken so far."""
+        return sum(file.bytes_read for file in self._files)
 
     def num_values(self, name: str) -> int | None:
         """How many values a column's lists hold, where every file says it without being read."""

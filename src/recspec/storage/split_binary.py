@@ -29,6 +29,7 @@ class BinaryReader(FileReader):
         self._fields = {plan.name: str(number) for number, plan in enumerate(plans)}
 
     def read(self, start: int, stop: int, plans: Sequence[ColumnPlan], report: Report) -> Columns:  # noqa: ARG002
+        self.bytes_read += self._rows[start:stop].nbytes
         return {plan.name: self._rows[self._fields[plan.name]][start:stop] for plan in plans}
 
 

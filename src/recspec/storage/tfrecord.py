@@ -51,6 +51,7 @@ class TfrecordReader(FileReader):
         per_record = self._rows_per_record
         first, last = start // per_record, -(-stop // per_record)
         found = self._records.read(first, last, [plan.name for plan in plans])
+        self.bytes_read += int(self._records.lengths[first:last].sum())
         columns = {
             plan.name: _from_examples(found[plan.name], plan, per_record, report.of(plan.name, first * per_record))
             for plan in plans

@@ -34,6 +34,7 @@ class TensorReader(FileReader):
         self.num_rows = len(self._rows)
 
     def read(self, start: int, stop: int, plans: Sequence[ColumnPlan], report: Report) -> Columns:  # noqa: ARG002
+        self.bytes_read += self._rows[start:stop].nbytes
         return {plan.name: self._rows[start:stop, self._places[plan.name]] for plan in plans}
 
 

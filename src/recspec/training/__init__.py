@@ -14,9 +14,11 @@ from recspec.training.settings import TrainSettings
 from recspec.training.study import Found
 from recspec.training.tracking import TrackedSearch, send_file
 from recspec.training.tune import Tuning
+from recspec.training.updating import Updated, UpdateSettings, update
 
 __all__ = [
     "Blended", "Choice", "Event", "FitPlan", "Found", "Result", "TrackedSearch", "TrainSettings", "TrainingPlan",
-    "TrainingRun", "Tuning", "arithmetic", "assigned", "blend_runs", "describe", "has_checkpoint", "make_plan",
-    "parse_space", "plan_run", "search_space", "sections_of", "send_file", "task_of", "train",
+    "TrainingRun", "Tuning", "UpdateSettings", "Updated", "arithmetic", "assigned", "blend_runs", "describe",
+    "has_checkpoint", "make_plan", "parse_space", "plan_run", "search_space", "sections_of", "send_file", "task_of",
+    "train", "update",
 ]  # fmt: skip

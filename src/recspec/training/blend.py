@@ -176,7 +176,10 @@ def _check_together(runs: Sequence[Path], trained: Sequence[Bundle]) -> None:
 def _check_valid(spec: FeatureSpec, runs: Sequence[Path], trained: Sequence[Bundle]) -> None:
     """Refuse a choice on a split that is absent, or that a model has learned from."""
     if "valid" not in spec.splits:
-        raise SettingsError(f"{spec.folder}: there is no split valid to choose weights on; prepare one")
+        raise SettingsError(
+            f"{spec.folder}: there is no split valid to choose weights on; prepare a dataset with one, or take over "
+            "the weights of a blend with --like"
+        )
     for each in trained:
         check_same_features(each.model, spec)
     problems = [

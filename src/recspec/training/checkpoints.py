@@ -36,6 +36,8 @@ class Progress:
 
     epoch: int = 0
     batch: int = 0
+    lanes: int = 0
+    """Ranks at the start of the epoch, on which streamed batches depend; 0: as many as now."""
     step: int = 0
     samples: int = 0
     seconds: float = 0.0

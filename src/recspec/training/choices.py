@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Generic, Literal, TypeVar
+from typing import Generic, Literal, TypeVar, get_args
 
 import torch
 
 from recspec.distributed import Placement, Ranks, place
 from recspec.errors import SettingsError, SpecError, listed, unknown
 from recspec.evaluation import count_labels
-from recspec.loading import Loader, Part, UserRows, holds_negatives, negatives_by_default
-from recspec.machine import cpu_is_intels, cpu_multiplies_bf16, parse_bytes
-from recspec.models import Ids, Model, TrainedItemModel
+from recspec.loading import Loader, Newest, Part, UserRows, holds_negatives, negatives_by_default
+from recspec.machine import parse_bytes
+from recspec.models import Ids, Model, Shapes, TrainedItemModel
 from recspec.nn import Embeddings, kernels
 from recspec.spec import NO_FILES, FeatureSpec, Role
 from recspec.training.optimizer_settings import numbers_beside, updates_rows_exactly
 from recspec.training.outline import Outline
+from recspec.training.product_rates import ProductRates
 from recspec.training.row_optimizers import sparse_pays
 from recspec.training.settings import Precision, TrainSettings
 
@@ -188,8 +189,12 @@ def open_rows(
     valid: str,
     fixed_length: bool = False,
     held_out: bool = False,
+    newest: Newest | None = None,
 ) -> Loader:
-    """The rows to train on, or with `held_out` those that `valid_share` keeps from training, in order."""
+    """The rows to train on, or with `held_out` those that `valid_share` keeps from training, in order.
+
+    With `newest`, only those rows are trained on.
+    """
     share = settings.valid_share if valid == HELD_OUT else 0.0
     used = {*(model.features() if held_out else model.loss_features()), spec.label}
     splits = settings.train_splits
@@ -209,7 +214,7 @@ def open_rows(
         and spec.has_series
         and ("valid" in splits or holds_negatives(spec)),
         shuffle=not held_out,
-        part=Part(share, held_out, settings.seed) if share else None,
+        part=newest or (Part(share, held_out, settings.seed) if share else None),
         weights=(weights.value or None) if weights is not None else None,
     )
     if loader.num_rows == 0 and held_out:
@@ -217,6 +222,17 @@ def open_rows(
     if loader.num_rows == 0:
         raise SpecError(f"{spec.folder}: the training splits {listed(splits)} hold no row")
     return loader
+
+
+def describe_rows(loader: Loader, settings: TrainSettings, ranks: Ranks) -> Choice[str]:
+    """Where the rows are held, and what each rank reads of them."""
+    several, size = ranks.world_size > 1, f"the rows take {loader.nbytes:,} bytes"
+    if loader.mode == "stream":
+        what = loader.held + (", by each rank its share of each epoch" if several else "")
+        return Choice(what, f"{size}, more than train.memory_budget ({settings.memory_budget})")
+    why = f"{size}, and train.memory_budget is {settings.memory_budget}"
+    why += "; each rank holds all rows, so steps are those of one process" if several else ""
+    return Choice(loader.held, why)
 
 
 # --- embedding tables ------------------------------------------------------------------------------------------------
@@ -329,23 +345,49 @@ def pick_sparse_gradients(
 # --- arithmetic ------------------------------------------------------------------------------------------------------
 
 
-def pick_precision(asked: Precision, device: torch.device, *, steady: bool = True) -> Choice[str]:
-    """The arithmetic of a step; `steady` says whether all matrix products have the same shapes at every step."""
+FASTER = 1.15
+"""Speed of products from which a less exact arithmetic is chosen: less would hardly show in a step."""
+
+
+def pick_precision(
+    asked: Precision,
+    device: torch.device,
+    shapes: Shapes,
+    rates: Callable[[], ProductRates],
+    *,
+    so_far: object = None,
+) -> Choice[str]:
+    """The arithmetic of a step.
+
+    Args:
+        asked: the setting.
+        device: where the run trains.
+        shapes: those of the model's products.
+        rates: those of products on this CPU.
+        so_far: the precision of the run that continues, from its checkpoint.
+    """
     if asked == "fp16" and device.type == "cpu":
         raise SettingsError("train.precision is fp16, which a CPU does many times slower than fp32; use bf16 or fp32")
     if asked != "auto":
         return Choice(asked, "as asked")
+    if so_far in get_args(Precision) and so_far != "auto" and not (so_far == "fp16" and device.type == "cpu"):
+        return Choice(str(so_far), "as at the start of the run")
     if device.type == "cuda":
         if torch.cuda.is_bf16_supported():
             return Choice("bf16", "this GPU multiplies bf16 at full speed")
         return Choice("fp16", "this GPU has fp16 units and no bf16 units")
-    if not steady:
+    if shapes == "changing":
         return Choice("fp32", "products change shape at every step, and bf16 and oneDNN prepare for each new shape")
-    if cpu_multiplies_bf16():
-        return Choice("bf16", "this CPU multiplies bf16 faster than fp32")
-    if cpu_is_intels():
-        return Choice("fp32", "this CPU multiplies nothing faster")
-    return Choice("tf32", "this CPU is not faster in bf16; products go through oneDNN, in fp32 arithmetic here")
+    measured = rates()
+    # bf16 of models of histories is only as asked: what it costs them in quality is not known yet (docs/decisions.md).
+    tf32, bf16 = (measured.speed(each, narrow=shapes == "few") for each in ("tf32", "bf16"))
+    if bf16 >= FASTER * max(1.0, tf32) and (shapes == "steady" or tf32 < FASTER):
+        return Choice("bf16", f"this CPU multiplies {bf16:.2g} times as fast as in fp32 (measured; tf32: {tf32:.2g})")
+    if tf32 >= FASTER:
+        return Choice(
+            "tf32", f"this CPU multiplies {tf32:.2g} times as fast through oneDNN (measured; bf16: {bf16:.2g} times)"
+        )
+    return Choice("fp32", f"this CPU multiplies nothing faster (measured: tf32 {tf32:.2g}, bf16 {bf16:.2g} times)")
 
 
 def pick_compile(settings: TrainSettings, ranks: Ranks, *, whole_gradients: bool) -> Choice[CompileMode]:

@@ -190,9 +190,9 @@ def _as_at_the_start(
 ) -> Iterator[tuple[str, tuple[object, str]]]:
     """The settings of the run that continues which are not the classes' defaults."""
     classes = {"train": type(merged.settings), "settings": type(merged.model_settings)}
-    for section, values in so_far.items():
-        plain = classes[section].model_construct().model_dump(mode="json")
-        for name, value in classes[section].renamed(values).items():
+    for section, settings in classes.items():
+        plain = settings.model_construct().model_dump(mode="json")
+        for name, value in settings.renamed(so_far.get(section, {})).items():
             if name in plain and value != plain[name]:
                 yield f"{section}.{name}", (value, "as at the start of the run")
 

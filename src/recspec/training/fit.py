@@ -24,6 +24,7 @@ from recspec.models import MODELS, FittedItemModel, FittedModel, ItemModel, Logi
 from recspec.nn import RowsHeld, without_memory
 from recspec.spec import FeatureSpec
 from recspec.storage import companions
+from recspec.stores import shown
 from recspec.training import run_folder
 from recspec.training.beside import item_baselines
 from recspec.training.choices import Choice, check_splits
@@ -71,7 +72,7 @@ class FitPlan:
         return {
             "recspec": __version__,
             "torch": torch.__version__,
-            "data": str(self.spec.folder),
+            "data": shown(self.spec.folder),
             "dataset": str(self.spec.metadata.get("dataset") or ""),
             "model": self.model,
             "model_settings": self.model_settings.model_dump(mode="json"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from pathlib import Path
 
@@ -19,12 +19,12 @@ from torch import Tensor
 from recspec import config
 from recspec.bundle import DataRecord, RunRecord, run_record
 from recspec.distributed import Ranks
-from recspec.errors import Interrupted, TrainingError
+from recspec.errors import Interrupted, SettingsError, TrainingError
 from recspec.files import confine, local, locked_inside
 from recspec.models import MODELS, FittedModel
 from recspec.spec import FeatureSpec
 from recspec.training import run_folder
-from recspec.training.build import build_model, make_sampler
+from recspec.training.build import Built, build_model, make_sampler
 from recspec.training.checkpoints import Progress, RunCheckpoints
 from recspec.training.fit import FitPlan, make_fit_plan, run_fit
 from recspec.training.judgement import judge
@@ -51,12 +51,15 @@ def train(
     model_settings: config.Settings,
     ranks: Ranks | None = None,
     resume: bool = False,
+    force: bool = False,
     baselines: bool = False,
     on_event: Callable[[Event], None] = lambda _: None,
     stop_requested: Callable[[], bool] = lambda: False,
     part_of: TrackedSearch | None = None,
 ) -> Result:
     """Train a model on a prepared dataset; writes `run/bundle`, `run/checkpoints`, `run/log.jsonl` and `run/run.json`.
+
+    With `force`, a run that the folder holds is removed once the plan of the new one is made.
 
     With `baselines` the model stands beside classic ones on valid, as far as they take a tenth of the time of training.
 
@@ -70,6 +73,8 @@ def train(
         TrainingError: if the loss is no longer a number, another rank is lost, or the disk is full.
         Interrupted: if `stop_requested` says so; a checkpoint is written first.
     """
+    if resume and force:
+        raise SettingsError("resume continues the run of the folder and force replaces it; leave one of them out")
     run, ranks = local(run, "RUN"), ranks or Ranks()
     alone = locked_inside(run, "training in") if ranks.is_first else nullcontext()
     with ranks.guarded(lambda: run_folder.how_to_go_on(run)), alone:
@@ -78,7 +83,9 @@ def train(
         continues = ranks.is_first and run_folder.has_checkpoint(run) and run_folder.is_of_this_job(run)
         resume = resume or (ranks.restarted and ranks.any(continues))
         plan = plan_run(model_name, spec, run, settings, model_settings, ranks, resume=resume)
-        with _threads(plan.threads.value):
+        if force and not resume and ranks.is_first:
+            run_folder.remove_run(run)
+        with using_threads(plan.threads.value):
             if isinstance(plan, FitPlan):
                 return run_fit(plan, run, ranks, on_event, stop_requested, resume=resume, baselines=baselines,
                                part_of=part_of)  # fmt: skip
@@ -105,7 +112,7 @@ def plan_run(
 
 
 @contextmanager
-def _threads(number: int) -> Iterator[None]:
+def using_threads(number: int) -> Iterator[None]:
     """Let torch compute with so many threads until the end of the block."""
     before = torch.get_num_threads()
     if number != before:
@@ -130,10 +137,13 @@ class TrainingRun:
         *,
         baselines: bool = False,
         part_of: TrackedSearch | None = None,
+        start: Callable[[Built], Sequence[str]] = lambda _: (),
     ) -> None:
+        """Build everything; `start` may give the model other weights than its first ones, and returns notes."""
         self.baselines = baselines
         self.plan, self.settings, self.folder, self.ranks = plan, plan.settings, folder, ranks
         self.built = build_model(plan, ranks)
+        self.start_notes = start(self.built)
         self.model, self.optimizers = self.built.model, self.built.optimizers
         self.loader, self.sampler = plan.loader, make_sampler(self.built)
         self.step = TrainingStep(self.built)
@@ -148,7 +158,7 @@ class TrainingRun:
 
     def train(self, resume: bool) -> Result:
         """Run from the first step, or from the newest checkpoint, to the bundle."""
-        notes = list(self.plan.notes)
+        notes = [*self.plan.notes, *self.start_notes]
         if resume:
             self.progress, more = self.checkpoints.restore()
             notes += more
@@ -173,6 +183,7 @@ class TrainingRun:
             self.agreement.start(state.step)
             while state.epoch < settings.epochs and not state.stopped:
                 epoch_started, epoch_samples = time.monotonic(), state.samples
+                bytes_before = self.loader.bytes_read
                 loss_sum = torch.zeros((), dtype=torch.float64, device=self.ranks.device)
                 counted = state.samples
                 for loss in self.epoch():
@@ -185,7 +196,8 @@ class TrainingRun:
                     state.epoch, state.batch = state.epoch + 1, 0
                 seconds, samples = time.monotonic() - epoch_started, state.samples - epoch_samples
                 train_loss, speed = self._finite(loss_sum / max(1, samples)), samples / max(seconds, 1e-9)
-                self._finish_epoch(train_loss=train_loss, samples_per_second=speed, seconds=seconds)
+                read = self.ranks.gather(torch.tensor([self.loader.bytes_read - bytes_before])).tolist()
+                self._finish_epoch(train_loss=train_loss, samples_per_second=speed, seconds=seconds, bytes_read=read)
                 state.seconds = time.monotonic() - started
                 if not state.stopped and self.ranks.any(self._is_late()):
                     state.stopped = "minutes"
@@ -199,7 +211,9 @@ class TrainingRun:
         """
         self.model.train()
         state, plan, epochs = self.progress, self.plan, self.settings.epochs
-        for share in self.loader.batches(epoch=state.epoch, start=state.batch):
+        if state.batch == 0:
+            state.lanes = self.ranks.world_size
+        for share in self.loader.batches(epoch=state.epoch, start=state.batch, lanes=state.lanes):
             self.optimizers.set_learning_rates(state.step, steps_per_epoch=plan.steps_per_epoch, epochs=epochs)
             # The generator starts anew for each step, so that dropout is the same after a resume.
             torch.manual_seed(_mix(self.settings.seed, state.step, self.ranks.rank))
@@ -264,7 +278,7 @@ class TrainingRun:
         self._finite(self.last_loss)
         self.checkpoints.save(self.progress)
 
-    def _finish_epoch(self, **figures: float) -> None:
+    def _finish_epoch(self, **figures: float | list[int]) -> None:
         """Evaluate when it is time and keep the best weights; a run may also end within an epoch."""
         state, settings = self.progress, self.settings
         is_last = state.epoch == settings.epochs or bool(state.stopped)

@@ -7,21 +7,24 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 
+import numpy as np
 import torch
 
 from recspec import __version__, config, machine
 from recspec.distributed import Placement, Ranks
 from recspec.errors import SettingsError, unknown
 from recspec.evaluation import interactions_of
-from recspec.loading import Loader
-from recspec.models import MODELS, FittedModel, Interactions, Model, TrainedItemModel
+from recspec.loading import Loader, Newest
+from recspec.models import MODELS, FittedModel, Ids, Interactions, Model, TrainedItemModel
 from recspec.nn import RowsHeld, kernels
 from recspec.spec import FeatureSpec
 from recspec.storage import companions
+from recspec.stores import shown
 from recspec.training import choices
 from recspec.training.choices import Choice, CompileMode
 from recspec.training.defaults import MOST_EPOCHS, pick_path, resolve
 from recspec.training.outline import Outline
+from recspec.training.product_rates import rates_of_all
 from recspec.training.settings import TrainSettings
 
 
@@ -101,7 +104,7 @@ class TrainingPlan:
         return {
             "recspec": __version__,
             "torch": torch.__version__,
-            "data": str(self.spec.folder),
+            "data": shown(self.spec.folder),
             "dataset": str(self.spec.metadata.get("dataset") or ""),
             "model": self.model,
             "model_settings": self.model_settings.model_dump(mode="json"),
@@ -147,6 +150,8 @@ def make_plan(
     *,
     propose: bool = False,
     so_far: Mapping[str, Mapping[str, object]] | None = None,
+    newest: Newest | None = None,
+    users: Ids | None = None,
 ) -> TrainingPlan:
     """Make every choice of a run.
 
@@ -157,7 +162,9 @@ def make_plan(
         model_settings: the model's own settings.
         ranks: the processes that train.
         propose: replace settings that were not given by those that suit the data (`Model.defaults`).
-        so_far: sections `train` and `settings` of the run that continues.
+        so_far: sections `train`, `settings` and `chosen` of the run that continues.
+        newest: the rows to train on, of a model whose rows are rows; by default all.
+        users: the users to train on, of a model whose rows are users; by default all.
 
     Raises:
         SpecError: if the dataset lacks a role that the model needs, or a split.
@@ -170,12 +177,18 @@ def make_plan(
         raise SettingsError(f"{model_name} is fitted in one go: it has no steps to plan or to measure")
     device = ranks.device
     kind = MODELS[model_name]
-    precision = choices.pick_precision(settings.precision, device, steady=kind.steady_shapes)
     choices.check_splits(spec, settings.train_splits)
     proposed: Mapping[str, Choice[object]] = {}
     if propose:
         resolved = resolve(kind, spec, settings, model_settings, device, so_far)
         settings, model_settings, proposed = resolved.settings, resolved.model_settings, resolved.proposed
+    precision = choices.pick_precision(
+        settings.precision,
+        device,
+        kind.shapes(model_settings),
+        partial(rates_of_all, ranks),
+        so_far=so_far.get("chosen", {}).get("precision") if so_far else None,
+    )
     companions(spec)  # the bundle needs them; a missing one is reported now, not after the last epoch
     valid = choices.pick_valid(spec, settings)
     if "train.calibration" not in proposed:
@@ -190,11 +203,14 @@ def make_plan(
     if issubclass(kind, TrainedItemModel):
         choices.check_users(kind, settings)
         interactions = interactions_of(kind, spec, settings.train_splits)
-        loader = choices.open_users(spec, settings, kind.trained_users(interactions), ranks)
+        trained = kind.trained_users(interactions)
+        trained = trained if users is None or not np.isin(trained, users).any() else trained[np.isin(trained, users)]
+        loader = choices.open_users(spec, settings, trained, ranks)
     else:
         loader = choices.open_rows(
-            spec, settings, outline.model, ranks, negatives=negatives.value, valid=valid.value, fixed_length=compiles
-        )
+            spec, settings, outline.model, ranks, negatives=negatives.value, valid=valid.value, fixed_length=compiles,
+            newest=newest,
+        )  # fmt: skip
     samples = 1 + negatives.value
     before = so_far.get("train", {}).get("batch_size") if so_far else None
     batch_size = choices.pick_batch_size(
@@ -221,7 +237,7 @@ def make_plan(
         freed_memory=Choice(*machine.freed_memory()),
         optimizer=Choice(outline.optimizers.described, form),
         negatives=negatives,
-        rows=Choice(loader.held, f"train.memory_budget is {settings.memory_budget}"),
+        rows=choices.describe_rows(loader, settings, ranks),
         event_weights=choices.pick_event_weights(spec, settings),
         valid=valid,
         metric=choices.pick_metric(spec, settings, kind),

@@ -12,8 +12,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
-from recspec.bundle import checkpoint, run_record
-from recspec.errors import SettingsError, TrainingError
+from recspec.bundle import checkpoint, run_record, versions
+from recspec.errors import SettingsError, TrainingError, listed
+from recspec.files import removed
 from recspec.training import tracking
 from recspec.training.tracking import Tracking
 
@@ -26,6 +27,8 @@ WRITTEN = (
     BUNDLE, CHECKPOINTS, f"{CHECKPOINTS}/{BEST}", JOB, LOG, CURVES, run_record.FILE_NAME, tracking.STATE,
 )  # fmt: skip
 """Files and folders that a run writes."""
+KEPT = ("evaluations", "report.html")
+"""What later commands keep beside them, about the model of the run."""
 
 Event = Mapping[str, object]
 """`{"event": "step", "step": 10, "loss": 0.5, ...}`: one JSON line of `log.jsonl`."""
@@ -33,18 +36,42 @@ Event = Mapping[str, object]
 
 def start_afresh(folder: Path) -> None:
     """Make the folder, unless it holds a run already."""
-    refuse_another(folder)
+    refuse_another(
+        folder, "continue it with --resume (in Python: resume=True), replace it with --force (force=True), or "
+    )
     folder.mkdir(parents=True, exist_ok=True)
 
 
-def refuse_another(folder: Path) -> None:
+def refuse_another(folder: Path, instead: str = "") -> None:
     """Refuse a folder that holds a run already, or is a bundle, whose manifest names each of its files."""
     if (folder / "bundle.json").exists():
         raise SettingsError(f"{folder}: is a bundle, whose files must stay as they are; name another folder")
     if (folder / BUNDLE).exists() or has_checkpoint(folder):
+        raise SettingsError(f"{folder}: holds a run already; {instead}name another folder")
+
+
+def remove_run(folder: Path) -> None:
+    """Remove the run that a folder holds, so that another can begin there; files of other origins stay.
+
+    Raises:
+        SettingsError: if the folder is a bundle, or what it holds is not a run.
+    """
+    if (folder / "bundle.json").exists():
+        refuse_another(folder)
+    found = [name for name in (BUNDLE, CHECKPOINTS) if (folder / name).exists()]
+    if not found:
+        return
+    if not (folder / run_record.FILE_NAME).is_file() and not (folder / LOG).is_file():
         raise SettingsError(
-            f"{folder}: holds a run already; continue it with --resume (in Python: resume=True), or name another folder"
+            f"{folder}: --force replaces a run, and this is none: it holds {listed(found)} without "
+            f"{run_record.FILE_NAME} and {LOG}; name another folder"
         )
+    for name in (*WRITTEN, *KEPT, versions.UPDATES):
+        path = folder / name
+        if path.is_dir() and not path.is_symlink():
+            removed(path)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def has_checkpoint(folder: Path) -> bool:
@@ -53,11 +80,11 @@ def has_checkpoint(folder: Path) -> bool:
 
 
 def settings_of(folder: Path) -> dict[str, dict[str, object]] | None:
-    """The sections `train` and `settings` of the run so far; None if no checkpoint holds them."""
+    """The sections `train`, `settings` and `chosen` of the run so far; None if no checkpoint holds them."""
     state = checkpoint.newest_state(folder / CHECKPOINTS)
     found = {"train": state.get("train"), "settings": state.get("model_settings")}
     held = {section: values for section, values in found.items() if isinstance(values, dict)}
-    return held if len(held) == len(found) else None
+    return {**held, "chosen": {"precision": state.get("precision")}} if len(held) == len(found) else None
 
 
 def how_to_go_on(folder: Path) -> str:

@@ -8,7 +8,8 @@ A search lives in a folder and outlasts the process:
     OUT/best/             its bundle
 
 The same command continues a search that was stopped or killed, and its trial under way from the trial's checkpoint.
-Several processes may run the same command at once; they share the trials. The test split is never opened.
+Several processes may run the same command at once, or one command starts `workers`; they share the trials. The test
+split is never opened.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import shutil
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -40,12 +41,16 @@ from recspec.training.search_space import Around, OneOf, Planned, Range, assigne
 from recspec.training.settings import TrainSettings
 from recspec.training.study import BUNDLE, DEFAULTS, RECIPE, Found, Study, number_of, sign_of
 from recspec.training.tracking import TrackedSearch
+from recspec.training.workers import workers
 
 if TYPE_CHECKING:
     import optuna
 
 CURVES = "train.tensorboard"
 """The setting that trials turn off unless it is given."""
+
+WAITING = 0.1
+"""Seconds between looks at the workers, when no trial is left to begin."""
 
 FAILURES = 5
 """Failed trials, with no successful one, after which a search gives up."""
@@ -77,9 +82,11 @@ class Tuning:
     minutes: float | None = None
     """Time limit of this call; the trial under way then stops at a checkpoint."""
     seed: int = 0
+    workers: int = 1
+    """Number of processes that run trials, this one included."""
     ranks: Ranks = field(default_factory=Ranks)
     on_event: Callable[[int, Event], None] = lambda _, __: None
-    """Called with the number of a trial and each of its events."""
+    """Called with the number of a trial and each of its events; only for trials of this process."""
     stop_requested: Callable[[], bool] = lambda: False
     """Asked after every step."""
     _tracked: TrackedSearch = field(init=False)
@@ -97,12 +104,7 @@ class Tuning:
         self._tracked = TrackedSearch(self.out)
         study = Study(self.out, self._identity(), self.space, trials=self.trials, seed=self.seed, starts=self._starts())
         with made(self.out), study.opened():
-            while not self.is_over(started):
-                with ExitStack() as held:
-                    trial = study.next(held)
-                    if trial is None:
-                        break
-                    self._run_trial(study, trial, started)
+            _run_trials(self, study, started)
             if self.stop_requested():
                 self._tracked.wait()
                 done = f"stopped after {study.ended()} of {self.trials} trials"
@@ -275,6 +277,39 @@ class Tuning:
         }
         with whole_file(self.out / RECIPE) as temporary:
             temporary.write_text(yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True), encoding="utf-8")
+
+
+def _run_trials(tuning: Tuning, study: Study, started: float) -> None:
+    """Run trials until none is left, those of workers that died included."""
+    given = {"tuning": replace(tuning, workers=1, on_event=_ignore, stop_requested=_go_on)}
+    with workers(tuning.workers - 1, work, given) as others:
+        last = False
+        while not tuning.is_over(started):
+            with ExitStack() as held:
+                trial = study.next(held)
+                if trial is not None:
+                    tuning._run_trial(study, trial, started)
+                elif last:
+                    break
+                while trial is None and others.work and not tuning.is_over(started):
+                    time.sleep(WAITING)
+                last = trial is None
+        for problem in others.problems():
+            tuning.on_event(0, {"event": "worker", "message": problem})
+
+
+def work(tuning: Tuning, stop_requested: Callable[[], bool]) -> None:
+    """What a worker process of a search does."""
+    replace(tuning, stop_requested=stop_requested).run()
+
+
+def _ignore(_number: int, _event: Event) -> None:
+    """Show no event."""
+
+
+def _go_on() -> bool:
+    """Never stop."""
+    return False
 
 
 @dataclass

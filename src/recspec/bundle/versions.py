@@ -1,0 +1,100 @@
+"""The versions of a run: its bundle, and the updates of it.
+
+RUN/bundle                            the model as it was trained
+RUN/updates/0001/bundle               the model after the first update, a bundle like any other
+RUN/updates/0001/delta.safetensors    how it differs from the version before; written last
+RUN/updates/0001/data, run.json, log.jsonl    the dataset with the new events, and the record of the update
+
+An update counts once its delta is there, so an update that was killed leaves the version before it. A copy of a run
+that gets the deltas alone makes the bundles of them by `take_deltas`.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import shutil
+from pathlib import Path
+
+from recspec.bundle import delta
+from recspec.errors import BundleError
+from recspec.files import PathError, confined, locked_inside, manifest, staging
+
+UPDATES = "updates"
+DELTA = "delta.safetensors"
+BUNDLE = "bundle"
+NUMBER = re.compile(r"[0-9]{4,9}")
+
+log = logging.getLogger("recspec.versions")
+
+
+def updates_of(run: Path) -> list[Path]:
+    """The folders of a run's updates that are complete or can be made complete, oldest first."""
+    try:
+        found = [each for each in (run / UPDATES).iterdir() if NUMBER.fullmatch(each.name)]
+    except OSError:
+        return []
+    return sorted((each for each in found if _holds_delta(run, each.name)), key=lambda each: int(each.name))
+
+
+def _holds_delta(run: Path, name: str) -> bool:
+    """Whether an update has its delta; one behind a link that leads out of the run has none."""
+    try:
+        return (
+            all(confined(run, f"{UPDATES}/{name}/{part}") for part in (DELTA, BUNDLE))
+            and (run / UPDATES / name / DELTA).is_file()
+        )
+    except PathError:
+        return False
+
+
+def newest(run: Path) -> Path | None:
+    """The bundle of the newest update that has one; None if there is none."""
+    for folder in reversed(updates_of(run)):
+        if (folder / BUNDLE / "bundle.json").is_file():
+            return folder / BUNDLE
+    return None
+
+
+def next_update(run: Path) -> Path:
+    """The folder of the next update; what a killed update left there is removed."""
+    known = updates_of(run)
+    folder = run / UPDATES / f"{1 + (int(known[-1].name) if known else 0):04d}"
+    if folder.is_symlink():
+        folder.unlink()
+    elif folder.exists():
+        shutil.rmtree(folder)
+    return folder
+
+
+def take_deltas(run: Path) -> int:
+    """Make the bundle of each update that has only its delta, in order; returns how many were made.
+
+    Raises:
+        BundleError: if a delta is damaged, or is none of the version before it; later ones are not tried.
+    """
+    missing = [each for each in updates_of(run) if not (each / BUNDLE / "bundle.json").is_file()]
+    if not missing:
+        return 0
+    with locked_inside(run / UPDATES, "updating"):
+        base = run / BUNDLE
+        for folder in updates_of(run):
+            made = folder / BUNDLE
+            if not (made / "bundle.json").is_file():
+                if not (base / "bundle.json").is_file():
+                    raise BundleError(f"{folder / DELTA}: {base} is not there, to which the delta belongs")
+                with staging(made) as temporary:
+                    delta.apply(base, folder / DELTA, temporary)
+                    temporary.rename(made)
+                    temporary.mkdir()  # which `staging` removes
+                log.info("%s: made from %s and its delta", made, base)
+            base = made
+    return len(missing)
+
+
+def check_base(folder: Path) -> str:
+    """The digest of a bundle's manifest, which a delta names. Raises BundleError if it has none."""
+    digest = manifest.digest(folder)
+    if not digest:
+        raise BundleError(f"{folder}: has no {manifest.FILE_NAME}, so an update can't name it; train it anew")
+    return digest

@@ -1,0 +1,78 @@
+"""`growth.json`: what a prepared dataset of interactions needs to take new events by its own rules."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from recspec.errors import DataError
+from recspec.files import PathError, confined, read_json, whole_file
+from recspec.prepare.histories import HistorySettings
+
+GROWTH_FILE = "growth.json"
+FORMAT = 1
+
+
+class GrowthRules(BaseModel):
+    """How events became rows."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: int = FORMAT
+    split: Literal["leave_one_out", "time", "given"]
+    """`given`: every new event is for train."""
+    valid_share: float = Field(0.0, ge=0, lt=1)
+    test_share: float = Field(0.0, ge=0, lt=1)
+    once: bool = False
+    """Whether the earliest event of each pair of user and item counts, and no other."""
+    timestamp: str | None = None
+    """Raw column of the time; None if events have only an order."""
+    time_format: str | None = None
+    rating: str | None = None
+    """Raw column of the ratings, of which those below `min_rating` are no events."""
+    min_rating: float | None = None
+    separator: str | None = None
+    encoding: str | None = None
+    missing_values: tuple[str, ...] = ()
+    readable: dict[str, dict[str, str]] = {}
+    """Role -> column of the catalogue for people -> raw column."""
+    refused: str = ""
+    """Why the dataset takes no new events; empty if it does."""
+    num_negatives: int = Field(0, ge=0)
+    seed: int = Field(1, ge=0)
+    histories: HistorySettings = HistorySettings()
+    gap_unit: float | None = None
+    """Of the time gaps, in units of the timestamp; None without gaps."""
+
+    def save(self, folder: Path) -> None:
+        """Write `growth.json` into a dataset's folder."""
+        with whole_file(folder / GROWTH_FILE) as temporary:
+            temporary.write_text(self.model_dump_json(indent=2) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, folder: Path) -> GrowthRules:
+        """Read `growth.json`.
+
+        Raises:
+            DataError: if there is none, or a damaged one, or it says that the dataset takes no new events.
+        """
+        file = folder / GROWTH_FILE
+        try:
+            if not confined(folder, GROWTH_FILE).is_file():
+                raise DataError(
+                    f"{folder}: takes no new events: it has no {GROWTH_FILE}, which `recspec prepare` writes for "
+                    "interactions (rows without a label) of table, movielens and ncf; prepare it again, or train anew"
+                )
+            rules = cls.model_validate(read_json(file, most=1 << 20))
+        except PathError as error:
+            raise DataError(f"{folder}: {error}") from None
+        except ValidationError as error:
+            problems = [f"{'.'.join(map(str, each['loc'])) or 'content'}: {each['msg']}" for each in error.errors()]
+            raise DataError.of(f"{file}: damaged", problems) from None
+        if rules.format != FORMAT:
+            raise DataError(f"{file}: format {rules.format}; this recspec reads {FORMAT}")
+        if rules.refused:
+            raise DataError(f"{folder}: takes no new events: {rules.refused}; prepare all events again and train anew")
+        return rules

@@ -1,0 +1,100 @@
+"""Serving in the foreground, until a signal asks for the end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import faulthandler
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from recspec.serving.batching import Limits
+from recspec.serving.opened_model import RepositorySettings
+from recspec.serving.server import FORCE_SECONDS, Addresses, ServeSettings, log, loop_factory, quiet
+from recspec.serving.sources import Source
+from recspec.serving.workers import server_of
+
+
+def serve(
+    sources: Sequence[Source],
+    settings: ServeSettings | None = None,
+    *,
+    repository: RepositorySettings | None = None,
+    limits: Limits | None = None,
+    token: str | None = None,
+    ready: Callable[[Addresses], None] = lambda _: None,
+    force: Callable[[str], object] = log.error,
+) -> None:
+    """Serve models until SIGTERM or SIGINT, then end within `shutdown_seconds`.
+
+    Args:
+        ready: Called with the addresses as soon as the server answers.
+        force: Called with a reason `FORCE_SECONDS` after the time for a graceful end; must end the process whatever its
+            threads do. If it can't run, the process ends with a traceback of its threads.
+
+    Raises:
+        BundleError, SettingsError: as `Server.start`.
+    """
+    settings = settings or ServeSettings()
+
+    async def run(ending: _Ending) -> None:
+        asked = ending.on(asyncio.get_running_loop())
+        ready(await server.start())
+        await asked.wait()
+        await server.stop()
+
+    quiet()
+    with _Ending(settings.shutdown_seconds + FORCE_SECONDS, force) as ending:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            server = server_of(sources, settings, repository=repository, limits=limits, token=token)
+            runner.run(run(ending))
+        if server.given_up:
+            force("abandoned computations still run")
+
+
+class _Ending:
+    """SIGTERM and SIGINT: the first starts a graceful end with a time limit, a second ends the process at once.
+
+    The handlers need no event loop, so they also end a busy or stuck loop.
+    """
+
+    def __init__(self, seconds: float, force: Callable[[str], object]) -> None:
+        self._seconds, self._force = seconds, force
+        self._timer: threading.Timer | None = None
+        self._wake: Callable[[], object] = bool
+        self._before: dict[signal.Signals, Any] = {}
+
+    def on(self, loop: asyncio.AbstractEventLoop) -> asyncio.Event:
+        """An event of a loop, set at the first signal."""
+        asked = asyncio.Event()
+        self._wake = partial(loop.call_soon_threadsafe, asked.set)
+        if self._timer is not None:
+            asked.set()
+        return asked
+
+    def __enter__(self) -> _Ending:
+        self._before = {each: signal.signal(each, self._ask) for each in (signal.SIGTERM, signal.SIGINT)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, before in self._before.items():
+            signal.signal(number, before)
+        if self._timer is not None:
+            self._timer.cancel()
+            faulthandler.cancel_dump_traceback_later()
+
+    def _ask(self, *_: object) -> None:
+        if self._timer is not None:
+            self._force("a second signal to end")
+            return
+        self._timer = threading.Timer(self._seconds, self._force, ["requests or models did not end in time"])
+        self._timer.daemon = True
+        self._timer.start()
+        if sys.__stderr__ is not None:  # in case the interpreter's lock is held and the timer can't run
+            faulthandler.dump_traceback_later(self._seconds + 2, exit=True, file=sys.__stderr__)
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._wake()

@@ -1,0 +1,296 @@
+"""The supervisor of several workers: starts them, starts another when one ends, and stops them together.
+
+Workers accept HTTP connections from one socket, so that those which wait outlive a worker. gRPC can't take a socket;
+each worker listens at the same port by SO_REUSEPORT. Workers begin as copies of a process that has loaded torch and the
+server, but no model; so another one is there as soon as it has opened the models.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import multiprocessing
+import os
+import secrets
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.context import ForkServerProcess
+from typing import Any
+
+import torch
+
+from recspec import machine
+from recspec.errors import BundleError, RecspecError, SettingsError
+from recspec.serving import worker
+from recspec.serving.access import check_certificate
+from recspec.serving.batching import Limits
+from recspec.serving.line import Ended, Line
+from recspec.serving.opened_model import RepositorySettings
+from recspec.serving.repository import Repository
+from recspec.serving.server import FORCE_SECONDS, Addresses, Server, ServeSettings, Shared, check_access, listen, log
+from recspec.serving.server_metrics import summed, without_gauges
+from recspec.serving.sources import Source
+
+LOADED = ["recspec.serving.worker", "recspec.serving.inference_grpc"]
+"""Modules that a worker finds loaded."""
+SCRAPE_SECONDS = 2.0
+"""Time for a worker to report its metrics; after that, its last report stands."""
+SUPERVISED = """\
+# HELP recspec_workers Processes that answer.
+# TYPE recspec_workers gauge
+recspec_workers {workers}
+# HELP recspec_worker_restarts_total Workers that were started because another one ended.
+# TYPE recspec_worker_restarts_total counter
+recspec_worker_restarts_total {restarts}
+"""
+"""The supervisor's own metrics."""
+LONG_SECONDS = 10.0
+"""A worker that answered for less time before it ended is not replaced at once."""
+MOST_PAUSE = 30.0
+"""Longest pause in seconds before another worker is started."""
+
+
+def server_of(
+    sources: Sequence[Source],
+    settings: ServeSettings,
+    *,
+    repository: RepositorySettings | None = None,
+    limits: Limits | None = None,
+    token: str | None = None,
+) -> Server | Workers:
+    """A server in this process, or the supervisor of its workers."""
+    if settings.workers == 1:
+        return Server(Repository(sources, settings=repository, limits=limits), settings, token=token)
+    return Workers(sources, settings, repository=repository, limits=limits, token=token)
+
+
+@dataclass(eq=False)
+class _Worker:
+    """A worker's process, and the line to it."""
+
+    process: ForkServerProcess
+    line: Line
+    ready: asyncio.Future[None]
+    ended: asyncio.Task[None]
+    """Ends with the process."""
+    metrics: str = ""
+    """Its last report."""
+
+
+@dataclass
+class _Counts:
+    """What the supervisor adds to the metrics of its workers."""
+
+    restarts: int = 0
+    of_ended: str = ""
+    """Counters and histograms that ended workers reported last."""
+
+
+class Workers:
+    """Several processes that answer as one server: `await start()`, then `await stop()`."""
+
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        settings: ServeSettings,
+        *,
+        repository: RepositorySettings | None = None,
+        limits: Limits | None = None,
+        token: str | None = None,
+    ) -> None:
+        self.settings, self._sources, self._token = settings, sources, token
+        own = repository or RepositorySettings()
+        threads = threads_of_each(own.threads, settings.workers)
+        self._repository, self._limits = own.model_copy(update={"shared": True, "threads": threads}), limits or Limits()
+        self._held = contextlib.ExitStack()
+        self._shared: Shared | None = None
+        self._workers: dict[int, _Worker] = {}
+        self._keeping: list[asyncio.Task[None]] = []
+        self._unloaded: set[str] = set()
+        self._counts = _Counts()
+        self.given_up = 0
+        """Workers that were killed because they did not end in time."""
+
+    async def start(self) -> Addresses:
+        """Listen, and start every worker; returns once all of them answer."""
+        settings = self.settings
+        if "forkserver" not in multiprocessing.get_all_start_methods() or not hasattr(socket, "SO_REUSEPORT"):
+            raise SettingsError(
+                f"--workers {settings.workers}: this system can't share ports between processes; take 1"
+            )
+        check_access(settings, token=self._token, control=self._repository.control)
+        check_certificate(settings.tls_cert, settings.tls_key)
+        try:
+            listening = self._held.enter_context(listen(settings.host, settings.http_port))
+            grpc_port = None if settings.grpc_port is None else self._reserve(settings.host, settings.grpc_port)
+            self._shared = Shared(listening, grpc_port, secrets.token_bytes(32))
+            numbers = range(1, settings.workers + 1)
+            for found in await asyncio.gather(*map(self._start, numbers), return_exceptions=True):
+                if isinstance(found, BaseException):
+                    raise found
+        except BaseException:
+            await self.stop()
+            raise
+        self._keeping = [asyncio.create_task(self._keep(number)) for number in numbers]
+        return Addresses.of(settings, listening.getsockname()[1], grpc_port)
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The processes of the workers that answer."""
+        return tuple(each.process.pid for each in self._answering() if each.process.pid is not None)
+
+    async def stop(self) -> None:
+        """Stop every worker, each after its requests; kill those that do not end in time."""
+        for task in self._keeping:
+            task.cancel()
+        await asyncio.gather(*self._keeping, return_exceptions=True)
+        await asyncio.gather(*map(self._stop, self._workers.values()))
+        self._held.close()
+
+    # --- one worker ---------------------------------------------------------------------------------------------
+
+    async def _start(self, number: int) -> None:
+        """Start a worker, and wait until it answers.
+
+        Raises:
+            BundleError: if it can't open the models, or ends before it answers.
+        """
+        assert self._shared is not None
+        ours, theirs = socket.socketpair()
+        work = worker.Work(
+            number, self._sources, self.settings, self._repository, self._limits, self._token, self._shared
+        )
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(LOADED)
+        process = context.Process(target=worker.run, args=(work, theirs), name=f"recspec-{number}", daemon=True)
+        try:
+            await asyncio.to_thread(process.start)  # the first one waits until the modules are loaded
+        finally:
+            theirs.close()
+        ready = asyncio.get_running_loop().create_future()
+
+        async def answer(what: str, value: Any) -> Any:
+            if what == "ready" and not ready.done():
+                ready.set_result(None)
+            elif what == "failed" and not ready.done():
+                ready.set_exception(BundleError(value[0], value[1:]))
+            elif what == "metrics":
+                return await self._metrics()
+            elif what in ("load", "unload"):
+                await self._everywhere(what, value)
+            return None
+
+        line = Line(answer)
+        await line.open(ours)
+        ended = asyncio.create_task(_until_end(process))
+        started = self._workers[number] = _Worker(process, line, ready, ended)
+        await asyncio.wait([ready, ended], return_when=asyncio.FIRST_COMPLETED)
+        if not ready.done():
+            ready.set_exception(BundleError(f"worker {number} ended before it answered: {_reason(process)}"))
+        await ready
+        for name in sorted(self._unloaded):
+            with contextlib.suppress(Ended, RecspecError):
+                await started.line.ask("unload", name)
+
+    async def _keep(self, number: int) -> None:
+        """Wait for a worker's end, and start another one; over and over."""
+        pause, began = 0.0, time.monotonic()
+        while True:
+            old = self._workers[number]
+            await asyncio.wait([old.ended])
+            old.line.close()  # it still runs if only the process that copied it was killed; then it stops by itself
+            self._counts.of_ended = without_gauges(summed([self._counts.of_ended, old.metrics]))
+            old.metrics = ""
+            lived, noticed = time.monotonic() - began, time.monotonic()
+            pause = 0.0 if lived > LONG_SECONDS else min(MOST_PAUSE, 2 * pause + 0.5)
+            why = _reason(old.process)
+            log.warning("worker %d ended (%s); another is started in %.1f s", number, why, pause)
+            await asyncio.sleep(pause)
+            self._counts.restarts += 1
+            began = time.monotonic()
+            try:
+                await self._start(number)
+            except (RecspecError, OSError) as error:
+                log.warning("worker %d does not start: %s", number, error)
+                continue
+            began = time.monotonic()
+            log.warning("worker %d answers again after %.1f s", number, began - noticed)
+
+    async def _stop(self, each: _Worker) -> None:
+        asked = asyncio.create_task(each.line.ask("stop"))
+        ended, _ = await asyncio.wait([each.ended], timeout=self.settings.shutdown_seconds + FORCE_SECONDS / 2)
+        if not ended:
+            self.given_up += 1
+            each.process.kill()
+            await asyncio.wait([each.ended])
+        await asyncio.gather(asked, return_exceptions=True)
+
+    # --- what concerns all of them ------------------------------------------------------------------------------
+
+    async def _everywhere(self, what: str, name: str) -> None:
+        """Load or unload a model in every worker that answers; the error names all their problems."""
+        answers = await asyncio.gather(
+            *(each.line.ask(what, name) for each in self._answering()), return_exceptions=True
+        )
+        problems = [text for each in answers if isinstance(each, RecspecError) for text in each.problems]
+        if problems:
+            raise BundleError.of(f"model '{name}'", problems)
+        if what == "unload":
+            self._unloaded.add(name)
+        else:
+            self._unloaded.discard(name)
+
+    async def _metrics(self) -> str:
+        answering = self._answering()
+        await asyncio.gather(*map(_report, answering))
+        own = SUPERVISED.format(workers=len(answering), restarts=self._counts.restarts)
+        return summed([own, self._counts.of_ended, *(each.metrics for each in answering)])
+
+    def _answering(self) -> list[_Worker]:
+        return [each for each in self._workers.values() if each.ready.done() and not each.ended.done()]
+
+    def _reserve(self, host: str, port: int) -> int:
+        """A port at which this user's processes may listen together, and no other server does."""
+        listen(host, port, "gRPC").close()
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        held = self._held.enter_context(socket.socket(family))
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.bind((host, port))  # bound, but never listening: it is given no connection
+        port = int(held.getsockname()[1])
+        if host == "0.0.0.0" and socket.has_ipv6:  # gRPC takes it for every address, unless IPv6's port is taken
+            other = self._held.enter_context(socket.socket(socket.AF_INET6))
+            other.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            with contextlib.suppress(OSError):
+                other.bind(("::", port))
+        return port
+
+
+async def _report(each: _Worker) -> None:
+    """Ask a worker for its metrics; its last report stands if it is busy or ends."""
+    with contextlib.suppress(TimeoutError, Ended):
+        async with asyncio.timeout(SCRAPE_SECONDS):
+            each.metrics = await each.line.ask("metrics")
+
+
+async def _until_end(process: ForkServerProcess) -> None:
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(process.sentinel, ended.set)
+    try:
+        await ended.wait()
+    finally:
+        loop.remove_reader(process.sentinel)
+    process.join()
+
+
+def _reason(process: ForkServerProcess) -> str:
+    code = process.exitcode
+    return f"signal {-code}" if code is not None and code < 0 else f"status {code}"
+
+
+def threads_of_each(asked: int | None, workers: int) -> int:
+    """Threads of each worker's computations: by default the cores that this process may use, divided among them."""
+    cores = [machine.cores_at_once(), len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None]
+    quota = min((each for each in cores if each is not None), default=os.cpu_count())
+    return machine.pick_threads(asked, torch.get_num_threads(), os.environ, quota, processes=workers)[0]

@@ -1,0 +1,165 @@
+"""How fast this CPU multiplies matrices in each arithmetic: measured once, and kept in the user's cache folder.
+
+The name of a CPU and its flags do not tell. Intel's AVX-512 BF16 without AMX multiplies bf16 half as fast as fp32, and
+AMD's twice as fast; at narrow products a BLAS may reach a quarter of oneDNN's rate (docs/decisions.md).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from recspec import machine
+from recspec.distributed import Ranks
+from recspec.errors import RecspecError
+from recspec.files import read_json, whole_file
+from recspec.training.precision import arithmetic
+
+WIDE, NARROW = (512, 256, 256), (2048, 32, 80)
+"""Rows, inputs and outputs of a layer of an MLP, and of a layer over events (of DIN's attention)."""
+ROUNDS = 7
+"""Measurements, in CPU time, of which the fastest counts: other work on the machine slows some."""
+MOST_BYTES = 1 << 12
+"""Size of a file of rates, ten times as large as needed."""
+
+Rate = Annotated[float, Field(gt=0, lt=1e6, allow_inf_nan=False)]
+
+
+class ProductRates(BaseModel):
+    """GFLOP/s of a layer's three products (forward, and the gradients of input and weight) by `train.precision`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    wide_fp32: Rate
+    wide_tf32: Rate
+    wide_bf16: Rate
+    """With the conversions of autocast."""
+    narrow_fp32: Rate
+    narrow_tf32: Rate
+
+    def speed(self, precision: Literal["tf32", "bf16"], *, narrow: bool) -> float:
+        """The speed of products relative to fp32; with `narrow`, half of the operations are narrow products.
+
+        In bf16, narrow products over events have tensors in fp32 and go through oneDNN, as in tf32.
+        """
+        wide = self.wide_tf32 if precision == "tf32" else self.wide_bf16
+        if not narrow:
+            return wide / self.wide_fp32
+        return (1 / self.wide_fp32 + 1 / self.narrow_fp32) / (1 / wide + 1 / self.narrow_tf32)
+
+
+def rates_of_all(ranks: Ranks) -> ProductRates:
+    """The first rank's rates, on every rank: all have to choose the same arithmetic."""
+    own = kept_rates()
+    if ranks.world_size == 1:
+        return own
+    names = [*ProductRates.model_fields]
+    found = ranks.gather(torch.tensor([getattr(own, name) for name in names], dtype=torch.float64))
+    return ProductRates(**dict(zip(names, found[: len(names)].tolist(), strict=True)))
+
+
+def kept_rates() -> ProductRates:
+    """This machine's rates, measured at the first call for this CPU, torch and number of threads."""
+    return _kept_rates(_surroundings())
+
+
+@cache
+def _kept_rates(surroundings: tuple[str, ...]) -> ProductRates:
+    file = _file(surroundings)
+    if file is None:
+        return measure_rates()
+    found = _read(file)
+    if found is None:
+        found = measure_rates()
+        _write(file, found)
+    return found
+
+
+def measure_rates() -> ProductRates:
+    """Measure, in a quarter of a second on a core of a server."""
+    kinds: list[tuple[str, Literal["fp32", "tf32", "bf16"]]] = [
+        ("wide", "fp32"), ("wide", "tf32"), ("wide", "bf16"), ("narrow", "fp32"), ("narrow", "tf32"),
+    ]  # fmt: skip
+    layers = {
+        f"{shape}_{precision}": _layer(WIDE if shape == "wide" else NARROW, precision) for shape, precision in kinds
+    }
+    for layer in layers.values():  # oneDNN compiles
+        layer()
+    taken = dict.fromkeys(layers, float("inf"))
+    for _ in range(ROUNDS):  # in turns: what slows the machine for a while slows all
+        for name, layer in layers.items():
+            taken[name] = min(taken[name], layer())
+    return ProductRates(**{name: max(1e-6, min(rate, 1e6 - 1)) for name, rate in _in_gflops(taken).items()})
+
+
+def _layer(shape: tuple[int, int, int], precision: Literal["fp32", "tf32", "bf16"]) -> Callable[[], float]:
+    """A function that computes a layer's products, and returns its CPU seconds."""
+    rows, inputs, outputs = shape
+    x, weight, slope = torch.rand(rows, inputs), torch.rand(outputs, inputs), torch.rand(rows, outputs)
+    times = 1 if shape == WIDE else 3
+
+    def layer() -> float:
+        half = torch.autocast("cpu", dtype=torch.bfloat16) if precision == "bf16" else nullcontext()
+        with torch.no_grad(), arithmetic(precision, deterministic=False), half:
+            start = time.process_time()
+            for _ in range(times):
+                x @ weight.t(), slope @ weight, slope.t() @ x
+            return (time.process_time() - start) / times
+
+    return layer
+
+
+def _in_gflops(seconds: dict[str, float]) -> dict[str, float]:
+    work = {"wide": WIDE, "narrow": NARROW}
+    flops = {name: 6e-9 * rows * inputs * outputs for name, (rows, inputs, outputs) in work.items()}
+    return {name: flops[name.partition("_")[0]] / max(taken, 1e-9) for name, taken in seconds.items()}
+
+
+# --- the cache -------------------------------------------------------------------------------------------------------
+
+
+def _surroundings() -> tuple[str, ...]:
+    """What the rates depend on."""
+    switches = sorted(
+        f"{name}={value}"
+        for name, value in os.environ.items()
+        if name.startswith(("ATEN_", "DNNL_", "MKL_", "ONEDNN_"))
+    )
+    return torch.__version__, str(torch.get_num_threads()), machine.processor(), str(_folder()), *switches
+
+
+def _folder() -> Path | None:
+    """The cache folder of the user: $XDG_CACHE_HOME or ~/.cache; None for a user without a home."""
+    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    with suppress(RuntimeError):
+        return (given if given.is_absolute() else Path.home() / ".cache") / "recspec"
+    return None
+
+
+def _file(surroundings: tuple[str, ...]) -> Path | None:
+    folder = _folder()
+    digest = hashlib.sha256("\0".join(surroundings).encode("utf-8", "surrogateescape")).hexdigest()
+    return None if folder is None else folder / f"product-rates-{digest[:32]}.json"
+
+
+def _read(file: Path) -> ProductRates | None:
+    """The rates of a file; None if it is missing, damaged or not a file of rates."""
+    with suppress(RecspecError, OSError, ValidationError):
+        return ProductRates.model_validate(read_json(file, most=MOST_BYTES))
+    return None
+
+
+def _write(file: Path, rates: ProductRates) -> None:
+    """Keep the rates; a folder that can't be written to costs the next process a measurement."""
+    with suppress(RecspecError, OSError), whole_file(file) as temporary:
+        temporary.write_text(json.dumps({name: round(rate, 3) for name, rate in rates.model_dump().items()}), "utf-8")

@@ -1,0 +1,273 @@
+"""New events into a trained model: the dataset grows, the model goes on from its weights, a delta is written.
+
+RUN/updates/0001 holds the new version; see `bundle.versions`. A model that is fitted in one go is fitted again, with
+the settings that were chosen. Another one trains some epochs on the new rows and a replayed share of the old ones (a
+model whose rows are users: on the users with new events and a share of the others).
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from pydantic import Field
+from torch import Tensor
+
+from recspec import config
+from recspec.bundle import Card, checkpoint, delta, meaning_digest, pipeline_card, run_record, versions
+from recspec.bundle import folder as bundle
+from recspec.distributed import Ranks
+from recspec.errors import BundleError, CheckpointError, DataError, SettingsError
+from recspec.files import local, locked_inside
+from recspec.loading import Newest
+from recspec.models import MODELS, FittedModel, Ids
+from recspec.spec import FeatureSpec
+from recspec.training import run_folder
+from recspec.training.build import Built
+from recspec.training.fit import make_fit_plan, run_fit
+from recspec.training.loop import TrainingRun, using_threads
+from recspec.training.plan import make_plan
+from recspec.training.result import Result
+from recspec.training.run_folder import Event
+from recspec.training.settings import TrainSettings
+from recspec.training.warm_start import warm_start
+
+if TYPE_CHECKING:
+    from recspec.prepare import Grown
+
+DATA = "data"
+
+
+class UpdateSettings(config.Settings):
+    """How a model that is trained by steps takes new events."""
+
+    epochs: int = Field(2, ge=1, description="passes over the new rows and the replayed ones")
+    replay: float = Field(
+        0.2, ge=0, le=1, description="share of the old rows that are trained on again, so that they are not forgotten"
+    )
+    learning_rate: float = Field(
+        1.0, gt=0, description="factor of the run's learning rate, which stays constant in an update"
+    )
+
+
+@dataclass(frozen=True)
+class Updated:
+    """A new version of a run."""
+
+    folder: Path
+    """RUN/updates/NNNN, a run by itself."""
+    bundle: Path
+    delta: Path
+    counts: Mapping[str, int]
+    """`events`, `users` and `items` that are new, and rows `left_out`."""
+    rows: Mapping[str, int]
+    """Rows of each split of the grown dataset."""
+    result: Result
+    delta_bytes: int
+    bundle_bytes: int
+    seconds: Mapping[str, float]
+    """Of the dataset (`data`), the model (`train`), the difference (`delta`), and `all`."""
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain values for JSON."""
+        places = {name: str(getattr(self, name)) for name in ("folder", "bundle", "delta")}
+        return {**vars(self), **places, "result": self.result.to_dict()}
+
+
+def update(
+    run: Path,
+    events: Path,
+    *,
+    settings: UpdateSettings | None = None,
+    data: FeatureSpec | None = None,
+    on_event: Callable[[Event], None] = lambda _: None,
+    stop_requested: Callable[[], bool] = lambda: False,
+) -> Updated:
+    """Make the next version of a run from a file of raw events.
+
+    `data` is the dataset of the version before; by default it lies where the run says.
+
+    Raises:
+        BundleError: if the run holds no model, or one that takes no new events.
+        DataError: if the dataset takes none, or what is wrong with the events; nothing has changed then.
+        SpecError: if the dataset is no longer there.
+    """
+    started = time.monotonic()
+    settings, run = settings or UpdateSettings(), local(run, "RUN")
+    _check_run(run)
+    versions.take_deltas(run)
+    base = bundle.find(run)
+    card, kind = _read_card(base)
+    spec = _dataset_of(base, data)
+    with locked_inside(run / versions.UPDATES, "updating"), _new_version(run) as folder:
+        (folder / DATA).mkdir(parents=True)
+        from recspec.prepare import grow  # needs Ibis and DuckDB, which training does without
+
+        grown = grow(spec, events, folder / DATA)
+        prepared = time.monotonic()
+        if issubclass(kind, FittedModel):
+            result = _fit(card, grown, folder, on_event, stop_requested)
+        else:
+            result = _train(base, card, grown, folder, settings, on_event, stop_requested)
+        trained = time.monotonic()
+        record = run_record.read(folder)
+        assert record is not None
+        record.model_copy(update={"kind": "updated", "made_of": (str(run_record.home(base).resolve()),)}).write(folder)
+        size = delta.write(base, folder / run_folder.BUNDLE, folder / versions.DELTA)
+        if base.parent != run:  # the state of the optimizers goes on from the newest version
+            shutil.rmtree(run_record.home(base) / run_folder.CHECKPOINTS, ignore_errors=True)
+    ended = time.monotonic()
+    seconds = {
+        "data": prepared - started,
+        "train": trained - prepared,
+        "delta": ended - trained,
+        "all": ended - started,
+    }
+    summary = grown.spec.metadata.get("summary")
+    rows = summary.get("rows") if isinstance(summary, dict) else None
+    whole = sum(file.stat().st_size for file in (folder / run_folder.BUNDLE).rglob("*") if file.is_file())
+    return Updated(
+        folder=folder,
+        bundle=folder / run_folder.BUNDLE,
+        delta=folder / versions.DELTA,
+        counts=grown.counts,
+        rows=rows if isinstance(rows, dict) else {},
+        result=result,
+        delta_bytes=size,
+        bundle_bytes=whole,
+        seconds={name: round(each, 3) for name, each in seconds.items()},
+    )
+
+
+@contextmanager
+def _new_version(run: Path) -> Iterator[Path]:
+    """The folder of the next version, which is removed if the block fails."""
+    folder = versions.next_update(run)
+    try:
+        yield folder
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _check_run(run: Path) -> None:
+    if (run / "bundle.json").is_file():
+        raise BundleError(f"{run}: is a bundle, whose files must stay as they are; name the run that holds it")
+    if run.parent.name == versions.UPDATES and (run / versions.DELTA).is_file():
+        raise BundleError(f"{run}: is a version of {run.parent.parent}; name that run, whose newest version is updated")
+    bundle.find(run)
+
+
+def _read_card(base: Path) -> tuple[Card, type]:
+    card = bundle.read_card(base)
+    if card.model not in MODELS:
+        raise BundleError(f"{base}: is a {card.model}, which takes no new events; update its parts and make it again")
+    if pipeline_card.read_pipeline(base) is not None:
+        raise BundleError(f"{base}: is a pipeline; update its ranker and its retrievers, and make it again")
+    return card, MODELS[card.model]
+
+
+def _dataset_of(base: Path, given: FeatureSpec | None) -> FeatureSpec:
+    """The dataset that a version was trained on."""
+    spec = given
+    if spec is None:
+        record = run_record.read(run_record.home(base))
+        if record is None or record.data is None:
+            raise BundleError(f"{base}: does not say which dataset it was trained on; name it")
+        spec = FeatureSpec.load(record.data.path)
+    own = FeatureSpec.load(base)
+    if meaning_digest(own) != meaning_digest(spec):
+        raise DataError(f"{spec.folder}: is not the dataset that {base} was trained on: features, vocabularies or "
+                        "catalogues differ")  # fmt: skip
+    return spec
+
+
+def _fit(
+    card: Card, grown: Grown, folder: Path, on_event: Callable[[Event], None], stop_requested: Callable[[], bool]
+) -> Result:
+    """Fit the model again on all events, with the settings that it has."""
+    ranks = Ranks()
+    own = config.build(MODELS[card.model].Settings, "bundle.json: settings", card.settings)
+    train = config.build(TrainSettings, "bundle.json: train", TrainSettings.renamed(card.train))
+    plan = make_fit_plan(card.model, grown.spec, train, own, ranks)
+    with using_threads(plan.threads.value):
+        return run_fit(plan, folder, ranks, on_event, stop_requested)
+
+
+def _train(
+    base: Path, card: Card, grown: Grown, folder: Path, settings: UpdateSettings, on_event: Callable[[Event], None],
+    stop_requested: Callable[[], bool],
+) -> Result:  # fmt: skip
+    """Train the model on from its weights."""
+    ranks = Ranks()
+    own = config.build(MODELS[card.model].Settings, "bundle.json: settings", card.settings)
+    asked = _train_settings(card, settings)
+    splits = asked.train_splits
+    newest = Newest([grown.first_new.get(split, 0) for split in splits], settings.replay, asked.seed)
+    users = _users(grown, settings.replay, asked.seed)
+    plan = make_plan(card.model, grown.spec, asked, own, ranks, newest=newest, users=users)
+    plan = replace(plan, notes=(*plan.notes, _told(grown, settings)))
+
+    def start(built: Built) -> list[str]:
+        return warm_start(built.model, bundle.load(base).model, built.optimizers, _optimizer_state(base))
+
+    with using_threads(plan.threads.value):
+        training = TrainingRun(plan, folder, ranks, on_event, stop_requested, start=start)
+        with closing(training.log):
+            return training.train(resume=False)
+
+
+def _train_settings(card: Card, settings: UpdateSettings) -> TrainSettings:
+    """The settings of the run, with the epochs of an update and a constant learning rate."""
+    train = TrainSettings.renamed(card.train)
+    rate, parts = train.get("learning_rate"), train.get("parts")
+    changed: dict[str, object] = {
+        "epochs": settings.epochs, "minutes": None, "patience": None, "falling_patience": None, "target": None,
+        "keep_checkpoints": 1, "schedule": "constant", "warmup_epochs": 0,
+    }  # fmt: skip
+    if isinstance(rate, (int, float)):
+        changed["learning_rate"] = rate * settings.learning_rate
+    if isinstance(parts, dict):
+        changed["parts"] = {name: _slower(part, settings.learning_rate) for name, part in parts.items()}
+    return config.build(TrainSettings, "bundle.json: train", {**train, **changed})
+
+
+def _slower(part: object, factor: float) -> object:
+    """The settings of a part of the model, likewise."""
+    if not isinstance(part, dict):
+        return part
+    constant = {"schedule": "constant"} if "schedule" in part else {}
+    rate = part.get("learning_rate")
+    changed = {"learning_rate": rate * factor} if isinstance(rate, (int, float)) else {}
+    return {**part, **constant, **changed}
+
+
+def _users(grown: Grown, share: float, seed: int) -> Ids:
+    """The users with new events, and a share of all others."""
+    everyone = np.arange(grown.spec.num_ids(grown.spec.user_id))
+    drawn = np.random.default_rng((seed, len(everyone))).random(len(everyone)) < share
+    drawn[grown.touched] = True
+    return np.flatnonzero(drawn)
+
+
+def _told(grown: Grown, settings: UpdateSettings) -> str:
+    counts = grown.counts
+    return (
+        f"{counts['events']:,} new events, {counts['users']:,} new users, {counts['items']:,} new items; "
+        f"{settings.replay:.0%} of what was there before is trained on again"
+    )
+
+
+def _optimizer_state(base: Path) -> Mapping[str, Tensor]:
+    """The state of the optimizers in the newest checkpoint of the version before; empty without one."""
+    try:
+        saved, _ = checkpoint.load_latest(run_record.home(base) / run_folder.CHECKPOINTS)
+    except (CheckpointError, SettingsError):
+        return {}
+    return {name: each for name, each in saved.optimizer.items() if isinstance(each, Tensor)}

@@ -1,0 +1,196 @@
+"""A dataset that takes new events is the one that preparing all events gives, and no id changes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from recspec.encoding import Encoders
+from recspec.errors import DataError
+from recspec.prepare import GROWTH_FILE, Grown, GrowthRules, grow
+from recspec.prepare.growing import time_cuts
+from recspec.spec import FeatureSpec
+from recspec.storage import Ragged, check, open_split
+from tests.made_up_events import NEW_ITEM, NEW_USER, prepared, shop_events, written
+
+Row = tuple[object, ...]
+
+
+def grown(folder: Path, events: pa.Table, **settings: object) -> tuple[FeatureSpec, Grown]:
+    known, _ = shop_events()
+    base = prepared(folder / "base", known, **settings)
+    (folder / "grown").mkdir()
+    return base, grow(base, written(folder / "new.csv", events), folder / "grown")
+
+
+def positives(spec: FeatureSpec, split: str) -> list[Row]:
+    """Raw user, item, kind, time and history of each positive row."""
+    encoders, columns = Encoders.load(spec.folder), open_split(spec, split).read(0, 1 << 40)
+    rows = np.flatnonzero(np.asarray(columns["label"]) > 0)
+
+    def raw(name: str, ids: np.ndarray) -> list[object]:
+        return list(encoders.vocabularies[name].decode(ids).to_pylist())
+
+    found = [raw(name, np.asarray(columns[name])[rows]) for name in ("user_id", "item_id", "kind")]
+    found.append(np.asarray(columns["timestamp"])[rows].tolist())
+    if isinstance(lists := columns.get("history_item_id"), Ragged):
+        found.append([tuple(raw("item_id", np.array(lists.tolist()[row], np.int64))) for row in rows])
+    return sorted(zip(*found, strict=True), key=str)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"history": 6, "negative_history": True, "train_negatives": 1}, {"repeats": "first"}, {"split": "time"}],
+    ids=["plain", "histories", "once", "time"],
+)
+def test_a_grown_dataset_holds_the_rows_that_preparing_all_events_gives(
+    tmp_path: Path, settings: dict[str, object]
+) -> None:
+    known, new = shop_events()
+    context = {"context_features": ["hour"]} if "repeats" not in settings else {}
+    base, found = grown(tmp_path, new, **settings, **context)
+    whole = prepared(tmp_path / "all", pa.concat_tables([known, new]), **settings, **context)
+    check.check(found.spec)
+    # With split time, preparing everything again gives users and items no id that only held-out rows have.
+    for split in ("train",) if settings.get("split") == "time" else ("train", "valid", "test"):
+        assert positives(found.spec, split) == positives(whole, split)
+    assert open_split(base, "train").num_rows == found.first_new["train"]
+
+
+def test_ids_stay_and_new_values_get_the_next_ones(tmp_path: Path) -> None:
+    _, new = shop_events()
+    base, found = grown(tmp_path, new, history=6)
+    before, after = Encoders.load(base.folder), Encoders.load(found.spec.folder)
+    for name, vocabulary in before.vocabularies.items():
+        assert after.vocabularies[name].values.slice(0, len(vocabulary)).equals(vocabulary.values)
+    assert after.vocabularies["user_id"].values.to_pylist()[-2:] == ["aaron", NEW_USER]
+    assert after.vocabularies["item_id"].values.to_pylist()[-1] == NEW_ITEM
+    assert after.vocabularies["kind"].values.to_pylist()[-1] == "new"
+    assert found.spec.features["history_item_id"].cardinality == len(after.vocabularies["item_id"]) + 1
+    items = pq.read_table(found.spec.folder / "items.parquet")
+    assert items.column("kind")[-1].as_py() == len(after.vocabularies["kind"])
+    assert found.counts == {"events": new.num_rows, "users": 2, "items": 1, "left_out": 0}
+
+
+def test_fitted_scales_stay(tmp_path: Path) -> None:
+    _, new = shop_events()
+    base, found = grown(tmp_path, new, context_features=["hour"])
+    before, after = Encoders.load(base.folder), Encoders.load(found.spec.folder)
+    assert after.encoders == before.encoders
+    columns = open_split(found.spec, "train", ["timestamp", "hour"]).read(found.first_new["train"], 1 << 40)
+    hours = (np.asarray(columns["timestamp"]) // 3600 % 24).astype(float)
+    assert np.array_equal(np.asarray(columns["hour"]), np.asarray(before.encode_column("hour", hours)))
+
+
+def test_train_files_are_shared_and_new_rows_stand_last(tmp_path: Path) -> None:
+    _, new = shop_events()
+    base, found = grown(tmp_path, new)
+    first, _ = found.spec.sources["train"][0].files
+    assert base.path(first).samefile(found.spec.path(first))
+    old = open_split(base, "train").read(0, 1 << 40)
+    rows = open_split(found.spec, "train").read(0, found.first_new["train"])
+    assert all(np.array_equal(np.asarray(old[name]), np.asarray(rows[name])) for name in ("user_id", "item_id"))
+
+
+def test_a_grown_dataset_grows_again(tmp_path: Path) -> None:
+    known, new = shop_events()
+    _, found = grown(tmp_path, new.slice(0, 40), history=6)
+    (tmp_path / "again").mkdir()
+    again = grow(found.spec, written(tmp_path / "more.csv", new.slice(40)), tmp_path / "again")
+    whole = prepared(tmp_path / "all", pa.concat_tables([known, new]), history=6)
+    assert all(positives(again.spec, split) == positives(whole, split) for split in ("train", "valid", "test"))
+    assert len(again.spec.sources["train"][0].files) == 3
+
+
+def test_the_latest_events_of_a_user_go_on(tmp_path: Path) -> None:
+    known, new = shop_events()
+    _, found = grown(tmp_path, new, history=6)
+    whole = prepared(tmp_path / "all", pa.concat_tables([known, new]), history=6)
+
+    def histories(spec: FeatureSpec) -> dict[object, list[object]]:
+        encoders, users = Encoders.load(spec.folder), pq.read_table(spec.folder / "users.parquet")
+        lists = users.column("history_item_id").to_pylist()
+        names = encoders.vocabularies["user_id"].decode(users.column("user_id").to_numpy()).to_pylist()
+        items = encoders.vocabularies["item_id"]
+        return {name: items.decode(np.array(each)).to_pylist() for name, each in zip(names, lists, strict=True)}
+
+    assert histories(found.spec) == histories(whole)
+
+
+def test_an_order_without_times_goes_on(tmp_path: Path) -> None:
+    known, new = (each.drop_columns(["timestamp"]) for each in shop_events())
+    base = prepared(tmp_path / "base", known, timestamp=None)
+    (tmp_path / "grown").mkdir()
+    found = grow(base, written(tmp_path / "new.csv", new), tmp_path / "grown")
+    times = np.asarray(open_split(found.spec, "train", ["timestamp"]).read(0, 1 << 40)["timestamp"])
+    assert times[found.first_new["train"] :].max() > times[: found.first_new["train"]].max()
+
+
+def test_ratings_below_the_least_are_no_events(tmp_path: Path) -> None:
+    known, new = shop_events()
+    stars = pa.array([float(number % 5 + 1) for number in range(known.num_rows)])
+    base = prepared(tmp_path / "base", known.append_column("stars", stars), rating="stars", min_rating=3)
+    (tmp_path / "grown").mkdir()
+    rated = new.append_column("stars", pa.array([float(number % 5 + 1) for number in range(new.num_rows)]))
+    found = grow(base, written(tmp_path / "new.csv", rated), tmp_path / "grown")
+    assert (found.counts["events"], found.counts["left_out"]) == (54, 36)
+
+
+def test_every_missing_column_is_named(tmp_path: Path) -> None:
+    known, new = shop_events()
+    base = prepared(tmp_path / "base", known)
+    (tmp_path / "grown").mkdir()
+    with pytest.raises(DataError, match=r"(?s)no column 'item_id'.*no column 'timestamp', the time"):
+        grow(base, written(tmp_path / "new.csv", new.select(["user_id", "kind"])), tmp_path / "grown")
+    with pytest.raises(DataError, match="no such file; expected events in CSV, JSON lines or Parquet"):
+        grow(base, tmp_path / "nothing.csv", tmp_path / "grown")
+
+
+def test_events_that_are_all_known_are_no_new_ones(tmp_path: Path) -> None:
+    known, _ = shop_events()
+    base = prepared(tmp_path / "base", known, repeats="first")
+    (tmp_path / "grown").mkdir()
+    with pytest.raises(DataError, match="holds no new event: each of its 600 rows repeats a known one"):
+        grow(base, written(tmp_path / "new.csv", known), tmp_path / "grown")
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"half_life": 30.0}, "its events are weighted"),
+        ({"history": 6, "min_history": 2}, "min_history and prefixes left out train rows"),
+        ({"repeats": "last"}, "repeats=last"),
+    ],
+)
+def test_a_dataset_that_takes_no_new_events_says_why(tmp_path: Path, settings: dict[str, object], why: str) -> None:
+    known, _ = shop_events()
+    base = prepared(tmp_path / "base", known, **settings)
+    with pytest.raises(DataError, match=f"takes no new events: .*{why}.*; prepare all events again and train anew"):
+        GrowthRules.load(base.folder)
+
+
+def test_damaged_rules_and_other_datasets_are_refused(tmp_path: Path) -> None:
+    known, _ = shop_events()
+    base = prepared(tmp_path / "base", known)
+    file = base.folder / GROWTH_FILE
+    rules = json.loads(file.read_text())
+    for changed, message in (
+        ({**rules, "format": 9}, "format 9; this recspec reads 1"),
+        ({**rules, "split": "none"}, "growth.json: damaged.*split"),
+    ):
+        file.write_text(json.dumps(changed))
+        with pytest.raises(DataError, match=message):
+            GrowthRules.load(base.folder)
+    file.unlink()
+    with pytest.raises(DataError, match=r"takes no new events: it has no growth.json, which `recspec prepare` writes"):
+        GrowthRules.load(base.folder)
+
+
+def test_the_cuts_of_time_are_those_of_the_preparation() -> None:
+    assert time_cuts(np.array([1, 2, 2, 3, 4, 5, 6, 7, 8, 9]), 0.2, 0.2) == (6.0, 8.0)
+    assert time_cuts(np.arange(10), 0.0, 0.0) == (float("inf"), float("inf"))

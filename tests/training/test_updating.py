@@ -1,0 +1,222 @@
+"""New events into trained models: each registered model keeps what it knows and takes what is new."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+import torch
+
+from recspec import config
+from recspec.bundle import folder as bundle
+from recspec.bundle import run_record, versions
+from recspec.encoding import Encoders
+from recspec.errors import BundleError, DataError, Interrupted
+from recspec.inference.predictor import Predictor
+from recspec.inference.wanted import Wanted
+from recspec.loading.blocks import Newest, Part
+from recspec.models import MODELS, FittedModel
+from recspec.nn import Embeddings
+from recspec.spec import FeatureSpec
+from recspec.training.loop import train
+from recspec.training.settings import TrainSettings
+from recspec.training.updating import Updated, UpdateSettings, update
+from tests.made_up_events import NEW_ITEM, NEW_USER, prepared, shop_events, written
+from tests.model_cases import MODEL_CASES, OF_LABELLED_ROWS, kind_of_data
+from tests.processes import Running
+
+UPDATED = sorted(set(MODEL_CASES) - set(OF_LABELLED_ROWS))
+"""Models that learn from interactions."""
+LONG = {"history": 6}
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+    """Datasets of known events, with histories and without, and a file of new ones."""
+    folder = tmp_path_factory.mktemp("shop")
+    known, new = shop_events()
+    prepared(folder / "plain", known)
+    prepared(folder / "sequences", known, **LONG)
+    return {
+        "interactions": folder / "plain" / "data", "clicks": folder / "plain" / "data",
+        "sequences": folder / "sequences" / "data", "new": written(folder / "new.csv", new),
+    }  # fmt: skip
+
+
+def trained(name: str, data: Path, run: Path, **settings: object) -> Path:
+    """A run of a model at small sizes."""
+    asked = TrainSettings(threads=1) if issubclass(MODELS[name], FittedModel) else TrainSettings(
+        epochs=1, threads=1, tensorboard=False, batch_size=128, **settings  # type: ignore[arg-type]
+    )  # fmt: skip
+    own = config.build(MODELS[name].Settings, "settings", MODEL_CASES[name].tiny)
+    train(name, FeatureSpec.load(data), run, settings=asked, model_settings=own)
+    return run
+
+
+def recommended(run: Path, user: str, **wanted: object) -> list[object]:
+    """The items that a run recommends to a user."""
+    (answer,) = Predictor.open(run, device="cpu").recommend(Wanted(users=(user,), **wanted))  # type: ignore[arg-type]
+    assert answer.known
+    return [each.item for each in answer.items]
+
+
+@pytest.mark.parametrize("name", UPDATED)
+def test_an_update_keeps_ids_and_recommends_new_items_to_new_users(
+    name: str, shop: Mapping[str, Path], tmp_path: Path
+) -> None:
+    run = trained(name, shop[kind_of_data(name)], tmp_path / "run")
+    before = bundle.load(run)
+    made = update(run, shop["new"])
+    after = bundle.load(run)
+    assert after.folder == made.bundle == run / "updates" / "0001" / "bundle"
+    assert made.counts == {"events": 90, "users": 2, "items": 1, "left_out": 0}
+    users, items = (Encoders.load(after.folder).vocabularies[of] for of in ("user_id", "item_id"))
+    old = Encoders.load(before.folder).vocabularies
+    assert users.values.slice(0, len(old["user_id"])).equals(old["user_id"].values)
+    assert items.values.slice(0, len(old["item_id"])).equals(old["item_id"].values)
+    found = recommended(run, NEW_USER, k=30)
+    known = after.seen.of(int(users.encode([NEW_USER])[0])) if after.seen is not None else []
+    seen = {items.values[int(each) - 1].as_py() for each in known}
+    assert set(found) == set(items.values.to_pylist()) - seen
+    assert NEW_ITEM in {*found, *seen}
+    assert {NEW_ITEM} <= {each for user in ("user00", "user01", "aaron") for each in recommended(run, user, k=30)}
+
+
+@pytest.mark.parametrize("name", [name for name in UPDATED if not issubclass(MODELS[name], FittedModel)])
+def test_without_steps_old_ids_keep_their_rows(name: str, shop: Mapping[str, Path], tmp_path: Path) -> None:
+    """A learning rate near 0: what was there is there, in the rows of the same ids."""
+    run = trained(name, shop[kind_of_data(name)], tmp_path / "run", optimizer="sgd", keep_best=False)
+    before = bundle.load(run).model
+    update(run, shop["new"], settings=UpdateSettings(epochs=1, learning_rate=1e-9))
+    after = bundle.load(run).model
+    for own, new in zip(before.modules(), after.modules(), strict=True):
+        if isinstance(own, Embeddings):
+            assert isinstance(new, Embeddings)
+            for key, tables in own.tables.items():
+                for vocabulary, rows in tables.items():
+                    start = new.tables[key][vocabulary].start
+                    held = own.stores[key][rows.start : rows.stop]
+                    assert torch.allclose(held, new.stores[key][start : start + len(rows)], atol=1e-6)
+    stores = {id(each) for part in before.modules() if isinstance(part, Embeddings) for each in part.stores.values()}
+    for (label, own_weight), (_, weight) in zip(before.named_parameters(), after.named_parameters(), strict=True):
+        if id(own_weight) not in stores:
+            part = weight[tuple(slice(0, size) for size in own_weight.shape)]
+            assert torch.allclose(own_weight, part, atol=1e-6), label
+
+
+def test_a_fitted_model_is_the_one_fitted_to_all_events(shop: Mapping[str, Path], tmp_path: Path) -> None:
+    run = trained("ease", shop["interactions"], tmp_path / "run")
+    made = update(run, shop["new"])
+    own = config.build(MODELS["ease"].Settings, "settings", bundle.load(run).card.settings)  # as they were chosen
+    grown = FeatureSpec.load(made.folder / "data")
+    train("ease", grown, tmp_path / "anew", settings=TrainSettings(threads=1), model_settings=own)
+    torch.testing.assert_close(bundle.load(run).model.state_dict(), bundle.load(tmp_path / "anew").model.state_dict())
+
+
+def test_updates_chain_and_any_version_can_be_opened(shop: Mapping[str, Path], tmp_path: Path) -> None:
+    run = trained("sasrec", shop["interactions"], tmp_path / "run")
+    _, new = shop_events()
+    for number in range(3):
+        made = update(run, written(tmp_path / "part.csv", new.slice(30 * number, 30)))
+        assert made.folder.name == f"{number + 1:04d}"
+    record = run_record.read(run / "updates" / "0003")
+    assert record is not None
+    assert (record.kind, record.made_of) == ("updated", (str((run / "updates" / "0002").resolve()),))
+    assert not (run / "updates" / "0002" / "checkpoints").exists()
+    copy = tmp_path / "copy"
+    shutil.copytree(run / "bundle", copy / "bundle")
+    for number in ("0001", "0002", "0003"):
+        (copy / "updates" / number).mkdir(parents=True)
+        shutil.copyfile(run / "updates" / number / versions.DELTA, copy / "updates" / number / versions.DELTA)
+    assert versions.take_deltas(copy) == 3
+    ours, theirs = (each / "updates" / "0003" / "bundle" for each in (run, copy))
+    assert sorted(file.name for file in ours.iterdir()) == sorted(file.name for file in theirs.iterdir())
+    assert all((theirs / file.name).read_bytes() == file.read_bytes() for file in ours.iterdir() if file.is_file())
+
+
+def test_the_state_of_the_optimizer_goes_on(shop: Mapping[str, Path], tmp_path: Path) -> None:
+    run = trained("neumf", shop["interactions"], tmp_path / "run")
+    notes: list[object] = []
+
+    def note(event: Mapping[str, object]) -> None:
+        notes.extend([event["message"]] if event["event"] == "note" else [])
+
+    update(run, shop["new"], on_event=note)
+    assert not [each for each in notes if "start anew" in str(each)]
+    shutil.rmtree(run / "updates" / "0001" / "checkpoints")
+    _, new = shop_events()
+    update(run, written(tmp_path / "again.csv", new), on_event=note)
+    assert [each for each in notes if "no checkpoint with the state of its optimizers, which start anew" in str(each)]
+
+
+def test_a_failed_update_leaves_the_run_as_it_was(shop: Mapping[str, Path], tmp_path: Path) -> None:
+    run = trained("neumf", shop["interactions"], tmp_path / "run")
+    (tmp_path / "bad.csv").write_text("user_id,item_id\na,b\n")
+    with pytest.raises(DataError, match="no column 'timestamp', the time"):
+        update(run, tmp_path / "bad.csv")
+    with pytest.raises(Interrupted):
+        update(run, shop["new"], stop_requested=lambda: True)
+    assert list(run.glob("updates/[!.]*")) == []
+    assert bundle.find(run) == run / "bundle"
+
+
+def test_a_killed_update_leaves_the_version_before_it_whole(shop: Mapping[str, Path], tmp_path: Path) -> None:
+    run = trained("popularity", shop["interactions"], tmp_path / "run")
+    update(run, shop["new"])
+    code = """
+import os, signal, sys
+from pathlib import Path
+from recspec.bundle import delta
+from recspec.training.updating import update
+delta.write = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+update(Path(sys.argv[1]), Path(sys.argv[2]))
+"""
+    _, new = shop_events()
+    file = written(tmp_path / "more.csv", new.set_column(0, "user_id", pa.array(["late"] * new.num_rows)))
+    assert Running(code, os.fspath(run), os.fspath(file)).ended().returncode == -signal.SIGKILL
+    assert (run / "updates" / "0002" / "bundle" / "bundle.json").is_file()
+    assert bundle.find(run) == run / "updates" / "0001" / "bundle"
+    made = update(run, file)
+    assert made.folder == run / "updates" / "0002"
+    assert recommended(run, "late")
+
+
+def test_what_takes_no_new_events_says_so(shop: Mapping[str, Path], tmp_path: Path) -> None:
+    run = trained("popularity", shop["interactions"], tmp_path / "run")
+    with pytest.raises(BundleError, match="is a bundle, whose files must stay as they are; name the run that holds it"):
+        update(run / "bundle", shop["new"])
+    with pytest.raises(BundleError, match="no such folder"):
+        update(tmp_path / "nowhere", shop["new"])
+    with pytest.raises(DataError, match=r"is not the dataset that .* was trained on: features, vocabularies or"):
+        update(run, shop["new"], data=FeatureSpec.load(shop["sequences"]))
+    made = update(run, shop["new"])
+    with pytest.raises(BundleError, match=r"is a version of .*run; name that run, whose newest version is updated"):
+        update(made.folder, shop["new"])
+    (run / "updates" / "0001" / "run.json").unlink()
+    (run / "updates" / "0001" / "log.jsonl").unlink()
+    with pytest.raises(BundleError, match="does not say which dataset it was trained on; name it"):
+        update(run, shop["new"])
+
+
+def test_the_replayed_rows_are_a_share_of_the_old_ones() -> None:
+    newest = Newest([900], 0.25, seed=3)
+    mask = newest.mask(0, 0, 1000)
+    assert mask[900:].all()
+    assert 175 < mask[:900].sum() < 275
+    assert (mask[:900] == Part(0.25, held_out=True, seed=3).mask(0, 0, 900)).all()
+    assert Newest([900], 1.0).mask(0, 0, 1000).all()
+    assert Newest([900], 0.0).mask(0, 0, 1000).sum() == 100
+
+
+def test_what_an_update_tells(shop: Mapping[str, Path], tmp_path: Path) -> None:
+    made: Updated = update(trained("popularity", shop["interactions"], tmp_path / "run"), shop["new"])
+    told = made.to_dict()
+    assert told["folder"] == str(made.folder)
+    assert made.delta_bytes == made.delta.stat().st_size
+    assert made.bundle_bytes == sum(each.stat().st_size for each in made.bundle.rglob("*") if each.is_file())
+    assert set(made.seconds) == {"data", "train", "delta", "all"}
