@@ -12,7 +12,10 @@ import importlib
 import re
 from collections.abc import Iterable, Sequence
 from types import ModuleType
-from typing import Self
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 
 class RecspecError(Exception):
@@ -42,6 +45,11 @@ def _natural(text: str) -> list[tuple[int, str]]:
     """Sorts `line 9` before `line 10`."""
     parts = re.split(r"([0-9]{1,18})", text)
     return [(int(part), "") if place % 2 else (-1, part) for place, part in enumerate(parts)]
+
+
+def problems_in(error: ValidationError) -> list[str]:
+    """Where and what every problem of a file's content is."""
+    return [f"{'.'.join(map(str, each['loc'])) or 'content'}: {each['msg']}" for each in error.errors()]
 
 
 class SpecError(RecspecError):

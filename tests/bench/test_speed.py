@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from recspec import config
 from recspec.bench import speed as bench
 from recspec.bench.speed import bench_inference, bench_training, clicks_like_outbrain, made_up_inputs
 from recspec.bundle import folder as bundle
@@ -23,7 +24,7 @@ from recspec.spec.signature import Port, Signature
 from recspec.storage import Ragged, open_split
 from recspec.training.settings import TrainSettings
 from tests import made_up
-from tests.model_cases import TRAINED_BY_STEPS
+from tests.model_cases import MODEL_CASES, TRAINED_BY_STEPS
 from tests.models.test_models import build
 
 FEW_ROWS = 500
@@ -61,11 +62,12 @@ def test_clicks_have_the_features_that_were_published_for_outbrain(tmp_path: Pat
 @pytest.mark.usefixtures("few_rows")
 @pytest.mark.parametrize("model", TRAINED_BY_STEPS)
 def test_every_model_is_measured_without_data_of_ones_own(model: str) -> None:
+    small = MODEL_CASES[model].tiny if model in ("dlrm", "dcnv2") else {}  # tables of 350 MB by default
     figures = bench_training(
         model,
         None,
         settings=TrainSettings(batch_size=200, precision="fp32", tensorboard=False),
-        model_settings=MODELS[model].Settings(),
+        model_settings=config.build(MODELS[model].Settings, "settings", small),
         ranks=Ranks(),
         steps=2,
         warmup=0,

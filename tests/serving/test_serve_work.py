@@ -135,7 +135,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
             settings = RepositorySettings(watch_seconds=0, control=True)
             kept = Repository(sources(dlrm=bundle), settings=settings)
             runner.run(kept.start())
-            kept.load = kept.unload = _nothing  # type: ignore[method-assign]  # what they cost is no client's choice
+            alone = kept.everywhere
+            alone.load = alone.unload = _nothing  # type: ignore[method-assign]  # what they cost is no client's choice
             yield Served(runner, kept, application(kept, access=Access()), work)
             runner.run(kept.close())
     finally:

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from recspec.errors import BundleError
+from recspec.errors import BundleError, problems_in
 from recspec.files import PathError, confined, read_json
 
 CardType = TypeVar("CardType", bound=BaseModel)
@@ -29,5 +29,4 @@ def read(folder: Path, name: str, kind: type[CardType], *, what: str, version: i
     except PathError as error:
         raise BundleError(str(error)) from None
     except ValidationError as error:
-        problems = [f"{'.'.join(map(str, each['loc'])) or 'content'}: {each['msg']}" for each in error.errors()]
-        raise BundleError.of(f"{file}: damaged", problems) from None
+        raise BundleError.of(f"{file}: damaged", problems_in(error)) from None

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from recspec import __version__, machine
 from recspec.bundle.same_data import data_digest, meaning_digest
-from recspec.errors import BundleError
+from recspec.errors import BundleError, problems_in
 from recspec.files import PathError, confined, read_json, whole_file
 from recspec.spec import FeatureSpec
 from recspec.stores import shown
@@ -145,8 +145,7 @@ def read(folder: Path) -> RunRecord | None:
     except PathError as error:
         raise BundleError(str(error) if str(file) in str(error) else f"{file}: {error}") from None
     except ValidationError as error:
-        problems = [f"{'.'.join(map(str, each['loc'])) or 'content'}: {each['msg']}" for each in error.errors()]
-        raise BundleError.of(f"{file}: damaged", problems) from None
+        raise BundleError.of(f"{file}: damaged", problems_in(error)) from None
 
 
 def common_data(folders: Iterable[Path]) -> DataRecord | None:

@@ -30,7 +30,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from recspec import __version__
 from recspec.bundle import Bundle, DataRecord, meaning_digest, run_record
 from recspec.encoding import Vocabulary, VocabularyEncoder, read_encoders
-from recspec.errors import BundleError, DataError, RecspecError, of_the_machine, unknown
+from recspec.errors import BundleError, DataError, RecspecError, of_the_machine, problems_in, unknown
 from recspec.evaluation.report import Evaluation, Report
 from recspec.files import PathError, confine, confined, manifest, read_json, whole_file
 from recspec.spec import FeatureSpec
@@ -285,8 +285,7 @@ def _read(folder: Path, name: str) -> SavedEvaluation:
     except PathError as error:
         raise BundleError(str(error) if str(file) in str(error) else f"{file}: {error}") from None
     except ValidationError as error:
-        problems = [f"{'.'.join(map(str, each['loc'])) or 'content'}: {each['msg']}" for each in error.errors()]
-        raise BundleError.of(f"{file}: damaged", problems) from None
+        raise BundleError.of(f"{file}: damaged", problems_in(error)) from None
 
 
 def _name(made: SavedEvaluation) -> str:

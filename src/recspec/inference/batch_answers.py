@@ -28,7 +28,7 @@ MOST_WORKERS = 1024
 
 
 def untold(note: str) -> None:
-    """A `Note` that nobody reads."""
+    """Drop a note."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from recspec.errors import DataError, SettingsError
+from recspec.errors import DataError, SettingsError, problems_in
 from recspec.files import PathError, local, locked_inside, read_json, removed, whole_file
 
 FILE_NAME, ITEMS = "job.json", ".items"
@@ -130,8 +130,9 @@ def read(out: Path) -> Job:
     except (PathError, OSError) as error:
         raise DataError(f"{error}; remove the folder, or name another one") from None
     except ValidationError as error:
-        problems = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
-        raise DataError.of(f"{out / FILE_NAME}: damaged; remove the folder, or name another one", problems) from None
+        raise DataError.of(
+            f"{out / FILE_NAME}: damaged; remove the folder, or name another one", problems_in(error)
+        ) from None
     if job.format != FORMAT:
         raise DataError(f"{out / FILE_NAME}: format {job.format}; this recspec reads {FORMAT}")
     return job

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from recspec.errors import DataError
+from recspec.errors import DataError, problems_in
 from recspec.files import PathError, confined, read_json, whole_file
 from recspec.prepare.histories import HistorySettings
 
@@ -69,8 +69,7 @@ class GrowthRules(BaseModel):
         except PathError as error:
             raise DataError(f"{folder}: {error}") from None
         except ValidationError as error:
-            problems = [f"{'.'.join(map(str, each['loc'])) or 'content'}: {each['msg']}" for each in error.errors()]
-            raise DataError.of(f"{file}: damaged", problems) from None
+            raise DataError.of(f"{file}: damaged", problems_in(error)) from None
         if rules.format != FORMAT:
             raise DataError(f"{file}: format {rules.format}; this recspec reads {FORMAT}")
         if rules.refused:
