@@ -6,7 +6,7 @@ It takes scalar features and clean values only: texts, whole numbers, numbers. I
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,7 +40,7 @@ class RequestEncoder:
         found = {port.name: encoders.encoders.get(port.name) for port in ports}
         self._ids = [(name, _sources(name, encoder), _RememberedIds(encoders, name)) for name, encoder in found.items()
                      if isinstance(encoder, (VocabularyEncoder, HashEncoder)) and encoder.length is None]  # fmt: skip
-        self._numbers = [(name, _sources(name, encoder), encoder) for name, encoder in found.items()
+        self._numbers = [(name, _sources(name, encoder), encoder, _limits(encoder)) for name, encoder in found.items()
                          if encoder and _is_one_number(encoder)]  # fmt: skip
         self.features = frozenset(name for name, *_ in (*self._ids, *self._numbers))
         self.sources = tuple(dict.fromkeys(name for port in ports for name in _sources(port.name, found[port.name])))
@@ -63,13 +63,12 @@ class RequestEncoder:
                 made[name] = row.astype(self._types[name], copy=False)[:, None]
         if not self._numbers:
             return made
-        given = [_given(columns, sources) for _, sources, _ in self._numbers]
+        given = [_given(columns, sources) for _, sources, *_ in self._numbers]
         numbers = _as_numbers([values for values in given if values is not None], strict=strict)
         if numbers is None or len(numbers) < len(given):
             return None
-        for (name, _, encoder), row in zip(self._numbers, numbers, strict=True):
-            bounded = strict and not isinstance(encoder, BucketEncoder)
-            if bounded and (is_outside(encoder, row).any() or is_far(encoder, row).any()):
+        for (name, _, encoder, limits), row in zip(self._numbers, numbers, strict=True):
+            if strict and any(is_beyond(encoder, row).any() for is_beyond in limits):
                 return None
             made[name] = encode_numbers(encoder, row)[:, None].astype(self._types[name])
         return made
@@ -147,6 +146,12 @@ def _as_numbers(columns: Sequence[Sequence[Any]], *, strict: bool) -> NDArray[np
 def _is_one_number(encoder: Encoder | None) -> bool:
     is_number = isinstance(encoder, (NumberEncoder, ScaleEncoder, BucketEncoder)) and not encoder.missing_values
     return is_number and getattr(encoder, "length", None) is None
+
+
+def _limits(encoder: Encoder) -> list[Callable[[Any, NDArray[np.float64]], NDArray[np.bool_]]]:
+    """What tells which numbers are out of an encoder's range; nothing for one without a range."""
+    bounded = isinstance(encoder, (NumberEncoder, ScaleEncoder)) and (encoder.low, encoder.high) != (None, None)
+    return [*([is_outside] if bounded else []), *([is_far] if isinstance(encoder, ScaleEncoder) else [])]
 
 
 def _sources(feature: str, encoder: Encoder | None) -> tuple[str, ...]:

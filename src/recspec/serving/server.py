@@ -41,8 +41,8 @@ from recspec.serving.run_reports import REPORTS
 if TYPE_CHECKING:
     from grpc import aio
 
-ROUTES = (inference_protocol.routes, json_routes.routes, listing_routes.routes, pages.routes)
-"""The routes of each file; the first that fits a path answers."""
+ROUTES = (json_routes.routes, inference_protocol.routes, listing_routes.routes, pages.routes)
+"""The routes of each file, asked in order: those of many requests come first."""
 
 OPEN = frozenset({"/v2/health/live", "/v2/health/ready", "/", "/docs", "/openapi.json"})
 """Paths without a token or a limit: health for load balancers, and pages without facts about the models."""
