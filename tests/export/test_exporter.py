@@ -25,7 +25,7 @@ from recspec.export.exported_model import Arrays, EagerModel, Exportable, OnnxMo
 from recspec.export.exporter import LARGEST, Check, ExportSettings, export, sample_of
 from recspec.export.triton_repository import Batching
 from recspec.files import manifest
-from recspec.models import MODELS, ItemModel
+from recspec.models import MODELS
 from recspec.spec import FeatureSpec
 from recspec.spec.signature import OUTPUTS, Port, Signature, signature_of
 from tests import made_up
@@ -94,12 +94,9 @@ def traced_once(wide: Bundle, exported: Path, monkeypatch: pytest.MonkeyPatch) -
 # --- every model -----------------------------------------------------------------------------------------------------
 
 
-SLOW = [
-    # as torch traces it is below; its recurrences take onnx's exporter twice as long as other models
-    ("dien", "ranker"),
-    # a ranker of two ids, as those of ease and sasrec
-    *((name, "ranker") for name in NAMES if issubclass(MODELS[name], ItemModel) and name not in ("ease", "sasrec")),
-]
+RANKERS = ("din", "ease", "sasrec", "wide_deep")
+"""Models of which a ranker is asked in the quick tests too: of a history, of ids, of a basket, of many features."""
+SLOW = [(name, "ranker") for name in NAMES if name not in RANKERS]
 
 
 def slow_if(slow: bool, *given: object) -> ParameterSet:

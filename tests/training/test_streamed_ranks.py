@@ -79,6 +79,7 @@ def test_each_rank_reads_its_share_of_an_epoch(clicks: FeatureSpec, whole: Path)
         assert first * rows == (first + second) * (9 * 167 + 96), "of a batch of 333 rows the first rank takes 167"
 
 
+@pytest.mark.slow
 def test_a_run_of_two_ranks_killed_within_an_epoch_goes_on_on_one_and_on_three(
     clicks: FeatureSpec, whole: Path, tmp_path: Path
 ) -> None:
