@@ -26,8 +26,8 @@ from recspec.files import manifest
 from recspec.inference import Predictor, Wanted, build_pipeline
 from recspec.models import MODELS, Interactions, ItemModel
 from recspec.prepare import PrepareContext
-from recspec.retrieval import Pipeline, PipelineRanker
-from recspec.retrieval.pipeline import _joined
+from recspec.retrieval import Candidates, Pipeline, PipelineRanker
+from recspec.retrieval.merging import joined
 from recspec.retrieval.retrievers import Retriever
 from recspec.spec import FeatureSpec
 from recspec.training import TrainSettings, train
@@ -78,16 +78,16 @@ def ids(*numbers: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
 
 def test_lists_are_joined_by_their_ranks_and_filled_up_by_popularity() -> None:
     """1st of A, 1st of B, 2nd of A, ...; 7 and 9 come from both, and the popular 7 is there already."""
-    found = _joined([ids(7, 3, 9), ids(9, 7, -1)], ids(7, 4, 5, 6), 6, ids(4))
+    found = Candidates(*joined([ids(7, 3, 9), ids(9, 7, -1)], ids(7, 4, 5, 6), 6, ids(4)))
     assert found.ids.tolist() == [7, 9, 3, 5, 6]
     assert found.brought_by.tolist() == [0b11, 0b11, 0b01, 0b100, 0b100]
-    assert _joined([ids(7, 3, 9), ids(9, 7, -1)], ids(7), 2, ids()).ids.tolist() == [7, 9]
+    assert joined([ids(7, 3, 9), ids(9, 7, -1)], ids(7), 2, ids())[0].tolist() == [7, 9]
 
 
 def test_without_an_answering_retriever_all_candidates_are_popular() -> None:
-    found = _joined([ids(), ids()], ids(3, 1), 5, ids())
+    found = Candidates(*joined([ids(), ids()], ids(3, 1), 5, ids()))
     assert (found.ids.tolist(), found.brought_by.tolist()) == ([3, 1], [4, 4])
-    assert len(_joined([ids()], ids(), 5, ids()).ids) == 0
+    assert len(joined([ids()], ids(), 5, ids())[0]) == 0
 
 
 def test_candidates_are_the_best_of_each_retriever(pipeline: Path, runs: Mapping[str, Path]) -> None:

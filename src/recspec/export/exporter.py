@@ -29,7 +29,7 @@ from recspec.bundle import Bundle
 from recspec.encoding import Encoders
 from recspec.errors import ExportError, SettingsError, listed, unknown
 from recspec.evaluation import as_batch, check_same_features
-from recspec.export import onnx_graph, triton_repository
+from recspec.export import onnx_graph, triton_pipeline, triton_repository
 from recspec.export.exported_model import Arrays, EagerModel, Exportable, ExportedModel, OnnxModel, Pt2Model, as_inputs
 from recspec.export.onnx_graph import Precision
 from recspec.export.triton_repository import Backend, Batching
@@ -307,10 +307,26 @@ def _into_repository(
     description = _write(trained, check, settings, to, tell)
     raw = _write_raw(trained, check.signature, settings, staged, name, version) if settings.raw else None
     description["triton"] = {"model": name, "version": version, "backend": settings.triton_backend, "raw": raw}
+    if trained.pipeline is not None:
+        tell("writing the retrievers")
+        description["triton"]["recommend"] = _write_pipeline(trained, check.signature, settings, staged, name, version)
     (to / EXPORT_FILE).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
     manifest.write(to)
     triton_repository.move_into(out, staged)
     return Exported(out / name / str(version), description)
+
+
+def _write_pipeline(
+    trained: Bundle, signature: Signature, settings: ExportSettings, staged: Path, name: str, version: int
+) -> str:
+    """Write the ensemble of a pipeline; its name, or why there is none."""
+    try:
+        return triton_pipeline.write_pipeline(trained, staged, name, version, signature, settings.triton_backend)
+    except ExportError as error:
+        for each in staged.glob(f"{name}_*"):
+            if each.name not in (f"{name}_encode", f"{name}_raw"):
+                shutil.rmtree(each)
+        return f"none: {error}"
 
 
 def _write_raw(

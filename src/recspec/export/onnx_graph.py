@@ -51,14 +51,16 @@ def trace(module: nn.Module, signature: Signature, examples: Sequence[Tensor]) -
         raise ExportError(f"torch.export can't trace the model: {short(error)}") from error
 
 
-def to_onnx(program: torch.export.ExportedProgram, signature: Signature) -> ModelProto:
+def to_onnx(
+    program: torch.export.ExportedProgram, signature: Signature, outputs: Sequence[str] = OUTPUTS
+) -> ModelProto:
     """A traced program as ONNX, checked."""
     require_extra("onnx", "onnx")
     require_extra("onnxscript", "onnx")
-    given, outputs = [port.name for port in signature.inputs], list(OUTPUTS)
+    given = [port.name for port in signature.inputs]
     try:
         with quietly():
-            made = torch.onnx.export(program, input_names=given, output_names=outputs, dynamo=True, verbose=False)
+            made = torch.onnx.export(program, input_names=given, output_names=list(outputs), dynamo=True, verbose=False)
     except Exception as error:
         raise ExportError(f"torch.onnx can't express the model: {short(error)}") from error
     assert made is not None, "torch.onnx.export gives a program where it is given no file"

@@ -3,6 +3,8 @@
 NAME/config.pbtxt, NAME/VERSION/model.onnx          the program: features in, probabilities out
 NAME_encode/config.pbtxt, NAME_encode/VERSION/      raw values in, features out (Python backend, numpy alone)
 NAME_raw/config.pbtxt                               both, one after the other (an ensemble)
+
+`triton_pipeline` adds the retrieval stage of a pipeline.
 """
 
 from __future__ import annotations
@@ -167,12 +169,65 @@ def write_model(
     folder: Path, name: str, version: int, signature: Signature, backend: Backend, batching: Batching
 ) -> Path:
     """Write the configuration of a program in `folder/name`; return the folder for its model.onnx."""
+    return write_program(
+        folder, name, version, signature.inputs, _outputs(signature), backend, _of(signature, batching)
+    )
+
+
+def write_program(
+    folder: Path,
+    name: str,
+    version: int,
+    inputs: Sequence[Port],
+    outputs: Sequence[Port],
+    backend: Backend,
+    batching: Batching | None = None,
+) -> Path:
+    """Write the configuration of an ONNX program, of single requests without `batching`; return model.onnx's folder."""
     kind = PYTHON if backend == "python" else ONNX_RUNTIME
-    text = _config(name, [kind], signature.inputs, _outputs(signature), signature, batching)
-    to = _version_folder(folder, name, version, text)
+    to = _version_folder(folder, name, version, _config(name, kind, inputs, outputs, batching))
     if backend == "python":
         _copy_module(triton_onnx, to / "model.py")
     return to
+
+
+def write_python(
+    folder: Path,
+    name: str,
+    version: int,
+    inputs: Sequence[Port],
+    outputs: Sequence[Port],
+    modules: Sequence[ModuleType],
+    batching: Batching | None = None,
+) -> Path:
+    """Write a Python model, the first of `modules`, with those that it imports beside it; return its folder."""
+    to = _version_folder(folder, name, version, _config(name, PYTHON, inputs, outputs, batching))
+    for module in modules:
+        own = "model" if module is modules[0] else module.__name__.rpartition(".")[2]
+        _copy_module(module, to / f"{own}.py")
+    return to
+
+
+def write_ensemble(
+    folder: Path,
+    name: str,
+    version: int,
+    inputs: Sequence[Port],
+    outputs: Sequence[Port],
+    steps: Sequence[Sequence[str]],
+    batching: Batching | None = None,
+) -> None:
+    """Write the configuration of several models, one after the other; see `step`."""
+    more = ["ensemble_scheduling {", *(line for each in steps for line in each), "}"]
+    text = _config(name, ENSEMBLE, inputs, outputs, batching, more=more)
+    (_version_folder(folder, name, version, text) / ".keep").touch()  # the version itself is empty
+
+
+def step(model: str, inputs: Mapping[str, str], outputs: Mapping[str, str]) -> list[str]:
+    """A step of an ensemble: each of the model's tensors with its name in the ensemble."""
+    maps = [("input_map", *each) for each in inputs.items()] + [("output_map", *each) for each in outputs.items()]
+    lines = [f"    {kind} {{ key: {_quoted(key)} value: {_quoted(value)} }}" for kind, key, value in maps]
+    return ["  step {", f"    model_name: {_quoted(model)}", "    model_version: -1", *lines, "  }"]
 
 
 def write_raw(
@@ -185,17 +240,37 @@ def write_raw(
     beside: Mapping[str, Beside] | None = None,
 ) -> None:
     """Write `NAME_encode` and the ensemble `NAME_raw`, which takes raw values."""
+    columns = write_encode(folder, f"{name}_encode", version, signature, encoders, batching, beside)
+    inside = {port.name: f"feature.{port.name}" for port in signature.inputs}
+    steps = [
+        step(f"{name}_encode", {port.name: port.name for port in columns}, inside),
+        step(name, inside, {each: each for each in OUTPUTS}),
+    ]
+    outputs, own = _outputs(signature), _of(signature, batching)
+    write_ensemble(folder, f"{name}_raw", version, columns, outputs, steps, own)
+
+
+def write_encode(
+    folder: Path,
+    name: str,
+    version: int,
+    signature: Signature,
+    encoders: Encoders,
+    batching: Batching,
+    beside: Mapping[str, Beside] | None = None,
+) -> tuple[Port, ...]:
+    """Write a Python model from raw columns, which are returned, to the inputs of a signature."""
     beside = beside or {}
     columns = raw_columns(encoders, signature, beside)
-    text = _config(f"{name}_encode", [PYTHON], columns, signature.inputs, signature, batching)
-    encode = _version_folder(folder, f"{name}_encode", version, text)
-    _copy_module(triton_encode, encode / "model.py")
-    for module in (hashing, raw_values, text_vectors):
-        _copy_module(module, encode / f"{module.__name__.rpartition('.')[2]}.py")
-    _write_encoders(encode, columns, signature, encoders, beside)
-    steps = _ensemble(name, columns, signature)
-    text = _config(f"{name}_raw", [ENSEMBLE], columns, _outputs(signature), signature, batching, more=steps)
-    (_version_folder(folder, f"{name}_raw", version, text) / ".keep").touch()  # the version itself is empty
+    modules, own = (triton_encode, hashing, raw_values, text_vectors), _of(signature, batching)
+    to = write_python(folder, name, version, columns, signature.inputs, modules, own)
+    _write_encoders(to, columns, signature, encoders, beside)
+    return columns
+
+
+def _of(signature: Signature, batching: Batching) -> Batching | None:
+    """How requests are batched; those of a ranker are not, as each has its own request features."""
+    return batching if signature.form == "rows" else None
 
 
 def _version_folder(folder: Path, name: str, version: int, config: str) -> Path:
@@ -254,8 +329,8 @@ def _feature(port: Port, encoders: Encoders, beside: Mapping[str, Beside]) -> di
 def _copy_module(module: ModuleType, to: Path) -> None:
     """Copy a module so that it imports the copies beside it instead of recspec."""
     source = Path(str(module.__file__)).read_text(encoding="utf-8")
-    source = re.sub(r"^from recspec\.encoding import ([\w, ]+)$", r"import \1", source, flags=re.MULTILINE)
-    source = re.sub(r"^from recspec\.encoding\.(\w+) import", r"from \1 import", source, flags=re.MULTILINE)
+    source = re.sub(r"^from recspec\.\w+ import ([\w, ]+)$", r"import \1", source, flags=re.MULTILINE)
+    source = re.sub(r"^from recspec\.\w+\.(\w+) import", r"from \1 import", source, flags=re.MULTILINE)
     to.write_text(source, encoding="utf-8")
 
 
@@ -312,23 +387,22 @@ def _outputs(signature: Signature) -> tuple[Port, ...]:
 
 def _config(
     name: str,
-    kind: Sequence[str],
+    kind: str,
     inputs: Sequence[Port],
     outputs: Sequence[Port],
-    signature: Signature,
-    batching: Batching,
+    batching: Batching | None,
     *,
     more: Sequence[str] = (),
 ) -> str:
-    """The text of a configuration. A ranker's requests are not batched, as each has its own request features."""
-    batches = signature.form == "rows"
-    lines = [f"name: {_quoted(name)}", *kind, f"max_batch_size: {batching.max_batch_size if batches else 0}"]
+    """The text of a configuration."""
+    batches = batching is not None
+    lines = [f"name: {_quoted(name)}", kind, f"max_batch_size: {batching.max_batch_size if batching else 0}"]
     lines += _ports("input", inputs, batches) + _ports("output", outputs, batches)
-    if batches and ENSEMBLE not in kind:
+    if batching and kind != ENSEMBLE:
         preferred = f"  preferred_batch_size: [ {', '.join(map(str, batching.preferred))} ]"
         delay = f"  max_queue_delay_microseconds: {batching.max_queue_delay_microseconds}"
         lines += ["dynamic_batching {", preferred, delay, "}"]
-    if PYTHON in kind:
+    if kind == PYTHON:
         lines.append("instance_group [ { count: 1 kind: KIND_CPU } ]")
     return "\n".join([*lines, *more]) + "\n"
 
@@ -345,17 +419,3 @@ def _ports(kind: str, ports: Sequence[Port], batches: bool) -> list[str]:
 def _quoted(text: str) -> str:
     """A text in the protobuf text format, which has JSON's escapes; a feature may have any name."""
     return json.dumps(text, ensure_ascii=False)
-
-
-def _ensemble(name: str, columns: Sequence[Port], signature: Signature) -> list[str]:
-    """Two steps: raw columns to features, features to probabilities. Names inside start with `feature.`."""
-
-    def step(model: str, inputs: Mapping[str, str], outputs: Mapping[str, str]) -> list[str]:
-        maps = [("input_map", *each) for each in inputs.items()] + [("output_map", *each) for each in outputs.items()]
-        lines = [f"    {kind} {{ key: {_quoted(key)} value: {_quoted(value)} }}" for kind, key, value in maps]
-        return ["  step {", f"    model_name: {_quoted(model)}", "    model_version: -1", *lines, "  }"]
-
-    raw = {port.name: port.name for port in columns}
-    inside = {port.name: f"feature.{port.name}" for port in signature.inputs}
-    answers = {name: name for name in OUTPUTS}
-    return ["ensemble_scheduling {", *step(f"{name}_encode", raw, inside), *step(name, inside, answers), "}"]

@@ -22,6 +22,7 @@ from recspec.models import Model
 from recspec.retrieval import index_file
 from recspec.retrieval.flat import Floats, Ids, Mask
 from recspec.retrieval.index import ItemIndex
+from recspec.retrieval.merging import joined
 from recspec.retrieval.raw_catalogue import RawCatalogue
 from recspec.retrieval.retrievers import Retriever, can_retrieve, has_vectors
 
@@ -136,10 +137,12 @@ class Pipeline:
         ]
         hidden = excluded if excluded is not None else [np.zeros(0, np.int64)] * requests
         most = wanted + max((len(ids) for ids in hidden), default=0)
-        popular = self._most_popular(mask, most)
-        return [_joined([ids[row] for ids in found], popular, wanted, hidden[row]) for row in range(requests)]
+        popular = self.most_popular(mask, most)
+        return [
+            Candidates(*joined([ids[row] for ids in found], popular, wanted, hidden[row])) for row in range(requests)
+        ]
 
-    def _most_popular(self, mask: Mask | None, count: int) -> Ids:
+    def most_popular(self, mask: Mask | None, count: int) -> Ids:
         """The first items that some user acted on, the most popular first; ties by id."""
         if mask is None:
             return self._popular[:count]
@@ -168,24 +171,6 @@ def rank(model: Model, request: Batch, items: Batch, ids: Sequence[Ids]) -> list
             one = take(request, slice(row, row + 1))
             scores.append(model.score_items(one, take(items, places))[0].float().cpu().numpy())
     return scores
-
-
-def _joined(lists: Sequence[Ids], popular: Ids, count: int, excluded: Ids) -> Candidates:
-    """Several lists as one."""
-    table = np.full((max((len(each) for each in lists), default=0), len(lists)), -1, np.int64)
-    for place, each in enumerate(lists):
-        table[: len(each), place] = each
-    flat = table.ravel()
-    flat = flat[flat >= 0]
-    ids = flat[np.sort(np.unique(flat, return_index=True)[1])][:count]
-    bits = np.zeros(len(ids), np.uint16)
-    for place, each in enumerate(lists):
-        bits[np.isin(ids, each)] |= np.uint16(1 << place)
-    if len(ids) < count:
-        filling = popular[~np.isin(popular, ids) & ~np.isin(popular, excluded)][: count - len(ids)]
-        ids = np.concatenate([ids, filling])
-        bits = np.concatenate([bits, np.full(len(filling), 1 << len(lists), np.uint16)])
-    return Candidates(ids, bits)
 
 
 def _kept(trained: Bundle) -> Mask | None:

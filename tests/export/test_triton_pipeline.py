@@ -1,0 +1,158 @@
+"""A pipeline in a Triton repository gives the items that the Predictor recommends.
+
+The ensemble's configuration is read with Triton's own message types, and its steps are run one after the other.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("onnxscript")
+pytest.importorskip("tritonclient.grpc")
+
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2
+
+from recspec import config
+from recspec.bundle import folder as bundle
+from recspec.datasets import DATASETS
+from recspec.export import ExportSettings, export
+from recspec.export.triton_best import Best
+from recspec.export.triton_candidates import Finding
+from recspec.export.triton_encode import Encoding
+from recspec.inference import Predictor, Wanted, build_pipeline
+from recspec.models import MODELS
+from recspec.prepare import PrepareContext
+from recspec.retrieval.merging import best
+from recspec.spec import FeatureSpec
+from recspec.training import TrainSettings, train
+from tests import made_up
+
+SETTINGS: Mapping[str, Mapping[str, object]] = {
+    "ease": {"l2": 5.0},
+    "ials": {"factors": 4, "l2": 1.0, "alpha": 1.0},
+    "wide_deep": {"hidden": (8,), "dropout": 0.0},
+    "two_tower": {"dim": 4, "embedding_dim": 4},
+}
+QUICK = ExportSettings(format="triton", form="ranker", batch_sizes=(4,), seconds=0.0, threads=1, name="shop")
+CANDIDATES = 8
+WRONG = 1e-5
+
+
+@pytest.fixture(scope="module")
+def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Scores, vectors of users and vectors of features bring items of two kinds of three."""
+    folder = tmp_path_factory.mktemp("pipeline")
+    made_up.write_films(folder, 40, "Item, number", kinds=True)
+    table = DATASETS["table"]
+    settings = table.Settings(items="items.csv", item_features=("kind",), num_negatives=10)  # type: ignore[call-arg]
+    table.prepare(PrepareContext(folder / "rows.csv", folder / "data"), settings)
+    spec = FeatureSpec.load(folder / "data")
+    for name, own in SETTINGS.items():
+        steps = {"epochs": 2, "batch_size": 500, "learning_rate": 0.01} if name not in ("ease", "ials") else {}
+        asked = TrainSettings.model_validate({"tensorboard": False, "threads": 1, **steps})
+        train(name, spec, folder / name, settings=asked, model_settings=config.build(MODELS[name].Settings, "", own))
+    runs = [str(folder / "ease"), f"factors={folder / 'ials'}", str(folder / "two_tower")]
+    build_pipeline(folder / "made", runs, folder / "wide_deep", candidates=CANDIDATES, filter="kind != 'a'")
+    return folder / "made"
+
+
+@pytest.fixture(scope="module")
+def repository(pipeline: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("exported") / "repository"
+    made = export(bundle.load(pipeline), folder, QUICK)
+    assert made.description["triton"]["recommend"] == "shop_recommend"
+    return folder
+
+
+def configured(repository: Path, name: str) -> Any:
+    """The configuration of a model, in Triton's own type."""
+    return text_format.Parse((repository / name / "config.pbtxt").read_text(), model_config_pb2.ModelConfig())
+
+
+def computed(folder: Path, name: str, inputs: Mapping[str, Any], outputs: list[str]) -> Mapping[str, Any]:
+    """What a model of the repository answers."""
+    import onnxruntime
+
+    if name.endswith("_request"):
+        return Encoding.load(folder).encode(inputs)
+    if name.endswith("_candidates"):
+        return Finding.load(folder).outputs(inputs)
+    if name.endswith("_best"):
+        return Best.load(folder).outputs(inputs)
+    session = onnxruntime.InferenceSession(str(folder / "model.onnx"), providers=["CPUExecutionProvider"])
+    return dict(zip(outputs, session.run(outputs, dict(inputs)), strict=True))
+
+
+def recommended(repository: Path, **columns: bytes) -> dict[str, list[Any]]:
+    """What the ensemble answers to a request."""
+    whole = configured(repository, "shop_recommend")
+    held: dict[str, Any] = {each.name: np.array([[columns[each.name]]], object) for each in whole.input}
+    for step in whole.ensemble_scheduling.step:
+        of = configured(repository, step.model_name)
+        assert set(step.input_map) == {each.name for each in of.input}, step.model_name
+        assert set(step.output_map) <= {each.name for each in of.output}, step.model_name
+        given = {own: held[outer] for own, outer in step.input_map.items()}
+        for each in of.input:
+            assert [d for d in each.dims if d != -1 and d not in given[each.name].shape] == [], each.name
+        made = computed(repository / step.model_name / "1", step.model_name, given, list(step.output_map))
+        held |= {outer: made[own] for own, outer in step.output_map.items()}
+    return {each.name: held[each.name][:, 0].tolist() for each in whole.output}
+
+
+@pytest.mark.parametrize("user", ["u0", "u7", "u39"])
+def test_a_request_gets_the_items_that_the_predictor_recommends(pipeline: Path, repository: Path, user: str) -> None:
+    found = recommended(repository, user_id=user.encode())
+    (expected,) = Predictor.open(pipeline, device="cpu").recommend(Wanted(users=(user,), k=CANDIDATES))
+    assert [each.decode() for each in found["item"]] == [str(each.item) for each in expected.items]
+    np.testing.assert_allclose(found["logit"], [each.score for each in expected.items], atol=WRONG)
+    by = [tuple(each.decode().split(",")) for each in found["retrieved_by"]]
+    assert by == [each.retrieved_by for each in expected.items]
+    assert all(0 < each < 1 for each in found["probability"])
+
+
+def test_an_unknown_user_gets_what_features_and_popularity_bring(repository: Path) -> None:
+    found = recommended(repository, user_id=b"nobody")
+    assert len(found["item"]) == len(set(found["item"])) == CANDIDATES
+    assert {name for each in found["retrieved_by"] for name in each.decode().split(",")} <= {"two_tower", "popularity"}
+
+
+def test_the_files_need_numpy_alone(repository: Path) -> None:
+    code = """
+import sys
+for name in ("pyarrow", "pydantic", "torch", "recspec"):
+    sys.modules[name] = None
+import model, numpy, pathlib
+kind = getattr(model, "Finding", None) or model.Best
+print(type(kind.load(pathlib.Path("."))).__name__)
+"""
+    for name, kind in (("shop_candidates", "Finding"), ("shop_best", "Best")):
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=repository / name / "1", capture_output=True, text=True, check=False
+        )
+        assert (done.returncode, done.stdout.strip()) == (0, kind), done.stderr
+
+
+def test_without_a_program_of_single_requests_there_is_no_ensemble(pipeline: Path, tmp_path: Path) -> None:
+    rows = ExportSettings(format="triton", batch_sizes=(4,), seconds=0.0, threads=1, name="shop")
+    told = export(bundle.load(pipeline), tmp_path / "repository", rows).description["triton"]
+    assert told["recommend"] == "none: a pipeline needs a program that reads a request once; take --form ranker"
+    assert sorted(each.name for each in (tmp_path / "repository").iterdir()) == ["shop", "shop_encode", "shop_raw"]
+
+
+@given(st.lists(st.sampled_from([-np.inf, -1.0, 0.0, 0.5, 2.0]), max_size=12), st.integers(1, 8), st.booleans())
+def test_the_best_ids_are_those_of_a_full_sort(scores: list[float], count: int, ties: bool) -> None:
+    order = sorted((place for place, score in enumerate(scores) if score > -np.inf), key=lambda at: (-scores[at], at))
+    expected = order[:count]
+    if not ties and len(order) > count:
+        expected = [place for place in expected if scores[place] > scores[order[count]]]
+    assert best(np.array(scores, np.float32), count, ties=ties).tolist() == expected
