@@ -399,6 +399,7 @@ def test_an_export_holds_the_ranker_alone_and_says_so(pipeline: Path, tmp_path: 
     found = CliRunner().invoke(app, asked)
     assert found.exit_code == 0, found.output
     assert "of a pipeline the ranker alone is exported" in found.output
+    assert "take --format triton --form ranker" in " ".join(found.output.split())
     assert CliRunner().invoke(app, ["verify", str(pipeline)]).exit_code == 0
 
 

@@ -104,9 +104,10 @@ def export(
                 shown.stage(stage, 0, None)
 
         made = run_export(trained, Path(out), settings, spec, tell=tell)
-    of_ranker = "of a pipeline the ranker alone is exported, without retrievers and filter"
+    whole = str(made.description.get("triton", {}).get("recommend", "none: take --format triton --form ranker"))
+    of_ranker = f"of a pipeline the ranker alone is exported, without retrievers and filter; {whole[6:]}"
     drifts = "the program drifts beyond its tolerance; it was written all the same"
-    notes = [note for note, holds in ((of_ranker, trained.pipeline is not None),
+    notes = [note for note, holds in ((of_ranker, trained.pipeline is not None and whole.startswith("none: ")),
                                       (drifts, made.description["difference"]["drifts"])) if holds]  # fmt: skip
     return Exported(made.folder, made.description, tuple(notes))
 
