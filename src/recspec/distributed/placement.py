@@ -39,11 +39,26 @@ class PlacementSettings(config.Settings):
         description="memory per rank for embedding tables and their optimizer state, for example 60GB; by default "
         "half of the device's memory",
     )
+    shard_by: Literal["recspec", "torchrec"] = Field(
+        "recspec",
+        description="library that shards embedding tables, looks their rows up and updates them; torchrec: sgd, "
+        "adagrad and rowwise_adagrad only",
+    )
+    shard_cut: Literal["auto", "table_wise", "row_wise", "column_wise"] = Field(
+        "auto", description="how TorchRec cuts tables; auto: as its planner chooses, table by table"
+    )
+    shard_precision: Literal["fp32", "fp16", "bf16"] = Field(
+        "fp32", description="type of the vectors and gradients that TorchRec sends between ranks; bf16: only on GPUs"
+    )
 
     @model_validator(mode="after")
-    def _is_a_size(self) -> PlacementSettings:
+    def _agrees(self) -> PlacementSettings:
         if self.embedding_memory is not None:
             machine.parse_bytes(self.embedding_memory)
+        given = {"shard_cut": self.shard_cut != "auto", "shard_precision": self.shard_precision != "fp32"}
+        if self.shard_by != "torchrec" and any(given.values()):
+            unread = [f"{name} is {getattr(self, name)}" for name, is_given in given.items() if is_given]
+            raise ValueError(f"{' and '.join(unread)}, which only TorchRec reads; set shard_by=torchrec")
         return self
 
 
@@ -57,6 +72,8 @@ class Placement:
     order: tuple[str, ...] = ()
     """All embeddings of the model, in the order of their construction."""
     why: str = ""
+    by_torchrec: frozenset[str] = frozenset()
+    """Stores of the plan that TorchRec divides."""
 
     def held_by(self, rank: int) -> RowsHeld:
         """The rows of each store that a rank holds, for the model's constructor."""
@@ -157,23 +174,38 @@ class Table:
     bytes_per_row: int
     """Bytes of weights and optimizer state."""
 
+    @property
+    def width(self) -> int:
+        return int(self.store.rpartition(".")[2])
+
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows [first, stop) of a store, all of one table, on one rank."""
+    """Rows [first, stop) of a store, all of one table, on one rank; all columns, or some."""
 
     table: Table
     first: int
     stop: int
     rank: int
+    columns: range | None = None
+
+    @property
+    def rows(self) -> range:
+        return range(self.first, self.stop)
+
+    @property
+    def width(self) -> int:
+        return self.table.width if self.columns is None else len(self.columns)
 
     @property
     def bytes(self) -> int:
-        return (self.stop - self.first) * self.table.bytes_per_row
+        return len(self.rows) * self.table.bytes_per_row * self.width // self.table.width
 
     def __str__(self) -> str:
         first, stop, rows = self.first - self.table.first, self.stop - self.table.first, self.table.rows
         where = f"{rows:,} rows" if stop - first == rows else f"rows {first:,} to {stop - 1:,} of {rows:,}"
+        if (columns := self.columns) is not None:
+            where += f", columns {columns.start} to {columns.stop - 1} of {self.table.width}"
         return f"{self.table.store} {self.table.name} ({where})"
 
 
@@ -182,7 +214,7 @@ class ShardingPlan:
     """Which rank holds which rows of which embedding table."""
 
     pieces: tuple[Piece, ...]
-    """Ordered by store and row; the pieces of a store hold each of its rows once."""
+    """Ordered by store, row and column; the pieces of a store hold each of its numbers once."""
     world_size: int
 
     @property
@@ -195,7 +227,7 @@ class ShardingPlan:
 
     def held(self, store: str, rank: int) -> tuple[range, ...]:
         """The rows of a store that a rank holds, ascending."""
-        return tuple(range(piece.first, piece.stop) for piece in self.of(store) if piece.rank == rank)
+        return tuple(dict.fromkeys(piece.rows for piece in self.of(store) if piece.rank == rank and piece.rows))
 
     @property
     def bytes(self) -> tuple[int, ...]:

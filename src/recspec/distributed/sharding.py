@@ -16,12 +16,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import groupby
 from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
-from recspec.distributed.placement import Placement, ShardingPlan, stores_of
+from recspec.distributed.placement import Piece, Placement, ShardingPlan, stores_of
 from recspec.distributed.ranks import Ranks
 from recspec.distributed.streamed import Streamed, rows_of_block
 from recspec.nn import RowsHeld, segments, sum_rows, uncompiled
@@ -60,12 +61,12 @@ def divide(model: nn.Module, ranks: Ranks, placement: Placement) -> Shards:
     shards = Shards({}, placement, ranks)
     for place, name in enumerate(placement.plan.stores):
         module, key, _ = found[name]
-        shards.stores[name] = _Store(place, module.stores[key], placement.plan, name, ranks)
+        shards.stores[name] = Store(place, module.stores[key], placement.plan, name, ranks)
         module.fetch[key] = partial(shards.fetch, shards.stores[name])
     return shards
 
 
-class _Store:
+class Store:
     """One rank's view of a store: the rows that it holds, and the owners of the others."""
 
     def __init__(self, place: int, weight: nn.Parameter, plan: ShardingPlan, name: str, ranks: Ranks) -> None:
@@ -73,6 +74,7 @@ class _Store:
         self.width = weight.shape[1]
         pieces = plan.of(name)
         self.num_rows = pieces[-1].stop
+        self.pieces = [piece for piece in pieces if piece.rank == ranks.rank and piece.rows]
         self.held = plan.held(name, ranks.rank)
         assert len(weight) == sum(len(rows) for rows in self.held)
         self._starts = torch.tensor([piece.first for piece in pieces[1:]], device=ranks.device)
@@ -104,6 +106,18 @@ class _Store:
             return torch.sparse_coo_tensor(rows.unsqueeze(0), values, weight.shape, check_invariants=False)
         return torch.zeros_like(weight).index_add_(0, rows, values)
 
+    def deliver(self, *, sparse: bool) -> None:
+        """Set the gradient for the optimizer."""
+        self.weight.grad = self.gradient(sparse=sparse)
+
+    def parts(self, key: str, tensor: Tensor) -> Mapping[Piece, Tensor]:  # noqa: ARG002
+        """The pieces of this rank, and their rows of a tensor (rows held here, ...) that `key` names."""
+        return dict(zip(self.pieces, torch.split(tensor, [len(piece.rows) for piece in self.pieces]), strict=True))
+
+    def take(self, key: str, tensor: Tensor) -> Tensor:  # noqa: ARG002
+        """What the model or the optimizer keeps of a tensor (rows held here, ...) from a file."""
+        return tensor
+
 
 @dataclass(frozen=True)
 class _Round:
@@ -113,14 +127,14 @@ class _Round:
     """Fetched rows (m + 1, width), after a row of zeros."""
     requested: Sequence[int]
     """Number of rows requested from each rank."""
-    wanted: Sequence[tuple[_Store, Tensor]]
+    wanted: Sequence[tuple[Store, Tensor]]
     """Rows that each rank requested from this one."""
 
 
 class Shards:
     """The stores of one model that are divided among ranks or kept on the host, if any."""
 
-    def __init__(self, stores: dict[str, _Store], placement: Placement, ranks: Ranks) -> None:
+    def __init__(self, stores: dict[str, Store], placement: Placement, ranks: Ranks) -> None:
         self.stores, self.placement, self.ranks = stores, placement, ranks
         self._rounds: list[_Round] = []
 
@@ -135,7 +149,7 @@ class Shards:
     # --- rows to the device ----------------------------------------------------------------------------------
 
     @uncompiled
-    def fetch(self, store: _Store, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def fetch(self, store: Store, rows: Tensor) -> tuple[Tensor, Tensor]:
         """The vectors of rows of a store (n,), with -1 for padding; see `layers.Fetch`."""
         keys, places = distinct(torch.cat([rows.new_zeros(1), store.keys(rows)]))  # with padding first
         keys = keys[1:] - 1
@@ -159,8 +173,8 @@ class Shards:
             pass
 
     def _round(
-        self, store: _Store, rows: Tensor, requested: Sequence[int], *, done: bool
-    ) -> tuple[Tensor, list[tuple[_Store, Tensor]], bool]:
+        self, store: Store, rows: Tensor, requested: Sequence[int], *, done: bool
+    ) -> tuple[Tensor, list[tuple[Store, Tensor]], bool]:
         """One round of requests and answers; the last value says whether all ranks are done."""
         ones, stores = [1] * self.ranks.world_size, list(self.stores.values())
         said = torch.tensor([[count, store.place, int(done)] for count in requested], device=rows.device)
@@ -180,7 +194,7 @@ class Shards:
     def collect(self) -> None:
         """Send the gradients of a backward pass to the owners of the rows, as the mean over ranks."""
         for each in self._rounds:
-            gradient = _whole(each.table)[1:].flatten()
+            gradient = whole_gradient(each.table)[1:].flatten()
             send = [count * each.table.shape[1] for count in each.requested]
             receive = [len(rows) * theirs.width for theirs, rows in each.wanted]
             parts = torch.split(self.ranks.swap(gradient, send, receive) / self.ranks.world_size, receive)
@@ -192,7 +206,7 @@ class Shards:
         """Set the stores' gradients for the optimizer; `sparse` names the stores with sparse gradients."""
         for name, store in self.stores.items():
             if store.weight.requires_grad:
-                store.weight.grad = store.gradient(sparse=sparse(name))
+                store.deliver(sparse=sparse(name))
 
     # --- files -----------------------------------------------------------------------------------------------
 
@@ -201,35 +215,43 @@ class Shards:
         if self.ranks.world_size == 1:
             return dict(tensors)
         return {
-            key: self._streamed(store, tensor) if tensor.dim() and (store := _parameter(key)) in self.stores else tensor
+            key: self._streamed(key, tensor) if tensor.dim() and _parameter(key) in self.stores else tensor
             for key, tensor in tensors.items()
         }
+
+    def take(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Tensors that were read as `held` says -> what the model or the optimizers keep of them."""
+        stores = ((key, tensor, self.stores.get(_parameter(key))) for key, tensor in tensors.items())
+        return {key: store.take(key, tensor) if store and tensor.dim() else tensor for key, tensor, store in stores}
 
     def held(self, key: str) -> Sequence[range] | None:
         """The rows of a tensor in a checkpoint or bundle that this rank holds; None for all."""
         store = self.stores.get(_parameter(key))
         return None if store is None else store.held
 
-    def _streamed(self, name: str, tensor: Tensor) -> Streamed:
+    def _streamed(self, key: str, tensor: Tensor) -> Streamed:
         """A tensor with a row for each row of the store, in the store's order."""
-        store, ranks = self.stores[name], self.ranks
+        name, ranks = _parameter(key), self.ranks
+        store, beyond = self.stores[name], tensor.shape[1:]
         assert len(tensor) == len(store.weight)
+        parts = store.parts(key, tensor.detach())
 
         def blocks() -> Iterator[Tensor]:
-            step, here = rows_of_block(tensor.shape, tensor.dtype), 0
-            for piece in self.placement.plan.of(name):
-                for first in range(piece.first, piece.stop, step):
-                    rows = min(step, piece.stop - first)
-                    if piece.rank == ranks.rank:
-                        block = tensor.detach()[here : here + rows]
-                        here += rows
-                    elif ranks.is_first:
-                        block = tensor.new_empty(rows, *tensor.shape[1:])
-                    else:
-                        continue
-                    yield ranks.to_first(block, piece.rank)
+            step = rows_of_block(tensor.shape, tensor.dtype)
+            for rows, side_by_side in groupby(self.placement.plan.of(name), lambda piece: piece.rows):
+                pieces = [piece for piece in side_by_side if ranks.rank in (0, piece.rank)]
+                for first in range(0, len(rows) if pieces else 0, step):
+                    num_rows = min(step, len(rows) - first)
+                    block = []
+                    for piece in pieces:
+                        if piece.rank == ranks.rank:
+                            here = parts[piece][first : first + num_rows]
+                        else:
+                            here = tensor.new_empty(num_rows, *(beyond if piece.columns is None else (piece.width,)))
+                        block.append(ranks.to_first(here, piece.rank))
+                    yield block[0] if len(block) == 1 else torch.cat(block, dim=1)
 
-        return Streamed(tensor.dtype, (store.num_rows, *tensor.shape[1:]), blocks)
+        return Streamed(tensor.dtype, (store.num_rows, *beyond), blocks)
 
 
 def distinct(keys: Tensor) -> tuple[Tensor, Tensor]:
@@ -243,7 +265,7 @@ def distinct(keys: Tensor) -> tuple[Tensor, Tensor]:
     return found, places
 
 
-def _whole(table: Tensor) -> Tensor:
+def whole_gradient(table: Tensor) -> Tensor:
     """The dense gradient of a fetched table."""
     if table.grad is None or not table.grad.is_sparse:
         return torch.zeros_like(table) if table.grad is None else table.grad

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from recspec.distributed import Ranks, Shards, build, stores_of
+from recspec.distributed import Ranks, Shards, build, stores_of, torchrec_tables
 from recspec.loading import (
     NegativeSampler,
     SharedNegatives,
@@ -52,6 +52,10 @@ def build_model(plan: TrainingPlan, ranks: Ranks) -> Built:
             module.updates[key] = optimizers.fused_update(name)
         if name in plan.sparse_gradients.value:
             module.sparse.add(key)
+    if ours := plan.placement.by_torchrec:
+        trained = {name: model.get_parameter(name).requires_grad for name in ours}
+        updates = {name: optimizers.fused_update(name) if trained[name] else None for name in ours}
+        shards = torchrec_tables.with_torchrec(shards, model, updates, plan.settings.shard_precision)
     return Built(plan, ranks, model, shards, optimizers)
 
 

@@ -97,7 +97,7 @@ class RunCheckpoints:
         """Give the model the weights of the best evaluation; every rank reads the rows that it holds."""
         self.ranks.barrier()  # the first rank writes the file
         weights, _ = checkpoint.read_tensors(self.best, self.shards.held)
-        self.model.load_state_dict(weights)
+        self.model.load_state_dict(self.shards.take(weights))
 
     def restore(self) -> tuple[Progress, Sequence[str]]:
         """Continue from the newest whole checkpoint, which every rank reads; returns notes for the log too."""
@@ -114,8 +114,8 @@ class RunCheckpoints:
             bad = [name for name, each in saved.weights.items() if not bool(cast(Tensor, each).isfinite().all())]
             if bad:
                 raise ValueError(f"the weights {listed(bad)} hold numbers that are not finite")
-            self.model.load_state_dict(dict(saved.weights))
-            self.optimizers.restore(cast(Mapping[str, Tensor], saved.optimizer))
+            self.model.load_state_dict(self.shards.take(cast(Mapping[str, Tensor], saved.weights)))
+            self.optimizers.restore(self.shards.take(cast(Mapping[str, Tensor], saved.optimizer)))
             self.scaler.load_state_dict(cast(dict[str, object], saved.state["scaler"]))
             if self.average is not None:
                 self.average.restore(cast(Mapping[str, Tensor], saved.average))

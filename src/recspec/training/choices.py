@@ -9,7 +9,7 @@ from typing import Generic, Literal, TypeVar, get_args
 
 import torch
 
-from recspec.distributed import Placement, Ranks, place
+from recspec.distributed import Placement, Ranks, place, torchrec_tables
 from recspec.errors import SettingsError, SpecError, listed, unknown
 from recspec.evaluation import count_labels
 from recspec.loading import Loader, Newest, Part, UserRows, holds_negatives, negatives_by_default
@@ -254,12 +254,53 @@ def place_tables(outline: Outline, settings: TrainSettings, ranks: Ranks, precis
             f"train.precision is fp16, whose loss scaler knows only gradients that every rank has, and tables are "
             f"divided or left on the host ({placement.why}); take bf16 or tf32"
         )
-    return placement
+    if settings.shard_by == "recspec" or ranks.world_size == 1 or not placement.plan.stores:
+        return placement
+    by_row = _check_torchrec(outline, settings, ranks, placement)
+    return torchrec_tables.divide_by_torchrec(placement, ranks, settings, by_column=not by_row)
+
+
+def _check_torchrec(outline: Outline, settings: TrainSettings, ranks: Ranks, placement: Placement) -> list[str]:
+    """Refuse what TorchRec cannot do; returns the stores whose optimizer keeps one number a row."""
+    needs_gradients = {
+        f"train.clip_norm is {settings.clip_norm}": settings.clip_norm is not None,
+        "train.sparse_gradients is never": settings.sparse_gradients == "never",
+    }
+    problems = [
+        f"{what}, which needs gradients, and TorchRec updates tables in the backward pass and leaves none"
+        for what, is_so in needs_gradients.items()
+        if is_so
+    ]
+    if settings.average:
+        problems.append(f"train.average is {settings.average}, and TorchRec keeps no running mean of its tables")
+    if placement.offloaded:
+        problems.append(
+            f"{listed(sorted(placement.offloaded))} would stay on the host ({placement.why}), and TorchRec holds "
+            "tables on the device; take more ranks, or train.offload_embeddings=never"
+        )
+    if settings.shard_precision == "bf16" and ranks.device.type == "cpu":
+        problems.append("train.shard_precision is bf16, which gloo cannot send; take fp16")
+    taken = [name for name in placement.plan.stores if torchrec_tables.takes(name)]
+    if not taken:
+        problems.append(f"no table has a width of a multiple of {torchrec_tables.COLUMNS}, as FBGEMM needs")
+    updated = [name for name, *_ in outline.tables() if name in taken]
+    problems += [why for name in updated if (why := _why_not_fused(outline, name))]
+    by_row = [name for name in updated if outline.optimizers.settings_of(name).optimizer == "rowwise_adagrad"]
+    if by_row and settings.shard_cut == "column_wise":
+        problems.append(
+            f"train.shard_cut is column_wise, and rowwise_adagrad keeps one number for a whole row of "
+            f"{listed(by_row)}; take optimizer adagrad or sgd, or row_wise"
+        )
+    problems += filter(None, [torchrec_tables.why_not()])
+    if problems:
+        raise SettingsError.of("train.shard_by is torchrec; recspec divides tables with any settings", problems)
+    return by_row
 
 
 def describe_placement(placement: Placement, ranks: Ranks) -> Choice[str]:
     """Where the tables lie, in words."""
     divided = "sharded over the ranks" if placement.plan.pieces and ranks.world_size > 1 else ""
+    divided += f" (by TorchRec: {', '.join(sorted(placement.by_torchrec))})" if placement.by_torchrec else ""
     offloaded = f"{', '.join(sorted(placement.offloaded))} in the host's memory" if placement.offloaded else ""
     return Choice("; ".join(filter(None, (divided, offloaded))) or "each rank holds all tables", placement.why)
 

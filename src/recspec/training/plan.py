@@ -218,7 +218,13 @@ def make_plan(
     )
     backend, fused = choices.pick_embedding_backend(outline, settings, ranks, divided, compiles)
     sparse = choices.pick_sparse_gradients(
-        outline, settings, ranks, rows_per_step=batch_size.value, divided=divided, fused=fused, compiles=compiles
+        outline,
+        settings,
+        ranks,
+        rows_per_step=batch_size.value,
+        divided=divided,
+        fused={*fused, *placement.by_torchrec},
+        compiles=compiles,
     )
     threads = machine.pick_threads(
         settings.threads, torch.get_num_threads(), os.environ, machine.cores_at_once(), processes=ranks.local_world_size
