@@ -288,12 +288,12 @@ def _check_torchrec(outline: Outline, settings: TrainSettings, ranks: Ranks, pla
     by_row = [name for name in updated if outline.optimizers.settings_of(name).optimizer == "rowwise_adagrad"]
     if by_row and settings.shard_cut == "column_wise":
         problems.append(
-            f"train.shard_cut is column_wise, and rowwise_adagrad keeps one number for a whole row of "
-            f"{listed(by_row)}; take optimizer adagrad or sgd, or row_wise"
+            "train.shard_cut is column_wise, and rowwise_adagrad keeps one number for a whole row of "
+            f"{listed(by_row)}; take optimizer adagrad or sgd, or train.shard_cut=row_wise"
         )
     problems += filter(None, [torchrec_tables.why_not()])
     if problems:
-        raise SettingsError.of("train.shard_by is torchrec; recspec divides tables with any settings", problems)
+        raise SettingsError.of("train.shard_by is torchrec; recspec's own exchange takes any settings", problems)
     return by_row
 
 
