@@ -12,6 +12,7 @@ Files are those of that exchange. Memory holds a rank's part twice while its fir
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -31,7 +32,7 @@ from recspec.distributed.placement import (
     plan_sharding,
     stores_of,
 )
-from recspec.distributed.ranks import Ranks
+from recspec.distributed.ranks import Ranks, first_sentence
 from recspec.distributed.sharding import Shards, Store, distinct, whole_gradient
 from recspec.errors import MissingExtraError, SettingsError, require_extra
 from recspec.nn import kernels, uncompiled
@@ -106,7 +107,10 @@ def divide_by_torchrec(placement: Placement, ranks: Ranks, settings: PlacementSe
     try:
         found = planner.plan(collections, [EmbeddingCollectionSharder()])
     except types.PlannerError as error:
-        raise SettingsError(f"train.shard_by is torchrec, whose planner finds no plan: {error}") from None
+        raise SettingsError(
+            f"train.shard_by is torchrec, whose planner finds no plan: {first_sentence(error)}; take more ranks, or "
+            "train.shard_by=recspec"
+        ) from None
     pieces: list[Piece] = []
     for place, own in enumerate(numbered.values()):
         for number, table in own:
@@ -130,16 +134,17 @@ def _collection(tables: Mapping[str, Table]) -> nn.Module:
     return cast(nn.Module, EmbeddingCollection(tables=configs, device=torch.device("meta")))
 
 
-def _sharding(pieces: Sequence[Piece], device: torch.device) -> Any:
-    """A table's pieces as TorchRec describes them."""
+def _sharding(pieces: Sequence[Piece], ranks: Ranks) -> Any:
+    """A table's pieces as TorchRec describes them; ranks of a host have its GPUs in order."""
     from torch.distributed._shard.sharding_spec import EnumerableShardingSpec, ShardMetadata
     from torchrec.distributed.types import ParameterSharding
 
+    on_gpu = ranks.device.type == "cuda"
     shards = [
         ShardMetadata(
             shard_offsets=[piece.first - piece.table.first, 0 if piece.columns is None else piece.columns.start],
             shard_sizes=[len(piece.rows), piece.width],
-            placement=f"rank:{piece.rank}/{device}",
+            placement=f"rank:{piece.rank}/" + (f"cuda:{piece.rank % ranks.local_world_size}" if on_gpu else "cpu"),
         )
         for piece in pieces
     ]
@@ -164,6 +169,8 @@ def with_torchrec(
         updates: the update of each store of TorchRec; None for one that is not trained.
         precision: the type of what ranks send each other.
     """
+    # TorchRec asks torch in an old way whether it is traced, and each rank would tell the user.
+    logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
     made = TorchRecShards(dict(shards.stores), shards.placement, shards.ranks)
     for name, module, key, weight in stores_of(model):
         if name in updates:
@@ -282,7 +289,7 @@ def _shard(
         fused_params=fused,
         qcomm_codecs_registry=get_qcomm_codecs_registry(QCommsConfig(sent, sent), device=ranks.device),
     )
-    sharding = {name: _sharding(own, ranks.device) for name, own in pieces.items()}
+    sharding = {name: _sharding(own, ranks) for name, own in pieces.items()}
     return sharder.shard(_collection(tables), sharding, ShardingEnv.from_process_group(dist.group.WORLD), ranks.device)
 
 
