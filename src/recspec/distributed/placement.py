@@ -199,7 +199,8 @@ class Piece:
 
     @property
     def bytes(self) -> int:
-        return len(self.rows) * self.table.bytes_per_row * self.width // self.table.width
+        size = len(self.rows) * self.table.bytes_per_row
+        return size if self.columns is None else size * len(self.columns) // self.table.width
 
     def __str__(self) -> str:
         first, stop, rows = self.first - self.table.first, self.stop - self.table.first, self.table.rows

@@ -136,8 +136,7 @@ def _collection(tables: Mapping[str, Table]) -> nn.Module:
 
 def _sharding(pieces: Sequence[Piece], ranks: Ranks) -> Any:
     """A table's pieces as TorchRec describes them; ranks of a host have its GPUs in order."""
-    from torch.distributed._shard.sharding_spec import EnumerableShardingSpec, ShardMetadata
-    from torchrec.distributed.types import ParameterSharding
+    from torchrec.distributed.types import EnumerableShardingSpec, ParameterSharding, ShardMetadata
 
     on_gpu = ranks.device.type == "cuda"
     shards = [
