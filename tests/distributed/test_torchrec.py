@@ -28,7 +28,7 @@ from recspec.training.outline import Outline
 from recspec.training.settings import TrainSettings
 from tests import made_up
 from tests.distributed.test_sharding import assert_alike, events, train_on
-from tests.processes import ended, ranks
+from tests.processes import ranks
 
 needs_torchrec = pytest.mark.skipif(
     find_spec("torchrec") is None, reason="TorchRec is not installed (pip install 'recspec[torchrec]')"
@@ -264,31 +264,35 @@ NO_PLAN = """
 import sys
 from torch import nn
 from recspec import machine
-from recspec.distributed import PlacementSettings, Ranks, place, torchrec_tables
+from recspec.distributed import PlacementSettings, join, place, torchrec_tables
 from recspec.errors import SettingsError
 from recspec.nn import Embeddings
 from recspec.spec import FeatureSpec
 
 spec = FeatureSpec.load(sys.argv[1])
-make = lambda held=None: nn.ModuleList([Embeddings(spec, {"user_id": 4}, held=held)])
-settings = PlacementSettings(shard_embeddings="always", shard_by="torchrec", embedding_memory="1GB")
-placement = place(make, Ranks(0, 2), settings, lambda _, width: 4 * width)
-machine.total_memory = lambda: 1000
-try:
-    torchrec_tables.divide_by_torchrec(placement, Ranks(0, 2), settings, by_column=True)
-except SettingsError as error:
-    print(error)
+with join("cpu") as ranks:
+    make = lambda held=None: nn.ModuleList([Embeddings(spec, {"user_id": 4}, held=held)])
+    settings = PlacementSettings(shard_embeddings="always", shard_by="torchrec")
+    placement = place(make, ranks, settings, lambda _, width: 4 * width)
+    if ranks.rank == 1:
+        machine.total_memory = lambda: 1000
+    try:
+        torchrec_tables.divide_by_torchrec(placement, ranks, settings, by_column=True)
+    except SettingsError as error:
+        print(error)
 """
 
 
 @needs_torchrec
 @pytest.mark.slow
-def test_tables_that_do_not_fit_the_ranks_are_told(clicks: FeatureSpec) -> None:
-    done = ended(NO_PLAN, str(clicks.folder))
-    assert done.stdout.strip() == (
+def test_tables_that_do_not_fit_the_smallest_rank_are_told(clicks: FeatureSpec) -> None:
+    with ranks(NO_PLAN, 2, str(clicks.folder)) as processes:
+        done = [process.ended() for process in processes]
+    told = (
         "train.shard_by is torchrec, whose planner finds no plan: Unable to find a plan for this model because of "
         "insufficient storage; take more ranks, or train.shard_by=recspec"
-    ), done.stderr
+    )
+    assert [each.stdout.strip() for each in done] == [told, told], done
 
 
 def test_row_wise_adagrad_is_not_cut_by_columns(clicks: FeatureSpec, monkeypatch: pytest.MonkeyPatch) -> None:

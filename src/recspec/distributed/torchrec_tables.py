@@ -69,7 +69,8 @@ def takes(store: str) -> bool:
 def divide_by_torchrec(placement: Placement, ranks: Ranks, settings: PlacementSettings, by_column: bool) -> Placement:
     """The placement with the stores that TorchRec takes cut by its planner; `by_column` allows cuts by columns.
 
-    Every rank plans alone and finds the same plan, because all give the planner the same tables and memory.
+    Every rank plans alone and finds the same plan, because all give the planner the same tables and the least memory of
+    any rank.
 
     Raises:
         SettingsError: if the planner finds no plan.
@@ -91,13 +92,16 @@ def divide_by_torchrec(placement: Placement, ranks: Ranks, settings: PlacementSe
     }
     stores = dict.fromkeys(table.store for table in ours)
     numbered = {store: [(i, each) for i, each in enumerate(ours) if each.store == store] for store in stores}
-    collections = nn.ModuleList(_collection({f"t{i}": each for i, each in own}) for own in numbered.values())
-    on_gpu = ranks.device.type == "cuda"
+    collections = nn.ModuleList(_collection({f"t{i}": each for i, each in several}) for several in numbered.values())
+    own = torch.tensor([[machine.total_memory() // ranks.local_world_size, 0]])
+    if ranks.device.type == "cuda":
+        own[0, 1] = torch.cuda.get_device_properties(ranks.device).total_memory
+    host, gpu = ranks.gather(own).amin(0).tolist()
     trainer = types.TrainerConfig(
         world_size=ranks.world_size,
         local_world_size=ranks.local_world_size,
-        hbm_cap_bytes=torch.cuda.get_device_properties(ranks.device).total_memory if on_gpu else None,
-        ddr_cap_bytes=machine.total_memory() // ranks.local_world_size,
+        hbm_cap_bytes=gpu or None,
+        ddr_cap_bytes=host,
     )
     planner = EmbeddingShardingPlanner(
         topology=types.TopologyFactory.create_topology(trainer, None, types.KernelConfig(ranks.device.type)),
@@ -112,8 +116,8 @@ def divide_by_torchrec(placement: Placement, ranks: Ranks, settings: PlacementSe
             "train.shard_by=recspec"
         ) from None
     pieces: list[Piece] = []
-    for place, own in enumerate(numbered.values()):
-        for number, table in own:
+    for place, several in enumerate(numbered.values()):
+        for number, table in several:
             for shard in found.plan[f"{place}"][f"t{number}"].sharding_spec.shards:
                 (row, column), (rows, columns) = shard.shard_offsets, shard.shard_sizes
                 cut = None if columns == table.width else range(column, column + columns)
