@@ -74,3 +74,4 @@ def _of_output(output: dict[str, Any]) -> str:
         view = re.sub(r"\n\s*\n", "\n", "".join(shown["text/html"])).strip()
         return f'<div class="output">\n{view}\n</div>'
     return f'<pre class="output">{html.escape("".join(shown["text/plain"]))}</pre>'
+smartquotes = False  # `--set` stays two hyphens

@@ -19,6 +19,7 @@ from recspec.storage import Ragged, check, open_split
 from tests.made_up_events import NEW_ITEM, NEW_USER, prepared, shop_events, written
 
 Row = tuple[object, ...]
+COLUMNS_OF_EVENTS = ("user_id", "item_id", "timestamp")
 
 
 def grown(folder: Path, events: pa.Table, **settings: object) -> tuple[FeatureSpec, Grown]:
@@ -155,8 +156,8 @@ def test_events_that_are_all_known_are_no_new_ones(tmp_path: Path) -> None:
     known, _ = shop_events()
     base = prepared(tmp_path / "base", known, repeats="first")
     (tmp_path / "grown").mkdir()
-    with pytest.raises(DataError, match="holds no new event: each of its 600 rows repeats a known one"):
-        grow(base, written(tmp_path / "new.csv", known), tmp_path / "grown")
+    with pytest.raises(DataError, match="holds no new event: each of its 599 rows repeats a known one"):
+        grow(base, written(tmp_path / "new.csv", known.slice(1)), tmp_path / "grown")
 
 
 @pytest.mark.parametrize(
@@ -194,3 +195,30 @@ def test_damaged_rules_and_other_datasets_are_refused(tmp_path: Path) -> None:
 def test_the_cuts_of_time_are_those_of_the_preparation() -> None:
     assert time_cuts(np.array([1, 2, 2, 3, 4, 5, 6, 7, 8, 9]), 0.2, 0.2) == (6.0, 8.0)
     assert time_cuts(np.arange(10), 0.0, 0.0) == (float("inf"), float("inf"))
+
+
+def test_declared_types_hold_for_new_events_too(tmp_path: Path) -> None:
+    """Times of Berlin, day before month, stay so; another format is refused."""
+    rows = [(f"u{user}", f"p{(user + step) % 5}", f"{1 + step:02}/11/2025") for user in range(6) for step in range(4)]
+    events = pa.table({name: list(column) for name, column in zip(COLUMNS_OF_EVENTS, zip(*rows, strict=True), strict=True)})
+    declared = {"timestamp": {"type": "time", "format": "%d/%m/%Y", "zone": "Europe/Berlin"}}
+    base = prepared(tmp_path / "base", events, types=declared, item_features=())
+    new = written(tmp_path / "new.csv", events.slice(0, 1).set_column(2, "timestamp", pa.array(["09/12/2025"])))
+    (tmp_path / "out").mkdir()
+    found = grow(base, new, tmp_path / "out").spec
+    assert max(max(np.asarray(open_split(found, split).read(0, 1 << 40)["timestamp"])) for split in found.splits) == (
+        1_765_234_800  # 2025-12-08 23:00 UTC
+    )
+    bad = written(tmp_path / "bad.csv", events.slice(0, 1).set_column(2, "timestamp", pa.array(["2025-12-09"])))
+    (tmp_path / "bad").mkdir()
+    with pytest.raises(DataError, match=r"2025-12-09.*%d/%m/%Y"):
+        grow(base, bad, tmp_path / "bad")
+
+
+def test_a_file_whose_events_are_held_already_is_refused(tmp_path: Path) -> None:
+    _, new = shop_events()
+    _, found = grown(tmp_path, new)
+    (tmp_path / "copy.csv").write_bytes((tmp_path / "new.csv").read_bytes())
+    (tmp_path / "again").mkdir()
+    with pytest.raises(DataError, match=r"copy.csv: the dataset .* holds the events of this file already"):
+        grow(found.spec, tmp_path / "copy.csv", tmp_path / "again")

@@ -150,7 +150,7 @@ def test_the_state_of_the_optimizer_goes_on(shop: Mapping[str, Path], tmp_path: 
     assert not [each for each in notes if "start anew" in str(each)]
     shutil.rmtree(run / "updates" / "0001" / "checkpoints")
     _, new = shop_events()
-    update(run, written(tmp_path / "again.csv", new), on_event=note)
+    update(run, written(tmp_path / "again.csv", new.slice(0, 60)), on_event=note)
     assert [each for each in notes if "no checkpoint with the state of its optimizers, which start anew" in str(each)]
 
 

@@ -293,6 +293,7 @@ def _growth(tables: Tables, least: float | None) -> GrowthRules:
         timestamp=settings.timestamp if timed else None, time_format=settings.time_format,
         rating=settings.rating if least is not None else None, min_rating=least,
         separator=settings.separator, encoding=settings.encoding, refused=why,
+        types=settings.declared, invalid_values=settings.invalid_values,
     )  # fmt: skip
 
 

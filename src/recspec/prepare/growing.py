@@ -78,6 +78,7 @@ def grow(base: FeatureSpec, events: Path, out: Path) -> Grown:
     started = time.perf_counter()
     rules = GrowthRules.load(base.folder)
     _check_chunks(base)
+    _check_new(base, events)
     before = Encoders.load(base.folder)
     work = out / "work"
     raw, dropped = _read(events, rules, before, base, work)
@@ -112,6 +113,24 @@ def _check_chunks(base: FeatureSpec) -> None:
         raise SpecError(f"{base.folder}: has no split train to add events to")
 
 
+def _check_new(base: FeatureSpec, events: Path) -> None:
+    """Refuse a file that the dataset holds already, as a job that is started again gives it."""
+    if events.is_file():
+        content = {**fingerprint(events), "name": None}
+        if any({**each, "name": None} == content for each in _inputs(base)):
+            held = f"the dataset {base.folder} holds the events of this file already"
+            raise DataError(f"{events}: {held}; name a file of new events")
+
+
+def _inputs(base: FeatureSpec) -> list[dict[str, object]]:
+    """The raw files that a dataset was made from."""
+    try:
+        found = json.loads((base.folder / PREPARE_FILE).read_text(encoding="utf-8")).get("inputs", [])
+    except (OSError, ValueError, AttributeError):
+        return []
+    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+
+
 # --- raw events ------------------------------------------------------------------------------------------------------
 
 
@@ -124,7 +143,8 @@ def _read(file: Path, rules: GrowthRules, encoders: Encoders, base: FeatureSpec,
         mentioned = frozenset(filter(None, [rules.timestamp, rules.rating, *_raw_names(encoders, (USER, ITEM))]))
         reading = Reading(
             separator=rules.separator, encoding=rules.encoding, missing_values=rules.missing_values,
-            time_format=rules.time_format, layout="rows", mentioned=mentioned,
+            time_format=rules.time_format, layout="rows", mentioned=mentioned, types=rules.types,
+            invalid_values=rules.invalid_values,
         )  # fmt: skip
         rows = stage(backend, [file], (USER, ITEM), reading, Notes(), work)
         names = {of: encoders.sources(of, rows.table.columns)[0] for of in (USER, ITEM)}
@@ -135,7 +155,7 @@ def _read(file: Path, rules: GrowthRules, encoders: Encoders, base: FeatureSpec,
         if rules.rating and rules.min_rating is not None and rules.rating not in rows.table.columns:
             missing.append(f"no column '{rules.rating}', the rating, which is {rules.min_rating:g} or more of an event")
         if missing:
-            raise DataError.of(f"{file}; found {listed(rows.table.columns)}", missing)
+            raise DataError.of(f"{file}; found {listed(name for name in rows.table.columns if name != ROW)}", missing)
         user, item = str(names[USER]), str(names[ITEM])
         rated = rules.min_rating is not None
         roles = Roles(ids=(user, item), time=times[0] if rules.timestamp else None,

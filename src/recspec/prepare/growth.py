@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from recspec.errors import DataError, problems_in
 from recspec.files import PathError, confined, read_json, whole_file
+from recspec.prepare.declared import DeclaredColumn, Invalid, declared_columns
 from recspec.prepare.histories import HistorySettings
 
 GROWTH_FILE = "growth.json"
@@ -30,6 +31,9 @@ class GrowthRules(BaseModel):
     timestamp: str | None = None
     """Raw column of the time; None if events have only an order."""
     time_format: str | None = None
+    types: Annotated[dict[str, DeclaredColumn], BeforeValidator(declared_columns)] = {}
+    """The declared columns, with formats and zones of times."""
+    invalid_values: Invalid = "refuse"
     rating: str | None = None
     """Raw column of the ratings, of which those below `min_rating` are no events."""
     min_rating: float | None = None
