@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import hypothesis.strategies as st
 import ibis
 import ibis.expr.operations as ops
@@ -22,11 +27,13 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
+import yaml
 from hypothesis import HealthCheck, given, settings
 
 from recspec.datasets import DATASETS, write_movielens_like
 from recspec.errors import DataError
-from recspec.prepare.backend import Backend
+from recspec.prepare import interaction_rows, interactions
+from recspec.prepare.backend import Backend, Part
 from recspec.prepare.spark_backend import SparkBackend, _parts
 from recspec.prepare.splits import by_time
 from recspec.prepare.tables import count_rows, fetch
@@ -36,6 +43,8 @@ from tests.dataset_cases import ADULT, CASES, MOVIES, TABLE_COLUMNS, Case, bytes
 from tests.prepare.small_tables import connect
 from tests.prepare.test_duckdb_backend import COLUMNS, MALFORMED, OBJECTS, READ_OBJECTS, written
 
+WRITE_PART = interactions._write_part
+SPLIT_FOLDERS = ("train", "valid", "test")
 HOSTILE = (
     "userId=1", "data[1]", "a*", "?", "{a,b}", "it's", 'double"quote', "sp ace ", "é☃", "-leading", "%20", "a%2Fb",
     "c:d", "s3:", "x,y", "back\\slash", "_hidden", ".hidden", "#part", "tab\t", "new\nline", "$HOME", "~", "a=1=2",
@@ -65,8 +74,8 @@ def parts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
         ):
             self._session.conf.set(name, value)
 
-    def written(self: SparkBackend, table: Any) -> Path:
-        folder = write(self, table)
+    def written(self: SparkBackend, table: Any, by: Sequence[str] = ()) -> Path:
+        folder = write(self, table, by)
         found.append([path.stat().st_size for path in _parts(folder)])
         return folder
 
@@ -79,29 +88,76 @@ def parts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
 
 
 def same_rows(case: Case, raw: Path, folder: Path) -> None:
-    """Prepares with both engines; every file is the same, but for one that the engines write themselves."""
+    """Prepares with both engines; the splits and users hold the same rows, and every other file is the same."""
     run(case, raw, folder / "duckdb", threads=2)
     run(case, raw, folder / "spark", engine="spark", threads=2)
-    one, two = bytes_of(folder / "duckdb"), bytes_of(folder / "spark")
-    if "clicks_test.parquet" in one:
-        mine, theirs = (pq.read_table(folder / engine / "clicks_test.parquet") for engine in ("duckdb", "spark"))
-        assert mine.equals(theirs)
-        del one["clicks_test.parquet"], two["clicks_test.parquet"]
-    assert sorted(one) == sorted(two)
-    assert [name for name in one if one[name] != two[name]] == []
+    same_dataset(folder / "duckdb", folder / "spark")
+
+
+def same_dataset(one: Path, two: Path) -> None:
+    """The number and layout of files may differ, and the numbers of series."""
+    specs = [yaml.safe_load((folder / "feature_spec.yaml").read_text()) for folder in (one, two)]
+    for spec in specs:
+        for chunks in spec["source_spec"].values():
+            for chunk in chunks:
+                del chunk["files"]
+    assert specs[1] == specs[0]
+    by_rows = {"clicks_test.parquet", "users.parquet"}  # Spark writes the first, and may join the second
+    others = [{name: held for name, held in bytes_of(folder).items()
+               if name not in (*by_rows, "feature_spec.yaml") and not name.startswith(SPLIT_FOLDERS)}
+              for folder in (one, two)]  # fmt: skip
+    assert sorted(others[1]) == sorted(others[0])
+    assert [name for name in others[0] if others[0][name] != others[1][name]] == []
+    for name in by_rows:
+        assert (one / name).exists() == (two / name).exists()
+        if (one / name).exists():
+            assert pq.read_table(one / name).equals(pq.read_table(two / name))
+    assert [path.name for path in sorted(one.iterdir())] == [path.name for path in sorted(two.iterdir())]
+    for split in SPLIT_FOLDERS:
+        if (one / split).exists():
+            assert different_rows(one / split, two / split) == 0, split
+
+
+def different_rows(one: Path, two: Path) -> int:
+    """The number of rows that only one of two folders holds, each as often as it is there too many."""
+    names = pq.read_schema(next(one.glob("*.parquet"))).names
+    rank = " REPLACE (dense_rank() OVER (ORDER BY series) AS series)" if "series" in names else ""
+    rows = [f"SELECT *{rank} FROM read_parquet('{folder}/*.parquet')" for folder in (one, two)]
+    only = [f"SELECT * FROM ({a} EXCEPT ALL {b})" for a, b in (rows, rows[::-1])]
+    with duckdb.connect() as connection:
+        found = connection.execute(f"SELECT count(*) FROM ({only[0]} UNION ALL {only[1]})").fetchone()
+    assert found is not None
+    return int(found[0])
 
 
 # --- order -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("parts")
-def test_several_part_files_give_the_rows_of_duckdb(tmp_path: Path) -> None:
+def many_ratings(folder: Path) -> Path:
     rng = np.random.default_rng(0)
     seen = [(user, movie) for user in rng.permutation(900).tolist() for movie in MOVIES if rng.random() < 0.8]
-    ratings = [(user, movie, 4.0, int(rng.integers(10**9, 10**9 + 500))) for user, movie in seen]
-    raw = write_latest(tmp_path / "raw", ratings)
+    return write_latest(folder, [(user, movie, 4.0, int(rng.integers(10**9, 10**9 + 500))) for user, movie in seen])
+
+
+@pytest.mark.usefixtures("parts")
+def test_executors_write_the_rows_of_duckdb_and_the_driver_reads_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched: list[int] = []
+    batches = SparkBackend.batches
+
+    def counted(self: SparkBackend, table: Any, rows: int = 65_536) -> Iterator[pa.RecordBatch]:
+        for batch in batches(self, table, rows):
+            fetched.append(batch.num_rows)
+            yield batch
+
+    monkeypatch.setattr(SparkBackend, "batches", counted)
+    raw = many_ratings(tmp_path / "raw")
     chosen = {"num_negatives": 2, "split": "time", "history": 3, "valid_share": 0.2, "test_share": 0.2}
-    same_rows(Case("movielens", write_latest, chosen), raw, tmp_path / "time")
+    same_rows(Case("movielens", write_latest, chosen), raw, tmp_path)
+    assert max(fetched) <= 900, "the driver read more than the vocabulary of users"
+    files = {split: len(list((tmp_path / "spark" / split).iterdir())) for split in SPLIT_FOLDERS}
+    assert min(files.values()) >= 3, "a split was not written by several tasks"
 
 
 def test_a_split_by_time_sorts_the_times_and_not_the_rows() -> None:
@@ -111,6 +167,41 @@ def test_a_split_by_time_sorts_the_times_and_not_the_rows() -> None:
     windows = split.op().find(ops.WindowFunction)
     assert windows
     assert all(any(isinstance(held, ops.Aggregate) for held in window.find(ops.Relation)) for window in windows)
+
+
+def write_and_die_once(flag: str, plan: interaction_rows.Plan, part: Part) -> Any:
+    """Writes a part, and ends the process in the middle if it is the first to get there."""
+
+    def done(rows: int) -> None:
+        part.done(rows)
+        try:
+            os.close(os.open(flag, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    return WRITE_PART(plan, replace(part, done=done))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("parts")
+def test_nothing_is_lost_if_the_process_of_an_executor_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw, case = many_ratings(tmp_path / "raw"), Case("movielens", write_latest, {"num_negatives": 2, "history": 3})
+    run(case, raw, tmp_path / "duckdb", threads=2)
+    monkeypatch.setenv("SPARK_MASTER", "local[2,4]")  # a task may fail three times; on one machine, by default never
+    monkeypatch.setattr(interactions, "_write_part", partial(write_and_die_once, str(tmp_path / "died")))
+    start = SparkBackend.__init__
+
+    def started(self: SparkBackend, *arguments: Any) -> None:
+        start(self, *arguments)
+        self._session.sparkContext.environment["PYTHONPATH"] = os.pathsep.join(sys.path)  # workers import this file
+
+    monkeypatch.setattr(SparkBackend, "__init__", started)
+    run(case, raw, tmp_path / "spark", engine="spark", threads=2)
+    assert (tmp_path / "died").exists()
+    same_dataset(tmp_path / "duckdb", tmp_path / "spark")
 
 
 @pytest.mark.slow

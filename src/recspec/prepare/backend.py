@@ -7,8 +7,9 @@ ties. No step holds a whole table in this process's memory. Patterns and partiti
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Protocol, Self, TypeVar
 
 import pyarrow as pa
 from ibis.expr.types import Table
@@ -16,6 +17,19 @@ from ibis.expr.types import Table
 from recspec.prepare.text_files import JsonFile, TextFile
 
 Watch = Callable[[float], None]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Part:
+    """Consecutive rows of a staged table, which one process reads in order."""
+
+    batches: Callable[[int], Iterator[pa.RecordBatch]]  # its rows, at most so many at a time
+    num_columns: int
+    first_row: int  # the number of rows in earlier parts
+    folder: Path  # an empty folder for results, on the file system of the prepared folder; the engine removes it
+    memory_limit: int | None  # of the process, in bytes
+    done: Callable[[int], None]  # receives numbers of rows that were dealt with
 
 
 class Backend(Protocol):
@@ -42,6 +56,20 @@ class Backend(Protocol):
 
         `batches` of the returned table keep that order; an expression built on it has none until it is sorted again.
         """
+
+    def stage_by(self, table: Table, key: str, order: Sequence[str]) -> Table:
+        """Stage a table, sorted by `key` and `order`; one part holds all rows of a key."""
+
+    def each_part(self, table: Table, make: Callable[[Part], T], done: Callable[[int], None]) -> Iterator[T]:
+        """Call `make` with each part of a staged table, and yield what it returns, in the order of the parts.
+
+        On DuckDB, the table is one part, and this process makes the call. On Spark, the executors make the calls, so
+        `make` and its results are sent between processes, and a lost call is made again with another folder. `done`
+        receives the numbers of rows that were dealt with.
+        """
+
+    def call(self, make: Callable[[], T]) -> T:
+        """Call `make` where `each_part` makes its calls."""
 
     def batches(self, table: Table, rows: int = 65_536) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a sorted or staged table in order, at most `rows` at a time."""

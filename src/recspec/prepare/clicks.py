@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Literal
@@ -20,7 +20,7 @@ from ibis.expr.types import Table
 
 from recspec.encoding import NumberEncoder, ScaleEncoder, Vocabulary
 from recspec.errors import DataError, listed
-from recspec.prepare.backend import Backend
+from recspec.prepare.backend import Backend, Part
 from recspec.prepare.columns import Catalogue, Column, Fitted, PreparedCatalogue, fit_columns, fit_in_table, metadata
 from recspec.prepare.context import Progress
 from recspec.prepare.decay import Decay, stored_weights
@@ -31,10 +31,10 @@ from recspec.prepare.labelled_histories import BlockHistories, LabelledHistories
 from recspec.prepare.list_memory import check_memory_limit
 from recspec.prepare.names import EVENT_WEIGHT, GROUP, ITEM, LABEL, ROW, SPLIT, SPLITS, TIMESTAMP
 from recspec.prepare.notes import Notes
-from recspec.prepare.tables import blocks, counts_by, fetch
-from recspec.prepare.user_file import UserFile
+from recspec.prepare.part_files import PartFiles, gather, part_writers
+from recspec.prepare.tables import blocks_of_part, counts_by, fetch
 from recspec.spec import Chunk, Feature, FeatureSpec
-from recspec.storage import Columns, SplitWriter
+from recspec.storage import Columns
 
 BLOCK_ROWS = 262_144  # rows encoded at once
 BLOCK_NUMBERS = 1 << 24  # numbers of vectors encoded at once
@@ -75,8 +75,8 @@ class Source:
 def write(backend: Backend, folder: Path, source: Source, *, progress: Progress) -> FeatureSpec:
     """Write splits, vocabularies and catalogues. Raises DataError if train is empty or a catalogue repeats an id."""
     progress("splitting rows", 0, None)
-    order = HISTORY_ORDER if source.histories is not None else (ROW,)
-    rows = backend.stage(source.rows.order_by(list(order)))
+    key, *order = HISTORY_ORDER if source.histories is not None else (ROW,)
+    rows = backend.stage_by(source.rows, key, order)
     counted = {entry[SPLIT]: entry["rows"] for entry in fetch(backend, counts_by(rows, SPLIT)).to_pylist()}
     total = sum(counted.values())
     if not total:
@@ -161,55 +161,108 @@ def _write_splits(
     elif source.grouped == "ids":
         fitted.features[GROUP] = Feature(dtype="int64", cardinality=_group_cardinality(backend, rows))
     fitted.features[LABEL] = Feature(dtype="float32")
+    plan = _Plan(
+        ids={role: column.name for role, column in source.ids.items()},
+        columns=(*source.ids.values(), *chain(*source.columns.values())), kept=source.kept, grouped=source.grouped,
+        timed=source.timed, weighted=source.weighted, decay=source.decay, fitted=fitted, groups=groups,
+        histories=histories, splits=[name for name in SPLITS if name in counted],
+    )  # fmt: skip
     done = 0
-    unknown: Counter[str] = Counter()
-    beyond: Counter[str] = Counter()
-    limited = [column for column in chain(*source.columns.values()) if column.limited]
-    with ExitStack() as stack:
-        names = [name for name in SPLITS if name in counted]
-        writers = {name: stack.enter_context(SplitWriter(folder, name, fitted.features)) for name in names}
-        users = stack.enter_context(closing(UserFile(folder / "users.parquet"))) if histories is not None else None
-        if histories is not None:
-            batches = blocks_of_users(backend, rows, with_histories=True)
-        else:
-            numbers = sum(feature.length or 0 for feature in fitted.features.values() if feature.is_vector)
-            batches = blocks(backend, rows, max(1, min(BLOCK_ROWS, BLOCK_NUMBERS // max(1, numbers))))
-        for batch in batches:
-            own = BlockHistories(batch, histories) if histories is not None else None
-            for name, writer in writers.items():
-                for part, lists in _parts(batch, name, own):
-                    columns = _columns(part, source, fitted, groups) | lists
-                    writer.write(columns)
-                    if name != "train":
-                        unknown.update({role: int((np.asarray(columns[identity.name]) == 0).sum())
-                                        for role, identity in source.ids.items()})  # fmt: skip
-                        beyond.update({column.name: _num_outside(fitted, column, part) for column in limited})
-            if own is not None and users is not None and (table := own.catalogue()) is not None:
-                users.write(table)
-            done += batch.num_rows
-            progress("writing splits", done, sum(counted.values()))
+
+    def report(rows: int) -> None:
+        nonlocal done
+        done += rows
+        progress("writing splits", done, sum(counted.values()))
+
+    parts: list[PartFiles] = []
+    found = _Counts()
+    for files, own in backend.each_part(rows, partial(_write_part, plan), report):
+        parts.append(files)
+        found.add(own)
+    held_out = sum(rows for name, rows in found.rows.items() if name != "train")
     if histories is not None:
-        if not writers["train"].num_rows:
+        histories.counts.update(found.histories)
+        if not found.rows["train"]:
             assert source.histories is not None
             least = source.histories.min_history
             raise DataError(f"{source.dataset}: no train row has {least} events before it; lower min_history")
         histories.note(source.notes)
-    held_out = sum(writer.num_rows for name, writer in writers.items() if name != "train")
     source.notes.changed += [f"{count:,} of {held_out:,} held-out rows have {role} id 0: train lacks their {role}"
-                             for role, count in unknown.items() if count]  # fmt: skip
+                             for role, count in found.unknown.items() if count]  # fmt: skip
     source.notes.changed += [
         f"'{name}': {count:,} of {held_out:,} held-out rows are beyond the range of train, and take "
         "its nearer end (numeric=[...] keeps numbers)"
-        for name, count in beyond.items()
+        for name, count in found.beyond.items()
         if count
     ]
     if source.min_count > 1:
         few = f"ids and categories in fewer than {source.min_count:,} train rows"
         source.notes.changed.append(f"{few} share id 0 with unknown ones (min_count)")
-    return {name: writer.chunks for name, writer in writers.items()}
+    return gather(backend, folder, parts)
 
 
-def _parts(batch: pa.Table, split: str, own: BlockHistories | None) -> Iterator[tuple[pa.Table, Columns]]:
+@dataclass(frozen=True)
+class _Plan:
+    """How labelled rows are encoded. Executors of a cluster receive it."""
+
+    ids: Mapping[str, str]  # names by role
+    columns: Sequence[Column]  # those of the ids first
+    kept: Sequence[str]
+    grouped: Literal[False, "values", "ids"]
+    timed: bool
+    weighted: bool
+    decay: Decay | None
+    fitted: Fitted
+    groups: Vocabulary | None
+    histories: LabelledHistories | None
+    splits: Sequence[str]
+
+
+@dataclass(frozen=True)
+class _Counts:
+    """Rows by split, and what is noted of them."""
+
+    rows: Counter[str] = field(default_factory=Counter)
+    unknown: Counter[str] = field(default_factory=Counter)  # held-out rows with id 0, by role
+    beyond: Counter[str] = field(default_factory=Counter)  # held-out rows beyond the range of train, by number
+    histories: Counter[str] = field(default_factory=Counter)  # see `LabelledHistories.counts`
+
+    def add(self, other: _Counts) -> None:
+        self.rows.update(other.rows)
+        self.unknown.update(other.unknown)
+        self.beyond.update(other.beyond)
+        self.histories.update(other.histories)
+
+
+def _write_part(plan: _Plan, part: Part) -> tuple[PartFiles, _Counts]:
+    """Encode and write the rows of a part."""
+    counts, fitted = _Counts(), plan.fitted
+    histories = None if plan.histories is None else replace(plan.histories, counts=counts.histories)
+    limited = [column for column in plan.columns if column.limited]
+    if histories is not None:
+        blocks = blocks_of_users(part, with_histories=True)
+    else:
+        numbers = sum(feature.length or 0 for feature in fitted.features.values() if feature.is_vector)
+        blocks = blocks_of_part(part, max(1, min(BLOCK_ROWS, BLOCK_NUMBERS // max(1, numbers))))
+    with part_writers(part.folder, dict.fromkeys(plan.splits, fitted.features)) as (writers, users):
+        for block in blocks:
+            own = BlockHistories(block, histories) if histories is not None else None
+            for name, writer in writers.items():
+                for rows, lists in _rows_of_split(block, name, own):
+                    columns = _columns(rows, plan) | lists
+                    writer.write(columns)
+                    if name != "train":
+                        counts.unknown.update({role: int((np.asarray(columns[identity]) == 0).sum())
+                                               for role, identity in plan.ids.items()})  # fmt: skip
+                        counts.beyond.update({column.name: _num_outside(fitted, column, rows) for column in limited})
+            if own is not None and (table := own.catalogue()) is not None:
+                users.write(table)
+            part.done(block.num_rows)
+    counts.rows.update({name: writer.num_rows for name, writer in writers.items()})
+    return PartFiles.of(part.folder, writers), counts
+
+
+def _rows_of_split(batch: pa.Table, split: str, own: BlockHistories | None) -> Iterator[tuple[pa.Table, Columns]]:
     """The rows of a split in a block, some at a time, with their histories."""
     if own is None:
         part = batch.filter(pc.equal(batch.column(SPLIT), split))
@@ -237,27 +290,27 @@ def _group_cardinality(backend: Backend, rows: Table) -> int:
     return int(most) + 1
 
 
-def _columns(batch: pa.Table, source: Source, fitted: Fitted, groups: Vocabulary | None) -> Columns:
-    held = (*source.ids.values(), *chain(*source.columns.values()))
-    sources = {column.name: column.source for column in held}
+def _columns(batch: pa.Table, plan: _Plan) -> Columns:
+    fitted = plan.fitted
+    sources = {column.name: column.source for column in plan.columns}
     columns: Columns = {
         column.name: fitted.encode_cross(column, [batch.column(sources[name]) for name in column.crossed])
         if column.kind == "cross"
         else fitted.encode(column.name, batch.column(column.source))
-        for column in held
+        for column in plan.columns
     }
-    columns |= {name: fitted.encode(name, batch.column(name)) for name in source.kept}
-    if source.grouped == "ids":
+    columns |= {name: fitted.encode(name, batch.column(name)) for name in plan.kept}
+    if plan.grouped == "ids":
         columns[GROUP] = batch.column(GROUP).to_numpy().astype(np.int64)
-    elif groups is not None:
-        columns[GROUP] = groups.encode(batch.column(GROUP)).astype(np.int32)
+    elif plan.groups is not None:
+        columns[GROUP] = plan.groups.encode(batch.column(GROUP)).astype(np.int32)
     columns[LABEL] = batch.column(LABEL).to_numpy().astype(np.float32)
-    times = batch.column(TIMESTAMP).to_numpy() if source.timed else None
+    times = batch.column(TIMESTAMP).to_numpy() if plan.timed else None
     if times is not None:
         columns[TIMESTAMP] = times
-    if source.weighted:
+    if plan.weighted:
         weights = batch.column(EVENT_WEIGHT).cast("float64").to_numpy()
-        columns[EVENT_WEIGHT] = stored_weights(weights, times, source.decay)
+        columns[EVENT_WEIGHT] = stored_weights(weights, times, plan.decay)
     return columns
 
 

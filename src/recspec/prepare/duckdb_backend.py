@@ -6,10 +6,10 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,7 +24,7 @@ from ibis.expr.types import Table
 
 from recspec.errors import DataError, RecspecError, SettingsError
 from recspec.files import LINE_BYTES, is_gzip, opened
-from recspec.prepare.backend import Backend, Watch
+from recspec.prepare.backend import Backend, Part, T, Watch
 from recspec.prepare.names import ROW
 from recspec.prepare.staging import WATCH_SECONDS, bounded, nanosecond_columns, quoted, schema_of, without_missing
 from recspec.prepare.text_files import (
@@ -140,6 +140,17 @@ class DuckDBBackend(Backend):
     def stage(self, table: Table, into: Path | None = None) -> Table:
         with _explained_errors(self.memory_limit, self._raw):
             return self.read_parquet([self._copy(_sql(table.op()), into)])
+
+    def stage_by(self, table: Table, key: str, order: Sequence[str]) -> Table:
+        return self.stage(table.order_by([key, *order]))
+
+    def each_part(self, table: Table, make: Callable[[Part], T], done: Callable[[int], None]) -> Iterator[T]:
+        folder = self._folder / next(self._names)
+        folder.mkdir()
+        yield make(Part(partial(self.batches, table), len(table.columns), 0, folder, self.memory_limit, done))
+
+    def call(self, make: Callable[[], T]) -> T:
+        return make()
 
     def batches(self, table: Table, rows: int = 65_536) -> Iterator[pa.RecordBatch]:
         with _explained_errors(self.memory_limit, self._raw):

@@ -19,7 +19,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-import ibis
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -35,7 +34,7 @@ from recspec.prepare.columns import Column, Fitted, PreparedCatalogue, take, to_
 from recspec.prepare.duckdb_backend import DuckDBBackend
 from recspec.prepare.growth import GrowthRules
 from recspec.prepare.histories import HistoryColumns, Ids, Timeline
-from recspec.prepare.interaction_columns import InteractionColumns, Source
+from recspec.prepare.interaction_columns import InteractionColumns
 from recspec.prepare.interaction_rows import BLOCK_ROWS_WITH_HISTORIES, BlockRows, Counts, Plan
 from recspec.prepare.names import GAP, HISTORY, ITEM, LABEL, ROW, SERIES, SPLITS, TIMESTAMP, USER
 from recspec.prepare.negatives import Seen
@@ -287,7 +286,7 @@ class _GrownRows(BlockRows):
     """The rows of users with new events, of which those of train that are written already are left out."""
 
     def __init__(self, events: _Events, codes: Ids, plan: Plan, counts: Counts) -> None:
-        self._plan, self._counts, self._listed, self._history = plan, counts, None, plan.prepared.history
+        self._plan, self._counts, self._history = plan, counts, plan.prepared.history
         self.users, self._items, self._splits = events.users, events.items, codes
         self._num_items = len(plan.prepared.vocabulary(ITEM))
         self._timestamps, self._weights, self._context = events.times, None, dict(events.context)
@@ -461,12 +460,8 @@ class _Growing:
             fitted, prepared["user"], prepared["item"], [Column(n, "number") for n in base.role("context")], users,
             np.arange(len(users) + 1), counts, counts, history,
         )  # fmt: skip
-        rows = ibis.table({USER: "int64"}, name="in_memory")  # the rows come from memory
-        source = Source(
-            dataset=str(base.metadata.get("dataset")), rows=rows,
-            vocabularies="train" if SERIES in base.features else "all",
-        )  # fmt: skip
-        return Plan(source, columns, self.rules.histories, self.rules.num_negatives, self.rules.seed, None)
+        rules, by_series = self.rules, SERIES in base.features
+        return Plan(columns, rules.histories, rules.num_negatives, rules.seed, None, by_series)
 
     def _popularity(self, events: _Events) -> NDArray[np.int64]:
         """Events of each item, for ids from 1."""

@@ -10,14 +10,13 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from ibis.expr.types import Table
 from numpy.typing import NDArray
 
-from recspec.prepare.backend import Backend
+from recspec.prepare.backend import Part
 from recspec.prepare.columns import take, to_arrow
-from recspec.prepare.decay import stored_weights
-from recspec.prepare.histories import HistorySettings, Ids, Timeline, pieces
-from recspec.prepare.interaction_columns import InteractionColumns, Source
+from recspec.prepare.decay import Decay, stored_weights
+from recspec.prepare.histories import HistorySettings, Ids, Timeline, UnknownTargets, pieces
+from recspec.prepare.interaction_columns import InteractionColumns
 from recspec.prepare.names import (
     EVENT_WEIGHT,
     ITEM,
@@ -30,7 +29,7 @@ from recspec.prepare.names import (
     USER,
 )
 from recspec.prepare.negatives import Draws, Seen
-from recspec.prepare.tables import blocks
+from recspec.prepare.tables import blocks_of_part
 from recspec.spec import Chunk
 from recspec.storage import Columns
 
@@ -40,14 +39,18 @@ BLOCK_ROWS_WITH_HISTORIES = 250_000  # the lists of histories take further memor
 
 @dataclass(frozen=True)
 class Plan:
-    """The rows to write: their source, columns and negatives."""
+    """The rows to write: their columns and negatives. Executors of a cluster receive it."""
 
-    source: Source
     prepared: InteractionColumns
     settings: HistorySettings
     num_negatives: int
     seed: int
     memory_limit: int | None
+    by_series: bool  # whether series are numbered, because a user may have several in valid and test
+    unknown_targets: UnknownTargets = "drop"
+    weighted: bool = False
+    decay: Decay | None = None
+    listed: NDArray[np.int64] | None = None  # candidates of test by the number of a user; drawn if None
 
     @cached_property
     def draws(self) -> Draws:
@@ -58,11 +61,6 @@ class Plan:
     def train_draws(self) -> Draws:
         """Draws what a model trains on or reads, without knowledge of held-out rows."""
         return Draws(self.settings.negatives, self.prepared.train_counts, self.settings.reject_seen)
-
-    @property
-    def by_series(self) -> bool:
-        """Whether series are numbered, because a user may have several in valid and test."""
-        return self.source.vocabularies == "train"
 
 
 @dataclass
@@ -82,6 +80,13 @@ class Counts:
             self.left_out[name] += len(users)
             self.examples.setdefault(name, int(users[0]))
 
+    def add(self, later: Counts) -> None:
+        """Add the counts of the next users, except their files."""
+        for name, rows in later.rows.items():
+            self.rows[name] += rows
+        self.left_out += later.left_out
+        self.examples = later.examples | self.examples
+
     def summary(self, plan: Plan) -> dict[str, object]:
         found: dict[str, object] = {"rows": self.rows}
         found["users_without_possible_negatives"] = self.left_out["without_negatives"]
@@ -91,16 +96,16 @@ class Counts:
             found |= {"without_history": list(history.left_out)} if history.left_out else {}
             found |= {"gap_unit": "days" if history.unit != 1 else "as the timestamp"} if history.unit else {}
         if plan.by_series:
-            done = "dropped" if plan.source.unknown_targets == "drop" else "kept"
+            done = "dropped" if plan.unknown_targets == "drop" else "kept"
             found[f"unknown_targets_{done}"] = self.left_out["unknown_targets"]
             found["targets_of_unknown_users"] = self.left_out["unknown_users"]
         return found
 
 
-def blocks_of_users(backend: Backend, rows: Table, *, with_histories: bool) -> Iterator[pa.Table]:
-    """Yield all interactions, whole users at a time."""
+def blocks_of_users(part: Part, *, with_histories: bool) -> Iterator[pa.Table]:
+    """Yield all rows of a part, whole users at a time."""
     waiting: list[pa.Table] = []
-    for table in blocks(backend, rows, BLOCK_ROWS_WITH_HISTORIES if with_histories else BLOCK_ROWS):
+    for table in blocks_of_part(part, BLOCK_ROWS_WITH_HISTORIES if with_histories else BLOCK_ROWS):
         whole = pa.concat_tables([*waiting, table])
         users = whole.column(USER)
         cut = pc.index(users, users[-1]).as_py()  # the last user may continue in the next block
@@ -111,11 +116,11 @@ def blocks_of_users(backend: Backend, rows: Table, *, with_histories: bool) -> I
 
 
 class BlockRows:
-    """Makes the rows of each split from a block of users, some at a time; `listed` are test candidates by user id."""
+    """Makes the rows of each split from a block of users, some at a time."""
 
-    def __init__(self, block: pa.Table, plan: Plan, counts: Counts, listed: Ids | None) -> None:
+    def __init__(self, block: pa.Table, plan: Plan, counts: Counts) -> None:
         prepared = plan.prepared
-        self._plan, self._counts, self._listed, self._history = plan, counts, listed, prepared.history
+        self._plan, self._counts, self._history = plan, counts, prepared.history
         self.users: Ids = prepared.everyone.encode(block.column(USER))  # numbers, equal to ids if all users are known
         assert (np.diff(self.users) >= 0).all(), "the engine returned rows out of order"
         self._items = prepared.vocabulary(ITEM).encode(block.column(ITEM))
@@ -123,8 +128,8 @@ class BlockRows:
         self._splits = pc.index_in(block.column(SPLIT), value_set=pa.array(SPLITS)).to_numpy().astype(np.int64)
         self._timestamps: NDArray[np.generic] = block.column(TIMESTAMP).to_numpy()
         encode = prepared.fitted.encode
-        weights = block.column(EVENT_WEIGHT).cast("float64").to_numpy() if plan.source.weighted else None
-        self._weights = None if weights is None else stored_weights(weights, self._timestamps, plan.source.decay)
+        weights = block.column(EVENT_WEIGHT).cast("float64").to_numpy() if plan.weighted else None
+        self._weights = None if weights is None else stored_weights(weights, self._timestamps, plan.decay)
         self._context = {column.name: encode(column.name, block.column(column.source)) for column in prepared.context}
 
     def of(self, split: str) -> Iterator[Columns]:
@@ -182,11 +187,11 @@ class BlockRows:
 
     def _held(self, split: str) -> Iterator[Columns]:
         code, count = SPLITS.index(split), self._plan.num_negatives
-        listed = self._listed if split == "test" else None
+        listed = self._plan.listed if split == "test" else None
         rows = np.flatnonzero(self._splits == code)
         known = self._items[rows] > 0
         self._counts.count("unknown_targets", self.users[rows[~known]])
-        rows = rows if self._plan.source.unknown_targets == "keep" else rows[known]
+        rows = rows if self._plan.unknown_targets == "keep" else rows[known]
         users = self.users[rows]
         self._counts.count("unknown_users", users[self._plan.prepared.user_ids[users] == 0])
         if listed is None and self._plan.draws.reject_seen:

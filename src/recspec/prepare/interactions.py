@@ -6,9 +6,9 @@ Every row of train is a positive (label 1). For each user, valid and test hold o
 
 from __future__ import annotations
 
-import shutil
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,7 @@ from ibis.expr.types import Table
 from numpy.typing import NDArray
 
 from recspec.errors import DataError
-from recspec.prepare.backend import Backend
+from recspec.prepare.backend import Backend, Part
 from recspec.prepare.columns import metadata
 from recspec.prepare.context import Progress
 from recspec.prepare.histories import HistorySettings
@@ -26,10 +26,9 @@ from recspec.prepare.interaction_columns import InteractionColumns, Source, prep
 from recspec.prepare.interaction_rows import BlockRows, Counts, Plan, blocks_of_users
 from recspec.prepare.list_memory import check_memory_limit
 from recspec.prepare.names import EVENT_WEIGHT, ITEM, LABEL, SERIES, SPLITS, TIMESTAMP, USER
+from recspec.prepare.part_files import PartFiles, gather, part_writers
 from recspec.prepare.tables import count_rows, time_range
-from recspec.prepare.user_file import UserFile
 from recspec.spec import Feature, FeatureSpec
-from recspec.storage import SplitWriter
 
 
 def write(
@@ -48,7 +47,7 @@ def write(
     them would leak the answers. The user never acted on the `num_negatives` items behind a positive of valid or test.
     """
     progress("sorting interactions", 0, None)
-    rows = backend.stage(source.rows.order_by([USER, *source.order]))
+    rows = backend.stage_by(source.rows, USER, source.order)
     total = count_rows(backend, rows)
     if total == 0:
         raise DataError(f"{source.dataset}: no interaction is left to prepare; expected one row at least")
@@ -61,15 +60,23 @@ def write(
     prepared.items.write(folder / "items.parquet")
     most = total * (1 + max(num_negatives, settings.train_negatives))
     check_memory_limit(backend.memory_limit, prepared.fitted.features, most)
-    plan = Plan(source, prepared, settings, num_negatives, seed, backend.memory_limit)
+    plan = Plan(
+        prepared, settings, num_negatives, seed, backend.memory_limit, by_series=source.vocabularies == "train",
+        unknown_targets=source.unknown_targets, weighted=source.weighted, decay=source.decay,
+        listed=_listed_negatives(source.candidates, prepared),
+    )  # fmt: skip
     counts = _write_splits(backend, folder, rows, total, plan, progress)
+    if not counts.rows["train"] and prepared.history is not None:
+        raise DataError(
+            f"{source.dataset}: no train row has {settings.min_history} events before it; lower min_history"
+        )
     summary: dict[str, object] = {"interactions": total}
     summary |= {"users": len(prepared.vocabulary(USER)), "items": len(prepared.vocabulary(ITEM))}
     summary |= {**times, **source.summary(total), **counts.summary(plan)}
-    _note_left_out(plan, counts)
+    _note_left_out(source, plan, counts)
     if source.growth is not None:
         _save_growth(folder, source, prepared, plan)
-    return _specification(folder, plan, counts, {**summary, **source.notes.summary()})
+    return _specification(folder, source, plan, counts, {**summary, **source.notes.summary()})
 
 
 def _save_growth(folder: Path, source: Source, prepared: InteractionColumns, plan: Plan) -> None:
@@ -102,31 +109,37 @@ def _save_growth(folder: Path, source: Source, prepared: InteractionColumns, pla
 
 
 def _write_splits(backend: Backend, folder: Path, rows: Table, total: int, plan: Plan, progress: Progress) -> Counts:
-    listed_negatives = _listed_negatives(plan.source.candidates, plan.prepared)
     counts = Counts(dict.fromkeys(SPLITS, 0), {})
+    parts: list[PartFiles] = []
     done = 0
-    with ExitStack() as stack:
-        writers = {name: stack.enter_context(SplitWriter(folder, name, _features_of(plan, name))) for name in SPLITS}
-        users = stack.enter_context(closing(UserFile(folder / "users.parquet")))
-        for block in blocks_of_users(backend, rows, with_histories=plan.prepared.history is not None):
-            made = BlockRows(block, plan, counts, listed_negatives)
+
+    def report(rows: int) -> None:
+        nonlocal done
+        done += rows
+        progress("writing splits", done, total)
+
+    for files, found in backend.each_part(rows, partial(_write_part, plan), report):
+        parts.append(files)
+        counts.add(found)
+    counts.chunks.update(gather(backend, folder, parts))
+    return counts
+
+
+def _write_part(plan: Plan, part: Part) -> tuple[PartFiles, Counts]:
+    """Write the rows of a part's users; the series have numbers of no other part."""
+    counts = Counts(dict.fromkeys(SPLITS, 0), {}, series=Counter(dict.fromkeys(SPLITS, part.first_row)))
+    features = {name: _features_of(plan, name) for name in SPLITS}
+    with part_writers(part.folder, features) as (writers, users):
+        for block in blocks_of_users(part, with_histories=plan.prepared.history is not None):
+            made = BlockRows(block, plan, counts)
             for split in SPLITS:
                 for columns in made.of(split):
                     writers[split].write(columns)
             if (table := made.catalogue()) is not None:
                 users.write(table)
-            done += block.num_rows
-            progress("writing splits", done, total)
-    if not writers["train"].num_rows and plan.prepared.history is not None:
-        least = plan.settings.min_history
-        raise DataError(f"{plan.source.dataset}: no train row has {least} events before it; lower min_history")
-    for name, writer in writers.items():
-        counts.rows[name] = writer.num_rows
-        if writer.num_rows:
-            counts.chunks[name] = writer.chunks
-        else:
-            shutil.rmtree(folder / name)
-    return counts
+            part.done(block.num_rows)
+    counts.rows.update({name: writer.num_rows for name, writer in writers.items()})
+    return PartFiles.of(part.folder, writers), counts
 
 
 def _features_of(plan: Plan, split: str) -> Mapping[str, Feature]:
@@ -145,8 +158,8 @@ def _listed_negatives(candidates: pa.Table | None, prepared: InteractionColumns)
     return table
 
 
-def _note_left_out(plan: Plan, counts: Counts) -> None:
-    notes, history = plan.source.notes, plan.prepared.history
+def _note_left_out(source: Source, plan: Plan, counts: Counts) -> None:
+    notes, history = source.notes, plan.prepared.history
     reasons = {
         "without_negatives": "held-out rows of users who acted on every item, so that no candidate is left beside them",
         "unknown_targets": "held-out rows whose item is not in train",
@@ -158,21 +171,23 @@ def _note_left_out(plan: Plan, counts: Counts) -> None:
         number = counts.left_out[name]
         if not number:
             continue
-        kept = name == "unknown_users" or (name == "unknown_targets" and plan.source.unknown_targets == "keep")
+        kept = name == "unknown_users" or (name == "unknown_targets" and plan.unknown_targets == "keep")
         user = plan.prepared.everyone.decode(np.array([counts.examples[name]])).to_pylist()[0]
         end = "; they are kept with id 0 (unknown_targets)" if kept and name == "unknown_targets" else ""
         (notes.changed if kept else notes.dropped).append(f"{number:,} {what}{end}, such as one of user '{user}'")
     if history is not None:
         history.note(notes)
-    if plan.source.holds_out:
+    if source.holds_out:
         notes.dropped += [f"the split {split}: it has no row" for split, rows in counts.rows.items() if not rows]
 
 
 # --- the specification -----------------------------------------------------------------------------------------------
 
 
-def _specification(folder: Path, plan: Plan, counts: Counts, summary: Mapping[str, object]) -> FeatureSpec:
-    source, prepared, num_negatives = plan.source, plan.prepared, plan.num_negatives
+def _specification(
+    folder: Path, source: Source, plan: Plan, counts: Counts, summary: Mapping[str, object]
+) -> FeatureSpec:
+    prepared, num_negatives = plan.prepared, plan.num_negatives
     if source.candidates is not None:
         num_negatives = len(source.candidates.column("negatives")[0])
     channels: dict[str, Sequence[str]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import shutil
 import sys
@@ -21,9 +22,10 @@ from ibis.expr.types import Table
 
 from recspec.errors import DataError, SettingsError, require_extra
 from recspec.files import is_gzip
-from recspec.prepare.backend import Backend, Watch
+from recspec.prepare.backend import Backend, Part, T, Watch
 from recspec.prepare.duckdb_backend import DuckDBBackend
 from recspec.prepare.names import ROW
+from recspec.prepare.spark_calls import call, call_with_parts
 from recspec.prepare.staging import bounded, nanosecond_columns, quoted, schema_of, without_missing
 from recspec.prepare.text_files import ColumnType, JsonFile, TextFile, explained, file_columns, readable
 
@@ -43,6 +45,7 @@ class SparkBackend(Backend):
 
     Spark reads parts of a table in any order, so a row's place comes from the metadata of its part. A URI names each
     file, because plain paths are of Spark's default file system, through a link, because Spark skips `_a.csv`.
+    One class because every method needs the session and its staged tables.
     """
 
     name = "spark"
@@ -166,10 +169,26 @@ class SparkBackend(Backend):
 
     def stage(self, table: Table, into: Path | None = None) -> Table:
         target = self._write(table)
-        folder = target.replace(into) if into is not None else target
+        return self._kept(target.replace(into) if into is not None else target)
+
+    def _kept(self, folder: Path) -> Table:
         staged = self.read_parquet([folder])
         self._staged[staged.get_name()] = folder
         return staged
+
+    def stage_by(self, table: Table, key: str, order: Sequence[str]) -> Table:
+        return self._kept(self._write(table, [key, *order]))
+
+    def each_part(self, table: Table, make: Callable[[Part], T], done: Callable[[int], None]) -> Iterator[T]:
+        paths, folder = _parts(self._staged[table.get_name()]), self._folder / next(self._names)
+        with _errors_of_spark(_step_failed):
+            found = call_with_parts(self._session.sparkContext, make, paths, folder, self.memory_limit, done)
+        yield from found
+
+    def call(self, make: Callable[[], T]) -> T:
+        with _errors_of_spark(_step_failed):
+            found: list[T] = call(self._session.sparkContext, operator.call, [make], lambda _: None)
+        return found[0]
 
     def batches(self, table: Table, rows: int = 65_536) -> Iterator[pa.RecordBatch]:
         held = self._staged.get(table.op().name) if isinstance(table.op(), UnboundTable) else None
@@ -184,10 +203,15 @@ class SparkBackend(Backend):
         self._links.cleanup()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _write(self, table: Table) -> Path:
+    def _write(self, table: Table, by: Sequence[str] = ()) -> Path:
+        """Write a table in its order, or sorted by columns, with all rows of the first one's values in one file."""
         target = self._folder / next(self._names)
-        with _errors_of_spark(lambda said: DataError(f"Spark could not finish a step: {_shortened(said)}")):
-            self._session.sql(ibis.to_sql(table, dialect="pyspark")).write.parquet(_uri(target))
+        with _errors_of_spark(_step_failed):
+            frame = self._session.sql(ibis.to_sql(table, dialect="pyspark"))
+            if by:
+                names = [quoted(name, "`") for name in by]
+                frame = frame.repartitionByRange(names[0]).sortWithinPartitions(*names)
+            frame.write.parquet(_uri(target))
         return target
 
     def _reader(self) -> Any:
@@ -264,6 +288,10 @@ def _errors_of_spark(ours: Callable[[str], DataError]) -> Iterator[None]:
         if type(error).__module__.startswith(("pyspark", "py4j")):
             raise ours(str(error)) from error
         raise
+
+
+def _step_failed(said: str) -> DataError:
+    return DataError(f"Spark could not finish a step: {_shortened(said)}")
 
 
 def _shortened(said: str) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import ibis
@@ -13,7 +14,7 @@ from ibis.expr.types import Table, Value
 
 from recspec.errors import DataError
 from recspec.prefetch import prefetched
-from recspec.prepare.backend import Backend
+from recspec.prepare.backend import Backend, Part
 from recspec.prepare.names import EVENT_WEIGHT, ITEM, ROW, TIMESTAMP, USER
 from recspec.prepare.notes import Notes
 
@@ -44,15 +45,23 @@ def blocks(backend: Backend, table: Table, rows: int) -> Generator[pa.Table]:
 
     The engine makes a block while the one before is used, so it must not be asked anything else until the last one.
     """
-    return prefetched(_blocks(backend, table, rows), 0)
+    batches = partial(backend.batches, table)
+    return prefetched(_blocks(batches, rows, len(table.columns), backend.memory_limit), 0)
 
 
-def _blocks(backend: Backend, table: Table, rows: int) -> Generator[pa.Table]:
-    if backend.memory_limit is not None:
-        rows = max(1, min(rows, backend.memory_limit // (BYTES_PER_VALUE * len(table.columns))))
+def blocks_of_part(part: Part, rows: int) -> Generator[pa.Table]:
+    """Yield the rows of a part, as `blocks` does."""
+    return prefetched(_blocks(part.batches, rows, part.num_columns, part.memory_limit), 0)
+
+
+def _blocks(
+    batches: Callable[[int], Iterator[pa.RecordBatch]], rows: int, num_columns: int, memory_limit: int | None
+) -> Generator[pa.Table]:
+    if memory_limit is not None:
+        rows = max(1, min(rows, memory_limit // (BYTES_PER_VALUE * num_columns)))
     waiting: list[pa.RecordBatch] = []
     count = 0
-    for batch in backend.batches(table, min(rows, 65_536)):
+    for batch in batches(min(rows, 65_536)):
         waiting.append(batch)
         count += batch.num_rows
         if count >= rows:
