@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pyspark
 
-from _side_by_side import where_and_when
+from _side_by_side import machine_line, where_and_when
 from recspec.datasets import write_movielens_like
 
 HOST = "127.0.0.1"
@@ -38,7 +38,8 @@ def main() -> None:
         "--source", type=Path, default=Path(__file__).resolve().parents[1] / "src", help="recspec's code"
     )
     chosen = parser.parse_args()
-    print(where_and_when())
+    found = where_and_when()
+    print(f"{machine_line(found)}, load {found['load_average']:.1f}, {found['date']}, commit {found['commit']}\n")
     print("| ratings | s | driver's Python: CPU s, peak MB | driver's JVM: CPU s "
           "| executors: CPU s in Python, in JVMs, peak MB of a Python process |\n|---|---|---|---|---|")  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:

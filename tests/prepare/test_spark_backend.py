@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import gzip
 import json
+import operator
 import os
 import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,6 +33,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 
 from recspec.datasets import DATASETS, write_movielens_like
+from recspec.encoding import Vocabulary
 from recspec.errors import DataError
 from recspec.prepare import interaction_rows, interactions
 from recspec.prepare.backend import Backend, Part
@@ -252,6 +255,16 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Backend]:
         yield backend
 
 
+@contextmanager
+def settings_of(session: Any, values: Mapping[str, str]) -> Iterator[None]:
+    before = {name: session.conf.get(name) for name in values}
+    for name, value in values.items():
+        session.conf.set(name, value)
+    yield
+    for name, value in before.items():
+        session.conf.set(name, value)
+
+
 def nested(folder: Path, names: tuple[str, ...]) -> Path:
     for name in names:
         folder /= name
@@ -331,6 +344,25 @@ def test_values_are_understood_as_duckdb_understands_them(spark: Backend, tmp_pa
             )
             assert two.num_rows
             assert two.sort_by(ROW).to_pylist() == one.to_pylist()
+
+
+def test_each_file_is_a_part_and_an_error_of_ours_is_raised_as_it_is(spark: Backend, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"user": [number % 50 for number in range(1000)]}), tmp_path / "a.parquet")
+    session = spark._session  # type: ignore[attr-defined]
+    with settings_of(session, {"spark.sql.adaptive.coalescePartitions.enabled": "false"}):
+        staged = spark.stage_by(spark.read_parquet([tmp_path / "a.parquet"], row=True), "user", [ROW])
+    told: list[int] = []
+    firsts = list(spark.each_part(staged, operator.attrgetter("first_row"), told.append))
+    assert firsts[0] == 0
+    assert len(firsts) > 1
+    assert all(first % 20 == 0 for first in firsts), "a user's rows are in two parts"
+    assert firsts == sorted(firsts)
+    assert sum(told) == 1000
+    users = fetch(spark, staged).column("user").to_pylist()
+    assert users == sorted(users)
+    assert spark.call(partial(max, 1, 2)) == 2
+    with pytest.raises(DataError, match=f"^{tmp_path / 'none'}: no such vocabulary"):
+        spark.call(partial(Vocabulary.load, tmp_path / "none"))
 
 
 def test_a_step_that_spark_cannot_finish_is_one_message(spark: Backend, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -118,7 +119,9 @@ def _write_splits(backend: Backend, folder: Path, rows: Table, total: int, plan:
         done += rows
         progress("writing splits", done, total)
 
-    for files, found in backend.each_part(rows, partial(_write_part, plan), report):
+    items = replace(plan.prepared.items, readable={})  # titles would take memory in every executor
+    sent = replace(plan, prepared=replace(plan.prepared, items=items))
+    for files, found in backend.each_part(rows, partial(_write_part, sent), report):
         parts.append(files)
         counts.add(found)
     counts.chunks.update(gather(backend, folder, parts))
