@@ -1,17 +1,30 @@
-"""Files of parts: they become the files of one chunk a split, in the order of the parts, and one file of users."""
+"""Tables in several parts: each part is written alone, and their files become one dataset.
+
+DuckDB stands in for Spark here: it has no part but the whole table, so a test cuts it.
+"""
 
 from __future__ import annotations
 
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
+from ibis.expr.types import Table
 
-from recspec.prepare.backend import Backend
+from recspec.prepare.backend import Backend, Part, T
+from recspec.prepare.duckdb_backend import DuckDBBackend
 from recspec.prepare.part_files import PartFiles, gather, part_writers
 from recspec.spec import Feature
+from tests.dataset_cases import CASES, Case, run, write_latest
+from tests.prepare.same_rows import same_dataset
 
+EACH_PART = DuckDBBackend.each_part
 FEATURES = {"label": Feature(dtype="int32")}
 
 
@@ -47,3 +60,66 @@ def test_no_users_give_no_file(backend: Backend, tmp_path: Path) -> None:
     out.mkdir()
     gather(backend, out, [written(tmp_path / "a", [], train=[1])])
     assert [path.name for path in out.iterdir()] == ["train"]
+
+
+def as_sent(value: T) -> T:
+    copied: T = pickle.loads(pickle.dumps(value))  # noqa: S301 (Spark sends it so)
+    return copied
+
+
+def batches_of(rows: pa.Table, most: int) -> Iterator[pa.RecordBatch]:
+    yield from rows.to_batches(most)
+
+
+@pytest.fixture
+def cut(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Cuts DuckDB's tables into parts that only get what can be sent; holds the number of parts of each table."""
+    keys: dict[str, str] = {}
+    found: list[int] = []
+    stage_by = DuckDBBackend.stage_by
+
+    def staged(self: DuckDBBackend, table: Table, key: str, order: Sequence[str]) -> Table:
+        result = stage_by(self, table, key, order)
+        keys[result.get_name()] = key
+        return result
+
+    def each_part(
+        self: DuckDBBackend, table: Table, make: Callable[[Part], T], done: Callable[[int], None]
+    ) -> Iterator[T]:
+        rows = pa.Table.from_batches(self.batches(table))
+        values = rows.column(keys[table.get_name()]).to_pylist()
+        firsts = [place for place, (one, two) in enumerate(pairwise(values), 1) if one != two]
+        ends = [0, *firsts[:: max(1, len(firsts) // 3)], len(values)]
+        found.append(len(ends) - 1)
+        for number, (start, stop) in enumerate(pairwise(ends)):
+            folder = self._folder / f"part-{len(found)}-{number}"
+            folder.mkdir()
+            batches = partial(batches_of, rows.slice(start, stop - start))
+            part = Part(batches, rows.num_columns, start, folder, self.memory_limit, done)
+            yield as_sent(as_sent(make)(part))
+
+    monkeypatch.setattr(DuckDBBackend, "stage_by", staged)
+    monkeypatch.setattr(DuckDBBackend, "each_part", each_part)
+    return found
+
+
+BY_TIME = {"split": "time", "valid_share": 0.2, "test_share": 0.2, "unknown_targets": "keep"}
+IN_PARTS = {
+    **{
+        name: case for name, case in CASES.items() if case.dataset not in ("criteo", "movielens")
+    },  # criteo has no parts
+    "movielens-histories": CASES["movielens-histories"],
+    "movielens-time": Case("movielens", write_latest, {"num_negatives": 2, "history": 3, "min_history": 1, **BY_TIME}),
+}
+
+
+@pytest.mark.parametrize("name", IN_PARTS)
+def test_parts_give_the_rows_of_the_whole(name: str, tmp_path: Path, cut: list[int]) -> None:
+    case = IN_PARTS[name]
+    raw = case.write(tmp_path / "raw")
+    with pytest.MonkeyPatch.context() as whole:
+        whole.setattr(DuckDBBackend, "each_part", EACH_PART)
+        run(case, raw, tmp_path / "whole")
+    run(case, raw, tmp_path / "parts")
+    assert max(cut) > 1
+    same_dataset(tmp_path / "whole", tmp_path / "parts")

@@ -20,7 +20,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import hypothesis.strategies as st
 import ibis
 import ibis.expr.operations as ops
@@ -29,7 +28,6 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
-import yaml
 from hypothesis import HealthCheck, given, settings
 
 from recspec.datasets import DATASETS, write_movielens_like
@@ -43,11 +41,11 @@ from recspec.prepare.tables import count_rows, fetch
 from recspec.prepare.text_files import ROW, ColumnType, JsonFile, TextFile
 from tests import made_up_amazon, made_up_criteo, made_up_outbrain
 from tests.dataset_cases import ADULT, CASES, MOVIES, TABLE_COLUMNS, Case, bytes_of, run, write_latest
+from tests.prepare.same_rows import SPLIT_FOLDERS, same_dataset
 from tests.prepare.small_tables import connect
 from tests.prepare.test_duckdb_backend import COLUMNS, MALFORMED, OBJECTS, READ_OBJECTS, written
 
 WRITE_PART = interactions._write_part
-SPLIT_FOLDERS = ("train", "valid", "test")
 HOSTILE = (
     "userId=1", "data[1]", "a*", "?", "{a,b}", "it's", 'double"quote', "sp ace ", "é☃", "-leading", "%20", "a%2Fb",
     "c:d", "s3:", "x,y", "back\\slash", "_hidden", ".hidden", "#part", "tab\t", "new\nline", "$HOME", "~", "a=1=2",
@@ -95,42 +93,6 @@ def same_rows(case: Case, raw: Path, folder: Path) -> None:
     run(case, raw, folder / "duckdb", threads=2)
     run(case, raw, folder / "spark", engine="spark", threads=2)
     same_dataset(folder / "duckdb", folder / "spark")
-
-
-def same_dataset(one: Path, two: Path) -> None:
-    """The number and layout of files may differ, and the numbers of series."""
-    specs = [yaml.safe_load((folder / "feature_spec.yaml").read_text()) for folder in (one, two)]
-    for spec in specs:
-        for chunks in spec["source_spec"].values():
-            for chunk in chunks:
-                del chunk["files"]
-    assert specs[1] == specs[0]
-    by_rows = {"clicks_test.parquet", "users.parquet"}  # Spark writes the first, and may join the second
-    others = [{name: held for name, held in bytes_of(folder).items()
-               if name not in (*by_rows, "feature_spec.yaml") and not name.startswith(SPLIT_FOLDERS)}
-              for folder in (one, two)]  # fmt: skip
-    assert sorted(others[1]) == sorted(others[0])
-    assert [name for name in others[0] if others[0][name] != others[1][name]] == []
-    for name in by_rows:
-        assert (one / name).exists() == (two / name).exists()
-        if (one / name).exists():
-            assert pq.read_table(one / name).equals(pq.read_table(two / name))
-    assert [path.name for path in sorted(one.iterdir())] == [path.name for path in sorted(two.iterdir())]
-    for split in SPLIT_FOLDERS:
-        if (one / split).exists():
-            assert different_rows(one / split, two / split) == 0, split
-
-
-def different_rows(one: Path, two: Path) -> int:
-    """The number of rows that only one of two folders holds, each as often as it is there too many."""
-    names = pq.read_schema(next(one.glob("*.parquet"))).names
-    rank = " REPLACE (dense_rank() OVER (ORDER BY series) AS series)" if "series" in names else ""
-    rows = [f"SELECT *{rank} FROM read_parquet('{folder}/*.parquet')" for folder in (one, two)]
-    only = [f"SELECT * FROM ({a} EXCEPT ALL {b})" for a, b in (rows, rows[::-1])]
-    with duckdb.connect() as connection:
-        found = connection.execute(f"SELECT count(*) FROM ({only[0]} UNION ALL {only[1]})").fetchone()
-    assert found is not None
-    return int(found[0])
 
 
 # --- order -----------------------------------------------------------------------------------------------------------
