@@ -32,6 +32,7 @@ add_module_names = False
 toc_object_entries_show_parents = "hide"
 
 html_theme = "furo"
+smartquotes = False  # `--set` stays two hyphens
 html_title = "recspec"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
@@ -74,4 +75,3 @@ def _of_output(output: dict[str, Any]) -> str:
         view = re.sub(r"\n\s*\n", "\n", "".join(shown["text/html"])).strip()
         return f'<div class="output">\n{view}\n</div>'
     return f'<pre class="output">{html.escape("".join(shown["text/plain"]))}</pre>'
-smartquotes = False  # `--set` stays two hyphens

@@ -200,7 +200,9 @@ def test_the_cuts_of_time_are_those_of_the_preparation() -> None:
 def test_declared_types_hold_for_new_events_too(tmp_path: Path) -> None:
     """Times of Berlin, day before month, stay so; another format is refused."""
     rows = [(f"u{user}", f"p{(user + step) % 5}", f"{1 + step:02}/11/2025") for user in range(6) for step in range(4)]
-    events = pa.table({name: list(column) for name, column in zip(COLUMNS_OF_EVENTS, zip(*rows, strict=True), strict=True)})
+    events = pa.table(
+        {name: list(column) for name, column in zip(COLUMNS_OF_EVENTS, zip(*rows, strict=True), strict=True)}
+    )
     declared = {"timestamp": {"type": "time", "format": "%d/%m/%Y", "zone": "Europe/Berlin"}}
     base = prepared(tmp_path / "base", events, types=declared, item_features=())
     new = written(tmp_path / "new.csv", events.slice(0, 1).set_column(2, "timestamp", pa.array(["09/12/2025"])))
