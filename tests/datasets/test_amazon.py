@@ -25,7 +25,6 @@ from recspec.errors import DataError, RecspecError, SettingsError, SpecError
 from recspec.files import archives
 from recspec.prepare import PrepareContext, histories, interaction_rows, user_file
 from recspec.prepare.prepared import Prepared
-from recspec.prepare.tables import fetch
 from recspec.spec import FeatureSpec
 from recspec.storage import Ragged, open_split, tfrecord, transcode
 from recspec.storage.check import check
@@ -579,7 +578,12 @@ def test_blocks_decide_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(user_file, "USERS_PER_GROUP", 2)
     by_hand(tmp_path, name="whole", train_negatives=2)
     monkeypatch.setattr(histories, "VALUES", 300)
-    monkeypatch.setattr(interaction_rows, "blocks", lambda backend, rows, _: _in_pairs(fetch(backend, rows)))
+    of_part = interaction_rows.blocks_of_part
+    monkeypatch.setattr(
+        interaction_rows,
+        "blocks_of_part",
+        lambda part, rows: (pair for block in of_part(part, rows) for pair in _in_pairs(block)),
+    )
     by_hand(tmp_path, name="parts", train_negatives=2)
     assert bytes_of(tmp_path / "whole") == bytes_of(tmp_path / "parts")
 

@@ -416,11 +416,11 @@ def test_a_column_of_a_table_may_have_a_climbing_name(tmp_path: Path) -> None:
 
 def test_a_feature_s_name_is_quoted_in_a_configuration_of_triton() -> None:
     from recspec.export import triton_repository
-    from recspec.spec.signature import Port, Signature
+    from recspec.spec.signature import Port
 
     name = 'x" } parameters { key: "EXECUTION_ENV_PATH'
-    signature = Signature("rows", (Port(name, "int32", 1, "row", 3),))
-    text = triton_repository._config("m", [], signature.inputs, (), signature, triton_repository.Batching())
+    ports = (Port(name, "int32", 1, "row", 3),)
+    text = triton_repository._config("m", triton_repository.PYTHON, ports, (), triton_repository.Batching())
     (line,) = [line for line in text.splitlines() if line.startswith("input")]
     assert json.loads(line[line.index('"') : line.rindex('"') + 1]) == name
 
