@@ -29,11 +29,14 @@ def _models_as_they_were() -> Iterator[None]:
 def page_of(path: Path) -> object:
     """A case of a page; what takes longer than a second or two is slow."""
     marks = [pytest.mark.slow] if name_of(path) in SLOW else []
+    if name_of(path) == "docs/guides/object_stores.md":
+        marks = [
+            pytest.mark.skip(reason="reads s3://shop, a store of the reader's; tests/stores/test_s3.py runs its story")
+        ]
     return pytest.param(path, id=name_of(path), marks=marks)
 
 
 SLOW = {
-    "docs/guides/object_stores.md",
     "docs/serving.md",
     "docs/tutorials/command_line.md",
     "docs/tutorials/first_steps.md",
