@@ -22,20 +22,14 @@ pytest.importorskip("tritonclient.grpc")
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from recspec import config
 from recspec.bundle import folder as bundle
-from recspec.datasets import DATASETS
 from recspec.export import ExportSettings, export
 from recspec.export.triton_best import Best
 from recspec.export.triton_candidates import Finding
 from recspec.export.triton_encode import Encoding
 from recspec.inference import Predictor, Wanted, build_pipeline
-from recspec.models import MODELS
-from recspec.prepare import PrepareContext
 from recspec.retrieval.merging import best
-from recspec.spec import FeatureSpec
-from recspec.training import TrainSettings, train
-from tests import made_up
+from tests.film_runs import film_runs
 
 SETTINGS: Mapping[str, Mapping[str, object]] = {
     "ease": {"l2": 5.0},
@@ -52,15 +46,7 @@ WRONG = 1e-5
 def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Scores, vectors of users and vectors of features bring items of two kinds of three."""
     folder = tmp_path_factory.mktemp("pipeline")
-    made_up.write_films(folder, 40, "Item, number", kinds=True)
-    table = DATASETS["table"]
-    settings = table.Settings(items="items.csv", item_features=("kind",), num_negatives=10)  # type: ignore[call-arg]
-    table.prepare(PrepareContext(folder / "rows.csv", folder / "data"), settings)
-    spec = FeatureSpec.load(folder / "data")
-    for name, own in SETTINGS.items():
-        steps = {"epochs": 2, "batch_size": 500, "learning_rate": 0.01} if name not in ("ease", "ials") else {}
-        asked = TrainSettings.model_validate({"tensorboard": False, "threads": 1, **steps})
-        train(name, spec, folder / name, settings=asked, model_settings=config.build(MODELS[name].Settings, "", own))
+    film_runs(folder, SETTINGS)
     runs = [str(folder / "ease"), f"factors={folder / 'ials'}", str(folder / "two_tower")]
     build_pipeline(folder / "made", runs, folder / "wide_deep", candidates=CANDIDATES, filter="kind != 'a'")
     return folder / "made"

@@ -32,6 +32,7 @@ from recspec.retrieval.retrievers import Retriever
 from recspec.spec import FeatureSpec
 from recspec.training import TrainSettings, train
 from tests import made_up
+from tests.film_runs import film_runs
 
 SETTINGS: Mapping[str, Mapping[str, object]] = {
     "ease": {"l2": 5.0},
@@ -45,17 +46,7 @@ SETTINGS: Mapping[str, Mapping[str, object]] = {
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     """Runs on interactions of 40 users with 30 items, numbered from 100, of three kinds."""
-    folder = tmp_path_factory.mktemp("pipeline")
-    made_up.write_films(folder, 40, "Item, number", kinds=True)
-    table = DATASETS["table"]
-    settings = table.Settings(items="items.csv", item_features=("kind",), num_negatives=10)  # type: ignore[call-arg]
-    table.prepare(PrepareContext(folder / "rows.csv", folder / "data"), settings)
-    spec = FeatureSpec.load(folder / "data")
-    for name, own in SETTINGS.items():
-        steps = {"epochs": 2, "batch_size": 500, "learning_rate": 0.01} if name not in ("ease", "ials") else {}
-        given = TrainSettings.model_validate({"tensorboard": False, **steps})
-        train(name, spec, folder / name, settings=given, model_settings=config.build(MODELS[name].Settings, "", own))
-    return {name: folder / name for name in (*SETTINGS, "data")}
+    return film_runs(tmp_path_factory.mktemp("pipeline"), SETTINGS)
 
 
 @pytest.fixture(scope="module")

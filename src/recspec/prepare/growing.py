@@ -123,11 +123,17 @@ def _check_new(base: FeatureSpec, events: Path) -> None:
 
 def _inputs(base: FeatureSpec) -> list[dict[str, object]]:
     """The raw files that a dataset was made from."""
-    try:
-        found = json.loads((base.folder / PREPARE_FILE).read_text(encoding="utf-8")).get("inputs", [])
-    except (OSError, ValueError, AttributeError):
-        return []
+    found = _recorded(base).get("inputs")
     return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+
+
+def _recorded(base: FeatureSpec) -> dict[str, object]:
+    """What `prepare.json` says; nothing if it can't be read."""
+    try:
+        found = json.loads((base.folder / PREPARE_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 # --- raw events ------------------------------------------------------------------------------------------------------
@@ -573,13 +579,9 @@ def _mapping(value: object) -> Mapping[str, object]:
 
 def _record(base: FeatureSpec, spec: FeatureSpec, events: Path, counts: Mapping[str, int], started: float) -> None:
     """Write `prepare.json`."""
-    try:
-        earlier = json.loads((base.folder / PREPARE_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        earlier = {}
     record = {
-        **earlier,
-        "inputs": [*earlier.get("inputs", []), fingerprint(events)],
+        **_recorded(base),
+        "inputs": [*_inputs(base), fingerprint(events)],
         "recspec": recspec.__version__,
         "grown_from": str(base.folder.resolve()),
         "new": dict(counts),
