@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from recspec.encoding import Encoders
 from recspec.errors import DataError
 from recspec.prepare import GROWTH_FILE, Grown, GrowthRules, grow
 from recspec.prepare.growing import time_cuts
+from recspec.prepare.raw_files import Reading
 from recspec.spec import FeatureSpec
 from recspec.storage import Ragged, check, open_split
 from tests.made_up_events import NEW_ITEM, NEW_USER, prepared, shop_events, written
@@ -224,3 +226,10 @@ def test_a_file_whose_events_are_held_already_is_refused(tmp_path: Path) -> None
     (tmp_path / "again").mkdir()
     with pytest.raises(DataError, match=r"copy.csv: the dataset .* holds the events of this file already"):
         grow(found.spec, tmp_path / "copy.csv", tmp_path / "again")
+
+
+def test_every_option_of_reading_is_kept_for_new_events_or_has_no_meaning_for_them() -> None:
+    """An option that is added to `Reading` and forgotten here would change what new events mean, and tell nobody."""
+    of_other_files = {"rows", "rows_by", "seed", "layout", "columns", "mentioned", "item", "splits"}
+    options = {each.name for each in dataclasses.fields(Reading)}
+    assert options - of_other_files <= set(GrowthRules.model_fields)
