@@ -326,7 +326,7 @@ def _encode_scalars(encoder: Encoder, values: pa.Array, vocabularies: Mapping[st
 
 def is_far(encoder: Encoder, numbers: NDArray[np.float64]) -> NDArray[np.bool_]:
     """Which numbers are `FAR` standard deviations or more from the mean of a `scale` encoder; of others none."""
-    if not isinstance(encoder, ScaleEncoder):
+    if encoder.kind != "scale":
         return np.zeros(numbers.shape, bool)
     return np.greater_equal(np.abs(raw_values.transformed(encoder, numbers) - encoder.mean), FAR * encoder.std)
 

@@ -6,7 +6,8 @@ It takes scalar features and clean values only: texts, whole numbers, numbers. I
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -40,16 +41,29 @@ class RequestEncoder:
         found = {port.name: encoders.encoders.get(port.name) for port in ports}
         self._ids = [(name, _sources(name, encoder), _RememberedIds(encoders, name)) for name, encoder in found.items()
                      if isinstance(encoder, (VocabularyEncoder, HashEncoder)) and encoder.length is None]  # fmt: skip
-        self._numbers = [(name, _sources(name, encoder), encoder, _limits(encoder)) for name, encoder in found.items()
-                         if encoder and _is_one_number(encoder)]  # fmt: skip
-        self.features = frozenset(name for name, *_ in (*self._ids, *self._numbers))
+        numbers = {name: encoder for name, encoder in found.items() if encoder and _is_one_number(encoder)}
+        self._types = {port.name: np.dtype(port.dtype) for port in ports}
+        self._numbers = [_Alike({name: numbers[name] for name in alike}, self._types[alike[0]])
+                         for alike in _alike(numbers, self._types)]  # fmt: skip
+        self._sources_of_numbers = [_sources(name, numbers[name]) for alike in self._numbers for name in alike.names]
+        self._names_of_ids = tuple(name for name, *_ in self._ids)
+        self.features = frozenset((*self._names_of_ids, *numbers))
         self.sources = tuple(dict.fromkeys(name for port in ports for name in _sources(port.name, found[port.name])))
         """Possible names of the raw columns."""
-        self._types = {port.name: np.dtype(port.dtype) for port in ports}
 
     def columns(self, columns: Mapping[str, Sequence[Any]], *, strict: bool = False) -> Arrays | None:
         """Inputs (B, 1) of raw columns; None if one is missing, unusual or, if `strict`, unknown or out of range."""
-        made: Arrays = {}
+        made = self.matrices(columns, strict=strict)
+        if made is None:
+            return None
+        rows = {name: row for names, matrix in made for name, row in zip(names, matrix, strict=True)}
+        return {name: row.astype(self._types[name], copy=False)[:, None] for name, row in rows.items()}
+
+    def matrices(
+        self, columns: Mapping[str, Sequence[Any]], *, strict: bool = False
+    ) -> list[tuple[Sequence[str], NDArray[Any]]] | None:
+        """`columns` as matrices (F, B), each with its features: ids as int64, numbers by their type."""
+        made: list[tuple[Sequence[str], NDArray[Any]]] = []
         found: list[list[int]] = []
         for _, sources, remembered in self._ids:
             values = _given(columns, sources)
@@ -58,20 +72,61 @@ class RequestEncoder:
                 return None
             found.append(ids)
         if found:
-            matrix = np.array(found)
-            for (name, *_), row in zip(self._ids, matrix, strict=True):
-                made[name] = row.astype(self._types[name], copy=False)[:, None]
-        if not self._numbers:
-            return made
-        given = [_given(columns, sources) for _, sources, *_ in self._numbers]
-        numbers = _as_numbers([values for values in given if values is not None], strict=strict)
-        if numbers is None or len(numbers) < len(given):
+            made.append((self._names_of_ids, np.array(found, np.int64)))
+        given = [_given(columns, sources) for sources in self._sources_of_numbers]
+        numbers = _as_numbers([values for values in given if values is not None], strict=strict) if given else None
+        if given and (numbers is None or len(numbers) < len(given)):
             return None
-        for (name, _, encoder, limits), row in zip(self._numbers, numbers, strict=True):
-            if strict and any(is_beyond(encoder, row).any() for is_beyond in limits):
+        first = 0
+        for alike in self._numbers:
+            assert numbers is not None
+            own, first = numbers[first : first + len(alike.names)], first + len(alike.names)
+            if strict and alike.any_beyond(own):
                 return None
-            made[name] = encode_numbers(encoder, row)[:, None].astype(self._types[name])
+            made.append((alike.names, alike.encode(own)))
         return made
+
+
+class _Alike:
+    """Features whose encoders differ in their numbers only, so that one call encodes them all."""
+
+    def __init__(self, encoders: Mapping[str, Encoder], dtype: np.dtype[Any]) -> None:
+        self.names, self._dtype = (*encoders,), dtype
+        first, *others = encoders.values()
+        self._encoder: Any = _stacked([first, *others]) if others else first
+        bounded = (getattr(first, "low", None), getattr(first, "high", None)) != (None, None)
+        self._limits = [*([is_outside] if bounded else []), *([is_far] if isinstance(first, ScaleEncoder) else [])]
+
+    def any_beyond(self, numbers: NDArray[np.float64]) -> bool:
+        """Whether one of the numbers (C, B) is out of its encoder's range."""
+        return any(is_beyond(self._encoder, numbers).any() for is_beyond in self._limits)
+
+    def encode(self, numbers: NDArray[np.float64]) -> NDArray[Any]:
+        """The features' inputs (C, B)."""
+        return encode_numbers(self._encoder, numbers).astype(self._dtype, copy=False)
+
+
+def _alike(encoders: Mapping[str, Encoder], types: Mapping[str, np.dtype[Any]]) -> list[list[str]]:
+    """Features by what their encoders do; every bucket encoder stands alone."""
+    groups: dict[Any, list[str]] = {}
+    for name, encoder in encoders.items():
+        known = tuple(value if isinstance(value, bool) else value is None for value in _settings(encoder).values())
+        key = name if isinstance(encoder, BucketEncoder) else (encoder.kind, types[name], known)
+        groups.setdefault(key, []).append(name)
+    return [*groups.values()]
+
+
+def _stacked(encoders: Sequence[Encoder]) -> Any:
+    """The settings of encoders that do the same: each number becomes a column (C, 1) of theirs."""
+    all_settings = [_settings(encoder) for encoder in encoders]
+    columns = {name: np.array([[settings[name]] for settings in all_settings]) if isinstance(value, float) else value
+               for name, value in all_settings[0].items()}  # fmt: skip
+    return SimpleNamespace(kind=encoders[0].kind, **columns)
+
+
+def _settings(encoder: Encoder) -> dict[str, Any]:
+    """What an encoder does with a number."""
+    return {name: value for name, value in encoder if value is None or isinstance(value, float | bool)}
 
 
 class _RememberedIds:
@@ -146,12 +201,6 @@ def _as_numbers(columns: Sequence[Sequence[Any]], *, strict: bool) -> NDArray[np
 def _is_one_number(encoder: Encoder | None) -> bool:
     is_number = isinstance(encoder, (NumberEncoder, ScaleEncoder, BucketEncoder)) and not encoder.missing_values
     return is_number and getattr(encoder, "length", None) is None
-
-
-def _limits(encoder: Encoder) -> list[Callable[[Any, NDArray[np.float64]], NDArray[np.bool_]]]:
-    """What tells which numbers are out of an encoder's range; nothing for one without a range."""
-    bounded = isinstance(encoder, (NumberEncoder, ScaleEncoder)) and (encoder.low, encoder.high) != (None, None)
-    return [*([is_outside] if bounded else []), *([is_far] if isinstance(encoder, ScaleEncoder) else [])]
 
 
 def _sources(feature: str, encoder: Encoder | None) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -53,7 +53,7 @@ class Ranking:
     notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return {**vars(self), "items": tuple({**vars(item)} for item in self.items)}
 
 
 @dataclass(frozen=True)
@@ -136,16 +136,20 @@ def _encode_clean(predictor: Predictor, request: Row, rows: Sequence[Row]) -> tu
         columns = {name: [row[name] for row in rows] for name in names}
     except KeyError:
         return None
-    once = of_request.columns({name: (value,) for name, value in request.items()}, strict=True)
-    many = of_items.columns(columns, strict=True)
+    once = of_request.matrices({name: (value,) for name, value in request.items()}, strict=True)
+    many = of_items.matrices(columns, strict=True)
     if once is None or many is None:
         return None
     return _batch(predictor, once), _batch(predictor, many)
 
 
-def _batch(predictor: Predictor, inputs: Mapping[str, NDArray[Any]]) -> Batch:
-    found = {name: torch.from_numpy(values[:, 0]).to(predictor.device) for name, values in inputs.items()}
-    return {name: tensor if tensor.is_floating_point() else tensor.long() for name, tensor in found.items()}
+def _batch(predictor: Predictor, inputs: Sequence[tuple[Sequence[str], NDArray[Any]]]) -> Batch:
+    """Inputs as tensors (B,); ids as int64, whatever type the data has for them."""
+    batch: Batch = {}
+    for names, matrix in inputs:
+        rows = torch.from_numpy(matrix).to(predictor.device)
+        batch.update(zip(names, (rows if rows.is_floating_point() else rows.long()).unbind(), strict=True))
+    return batch
 
 
 def _logits(predictor: Predictor, once: Batch, many: Batch) -> torch.Tensor:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, cast
 
 import torch
 import torch.nn.functional as F
@@ -89,7 +89,7 @@ class Embeddings(nn.Module):
         """What looks rows up; by default Triton on a GPU that has it, else torch."""
         self.updates: dict[str, kernels.FusedUpdate] = {}
         """Stores that FBGEMM updates in the backward pass; training sets it."""
-        self._bounds: dict[tuple[str, ...], tuple[Tensor, Tensor]] = {}
+        self._bounds: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}
 
     @property
     def width(self) -> int:
@@ -168,7 +168,11 @@ class Embeddings(nn.Module):
     def _gathered(self, batch: Batch, store: Tensor, key: str, scalars: Sequence[str]) -> Tensor:
         """The vectors of scalar features, side by side (B, sum of widths)."""
         if not kernels.uses_triton(self.backend, store.device):
-            ids = torch.stack([self._rows(name, batch[name]) + self.first_row[name] for name in scalars], dim=1)
+            rows = [self._rows(name, batch[name]) for name in scalars]
+            if torch.compiler.is_compiling():  # a program keeps whole numbers, not a tensor of them
+                ids = torch.stack([own + self.first_row[name] for name, own in zip(scalars, rows, strict=True)], dim=1)
+            else:
+                ids = torch.stack(rows, dim=1) + self._bounds_of(store, scalars)[0]
             # An exporter is asked first: it would take the number of ids for one of the program's conditions.
             if torch.compiler.is_compiling() or key in self.sparse or store.device.type != "cpu" or ids.numel() < MANY:
                 return F.embedding(ids, store, sparse=key in self.sparse).flatten(1)
@@ -176,13 +180,18 @@ class Embeddings(nn.Module):
                 return F.embedding(ids, store).flatten(1)
             return cast(Tensor, RowsOf.apply(ids, store)).flatten(1)  # type: ignore[no-untyped-call]
         ids = torch.stack([self._rows(name, batch[name]) for name in scalars], dim=1)
-        place = (str(store.device), *scalars)
+        bounds = self._bounds_of(store, scalars)
+        vectors = Gather.apply(store, ids, *bounds, store.dtype, key in self.sparse)  # type: ignore[no-untyped-call]
+        return cast(Tensor, vectors.flatten(1))
+
+    def _bounds_of(self, store: Tensor, scalars: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """The first row of each feature's table, and the row after its last: (F,) each."""
+        place = (store.device, *scalars)
         if place not in self._bounds:  # kept, so that a GPU does not wait for them at every step
             firsts = torch.tensor([self.first_row[name] for name in scalars])
             sizes = torch.tensor([self.num_rows[name] for name in scalars])
             self._bounds[place] = firsts.to(store.device), (firsts + sizes).to(store.device)
-        vectors = Gather.apply(store, ids, *self._bounds[place], store.dtype, key in self.sparse)  # type: ignore[no-untyped-call]
-        return cast(Tensor, vectors.flatten(1))
+        return self._bounds[place]
 
     def _updating(self, batch: Batch, key: str, names: Collection[str]) -> list[Tensor]:
         """The parts of `forward` from one store, by one lookup whose backward pass updates the store.
