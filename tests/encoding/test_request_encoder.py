@@ -109,8 +109,12 @@ def test_numbers_that_are_unusual_are_left_to_the_encoders(values: list[Any]) ->
 @settings(max_examples=60, deadline=None)
 @given(rows=st.integers(1, 3), numbers=st.lists(st.one_of(NUMBERS, WHOLE), min_size=24, max_size=24))
 def test_features_together_are_encoded_as_each_alone(strict: bool, rows: int, numbers: list[Any]) -> None:
-    more: dict[str, Encoder] = {"scale, wide": ScaleEncoder(mean=-40.0, std=900.0), "number, low": NumberEncoder(low=-1.0, outside=None),
-            "number, high": NumberEncoder(high=9.0, outside=2.0), "number, other": NumberEncoder(high=3.0)}  # fmt: skip
+    more: dict[str, Encoder] = {
+        "scale, wide": ScaleEncoder(mean=-40.0, std=900.0),
+        "number, low": NumberEncoder(low=-1.0, outside=None),
+        "number, high": NumberEncoder(high=9.0, outside=2.0),
+        "number, other": NumberEncoder(high=3.0),
+    }
     encoders: dict[str, Encoder] = {
         **{name: each for name, each in ENCODERS.items() if not isinstance(each, (VocabularyEncoder, HashEncoder))},
         **more,
@@ -121,11 +125,12 @@ def test_features_together_are_encoded_as_each_alone(strict: bool, rows: int, nu
     with np.errstate(over="ignore"):
         together = RequestEncoder(Encoders(encoders, {}), ports).columns(columns, strict=strict)
         alone = [RequestEncoder(Encoders(encoders, {}), [port]).columns(columns, strict=strict) for port in ports]
-    assert (together is None) == (None in alone)
-    for each in alone if together is not None else ():
+    if together is None:  # a whole number beside a huge one is left to the encoders too
+        assert None in alone or max(map(abs, numbers)) >= request_encoder.WHOLE or np.isnan(numbers).any()
+        return
+    for each in alone:
         assert each is not None
         for name, values in each.items():
-            assert together is not None
             assert together[name].dtype == values.dtype
             np.testing.assert_array_equal(together[name], values)
 

@@ -436,7 +436,9 @@ def test_a_served_model_keeps_what_depends_on_its_weights_alone(model: Path) -> 
     assert opened.predictor.model.deep._first_parts == {}  # type: ignore[union-attr]
 
 
-def test_a_delta_beside_the_bundle_is_taken_while_requests_are_answered(tmp_path: Path) -> None:
+def test_a_delta_beside_the_bundle_is_taken_while_requests_are_answered(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """A server that holds a copy of the base gets the deltas alone, and a damaged one leaves the version before."""
     known, new = shop_events()
     spec = prepared(tmp_path / "shop", known)
@@ -447,6 +449,8 @@ def test_a_delta_beside_the_bundle_is_taken_while_requests_are_answered(tmp_path
     shutil.copytree(run / "bundle", served / "bundle")
     update(run, written(tmp_path / "new.csv", new))
     file = served / "updates" / "0001" / "delta.safetensors"
+
+    caplog.set_level("INFO", "recspec.serve")
 
     async def body(kept: Repository) -> None:
         with kept.use("served") as before:
@@ -460,6 +464,9 @@ def test_a_delta_beside_the_bundle_is_taken_while_requests_are_answered(tmp_path
             await kept.look()
             after = kept.form("served").model
             assert after is not before.model
+            assert (before.model.opened.update, after.opened.update) == (0, 1)
+            made = file.parent / "bundle"
+            assert f"model 'served': update 1 answers, from {made}" in caplog.messages
             assert before.model.opened.signature is num_users  # still open for the request that began with it
             assert after.opened.predictor is not None
             (answer,) = after.opened.predictor.recommend(Wanted(users=("zoe",)))

@@ -34,6 +34,7 @@ def plan_of(settings: TrainSettings) -> SimpleNamespace:
         spec=SimpleNamespace(content_hash=lambda: "hash"),
         loader=SimpleNamespace(mode="memory"),
         precision=Choice("fp32", "as asked"),
+        event_products=None,
         model_settings=TrainSettings(),
         settings=settings,
     )

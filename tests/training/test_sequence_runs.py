@@ -225,15 +225,18 @@ def test_a_measurement_chooses_the_arithmetic_and_a_run_that_continues_keeps_it(
 
     def choice(folder: Path) -> list[str]:
         lines = map(json.loads, (folder / "log.jsonl").read_text().splitlines())
-        return [each["choices"]["precision"] for each in lines if each["event"] == "start"]
+        starts = (each["choices"] for each in lines if each["event"] == "start")
+        return [choices[of] for choices in starts for of in ("precision", "event_products") if of in choices]
 
-    fast(wide_bf16=400.0)
+    fast(wide_bf16=400.0, narrow_tf32=120.0)
     run(name, rows, tmp_path / "run", precision="auto", deterministic=False, schedule="constant", epochs=1)
     fast(wide_bf16=10.0)
     run(name, rows, tmp_path / "run", resume=True, precision="auto", deterministic=False, schedule="constant", epochs=2)
-    first, again = choice(tmp_path / "run")
-    assert first.startswith("bf16: this CPU multiplies 1.6 times as fast as in fp32 (measured; tf32: 1")
-    assert again == "bf16: as at the start of the run"
+    first, products, again, products_again = choice(tmp_path / "run")
+    assert first.startswith("bf16: this CPU multiplies 1.8 times as fast as in fp32 (measured; tf32: 1.1")
+    assert products.startswith("onednn: this CPU multiplies narrow matrices 1.2 times as fast through it")
+    assert (again, products_again) == ("bf16: as at the start of the run", "onednn: as at the start of the run")
     assert all(np.isfinite(losses(tmp_path / "run")))
     run(name, rows, tmp_path / "anew", precision="auto", deterministic=False, epochs=1)
-    assert choice(tmp_path / "anew")[0].startswith("fp32: this CPU multiplies nothing faster")
+    (anew,) = choice(tmp_path / "anew")
+    assert anew.startswith("fp32: this CPU multiplies nothing faster")

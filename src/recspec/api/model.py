@@ -404,7 +404,7 @@ class Model(Viewed):
 
     def _view(self) -> View:
         card = self.predictor.bundle.card
-        names = [name for name in ("epoch", "steps", "seconds", "stopped") if name in card.trained]
+        names = [name for name in ("epoch", "steps", "seconds", "stopped") if card.trained.get(name)]
         told: dict[str, object] = {name: card.trained[name] for name in names}
         sections = [figures("trained", told)] if told else []
         for protocol, metrics in card.metrics.items():

@@ -56,6 +56,13 @@ def newest(run: Path) -> Path | None:
     return None
 
 
+def number_of(bundle: Path) -> int:
+    """The number of the update whose bundle this is; 0 for the bundle of a run."""
+    folder = bundle.parent
+    is_update = folder.parent.name == UPDATES and bundle.name == BUNDLE and NUMBER.fullmatch(folder.name)
+    return int(folder.name) if is_update else 0
+
+
 def next_update(run: Path) -> Path:
     """The folder of the next update; what a killed update left there is removed."""
     known = updates_of(run)

@@ -55,6 +55,9 @@ def print_runs(found: RunList, metric: str = "", split: str = "test") -> None:
         for name, choices in each.choices.items():
             err.print(f"* {each.path}: on {name} with {choices}", soft_wrap=True)
     for each in found.runs:
+        if each.updates:
+            told = f"{each.updates:,} {'update' if each.updates == 1 else 'updates'} since; the newest answers"
+            err.print(f"* {each.path}: {told}", soft_wrap=True)
         if each.problem:
             err.print(f"note: {each.path}: {each.problem}", soft_wrap=True)
     for problem in found.problems:

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from recspec.bundle import Card, RunRecord, run_record
+from recspec.bundle import Card, RunRecord, run_record, versions
 from recspec.bundle import folder as bundle
 from recspec.errors import DataError, RecspecError, SettingsError, of_the_machine, shortened, unknown
 from recspec.evaluation.report import is_lower_better
@@ -62,6 +62,8 @@ class FoundRun:
     seconds: float | None = None
     size: int | None = None
     """Bytes of the bundle."""
+    updates: int = 0
+    """How often `recspec update` took new events into it; the newest update answers."""
     problem: str = ""
     """Why something is not known."""
 
@@ -148,6 +150,7 @@ def describe(path: Path) -> FoundRun:
         time=brief(record.started) if record is not None else "",
         seconds=_seconds(taken),
         size=_size(of) if has_bundle else None,
+        updates=len(versions.updates_of(path)),
         problem="; ".join(brief(each) for each in problems),
     )
 

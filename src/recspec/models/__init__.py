@@ -3,7 +3,7 @@
 from recspec.models.base import TRAINING_SPACE, Model, Shapes, counts_of
 from recspec.models.dcnv2 import DcnV2
 from recspec.models.dien import Dien
-from recspec.models.din import Din
+from recspec.models.din import Din, SequenceModel
 from recspec.models.dlrm import Dlrm
 from recspec.models.ease import Ease
 from recspec.models.facts import DataFacts, IdFacts, PreparedNegatives, Proposals, Task
@@ -27,8 +27,8 @@ from recspec.models.wide_deep import INDICATOR_MOST_IDS, Deep, Wide, WideDeep, W
 __all__ = [
     "INDICATOR_MOST_IDS", "MODELS", "TRAINING_SPACE", "DataFacts", "Deep", "FittedItemModel", "FittedModel", "IdFacts",
     "Ids", "Interactions", "ItemModel", "KnownEvents", "KnownItemsModel", "LogisticRegression", "Model",
-    "PreparedNegatives", "Proposals", "Scores", "Shapes", "Task", "TrainedItemModel", "UserEvents", "Wide", "WideDeep",
-    "WideDeepSettings", "counts_of",
+    "PreparedNegatives", "Proposals", "Scores", "SequenceModel", "Shapes", "Task", "TrainedItemModel", "UserEvents",
+    "Wide", "WideDeep", "WideDeepSettings", "counts_of",
 ]  # fmt: skip
 
 MODELS: dict[str, type[Model]] = {

@@ -264,7 +264,7 @@ class Sim(SequenceModel):
         """A batch's vectors, from one lookup; on a CPU, long histories stay in their tables by default."""
         batch = _with_a_place(batch, self.histories)
         present, latest, places = _windows(batch[self.histories.mark] != 0, self.settings)
-        events, length = events_of(latest), present.shape[1]
+        events, length = self.histories.events_at(latest), present.shape[1]
         asked = [self.histories.target(batch)] if target else []
         if self.settings.short != "none":
             lists = [name for each in self.histories.lists(sampled=sampled) for name in each.values()]

@@ -153,15 +153,16 @@ class Events:
         return None if self.mask is None else self.mask[earlier] & self.mask[later]
 
 
-def events_of(present: Tensor) -> Events:
+def events_of(present: Tensor, *, through_onednn: bool = True) -> Events:
     """Events at the places `present` (B, L), in the padded form while compiling, else in the jagged form.
 
-    They are even on a CPU whose products go through oneDNN.
+    They are even on a CPU whose products go through oneDNN, unless those over events shall not.
     """
     if torch.compiler.is_compiling():
         return padded_events(present)
-    through_onednn = present.device.type == "cpu" and torch.get_float32_matmul_precision() != "highest"
-    return jagged_events(present, even=through_onednn)
+    on_cpu = present.device.type == "cpu"
+    even = through_onednn and on_cpu and torch.get_float32_matmul_precision() != "highest"
+    return jagged_events(present, even=even)
 
 
 def jagged_events(present: Tensor, *, even: bool = False) -> Events:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from torch import Tensor
+
 from recspec.batch import Batch
 from recspec.errors import SpecError, listed
 from recspec.nn.events import Events, events_of
@@ -37,6 +39,8 @@ class Histories:
         """The history whose nonzero ids mark events."""
         self.spec = _sharing(spec, {own: item for each in (self.pairs, self.negatives) for item, own in each.items()})
         """The specification for `Embeddings`: each history has its item feature's vocabulary."""
+        self.through_onednn = True
+        """Whether a CPU's products over events go through oneDNN in tf32 and bf16; training sets it."""
         self._shifts = {name: self.spec.shift(name) - spec.shift(name) for name in self.pairs}
 
     @property
@@ -56,7 +60,11 @@ class Histories:
         if last is not None:
             later = present.sum(1, keepdim=True) - present.cumsum(1)  # events after each
             present = present & (later < last)
-        return events_of(present)
+        return self.events_at(present)
+
+    def events_at(self, present: Tensor) -> Events:
+        """The events at the places `present` (B, L)."""
+        return events_of(present, through_onednn=self.through_onednn)
 
     def target(self, batch: Batch) -> Batch:
         """The ids (B,) of the item features with histories, numbered as in their tables."""

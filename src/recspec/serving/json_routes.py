@@ -189,6 +189,7 @@ async def _describe(repository: Repository, name: str, access: Access) -> dict[s
         return {
             "name": name,
             "version": form.model.version,
+            "update": opened.update,
             "kind": predictor.bundle.card.model if predictor is not None else opened.platform,
             **answers,
             "ranks": predictor is not None and bool({*predictor.spec.role("item")} & {port.name for port in features}),

@@ -324,6 +324,8 @@ class ServedModel(Answer):
 
     name: str
     version: str
+    update: int
+    """The number of the update (`recspec update`) that answers; 0 before the first."""
     kind: str
     recommends: bool
     in_context: bool

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from recspec import config
-from recspec.bundle import Seen
+from recspec.bundle import Seen, versions
 from recspec.encoding import CrossEncoder, Encoders
 from recspec.errors import BundleError, ExportError, RecspecError
 from recspec.evaluation import id_feature
@@ -81,6 +81,8 @@ class Opened:
     raw: tuple[Port, ...]
     """The raw columns; empty if they are unknown."""
     content: Fingerprint
+    update: int
+    """The number of the run's update whose bundle answers; 0 before the first."""
     note: str
     """Reason why the export of a bundle does not compute; empty if it does, or if there is none."""
 
@@ -164,7 +166,8 @@ def open_version(folder: Path, settings: RepositorySettings) -> Opened:
         torch_model = TorchModel(predictor)
         raw = _raw_ports(predictor, torch_model.signature)
         exported, note = _fastest(folder, torch_model, settings)
-    opened = Opened(exported, predictor, raw, content, note)
+    update = versions.number_of(predictor.bundle.folder) if predictor is not None else 0
+    opened = Opened(exported, predictor, raw, content, update, note)
     zeros = {port.name: np.zeros((1, port.width), port.dtype) for port in exported.signature.inputs}
     if not all(np.isfinite(array).all() for array in opened.run(zeros).values()):
         raise BundleError(f"{folder}: the model gives no finite number for a row of zeros; train it again")

@@ -346,6 +346,8 @@ class Repository:
             self._retire(shelf, [number])
         shelf.versions[number] = model
         self.metrics.loads.labels(shelf.source.name, "reloaded" if old else "loaded").inc()
+        which = f"update {opened.update}" if opened.update else f"version {number}"
+        log.info("model '%s': %s answers, from %s", shelf.source.name, which, folder)
         return None
 
     def _model(self, name: str, number: int, opened: Opened) -> Model:

@@ -15,7 +15,7 @@ from recspec.loading import (
     sampler_for,
     shared_negatives_for,
 )
-from recspec.models import Model, TrainedItemModel
+from recspec.models import Model, SequenceModel, TrainedItemModel
 from recspec.training.optimizers import Optimizers
 from recspec.training.outline import make_optimizers, without_frozen
 from recspec.training.plan import TrainingPlan
@@ -44,6 +44,9 @@ def build_model(plan: TrainingPlan, ranks: Ranks) -> Built:
         splits = plan.settings.train_splits
         model.know_ids(ids_present(plan.spec, splits, names, positives_only=model.compares_negatives()))
     optimizers = make_optimizers(without_frozen(model, plan.settings.frozen), plan.settings)
+    if plan.event_products is not None:
+        assert isinstance(model, SequenceModel), "its shapes are few"
+        model.histories.through_onednn = plan.event_products.value == "onednn"
     backend = plan.embedding_backend.value
     optimizers.use_backend(backend)
     for name, module, key, _ in stores_of(model):

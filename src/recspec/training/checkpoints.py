@@ -151,6 +151,7 @@ def identity(plan: TrainingPlan) -> dict[str, object]:
         "spec": plan.spec.content_hash(),
         "loader": plan.loader.mode,
         "precision": plan.precision.value,
+        "event_products": plan.event_products.value if plan.event_products is not None else None,
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Generic, Literal, TypeVar, get_args
+from typing import Generic, Literal, TypeVar, cast, get_args
 
 import torch
 
@@ -388,6 +388,12 @@ def pick_sparse_gradients(
 
 FASTER = 1.15
 """Speed of products from which a less exact arithmetic is chosen: less would hardly show in a step."""
+EventProducts = Literal["onednn", "blas"]
+
+OF_TF32 = 0.5
+"""Share of tf32's speed of products from which bf16 is chosen: it also halves the bytes of activations, and converts
+weights once for all rows of a batch. On a Xeon with AMX, where its products alone reach .8 of tf32's rate, steps of
+NeuMF, Wide & Deep, DLRM and DCNv2 are 1.1 to 1.6 times as fast as in tf32."""
 
 
 def pick_precision(
@@ -422,13 +428,32 @@ def pick_precision(
     measured = rates()
     # bf16 of models of histories is only as asked: what it costs them in quality is not known yet (docs/decisions.md).
     tf32, bf16 = (measured.speed(each, narrow=shapes == "few") for each in ("tf32", "bf16"))
-    if bf16 >= FASTER * max(1.0, tf32) and (shapes == "steady" or tf32 < FASTER):
+    if bf16 >= FASTER and (bf16 >= OF_TF32 * tf32 if shapes == "steady" else tf32 < FASTER):
         return Choice("bf16", f"this CPU multiplies {bf16:.2g} times as fast as in fp32 (measured; tf32: {tf32:.2g})")
     if tf32 >= FASTER:
         return Choice(
             "tf32", f"this CPU multiplies {tf32:.2g} times as fast through oneDNN (measured; bf16: {bf16:.2g} times)"
         )
     return Choice("fp32", f"this CPU multiplies nothing faster (measured: tf32 {tf32:.2g}, bf16 {bf16:.2g} times)")
+
+
+def pick_event_products(
+    precision: str, device: torch.device, shapes: Shapes, rates: Callable[[], ProductRates], *, so_far: object = None
+) -> Choice[EventProducts] | None:
+    """What computes the narrow products over events beside `precision`; None where there is nothing to choose.
+
+    Wide products go through oneDNN in tf32 and bf16. Narrow ones take several times as long in some BLAS, and less time
+    in others.
+    """
+    if device.type != "cpu" or shapes != "few" or precision == "fp32":
+        return None
+    if so_far in get_args(EventProducts):
+        return Choice(cast(EventProducts, so_far), "as at the start of the run")
+    onednn = rates().onednn
+    if onednn > 1:
+        return Choice("onednn", f"this CPU multiplies narrow matrices {onednn:.2g} times as fast through it (measured)")
+    why = f"this CPU multiplies narrow matrices {1 / onednn:.2g} times as fast in fp32 as through oneDNN (measured)"
+    return Choice("blas", why)
 
 
 def pick_compile(settings: TrainSettings, ranks: Ranks, *, whole_gradients: bool) -> Choice[CompileMode]:
@@ -460,7 +485,9 @@ def pick_compile(settings: TrainSettings, ranks: Ranks, *, whole_gradients: bool
 # --- notes -----------------------------------------------------------------------------------------------------------
 
 
-def notes_of(model: Model, spec: FeatureSpec, settings: TrainSettings, ranks: Ranks) -> Iterator[str]:
+def notes_of(
+    model: Model, spec: FeatureSpec, settings: TrainSettings, ranks: Ranks, placement: Placement
+) -> Iterator[str]:
     """Effects of the choices that a user may not expect, a line each; the run's log begins with them."""
     size = getattr(model.settings, "max_table_size", None)
     capped = [name for each in model.modules() if isinstance(each, Embeddings) for name in each.rows_of_hashed]
@@ -471,6 +498,9 @@ def notes_of(model: Model, spec: FeatureSpec, settings: TrainSettings, ranks: Ra
         yield f"settings.max_table_size is {size:,}, and no table has more rows: nothing was capped"
     if settings.shard_embeddings == "always" and ranks.world_size == 1:
         yield "train.shard_embeddings is always, and there is one process: nothing to divide; torchrun starts several"
+    if settings.shard_by == "torchrec" and not placement.by_torchrec:
+        why = "there is one process" if ranks.world_size == 1 else placement.why
+        yield f"train.shard_by is torchrec, and no table is divided ({why}), so TorchRec is not used"
     if unsaid := spec.leaves_padding_unsaid:
         yield (
             f"{listed(unsaid)} declare no padding, so id 0 counts as an event; if 0 fills them up, as in SIM's "

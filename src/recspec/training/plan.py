@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 import torch
@@ -43,6 +43,8 @@ class TrainingPlan:
     """The kind of data, and with it the negatives and the metric."""
     batch_size: Choice[int]
     precision: Choice[str]
+    event_products: Choice[choices.EventProducts] | None
+    """What multiplies over events in tf32 and bf16 on a CPU; None for other models and arithmetics."""
     threads: Choice[int]
     freed_memory: Choice[str]
     optimizer: Choice[str]
@@ -182,12 +184,11 @@ def make_plan(
     if propose:
         resolved = resolve(kind, spec, settings, model_settings, device, so_far)
         settings, model_settings, proposed = resolved.settings, resolved.model_settings, resolved.proposed
-    precision = choices.pick_precision(
-        settings.precision,
-        device,
-        kind.shapes(model_settings),
-        partial(rates_of_all, ranks),
-        so_far=so_far.get("chosen", {}).get("precision") if so_far else None,
+    chosen, shapes = (so_far or {}).get("chosen", {}), kind.shapes(model_settings)
+    rates = cache(partial(rates_of_all, ranks))
+    precision = choices.pick_precision(settings.precision, device, shapes, rates, so_far=chosen.get("precision"))
+    event_products = choices.pick_event_products(
+        precision.value, device, shapes, rates, so_far=chosen.get("event_products")
     )
     companions(spec)  # the bundle needs them; a missing one is reported now, not after the last epoch
     valid = choices.pick_valid(spec, settings)
@@ -239,6 +240,7 @@ def make_plan(
         path=pick_path(spec, kind),
         batch_size=batch_size,
         precision=precision,
+        event_products=event_products,
         threads=Choice(*threads),
         freed_memory=Choice(*machine.freed_memory()),
         optimizer=Choice(outline.optimizers.described, form),
@@ -256,7 +258,7 @@ def make_plan(
         loader=loader.resized(max(1, batch_size.value // samples)),
         sizes=outline.sizes(settings.frozen),
         not_read=choices.unread(outline.model, spec),
-        notes=tuple(choices.notes_of(outline.model, spec, settings, ranks)),
+        notes=tuple(choices.notes_of(outline.model, spec, settings, ranks, placement)),
         device=device,
         world_size=ranks.world_size,
         interactions=interactions,

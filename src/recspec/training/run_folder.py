@@ -84,7 +84,8 @@ def settings_of(folder: Path) -> dict[str, dict[str, object]] | None:
     state = checkpoint.newest_state(folder / CHECKPOINTS)
     found = {"train": state.get("train"), "settings": state.get("model_settings")}
     held = {section: values for section, values in found.items() if isinstance(values, dict)}
-    return {**held, "chosen": {"precision": state.get("precision")}} if len(held) == len(found) else None
+    chosen = {name: state.get(name) for name in ("precision", "event_products")}
+    return {**held, "chosen": chosen} if len(held) == len(found) else None
 
 
 def how_to_go_on(folder: Path) -> str:
