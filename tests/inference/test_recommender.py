@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from recspec import api
 from recspec.errors import BundleError
 from recspec.inference import recommender
 from recspec.inference.answer_files import read_users, recommend_to_parquet
@@ -34,6 +35,23 @@ def test_a_known_user_gets_titled_unseen_items_best_first(predictor: Predictor, 
     assert answer.items[0].title == f"Item, number {answer.items[0].item}"
     scores = [item.score for item in answer.items]
     assert scores == sorted(scores, reverse=True)
+
+
+@pytest.mark.parametrize("name", ["ease", "item_knn", "markov", "gf_cf"])
+def test_a_known_user_whom_the_model_has_no_event_of_gets_the_most_popular_items(name: str, tmp_path: Path) -> None:
+    """u7 clicked on nothing: the scores of all items are 0, and an order by id would mean nothing."""
+    rng = np.random.default_rng(0)
+    shown = [(user, item) for user in range(30) for item in rng.choice(20, 8, replace=False).tolist()]
+    clicks = [int(user != 7 and rng.random() < 0.6) for user, _ in shown]
+    rows = {"user": [f"u{user}" for user, _ in shown], "item": [f"i{item}" for _, item in shown], "clicked": clicks,
+            "time": [*range(len(shown))]}  # fmt: skip
+    api.prepare(rows, tmp_path / "data", label="clicked", progress=False)
+    predictor = api.train(name, tmp_path / "data", tmp_path / "run", progress=False).predictor
+    flat, other, stranger = predictor.recommend(["u7", "u1", "nobody"], k=4)
+    assert (flat.known, flat.answered_by, other.answered_by) == (True, "popularity", "user")
+    assert flat.items == stranger.items
+    (note,) = flat.notes
+    assert note == f"the model tells no items apart for this user: {stranger.notes[0].removeprefix('unknown user: ')}"
 
 
 def test_the_scores_are_the_models_logits(predictor: Predictor) -> None:
@@ -68,7 +86,9 @@ def test_more_than_there_are_gives_all_that_are_left(predictor: Predictor) -> No
 
 
 def test_equal_scores_are_ordered_by_id(predictor: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(predictor.model, "side_scores", lambda *_: torch.zeros(1, len(predictor.items)))
+    scores = torch.zeros(1, len(predictor.items))
+    scores[0, -1] = -1.0
+    monkeypatch.setattr(predictor.model, "side_scores", lambda *_: scores.clone())
     items = [item.item for item in predictor.recommend(["u3"], k=6, include_seen=True)[0].items]
     assert items == ["100", "101", "102", "103", "104", "105"]
 

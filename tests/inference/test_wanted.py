@@ -400,7 +400,9 @@ def test_promises_of_generated_requests(name: str, request: pytest.FixtureReques
 
 
 def test_equal_scores_go_by_id_under_a_filter(films: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(films.model, "side_scores", lambda *_: torch.zeros(1, len(films.items)))
+    scores = torch.zeros(1, len(films.items))
+    scores[0, -1] = -1.0
+    monkeypatch.setattr(films.model, "side_scores", lambda *_: scores.clone())
     kind = kinds(films)
     expected = [item for item in sorted(kind) if kind[item] == "b"]
     assert items(ask(films, "u3", k=4, include_seen=True, filter="kind == 'b'")) == expected[:4]

@@ -157,15 +157,21 @@ class Recommender:
         """The best items of R users by prepared id; an id below the first is an unknown user's."""
         is_known = users >= self._known.users.first_id
         of_known, of_others = self._answered_by(asked)
-        answered_by = tuple(of_known if known else of_others for known in is_known.tolist())
+        answered_by = [of_known if known else of_others for known in is_known.tolist()]
         width = min(asked.wanted.k, len(self._known.items))
         items = np.full((len(users), width), -1, np.int64)
         scores = np.full((len(users), width), -np.inf, np.float32)
         boosts = np.zeros((len(users), width), np.float32) if asked.choice.boosts is not None else None
         brought = None if self.retrieving is None else np.zeros((len(users), width), np.uint16)
-        for how in dict.fromkeys(answered_by):
-            rows = np.array([place for place, each in enumerate(answered_by) if each == how])
+        waiting = [(how, np.array([place for place, each in enumerate(answered_by) if each == how]))
+                   for how in dict.fromkeys(answered_by)]  # fmt: skip
+        while waiting:
+            how, rows = waiting.pop(0)
             candidates = self._candidates(users[rows], how, asked)
+            if candidates.flat is not None and len(alike := rows[candidates.flat]):
+                waiting.append(("popularity", alike))
+                for row in alike.tolist():
+                    answered_by[row] = "popularity"
             by_vectors = bool(asked.wanted.diversity) and asked.wanted.diverse_by is None
             found = ranked(candidates.scores, candidates.ids, width, asked.choice, diversity=asked.wanted.diversity,
                            vectors=self.vectors if by_vectors else None)  # fmt: skip
@@ -174,7 +180,7 @@ class Recommender:
                 boosts[rows] = found.boosts
             if brought is not None:
                 brought[rows] = candidates.brought(found.items)
-        return Picked(items, scores, boosts, answered_by, brought)
+        return Picked(items, scores, boosts, tuple(answered_by), brought)
 
     def _answered_by(self, asked: Asked) -> tuple[AnsweredBy, AnsweredBy]:
         """What known users and others are answered by."""
@@ -188,7 +194,7 @@ class Recommender:
 
     def _candidates(self, users: NDArray[np.int64], how: AnsweredBy, asked: Asked) -> Scored:
         """The candidates of R users, all known or none, with the scores by which they are ranked."""
-        first, seen = self._known.items.first_id, self.seen
+        first, seen, flat = self._known.items.first_id, self.seen, None
         if self.retrieving is not None and how not in ("popularity", "basket_vectors"):
             wanted = asked.wanted
             return self.retrieving.scored(
@@ -206,6 +212,8 @@ class Recommender:
             return self._found(self.index, users, asked)
         else:
             scores = self.scores_of_all(users, asked.context)
+            lowest, highest = torch.aminmax(scores, dim=1) if scores.shape[1] else (scores, scores)
+            flat = (lowest == highest).numpy() if scores.shape[1] > 1 else None
         _leave_out(scores, asked.choice.allowed[first:])
         if not asked.wanted.include_seen and self._known.users.first_id <= int(users.max(initial=-1)):
             rows, columns = _pairs(seen, torch.from_numpy(np.maximum(users, 0)), first)
@@ -217,7 +225,7 @@ class Recommender:
             if pipeline.kept is not None:
                 scores[:, ~torch.from_numpy(pipeline.kept[first:])] = -torch.inf
             brought = np.full(scores.shape, pipeline.popularity_bit if how == "popularity" else 0, np.uint16)
-        return Scored(scores, torch.arange(first, first + scores.shape[1]).expand(len(users), -1), brought)
+        return Scored(scores, torch.arange(first, first + scores.shape[1]).expand(len(users), -1), brought, flat)
 
     def _found(self, index: ItemIndex, users: NDArray[np.int64], asked: Asked) -> Scored:
         """The candidates that the index finds for R users."""

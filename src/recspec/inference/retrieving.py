@@ -31,6 +31,7 @@ class Scored:
     scores: Tensor  # (R, C)
     ids: Tensor  # (R, C); -1 fills a short list
     brought_by: NDArray[np.uint16] | None = None  # (R, C) see `retrieval.Candidates`
+    flat: NDArray[np.bool_] | None = None  # (R,) users for whom the model scores all items alike
 
     def brought(self, items: NDArray[np.int64]) -> NDArray[np.uint16]:
         """(R, k) what brought items (R, k) of the candidates; 0 where nothing did."""
