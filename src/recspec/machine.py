@@ -106,11 +106,12 @@ def wait_politely() -> None:
     """Let OpenMP's threads sleep while they wait for each other; torch reads this once, when it is loaded.
 
     By default a waiting thread spins. If other work shares the cores, it slows the thread that it waits for: 300
-    products of 16384 x 64 x 64 took 17.9 s on two threads beside two busy processes, and 2.3 s with a short spin
-    (docs/decisions.md). If the user set OMP_WAIT_POLICY or GOMP_SPINCOUNT, nothing changes.
+    products of 16384 x 64 x 64 took 17.9 s on two threads beside two busy processes, and 2.3 s with a short spin. A
+    spin too short sends threads to sleep between the small operations of one user, and waking them takes longer than
+    most of these (docs/decisions.md). If the user set OMP_WAIT_POLICY or GOMP_SPINCOUNT, nothing changes.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+        os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 
 def cores_of(

@@ -4,12 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from recspec.errors import DataError
 from recspec.evaluation.evaluations import evaluate_model
 from recspec.evaluation.question import EvaluateSettings, Question
-from recspec.evaluation.scoring import ModelRanker, score_rows, side_by_side
+from recspec.evaluation.scoring import ModelRanker, score_rows
 from tests.evaluation.tables import RichModel, TableModel, TableRanker, dataset, rich_dataset, series
 
 
@@ -82,31 +81,3 @@ def test_a_model_ranker_scores_nothing_for_nobody(tmp_path: Path) -> None:
     ranker = ModelRanker(TableModel(spec, np.eye(4, 6)), Question(spec, "test", ["full"], EvaluateSettings()))
     assert ranker.score_pairs(np.array([], dtype=int), np.array([], dtype=int)).shape == (0,)
     assert ranker.score_users(np.array([2])).tolist() == [[0, 0, 1, 0, 0, 0]]
-
-
-def test_blocks_side_by_side_come_in_order_and_leave_torch_as_it_was(tmp_path: Path) -> None:
-    spec = dataset(tmp_path, {"train": [(0, 0, 1)], "test": [(0, 3, 1), (1, 2, 1)]})
-    question = Question(spec, "test", ["full"], EvaluateSettings())
-    model = TableModel(spec, np.eye(4, 6)).train()
-    ranker, threads = ModelRanker(model, question), torch.get_num_threads()
-    torch.set_num_threads(3)
-    try:
-        seen: list[tuple[int, bool]] = []
-
-        def work(number: int) -> int:
-            seen.append((torch.get_num_threads(), model.training))
-            return number * 2
-
-        assert list(side_by_side(ranker, work, range(20))) == list(range(0, 40, 2))
-        assert set(seen) == {(1, False)}
-        assert (torch.get_num_threads(), model.training) == (3, True)
-
-        def fails(number: int) -> int:
-            raise ValueError(f"block {number}")
-
-        with pytest.raises(ValueError, match="block 0"):
-            list(side_by_side(ranker, fails, range(5)))
-        assert torch.get_num_threads() == 3
-        assert list(side_by_side(TableRanker(np.eye(4, 6)), lambda number: number, range(3))) == [0, 1, 2]
-    finally:
-        torch.set_num_threads(threads)

@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from recspec.nn import (
+    AfterFirst,
     AttentionUnit,
     Gru,
     all_items,
     attention_to_items,
     events_of,
     last_states_of_items,
-    logits_of_first,
 )
 from recspec.nn.mlp import ActivatedMlp
 
@@ -66,5 +66,5 @@ def test_logits_are_those_of_the_modules() -> None:
     mlp, out = ActivatedMlp((4, 6, 3), "prelu").eval(), torch.nn.Linear(3, 1)
     x = torch.randn(9, 4)
     with torch.inference_mode():
-        found = logits_of_first(mlp, out, mlp.first(x))
+        found = AfterFirst(mlp, out)(mlp.first(x))
         torch.testing.assert_close(found, out(mlp(x)).squeeze(1))

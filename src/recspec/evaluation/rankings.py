@@ -17,7 +17,7 @@ from recspec import metrics
 from recspec.errors import DataError
 from recspec.evaluation.interactions import Rows, history_of_items
 from recspec.evaluation.question import Question
-from recspec.evaluation.scoring import ModelRanker, Ranker, SplitScores, side_by_side
+from recspec.evaluation.scoring import ModelRanker, Ranker, SplitScores
 from recspec.metrics import Ranking
 from recspec.models import Ids, Scores
 
@@ -104,7 +104,7 @@ def rank_full(answers: SplitScores, *, listed: int = 0) -> Ranked:
     blocks, done = starts[share], 0
     whole = max(1, sum(len(users[start : start + step]) for start in blocks))
     answers.progress("full", 0, whole)
-    for positions, of_each, best in side_by_side(ranker, rank, blocks):
+    for positions, of_each, best in map(rank, blocks):
         found.append(positions)
         sizes.append(of_each)
         lists.append(best)

@@ -5,9 +5,7 @@ Shapes: R users or requests; N items; P pairs.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -151,32 +149,6 @@ def _known_by(model: Model, question: Question) -> str:
     if question.histories:
         return f"the histories of the rows of {question.split}"
     return ""
-
-
-def side_by_side(ranker: Ranker, work: Callable[[int], Result], given: Sequence[int]) -> Iterator[Result]:
-    """The results of some work on each number, in order; a model on a CPU works on one for each of torch's threads.
-
-    Blocks of users share nothing, so a thread for each block keeps cores busy where the operations of one block are too
-    small to divide. Every operation then runs on one thread, so results are those of one thread.
-    """
-    threads = torch.get_num_threads()
-    alone = not isinstance(ranker, ModelRanker) or ranker.device.type != "cpu" or isinstance(ranker.model, ItemModel)
-    if alone or threads < 2 or len(given) < 2 or torch.get_float32_matmul_precision() != "highest":
-        yield from map(work, given)
-        return
-    assert isinstance(ranker, ModelRanker)
-    torch.set_num_threads(1)
-    try:
-        with _scoring(ranker.model), ThreadPoolExecutor(threads) as pool:
-            waiting: deque[Future[Result]] = deque()
-            for each in given:  # a few ahead: results stay small, and a stop does not wait for all
-                waiting.append(pool.submit(work, each))
-                if len(waiting) > 2 * threads:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _logits(scorer: Scorer, question: Question) -> Scores:

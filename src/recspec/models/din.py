@@ -26,6 +26,7 @@ from recspec.models.facts import DataFacts, Proposals
 from recspec.nn import (
     ActivatedMlp,
     Activation,
+    AfterFirst,
     AttentionUnit,
     Embeddings,
     Histories,
@@ -33,8 +34,8 @@ from recspec.nn import (
     attention_to_items,
     cross_entropy,
     floats_at_once,
+    floats_in_cache,
     ids_and_numbers,
-    logits_of_first,
     number_widths,
     side_by_side,
     start_glorot,
@@ -290,16 +291,17 @@ class Head(nn.Module):
             other: (N, W) the items' parts, with the bias.
             made: for a request and a block of n items, each further input (n, X) and its columns of the layer (W, X).
         """
-        layers = cast(Sequence[nn.Linear], self.mlp.layers)
-        step = max(1, floats_at_once(other) // max(layer.out_features for layer in layers))
-        scores = own.new_empty(len(own), len(other))
+        widest = max(layer.out_features for layer in cast(Sequence[nn.Linear], self.mlp.layers))
+        step, few = (max(1, floats // widest) for floats in (floats_at_once(other), floats_in_cache(other)))
+        scores, after_first = own.new_empty(len(own), len(other)), AfterFirst(self.mlp, self.out)
         for row, mine in enumerate(own):
-            for start in range(0, len(other), step):
-                some = slice(start, start + step)
-                first = other[some] + mine
-                for inputs, columns in made(row, some):
-                    first.addmm_(inputs, columns.t())
-                scores[row, some] = logits_of_first(self.mlp, self.out, first)
+            for some in (slice(start, start + step) for start in range(0, len(other), step)):
+                inputs, theirs, found = made(row, some), other[some], scores[row, some]
+                for part in (slice(start, start + few) for start in range(0, len(theirs), few)):
+                    first = theirs[part] + mine
+                    for each, columns in inputs:
+                        first.addmm_(each[part], columns.t())
+                    found[part] = after_first(first)
         return scores
 
     def parts(self, target: int, interest: int, *side: Sequence[int]) -> tuple[Tensor, ...]:

@@ -1,7 +1,13 @@
 """Blocks that two or more models use."""
 
 from recspec.nn import kernels
-from recspec.nn.all_items import attention_to_items, floats_at_once, last_states_of_items, logits_of_first
+from recspec.nn.all_items import (
+    AfterFirst,
+    attention_to_items,
+    floats_at_once,
+    floats_in_cache,
+    last_states_of_items,
+)
 from recspec.nn.attention import Blocks, GatedBlock, TransformerBlock, buckets_of
 from recspec.nn.calibration_map import CalibrationMap
 from recspec.nn.dropout import drop
@@ -28,12 +34,11 @@ from recspec.nn.stored_rows import Column
 from recspec.nn.uncompiled import uncompiled
 
 __all__ = [
-    "ActivatedMlp", "Activation", "AttentionUnit", "Blocks", "CalibrationMap", "Column", "CrossNetwork", "Dice",
-    "Embeddings", "Events", "GatedBlock", "Gru", "Histories", "History", "Mlp", "NextEvent", "PaddedHistory",
+    "ActivatedMlp", "Activation", "AfterFirst", "AttentionUnit", "Blocks", "CalibrationMap", "Column", "CrossNetwork",
+    "Dice", "Embeddings", "Events", "GatedBlock", "Gru", "Histories", "History", "Mlp", "NextEvent", "PaddedHistory",
     "RowsHeld", "StoredHistory", "TargetQueries", "TransformerBlock", "aligned_linear", "at_least_fp32",
     "attention_to_items", "buckets_of", "cross_entropy", "dot_interaction", "drop", "embedding_widths", "events_of",
-    "floats_at_once", "follow_together", "ids_and_numbers", "kernels", "last_states_of_items", "latest_best",
-    "linear_of_parts", "logits_of_first", "may_replace", "number_widths", "sampled_softmax", "segments", "side_by_side",
-    "softmax_loss", "start_glorot", "sum_rows", "uncompiled",
-    "without_memory",
+    "floats_at_once", "floats_in_cache", "follow_together", "ids_and_numbers", "kernels", "last_states_of_items",
+    "latest_best", "linear_of_parts", "may_replace", "number_widths", "sampled_softmax", "segments",
+    "side_by_side", "softmax_loss", "start_glorot", "sum_rows", "uncompiled", "without_memory",
 ]  # fmt: skip

@@ -10,6 +10,10 @@ layer.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import cast
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -20,8 +24,10 @@ from recspec.nn.mlp import ActivatedMlp, Dice
 from recspec.nn.recurrent import Gru
 
 FLOATS = 1 << 19
-"""Floats of a layer computed at once: 2 MB, of which most stays in a core's caches. A GPU takes as many as it can."""
+"""Floats of a layer that a thread computes at once: 2 MB, mostly in a core's caches. A GPU takes as many as it can."""
 FLOATS_OF_GPU = 1 << 26
+CACHED_FLOATS = 1 << 18
+"""Floats of a layer that stay in a core's second cache from one cheap pass to the next: 1 MB."""
 
 EVENTS = 16
 """Events whose first layers are one product: beyond, blocks of `FLOATS` would hold too few items."""
@@ -29,7 +35,12 @@ EVENTS = 16
 
 def floats_at_once(like: Tensor) -> int:
     """Floats of a layer that the device of a tensor computes at once."""
-    return FLOATS if like.device.type == "cpu" else FLOATS_OF_GPU
+    return FLOATS * torch.get_num_threads() if like.device.type == "cpu" else FLOATS_OF_GPU
+
+
+def floats_in_cache(like: Tensor) -> int:
+    """Floats of a layer that cheap passes take at once; on a GPU as many as products do."""
+    return CACHED_FLOATS * torch.get_num_threads() if like.device.type == "cpu" else FLOATS_OF_GPU
 
 
 def attention_to_items(unit: AttentionUnit, happened: Tensor, target: Tensor) -> Tensor:
@@ -43,15 +54,16 @@ def attention_to_items(unit: AttentionUnit, happened: Tensor, target: Tensor) ->
     of_event, of_target, of_difference, of_product = unit._parts
     matrices = (of_target - of_difference) + of_product * happened.unsqueeze(1)  # (L, W_0, D)
     biases = F.linear(happened, of_event + of_difference, unit.mlp.first.bias)
-    width, floats, found = biases.shape[1], floats_at_once(target), []
-    for matrix, bias in zip(torch.split(matrices, EVENTS), torch.split(biases, EVENTS), strict=True):
-        step = max(1, floats // (len(bias) * width))
-        parts = [
-            logits_of_first(unit.mlp, unit.out, F.linear(some, matrix.flatten(0, 1), bias.flatten()).view(-1, width))
-            for some in torch.split(target, step)
-        ]
-        found.append(torch.cat(parts).view(-1, len(bias)).t())
-    return torch.cat(found)
+    matrices = torch.cat([matrices, biases.unsqueeze(2)], dim=2)  # a column of ones is cheaper than a bias
+    target, width = F.pad(target, (0, 1), value=1.0), matrices.shape[1]
+    weights, after_first = target.new_empty(len(target), len(happened)), AfterFirst(unit.mlp, unit.out)
+    for events in (slice(first, first + EVENTS) for first in range(0, len(happened), EVENTS)):
+        matrix = matrices[events].flatten(0, 1).t()
+        step = max(1, floats_in_cache(target) // matrix.shape[1])
+        for some in (slice(start, start + step) for start in range(0, len(target), step)):
+            first = torch.mm(target[some], matrix)
+            weights[some, events] = after_first(first.view(-1, width)).view(len(first), -1)
+    return weights.t().contiguous()
 
 
 def last_states_of_items(gru: Gru, happened: Tensor, weights: Tensor) -> Tensor:
@@ -72,10 +84,10 @@ def last_states_of_items(gru: Gru, happened: Tensor, weights: Tensor) -> Tensor:
         state = happened.new_ones(hidden + 1, count)  # the last row stays 1: its product is a bias
         state[:hidden] = torch.outer(update * torch.tanh(inputs[0, 2 * hidden :]), weights[0])
         of_gates, of_candidates = torch.split(gru.weight_h, [2 * hidden, hidden])
-        products = torch.cat([of_gates, 2 * of_candidates])
-        biases = F.pad(gates, (0, hidden)).unsqueeze(2)
+        products = torch.cat([of_gates, 2 * of_candidates]).expand(len(happened), -1, -1)
+        matrices = torch.cat([products, F.pad(gates, (0, hidden)).unsqueeze(2)], dim=2)
         for step in range(1, len(happened)):
-            found = torch.mm(torch.cat([products, biases[step]], dim=1), state)
+            found = torch.mm(matrices[step], state)
             found[: 2 * hidden].sigmoid_()
             candidate = found[2 * hidden :].mul_(found[hidden : 2 * hidden]).add_(candidates[step])
             candidate.sigmoid_().mul_(2).sub_(1)
@@ -83,17 +95,38 @@ def last_states_of_items(gru: Gru, happened: Tensor, weights: Tensor) -> Tensor:
         return state[:hidden].t()
 
 
-def logits_of_first(mlp: ActivatedMlp, out: nn.Linear, first: Tensor) -> Tensor:
-    """The output (N,) of a layer of one unit after an MLP, from the MLP's first linear layer (N, W_0): overwritten."""
-    x = first
-    for place, act in enumerate(mlp.activations):
-        x = x if place == 0 else mlp.layers[place](x)
-        if isinstance(act, nn.Sigmoid):
-            x = x.sigmoid_()
-        elif isinstance(act, nn.ReLU):
-            x = x.relu_()
-        else:
-            x = act(x, None) if isinstance(act, Dice) else act(x)
-        x = mlp.dropout(x)
-    # A product with a matrix of one row takes several times as long.
-    return torch.addmv(out.bias, x.to(out.weight.dtype), out.weight[0])
+class AfterFirst:
+    """An MLP after its first linear layer, and an output layer of one unit, for many small blocks of rows.
+
+    It holds the weights as they are now: looking a module's parts up for each block takes longer than some passes.
+    """
+
+    def __init__(self, mlp: ActivatedMlp, out: nn.Linear) -> None:
+        self._layers = [cast(nn.Linear, layer) for layer in mlp.layers[1:]]
+        self._weights = [(layer.weight.t(), layer.bias) for layer in self._layers]
+        self._activations, self._dropout = [_overwriting(act) for act in mlp.activations], mlp.dropout
+        self._drops = mlp.training and mlp.dropout.p > 0
+        self._out, self._bias = out.weight[0], out.bias
+
+    def __call__(self, first: Tensor) -> Tensor:
+        """The output (N,) from the first linear layer's (N, W_0), which it overwrites."""
+        x, fused = first, first.device.type != "cpu"
+        for place, activate in enumerate(self._activations):
+            if place and fused:
+                x = self._layers[place - 1](x)
+            elif place:
+                weight, bias = self._weights[place - 1]
+                x = torch.mm(x, weight).add_(bias)  # on a CPU, `addmm` first copies the bias to every row
+            x = activate(x)
+            x = self._dropout(x) if self._drops else x
+        # A product with a matrix of one row takes several times as long.
+        return torch.addmv(self._bias, x.to(self._out.dtype), self._out)
+
+
+def _overwriting(act: nn.Module) -> Callable[[Tensor], Tensor]:
+    """An activation that may overwrite its input."""
+    if isinstance(act, nn.Sigmoid):
+        return torch.sigmoid_
+    if isinstance(act, nn.ReLU):
+        return torch.relu_
+    return partial(act, present=None) if isinstance(act, Dice) else act
