@@ -132,7 +132,7 @@ def test_features_together_are_encoded_as_each_alone(strict: bool, rows: int, nu
         assert each is not None
         for name, values in each.items():
             assert together[name].dtype == values.dtype
-            np.testing.assert_array_equal(together[name], values)
+            assert_close(together[name], values)
 
 
 def test_a_missing_column_is_left_to_the_encoders_and_another_name_is_known() -> None:

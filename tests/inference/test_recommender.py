@@ -16,7 +16,9 @@ from recspec.inference import recommender
 from recspec.inference.answer_files import read_users, recommend_to_parquet
 from recspec.inference.predictor import Predictor
 from recspec.inference.wanted import Wanted
-from recspec.models import MODELS
+from recspec.models import MODELS, ItemModel
+from recspec.retrieval import ItemIndex
+from recspec.retrieval.retrievers import Retriever, item_vectors
 from recspec.spec import FeatureSpec
 from recspec.training.loop import train
 from recspec.training.settings import TrainSettings
@@ -37,7 +39,7 @@ def test_a_known_user_gets_titled_unseen_items_best_first(predictor: Predictor, 
     assert scores == sorted(scores, reverse=True)
 
 
-@pytest.mark.parametrize("name", ["ease", "item_knn", "markov", "gf_cf"])
+@pytest.mark.parametrize("name", ["ease", "item_knn", "markov", "gf_cf", "ials"])
 def test_a_known_user_whom_the_model_has_no_event_of_gets_the_most_popular_items(name: str, tmp_path: Path) -> None:
     """u7 clicked on nothing: the scores of all items are 0, and an order by id would mean nothing."""
     rng = np.random.default_rng(0)
@@ -50,8 +52,22 @@ def test_a_known_user_whom_the_model_has_no_event_of_gets_the_most_popular_items
     flat, other, stranger = predictor.recommend(["u7", "u1", "nobody"], k=4)
     assert (flat.known, flat.answered_by, other.answered_by) == (True, "popularity", "user")
     assert flat.items == stranger.items
+    model = predictor.model
+    assert isinstance(model, ItemModel)
+    if name == "ials":  # its vector of u7 is all zeros, by which an index finds any items
+        items = item_vectors(model, predictor.items.features)
+        rows = np.arange(predictor.items.first_id, len(items))
+        found = ItemIndex.build(items[rows], rows)
+        retriever = Retriever("ials", model, found, np.ones(len(items), bool))
+        u7, u1 = predictor.catalogues.user_ids(["u7", "u1"])
+        request = {model.user_id: torch.tensor([int(u7), int(u1)])}
+        brought = retriever.top(model, request, 3, allowed=None, excluded=None)
+        assert (brought[0] == -1).all()
+        assert (brought[1] > 0).all()
+        predictor.recommender.index = found
+        assert [each.items for each in predictor.recommend(["u7"], k=4)] == [stranger.items]
     (note,) = flat.notes
-    assert note == f"the model tells no items apart for this user: {stranger.notes[0].removeprefix('unknown user: ')}"
+    assert note == f"the model scores all items alike for this user: {stranger.notes[0].removeprefix('unknown user: ')}"
 
 
 def test_the_scores_are_the_models_logits(predictor: Predictor) -> None:

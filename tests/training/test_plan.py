@@ -111,3 +111,9 @@ def test_cuda_graphs_are_chosen_where_every_step_is_alike(
     choice = pick_compile(settings, ranks, whole_gradients=whole)
     assert choice.value == mode
     assert reason in choice.reason
+
+
+def test_an_option_of_torchrec_without_tables_to_divide_is_noted(data: Mapping[str, FeatureSpec]) -> None:
+    told = "train.shard_by is torchrec, and no table is divided (there is one process), so TorchRec is not used"
+    assert a_plan("neumf", data, shard_by="torchrec").notes == (told,)
+    assert a_plan("neumf", data).notes == ()

@@ -92,8 +92,8 @@ class _Alike:
 
     def __init__(self, encoders: Mapping[str, Encoder], dtype: np.dtype[Any]) -> None:
         self.names, self._dtype = (*encoders,), dtype
-        first, *others = encoders.values()
-        self._encoder: Any = _stacked([first, *others]) if others else first
+        first = next(iter(encoders.values()))
+        self._encoder = _stacked([*encoders.values()])
         bounded = (getattr(first, "low", None), getattr(first, "high", None)) != (None, None)
         self._limits = [*([is_outside] if bounded else []), *([is_far] if isinstance(first, ScaleEncoder) else [])]
 
@@ -107,26 +107,20 @@ class _Alike:
 
 
 def _alike(encoders: Mapping[str, Encoder], types: Mapping[str, np.dtype[Any]]) -> list[list[str]]:
-    """Features by what their encoders do; every bucket encoder stands alone."""
+    """Features by what their encoders do: by all settings but the raw column's name and the values of numbers."""
     groups: dict[Any, list[str]] = {}
     for name, encoder in encoders.items():
-        known = tuple(value if isinstance(value, bool) else value is None for value in _settings(encoder).values())
-        key = name if isinstance(encoder, BucketEncoder) else (encoder.kind, types[name], known)
-        groups.setdefault(key, []).append(name)
+        settings = (float if isinstance(value, float) else value for own, value in encoder if own != "column")
+        groups.setdefault((types[name], *settings), []).append(name)
     return [*groups.values()]
 
 
 def _stacked(encoders: Sequence[Encoder]) -> Any:
     """The settings of encoders that do the same: each number becomes a column (C, 1) of theirs."""
-    all_settings = [_settings(encoder) for encoder in encoders]
-    columns = {name: np.array([[settings[name]] for settings in all_settings]) if isinstance(value, float) else value
-               for name, value in all_settings[0].items()}  # fmt: skip
-    return SimpleNamespace(kind=encoders[0].kind, **columns)
-
-
-def _settings(encoder: Encoder) -> dict[str, Any]:
-    """What an encoder does with a number."""
-    return {name: value for name, value in encoder if value is None or isinstance(value, float | bool)}
+    return SimpleNamespace(**{
+        name: np.array([[getattr(each, name)] for each in encoders]) if isinstance(value, float) else value
+        for name, value in encoders[0]
+    })  # fmt: skip
 
 
 class _RememberedIds:

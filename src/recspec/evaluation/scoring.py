@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import pairwise
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -28,8 +28,6 @@ from recspec.spec import Feature, FeatureSpec
 from recspec.storage import Column, Ragged, open_split
 
 Progress = Callable[[str, float, float | None], None]  # called with a stage, the amount done and the whole amount
-
-Result = TypeVar("Result")
 
 ROWS_PER_FORWARD = 16_384  # rows a model scores at once: 64 MB for each layer of 1024
 

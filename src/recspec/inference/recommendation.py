@@ -116,7 +116,7 @@ def notes_of(
         )
     who = "" if known or wanted.is_anonymous else f"unknown user{near}: "
     if how == "popularity":
-        of_known = "the model tells no items apart for this user: " if known else ""
+        of_known = "the model scores all items alike for this user: " if known else ""
         yield f"{of_known or who}these are the {count} most popular items; score is the number of users"
         return
     if how == "basket_vectors":

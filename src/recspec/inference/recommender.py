@@ -165,7 +165,7 @@ class Recommender:
         brought = None if self.retrieving is None else np.zeros((len(users), width), np.uint16)
         waiting = [(how, np.array([place for place, each in enumerate(answered_by) if each == how]))
                    for how in dict.fromkeys(answered_by)]  # fmt: skip
-        while waiting:
+        while waiting:  # users whose items the model tells not apart come back for popularity
             how, rows = waiting.pop(0)
             candidates = self._candidates(users[rows], how, asked)
             if candidates.flat is not None and len(alike := rows[candidates.flat]):
@@ -212,8 +212,9 @@ class Recommender:
             return self._found(self.index, users, asked)
         else:
             scores = self.scores_of_all(users, asked.context)
-            lowest, highest = torch.aminmax(scores, dim=1) if scores.shape[1] else (scores, scores)
-            flat = (lowest == highest).numpy() if scores.shape[1] > 1 else None
+            if scores.shape[1] > 1:
+                lowest, highest = torch.aminmax(scores, dim=1)
+                flat = (lowest == highest).numpy()
         _leave_out(scores, asked.choice.allowed[first:])
         if not asked.wanted.include_seen and self._known.users.first_id <= int(users.max(initial=-1)):
             rows, columns = _pairs(seen, torch.from_numpy(np.maximum(users, 0)), first)
@@ -243,7 +244,7 @@ class Recommender:
         found = torch.from_numpy(np.take_along_axis(scores, order, 1))
         if isinstance(model, ItemModel):
             found = found * model.line[0].cpu() + model.line[1].cpu()
-        return Scored(found, torch.from_numpy(np.take_along_axis(ids, order, 1)))
+        return Scored(found, torch.from_numpy(np.take_along_axis(ids, order, 1)), flat=np.asarray(~vectors.any(axis=1)))
 
     def scores_of_all(self, users: NDArray[np.int64], context: Context) -> Tensor:
         """The model's scores (R, N) of every item of the catalogue, in a tensor that the caller may change."""

@@ -102,25 +102,23 @@ class AfterFirst:
     """
 
     def __init__(self, mlp: ActivatedMlp, out: nn.Linear) -> None:
-        self._layers = [cast(nn.Linear, layer) for layer in mlp.layers[1:]]
-        self._weights = [(layer.weight.t(), layer.bias) for layer in self._layers]
-        self._activations, self._dropout = [_overwriting(act) for act in mlp.activations], mlp.dropout
-        self._drops = mlp.training and mlp.dropout.p > 0
+        layers = cast(list[nn.Linear], [*mlp.layers])[1:]
+        self._layers = [(layer, layer.weight.t(), layer.bias) for layer in layers]
+        self._first, *self._activations = map(_overwriting, mlp.activations)
+        self._dropout = mlp.dropout if mlp.training and mlp.dropout.p else None
         self._out, self._bias = out.weight[0], out.bias
 
     def __call__(self, first: Tensor) -> Tensor:
         """The output (N,) from the first linear layer's (N, W_0), which it overwrites."""
-        x, fused = first, first.device.type != "cpu"
-        for place, activate in enumerate(self._activations):
-            if place and fused:
-                x = self._layers[place - 1](x)
-            elif place:
-                weight, bias = self._weights[place - 1]
-                x = torch.mm(x, weight).add_(bias)  # on a CPU, `addmm` first copies the bias to every row
-            x = activate(x)
-            x = self._dropout(x) if self._drops else x
+        x, on_cpu = self._dropped(self._first(first)), first.device.type == "cpu"
+        for (layer, weight, bias), activate in zip(self._layers, self._activations, strict=True):
+            # On a CPU, `addmm` first copies the bias to every row.
+            x = self._dropped(activate(torch.mm(x, weight).add_(bias) if on_cpu else layer(x)))
         # A product with a matrix of one row takes several times as long.
         return torch.addmv(self._bias, x.to(self._out.dtype), self._out)
+
+    def _dropped(self, x: Tensor) -> Tensor:
+        return x if self._dropout is None else self._dropout(x)
 
 
 def _overwriting(act: nn.Module) -> Callable[[Tensor], Tensor]:

@@ -107,6 +107,7 @@ class Retriever:
         if self.index is not None:
             vectors = request_vectors(model, request)
             ids = self.index.search(vectors, count, allowed=allowed, excluded=excluded)[1]
+            ids[~vectors.any(axis=1)] = -1  # all items have one score, as in `_best`
             return _widened(ids, count)
         mask = self.found if allowed is None else self.found & allowed
         rows, step = num_rows(request), max(1, SCORES // len(mask))

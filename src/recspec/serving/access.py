@@ -10,7 +10,6 @@ import ssl
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
@@ -154,7 +153,6 @@ def check_certificate(cert: Path | None, key: Path | None) -> tuple[Path, Path] 
     return cert, key
 
 
-@lru_cache(256)  # clients send few names, and parsing one takes a hundredth of a small request's time
 def _plain(host: str) -> str:
     """A name in the form for comparison: lower case, shortest form of an address, no brackets, no last dot."""
     host = host.strip().lower().removeprefix("[").removesuffix("]").removesuffix(".")

@@ -388,12 +388,12 @@ def pick_sparse_gradients(
 
 FASTER = 1.15
 """Speed of products from which a less exact arithmetic is chosen: less would hardly show in a step."""
-EventProducts = Literal["onednn", "blas"]
-
 OF_TF32 = 0.5
-"""Share of tf32's speed of products from which bf16 is chosen: it also halves the bytes of activations, and converts
-weights once for all rows of a batch. On a Xeon with AMX, where its products alone reach .8 of tf32's rate, steps of
-NeuMF, Wide & Deep, DLRM and DCNv2 are 1.1 to 1.6 times as fast as in tf32."""
+"""Share of tf32's speed of products from which bf16 is chosen, because it also halves the bytes of activations. On a
+Xeon with AMX, where its products alone reach .8 of tf32's rate, steps of NeuMF, Wide & Deep, DLRM and DCNv2 are 1.1 to
+1.6 times as fast as in tf32."""
+
+EventProducts = Literal["onednn", "blas"]
 
 
 def pick_precision(

@@ -84,7 +84,8 @@ def settings_of(folder: Path) -> dict[str, dict[str, object]] | None:
     state = checkpoint.newest_state(folder / CHECKPOINTS)
     found = {"train": state.get("train"), "settings": state.get("model_settings")}
     held = {section: values for section, values in found.items() if isinstance(values, dict)}
-    chosen = {name: state.get(name) for name in ("precision", "event_products")}
+    # A checkpoint of before this was a choice is of a run whose products over events went through oneDNN.
+    chosen = {"precision": state.get("precision"), "event_products": state.get("event_products", "onednn")}
     return {**held, "chosen": chosen} if len(held) == len(found) else None
 
 
