@@ -29,6 +29,7 @@ from recspec.export.triton_candidates import Finding
 from recspec.export.triton_encode import Encoding
 from recspec.inference import Predictor, Wanted, build_pipeline
 from recspec.retrieval.merging import best
+from tests.blas import flagging
 from tests.film_runs import film_runs
 
 SETTINGS: Mapping[str, Mapping[str, object]] = {
@@ -104,6 +105,12 @@ def test_a_request_gets_the_items_that_the_predictor_recommends(pipeline: Path, 
     by = [tuple(each.decode().split(",")) for each in found["retrieved_by"]]
     assert by == [each.retrieved_by for each in expected.items]
     assert all(0 < each < 1 for each in found["probability"])
+
+
+def test_a_flag_that_a_product_sets_is_no_warning(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, load = recommended(repository, user_id=b"u0"), np.load
+    monkeypatch.setattr(np, "load", lambda *given, **named: flagging(load(*given, **named)))
+    assert recommended(repository, user_id=b"u0") == expected
 
 
 def test_an_unknown_user_gets_what_features_and_popularity_bring(repository: Path) -> None:

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 
 from recspec.inference.diversity import by_values, by_vectors, diversified, pool_size
+from tests.blas import flagging
 
 SCORES = np.array([5.0, 4.5, 4.0, 1.0])  # relevance 1, .875, .75, 0
 VECTORS = np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 2.0], [0.6, 0.8]])
@@ -26,6 +27,10 @@ VECTORS = np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 2.0], [0.6, 0.8]])
 def test_a_case_worked_by_hand(diversity: float, expected: list[int]) -> None:
     assert diversified(SCORES, by_vectors(VECTORS), 4, diversity).tolist() == expected
     assert diversified(SCORES, by_vectors(VECTORS), 2, diversity).tolist() == expected[:2]
+
+
+def test_a_flag_that_the_product_sets_is_no_warning() -> None:
+    assert diversified(SCORES, by_vectors(flagging(VECTORS)), 4, 1.0).tolist() == [0, 2, 3, 1]
 
 
 def test_edges() -> None:

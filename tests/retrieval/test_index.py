@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from recspec.errors import DataError, MissingExtraError, SettingsError
 from recspec.retrieval import IndexSettings, ItemIndex, flat, index, proving
+from tests.blas import flagging
 
 Array = NDArray[Any]
 
@@ -256,3 +257,10 @@ def test_settings_are_checked_and_a_missing_library_is_named(monkeypatch: pytest
     monkeypatch.setattr(index, "find_spec", lambda _: None)
     held = ItemIndex.build(np.eye(3), settings=IndexSettings(most_exact=2))
     assert held.note.startswith("exact search of 3 items, more than 2; above that, pip install 'recspec[retrieval]'")
+
+
+@pytest.mark.parametrize("num_queries", [1, 3])
+def test_a_flag_that_the_product_sets_is_no_warning(num_queries: int) -> None:
+    vectors, queries = clustered(40, 5)
+    found = [flat.FlatRows(each).top(queries[:num_queries], 4)[1].tolist() for each in (vectors, flagging(vectors))]
+    assert found[0] == found[1]

@@ -62,7 +62,8 @@ class Finding:
                 lists.append(np.zeros(0, np.int64))
                 continue
             vectors = each["vectors"]
-            scores = np.array(query[0] if vectors is None else self._arrays[vectors] @ query[0])
+            with np.errstate(invalid="ignore"):  # OpenBLAS may say so of lanes that it drops; the next lines look
+                scores = np.array(query[0] if vectors is None else self._arrays[vectors] @ query[0])
             if not np.isfinite(scores).all():
                 raise ValueError(f"retriever {each['name']}: gives no finite score for some items; train it again")
             scores[~self._arrays[f"may_bring_{place}"]] = -np.inf

@@ -51,7 +51,12 @@ def by_vectors(vectors: NDArray[np.floating[Any]]) -> Likeness:
     """Cosines of vectors (P, D); 0 with a vector of zeros."""
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
     unit = np.divide(vectors, norms, out=np.zeros_like(vectors), where=norms > 0)
-    return lambda place: np.asarray(unit @ unit[place])
+
+    def cosines(place: int) -> NDArray[np.floating[Any]]:
+        with np.errstate(invalid="ignore"):  # OpenBLAS may say so of lanes that it drops
+            return np.asarray(unit @ unit[place])
+
+    return cosines
 
 
 def by_values(column: Any) -> Likeness:

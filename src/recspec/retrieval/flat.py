@@ -83,8 +83,10 @@ class FlatRows:
         step = max(1, SCORES // max(1, len(queries)))
         for start in range(0, len(self), step):
             block = self.vectors[start : start + step]
-            # numpy's product stays in float32, whatever precision training has set for torch
-            scores = (block @ queries[0])[None] if len(queries) == 1 else queries @ block.T
+            # numpy's product stays in float32, whatever precision training has set for torch; OpenBLAS reads lanes that
+            # it then drops (AVX-512, rows of five numbers), and what lies there may look like an invalid operation
+            with np.errstate(invalid="ignore"):
+                scores = (block @ queries[0])[None] if len(queries) == 1 else queries @ block.T
             if keep is not None:
                 scores[:, ~keep[start : start + step]] = -np.inf
             yield start, scores
