@@ -119,7 +119,11 @@ def made_up_spec(folder: Path, users: int, items: int) -> FeatureSpec:
     from recspec.spec import FeatureSpec
 
     rng = np.random.default_rng(1)
-    columns = {"user": np.arange(1, users + 1), "item": rng.permutation(items)[:users] + 1, "label": np.ones(users)}
+    columns = {
+        "user": np.arange(1, users + 1),
+        "item": np.resize(rng.permutation(items), users) + 1,
+        "label": np.ones(users),
+    }
     for split in ("train", "test"):
         columns["item"] = columns["item"] % items + 1
         types = {"user": np.int32, "item": np.int32, "label": np.float32}

@@ -276,15 +276,22 @@ def test_split_binary_is_written_as_published(tmp_path: Path) -> None:
     assert column(spec, "test", "I1") == pytest.approx(column(same, "test", "I1"), rel=1e-3)
 
 
-def test_rows_are_the_same_however_much_is_held_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["parquet", "split_binary"])
+def test_rows_are_the_same_however_much_is_held_in_memory(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made_up_criteo.write_days(tmp_path / "raw", [700, 900, 800])
-    settings = {"num_numerical": 13, "num_categorical": 26, "min_count": 2, "shuffle": True}
-    prepare(tmp_path / "raw", tmp_path / "at once", **settings)
+    settings = {"num_numerical": 13, "num_categorical": 26, "min_count": 2, "shuffle": True, "format": kind}
+    whole = prepare(tmp_path / "raw", tmp_path / "at once", **settings)
     monkeypatch.setattr(scatter, "BUCKET_BYTES", 20_000)  # some ten buckets
+    monkeypatch.setattr(scatter, "CACHED_ROWS", 7)
     monkeypatch.setattr(criteo, "BLOCK_ROWS", 100)
     monkeypatch.setattr(criteo, "JOINED_BYTES", 1_000_000)  # so all but the smallest columns are joined on their own
-    prepare(tmp_path / "raw", tmp_path / "in parts", run={"memory_limit": "500MB", "threads": 2}, **settings)
-    assert bytes_of(tmp_path / "at once") == bytes_of(tmp_path / "in parts")
+    cut = prepare(tmp_path / "raw", tmp_path / "in parts", run={"memory_limit": "500MB", "threads": 2}, **settings)
+    files = {split: len(list((cut.folder / split).iterdir())) for split in ("train", "valid")}
+    assert (files["train"] > 3) if kind == "parquet" else (bytes_of(cut.folder) == bytes_of(whole.folder))
+    for split in ("train", "valid", "test"):
+        assert rows_of(cut, split) == rows_of(whole, split), split
 
 
 def test_columns_of_small_vocabularies_are_joined_at_once() -> None:

@@ -17,10 +17,12 @@ import pyarrow.parquet as pq
 import pytest
 from ibis.expr.types import Table
 
-from recspec.prepare.backend import Backend, Part, T
+from recspec.errors import DataError
+from recspec.prepare.backend import Backend, Part, Share, T
 from recspec.prepare.duckdb_backend import DuckDBBackend
 from recspec.prepare.part_files import PartFiles, gather, part_writers
 from recspec.spec import Feature
+from recspec.storage import SplitWriter
 from tests.dataset_cases import CASES, Case, run, write_latest
 from tests.prepare.same_rows import same_dataset
 
@@ -53,6 +55,46 @@ def test_parts_become_one_dataset(backend: Backend, tmp_path: Path) -> None:
     assert [pq.read_table(out / name).column("label").to_pylist() for name in files["train"]] == [[1, 2], [3]]
     assert pq.read_table(out / "users.parquet").column("history").to_pylist() == [[1, 2], [3, 4], [5, 6]]
     assert sorted(path.name for path in out.iterdir()) == ["train", "users.parquet", "valid"]
+
+
+def test_files_of_one_column_are_joined_in_the_order_of_parts(backend: Backend, tmp_path: Path) -> None:
+    features = {"label": Feature(dtype="int32"), "id": Feature(dtype="int16", cardinality=9)}
+    parts = []
+    for number, labels in enumerate([[1, 0], [], [1]]):
+        with SplitWriter(tmp_path / f"{number}", "train", features, "split_binary", label="label") as writer:
+            writer.write({"label": np.array(labels, np.int32), "id": np.array(labels, np.int16)})
+        parts.append(PartFiles.of(tmp_path / f"{number}", {"train": writer}))
+    out = tmp_path / "out"
+    out.mkdir()
+    chunks = gather(backend, out, parts)
+    assert chunks["train"] == writer.chunks
+    assert np.fromfile(out / "train" / "label.bin", np.int32).tolist() == [1, 0, 1]
+    assert np.fromfile(out / "train" / "id.bin", np.int16).tolist() == [1, 0, 1]
+
+
+def test_shares_are_dealt_with_in_threads_and_their_results_keep_the_order(backend: Backend) -> None:
+    told: list[int] = []
+
+    def double(share: Share[int]) -> int:
+        assert not any(share.folder.iterdir())
+        share.done(share.item)
+        return 2 * share.item
+
+    assert backend.each_share(range(1, 9), double, told.append) == [2, 4, 6, 8, 10, 12, 14, 16]
+    assert sorted(told) == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert backend.each_share([], double, told.append) == []
+
+
+def test_a_share_that_fails_ends_the_others(backend: Backend) -> None:
+    begun = list[int]()
+
+    def fail(share: Share[int]) -> None:
+        begun.append(share.item)
+        raise DataError(f"share {share.item}")
+
+    with pytest.raises(DataError, match="share 0"):
+        backend.each_share(range(1000), fail, lambda _: None)
+    assert len(begun) < 1000
 
 
 def test_no_users_give_no_file(backend: Backend, tmp_path: Path) -> None:

@@ -49,19 +49,23 @@ from recspec.prepare import (
     Backend,
     ColumnType,
     Notes,
+    Part,
+    PartFiles,
     PrepareContext,
     Prepared,
     Progress,
     Scatter,
+    Share,
     TextFile,
-    blocks,
+    blocks_of_part,
     counts_by,
     fetch,
+    gather,
     limit_bytes,
     prepared,
     shuffled,
 )
-from recspec.spec import Chunk, Feature, FeatureSpec
+from recspec.spec import ChunkType, Feature, FeatureSpec
 from recspec.storage import SplitWriter, feature_to_write
 
 NAME = "criteo"
@@ -82,7 +86,7 @@ def prepare(context: PrepareContext, settings: Settings) -> Prepared:
         shutil.rmtree(folder / "work" / "engine", ignore_errors=True)
         with context.connect(folder / "work" / "engine") as backend:
             encoded = _Stages(backend, folder / "work", files, settings, context).encode()
-        return _write(folder, encoded, settings, context.progress)
+            return _write(backend, folder, encoded, settings, context.progress)
 
     return prepared.run(
         context, NAME, settings, [file.path for file in files], build, resumable=True,
@@ -90,29 +94,55 @@ def prepare(context: PrepareContext, settings: Settings) -> Prepared:
     )  # fmt: skip
 
 
-def _write(folder: Path, encoded: _Encoded, settings: Settings, progress: Progress) -> FeatureSpec:
+def _write(backend: Backend, folder: Path, encoded: _Encoded, settings: Settings, progress: Progress) -> FeatureSpec:
     encoded.encoders.save(folder)
     (folder / VOCABULARIES).mkdir(exist_ok=True)
     for name in settings.categories:
         place = Path(VOCABULARIES, f"{name}.parquet")
         _copy_values(folder / "work" / place, folder / place)
-    chunks: dict[str, tuple[Chunk, ...]] = {}
     done, total = 0, sum(encoded.counts.values())
+
+    def report(rows: int) -> None:
+        nonlocal done
+        done += rows
+        progress("writing splits", done, total)
+
+    parts = []
     for split in encoded.counts:
         shutil.rmtree(folder / split, ignore_errors=True)  # of a run killed here
-        folders = [place / split for place in encoded.folders]
-        with SplitWriter(folder, split, encoded.features, settings.format, label=LABEL) as writer:
-            for block in prefetched(encoded.scatters[split].ordered(folders, BLOCK_ROWS), 0):
-                writer.write({**block})
-                done += len(block[LABEL])
-                progress("writing splits", done, total)
-        chunks[split] = writer.chunks
+        scatter = encoded.scatters[split]
+        writing = _Writing(
+            split, encoded.features, settings.format, scatter, [place / split for place in encoded.folders]
+        )
+        buckets = range(scatter.num_buckets)
+        apart = settings.format == "parquet" or backend.distributed  # files of other formats would be joined again
+        parts += backend.each_share([[bucket] for bucket in buckets] if apart else [buckets], writing, report)
+    chunks = gather(backend, folder, parts)
     channels = {"context": tuple(name for name in encoded.features if name != LABEL), "label": (LABEL,)}
     metadata = {
         "dataset": NAME, "catalogues": {}, "encoders": ENCODERS_FILE, "vocabularies": VOCABULARIES,
         "summary": dict(encoded.summary),
     }  # fmt: skip
     return FeatureSpec(encoded.features, chunks, channels, metadata, folder)
+
+
+@dataclass(frozen=True)
+class _Writing:
+    """Writes buckets of a split. Executors of a cluster receive it."""
+
+    split: str
+    features: Mapping[str, Feature]
+    format: ChunkType
+    scatter: Scatter
+    folders: Sequence[Path]
+
+    def __call__(self, share: Share[Sequence[int]]) -> PartFiles:
+        rows = self.scatter.ordered(self.folders, BLOCK_ROWS, share.item)
+        with SplitWriter(share.folder, self.split, self.features, self.format, label=LABEL) as writer:
+            for block in prefetched(rows, 0) if len(share.item) > 1 else rows:
+                writer.write({**block})
+                share.done(len(block[LABEL]))
+        return PartFiles.of(share.folder, {self.split: writer})
 
 
 def _copy_values(place: Path, target: Path) -> None:
@@ -186,13 +216,60 @@ class _Rows:
                     found.append(table if whole else table.filter(table[ROW] >= start, table[ROW] < stop))
         return ibis.union(*found)
 
-    def places(self, rows: NDArray[np.int64]) -> Iterator[tuple[str, NDArray[np.int64]]]:
-        """Yield the places of the rows of each split."""
+
+@dataclass(frozen=True)
+class _Encoding:
+    """Encodes rows with ids into buckets of the splits, in the folder of a part. Executors of a cluster receive it."""
+
+    encoders: Encoders
+    features: Mapping[str, Feature]
+    scatters: Mapping[str, Scatter]
+    ranges: Sequence[SplitRange]
+    settings: Settings
+    looked_up: Mapping[str, Path]
+    """Files with the ids of columns that the rows lack."""
+    first: int
+    """The number of the row that these files begin with."""
+
+    def __call__(self, part: Part) -> Path:
+        ids = {name: np.memmap(path, np.int32, "r") for name, path in self.looked_up.items()}
+        for split in self.scatters:
+            (part.folder / split).mkdir()
+        for batch in blocks_of_part(part, BLOCK_ROWS):
+            rows = batch.column(ROW).to_numpy()
+            columns = self._columns(batch, {name: held[rows - self.first] for name, held in ids.items()})
+            for split, chosen in self._places(rows):
+                keys = rows[chosen].astype(np.uint64)
+                if self.settings.is_shuffled(split):
+                    keys = shuffled(rows[chosen], self.settings.seed)
+                self.scatters[split].deal(part.folder / split, keys, {name: columns[name][chosen] for name in columns})
+            part.done(batch.num_rows)
+        return part.folder
+
+    def _columns(self, batch: pa.Table, ids: _Values) -> _Values:
+        columns = {}
+        for name, feature in self.features.items():
+            encoder = self.encoders.encoders.get(name)
+            if name in ids:
+                values = ids[name]
+            elif encoder is None or isinstance(encoder, VocabularyEncoder):
+                values = batch.column(name).to_numpy()
+            else:
+                assert not isinstance(encoder, CrossEncoder)
+                encoded = self.encoders.encode_column(name, batch.column(encoder.column or name))
+                assert isinstance(encoded, np.ndarray)
+                values = encoded
+            columns[name] = values.astype(np.dtype(feature.dtype))
+        return columns
+
+    def _places(self, rows: NDArray[np.int64]) -> Iterator[tuple[str, NDArray[np.int64] | slice]]:
+        """Yield the places of the rows of each split, as a slice if they lie together."""
         place = np.searchsorted([found.start for found in self.ranges], rows, side="right") - 1
         for number, found in enumerate(self.ranges):
             chosen = np.flatnonzero((place == number) & (rows < found.stop))
             if len(chosen):
-                yield found.split, chosen
+                first, last = int(chosen[0]), int(chosen[-1])
+                yield found.split, slice(first, last + 1) if last - first + 1 == len(chosen) else chosen
 
 
 @dataclass(frozen=True)
@@ -335,35 +412,38 @@ class _Stages:
         sizes: Mapping[str, int],
     ) -> list[Path]:  # fmt: skip
         """Encode each file's rows into buckets; return their folders."""
-        folders = []
-        limit = limit_bytes(self.context.memory_limit) if self.context.memory_limit else ASSUMED_BYTES
-        small, large = _by_size(sizes, limit // 8 // JOINED_BYTES)  # an eighth of the memory, so that no row is spilled
+        folders: list[Path] = []
+        small, large = [*sizes], list[str]()
+        if not self.backend.distributed:  # a vocabulary's join takes an eighth of the memory, so that no row is spilled
+            limit = limit_bytes(self.context.memory_limit) if self.context.memory_limit else ASSUMED_BYTES
+            small, large = _by_size(sizes, limit // 8 // JOINED_BYTES)
         done, total = 0, rows.parts[-1][2]
+
+        def report(rows: int) -> None:
+            nonlocal done
+            done += rows
+            self.context.progress("encoding rows", done, total)
+
         for number, (table, first, end) in enumerate(rows.parts):
-            place = self.work / f"encoded-{number}"
-            folders.append(place)
-            if place.exists() or not any(found.start < end and found.stop > first for found in rows.ranges):
+            if not any(found.start < end and found.stop > first for found in rows.ranges):
                 done += end - first
                 continue
-            temporary = place.with_suffix(".tmp")
-            shutil.rmtree(temporary, ignore_errors=True)
-            for split in scatters:
-                (temporary / split).mkdir(parents=True)
-            ids = {name: self._large(number, name, table, first, end - first) for name in large}
-            for batch in blocks(self.backend, self._with_ids(table, small, leave=large), BLOCK_ROWS):
-                numbers = batch.column(ROW).to_numpy()
-                columns = self._columns(batch, encoders, features, {name: ids[name][numbers - first] for name in large})
-                for split, chosen in rows.places(numbers):
-                    keys = numbers[chosen].astype(np.uint64)
-                    if self.settings.is_shuffled(split):
-                        keys = shuffled(numbers[chosen], self.settings.seed)
-                    held = {name: column[chosen] for name, column in columns.items()}
-                    scatters[split].deal(temporary / split, keys, held)
-                done += batch.num_rows
-                self.context.progress("encoding rows", done, total)
-            temporary.replace(place)
-            for name in large:
-                self._ids(number, name).unlink()
+            place = self.work / f"encoded-{number}"
+            if place.exists():
+                done += end - first
+            else:
+                temporary = place.with_suffix(".tmp")
+                shutil.rmtree(temporary, ignore_errors=True)
+                temporary.mkdir()
+                ids = {name: self._large(number, name, table, first, end - first) for name in large}
+                encoding = _Encoding(encoders, features, scatters, rows.ranges, self.settings, ids, first)
+                made = self.backend.each_part(self._with_ids(table, small, leave=large), encoding, report)
+                for part, folder in enumerate(made):
+                    folder.replace(temporary / str(part))
+                temporary.replace(place)
+                for name in large:
+                    self._ids(number, name).unlink()
+            folders += place.iterdir()
         return folders
 
     def _with_ids(self, table: Table, small: Sequence[str], *, leave: Sequence[str] = ()) -> Table:
@@ -376,8 +456,8 @@ class _Stages:
         return joined.select(**{name: ibis.coalesce(joined[f"_{name}_id"], 0) if name in small else joined[name]
                                 for name in table.columns if name not in leave})  # fmt: skip
 
-    def _large(self, number: int, name: str, table: Table, first: int, count: int) -> NDArray[np.int32]:
-        """The ids of one column of a file, in the order of its rows, on disk.
+    def _large(self, number: int, name: str, table: Table, first: int, count: int) -> Path:
+        """The file of the ids of one column of a file, in the order of its rows.
 
         A join that exceeds the memory spills its rows; here they have two columns instead of all.
         """
@@ -391,26 +471,10 @@ class _Stages:
             ids.flush()
             temporary.replace(place)
             self.context.progress(f"looking up {name}", count, count)
-        return np.memmap(place, np.int32, "r")
+        return place
 
     def _ids(self, number: int, name: str) -> Path:
         return self.work / f"ids-{number}-{name}.bin"
-
-    def _columns(self, batch: pa.Table, encoders: Encoders, features: Mapping[str, Feature], large: _Values) -> _Values:
-        columns = {}
-        for name, feature in features.items():
-            encoder = encoders.encoders.get(name)
-            if name in large:
-                values = large[name]
-            elif encoder is None or isinstance(encoder, VocabularyEncoder):
-                values = batch.column(name).to_numpy()
-            else:
-                assert not isinstance(encoder, CrossEncoder)
-                encoded = encoders.encode_column(name, batch.column(encoder.column or name))
-                assert isinstance(encoded, np.ndarray)
-                values = encoded
-            columns[name] = values.astype(np.dtype(feature.dtype))
-        return columns
 
 
 def _scatters(

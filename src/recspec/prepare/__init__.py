@@ -1,7 +1,7 @@
 """Building blocks of every dataset, as Ibis expressions."""
 
 from recspec.prepare import clicks, interactions, prepared, splits
-from recspec.prepare.backend import Backend
+from recspec.prepare.backend import Backend, Part, Share
 from recspec.prepare.column_roles import SPLIT_WORDS, ColumnRole, column_of
 from recspec.prepare.columns import Catalogue, Column, Kind
 from recspec.prepare.context import ENGINES, PrepareContext, Progress, Remark, limit_bytes
@@ -27,6 +27,7 @@ from recspec.prepare.names import (
 )
 from recspec.prepare.negatives import Distribution
 from recspec.prepare.notes import Notes
+from recspec.prepare.part_files import PartFiles, gather
 from recspec.prepare.prepared import Prepared
 from recspec.prepare.raw_files import (
     RawLayout,
@@ -47,6 +48,7 @@ from recspec.prepare.tables import (
     Repeats,
     at_least,
     blocks,
+    blocks_of_part,
     clean,
     count_rows,
     counts_by,
@@ -65,12 +67,12 @@ __all__ = [
     "CODE_NAME", "ENGINES", "EVENT_WEIGHT", "FILE_SPLIT", "GROUP", "GROWTH_FILE", "ITEM", "LABEL", "LABELS",
     "PROBLEMS_SHOWN", "ROW", "ROW_BYTES", "SERIES", "SPLIT", "SPLITS", "SPLIT_WORDS", "TIMESTAMP", "USER", "WEIGHT",
     "Backend", "Catalogue", "Column", "ColumnRole", "ColumnType", "Decay", "DeclaredColumn", "Distribution", "Grown",
-    "GrowthRules", "HistorySettings", "Invalid", "JsonFile", "Kind", "Notes", "Prefixes", "PrepareContext", "Prepared",
-    "Progress", "RawLayout", "RawRows", "Reading", "Remark", "Repeats", "Roles", "RowsBy", "Scatter", "Source",
-    "TextFile", "TimeSplitSettings", "UnknownTargets", "Weighting", "at_least", "blocks", "by_share", "by_time",
-    "check_encoding", "check_time_format", "clean", "clicks", "column_of", "columns_like_times", "columns_schema",
-    "count_rows", "counts_by", "declared_columns", "fetch", "figures", "find_raw_files", "first_left_out", "grow",
-    "interactions", "is_dated", "keep_earliest", "leave_one_out", "left_join", "limit_bytes", "lines_of",
-    "load_columns", "note_doubtful_time", "note_untimed", "number_of", "prepared", "read_header", "read_raw_files",
-    "shuffled", "splits", "splits_by_name", "stage", "typed",
+    "GrowthRules", "HistorySettings", "Invalid", "JsonFile", "Kind", "Notes", "Part", "PartFiles", "Prefixes",
+    "PrepareContext", "Prepared", "Progress", "RawLayout", "RawRows", "Reading", "Remark", "Repeats", "Roles", "RowsBy",
+    "Scatter", "Share", "Source", "TextFile", "TimeSplitSettings", "UnknownTargets", "Weighting", "at_least", "blocks",
+    "blocks_of_part", "by_share", "by_time", "check_encoding", "check_time_format", "clean", "clicks", "column_of",
+    "columns_like_times", "columns_schema", "count_rows", "counts_by", "declared_columns", "fetch", "figures",
+    "find_raw_files", "first_left_out", "gather", "grow", "interactions", "is_dated", "keep_earliest", "leave_one_out",
+    "left_join", "limit_bytes", "lines_of", "load_columns", "note_doubtful_time", "note_untimed", "number_of",
+    "prepared", "read_header", "read_raw_files", "shuffled", "splits", "splits_by_name", "stage", "typed",
 ]  # fmt: skip

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, Self, TypeVar
+from typing import Generic, Protocol, Self, TypeVar
 
 import pyarrow as pa
 from ibis.expr.types import Table
@@ -18,6 +18,7 @@ from recspec.prepare.text_files import JsonFile, TextFile
 
 Watch = Callable[[float], None]
 T = TypeVar("T")
+X = TypeVar("X")
 
 
 @dataclass(frozen=True)
@@ -32,11 +33,21 @@ class Part:
     done: Callable[[int], None]  # receives numbers of rows that were dealt with
 
 
+@dataclass(frozen=True)
+class Share(Generic[X]):
+    """An item that one process or thread deals with."""
+
+    item: X
+    folder: Path  # as of a part
+    done: Callable[[int], None]
+
+
 class Backend(Protocol):
     """Runs Ibis expressions; a context manager that closes itself."""
 
     name: str
     memory_limit: int | None  # of the whole process, in bytes
+    distributed: bool  # whether executors do the work, in processes that may be of other machines
 
     def read_text(self, file: TextFile, into: Path | None = None, watch: Watch | None = None) -> Table:
         """Stage a delimited text file, with the column `ROW`. Raises DataError, naming malformed lines.
@@ -61,11 +72,17 @@ class Backend(Protocol):
         """Stage a table, sorted by `key` and `order`; one part holds all rows of a key."""
 
     def each_part(self, table: Table, make: Callable[[Part], T], done: Callable[[int], None]) -> Iterator[T]:
-        """Call `make` with each part of a staged table, and yield what it returns, in the order of the parts.
+        """Call `make` with each part of a table, and yield what it returns, in the order of the parts.
 
         On DuckDB, the table is one part, and this process makes the call. On Spark, the executors make the calls, so
-        `make` and its results are sent between processes, and a lost call is made again with another folder. `done`
-        receives the numbers of rows that were dealt with.
+        `make` and its results are sent between processes, and a lost call is made again with another folder. A table
+        that is not staged has no order there. `done` receives the numbers of rows that were dealt with.
+        """
+
+    def each_share(self, items: Sequence[X], make: Callable[[Share[X]], T], done: Callable[[int], None]) -> list[T]:
+        """Call `make` with each item, on Spark's executors or in threads, and return the results in the same order.
+
+        `done` receives the numbers of rows that were dealt with.
         """
 
     def call(self, make: Callable[[], T]) -> T:

@@ -13,6 +13,7 @@ from functools import lru_cache, partial
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Lock
 from typing import Any, Literal
 
 import duckdb
@@ -24,7 +25,7 @@ from ibis.expr.types import Table
 
 from recspec.errors import DataError, RecspecError, SettingsError
 from recspec.files import LINE_BYTES, is_gzip, opened
-from recspec.prepare.backend import Backend, Part, T, Watch
+from recspec.prepare.backend import Backend, Part, Share, T, Watch, X
 from recspec.prepare.names import ROW
 from recspec.prepare.staging import WATCH_SECONDS, bounded, nanosecond_columns, quoted, schema_of, without_missing
 from recspec.prepare.text_files import (
@@ -47,9 +48,13 @@ DUCKDB_TYPES = {"int64": "BIGINT", "float64": "DOUBLE", "string": "VARCHAR", "li
 
 
 class DuckDBBackend(Backend):
-    """A DuckDB connection with its temporary folder."""
+    """A DuckDB connection with its temporary folder.
+
+    One class because every method needs the connection, and names of its own for tables and files.
+    """
 
     name = "duckdb"
+    distributed = False
 
     def __init__(self, folder: Path, memory_limit: int | None, threads: int | None) -> None:
         self._folder = folder
@@ -62,6 +67,7 @@ class DuckDBBackend(Backend):
             share = max(memory_limit - PROCESS_BYTES, memory_limit // 4)
             settings["memory_limit"] = f"{share // 1_000_000}MB"
             settings["threads"] = max(1, min(settings["threads"], share // BYTES_PER_THREAD))
+        self._threads: int = settings["threads"]
         self._connection = duckdb.connect(config=settings)
         self._connection.execute("SET TimeZone = 'UTC'")  # else times with zones become times of this machine's zone
         self._names = map("staged_{:04d}".format, count(1))
@@ -145,12 +151,31 @@ class DuckDBBackend(Backend):
         return self.stage(table.order_by([key, *order]))
 
     def each_part(self, table: Table, make: Callable[[Part], T], done: Callable[[int], None]) -> Iterator[T]:
-        folder = self._folder / next(self._names)
-        folder.mkdir()
+        folder = self._new_folder()
         yield make(Part(partial(self.batches, table), len(table.columns), 0, folder, self.memory_limit, done))
+
+    def each_share(self, items: Sequence[X], make: Callable[[Share[X]], T], done: Callable[[int], None]) -> list[T]:
+        alone = Lock()
+
+        def told(rows: int) -> None:
+            with alone:
+                done(rows)
+
+        with ThreadPoolExecutor(self._threads, "recspec-share") as pool:
+            found = [pool.submit(make, Share(item, self._new_folder(), told)) for item in items]
+            try:
+                return [each.result() for each in found]
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
 
     def call(self, make: Callable[[], T]) -> T:
         return make()
+
+    def _new_folder(self) -> Path:
+        folder = self._folder / next(self._names)
+        folder.mkdir()
+        return folder
 
     def batches(self, table: Table, rows: int = 65_536) -> Iterator[pa.RecordBatch]:
         with _explained_errors(self.memory_limit, self._raw):

@@ -7,11 +7,12 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from shutil import copyfileobj
 
 import pyarrow.parquet as pq
 
 from recspec.files import whole_file
-from recspec.prepare.backend import Backend
+from recspec.prepare.backend import Backend, Share
 from recspec.prepare.names import SPLITS
 from recspec.prepare.user_file import UserFile
 from recspec.spec import Chunk, Feature
@@ -44,23 +45,46 @@ def part_writers(
 
 
 def gather(backend: Backend, folder: Path, parts: Sequence[PartFiles]) -> dict[str, tuple[Chunk, ...]]:
-    """Move the files of all parts into a folder; a split becomes one chunk."""
+    """Move the files of all parts into a folder; the chunks of a split are those of a part.
+
+    Parquet files stay apart. Files of other formats, of which a chunk has one, are joined in the order of the parts.
+    """
     chunks: dict[str, tuple[Chunk, ...]] = {}
+    joins: list[tuple[Sequence[Path], Path]] = []
     for split in SPLITS:
-        held = [(part.folder, chunk) for part in parts for chunk in part.chunks.get(split, ())]
-        paths = [place / name for place, chunk in held for name in chunk.files]
-        if paths:
-            names = tuple(f"{split}/part-{number:05d}.parquet" for number in range(len(paths)))
-            (folder / split).mkdir()
-            for path, name in zip(paths, names, strict=True):
-                path.replace(folder / name)
-            chunks[split] = (held[0][1].model_copy(update={"files": names}),)
+        own = [part for part in parts if part.chunks.get(split)]
+        if not own:
+            continue
+        (folder / split).mkdir()
+        found = []
+        for number, chunk in enumerate(own[0].chunks[split]):
+            paths = [part.folder / name for part in own for name in part.chunks[split][number].files]
+            names = chunk.files
+            if chunk.type == "parquet":
+                names = tuple(f"{split}/part-{place:05d}.parquet" for place in range(len(paths)))
+            if len(names) == len(paths):
+                for path, name in zip(paths, names, strict=True):
+                    path.replace(folder / name)
+            else:
+                joins.append((paths, folder / names[0]))
+            found.append(chunk.model_copy(update={"files": names}))
+        chunks[split] = tuple(found)
+    backend.each_share(joins, _joined, lambda _: None)
     users = [path for part in parts if (path := part.folder / USERS_FILE).exists()]
     if len(users) == 1:
         users[0].replace(folder / USERS_FILE)
     elif users:
         backend.call(partial(_join, users, folder / USERS_FILE))
     return chunks
+
+
+def _joined(share: Share[tuple[Sequence[Path], Path]]) -> None:
+    """Write the bytes of files, one after the other, as one."""
+    paths, target = share.item
+    with whole_file(target) as temporary, temporary.open("wb") as file:
+        for path in paths:
+            with path.open("rb") as source:
+                copyfileobj(source, file, 1 << 20)
 
 
 def _join(paths: Sequence[Path], target: Path) -> None:

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from recspec.prepare.negatives import mix
 
 Keys = NDArray[np.uint64]
-BUCKET_BYTES = 96 << 20  # sorting a bucket needs twice this memory
+BUCKET_BYTES = 48 << 20  # sorting a bucket needs twice this memory in each thread
 MAX_BUCKETS = 4096
+CACHED_ROWS = 2048
 
 
 def shuffled(rows: NDArray[np.int64], seed: int) -> Keys:
@@ -37,29 +38,43 @@ class Scatter:
     def deal(self, folder: Path, keys: Keys, columns: Mapping[str, NDArray[np.generic]]) -> None:
         """Append rows to the buckets in a folder."""
         rows = np.empty(len(keys), self._record)
-        rows["key"] = keys
-        for place, name in enumerate(self.names):
-            rows[str(place)] = columns[name]
+        given = [keys, *(columns[name] for name in self.names)]
+        _copy(given, [rows[field] for field in self._record.fields or ()])
         buckets = np.searchsorted(self._cuts, keys, side="right").astype(np.uint16)
         if self.num_buckets > 1:
-            rows = rows[np.argsort(buckets, kind="stable")]
+            rows = self._taken(rows, np.argsort(buckets, kind="stable"))
         ends = np.cumsum(np.bincount(buckets, minlength=self.num_buckets))
         for bucket, (start, end) in enumerate(pairwise([0, *ends])):
             if end > start:
                 with (folder / _name(bucket)).open("ab") as file:
                     rows[start:end].tofile(file)
 
-    def ordered(self, folders: Sequence[Path], rows: int) -> Generator[dict[str, NDArray[np.generic]]]:
-        """Yield all rows by key, at most `rows` at a time."""
-        for bucket in range(self.num_buckets):
+    def ordered(
+        self, folders: Sequence[Path], rows: int, buckets: Sequence[int]
+    ) -> Generator[dict[str, NDArray[np.generic]]]:
+        """Yield all rows of some buckets by key, at most `rows` at a time."""
+        for bucket in buckets:
             paths = [path for folder in folders if (path := folder / _name(bucket)).exists()]
             if not paths:
                 continue
             held = np.concatenate([np.fromfile(path, self._record) for path in paths])
             order = np.argsort(held["key"])
             for start in range(0, len(order), rows):
-                block = held[order[start : start + rows]]
-                yield {name: np.ascontiguousarray(block[str(place)]) for place, name in enumerate(self.names)}
+                block = self._taken(held, order[start : start + rows])
+                found = {name: np.empty(len(block), self._record[str(place)]) for place, name in enumerate(self.names)}
+                _copy([block[str(place)] for place in range(len(self.names))], [*found.values()])
+                yield found
+
+    def _taken(self, rows: NDArray[np.void], order: NDArray[np.int64]) -> NDArray[np.void]:
+        """Rows in an order; as plain bytes, because numpy takes fields one by one, seven times as slow."""
+        return rows.view(f"V{self._record.itemsize}").take(order).view(self._record)
+
+
+def _copy(columns: Sequence[NDArray[np.generic]], into: Sequence[NDArray[np.generic]]) -> None:
+    """Copy columns some rows at a time, because one side lies in records, whose bytes should stay in the cache."""
+    for start in range(0, len(into[0]), CACHED_ROWS):
+        for column, target in zip(columns, into, strict=True):
+            target[start : start + CACHED_ROWS] = column[start : start + CACHED_ROWS]
 
 
 def _name(bucket: int) -> str:

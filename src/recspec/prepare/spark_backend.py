@@ -22,10 +22,10 @@ from ibis.expr.types import Table
 
 from recspec.errors import DataError, SettingsError, require_extra
 from recspec.files import is_gzip
-from recspec.prepare.backend import Backend, Part, T, Watch
+from recspec.prepare.backend import Backend, Part, Share, T, Watch, X
 from recspec.prepare.duckdb_backend import DuckDBBackend
 from recspec.prepare.names import ROW
-from recspec.prepare.spark_calls import call, call_with_parts
+from recspec.prepare.spark_calls import call, call_with_parts, call_with_shares
 from recspec.prepare.staging import bounded, nanosecond_columns, quoted, schema_of, without_missing
 from recspec.prepare.text_files import ColumnType, JsonFile, TextFile, explained, file_columns, readable
 
@@ -49,6 +49,7 @@ class SparkBackend(Backend):
     """
 
     name = "spark"
+    distributed = True
 
     def __init__(self, folder: Path, memory_limit: int | None, threads: int | None) -> None:
         sql = require_extra("pyspark.sql", "spark")
@@ -180,10 +181,14 @@ class SparkBackend(Backend):
         return self._kept(self._write(table, [key, *order]))
 
     def each_part(self, table: Table, make: Callable[[Part], T], done: Callable[[int], None]) -> Iterator[T]:
-        paths, folder = _parts(self._staged[table.get_name()]), self._folder / next(self._names)
-        with _errors_of_spark(_step_failed):
+        folder = self._folder / next(self._names)
+        with self._written(table) as paths, _errors_of_spark(_step_failed):
             found = call_with_parts(self._session.sparkContext, make, paths, folder, self.memory_limit, done)
         yield from found
+
+    def each_share(self, items: Sequence[X], make: Callable[[Share[X]], T], done: Callable[[int], None]) -> list[T]:
+        with _errors_of_spark(_step_failed):
+            return call_with_shares(self._session.sparkContext, make, items, self._folder / next(self._names), done)
 
     def call(self, make: Callable[[], T]) -> T:
         with _errors_of_spark(_step_failed):
@@ -191,17 +196,25 @@ class SparkBackend(Backend):
         return found[0]
 
     def batches(self, table: Table, rows: int = 65_536) -> Iterator[pa.RecordBatch]:
-        held = self._staged.get(table.op().name) if isinstance(table.op(), UnboundTable) else None
-        target = self._write(table) if held is None else held
-        for path in _parts(target):
-            yield from pq.ParquetFile(path).iter_batches(rows)
-        if held is None:
-            shutil.rmtree(target)
+        with self._written(table) as paths:
+            for path in paths:
+                yield from pq.ParquetFile(path).iter_batches(rows)
 
     def close(self) -> None:
         self._session.stop()
         self._links.cleanup()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    @contextmanager
+    def _written(self, table: Table) -> Iterator[list[Path]]:
+        """The files of a table in the order of its rows; unless it is staged, they are there until the block ends."""
+        held = self._staged.get(table.op().name) if isinstance(table.op(), UnboundTable) else None
+        folder = self._write(table) if held is None else held
+        try:
+            yield _parts(folder)
+        finally:
+            if held is None:
+                shutil.rmtree(folder)
 
     def _write(self, table: Table, by: Sequence[str] = ()) -> Path:
         """Write a table in its order, or sorted by columns, with all rows of the first one's values in one file."""

@@ -14,7 +14,7 @@ from uuid import uuid4
 import pyarrow.parquet as pq
 
 from recspec.errors import RecspecError
-from recspec.prepare.backend import Part, T
+from recspec.prepare.backend import Part, Share, T, X
 from recspec.prepare.staging import WATCH_SECONDS
 
 
@@ -56,6 +56,16 @@ def call_with_parts(
     return found
 
 
+def call_with_shares(
+    context: Any, make: Callable[[Share[X]], T], items: Sequence[X], folder: Path, done: Callable[[int], None]
+) -> list[T]:
+    """Call `make` with each item; see `Backend.each_share`."""
+    results = call(context, partial(_counted, make, folder), items, lambda _: None)
+    for _, rows in results:
+        done(rows)
+    return [found for found, _ in results]
+
+
 def call(context: Any, make: Callable[[Any], T], items: Sequence[Any], told: Callable[[float], None]) -> list[T]:
     """Call `make` with each item; `told` receives the share of the calls that have ended.
 
@@ -92,11 +102,22 @@ def _result(make: Callable[[Any], T], item: object) -> T | RecspecError:
 
 
 def _made(shared: Any, folder: Path, memory_limit: int | None, file: _File) -> Any:
-    """Call for a part. Each attempt has a folder of its own, so that one that Spark took for lost disturbs no other."""
+    with pq.ParquetFile(file.path) as rows:
+        own = _own(folder)
+        return shared.value(Part(rows.iter_batches, file.num_columns, file.first_row, own, memory_limit, _ignore))
+
+
+def _counted(make: Callable[[Share[X]], T], folder: Path, item: X) -> tuple[T, int]:
+    """What a call returns, and the rows that it dealt with."""
+    rows = list[int]()
+    return make(Share(item, _own(folder), rows.append)), sum(rows)
+
+
+def _own(folder: Path) -> Path:
+    """A folder for one attempt, so that one that Spark took for lost disturbs no other."""
     own = folder / uuid4().hex
     own.mkdir(parents=True)
-    with pq.ParquetFile(file.path) as rows:
-        return shared.value(Part(rows.iter_batches, file.num_columns, file.first_row, own, memory_limit, _ignore))
+    return own
 
 
 def _ignore(rows: int) -> None:
