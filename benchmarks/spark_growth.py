@@ -1,9 +1,10 @@
 """How `recspec prepare --engine spark` grows: CPU time and memory of the driver and of the executors.
 
-A standalone master and two workers of one core each run on this machine. Made-up interactions, in the layout of
-MovieLens, are prepared with histories and negatives, at 1, 4 and 16 times the rows. Each line of the table is one run.
+A standalone master and two workers of one core each run on this machine. Made-up rows are prepared at 1, 4 and 16 times
+their number: interactions in the layout of MovieLens, with histories and negatives, or clicks in Criteo's. Each line of
+the table is one run.
 
-    python benchmarks/spark_growth.py [--ratings 125000] [--times 1 4 16] [--source src]
+    python benchmarks/spark_growth.py [--dataset movielens] [--rows 125000] [--times 1 4 16] [--source src]
 """
 
 from __future__ import annotations
@@ -25,32 +26,41 @@ from _side_by_side import machine_line, where_and_when
 from recspec.datasets import write_movielens_like
 
 HOST = "127.0.0.1"
-SETTINGS = ("history=20", "num_negatives=20", "negative_history=true")
+SETTINGS = {
+    "movielens": ("history=20", "num_negatives=20", "negative_history=true"),
+    "criteo": ("format=split_binary",),
+}
+ROOT = Path(__file__).resolve().parents[1]
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def main() -> None:
     """The table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--ratings", type=int, default=125_000)
+    parser.add_argument("--dataset", choices=[*SETTINGS], default="movielens")
+    parser.add_argument("--rows", type=int, default=125_000)
     parser.add_argument("--times", type=int, nargs="+", default=[1, 4, 16])
-    parser.add_argument(
-        "--source", type=Path, default=Path(__file__).resolve().parents[1] / "src", help="recspec's code"
-    )
+    parser.add_argument("--source", type=Path, default=ROOT / "src", help="recspec's code")
     chosen = parser.parse_args()
     found = where_and_when()
     print(f"{machine_line(found)}, load {found['load_average']:.1f}, {found['date']}, commit {found['commit']}\n")
-    print("| ratings | s | driver's Python: CPU s, peak MB | driver's JVM: CPU s "
+    print("| rows | s | driver's Python: CPU s, peak MB | driver's JVM: CPU s "
           "| executors: CPU s in Python, in JVMs, peak MB of a Python process |\n|---|---|---|---|---|")  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         for times in chosen.times:
-            ratings = times * chosen.ratings
+            rows = times * chosen.rows
             raw = Path(folder) / f"raw-{times}"
-            write_movielens_like(raw, num_users=ratings // 100, num_items=4000, num_ratings=ratings)
-            print(_measured(raw, Path(folder) / f"out-{times}", ratings, chosen.source), flush=True)
+            if chosen.dataset == "movielens":
+                write_movielens_like(raw, num_users=rows // 100, num_items=4000, num_ratings=rows)
+            else:
+                sys.path.insert(0, str(ROOT))  # this file may be run from anywhere
+                from tests import made_up_criteo
+
+                made_up_criteo.write(raw, num_rows=rows)
+            print(_measured(chosen.dataset, raw, Path(folder) / f"out-{times}", rows, chosen.source), flush=True)
 
 
-def _measured(raw: Path, out: Path, ratings: int, source: Path) -> str:
+def _measured(dataset: str, raw: Path, out: Path, rows: int, source: Path) -> str:
     env = {**os.environ, "PYTHONPATH": str(source), "SPARK_LOCAL_IP": HOST, "OMP_NUM_THREADS": "1",
            "PYSPARK_PYTHON": sys.executable}  # fmt: skip
     with ExitStack() as stack:
@@ -62,8 +72,8 @@ def _measured(raw: Path, out: Path, ratings: int, source: Path) -> str:
         own = [*where, "-c", "1", "-m", "2g", url]
         workers = [stack.enter_context(_running("worker.Worker", own, env)) for _ in range(2)]
         time.sleep(5)
-        command = [sys.executable, "-m", "recspec", "prepare", "movielens", str(raw), str(out), "--engine", "spark"]
-        command += [part for setting in SETTINGS for part in ("--set", setting)]
+        command = [sys.executable, "-m", "recspec", "prepare", dataset, str(raw), str(out), "--engine", "spark"]
+        command += [part for setting in SETTINGS[dataset] for part in ("--set", setting)]
         started = time.perf_counter()
         driver = subprocess.Popen(command, env={**env, "SPARK_MASTER": url}, stdout=subprocess.DEVNULL)
         driver_seen: dict[int, _Seen] = {}
@@ -80,7 +90,7 @@ def _measured(raw: Path, out: Path, ratings: int, source: Path) -> str:
     python = [seen for seen in workers_seen.values() if not seen.is_java]
     java = sum(seen.cpu for seen in workers_seen.values() if seen.is_java)
     peak = max((seen.peak for seen in python), default=0)
-    return (f"| {ratings:,} | {took:.0f} | {python_driver.cpu:.1f}, {python_driver.peak:.0f} | {jvm:.0f} | "
+    return (f"| {rows:,} | {took:.0f} | {python_driver.cpu:.1f}, {python_driver.peak:.0f} | {jvm:.0f} | "
             f"{sum(seen.cpu for seen in python):.1f}, {java:.0f}, {peak:.0f} |")  # fmt: skip
 
 

@@ -61,7 +61,6 @@ from recspec.prepare import (
     counts_by,
     fetch,
     gather,
-    limit_bytes,
     prepared,
     shuffled,
 )
@@ -73,7 +72,8 @@ _Values: TypeAlias = Mapping[str, NDArray[Any]]
 LOG_PLUS = 3  # numbers are published as ln(x + 3); the smallest is -3 in the Terabyte and -2 in Kaggle's file
 BLOCK_ROWS = 262_144  # rows encoded in a block
 JOINED_BYTES = 64  # memory of the engine per value of a vocabulary while rows are joined to it
-ASSUMED_BYTES = 4 << 30  # assumed memory limit for joins with vocabularies, if none is given
+ASSUMED_BYTES = 4 << 30  # assumed memory limit for joins and sorting, if none is given
+SORTED_TIMES = 4  # memory that sorting and writing a bucket takes, in buckets
 
 
 def prepare(context: PrepareContext, settings: Settings) -> Prepared:
@@ -101,6 +101,7 @@ def _write(backend: Backend, folder: Path, encoded: _Encoded, settings: Settings
         place = Path(VOCABULARIES, f"{name}.parquet")
         _copy_values(folder / "work" / place, folder / place)
     done, total = 0, sum(encoded.counts.values())
+    limit = backend.memory_limit or ASSUMED_BYTES
 
     def report(rows: int) -> None:
         nonlocal done
@@ -116,7 +117,9 @@ def _write(backend: Backend, folder: Path, encoded: _Encoded, settings: Settings
         )
         buckets = range(scatter.num_buckets)
         apart = settings.format == "parquet" or backend.distributed  # files of other formats would be joined again
-        parts += backend.each_share([[bucket] for bucket in buckets] if apart else [buckets], writing, report)
+        at_once = limit // 4 // (SORTED_TIMES * scatter.bucket_bytes + 1)
+        shares = [[bucket] for bucket in buckets] if apart else [buckets]
+        parts += backend.each_share(shares, writing, report, at_once=at_once)
     chunks = gather(backend, folder, parts)
     channels = {"context": tuple(name for name in encoded.features if name != LABEL), "label": (LABEL,)}
     metadata = {
@@ -415,7 +418,7 @@ class _Stages:
         folders: list[Path] = []
         small, large = [*sizes], list[str]()
         if not self.backend.distributed:  # a vocabulary's join takes an eighth of the memory, so that no row is spilled
-            limit = limit_bytes(self.context.memory_limit) if self.context.memory_limit else ASSUMED_BYTES
+            limit = self.backend.memory_limit or ASSUMED_BYTES
             small, large = _by_size(sizes, limit // 8 // JOINED_BYTES)
         done, total = 0, rows.parts[-1][2]
 

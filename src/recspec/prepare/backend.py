@@ -79,10 +79,12 @@ class Backend(Protocol):
         that is not staged has no order there. `done` receives the numbers of rows that were dealt with.
         """
 
-    def each_share(self, items: Sequence[X], make: Callable[[Share[X]], T], done: Callable[[int], None]) -> list[T]:
+    def each_share(
+        self, items: Sequence[X], make: Callable[[Share[X]], T], done: Callable[[int], None], *, at_once: int = 1
+    ) -> list[T]:
         """Call `make` with each item, on Spark's executors or in threads, and return the results in the same order.
 
-        `done` receives the numbers of rows that were dealt with.
+        `done` receives the numbers of rows that were dealt with. In this process, at most `at_once` calls run together.
         """
 
     def call(self, make: Callable[[], T]) -> T:

@@ -154,14 +154,16 @@ class DuckDBBackend(Backend):
         folder = self._new_folder()
         yield make(Part(partial(self.batches, table), len(table.columns), 0, folder, self.memory_limit, done))
 
-    def each_share(self, items: Sequence[X], make: Callable[[Share[X]], T], done: Callable[[int], None]) -> list[T]:
+    def each_share(
+        self, items: Sequence[X], make: Callable[[Share[X]], T], done: Callable[[int], None], *, at_once: int = 1
+    ) -> list[T]:
         alone = Lock()
 
         def told(rows: int) -> None:
             with alone:
                 done(rows)
 
-        with ThreadPoolExecutor(self._threads, "recspec-share") as pool:
+        with ThreadPoolExecutor(max(1, min(self._threads, at_once)), "recspec-share") as pool:
             found = [pool.submit(make, Share(item, self._new_folder(), told)) for item in items]
             try:
                 return [each.result() for each in found]

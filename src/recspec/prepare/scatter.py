@@ -31,6 +31,7 @@ class Scatter:
         fields = {str(place): kind for place, kind in enumerate(dtypes.values())}
         self._record = np.dtype([("key", np.uint64), *fields.items()])
         self.num_buckets = min(max(-(-num_rows * self._record.itemsize // BUCKET_BYTES), 1), MAX_BUCKETS)
+        self.bucket_bytes = num_rows * self._record.itemsize // self.num_buckets
         low, high = keys
         cuts = [low + (high - low) * number // self.num_buckets for number in range(1, self.num_buckets)]
         self._cuts = np.array(cuts, np.uint64)

@@ -186,7 +186,14 @@ class SparkBackend(Backend):
             found = call_with_parts(self._session.sparkContext, make, paths, folder, self.memory_limit, done)
         yield from found
 
-    def each_share(self, items: Sequence[X], make: Callable[[Share[X]], T], done: Callable[[int], None]) -> list[T]:
+    def each_share(
+        self,
+        items: Sequence[X],
+        make: Callable[[Share[X]], T],
+        done: Callable[[int], None],
+        *,
+        at_once: int = 1,  # noqa: ARG002
+    ) -> list[T]:
         with _errors_of_spark(_step_failed):
             return call_with_shares(self._session.sparkContext, make, items, self._folder / next(self._names), done)
 
