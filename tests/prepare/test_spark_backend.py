@@ -34,7 +34,7 @@ from recspec.datasets import DATASETS, write_movielens_like
 from recspec.encoding import Vocabulary
 from recspec.errors import DataError
 from recspec.prepare import interaction_rows, interactions
-from recspec.prepare.backend import Backend, Part
+from recspec.prepare.backend import Backend, Part, Share
 from recspec.prepare.spark_backend import SparkBackend, _parts
 from recspec.prepare.splits import by_time
 from recspec.prepare.tables import count_rows, fetch
@@ -308,6 +308,12 @@ def test_values_are_understood_as_duckdb_understands_them(spark: Backend, tmp_pa
             assert two.sort_by(ROW).to_pylist() == one.to_pylist()
 
 
+def item_and_place(share: Share[int]) -> tuple[int, Path]:
+    """An item and its folder, after ten rows for each of its units."""
+    share.done(10 * share.item)
+    return share.item, share.folder
+
+
 def test_each_file_is_a_part_and_an_error_of_ours_is_raised_as_it_is(spark: Backend, tmp_path: Path) -> None:
     pq.write_table(pa.table({"user": [number % 50 for number in range(1000)]}), tmp_path / "a.parquet")
     session = spark._session  # type: ignore[attr-defined]
@@ -323,6 +329,10 @@ def test_each_file_is_a_part_and_an_error_of_ours_is_raised_as_it_is(spark: Back
     users = fetch(spark, staged).column("user").to_pylist()
     assert users == sorted(users)
     assert spark.call(partial(max, 1, 2)) == 2
+    shares = spark.each_share([3, 5], item_and_place, told.append)
+    assert [item for item, _ in shares] == [3, 5]
+    assert len({place for _, place in shares}) == 2  # each call has a folder of its own
+    assert told[-2:] == [30, 50]
     with pytest.raises(DataError, match=f"^{tmp_path / 'none'}: no such vocabulary"):
         spark.call(partial(Vocabulary.load, tmp_path / "none"))
 
