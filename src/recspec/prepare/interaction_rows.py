@@ -72,20 +72,25 @@ class Counts:
     left_out: Counter[str] = field(default_factory=Counter)
     """Rows by reason: without_negatives, short_histories, unknown_targets, unknown_users."""
     series: Counter[str] = field(default_factory=Counter)
-    examples: dict[str, int] = field(default_factory=dict)  # the number of the first user of each count
+    examples: dict[str, int] = field(default_factory=dict)  # the lowest number of a user of each count
 
     def count(self, name: str, users: Ids) -> None:
         """Add the rows of `users` to a count."""
         if len(users):
             self.left_out[name] += len(users)
-            self.examples.setdefault(name, int(users[0]))
+            self._name(name, int(users.min()))
 
     def add(self, later: Counts) -> None:
         """Add the counts of the next users, except their files."""
         for name, rows in later.rows.items():
             self.rows[name] += rows
         self.left_out += later.left_out
-        self.examples = later.examples | self.examples
+        for name, user in later.examples.items():
+            self._name(name, user)
+
+    def _name(self, name: str, user: int) -> None:
+        """Keep the first user, whatever blocks and parts the rows come in."""
+        self.examples[name] = min(user, self.examples.get(name, user))
 
     def summary(self, plan: Plan) -> dict[str, object]:
         found: dict[str, object] = {"rows": self.rows}
