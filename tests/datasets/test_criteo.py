@@ -294,12 +294,33 @@ def test_rows_are_the_same_however_much_is_held_in_memory(
         assert rows_of(cut, split) == rows_of(whole, split), split
 
 
+def test_a_small_memory_limit_joins_fewer_columns_at_once(tmp_path: Path) -> None:
+    made_up_criteo.write(tmp_path / "train.txt", num_rows=3000)
+    settings = {"num_numerical": 13, "num_categorical": 26, "min_count": 2}
+    whole = prepare(tmp_path / "train.txt", tmp_path / "whole", **settings)
+    small = prepare(tmp_path / "train.txt", tmp_path / "small", run={"memory_limit": "400MB"}, **settings)
+    assert bytes_of(small.folder) == bytes_of(whole.folder)
+
+
+def test_rows_that_are_lost_on_the_way_are_told(tmp_path: Path) -> None:
+    made_up_criteo.write(tmp_path / "train.txt", num_rows=100)
+    settings = {"num_numerical": 13, "num_categorical": 26}
+    with pytest.raises(Stop):
+        prepare(tmp_path / "train.txt", tmp_path / "out", run={"progress": stop_at("writing splits")}, **settings)
+    (work,) = tmp_path.glob(".out*/work")
+    (held,) = work.glob("buckets-0/*/train")
+    (held / scatter.ENDS).unlink()
+    with pytest.raises(DataError, match=r"0 of the 60 encoded rows of train are in .*work; remove that folder"):
+        prepare(tmp_path / "train.txt", tmp_path / "out", **settings)
+
+
 def test_columns_of_small_vocabularies_are_joined_at_once() -> None:
     sizes = {"C1": 3, "C2": 40, "C3": 2, "C4": 9}
-    assert criteo._by_size(sizes, 14) == (["C1", "C3", "C4"], ["C2"])
-    assert criteo._by_size(sizes, 13) == (["C1", "C3"], ["C2", "C4"])
-    assert criteo._by_size(sizes, 100) == (list(sizes), [])
-    assert criteo._by_size({}, 100) == ([], [])
+    assert criteo._by_size(sizes, 14, 9) == (["C1", "C3", "C4"], ["C2"])
+    assert criteo._by_size(sizes, 99, 2) == (["C1", "C3"], ["C2", "C4"])
+    assert criteo._by_size(sizes, 13, 9) == (["C1", "C3"], ["C2", "C4"])
+    assert criteo._by_size(sizes, 100, 9) == (list(sizes), [])
+    assert criteo._by_size({}, 100, 9) == ([], [])
 
 
 def test_rows_may_have_numbers_or_categories_alone(tmp_path: Path) -> None:

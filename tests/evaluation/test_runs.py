@@ -53,7 +53,9 @@ def test_a_run_says_how_often_it_was_updated(folder: Path) -> None:
         (folder / "a" / "knn" / "updates" / number).mkdir(parents=True)
     for number in ("0001", "0002"):
         (folder / "a" / "knn" / "updates" / number / versions.DELTA).touch()
-    assert [each.updates for each in find_runs(folder, sort="run").runs] == [2, 0, 0]
+    (folder / "a" / "knn" / "updates" / "0001" / "bundle").mkdir()
+    (folder / "a" / "knn" / "updates" / "0001" / "bundle" / "bundle.json").touch()  # the second delta came alone
+    assert [each.updates for each in find_runs(folder, sort="run").runs] == [1, 0, 0]
 
 
 def test_runs_on_different_data_name_their_folders(folder: Path) -> None:

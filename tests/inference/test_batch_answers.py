@@ -58,8 +58,9 @@ def test_shards_hold_what_one_file_holds(name: str, request: pytest.FixtureReque
     users = len(predictor.users)
     assert counts == Counts(users, 0, -(-users // 7), 0)
     assert_same(whole(tmp_path / "out"), one_file(predictor, tmp_path / "one.parquet", wanted))
+    assert pq.read_table(tmp_path / "out").num_rows == whole(tmp_path / "out").num_rows  # as a folder of Parquet files
     left = sorted(file.name for file in (tmp_path / "out").iterdir())
-    assert left == ["job.json", *(f"part-{number:05}.parquet" for number in range(counts.shards))]
+    assert left == ["_job.json", *(f"part-{number:05}.parquet" for number in range(counts.shards))]
 
 
 def test_shards_filter_exclude_and_vary_as_recommend_does(ials: Predictor, tmp_path: Path) -> None:
@@ -173,10 +174,24 @@ def test_another_job_is_refused(films: Predictor, ials: Predictor, tmp_path: Pat
     assert whole(out).equals(before)
 
 
+def test_a_job_that_fails_before_its_first_shard_leaves_the_folder_to_another(
+    films: Predictor, ials: Predictor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise DataError("of the first shard")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(batch_engines, "write_here", fail)
+        with pytest.raises(DataError, match="of the first shard"):
+            recommend_shards(ials, None, tmp_path / "out", Wanted(k=3), SMALL, note=quiet)
+    assert list((tmp_path / "out").glob("[!.]*")) == []
+    assert recommend_shards(films, None, tmp_path / "out", Wanted(k=3), SMALL, note=quiet).kept == 0
+
+
 def test_folders_that_hold_something_else_are_refused(films: Predictor, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").write_text("dear")
-    with pytest.raises(SettingsError, match=r"mine: is not empty and holds no job.json; name a new folder"):
+    with pytest.raises(SettingsError, match=r"mine: is not empty and holds no _job.json; name a new folder"):
         recommend_shards(films, None, tmp_path / "mine", Wanted(), SMALL)
     with pytest.raises(SettingsError, match=r"letter.txt: is a file; name a folder for the shards"):
         recommend_shards(films, None, tmp_path / "mine" / "letter.txt", Wanted(), SMALL)
@@ -191,8 +206,8 @@ def test_folders_that_hold_something_else_are_refused(films: Predictor, tmp_path
     pq.write_table(pa.table({"a": [1]}), shard)
     with pytest.raises(DataError, match=r"part-00001.parquet: is no whole shard"):
         recommend_shards(films, None, out, Wanted(), SMALL)
-    (out / "job.json").write_text("{}")
-    with pytest.raises(DataError, match=r"(?s)job.json: damaged; remove the folder.*answers: Field required"):
+    (out / "_job.json").write_text("{}")
+    with pytest.raises(DataError, match=r"(?s)_job.json: damaged; remove the folder.*answers: Field required"):
         recommend_shards(films, None, out, Wanted(), SMALL)
 
 

@@ -105,6 +105,13 @@ def test_a_fraction_is_not_rounded_to_a_whole_number(backend: Backend, tmp_path:
         backend.read_text(TextFile(path, COLUMNS))
 
 
+@pytest.mark.parametrize("value", [str(2**63), str(-(2**63) - 1), "9" * 30])
+def test_a_number_beyond_64_bits_is_named_with_its_line(backend: Backend, tmp_path: Path, value: str) -> None:
+    path = written(tmp_path / "a.csv", f"user,item,stars\n{2**63 - 1},a,1\n{value},b,2\n")
+    with pytest.raises(DataError, match=f"line 3: column 'user' is '{value}'; expected a whole number of at most 64"):
+        backend.read_text(TextFile(path, COLUMNS))
+
+
 # --- reading JSON lines -----------------------------------------------------------------------------------------------
 OBJECTS = """\
 {"user": 7, "item": "a, \\"b\\"", "stars": 4.0, "extra": [1, {"x": null}]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 from collections.abc import Mapping
@@ -16,7 +17,8 @@ from recspec import config
 from recspec.bundle import folder as bundle
 from recspec.bundle import run_record, versions
 from recspec.encoding import Encoders
-from recspec.errors import BundleError, DataError, Interrupted
+from recspec.errors import BundleError, DataError, Interrupted, SpecError
+from recspec.evaluation import evaluate
 from recspec.inference.predictor import Predictor
 from recspec.inference.wanted import Wanted
 from recspec.loading.blocks import Newest, Part
@@ -195,8 +197,14 @@ def test_what_takes_no_new_events_says_so(shop: Mapping[str, Path], tmp_path: Pa
     with pytest.raises(DataError, match=r"is not the dataset that .* was trained on: features, vocabularies or"):
         update(run, shop["new"], data=FeatureSpec.load(shop["sequences"]))
     made = update(run, shop["new"])
+    grown = re.escape(str(made.folder / "data"))
+    with pytest.raises(SpecError, match=f"not the dataset that the model was trained on, which is .*{grown}"):
+        evaluate(bundle.load(made.bundle), FeatureSpec.load(shop["interactions"]), protocols=["full"])
     with pytest.raises(BundleError, match=r"is a version of .*run; name that run, whose newest version is updated"):
         update(made.folder, shop["new"])
+    (made.folder / "data").rename(tmp_path / "elsewhere")
+    with pytest.raises(BundleError, match=r"the dataset that .* was trained on is no longer there; .* with --data"):
+        update(run, shop["new"])
     (run / "updates" / "0001" / "run.json").unlink()
     (run / "updates" / "0001" / "log.jsonl").unlink()
     with pytest.raises(BundleError, match="does not say which dataset it was trained on; name it"):

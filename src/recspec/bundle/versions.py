@@ -50,10 +50,16 @@ def _holds_delta(run: Path, name: str) -> bool:
 
 def newest(run: Path) -> Path | None:
     """The bundle of the newest update that has one; None if there is none."""
-    for folder in reversed(updates_of(run)):
-        if (folder / BUNDLE / "bundle.json").is_file():
-            return folder / BUNDLE
-    return None
+    return made[-1] if (made := _made(run)) else None
+
+
+def number_made(run: Path) -> int:
+    """How many updates have their bundle; a delta that was copied alone has none before `take_deltas`."""
+    return len(_made(run))
+
+
+def _made(run: Path) -> list[Path]:
+    return [each / BUNDLE for each in updates_of(run) if (each / BUNDLE / "bundle.json").is_file()]
 
 
 def number_of(bundle: Path) -> int:

@@ -73,7 +73,9 @@ LOG_PLUS = 3  # numbers are published as ln(x + 3); the smallest is -3 in the Te
 BLOCK_ROWS = 262_144  # rows encoded in a block
 JOINED_BYTES = 64  # memory of the engine per value of a vocabulary while rows are joined to it
 ASSUMED_BYTES = 4 << 30  # assumed memory limit for joins and sorting, if none is given
-SORTED_TIMES = 4  # memory that sorting and writing a bucket takes, in buckets
+SORTED_TIMES = 6  # memory that sorting and writing a bucket takes, in buckets (measured: 5.0 to 5.6)
+JOINED_COLUMN_BYTES = 32 << 20  # of the memory limit for each join in a query (measured: 5 MB of the engine's share)
+BUCKETS = "buckets"  # folders of encoded rows; another layout needs another name, because a killed run goes on with it
 
 
 def prepare(context: PrepareContext, settings: Settings) -> Prepared:
@@ -109,17 +111,20 @@ def _write(backend: Backend, folder: Path, encoded: _Encoded, settings: Settings
         progress("writing splits", done, total)
 
     parts = []
-    for split in encoded.counts:
+    for split, rows in encoded.counts.items():
         shutil.rmtree(folder / split, ignore_errors=True)  # of a run killed here
         scatter = encoded.scatters[split]
-        writing = _Writing(
-            split, encoded.features, settings.format, scatter, [place / split for place in encoded.folders]
-        )
+        folders = [place / split for place in encoded.folders]
+        writing = _Writing(split, encoded.features, settings.format, scatter, folders)
         buckets = range(scatter.num_buckets)
         apart = settings.format == "parquet" or backend.distributed  # files of other formats would be joined again
-        at_once = limit // 4 // (SORTED_TIMES * scatter.bucket_bytes + 1)
+        at_once = limit // 4 // (SORTED_TIMES * scatter.largest(folders) + 1)
         shares = [[bucket] for bucket in buckets] if apart else [buckets]
+        before = done
         parts += backend.each_share(shares, writing, report, at_once=at_once)
+        if done - before != rows:
+            lost = f"{done - before:,} of the {rows:,} encoded rows of {split} are in {folder / 'work'}"
+            raise DataError(f"{lost}; remove that folder and start again")
     chunks = gather(backend, folder, parts)
     channels = {"context": tuple(name for name in encoded.features if name != LABEL), "label": (LABEL,)}
     metadata = {
@@ -173,7 +178,7 @@ def _finished_stages(work: Path, num_files: int, settings: Settings) -> str | No
     parts = {
         "reading rows": [work / f"rows-{number}.parquet" for number in range(num_files)],
         "finding ids": [work / VOCABULARIES / f"{name}.parquet" for name in settings.categories],
-        "encoding rows": [work / f"encoded-{number}" for number in range(num_files)],
+        "encoding rows": [work / f"{BUCKETS}-{number}" for number in range(num_files)],
     }
     found = None
     for stage, places in parts.items():
@@ -419,7 +424,7 @@ class _Stages:
         small, large = [*sizes], list[str]()
         if not self.backend.distributed:  # a vocabulary's join takes an eighth of the memory, so that no row is spilled
             limit = self.backend.memory_limit or ASSUMED_BYTES
-            small, large = _by_size(sizes, limit // 8 // JOINED_BYTES)
+            small, large = _by_size(sizes, limit // 8 // JOINED_BYTES, max(1, limit // JOINED_COLUMN_BYTES))
         done, total = 0, rows.parts[-1][2]
 
         def report(rows: int) -> None:
@@ -431,7 +436,7 @@ class _Stages:
             if not any(found.start < end and found.stop > first for found in rows.ranges):
                 done += end - first
                 continue
-            place = self.work / f"encoded-{number}"
+            place = self.work / f"{BUCKETS}-{number}"
             if place.exists():
                 done += end - first
             else:
@@ -496,10 +501,12 @@ def _categorical(cardinality: int) -> Feature:
     return feature_to_write(Feature(), cardinality, "parquet")
 
 
-def _by_size(sizes: Mapping[str, int], most: int) -> tuple[list[str], list[str]]:
-    """Columns whose vocabularies hold at most `most` values together, smallest first, and the other columns."""
-    held = dict(zip(sorted(sizes, key=lambda name: sizes[name]), accumulate(sorted(sizes.values())), strict=True))
-    return [name for name in sizes if held[name] <= most], [name for name in sizes if held[name] > most]
+def _by_size(sizes: Mapping[str, int], most: int, columns: int) -> tuple[list[str], list[str]]:
+    """The smallest vocabularies, which hold at most `most` values together and are at most `columns`; the others."""
+    ascending = sorted(sizes, key=lambda name: sizes[name])
+    held = zip(ascending, accumulate(sizes[name] for name in ascending), strict=True)
+    small = {name for name, values in list(held)[:columns] if values <= most}
+    return [name for name in sizes if name in small], [name for name in sizes if name not in small]
 
 
 def _write_vocabulary(batches: Iterator[pa.RecordBatch], place: Path) -> None:

@@ -60,7 +60,7 @@ def evaluate(
         SettingsError: for an unknown protocol, or a cut-off longer than every list of candidates.
     """
     ranks, started = ranks or Ranks(), time.monotonic()
-    check_same_features(trained.model, spec)
+    check_same_features(trained.model, spec, trained.folder)
     fitted_on = _train_splits(trained)
     asked, reads = settings or EvaluateSettings(), trained.model.features()
     question = Question(spec, split, protocols, asked, reads=reads, trained_on=fitted_on)

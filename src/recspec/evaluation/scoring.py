@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -17,8 +18,9 @@ import torch
 from torch import Tensor
 
 from recspec.batch import Batch, concatenate, num_rows, take, to_device
+from recspec.bundle import run_record
 from recspec.distributed import Ranks
-from recspec.errors import SpecError, unknown
+from recspec.errors import BundleError, SpecError, unknown
 from recspec.evaluation.interactions import ROWS_PER_BLOCK, Rows, blocks
 from recspec.evaluation.labelled_rows import Scorer
 from recspec.evaluation.question import Question
@@ -229,11 +231,11 @@ def _read_requests(question: Question, names: Sequence[str]) -> tuple[Ids, Batch
     return users, take(concatenate(parts), torch.from_numpy(np.argsort(order)))
 
 
-def check_same_features(model: Model, spec: FeatureSpec) -> None:
+def check_same_features(model: Model, spec: FeatureSpec, bundle: Path | None = None) -> None:
     """Check that the dataset holds the model's features, with the same kinds and numbers of ids.
 
     Raises:
-        SpecError: with every feature that is missing or of another kind.
+        SpecError: with every feature that is missing or of another kind, and the dataset that the bundle names.
     """
     absent = [name for name in model.features() if name not in spec.features]
     problems = [unknown("feature", absent, spec.features)] if absent else []
@@ -252,7 +254,16 @@ def check_same_features(model: Model, spec: FeatureSpec) -> None:
                 f"feature '{name}' has {spec.num_ids(name)} ids; the model was trained on {model.spec.num_ids(name)}"
             )
     if problems:
-        raise SpecError.of(f"{spec.folder}: not the dataset that the model was trained on", problems)
+        raise SpecError.of(f"{spec.folder}: not the dataset that the model was trained on{_named(bundle)}", problems)
+
+
+def _named(bundle: Path | None) -> str:
+    """The dataset of a bundle, which for an updated run is not the one that was given to `train`."""
+    try:
+        record = run_record.read(run_record.home(bundle)) if bundle is not None else None
+    except BundleError:
+        record = None
+    return f", which is {record.data.path}" if record is not None and record.data is not None else ""
 
 
 def _numbers_of(feature: Feature) -> str:

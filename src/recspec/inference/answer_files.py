@@ -112,7 +112,7 @@ def predict_split(
     """
     _point_to_raw_rows(spec, split)
     held = spec.columns(split)
-    check_same_features(predictor.model, spec)
+    check_same_features(predictor.model, spec, predictor.bundle.folder)
     features = predictor.model.features()
     ids = (spec.group, *(id_feature(spec, role) for role in ROLES), spec.label)
     shown = tuple(dict.fromkeys(name for name in ids if name is not None and name in held))

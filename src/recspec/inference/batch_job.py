@@ -1,6 +1,6 @@
 """A job of many answers: a folder of Parquet shards, written in any order by any number of processes.
 
-job.json              what the job is: the model's digest, the input, the settings, users or rows of a shard
+_job.json             what the job is: the model's digest, the input, the settings, users or rows of a shard
 part-00000.parquet    the answers of the first `shard_size` users or rows; whole, or not there
 .items/               vectors of items, made once and mapped by every process, until the job is done
 
@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from recspec.errors import DataError, SettingsError, problems_in
 from recspec.files import PathError, local, locked_inside, read_json, removed, whole_file
 
-FILE_NAME, ITEMS = "job.json", ".items"
+FILE_NAME, ITEMS = "_job.json", ".items"  # readers of Parquet folders pass over files that begin with _
 FORMAT = 1
 SHARD_SIZE = 1 << 14
 """Users or rows of a shard: some megabytes, and at 1 ms a user some seconds of work that a killed job repeats."""
@@ -107,7 +107,8 @@ def opened(out: Path, job: Job) -> Iterator[dict[int, Done]]:
     if out.is_dir() and not (out / FILE_NAME).exists() and any(not each.name.startswith(".") for each in out.iterdir()):
         raise SettingsError(f"{out}: is not empty and holds no {FILE_NAME}; name a new folder")
     with locked_inside(out, "writing answers to"):
-        if (out / FILE_NAME).exists():
+        begun = (out / FILE_NAME).exists()
+        if begun:
             if problems := job.differences(read(out)):
                 advice = "name another folder, or remove this one"
                 raise SettingsError.of(f"{out}: holds the answers of another job; {advice}", problems)
@@ -118,7 +119,13 @@ def opened(out: Path, job: Job) -> Iterator[dict[int, Done]]:
             left.unlink(missing_ok=True)
         held = [(number, out / Shard(number, 0, 0).name) for number in range(job.num_shards)]
         done = {number: check(file, job, number) for number, file in held if file.exists()}
-        yield done
+        try:
+            yield done
+        except BaseException:
+            if not begun and not any(file.exists() for _, file in held):  # so that the folder is free for another job
+                removed(out / ITEMS)
+                (out / FILE_NAME).unlink(missing_ok=True)
+            raise
         if all(file.exists() for _, file in held):
             removed(out / ITEMS)
 

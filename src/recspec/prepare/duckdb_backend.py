@@ -7,13 +7,13 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, CancelledError, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from threading import Lock
+from threading import Event, Lock
 from typing import Any, Literal
 
 import duckdb
@@ -157,18 +157,28 @@ class DuckDBBackend(Backend):
     def each_share(
         self, items: Sequence[X], make: Callable[[Share[X]], T], done: Callable[[int], None], *, at_once: int = 1
     ) -> list[T]:
-        alone = Lock()
+        threads = min(self._threads, at_once, len(items))
+        if threads <= 1:
+            return [make(Share(item, self._new_folder(), done)) for item in items]
+        alone, stopped = Lock(), Event()
 
         def told(rows: int) -> None:
             with alone:
+                if stopped.is_set():
+                    raise CancelledError
                 done(rows)
 
-        with ThreadPoolExecutor(max(1, min(self._threads, at_once)), "recspec-share") as pool:
-            found = [pool.submit(make, Share(item, self._new_folder(), told)) for item in items]
+        with ThreadPoolExecutor(threads, "recspec-share") as pool:
             try:
+                found = [pool.submit(make, Share(item, self._new_folder(), told)) for item in items]
+                ended = wait(found, return_when=FIRST_EXCEPTION).done
+                for each in found:
+                    if each in ended and (error := each.exception()) is not None:
+                        raise error
                 return [each.result() for each in found]
             except BaseException:
-                pool.shutdown(cancel_futures=True)
+                stopped.set()
+                pool.shutdown(wait=False, cancel_futures=True)
                 raise
 
     def call(self, make: Callable[[], T]) -> T:

@@ -69,7 +69,8 @@ def gather(backend: Backend, folder: Path, parts: Sequence[PartFiles]) -> dict[s
                 joins.append((paths, folder / names[0]))
             found.append(chunk.model_copy(update={"files": names}))
         chunks[split] = tuple(found)
-    backend.each_share(joins, _joined, lambda _: None)
+    if joins:
+        backend.each_share(joins, _joined, lambda _: None)
     users = [path for part in parts if (path := part.folder / USERS_FILE).exists()]
     if len(users) == 1:
         users[0].replace(folder / USERS_FILE)

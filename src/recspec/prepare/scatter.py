@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +11,10 @@ from numpy.typing import NDArray
 from recspec.prepare.negatives import mix
 
 Keys = NDArray[np.uint64]
-BUCKET_BYTES = 48 << 20  # sorting a bucket needs twice this memory in each thread
+BUCKET_BYTES = 48 << 20  # of records
 MAX_BUCKETS = 4096
 CACHED_ROWS = 2048
+ROWS, ENDS = "rows.bin", "ends.bin"
 
 
 def shuffled(rows: NDArray[np.int64], seed: int) -> Keys:
@@ -24,47 +24,72 @@ def shuffled(rows: NDArray[np.int64], seed: int) -> Keys:
 
 
 class Scatter:
-    """Buckets of rows on disk: `deal` each block, then read `ordered`. `keys`: the lowest, one above the highest."""
+    """Rows on disk by bucket: `deal` each block, then read `ordered`. `keys`: the lowest, one above the highest.
+
+    A folder has one file of rows, block after block, each sorted by bucket, and one that says where its buckets end.
+    """
 
     def __init__(self, dtypes: Mapping[str, np.dtype[np.generic]], num_rows: int, keys: tuple[int, int]) -> None:
         self.names = tuple(dtypes)
         fields = {str(place): kind for place, kind in enumerate(dtypes.values())}
         self._record = np.dtype([("key", np.uint64), *fields.items()])
         self.num_buckets = min(max(-(-num_rows * self._record.itemsize // BUCKET_BYTES), 1), MAX_BUCKETS)
-        self.bucket_bytes = num_rows * self._record.itemsize // self.num_buckets
         low, high = keys
         cuts = [low + (high - low) * number // self.num_buckets for number in range(1, self.num_buckets)]
         self._cuts = np.array(cuts, np.uint64)
 
     def deal(self, folder: Path, keys: Keys, columns: Mapping[str, NDArray[np.generic]]) -> None:
-        """Append rows to the buckets in a folder."""
+        """Append rows to those in a folder."""
         rows = np.empty(len(keys), self._record)
         given = [keys, *(columns[name] for name in self.names)]
         _copy(given, [rows[field] for field in self._record.fields or ()])
         buckets = np.searchsorted(self._cuts, keys, side="right").astype(np.uint16)
         if self.num_buckets > 1:
             rows = self._taken(rows, np.argsort(buckets, kind="stable"))
-        ends = np.cumsum(np.bincount(buckets, minlength=self.num_buckets))
-        for bucket, (start, end) in enumerate(pairwise([0, *ends])):
-            if end > start:
-                with (folder / _name(bucket)).open("ab") as file:
-                    rows[start:end].tofile(file)
+        ends = np.cumsum([0, *np.bincount(buckets, minlength=self.num_buckets)], dtype=np.int64)
+        with (folder / ROWS).open("ab") as file:
+            ends += file.tell() // self._record.itemsize
+            rows.tofile(file)
+        with (folder / ENDS).open("ab") as file:
+            ends.tofile(file)
+
+    def largest(self, folders: Sequence[Path]) -> int:
+        """Bytes of the largest bucket."""
+        counts = np.zeros(self.num_buckets, np.int64)
+        for folder in folders:
+            for block in self._ends(folder):
+                counts += np.diff(block)
+        return int(counts.max()) * self._record.itemsize
 
     def ordered(
         self, folders: Sequence[Path], rows: int, buckets: Sequence[int]
     ) -> Generator[dict[str, NDArray[np.generic]]]:
         """Yield all rows of some buckets by key, at most `rows` at a time."""
         for bucket in buckets:
-            paths = [path for folder in folders if (path := folder / _name(bucket)).exists()]
-            if not paths:
-                continue
-            held = np.concatenate([np.fromfile(path, self._record) for path in paths])
+            found = [np.empty(0, self._record)]
+            for folder in folders:
+                ends = self._ends(folder)[:, bucket : bucket + 2].tolist()
+                if ends:
+                    with (folder / ROWS).open("rb", buffering=0) as file:
+                        for start, end in ends:
+                            file.seek(start * self._record.itemsize)
+                            found.append(np.fromfile(file, self._record, end - start))
+            held = np.concatenate(found)
+            del found
             order = np.argsort(held["key"])
             for start in range(0, len(order), rows):
                 block = self._taken(held, order[start : start + rows])
-                found = {name: np.empty(len(block), self._record[str(place)]) for place, name in enumerate(self.names)}
-                _copy([block[str(place)] for place in range(len(self.names))], [*found.values()])
-                yield found
+                columns = {
+                    name: np.empty(len(block), self._record[str(place)]) for place, name in enumerate(self.names)
+                }
+                _copy([block[str(place)] for place in range(len(self.names))], [*columns.values()])
+                yield columns
+
+    def _ends(self, folder: Path) -> NDArray[np.int64]:
+        """Where the buckets of each block begin and end: (blocks, num_buckets + 1), mapped from the file."""
+        place = folder / ENDS
+        held = np.memmap(place, np.int64, "r") if place.exists() else np.empty(0, np.int64)
+        return held.reshape(-1, self.num_buckets + 1)
 
     def _taken(self, rows: NDArray[np.void], order: NDArray[np.int64]) -> NDArray[np.void]:
         """Rows in an order; as plain bytes, because numpy takes fields one by one, seven times as slow."""
@@ -76,7 +101,3 @@ def _copy(columns: Sequence[NDArray[np.generic]], into: Sequence[NDArray[np.gene
     for start in range(0, len(into[0]), CACHED_ROWS):
         for column, target in zip(columns, into, strict=True):
             target[start : start + CACHED_ROWS] = column[start : start + CACHED_ROWS]
-
-
-def _name(bucket: int) -> str:
-    return f"{bucket:04d}.rows"

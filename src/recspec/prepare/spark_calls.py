@@ -60,7 +60,7 @@ def call_with_shares(
     context: Any, make: Callable[[Share[X]], T], items: Sequence[X], folder: Path, done: Callable[[int], None]
 ) -> list[T]:
     """Call `make` with each item; see `Backend.each_share`."""
-    results = call(context, partial(_counted, make, folder), items, lambda _: None)
+    results = call(context, partial(_counted, make, folder), items, lambda _: done(0))
     for _, rows in results:
         done(rows)
     return [found for found, _ in results]

@@ -290,7 +290,9 @@ def _value_problem(value: str, kind: ColumnType, *, required: bool) -> str | Non
     if kind in ("string", "list"):
         return None
     try:
-        int(value) if kind == "int64" else float(value)
+        number = int(value) if kind == "int64" else float(value)
+        if kind == "int64" and not -(2**63) <= number < 2**63:
+            return f"is '{value[:60]}'; expected a whole number of at most 64 bits"
     except ValueError:
         return f"is '{value[:60]}'; expected {'a whole number' if kind == 'int64' else 'a number'}"
     return None

@@ -180,6 +180,9 @@ def _dataset_of(base: Path, given: FeatureSpec | None) -> FeatureSpec:
         record = run_record.read(run_record.home(base))
         if record is None or record.data is None:
             raise BundleError(f"{base}: does not say which dataset it was trained on; name it")
+        if not Path(record.data.path).exists():
+            where = f"{record.data.path}: the dataset that {base} was trained on is no longer there"
+            raise BundleError(f"{where}; say where it is with --data (data=)")
         spec = FeatureSpec.load(record.data.path)
     own = FeatureSpec.load(base)
     if meaning_digest(own) != meaning_digest(spec):
