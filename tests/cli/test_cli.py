@@ -571,7 +571,9 @@ def test_serve_tells_where_and_ends_when_it_is_asked_to(bundle_folder: Path) -> 
                 assert [each["name"] for each in json.load(answer)["models"]] == ["neumf", "second"]
         finally:
             served.send_signal(signal.SIGTERM)
-        assert f"neumf, second at {told['http']} (a page to try it" in served.stderr.read()
+        said = served.stderr.read()
+        assert f"neumf, second at {told['http']} (a page to try it" in said
+        assert f"INFO recspec.serve: model 'second': version 1 answers, from {bundle_folder}" in said
         assert served.wait(600) == 0
 
 

@@ -43,7 +43,8 @@ def test_each_next_command_does_what_it_says_from_train_to_runs(
     assert "1 run in .\n" in printed
     told = r"my run\s+│ data \(synthetic\) │ popularity │ full/ndcg@10 │ 0\.[0-9]{4} │ 0\.[0-9]{4} │ 20"
     assert re.search(told, printed)
-    (place / "updates" / "0001").mkdir(parents=True)
+    (place / "updates" / "0001" / "bundle").mkdir(parents=True)
+    (place / "updates" / "0001" / "bundle" / "bundle.json").touch()
     (place / "updates" / "0001" / "delta.safetensors").touch()
     assert run("runs")[2] == "* my run: 1 update since; the newest answers\n"
     shutil.rmtree(place / "updates")

@@ -86,6 +86,7 @@ def serve(
 
     line = "%(asctime)s %(levelname)s %(name)s: %(message)s"
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format=line)
+    logging.getLogger("recspec").setLevel(logging.INFO)  # which version answers
 
     def ready(serving: api.Serving) -> None:
         if json_output:

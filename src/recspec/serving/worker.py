@@ -40,6 +40,7 @@ def run(work: Work, end: socket.socket) -> None:
         level=logging.WARNING, stream=sys.stderr,
         format=f"%(asctime)s %(levelname)s %(name)s worker {work.number}: %(message)s",
     )  # fmt: skip
+    logging.getLogger("recspec").setLevel(logging.INFO)
     quiet()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the supervisor too, which then says stop
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
