@@ -118,7 +118,7 @@ def _write(backend: Backend, folder: Path, encoded: _Encoded, settings: Settings
         writing = _Writing(split, encoded.features, settings.format, scatter, folders)
         buckets = range(scatter.num_buckets)
         apart = settings.format == "parquet" or backend.distributed  # files of other formats would be joined again
-        at_once = limit // 4 // (SORTED_TIMES * scatter.largest(folders) + 1)
+        at_once = limit // 2 // (SORTED_TIMES * scatter.largest(folders) + 1)
         shares = [[bucket] for bucket in buckets] if apart else [buckets]
         before = done
         parts += backend.each_share(shares, writing, report, at_once=at_once)
