@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from threading import Barrier, Event, get_ident
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +26,7 @@ from recspec.spec import Feature
 from recspec.storage import SplitWriter
 from tests.dataset_cases import CASES, Case, run, write_latest
 from tests.prepare.same_rows import same_dataset
+from tests.prepare.small_tables import connect
 
 EACH_PART = DuckDBBackend.each_part
 FEATURES = {"label": Feature(dtype="int32")}
@@ -72,29 +74,63 @@ def test_files_of_one_column_are_joined_in_the_order_of_parts(backend: Backend, 
     assert np.fromfile(out / "train" / "id.bin", np.int16).tolist() == [1, 0, 1]
 
 
-def test_shares_are_dealt_with_in_threads_and_their_results_keep_the_order(backend: Backend) -> None:
+@pytest.fixture
+def threaded(tmp_path: Path) -> Iterator[Backend]:
+    with connect(folder=tmp_path / "engine", threads=4) as opened:
+        yield opened
+
+
+def test_shares_are_dealt_with_in_threads_and_their_results_keep_the_order(threaded: Backend) -> None:
     told: list[int] = []
+    together = Barrier(4, timeout=60)  # passed by four calls at once alone
 
     def double(share: Share[int]) -> int:
         assert not any(share.folder.iterdir())
+        together.wait()
         share.done(share.item)
         return 2 * share.item
 
-    assert backend.each_share(range(1, 9), double, told.append) == [2, 4, 6, 8, 10, 12, 14, 16]
+    assert threaded.each_share(range(1, 9), double, told.append, at_once=9) == [2, 4, 6, 8, 10, 12, 14, 16]
     assert sorted(told) == [1, 2, 3, 4, 5, 6, 7, 8]
-    assert backend.each_share([], double, told.append) == []
+    assert threaded.each_share([], double, told.append, at_once=9) == []
 
 
-def test_a_share_that_fails_ends_the_others(backend: Backend) -> None:
-    begun = list[int]()
+@pytest.mark.parametrize("at_once", [0, 1])
+def test_shares_that_need_the_memory_alone_follow_each_other(threaded: Backend, at_once: int) -> None:
+    def thread(share: Share[int]) -> int:
+        del share
+        return get_ident()
+
+    assert {*threaded.each_share(range(9), thread, lambda _: None, at_once=at_once)} == {get_ident()}
+
+
+def test_the_first_share_that_fails_is_told_and_ends_the_others(threaded: Backend) -> None:
+    begun, failed = list[int](), Event()
 
     def fail(share: Share[int]) -> None:
         begun.append(share.item)
-        raise DataError(f"share {share.item}")
+        if share.item == 1:
+            failed.set()
+            raise DataError("share 1")
+        assert failed.wait(60)
+        while True:  # until a share is told to stop
+            share.done(1)
 
-    with pytest.raises(DataError, match="share 0"):
-        backend.each_share(range(1000), fail, lambda _: None)
+    with pytest.raises(DataError, match="share 1"):
+        threaded.each_share(range(1000), fail, lambda _: None, at_once=4)
     assert len(begun) < 1000
+
+
+def test_a_progress_that_raises_ends_all_shares(threaded: Backend) -> None:
+    def go_on(share: Share[int]) -> None:
+        while True:
+            share.done(1)
+
+    def stop(rows: int) -> None:
+        raise DataError(f"stopped after {rows}")
+
+    with pytest.raises(DataError, match="stopped after 1"):
+        threaded.each_share(range(1000), go_on, stop, at_once=4)
 
 
 def test_no_users_give_no_file(backend: Backend, tmp_path: Path) -> None:

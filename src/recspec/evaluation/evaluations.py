@@ -130,7 +130,7 @@ def _evaluated_as(
     question: Question, other: Bundle, ranks: Ranks, progress: Progress, of_all: OfAll | None
 ) -> Evaluation:
     """Another model's evaluation under the same question, whose targets and candidates stay as they are."""
-    check_same_features(other.model, question.spec)
+    check_same_features(other.model, question.spec, other.folder)
     own = question.read_by(other.model.features())
     return run_protocols(_answers(other, own, ranks, progress, of_all), beyond=True)
 

@@ -440,7 +440,7 @@ def sample_of(trained: Bundle, data: FeatureSpec | None) -> Sample:
         with tempfile.TemporaryDirectory() as folder:
             made = synthesize(trained.spec, Path(folder) / "rows", {"test": MADE_UP_ROWS}, cardinality=1000)
             return Sample(_read(made, "test", names, MADE_UP_ROWS), None, f"{MADE_UP_ROWS:,} made-up rows")
-    check_same_features(trained.model, data)
+    check_same_features(trained.model, data, trained.folder)
     split = next((split for split in ("test", "valid", "train") if split in data.splits), None)
     if split is None:
         raise ExportError(f"{data.folder}: has no split to check the export on")

@@ -181,7 +181,7 @@ def _check_valid(spec: FeatureSpec, runs: Sequence[Path], trained: Sequence[Bund
             "the weights of a blend with --like"
         )
     for each in trained:
-        check_same_features(each.model, spec)
+        check_same_features(each.model, spec, each.folder)
     problems = [
         f"{run}: was trained on valid too, so weights can't be chosen on it; choose them with runs that were trained "
         "on train alone, and pass that blend as --like"

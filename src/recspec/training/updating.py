@@ -23,7 +23,7 @@ from recspec import config
 from recspec.bundle import Card, checkpoint, delta, meaning_digest, pipeline_card, run_record, versions
 from recspec.bundle import folder as bundle
 from recspec.distributed import Ranks
-from recspec.errors import BundleError, CheckpointError, DataError, SettingsError
+from recspec.errors import BundleError, CheckpointError, DataError, SettingsError, SpecError
 from recspec.files import local, locked_inside
 from recspec.loading import Newest
 from recspec.models import MODELS, FittedModel, Ids
@@ -96,7 +96,7 @@ def update(
     Raises:
         BundleError: if the run holds no model, or one that takes no new events.
         DataError: if the dataset takes none, or what is wrong with the events; nothing has changed then.
-        SpecError: if the dataset is no longer there.
+        BundleError: if the dataset can't be opened where the run says.
     """
     started = time.monotonic()
     settings, run = settings or UpdateSettings(), local(run, "RUN")
@@ -180,10 +180,10 @@ def _dataset_of(base: Path, given: FeatureSpec | None) -> FeatureSpec:
         record = run_record.read(run_record.home(base))
         if record is None or record.data is None:
             raise BundleError(f"{base}: does not say which dataset it was trained on; name it")
-        if not Path(record.data.path).exists():
-            where = f"{record.data.path}: the dataset that {base} was trained on is no longer there"
-            raise BundleError(f"{where}; say where it is with --data (data=)")
-        spec = FeatureSpec.load(record.data.path)
+        try:
+            spec = FeatureSpec.load(record.data.path)
+        except SpecError as error:
+            raise BundleError(f"{error}; if the dataset of {base} has moved, name it with --data (data=)") from None
     own = FeatureSpec.load(base)
     if meaning_digest(own) != meaning_digest(spec):
         raise DataError(f"{spec.folder}: is not the dataset that {base} was trained on: features, vocabularies or "
