@@ -39,6 +39,7 @@ from typing import Any
 import dcnv2_vs_peers
 import dlrm_vs_peers
 import neumf_vs_peers
+import sasrec_vs_peers
 import sequence_vs_peers
 import wide_deep_vs_peers
 from _side_by_side import Found, add_pace, environments, settled, where_and_when, write
@@ -50,6 +51,7 @@ PARTS: Mapping[str, tuple[ModuleType, Sequence[str]]] = {
     "dlrm": (dlrm_vs_peers, ()),
     "dcnv2": (dcnv2_vs_peers, ()),
     **{model: (sequence_vs_peers, (*SEQUENCES, model)) for model in ("din", "dien", "sim")},
+    "sasrec": (sasrec_vs_peers, ()),
 }
 """Each model's benchmark, and what it is told beside the pace."""
 
