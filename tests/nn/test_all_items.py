@@ -11,6 +11,7 @@ from recspec.nn import (
     attention_to_items,
     events_of,
     last_states_of_items,
+    weighted_sums,
 )
 from recspec.nn.mlp import ActivatedMlp
 
@@ -53,6 +54,16 @@ def test_last_states_are_those_of_the_pairs(length: int) -> None:
         events, copies = pairs(happened, weights.t())
         wanted = gru(copies, events, events.flat(weights.t().unsqueeze(2)).squeeze(1))[1]
         torch.testing.assert_close(last_states_of_items(gru, happened, weights), wanted, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("length", [1, 4, 5, 9])  # of fewer events than their width, the columns are multiplied first
+@pytest.mark.parametrize("heads", [1, 3])
+def test_a_layers_product_of_weighted_sums_is_that_of_the_sums(heads: int, length: int) -> None:
+    weights, vectors, columns = torch.randn(heads, length, 7), torch.randn(length, 4), torch.randn(6, heads * 4)
+    made, of_made = weighted_sums(weights, vectors, columns)
+    wanted = torch.einsum("hln,ld,vhd->nv", weights, vectors, columns.view(6, heads, 4))
+    torch.testing.assert_close(made @ of_made.t(), wanted, atol=1e-5, rtol=1e-5)
+    assert made.shape[1] == heads * min(length, 4)
 
 
 def test_without_events_there_are_no_weights_and_the_state_is_zero() -> None:

@@ -245,5 +245,11 @@ class TestTargetQueries:
             answered = event @ queries.key[head].T
             torch.testing.assert_close(found[:, head], (asked * answered).sum(1) / math.sqrt(2))
 
+    def test_a_target_scores_events_by_what_was_made_of_them_as_by_its_queries(self) -> None:
+        torch.manual_seed(0)
+        queries, targets, events = TargetQueries(4, 6, heads=3, head_dim=2), torch.randn(5, 4), torch.randn(2, 6)
+        wanted = torch.einsum("nhd,ld->hln", queries(targets), events)
+        torch.testing.assert_close(queries.of_events(events) @ targets.t(), wanted)
+
     def test_one_row_keeps_its_shape(self) -> None:
         assert TargetQueries(4, 6, heads=3, head_dim=2)(torch.randn(1, 4)).shape == (1, 3, 6)

@@ -39,6 +39,7 @@ from recspec.nn import (
     events_of,
     latest_best,
     may_replace,
+    weighted_sums,
 )
 from recspec.spec import FeatureSpec
 
@@ -208,12 +209,14 @@ class Sim(SequenceModel):
             made, kept = [], present[row]
             if kept.any():
                 long = vectors[row][kept], with_gaps[row][kept], ours.ids[row][kept]
-                made.append((_exact_of_items(self, *long, target[some], ids[some]), of_exact))
+                attention, summed = _exact_of_items(self, *long, target[some], ids[some])
+                made.append(weighted_sums(attention, summed, of_exact))
             latest = states[row][there[row]]
             if len(latest) and self.settings.short == "dien":
                 made.append((self.evolution.of_items(latest, brought[some]), of_short))
             elif len(latest):
-                made.append((attention_to_items(self.unit, latest, brought[some]).t() @ latest, of_short))
+                attention = attention_to_items(self.unit, latest, brought[some])
+                made.append(weighted_sums(attention.unsqueeze(0), latest, of_short))
             return made
 
         return self.head.scores_of_all(F.linear(ours.side, of_request), other, interests)
@@ -371,8 +374,10 @@ class _Read:
     """The vectors sampled for them (T, D)."""
 
 
-def _exact_of_items(model: Sim, vectors: Tensor, laid: Tensor, ids: Tensor, target: Tensor, wanted: Tensor) -> Tensor:
-    """The interest from one request's long history (L events) in items (N): (N, its width).
+def _exact_of_items(
+    model: Sim, vectors: Tensor, laid: Tensor, ids: Tensor, target: Tensor, wanted: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The attention of a number of sums to one request's long history (L events) for items (N).
 
     Args:
         model: the model, whose settings say how to search and to attend.
@@ -381,6 +386,9 @@ def _exact_of_items(model: Sim, vectors: Tensor, laid: Tensor, ids: Tensor, targ
         ids: (L,) the ids that hard search compares.
         target: (N, D) the items.
         wanted: (N,) their ids that hard search compares.
+
+    Returns:
+        the weights of each sum (H, L, N), and the vectors summed, (L, D) or (L, Z).
     """
     hard, shape = model.settings.search == "hard", (len(target), len(vectors))
     kept = ids == wanted.unsqueeze(1) if hard else target.new_ones((), dtype=torch.bool).expand(shape)
@@ -390,10 +398,9 @@ def _exact_of_items(model: Sim, vectors: Tensor, laid: Tensor, ids: Tensor, targ
         kept = torch.zeros_like(kept).scatter(1, places, chosen)
     kept = kept.t()  # a softmax over rows is several times as fast as over columns
     if model.settings.exact == "multihead":
-        queries = model.exact_queries(target).unbind(1)
-        return torch.cat([_softmax(laid @ query.t(), kept, 0).t() @ laid for query in queries], dim=1)
+        return _softmax(model.exact_queries.of_events(laid) @ target.t(), kept, 1), laid
     even = kept.to(vectors.dtype) / (1 + kept.sum(0))
-    return torch.cat([_softmax(vectors @ target.t(), kept, 0).t() @ vectors, even.t() @ vectors], dim=1)
+    return torch.stack([_softmax(vectors @ target.t(), kept, 0), even]), vectors
 
 
 def _softmax(scores: Tensor, kept: Tensor, dim: int = -1) -> Tensor:

@@ -7,6 +7,7 @@ from recspec.nn.all_items import (
     floats_at_once,
     floats_in_cache,
     last_states_of_items,
+    weighted_sums,
 )
 from recspec.nn.attention import Blocks, GatedBlock, TransformerBlock, buckets_of
 from recspec.nn.calibration_map import CalibrationMap
@@ -40,5 +41,6 @@ __all__ = [
     "attention_to_items", "buckets_of", "cross_entropy", "dot_interaction", "drop", "embedding_widths", "events_of",
     "floats_at_once", "floats_in_cache", "follow_together", "ids_and_numbers", "kernels", "last_states_of_items",
     "latest_best", "linear_of_parts", "may_replace", "number_widths", "sampled_softmax", "segments",
-    "side_by_side", "softmax_loss", "start_glorot", "sum_rows", "uncompiled", "without_memory",
+    "side_by_side", "softmax_loss", "start_glorot", "sum_rows", "uncompiled", "weighted_sums",
+    "without_memory",
 ]  # fmt: skip

@@ -4,8 +4,8 @@ The events of a request are the same for every item. So whatever a layer compute
 a bias of a product over items, and no pair of event and item is built before the first layer. Results equal those of
 `AttentionUnit` and `Gru` on pairs, up to rounding.
 
-Shapes: L events of the request; N items; D width of an event's vector; X of a GRU's input; H of a state; W_i of a
-layer.
+Shapes: L events of the request; N items; D width of an event's vector; X of a GRU's input; H of a state, or number of
+sums; W_i and V of a layer.
 """
 
 from __future__ import annotations
@@ -64,6 +64,21 @@ def attention_to_items(unit: AttentionUnit, happened: Tensor, target: Tensor) ->
             first = torch.mm(target[some], matrix)
             weights[some, events] = after_first(first.view(-1, width)).view(len(first), -1)
     return weights.t().contiguous()
+
+
+def weighted_sums(weights: Tensor, vectors: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
+    """Weighted sums of a request's events as inputs of a layer: a matrix (N, K) and the columns (V, K) that it meets.
+
+    The layer's product is (weights^T vectors) columns^T. Of few events, vectors columns^T costs less than the sums.
+
+    Args:
+        weights: (H, L, N) of each of H sums, for every item.
+        vectors: (L, D) the events.
+        columns: (V, H D) the layer's columns for the sums side by side.
+    """
+    if len(vectors) <= vectors.shape[1]:
+        return weights.flatten(0, 1).t(), (torch.unflatten(columns, 1, (len(weights), -1)) @ vectors.t()).flatten(1)
+    return torch.cat([each.t() @ vectors for each in weights], dim=1), columns
 
 
 def last_states_of_items(gru: Gru, happened: Tensor, weights: Tensor) -> Tensor:

@@ -196,5 +196,15 @@ class TargetQueries(nn.Module):
     def forward(self, target: Tensor) -> Tensor:
         """The queries, in fp32 even under autocast: bf16 makes ties of near scores, and a search orders by them."""
         with torch.autocast(target.device.type, enabled=False):
-            both = torch.bmm(self.query * self.query.shape[2] ** -0.5, self.key)  # (H, D_target, D_event)
+            both = self._both()
             return torch.unflatten(target.to(both.dtype) @ both.transpose(0, 1).flatten(1), 1, (len(both), -1))
+
+    def of_events(self, events: Tensor) -> Tensor:
+        """What a target is multiplied by instead of its queries by the events: (L, D_event) -> (H, L, D_target)."""
+        with torch.autocast(events.device.type, enabled=False):
+            both = self._both()
+            return events.to(both.dtype) @ both.transpose(1, 2)
+
+    def _both(self) -> Tensor:
+        """The product of both matrices (H, D_target, D_event), with the scale of the scores."""
+        return torch.bmm(self.query * self.query.shape[2] ** -0.5, self.key)
