@@ -1,12 +1,13 @@
 """Quality does not depend on what makes training fast: one recipe in several precisions and ways to update tables.
 
 Real data, the same recipe, several seeds: the metric on test of each setting, its mean and spread over the seeds, and
-whether the mean lies among the seeds of fp32. Below that, what `train.deterministic` costs, and whether two of its runs
-give the same weights, byte for byte.
+whether the mean lies among the seeds of fp32. Below that, unless only some settings were asked for, what
+`train.deterministic` costs, and whether two of its runs give the same weights, byte for byte.
 
-    RECSPEC_DATA=FOLDER python benchmarks/precisions.py [--models neumf wide_deep] [--seeds 0 1 2]
+    RECSPEC_DATA=FOLDER python benchmarks/precisions.py [--tasks neumf wide_deep] [--seeds 0 1 2]
+    python benchmarks/precisions.py --tasks din din_ml_100k --settings fp32 bf16 --seeds 0 1 2 3 4
 
-What the report knows of other models stays. `--add` keeps the measured models' runs, too, and makes the missing ones:
+What the report knows of other tasks stays. `--add` keeps the measured tasks' runs, too, and makes the missing ones:
 `--add --settings fp32 --seeds 3 4` tells more of the spread.
 
 Sparse updates with Adam are lazy (docs/training.md): another algorithm, which `auto` therefore never takes.
@@ -36,6 +37,7 @@ REPOSITORY = Path(__file__).parents[1]
 class Task:
     """A recipe on a real data set, and the metric on test that it is judged by."""
 
+    model: str
     dataset: str
     raw: str
     recipe: str
@@ -48,21 +50,34 @@ class Task:
 
 TASKS = {
     "neumf": Task(
-        "movielens", "movielens-100k", "neumf-ml-latest-small.yaml", "sampled", "ndcg@10", {}
+        "neumf", "movielens", "movielens-100k", "neumf-ml-latest-small.yaml", "sampled", "ndcg@10", {}
     ),
-    "wide_deep": Task("adult", "adult", "wide-deep-adult.yaml", "rows", "auc", {}),
+    "wide_deep": Task("wide_deep", "adult", "adult", "wide-deep-adult.yaml", "rows", "auc", {}),
     "dlrm": Task(
-        "criteo", "criteo-kaggle/train_first80k.tsv", "dlrm-criteo-sample.yaml", "rows", "auc",
+        "dlrm", "criteo", "criteo-kaggle/train_first80k.tsv", "dlrm-criteo-sample.yaml", "rows", "auc",
         {"rows": [50000, 10000, 20000], "min_count": 2, "buckets": True, "scale": True},
     ),
     "dcnv2": Task(
-        "criteo", "criteo-kaggle/train_first80k.tsv", "dcnv2-criteo-sample.yaml", "rows", "auc",
+        "dcnv2", "criteo", "criteo-kaggle/train_first80k.tsv", "dcnv2-criteo-sample.yaml", "rows", "auc",
         {"rows": [50000, 10000, 20000], "min_count": 2, "buckets": True, "scale": True},
     ),
-    "din": Task("amazon", "amazon-beauty", "din-amazon-beauty.yaml", "rows", "auc", {"min_reviews": 5}),
-    "sim": Task("amazon", "amazon-beauty", "sim-amazon-beauty.yaml", "rows", "auc", {"min_reviews": 5}),
+    "din": Task("din", "amazon", "amazon-beauty", "din-amazon-beauty.yaml", "rows", "auc", {"min_reviews": 5}),
+    "sim": Task("sim", "amazon", "amazon-beauty", "sim-amazon-beauty.yaml", "rows", "auc", {"min_reviews": 5}),
     "dien": Task(
-        "amazon", "amazon-beauty", "dien-amazon-beauty.yaml", "rows", "auc", {"min_reviews": 5}, {"epochs": 3}
+        "dien", "amazon", "amazon-beauty", "dien-amazon-beauty.yaml", "rows", "auc", {"min_reviews": 5}, {"epochs": 3}
+    ),
+    **{
+        f"{model}_ml_100k": Task(
+            model, "movielens", "movielens-100k", recipe, "rows", "auc",
+            {"history": history, "prefixes": 50, "num_negatives": 50, "min_history": 1}, {"epochs": 8},
+        )
+        for model, recipe, history in (
+            ("din", "din-ml-1m.yaml", 20), ("dien", "din-ml-1m.yaml", 20), ("sim", "sim-ml-1m.yaml", 250)
+        )
+    },
+    "sasrec": Task("sasrec", "table", "amazon-s3rec/Beauty.txt", "sasrec-amazon-beauty.yaml", "full", "ndcg@10", {}),
+    "sasrec_ml_100k": Task(
+        "sasrec", "movielens", "movielens-100k", "sasrec-amazon-beauty.yaml", "full", "ndcg@10", {}
     ),
 }  # fmt: skip
 
@@ -81,10 +96,10 @@ SETTINGS: dict[str, Mapping[str, object]] = {
 def main() -> None:
     """Every model, every setting, every seed, and the report."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--models", nargs="+", choices=sorted(TASKS), default=["neumf", "wide_deep", "dlrm"])
+    parser.add_argument("--tasks", nargs="+", choices=sorted(TASKS), default=["neumf", "wide_deep", "dlrm"])
     parser.add_argument("--settings", nargs="+", choices=list(SETTINGS), help="all but `compile on` by default")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--add", action="store_true", help="keep the models' runs in the report, make the others")
+    parser.add_argument("--add", action="store_true", help="keep the tasks' runs in the report, make the others")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "precisions.json")
     arguments = parser.parse_args()
@@ -101,25 +116,28 @@ def main() -> None:
     root = Path(os.environ.get("RECSPEC_DATA", REPOSITORY.parent / "shared" / "data"))
     known = json.loads(arguments.out.read_text(encoding="utf-8")) if arguments.out.exists() else {}
     with tempfile.TemporaryDirectory() as scratch:
-        for model in arguments.models:
-            task = TASKS[model]
+        for name in arguments.tasks:
+            task = TASKS[name]
             if not (root / task.raw).exists():
-                print(f"{model}: {root / task.raw} is not there; set RECSPEC_DATA", file=sys.stderr)
+                print(f"{name}: {root / task.raw} is not there; set RECSPEC_DATA", file=sys.stderr)
                 continue
-            before = known.get(model, {}) if arguments.add else {}
-            found = _of_model(model, task, root, chosen, arguments.seeds, before, Path(scratch) / model)
-            known[model] = {"threads": arguments.threads, **found, **where_and_when()}
-            write(known, arguments.out)  # after each model: a later one may take hours, and earlier calls' ones stay
+            before = known.get(name, {}) if arguments.add else {}
+            at, costs = Path(scratch) / name, not arguments.settings
+            found = _of_task(name, task, root, chosen, arguments.seeds, before, at, costs=costs)
+            known[name] = {"threads": arguments.threads, **found, **where_and_when()}
+            write(known, arguments.out)  # after each task: a later one may take hours, and earlier calls' ones stay
 
 
-def _of_model(
-    model: str,
+def _of_task(
+    title: str,
     task: Task,
     root: Path,
     chosen: Sequence[str],
     seeds: Sequence[int],
     before: Mapping[str, Any],
     scratch: Path,
+    *,
+    costs: bool,
 ) -> dict[str, Any]:
     from recspec.errors import SettingsError
 
@@ -130,7 +148,7 @@ def _of_model(
         "metric": f"{task.protocol}/{task.metric}",
     }
     if any(before.get(name, value) != value for name, value in told.items()):
-        raise SystemExit(f"{model}: the report's runs are of another task; leave --add out")
+        raise SystemExit(f"{title}: the report's runs are of another task; leave --add out")
     spec = _prepare(task, root, scratch / "data")
     found: dict[str, dict[int, Found]] = {name: _known(before[name]) for name in SETTINGS if name in before}
     refused: dict[str, str] = dict(before.get("refused", {}))
@@ -139,15 +157,17 @@ def _of_model(
         try:
             for seed in [seed for seed in seeds if seed not in runs]:
                 at = scratch / f"{name}-{seed}".replace(" ", "-")
-                runs[seed] = _run(model, task, spec, at, {**SETTINGS[name], "seed": seed})
+                runs[seed] = _run(task, spec, at, {**SETTINGS[name], "seed": seed})
             found[name] = runs
         except SettingsError as error:  # what the recipe's optimizer does not allow
             refused[name] = str(error)
     summary = {name: _summary(found[name], found[BASE]) for name in SETTINGS if name in found}
-    _show(f"{model} on {task.raw}, test {told['metric']}", summary, refused)
-    deterministic = before.get("deterministic") or _deterministic(model, task, spec, scratch)
-    print(f"deterministic: {deterministic}")
-    return {**told, **summary, "refused": refused, "deterministic": deterministic}
+    _show(f"{title} on {task.raw}, test {told['metric']}", summary, refused)
+    asked = {"deterministic": before["deterministic"]} if "deterministic" in before else {}
+    if not asked and costs:
+        asked = {"deterministic": _deterministic(task, spec, scratch)}
+        print(asked)
+    return {**told, **summary, "refused": refused, **asked}
 
 
 def _known(row: Mapping[str, Any]) -> dict[int, Found]:
@@ -179,19 +199,19 @@ def _prepare(task: Task, root: Path, out: Path) -> Any:
     return FeatureSpec.load(out)
 
 
-def _run(model: str, task: Task, spec: Any, run: Path, chosen: Mapping[str, object]) -> Found:
+def _run(task: Task, spec: Any, run: Path, chosen: Mapping[str, object]) -> Found:
     """Train and evaluate on test; the metric, and how long training took."""
     from recspec.bundle import folder as bundle
     from recspec.evaluation import evaluate
 
-    result = _train(model, task, spec, run, chosen)
+    result = _train(task, spec, run, chosen)
     report = evaluate(bundle.load(run), spec, "test", protocols=(task.protocol,))
     value = report.metrics[task.protocol][task.metric]
-    print(f"{model} {dict(chosen)}: {value:.4f}, {result.seconds:.1f} s", file=sys.stderr)
+    print(f"{task.model} {dict(chosen)}: {value:.4f}, {result.seconds:.1f} s", file=sys.stderr)
     return {"value": value, "seconds": result.seconds}
 
 
-def _train(model: str, task: Task, spec: Any, run: Path, chosen: Mapping[str, object]) -> Any:
+def _train(task: Task, spec: Any, run: Path, chosen: Mapping[str, object]) -> Any:
     from recspec import config
     from recspec.models import MODELS
     from recspec.training.loop import train
@@ -199,11 +219,11 @@ def _train(model: str, task: Task, spec: Any, run: Path, chosen: Mapping[str, ob
 
     recipe = config.load_recipe(REPOSITORY / "recipes" / task.recipe)
     return train(
-        model,
+        task.model,
         spec,
         run,
-        settings=config.build(TrainSettings, model, recipe.train, task.train, {"tensorboard": False}, chosen),
-        model_settings=config.build(MODELS[model].Settings, model, recipe.settings),
+        settings=config.build(TrainSettings, task.model, recipe.train, task.train, {"tensorboard": False}, chosen),
+        model_settings=config.build(MODELS[task.model].Settings, task.model, recipe.settings),
     )
 
 
@@ -226,7 +246,7 @@ def _summary(by_seed: Mapping[int, Found], base: Mapping[int, Found]) -> Found:
     }
 
 
-def _deterministic(model: str, task: Task, spec: Any, scratch: Path) -> Found:
+def _deterministic(task: Task, spec: Any, scratch: Path) -> Found:
     """One epoch with and without `train.deterministic`, in turns: the cost, and whether its runs give equal weights."""
     shared = {"precision": "fp32", "epochs": 1, "seed": 0, "evaluate_every": 1}
     seconds: dict[bool, list[float]] = {False: [], True: []}
@@ -235,7 +255,7 @@ def _deterministic(model: str, task: Task, spec: Any, scratch: Path) -> Found:
         for asked in (False, True):
             run = scratch / f"deterministic-{asked}-{turn}"
             started = time.process_time()
-            _train(model, task, spec, run, {**shared, "deterministic": asked})
+            _train(task, spec, run, {**shared, "deterministic": asked})
             seconds[asked].append(time.process_time() - started)
             file = run / "bundle" / "weights.safetensors"
             weights[asked].append(hashlib.sha256(file.read_bytes()).hexdigest())
