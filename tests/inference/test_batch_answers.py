@@ -174,6 +174,16 @@ def test_another_job_is_refused(films: Predictor, ials: Predictor, tmp_path: Pat
     assert whole(out).equals(before)
 
 
+def test_a_file_of_users_that_was_written_again_is_another_job(films: Predictor, tmp_path: Path) -> None:
+    users, out = tmp_path / "users.txt", tmp_path / "out"
+    users.write_text("u1\n")
+    recommend_shards(films, users, out, Wanted(k=3), SMALL)
+    os.utime(users, ns=(1, 1))
+    with pytest.raises(SettingsError) as raised:
+        recommend_shards(films, users, out, Wanted(k=3), SMALL)
+    assert str(raised.value).endswith("the input file was written again since")
+
+
 def test_a_job_that_fails_before_its_first_shard_leaves_the_folder_to_another(
     films: Predictor, ials: Predictor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

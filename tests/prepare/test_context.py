@@ -13,13 +13,26 @@ from tests.prepare.small_tables import connect
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("2GB", 2_000_000_000), ("512 mb", 512_000_000), ("1.5GiB", 1_610_612_736), ("4096", 4096), ("64K", 64_000)],
+    [
+        ("2GB", 2_000_000_000),
+        ("512 mb", 512_000_000),
+        ("1.5GiB", 1_610_612_736),
+        ("1000000", 1_000_000),
+        ("2048K", 2_048_000),
+    ],
 )
 def test_amounts_of_memory_are_understood(text: str, size: int) -> None:
     assert limit_bytes(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "much", "0GB", "1.2.3GB", "-2GB"])
+@pytest.mark.parametrize(("text", "size"), [("500", "500"), ("4.5k", "4,500"), ("0GB", "0")])
+def test_so_little_memory_that_its_unit_is_missing_is_said(text: str, size: str) -> None:
+    with pytest.raises(SettingsError) as raised:
+        limit_bytes(text)
+    assert str(raised.value) == f"--memory-limit: '{text}' is {size} bytes; expected such as '2GB' or '512MB'"
+
+
+@pytest.mark.parametrize("text", ["", "much", "1.2.3GB", "-2GB"])
 def test_what_is_no_amount_of_memory_is_said(text: str) -> None:
     with pytest.raises(SettingsError, match="is not an amount of memory; expected such as '2GB'"):
         limit_bytes(text)

@@ -217,6 +217,12 @@ def test_declared_types_hold_for_new_events_too(tmp_path: Path) -> None:
     (tmp_path / "bad").mkdir()
     with pytest.raises(DataError, match=r"2025-12-09.*%d/%m/%Y"):
         grow(base, bad, tmp_path / "bad")
+    times = pa.array(["09/12/2025", "2025-12-09"])
+    some = written(tmp_path / "some.csv", events.slice(0, 2).set_column(2, "timestamp", times))
+    (tmp_path / "some").mkdir()
+    with pytest.raises(DataError, match=r"2025-12-09.*correct") as raised:
+        grow(base, some, tmp_path / "some")
+    assert "invalid_values" not in str(raised.value)  # nobody can set it for new events
 
 
 def test_a_file_whose_events_are_held_already_is_refused(tmp_path: Path) -> None:
@@ -230,6 +236,6 @@ def test_a_file_whose_events_are_held_already_is_refused(tmp_path: Path) -> None
 
 def test_every_option_of_reading_is_kept_for_new_events_or_has_no_meaning_for_them() -> None:
     """An option that is added to `Reading` and forgotten here would change what new events mean, and tell nobody."""
-    of_other_files = {"rows", "rows_by", "seed", "layout", "columns", "mentioned", "item", "splits"}
+    of_other_files = {"rows", "rows_by", "seed", "layout", "columns", "mentioned", "item", "splits", "settable"}
     options = {each.name for each in dataclasses.fields(Reading)}
     assert options - of_other_files <= set(GrowthRules.model_fields)

@@ -39,5 +39,6 @@ def print_counts(out: Path, counts: Counts, seconds: float, what: str) -> None:
 def print_unknown(users: int) -> None:
     """Print how many users the model does not know."""
     if users:
-        err.print(f"note: {users:,} of them are unknown; without a basket or context that the model reads, they got "
-                  "the most popular items")  # fmt: skip
+        are = "is" if users == 1 else "are"
+        err.print(f"note: {users:,} of them {are} unknown; without a basket or context that the model reads, the most "
+                  "popular items are recommended")  # fmt: skip

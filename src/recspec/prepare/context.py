@@ -13,6 +13,9 @@ from recspec.prepare.backend import Backend
 from recspec.prepare.duckdb_backend import DuckDBBackend
 from recspec.prepare.spark_backend import SparkBackend
 
+LEAST_MEMORY = 1_000_000
+"""Bytes of the smallest memory limit: less has lost its unit."""
+
 ENGINES = {"duckdb": DuckDBBackend, "spark": SparkBackend}
 
 
@@ -53,8 +56,10 @@ class PrepareContext:
 
 
 def limit_bytes(text: str) -> int:
-    """A memory limit in bytes. Raises SettingsError if the text is not a positive size."""
+    """A memory limit in bytes. Raises SettingsError if the text is not a size, or too little to be meant."""
     with suppress(ValueError):
-        if (size := parse_bytes(text)) > 0:
+        size = parse_bytes(text)
+        if size >= LEAST_MEMORY:
             return size
+        raise SettingsError(f"--memory-limit: '{text}' is {size:,} bytes; expected such as '2GB' or '512MB'")
     raise SettingsError(f"--memory-limit: '{text}' is not an amount of memory; expected such as '2GB' or '512MB'")

@@ -149,7 +149,7 @@ def _read(file: Path, rules: GrowthRules, encoders: Encoders, base: FeatureSpec,
         reading = Reading(
             separator=rules.separator, encoding=rules.encoding, missing_values=rules.missing_values,
             time_format=rules.time_format, layout="rows", mentioned=mentioned, types=rules.types,
-            invalid_values=rules.invalid_values,
+            invalid_values=rules.invalid_values, settable=False,
         )  # fmt: skip
         rows = stage(backend, [file], (USER, ITEM), reading, Notes(), work)
         names = {of: encoders.sources(of, rows.table.columns)[0] for of in (USER, ITEM)}

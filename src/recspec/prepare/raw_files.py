@@ -74,6 +74,11 @@ class Reading:
     mentioned: frozenset[str] = frozenset()  # column names in settings, which tell a header from data
     item: str | None = None  # column of the items, whose lists make each row a sequence; None: by its name
     splits: tuple[str, ...] = ()  # the split of each file; empty: files are no splits
+    settable: bool = True  # whether who reads a message can still choose settings
+
+    def advice(self, what: str) -> str:
+        """The end of a message about invalid values: the setting that leaves `what` out, if it can be set."""
+        return f"; invalid_values=drop leaves {what} out" if self.settable else ""
 
 
 def check_encoding(text: str) -> str:
@@ -246,8 +251,7 @@ class RawRows:
         elif invalid == "missing" and nullable:
             self.notes.changed.append(f"{count:,} values of {Path(self.where).name} taken as missing: {what}")
         else:
-            drop = "" if always else "; invalid_values=drop leaves such rows out"
-            self.problems.append(f"{what}{remedy}{drop}")
+            self.problems.append(f"{what}{remedy}{'' if always else self.reading.advice('such rows')}")
 
 
 def is_missing_marker(text: StringValue) -> BooleanValue:

@@ -259,8 +259,8 @@ class _Typing:
                 self.rows.notes.num_invalid += count
                 table = table.filter(table[name].notnull())
             else:
-                problems.append(f"column '{name}' has no value in {rows}; leave these rows out, or give them an id; "
-                                "invalid_values=drop leaves them out")  # fmt: skip
+                problems.append(f"column '{name}' has no value in {rows}; leave these rows out, or give them an id"
+                                f"{self.rows.reading.advice('them')}")  # fmt: skip
         if problems:
             raise DataError.of(self.rows.where, problems)
         for name in ids if not self.roles.shown else ():
