@@ -521,12 +521,14 @@ def measured(script: Path, python: Path, contender: Contender, pace: Pace) -> Fo
     Raises:
         subprocess.CalledProcessError: if it failed; with what it said.
     """
+    from recspec.machine import SPINS
+
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": str(pace.threads),
         "MKL_NUM_THREADS": str(pace.threads),
-        # For both sides, as recspec's command line has it: threads that wait don't spin beside other work.
-        "GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", "1000"),
+        # For both sides, as recspec's command line has it: threads that wait for long don't spin beside other work.
+        "GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", SPINS),
         "KINETO_LOG_LEVEL": "99",
         "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1",
         "PYTHONWARNINGS": "ignore",

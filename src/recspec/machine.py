@@ -24,6 +24,9 @@ AFFINITIES: tuple[Affinity, ...] = get_args(Affinity)
 
 _keeps_freed_memory = False
 
+SPINS = "10000"
+"""How often a thread of OpenMP looks for work before it sleeps."""
+
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 """Parameters of glibc's mallopt (malloc.h)."""
 
@@ -111,7 +114,7 @@ def wait_politely() -> None:
     most of these (docs/decisions.md). If the user set OMP_WAIT_POLICY or GOMP_SPINCOUNT, nothing changes.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+        os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
 
 
 def cores_of(
