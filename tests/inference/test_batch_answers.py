@@ -182,6 +182,13 @@ def test_a_file_of_users_that_was_written_again_is_another_job(films: Predictor,
     with pytest.raises(SettingsError) as raised:
         recommend_shards(films, users, out, Wanted(k=3), SMALL)
     assert str(raised.value).endswith("the input file was written again since")
+    (tmp_path / "others.txt").write_text("u2\nu3\n")
+    for another in (tmp_path / "others.txt", None):  # nobody wrote the file again, and nanoseconds tell nothing
+        with pytest.raises(SettingsError) as raised:
+            recommend_shards(films, another, out, Wanted(k=3), SMALL)
+        assert "input.users is " in str(raised.value)
+        assert "written again" not in str(raised.value)
+        assert "modified" not in str(raised.value)
 
 
 def test_a_job_that_fails_before_its_first_shard_leaves_the_folder_to_another(

@@ -60,7 +60,7 @@ def test_last_states_are_those_of_the_pairs(length: int) -> None:
 @pytest.mark.parametrize("heads", [1, 3])
 def test_a_layers_product_of_weighted_sums_is_that_of_the_sums(heads: int, length: int) -> None:
     weights, vectors, columns = torch.randn(heads, length, 7), torch.randn(length, 4), torch.randn(6, heads * 4)
-    made, of_made = weighted_sums(weights, vectors, columns)
+    made, of_made = weighted_sums(iter(weights), vectors, columns)
     wanted = torch.einsum("hln,ld,vhd->nv", weights, vectors, columns.view(6, heads, 4))
     torch.testing.assert_close(made @ of_made.t(), wanted, atol=1e-5, rtol=1e-5)
     assert made.shape[1] == heads * min(length, 4)

@@ -32,7 +32,7 @@ def test_so_little_memory_that_its_unit_is_missing_is_said(text: str, size: str)
     assert str(raised.value) == f"--memory-limit: '{text}' is {size} bytes; expected such as '2GB' or '512MB'"
 
 
-@pytest.mark.parametrize("text", ["", "much", "1.2.3GB", "-2GB"])
+@pytest.mark.parametrize("text", ["", "much", "1.2.3GB", "-2GB", f"{'9' * 400}GB"])
 def test_what_is_no_amount_of_memory_is_said(text: str) -> None:
     with pytest.raises(SettingsError, match="is not an amount of memory; expected such as '2GB'"):
         limit_bytes(text)

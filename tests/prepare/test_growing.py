@@ -225,6 +225,38 @@ def test_declared_types_hold_for_new_events_too(tmp_path: Path) -> None:
     assert "invalid_values" not in str(raised.value)  # nobody can set it for new events
 
 
+@pytest.mark.parametrize("time", ["99999999999999999999", "1600000000.5"])
+def test_a_time_that_the_datasets_times_can_not_hold_is_refused(time: str, tmp_path: Path) -> None:
+    known, new = shop_events()
+    base = prepared(tmp_path / "base", known)
+    place = new.column_names.index("timestamp")
+    times = pa.array([time, *map(str, new.column("timestamp").to_pylist()[1:])])
+    file = written(tmp_path / "new.csv", new.set_column(place, "timestamp", times))
+    (tmp_path / "out").mkdir()
+    with pytest.raises(DataError, match=r"'timestamp': line 2 is .*; expected a whole number of at most 64 bits"):
+        grow(base, file, tmp_path / "out")
+
+
+def test_a_file_of_a_header_alone_is_said(tmp_path: Path) -> None:
+    known, new = shop_events()
+    base = prepared(tmp_path / "base", known)
+    file = written(tmp_path / "new.csv", new.slice(0, 0))
+    (tmp_path / "out").mkdir()
+    with pytest.raises(DataError, match=r"new.csv: holds no row$"):
+        grow(base, file, tmp_path / "out")
+
+
+def test_times_that_can_not_be_read_are_told_without_settings_that_an_update_lacks(tmp_path: Path) -> None:
+    known, new = shop_events()
+    base = prepared(tmp_path / "base", known)
+    place = new.column_names.index("timestamp")
+    file = written(tmp_path / "new.csv", new.set_column(place, "timestamp", pa.array(["foo"] * len(new))))
+    (tmp_path / "out").mkdir()
+    with pytest.raises(DataError, match=r"'foo'.*write it as the dataset's times were written") as raised:
+        grow(base, file, tmp_path / "out")
+    assert "time_format" not in str(raised.value)
+
+
 def test_a_file_whose_events_are_held_already_is_refused(tmp_path: Path) -> None:
     _, new = shop_events()
     _, found = grown(tmp_path, new)

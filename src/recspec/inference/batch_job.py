@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +30,8 @@ FORMAT = 1
 SHARD_SIZE = 1 << 14
 """Users or rows of a shard: some megabytes, and at 1 ms a user some seconds of work that a killed job repeats."""
 MOST_SHARDS = 1_000_000
+VERSION = ("input.bytes", "input.modified")
+"""What tells a file that was written again."""
 MARK = b"recspec"
 """The key of a shard's footer under which its job, users and unknown users stand."""
 
@@ -63,7 +65,14 @@ class Job(BaseModel):
         """In which respects another job is another one, a sentence each."""
         mine, theirs = _flat(self.model_dump()), _flat(other.model_dump())
         names = [name for name in dict.fromkeys((*mine, *theirs)) if mine.get(name) != theirs.get(name)]
-        return [_difference(name, mine.get(name), theirs.get(name)) for name in names]
+        if any(
+            name.startswith("input.") and name not in VERSION for name in names
+        ):  # another input has another version
+            names = [name for name in names if name not in VERSION]
+        if "input.modified" in names:
+            names.remove("input.modified")
+            return ["the input file was written again since", *_told(names, mine, theirs)]
+        return _told(names, mine, theirs)
 
 
 @dataclass(frozen=True)
@@ -173,10 +182,8 @@ def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def _difference(name: str, mine: object, theirs: object) -> str:
-    if name == "input.modified" and None not in (mine, theirs):  # nanoseconds tell nobody anything
-        return "the input file was written again since"
-    return f"{name} is {_shown(mine)}, and was {_shown(theirs)}"
+def _told(names: Iterable[str], mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
+    return [f"{name} is {_shown(mine.get(name))}, and was {_shown(theirs.get(name))}" for name in names]
 
 
 def _shown(value: object) -> str:

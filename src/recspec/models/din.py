@@ -183,7 +183,7 @@ class Din(SequenceModel):
             by_unit = self.settings.attention == "unit"
             weights = attention_to_items(self.unit, mine, target[some]) if by_unit else mine @ target[some].t()
             weights = weights.softmax(0) if self.settings.softmax else weights
-            return [weighted_sums(weights.unsqueeze(0), mine, of_interest)]
+            return [weighted_sums([weights], mine, of_interest)]
 
         return self.head.scores_of_all(own, other, interest)
 

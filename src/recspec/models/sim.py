@@ -9,7 +9,7 @@ events; k events kept by the search; H heads; R requests (users); N items.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal, cast
@@ -206,17 +206,17 @@ class Sim(SequenceModel):
         brought = self.evolution.unit.brought(target) if self.settings.short == "dien" else target
 
         def interests(row: int, some: slice) -> list[Made]:
-            made, kept = [], present[row]
+            made: list[Made] = []
+            kept = present[row]
             if kept.any():
                 long = vectors[row][kept], with_gaps[row][kept], ours.ids[row][kept]
-                attention, summed = _exact_of_items(self, *long, target[some], ids[some])
-                made.append(weighted_sums(attention, summed, of_exact))
+                made.append(weighted_sums(*_exact_of_items(self, *long, target[some], ids[some]), of_exact))
             latest = states[row][there[row]]
             if len(latest) and self.settings.short == "dien":
                 made.append((self.evolution.of_items(latest, brought[some]), of_short))
             elif len(latest):
                 attention = attention_to_items(self.unit, latest, brought[some])
-                made.append(weighted_sums(attention.unsqueeze(0), latest, of_short))
+                made.append(weighted_sums([attention], latest, of_short))
             return made
 
         return self.head.scores_of_all(F.linear(ours.side, of_request), other, interests)
@@ -376,7 +376,7 @@ class _Read:
 
 def _exact_of_items(
     model: Sim, vectors: Tensor, laid: Tensor, ids: Tensor, target: Tensor, wanted: Tensor
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Iterator[Tensor], Tensor]:
     """The attention of a number of sums to one request's long history (L events) for items (N).
 
     Args:
@@ -388,7 +388,7 @@ def _exact_of_items(
         wanted: (N,) their ids that hard search compares.
 
     Returns:
-        the weights of each sum (H, L, N), and the vectors summed, (L, D) or (L, Z).
+        the weights (L, N) of each sum, and the vectors summed, (L, D) or (L, Z).
     """
     hard, shape = model.settings.search == "hard", (len(target), len(vectors))
     kept = ids == wanted.unsqueeze(1) if hard else target.new_ones((), dtype=torch.bool).expand(shape)
@@ -398,9 +398,9 @@ def _exact_of_items(
         kept = torch.zeros_like(kept).scatter(1, places, chosen)
     kept = kept.t()  # a softmax over rows is several times as fast as over columns
     if model.settings.exact == "multihead":
-        return _softmax(model.exact_queries.of_events(laid) @ target.t(), kept, 1), laid
+        return (_softmax(events @ target.t(), kept, 0) for events in model.exact_queries.of_events(laid)), laid
     even = kept.to(vectors.dtype) / (1 + kept.sum(0))
-    return torch.stack([_softmax(vectors @ target.t(), kept, 0), even]), vectors
+    return iter([_softmax(vectors @ target.t(), kept, 0), even]), vectors
 
 
 def _softmax(scores: Tensor, kept: Tensor, dim: int = -1) -> Tensor:

@@ -10,7 +10,7 @@ sums; W_i and V of a layer.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import cast
 
@@ -66,18 +66,19 @@ def attention_to_items(unit: AttentionUnit, happened: Tensor, target: Tensor) ->
     return weights.t().contiguous()
 
 
-def weighted_sums(weights: Tensor, vectors: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
+def weighted_sums(weights: Iterable[Tensor], vectors: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
     """Weighted sums of a request's events as inputs of a layer: a matrix (N, K) and the columns (V, K) that it meets.
 
     The layer's product is (weights^T vectors) columns^T. Of few events, vectors columns^T costs less than the sums.
 
     Args:
-        weights: (H, L, N) of each of H sums, for every item.
+        weights: (L, N) of each of H sums, for every item; taken one after another, because they may be large.
         vectors: (L, D) the events.
         columns: (V, H D) the layer's columns for the sums side by side.
     """
     if len(vectors) <= vectors.shape[1]:
-        return weights.flatten(0, 1).t(), (torch.unflatten(columns, 1, (len(weights), -1)) @ vectors.t()).flatten(1)
+        of_sums = torch.unflatten(columns, 1, (-1, vectors.shape[1]))  # (V, H, D)
+        return torch.cat([*weights]).t(), (of_sums @ vectors.t()).flatten(1)
     return torch.cat([each.t() @ vectors for each in weights], dim=1), columns
 
 

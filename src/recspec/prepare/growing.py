@@ -40,7 +40,7 @@ from recspec.prepare.names import GAP, HISTORY, ITEM, LABEL, ROW, SERIES, SPLITS
 from recspec.prepare.negatives import Seen
 from recspec.prepare.notes import Notes
 from recspec.prepare.prepared import fingerprint
-from recspec.prepare.raw_files import Reading, stage
+from recspec.prepare.raw_files import SHOWN, Reading, stage
 from recspec.prepare.raw_table import Roles, typed
 from recspec.prepare.splits import MILLION
 from recspec.prepare.tables import fetch
@@ -94,6 +94,8 @@ def grow(base: FeatureSpec, events: Path, out: Path) -> Grown:
     }  # fmt: skip
     if not counts["events"]:
         rows = raw.num_rows + dropped
+        if not rows:
+            raise DataError(f"{events}: holds no row")
         raise DataError(
             f"{events}: holds no new event: each of its {rows:,} rows repeats a known one, or its rating is too low"
         )
@@ -172,7 +174,15 @@ def _read(file: Path, rules: GrowthRules, encoders: Encoders, base: FeatureSpec,
     columns = {name: kept.column(name) for name in kept.column_names if name not in (user, item, USER, ITEM)}
     moment = kept.column(times[0]) if rules.timestamp else kept.column(ROW)
     dtype = np.dtype(str(base.features[TIMESTAMP].dtype))
-    stamps = np.asarray(moment.to_numpy()).astype(dtype)
+    stamps = np.asarray(moment.to_numpy())
+    if dtype.kind == "i" and stamps.dtype.kind == "f":
+        wrong = np.flatnonzero(~(np.abs(stamps) < 2.0**63) | (stamps % 1 != 0))[:SHOWN]
+        places = rows.places(kept.column(ROW).to_numpy()[wrong].tolist()) if len(wrong) else []
+        said = [f"{place} is {stamps[row]:.17g}" for place, row in zip(places, wrong, strict=True)]
+        if said:
+            known = "expected a whole number of at most 64 bits, as the dataset's times are"
+            raise DataError(f"{file}: column '{times[0]}': {', '.join(said)}; {known}")
+    stamps = stamps.astype(dtype)
     told = {**columns, USER: kept.column(user), ITEM: kept.column(item), TIMESTAMP: pa.array(stamps)}
     return pa.table(told), table.num_rows - kept.num_rows
 

@@ -136,8 +136,8 @@ class Times:
                          "they can't be compared: give all times a zone, or none, or declare a zone for those "
                          "without one (types)", always=True)  # fmt: skip
         fits = tests["zoned"] | tests["unzoned"]
-        self._refuse(missing | ~fits, f"expected a time of ISO 8601, as "
-                     f"{told:,} other values are; or set time_format")  # fmt: skip
+        other = "; or set time_format" if self.rows.reading.settable else ""
+        self._refuse(missing | ~fits, f"expected a time of ISO 8601, as {told:,} other values are{other}")
         if found["zoned"]:
             self.rows.notes.changed.append(f"'{self.name}': times with zones, made UTC")
         clock = text.re_extract(f"{DATE}{CLOCK}", 4)
@@ -255,7 +255,9 @@ class Times:
             return self._formatted(text, fitting[0])
         known = "expected a number, or a time of ISO 8601 such as 2024-02-25 12:30:00"
         how = "say how it is written with time_format, in codes such as --set 'time_format=%d/%m/%Y %H:%M'"
-        if fitting:
+        if not self.rows.reading.settable:
+            how = "write it as the dataset's times were written"
+        elif fitting:
             how = "it may be written in several ways: " + " or ".join(f"--set 'time_format={form}'" for form in fitting)
             how += f" (each fits {most})" if most else ""
         self._refuse(self.rows.table[self.name].notnull(), f"{known}; {how}", always=True)
