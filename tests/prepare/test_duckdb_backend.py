@@ -98,11 +98,27 @@ def test_a_missing_value_that_is_required_is_found_though_the_engine_reads_it(ba
         rows(backend, TextFile(path, COLUMNS, required=("user",)))
 
 
-@pytest.mark.parametrize("value", ["1.5", "-3.0"])
+@pytest.mark.parametrize("value", ["1.5", "-3.0", "15e-1", "5E-1"])
 def test_a_fraction_is_not_rounded_to_a_whole_number(backend: Backend, tmp_path: Path, value: str) -> None:
     path = written(tmp_path / "a.csv", f"user,item,stars\n7,a,1\n{value},b,2\n")
     with pytest.raises(DataError, match=f"line 3: column 'user' is '{value}'; expected a whole number"):
         backend.read_text(TextFile(path, COLUMNS))
+
+
+@pytest.mark.parametrize("beyond", [0, 1, 2, 3, 4])
+def test_a_fraction_across_two_blocks_of_the_file_is_not_rounded(backend: Backend, tmp_path: Path, beyond: int) -> None:
+    item = "-" * ((1 << 20) - len("user,item,stars\n7,,1\n15e-1") + beyond)  # the file is looked through by blocks
+    path = written(tmp_path / "a.csv", f"user,item,stars\n7,{item},1\n15e-1,b,2\n")
+    with pytest.raises(DataError, match="line 3: column 'user' is '15e-1'; expected a whole number"):
+        backend.read_text(TextFile(path, COLUMNS))
+
+
+def test_whole_numbers_are_the_same_beside_marks_of_fractions(backend: Backend, tmp_path: Path) -> None:
+    numbers = [0, -1, 2**63 - 1, -(2**63), 9_007_199_254_740_993]
+    for item in ("a", "a.b", "e-b", "E-"):
+        text = "".join(f"{number},{item},1\n" for number in numbers)
+        found = rows(backend, TextFile(written(tmp_path / "a.csv", f"user,item,stars\n{text}"), COLUMNS))
+        assert [(row["user"], row["item"]) for row in found] == [(number, item) for number in numbers]
 
 
 @pytest.mark.parametrize("value", [str(2**63), str(-(2**63) - 1), "9" * 30])
@@ -169,10 +185,10 @@ def test_every_malformed_json_line_is_named_with_its_number(backend: Backend, tm
     )
 
 
-@pytest.mark.parametrize("value", ["1.5", "-3.0", "true"])
+@pytest.mark.parametrize("value", ["1.5", "-3.0", "15e-1", "true"])
 def test_what_is_no_whole_number_in_json_is_not_made_one(backend: Backend, tmp_path: Path, value: str) -> None:
     path = written(tmp_path / "a.json", f'{{"user": 7}}\n{{"user": {value}}}\n')
-    with pytest.raises(DataError, match=f"line 2: 'user' is '{value}'; expected a whole number"):
+    with pytest.raises(DataError, match=r"line 2: 'user' is '(1\.5|-3\.0|true)'; expected a whole number"):
         backend.read_json(JsonFile(path, COLUMNS))
 
 

@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import duckdb
 import ibis
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from ibis.expr.operations import Relation
@@ -25,6 +26,7 @@ from ibis.expr.types import Table
 
 from recspec.errors import DataError, RecspecError, SettingsError
 from recspec.files import LINE_BYTES, is_gzip, opened
+from recspec.machine import total_memory
 from recspec.prepare.backend import Backend, Part, Share, T, Watch, X
 from recspec.prepare.names import ROW
 from recspec.prepare.staging import WATCH_SECONDS, bounded, nanosecond_columns, quoted, schema_of, without_missing
@@ -44,6 +46,7 @@ PATTERN = re.compile(r"[*?\[\\]")  # makes a path a pattern; DuckDB has no optio
 PROCESS_BYTES = 600_000_000  # outside DuckDB's limit (measured: 250 to 400 MB for ratings, 550 MB for Outbrain)
 BYTES_PER_THREAD = 125_000_000  # to sort out of core, by its documentation; two threads with this together fail
 FILE_ROW = "file_row_number"  # of DuckDB's reader of Parquet: the number of a row in its file
+FRACTION_MARKS = (".", "e-", "E-")  # 1.5, 15e-1
 DUCKDB_TYPES = {"int64": "BIGINT", "float64": "DOUBLE", "string": "VARCHAR", "list": "VARCHAR[]"}
 
 
@@ -76,10 +79,11 @@ class DuckDBBackend(Backend):
 
     def read_text(self, file: TextFile, into: Path | None = None, watch: Watch | None = None) -> Table:
         columns = file_columns(file)
-        # Whole numbers are read as text, because DuckDB silently rounds 1.5 to 2.
-        read_as = {name: "VARCHAR" if kind == "int64" else DUCKDB_TYPES[kind] for name, kind in columns.items()}
-        types = ", ".join(f"{quoted(name)}: '{kind}'" for name, kind in read_as.items())
         source = readable(file, self._folder / f"{next(self._names)}.txt")
+        whole = _holds_whole_numbers(source.path)
+        read_as = {name: DUCKDB_TYPES["string" if kind == "int64" and not whole else kind]
+                   for name, kind in columns.items()}  # fmt: skip
+        types = ", ".join(f"{quoted(name)}: '{kind}'" for name, kind in read_as.items())
         mark = quoted('"' if file.quoted else "")
         options = (
             f"delim={quoted(source.separator)}, header={file.header}, quote={mark}, escape={mark}, nullstr='', "
@@ -88,7 +92,7 @@ class DuckDBBackend(Backend):
         )
         try:
             _check_last_line(source)
-            return self._read(file, f"read_csv({self._plain(source.path)}, {options})", into, watch)
+            return self._read(file, f"read_csv({self._plain(source.path)}, {options})", into, watch, whole=whole)
         finally:
             if source is not file:
                 source.path.unlink(missing_ok=True)
@@ -105,8 +109,16 @@ class DuckDBBackend(Backend):
             if source is not file:
                 source.path.unlink(missing_ok=True)
 
-    def _read(self, file: TextFile | JsonFile, scan: str, into: Path | None, watch: Watch | None = None) -> Table:
-        selected = ", ".join(_selected(name, kind) for name, kind in file.columns.items())
+    def _read(
+        self,
+        file: TextFile | JsonFile,
+        scan: str,
+        into: Path | None,
+        watch: Watch | None = None,
+        *,
+        whole: bool = False,
+    ) -> Table:
+        selected = ", ".join(_selected(name, kind, whole=whole) for name, kind in file.columns.items())
         try:
             with bounded(file.path, self._folder, self._connection.interrupt):
                 target = self._copy(f"SELECT {selected} FROM {scan}", into, watch)
@@ -269,11 +281,33 @@ def _json_options(path: Path) -> str:
     return f"format='newline_delimited', compression={_compression(path)}, maximum_object_size={LINE_BYTES}"
 
 
-def _selected(name: str, kind: str) -> str:
+def _selected(name: str, kind: str, *, whole: bool) -> str:
     column = quoted(name, '"')
-    if kind != "int64":
-        return f"CAST({column} AS {DUCKDB_TYPES[kind]}) AS {column}"
-    return f"CASE WHEN contains({column}, '.') THEN error('a fraction') ELSE CAST({column} AS BIGINT) END AS {column}"
+    cast = f"CAST({column} AS {DUCKDB_TYPES[kind]})"
+    if kind == "int64" and not whole:
+        held = " OR ".join(f"contains({column}, {quoted(mark)})" for mark in FRACTION_MARKS)
+        cast = f"CASE WHEN {held} THEN error('a fraction') ELSE {cast} END"
+    return f"{cast} AS {column}"
+
+
+def _holds_whole_numbers(path: Path) -> bool:
+    """Whether no number of a file can have a fraction, which DuckDB would round without a word (1.5 and 15e-1 to 2).
+
+    To look for its marks takes a tenth of the time that a check of each value would. Compressed files and those that
+    memory can't hold, so that they would be read from the disk twice, count as holding one.
+    """
+    if is_gzip(path) or path.stat().st_size > total_memory() // 4:
+        return False
+    last = 0
+    with path.open("rb", buffering=0) as stream:
+        while block := stream.read(1 << 20):
+            held = np.frombuffer(block, np.uint8)
+            places = np.flatnonzero(held == ord("-"))
+            before = np.where(places > 0, held[places - 1], last) | 0x20  # as a small letter
+            if b"." in block or (before == ord("e")).any():
+                return False
+            last = block[-1]
+    return True
 
 
 @contextmanager

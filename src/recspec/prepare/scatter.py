@@ -66,16 +66,7 @@ class Scatter:
     ) -> Generator[dict[str, NDArray[np.generic]]]:
         """Yield all rows of some buckets by key, at most `rows` at a time."""
         for bucket in buckets:
-            found = [np.empty(0, self._record)]
-            for folder in folders:
-                ends = self._ends(folder)[:, bucket : bucket + 2].tolist()
-                if ends:
-                    with (folder / ROWS).open("rb", buffering=0) as file:
-                        for start, end in ends:
-                            file.seek(start * self._record.itemsize)
-                            found.append(np.fromfile(file, self._record, end - start))
-            held = np.concatenate(found)
-            del found
+            held = self._bucket(folders, bucket)
             order = np.argsort(held["key"])
             for start in range(0, len(order), rows):
                 block = self._taken(held, order[start : start + rows])
@@ -84,6 +75,22 @@ class Scatter:
                 }
                 _copy([block[str(place)] for place in range(len(self.names))], [*columns.values()])
                 yield columns
+
+    def _bucket(self, folders: Sequence[Path], bucket: int) -> NDArray[np.void]:
+        """The rows of a bucket, in any order."""
+        found = [(folder, self._ends(folder)[:, bucket : bucket + 2].tolist()) for folder in folders]
+        rows = np.empty(sum(end - start for _, ends in found for start, end in ends), self._record)
+        size, place = self._record.itemsize, 0
+        target = rows.view(np.uint8).data
+        for folder, ends in found:
+            if not ends:
+                continue
+            with (folder / ROWS).open("rb", buffering=0) as file:
+                for start, end in ends:
+                    file.seek(start * size)
+                    read = file.readinto(target[place : place + (end - start) * size])
+                    place += read or 0
+        return rows[: place // size]
 
     def _ends(self, folder: Path) -> NDArray[np.int64]:
         """Where the buckets of each block begin and end: (blocks, num_buckets + 1), mapped from the file."""
