@@ -37,6 +37,8 @@ WITH_BF16 = ProductRates(wide_fp32=115, wide_tf32=248, wide_bf16=450, narrow_fp3
 """As measured on an AMD EPYC (Zen 5)."""
 WITH_AMX = ProductRates(wide_fp32=146, wide_tf32=393, wide_bf16=321, narrow_fp32=124, narrow_tf32=104)
 """As measured on an Intel Xeon (Sapphire Rapids)."""
+WITH_HALF_UNITS = ProductRates(wide_fp32=97, wide_tf32=105, wide_bf16=182, narrow_fp32=81.6, narrow_tf32=81.2)
+"""As measured on an AMD EPYC (Zen 4)."""
 SLOW_BLAS = ProductRates(wide_fp32=35, wide_tf32=118, wide_bf16=28, narrow_fp32=20, narrow_tf32=70)
 
 
@@ -48,6 +50,8 @@ SLOW_BLAS = ProductRates(wide_fp32=35, wide_tf32=118, wide_bf16=28, narrow_fp32=
         ("steady", WITH_BF16, "bf16", "multiplies 3.9 times as fast as in fp32 (measured; tf32: 2.2)"),
         ("few", WITH_BF16, "tf32", "multiplies 3.3 times as fast through oneDNN (measured; bf16: 4.1 times)"),
         ("steady", WITH_AMX, "bf16", "multiplies 2.2 times as fast as in fp32 (measured; tf32: 2.7)"),
+        ("steady", WITH_HALF_UNITS, "bf16", "multiplies 1.9 times as fast as in fp32 (measured; tf32: 1.1)"),
+        ("few", WITH_HALF_UNITS, "bf16", "multiplies 1.3 times as fast as in fp32 (measured; tf32: 1)"),
         ("few", WITH_AMX, "tf32", "multiplies 1.4 times as fast through oneDNN (measured; bf16: 1.3 times)"),
         ("steady", SLOW_BLAS, "tf32", "multiplies 3.4 times as fast through oneDNN (measured; bf16: 0.8 times)"),
         ("few", SLOW_BLAS, "tf32", "multiplies 3.5 times as fast through oneDNN"),
@@ -64,8 +68,9 @@ def test_auto_takes_what_this_cpu_multiplies_fastest(
 @pytest.mark.parametrize(
     ("rates", "value", "why"),
     [
-        (WITH_BF16, "onednn", "multiplies narrow matrices 4.1 times as fast through it (measured)"),
-        (WITH_AMX, "blas", "multiplies narrow matrices 1.2 times as fast in fp32 as through oneDNN (measured)"),
+        (WITH_BF16, "onednn", "multiplies narrow matrices 4.1 times as fast through oneDNN (measured)"),
+        (WITH_HALF_UNITS, "blas", "matrices 1 times as fast through oneDNN (measured); it pays from 2 times on"),
+        (WITH_AMX, "blas", "multiplies narrow matrices 0.84 times as fast through oneDNN (measured)"),
     ],
 )
 def test_products_over_events_go_the_faster_way(rates: ProductRates, value: str, why: str) -> None:

@@ -19,7 +19,7 @@ from recspec.nn import Embeddings, kernels
 from recspec.spec import NO_FILES, FeatureSpec, Role
 from recspec.training.optimizer_settings import numbers_beside, updates_rows_exactly
 from recspec.training.outline import Outline
-from recspec.training.product_rates import ProductRates
+from recspec.training.product_rates import ONEDNN_PAYS, ProductRates
 from recspec.training.row_optimizers import sparse_pays
 from recspec.training.settings import Precision, TrainSettings
 
@@ -443,17 +443,17 @@ def pick_event_products(
     """What computes the narrow products over events beside `precision`; None where there is nothing to choose.
 
     Wide products go through oneDNN in tf32 and bf16. Narrow ones take several times as long in some BLAS, and less time
-    in others.
+    in others; oneDNN needs even steps, which cost time of their own.
     """
     if device.type != "cpu" or shapes != "few" or precision == "fp32":
         return None
     if so_far in get_args(EventProducts):
         return Choice(cast(EventProducts, so_far), "as at the start of the run")
-    onednn = rates().onednn
-    if onednn > 1:
-        return Choice("onednn", f"this CPU multiplies narrow matrices {onednn:.2g} times as fast through it (measured)")
-    why = f"this CPU multiplies narrow matrices {1 / onednn:.2g} times as fast in fp32 as through oneDNN (measured)"
-    return Choice("blas", why)
+    measured = rates()
+    why = f"this CPU multiplies narrow matrices {measured.onednn:.2g} times as fast through oneDNN (measured)"
+    if measured.onednn_pays:
+        return Choice("onednn", why)
+    return Choice("blas", f"{why}; it pays from {ONEDNN_PAYS:g} times on, because it needs steps of even sizes")
 
 
 def pick_compile(settings: TrainSettings, ranks: Ranks, *, whole_gradients: bool) -> Choice[CompileMode]:

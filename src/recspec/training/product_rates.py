@@ -29,6 +29,11 @@ WIDE, NARROW = (512, 256, 256), (2048, 32, 80)
 """Rows, inputs and outputs of a layer of an MLP, and of a layer over events (of DIN's attention)."""
 ROUNDS = 7
 """Measurements, in CPU time, of which the fastest counts: other work on the machine slows some."""
+ONEDNN_PAYS = 2.0
+"""Speed of narrow products through oneDNN, relative to the BLAS, from which they go that way.
+
+oneDNN needs even steps (recspec.nn.events): more places, a mask, more copies. At equal rates they make a step of SIM
+1.05, of DIN 1.19 and of DIEN 1.26 times as long (docs/decisions.md). Narrow products are a third to a half of it."""
 MOST_BYTES = 1 << 12
 """Size of a file of rates, ten times as large as needed."""
 
@@ -52,15 +57,21 @@ class ProductRates(BaseModel):
         """The speed of narrow products through oneDNN, relative to fp32 through the BLAS."""
         return self.narrow_tf32 / self.narrow_fp32
 
+    @property
+    def onednn_pays(self) -> bool:
+        """Whether narrow products go through oneDNN."""
+        return self.onednn >= ONEDNN_PAYS
+
     def speed(self, precision: Literal["tf32", "bf16"], *, narrow: bool) -> float:
         """The speed of products relative to fp32; with `narrow`, half of the operations are narrow products.
 
-        In bf16 as in tf32, narrow products over events have tensors in fp32, and go the faster way.
+        In bf16 as in tf32, narrow products over events have tensors in fp32, and go through oneDNN where that pays.
         """
         wide = self.wide_tf32 if precision == "tf32" else self.wide_bf16
         if not narrow:
             return wide / self.wide_fp32
-        return (1 / self.wide_fp32 + 1 / self.narrow_fp32) / (1 / wide + 1 / max(self.narrow_fp32, self.narrow_tf32))
+        narrow_rate = self.narrow_tf32 if self.onednn_pays else self.narrow_fp32
+        return (1 / self.wide_fp32 + 1 / self.narrow_fp32) / (1 / wide + 1 / narrow_rate)
 
 
 def rates_of_all(ranks: Ranks) -> ProductRates:
