@@ -117,6 +117,64 @@ def test_what_is_read_twice_or_is_an_output_stays() -> None:
     assert_close(answers(made)["probability"], answers(made)["logit"] + 1)
 
 
+COLUMN = np.array([2.0, -1.0], np.float32)
+PRODUCTS = {
+    "a vector": (helper.make_node("MatMul", ["numbers", "w"], ["made"]), COLUMN, None),
+    "a column": (helper.make_node("MatMul", ["numbers", "w"], ["made"]), COLUMN[:, None], None),
+    "a column with a bias": (helper.make_node("Gemm", ["numbers", "w", "bias"], ["made"]), COLUMN[:, None], None),
+    "a turned row": (helper.make_node("Gemm", ["numbers", "w", "bias"], ["made"], transB=1), COLUMN[None], None),
+    "a vector, three dimensions": (helper.make_node("MatMul", ["numbers", "w"], ["made"]), COLUMN, [1, -1, 1, 2]),
+    "a column, three dimensions": (helper.make_node("MatMul", ["numbers", "w"], ["made"]), COLUMN[:, None], [1, -1, 2]),
+}
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("what", PRODUCTS)
+def test_a_product_with_one_column_is_computed_from_the_column_s_side(what: str, rows: int) -> None:
+    node, weight, shape = PRODUCTS[what]
+
+    def made() -> object:
+        nodes = [helper.make_node("Concat", ["x", "y"], ["joined"], axis=1)]
+        if shape is None:
+            nodes.append(helper.make_node("Identity", ["joined"], ["numbers"]))
+        else:
+            nodes.append(helper.make_node("Reshape", ["joined", "to"], ["numbers"]))
+        nodes += [
+            node,
+            helper.make_node("Reshape", ["made", "rows"], ["probability"]),
+            helper.make_node("Shape", ["made"], ["lengths"]),
+            helper.make_node("Cast", ["lengths"], ["cast"], to=onnx.TensorProto.FLOAT),
+            helper.make_node("Unsqueeze", ["cast", "one"], ["logit"]),  # the shape, too
+        ]
+        constants = {"w": weight, "rows": np.array([-1, 1]), "one": np.array([1]), "to": np.array(shape or [0])}
+        return graph(nodes, {**constants, "bias": np.array([0.5], np.float32)}, {"probability": 1, "logit": 1})
+
+    turned = simplify(made())
+    (product,) = [each for each in turned.graph.node if each.op_type in ("Gemm", "MatMul")]  # type: ignore[attr-defined]
+    assert product.op_type == "Gemm"
+    assert product.input[0] == "made.row"
+    expected, found = answers(made(), rows), answers(turned, rows)
+    assert_close(found["probability"], expected["probability"])
+    assert found["logit"].tolist() == expected["logit"].tolist()
+    by_hand = answers(made(), 1)["probability"][0, 0]  # x = y = .1257, so 2 x - y is x
+    assert by_hand == pytest.approx(0.12573022 + (0.5 if len(node.input) > 2 else 0))
+
+
+def test_a_product_with_more_columns_or_with_an_unknown_one_stays() -> None:
+    nodes = [
+        helper.make_node("Concat", ["x", "y"], ["numbers"], axis=1),
+        helper.make_node("MatMul", ["numbers", "w"], ["two"]),
+        helper.make_node("MatMul", ["two", "x1"], ["probability"]),
+        helper.make_node("Reshape", ["x", "turned"], ["x1"]),
+        helper.make_node("Gemm", ["numbers", "c"], ["logit"], alpha=2.0),
+    ]
+    nodes = [nodes[3], *nodes[:3], nodes[4]]
+    constants = {"w": np.ones((2, 1), np.float32), "turned": np.array([1, -1]), "c": np.ones((2, 1), np.float32)}
+    made = simplify(graph(nodes, constants, {"probability": 1, "logit": 1}))
+    assert kinds(made)["MatMul"] == 1
+    assert [each.input[0] for each in made.graph.node if each.op_type == "Gemm"] == ["two.row", "numbers"]  # type: ignore[attr-defined]
+
+
 def test_many_rows_are_computed_in_blocks() -> None:
     model = simplify(as_exported())
     whole, rows = answers(model, 2 * BLOCK + 3), 2 * BLOCK + 3

@@ -230,11 +230,11 @@ def _int8_product(node: NodeProto, weight: TensorProto, positive: bool) -> tuple
 
 
 def _matrices(model: ModelProto) -> dict[str, TensorProto]:
-    """Weights in fp32 with two dimensions or more, by name."""
+    """Weights in fp32 with two dimensions or more, and more than one row, by name."""
     from onnx import TensorProto
 
-    held = model.graph.initializer
-    return {each.name: each for each in held if len(each.dims) >= 2 and each.data_type == TensorProto.FLOAT}
+    floats = (each for each in model.graph.initializer if each.data_type == TensorProto.FLOAT)
+    return {each.name: each for each in floats if len(each.dims) >= 2 and each.dims[0] > 1}
 
 
 def _converted(weight: TensorProto, to: int) -> TensorProto:

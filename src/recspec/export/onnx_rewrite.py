@@ -1,7 +1,7 @@
 """The same ONNX program in fewer nodes: a call of one row spends its time on nodes, not on arithmetic.
 
 torch's exporter writes a Squeeze, an Add and an Unsqueeze for every feature; here features are laid side by side first.
-Results that depend on no input are computed once.
+Results that depend on no input are computed once. Products with one column take ONNX Runtime's fast way.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from onnx import ModelProto, NodeProto
+    from onnx import ModelProto, NodeProto, TensorProto
 
 FOLDED = frozenset(
     {"Add", "Cast", "Concat", "Gather", "GatherND", "Mul", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
@@ -23,6 +23,7 @@ FOLDED = frozenset(
 """Operations that are computed here if all their inputs are constant."""
 
 SMALL = 1 << 20  # bytes up to which a computed constant may be larger than its inputs
+SMALL_CONSTANT = 64  # numbers of a constant that may be a shape
 
 
 def simplify(model: ModelProto) -> ModelProto:
@@ -30,6 +31,7 @@ def simplify(model: ModelProto) -> ModelProto:
     _fold(model)
     _lay_columns_first(model)
     _join_once(model)
+    _single_columns_first(model)
     drop_unused(model)
     return model
 
@@ -137,6 +139,80 @@ def _join_once(model: ModelProto) -> None:
             else:
                 inputs.append(name)
         refill(node.input, inputs)
+
+
+# --- products with one column ----------------------------------------------------------------------------------------
+
+
+def _single_columns_first(model: ModelProto) -> None:
+    """Multiply a constant row by the rows, w x', instead of the rows by a constant column, x w.
+
+    ONNX Runtime multiplies (512, 1024) by (1024,) in 1.19 ms and by (1024, 1) in .21 ms, and takes .03 ms the other way
+    round (one thread of an AMD EPYC, Zen 4).
+    """
+    from onnx import numpy_helper
+
+    weights = {each.name: each for each in model.graph.initializer}
+    ranks = _ranks(model)
+    made: list[NodeProto] = []
+    for node in model.graph.node:
+        column = _single_column(node, weights)
+        rank = ranks.get(node.input[0], 0) if node.input else 0
+        if column is None or rank < 2:
+            made.append(node)
+            continue
+        own, x, keeps_last = node.output[0], node.input[0], len(weights[node.input[1]].dims) == 2
+        constants, shape = {"row": column.reshape(1, -1)}, f"{own}.shape"
+        if rank == 2:
+            constants["shape"] = np.array([-1, 1] if keeps_last else [-1])
+        else:
+            constants |= {"rows": np.array([-1, column.size]), "last": np.array([-1])}
+            made.append(make_node("Shape", [x], shape, end=-1))
+            made.append(make_node("Reshape", [x, f"{own}.rows"], f"{own}.flat"))
+            x = f"{own}.flat"
+        bias = [name for name in node.input[2:] if name]
+        made.append(make_node("Gemm", [f"{own}.row", x, *bias], f"{own}.turned", name=node.name, transB=1))
+        if rank > 2 and keeps_last:
+            made.append(make_node("Reshape", [f"{own}.turned", shape], f"{own}.leading", allowzero=1))
+            made.append(make_node("Unsqueeze", [f"{own}.leading", f"{own}.last"], own))
+        else:
+            made.append(make_node("Reshape", [f"{own}.turned", shape], own, allowzero=int(rank > 2)))
+        model.graph.initializer.extend(
+            numpy_helper.from_array(each, f"{own}.{name}") for name, each in constants.items()
+        )
+    refill(model.graph.node, made)
+
+
+def _single_column(node: NodeProto, weights: Mapping[str, TensorProto]) -> NDArray[Any] | None:
+    """The constant column (K,) that a product multiplies rows by; None for any other node."""
+    from onnx import numpy_helper
+
+    if node.op_type not in ("MatMul", "Gemm") or node.input[1] not in weights:
+        return None
+    weight, turned = weights[node.input[1]], bool(_attribute(node, "transB"))
+    others = {each.name for each in node.attribute if each.i or each.f not in (0.0, 1.0)} - {"transB"}
+    is_column = len(weight.dims) == 1 or (len(weight.dims) == 2 and weight.dims[0 if turned else 1] == 1)
+    return numpy_helper.to_array(weight).reshape(-1) if is_column and not others else None
+
+
+def _ranks(model: ModelProto) -> dict[str, int]:
+    """The number of dimensions of each tensor, where ONNX can infer it."""
+    from onnx import ModelProto as Program
+    from onnx import helper, shape_inference
+
+    bare = Program(ir_version=model.ir_version, opset_import=model.opset_import)  # without large weights
+    bare.graph.name = model.graph.name
+    bare.graph.node.extend(model.graph.node)
+    bare.graph.input.extend(model.graph.input)
+    bare.graph.output.extend(model.graph.output)
+    for each in model.graph.initializer:
+        if int(np.prod(each.dims)) <= SMALL_CONSTANT:
+            bare.graph.initializer.append(each)
+        else:
+            bare.graph.input.append(helper.make_tensor_value_info(each.name, each.data_type, each.dims))
+    found = shape_inference.infer_shapes(bare).graph
+    kinds = {each.name: each.type.tensor_type for each in (*found.value_info, *found.input, *found.output)}
+    return {name: len(kind.shape.dim) for name, kind in kinds.items() if kind.HasField("shape")}
 
 
 # --- numbers ---------------------------------------------------------------------------------------------------------
