@@ -109,7 +109,12 @@ def slow_if(slow: bool, *given: object) -> ParameterSet:
     [slow_if((name, form) in SLOW, name, form) for name in NAMES for form in ("rows", "ranker")],
 )
 def test_every_model_answers_any_number_of_rows_as_an_onnx_program(
-    name: str, form: str, bundled: Callable[..., Bundle], read_by: Callable[[str], FeatureSpec], tmp_path: Path
+    name: str,
+    form: str,
+    bundled: Callable[..., Bundle],
+    read_by: Callable[[str], FeatureSpec],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     trained, data = bundled(name, **FEW_STEPS.get(name, {})), read_by(name)
     made = export(trained, tmp_path / "out", replace(QUICK, form=form), data)  # type: ignore[arg-type]
@@ -127,6 +132,23 @@ def test_every_model_answers_any_number_of_rows_as_an_onnx_program(
     if form == "rows":
         assert made.description["auc"]["after"] == pytest.approx(made.description["auc"]["before"], abs=1e-3)
     assert json.loads((made.folder / "export.json").read_text()) == made.description
+    monkeypatch.setattr(onnx_graph, "NARROWEST", 2)  # every product of these small models
+    for precision in ("int8", "bf16", "fp16"):
+        assert_it_can_be_narrowed(made.folder / "model.onnx", precision, check)
+
+
+def assert_it_can_be_narrowed(file: Path, precision: onnx_graph.Precision, check: Check) -> None:
+    """The program runs with narrower weights, on calls of every size; that it keeps digits is asked elsewhere."""
+    import onnx
+
+    model = onnx.load(file)
+    if precision == "int8":
+        narrowed = onnx_graph.with_int8_products(model, onnx_graph.wide_products(model))
+    else:
+        narrowed = onnx_graph.narrow(model, precision)
+    found = check.of(OnnxModel(narrowed.SerializeToString(), check.signature, threads=1))
+    assert found.finite
+    assert found.largest < 0.05
 
 
 OF_HISTORIES: dict[str, tuple[str, dict[str, object]]] = {

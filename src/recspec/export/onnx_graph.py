@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from recspec.errors import ExportError, require_extra
-from recspec.export.onnx_rewrite import drop_unused, make_node, numbers_apart, refill, simplify
+from recspec.export.onnx_rewrite import drop_unused, make_node, numbers_apart, ranks_of, refill, simplify
 from recspec.spec import OUTPUTS, Signature
 
 if TYPE_CHECKING:
@@ -161,13 +161,14 @@ def with_int8_products(model: ModelProto, names: Collection[str]) -> ModelProto:
     from onnx import helper
 
     model = numbers_apart(model, names)
-    weights, positive = _matrices(model), _never_negative(model)
+    weights, positive, ranks = _matrices(model), _never_negative(model), ranks_of(model)
     made: list[NodeProto] = []
     for node in model.graph.node:
         if node.name not in names:
             made.append(node)
             continue
-        nodes, tensors = _int8_product(node, weights[node.input[1]], node.input[0] in positive)
+        is_positive, flat = node.input[0] in positive, ranks.get(node.input[0]) == 2
+        nodes, tensors = _int8_product(node, weights[node.input[1]], is_positive, flat)
         made += nodes
         model.graph.initializer.extend(tensors)
     refill(model.graph.node, made)
@@ -187,8 +188,13 @@ def _never_negative(model: ModelProto) -> set[str]:
     return found
 
 
-def _int8_product(node: NodeProto, weight: TensorProto, positive: bool) -> tuple[list[NodeProto], list[TensorProto]]:
-    """Nodes and constants of one product, and of the bias that a Gemm adds; some constants may be unused."""
+def _int8_product(
+    node: NodeProto, weight: TensorProto, positive: bool, flat: bool
+) -> tuple[list[NodeProto], list[TensorProto]]:
+    """Nodes and constants of one product, and of the bias that a Gemm adds; some constants may be unused.
+
+    `positive`: no input is below 0. `flat`: inputs have two dimensions; others are laid out as rows.
+    """
     from onnx import numpy_helper
 
     own, columns = node.output[0], numpy_helper.to_array(weight)  # (N, K)
@@ -204,6 +210,8 @@ def _int8_product(node: NodeProto, weight: TensorProto, positive: bool) -> tuple
         "zero": np.array(0, np.float32),
         "last": np.array([-1], np.int64),
         "sums": (whole.sum(axis=1, dtype=np.float32) * steps).astype(np.float32),
+        "rows": np.array([-1, columns.shape[1]], np.int64),
+        "width": np.array([len(columns)], np.int64),
     }
     nodes: list[NodeProto] = []
 
@@ -212,7 +220,9 @@ def _int8_product(node: NodeProto, weight: TensorProto, positive: bool) -> tuple
         nodes.append(make_node(kind, given, f"{own}.{output}", domain=domain, **attributes))
         return f"{own}.{output}"
 
-    x = node.input[0]
+    x = given = node.input[0]
+    if not flat:
+        x = add("Reshape", [x, "rows"], "flat")
     if not positive:
         lowest = add("Min", [add("ReduceMin", [x, "last"], "minimum", keepdims=1), "zero"], "lowest")
         x = add("Sub", [x, lowest], "above")
@@ -225,6 +235,9 @@ def _int8_product(node: NodeProto, weight: TensorProto, positive: bool) -> tuple
         product = add("Add", [product, add("Mul", [lowest, "sums"], "moved")], "restored")
     if len(node.input) > 2 and node.input[2]:
         product = add("Add", [product, node.input[2]], "with bias")
+    if not flat:
+        shape = add("Concat", [add("Shape", [given], "lengths", end=-1), "width"], "shape", axis=0)
+        add("Reshape", [product, shape], "restored shape", allowzero=1)
     nodes[-1].output[0] = own
     return nodes, [numpy_helper.from_array(value, f"{own}.{name}") for name, value in constants.items()]
 

@@ -153,7 +153,7 @@ def _single_columns_first(model: ModelProto) -> None:
     from onnx import numpy_helper
 
     weights = {each.name: each for each in model.graph.initializer}
-    ranks = _ranks(model)
+    ranks = ranks_of(model)
     made: list[NodeProto] = []
     for node in model.graph.node:
         column = _single_column(node, weights)
@@ -195,7 +195,7 @@ def _single_column(node: NodeProto, weights: Mapping[str, TensorProto]) -> NDArr
     return numpy_helper.to_array(weight).reshape(-1) if is_column and not others else None
 
 
-def _ranks(model: ModelProto) -> dict[str, int]:
+def ranks_of(model: ModelProto) -> dict[str, int]:
     """The number of dimensions of each tensor, where ONNX can infer it."""
     from onnx import ModelProto as Program
     from onnx import helper, shape_inference
