@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from _side_by_side import Found, where_and_when, write
 
 SIZES = {1: 200, 64: 60, 512: 20, 4096: 5}
