@@ -51,9 +51,11 @@ def main() -> None:
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = str(asked.threads)
 
-    import torch
-
     from recspec import machine
+
+    machine.wait_politely()  # before torch is loaded, as the command line does
+
+    import torch
 
     torch.set_num_threads(asked.threads)
     machine.keep_freed_memory()

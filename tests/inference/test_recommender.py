@@ -70,6 +70,15 @@ def test_a_known_user_whom_the_model_has_no_event_of_gets_the_most_popular_items
     assert note == f"the model scores all items alike for this user: {stranger.notes[0].removeprefix('unknown user: ')}"
 
 
+def test_rows_of_one_number_alone_are_found() -> None:
+    """Also if the ends of another row agree."""
+    scores = torch.tensor([[1.0, 1.0, 1.0], [1.0, 2.0, 1.0], [1.0, 1.0, 2.0], [0.0, 0.0, 0.0]])
+    alike = recommender._are_alike(scores)
+    assert alike is not None
+    assert alike.tolist() == [True, False, False, True]
+    assert recommender._are_alike(scores[:, :1]) is None
+
+
 def test_the_scores_are_the_models_logits(predictor: Predictor) -> None:
     best = predictor.recommend(["u3"], k=1)[0].items[0]
     probability, _ = predictor.predict(pa.table({"user_id": ["u3"], "item_id": [best.item]}))

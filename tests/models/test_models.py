@@ -79,10 +79,16 @@ def build(name: str, spec: FeatureSpec, **changed: object) -> Model:
     return informed(model, spec).eval()
 
 
+def run_without_the_compiler(code: str, *given: str) -> None:
+    """Run a program that asserts that torch's compiler, which takes as long to load as torch itself, is not loaded."""
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", code, *given], cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_server_opens_models_without_the_compiler_of_torch(
     interactions: FeatureSpec, sequences: FeatureSpec, labelled: FeatureSpec
 ) -> None:
-    """The compiler takes as long to load as torch itself."""
     code = """
 import sys
 import recspec.serving
@@ -96,10 +102,33 @@ for name, kind in MODELS.items():
     without_memory(lambda: kind(spec, kind.Settings.model_validate(MODEL_CASES[name].tiny)))
     assert "torch._dynamo" not in sys.modules, name
 """
+    run_without_the_compiler(code, *(str(spec.folder) for spec in (interactions, sequences, labelled)))
+
+
+def test_models_are_trained_without_the_compiler_of_torch(
+    interactions: FeatureSpec, sequences: FeatureSpec, labelled: FeatureSpec, tmp_path: Path
+) -> None:
+    """Whatever they are trained by: the optimizer, the average of weights, the checkpoint, the evaluation."""
+    code = """
+import sys
+from pathlib import Path
+from recspec.models import MODELS
+from recspec.spec import FeatureSpec
+from recspec.training import TrainSettings, train
+from tests.model_cases import MODEL_CASES, OF_LABELLED_ROWS, TRAINED_BY_STEPS
+interactions, sequences, labelled, runs = sys.argv[1:]
+for name in sorted(TRAINED_BY_STEPS):
+    kind = MODELS[name]
+    spec = labelled if name in OF_LABELLED_ROWS else sequences if "history" in kind.needs else interactions
+    train(
+        name, FeatureSpec.load(spec), Path(runs) / name,
+        settings=TrainSettings(batch_size=4096, epochs=1, average=0.9, clip_norm=1.0, tensorboard=False),
+        model_settings=kind.Settings.model_validate(MODEL_CASES[name].tiny),
+    )
+    assert not {"torch._dynamo", "torch._inductor", "sympy"} & {*sys.modules}, name
+"""
     folders = [str(spec.folder) for spec in (interactions, sequences, labelled)]
-    root = Path(__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", code, *folders], cwd=root, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    run_without_the_compiler(code, *folders, str(tmp_path))
 
 
 def run_training(name: str, spec: FeatureSpec, run: Path, **settings: object) -> None:

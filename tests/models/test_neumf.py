@@ -353,7 +353,7 @@ def test_loss_with_dropout_learns_and_eval_has_none() -> None:
 def test_scores_of_all_pairs_are_the_logits_of_each(
     variant: dict[str, object], block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("recspec.models.neumf.SCORE_FLOATS", block)
+    monkeypatch.setattr("recspec.models.neumf.floats_in_cache", lambda _: block)
     model = neumf(**variant).eval()
     users, items = torch.tensor([3, 0, 29], dtype=torch.int32), torch.randperm(ITEMS)[:13]
     with torch.no_grad():

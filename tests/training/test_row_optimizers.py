@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -37,6 +40,43 @@ def test_every_optimizer_takes_one_step_against_the_gradient(name: str) -> None:
     Optimizers([("weight", weight)], settings(name, learning_rate=0.1)).step()
     assert weight[0].item() < 0.0
     assert weight[1].item() > 0.0
+
+
+def test_steps_load_no_compiler() -> None:
+    """torch's own methods load its compiler, which takes as long as loading torch."""
+    code = """
+import sys
+from tests.training.stepping import EVERY, SPARSE_EXACT, model, settings, sparse
+import torch
+from recspec.training.optimizers import Optimizers
+for name in EVERY:
+    parameters = dict(model().named_parameters())
+    optimizers = Optimizers(parameters.items(), settings(name))
+    for parameter in parameters.values():
+        parameter.grad = torch.ones_like(parameter)
+    if name in SPARSE_EXACT:
+        parameters["deep.embeddings.weight"].grad = sparse(5, [1, 2, 1], torch.ones(3, 4))
+    optimizers.step()
+    optimizers.zero_grad()
+    assert all(parameter.grad is None for parameter in parameters.values()), name
+    assert "torch._dynamo" not in sys.modules, name
+"""
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_step_calls_its_hooks_and_records_no_gradients() -> None:
+    """Ours leaves out torch's wrapper, which turns gradients off."""
+    weight = nn.Parameter(torch.ones(2))
+    optimizer = Optimizers([("weight", weight)], settings("adam")).parts[""]
+    hooked: list[object] = []
+    optimizer.register_step_post_hook(lambda *given: hooked.append(given[0]))
+    weight.grad = torch.ones(2)
+    optimizer.step()
+    assert hooked == [optimizer]
+    assert weight.is_leaf
+    assert not any(state.requires_grad for state in optimizer.state[weight].values())
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5])

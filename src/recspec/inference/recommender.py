@@ -212,9 +212,7 @@ class Recommender:
             return self._found(self.index, users, asked)
         else:
             scores = self.scores_of_all(users, asked.context)
-            if scores.shape[1] > 1:
-                lowest, highest = torch.aminmax(scores, dim=1)
-                flat = (lowest == highest).numpy()
+            flat = _are_alike(scores)
         _leave_out(scores, asked.choice.allowed[first:])
         if not asked.wanted.include_seen and self._known.users.first_id <= int(users.max(initial=-1)):
             rows, columns = _pairs(seen, torch.from_numpy(np.maximum(users, 0)), first)
@@ -285,6 +283,19 @@ class Recommender:
             unexplained = (UNEXPLAINED,) if asked.wanted.explain and len(found) and not any(because) else ()
             all_notes = (*notes, *unexplained, *asked.choice.notes, *asked.context.notes)
             yield Recommendation(next(raw) if is_known[row] else user, bool(is_known[row]), found, all_notes, how)
+
+
+def _are_alike(scores: Tensor) -> NDArray[np.bool_] | None:
+    """Which rows of scores (R, N) hold one number alone; None for a single item.
+
+    A row whose ends differ needs no pass over its scores.
+    """
+    if scores.shape[1] < 2:
+        return None
+    alike = scores[:, 0] == scores[:, -1]
+    for row in alike.nonzero()[:, 0].tolist():
+        alike[row] = bool((scores[row] == scores[row, 0]).all())
+    return alike.numpy()
 
 
 def _leave_out(scores: Tensor, allowed: NDArray[np.bool_]) -> None:

@@ -26,11 +26,8 @@ from recspec import config
 from recspec.batch import Batch, drawn_of, log_expected_of
 from recspec.models.base import TRAINING_SPACE, Model, counts_of
 from recspec.models.facts import DataFacts, Proposals
-from recspec.nn import Mlp, RowsHeld, at_least_fp32, cross_entropy, may_replace, sampled_softmax
+from recspec.nn import Mlp, RowsHeld, at_least_fp32, cross_entropy, floats_in_cache, may_replace, sampled_softmax
 from recspec.spec import FeatureSpec
-
-SCORE_FLOATS = 1 << 17
-"""Floats of the MLP's first hidden layer that `score_items` computes at once: 512 kB stay in a core's cache."""
 
 NEGATIVES, FEWEST_POSITIVES, MOST_POSITIVES, MOST_STEPS = 15, 512, 8192, 400
 """Negatives of a positive; the fewest and the most positives of a step; and steps of an epoch above which it grows."""
@@ -349,7 +346,7 @@ class NeuMF(Model):
             return self._of_first(ours.unsqueeze(1) + theirs.T)
         layers = [cast(nn.Linear, layer) for layer in self.mlp.layers][1:]
         last, found = self.out.weight[:, -self.settings.layers[-1] :], []
-        for some in torch.split(theirs, max(1, SCORE_FLOATS // len(theirs)), dim=1):
+        for some in torch.split(theirs, max(1, floats_in_cache(theirs) // len(theirs)), dim=1):
             rows = []
             for one in ours:
                 x = torch.relu_(some + one.unsqueeze(1))

@@ -14,6 +14,7 @@ not as much as the table. Whether the result equals that of the dense gradient d
 
 from __future__ import annotations
 
+import inspect
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,7 +30,7 @@ from torch.optim.adagrad import adagrad
 from torch.optim.adam import adam
 
 from recspec.errors import SettingsError, listed
-from recspec.nn import kernels
+from recspec.nn import kernels, uncompiled
 from recspec.training.optimizer_settings import OptimizerSettings, moves_every_row
 
 Group: TypeAlias = dict[str, Any]
@@ -45,7 +46,13 @@ class RowOptimizer(optim.Optimizer):
     torch's own class updates whole parameters if it has a fused form: one pass over weights and state, 2 to 4 times
     faster on a CPU than one pass for each operation. A fused form ignores strides, so a gradient with other strides
     than its weight is copied first.
+
+    torch wraps some methods of its optimizers to keep them out of compiled programs. The first call of a wrapper loads
+    the compiler, which takes as long as loading torch. So this class calls the wrapped functions.
     """
+
+    add_param_group = uncompiled(inspect.unwrap(optim.Optimizer.add_param_group))
+    zero_grad = uncompiled(inspect.unwrap(optim.Optimizer.zero_grad))
 
     moves_every_row: str | None = None
     """The setting, if any, that makes this optimizer move rows without a gradient."""
@@ -98,7 +105,7 @@ class RowOptimizer(optim.Optimizer):
                 parameter.grad = gradient
 
     def _step_whole(self) -> None:
-        super().step()
+        inspect.unwrap(super().step)(self)
 
     @abstractmethod
     def update_rows(self, group: Group, weight: Tensor, ids: Tensor, gradient: Tensor) -> None:
