@@ -105,7 +105,7 @@ class RowOptimizer(optim.Optimizer):
                 parameter.grad = gradient
 
     def _step_whole(self) -> None:
-        inspect.unwrap(super().step)(self)
+        inspect.unwrap(super().step.__func__)(self)  # type: ignore[attr-defined]
 
     @abstractmethod
     def update_rows(self, group: Group, weight: Tensor, ids: Tensor, gradient: Tensor) -> None:
