@@ -8,8 +8,9 @@ From nothing: makes an environment with TensorFlow 2.15, trains a `DNNLinearComb
 rows and as a ranker, and measures raw requests of 1, 64, 512 and 4096 candidates: from the request as a dict to the
 probabilities of its candidates. TensorFlow's side is measured three times: with the Examples that its SavedModel takes
 built from the dict, with the Examples ready, and through a second SavedModel that takes tensors. Contenders take turns
-in one run on equal threads, and no request is asked twice. Prints p50, p99 and how far probabilities are from the
-bundle's, and writes results/outbrain_latency.json.
+in one run on equal threads, and no request is asked twice. Each program has a process of its own: threads of ONNX
+Runtime look for work for a while after a call, and would disturb the program that is asked next. Prints p50, p99 and
+how far probabilities are from the bundle's, and writes results/outbrain_latency.json.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -55,6 +57,8 @@ TRAINING_ROWS = 20_000
 
 SIZES = {1: 300, 64: 60, 512: 12, 4096: 4}
 """Candidates of a request -> requests that each contender is asked in a round."""
+COLD = 5
+"""Requests after another contender's turn that do not count."""
 COMPARED, COMPARED_SIZE = 40, 64
 """Requests on which probabilities are compared, and their candidates."""
 
@@ -194,8 +198,8 @@ def tensorflow_answers(folder: Path, threads: int) -> dict[str, Callable[[Reques
 # --- recspec's side --------------------------------------------------------------------------------------------------
 
 
-def recspec_answers(folder: Path, threads: int) -> dict[str, Callable[[Request, list[Request]], Answer]]:
-    """Likewise: raw requests through `ExportedRanker`, and the programs alone."""
+def recspec_answers(name: str, folder: Path, threads: int) -> dict[str, Callable[[Request, list[Request]], Answer]]:
+    """Likewise for one of our programs: raw requests through `ExportedRanker`, and the program alone."""
     import torch
 
     from recspec.export.exported_model import (
@@ -212,23 +216,16 @@ def recspec_answers(folder: Path, threads: int) -> dict[str, Callable[[Request, 
     torch.set_num_threads(threads)
     predictor = Predictor.open(folder / "bundle", device="cpu")
     rows = signature_of(predictor.spec, predictor.model.features(), "rows")
-    programs: dict[str, ExportedModel] = {EAGER: EagerModel(predictor.model, rows)}
-    programs |= {name: open_exported_model(folder / name, threads=threads) for name in EXPORTS}
-    found: dict[str, Callable[[Request, list[Request]], Answer]] = {}
+    program: ExportedModel = (
+        EagerModel(predictor.model, rows) if name == EAGER else open_exported_model(folder / name, threads=threads)
+    )
+    ranker = ExportedRanker(predictor, program)
 
-    def add(name: str, program: ExportedModel) -> None:
-        ranker = ExportedRanker(predictor, program)
+    def alone(request: Request, items: list[Request]) -> Answer:
+        given = ranker.inputs(request, items)
+        return lambda *_: program.run(given)["probability"][:, 0]
 
-        def alone(request: Request, items: list[Request]) -> Answer:
-            given = ranker.inputs(request, items)
-            return lambda *_: program.run(given)["probability"][:, 0]
-
-        found[name] = lambda *_: ranker.probabilities
-        found[f"{name}, program alone"] = alone
-
-    for name, program in programs.items():
-        add(name, program)
-    return found
+    return {name: lambda *_: ranker.probabilities, f"{name}, program alone": alone}
 
 
 def answer_questions(make: Callable[[], dict[str, Callable[[Request, list[Request]], Answer]]], seed: int) -> None:
@@ -326,8 +323,8 @@ def measure(workers: Sequence[Worker], rounds: int) -> tuple[dict[str, Any], dic
     for each in range(1, rounds + 1):
         for size, count in SIZES.items():
             for name, worker in where.items():
-                found = worker.ask(contender=name, size=size, count=count + 2, round=each)
-                times[name][size] += found[2:]  # the first two after another's turn are cold
+                found = worker.ask(contender=name, size=size, count=count + COLD, round=each)
+                times[name][size] += found[COLD:]
             print(f"round {each}, {size} candidates", file=sys.stderr)
     return differences, times
 
@@ -362,8 +359,9 @@ def main() -> None:
         make_tensorflow(arguments.make)
         return
     if arguments.answer:
-        make = {"tensorflow": tensorflow_answers, "recspec": recspec_answers}[arguments.answer[0]]
-        answer_questions(lambda: make(Path(arguments.answer[1]), arguments.threads), arguments.seed)
+        who, where = arguments.answer[0], Path(arguments.answer[1])
+        make = tensorflow_answers if who == "tensorflow" else partial(recspec_answers, who)
+        answer_questions(lambda: make(where, arguments.threads), arguments.seed)
         return
 
     from _side_by_side import environments, made_python, where_and_when, write
@@ -375,8 +373,11 @@ def main() -> None:
         about = prepare(folder, python, arguments.threads)
         told = ("--threads", str(arguments.threads), "--seed", str(arguments.seed))
         workers = [
-            Worker([interpreter, __file__, "--answer", side, str(folder), *told])
-            for side, interpreter in (("tensorflow", str(python)), ("recspec", sys.executable))
+            Worker([interpreter, __file__, "--answer", who, str(folder), *told])
+            for who, interpreter in (
+                ("tensorflow", str(python)),
+                *((name, sys.executable) for name in (EAGER, *EXPORTS)),
+            )
         ]
         differences, times = measure(workers, arguments.rounds)
         for worker in workers:

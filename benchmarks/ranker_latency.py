@@ -9,13 +9,16 @@ sequence_vs_peers.py with a history of 50 events. The clock runs from the ids an
 candidates to their probabilities. `eager torch` and `ONNX Runtime's int8` score a row for each candidate, as a model
 that is taken to ONNX Runtime does by `torch.onnx.export` and `quantize_dynamic` (a step for each column of a weight).
 
-Contenders take turns in one process on equal threads. Prints p50 and p99 by candidates and how far probabilities are
-from eager torch's, and writes results/ranker_latency.json.
+Contenders take turns, each in a process of its own, on equal threads. Prints p50 and p99 by candidates and how far
+probabilities are from eager torch's, and writes results/ranker_latency.json.
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
+import os
+import shutil
 import tempfile
 import time
 from collections.abc import Mapping
@@ -28,7 +31,12 @@ from _side_by_side import Found, where_and_when, write
 
 SIZES = {1: 200, 64: 60, 512: 20, 4096: 5}
 """Candidates of a request -> requests that each contender is asked in a round."""
+COLD = 5
+"""Requests after another contender's turn that do not count."""
+COMPARED = (64, 40)
+"""Candidates and number of the requests on which probabilities are compared."""
 EAGER, FOREIGN = "eager torch", "ONNX Runtime's int8"
+EXPORT_FILE = "export.json"
 EXPORTS: Mapping[str, tuple[str, str]] = {"fp32": ("fp32", "ranker"), "int8": ("int8", "ranker")}
 """Precision and form."""
 LENGTH, NUM_IDS, NUM_CATEGORIES = 50, 100_000, 1_000
@@ -52,12 +60,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "ranker_latency.json")
     asked = parser.parse_args()
-    from recspec.machine import wait_politely
+    from recspec.machine import SPINS
 
-    wait_politely()
-    import torch
-
-    torch.set_num_threads(asked.threads)
+    os.environ.setdefault("GOMP_SPINCOUNT", SPINS)  # as the command line; torch reads it when it is loaded
     found: Found = {"threads": asked.threads, "rounds": asked.rounds, "models": {}, **where_and_when()}
     for model in asked.models:
         with tempfile.TemporaryDirectory() as folder:
@@ -73,9 +78,7 @@ def measured(name: str, folder: Path, threads: int, rounds: int) -> Found:
     from recspec.bundle import Card
     from recspec.bundle import folder as bundle
     from recspec.export import ExportSettings, export
-    from recspec.export.exported_model import EagerModel, open_exported_model
     from recspec.models import MODELS
-    from recspec.spec import signature_of
 
     torch.manual_seed(0)
     settings = MODELS[name].Settings.model_validate(SETTINGS[name])
@@ -86,23 +89,26 @@ def measured(name: str, folder: Path, threads: int, rounds: int) -> Found:
     for title, (precision, form) in {**EXPORTS, "rows": ("fp32", "rows")}.items():
         given: Any = {"precision": precision, "form": form, **told}
         export(trained, folder / title, ExportSettings(allow_drift=True, **given))
-    rows = signature_of(trained.spec, trained.model.features(), "rows")
-    programs: dict[str, Any] = {
-        EAGER: EagerModel(trained.model, rows),
-        FOREIGN: foreign(folder / "rows", threads),
-        **{title: open_exported_model(folder / title, threads=threads) for title in EXPORTS},
-    }
-    rng = np.random.default_rng(0)
-    compared = [inputs(trained.spec, rows, 64, rng) for _ in range(40)]
-    answers = {title: [probabilities(program, *each) for each in compared] for title, program in programs.items()}
-    apart = {title: np.abs(np.concatenate(each) - np.concatenate(answers[EAGER])) for title, each in answers.items()}
-    times: dict[str, dict[int, list[float]]] = {title: {size: [] for size in SIZES} for title in programs}
-    for _ in range(rounds):
+    quantise(folder / "rows", folder / FOREIGN)
+    context = multiprocessing.get_context("spawn")
+    pipes = {}
+    for title in (EAGER, FOREIGN, *EXPORTS):
+        pipes[title], theirs = context.Pipe()
+        context.Process(target=answer, args=(folder, title, threads, theirs), daemon=True).start()
+
+    def ask(title: str, size: int, count: int, seed: int, *, timed: bool) -> Any:
+        pipes[title].send((size, count, seed, timed))
+        return pipes[title].recv()
+
+    answers = {title: np.concatenate(ask(title, *COMPARED, 0, timed=False)) for title in pipes}
+    apart = {title: np.abs(each - answers[EAGER]) for title, each in answers.items()}
+    times: dict[str, dict[int, list[float]]] = {title: {size: [] for size in SIZES} for title in pipes}
+    for each in range(1, rounds + 1):
         for size, count in SIZES.items():
-            for title, program in programs.items():
-                requests = [inputs(trained.spec, rows, size, rng) for _ in range(count + 2)]
-                taken = [timed(program, *each) for each in requests]
-                times[title][size] += taken[2:]  # the first two after another's turn are cold
+            for title in pipes:
+                times[title][size] += ask(title, size, count + COLD, each, timed=True)[COLD:]
+    for pipe in pipes.values():
+        pipe.send(None)
     return {
         title: {
             "latency": {
@@ -111,20 +117,43 @@ def measured(name: str, folder: Path, threads: int, rounds: int) -> Found:
             },
             "difference": {"mean": float(apart[title].mean()), "largest": float(apart[title].max())},
         }
-        for title in programs
+        for title in pipes
     }
 
 
-def foreign(folder: Path, threads: int) -> Any:
-    """The program of rows, narrowed by ONNX Runtime's own tool."""
+def answer(folder: Path, title: str, threads: int, asked: Any) -> None:
+    """In a process of its own: milliseconds, or probabilities, of the requests that are asked for."""
+    import torch
+
+    from recspec.bundle import folder as bundle
+    from recspec.export.exported_model import EagerModel, open_exported_model
+    from recspec.spec import signature_of
+
+    torch.set_num_threads(threads)
+    trained = bundle.load(folder / "bundle")
+    rows = signature_of(trained.spec, trained.model.features(), "rows")
+    program: Any = (
+        EagerModel(trained.model, rows) if title == EAGER else open_exported_model(folder / title, threads=threads)
+    )
+    while (question := asked.recv()) is not None:
+        size, count, seed, is_timed = question
+        rng = np.random.default_rng((seed, size))
+        requests = [inputs(trained.spec, rows, size, rng) for _ in range(count)]
+        asked.send([(timed if is_timed else probabilities)(program, *each) for each in requests])
+
+
+def quantise(exported: Path, to: Path) -> None:
+    """An exported program of rows, narrowed by ONNX Runtime's own tool."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    from recspec.export.exported_model import OnnxModel, read_description
-    from recspec.spec import Signature
+    from recspec.export.exported_model import OnnxModel
+    from recspec.files import manifest
 
-    quantize_dynamic(folder / OnnxModel.file, folder / "own.onnx", weight_type=QuantType.QInt8, per_channel=True)
-    signature = Signature.from_dict(read_description(folder)["signature"])
-    return OnnxModel(folder / "own.onnx", signature, threads=threads)
+    to.mkdir()
+    shutil.copyfile(exported / EXPORT_FILE, to / EXPORT_FILE)
+    program = (str(each / OnnxModel.file) for each in (exported, to))
+    quantize_dynamic(*program, weight_type=QuantType.QInt8, per_channel=True)
+    manifest.write(to)
 
 
 def inputs(spec: Any, signature: Any, size: int, rng: np.random.Generator) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -426,9 +426,8 @@ def pick_precision(
     if shapes == "changing":
         return Choice("fp32", "products change shape at every step, and bf16 and oneDNN prepare for each new shape")
     measured = rates()
-    # bf16 of models of histories is only as asked: what it costs them in quality is not known yet (docs/decisions.md).
     tf32, bf16 = (measured.speed(each, narrow=shapes == "few") for each in ("tf32", "bf16"))
-    if bf16 >= FASTER and (bf16 >= OF_TF32 * tf32 if shapes == "steady" else tf32 < FASTER):
+    if bf16 >= FASTER and bf16 >= tf32 * (OF_TF32 if shapes == "steady" else 1):
         return Choice("bf16", f"this CPU multiplies {bf16:.2g} times as fast as in fp32 (measured; tf32: {tf32:.2g})")
     if tf32 >= FASTER:
         return Choice(
