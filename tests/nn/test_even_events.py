@@ -77,6 +77,10 @@ def test_events_are_even_where_products_go_through_onednn() -> None:
     try:
         large, small = events_of(present), events_of(present[:20])
         assert (large.in_even_steps, small.in_even_steps, small.held is None) == (True, False, False)
+        large_by_blas, small_by_blas = (events_of(each, through_onednn=False) for each in (present, present[:20]))
+        assert large_by_blas.held is None
+        assert large_by_blas.in_large_steps
+        assert small_by_blas.held is not None  # autocast sends them to oneDNN whatever products over large steps do
         with own_precision(x, large):
             assert torch.get_float32_matmul_precision() == "medium"
         for events in (small, None):

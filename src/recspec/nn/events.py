@@ -156,17 +156,18 @@ class Events:
 def events_of(present: Tensor, *, through_onednn: bool = True) -> Events:
     """Events at the places `present` (B, L), in the padded form while compiling, else in the jagged form.
 
-    They are even on a CPU whose products go through oneDNN, unless those over events shall not.
+    They are even on a CPU whose products go through oneDNN. Large steps are not, unless `through_onednn` sends their
+    products that way too.
     """
     if torch.compiler.is_compiling():
         return padded_events(present)
     on_cpu = present.device.type == "cpu"
-    even = through_onednn and on_cpu and torch.get_float32_matmul_precision() != "highest"
-    return jagged_events(present, even=even)
+    even = on_cpu and torch.get_float32_matmul_precision() != "highest"
+    return jagged_events(present, even=even, large_too=through_onednn)
 
 
-def jagged_events(present: Tensor, *, even: bool = False) -> Events:
-    """Events at the places `present` (B, L) in the jagged form, even if asked."""
+def jagged_events(present: Tensor, *, even: bool = False, large_too: bool = True) -> Events:
+    """Events at the places `present` (B, L) in the jagged form, even if asked; large steps only with `large_too`."""
     rows, length = present.shape
     lengths = present.sum(1)
     _, order = lengths.sort(descending=True, stable=True)
@@ -176,7 +177,9 @@ def jagged_events(present: Tensor, *, even: bool = False) -> Events:
     row = places // max(length, 1)
     step = torch.arange(len(places), device=row.device) - (lengths.cumsum(0) - lengths)[row]
     sizes = torch.bincount(step, minlength=1)
-    in_even_steps = even and len(places) > 0 and len(places) >= SLICED * int(lengths.max())
+    in_large_steps = len(places) > 0 and len(places) >= SLICED * int(lengths.max())
+    even = even and (large_too or not in_large_steps)
+    in_even_steps = even and in_large_steps
     if even and len(places):
         evened = _even_steps if in_even_steps else _even_together
         sizes = torch.tensor(evened(sizes.tolist(), rows), device=sizes.device)
