@@ -59,6 +59,8 @@ SIZES = {1: 300, 64: 60, 512: 12, 4096: 4}
 """Candidates of a request -> requests that each contender is asked in a round."""
 COLD = 5
 """Requests after another contender's turn that do not count."""
+SETTLE = 0.3
+"""Seconds between two turns, in which threads of the last contender go to sleep."""
 COMPARED, COMPARED_SIZE = 40, 64
 """Requests on which probabilities are compared, and their candidates."""
 
@@ -323,6 +325,7 @@ def measure(workers: Sequence[Worker], rounds: int) -> tuple[dict[str, Any], dic
     for each in range(1, rounds + 1):
         for size, count in SIZES.items():
             for name, worker in where.items():
+                time.sleep(SETTLE)
                 found = worker.ask(contender=name, size=size, count=count + COLD, round=each)
                 times[name][size] += found[COLD:]
             print(f"round {each}, {size} candidates", file=sys.stderr)

@@ -33,6 +33,8 @@ SIZES = {1: 200, 64: 60, 512: 20, 4096: 5}
 """Candidates of a request -> requests that each contender is asked in a round."""
 COLD = 5
 """Requests after another contender's turn that do not count."""
+SETTLE = 0.3
+"""Seconds between two turns, in which threads of the last contender go to sleep."""
 COMPARED = (64, 40)
 """Candidates and number of the requests on which probabilities are compared."""
 EAGER, FOREIGN = "eager torch", "ONNX Runtime's int8"
@@ -106,6 +108,7 @@ def measured(name: str, folder: Path, threads: int, rounds: int) -> Found:
     for each in range(1, rounds + 1):
         for size, count in SIZES.items():
             for title in pipes:
+                time.sleep(SETTLE)
                 times[title][size] += ask(title, size, count + COLD, each, timed=True)[COLD:]
     for pipe in pipes.values():
         pipe.send(None)
