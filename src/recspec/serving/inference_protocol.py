@@ -139,8 +139,8 @@ def parse_infer(
 ) -> tensors.InferRequest:
     """Parse a request: JSON of `header_length` bytes, by default all, then the bytes of its binary tensors."""
     length = _header_length(header_length, len(body))
-    read = _known_head if header_length is not None and length <= tensors.KNOWN_BYTES else _head
-    head = read(body[:length], max_rows)
+    may_know = header_length is not None and length <= tensors.KNOWN_BYTES
+    head = (_known_head(body[:length], max_rows) if may_know else None) or _head(body[:length], max_rows)
     rest, inputs = memoryview(body)[length:], dict[str, tensors.Tensor]()
     for name, datatype, shape, size, data in head.inputs:
         if size is None:
@@ -175,8 +175,11 @@ def _head(text: bytes, max_rows: float) -> _Head:
     return _Head(identity, tuple(inputs.values()), outputs, timeout)
 
 
-_known_head = lru_cache(maxsize=tensors.KNOWN)(_head)
-"""Heads of binary tensors, which clients send again and again; errors are not kept."""
+@lru_cache(maxsize=tensors.KNOWN)
+def _known_head(text: bytes, max_rows: float) -> _Head | None:
+    """A head whose tensors are all binary, else None. Clients send the same ones again; errors are not kept."""
+    head = _head(text, max_rows)
+    return head if all(each.size is not None for each in head.inputs) else None
 
 
 def _header_length(given: str | None, size: int) -> int:
