@@ -103,6 +103,29 @@ def test_a_scalar_s_rows_may_come_without_their_second_dimension() -> None:
     assert {name: array.shape for name, array in arrays.items()} == {"item": (2, 1), "tags": (2, 3), "price": (2, 1)}
 
 
+def test_a_head_that_is_sent_again_is_read_with_its_own_bytes() -> None:
+    head = {"inputs": [tensor(data=None, parameters={"binary_data_size": 8})], "id": "a"}
+    for values in ([1, 2], [3, 4]):
+        asked = parse_infer(*with_binary(head, np.array(values, "<i4").tobytes()), 10)
+        assert (asked.id, asked.inputs["item"].values.tolist()) == ("a", [[values[0]], [values[1]]])
+    for rest, message in ((b"1234567", "has 7 bytes left"), (b"123456789", "1 bytes are left")):
+        with pytest.raises(RequestError, match=message):
+            parse_infer(*with_binary(head, rest), 10)
+    with pytest.raises(RequestError, match="has 2 rows; at most 1"):
+        parse_infer(*with_binary(head, b"12345678"), 1)
+
+
+def test_ports_of_one_type_have_each_its_own_range() -> None:
+    ports = (Port("a", "int32", 1, "row", 10), Port("b", "int32", 1, "row", 3), Port("c", "int64", 1, "row", 2**40))
+    given = {"a": from_values("a", "INT32", [2], [9, 0]), "b": from_values("b", "INT32", [2], [2, 0]),
+             "c": from_values("c", "INT64", [2], [2**40 - 1, 0])}  # fmt: skip
+    assert checked(given, ports, 10)[1] == 2
+    for name, value, most in (("b", 3, 3), ("b", -1, 3), ("a", -(2**31), 10), ("c", -1, 2**40), ("c", 2**40, 2**40)):
+        wrong = from_values(name, given[name].datatype, [2], [0, value])
+        with pytest.raises(RequestError, match=rf"row 2 \({name}\[1\]\) is {value}; expected an id in \[0, {most}\)"):
+            checked({**given, name: wrong}, ports, 10)
+
+
 # --- what is refused -------------------------------------------------------------------------------------------------
 
 

@@ -119,7 +119,9 @@ def test_further_names_are_answered_where_they_are_allowed() -> None:
         check_hosts(["a b", "x:80", "*", "*.ok.example", "::1"])
 
 
-@pytest.mark.parametrize("headers", [[], [*host("localhost"), *host("localhost")], host(""), host("a/b"), host("a@b")])
+@pytest.mark.parametrize(
+    "headers", [[], [*host("localhost"), *host("localhost")], host(""), host("a/b"), host("a@b"), host("a" * 2000)]
+)
 def test_a_host_that_is_missing_twice_or_none_is_a_400(headers: list[tuple[bytes, bytes]]) -> None:
     with pytest.raises(RequestError, match="expected one header 'Host' with a name or address; found") as refused:
         Access().refuse_host(headers, "1.1")

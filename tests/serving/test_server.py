@@ -12,7 +12,7 @@ import socket
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ from recspec.serving.foreground import serve  # noqa: E402
 from recspec.serving.http_bodies import LARGE  # noqa: E402
 from recspec.serving.opened_model import RepositorySettings  # noqa: E402
 from recspec.serving.repository import Repository  # noqa: E402
-from recspec.serving.server import HEAD_BYTES, Addresses, Server, ServeSettings  # noqa: E402
+from recspec.serving.server import HEAD_BYTES, Addresses, Server, ServeSettings, application  # noqa: E402
 from recspec.serving.sources import Source  # noqa: E402
 from recspec.serving.tensors import DATATYPES  # noqa: E402
 from tests.asking import total  # noqa: E402
@@ -418,6 +418,45 @@ def test_typed_contents_are_read_over_grpc(running: Running, bundles: dict[str, 
     rows = {name: np.array([[1], [2]], np.int32) for name in ("user_id", "item_id")}
     found = np.frombuffer(answer.raw_output_contents[0], "<f4").reshape(2, 1)
     assert_close(found, expected(bundles["neumf"], rows))
+
+
+def test_the_same_request_with_other_raw_contents_has_other_answers_over_grpc(
+    running: Running, bundles: dict[str, Path]
+) -> None:
+    for ids in ([1, 2], [3, 4]):
+        rows = {name: np.array(ids, np.int32)[:, None] for name in ("user_id", "item_id")}
+        request = service_pb2.ModelInferRequest(model_name="neumf", raw_input_contents=[rows["user_id"].tobytes()] * 2)
+        for name in rows:
+            request.inputs.add(name=name, datatype="INT32", shape=[2, 1])
+        found = np.frombuffer(grpc_call(running, "ModelInfer", request).raw_output_contents[0], "<f4").reshape(2, 1)
+        assert_close(found, expected(bundles["neumf"], rows))
+
+
+def test_a_bug_behind_infer_is_a_500_without_a_word_of_python(bundles: dict[str, Path]) -> None:
+    class Broken(Repository):
+        async def infer(self, *_: object, **__: object) -> NoReturn:
+            raise KeyError("secret")
+
+    sent: list[Any] = []
+
+    async def receive() -> dict[str, object]:
+        return {"type": "http.request", "body": b'{"inputs": []}'}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def ask() -> None:
+        repository = Broken([Source("neumf", bundles["neumf"])])
+        await repository.start()
+        scope = {"type": "http", "method": "POST", "path": "/v2/models/neumf/versions/1/infer", "http_version": "1.1",
+                 "headers": [(b"host", b"localhost")], "query_string": b""}  # fmt: skip
+        with pytest.raises(KeyError):  # uvicorn writes it to the log
+            await application(repository)(scope, receive, send)
+        await repository.close()
+
+    asyncio.run(ask())
+    assert sent[0]["status"] == 500
+    assert json.loads(sent[1]["body"]) == {"error": "the server failed; its log says why"}
 
 
 def test_wrong_requests_over_grpc_have_their_status(running: Running) -> None:

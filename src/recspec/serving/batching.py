@@ -195,21 +195,32 @@ class Batcher:
         if len(self._queue) >= limits.max_queue:
             raise self._refusal("queue", f"{limits.max_queue} requests wait already")
         seconds = limits.timeout_seconds if timeout is None else min(timeout, limits.timeout_seconds)
-        waiting = _Waiting(rows, work, asyncio.get_running_loop().create_future(), time.perf_counter())
+        loop = asyncio.get_running_loop()
+        waiting = _Waiting(rows, work, loop.create_future(), time.perf_counter())
+        end = loop.call_later(seconds, self._end, waiting, seconds)
         self._queue[waiting] = None
         self._rows += rows
         self._idle.clear()
         self._dispatch()
         try:
-            async with asyncio.timeout(seconds):
-                return await waiting.answer
-        except TimeoutError:
-            self._metrics.rejected.labels(self.name, "time").inc()
-            message = f"model '{self.name}': no answer within {seconds:g} s; the request was given up"
-            raise RequestError(message, status=504) from None
+            answer = await waiting.answer
+            if time.perf_counter() - waiting.since > seconds:  # it came in the same turn of the loop as its end
+                raise self._late(seconds)
+            return answer
         finally:
+            end.cancel()
             self._take_out(waiting)
             self._note_idle()
+
+    def _end(self, waiting: _Waiting, seconds: float) -> None:
+        """Give up a request whose time is over."""
+        if not waiting.answer.done():
+            waiting.answer.set_exception(self._late(seconds))
+
+    def _late(self, seconds: float) -> RequestError:
+        self._metrics.rejected.labels(self.name, "time").inc()
+        message = f"model '{self.name}': no answer within {seconds:g} s; the request was given up"
+        return RequestError(message, status=504)
 
     # --- the queue, on the loop's thread ------------------------------------------------------------------------
 
@@ -295,11 +306,11 @@ class Batcher:
 
     def _count(self, batch: Sequence[_Waiting], answers: Sequence[object], started: float, spent: Spent) -> None:
         now, kept, rows = time.perf_counter(), self.statistics, sum(each.rows for each in batch)
-        durations = kept.inference_stats
+        durations, observe = kept.inference_stats, self._metrics.queue_seconds.labels(self.name).observe
         for waiting, answer in zip(batch, answers, strict=True):
             durations["fail" if isinstance(answer, BaseException) else "success"].add(now - waiting.since)
             durations["queue"].add(started - waiting.since)
-            self._metrics.queue_seconds.labels(self.name).observe(started - waiting.since)
+            observe(started - waiting.since)
         for part, seconds in zip(PARTS, spent, strict=True):
             durations[part].add(seconds, len(batch))
         self._metrics.compute_seconds.labels(self.name).observe(spent[1])

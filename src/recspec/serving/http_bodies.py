@@ -9,12 +9,12 @@ import asyncio
 import math
 import zlib
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 
 import orjson
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 
 from recspec.errors import RecspecError, RequestError, listed
@@ -114,27 +114,33 @@ class BodyReader:
         Raises:
             RequestError: 413 (too large), 415 (unsupported content type or encoding), 408 (too slow), 503 (no room).
         """
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        headers = first_values(request.scope["headers"])
+        kind = headers.get(b"content-type", "").partition(";")[0].strip().lower()
         if kind and kind not in (JSON, BINARY) and not kind.endswith("+json"):
             raise RequestError(f"content-type {kind[:60]!r} is not read; send {JSON}", status=415)
-        coding = request.headers.get("content-encoding", "identity").strip().lower()
+        coding = headers.get(b"content-encoding", "identity").strip().lower()
         if coding not in (*PACKED, "identity"):
             message = f"content-encoding {coding[:40]!r} is not read; known: {listed(PACKED)} or none"
             raise RequestError(message, status=415)
-        length = request.headers.get("content-length", "")
+        length = headers.get(b"content-length", "")
         if length.isascii() and length.isdigit() and (len(length) > 18 or int(length) > self.limits.max_body_bytes):
             raise self._too_large()
         parts: list[bytes] = []
         size = 0
         try:
             async with asyncio.timeout(self.limits.timeout_seconds):
-                async for part in request.stream():
+                more = True
+                while more:
+                    came = await request.receive()
+                    if came["type"] == "http.disconnect":
+                        raise RequestError("the client went away before the body was whole")
+                    part, more = came.get("body", b""), came.get("more_body", False)
                     size += len(part)
                     self._hold(len(part), size)
                     if size > self.limits.max_body_bytes:
                         raise self._too_large()
                     parts.append(part)
-            body = b"".join(parts)
+            body = parts[0] if len(parts) == 1 else b"".join(parts)
             if coding in PACKED:
                 body = self._unpacked(body, coding)
                 size += len(body)
@@ -142,8 +148,6 @@ class BodyReader:
             yield body
         except TimeoutError:
             raise RequestError(f"the body did not come within {self.limits.timeout_seconds:g} s", status=408) from None
-        except ClientDisconnect:
-            raise RequestError("the client went away before the body was whole") from None
         finally:
             self._release(size)
 
@@ -171,6 +175,14 @@ class BodyReader:
 
     def _too_large(self) -> RequestError:
         return RequestError(f"the body is larger than the {self.limits.max_body_bytes} bytes taken", status=413)
+
+
+def first_values(headers: Iterable[tuple[bytes, bytes]]) -> dict[bytes, str]:
+    """The headers of a request by name, the first of each."""
+    found: dict[bytes, str] = {}
+    for name, value in headers:
+        found.setdefault(name, value.decode("latin-1"))
+    return found
 
 
 def parse_object(text: bytes | memoryview, what: str = "the body") -> dict[str, Any]:

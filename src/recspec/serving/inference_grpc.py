@@ -12,7 +12,8 @@ import logging
 import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from inspect import isawaitable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -203,11 +204,25 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
     def _read_infer(self, raw: bytes) -> tensors.InferRequest:
         """Parse a request for inference. Its tensors are copies, so the message can be freed."""
         request = _parsed(messages.ModelInferRequest, raw)
-        name, version = request.model_name, request.model_version
-        self._repository.form(name, version)  # an unknown model is an error before its tensors are read
-        inputs = _inputs(request, self._repository.limits.max_rows)
-        timeout = request.parameters["timeout"].int64_param if "timeout" in request.parameters else None
-        return tensors.InferRequest(name, version, request.id, inputs, _outputs(request), tensors.timeout_of(timeout))
+        self._repository.form(request.model_name, request.model_version)  # an unknown model is the first error
+        max_rows, contents = self._repository.limits.max_rows, list(request.raw_input_contents)
+        if not contents:
+            head = _head(request, max_rows)
+            inputs = {each.name: _typed(each.name, each, shape)
+                      for each, (_, _, shape) in zip(request.inputs, head.inputs, strict=True)}  # fmt: skip
+        else:
+            if len(contents) != len(request.inputs):
+                _head(request, max_rows)  # may know a better reason
+                expected = f"expected one for each of {len(request.inputs)} inputs"
+                raise RequestError(f"raw_input_contents has {len(contents)} entries; {expected}")
+            del request.raw_input_contents[:]
+            text = request.SerializeToString()
+            head = _known_head(text, max_rows) if len(text) <= tensors.KNOWN_BYTES else _raw_head(text, max_rows)
+            inputs = {declared[0]: tensors.from_bytes(*declared, data)
+                      for declared, data in zip(head.inputs, contents, strict=True)}  # fmt: skip
+        return tensors.InferRequest(
+            request.model_name, request.model_version, request.id, inputs, head.outputs, head.timeout
+        )
 
     async def _infer(self, asked: tensors.InferRequest, context: aio.ServicerContext) -> Message:
         times = [each for each in (asked.timeout, context.time_remaining()) if each is not None]
@@ -289,13 +304,13 @@ def _check_fields(raw: bytes) -> None:
     """Refuse a message of very many fields before parsing; bytes that end too early raise IndexError."""
     at = count = 0
     while at < len(raw):
-        key, at = _varint(raw, at)
+        key, at = (raw[at], at + 1) if raw[at] < 0x80 else _varint(raw, at)
         kind = key & 7  # protobuf's wire type
-        if kind == 0:
-            _, at = _varint(raw, at)
-        elif kind == 2:
-            length, at = _varint(raw, at)
+        if kind == 2:
+            length, at = (raw[at], at + 1) if raw[at] < 0x80 else _varint(raw, at)
             at += length
+        elif kind == 0:
+            _, at = _varint(raw, at)
         elif kind in (1, 5):
             at += 8 if kind == 1 else 4
         else:
@@ -317,26 +332,43 @@ def _varint(raw: bytes, at: int) -> tuple[int, int]:
     raise IndexError("more than 64 bits")
 
 
-def _inputs(request: Message, max_rows: int) -> dict[str, tensors.Tensor]:
-    """The tensors of a request, from raw bytes or typed contents."""
-    raw, given, inputs = request.raw_input_contents, request.inputs, dict[str, tensors.Tensor]()
+@dataclass(frozen=True)
+class _Head:
+    """A request without its values."""
+
+    inputs: tuple[tuple[str, str, tuple[int, ...]], ...]
+    """Name, datatype and shape of each."""
+    outputs: Mapping[str, bool]
+    timeout: float | None
+
+
+def _head(request: Message, max_rows: float) -> _Head:
+    given, names = request.inputs, set[str]()
     tensors.check_number(len(given))
     for each in given:
         tensors.refuse_shared_memory(each.name, each.parameters)
-    if raw and len(raw) != len(given):
-        raise RequestError(f"raw_input_contents has {len(raw)} entries; expected one for each of {len(given)} inputs")
-    for place, each in enumerate(given):
+    inputs = []
+    for each in given:
         name = each.name
-        if name in inputs:
+        if name in names:
             raise RequestError(f"input '{name}' is there twice")
-        shape = tensors.shape_of(list(each.shape), name, max_rows)
-        if not raw:
-            inputs[name] = _typed(name, each, shape)
-        elif each.HasField("contents"):
-            raise RequestError(f"input '{name}' has contents and raw_input_contents; send one of them")
-        else:
-            inputs[name] = tensors.from_bytes(name, each.datatype, shape, raw[place])
-    return inputs
+        names.add(name)
+        inputs.append((name, each.datatype, tensors.shape_of(list(each.shape), name, max_rows)))
+    timeout = request.parameters["timeout"].int64_param if "timeout" in request.parameters else None
+    return _Head(tuple(inputs), _outputs(request), tensors.timeout_of(timeout))
+
+
+def _raw_head(text: bytes, max_rows: float) -> _Head:
+    """The head of a request with raw contents, from the message without them."""
+    request = messages.ModelInferRequest.FromString(text)
+    both = next((each.name for each in request.inputs if each.HasField("contents")), None)
+    if both is not None:
+        raise RequestError(f"input '{both}' has contents and raw_input_contents; send one of them")
+    return _head(request, max_rows)
+
+
+_known_head = lru_cache(maxsize=tensors.KNOWN)(_raw_head)
+"""Heads, which clients send again and again; errors are not kept."""
 
 
 def _typed(name: str, tensor: Message, shape: Sequence[int]) -> tensors.Tensor:

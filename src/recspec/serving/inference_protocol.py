@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from functools import partial
-from typing import Any
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
 
 import orjson
 from starlette.requests import Request
@@ -16,10 +17,11 @@ from starlette.routing import Route
 from recspec.errors import RequestError
 from recspec.export import Arrays
 from recspec.serving import model_metadata, tensors
-from recspec.serving.http_bodies import BINARY, json_response, parse_object
+from recspec.serving.http_bodies import BINARY, first_values, json_response, parse_object
 from recspec.serving.repository import Form, Repository, refuse_load_parameters
 from recspec.spec import OUTPUTS
 
+INFER = "/v2/models/{model}/infer"
 HEADER_LENGTH = "inference-header-content-length"
 
 
@@ -60,7 +62,7 @@ def routes(repository: Repository) -> list[Route]:
         form(request)  # an unknown model is an error before its tensors are read
         name, version = request.path_params["model"], request.path_params.get("version", "")
         async with repository.body_reader.body(request) as body:
-            head_length = request.headers.get(HEADER_LENGTH)
+            head_length = first_values(request.scope["headers"]).get(HEADER_LENGTH.encode())
             read = partial(parse_infer, body, head_length, repository.limits.max_rows, name, version)
             asked = await repository.body_reader.parsed(read, len(body))
             seconds = repository.limits.timeout_seconds - (time.monotonic() - began)
@@ -112,30 +114,72 @@ def routes(repository: Repository) -> list[Route]:
 # --- a request to infer ----------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class _Head:
+    """The JSON of a request."""
+
+    id: str
+    inputs: tuple[_Declared, ...]
+    outputs: Mapping[str, bool]
+    timeout: float | None
+
+
+class _Declared(NamedTuple):
+    """An input in the JSON of a request: its values, or the size of its binary part."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    size: int | None
+    data: object
+
+
 def parse_infer(
     body: bytes, header_length: str | None = None, max_rows: float = math.inf, model: str = "", version: str = ""
 ) -> tensors.InferRequest:
     """Parse a request: JSON of `header_length` bytes, by default all, then the bytes of its binary tensors."""
     length = _header_length(header_length, len(body))
-    head = parse_object(memoryview(body)[:length], "the request's head")
+    may_know = header_length is not None and length <= tensors.KNOWN_BYTES
+    head = (_known_head(body[:length], max_rows) if may_know else None) or _head(body[:length], max_rows)
+    rest, inputs = memoryview(body)[length:], dict[str, tensors.Tensor]()
+    for name, datatype, shape, size, data in head.inputs:
+        if size is None:
+            inputs[name] = tensors.from_values(name, datatype, shape, data)
+            continue
+        if size > len(rest):
+            raise _wrong_size(name, size, f"the body has {len(rest)} bytes left for it")
+        inputs[name] = tensors.from_bytes(name, datatype, shape, rest[:size])
+        rest = rest[size:]
+    if len(rest):
+        raise RequestError(f"{len(rest)} bytes are left after the last binary tensor")
+    return tensors.InferRequest(model, version, head.id, inputs, head.outputs, head.timeout)
+
+
+def _head(text: bytes, max_rows: float) -> _Head:
+    head = parse_object(text, "the request's head")
     parameters = _mapping(head.get("parameters"), "parameters")
     given = head.get("inputs")
     if not isinstance(given, list) or not all(isinstance(each, dict) for each in given):
         raise RequestError("'inputs' is no list of objects; expected a tensor each")
     tensors.check_number(len(given))
-    rest, inputs = memoryview(body)[length:], dict[str, tensors.Tensor]()
+    inputs: dict[str, _Declared] = {}
     for each in given:
-        tensor, rest = _input(each, rest, max_rows)
-        if tensor.name in inputs:
-            raise RequestError(f"input '{tensor.name}' is there twice")
-        inputs[tensor.name] = tensor
-    if len(rest):
-        raise RequestError(f"{len(rest)} bytes are left after the last binary tensor")
+        declared = _declared(each, max_rows)
+        if declared.name in inputs:
+            raise RequestError(f"input '{declared.name}' is there twice")
+        inputs[declared.name] = declared
     identity = head.get("id", "")
     if not isinstance(identity, str):
         raise RequestError(f"'id' is {str(identity)[:40]}; expected a text")
     outputs, timeout = _outputs(head.get("outputs"), parameters), tensors.timeout_of(parameters.get("timeout"))
-    return tensors.InferRequest(model, version, identity, inputs, outputs, timeout)
+    return _Head(identity, tuple(inputs.values()), outputs, timeout)
+
+
+@lru_cache(maxsize=tensors.KNOWN)
+def _known_head(text: bytes, max_rows: float) -> _Head | None:
+    """A head whose tensors are all binary, else None. Clients send the same ones again; errors are not kept."""
+    head = _head(text, max_rows)
+    return head if all(each.size is not None for each in head.inputs) else None
 
 
 def _header_length(given: str | None, size: int) -> int:
@@ -155,8 +199,7 @@ def _mapping(given: object, what: str) -> Mapping[str, Any]:
     return given
 
 
-def _input(given: Mapping[str, Any], rest: memoryview, max_rows: float) -> tuple[tensors.Tensor, memoryview]:
-    """A tensor, and the binary part after it."""
+def _declared(given: Mapping[str, Any], max_rows: float) -> _Declared:
     name, datatype = given.get("name"), given.get("datatype")
     if not isinstance(name, str) or not isinstance(datatype, str):
         raise RequestError("an input lacks its 'name' or its 'datatype'; expected texts")
@@ -164,15 +207,17 @@ def _input(given: Mapping[str, Any], rest: memoryview, max_rows: float) -> tuple
     parameters = _mapping(given.get("parameters"), f"input '{name}': parameters")
     tensors.refuse_shared_memory(name, parameters)
     if "binary_data_size" not in parameters:
-        return tensors.from_values(name, datatype, shape, given.get("data")), rest
+        return _Declared(name, datatype, shape, None, given.get("data"))
     size = parameters["binary_data_size"]
     if "data" in given:
         raise RequestError(f"input '{name}' has 'data' and 'binary_data_size'; send one of them")
-    if type(size) is not int or not 0 <= size <= len(rest):
-        raise tensors.wrong_input(
-            name, f"binary_data_size is {str(size)[:40]}; the body has {len(rest)} bytes left for it"
-        )
-    return tensors.from_bytes(name, datatype, shape, rest[:size]), rest[size:]
+    if type(size) is not int or size < 0:
+        raise _wrong_size(name, size, "expected a number of bytes")
+    return _Declared(name, datatype, shape, size, None)
+
+
+def _wrong_size(name: str, size: object, why: str) -> RequestError:
+    return tensors.wrong_input(name, f"binary_data_size is {str(size)[:40]}; {why}")
 
 
 def _outputs(given: object, parameters: Mapping[str, Any]) -> dict[str, bool]:
@@ -207,4 +252,16 @@ def _answer(asked: tensors.InferRequest, version: str, outputs: Arrays) -> Respo
     if not parts:
         return json_response(head)
     text = orjson.dumps(head, option=orjson.OPT_SERIALIZE_NUMPY)
-    return Response(b"".join([text, *parts]), headers={HEADER_LENGTH: str(len(text))}, media_type=BINARY)
+    return _BinaryResponse(b"".join([text, *parts]), len(text))
+
+
+class _BinaryResponse(Response):
+    """JSON and binary tensors. Starlette's own headers take as long as the rest of an answer."""
+
+    def __init__(self, body: bytes, head_length: int) -> None:
+        self.status_code, self.background, self.body = 200, None, body
+        self.raw_headers = [
+            (HEADER_LENGTH.encode(), b"%d" % head_length),
+            (b"content-length", b"%d" % len(body)),
+            (b"content-type", BINARY.encode()),
+        ]

@@ -97,7 +97,7 @@ class Opened:
 
     def run(self, inputs: Arrays) -> Arrays:
         """Outputs of checked inputs, which may be read-only or not contiguous."""
-        usual = {name: np.require(array, requirements=("C", "A", "W")) for name, array in inputs.items()}
+        usual = {name: array if array.flags.carray else array.copy() for name, array in inputs.items()}
         return self.exported.run(usual)
 
     def encode(self, columns: Arrays, rows: int) -> Arrays:

@@ -188,6 +188,12 @@ class Repository:
             raise RequestError(message, status=404)
         return Form(name, model, is_raw)
 
+    def _is_loaded(self, name: str) -> bool:
+        """Whether a name is among `names`, which take longer to list."""
+        if name in self._shelves:
+            return bool(self._shelves[name].versions)
+        return name.endswith(RAW) and name in self.names
+
     def versions(self, name: str) -> tuple[str, ...]:
         """Its loaded versions, oldest first."""
         return tuple(map(str, sorted(self._shelf(name)[0].versions)))
@@ -252,9 +258,8 @@ class Repository:
 
     def count(self, protocol: str, route: str, model: str | None, status: str, seconds: float) -> None:
         """Count an answered request in the metrics."""
-        known = model if model in self.names else NO_MODEL
-        self.metrics.requests.labels(protocol, route, known, status).inc()
-        self.metrics.request_seconds.labels(protocol, route).observe(seconds)
+        known = model if model is not None and self._is_loaded(model) else NO_MODEL
+        self.metrics.count(protocol, route, known, status, seconds)
 
     # --- loading ------------------------------------------------------------------------------------------------
 

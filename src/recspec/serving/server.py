@@ -12,9 +12,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from http import HTTPStatus
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
 ROUTES = (json_routes.routes, inference_protocol.routes, listing_routes.routes, pages.routes)
 """The routes of each file, asked in order: those of many requests come first."""
 
+INFER_PATH = re.compile(r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[^/]+))?/infer")
+
 OPEN = frozenset({"/v2/health/live", "/v2/health/ready", "/", "/docs", "/openapi.json"})
 """Paths without a token or a limit: health for load balancers, and pages without facts about the models."""
 
@@ -61,6 +64,8 @@ PIECE = 64 << 10
 
 QUIET = {"uvicorn.error": logging.ERROR, "grpc._cython.cygrpc": logging.CRITICAL}
 """Logs that write a line for each malformed or cancelled request; clients could fill a disk with them."""
+
+Endpoint = Callable[[Request], Awaitable[Response]]
 
 log = logging.getLogger("recspec.serve")
 
@@ -113,8 +118,9 @@ class Shared:
 def application(repository: Repository, *, access: Access | None = None) -> ASGIApp:
     """The HTTP application, with every route and check."""
     found = [route for each in ROUTES for route in each(repository)]
+    infer = next(route.endpoint for route in found if route.path == inference_protocol.INFER)
     handlers: dict[Any, Any] = dict.fromkeys((RecspecError, RecursionError, HTTPException, Exception), _failed)
-    return _Front(Starlette(routes=found, exception_handlers=handlers), repository, access or Access())
+    return _Front(Starlette(routes=found, exception_handlers=handlers), infer, repository, access or Access())
 
 
 async def _failed(request: Request, error: Exception) -> Response:
@@ -133,8 +139,8 @@ async def _failed(request: Request, error: Exception) -> Response:
 class _Front:
     """Surrounds every route with access checks, limits and metrics."""
 
-    def __init__(self, app: ASGIApp, repository: Repository, access: Access) -> None:
-        self._app, self._repository, self._access = app, repository, access
+    def __init__(self, app: ASGIApp, infer: Endpoint, repository: Repository, access: Access) -> None:
+        self._app, self._infer, self._repository, self._access = app, infer, repository, access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -157,7 +163,7 @@ class _Front:
                 if not self._admits(scope):
                     raise RequestError("expected the header 'Authorization: Bearer TOKEN'", status=401)
                 with contextlib.nullcontext() if scope["path"] in OPEN else self._repository.body_reader.answering():
-                    await self._app(scope, receive, counted)
+                    await self._answer(scope, receive, counted)
             except RequestError as problem:  # raised here; the application answers its own
                 await error_response(problem)(scope, receive, counted)
         finally:
@@ -165,10 +171,28 @@ class _Front:
             route = getattr(scope.get("endpoint"), "__name__", "none")
             self._repository.count("http", route, model, str(status), time.perf_counter() - began)
 
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Call the route. Requests to infer pass by Starlette's routing, which takes longer than a small model."""
+        found = INFER_PATH.fullmatch(scope["path"]) if scope["method"] == "POST" else None
+        if found is None:
+            await self._app(scope, receive, send)
+            return
+        scope["path_params"] = {name: value for name, value in found.groupdict().items() if value is not None}
+        scope["endpoint"] = self._infer
+        request = Request(scope, receive)
+        try:
+            response = await self._infer(request)
+        except (RecspecError, RecursionError) as error:
+            response = await _failed(request, error)
+        except Exception as error:
+            await (await _failed(request, error))(scope, receive, send)
+            raise
+        await response(scope, receive, send)
+
     def _admits(self, scope: Scope) -> bool:
         """Whether a request needs no token, holds it, or comes by an address that the server signed."""
         path, access = scope["path"], self._access
-        if path in OPEN or access.knows(dict(scope["headers"]).get(b"authorization", b"")):
+        if path in OPEN or access.token is None or access.knows(dict(scope["headers"]).get(b"authorization", b"")):
             return True
         return bool(path.startswith(REPORTS)) and access.admits(path, scope["query_string"])
 

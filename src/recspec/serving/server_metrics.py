@@ -49,8 +49,20 @@ class ServerMetrics(Collector):
                                          ("model",), buckets=SECONDS, registry=kept)  # fmt: skip
         self.batch_rows = Histogram("recspec_batch_rows", "Rows of a computed batch, by model.",
                                     ("model",), buckets=ROWS, registry=kept)  # fmt: skip
+        self._of_requests: dict[tuple[str, str, str, str], tuple[Counter, Histogram]] = {}
+        """Finding a metric by its labels takes longer than counting."""
         self.queued: Callable[[], Iterable[tuple[str, str, int]]] = tuple
         """Model, version and number of waiting requests, read at every scrape."""
+
+    def count(self, protocol: str, route: str, model: str, status: str, seconds: float) -> None:
+        """Count an answered request."""
+        key = protocol, route, model, status
+        found = self._of_requests.get(key)
+        if found is None:
+            found = self.requests.labels(*key), self.request_seconds.labels(protocol, route)
+            self._of_requests[key] = found
+        found[0].inc()
+        found[1].observe(seconds)
 
     def collect(self) -> Iterable[Metric]:
         """Every metric, without the time at which each counter was made."""

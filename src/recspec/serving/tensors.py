@@ -10,7 +10,7 @@ import math
 import struct
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,9 @@ STORED: Mapping[str, np.dtype[Any]] = {
 }
 """The protocol's name -> numpy type; BYTES has none."""
 
+UNSIGNED: Mapping[str, type[np.unsignedinteger[Any]]] = {"int32": np.uint32, "int64": np.uint64}
+"""Type of ids -> the type that reads their bits as numbers from 0."""
+
 NULLABLE = {int, float, type(None)}
 """Types of the values in FP64."""
 MAX_DIMS = 8
@@ -44,12 +47,15 @@ MAX_VALUES = 2**48
 """Most values of a shape, with 0 counted as 1; numpy refuses even an empty array of 2**63 bytes."""
 MAX_INPUTS = 4096
 """Most tensors of a request; reading one takes at least 50 µs."""
+KNOWN = 64
+"""Heads of requests that are kept parsed; a head says names, types and shapes."""
+KNOWN_BYTES = 8 << 10
+"""Largest head that is kept. Filled with the shortest inputs of distinct names, 64 of them take 11 MiB over gRPC."""
 NAMED = 10
 """Unknown inputs that a message names; finding the nearest name takes 0.1 ms."""
 
 
-@dataclass(frozen=True)
-class Tensor:
+class Tensor(NamedTuple):
     """A named array from a client; BYTES are texts in an object array."""
 
     name: str
@@ -116,12 +122,16 @@ def timeout_of(microseconds: object) -> float | None:
 def shape_of(given: object, name: str, max_rows: float = math.inf) -> tuple[int, ...]:
     """A shape from a request."""
     if isinstance(given, list) and len(given) <= MAX_DIMS:
-        shape = tuple(each for each in given if type(each) is int and 0 <= each < 2**63)
-        if len(shape) == len(given):
-            if shape:
-                refuse_rows(shape[0], max_rows)
-            if math.prod(each or 1 for each in shape) <= MAX_VALUES:
-                return shape
+        values = 1
+        for each in given:
+            if type(each) is not int or not 0 <= each < 2**63:
+                break
+            values *= each or 1
+        else:
+            if given:
+                refuse_rows(given[0], max_rows)
+            if values <= MAX_VALUES:
+                return tuple(given)
     expected = f"a list of at most {MAX_DIMS} whole numbers from 0, their product at most {MAX_VALUES}"
     raise wrong_input(name, f"shape is {str(given)[:80]}; expected {expected}")
 
@@ -132,10 +142,12 @@ def from_bytes(name: str, datatype: str, shape: Sequence[int], data: bytes | mem
     if kind is None:
         texts = _texts(name, data, math.prod(shape))
         return Tensor(name, datatype, np.array(texts, object).reshape(shape))
-    expected = math.prod(shape) * kind.itemsize
+    expected = kind.itemsize
+    for each in shape:
+        expected *= each
     if len(data) != expected:
         raise wrong_input(name, f"{len(data)} bytes; {datatype} of shape {list(shape)} takes {expected} bytes")
-    return Tensor(name, datatype, np.frombuffer(data, kind).reshape(shape))
+    return Tensor(name, datatype, np.ndarray(shape, kind, data))
 
 
 def from_values(name: str, datatype: str, shape: Sequence[int], data: object) -> Tensor:
@@ -156,10 +168,11 @@ def to_bytes(values: Values) -> bytes:
 
 def _stored(name: str, datatype: str) -> np.dtype[Any] | None:
     """The numpy type of a datatype; None for BYTES."""
-    if datatype not in STORED and datatype != "BYTES":
+    found = STORED.get(datatype)
+    if found is None and datatype != "BYTES":
         known, shown = [*STORED, "BYTES"], datatype[:40]
         raise wrong_input(name, f"unknown datatype {shown!r}{nearest(shown, known)}; known: {listed(known)}")
-    return STORED.get(datatype)
+    return found
 
 
 def _texts(name: str, data: bytes | memoryview, count: int) -> list[str]:
@@ -234,11 +247,7 @@ def checked(tensors: Mapping[str, Tensor], ports: Sequence[Port], max_rows: int)
     A scalar of shape (B,) becomes (B, 1). Ids must lie in their range; numbers must be finite, or missing if raw.
     The error names every problem.
     """
-    names = [port.name for port in ports]
-    strange = [name for name in tensors if name not in names]
-    problems = [f"unknown input '{name[:80]}'{nearest(name[:80], names)}" for name in strange[:NAMED]]
-    problems += [f"unknown inputs: {len(strange) - NAMED} more"] if len(strange) > NAMED else []
-    problems += [f"input '{name}' is missing" for name in names if name not in tensors]
+    problems = _wrong_names(tensors, [port.name for port in ports])
     arrays: dict[str, Values] = {}
     for port in ports:
         if port.name in tensors:
@@ -250,11 +259,21 @@ def checked(tensors: Mapping[str, Tensor], ports: Sequence[Port], max_rows: int)
         problems.append(f"inputs have different numbers of rows: {shown}")
     if sizes:
         refuse_rows(max(sizes), max_rows)
-    if not problems:
+    if not problems and not _all_fit(ports, arrays):
         problems = [found for port in ports if (found := _wrong_value(port, arrays[port.name]))]
     if problems:
         raise RequestError.of("request", problems)
     return arrays, sizes.pop()
+
+
+def _wrong_names(tensors: Mapping[str, Tensor], names: Sequence[str]) -> list[str]:
+    """The problems of unknown and missing inputs."""
+    if tensors.keys() == set(names):
+        return []
+    strange = [name for name in tensors if name not in names]
+    problems = [f"unknown input '{name[:80]}'{nearest(name[:80], names)}" for name in strange[:NAMED]]
+    problems += [f"unknown inputs: {len(strange) - NAMED} more"] if len(strange) > NAMED else []
+    return problems + [f"input '{name}' is missing" for name in names if name not in tensors]
 
 
 def _of_port(port: Port, tensor: Tensor, arrays: dict[str, Values]) -> str | None:
@@ -267,8 +286,30 @@ def _of_port(port: Port, tensor: Tensor, arrays: dict[str, Values]) -> str | Non
         shape = (shape[0], 1)
     if len(shape) != 2 or port.width not in (-1, shape[1]):
         return f"shape is {list(tensor.values.shape)}; expected [-1, {port.width}]"
-    arrays[port.name] = tensor.values.reshape(shape)
+    arrays[port.name] = tensor.values if tensor.values.shape == shape else tensor.values.reshape(shape)
     return None
+
+
+def _all_fit(ports: Sequence[Port], arrays: Mapping[str, Values]) -> bool:
+    """Whether every value is an id in its range, or a finite number.
+
+    Ports of one type and shape are compared together, which takes a tenth of the time for 39 ports of a row.
+    """
+    alike: dict[tuple[str, bool, tuple[int, ...]], list[Port]] = {}
+    for port in ports:
+        alike.setdefault((port.dtype, port.num_ids is None, arrays[port.name].shape), []).append(port)
+    for (dtype, is_number, _), group in alike.items():
+        if is_number and dtype not in ("float32", "float64"):
+            continue
+        values = np.concatenate([arrays[port.name] for port in group], axis=None)
+        if not is_number:
+            limits = np.array([[port.num_ids] for port in group], UNSIGNED[dtype])
+            wrong = values.view(UNSIGNED[dtype]).reshape(len(group), -1) >= limits  # a negative id is larger than any
+        else:
+            wrong = np.isinf(values) if dtype == "float64" else ~np.isfinite(values)
+        if wrong.any():
+            return False
+    return True
 
 
 def _wrong_value(port: Port, array: Values) -> str | None:
