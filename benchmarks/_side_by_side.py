@@ -28,6 +28,11 @@ from typing import Any
 TORCH = "torch==2.13.0"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
+COLD = 5
+"""Requests after another contender's turn that do not count."""
+SETTLE = 0.3
+"""Seconds between two turns, in which threads of the last contender go to sleep."""
+
 Found = dict[str, Any]
 """What one measurement gives: `samples_per_second`, `samples_per_cpu_second`, `parameters`, `torch`, more."""
 

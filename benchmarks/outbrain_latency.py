@@ -29,6 +29,8 @@ from typing import IO, Any
 
 import numpy as np
 
+from _side_by_side import COLD, SETTLE
+
 REQUIREMENTS = ("tensorflow-cpu==2.15.1",)
 
 IDS: Mapping[str, tuple[int, int, bool]] = {
@@ -57,10 +59,6 @@ TRAINING_ROWS = 20_000
 
 SIZES = {1: 300, 64: 60, 512: 12, 4096: 4}
 """Candidates of a request -> requests that each contender is asked in a round."""
-COLD = 5
-"""Requests after another contender's turn that do not count."""
-SETTLE = 0.3
-"""Seconds between two turns, in which threads of the last contender go to sleep."""
 COMPARED, COMPARED_SIZE = 40, 64
 """Requests on which probabilities are compared, and their candidates."""
 

@@ -27,18 +27,13 @@ from typing import Any
 
 import numpy as np
 
-from _side_by_side import Found, where_and_when, write
+from _side_by_side import COLD, SETTLE, Found, where_and_when, write
 
 SIZES = {1: 200, 64: 60, 512: 20, 4096: 5}
 """Candidates of a request -> requests that each contender is asked in a round."""
-COLD = 5
-"""Requests after another contender's turn that do not count."""
-SETTLE = 0.3
-"""Seconds between two turns, in which threads of the last contender go to sleep."""
 COMPARED = (64, 40)
 """Candidates and number of the requests on which probabilities are compared."""
 EAGER, FOREIGN = "eager torch", "ONNX Runtime's int8"
-EXPORT_FILE = "export.json"
 EXPORTS: Mapping[str, tuple[str, str]] = {"fp32": ("fp32", "ranker"), "int8": ("int8", "ranker")}
 """Precision and form."""
 LENGTH, NUM_IDS, NUM_CATEGORIES = 50, 100_000, 1_000
@@ -151,6 +146,7 @@ def quantise(exported: Path, to: Path) -> None:
 
     from recspec.export.exported_model import OnnxModel
     from recspec.files import manifest
+    from recspec.spec import EXPORT_FILE
 
     to.mkdir()
     shutil.copyfile(exported / EXPORT_FILE, to / EXPORT_FILE)

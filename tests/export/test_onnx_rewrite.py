@@ -160,19 +160,30 @@ def test_a_product_with_one_column_is_computed_from_the_column_s_side(what: str,
     assert by_hand == pytest.approx(0.12573022 + (0.5 if len(node.input) > 2 else 0))
 
 
-def test_a_product_with_more_columns_or_with_an_unknown_one_stays() -> None:
-    nodes = [
-        helper.make_node("Concat", ["x", "y"], ["numbers"], axis=1),
-        helper.make_node("MatMul", ["numbers", "w"], ["two"]),
-        helper.make_node("MatMul", ["two", "x1"], ["probability"]),
-        helper.make_node("Reshape", ["x", "turned"], ["x1"]),
-        helper.make_node("Gemm", ["numbers", "c"], ["logit"], alpha=2.0),
-    ]
-    nodes = [nodes[3], *nodes[:3], nodes[4]]
-    constants = {"w": np.ones((2, 1), np.float32), "turned": np.array([1, -1]), "c": np.ones((2, 1), np.float32)}
-    made = simplify(graph(nodes, constants, {"probability": 1, "logit": 1}))
-    assert kinds(made)["MatMul"] == 1
-    assert [each.input[0] for each in made.graph.node if each.op_type == "Gemm"] == ["two.row", "numbers"]  # type: ignore[attr-defined]
+@pytest.mark.parametrize(
+    ("node", "weight"),
+    [
+        (helper.make_node("MatMul", ["numbers", "w"], ["probability"]), np.ones((2, 3), np.float32)),
+        (helper.make_node("Gemm", ["numbers", "w"], ["probability"], alpha=2.0), np.ones((2, 1), np.float32)),
+        (helper.make_node("Gemm", ["numbers", "w", "x"], ["probability"], beta=0.5), np.ones((2, 1), np.float32)),
+        (helper.make_node("Gemm", ["numbers", "w", "x"], ["probability"]), np.ones((2, 1), np.float32)),
+        (helper.make_node("MatMul", ["numbers", "computed"], ["probability"]), np.ones((2, 1), np.float32)),
+    ],
+    ids=["several columns", "a factor", "a factor of the bias", "a bias for each row", "no constant"],
+)
+def test_other_products_stay(node: object, weight: np.ndarray) -> None:
+    def made() -> object:
+        nodes = [
+            helper.make_node("Concat", ["x", "y"], ["numbers"], axis=1),
+            helper.make_node("Relu", ["w"], ["computed"]),
+            node,
+            helper.make_node("Identity", ["probability"], ["logit"]),
+        ]
+        return graph(nodes, {"w": weight}, {"probability": weight.shape[1], "logit": weight.shape[1]})
+
+    found = simplify(made())
+    assert [each for each in found.graph.node if each.output[0] == "probability"] == [node]  # type: ignore[attr-defined]
+    assert_close(answers(found)["probability"], answers(made())["probability"])
 
 
 def test_many_rows_are_computed_in_blocks() -> None:

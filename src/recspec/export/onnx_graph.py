@@ -17,7 +17,15 @@ import torch
 from torch import Tensor, nn
 
 from recspec.errors import ExportError, require_extra
-from recspec.export.onnx_rewrite import drop_unused, make_node, numbers_apart, ranks_of, refill, simplify
+from recspec.export.onnx_rewrite import (
+    drop_unused,
+    is_plain_product,
+    make_node,
+    numbers_apart,
+    ranks_of,
+    refill,
+    simplify,
+)
 from recspec.spec import OUTPUTS, Signature
 
 if TYPE_CHECKING:
@@ -141,12 +149,10 @@ def wide_products(model: ModelProto) -> list[str]:
     return [
         node.name
         for node in model.graph.node
-        if node.op_type in ("MatMul", "Gemm")
+        if is_plain_product(node)
         and node.input[1] in weights
         and len(weights[node.input[1]].dims) == 2
         and min(weights[node.input[1]].dims) >= NARROWEST
-        and not {"transA", "alpha", "beta"}
-        & {each.name for each in node.attribute if each.i or each.f not in (0.0, 1.0)}
     ]
 
 
@@ -220,7 +226,7 @@ def _int8_product(
         nodes.append(make_node(kind, given, f"{own}.{output}", domain=domain, **attributes))
         return f"{own}.{output}"
 
-    x = given = node.input[0]
+    x = node.input[0]
     if not flat:
         x = add("Reshape", [x, "rows"], "flat")
     if not positive:
@@ -236,7 +242,7 @@ def _int8_product(
     if len(node.input) > 2 and node.input[2]:
         product = add("Add", [product, node.input[2]], "with bias")
     if not flat:
-        shape = add("Concat", [add("Shape", [given], "lengths", end=-1), "width"], "shape", axis=0)
+        shape = add("Concat", [add("Shape", [node.input[0]], "lengths", end=-1), "width"], "shape", axis=0)
         add("Reshape", [product, shape], "restored shape", allowzero=1)
     nodes[-1].output[0] = own
     return nodes, [numpy_helper.from_array(value, f"{own}.{name}") for name, value in constants.items()]

@@ -157,7 +157,7 @@ def _single_columns_first(model: ModelProto) -> None:
     made: list[NodeProto] = []
     for node in model.graph.node:
         column = _single_column(node, weights)
-        rank = ranks.get(node.input[0], 0) if node.input else 0
+        rank = 0 if column is None else ranks.get(node.input[0], 0)
         if column is None or rank < 2:
             made.append(node)
             continue
@@ -185,14 +185,25 @@ def _single_columns_first(model: ModelProto) -> None:
 
 def _single_column(node: NodeProto, weights: Mapping[str, TensorProto]) -> NDArray[Any] | None:
     """The constant column (K,) that a product multiplies rows by; None for any other node."""
-    from onnx import numpy_helper
+    from onnx import TensorProto, numpy_helper
 
-    if node.op_type not in ("MatMul", "Gemm") or node.input[1] not in weights:
+    if not is_plain_product(node) or node.input[1] not in weights:
         return None
-    weight, turned = weights[node.input[1]], bool(_attribute(node, "transB"))
-    others = {each.name for each in node.attribute if each.i or each.f not in (0.0, 1.0)} - {"transB"}
-    is_column = len(weight.dims) == 1 or (len(weight.dims) == 2 and weight.dims[0 if turned else 1] == 1)
-    return numpy_helper.to_array(weight).reshape(-1) if is_column and not others else None
+    weight, bias = weights[node.input[1]], [weights.get(name) for name in node.input[2:] if name]
+    is_column = len(weight.dims) == 1 or (
+        len(weight.dims) == 2 and weight.dims[0 if _attribute(node, "transB") else 1] == 1
+    )
+    # A bias that differs from row to row would have to be turned, too.
+    fits = weight.data_type == TensorProto.FLOAT and all(each is not None and np.prod(each.dims) == 1 for each in bias)
+    return numpy_helper.to_array(weight).reshape(-1) if is_column and fits else None
+
+
+def is_plain_product(node: NodeProto) -> bool:
+    """Whether a node multiplies its first input by its second (which may be turned), without another factor."""
+    if node.op_type not in ("MatMul", "Gemm"):
+        return False
+    factors = {each.name: each.f for each in node.attribute if each.name in ("alpha", "beta")}
+    return all(factor == 1.0 for factor in factors.values()) and not _attribute(node, "transA")
 
 
 def ranks_of(model: ModelProto) -> dict[str, int]:

@@ -177,9 +177,9 @@ def jagged_events(present: Tensor, *, even: bool = False, large_too: bool = True
     row = places // max(length, 1)
     step = torch.arange(len(places), device=row.device) - (lengths.cumsum(0) - lengths)[row]
     sizes = torch.bincount(step, minlength=1)
-    in_large_steps = len(places) > 0 and len(places) >= SLICED * int(lengths.max())
-    even = even and (large_too or not in_large_steps)
-    in_even_steps = even and in_large_steps
+    in_even_steps = even and len(places) > 0 and len(places) >= SLICED * int(lengths.max())
+    if in_even_steps and not large_too:
+        even = in_even_steps = False
     if even and len(places):
         evened = _even_steps if in_even_steps else _even_together
         sizes = torch.tensor(evened(sizes.tolist(), rows), device=sizes.device)
