@@ -21,7 +21,8 @@ from recspec.serving.http_bodies import BINARY, first_values, json_response, par
 from recspec.serving.repository import Form, Repository, refuse_load_parameters
 from recspec.spec import OUTPUTS
 
-INFER = "/v2/models/{model}/infer"
+INFER = "/infer"
+"""End of the paths of requests for inference."""
 HEADER_LENGTH = "inference-header-content-length"
 
 
@@ -106,7 +107,7 @@ def routes(repository: Repository) -> list[Route]:
             Route(place + "/ready", model_ready),
             Route(place + "/config", configuration),
             Route(place + "/stats", statistics),
-            Route(place + "/infer", infer, methods=["POST"]),
+            Route(place + INFER, infer, methods=["POST"]),
         ]
     return found
 

@@ -12,10 +12,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import re
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from http import HTTPStatus
@@ -28,6 +27,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -44,8 +44,6 @@ if TYPE_CHECKING:
 
 ROUTES = (json_routes.routes, inference_protocol.routes, listing_routes.routes, pages.routes)
 """The routes of each file, asked in order: those of many requests come first."""
-
-INFER_PATH = re.compile(r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[^/]+))?/infer")
 
 OPEN = frozenset({"/v2/health/live", "/v2/health/ready", "/", "/docs", "/openapi.json"})
 """Paths without a token or a limit: health for load balancers, and pages without facts about the models."""
@@ -64,8 +62,6 @@ PIECE = 64 << 10
 
 QUIET = {"uvicorn.error": logging.ERROR, "grpc._cython.cygrpc": logging.CRITICAL}
 """Logs that write a line for each malformed or cancelled request; clients could fill a disk with them."""
-
-Endpoint = Callable[[Request], Awaitable[Response]]
 
 log = logging.getLogger("recspec.serve")
 
@@ -118,7 +114,7 @@ class Shared:
 def application(repository: Repository, *, access: Access | None = None) -> ASGIApp:
     """The HTTP application, with every route and check."""
     found = [route for each in ROUTES for route in each(repository)]
-    infer = next(route.endpoint for route in found if route.path == inference_protocol.INFER)
+    infer = [route for route in found if route.path.endswith(inference_protocol.INFER)]
     handlers: dict[Any, Any] = dict.fromkeys((RecspecError, RecursionError, HTTPException, Exception), _failed)
     return _Front(Starlette(routes=found, exception_handlers=handlers), infer, repository, access or Access())
 
@@ -139,7 +135,7 @@ async def _failed(request: Request, error: Exception) -> Response:
 class _Front:
     """Surrounds every route with access checks, limits and metrics."""
 
-    def __init__(self, app: ASGIApp, infer: Endpoint, repository: Repository, access: Access) -> None:
+    def __init__(self, app: ASGIApp, infer: Sequence[Route], repository: Repository, access: Access) -> None:
         self._app, self._infer, self._repository, self._access = app, infer, repository, access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -173,15 +169,16 @@ class _Front:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Call the route. Requests to infer pass by Starlette's routing, which takes longer than a small model."""
-        found = INFER_PATH.fullmatch(scope["path"]) if scope["method"] == "POST" else None
-        if found is None:
+        asked = self._infer if scope["method"] == "POST" else ()
+        found = ((route.endpoint, route.path_regex.match(scope["path"])) for route in asked)
+        endpoint, match = next(((each, match) for each, match in found if match), (None, None))
+        if endpoint is None or match is None:
             await self._app(scope, receive, send)
             return
-        scope["path_params"] = {name: value for name, value in found.groupdict().items() if value is not None}
-        scope["endpoint"] = self._infer
+        scope.update(path_params=match.groupdict(), endpoint=endpoint)
         request = Request(scope, receive)
         try:
-            response = await self._infer(request)
+            response = await endpoint(request)
         except (RecspecError, RecursionError) as error:
             response = await _failed(request, error)
         except Exception as error:
