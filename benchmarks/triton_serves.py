@@ -5,12 +5,13 @@
     python benchmarks/triton_serves.py --tensorflow $RECSPEC_DATA/tf-wide-deep
 
 From nothing: makes an environment with the server that the nvidia-pytriton wheel contains (2.51, CPU), trains a small
-model of each kind on made-up data, exports all of them into one model repository, starts `tritonserver` on it with
-explicit model control, and beside it `recspec serve` on the runs with the same programs. One client, `ask`, speaks to
-both: it loads each model, and asks for every row of the test split with tritonclient over HTTP and gRPC, in requests of
-several sizes; then for the raw values that the ensembles take. Prints the largest difference from the bundle's own
-probabilities, client-side latency, and how many requests dynamic batching put together, and writes them to
-results/triton_serves.json. Exit status 1 where an answer differs by more than 1e-5 (fp32) or the export's tolerance.
+model of each kind on made-up data, exports all of them into one model repository and beside their runs. Starts
+`tritonserver` on the repository with explicit model control, and then `recspec serve` on the runs. One client, `ask`,
+speaks to both: it has Triton load each model, and asks for every row of the test split with tritonclient over HTTP and
+gRPC, in requests of several sizes; then for the raw values that the ensembles take. Prints the largest difference from
+the bundle's own probabilities, client-side latency, and how many requests dynamic batching put together, and writes
+them to results/triton_serves.json. Exit status 1 where an answer differs by more than 1e-5 (fp32) or the export's
+tolerance.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ import argparse
 import importlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -27,7 +27,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -207,16 +207,15 @@ def tensors_of(table: Any) -> Arrays:
 def exported_twice(
     trained: Bundle, name: str, folder: Path, precision: Precision, spec: FeatureSpec | None
 ) -> Exported:
-    """A program in Triton's repository, and beside the run, so that `recspec serve` computes with the same one."""
+    """A program in Triton's repository, and the same beside the run, where `recspec serve` looks for it."""
     from recspec.export.exporter import ExportSettings, export
 
     wanted = ExportSettings(
         format="triton", precision=precision, triton_backend="python", seconds=0.1, threads=1, name=name
     )
-    exported = export(trained, folder / "repository", wanted, spec)
-    beside = folder / f"run-{name}" / "export"
-    shutil.copytree(exported.folder, beside, ignore=shutil.ignore_patterns("model.py"))
-    return exported
+    beside = replace(wanted, format="onnx", name=None)
+    export(trained, folder / f"run-{name}" / "export", beside, spec)
+    return export(trained, folder / "repository", wanted, spec)
 
 
 def question_of_tensorflow(given: Path, folder: Path, precision: Precision) -> Question:
@@ -302,15 +301,19 @@ def ours(names: Sequence[str], folder: Path) -> Iterator[tuple[subprocess.Popen[
 # --- the client, under the server's interpreter ----------------------------------------------------------------------
 
 
-def ask(model: str, inputs_file: Path, http: int, grpc: int, seconds: float) -> Found:
-    """Load a model, send its rows over both protocols in requests of several sizes, and time some of them."""
+def ask(model: str, inputs_file: Path, http: int, grpc: int, *, load: bool, seconds: float) -> Found:
+    """Send a model's rows over both protocols in requests of several sizes, and time some of them.
+
+    Triton is told to `load` the model first; `recspec serve` loads its models as it starts.
+    """
     with np.load(inputs_file) as stored:
         inputs = {name: stored[name] for name in stored.files}
     found: Found = {"model": model, "answers": {}, "latency": []}
     for protocol, port in (("http", http), ("grpc", grpc)):
         module = importlib.import_module(f"tritonclient.{protocol}")
         with module.InferenceServerClient(f"127.0.0.1:{port}") as client:
-            client.load_model(model)  # of an ensemble, what it consists of too
+            if load:
+                client.load_model(model)  # of an ensemble, what it consists of too
             assert client.is_model_ready(model), f"{model} is not ready"
             asking = Asking(module, client, model, inputs)
             for size in SIZES:
@@ -398,6 +401,8 @@ def compare(
         file = folder / f"{question.model}.npz"
         np.savez(file, **question.inputs)  # type: ignore[arg-type]
         command = [str(python), __file__, "--ask", question.model, str(file), str(ports["http"]), str(ports["grpc"])]
+        if server == "triton":
+            command.append("--load")
         done = subprocess.run([*command, "--seconds", str(seconds)], capture_output=True, text=True, check=False)
         if done.returncode:
             log = (folder / f"{server}.log").read_text()[-2000:]
@@ -449,10 +454,12 @@ def main() -> None:
     given.add_argument("--environment", type=Path, help="folder of the server's environment")
     given.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "triton_serves.json")
     given.add_argument("--ask", nargs=4, metavar="X", help=argparse.SUPPRESS)
+    given.add_argument("--load", action="store_true", help=argparse.SUPPRESS)
     arguments = given.parse_args()
     if arguments.ask:
         model, file, http, grpc = arguments.ask
-        print(json.dumps(ask(model, Path(file), int(http), int(grpc), arguments.seconds)))
+        found = ask(model, Path(file), int(http), int(grpc), load=arguments.load, seconds=arguments.seconds)
+        print(json.dumps(found))
         return
 
     from _side_by_side import environments, made_python, where_and_when, write
