@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -124,6 +125,15 @@ def test_a_file_is_a_safetensors_file_of_any_types(tmp_path: Path) -> None:
         for name, tensor in MIXED.items():
             assert read[name].dtype == tensor.dtype
             assert torch.equal(read[name], tensor), name
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.int64, np.int32, np.int8, np.bool_])
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0)])
+def test_empty_tensors_of_numpy_are_kept(kind: type, shape: tuple[int, ...], tmp_path: Path) -> None:
+    empty = torch.from_numpy(np.zeros(shape, kind))
+    checkpoint.write_tensors(tmp_path / "file", {**MIXED, "empty": empty}, {"format": 1})
+    found = checkpoint.read_tensors(tmp_path / "file")[0]["empty"]
+    assert (found.dtype, found.shape) == (empty.dtype, empty.shape)
 
 
 def test_a_tensor_in_blocks_is_written_as_the_whole_one(tmp_path: Path) -> None:

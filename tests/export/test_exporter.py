@@ -137,6 +137,27 @@ def test_every_model_answers_any_number_of_rows_as_an_onnx_program(
         assert_it_can_be_narrowed(made.folder / "model.onnx", precision, check)
 
 
+@pytest.mark.parametrize("name", ["neumf", "wide_deep", "dlrm"])
+def test_small_probabilities_keep_their_order(
+    name: str, bundled: Callable[..., Bundle], read_by: Callable[[str], FeatureSpec], tmp_path: Path
+) -> None:
+    trained = bundled(name)
+    trained.model.calibration = None
+    last = [each for each in trained.model.parameters() if each.shape == (1,)][-1]
+    with torch.no_grad():
+        last -= 50  # ONNX Runtime's sigmoid is 0 below -18
+    made = export(trained, tmp_path / "out", QUICK, read_by(name))
+    program = open_exported_model(made.folder, threads=1)
+    check = Check(trained.model, program.signature, sample_of(trained, read_by(name)))
+    inputs = check.call(range(check.rows))
+    found, expected = (each.run(inputs) for each in (program, EagerModel(trained.model, program.signature)))
+    assert -60 < expected["logit"].max() < -40
+    np.testing.assert_allclose(found["probability"], expected["probability"], rtol=1e-4)
+    order = np.argsort(found["logit"][:, 0], kind="stable")
+    assert (np.diff(found["probability"][order, 0]) >= 0).all()
+    assert len(np.unique(found["probability"])) > check.rows / 10
+
+
 def assert_it_can_be_narrowed(file: Path, precision: onnx_graph.Precision, check: Check) -> None:
     """The program runs with narrower weights, on calls of every size; that it keeps digits is asked elsewhere."""
     import onnx

@@ -88,6 +88,36 @@ def test_numbers_are_multiplied_apart_from_embeddings() -> None:
     assert numbers_apart(simplify(as_exported()), []) == simplify(as_exported())
 
 
+@pytest.mark.parametrize("numbers", [["x"], ["x", "y"]])
+@pytest.mark.parametrize("first", [False, True])
+def test_numbers_are_found_on_both_sides_and_alone(numbers: list[str], first: bool) -> None:
+    def made(*parts: str) -> object:
+        nodes = [
+            helper.make_node("Gather", ["table", "a"], ["vectors"]),
+            helper.make_node("Reshape", ["vectors", "flat"], ["wide"]),
+            helper.make_node("Concat", numbers, ["numbers"], axis=1),
+            helper.make_node("Concat", parts, ["joined"], axis=1),
+            helper.make_node("MatMul", ["joined", "weight"], ["made"], name="product"),
+            helper.make_node("Identity", ["made"], ["probability"]),
+            helper.make_node("Identity", ["made"], ["logit"]),
+        ]
+        rows = len(numbers) + 2 if "wide" in parts else len(parts)
+        given = {
+            "table": np.arange(10, dtype=np.float32).reshape(5, 2), "flat": np.array([-1, 2]),
+            "weight": np.arange(3 * rows, dtype=np.float32).reshape(rows, 3),
+        }  # fmt: skip
+        return simplify(graph(nodes, given, {"probability": 3, "logit": 3}))
+
+    parts = ("numbers", "wide") if first else ("wide", "numbers")
+    expected = answers(made(*parts))["probability"]
+    split = numbers_apart(made(*parts), ["product"])
+    shapes = {each.name.rpartition(".")[2]: tuple(each.dims) for each in split.graph.initializer}
+    assert shapes["embedded"] == (2, 3)
+    assert shapes["raw"] == (len(numbers), 3)
+    np.testing.assert_allclose(answers(split)["probability"], expected, rtol=1e-6)
+    assert numbers_apart(made("x", "y"), ["product"]) == made("x", "y")  # nothing beside numbers
+
+
 def test_ids_of_two_types_are_cast_one_by_one() -> None:
     nodes: list[object] = []
     for name in "ax":
@@ -215,3 +245,20 @@ def test_a_row_of_zeros_has_int8_products_too() -> None:
     found = program.run(inputs | zeros)["probability"]
     np.testing.assert_array_equal(found[[0, 2]], [bias, bias])
     np.testing.assert_allclose(found[1], weight[0] + bias, atol=0.02)
+
+
+def test_a_sigmoid_that_is_an_output_keeps_small_values_apart() -> None:
+    nodes = [
+        helper.make_node("Concat", ["x", "y"], ["joined"], axis=1),
+        helper.make_node("Mul", ["joined", "zero"], ["nothing"]),
+        helper.make_node("Add", ["nothing", "logits"], ["logit"]),
+        helper.make_node("Sigmoid", ["logit"], ["probability"]),
+    ]
+    logits = np.array([-85.0, -40.0, -39.0, -20.7, -18.0, 0.0, 1.0, 40.0, 120.0], np.float32)
+    given = {"zero": np.zeros(2, np.float32), "logits": logits[:2]}
+    found = []
+    for pair in np.resize(logits, 10).reshape(-1, 2):
+        given["logits"] = pair
+        model = simplify(graph(nodes, given, {"probability": 2, "logit": 2}))
+        found += answers(model)["probability"][0].tolist()
+    np.testing.assert_allclose(found[: len(logits)], 1 / (1 + np.exp(-logits.astype(np.float64))), rtol=1e-5)

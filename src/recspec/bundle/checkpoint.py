@@ -223,6 +223,13 @@ new_digest = partial(hashlib.blake2b, digest_size=16)
 """BLAKE2b of the tensors in the order of their names, then of the header."""
 
 
+def bytes_of(tensor: Tensor) -> Tensor:
+    """The bytes of a tensor (n,), uint8 on the CPU."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    # An empty array of NumPy's has strides of 0, of which torch gives no view in another type.
+    return flat.view(torch.uint8) if flat.numel() else flat.new_empty(0, dtype=torch.uint8)
+
+
 def add_tensor(
     total: hashlib.blake2b,
     name: str,
@@ -234,7 +241,7 @@ def add_tensor(
     """Add a tensor to a digest, as blocks of its rows; `write` gets their bytes too."""
     total.update(f"{name} {dtype} {shape}".encode())
     for block in blocks:
-        data = block.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+        data = bytes_of(block).numpy().data
         total.update(data)
         if write is not None:
             write(data)

@@ -16,7 +16,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from recspec.bundle.checkpoint import read_tensors, write_tensors
+from recspec.bundle.checkpoint import bytes_of, read_tensors, write_tensors
 from recspec.errors import BundleError, CheckpointError
 from recspec.files import PathError, confined, manifest, staging
 
@@ -129,7 +129,7 @@ def _changed_rows(old: Tensor | None, new: Tensor) -> Tensor | None:
     if old is None or new.dim() < 1 or old.dtype != new.dtype or old.shape[1:] != new.shape[1:] or not new.numel():
         return None
     both = min(len(old), len(new))
-    same = _bits(old[:both]).view(both, -1) == _bits(new[:both]).view(both, -1)
+    same = bytes_of(old[:both]).view(both, -1) == bytes_of(new[:both]).view(both, -1)
     changed = torch.cat([torch.nonzero(~same.all(1)).flatten(), torch.arange(both, len(new))])
     row = new.element_size() * math.prod(new.shape[1:])
     return changed if len(changed) * (row + changed.element_size()) < WORTH * len(new) * row else None
@@ -169,12 +169,8 @@ def _with_rows(old: Tensor, part: object, places: Tensor, rows: Tensor) -> Tenso
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
-    return torch.equal(_bits(a), _bits(b))
-
-
-def _bits(tensor: Tensor) -> Tensor:
-    """The bytes of a tensor, so that zeros of both signs differ and a number that is none equals itself."""
-    return tensor.contiguous().reshape(-1).view(torch.uint8)
+    """Whether the bytes are equal: zeros of both signs differ, and a number that is none equals itself."""
+    return torch.equal(bytes_of(a), bytes_of(b))
 
 
 def _as_tensor(content: bytes) -> Tensor:

@@ -1,7 +1,8 @@
 """The same ONNX program in fewer nodes: a call of one row spends its time on nodes, not on arithmetic.
 
 torch's exporter writes a Squeeze, an Add and an Unsqueeze for every feature; here features are laid side by side first.
-Results that depend on no input are computed once. Products with one column take ONNX Runtime's fast way.
+Results that depend on no input are computed once. Products with one column take ONNX Runtime's fast way. Small
+probabilities stay apart from each other.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ def simplify(model: ModelProto) -> ModelProto:
     _lay_columns_first(model)
     _join_once(model)
     _single_columns_first(model)
+    _keep_small_probabilities(model)
     drop_unused(model)
     return model
 
@@ -141,6 +143,34 @@ def _join_once(model: ModelProto) -> None:
         refill(node.input, inputs)
 
 
+# --- probabilities ---------------------------------------------------------------------------------------------------
+
+
+def _keep_small_probabilities(model: ModelProto) -> None:
+    """Write a sigmoid that is an output as 1 / (1 + exp(-x)).
+
+    ONNX Runtime's own sigmoid is 0 for every x below -18 or so, which would give the same rank to items that the model
+    tells apart.
+    """
+    from onnx import numpy_helper
+
+    outputs = {each.name for each in model.graph.output}
+    made: list[NodeProto] = []
+    for node in model.graph.node:
+        if node.op_type != "Sigmoid" or node.output[0] not in outputs:
+            made.append(node)
+            continue
+        own = node.output[0]
+        model.graph.initializer.append(numpy_helper.from_array(np.ones((), np.float32), f"{own}.one"))
+        made += [
+            make_node("Neg", [node.input[0]], f"{own}.negative"),
+            make_node("Exp", [f"{own}.negative"], f"{own}.odds"),
+            make_node("Add", [f"{own}.odds", f"{own}.one"], f"{own}.inverse"),
+            make_node("Reciprocal", [f"{own}.inverse"], own, name=node.name),
+        ]
+    refill(model.graph.node, made)
+
+
 # --- products with one column ----------------------------------------------------------------------------------------
 
 
@@ -243,16 +273,17 @@ def numbers_apart(model: ModelProto, products: Collection[str]) -> ModelProto:
     nodes: list[NodeProto] = []
     for node in model.graph.node:
         joined = made.get(node.input[0]) if node.name in products else None
-        numbers = _trailing_numbers(joined, made, inputs) if joined is not None else None
-        if joined is None or numbers is None:
+        last, first = (0, 0) if joined is None else _numbers_around(joined, made, inputs)
+        if joined is None or not (last or first):
             nodes.append(node)
             continue
         matrix = numpy_helper.to_array(weights[node.input[1]])
         matrix = matrix.T if _attribute(node, "transB") else matrix
-        own, cut = node.output[0], len(matrix) - len(numbers.input)
-        for name, part in (("embedded", matrix[:cut]), ("raw", matrix[cut:])):
+        own, cut = node.output[0], len(matrix) - last if last else first
+        numbers, rest = (joined.input[-1], joined.input[:-1]) if last else (joined.input[0], joined.input[1:])
+        raw, embedded = (matrix[cut:], matrix[:cut]) if last else (matrix[:cut], matrix[cut:])
+        for name, part in (("embedded", embedded), ("raw", raw)):
             model.graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(part), f"{own}.{name}"))
-        rest = joined.input[:-1]
         if len(rest) > 1:
             joint = make_node("Concat", rest, f"{own}.vectors")
             joint.attribute.extend(joined.attribute)
@@ -260,7 +291,7 @@ def numbers_apart(model: ModelProto, products: Collection[str]) -> ModelProto:
             rest = joint.output
         bias = [name for name in node.input[2:] if name]
         nodes += [
-            make_node("MatMul", [numbers.output[0], f"{own}.raw"], f"{own}.apart"),
+            make_node("MatMul", [numbers, f"{own}.raw"], f"{own}.apart"),
             make_node("Gemm" if bias else "MatMul", [rest[0], f"{own}.embedded", *bias], f"{own}.rest", name=node.name),
             make_node("Add", [f"{own}.rest", f"{own}.apart"], own, name=f"{own}.sum"),
         ]
@@ -269,13 +300,18 @@ def numbers_apart(model: ModelProto, products: Collection[str]) -> ModelProto:
     return model
 
 
-def _trailing_numbers(joined: NodeProto, made: Mapping[str, NodeProto], inputs: Collection[str]) -> NodeProto | None:
-    """The Concat of raw columns that is joined last to embeddings; None if there is none."""
-    if joined.op_type != "Concat" or len(joined.input) < 2:
-        return None
-    last = made.get(joined.input[-1])
-    raw = last is not None and last.op_type == "Concat" and set(last.input) <= set(inputs)
-    return last if raw else None
+def _numbers_around(joined: NodeProto, made: Mapping[str, NodeProto], inputs: Collection[str]) -> tuple[int, int]:
+    """How many raw columns are joined after and before something else: inputs, or a Concat of inputs."""
+
+    def raw_columns(name: str) -> int:
+        if name in inputs:
+            return 1
+        maker = made.get(name)
+        raw = maker is not None and maker.op_type == "Concat" and set(maker.input) <= set(inputs)
+        return len(maker.input) if maker is not None and raw else 0
+
+    counts = [raw_columns(name) for name in joined.input] if joined.op_type == "Concat" else [0]
+    return (0, 0) if all(counts) else (counts[-1], counts[0])
 
 
 def _column(

@@ -346,13 +346,17 @@ class NeuMF(Model):
             return self._of_first(ours.unsqueeze(1) + theirs.T)
         layers = [cast(nn.Linear, layer) for layer in self.mlp.layers][1:]
         last, found = self.out.weight[:, -self.settings.layers[-1] :], []
-        for some in torch.split(theirs, max(1, floats_in_cache(theirs) // len(theirs)), dim=1):
+        # As many users at once as threads: each thread computes one user's layers, and reads what it wrote itself.
+        users = min(len(ours), torch.get_num_threads()) if ours.device.type == "cpu" else len(ours)
+        step = max(1, floats_in_cache(theirs) // max(1, users * len(theirs)))
+        for some in torch.split(theirs, step, dim=1):
             rows = []
-            for one in ours:
-                x = torch.relu_(some + one.unsqueeze(1))
+            for group in torch.split(ours, max(1, users)):
+                x = torch.relu_(some + group.unsqueeze(2))  # (users, D, step)
                 for layer in layers:
-                    x = torch.relu_(torch.addmm(layer.bias.unsqueeze(1), layer.weight, x))
-                rows.append(last @ x)
+                    weight = layer.weight.expand(len(group), -1, -1)
+                    x = torch.relu_(torch.baddbmm(layer.bias.unsqueeze(1), weight, x))
+                rows.append((last @ x).squeeze(1))
             found.append(torch.cat(rows))
         return torch.cat(found, dim=1)
 

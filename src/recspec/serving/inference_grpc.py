@@ -354,7 +354,9 @@ def _head(request: Message, max_rows: float) -> _Head:
             raise RequestError(f"input '{name}' is there twice")
         names.add(name)
         inputs.append((name, each.datatype, tensors.shape_of(list(each.shape), name, max_rows)))
-    timeout = request.parameters["timeout"].int64_param if "timeout" in request.parameters else None
+    timeout = None
+    if "timeout" in request.parameters and (kind := request.parameters["timeout"].WhichOneof("parameter_choice")):
+        timeout = getattr(request.parameters["timeout"], kind)
     return _Head(tuple(inputs), _outputs(request), tensors.timeout_of(timeout))
 
 

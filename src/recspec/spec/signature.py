@@ -74,11 +74,14 @@ def find_export_file(folder: Path) -> Path | None:
 
 
 def signature_of(spec: FeatureSpec, features: Sequence[str], form: Form) -> Signature:
-    """The inputs of a model's export. Raises `SettingsError` for a ranker without item features."""
+    """The inputs of a model's export. Raises `SettingsError` for a ranker whose candidates or requests can't differ."""
     items = set(spec.role("item"))
     if form == "ranker" and not items & set(features):
         same = "the model reads no feature of the role 'item', so candidates can't differ"
         raise SettingsError(f"form ranker: {same}; name item features in channel_spec, or take --form rows")
+    if form == "ranker" and items >= set(features):
+        same = "the model reads only features of the role 'item', so requests can't differ"
+        raise SettingsError(f"form ranker: {same}; name features of another role in channel_spec, or take --form rows")
 
     def port(name: str) -> Port:
         feature = spec.features[name]
