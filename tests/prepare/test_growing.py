@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -15,6 +16,7 @@ from recspec.encoding import Encoders
 from recspec.errors import DataError
 from recspec.prepare import GROWTH_FILE, Grown, GrowthRules, grow
 from recspec.prepare.growing import time_cuts
+from recspec.prepare.growth import UNKNOWN_EVENTS_FILE
 from recspec.prepare.raw_files import Reading
 from recspec.spec import FeatureSpec
 from recspec.storage import Ragged, check, open_split
@@ -63,6 +65,50 @@ def test_a_grown_dataset_holds_the_rows_that_preparing_all_events_gives(
     for split in ("train",) if settings.get("split") == "time" else ("train", "valid", "test"):
         assert positives(found.spec, split) == positives(whole, split)
     assert open_split(base, "train").num_rows == found.first_new["train"]
+
+
+def strangers_held_out(numeric: bool) -> tuple[pa.Table, pa.Table]:
+    """Events of which the held-out ones bring users and an item that train lacks, and later events."""
+    known, new = shop_events()
+    events = pa.concat_tables([known, new])
+    if numeric:
+        for place, name in enumerate(("user_id", "item_id")):
+            numbers = pc.rank(events.column(name).combine_chunks(), tiebreaker="dense").cast("int64")
+            events = events.set_column(place, name, numbers)
+    return events.slice(0, len(known) + len(new) // 2), events.slice(len(known) + len(new) // 2)
+
+
+@pytest.mark.parametrize("numeric", [False, True])
+@pytest.mark.parametrize("settings", [{}, {"unknown_targets": "keep"}, {"repeats": "first", "history": 4}])
+def test_held_out_events_of_strangers_are_kept_for_later(
+    tmp_path: Path, numeric: bool, settings: dict[str, object]
+) -> None:
+    known, new = strangers_held_out(numeric)
+    base = prepared(tmp_path / "base", known, split="time", **settings)
+    assert GrowthRules.load(base.folder).unknown_events
+    (tmp_path / "grown").mkdir()
+    found = grow(base, written(tmp_path / "new.csv", new), tmp_path / "grown")
+    whole = prepared(tmp_path / "all", pa.concat_tables([known, new]), split="time", **settings)
+    assert positives(found.spec, "train") == positives(whole, "train")
+    pairs = pa.concat_tables([known, new]).select(["user_id", "item_id"])
+    expected = pairs.group_by(["user_id", "item_id"]).aggregate([]) if settings.get("repeats") else pairs
+    assert sum(len(positives(found.spec, split)) for split in found.spec.splits) == expected.num_rows
+    again = GrowthRules.load(found.spec.folder)
+    assert again.unknown_events == 0
+    assert not (found.spec.folder / UNKNOWN_EVENTS_FILE).exists()
+
+
+def test_a_dataset_without_the_held_out_events_of_strangers_is_refused(tmp_path: Path) -> None:
+    known, new = strangers_held_out(numeric=False)
+    base = prepared(tmp_path / "base", known, split="time", unknown_targets="keep")
+    events, rules = written(tmp_path / "new.csv", new), base.folder / GROWTH_FILE
+    (tmp_path / "grown").mkdir()
+    (base.folder / UNKNOWN_EVENTS_FILE).write_bytes(b"PAR1")
+    with pytest.raises(DataError, match=r"unknown_events.parquet can't be read: .*; prepare it again"):
+        grow(base, events, tmp_path / "grown")
+    rules.write_text(json.dumps({**json.loads(rules.read_text()), "unknown_events": None}))
+    with pytest.raises(DataError, match="an older recspec prepared it, which did not keep the held-out events"):
+        grow(base, events, tmp_path / "grown")
 
 
 def test_ids_stay_and_new_values_get_the_next_ones(tmp_path: Path) -> None:

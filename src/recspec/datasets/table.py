@@ -258,6 +258,7 @@ def _write_interactions(folder: Path, tables: Tables, plan: FeaturePlan, progres
     if plan.in_rows("user", "item") or settings.half_life is not None:  # train is read several times
         split = backend.stage(split)
     train = named.semi_join(split.filter(split[SPLIT] == "train"), ROW)
+    described = plan.in_rows("user", "item")
     order_said = f"by column '{tables.time}'" if tables.time else "as in the file: there is no timestamp"
 
     def summary(count: int) -> dict[str, object]:
@@ -267,6 +268,7 @@ def _write_interactions(folder: Path, tables: Tables, plan: FeaturePlan, progres
 
     source = Source(
         dataset=NAME, rows=split, order=order, timed=tables.time is not None,
+        described=named.select(ROW, *described) if described else None,
         users=catalogue("user", tables, plan, train), items=catalogue("item", tables, plan, train),
         context=plan.columns["context"], raw_names={USER: settings.user, ITEM: settings.item},
         vocabularies="train" if settings.chosen_split in ("time", "given") else "all",

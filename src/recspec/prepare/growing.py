@@ -26,13 +26,13 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 import recspec
-from recspec.encoding import Encoders, VocabularyEncoder, combined, with_new_values
+from recspec.encoding import Encoders, VocabularyEncoder, combined, is_text, with_new_values
 from recspec.errors import DataError, SpecError, listed
-from recspec.files import confined, special
+from recspec.files import PathError, confined, special
 from recspec.prepare.backend import Backend
 from recspec.prepare.columns import Column, Fitted, PreparedCatalogue, take, to_arrow
 from recspec.prepare.duckdb_backend import DuckDBBackend
-from recspec.prepare.growth import GrowthRules
+from recspec.prepare.growth import UNKNOWN_EVENTS_FILE, GrowthRules
 from recspec.prepare.histories import HistoryColumns, Ids, Timeline
 from recspec.prepare.interaction_columns import InteractionColumns
 from recspec.prepare.interaction_rows import BLOCK_ROWS_WITH_HISTORIES, BlockRows, Counts, Plan
@@ -81,19 +81,22 @@ def grow(base: FeatureSpec, events: Path, out: Path) -> Grown:
     before = Encoders.load(base.folder)
     work = out / "work"
     raw, dropped = _read(events, rules, before, base, work)
+    held = _unknown_events(base, rules)
+    num_held = 0 if held is None else held.num_rows
+    raw = raw if held is None else _one_below_the_other(held, raw)
     context = [name for name in base.role("context") if name in before.encoders]
     encoders = with_new_values(before, [(raw, [USER, ITEM, *context])])
     ids: dict[Side, Ids] = {role: np.asarray(encoders.encode_column(of, raw.column(of))) for role, of in SIDES.items()}
     encoders, catalogues = _with_catalogues(base, before, encoders, raw, ids, rules)
     growing = _Growing(base, rules, before, encoders, catalogues)
-    found = growing.events(raw, ids["user"], ids["item"], context)
+    found = growing.events(raw, ids["user"], ids["item"], context, num_held)
     counts = {
         "events": int((found.splits == NEW).sum()),
         **{f"{name}s": len(encoders.vocabularies[of]) - len(before.vocabularies[of]) for name, of in SIDES.items()},
-        "left_out": dropped + raw.num_rows - int((found.splits == NEW).sum()),
+        "left_out": dropped + raw.num_rows - num_held - int((found.splits == NEW).sum()),
     }  # fmt: skip
     if not counts["events"]:
-        rows = raw.num_rows + dropped
+        rows = raw.num_rows - num_held + dropped
         if not rows:
             raise DataError(f"{events}: holds no row")
         raise DataError(
@@ -189,6 +192,45 @@ def _read(file: Path, rules: GrowthRules, encoders: Encoders, base: FeatureSpec,
 
 def _raw_names(encoders: Encoders, features: Iterable[str]) -> list[str]:
     return [getattr(encoders.encoder(name), "column", None) or name for name in features]
+
+
+def _unknown_events(base: FeatureSpec, rules: GrowthRules) -> pa.Table | None:
+    """The raw held-out events whose user or item has no id yet; None if there are none."""
+    if rules.split != "time":
+        return None
+    if rules.unknown_events is None:
+        for split in base.splits:
+            for columns in open_split(base, split, (USER, ITEM, LABEL)).batches():
+                ids = (np.asarray(columns[name]) == 0 for name in (USER, ITEM))
+                if (np.logical_or(*ids) & (np.asarray(columns[LABEL]) > 0)).any():
+                    raise DataError(
+                        f"{base.folder}: takes no new events: an older recspec prepared it, which did not keep the "
+                        "held-out events of users and items without an id; prepare it again"
+                    )
+        return None
+    if not rules.unknown_events:
+        return None
+    try:
+        held = pq.read_table(confined(base.folder, UNKNOWN_EVENTS_FILE), partitioning=None)
+    except (PathError, OSError, pa.ArrowInvalid) as error:
+        raise DataError(f"{base.folder}: {UNKNOWN_EVENTS_FILE} can't be read: {error}; prepare it again") from None
+    if held.num_rows != rules.unknown_events or not {USER, ITEM, TIMESTAMP} <= {*held.column_names}:
+        raise DataError(f"{base.folder}: {UNKNOWN_EVENTS_FILE} is damaged: expected {rules.unknown_events:,} events")
+    return held
+
+
+def _one_below_the_other(*tables: pa.Table) -> pa.Table:
+    """Tables as one, with nulls where one lacks a column; a column that is text in one of them is text."""
+    for name in {name for table in tables for name in table.column_names}:
+        kinds = {table.schema.field(name).type for table in tables if name in table.column_names}
+        if len(kinds) > 1 and any(map(is_text, kinds)):
+            tables = tuple(
+                table.set_column(table.column_names.index(name), name, table.column(name).cast(pa.string()))
+                if name in table.column_names
+                else table
+                for table in tables
+            )
+    return pa.concat_tables(tables, promote_options="permissive")
 
 
 # --- catalogues ------------------------------------------------------------------------------------------------------
@@ -345,8 +387,11 @@ class _Growing:
         encoder = self.before.encoders.get(space)
         return isinstance(encoder, VocabularyEncoder) and encoder.vocabulary == space
 
-    def events(self, raw: pa.Table, users: Ids, items: Ids, context: Sequence[str]) -> _Events:
-        """The events of all users that may have other rows now: those with new events; with split time, everyone."""
+    def events(self, raw: pa.Table, users: Ids, items: Ids, context: Sequence[str], num_held: int) -> _Events:
+        """The events of all users that may have other rows now: those with new events; with split time, everyone.
+
+        The first `num_held` raw events are held out already.
+        """
         new_context: Columns = {name: _encoded(self.encoders, name, raw, self.features[name]) for name in context}
         stamps: NDArray[np.generic] = np.asarray(raw.column(TIMESTAMP).to_numpy())
         touched = None if self.rules.split == "time" else np.unique(users)
@@ -354,7 +399,8 @@ class _Growing:
         if self.rules.timestamp is None:  # an order, which goes on
             ends = [part.times.max() for part in self._old_events(None, ()) if len(part.times)]
             stamps = stamps + (max(ends, default=0) + 1 - (stamps.min() if len(stamps) else 0))
-        parts.append(_Events(users, items, stamps, np.full(len(users), NEW), new_context))
+        splits = np.where(np.arange(len(users)) < num_held, SPLITS.index("test"), NEW)
+        parts.append(_Events(users, items, stamps, splits, new_context))
         found = _Events(
             np.concatenate([part.users for part in parts]),
             np.concatenate([part.items for part in parts]),
@@ -450,7 +496,8 @@ class _Growing:
         else:
             chunks["train"] = (train,)
         self._write_catalogues(out, latest)
-        self.rules.save(out)
+        known = 0 if self.rules.split == "time" else self.rules.unknown_events  # everyone has an id now
+        self.rules.model_copy(update={"unknown_events": known}).save(out)
         touched = np.unique(events.users[events.splits == NEW])
         ordered = {split: chunks[split] for split in SPLITS if split in chunks}
         metadata = self._metadata(writers, first_new, counts)

@@ -13,6 +13,8 @@ from recspec.prepare.declared import DeclaredColumn, Invalid, declared_columns
 from recspec.prepare.histories import HistorySettings
 
 GROWTH_FILE = "growth.json"
+UNKNOWN_EVENTS_FILE = "unknown_events.parquet"
+"""Raw held-out events whose user or item has no id, because it is not in train; new events may bring them there."""
 FORMAT = 1
 
 
@@ -42,6 +44,8 @@ class GrowthRules(BaseModel):
     missing_values: tuple[str, ...] = ()
     readable: dict[str, dict[str, str]] = {}
     """Role -> column of the catalogue for people -> raw column."""
+    unknown_events: int | None = Field(None, ge=0)
+    """How many events `UNKNOWN_EVENTS_FILE` holds; None if none were kept."""
     refused: str = ""
     """Why the dataset takes no new events; empty if it does."""
     num_negatives: int = Field(0, ge=0)

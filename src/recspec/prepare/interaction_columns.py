@@ -32,6 +32,7 @@ class Source:
     dataset: str
     rows: Table  # columns user_id, item_id, timestamp, row and split, event_weight if `weighted`, those of `context`
     order: Sequence[str] = (TIMESTAMP, ROW)  # columns that sort a user's rows by time
+    described: Table | None = None  # by ROW, the raw columns of the users' and items' features that rows hold
     users: Catalogue | None = None
     items: Catalogue | None = None
     context: Sequence[Column] = ()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from ibis.expr.types import Table
 from numpy.typing import NDArray
 
@@ -22,13 +24,14 @@ from recspec.errors import DataError
 from recspec.prepare.backend import Backend, Part
 from recspec.prepare.columns import metadata
 from recspec.prepare.context import Progress
+from recspec.prepare.growth import UNKNOWN_EVENTS_FILE
 from recspec.prepare.histories import HistorySettings
 from recspec.prepare.interaction_columns import InteractionColumns, Source, prepare_columns
 from recspec.prepare.interaction_rows import BlockRows, Counts, Plan, blocks_of_users
 from recspec.prepare.list_memory import check_memory_limit
-from recspec.prepare.names import EVENT_WEIGHT, ITEM, LABEL, SERIES, SPLITS, TIMESTAMP, USER
+from recspec.prepare.names import EVENT_WEIGHT, ITEM, LABEL, ROW, SERIES, SPLIT, SPLITS, TIMESTAMP, USER
 from recspec.prepare.part_files import PartFiles, gather, part_writers
-from recspec.prepare.tables import count_rows, time_range
+from recspec.prepare.tables import count_rows, left_join, time_range
 from recspec.spec import Feature, FeatureSpec
 
 
@@ -76,14 +79,14 @@ def write(
     summary |= {**times, **source.summary(total), **counts.summary(plan)}
     _note_left_out(source, plan, counts)
     if source.growth is not None:
-        _save_growth(folder, source, prepared, plan)
+        _save_growth(backend, folder, rows, source, plan)
     return _specification(folder, source, plan, counts, {**summary, **source.notes.summary()})
 
 
-def _save_growth(folder: Path, source: Source, prepared: InteractionColumns, plan: Plan) -> None:
+def _save_growth(backend: Backend, folder: Path, rows: Table, source: Source, plan: Plan) -> None:
     """Write how new events become rows, and why they can't."""
     assert source.growth is not None
-    settings = plan.settings
+    prepared, settings = plan.prepared, plan.settings
     shortened = settings.min_history or settings.prefixes != "all"
     why = "its events are weighted" if source.weighted else ""
     why = why or ("min_history and prefixes left out train rows, whose events it does not hold" if shortened else "")
@@ -103,7 +106,33 @@ def _save_growth(folder: Path, source: Source, prepared: InteractionColumns, pla
         "gap_unit": prepared.history.unit if prepared.history is not None else None,
         "refused": source.growth.refused or why,
     }  # fmt: skip
+    if source.growth.split == "time" and not told["refused"]:
+        told["unknown_events"] = _save_unknown_events(backend, folder, rows, source, prepared)
     source.growth.model_copy(update=told).save(folder)
+
+
+def _save_unknown_events(
+    backend: Backend, folder: Path, rows: Table, source: Source, prepared: InteractionColumns
+) -> int:
+    """Write the held-out events whose user or item has no id, as raw as they are known; returns their number."""
+    held, train = rows.filter(rows[SPLIT] != "train"), rows.filter(rows[SPLIT] == "train")
+    for name in (USER, ITEM):
+        held = left_join(held, train.select(name).distinct().mutate(**{f"in_train_{name}": True}), name)
+    held = held.filter(held[f"in_train_{USER}"].isnull() | held[f"in_train_{ITEM}"].isnull())
+    if source.described is not None:
+        held = left_join(held, source.described, ROW)
+    held = held.order_by(ROW).drop(f"in_train_{USER}", f"in_train_{ITEM}", SPLIT, ROW)
+    count = 0
+    with ExitStack() as stack:
+        writer: pq.ParquetWriter | None = None
+        for batch in backend.batches(held):
+            ids = (prepared.vocabulary(name).encode(batch.column(name)) for name in (USER, ITEM))
+            unknown = batch.filter(pa.array(np.logical_or(*(each == 0 for each in ids))))
+            if unknown.num_rows:
+                writer = writer or stack.enter_context(pq.ParquetWriter(folder / UNKNOWN_EVENTS_FILE, batch.schema))
+                writer.write_batch(unknown)
+                count += unknown.num_rows
+    return count
 
 
 # --- the rows --------------------------------------------------------------------------------------------------------
