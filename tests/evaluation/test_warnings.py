@@ -94,7 +94,7 @@ def test_still_rising_at_the_last_epoch() -> None:
     (rising,) = of_values(0.6, 0.7, 0.8, error_of_rise=0.01)
     assert rising == (
         "rows/auc on valid was still rising at the last epoch, 3: 0.7000 to 0.8000; train longer: --resume with a "
-        "larger train.epochs"
+        "larger train.epochs, or for an update --set epochs=N"
     )
     (falling,) = of_values(0.8, 0.7, 0.6, lower=True, error_of_rise=0.01, used_up="minutes")
     assert "was still falling at the last epoch, 3: 0.7000 to 0.6000" in falling

@@ -196,7 +196,7 @@ def test_every_missing_column_is_named(tmp_path: Path) -> None:
     (tmp_path / "grown").mkdir()
     with pytest.raises(DataError, match=r"(?s)no column 'item_id'.*no column 'timestamp', the time"):
         grow(base, written(tmp_path / "new.csv", new.select(["user_id", "kind"])), tmp_path / "grown")
-    with pytest.raises(DataError, match="no such file; expected events in CSV, JSON lines or Parquet"):
+    with pytest.raises(DataError, match="no such file; expected events in a file of CSV, JSON lines or Parquet"):
         grow(base, tmp_path / "nothing.csv", tmp_path / "grown")
 
 
@@ -317,3 +317,23 @@ def test_every_option_of_reading_is_kept_for_new_events_or_has_no_meaning_for_th
     of_other_files = {"rows", "rows_by", "seed", "layout", "columns", "mentioned", "item", "splits", "settable"}
     options = {each.name for each in dataclasses.fields(Reading)}
     assert options - of_other_files <= set(GrowthRules.model_fields)
+
+
+@pytest.mark.parametrize("time", ["1710000000000", "-5"])
+def test_a_time_in_another_unit_is_refused(time: str, tmp_path: Path) -> None:
+    known, new = shop_events()
+    base = prepared(tmp_path / "base", known)
+    place = new.column_names.index("timestamp")
+    times = pa.array([*map(str, new.column("timestamp").to_pylist()[1:]), time])
+    file = written(tmp_path / "new.csv", new.set_column(place, "timestamp", times))
+    (tmp_path / "grown").mkdir()
+    told = rf"line {len(new) + 1} is {time}; expected seconds since 1970, as the dataset's times are, 2020-09-13 12:26"
+    with pytest.raises(DataError, match=told):
+        grow(base, file, tmp_path / "grown")
+
+
+def test_a_folder_is_no_file_of_events(tmp_path: Path) -> None:
+    base = prepared(tmp_path / "base", shop_events()[0])
+    (tmp_path / "grown").mkdir()
+    with pytest.raises(DataError, match="base: is a folder; expected events in a file of CSV"):
+        grow(base, tmp_path / "base", tmp_path / "grown")

@@ -12,13 +12,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyarrow import fs
 
+import recspec as rs
 from recspec.errors import DataError
 from recspec.stores import copies, doors, fetched, parse, resolved, shown, store, writing
 from recspec.stores.store import STATE, Entry, Store
 from recspec.stores.writing import Writing
+from tests.made_up_events import shop_events, written
 
 
 @pytest.fixture
@@ -418,3 +421,25 @@ def released() -> Iterator[None]:
     yield
     while copies._USED:
         copies._USED.pop().release()
+
+
+def test_a_run_is_updated_from_the_dataset_in_the_store_that_it_was_trained_on(base: Path, tmp_path: Path) -> None:
+    known, new = shop_events()
+    events = [written(tmp_path / f"{at}.csv", new.slice(at, 45)) for at in (0, 45)]
+    columns = {"user": "user_id", "item": "item_id", "timestamp": "timestamp", "item_features": ["kind"]}
+    rs.prepare(written(tmp_path / "rows.csv", known), "hdfs://host/data", settings=columns, progress=False)
+    rs.train("popularity", "hdfs://host/data", "hdfs://host/run", progress=False)
+    for number, file in enumerate(events, 1):
+        assert rs.update("hdfs://host/run", file, progress=False).to_dict()["counts"]["events"] == 45
+        assert (base / f"run/updates/000{number}/delta.safetensors").is_file()
+    model = rs.open("hdfs://host/run")
+    again = shop_events()[1].slice(0, 1).set_column(0, "user_id", pa.array(["a new one"]))
+    assert model.update(again, progress=False).to_dict()["counts"]["users"] == 1
+    assert model.recommend(["a new one"], k=3).num_rows
+    assert (base / "run/updates/0003/delta.safetensors").is_file()
+    with pytest.raises(DataError, match="holds the events of this file already"):
+        rs.update("hdfs://host/run", events[0], progress=False)
+    assert not (base / "run/updates/0004").exists()
+    data = rs.open("hdfs://host/run").data
+    assert data is not None
+    assert data.spec.num_ids("user_id") > 40

@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pyarrow as pa
@@ -24,7 +25,10 @@ from recspec.inference.wanted import Wanted
 from recspec.loading.blocks import Newest, Part
 from recspec.models import MODELS, FittedModel
 from recspec.nn import Embeddings
+from recspec.prepare import grow
 from recspec.spec import FeatureSpec
+from recspec.storage import open_split
+from recspec.training import updating
 from recspec.training.loop import train
 from recspec.training.settings import TrainSettings
 from recspec.training.updating import Updated, UpdateSettings, update
@@ -230,3 +234,30 @@ def test_what_an_update_tells(shop: Mapping[str, Path], tmp_path: Path) -> None:
     assert made.delta_bytes == made.delta.stat().st_size
     assert made.bundle_bytes == sum(each.stat().st_size for each in made.bundle.rglob("*") if each.is_file())
     assert set(made.seconds) == {"data", "train", "delta", "all"}
+
+
+def test_an_update_that_ends_while_another_waits_is_its_base(
+    shop: Mapping[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, (_, new) = trained("ease", shop["interactions"], tmp_path / "run"), shop_events()
+    first, second = (written(tmp_path / f"{at}.csv", new.slice(at, 45)) for at in (0, 45))
+    before, others = updating.locked_inside, [first]
+
+    def waiting(folder: Path, doing: str) -> AbstractContextManager[None]:
+        if others:
+            update(run, others.pop())
+        return before(folder, doing)
+
+    monkeypatch.setattr(updating, "locked_inside", waiting)
+    made = update(run, second)
+    assert made.folder.name == "0002"
+    whole = grow(FeatureSpec.load(shop["interactions"]), shop["new"], new_folder(tmp_path / "whole")).spec
+    for split in whole.splits:
+        assert open_split(FeatureSpec.load(made.folder / "data"), split).num_rows == open_split(whole, split).num_rows
+    with pytest.raises(DataError, match="holds the events of this file already"):
+        update(run, first)
+
+
+def new_folder(folder: Path) -> Path:
+    folder.mkdir()
+    return folder

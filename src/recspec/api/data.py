@@ -19,6 +19,7 @@ from recspec.api.views import Section, View, Viewed, figures
 from recspec.errors import DataError, RecspecError, SettingsError, nearest, unknown
 from recspec.files import beside, local, read_json, staging
 from recspec.spec import ChunkType, FeatureSpec
+from recspec.stores import fetched, url_text
 from recspec.summaries import NOTES, shown, shown_counts
 
 if TYPE_CHECKING:
@@ -316,7 +317,10 @@ def open_data(data: Place, *, allow_outside: bool = False, kind: str | None = No
 
 def load_spec(data: Place, *, allow_outside: bool = False) -> FeatureSpec:
     """The specification of a dataset: of an opened one, or from its path."""
-    return data.spec if isinstance(data, Data) else FeatureSpec.load(Path(data), allow_outside=allow_outside)
+    if isinstance(data, Data):
+        return data.spec
+    place = fetched(str(data), "data") if url_text(data) else Path(data)
+    return FeatureSpec.load(place, allow_outside=allow_outside)
 
 
 @verb

@@ -385,6 +385,7 @@ class Model(Viewed):
         """Take new events, users and items into the model, which answers by the new version then; see `update`."""
         made = update(self, new_events, **named)
         self.__dict__.pop("predictor", None)
+        self.path = made.found.folder.parent.parent  # another copy, if the run lies in a store
         self._data, self.result = None, made.found.result
         return made
 

@@ -86,23 +86,31 @@ def take_deltas(run: Path) -> int:
     Raises:
         BundleError: if a delta is damaged, or is none of the version before it; later ones are not tried.
     """
-    missing = [each for each in updates_of(run) if not (each / BUNDLE / "bundle.json").is_file()]
-    if not missing:
+    if not _unmade(run):
         return 0
     with locked_inside(run / UPDATES, "updating"):
-        base = run / BUNDLE
-        for folder in updates_of(run):
-            made = folder / BUNDLE
-            if not (made / "bundle.json").is_file():
-                if not (base / "bundle.json").is_file():
-                    raise BundleError(f"{folder / DELTA}: {base} is not there, to which the delta belongs")
-                with staging(made) as temporary:
-                    delta.apply(base, folder / DELTA, temporary)
-                    temporary.rename(made)
-                    temporary.mkdir()  # which `staging` removes
-                log.info("%s: made from %s and its delta", made, base)
-            base = made
+        return make_missing(run)
+
+
+def make_missing(run: Path) -> int:
+    """As `take_deltas`, for a process that holds the lock of the updates."""
+    missing, base = _unmade(run), run / BUNDLE
+    for folder in updates_of(run) if missing else ():
+        made = folder / BUNDLE
+        if folder in missing:
+            if not (base / "bundle.json").is_file():
+                raise BundleError(f"{folder / DELTA}: {base} is not there, to which the delta belongs")
+            with staging(made) as temporary:
+                delta.apply(base, folder / DELTA, temporary)
+                temporary.rename(made)
+                temporary.mkdir()  # which `staging` removes
+            log.info("%s: made from %s and its delta", made, base)
+        base = made
     return len(missing)
+
+
+def _unmade(run: Path) -> list[Path]:
+    return [each for each in updates_of(run) if not (each / BUNDLE / "bundle.json").is_file()]
 
 
 def check_base(folder: Path) -> str:

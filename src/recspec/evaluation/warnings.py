@@ -128,7 +128,7 @@ def of_trace(
         message = (
             f"{metric} on valid was still {'falling' if lower_is_better else 'rising'} at the last epoch, "
             f"{trace[-1].epoch:g}: {trace[-2].value:.4f} to {trace[-1].value:.4f}; train longer: --resume with a "
-            f"larger train.{used_up}"
+            f"larger train.{used_up}" + (", or for an update --set epochs=N" if used_up == "epochs" else "")
         )
         warnings.append(ModelWarning("still_rising", message))
     error, spread = standard_error, max(values) - min(values)

@@ -43,7 +43,7 @@ from recspec.prepare.prepared import fingerprint
 from recspec.prepare.raw_files import SHOWN, Reading, stage
 from recspec.prepare.raw_table import Roles, typed
 from recspec.prepare.splits import MILLION
-from recspec.prepare.tables import fetch
+from recspec.prepare.tables import SECONDS, fetch
 from recspec.spec import Chunk, Feature, FeatureSpec, Role
 from recspec.storage import PREPARE_FILE, Columns, Ragged, SplitWriter, concatenate_column, copy_companions, open_split
 from recspec.storage import Column as StoredColumn
@@ -147,7 +147,8 @@ def _recorded(base: FeatureSpec) -> dict[str, object]:
 def _read(file: Path, rules: GrowthRules, encoders: Encoders, base: FeatureSpec, work: Path) -> tuple[pa.Table, int]:
     """The raw events with typed ids and times under the dataset's names, in order; and how many are left out."""
     if not file.is_file():
-        raise DataError(f"{file}: {special(file) or 'no such file'}; expected events in CSV, JSON lines or Parquet")
+        what = "is a folder" if file.is_dir() else special(file) or "no such file"
+        raise DataError(f"{file}: {what}; expected events in a file of CSV, JSON lines or Parquet")
     backend: Backend
     with DuckDBBackend(work / "tables", None, None) as backend:
         mentioned = frozenset(filter(None, [rules.timestamp, rules.rating, *_raw_names(encoders, (USER, ITEM))]))
@@ -178,13 +179,21 @@ def _read(file: Path, rules: GrowthRules, encoders: Encoders, base: FeatureSpec,
     moment = kept.column(times[0]) if rules.timestamp else kept.column(ROW)
     dtype = np.dtype(str(base.features[TIMESTAMP].dtype))
     stamps = np.asarray(moment.to_numpy())
+
+    def refuse(wrong: NDArray[np.bool_], expected: str) -> None:
+        at = np.flatnonzero(wrong)[:SHOWN]
+        if len(at):
+            places = rows.places(kept.column(ROW).to_numpy()[at].tolist())
+            said = ", ".join(f"{place} is {stamps[row]:.17g}" for place, row in zip(places, at, strict=True))
+            raise DataError(f"{file}: column '{times[0]}': {said}; expected {expected}")
+
     if dtype.kind == "i" and stamps.dtype.kind == "f":
-        wrong = np.flatnonzero(~(np.abs(stamps) < 2.0**63) | (stamps % 1 != 0))[:SHOWN]
-        places = rows.places(kept.column(ROW).to_numpy()[wrong].tolist()) if len(wrong) else []
-        said = [f"{place} is {stamps[row]:.17g}" for place, row in zip(places, wrong, strict=True)]
-        if said:
-            known = "expected a whole number of at most 64 bits, as the dataset's times are"
-            raise DataError(f"{file}: column '{times[0]}': {', '.join(said)}; {known}")
+        whole = "a whole number of at most 64 bits, as the dataset's times are"
+        refuse(~(np.abs(stamps) < 2.0**63) | (stamps % 1 != 0), whole)
+    summary = _mapping(base.metadata.get("summary"))
+    if rules.timestamp and isinstance(summary.get("first"), str):  # dates: all its times can be seconds since 1970
+        dates = f"seconds since 1970, as the dataset's times are, {summary['first']} to {summary.get('last')}"
+        refuse(~((stamps >= SECONDS[0]) & (stamps <= SECONDS[1])), dates)
     stamps = stamps.astype(dtype)
     told = {**columns, USER: kept.column(user), ITEM: kept.column(item), TIMESTAMP: pa.array(stamps)}
     return pa.table(told), table.num_rows - kept.num_rows

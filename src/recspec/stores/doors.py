@@ -27,7 +27,9 @@ from recspec.stores.writing import Writing
 FOLDERS = ("out", "out_folder", "target", "run")
 """Parameters that name a folder to write, in the verbs of `WRITERS`."""
 WRITERS = ("prepare", "synthesize", "transcode", "train", "tune", "auto", "blend", "build", "pipeline", "export",
-           "import_tf", "demo")  # fmt: skip
+           "import_tf", "demo", "update")  # fmt: skip
+KEEPS = ("train", "auto", "tune", "update")
+"""Writers of a run: they go on with what is there."""
 FILES = {"describe": "html", "report": "out", "predict": "out", "recommend": "out"}
 """Verb -> parameter that names a file to write; on the command line also `out_file`."""
 GROWS = ("train", "auto")
@@ -92,7 +94,8 @@ class _Door:
             label, _, rest = value.partition("=")
             return value if url_text(rest) is None else f"{label}={self._local(name, rest)}"
         text = url_text(value)
-        if text is None and name in ADDS.get(self.verb, ()) and _is_model(value):
+        changes = name in ADDS.get(self.verb, ()) or (self.verb, name) == ("update", "run")
+        if text is None and changes and _is_model(value):
             text = url_text(copies.shown(os.fspath(value)))  # of a model whose folder is a copy
         if text is None:
             return value
@@ -130,7 +133,7 @@ class _Door:
                             "that all of them see, and copy it to the store afterwards")  # fmt: skip
         job = f"{os.environ.get('TORCHELASTIC_RUN_ID')} {os.getppid()}" if size > 1 else ""
         token = hashlib.sha256(job.encode()).hexdigest()[:16] if job else secrets.token_hex(8)
-        writing = Writing(Store(url), keeps=self.verb in ("train", "auto", "tune"), token=token)
+        writing = Writing(Store(url), keeps=self.verb in KEEPS, token=token)
         ready = writing.path.parent / "ready"
         if rank:
             _wait_for(ready, url)

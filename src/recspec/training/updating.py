@@ -28,6 +28,7 @@ from recspec.files import local, locked_inside
 from recspec.loading import Newest
 from recspec.models import MODELS, FittedModel, Ids
 from recspec.spec import FeatureSpec
+from recspec.stores import fetched, url_text
 from recspec.training import run_folder
 from recspec.training.build import Built
 from recspec.training.fit import make_fit_plan, run_fit
@@ -101,11 +102,12 @@ def update(
     started = time.monotonic()
     settings, run = settings or UpdateSettings(), local(run, "RUN")
     _check_run(run)
-    versions.take_deltas(run)
-    base = bundle.find(run)
-    card, kind = _read_card(base)
-    spec = _dataset_of(base, data)
+    _read_card(bundle.find(run))
     with locked_inside(run / versions.UPDATES, "updating"), _new_version(run) as folder:
+        versions.make_missing(run)
+        base = bundle.find(run)  # the newest version, now that no other update can end
+        card, kind = _read_card(base)
+        spec = _dataset_of(base, data)
         (folder / DATA).mkdir(parents=True)
         from recspec.prepare import grow  # needs Ibis and DuckDB, which training does without
 
@@ -180,9 +182,10 @@ def _dataset_of(base: Path, given: FeatureSpec | None) -> FeatureSpec:
         record = run_record.read(run_record.home(base))
         if record is None or record.data is None:
             raise BundleError(f"{base}: does not say which dataset it was trained on; name it")
+        place = record.data.path
         try:
-            spec = FeatureSpec.load(record.data.path)
-        except SpecError as error:
+            spec = FeatureSpec.load(fetched(place, "the dataset") if url_text(place) else place)
+        except (SpecError, DataError) as error:
             raise BundleError(f"{error}; if the dataset of {base} has moved, name it with --data (data=)") from None
     own = FeatureSpec.load(base)
     if meaning_digest(own) != meaning_digest(spec):
