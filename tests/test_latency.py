@@ -12,6 +12,11 @@ def test_percentiles_and_throughput_of_times_worked_by_hand() -> None:
     assert found.to_dict()["p95_ms"] == 96
 
 
+def test_rows_a_second_are_told_from_the_mean_and_from_the_median() -> None:
+    found = of_times([0.010, 0.010, 0.100], batch_size=10).to_dict()  # one call in three is slow: the mean is 40 ms
+    assert (found["rows_per_second"], found["rows_per_second_at_p50"]) == (250, 1000)
+
+
 def test_the_calls_of_the_warm_up_are_not_among_the_measured() -> None:
     calls: list[int] = []
     found = measure(lambda: calls.append(1), 1, seconds=0.0, warmup=4, at_least=3)

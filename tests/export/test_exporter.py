@@ -14,15 +14,16 @@ import pytest
 import torch
 from _pytest.mark import ParameterSet
 
+from recspec.api.exporting import Exported
 from recspec.bundle import find_export
 from recspec.bundle import folder as bundle
 from recspec.bundle.folder import Bundle, Card
 from recspec.calibration import Calibration
 from recspec.cli import app as cli
 from recspec.errors import BundleError, ExportError, SettingsError
-from recspec.export import onnx_graph, triton_repository
+from recspec.export import exporter, onnx_graph, triton_repository
 from recspec.export.exported_model import Arrays, EagerModel, Exportable, OnnxModel, open_exported_model
-from recspec.export.exporter import LARGEST, Check, ExportSettings, export, sample_of
+from recspec.export.exporter import LARGEST, Check, Difference, ExportSettings, drift_message, export, sample_of
 from recspec.export.triton_repository import Batching
 from recspec.files import manifest
 from recspec.models import MODELS
@@ -252,6 +253,38 @@ def test_without_data_it_is_checked_on_made_up_rows(wide: Bundle) -> None:
     assert set(sample.batch) == set(wide.model.features())
 
 
+def test_rows_of_many_events_are_checked_in_smaller_number(
+    bundled: Callable[..., Bundle], sequences: FeatureSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    din = bundled("din")  # reads 6 events a row
+    monkeypatch.setattr(exporter, "MOST_EVENTS", 60)
+    monkeypatch.setattr(exporter, "FEWEST_ROWS", 3)
+    assert sample_of(din, None).origin == "10 made-up rows"
+    assert sample_of(din, sequences).origin == "the first 10 rows of test"
+    monkeypatch.setattr(exporter, "MOST_EVENTS", 1)
+    assert sample_of(din, None).origin == "3 made-up rows"
+    sasrec = bundled("sasrec", length=5)  # knows the events of its users, and reads the last 5
+    monkeypatch.setattr(exporter, "MOST_EVENTS", 45)
+    assert sample_of(sasrec, None).origin == "9 made-up rows"
+
+
+@pytest.mark.parametrize(
+    ("mean", "largest", "drift", "broken"),
+    [
+        (0.00029, 0.01004, "drift by 0.00029 (allowed: 0.0005) on average and 0.01004 (allowed: 0.01) at most",
+         "largest difference"),
+        (0.0006, 0.002, "drift by 0.0006 (allowed: 0.0005) on average and 0.002 (allowed: 0.01) at most", "mean"),
+        (0.000501, 0.02, "drift by 0.000501 (allowed: 0.0005) on average and 0.02 (allowed: 0.01) at most",
+         "mean and the largest difference"),
+    ],
+)  # fmt: skip
+def test_the_error_names_the_bound_that_was_broken_with_digits_that_show_it(
+    mean: float, largest: float, drift: str, broken: str
+) -> None:
+    told = drift_message(Difference(largest, mean, 7, True), 0.0005, "int8")
+    assert f"{drift} over 7 rows. The {broken} exceeded what is allowed." in told
+
+
 def test_a_program_that_drifts_is_refused_and_leaves_nothing(
     traced_once: Bundle, clicks: FeatureSpec, tmp_path: Path
 ) -> None:
@@ -354,12 +387,20 @@ def test_int8_keeps_to_its_tolerance_by_leaving_products_out(
 ) -> None:
     wide = traced_once
     loose = export(wide, tmp_path / "all", replace(QUICK, precision="int8", allow_drift=True), clicks).description
-    assert "stay in fp32" not in loose["computed"]
+    assert "in fp32, without which" not in loose["computed"]
     assert loose["difference"]["mean"] > 0
     tolerance = 0.9 * loose["difference"]["mean"]
-    tight = export(wide, tmp_path / "some", replace(QUICK, precision="int8", tolerance=tolerance), clicks).description
-    assert "stay in fp32, without which the export would drift too far" in tight["computed"]
+    stages: list[str] = []
+    tighter = replace(QUICK, precision="int8", tolerance=tolerance)
+    tight = export(wide, tmp_path / "some", tighter, clicks, tell=stages.append).description
+    assert "1 product stays in fp32, without which the export would drift too far" in tight["computed"]
     assert tight["difference"]["mean"] <= tolerance
+    assert [stage for stage in stages if "int8" in stage] == [
+        "tracing the model in int8",
+        "comparing int8 with the model",
+        *(f"it drifts too far: measuring product {place} of 3 in int8 alone" for place in (1, 2, 3)),
+        "comparing int8 without 1 of 3 products",
+    ]
 
 
 def test_a_model_too_narrow_for_int8_says_so(bundled: Callable[..., Bundle], tmp_path: Path) -> None:
@@ -479,6 +520,34 @@ def test_the_same_model_can_be_used_after_it_was_traced(bundled: Callable[..., B
 
 
 # --- the command -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("form", "triton", "following"),
+    [
+        ("rows", None, "recspec serve out"),
+        ("ranker", None, "recspec bench infer run out --form ranker"),
+        ("rows", {"model": "ctr", "raw": "none: unknown"},
+         "tritonserver --model-repository=out --model-control-mode=explicit --load-model=ctr"),
+        ("rows", {"model": "ctr", "raw": "ctr_raw"},
+         "tritonserver --model-repository=out --model-control-mode=explicit --load-model=ctr_raw"),
+        ("ranker", {"model": "ctr", "raw": "ctr_raw", "recommend": "ctr_recommend"},
+         "tritonserver --model-repository=out --model-control-mode=explicit --load-model=ctr_recommend"),
+    ],
+)  # fmt: skip
+def test_the_next_command_is_one_that_takes_the_export(
+    form: str,
+    triton: dict[str, str] | None,
+    following: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    description = {"signature": {"form": form}, **({"triton": triton} if triton else {})}
+    monkeypatch.setattr("recspec.api.export", lambda *_, **__: Exported(Path("out"), description))
+    monkeypatch.setattr(sys, "argv", ["recspec", "export", "run", "out", "--json"])
+    with pytest.raises(SystemExit, match="0"):
+        cli.main()
+    assert capsys.readouterr().err == f"next: {following}\n"
 
 
 def test_the_command_writes_a_program_and_refuses_one_that_drifts(

@@ -198,7 +198,7 @@ def _measured(server: Server, call: Call, count: int, rows: int, seconds: float,
     if not times:
         raise SettingsError(f"{server.url}{call.path}: no answer in time")
     found = latency.of_times(times, rows).to_dict()
-    del found["rows_per_second"]  # of one caller
+    del found["rows_per_second"], found["rows_per_second_at_p50"]  # of one caller
     speed = len(times) / seconds
     speeds = {"requests_per_second": round(speed, 1), "rows_per_second": round(speed * rows)}
     return {"concurrency": count, **found, **speeds}

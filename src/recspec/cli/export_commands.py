@@ -94,7 +94,20 @@ def export(
         _print_sheet(made.folder, made.description)
     for note in made.notes:
         err.print(f"note: {note}")
-    print_next("serve", out_folder)
+    _print_next(run, out_folder, made.description)
+
+
+def _print_next(run: Path, folder: Path, sheet: Mapping[str, Any]) -> None:
+    """A command that takes the export; `recspec serve` takes neither a ranker nor a Triton repository."""
+    if triton := sheet.get("triton"):
+        made = (triton.get("recommend", ""), triton["raw"] or "", triton["model"])
+        model = next(name for name in made if name and not name.startswith("none: "))
+        options = (f"--model-repository={folder}", "--model-control-mode=explicit", f"--load-model={model}")
+        print_next(*options, program="tritonserver")
+    elif sheet["signature"]["form"] == "ranker":
+        print_next("bench", "infer", run, folder, "--form", "ranker")
+    else:
+        print_next("serve", folder)
 
 
 def _print_sheet(folder: Path, sheet: Mapping[str, Any]) -> None:

@@ -35,7 +35,7 @@ from recspec.export.onnx_graph import Precision
 from recspec.export.triton_repository import Backend, Batching
 from recspec.files import local, locked, made, manifest, staging, whole_folder
 from recspec.metrics import auc
-from recspec.models import Model
+from recspec.models import KnownEvents, Model
 from recspec.spec import EXPORT_FILE, FORMS, PROBABILITY, FeatureSpec, Form, Signature, find_export_file, signature_of
 from recspec.storage import open_split, synthesize
 
@@ -51,6 +51,8 @@ LARGEST = 20
 
 SAMPLE_ROWS = 20_000
 MADE_UP_ROWS = 4_096
+MOST_EVENTS = 400_000  # of a sample; int8 may be checked once or twice for each product, at 16 s for 20,000 rows of 200
+FEWEST_ROWS = 1_000
 CHECKED = (1, 2, 7, 64, 1000)  # rows of the calls compared with the model; the whole sample follows in calls of `BLOCK`
 BLOCK = 4_096
 REQUESTS = 8  # requests that a ranker is compared on, each with the sample's items as candidates
@@ -163,17 +165,18 @@ def _write(trained: Bundle, check: Check, settings: ExportSettings, to: Path, te
     if settings.format == "pt2":
         exported: ExportedModel = _compile(check, settings.precision, to / Pt2Model.file)
     else:
-        graph, kept = _narrowed(check, settings, tolerance)
+        graph, kept = _narrowed(check, settings, tolerance, tell)
         onnx_graph.save(graph, str(to / OnnxModel.file))
         exported = OnnxModel(to / OnnxModel.file, signature, threads=settings.threads)
     tell(f"comparing the export with the model on {origin}")
     difference = check.of(exported)
     if not difference.within(tolerance) and not settings.allow_drift:
-        raise ExportError(_drift_message(difference, tolerance, settings.precision))
+        raise ExportError(drift_message(difference, tolerance, settings.precision))
     tell(f"measuring latency of calls of {', '.join(map(str, settings.batch_sizes))} rows")
     how = PT2_HOW[settings.precision] if settings.format == "pt2" else onnx_graph.HOW[settings.precision]
     if kept:
-        how += f"; {len(kept)} of the products stay in fp32, without which the export would drift too far"
+        stay = "1 product stays" if len(kept) == 1 else f"{len(kept)} products stay"
+        how += f"; {stay} in fp32, without which the export would drift too far"
     description = {
         "model": trained.card.model,
         "format": settings.format,
@@ -205,14 +208,23 @@ def _write(trained: Bundle, check: Check, settings: ExportSettings, to: Path, te
     return description
 
 
-def _drift_message(difference: Difference, tolerance: float, precision: str) -> str:
+def drift_message(difference: Difference, tolerance: float, precision: str) -> str:
+    """The error for an export that drifts beyond its tolerance."""
     if not difference.finite:
         return f"{precision}: the export gives probabilities that are no numbers; take another precision"
+    mean, most = _beside(difference.mean, tolerance), _beside(difference.largest, LARGEST * tolerance)
+    broken = {"mean": difference.mean > tolerance, "largest difference": difference.largest > LARGEST * tolerance}
     return (
-        f"{precision}: probabilities drift by {difference.mean:.2g} on average and {difference.largest:.2g} at most "
-        f"over {difference.rows:,} rows; allowed are {tolerance:.2g} and {LARGEST * tolerance:.2g}. Nothing was "
+        f"{precision}: probabilities drift by {mean} on average and {most} at most over {difference.rows:,} rows. The "
+        f"{' and the '.join(name for name, is_so in broken.items() if is_so)} exceeded what is allowed. Nothing was "
         "written; take another precision, a larger --tolerance, or --allow-drift"
     )
+
+
+def _beside(value: float, allowed: float) -> str:
+    """A difference and what is allowed, with enough digits to tell them apart."""
+    digits = next((few for few in range(2, 17) if f"{value:.{few}g}" != f"{allowed:.{few}g}"), 2)
+    return f"{value:.{digits}g} (allowed: {allowed:.{digits}g})"
 
 
 def _auc(check: Check, exported: ExportedModel) -> dict[str, float] | str:
@@ -236,7 +248,7 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _narrowed(check: Check, settings: ExportSettings, tolerance: float) -> tuple[ModelProto, list[str]]:
+def _narrowed(check: Check, settings: ExportSettings, tolerance: float, tell: Tell) -> tuple[ModelProto, list[str]]:
     """The ONNX model at its precision, and the products that stay in fp32 so that int8 keeps to the tolerance."""
     signature = check.signature
     traced = onnx_graph.trace(Exportable(check.model, signature).eval(), signature, check.examples)
@@ -256,12 +268,17 @@ def _narrowed(check: Check, settings: ExportSettings, tolerance: float) -> tuple
             f"int8: the model has no matrix product with {onnx_graph.NARROWEST} inputs and outputs or more, so there "
             "is nothing to make smaller; take --precision fp32 or fp16"
         )
+    tell("comparing int8 with the model")
     narrowed, found = drift(products)
     if found.within(tolerance) or settings.allow_drift or len(products) == 1:
         return narrowed, []
-    alone = {name: drift([name])[1].mean for name in products}
+    alone = {}
+    for place, name in enumerate(products, 1):
+        tell(f"it drifts too far: measuring product {place} of {len(products)} in int8 alone")
+        alone[name] = drift([name])[1].mean
     worst_first = sorted(products, key=alone.__getitem__, reverse=True)
     for count in range(1, len(products)):
+        tell(f"comparing int8 without {count} of {len(products)} products")
         narrowed, found = drift([name for name in products if name not in worst_first[:count]])
         if found.within(tolerance):
             break
@@ -434,22 +451,34 @@ class Check:
 
 
 def sample_of(trained: Bundle, data: FeatureSpec | None) -> Sample:
-    """The rows that an export is checked on: a dataset's own, or made-up ones of the specification's shape."""
+    """The rows that an export is checked on: a dataset's own, or made-up ones of the specification's shape.
+
+    Rows with many events are fewer, because each takes as much work as its events.
+    """
     names = trained.model.features()
+    most = max(FEWEST_ROWS, MOST_EVENTS // _events_of_a_row(trained.model, signature_of(trained.spec, names, "rows")))
     if data is None:
+        rows = min(MADE_UP_ROWS, most)
         with tempfile.TemporaryDirectory() as folder:
-            made = synthesize(trained.spec, Path(folder) / "rows", {"test": MADE_UP_ROWS}, cardinality=1000)
-            return Sample(_read(made, "test", names, MADE_UP_ROWS), None, f"{MADE_UP_ROWS:,} made-up rows")
+            made = synthesize(trained.spec, Path(folder) / "rows", {"test": rows}, cardinality=1000)
+            return Sample(_read(made, "test", names, rows), None, f"{rows:,} made-up rows")
     check_same_features(trained.model, data, trained.folder)
     split = next((split for split in ("test", "valid", "train") if split in data.splits), None)
     if split is None:
         raise ExportError(f"{data.folder}: has no split to check the export on")
     labelled = data.label in data.columns(split)
-    batch = _read(data, split, (*names, data.label) if labelled else names, SAMPLE_ROWS)
+    batch = _read(data, split, (*names, data.label) if labelled else names, min(SAMPLE_ROWS, most))
     if not num_rows(batch):
         raise ExportError(f"{data.folder}: split '{split}' holds no row to check the export on")
     labels = batch.pop(data.label).numpy() > 0 if labelled else None
     return Sample(batch, labels, f"the first {num_rows(batch):,} rows of {split}")
+
+
+def _events_of_a_row(model: Model, signature: Signature) -> int:
+    """The most events that a row has: in its longest input, or as the model knows them of a user."""
+    known = max((each.longest for each in model.modules() if isinstance(each, KnownEvents)), default=1)
+    read = getattr(model.settings, "length", None) or known
+    return max(1, min(known, read), *(port.width for port in signature.inputs))
 
 
 def _read(spec: FeatureSpec, split: str, names: Sequence[str], rows: int) -> Batch:
