@@ -365,6 +365,9 @@ def test_an_export_computes_where_it_agrees_with_its_bundle(
     manifest.write(tmp_path / "ranker")
 
     async def body(kept: Repository) -> None:
+        computes = f"for requests to infer, {folder / 'export'} (onnx, fp32) computes"
+        assert f"model 'both': version 1 answers, from {folder / 'bundle'}; {computes}" in caplog.messages
+        assert f"model 'alone': version 1 answers, from {folder / 'export'}" in caplog.messages
         rows = made_up_rows(kept.form("both").inputs, 6)
         wanted = expected(folder, rows)
         for name in ("both", "alone"):
@@ -381,12 +384,15 @@ def test_an_export_computes_where_it_agrees_with_its_bundle(
             await kept.look()
         reason = next(each["reason"] for each in kept.index() if each["name"] == "both")
         assert "torch computes, not the export" in reason
-        assert "off the bundle's; export it again" in caplog.text
+        (told_once,) = [each for each in caplog.messages if "off the bundle's; export it again" in each]
+        assert "version 1 answers, from" in told_once
+        assert "; for requests to infer, torch computes, not the export: " in told_once
         assert metadata(kept, kept.form("both"))["platform"] == "recspec_torch"
         _, outputs = await kept.infer("both", "", tensors_of(kept, "both", rows))
         assert_close(outputs["probability"], expected(folder, rows))
 
-    with_repository(body, Source("both", folder), Source("alone", folder / "export"))
+    with caplog.at_level(logging.INFO, "recspec.serve"):
+        with_repository(body, Source("both", folder), Source("alone", folder / "export"))
 
     async def refused(kept: Repository) -> None:
         with pytest.raises(BundleError, match="exported with --form ranker, which takes one request a call"):

@@ -483,6 +483,13 @@ def test_wrong_requests_over_grpc_have_their_status(running: Running) -> None:
     odd.inputs[0].datatype = "INT3"
     late = grpc_request()
     late.parameters["timeout"].int64_param = 1
+    late_too = grpc_request()
+    late_too.parameters["timeout"].uint64_param = 1
+    texts, truths, halves = grpc_request(), grpc_request(), grpc_request()
+    texts.parameters["timeout"].string_param = "2500"
+    truths.parameters["timeout"].bool_param = True
+    halves.parameters["timeout"].double_param = 2.5
+    wanted = "expected microseconds, a whole number"
     many = grpc_request()
     for each in many.inputs:
         each.shape[0] = 101
@@ -502,6 +509,10 @@ def test_wrong_requests_over_grpc_have_their_status(running: Running) -> None:
         (half_float, code.INVALID_ARGUMENT, "FP16 has no typed contents"),
         (odd, code.INVALID_ARGUMENT, "unknown datatype 'INT3'"),
         (late, code.DEADLINE_EXCEEDED, "no answer within 1e-06 s"),
+        (late_too, code.DEADLINE_EXCEEDED, "no answer within 1e-06 s"),
+        (texts, code.INVALID_ARGUMENT, f"parameter 'timeout' is 2500; {wanted}"),
+        (truths, code.INVALID_ARGUMENT, f"parameter 'timeout' is True; {wanted}"),
+        (halves, code.INVALID_ARGUMENT, f"parameter 'timeout' is 2.5; {wanted}"),
         (many, code.RESOURCE_EXHAUSTED, "has 101 rows; at most 100"),
         (large, code.RESOURCE_EXHAUSTED, "larger than max"),
     ):

@@ -85,6 +85,8 @@ class Opened:
     """The number of the run's update whose bundle answers; 0 before the first."""
     note: str
     """Reason why the export of a bundle does not compute; empty if it does, or if there is none."""
+    export: str = ""
+    """The export of a bundle that computes requests to infer, with its format and precision; empty if none does."""
 
     @property
     def platform(self) -> str:
@@ -153,7 +155,7 @@ def _feature(port: Port, column: object, rows: int) -> NDArray[Any]:
 
 def open_version(folder: Path, settings: RepositorySettings) -> Opened:
     """Open a bundle or an export, and check that it gives finite numbers for a row of zeros."""
-    content, predictor, raw, note = fingerprint(folder), None, tuple[Port, ...](), ""
+    content, predictor, raw, note, export = fingerprint(folder), None, tuple[Port, ...](), "", ""
     if find_export_file(folder) is not None:
         exported = open_exported_model(folder, threads=settings.threads, verify=settings.verify)
         if exported.signature.form != "rows":
@@ -165,33 +167,34 @@ def open_version(folder: Path, settings: RepositorySettings) -> Opened:
         predictor = _read(predictor) if shared else _read(_detached(predictor))
         torch_model = TorchModel(predictor)
         raw = _raw_ports(predictor, torch_model.signature)
-        exported, note = _fastest(folder, torch_model, settings)
+        exported, note, export = _fastest(folder, torch_model, settings)
     update = versions.number_of(predictor.bundle.folder) if predictor is not None else 0
-    opened = Opened(exported, predictor, raw, content, update, note)
+    opened = Opened(exported, predictor, raw, content, update, note, export)
     zeros = {port.name: np.zeros((1, port.width), port.dtype) for port in exported.signature.inputs}
     if not all(np.isfinite(array).all() for array in opened.run(zeros).values()):
         raise BundleError(f"{folder}: the model gives no finite number for a row of zeros; train it again")
     return opened
 
 
-def _fastest(folder: Path, torch_model: TorchModel, settings: RepositorySettings) -> tuple[ExportedModel, str]:
-    """The export beside a bundle if it gives the bundle's probabilities; else torch, and the reason."""
+def _fastest(folder: Path, torch_model: TorchModel, settings: RepositorySettings) -> tuple[ExportedModel, str, str]:
+    """The export beside a bundle if it gives the bundle's probabilities, else torch; `Opened.note`; `Opened.export`."""
     found = export_beside(folder)
     if found is None:
-        return torch_model, ""
+        return torch_model, "", ""
     try:
         exported = open_exported_model(found, threads=settings.threads, verify=settings.verify)
         if exported.signature != torch_model.signature:
             raise BundleError(f"{found}: takes other inputs than the bundle; export it again")
-        allowed = min(float(read_description(found).get("difference", {}).get("allowed_largest", SAME)), MOST)
+        description = read_description(found)
+        allowed = min(float(description.get("difference", {}).get("allowed_largest", SAME)), MOST)
         rows = _any_rows(torch_model.signature)
         answers = (each.run(rows)[PROBABILITY].astype(np.float64) for each in (exported, torch_model))
         drift = float(np.abs(np.subtract(*answers)).max())
         if not drift <= allowed:
             raise BundleError(f"{found}: gives probabilities {drift:.2g} off the bundle's; export it again")
     except (RecspecError, OSError, ValueError, TypeError, RuntimeError) as error:
-        return torch_model, f"torch computes, not the export: {error}"
-    return exported, ""
+        return torch_model, f"torch computes, not the export: {error}", ""
+    return exported, "", f"{found} ({description.get('format')}, {description.get('precision')})"
 
 
 def _any_rows(signature: Signature) -> Arrays:

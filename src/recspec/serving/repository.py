@@ -345,14 +345,16 @@ class Repository:
         shelf.reasons.pop(number, None)
         if opened.note:
             shelf.reasons[number] = opened.note
-            log.warning("model '%s': %s", shelf.source.name, opened.note)
         model = self._model(shelf.source.name, number, opened)
         if number in shelf.versions:
             self._retire(shelf, [number])
         shelf.versions[number] = model
         self.metrics.loads.labels(shelf.source.name, "reloaded" if old else "loaded").inc()
         which = f"update {opened.update}" if opened.update else f"version {number}"
-        log.info("model '%s': %s answers, from %s", shelf.source.name, which, folder)
+        computing = opened.note or (opened.export and f"{opened.export} computes")
+        more = f"; for requests to infer, {computing}" if computing else ""
+        level = logging.WARNING if opened.note else logging.INFO
+        log.log(level, "model '%s': %s answers, from %s%s", shelf.source.name, which, folder, more)
         return None
 
     def _model(self, name: str, number: int, opened: Opened) -> Model:
