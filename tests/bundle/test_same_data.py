@@ -80,6 +80,9 @@ def test_a_run_knows_its_data_model_and_machine(data: FeatureSpec, tmp_path: Pat
         assert record.seconds is not None
         assert record.peak_memory is not None
         assert "cores" in record.machine
+        start = json.loads((run / "log.jsonl").read_text().splitlines()[0])
+        told = (start["precision"], start["threads"]) if kind == "trained" else ("", None)
+        assert (record.precision, record.threads) == told
         assert run_record.home(run / "bundle") == run
 
 

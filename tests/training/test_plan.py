@@ -63,6 +63,12 @@ def test_every_choice_is_logged_with_its_reason(data: Mapping[str, FeatureSpec],
     assert bundle.load(tmp_path / "run").card.train["batch_size"] == 8192
 
 
+def test_tables_that_can_be_divided_have_their_bytes_told_and_others_have_none(data: Mapping[str, FeatureSpec]) -> None:
+    assert a_plan("neumf", data).tables.reason == "this model has no tables that can be divided or left on the host"
+    reason = a_plan("dlrm", data).tables.reason
+    assert re.fullmatch(r"tables and their optimizer state take [1-9][0-9,]* bytes, and a rank has room for .*", reason)
+
+
 def test_the_same_arguments_give_the_same_plan(data: Mapping[str, FeatureSpec]) -> None:
     assert a_plan("dlrm", data).to_dict() == a_plan("dlrm", data).to_dict()
     json.dumps(a_plan("dlrm", data).to_dict())

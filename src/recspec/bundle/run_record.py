@@ -70,6 +70,10 @@ class RunRecord(BaseModel):
     """Where the command was given, from which its paths start."""
     device: str = "cpu"
     world_size: int = 1
+    precision: str = ""
+    """The arithmetic of training; empty if nothing was trained, or in records of older versions."""
+    threads: int | None = None
+    """Of each process in training; None if nothing was trained, or in records of older versions."""
     started: str = Field(default_factory=lambda: now())
     """UTC, ISO 8601."""
     seconds: float | None = None
@@ -99,6 +103,8 @@ def begin(
     made_of: Sequence[Path] = (),
     device: str = "cpu",
     world_size: int = 1,
+    precision: str = "",
+    threads: int | None = None,
 ) -> RunRecord:
     """Write `run.json` at the start of the work; a run that goes on keeps the time of its start."""
     try:
@@ -114,6 +120,8 @@ def begin(
         directory=str(Path.cwd()),
         device=device,
         world_size=world_size,
+        precision=precision,
+        threads=threads,
         machine=machine.describe(),
         **({} if before is None else {"started": before.started}),
     )

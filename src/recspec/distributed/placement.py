@@ -148,7 +148,9 @@ def place(
             offloaded.add(store)
             share -= size / parts
     chosen = [table for table in tables if divided or table.store in offloaded]
-    why = f"tables and their optimizer state take {total:,} bytes, and a rank has room for {room:,}"
+    why = "this model has no tables that can be divided or left on the host"
+    if tables:
+        why = f"tables and their optimizer state take {total:,} bytes, and a rank has room for {room:,}"
     order = tuple(names[each] for each in made)
     return Placement(plan_sharding(chosen, ranks.world_size), frozenset(offloaded), order, why)
 

@@ -449,7 +449,9 @@ def pick_event_products(
     if so_far in get_args(EventProducts):
         return Choice(cast(EventProducts, so_far), "as at the start of the run")
     measured = rates()
-    why = f"this CPU multiplies narrow matrices {measured.onednn:.2g} times as fast through oneDNN (measured)"
+    speed = f"{measured.onednn:.2g}"
+    how = "no faster" if speed == "1" else f"{speed} times as fast"
+    why = f"this CPU multiplies narrow matrices {how} through oneDNN (measured)"
     if measured.onednn_pays:
         return Choice("onednn", why)
     return Choice("blas", f"{why}; it pays from {ONEDNN_PAYS:g} times on, because it needs steps of even sizes")

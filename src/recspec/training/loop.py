@@ -170,6 +170,7 @@ class TrainingRun:
             self.record = run_record.begin(
                 self.folder, "trained", self.plan.model, DataRecord.of(self.plan.spec),
                 device=str(self.ranks.device), world_size=self.ranks.world_size,
+                precision=self.plan.precision.value, threads=self.plan.threads.value,
             )  # fmt: skip
         self.ranks.barrier()
         if self.ranks.is_first:
