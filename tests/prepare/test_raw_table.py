@@ -7,6 +7,7 @@ import datetime
 import gzip
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -883,3 +884,151 @@ def test_a_nan_of_parquet_is_missing_though_its_statistics_leave_it_out(tmp_path
     pq.write_table(pa.table({"size": [0.5, float("nan"), 2.0, None]}), tmp_path / "a.parquet")
     found = read_typed(tmp_path / "a.parquet", raw_table.Roles(features=("size",)), tmp_path / "work")
     assert found.column("size").to_pylist() == [0.5, None, 2.0, None]
+
+
+# --- typed values that no model can hold -----------------------------------------------------------------------------
+
+
+def typed_file(folder: Path, name: str, values: pa.Array, *, file: str = "rows.parquet") -> Path:
+    """Interactions of 8 users with 5 items in Parquet, and a column `name`, which may replace one of theirs."""
+    rows = range(len(values))
+    columns = {"user_id": [f"u{row % 8}" for row in rows], "item_id": [f"i{row % 5}" for row in rows],
+               "timestamp": [10**9 + row for row in rows], name: values}  # fmt: skip
+    pq.write_table(pa.table(columns), folder / file)
+    return folder / file
+
+
+def spoiled(value: float, kind: pa.DataType | None = None) -> pa.Array:
+    """40 numbers, two of which are `value`."""
+    return pa.array([value if row in (3, 9) else row + 0.5 for row in range(40)], kind or pa.float64())
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), 1e308, 1e39])
+@pytest.mark.parametrize(
+    "asked",
+    [{"context_features": ["price"]}, {"item_features": ["price"]}, {"user_features": ["price"]},
+     {"rating": "price"}, {"label": "price", "positive_from": 3}, {"weight": "price"},
+     {"context_features": ["price"], "types": {"price": "number"}},
+     {"context_features": ["price"], "buckets": {"price": 4}}],
+)  # fmt: skip
+def test_a_number_of_parquet_that_float32_can_not_hold_is_an_error_that_names_its_rows(
+    value: float, asked: dict[str, object], tmp_path: Path
+) -> None:
+    path = typed_file(tmp_path, "price", spoiled(value))
+    with pytest.raises(DataError) as caught:
+        prepare_table(path, tmp_path / "out", **asked)
+    (problem,) = caught.value.problems
+    assert re.match(
+        rf"column 'price'(, the label|, the weight)?: row 4 is '{re.escape(str(value))}', row 10 is", problem
+    )
+    assert "invalid_values=drop leaves such rows out" in problem
+
+
+def test_such_numbers_of_parquet_can_be_dropped_or_missing(tmp_path: Path) -> None:
+    path = typed_file(tmp_path, "price", spoiled(float("inf"), pa.float32()))
+    asked = {"context_features": ["price"], "repeats": "keep"}
+    dropped = prepare_table(path, tmp_path / "dropped", invalid_values="drop", **asked)
+    assert dropped.summary["invalid_dropped"] == 2
+    kept = prepare_table(path, tmp_path / "missing", invalid_values="missing", **asked)
+    assert "2 values of rows.parquet taken as missing: column 'price': row 4 is 'inf'" in str(kept.summary["changed"])
+    assert np.isfinite(numbers(kept.spec, "price")).all()
+
+
+@pytest.mark.slow
+def test_spark_refuses_and_drops_such_numbers_as_duckdb_does(tmp_path: Path) -> None:
+    pytest.importorskip("pyspark")
+    path = typed_file(tmp_path, "price", spoiled(float("inf")))
+    asked = {"num_negatives": 1, "context_features": ["price"], "repeats": "keep"}
+    with pytest.raises(
+        DataError, match=r"column 'price': row 4 is 'Infinity', row 10 is 'Infinity'; expected a finite"
+    ):
+        run(Case("table", write_table, asked), path, tmp_path / "refused", engine="spark")
+    for engine in ("duckdb", "spark"):
+        run(Case("table", write_table, {**asked, "invalid_values": "drop"}), path, tmp_path / engine, engine=engine)
+    assert numbers(FeatureSpec.load(tmp_path / "duckdb"), "price") == numbers(
+        FeatureSpec.load(tmp_path / "spark"), "price"
+    )
+
+
+def test_such_numbers_of_a_file_of_items_name_the_file(tmp_path: Path) -> None:
+    path = typed_file(tmp_path, "price", spoiled(1.0))
+    items = pa.table({"item_id": [f"i{row}" for row in range(5)], "size": [1.0, 2.0, float("inf"), 4.0, 5.0]})
+    pq.write_table(items, tmp_path / "items.parquet")
+    with pytest.raises(DataError, match=r"items\.parquet: column 'size': row 3 is 'inf'; expected a finite number"):
+        prepare_table(path, tmp_path / "out", items="items.parquet", item_features=["size"])
+
+
+def test_a_text_that_is_a_number_too_large_for_float32_names_its_line(tmp_path: Path) -> None:
+    for text in ("1e200", "9" * 40):
+        with pytest.raises(
+            DataError, match=r"column 'price': line 4 is .*; expected a finite number of at most 3\.4e38"
+        ):
+            features_of(tmp_path, ["1.5", "2.5", text], numeric=["price"])
+    with pytest.raises(DataError, match="column 'price': line 4 is '1e200'; expected a finite number"):
+        features_of(tmp_path, ["1.5", "2.5", "1e200"], types={"price": "number"})
+    assert features_of(tmp_path, ["1.5", "2.5", "1e5"]).spec.features["price"].dtype == "float32"
+
+
+@pytest.mark.parametrize("value", [float("inf"), 1e308, 2.0**63])
+def test_a_time_without_end_is_an_error_that_names_its_rows(value: float, tmp_path: Path) -> None:
+    path = typed_file(tmp_path, "timestamp", spoiled(value))
+    with pytest.raises(DataError, match=r"column 'timestamp': row 4 is '.*expected a number of seconds, below 2\^63"):
+        prepare_table(path, tmp_path / "out")
+
+
+def test_a_time_in_milliseconds_beyond_the_calendar_names_its_row(tmp_path: Path) -> None:
+    times = pa.array([10**12 + row for row in range(39)] + [2**62], pa.timestamp("ms"))
+    path = typed_file(tmp_path, "timestamp", times)
+    with pytest.raises(DataError, match=r"rows\.parquet: column 'timestamp': row 40 is a time of 4,611,686,018,427,38"):
+        prepare_table(path, tmp_path / "out")
+
+
+def test_a_large_number_declared_integer_names_its_rows(tmp_path: Path) -> None:
+    whole = pa.array([float("inf") if row == 3 else float(row) for row in range(40)])
+    path = typed_file(tmp_path, "count", whole)
+    with pytest.raises(DataError, match="column 'count': row 4 is 'inf'; declared integer; expected a whole number"):
+        prepare_table(path, tmp_path / "out", context_features=["count"], types={"count": "integer"})
+
+
+def test_whole_numbers_beyond_the_sign_are_ids_and_categories_and_never_numbers(tmp_path: Path) -> None:
+    hashes = pa.array([2**64 - 1 - row % 5 for row in range(40)], pa.uint64())
+    result = prepare_table(typed_file(tmp_path, "item_id", hashes), tmp_path / "out")
+    held = Encoders.load(tmp_path / "out").vocabulary_of("item_id").values.to_pylist()
+    assert held == sorted(str(2**64 - 1 - row) for row in range(5))
+    assert "'item_id': whole numbers of 64 bits without a sign, some of 2^63 or more, read as text" in str(
+        result.summary["inferred"]
+    )
+    path = typed_file(tmp_path, "shop", hashes)
+    prepare_table(path, tmp_path / "category", context_features=["shop"])
+    assert len(Encoders.load(tmp_path / "category").vocabulary_of("shop")) == 5
+    lists = typed_file(tmp_path, "shops", pa.array([[each] for each in hashes.to_pylist()], pa.list_(pa.uint64())))
+    prepare_table(lists, tmp_path / "lists", context_features=["shops"])
+    assert len(Encoders.load(tmp_path / "lists").vocabulary_of("shops")) == 5
+
+
+def test_neighbouring_whole_numbers_that_floats_can_not_tell_apart_share_a_bucket(tmp_path: Path) -> None:
+    path = typed_file(tmp_path, "count", pa.array([2**63 - 1 - row for row in range(40)]))
+    spec = prepare_table(path, tmp_path / "out", context_features=["count"], buckets={"count": 4}).spec
+    assert spec.features["count_bucket"].cardinality in (2, 3)
+
+
+DAY, LISTED = datetime.date(2024, 1, 31), [[[1.5], [2.5]]]
+
+
+@pytest.mark.parametrize(
+    ("values", "asked", "message"),
+    [([DAY], {"rating": "x"}, "column 'x' holds timestamp; expected numbers"),
+     ([[1.5]], {"rating": "x"}, "column 'x' holds array<float64>; expected numbers"),
+     ([DAY], {"label": "x"}, "column 'x', the label: holds timestamp; expected numbers or text"),
+     ([[1]], {"label": "x", "positive_from": 1}, "the label: holds array<int64>; expected numbers or text"),
+     ([datetime.timedelta(1)], {"label": "x", "positive_from": 1}, "the label: holds interval"),
+     (LISTED, {"context_features": ["x"]}, "holds array<array<float64>>; a list must hold texts or numbers"),
+     ([[0.5, 1e308]], {"context_features": ["x"]}, "row 1 holds a number as large as 1e\\+308 in its vector"),
+     ([b"\xff"], {"context_features": ["x"], "categorical": ["x"]}, "holds binary that is no text .*in UTF-8")],
+)  # fmt: skip
+def test_values_of_a_type_that_is_none_of_a_columns_role_are_one_message(
+    values: list[object], asked: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    path = typed_file(tmp_path, "x", pa.array(values * 40))
+    with pytest.raises(RecspecError, match=message):
+        prepare_table(path, tmp_path / "out", **asked)

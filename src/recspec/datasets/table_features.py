@@ -363,6 +363,8 @@ def _column(name: str, values: Values, settings: Settings, problems: list[str], 
         problems.append(f"feature '{name}' holds fractions; a category must be text or whole numbers")
     if chosen == "list" and not (kind.is_array() or kind.is_string()):
         problems.append(f"feature '{name}' holds {kind}; a list must be text with a separator, or a Parquet list")
+    if chosen == "list" and kind.is_array() and kind.value_type.is_nested():
+        problems.append(f"feature '{name}' holds {kind}; a list must hold texts or numbers; leave it out")
     separator = list_separator if chosen == "list" and kind.is_string() else None
     if name in settings.hashed:
         return Column(name, "hash", separator=separator, size=settings.hashed[name], is_list=chosen == "list")

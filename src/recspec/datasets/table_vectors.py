@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from recspec.encoding import renumbered, vectors_of
 from recspec.errors import DataError
-from recspec.prepare import ROW, Backend, fetch
+from recspec.prepare import LARGEST, ROW, Backend, fetch
 
 GLANCED = 1_000  # rows with a value that decide whether a column holds vectors, and their size
 
@@ -76,7 +76,9 @@ def _checked(backend: Backend, table: Table, column: str, size: int, where: str)
         rows = batch.column(0).to_numpy(zero_copy_only=False)
         num_rows += len(rows)
         try:
-            absent.append(rows[np.isnan(vectors_of(batch.column(1), size)).all(axis=1)])
+            vectors = vectors_of(batch.column(1), size)
+            absent.append(rows[np.isnan(vectors).all(axis=1)])
+            problems += [_too_large(vectors, rows, place) for place in _large(vectors)[:1]]
         except DataError as error:
             problems.append(_placed(error.problems[0], rows))
     if problems:
@@ -84,6 +86,17 @@ def _checked(backend: Backend, table: Table, column: str, size: int, where: str)
         raise DataError(f"{where}, column '{column}': {min(problems)[1]}; {advice}")
     missing = np.concatenate(absent) if absent else np.zeros(0, np.int64)
     return Vectors(size, num_rows, len(missing), int(missing.min()) + 1 if len(missing) else 0)
+
+
+def _large(vectors: NDArray[np.float64]) -> NDArray[np.int64]:
+    """The places of vectors with a number that float32 can't hold."""
+    return np.flatnonzero((np.abs(vectors) > LARGEST).any(axis=1))
+
+
+def _too_large(vectors: NDArray[np.float64], rows: NDArray[np.int64], place: int) -> tuple[int, str]:
+    most = float(np.abs(vectors[place]).max())
+    row = int(rows[place])
+    return row, f"row {row + 1:,} holds a number as large as {most:g} in its vector; expected 3.4e38 at most"
 
 
 def _placed(problem: str, rows: NDArray[np.int64]) -> tuple[int, str]:

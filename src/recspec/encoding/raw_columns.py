@@ -115,7 +115,10 @@ def as_text(array: pa.Array) -> pa.Array:
     if pa.types.is_nested(array.type):
         held = "lists" if _is_list(array.type) else "objects"
         raise DataError(f"holds {held}; expected one value a row")
-    return array.cast(pa.string())
+    try:
+        return array.cast(pa.string())
+    except pa.ArrowInvalid as error:  # bytes that are no UTF-8
+        raise DataError(f"holds {array.type} that is no text ({error}); expected text in UTF-8") from None
 
 
 def as_int64(array: pa.Array) -> pa.Array:

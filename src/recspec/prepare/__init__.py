@@ -30,6 +30,7 @@ from recspec.prepare.notes import Notes
 from recspec.prepare.part_files import PartFiles, gather
 from recspec.prepare.prepared import Prepared
 from recspec.prepare.raw_files import (
+    LARGEST,
     RawLayout,
     RawRows,
     Reading,
@@ -64,7 +65,7 @@ from recspec.prepare.time_formats import check_time_format
 from recspec.prepare.times import columns_like_times, note_doubtful_time, note_untimed
 
 __all__ = [
-    "CODE_NAME", "ENGINES", "EVENT_WEIGHT", "FILE_SPLIT", "GROUP", "GROWTH_FILE", "ITEM", "LABEL", "LABELS",
+    "CODE_NAME", "ENGINES", "EVENT_WEIGHT", "FILE_SPLIT", "GROUP", "GROWTH_FILE", "ITEM", "LABEL", "LABELS", "LARGEST",
     "PROBLEMS_SHOWN", "ROW", "ROW_BYTES", "SERIES", "SPLIT", "SPLITS", "SPLIT_WORDS", "TIMESTAMP", "USER", "WEIGHT",
     "Backend", "Catalogue", "Column", "ColumnRole", "ColumnType", "Decay", "DeclaredColumn", "Distribution", "Grown",
     "GrowthRules", "HistorySettings", "Invalid", "JsonFile", "Kind", "Notes", "Part", "PartFiles", "Prefixes",

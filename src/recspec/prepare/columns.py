@@ -148,14 +148,14 @@ def fit_in_table(backend: Backend, rows: Table, column: Column, min_count: int =
     if column.kind == "hash" and not column.is_list:
         return HashEncoder(column=name, cardinality=column.size), None
     seen: dict[object, int] = {}
-    longest = 0
+    longest, kind = 0, None
     for batch in backend.batches(rows.select(column.source)):
         flat, offsets = split_lists(batch.column(0), column.separator)
-        longest = max(longest, int(np.diff(offsets).max(initial=0)))
+        longest, kind = max(longest, int(np.diff(offsets).max(initial=0))), flat.type
         for entry in pc.value_counts(flat).to_pylist() if column.kind == "list" else ():
             seen[entry["values"]] = seen.get(entry["values"], 0) + entry["counts"]
     kept = [value for value, count in seen.items() if count >= min_count]
-    return _list_encoder(column, longest, pa.array(kept, None if kept else pa.string()))
+    return _list_encoder(column, longest, pa.array(kept, kind if kept else pa.string()))
 
 
 def _fit_held_numbers(column: Column, raw: pa.Array) -> ScaleEncoder:
@@ -240,7 +240,8 @@ def boundaries(values: NDArray[np.number], counts: NDArray[np.int64], num_bucket
     left, inside, buckets = int(counts.sum()), 0, num_buckets
     cuts: list[float] = []
     for value, count in zip(values[order].tolist(), counts[order].tolist(), strict=True):
-        if buckets > 1 and inside and inside + count / 2 > left / buckets:
+        full = buckets > 1 and inside and inside + count / 2 > left / buckets
+        if full and (not cuts or float(value) > cuts[-1]):  # as floats, neighbouring large numbers are the same
             cuts.append(float(value))
             left, inside, buckets = left - inside, 0, buckets - 1
         inside += count

@@ -10,7 +10,7 @@ from recspec.encoding import BETWEEN
 from recspec.errors import listed
 from recspec.prepare.declared import DeclaredColumn
 from recspec.prepare.names import ROW
-from recspec.prepare.raw_files import NUMBER, WHOLE, RawRows, is_missing_marker, number_of
+from recspec.prepare.raw_files import NUMBER, WHOLE, RawRows, finite, is_missing_marker, number_of
 from recspec.prepare.tables import count_rows, fetch
 from recspec.prepare.times import Times
 
@@ -54,15 +54,17 @@ def _numbers(rows: RawRows, name: str, declared: DeclaredColumn) -> Values | Non
             if count := count_rows(rows.backend, rows.table.filter(markers)):
                 note_markers(rows, name, count)
         rows.refuse(wrong, name, f"declared {declared.type}; expected {what}", nullable=True)
-        return number_of(text, kind)
+        return finite(rows, name, number_of(text, kind))
     if not values.type().is_numeric():
         rows.problems.append(f"column '{name}' holds {values.type()}, and is declared {declared.type}; declare it time "
                              "or text")  # fmt: skip
         return None
     if kind == "int64" and not values.type().is_integer():
-        wrong = values.notnull() & ((values != values.floor()) | (values.abs() >= 2.0**63))
-        rows.refuse(wrong, name, "declared integer; expected a whole number", nullable=True)
-        values = ibis.ifelse(wrong, None, values)
+        beyond = values.abs() >= 2.0**63
+        held = ibis.ifelse(beyond, 0.0, values)  # engines take the floor as a whole number of 64 bits
+        wrong = values.notnull() & ((held != held.floor()) | beyond)
+        rows.refuse(wrong, name, "declared integer; expected a whole number of at most 64 bits", nullable=True)
+        return ibis.ifelse(wrong, None, values).cast(kind)
     return values.cast(kind)
 
 

@@ -47,6 +47,7 @@ PROCESS_BYTES = 600_000_000  # outside DuckDB's limit (measured: 250 to 400 MB f
 BYTES_PER_THREAD = 125_000_000  # to sort out of core, by its documentation; two threads with this together fail
 FILE_ROW = "file_row_number"  # of DuckDB's reader of Parquet: the number of a row in its file
 FRACTION_MARKS = (".", "e-", "E-")  # 1.5, 15e-1
+MOST_MILLIS = 2**63 // 1000  # since 1970, which fit as microseconds into 64 bits
 DUCKDB_TYPES = {"int64": "BIGINT", "float64": "DOUBLE", "string": "VARCHAR", "list": "VARCHAR[]"}
 
 
@@ -322,6 +323,9 @@ def _explained_errors(memory_limit: int | None, raw: Sequence[Path]) -> Iterator
             check_parquet(path)
         if isinstance(error, duckdb.IOException):
             raise _resource_error(error, memory_limit) from None
+        if isinstance(error, duckdb.ConversionException):
+            for path in raw:
+                _check_times(path)
         # DuckDB's reader of Parquet raises its bare Error; mistakes of ours in a query have classes of their own.
         if raw and (isinstance(error, duckdb.InvalidInputException) or type(error) is duckdb.Error):
             raise DataError(f"{', '.join(map(str, raw))}: damaged: {str(error).splitlines()[0]}") from None
@@ -336,6 +340,23 @@ def check_parquet(path: Path) -> None:
                 pass
     except (pa.ArrowException, OSError, ValueError) as error:
         raise DataError(f"{path}: damaged, or not a Parquet file: {error}") from None
+
+
+def _check_times(path: Path) -> None:
+    """Raise an error that names the first time in milliseconds that engines, which count microseconds, can't hold."""
+    with pq.ParquetFile(path) as file:
+        times = [column for column in file.schema_arrow if pa.types.is_timestamp(column.type)]
+        names = [column.name for column in times if column.type.unit == "ms"]
+        row = 0
+        for batch in file.iter_batches(columns=names) if names else ():
+            for name, values in zip(names, batch.columns, strict=True):
+                millis = np.asarray(values.cast(pa.int64()).fill_null(0))
+                far = np.flatnonzero((millis > MOST_MILLIS) | (millis < -MOST_MILLIS))
+                if len(far):
+                    raise DataError(f"{path}: column '{name}': row {row + int(far[0]) + 1:,} is a time of "
+                                    f"{millis[far[0]]:,} milliseconds since 1970; expected one up to the year 294,246, "
+                                    "so correct it or leave the row out")  # fmt: skip
+            row += batch.num_rows
 
 
 def _resource_error(error: Exception, memory_limit: int | None) -> RecspecError:

@@ -35,6 +35,7 @@ RawLayout = Literal["rows", "sequences"]
 RowsBy = Literal["first", "random"]
 Part = TextFile | JsonFile | Path
 Staged = tuple[Table, Sequence[Part], Sequence[int], Collection[str]]
+LARGEST = 3.4028234663852886e38  # the largest float32, as which prepared numbers are stored
 WIDE = 100  # columns beyond which the files of a table are joined once, not in every query
 PARQUET_SUFFIXES = (".parquet",)
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
@@ -192,12 +193,28 @@ class RawRows:
     @cached_property
     def table(self) -> Table:
         """The rows with null for declared missing values, and with few types for the many of Parquet."""
-        table = self.raw
-        return table.mutate(**{name: self._plain(table[name]) for name in table.columns if name != ROW})
+        table, huge = self.raw, self._huge()
+        return table.mutate(**{name: self._plain(table[name], as_text=name in huge)
+                               for name in table.columns if name != ROW})  # fmt: skip
 
-    def _plain(self, values: Values) -> Values:
+    def _huge(self) -> list[str]:
+        """Columns of unsigned numbers that int64 can't hold, such as hashes; they are read as text."""
+        table = self.raw
+        asked = [name for name in table.columns if table[name].type().is_uint64()]
+        if not asked:
+            return []
+        found = fetch(self.backend, table.aggregate(**{f"_{place}": table[name].max() for place, name in
+                                                       enumerate(asked)})).to_pylist()[0]  # fmt: skip
+        huge = [name for name, most in zip(asked, found.values(), strict=True) if (most or 0) >= 2**63]
+        if huge:
+            self.notes.inferred.append(f"{listed(huge)}: whole numbers of 64 bits without a sign, some of 2^63 or "
+                                       "more, read as text")  # fmt: skip
+        return huge
+
+    def _plain(self, values: Values, *, as_text: bool) -> Values:
         declared = self.reading.types.get(values.get_name())
-        if declared is not None and declared.type == "text" and not values.type().is_string():
+        is_text = declared is not None and declared.type == "text"
+        if (as_text or is_text) and not values.type().is_string():
             values = values.cast("string")  # before truth values become 1 and 0
         kind = values.type()
         gone = self.reading.missing_values
@@ -252,6 +269,15 @@ class RawRows:
             self.notes.changed.append(f"{count:,} values of {Path(self.where).name} taken as missing: {what}")
         else:
             self.problems.append(f"{what}{remedy}{'' if always else self.reading.advice('such rows')}")
+
+
+def finite(rows: RawRows, name: str, numbers: Values) -> Values:
+    """Numbers as float32 can hold them; infinite and larger ones are refused, dropped or missing."""
+    if not numbers.type().is_floating():
+        return numbers
+    wrong = numbers.abs() > LARGEST
+    rows.refuse(wrong, name, "expected a finite number of at most 3.4e38", nullable=True)
+    return ibis.ifelse(wrong, None, numbers)
 
 
 def is_missing_marker(text: StringValue) -> BooleanValue:

@@ -25,7 +25,17 @@ from recspec.prepare.backend import Backend
 from recspec.prepare.declared_values import note_markers, split_vectors, typed_as
 from recspec.prepare.names import FILE_SPLIT, ROW, WEIGHT
 from recspec.prepare.notes import Notes
-from recspec.prepare.raw_files import NUMBER, PLAIN_WHOLE, RawRows, Reading, is_missing_marker, number_of, stage
+from recspec.prepare.raw_files import (
+    LARGEST,
+    NUMBER,
+    PLAIN_WHOLE,
+    RawRows,
+    Reading,
+    finite,
+    is_missing_marker,
+    number_of,
+    stage,
+)
 from recspec.prepare.raw_weights import Weighting, event_weights
 from recspec.prepare.tables import count_rows, fetch, figures
 from recspec.prepare.times import Times
@@ -93,6 +103,7 @@ class _Seen:
     truths: int
     markers: int
     vectors: int
+    large: int  # that may be too large for float32, if they are numbers
 
     @property
     def rest(self) -> int:
@@ -106,6 +117,7 @@ def _tests(values: Values) -> Iterator[Values]:
     yield from (text != "", text.re_search(NUMBER), text.re_search(PLAIN_WHOLE), text.re_search(CODE))
     yield from (text.re_search(WRITTEN) & ~text.re_search(NUMBER), text.lower().isin([*TRUTH]), is_missing_marker(text))
     yield text.re_search(VECTOR) & text.re_search("[.eE]")
+    yield text.re_search("[0-9.][eE]|[0-9]{39}")
 
 
 @dataclass(frozen=True)
@@ -118,6 +130,7 @@ class _Typing:
         typed = {name: self._column(name) for name in self.rows.table.columns if name not in (ROW, FILE_SPLIT)}
         if self.roles.weights:
             typed[WEIGHT] = event_weights(self.rows, self.roles.weights)
+        typed |= self._finite(typed)
         if self.rows.problems:
             raise DataError.of(self.rows.where, self.rows.problems)
         of = f" of {Path(self.rows.where).name}" if self.roles.shown else ""
@@ -137,6 +150,19 @@ class _Typing:
         if before and not left:
             raise DataError.of(self.rows.where, [f"no row is left: {what}" for what in self.rows.notes.dropped])
         return table
+
+    def _finite(self, typed: Mapping[str, Values | None]) -> dict[str, Values]:
+        """The columns of numbers, of files with types, that hold one too large for float32, without it."""
+        rows, roles = self.rows.table, self.roles
+        names = [name for name in dict.fromkeys([*roles.numbers, *roles.features]) if name in typed and name
+                 not in (*roles.texts, *roles.categories) and not rows[name].type().is_string()]  # fmt: skip
+        held = {name: rows[name] if (values := typed[name]) is None else values for name in names}
+        held = {name: values for name, values in held.items() if values.type().is_floating()}
+        counts = {f"_{place}": (values.abs() > LARGEST).cast("int64").sum()
+                  for place, values in enumerate(held.values())}  # fmt: skip
+        found = figures(self.rows.backend, rows, counts) if held else {}
+        wrong = [name for name, count in zip(held, found.values(), strict=True) if count]
+        return {name: finite(self.rows, name, held[name]) for name in wrong}
 
     def _column(self, name: str) -> Values | None:
         """A column with its type; None if it stays unchanged."""
@@ -165,6 +191,9 @@ class _Typing:
             return self._truth(name) if name in roles.categories and values.type().is_string() else None
         if name in roles.numbers and values.type().is_string():
             return self._number(name)
+        if name in roles.numbers and name not in roles.features and not values.type().is_numeric():
+            self.rows.problems.append(f"column '{name}' holds {values.type()}; expected numbers")
+            return None
         if name in roles.features or roles.shown:
             return self._judged(name) if values.type().is_string() else None
         return None
@@ -226,7 +255,8 @@ class _Typing:
             note_markers(self.rows, name, seen.markers)
         whole = seen.plain == seen.numbers
         self._infer("whole numbers" if whole else "numbers", name)
-        return number_of(text, "int64" if whole else "float64")
+        number = number_of(text, "int64" if whole else "float64")
+        return finite(self.rows, name, number) if seen.large else number
 
     def _refuse_text(self, name: str, seen: _Seen) -> None:
         text = self.rows.table[name].strip()
@@ -289,9 +319,13 @@ def _label(rows: RawRows, name: str, positive_from: float | None, positive: Sequ
     values = rows.table[name]
     if positive:
         return _label_by_word(rows, name, positive)
+    if not (values.type().is_string() or values.type().is_numeric()):
+        rows.problems.append(f"column '{name}', the label: holds {values.type()}; expected numbers or text")
+        return values
     if positive_from is not None:
         number = number_of(values.strip(), "float64") if values.type().is_string() else values
-        rows.refuse(number.isnull(), name, "expected a number, as positive_from is set", ", the label")
+        wrong = number.isnull() | (number.abs() > LARGEST)
+        rows.refuse(wrong, name, "expected a finite number, as positive_from is set", ", the label")
         return (number >= positive_from).cast("int64")
     expected = (
         "expected 0 or 1, true or false, yes or no; --set positive_from=NUMBER makes a 1 of this number and more, "

@@ -71,10 +71,6 @@ class Times:
             return self._with_fraction(seconds if kind.timezone else self._utc(seconds), fraction)
         if kind.is_numeric():
             self._refuse(self._missing, "expected a time in every row")
-            if kind.is_floating():
-                endless = values.isinf() | values.isnan()
-                self._refuse(endless, "expected a number of seconds")
-                values = ibis.ifelse(endless, ibis.null("float64"), values)
             return self._scaled(values)
         if not kind.is_string():
             self.rows.problems.append(f"column '{self.name}' holds {kind}; a timestamp must be a number or a date")
@@ -175,6 +171,10 @@ class Times:
         unit = self._format
         if unit is not None and unit not in PER_SECOND:
             return self._formatted(numbers.cast("string"), unit)
+        if numbers.type().is_floating():
+            endless = numbers.abs() >= 2.0**63
+            self._refuse(endless, f"expected a number of {unit or 'seconds'}, below 2^63")
+            numbers = ibis.ifelse(endless, ibis.null("float64"), numbers)
         if self._zone is not None:
             self.rows.problems.append(f"column '{self.name}' holds numbers, which count from 1970 in UTC; leave its "
                                       "zone out, or declare the format of its dates")  # fmt: skip
