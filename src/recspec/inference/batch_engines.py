@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections import deque
@@ -22,9 +21,10 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from recspec.errors import DataError, RecspecError, SettingsError, require_extra
+from recspec.errors import DataError, RecspecError, require_extra
 from recspec.inference.batch_job import Done, Shard
 from recspec.inference.shard_writer import ShardWriter, Work
+from recspec.spark_session import is_of_spark, start_session, without_pandas_warning
 
 Engine = Literal["local", "spark", "ray"]
 Report = Callable[[Done], None]
@@ -193,31 +193,28 @@ def write_by_spark(work: Work, shards: Sequence[Shard], workers: int, done: Repo
     Spark itself starts a lost process's share again, of which finished shards are kept.
 
     Raises:
-        SettingsError: without Java.
+        SettingsError: without Java, or if Spark can't be started.
         DataError: if Spark gives up.
     """
-    sql = require_extra("pyspark.sql", "spark")
-    errors = require_extra("pyspark.errors", "spark")
-    if not {"SPARK_MASTER", "JAVA_HOME"} & set(os.environ) and shutil.which("java") is None:
-        raise SettingsError("--engine spark: needs Java, and neither JAVA_HOME nor a command `java` was found; "
-                            "install a JDK (17 or newer), or use --engine local")  # fmt: skip
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     own = {"spark.ui.enabled": "false", "spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
     settings = {
         "spark.master": os.environ.get("SPARK_MASTER", f"local[{workers}]"), "spark.app.name": "recspec batch job",
         "spark.ui.showConsoleProgress": "false", **({} if "SPARK_MASTER" in os.environ else own),
     }  # fmt: skip
-    session = sql.SparkSession.builder.config(map=settings).getOrCreate()
+    session = start_session(settings, "local")
     try:
         session.sparkContext.setLogLevel("OFF")
         slots = min(len(shards), max(workers, session.sparkContext.defaultParallelism))
         rows = [tuple(getattr(each, name) for name in COLUMNS) for each in shards]
         named = session.sparkContext.parallelize(rows, slots)
         frame = session.createDataFrame(named, ", ".join(f"{name} long" for name in COLUMNS))
-        made = frame.mapInArrow(partial(_write_batches, work.to_dict()), "number long, count long, unknown long")
+        with without_pandas_warning():
+            made = frame.mapInArrow(partial(_write_batches, work.to_dict()), "number long, count long, unknown long")
         for row in made.toLocalIterator() if slots == 1 else made.collect():
             done(Done(row["number"], row["count"], row["unknown"]))
-    except errors.PySparkException as error:
+    except Exception as error:
+        if not is_of_spark(error):
+            raise
         raise DataError(f"{work.out}: Spark gave up: {_reason(error)}. Finished shards are kept") from None
     finally:
         session.stop()

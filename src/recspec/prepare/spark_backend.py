@@ -5,8 +5,6 @@ from __future__ import annotations
 import operator
 import os
 import shutil
-import sys
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import accumulate, count
@@ -20,7 +18,7 @@ import pyarrow.parquet as pq
 from ibis.expr.operations import UnboundTable
 from ibis.expr.types import Table
 
-from recspec.errors import DataError, SettingsError, require_extra
+from recspec.errors import DataError, require_extra
 from recspec.files import is_gzip
 from recspec.prepare.backend import Backend, Part, Share, T, Watch, X
 from recspec.prepare.duckdb_backend import DuckDBBackend
@@ -28,6 +26,7 @@ from recspec.prepare.names import ROW
 from recspec.prepare.spark_calls import call, call_with_parts, call_with_shares
 from recspec.prepare.staging import bounded, nanosecond_columns, quoted, schema_of, without_missing
 from recspec.prepare.text_files import ColumnType, JsonFile, TextFile, explained, file_columns, readable
+from recspec.spark_session import first_cause, is_of_spark, start_session, without_pandas_warning
 
 SPARK_TYPES: Mapping[ColumnType, str] = {"int64": "BIGINT", "float64": "DOUBLE", "string": "STRING"}
 SPARK_LOCAL = (
@@ -52,16 +51,12 @@ class SparkBackend(Backend):
     distributed = True
 
     def __init__(self, folder: Path, memory_limit: int | None, threads: int | None) -> None:
-        sql = require_extra("pyspark.sql", "spark")
-        if not {"SPARK_MASTER", "JAVA_HOME"} & set(os.environ) and shutil.which("java") is None:
-            raise SettingsError("--engine spark: needs Java, and neither JAVA_HOME nor a command `java` was found; "
-                                "install a JDK (17 or newer), or use --engine duckdb")  # fmt: skip
+        require_extra("pyspark.sql", "spark")
         self.memory_limit = memory_limit
         folder.mkdir(parents=True)
         self._folder = folder.absolute()
         self._threads = threads
         self._links = TemporaryDirectory(prefix="recspec-")
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # otherwise workers start the system's python3
         settings = {
             "spark.master": os.environ.get("SPARK_MASTER", f"local[{threads or '*'}]"),
             "spark.app.name": "recspec prepare",
@@ -82,12 +77,13 @@ class SparkBackend(Backend):
             settings["spark.driver.memory"] = f"{max(memory_limit // 2**20, 512)}m"
         if "SPARK_MASTER" in os.environ:  # a cluster or spark-submit sets its own
             settings = {name: value for name, value in settings.items() if name not in SPARK_LOCAL}
-        with warnings.catch_warnings():
-            # The options of Ibis's Spark dialect load pandas, and Spark warns about its version. No row passes through
-            # pandas here.
-            warnings.simplefilter("ignore", FutureWarning)
-            _ = ibis.pyspark
-        self._session = sql.SparkSession.builder.config(map=settings).getOrCreate()
+        with without_pandas_warning():
+            _ = ibis.pyspark  # the options of its dialect load pandas
+        try:
+            self._session = start_session(settings, "duckdb")
+        except BaseException:
+            self._links.cleanup()
+            raise
         self._session.sparkContext.setLogLevel("ERROR")
         self._names = map("staged_{:04d}".format, count(1))
         self._staged: dict[str, Path] = {}  # the folder of each view that `stage` wrote
@@ -136,7 +132,8 @@ class SparkBackend(Backend):
         ):
             staged.toDF("block", "number", *_plain_names(values)).write.parquet(_uri(target))
         staged = self._reader().parquet(_uri(target))
-        found = staged.groupBy("block").agg({"number": "min", "*": "count"}).orderBy("block").collect()
+        with _errors_of_spark(_step_failed):
+            found = staged.groupBy("block").agg({"number": "min", "*": "count"}).orderBy("block").collect()
         before, starts = 0, []
         for block, first, size in ((row["block"], row["min(number)"], row["count(1)"]) for row in found):
             starts.append(f"({block}L, {before - first}L)")
@@ -149,7 +146,7 @@ class SparkBackend(Backend):
             (folder,) = paths
             return self._view(self._reader().parquet(_uri(folder)), schema_of(_parts(folder)[0], row=False))
         where, advice = f"{paths[0]}: Spark can't read it", "use --engine duckdb"
-        with _errors_of_spark(lambda said: DataError(f"{where} ({_shortened(said)}); {advice}")):
+        with _errors_of_spark(lambda said: DataError(f"{where} ({first_cause(said)}); {advice}")):
             frame = self._reader().parquet(_uri(self._linked(paths)))
         schema = schema_of(paths[0], row)
         nanos = dict(nanosecond_columns(paths[0]))
@@ -305,14 +302,10 @@ def _errors_of_spark(ours: Callable[[str], DataError]) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if type(error).__module__.startswith(("pyspark", "py4j")):
+        if is_of_spark(error):
             raise ours(str(error)) from error
         raise
 
 
 def _step_failed(said: str) -> DataError:
-    return DataError(f"Spark could not finish a step: {_shortened(said)}")
-
-
-def _shortened(said: str) -> str:
-    return " ".join(said.split())[:300]
+    return DataError(f"Spark could not finish a step: {first_cause(said)}")
