@@ -426,10 +426,14 @@ def test_pt2_without_a_compiler_says_what_to_install(
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_every_model_is_compiled_ahead_of_time(
-    name: str, precision: onnx_graph.Precision, bundled: Callable[..., Bundle], clicks: FeatureSpec, tmp_path: Path
+    name: str,
+    precision: onnx_graph.Precision,
+    bundled: Callable[..., Bundle],
+    read_by: Callable[[str], FeatureSpec],
+    tmp_path: Path,
 ) -> None:
     settings = replace(QUICK, format="pt2", precision=precision, tolerance=None if precision == "fp32" else 1e-2)
-    made = export(bundled(name), tmp_path / "out", settings, clicks)
+    made = export(bundled(name), tmp_path / "out", settings, read_by(name))
     assert {path.name for path in made.folder.iterdir()} == {"manifest.json", "model.pt2", "export.json"}
 
 
