@@ -25,6 +25,7 @@ triton_http = pytest.importorskip("tritonclient.http")
 from tritonclient.grpc import service_pb2, service_pb2_grpc  # noqa: E402
 from tritonclient.utils import InferenceServerException  # noqa: E402
 
+import recspec as rs  # noqa: E402
 from recspec.errors import BundleError, SettingsError  # noqa: E402
 from recspec.inference.predictor import Predictor  # noqa: E402
 from recspec.serving.access import read_token  # noqa: E402
@@ -38,6 +39,7 @@ from recspec.serving.sources import Source  # noqa: E402
 from recspec.serving.tensors import DATATYPES  # noqa: E402
 from tests.asking import total  # noqa: E402
 from tests.closeness import assert_close  # noqa: E402
+from tests.documented import ROOT, fences  # noqa: E402
 from tests.made_up import clicks, interactions  # noqa: E402
 from tests.made_up_models import made_up_bundle, made_up_rows  # noqa: E402
 from tests.serving.test_repository import expected  # noqa: E402
@@ -410,6 +412,23 @@ def grpc_request(**more: Any) -> Any:
     for name in ("user_id", "item_id"):
         request.inputs.add(name=name, datatype="INT32", shape=[2, 1]).contents.int_contents.extend([1, 2])
     return request
+
+
+def test_the_example_of_tritonclient_in_the_documents_answers_over_http_and_grpc(tmp_path: Path) -> None:
+    rows = [{"user_id": 1 + n % 42, "item_id": 1 + n % 12, "price": 4.0 + n % 3, "hour": n % 24, "clicked": n % 5 // 4}
+            for n in range(400)]  # fmt: skip
+    data = rs.prepare(rows, tmp_path / "data", label="clicked", progress=False)
+    rs.train("wide_deep", data, tmp_path / "run", hidden=[4], epochs=1, progress=False)
+    (example,) = (each for each in fences(ROOT / "docs" / "serving.md") if "import tritonclient.http" in each.text)
+    names: dict[str, Any] = {}
+    exec(compile(example.text, str(example), "exec"), names)
+    running = Running([Source("clicks", tmp_path / "run")])
+    try:
+        found = names["score"](triton_http, running.host, names["COLUMNS"])
+        assert found.shape == (2, 1)
+        assert_close(names["score"](triton_grpc, running.grpc, names["COLUMNS"]), found)
+    finally:
+        running.stop()
 
 
 def test_typed_contents_are_read_over_grpc(running: Running, bundles: dict[str, Path]) -> None:

@@ -76,7 +76,8 @@ def print_lines(title: str, lines: Sequence[Mapping[str, object]]) -> None:
     """A table of lines that hold the same figures."""
     figures = lines[0].items()
     table = titled_table(
-        title, *(Column(name, justify="left" if isinstance(x, str) else "right") for name, x in figures)
+        title,
+        *(Column(name, justify="left" if isinstance(x, str) else "right", overflow="fold") for name, x in figures),
     )
     for line in lines:
         table.add_row(*(cell(value) for value in line.values()))
