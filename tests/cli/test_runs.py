@@ -98,7 +98,8 @@ def test_a_path_of_the_next_command_is_quoted_and_never_read_as_an_option(capsys
 
 def test_every_next_command_is_one() -> None:
     """Each literal that `print_next` is given names a command of the application."""
-    known = {command.name for command in (*app.registered_commands, *pipeline_app.registered_commands)}
+    everything = (*app.registered_commands, *app.registered_groups, *pipeline_app.registered_commands)
+    known = {each.name for each in everything}
     found = set()
     for file in Path(inspect.getfile(recspec.cli)).parent.glob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):

@@ -130,8 +130,13 @@ def print_json(value: object) -> None:
     sys.stdout.write(shown_url(json.dumps(value, indent=2, ensure_ascii=False)) + "\n")
 
 
-def print_next(*command: object, program: str = "recspec") -> None:
-    """The command to run next, quoted for the shell; a path that starts with a hyphen is not read as an option."""
+def print_next(*command: object) -> None:
+    """The command of recspec to run next, quoted for the shell."""
+    print_next_program("recspec", *command)
+
+
+def print_next_program(program: str, *command: object) -> None:
+    """The program to run next, quoted for the shell; a path that starts with a hyphen is not read as an option."""
     parts = [f"./{part}" if isinstance(part, Path) and str(part).startswith("-") else str(part) for part in command]
     err.print(f"next: {' '.join(map(_quoted, (program, *parts)))}")
 

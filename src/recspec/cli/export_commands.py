@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from recspec.cli.console import err, out, print_figures, print_json, print_lines, print_next
+from recspec.cli.console import err, out, print_figures, print_json, print_lines, print_next, print_next_program
 from recspec.cli.options import Json, Outside, Run, Verify
 from recspec.cli.process import sizes
 from recspec.machine import keep_freed_memory
@@ -103,7 +103,7 @@ def _print_next(run: Path, folder: Path, sheet: Mapping[str, Any]) -> None:
         made = (triton.get("recommend", ""), triton["raw"] or "", triton["model"])
         model = next(name for name in made if name and not name.startswith("none: "))
         options = (f"--model-repository={folder}", "--model-control-mode=explicit", f"--load-model={model}")
-        print_next(*options, program="tritonserver")
+        print_next_program("tritonserver", *options)
     elif sheet["signature"]["form"] == "ranker":
         print_next("bench", "infer", run, folder, "--form", "ranker")
     else:
