@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import zipfile
@@ -89,6 +90,8 @@ def test_the_folder_is_a_whole_dataset(made: Made) -> None:
     expected = {"feature_spec.yaml", "prepare.json", "encoders.json", "vocabularies", "train", "valid", "test"}
     grows = made.case.dataset in TAKE_EVENTS and "test_samples_per_series" in spec.metadata
     expected |= {f"{role}s.parquet" for role in with_ids(spec)} | ({"growth.json"} if grows else set())
+    rules = json.loads((made.out / "growth.json").read_text()) if grows else {}
+    expected |= {"unknown_events.parquet"} if rules.get("unknown_events") is not None else set()
     assert {path.name for path in made.out.iterdir()} == expected
     assert with_ids(spec) == ([] if made.case.dataset in WITHOUT_IDS else ["user", "item"])
 

@@ -8,6 +8,7 @@ import duckdb
 import pyarrow.parquet as pq
 import yaml
 
+from recspec.prepare.growth import UNKNOWN_EVENTS_FILE
 from tests.dataset_cases import bytes_of
 
 SPLIT_FOLDERS = ("train", "valid", "test")
@@ -22,8 +23,9 @@ def same_dataset(one: Path, two: Path) -> None:
                 del chunk["files"]
     assert specs[1] == specs[0]
     by_rows = {"clicks_test.parquet", "users.parquet"}  # Spark writes the first, and may join the second
+    parts = (*SPLIT_FOLDERS, UNKNOWN_EVENTS_FILE)
     others = [{name: held for name, held in bytes_of(folder).items()
-               if name not in (*by_rows, "feature_spec.yaml") and not name.startswith(SPLIT_FOLDERS)}
+               if name not in (*by_rows, "feature_spec.yaml") and not name.startswith(parts)}
               for folder in (one, two)]  # fmt: skip
     assert sorted(others[1]) == sorted(others[0])
     assert [name for name in others[0] if others[0][name] != others[1][name]] == []
@@ -31,6 +33,9 @@ def same_dataset(one: Path, two: Path) -> None:
         assert (one / name).exists() == (two / name).exists()
         if (one / name).exists():
             assert pq.read_table(one / name).equals(pq.read_table(two / name))
+    if (one / UNKNOWN_EVENTS_FILE).exists():
+        held = [pq.read_table(folder / UNKNOWN_EVENTS_FILE, partitioning=None).to_pylist() for folder in (one, two)]
+        assert sorted(held[0], key=str) == sorted(held[1], key=str)
     assert [path.name for path in sorted(one.iterdir())] == [path.name for path in sorted(two.iterdir())]
     for split in SPLIT_FOLDERS:
         if (one / split).exists():

@@ -81,7 +81,7 @@ def grow(base: FeatureSpec, events: Path, out: Path) -> Grown:
     before = Encoders.load(base.folder)
     work = out / "work"
     raw, dropped = _read(events, rules, before, base, work)
-    held = _unknown_events(base, rules)
+    held = _unknown_events(base, rules, before)
     num_held = 0 if held is None else held.num_rows
     raw = raw if held is None else _one_below_the_other(held, raw)
     context = [name for name in base.role("context") if name in before.encoders]
@@ -203,7 +203,7 @@ def _raw_names(encoders: Encoders, features: Iterable[str]) -> list[str]:
     return [getattr(encoders.encoder(name), "column", None) or name for name in features]
 
 
-def _unknown_events(base: FeatureSpec, rules: GrowthRules) -> pa.Table | None:
+def _unknown_events(base: FeatureSpec, rules: GrowthRules, before: Encoders) -> pa.Table | None:
     """The raw held-out events whose user or item has no id yet; None if there are none."""
     if rules.split != "time":
         return None
@@ -225,7 +225,9 @@ def _unknown_events(base: FeatureSpec, rules: GrowthRules) -> pa.Table | None:
         raise DataError(f"{base.folder}: {UNKNOWN_EVENTS_FILE} can't be read: {error}; prepare it again") from None
     if held.num_rows != rules.unknown_events or not {USER, ITEM, TIMESTAMP} <= {*held.column_names}:
         raise DataError(f"{base.folder}: {UNKNOWN_EVENTS_FILE} is damaged: expected {rules.unknown_events:,} events")
-    return held
+    # Items that only a catalogue or a list of candidates names have ids, and their events are in valid and test.
+    users, items = (np.asarray(before.encode_column(name, held.column(name))) for name in (USER, ITEM))
+    return held.filter(pa.array((users == 0) | (items == 0)))
 
 
 def _one_below_the_other(*tables: pa.Table) -> pa.Table:

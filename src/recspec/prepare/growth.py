@@ -14,7 +14,8 @@ from recspec.prepare.histories import HistorySettings
 
 GROWTH_FILE = "growth.json"
 UNKNOWN_EVENTS_FILE = "unknown_events.parquet"
-"""Raw held-out events whose user or item has no id, because it is not in train; new events may bring them there."""
+"""Raw held-out events whose user or item is not in train, which new events may bring there: a file, or a folder of
+Spark's files."""
 FORMAT = 1
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from ibis.expr.types import Table
 from numpy.typing import NDArray
 
@@ -107,14 +105,15 @@ def _save_growth(backend: Backend, folder: Path, rows: Table, source: Source, pl
         "refused": source.growth.refused or why,
     }  # fmt: skip
     if source.growth.split == "time" and not told["refused"]:
-        told["unknown_events"] = _save_unknown_events(backend, folder, rows, source, prepared)
+        told["unknown_events"] = _save_unknown_events(backend, folder, rows, source)
     source.growth.model_copy(update=told).save(folder)
 
 
-def _save_unknown_events(
-    backend: Backend, folder: Path, rows: Table, source: Source, prepared: InteractionColumns
-) -> int:
-    """Write the held-out events whose user or item has no id, as raw as they are known; returns their number."""
+def _save_unknown_events(backend: Backend, folder: Path, rows: Table, source: Source) -> int:
+    """Write the held-out events whose user or item is not in train, as raw as they are known; returns their number.
+
+    On Spark, the executors write them, into several files.
+    """
     held, train = rows.filter(rows[SPLIT] != "train"), rows.filter(rows[SPLIT] == "train")
     for name in (USER, ITEM):
         held = left_join(held, train.select(name).distinct().mutate(**{f"in_train_{name}": True}), name)
@@ -122,17 +121,7 @@ def _save_unknown_events(
     if source.described is not None:
         held = left_join(held, source.described, ROW)
     held = held.order_by(ROW).drop(f"in_train_{USER}", f"in_train_{ITEM}", SPLIT, ROW)
-    count = 0
-    with ExitStack() as stack:
-        writer: pq.ParquetWriter | None = None
-        for batch in backend.batches(held):
-            ids = (prepared.vocabulary(name).encode(batch.column(name)) for name in (USER, ITEM))
-            unknown = batch.filter(pa.array(np.logical_or(*(each == 0 for each in ids))))
-            if unknown.num_rows:
-                writer = writer or stack.enter_context(pq.ParquetWriter(folder / UNKNOWN_EVENTS_FILE, batch.schema))
-                writer.write_batch(unknown)
-                count += unknown.num_rows
-    return count
+    return count_rows(backend, backend.stage(held, folder / UNKNOWN_EVENTS_FILE))
 
 
 # --- the rows --------------------------------------------------------------------------------------------------------
