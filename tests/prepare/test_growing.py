@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -109,6 +110,39 @@ def test_a_dataset_without_the_held_out_events_of_strangers_is_refused(tmp_path:
     rules.write_text(json.dumps({**json.loads(rules.read_text()), "unknown_events": None}))
     with pytest.raises(DataError, match="an older recspec prepared it, which did not keep the held-out events"):
         grow(base, events, tmp_path / "grown")
+
+
+@pytest.mark.parametrize("bad", ["link", "pipe"])
+@pytest.mark.parametrize("folder", [False, True])
+def test_the_held_out_events_of_strangers_are_read_from_the_dataset_alone(
+    tmp_path: Path, bad: str, folder: bool
+) -> None:
+    known, new = strangers_held_out(numeric=False)
+    base = prepared(tmp_path / "base", known, split="time")
+    file = base.folder / UNKNOWN_EVENTS_FILE
+    outside = file.rename(tmp_path / "outside.parquet")
+    if folder:
+        file.mkdir()
+    place = file / "part-0.parquet" if folder else file
+    if bad == "link":
+        place.symlink_to(outside)
+    else:
+        os.mkfifo(place)
+    (tmp_path / "grown").mkdir()
+    with pytest.raises(DataError, match=r"unknown_events.parquet can't be read: .*; prepare it again"):
+        grow(base, written(tmp_path / "new.csv", new), tmp_path / "grown")
+
+
+def test_a_column_of_another_kind_than_the_held_out_events_is_told(tmp_path: Path) -> None:
+    known, new = strangers_held_out(numeric=False)
+    base = prepared(tmp_path / "base", known, split="time")
+    lists = new.set_column(3, "kind", pa.array([[kind] for kind in new.column("kind").to_pylist()]))
+    pq.write_table(lists, tmp_path / "new.parquet")
+    (tmp_path / "grown").mkdir()
+    with pytest.raises(
+        DataError, match=r"new.parquet: column 'kind' holds list.*; the events that the dataset holds have string there"
+    ):
+        grow(base, tmp_path / "new.parquet", tmp_path / "grown")
 
 
 def test_ids_stay_and_new_values_get_the_next_ones(tmp_path: Path) -> None:

@@ -249,16 +249,16 @@ def _write_interactions(folder: Path, tables: Tables, plan: FeaturePlan, progres
         **({EVENT_WEIGHT: weights(rows)} if is_weighted(tables) else {}),
         **({SPLIT: _given_split(tables, rows)} if settings.splits is not None else {}),
     )
-    kept = named.drop(*plan.in_rows("user", "item"))
+    described = plan.in_rows("user", "item")
+    kept = named.drop(*described)
     order = (TIMESTAMP, ROW)
     cleaned = clean(backend, kept, min_interactions=settings.min_interactions, order=order, repeats=settings.repeats)
     if "repeats" not in settings.model_fields_set:
         _note_repeats(tables, kept, cleaned.num_before)
     split = _split_interactions(tables, cleaned.rows, order)
-    if plan.in_rows("user", "item") or settings.half_life is not None:  # train is read several times
+    if described or settings.half_life is not None:  # train is read several times
         split = backend.stage(split)
     train = named.semi_join(split.filter(split[SPLIT] == "train"), ROW)
-    described = plan.in_rows("user", "item")
     order_said = f"by column '{tables.time}'" if tables.time else "as in the file: there is no timestamp"
 
     def summary(count: int) -> dict[str, object]:

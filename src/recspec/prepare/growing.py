@@ -83,7 +83,7 @@ def grow(base: FeatureSpec, events: Path, out: Path) -> Grown:
     raw, dropped = _read(events, rules, before, base, work)
     held = _unknown_events(base, rules, before)
     num_held = 0 if held is None else held.num_rows
-    raw = raw if held is None else _one_below_the_other(held, raw)
+    raw = raw if held is None else _one_below_the_other(held, raw, events)
     context = [name for name in base.role("context") if name in before.encoders]
     encoders = with_new_values(before, [(raw, [USER, ITEM, *context])])
     ids: dict[Side, Ids] = {role: np.asarray(encoders.encode_column(of, raw.column(of))) for role, of in SIDES.items()}
@@ -208,7 +208,7 @@ def _unknown_events(base: FeatureSpec, rules: GrowthRules, before: Encoders) -> 
     if rules.split != "time":
         return None
     if rules.unknown_events is None:
-        for split in base.splits:
+        for split in (each for each in base.splits if each != "train"):
             for columns in open_split(base, split, (USER, ITEM, LABEL)).batches():
                 ids = (np.asarray(columns[name]) == 0 for name in (USER, ITEM))
                 if (np.logical_or(*ids) & (np.asarray(columns[LABEL]) > 0)).any():
@@ -220,7 +220,11 @@ def _unknown_events(base: FeatureSpec, rules: GrowthRules, before: Encoders) -> 
     if not rules.unknown_events:
         return None
     try:
-        held = pq.read_table(confined(base.folder, UNKNOWN_EVENTS_FILE), partitioning=None)
+        place = confined(base.folder, UNKNOWN_EVENTS_FILE)
+        names = sorted(each.name for each in place.iterdir()) if place.is_dir() else []  # Spark's
+        parts = [f"{UNKNOWN_EVENTS_FILE}/{name}" for name in names if not name.startswith(("_", "."))]
+        files = [confined(base.folder, part) for part in parts] or [place]
+        held = pa.concat_tables([pq.read_table(file, partitioning=None) for file in files])
     except (PathError, OSError, pa.ArrowInvalid) as error:
         raise DataError(f"{base.folder}: {UNKNOWN_EVENTS_FILE} can't be read: {error}; prepare it again") from None
     if held.num_rows != rules.unknown_events or not {USER, ITEM, TIMESTAMP} <= {*held.column_names}:
@@ -230,18 +234,21 @@ def _unknown_events(base: FeatureSpec, rules: GrowthRules, before: Encoders) -> 
     return held.filter(pa.array((users == 0) | (items == 0)))
 
 
-def _one_below_the_other(*tables: pa.Table) -> pa.Table:
-    """Tables as one, with nulls where one lacks a column; a column that is text in one of them is text."""
-    for name in {name for table in tables for name in table.column_names}:
-        kinds = {table.schema.field(name).type for table in tables if name in table.column_names}
-        if len(kinds) > 1 and any(map(is_text, kinds)):
-            tables = tuple(
+def _one_below_the_other(held: pa.Table, new: pa.Table, file: Path) -> pa.Table:
+    """Held-out events and a file's new ones as one table: nulls where one lacks a column, text where one has text."""
+    for name in [name for name in held.column_names if name in new.column_names]:
+        kinds = [table.schema.field(name).type for table in (held, new)]
+        if kinds[0] == kinds[1]:
+            continue
+        if any(map(pa.types.is_nested, kinds)):
+            known = f"the events that the dataset holds have {kinds[0]} there"
+            raise DataError(f"{file}: column '{name}' holds {kinds[1]}; {known}, so write it in the same way")
+        if any(map(is_text, kinds)):
+            held, new = (
                 table.set_column(table.column_names.index(name), name, table.column(name).cast(pa.string()))
-                if name in table.column_names
-                else table
-                for table in tables
+                for table in (held, new)
             )
-    return pa.concat_tables(tables, promote_options="permissive")
+    return pa.concat_tables([held, new], promote_options="permissive")
 
 
 # --- catalogues ------------------------------------------------------------------------------------------------------

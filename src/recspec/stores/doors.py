@@ -94,7 +94,7 @@ class _Door:
             label, _, rest = value.partition("=")
             return value if url_text(rest) is None else f"{label}={self._local(name, rest)}"
         text = url_text(value)
-        changes = name in ADDS.get(self.verb, ()) or (self.verb, name) == ("update", "run")
+        changes = name in ADDS.get(self.verb, ()) or (self.verb in KEEPS and name in FOLDERS)
         if text is None and changes and _is_model(value):
             text = url_text(copies.shown(os.fspath(value)))  # of a model whose folder is a copy
         if text is None:

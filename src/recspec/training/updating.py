@@ -102,7 +102,6 @@ def update(
     started = time.monotonic()
     settings, run = settings or UpdateSettings(), local(run, "RUN")
     _check_run(run)
-    _read_card(bundle.find(run))
     with locked_inside(run / versions.UPDATES, "updating"), _new_version(run) as folder:
         versions.make_missing(run)
         base = bundle.find(run)  # the newest version, now that no other update can end
