@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from _side_by_side import compile_source
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -40,6 +42,7 @@ def counted(command: Sequence[str], *, after: Path | None = None) -> dict[str, A
 
     The peak is the most memory that it ever held resident, as the kernel counted it.
     """
+    compile_source(ROOT / "src")
     started = time.perf_counter()
     with tempfile.TemporaryFile() as said:
         process = subprocess.Popen(command, stdout=said, stderr=said)

@@ -7,6 +7,7 @@ library that is measured. So this module imports nothing of recspec at its top: 
 from __future__ import annotations
 
 import argparse
+import compileall
 import json
 import os
 import re
@@ -631,6 +632,11 @@ def circumstances(arguments: argparse.Namespace) -> Found:
         **{name: getattr(arguments, name) for name in ("batch_size", "threads", "rounds", "seconds", "warm_up")},
         **where_and_when(),
     }
+
+
+def compile_source(source: Path) -> None:
+    """Write the bytecode of recspec, as pip does at an installation, even if this shell forbids Python to write it."""
+    compileall.compile_dir(source / "recspec", quiet=2)
 
 
 def where_and_when() -> Found:

@@ -310,7 +310,7 @@ def test_rows_that_are_lost_on_the_way_are_told(tmp_path: Path) -> None:
     (work,) = tmp_path.glob(".out*/work")
     (held,) = work.glob("buckets-0/*/train")
     (held / scatter.ENDS).unlink()
-    with pytest.raises(DataError, match=r"0 of the 60 encoded rows of train are in .*work; remove that folder"):
+    with pytest.raises(DataError, match=r"40 of the 100 encoded rows are in .*work; remove that folder"):
         prepare(tmp_path / "train.txt", tmp_path / "out", **settings)
 
 

@@ -216,14 +216,13 @@ def test_a_table_may_stay_when_the_engine_is_closed(tmp_path: Path) -> None:
         assert found == [{ROW: 0, "user": user, "item": "a", "stars": 1.0}]
 
 
-def test_reading_tells_how_far_it_is_and_can_be_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_tells_how_far_it_is_and_can_be_ended(tmp_path: Path) -> None:
     class Ended(Exception):
         pass
 
     def end(share: float) -> None:
         raise Ended(share)
 
-    monkeypatch.setattr(duckdb_backend, "WATCH_SECONDS", 0)
     path = written(tmp_path / "a.csv", "user,item,stars\n" + "7,a,1\n" * 100_000)
     told: list[float] = []
     with connect(folder=tmp_path / "work", threads=1) as opened:
@@ -310,6 +309,50 @@ def test_memory_that_runs_out_is_said(tmp_path: Path) -> None:
             SettingsError, match=r"^--memory-limit of 20 MB is too little for these tables .*; give more$"
         ):
             backend.stage(numbers.order_by([numbers["value"] % 1013, "value"]))
+
+
+def test_an_error_in_the_middle_of_a_result_is_said_as_one_at_its_start(tmp_path: Path) -> None:
+    """Arrow gives errors of a query that has begun as texts, which name the kind of the error."""
+    path = tmp_path / "raw.parquet"
+    pq.write_table(pa.table({"value": range(1_000_000)}), path, compression="none", row_group_size=100_000)
+    with connect(folder=tmp_path / "work", threads=1, memory_limit="20MB") as backend:
+        numbers = backend.read_parquet([path])
+        taken = backend.batches(numbers.order_by([numbers["value"] % 1013, "value"]))
+        with pytest.raises(SettingsError, match=r"^--memory-limit of 20 MB is too little for these tables"):
+            list(taken)
+    page = pq.ParquetFile(path).metadata.row_group(9).column(0).dictionary_page_offset
+    assert page is not None
+    path.write_bytes(path.read_bytes()[:page] + b"\xff" * 40 + path.read_bytes()[page + 40 :])
+    with connect(folder=tmp_path / "work", threads=1) as backend, pytest.raises(DataError, match=r"parquet: damaged"):
+        list(backend.batches(backend.read_parquet([path], row=True)))
+
+
+def test_a_result_that_is_not_read_to_its_end_leaves_the_engine_free(backend: Backend, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"value": range(1_000_000)}), tmp_path / "a.parquet")
+    numbers = backend.read_parquet([tmp_path / "a.parquet"])
+    for _ in backend.batches(numbers):
+        break
+    assert count_rows(backend, numbers) == 1_000_000
+
+
+def test_rows_of_text_are_staged_in_groups_of_bounded_size(
+    backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = written(tmp_path / "a.csv", "user,item,stars\n" + "".join(f"{n},{'ab' * 10},4\n" for n in range(400_000)))
+
+    def groups() -> list[int]:
+        backend.read_text(TextFile(path, COLUMNS), tmp_path / "read.parquet")
+        found = pq.ParquetFile(tmp_path / "read.parquet").metadata
+        assert pq.read_table(tmp_path / "read.parquet", columns=["user"]).column("user").to_pylist() == [
+            *range(400_000)
+        ]
+        return [found.row_group(n).num_rows for n in range(found.num_row_groups)]
+
+    batch = 131_072  # of DuckDB's results
+    monkeypatch.setattr(duckdb_backend, "ROW_GROUP_ROWS", 250_000)
+    assert max(groups()) <= 250_000 + batch
+    monkeypatch.setattr(duckdb_backend, "ROW_GROUP_BYTES", 1)
+    assert max(groups()) <= batch
 
 
 def test_a_parquet_file_that_only_duckdb_refuses_is_named(backend: Backend, tmp_path: Path) -> None:

@@ -110,21 +110,18 @@ def _write(backend: Backend, folder: Path, encoded: _Encoded, settings: Settings
         done += rows
         progress("writing splits", done, total)
 
-    parts = []
-    for split, rows in encoded.counts.items():
+    shares: list[tuple[str, Sequence[int]]] = []
+    for split, scatter in encoded.scatters.items():
         shutil.rmtree(folder / split, ignore_errors=True)  # of a run killed here
-        scatter = encoded.scatters[split]
-        folders = [place / split for place in encoded.folders]
-        writing = _Writing(split, encoded.features, settings.format, scatter, folders)
         buckets = range(scatter.num_buckets)
         apart = settings.format == "parquet" or backend.distributed  # files of other formats would be joined again
-        at_once = limit // 2 // (SORTED_TIMES * scatter.largest(folders) + 1)
-        shares = [[bucket] for bucket in buckets] if apart else [buckets]
-        before = done
-        parts += backend.each_share(shares, writing, report, at_once=at_once)
-        if done - before != rows:
-            lost = f"{done - before:,} of the {rows:,} encoded rows of {split} are in {folder / 'work'}"
-            raise DataError(f"{lost}; remove that folder and start again")
+        shares += [(split, [bucket]) for bucket in buckets] if apart else [(split, buckets)]
+    largest = max(scatter.largest(encoded.of(split)) for split, scatter in encoded.scatters.items())
+    at_once = limit // 2 // (SORTED_TIMES * largest + 1)
+    parts = backend.each_share(shares, _Writing(encoded, settings.format), report, at_once=at_once)
+    if done != total:
+        lost = f"{done:,} of the {total:,} encoded rows are in {folder / 'work'}"
+        raise DataError(f"{lost}; remove that folder and start again")
     chunks = gather(backend, folder, parts)
     channels = {"context": tuple(name for name in encoded.features if name != LABEL), "label": (LABEL,)}
     metadata = {
@@ -138,19 +135,17 @@ def _write(backend: Backend, folder: Path, encoded: _Encoded, settings: Settings
 class _Writing:
     """Writes buckets of a split. Executors of a cluster receive it."""
 
-    split: str
-    features: Mapping[str, Feature]
+    encoded: _Encoded
     format: ChunkType
-    scatter: Scatter
-    folders: Sequence[Path]
 
-    def __call__(self, share: Share[Sequence[int]]) -> PartFiles:
-        rows = self.scatter.ordered(self.folders, BLOCK_ROWS, share.item)
-        with SplitWriter(share.folder, self.split, self.features, self.format, label=LABEL) as writer:
-            for block in prefetched(rows, 0) if len(share.item) > 1 else rows:
+    def __call__(self, share: Share[tuple[str, Sequence[int]]]) -> PartFiles:
+        split, buckets = share.item
+        rows = self.encoded.scatters[split].ordered(self.encoded.of(split), BLOCK_ROWS, buckets)
+        with SplitWriter(share.folder, split, self.encoded.features, self.format, label=LABEL) as writer:
+            for block in prefetched(rows, 0) if len(buckets) > 1 else rows:
                 writer.write({**block})
                 share.done(len(block[LABEL]))
-        return PartFiles.of(share.folder, {self.split: writer})
+        return PartFiles.of(share.folder, {split: writer})
 
 
 def _copy_values(place: Path, target: Path) -> None:
@@ -169,8 +164,13 @@ class _Encoded:
     features: Mapping[str, Feature]
     scatters: Mapping[str, Scatter]
     folders: Sequence[Path]
+    """With the buckets of each split in a folder of its own."""
     counts: Mapping[str, int]
     summary: Mapping[str, object]
+
+    def of(self, split: str) -> list[Path]:
+        """The folders with the buckets of a split."""
+        return [folder / split for folder in self.folders]
 
 
 def _finished_stages(work: Path, num_files: int, settings: Settings) -> str | None:

@@ -29,7 +29,7 @@ from recspec.files import LINE_BYTES, is_gzip, opened
 from recspec.machine import total_memory
 from recspec.prepare.backend import Backend, Part, Share, T, Watch, X
 from recspec.prepare.names import ROW
-from recspec.prepare.staging import WATCH_SECONDS, bounded, nanosecond_columns, quoted, schema_of, without_missing
+from recspec.prepare.staging import bounded, nanosecond_columns, quoted, schema_of, without_missing
 from recspec.prepare.text_files import (
     ROW_BYTES,
     JsonFile,
@@ -47,7 +47,16 @@ PROCESS_BYTES = 600_000_000  # outside DuckDB's limit (measured: 250 to 400 MB f
 BYTES_PER_THREAD = 125_000_000  # to sort out of core, by its documentation; two threads with this together fail
 FILE_ROW = "file_row_number"  # of DuckDB's reader of Parquet: the number of a row in its file
 FRACTION_MARKS = (".", "e-", "E-")  # 1.5, 15e-1
+ROW_GROUP_ROWS, ROW_GROUP_BYTES = 122_880, 64 << 20  # of raw text as Parquet, at most (plus a batch of the engine)
+STREAM_BYTES = 128 << 20  # of rows that the engine makes while the last ones are used
+MARKS_BYTES = 512 << 10  # read at a time where marks are looked for; they stay in the cache
 MOST_MILLIS = 2**63 // 1000  # since 1970, which fit as microseconds into 64 bits
+_ENGINE_ERRORS = {
+    "Conversion Error": duckdb.ConversionException,
+    "Invalid Input Error": duckdb.InvalidInputException,
+    "IO Error": duckdb.IOException,
+    "Out of Memory Error": duckdb.OutOfMemoryException,
+}
 DUCKDB_TYPES = {"int64": "BIGINT", "float64": "DOUBLE", "string": "VARCHAR", "list": "VARCHAR[]"}
 
 
@@ -66,13 +75,16 @@ class DuckDBBackend(Backend):
         folder.mkdir(parents=True)
         spill.mkdir()
         settings: dict[str, Any] = {"threads": threads or os.cpu_count() or 1, "temp_directory": str(spill)}
+        stream = STREAM_BYTES
         self.memory_limit = memory_limit
         if memory_limit is not None:
             share = max(memory_limit - PROCESS_BYTES, memory_limit // 4)
             settings["memory_limit"] = f"{share // 1_000_000}MB"
             settings["threads"] = max(1, min(settings["threads"], share // BYTES_PER_THREAD))
+            stream = min(stream, share // 16)
         self._threads: int = settings["threads"]
         self._connection = duckdb.connect(config=settings)
+        self._connection.execute(f"SET streaming_buffer_size = '{stream}B'")
         self._connection.execute("SET TimeZone = 'UTC'")  # else times with zones become times of this machine's zone
         self._names = map("staged_{:04d}".format, count(1))
         self._aliases = TemporaryDirectory(prefix="recspec-")
@@ -122,7 +134,7 @@ class DuckDBBackend(Backend):
         selected = ", ".join(_selected(name, kind, whole=whole) for name, kind in file.columns.items())
         try:
             with bounded(file.path, self._folder, self._connection.interrupt):
-                target = self._copy(f"SELECT {selected} FROM {scan}", into, watch)
+                target = self._write_text(f"SELECT {selected} FROM {scan}", into, watch)
         except duckdb.OutOfMemoryException as error:
             raise _resource_error(error, self.memory_limit) from None
         except duckdb.IOException as error:  # of the disk, or of a truncated compressed file
@@ -203,11 +215,13 @@ class DuckDBBackend(Backend):
         return folder
 
     def batches(self, table: Table, rows: int = 65_536) -> Iterator[pa.RecordBatch]:
-        with _explained_errors(self.memory_limit, self._raw):
-            relation = self._connection.sql(_sql(table.op()))
-            for batch in pa.RecordBatchReader.from_stream(relation):
+        with _explained_errors(self.memory_limit, self._raw), self._reader(_sql(table.op())) as reader:
+            for batch in _batches(reader):
                 for start in range(0, batch.num_rows, rows):
                     yield batch.slice(start, rows)
+
+    def _reader(self, query: str) -> pa.RecordBatchReader:
+        return pa.RecordBatchReader.from_stream(self._connection.sql(query))
 
     def close(self) -> None:
         self._connection.close()
@@ -223,32 +237,53 @@ class DuckDBBackend(Backend):
             path = link
         return quoted(str(path))
 
-    def _copy(self, query: str, into: Path | None, watch: Watch | None = None) -> Path:
+    def _copy(self, query: str, into: Path | None) -> Path:
         target = self._folder / f"{next(self._names)}.parquet"
-        query = f"COPY ({query}) TO {quoted(str(target))} (FORMAT parquet, COMPRESSION lz4)"
-        if watch is None:
-            self._connection.execute(query)
-        else:
-            self._watched(query, watch)
+        self._connection.execute(f"COPY ({query}) TO {quoted(str(target))} (FORMAT parquet, COMPRESSION lz4)")
         return target.replace(into) if into is not None else target
 
-    def _watched(self, query: str, watch: Watch) -> None:
-        self._connection.execute("SET enable_progress_bar = true; SET enable_progress_bar_print = false")
-        with ThreadPoolExecutor(1) as pool:
-            running = pool.submit(self._connection.execute, query)
-            try:
-                while not wait([running], WATCH_SECONDS).done:
+    def _write_text(self, query: str, into: Path | None, watch: Watch | None) -> Path:
+        """Rows of text in a staged file. Arrow writes it in half the engine's time (docs/decisions.md)."""
+        target = self._folder / f"{next(self._names)}.parquet"
+        if watch is not None:
+            self._connection.execute("SET enable_progress_bar = true; SET enable_progress_bar_print = false")
+        options = {"compression": "lz4", "write_statistics": False, "store_schema": False}
+        with self._reader(query) as reader, pq.ParquetWriter(target, reader.schema, **options) as writer:
+            for group in _row_groups(_batches(reader)):
+                writer.write_table(group, group.num_rows)
+                if watch is not None:
                     watch(max(self._connection.query_progress(), 0) / 100)
-            except BaseException:
-                self._connection.interrupt()
-                raise
-        running.result()
+        return target.replace(into) if into is not None else target
 
 
 @lru_cache(256)
 def _sql(table: Relation) -> str:
     """A table's query; Ibis takes 10 to 20 ms to write one, a third of the CPU time of preparing a small file."""
     return str(ibis.to_sql(table.to_expr(), dialect="duckdb"))
+
+
+def _batches(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
+    """The batches of a query's result. Raises the engine's errors, which Arrow gives as texts."""
+    while True:
+        try:
+            batch = reader.read_next_batch()
+        except StopIteration:
+            return
+        except (OSError, pa.ArrowException) as error:
+            raise _ENGINE_ERRORS.get(str(error).split(":")[0], duckdb.Error)(str(error)) from None
+        yield batch
+
+
+def _row_groups(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Batches of text together, as many as a row group may hold."""
+    waiting: list[pa.RecordBatch] = []
+    for batch in batches:
+        waiting.append(batch)
+        if sum(len(b) for b in waiting) >= ROW_GROUP_ROWS or sum(b.nbytes for b in waiting) >= ROW_GROUP_BYTES:
+            yield pa.Table.from_batches(waiting)
+            waiting.clear()
+    if waiting:
+        yield pa.Table.from_batches(waiting)
 
 
 def _in_micros(column: str, zoned: bool) -> str:
@@ -299,15 +334,14 @@ def _holds_whole_numbers(path: Path) -> bool:
     """
     if is_gzip(path) or path.stat().st_size > total_memory() // 4:
         return False
-    last = 0
+    block = bytearray(1 + MARKS_BYTES)  # after the last byte of the block before
+    held, free = np.frombuffer(block, np.uint8), memoryview(block)[1:]
     with path.open("rb", buffering=0) as stream:
-        while block := stream.read(1 << 20):
-            held = np.frombuffer(block, np.uint8)
-            places = np.flatnonzero(held == ord("-"))
-            before = np.where(places > 0, held[places - 1], last) | 0x20  # as a small letter
-            if b"." in block or (before == ord("e")).any():
+        while size := stream.readinto(free):
+            exponents = (held[:size] | 0x20) == ord("e")  # a small letter or a capital
+            if block.find(b".", 1, 1 + size) >= 0 or (exponents & (held[1 : 1 + size] == ord("-"))).any():
                 return False
-            last = block[-1]
+            block[0] = block[size]
     return True
 
 

@@ -149,9 +149,12 @@ class SplitWriter:
 
     def _flush(self, least: int) -> None:
         """Write blocks of `BLOCK_ROWS` rows while at least `least` rows wait."""
+        if self._num_waiting < least:
+            return
+        parts, self._waiting = self._waiting, []  # each part is freed as it is joined
+        waiting = {name: concatenate_column([part.pop(name) for part in parts]) for name in self._plans}
+        start, end = 0, self._num_waiting
         while self._num_waiting >= least:
-            parts, self._waiting = self._waiting, []  # each part is freed as it is joined
-            waiting = {name: concatenate_column([part.pop(name) for part in parts]) for name in self._plans}
             rows = min(BLOCK_ROWS, self._num_waiting)
             if self._rows_per_file is not None:
                 written = self.num_rows - self._num_waiting
@@ -159,10 +162,11 @@ class SplitWriter:
             for group in self._groups:
                 if not group.outputs or group.outputs[-1].num_rows == self._rows_per_file:
                     self._open(group)
-                group.outputs[-1].write(rows_of({name: waiting[name] for name in group.features}, 0, rows))
+                group.outputs[-1].write(rows_of({name: waiting[name] for name in group.features}, start, start + rows))
+            start += rows
             self._num_waiting -= rows
-            if self._num_waiting:  # copied, so that the rows outside the views can be freed
-                self._waiting = [copy.deepcopy(rows_of(waiting, rows, rows + self._num_waiting))]
+        if start < end:  # copied, so that the rows outside the views can be freed
+            self._waiting = [copy.deepcopy(rows_of(waiting, start, end))]
 
     def _open(self, group: _Group) -> None:
         if group.outputs:
