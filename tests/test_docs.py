@@ -152,6 +152,10 @@ FILES: dict[str, tuple[Mapping[str, str], str]] = {
     "label other than 0 and 1": ({"b.csv": "0\n3\n"}, ""),
     "header line": ({"a.csv": "item\n1\n"}, ""),
     "wrong number of cells": ({"a.csv": "1,2\n3\n"}, ""),
+    "line break in a cell": ({"a.csv": '"1\n2"\n'}, ""),
+    "carriage return alone": ({"a.csv": "1\r2\n"}, ""),
+    "row that is too long": ({"a.csv": " " * (21 << 20)}, ""),
+    "text that is not UTF-8": ({"a.csv": "\udcff\n1\n"}, ""),
 }
 
 
@@ -161,7 +165,7 @@ def test_every_check_of_the_files_is_documented_with_its_message(case: str, tmp_
     broken, missing = FILES[case]
     for name, content in {"a.csv": "1\n2\n", "b.csv": "0\n1\n", **broken}.items():
         if name != missing:
-            (tmp_path / name).write_text(content)
+            (tmp_path / name).write_bytes(content.encode("utf-8", "surrogateescape"))
     (tmp_path / "feature_spec.yaml").write_text(
         "feature_spec: {item: {cardinality: 4}, label: {}}\n"
         "source_spec: {train: [{type: csv, features: [item], files: [a.csv]}, "

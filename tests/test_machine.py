@@ -12,13 +12,21 @@ from recspec.errors import SettingsError
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("1000", 1000), ("2GB", 2_000_000_000), ("512 MiB", 512 << 20), ("1.5kb", 1500), ("3tib", 3 << 40), ("7B", 7)],
+    [
+        ("1000", 1000),
+        ("2GB", 2_000_000_000),
+        ("512 MiB", 512 << 20),
+        ("1.5kb", 1500),
+        ("3tib", 3 << 40),
+        ("7B", 7),
+        (" 2 GB ", 2 * 10**9),
+    ],
 )
 def test_sizes_are_read(text: str, size: int) -> None:
     assert machine.parse_bytes(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "GB", "2 apples", "-1GB", "1e9"])
+@pytest.mark.parametrize("text", ["", "GB", "2 apples", "-1GB", "1e9", "1" + " " * 1_000_000 + "x"])
 def test_other_sizes_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a size; write it as 2GB or 512MiB"):
         machine.parse_bytes(text)

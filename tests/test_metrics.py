@@ -88,6 +88,30 @@ def test_group_auc_weighs_by_rows_and_leaves_one_class_out() -> None:
     assert group_auc(scores, labels, groups) == pytest.approx((1.5 + 1.0 + 4.0) / 9)
 
 
+def test_numbers_of_groups_have_the_mean_and_the_standard_error_of_gauc() -> None:
+    # The groups above: AUC 1/2, 1/2 and 1 of 3, 2 and 4 rows, so GAUC 13/18 and mean weight 3.
+    ranking = rank_groups([0.5, 0.9, 0.1, 0.4, 0.4, 0.8, 0.2, 0.2, 0.1], [1, 0, 0, 1, 0, 1, 0, 0, 0],
+                          [7, 7, 7, 2, 2, 9, 9, 9, 9])  # fmt: skip
+    gauc = 13 / 18
+    expected = {2: gauc + 2 / 3 * (0.5 - gauc), 7: gauc + (0.5 - gauc), 9: gauc + 4 / 3 * (1 - gauc)}
+    found = metrics.areas_of_groups(ranking)
+    assert found.tolist() == pytest.approx([expected[2], expected[7], expected[9]])
+    assert found.mean() == pytest.approx(gauc)
+    assert len(metrics.areas_of_groups(rank_groups([1.0, 2.0], [1, 1], [0, 0]))) == 0
+
+
+def test_the_standard_error_of_gauc_is_the_spread_of_gauc_over_drawn_groups() -> None:
+    rng = np.random.default_rng(2)
+    sizes = rng.integers(2, 9, 400)
+    groups = np.repeat(np.arange(400), sizes)
+    labels, scores = rng.random(len(groups)) < 0.4, rng.normal(size=len(groups))
+    areas, weights = metrics._areas(rank_groups(scores, labels, groups))
+    drawn = rng.integers(0, len(areas), (4000, len(areas)))
+    spread = ((areas * weights)[drawn].sum(1) / weights[drawn].sum(1)).std()
+    values = metrics.areas_of_groups(rank_groups(scores, labels, groups))
+    assert values.std(ddof=1) / np.sqrt(len(values)) == pytest.approx(spread, rel=0.1)
+
+
 def test_group_auc_of_no_group_is_nan() -> None:
     assert math.isnan(group_auc([], [], []))
     assert math.isnan(group_auc([1.0, 2.0], [1, 1], [0, 0]))

@@ -237,7 +237,7 @@ def parse_bytes(text: str) -> int:
     Raises:
         ValueError: for any other text.
     """
-    match = re.fullmatch(r"\s*([0-9]{1,18}(?:\.[0-9]+)?)\s*([kmgt]?)(i?)b?\s*", text, re.IGNORECASE)
+    match = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]+)?)\s*([kmgt]?)(i?)b?", text.strip(), re.IGNORECASE)
     if match is None:
         raise ValueError(f"'{text}' is not a size; write it as 2GB or 512MiB")
     return int(float(match[1]) * (1024 if match[3] else 1000) ** " kmgt".index(match[2].lower() or " "))

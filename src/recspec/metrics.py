@@ -260,15 +260,33 @@ def mean_average_precision(ranking: Ranking, k: int | None = None) -> float:
 
 def mean_area(ranking: Ranking) -> float:
     """GAUC of a ranking: the mean AUC of groups of both classes, ties one half, weighted by their candidates."""
+    areas, weights = _areas(ranking)
+    return float(np.average(areas, weights=weights)) if len(areas) else float("nan")
+
+
+def areas_of_groups(ranking: Ranking) -> Values:
+    """One number a group of both classes, whose mean is the GAUC and whose standard error is that of the GAUC.
+
+    A group contributes gauc + weight / mean weight (its AUC - gauc), the linear part of a ratio of two means (Cochran,
+    "Sampling Techniques", 1977, section 6.4). The differences of two models' numbers are those of a paired comparison.
+    """
+    areas, weights = _areas(ranking)
+    if not len(areas):
+        return areas
+    mean = np.average(areas, weights=weights)
+    return np.asarray(mean + weights / weights.mean() * (areas - mean))
+
+
+def _areas(ranking: Ranking) -> tuple[Values, Counts]:
+    """The AUC of each group of both classes, and its candidates."""
     negatives = ranking.num_candidates - ranking.num_positives
     tied_negatives = ranking.tied - ranking.positives
     above = ranking.higher - ranking.positives_above
     below = negatives[ranking.group] - above - tied_negatives
     twice = _sums(ranking.positives * (2 * below + tied_negatives), ranking._starts)
     pairs = 2.0 * ranking.num_positives * negatives
-    if not (defined := pairs > 0).any():
-        return float("nan")
-    return float(np.average(twice[defined] / pairs[defined], weights=ranking.num_candidates[defined]))
+    defined = pairs > 0
+    return twice[defined] / pairs[defined], ranking.num_candidates[defined]
 
 
 def hits(ranking: Ranking, k: int) -> Values:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import struct
 from collections.abc import Mapping
 
 NOTES = ("inferred", "dropped", "changed")
@@ -30,6 +32,26 @@ def shown(value: object) -> str:
     if isinstance(value, (list, tuple)):
         return ", ".join(shown(part) for part in value)
     return str(value)
+
+
+def as_data(value: object) -> str:
+    """A value of the data, such as a year or a code, as it stands there: a number without thousands separators."""
+    if isinstance(value, (list, tuple)):
+        return ", ".join(as_data(part) for part in value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return shown(value)
+    if isinstance(value, int) or not math.isfinite(value):
+        return str(value)
+    if value == int(value) and abs(value) < 1e15:
+        return str(int(value))
+    return f"{value:.{7 if _is_float32(value) else 15}g}"  # 0.1 of float32 is 0.10000000149 as a float
+
+
+def _is_float32(value: float) -> bool:
+    try:
+        return bool(struct.unpack("f", struct.pack("f", value))[0] == value)
+    except OverflowError:
+        return False
 
 
 def shown_counts(summary: Mapping[str, object], metadata: Mapping[str, object]) -> dict[str, object]:

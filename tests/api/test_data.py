@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from pathlib import Path
 
 import pandas as pd
@@ -10,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from recspec import api
+from recspec.datasets import DATASETS
 from recspec.errors import DataError, SettingsError
 from recspec.summaries import shown_counts
 from tests.api.conftest import USERS, events, films, prepared
@@ -154,3 +156,12 @@ def test_random_data_and_other_chunk_types(tmp_path: Path, data: api.Data) -> No
     assert again.to_frame("train", kind="dict") == made.to_frame("train", kind="dict")
     with pytest.raises(SettingsError, match=r"unknown chunk type 'parket' \(did you mean 'parquet'\?\)"):
         api.transcode(made, tmp_path / "no", to="parket")
+
+
+@pytest.mark.parametrize("dataset", [*DATASETS])
+def test_raw_files_that_are_pipes_or_devices_are_named_as_such(dataset: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.csv")
+    (tmp_path / "zeros.csv").symlink_to("/dev/zero")
+    for name, kind in (("pipe.csv", "a named pipe"), ("zeros.csv", "a device")):
+        with pytest.raises(DataError, match=rf"{name}: is {kind}; expected a regular file or a folder"):
+            api.prepare(tmp_path / name, tmp_path / "out", dataset=dataset, progress=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import shutil
 from pathlib import Path
@@ -85,6 +86,15 @@ def test_the_blend_wins_and_serves(out: Path) -> None:
     best = Predictor.open(out / BEST)
     assert len(best.recommend([best.busiest_user()], k=3)[0].items) == 3
     assert bundle.read_card(bundle.find(out / BEST)).trained["splits"] == ["train", "valid"]
+
+
+def test_its_lead_on_the_users_of_its_weights_is_no_evidence(out: Path) -> None:
+    verdict = str(board_of(out)["verdict"])
+    assert re.fullmatch(
+        r"blend leads (ease|gf_cf|popularity) by 0\.\d{4} in full/ndcg@10 on valid; its weights were chosen on "
+        r"users of valid, so this lead is no evidence: compare the two on test",
+        verdict,
+    ), verdict
 
 
 def test_its_value_is_that_of_the_question_asked_of_all(data: FeatureSpec, out: Path) -> None:

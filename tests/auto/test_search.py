@@ -14,11 +14,14 @@ import torch
 from recspec import config
 from recspec.auto import AutoSearch, beginning, cost, ending, main_reason
 from recspec.auto.beginning import begin
-from recspec.auto.judging import Judged, check_metric, judge
+from recspec.auto.judging import Judged, check_metric, judge, question_of
+from recspec.auto.leaderboard import _verdict
 from recspec.auto.search import MOST_ATTEMPTS
-from recspec.auto.state import BEST, BOARD, RECIPE, RUNS, STATE, Line, State
+from recspec.auto.state import BEST, BOARD, RECIPE, RUNS, STATE, Ending, Line, State
 from recspec.bundle import DataRecord, run_record
 from recspec.bundle import folder as bundle
+from recspec.cli.auto_command import print_board
+from recspec.cli.console import out
 from recspec.datasets import DATASETS
 from recspec.distributed import Ranks
 from recspec.errors import Interrupted, SettingsError
@@ -344,6 +347,34 @@ def test_models_that_do_not_fit_are_told(data: FeatureSpec, clicks: FeatureSpec,
         a_search(clicks, tmp_path / "other", ("din",)).run()
 
 
+@pytest.mark.parametrize(
+    ("lead", "blended", "said"),
+    [
+        ((0.03, 0.01), False, "a leads b by 0.0300 in full/mrr on valid, 3.0 standard errors: the lead is significant"),
+        ((0.01, 0.01), False, "a leads b by 0.0100 in full/mrr on valid, 1.0 standard errors: no significant lead;"),
+        (
+            (-0.03, 0.01),
+            False,
+            "a was ahead in the search, but now trails b by 0.0300 in full/mrr on valid, 3.0 standard",
+        ),
+        ((0.0, 0.0), False, "a and b are equal on valid in full/mrr"),
+        (None, False, "a leads b on valid; the standard error of the lead is unknown"),
+        ((0.03, 0.01), True, "a leads b by 0.0300 in full/mrr on valid; its weights were chosen on users of valid, so"),
+        (
+            (-0.03, 0.01),
+            True,
+            "a was ahead in the search, but now trails b by 0.0300 in full/mrr on valid, 3.0 standard",
+        ),
+        (None, True, "a leads b on valid; the standard error of the lead is unknown"),
+    ],
+)
+def test_verdicts_by_hand(lead: tuple[float, float] | None, blended: bool, said: str) -> None:
+    lines = [Line(name=name, model=name, values=[1.0]) for name in "ab"]
+    found = _verdict(lines, Ending(judged=["a", "b"], lead=lead), "full/mrr", blended=blended)
+    assert found.startswith(said)
+    assert ("no evidence" in found) == (blended and lead is not None and lead[0] > 0)
+
+
 def test_users_to_rank_by_hand() -> None:
     # 1 ms a user: 10 s rank all 800 four times over. 100 ms a user: 500 users take 50 s, more than 10 s.
     assert cost.users_to_rank({"a": 0.001, "b": 0.1}, 800, 10.0) == (800, ["b"])
@@ -364,6 +395,59 @@ def test_cheap_fits_come_first_and_long_ones_are_left_out(
     assert state.left_out["ease"] == "one fit takes 250 of 600 s; give more --minutes"
     with pytest.raises(SettingsError, match="no model can train in 1 minutes"):
         begin(data, tmp_path, 1.0, None, tuple(seconds), 0, {}, Ranks())
+
+
+def test_models_trained_by_steps_begin_with_the_cheapest(
+    data: FeatureSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    each = {"dcnv2": 3e-4, "mult_vae": 2e-4, "neumf": 4e-4, "wide_deep": 1e-4}
+    monkeypatch.setattr(cost, "seconds_each", lambda model, _: each[model.name])
+    state, _ = begin(data, tmp_path, 10.0, None, (*each, "popularity"), 0, {}, Ranks())
+    assert [line.name for line in state.lines] == ["popularity", "wide_deep", "mult_vae", "dcnv2", "neumf"]
+
+
+def test_every_candidate_is_on_the_leaderboard_or_left_out_with_a_reason(
+    data: FeatureSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def left(search: AutoSearch) -> float:
+        return 0.0 if any(line.values for line in search.state.lines) else 60.0
+
+    monkeypatch.setattr(AutoSearch, "left_to_train", property(left))
+    models = ("popularity", "ease", "neumf", "din")
+    board = a_search(data, tmp_path / "out", models).run()
+    assert [line["name"] for line in board.lines] == ["popularity"]
+    assert {*board.left_out} == {"ease", "neumf", "din"}
+    for name in ("ease", "neumf"):
+        assert board.left_out[name] == "not begun: no time was left; give more --minutes"
+
+    monkeypatch.setattr(AutoSearch, "left_to_train", 0.0)
+    with pytest.raises(SettingsError, match=r"no model was trained: popularity: not begun: no time was left; give"):
+        a_search(data, tmp_path / "none", ("popularity",)).run()
+
+
+def test_the_leaderboard_says_how_many_users_each_figure_is_of(
+    data: FeatureSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cost, "MOST_USERS", 7)
+    told: list[str] = []
+    board = a_search(data, tmp_path / "out", ("popularity", "ease"), tell=told.append).run()
+    known = {split: len(question_of(data, split, "full/ndcg@10").ranked_users) for split in ("valid", "test")}
+    assert known["valid"] > 7
+    assert f"all candidates are judged on 7 of the {known['valid']} users of valid" in told
+    assert board.users == {
+        "valid": (7, known["valid"]),
+        "valid_error": (known["valid"], known["valid"]),  # as there was time for all of them
+        "test": (known["test"], known["test"]),
+    }
+    assert board.to_dict()["users"] == {name: {"ranked": some, "of": of} for name, (some, of) in board.users.items()}
+    assert a_search(data, tmp_path / "out", ("popularity", "ease")).run().users == board.users
+
+    with out.capture() as printed:
+        print_board(board)
+    assert (
+        f"users ranked: 7 of {known['valid']} for valid, {known['valid']} of {known['valid']} for its standard error "
+        f"and the lead, {known['test']} of {known['test']} for test\n" in printed.get()
+    )
 
 
 def test_every_model_is_ranked_in_full_though_train_would_take_less(

@@ -382,6 +382,10 @@ def test_from_raw_files_to_recommendations(run: Cli, tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("user_id,item_id\n1,7\n")
     status, _, said = run("predict", trained, tmp_path / "rows.csv", "--out", tmp_path / "scored.csv")
     assert (status, "1 rows" in said) == (0, True)
+    (tmp_path / "none.csv").write_text("user_id,item_id\n")
+    status, printed, said = run("predict", trained, tmp_path / "none.csv")
+    assert (status, printed) == (0, '"user_id","item_id","probability"\n')
+    assert f"note: {tmp_path / 'none.csv'} holds no row" in said
     status, printed, said = run("evaluate", trained, made, "--protocol", "sampled", "--k", "5", "--k", "2", "--json")
     assert status == 0, said
     assert {"hit_rate@5", "hit_rate@2"} <= set(json.loads(printed)["metrics"]["sampled"])
@@ -685,6 +689,24 @@ def test_a_table_of_recommendations_has_titles_where_there_are_any(capsys: pytes
         printed = capsys.readouterr().out
         assert heads in " ".join(printed.split())
         assert ("title" in printed) == (title is not None)
+
+
+def test_values_of_the_catalogue_have_no_thousands_separators(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = Recommendation("u", True, (RecommendedItem(7, None, 0.5),))
+    recommend_commands.print_recommendation(answer, fields={"year": [2016], "price": [1234.5]})
+    printed = capsys.readouterr().out
+    assert "2016" in printed
+    assert "1234.5" in printed
+
+
+def test_the_heading_says_who_gets_the_most_popular_items_and_why(capsys: pytest.CaptureFixture[str]) -> None:
+    for user, known, heading in (
+        ("u", False, "user u: unknown, so the most popular items"),
+        ("u", True, "user u: the most popular items"),
+        (None, False, "the most popular items"),
+    ):
+        recommend_commands.print_recommendation(Recommendation(user, known, (), answered_by="popularity"))
+        assert capsys.readouterr().out.splitlines()[1] == heading
 
 
 # --- URLs ------------------------------------------------------------------------------------------------------------

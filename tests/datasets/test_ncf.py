@@ -54,6 +54,9 @@ def test_titles_may_stand_in_a_file_of_their_own(tmp_path: Path) -> None:
     assert items.column("title").to_pylist() == ["Five", None, None, "Eight", None]
     with pytest.raises(SettingsError, match=r"setting 'titles': .*title\.csv: no such file"):
         run(CASES["ncf"], raw, tmp_path / "b", settings={"titles": "title.csv"})
+    (tmp_path / "names.csv").write_text("item_id,title\n8,Huit\n")
+    run(CASES["ncf"], raw, tmp_path / "c", settings={"titles": str(tmp_path / "names.csv")})
+    assert pq.read_table(tmp_path / "c" / "items.parquet").column("title").to_pylist()[3] == "Huit"
     (raw / "titles.csv").write_text("id,title\n8,Eight\n")
     with pytest.raises(DataError, match="header: no column 'item_id'; found 'id', 'title'"):
         run(CASES["ncf"], raw, tmp_path / "b", settings={"titles": "titles.csv"})

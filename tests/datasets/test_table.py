@@ -230,6 +230,22 @@ def test_every_column_that_is_nowhere_is_named(tmp_path: Path) -> None:
     assert "'colour' is set as numeric, categorical, list or vector, but is no feature" in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["probability", "logit"])
+def test_a_feature_with_the_name_of_an_output_is_refused(name: str, tmp_path: Path) -> None:
+    text = f"user_id,item_id,label,{name},place\n" + "".join(
+        f"u{at % 9},i{at},{at % 2},.{at},{at}\n" for at in range(40)
+    )
+    with pytest.raises(SettingsError) as caught:
+        prepare_table(tmp_path / "a.csv", tmp_path / "out", text)
+    assert str(caught.value).endswith(
+        f"settings: context feature '{name}': an output of every model has this name; rename the column, or leave it "
+        "out by setting 'context_features'"
+    )
+    assert not (tmp_path / "out").exists()
+    found = prepare_table(tmp_path / "a.csv", tmp_path / "out", text, context_features=["place"]).spec
+    assert name not in found.features
+
+
 def test_rows_without_a_user_are_named(tmp_path: Path) -> None:
     text = "user_id,item_id\n1,a\n,b\n,c\n"
     with pytest.raises(DataError, match="column 'user_id' has no value in 2 rows, such as line 3, line 4"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -223,9 +223,72 @@ def test_columns_that_number_or_name_rows_or_never_change_are_no_features(tmp_pa
     dropped = str(result.summary["dropped"])
     assert "columns 'number', 'name': they number or name each row" in dropped
     assert "columns 'same': they hold one value in all rows" in dropped
-    assert "columns 'day': they look like times, of which models make no feature (timestamp=day makes" in dropped
+    assert "columns 'day': they look like times, of which models make no feature" in dropped
+    told = "no column is taken as the time ('day' may be the time, or dates of something else; timestamp=day makes"
+    assert told in inferred(result)
     asked = prepare_table(tmp_path / "a.csv", tmp_path / "b", label="y", context_features=["number", "same"])
     assert asked.spec.role("context") == ("number", "same")
+
+
+def labelled_at(tmp_path: Path, values: Sequence[str], *columns: str, **settings: object) -> Prepared:
+    """A dataset of labelled rows with dates in the column `at`, of ten users and seven items if these are columns."""
+    row = {"user_id": lambda place: f"u{place % 10}", "item_id": lambda place: f"i{place % 7}"}
+    lines = [",".join([*(row[name](place) for name in columns), str(place % 2), str(place % 3), at])
+             for place, at in enumerate(values)]  # fmt: skip
+    text = "\n".join([",".join([*columns, "label", "kind", "at"]), *lines]) + "\n"
+    tmp_path.mkdir(exist_ok=True)
+    return prepare_table(tmp_path / "a.csv", tmp_path / "out", text, **settings)
+
+
+DATES = [f"2024-{1 + place // 28:02d}-{1 + place % 28:02d}" for place in range(140)]
+CLOCKS = [f"2024-03-{1 + place // 24:02d}T{place % 24:02d}:30:00" for place in range(140)]
+
+
+@pytest.mark.parametrize(("values", "columns"), [(DATES, ("user_id",)), (DATES, ("item_id",)), (CLOCKS, ())])
+def test_the_only_column_of_dates_splits_labelled_rows_too(
+    values: list[str], columns: tuple[str, ...], tmp_path: Path
+) -> None:
+    result = labelled_at(tmp_path, values, *columns)
+    assert result.summary["split"] == "time"
+    assert "the time is column 'at', because no other one holds times of the rows (timestamp=null" in inferred(result)
+    assert "dropped" not in result.summary
+    held = {split: open_split(result.spec, split).num_rows for split in ("train", "valid", "test")}
+    assert held == {"train": 112, "valid": 14, "test": 14}
+    times = np.asarray(open_split(result.spec, "test").read(0, 14)["timestamp"])
+    assert times.min() > np.asarray(open_split(result.spec, "train").read(0, 112)["timestamp"]).max()
+
+
+BIRTHDAYS = [f"19{60 + place % 10}-05-01 00:00:00" for place in range(140)]
+
+
+@pytest.mark.parametrize(
+    ("values", "columns"),
+    [
+        (BIRTHDAYS, ("user_id", "item_id")),  # the same in all rows of a user
+        (BIRTHDAYS, ()),  # no clock but midnight, and no user or item within which they differ
+        (["", *CLOCKS[1:]], ("user_id",)),  # a row has none
+        (["2024-03-01T10:30:00", "2024-03-02T10:30:00"] * 70, ()),  # too few to cut at
+    ],
+)
+def test_dates_that_may_be_of_something_else_split_no_labelled_rows(
+    values: list[str], columns: tuple[str, ...], tmp_path: Path
+) -> None:
+    result = labelled_at(tmp_path, values, *columns)
+    assert result.summary["split"] == "share"
+    assert (
+        "random rows are valid and test, by seed 1: no column is taken as the time ('at' may be the time, or dates of "
+        "something else; timestamp=at makes the latest rows valid and test), and no group is set (group=COLUMN keeps"
+    ) in inferred(result)
+    assert "columns 'at': they look like times, of which models make no feature" in str(result.summary["dropped"])
+
+
+def test_a_random_split_names_the_reason_why_it_is_not_by_time(tmp_path: Path) -> None:
+    without = labelled_at(tmp_path, [f"x{place % 4}" for place in range(140)])
+    assert "by seed 1: no column looks like times, and no group is set" in inferred(without)
+    ignored = labelled_at(tmp_path / "b", CLOCKS, timestamp=None)
+    assert "by seed 1: no column is the time (timestamp=null), and no group is set" in inferred(ignored)
+    ordered = labelled_at(tmp_path / "c", [f"{place}" for place in range(140)], timestamp="at")
+    assert "the values of 'at' don't look like times (split=time sorts by them), and no group" in inferred(ordered)
 
 
 def test_numbers_are_also_cut_into_buckets_fitted_on_train(tmp_path: Path) -> None:

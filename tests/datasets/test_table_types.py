@@ -318,3 +318,61 @@ def test_any_bytes_are_a_table_or_one_error(
         prepare_table(path, folder / "out", types={"timestamp": "time"}, invalid_values="drop", num_negatives=0)
     except RecspecError as error:
         assert "a." in str(error) or "setting" in str(error)  # noqa: PT017
+
+
+# --- files that settings name ----------------------------------------------------------------------------------------
+
+FILES = {
+    "users": ("users.csv", "user_id,age\nu,5\n"),
+    "items": ("items.csv", "item_id,title\ni0,Hat\ni1,Cap\n"),
+    "types": ("columns.yaml", "price: text\n"),
+    "splits": ("train.csv", PRICED),
+}
+
+
+@pytest.mark.parametrize("setting", FILES)
+def test_a_file_that_a_setting_names_lies_beside_the_raw_files_or_is_a_path(
+    setting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name, text = FILES[setting]
+    for folder in ("raw", "other"):
+        Path(folder).mkdir()
+    Path("raw/a.csv").write_text(PRICED)
+    for out, place, named in (("a", "other", f"other/{name}"), ("b", "other", str(tmp_path / "other" / name)),
+                              ("c", "raw", name), ("d", "raw", f"raw/{name}")):  # fmt: skip
+        (Path(place) / name).write_text(text)
+        prepare_table(Path("raw/a.csv"), Path(out), **{setting: {"train": named} if setting == "splits" else named})
+        record = json.loads((Path(out) / "prepare.json").read_text())
+        if setting == "types":
+            assert record["settings"]["types"] == {"price": "text"}
+        else:
+            assert name in {file["name"] for file in record["inputs"]}
+    missing = f"no/{name[1:]}"
+    with pytest.raises(SettingsError) as error:
+        prepare_table(Path("raw/a.csv"), Path("e"), **{setting: {"train": missing} if setting == "splits" else missing})
+    assert str(error.value) == (
+        f"setting '{setting}': {missing}: no such file; looked for raw/{missing}, beside the raw files, and for "
+        f"{tmp_path / missing}, from the working directory"
+    )
+    with pytest.raises(SettingsError, match=rf"no such file \(did you mean '{name}'\?\)"):
+        prepare_table(
+            Path("raw/a.csv"), Path("e"), **{setting: {"train": name[1:]} if setting == "splits" else name[1:]}
+        )
+    url = f"s3://bucket/{name}"
+    with pytest.raises(DataError, match="is a URL, and only local paths are supported here"):
+        prepare_table(Path("raw/a.csv"), Path("e"), **{setting: {"train": url} if setting == "splits" else url})
+
+
+def test_a_file_beside_the_raw_files_comes_first_and_holds_no_rows_however_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("raw").mkdir()
+    Path("raw/a.csv").write_text(PRICED)
+    Path("raw/items.csv").write_text("item_id,title\ni0,Hat\n")
+    Path("items.csv").write_text("item_id,title\ni0,Tie\n")
+    for out, named in (("a", "items.csv"), ("b", "./items.csv"), ("c", str(tmp_path / "raw" / "items.csv"))):
+        result = prepare_table(Path("raw"), Path(out), items=named, num_negatives=0)
+        assert "Hat" in pq.read_table(result.spec.folder / "items.parquet").column("title").to_pylist()
+        assert result.summary["raw_rows"] == PRICED.count("\n") - 1

@@ -90,6 +90,13 @@ def test_a_whole_number_is_one_however_it_is_spelled(text: str, found: int | Non
     assert whole(text) == found
 
 
+@pytest.mark.parametrize("text", ["1" * 1_000_000, "1." + "1" * 1_000_000, "1" * 999 + "." * 1_000_000])
+def test_a_text_is_read_as_a_number_in_time_that_grows_with_its_length(text: str) -> None:
+    """If the time grew with the square of the length, these million characters would take hours."""
+    with pytest.raises(ValueError, match=r"1' is no number; expected such as 1\.5|\.' is no number"):
+        number(f"{text}x")
+
+
 def test_a_text_that_is_no_number_is_refused_and_an_infinite_one_by_its_row() -> None:
     assert number(" 1.5 ") == 1.5
     assert np.isnan(number("N/A"))

@@ -3,8 +3,10 @@
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import pytest
 
 from recspec.evaluation.report import Evaluation, Report
+from recspec.evaluation.scored_rows import evaluate_rows
 
 
 def verdicts(model: Evaluation, baselines: Mapping[str, Evaluation]) -> tuple[str, ...]:
@@ -14,8 +16,31 @@ def verdicts(model: Evaluation, baselines: Mapping[str, Evaluation]) -> tuple[st
 def test_verdicts_know_which_way_is_better_and_keep_silent_when_the_model_wins() -> None:
     model = Evaluation({"rows": {"auc": 0.8, "log_loss": 0.5}})
     better = Evaluation({"rows": {"auc": 0.7, "log_loss": 0.4}})
-    assert verdicts(model, {"simple": better}) == ("rows: simple beats the model: log_loss 0.4000 against 0.5000",)
+    (verdict,) = verdicts(model, {"simple": better})
+    assert "log_loss 0.4000 against 0.5000" in verdict
     assert verdicts(better, {"simple": Evaluation({"rows": {"auc": 0.6}})}) == ()
+
+
+def test_a_verdict_without_a_standard_error_claims_no_win() -> None:
+    one, other = (Evaluation({"full": {"mrr": mrr}}, values={"full": {"mrr": np.array([mrr])}}) for mrr in (0.2, 0.9))
+    assert verdicts(one, {"b": other}) == (
+        "full: b is level with the model: mrr 0.9000 against 0.2000 (standard error unknown)",
+    )
+
+
+def test_gauc_is_judged_by_its_standard_error_over_groups() -> None:
+    """Of 12 groups of two rows, the baseline orders 7 rightly and the model 6, both in one group."""
+    groups, labels = np.repeat(np.arange(12), 2), np.tile([True, False], 12)
+    right = np.array([[1] * 6 + [0] * 6, [0] * 5 + [1] * 7], bool)
+    model, other = (evaluate_rows(np.where(labels, np.repeat(of, 2), 0.5), labels, groups=groups) for of in right)
+    assert model.metrics["rows"]["group_auc"] == pytest.approx(6 / 12)
+    assert model.standard_errors["rows"]["group_auc"] == pytest.approx(np.sqrt(0.25 / 11))
+    alone = [Evaluation({"rows": {"group_auc": of.metrics["rows"]["group_auc"]}}, values=of.values)
+             for of in (model, other)]  # fmt: skip
+    (verdict,) = verdicts(alone[0], {"b": alone[1]})
+    errors = 1 / 12 / (np.std(right[1] - right[0].astype(float), ddof=1) / np.sqrt(12))
+    told = f"group_auc 0.5833 against 0.5000 ({errors:.1f} standard errors)"
+    assert verdict == f"rows: b is level with the model: {told}"
 
 
 def test_verdicts_weigh_the_difference_by_its_standard_error_over_the_groups() -> None:

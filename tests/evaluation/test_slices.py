@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from recspec.errors import SettingsError
-from recspec.evaluation.columns import codes_of, kinds_of_items, ranges
+from recspec.evaluation.columns import _numbers, codes_of, kinds_of_items, ranges
 from recspec.evaluation.evaluations import evaluate_model
 from recspec.evaluation.question import EvaluateSettings, Question
 from recspec.evaluation.report import Evaluation
@@ -81,6 +81,24 @@ def test_columns_of_rows_and_catalogues(tmp_path: Path) -> None:
         assert sum(part.count for part in parts.values()) == found.protocols["rows"]["rows"]
 
 
+def test_a_slice_leaves_out_what_is_1_for_any_model(tmp_path: Path) -> None:
+    """Users 1 and 2 have two and three candidates."""
+    rows = [(1, 1, 1), (1, 2, 0), (2, 1, 1), (2, 3, 0), (2, 4, 0)]
+    spec = dataset(tmp_path, {"train": [(1, 0, 1), (2, 0, 1)], "test": rows})
+    table = TableRanker(np.tile([6.0, 5, 4, 3, 2, 1], (4, 1)))
+
+    def of(k: int) -> tuple[set[str], list[set[str]]]:
+        settings = EvaluateSettings(ks=(k,), slices=("user",))
+        found = evaluate_model(table, spec, "test", protocols=["sampled"], settings=settings)
+        return set(found.metrics["sampled"]), [{*each.metrics} for each in found.slices["sampled"]["user"].values()]
+
+    whole, parts = of(3)
+    assert "hit_rate@3" not in whole
+    assert parts == [whole, whole]
+    whole, parts = of(2)
+    assert parts == [whole - {"hit_rate@2", "recall@2"}, whole], "user 1 has no more than two candidates"
+
+
 def test_unknown_columns_and_lists_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"slice: unknown slice 'activty' \(did you mean 'activity'\?\)"):
         sliced(tmp_path, "activty")
@@ -93,6 +111,13 @@ def test_ranges_hold_about_equally_many() -> None:
     assert codes.tolist() == [0, 0, 0, 1, 2, 2, 3, 3, -1]
     assert names == ["1", "2", "3 to 4", "5 to 100"]
     assert ranges(np.zeros(0), np.zeros(0)) == (pytest.approx(np.zeros(0)), ["none"])
+
+
+def test_years_have_no_thousands_separators_and_counts_of_events_have() -> None:
+    years = np.arange(1990.0, 2030)
+    assert ranges(years, years)[1][0] == "1990 to 1999"
+    assert ranges(years, years, "{:,.0f}".format)[1][0] == "1,990 to 1,999"
+    assert _numbers(np.array([20161234.0, 1999.5]))[1] == ["1999.5", "20161234"]
 
 
 def test_raw_columns_of_catalogues_are_slices_and_kinds(tmp_path: Path) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -22,15 +24,26 @@ from recspec.calibration import Calibration
 from recspec.cli import app as cli
 from recspec.errors import BundleError, ExportError, SettingsError
 from recspec.export import exporter, onnx_graph, triton_repository
-from recspec.export.exported_model import Arrays, EagerModel, Exportable, OnnxModel, open_exported_model
+from recspec.export.exported_model import (
+    Arrays,
+    EagerModel,
+    Exportable,
+    OnnxModel,
+    open_exported_model,
+    read_description,
+    unused_prefix,
+)
 from recspec.export.exporter import LARGEST, Check, Difference, ExportSettings, drift_message, export, sample_of
 from recspec.export.triton_repository import Batching
 from recspec.files import manifest
 from recspec.models import MODELS
-from recspec.spec import FeatureSpec
+from recspec.spec import FORMS, FeatureSpec
 from recspec.spec.signature import OUTPUTS, Port, Signature, signature_of
 from tests import made_up
 from tests.models.test_models import build
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
 
 FEW_STEPS: dict[str, dict[str, object]] = {"dien": {"length": 2}, "sim": {"top_k": 2}}
 """Of recurrences, each of which is a part of the program, and fewer events than there are."""
@@ -220,6 +233,79 @@ def test_inputs_are_two_dimensional_and_of_the_stored_type(clicks: FeatureSpec) 
     assert ports["user_id"].dtype == ("int32" if clicks.features["user_id"].dtype == "int32" else "int64")
     signature = Signature("ranker", tuple(ports.values()))
     assert Signature.from_dict(json.loads(json.dumps(signature.to_dict()))) == signature
+
+
+# --- names of features -----------------------------------------------------------------------------------------------
+
+
+def with_numbers(names: Sequence[str], folder: Path) -> Bundle:
+    """A model of a user, an item and a number of each name."""
+    features = {"user": ("int64", 9), "item": ("int64", 9), "label": ("float32", None)}
+    columns = {**features, **dict.fromkeys(names, ("float32", None))}
+    spec = FeatureSpec.from_dict(
+        {
+            "feature_spec": {
+                name: {"dtype": dtype} if cardinality is None else {"dtype": dtype, "cardinality": cardinality}
+                for name, (dtype, cardinality) in columns.items()
+            },
+            "source_spec": {},
+            "channel_spec": {
+                "user": ["user"], "item": ["item"], "context": [*names], "label": ["label"]
+            },
+            "metadata": {},
+        }
+    )  # fmt: skip
+    model = build("wide_deep", spec, hidden=(64, 64))
+    bundle.save(folder, model, Card(model="wide_deep", settings=model.settings.model_dump(mode="json")))
+    return bundle.load(folder)
+
+
+def programs(trained: Bundle, form: str) -> tuple[dict[str, ModelProto], Check]:
+    """A program at every precision, and the model to compare them with."""
+    signature = signature_of(trained.spec, trained.model.features(), form)  # type: ignore[arg-type]
+    check = Check(trained.model, signature, sample_of(trained, None))
+    traced = onnx_graph.trace(Exportable(trained.model, signature).eval(), signature, check.examples)
+    plain = onnx_graph.to_onnx(traced, signature)
+    made = {precision: onnx_graph.narrow(copy.deepcopy(plain), precision) for precision in ("fp32", "bf16", "fp16")}
+    products = onnx_graph.wide_products(plain)
+    assert products
+    return {**made, "int8": onnx_graph.with_int8_products(plain, products)}, check
+
+
+@pytest.mark.parametrize(("form", "every"), [slow_if(every == 1, form, every) for form in FORMS for every in (1, 9)])
+def test_a_feature_may_have_any_name_that_a_program_uses_inside(form: str, every: int, tmp_path: Path) -> None:
+    plain, _ = programs(with_numbers(["price"], tmp_path / "plain"), form)
+    used: set[str] = set()
+    for program in plain.values():
+        used |= {each.name for each in program.graph.initializer}
+        used |= {name for node in program.graph.node for name in node.output}
+    used |= {name.lstrip("_") for name in used}  # as torch named them
+    names = sorted(used - {*OUTPUTS})[::every]
+    assert len(names) > 9
+    made, check = programs(with_numbers(names, tmp_path / "made"), form)
+    for precision, program in made.items():
+        assert {each.name for each in program.graph.input} == {"user", "item", *names}
+        found = check.of(OnnxModel(program.SerializeToString(), check.signature, threads=1))
+        assert found.finite
+        assert found.largest < (2e-6 if precision == "fp32" else 0.1), precision
+
+
+def test_a_feature_with_the_name_of_an_output_is_refused_before_the_work(tmp_path: Path) -> None:
+    trained = with_numbers(["probability", "logit", "price"], tmp_path / "run")
+    told: list[str] = []
+    for settings in (QUICK, replace(QUICK, form="ranker"), replace(QUICK, format="triton")):
+        with pytest.raises(ExportError) as caught:
+            export(trained, tmp_path / "out", settings, tell=told.append)
+        assert "feature 'logit': an output of the exported model has this name; rename the column" in str(caught.value)
+        assert "feature 'probability': an output" in str(caught.value)
+    assert not told
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_prefix_that_no_name_has() -> None:
+    assert unused_prefix([]) == unused_prefix(["a", "b_"]) == "_"
+    assert unused_prefix(["_", "a"]) == unused_prefix(["_x"]) == "__"
+    assert unused_prefix(["__x", "_"]) == "___"
 
 
 # --- export.json, and what is refused --------------------------------------------------------------------------------
@@ -590,3 +676,51 @@ def test_the_command_writes_a_program_and_refuses_one_that_drifts(
     assert "note: the program drifts beyond its tolerance" in printed.err.replace("\n", " ")
     assert run(tmp_path / "sizes", "--batch-sizes", "1,x") == 2
     assert "--batch-sizes '1,x': expected whole numbers from 1 between commas" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "told"),
+    [
+        ("signature.outputs", None, "signature.outputs: Input should be a valid list; found None"),
+        ("signature.outputs", ["x"], "signature: outputs is ['x']; expected ['probability', 'logit']"),
+        (
+            "signature.inputs",
+            [],
+            "signature.inputs: List should have at least 1 item after validation, not 0; found []",
+        ),
+        (
+            "signature.inputs.0.width",
+            0,
+            "signature.inputs.0.width: Input should be greater than or equal to 1; found 0",
+        ),
+        ("signature.inputs.0.width", 10**12, "signature.inputs.0.width: Input should be less than or equal to"),
+        ("signature.inputs.0.num_ids", -1, "signature.inputs.0.num_ids: Input should be greater than or equal to 1"),
+        ("signature.inputs.0.num_ids", None, "signature.inputs.0: dtype is int64 and num_ids None; ids have num_ids"),
+        ("signature.inputs.0.dtype", "string", "signature.inputs.0.dtype: Input should be 'int32'"),
+        ("signature.form", "x", "signature.form: Input should be 'rows' or 'ranker'; found 'x'"),
+        ("signature", [1], "signature: expected an object; found [1]"),
+        ("difference", [1], "difference: expected an object; found [1]"),
+        ("difference.allowed_largest", "x", "difference.allowed_largest: Input should be a valid number; found 'x'"),
+        ("precision", 3, "precision: Input should be a valid string; found 3"),
+    ],
+)
+def test_a_description_that_is_not_as_written_is_refused_by_file_and_field(
+    tmp_path: Path, place: str, value: object, told: str
+) -> None:
+    port = {"name": "item_id", "dtype": "int64", "width": 1, "level": "row", "num_ids": 9, "is_list": False}
+    description: Any = {
+        "signature": {"form": "rows", "inputs": [port], "outputs": ["probability", "logit"]},
+        "difference": {"allowed_largest": 0.1}, "precision": "fp32",
+    }  # fmt: skip
+    file = tmp_path / "export.json"
+    file.write_text(json.dumps(description))
+    assert read_description(tmp_path) == description
+    *path, last = place.split(".")
+    within = description
+    for name in path:
+        within = within[int(name) if name.isdigit() else name]
+    within[last] = value
+    file.write_text(json.dumps(description))
+    with pytest.raises(BundleError) as caught:
+        read_description(tmp_path)
+    assert f"{file}: damaged: {told}" in str(caught.value)

@@ -177,6 +177,21 @@ def test_a_text_is_the_same_number_here_as_where_prepare_reads_it_or_refused_in_
     assert encoding.encode(given)["number"][0, 0] == ours[0]
 
 
+def test_a_column_may_be_called_as_a_tensor_inside_the_ensemble_but_not_as_an_answer(tmp_path: Path) -> None:
+    def written(column: str) -> str:
+        encoders = Encoders({"colour": HashEncoder(cardinality=9, column=column)}, {})
+        signature = Signature("rows", (Port("colour", "int64", 1, "row"),))
+        write_raw(tmp_path / column, "model", 1, signature, encoders, Batching())
+        return (tmp_path / column / "model_raw" / "config.pbtxt").read_text()
+
+    assert '{ key: "colour" value: "_feature.colour" }' in written("feature.colour")
+    assert '{ key: "colour" value: "__feature.colour" }' in written("_feature.colour")
+    for name in ("probability", "logit"):
+        with pytest.raises(ExportError, match=f"^a column is called '{name}', as an answer of the ensemble; rename it"):
+            written(name)
+        assert not (tmp_path / name).exists()
+
+
 def test_columns_are_texts_unless_every_reader_takes_numbers(encoders: Encoders, signature: Signature) -> None:
     found = {port.name: port.dtype for port in raw_columns(encoders, signature)}
     assert found == {

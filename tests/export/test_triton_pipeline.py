@@ -93,6 +93,8 @@ def recommended(repository: Path, **columns: bytes) -> dict[str, list[Any]]:
             assert [d for d in each.dims if d != -1 and d not in given[each.name].shape] == [], each.name
         made = computed(repository / step.model_name / "1", step.model_name, given, list(step.output_map))
         held |= {outer: made[own] for own, outer in step.output_map.items()}
+    inside = held.keys() - {each.name for each in (*whole.input, *whole.output)}
+    assert all(each.startswith("_") for each in inside), "no column has these names"
     return {each.name: held[each.name][:, 0].tolist() for each in whole.output}
 
 

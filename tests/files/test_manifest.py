@@ -155,6 +155,26 @@ def reversed_rows(name: str) -> Callable[[Path], None]:
     return rewrite
 
 
+def twice(name: str, column: str) -> Callable[[Path], None]:
+    def rewrite(folder: Path) -> None:
+        table = pq.read_table(folder / name)
+        pq.write_table(table.append_column(column, table.column(column)), folder / name)
+
+    return rewrite
+
+
+def not_utf8(name: str, column: str) -> Callable[[Path], None]:
+    """Bytes that are no UTF-8 in a column that says it holds texts."""
+
+    def rewrite(folder: Path) -> None:
+        table = pq.read_table(folder / name)
+        texts = pa.array([b"\xff\xfe%d" % row for row in range(len(table))]).view(pa.string())
+        held = {**dict(zip(table.column_names, table.columns, strict=True)), column: texts}
+        pq.write_table(pa.table(held), folder / name)
+
+    return rewrite
+
+
 def encoders_with(change: Callable[[dict[str, dict[str, object]]], object]) -> Callable[[Path], None]:
     def rewrite(folder: Path) -> None:
         data = json.loads((folder / "encoders.json").read_text())
@@ -192,6 +212,10 @@ def catalogue_with(column: str, values: object) -> Callable[[Path], None]:
 CONTRADICTIONS: dict[str, tuple[Callable[[Path], object], str]] = {
     "negative offset": (at("offsets", 3, -5), "'offsets' does not rise from 0 to"),
     "falling offsets": (at("offsets", 3, 10**6), "'offsets' does not rise from 0 to"),
+    "offsets whose differences overflow": (
+        seen_with(lambda t: t["offsets"][1:4].copy_(torch.tensor([2**63 - 1, -(2**63), -1]))),
+        "'offsets' does not rise from 0 to",
+    ),
     "first offset": (at("offsets", 0, 1), "'offsets' does not rise from 0 to"),
     "last offset": (at("offsets", -1, 7), "'offsets' does not rise from 0 to"),
     "item out of range": (at("items", 0, 10**6), "'items' holds ids from .* to 1000000; expected 0 to 60"),
@@ -238,6 +262,17 @@ CONTRADICTIONS: dict[str, tuple[Callable[[Path], object], str]] = {
         reversed_rows("items.parquet"),
         "items.parquet: row 1 is of 'item_id' 60; expected 1, because rows are in the order of ids",
     ),
+    "catalogue with a column twice": (
+        twice("items.parquet", "item_id"), "items.parquet: has more than one column 'item_id'; rename them"
+    ),
+    "vocabulary with its column twice": (
+        twice("vocabularies/item_id.parquet", "value"),
+        "item_id.parquet: not a vocabulary .one column 'value' in Parquet.: Multiple matches for .*value",
+    ),
+    "vocabulary of bytes": (
+        not_utf8("vocabularies/item_id.parquet", "value"), "item_id.parquet: not a vocabulary .*Invalid UTF8"
+    ),
+    "title of bytes": (not_utf8("items.parquet", "title"), "items.parquet: damaged.*Invalid UTF8"),
     "users reversed": (reversed_rows("users.parquet"), "users.parquet: row 1 is of 'user_id' 120; expected 1"),
     "catalogue's ids": (catalogue_with("kind", [7]), "column 'kind' holds ids 7 to 7; expected 0 to 4"),
     "catalogue's numbers": (catalogue_with("price", [1.5, np.inf]), "column 'price' holds numbers that are not finite"),

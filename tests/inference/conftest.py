@@ -151,3 +151,16 @@ def fitted(model: str, like: Predictor, run: Path, settings: dict[str, Any]) -> 
     spec = FeatureSpec.load(like.bundle.folder.parent.parent / "data")
     train(model, spec, run, settings=TrainSettings(), model_settings=MODELS[model].Settings.model_validate(settings))
     return Predictor.open(run, device="cpu")
+
+
+@pytest.fixture(scope="session")
+def crossed(tmp_path_factory: pytest.TempPathFactory) -> Predictor:
+    """A model of labelled rows that reads a cross of a column of items with one of the request, and a list of it."""
+    folder = tmp_path_factory.mktemp("crossed")
+    rows = [f"u{row % 7},i{row % 5},d{row % 3},t{row % 4}|t{row % 2},{int(row % 6 < 2)}" for row in range(300)]
+    (folder / "rows.csv").write_text("\n".join(["user_id,item_id,device,tags,label", *rows]) + "\n")
+    table = DATASETS["table"]
+    asked = {"label": "label", "context_features": ("device", "tags"), "lists": ("tags",),
+             "crosses": (("device", "item_id"),), "cross_cardinality": 50}  # fmt: skip
+    table.prepare(PrepareContext(folder / "rows.csv", folder / "data"), table.Settings.model_validate(asked))
+    return trained("wide_deep", FeatureSpec.load(folder / "data"), folder / "run", {"hidden": (8,), "dropout": 0.0})

@@ -94,6 +94,22 @@ def test_files_that_are_not_there_or_of_another_kind_are_refused(predictor: Pred
         read_users(tmp_path / "none.txt")
 
 
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_a_file_of_columns_alone_gives_its_columns_and_the_probability(
+    predictor: Predictor, tmp_path: Path, suffix: str
+) -> None:
+    (tmp_path / "rows.csv").write_text("user_id,item_id\n")
+    out = tmp_path / f"scored{suffix}"
+    assert predict_file(predictor, tmp_path / "rows.csv", out).rows == 0
+    if suffix == ".csv":
+        assert out.read_text() == '"user_id","item_id","probability"\n'
+    else:
+        assert pq.read_table(out).schema.names == ["user_id", "item_id", "probability"]
+    (tmp_path / "rows.csv").write_text("user_id,why\n")
+    with pytest.raises(DataError, match="no column 'item_id'"):
+        predict_file(predictor, tmp_path / "rows.csv", out)
+
+
 def test_rows_that_were_scored_already_are_refused(predictor: Predictor, tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("user_id,item_id,probability\nu1,100,0.5\n")
     with pytest.raises(DataError, match="has a column 'probability' already; rename or remove it"):

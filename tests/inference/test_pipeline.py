@@ -26,7 +26,7 @@ from recspec.files import manifest
 from recspec.inference import Predictor, Wanted, build_pipeline
 from recspec.models import MODELS, Interactions, ItemModel
 from recspec.prepare import PrepareContext
-from recspec.retrieval import Candidates, Pipeline, PipelineRanker
+from recspec.retrieval import Candidates, ItemIndex, Pipeline, PipelineRanker, index_file
 from recspec.retrieval.merging import joined
 from recspec.retrieval.retrievers import Retriever
 from recspec.spec import FeatureSpec
@@ -250,6 +250,44 @@ def test_a_damaged_pipeline_is_refused(pipeline: Path, tmp_path: Path, content: 
     with pytest.raises(BundleError) as caught:
         Pipeline.open(bundle.load(tmp_path / "bundle", verify=False))
     assert told in str(caught.value)
+
+
+def test_a_retriever_of_vectors_without_its_index_is_refused(runs: Mapping[str, Path], tmp_path: Path) -> None:
+    build_pipeline(tmp_path / "run", [str(runs["two_tower"])], runs["wide_deep"], candidates=8)
+    card = tmp_path / "run" / "bundle" / "pipeline.json"
+    content = json.loads(card.read_text())
+    content["retrievers"][0]["has_index"] = False
+    card.write_text(json.dumps(content))
+    with pytest.raises(BundleError) as caught:
+        Pipeline.open(bundle.load(tmp_path / "run", verify=False))
+    says = "retriever 'two_tower' holds two_tower, which searches an index of item vectors; pipeline.json says that it"
+    assert f"{says} has none" in str(caught.value)
+
+
+def test_an_index_of_vectors_of_another_width_is_refused(runs: Mapping[str, Path], tmp_path: Path) -> None:
+    build_pipeline(tmp_path / "run", [str(runs["two_tower"])], runs["wide_deep"], candidates=8)
+    folder = tmp_path / "run" / "bundle" / "retrievers" / "two_tower"
+    index = index_file.load(folder, mapped=False)
+    index_file.save(ItemIndex.build(index.rows.base.vectors[:, :3], index.rows.ids), folder)
+    with pytest.raises(BundleError) as caught:
+        Pipeline.open(bundle.load(tmp_path / "run", verify=False))
+    width = index.rows.base.vectors.shape[1]
+    assert f"the index of retriever 'two_tower' holds vectors of 3 numbers; its model's have {width}" in str(
+        caught.value
+    )
+
+
+def test_a_catalogue_without_the_features_of_items_is_refused(runs: Mapping[str, Path], tmp_path: Path) -> None:
+    shutil.copytree(bundle.find(runs["two_tower"]), tmp_path / "bundle")
+    path = tmp_path / "bundle" / "items.parquet"
+    table = pq.read_table(path)
+    pq.write_table(table.rename_columns([f"{name}_" if name == "kind" else name for name in table.column_names]), path)
+    predictor = Predictor.open(tmp_path / "bundle", device="cpu", verify=False)
+    says = r"items\.parquet: lacks 'kind', which the model reads of every item; score rows with `recspec predict`"
+    with pytest.raises(BundleError, match=says):
+        predictor.recommend(["u1"])
+    with pytest.raises(BundleError, match=says):
+        predictor.similar("100")
 
 
 def test_a_changed_file_of_a_retriever_is_found(pipeline: Path, tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def test_rows_without_a_user_are_an_unknown_users_and_a_name_nearly_right_is_non
 ) -> None:
     for model, empty in (
         (predictor, []),
-        (sequential, ["1 of 1 row has no history_item_id; an empty history is taken"]),
+        (sequential, ["1 of 1 row has a user without a history in the catalogue; an empty history is taken"]),
     ):
         by_null, _ = model.predict(pa.table({"user_id": pa.nulls(1), "item_id": [101]}))
         found, told = model.predict(pa.table({"item_id": [101]}))

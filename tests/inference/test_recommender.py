@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from recspec import api
-from recspec.errors import BundleError
+from recspec.errors import BundleError, RequestError
 from recspec.inference import recommender
 from recspec.inference.answer_files import read_users, recommend_to_parquet
 from recspec.inference.predictor import Predictor
@@ -125,8 +125,16 @@ def test_scores_that_are_no_finite_numbers_are_told_and_not_left_out(
     """Weights may be finite and the scores not; such items were left out of the answer, all of them maybe."""
     width = len(predictor.items)
     monkeypatch.setattr(predictor.model, "side_scores", lambda *_: torch.full((1, width), value))
-    with pytest.raises(BundleError, match="the model gives no finite score for some items; train it again"):
+    with pytest.raises(BundleError, match=r"^the model gives no finite score for some items; train it again$"):
         predictor.recommend(["u3"], k=3)
+
+
+def test_a_number_of_the_context_that_is_too_large_is_to_blame_and_not_the_model(clicks: Predictor) -> None:
+    user = clicks.busiest_user()
+    assert len(clicks.recommend(Wanted(users=(user,), k=2, context={"hour": 3, "speed": 0.5}))[0].items) == 2
+    with pytest.raises(RequestError) as caught:
+        clicks.recommend(Wanted(users=(user,), k=2, context={"hour": 3, "speed": 1e308}))
+    assert str(caught.value) == "context: the model gives no finite score for some items; a value is too large"
 
 
 def test_no_user_gives_no_answer(predictor: Predictor) -> None:

@@ -9,10 +9,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from recspec.encoding import CrossEncoder
 from recspec.errors import RequestError
 from recspec.inference import requests as answers
 from recspec.inference.predictor import Predictor
 from recspec.inference.requests import can_recommend, predict, rank, recommend
+from recspec.inference.row_encoder import RowEncoder
 from recspec.inference.wanted import Wanted
 from tests import made_up
 from tests.inference.conftest import trained
@@ -239,3 +241,54 @@ def test_usual_requests_are_encoded_value_by_value_with_the_same_answer(
         (request, [{"item_id": "101"}, {"item_id": 101}]),
     ):
         assert answers._encode_clean(films, *unusual) is None
+
+
+# --- features of columns from both sides ------------------------------------------------------------------------------
+
+
+def test_a_cross_of_both_sides_gives_the_probabilities_of_whole_rows(crossed: Predictor) -> None:
+    request = {"user_id": "u1", "device": "d2", "tags": ["t1", "t0"]}
+    items = ["i3", "i0", "i4"]
+    by_rows = predict(crossed, [{**request, "item_id": item} for item in items]).probabilities
+    assert len(set(by_rows)) == 3
+    found = rank(crossed, request, items)
+    assert {each.index: each.probability for each in found.items} == pytest.approx(dict(enumerate(by_rows)), abs=1e-6)
+    assert not found.notes
+    assert rank(crossed, {**request, "user_id": "nobody"}, items).unknown_user
+
+
+def test_columns_on_the_other_side_are_read_where_a_cross_joins_both(crossed: Predictor) -> None:
+    rows = [{"item_id": item, "user_id": user, "tags": ["t1"]} for item, user in (("i3", "u2"), ("i0", "u5"))]
+    by_rows = predict(crossed, [{**row, "device": "d2"} for row in rows]).probabilities
+    found = rank(crossed, {"device": "d2"}, rows)
+    assert {each.index: each.probability for each in found.items} == pytest.approx(dict(enumerate(by_rows)), abs=1e-6)
+
+
+def test_values_of_the_request_are_read_once_however_many_candidates_there_are(
+    crossed: Predictor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copies of the request for every candidate made 77 KB of JSON into a gigabyte."""
+    sizes: list[int] = []
+    original = CrossEncoder.printed
+
+    def printed(self: CrossEncoder, name: str, values: Any) -> Any:
+        sizes.append(len(values))
+        return original(self, name, values)
+
+    monkeypatch.setattr(CrossEncoder, "printed", printed)
+    tables: list[pa.Table] = []
+    encode = RowEncoder.encode
+    monkeypatch.setattr(
+        RowEncoder, "encode", lambda self, rows, *given: tables.append(rows) or encode(self, rows, *given)
+    )
+    rank(crossed, {"user_id": "u1", "device": "d1" * 500, "tags": ["t1"] * 400}, ["i1"] * 300)
+    assert sorted(sizes) == [1, 300]
+    values = {name: table.column(name) for table in tables for name in ("device", "tags") if name in table.column_names}
+    assert {name: len(column) for name, column in values.items()} == {"device": 1, "tags": 1}
+
+
+def test_problems_with_a_cross_name_the_side_they_are_on(crossed: Predictor) -> None:
+    refused("request: column 'device': holds lists; expected one value a row",
+            rank, crossed, {"user_id": "u1", "device": ["d1"], "tags": ["t1"]}, ["i1", "i2"])  # fmt: skip
+    refused("candidates: column 'item_id': holds lists; expected one value a row",
+            rank, crossed, {"user_id": "u1", "device": "d1", "tags": ["t1"]}, [{"item_id": ["i1"]}])  # fmt: skip

@@ -54,7 +54,7 @@ def test_without_the_column_a_users_history_is_the_catalogues(sequential: Predic
     _, told = sequential.predict(pa.table({"user_id": ["u3", "nobody"], "item_id": [101, 102]}))
     assert told.notes() == [
         "1 of 2 rows has an unknown user_id; it is scored with the id of unknown values",
-        "1 of 2 rows has no history_item_id; an empty history is taken",
+        "1 of 2 rows has a user without a history in the catalogue; an empty history is taken",
     ]
 
 

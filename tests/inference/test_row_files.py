@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from recspec.errors import DataError
@@ -20,6 +21,24 @@ def test_values_of_a_csv_file_are_text_as_it_is_written(tmp_path: Path) -> None:
         {"n": "007", "x": ".5", "flag": "true", "time": "12:30", "day": "2020-01-02", "land": "NA"},
         {"n": "8", "x": "1", "flag": "false", "time": "13:00", "day": None, "land": "NA"},
     ]
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_a_name_of_two_columns_is_refused(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"rows.{ending}"
+    if ending == "csv":
+        path.write_text("user,item,user\na,b,c\n")
+    else:
+        pq.write_table(pa.table([["a"], ["b"], ["c"]], names=["user", "item", "user"]), path)
+    with pytest.raises(DataError) as error:
+        list(read_rows(path))
+    assert str(error.value) == f"{path}: has more than one column 'user'; rename them"
+
+
+def test_a_parquet_text_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"user": pa.array([b"\xff"]).view(pa.string())}), tmp_path / "rows.parquet")
+    with pytest.raises(DataError, match=r"rows\.parquet: can't be read as parquet: .*Invalid UTF8"):
+        list(read_rows(tmp_path / "rows.parquet"))
 
 
 def test_values_of_json_lines_keep_their_types_and_dates_stay_text(tmp_path: Path) -> None:
@@ -88,6 +107,17 @@ def test_lists_are_one_text_in_csv(tmp_path: Path) -> None:
     with row_writer(tmp_path / "out.csv") as write:
         write(table)
     assert (tmp_path / "out.csv").read_text() == '"id","history","number"\n1,"a|b","1|2"\n2,"",\n'
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_columns_without_a_row_are_a_table(ending: str, tmp_path: Path) -> None:
+    path = tmp_path / f"rows.{ending}"
+    if ending == "csv":
+        path.write_text("user_id,item_id\n")
+    else:
+        pq.write_table(pa.table({"user_id": pa.array([], pa.string()), "item_id": pa.array([], pa.string())}), path)
+    (table,) = read_rows(path)
+    assert (table.num_rows, table.schema.names, table.schema.types) == (0, ["user_id", "item_id"], [pa.string()] * 2)
 
 
 def test_a_header_that_is_not_utf_8_is_an_error_that_names_the_file(tmp_path: Path) -> None:

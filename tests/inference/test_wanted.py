@@ -17,7 +17,7 @@ import torch
 from recspec.errors import RequestError
 from recspec.inference.answer_files import recommend_to_parquet
 from recspec.inference.predictor import Predictor
-from recspec.inference.recommendation import Recommendation
+from recspec.inference.recommendation import Recommendation, note_of_unknown_users
 from recspec.inference.requests import rank, recommend
 from recspec.inference.wanted import Boost, Wanted
 from recspec.models import MODELS
@@ -67,7 +67,10 @@ def test_filters_and_excluded_items_leave_out_the_others_and_keep_the_order(
 def test_a_filter_of_everything_leaves_nothing(films: Predictor) -> None:
     for user in ("u3", "nobody"):
         assert items(ask(films, user, filter="kind == 'none'")) == []
-    assert ask(films, "u3", k=3, filter="kind == 'none'").notes == ("only 0 unseen items are left by filter",)
+    assert ask(films, "u3", k=3, filter="kind == 'none'").notes == ("no unseen item passes the filter",)
+    assert ask(films, "u3", k=3, filter="kind == 'none'", include_seen=True).notes == ("no item passes the filter",)
+    assert ask(films, "nobody", k=3, filter="kind == 'none'").notes == ("no unseen item passes the filter",)
+    assert films.similar("105", filter="kind == 'none'").notes == ("no item passes the filter",)
 
 
 def test_masks_of_filters_are_kept_by_their_text(films: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,6 +271,22 @@ def test_other_models_name_the_nearest_events(name: str, request: pytest.Fixture
     assert nobody.notes[1].startswith("no explanation: there is no history")
 
 
+def test_unknown_users_are_said_to_be_answered_by_what_they_are(
+    ease: Predictor, films: Predictor, clicks: Predictor
+) -> None:
+    for predictor, wanted in (
+        (ease, Wanted(k=2)), (ease, Wanted(k=2, items=("105",))), (films, Wanted(k=2, items=("105",))),
+        (clicks, Wanted(k=2, context={"hour": 3, "speed": 0.5})),
+    ):  # fmt: skip
+        (answer,) = predictor.recommend(replace(wanted, users=("nobody" if predictor is not clicks else 10**9,)))
+        assert predictor.recommender.strangers_answered_by(wanted) == answer.answered_by
+    assert note_of_unknown_users(1, "popularity") == "1 of them is unknown, and gets the most popular items"
+    assert note_of_unknown_users(2, "context") == "2 of them are unknown, and are answered by the context"
+    assert note_of_unknown_users(2, "basket_vectors") == (
+        "2 of them are unknown, and get the items nearest to the basket"
+    )
+
+
 # --- items like one --------------------------------------------------------------------------------------------------
 
 
@@ -287,6 +306,42 @@ def test_items_like_one(name: str, by: str, request: pytest.FixtureRequest) -> N
     assert [each.item for each in chosen.items] == [
         each.item for each in every.items[1:] if kind[str(each.item)] == "b"
     ][:2]
+
+
+def test_items_like_one_that_the_model_cannot_tell_apart_are_said_to_be(ease: Predictor) -> None:
+    known = ease.similar("105", k=3)
+    assert known.notes == ()
+    weights = ease.model.weights.weight  # type: ignore[union-attr]
+    (item,) = ease.catalogues.item_ids(["105"])
+    before = weights.clone()
+    try:
+        with torch.no_grad():
+            weights[item] = 0
+        found = ease.similar("105", k=2)
+        assert [each.score for each in found.items] == [0.0, 0.0]
+        assert found.notes == (
+            "the model knows no items like it: it scores all 29 items alike, and these are the first by id",
+        )
+        with torch.no_grad():
+            weights[item, int(ease.catalogues.item_ids([known.items[0].item])[0])] = 1
+        found = ease.similar("105", k=3)
+        assert found.items[0].item == known.items[0].item
+        assert found.notes == ("the last 2 are no more like it than 26 others, and stand here by their ids",)
+    finally:
+        with torch.no_grad():
+            weights.copy_(before)
+
+
+def test_items_like_one_without_interactions_are_said_to_be_little_known(
+    ease: Predictor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chooser = ease.recommender.chooser
+    scorable = chooser.scorable.copy()
+    scorable[ease.catalogues.item_ids(["105"])] = False
+    monkeypatch.setattr(chooser, "scorable", scorable)
+    assert ease.similar("105", k=3).notes == (
+        "item '105' has no interactions that the model was trained on, so the model knows little of what is like it",
+    )
 
 
 def test_items_like_one_by_weights_are_those_of_a_basket(knn: Predictor) -> None:

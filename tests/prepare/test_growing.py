@@ -19,6 +19,7 @@ from recspec.prepare import GROWTH_FILE, Grown, GrowthRules, grow
 from recspec.prepare.growing import time_cuts
 from recspec.prepare.growth import UNKNOWN_EVENTS_FILE
 from recspec.prepare.raw_files import Reading
+from recspec.prepare.time_formats import example
 from recspec.spec import FeatureSpec
 from recspec.storage import Ragged, check, open_split
 from tests.made_up_events import NEW_ITEM, NEW_USER, prepared, shop_events, written
@@ -230,6 +231,8 @@ def test_every_missing_column_is_named(tmp_path: Path) -> None:
     (tmp_path / "grown").mkdir()
     with pytest.raises(DataError, match=r"(?s)no column 'item_id'.*no column 'timestamp', the time"):
         grow(base, written(tmp_path / "new.csv", new.select(["user_id", "kind"])), tmp_path / "grown")
+    with pytest.raises(DataError, match=r"time.csv: no column 'timestamp', the time; found 'user_id', 'item_id'$"):
+        grow(base, written(tmp_path / "time.csv", new.select(["user_id", "item_id"])), tmp_path / "grown")
     with pytest.raises(DataError, match="no such file; expected events in a file of CSV, JSON lines or Parquet"):
         grow(base, tmp_path / "nothing.csv", tmp_path / "grown")
 
@@ -377,3 +380,144 @@ def test_a_folder_is_no_file_of_events(tmp_path: Path) -> None:
     (tmp_path / "grown").mkdir()
     with pytest.raises(DataError, match="base: is a folder; expected events in a file of CSV"):
         grow(base, tmp_path / "base", tmp_path / "grown")
+
+
+def catalogue_of_items() -> pa.Table:
+    """Items of the shop, with features of every kind and columns that are only shown."""
+    names = [f"i{number:02d}" for number in range(24)]
+    return pa.table({
+        "item_id": names, "name": [f"Thing {name}" for name in names], "sort": ["abc"[n % 3] for n in range(24)],
+        "price in EUR": [n + 0.25 for n in range(24)], "makers": ["Ann|Bob" if n % 2 else "Cy" for n in range(24)],
+        "year": [2000 + n for n in range(24)], "in print": [True, False] * 12,
+    })  # fmt: skip
+
+
+def with_items_file(folder: Path, *, in_lists: bool, **settings: object) -> FeatureSpec:
+    """A dataset whose items, their features and titles are in a file of their own."""
+    folder.mkdir(parents=True)
+    items, known = catalogue_of_items(), shop_events()[0]
+    if in_lists:
+        place = items.column_names.index("makers")
+        items = items.set_column(place, "makers", pc.split_pattern(items.column("makers"), "|"))
+    pq.write_table(items, folder / "items.parquet")
+    asked = {"item_features": ["sort", "price in EUR", "makers"], "lists": ["makers"], "title": "name", **settings}
+    return prepared(folder, known.drop_columns(["kind"]), items="items.parquet", **asked)
+
+
+def events_that_describe(new: pa.Table, **columns: object) -> pa.Table:
+    """New events that hold columns of the items' file, the same in every row."""
+    new = new.drop_columns(["kind"])
+    for name, value in columns.items():
+        new = new.append_column(name.replace("_", " "), pa.array([value] * len(new)))
+    return new
+
+
+SHOWN = {"title": "New thing", "sort_text": "new", "price in EUR_text": 9.5, "year": 2026, "in print": 1}
+TOLD = {"name": "New thing", "sort": "new", "price_in_EUR": "9.5", "year": "2026", "in_print": "true"}
+
+
+@pytest.mark.parametrize("in_lists", [False, True])
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_a_new_item_shows_what_the_events_say_of_it(tmp_path: Path, in_lists: bool, kind: str) -> None:
+    """Filters and displays read the columns for people, beside which the features have the suffix `_text`."""
+    base = with_items_file(tmp_path / "base", in_lists=in_lists)
+    makers: object = ["Ann", "Dora"] if kind == "parquet" or in_lists else "Ann|Dora"
+    new = events_that_describe(shop_events()[1], **TOLD, makers=makers)
+    file = tmp_path / f"new.{kind}"
+    if kind == "parquet":
+        pq.write_table(new, file)
+    elif in_lists:
+        file = tmp_path / "new.jsonl"
+        file.write_text("".join(json.dumps(row) + "\n" for row in new.to_pylist()))
+    else:
+        written(file, new)
+    (tmp_path / "grown").mkdir()
+    found = grow(base, file, tmp_path / "grown")
+    assert found.notes == ()
+    items = pq.read_table(found.spec.folder / "items.parquet")
+    assert items.schema == pq.read_table(base.folder / "items.parquet").schema
+    shown = items.slice(len(items) - 1).to_pylist()[0]
+    assert {name: shown[name] for name in SHOWN} == SHOWN
+    assert shown["makers_text"] == (["Ann", "Dora"] if in_lists else "Ann|Dora")
+    encoders = Encoders.load(found.spec.folder)
+    assert encoders.vocabularies["makers"].decode(np.array(shown["makers"])).to_pylist() == ["Ann", "Dora"]
+    assert shown["sort"] == len(encoders.vocabularies["sort"])
+
+
+def test_a_dataset_of_an_older_recspec_shows_what_the_events_say_too(tmp_path: Path) -> None:
+    base = with_items_file(tmp_path / "base", in_lists=False)
+    file = base.folder / GROWTH_FILE
+    rules = json.loads(file.read_text())
+    assert rules["readable"]["item"] == {
+        "title": "name", "sort_text": "sort", "price in EUR_text": "price in EUR", "makers_text": "makers",
+        "year": "year", "in print": "in print",
+    }  # fmt: skip
+    older = {name: f"\0{column}" for name, column in rules["readable"]["item"].items()}
+    file.write_text(json.dumps({**rules, "readable": {"item": older}}))
+    (tmp_path / "grown").mkdir()
+    events = written(tmp_path / "new.csv", events_that_describe(shop_events()[1], **TOLD, makers="Ann|Dora"))
+    items = pq.read_table(grow(base, events, tmp_path / "grown").spec.folder / "items.parquet")
+    shown = items.slice(len(items) - 1).to_pylist()[0]
+    assert {name: shown[name] for name in SHOWN} == SHOWN
+
+
+def test_a_feature_of_another_name_than_its_column_is_shown_from_its_own_column(tmp_path: Path) -> None:
+    """The rows hold a column `hour` of their own, so the item's hour is the column `hour_item` of new events."""
+    folder = tmp_path / "base"
+    folder.mkdir()
+    items = catalogue_of_items().select(["item_id"]).append_column("hour", pa.array(["early", "late"] * 12))
+    pq.write_table(items, folder / "items.parquet")
+    base = prepared(folder, shop_events()[0], items="items.parquet", item_features=["hour"])
+    (tmp_path / "grown").mkdir()
+    events = written(tmp_path / "new.csv", events_that_describe(shop_events()[1]).append_column(
+        "hour_item", pa.array(["late"] * len(shop_events()[1]))))  # fmt: skip
+    found = grow(base, events, tmp_path / "grown")
+    assert found.notes == ()
+    items = pq.read_table(found.spec.folder / "items.parquet")
+    assert items.column("hour")[-1].as_py() == "late"
+
+
+def test_new_items_of_which_the_file_tells_too_little_are_counted(tmp_path: Path) -> None:
+    base = with_items_file(tmp_path / "base", in_lists=False)
+    (tmp_path / "none").mkdir()
+    (tmp_path / "some").mkdir()
+    new = shop_events()[1]
+    found = grow(base, written(tmp_path / "none.csv", events_that_describe(new)), tmp_path / "none")
+    (note,) = found.notes
+    assert note == (
+        f"1 new item, such as '{NEW_ITEM}', lacks values in 'name', 'sort', 'price in EUR', 'makers', 'year', "
+        "'in print': an update reads only the file of new events, and known ones keep their values; to give them, "
+        "delete this version, add the columns to the file and update again"
+    )
+    place = new.column_names.index("item_id")
+    others = [f"j{number}" if number < 2 else name for number, name in enumerate(new.column("item_id").to_pylist())]
+    more = events_that_describe(new.set_column(place, "item_id", pa.array(others)), **TOLD, makers="Ann")
+    place = more.column_names.index("name")
+    names = pa.array([None, "J 1", *(["New thing"] * (len(more) - 2))])
+    found = grow(base, written(tmp_path / "some.csv", more.set_column(place, "name", names)), tmp_path / "some")
+    (note,) = found.notes
+    assert note.startswith("1 of 3 new items, such as 'j0', lacks values in 'name': an update reads only")
+
+
+DAYS = {"%d.%m.%Y": "{0:02}.11.2025", "%m/%d/%Y": "11/{0:02}/2025"}
+
+
+@pytest.mark.parametrize("form", DAYS)
+def test_times_that_were_read_by_a_format_found_in_them_are_read_by_it_again(form: str, tmp_path: Path) -> None:
+    """A file whose few times fit several formats has the dataset's, and a message names it."""
+    rows = [(f"u{user}", f"p{(user + step) % 5}", DAYS[form].format(11 + step + user)) for user in range(6)
+            for step in range(4)]  # fmt: skip
+    events = pa.table({name: list(each) for name, each in zip(COLUMNS_OF_EVENTS, zip(*rows, strict=True), strict=True)})
+    base = prepared(tmp_path / "base", events, item_features=())
+    assert GrowthRules.load(base.folder).found_time_format == form
+    (tmp_path / "out").mkdir()
+    later = events.slice(0, 1).set_column(2, "timestamp", pa.array([DAYS[form].format(12).replace("2025", "2026")]))
+    found = grow(base, written(tmp_path / "new.csv", later), tmp_path / "out").spec
+    assert max(max(np.asarray(open_split(found, split).read(0, 1 << 40)["timestamp"])) for split in found.splits) == (
+        1_794_441_600  # 2026-11-12
+    )
+    (tmp_path / "bad").mkdir()
+    bad = events.slice(0, 1).set_column(2, "timestamp", pa.array(["01-02-2025"]))
+    expected = rf"write it as the dataset's times were written: {form}, such as {example(form)}"
+    with pytest.raises(DataError, match=expected):
+        grow(base, written(tmp_path / "bad.csv", bad), tmp_path / "bad")

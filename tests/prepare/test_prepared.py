@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -52,6 +53,18 @@ def test_an_empty_folder_is_filled(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     prepare_movielens(write_latest(tmp_path / "raw"), tmp_path / "out")
     assert (tmp_path / "out" / "feature_spec.yaml").is_file()
+
+
+def test_a_raw_file_whose_name_is_not_utf_8_is_refused_before_the_work(tmp_path: Path) -> None:
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    (raw / os.fsdecode(b"\xff.csv")).write_text("user_id,item_id\n1,2\n")
+    context = PrepareContext(raw, tmp_path / "out", progress=lambda *_: pytest.fail("the work began"), threads=1)
+    with pytest.raises(
+        DataError, match=r"a raw file: the name '.*\\udcff.csv' holds bytes that are not UTF-8; rename it"
+    ):
+        DATASETS["table"].prepare(context, DATASETS["table"].Settings(timestamp=None))
+    assert not (tmp_path / "out").exists()
 
 
 def test_changed_raw_files_are_noticed(tmp_path: Path) -> None:

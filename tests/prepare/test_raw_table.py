@@ -717,7 +717,39 @@ def test_what_is_inferred_of_a_catalogue_names_its_file(tmp_path: Path) -> None:
     summary = prepare_table(tmp_path / "a.csv", tmp_path / "out", text, items="items.csv", item_features=["price"],
                             context_features=["price"]).summary  # fmt: skip
     assert summary["inferred"] == ["'price' of items.csv: numbers", "'price': whole numbers"]
-    assert "column 'price' of items.csv is 'price_text' in the prepared items.parquet" in str(summary["changed"])
+    assert (
+        "columns of items.csv have other names in the prepared items.parquet, for display: 'price' is 'price_text'"
+    ) in str(summary["changed"]).replace('"', "")  # fmt: skip
+
+
+def test_every_column_of_a_catalogue_and_its_new_name_are_told(tmp_path: Path) -> None:
+    (tmp_path / "items.csv").write_text(
+        "item_id;Name;Kind;Price;Weight;Shelf\nx;Hat;a;7,14;3;007\ny;Cap;b;$9;n/a;008\nz;Tie;a;1,50;5;009\n"
+    )
+    text = "user_id,item_id,timestamp\na,x,1\na,y,2\na,z,3\n"
+    asked = {"items": "items.csv", "title": "Name", "item_features": ["Kind"]}
+    result = prepare_table(tmp_path / "a.csv", tmp_path / "out", text, **asked)
+    inferred, changed = (" ".join(map(str, result.summary[name])) for name in ("inferred", "changed"))  # type: ignore[call-overload]
+    assert "'Name' of items.csv: text" in inferred
+    assert "'Kind' of items.csv: text, taken as categories" in inferred
+    assert (
+        "'Price' of items.csv: text, though most values are numbers with separators or units; write them with a point "
+        "and nothing else, such as 1234.5, to have numbers"
+    ) in inferred
+    assert (
+        "'Weight' of items.csv: text, though most values are numbers; types={COLUMN: {type: number, invalid: missing}} "
+        "takes the others as missing"
+    ) in inferred
+    assert (
+        "'Shelf' of items.csv: digits that are no plain numbers (leading zeros, or too many digits), kept as"
+        in inferred
+    )
+    assert "prepared items.parquet, for display: 'Name' is 'title', 'Kind' is 'Kind_text'" in changed
+    declared = prepare_table(tmp_path / "a.csv", tmp_path / "b", **asked,
+                             types={"Weight": {"type": "number", "invalid": "missing"}})  # fmt: skip
+    shown = pq.read_table(declared.spec.folder / "items.parquet")
+    assert shown.column("Weight").to_pylist() == [3.0, None, 5.0]
+    assert {"title", "Kind_text"} <= {*shown.column_names}
 
 
 def test_repeats_may_be_kept(tmp_path: Path) -> None:

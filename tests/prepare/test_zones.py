@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from zoneinfo import ZoneInfo
@@ -13,7 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from recspec.prepare.backend import Backend
+from recspec.prepare.declared import offset_of
 from recspec.prepare.tables import fetch
+from recspec.prepare.time_formats import pattern_of
+from recspec.prepare.times import ZONED
 from recspec.prepare.zones import Change, zone_between
 
 NAMES = ("Europe/Berlin", "America/New_York", "Asia/Kolkata", "Australia/Lord_Howe", "Africa/Casablanca", "UTC",
@@ -57,3 +61,12 @@ def test_instants_are_those_of_python(backend: Backend, tmp_path_factory: pytest
     for clock, utc in zip(found["clock"], found["utc"], strict=True):
         local = (datetime(1970, 1, 1) + timedelta(seconds=clock)).replace(tzinfo=ZoneInfo(name))
         assert utc == int(local.astimezone(UTC).timestamp()), (name, local)
+
+
+@pytest.mark.parametrize("offset", ["+15:00", "-25:00", "+12:60", "+99", "+2400"])
+def test_an_offset_that_no_zone_has_is_no_time(offset: str) -> None:
+    assert offset_of(offset) is None
+    assert re.fullmatch(pattern_of("%Y-%m-%d %H:%M%z")[0], f"2024-01-01 00:00{offset}") is None
+    assert re.search(ZONED, f"2024-01-01T00:00:00{offset}") is None
+    for sound in ("+14:00", "-0330", "+05"):
+        assert re.search(ZONED, f"2024-01-01T00:00:00{sound}")

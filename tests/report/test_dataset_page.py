@@ -5,11 +5,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from recspec.datasets import DATASETS
+from recspec.encoding import NumberEncoder, ScaleEncoder, VocabularyEncoder
 from recspec.errors import DataError
+from recspec.prepare import PrepareContext
 from recspec.report import write_dataset_page
 from recspec.report.dataset_figures import figures_of, sample
 from recspec.report.dataset_leaks import Leaks, leaks_of
-from recspec.report.dataset_values import RawNames, numbers_of, top_values
+from recspec.report.dataset_values import RawNames, fill_of, numbers_of, top_values
 from recspec.spec import FeatureSpec
 from tests import made_up
 from tests.report.pages import HOSTILE, read
@@ -79,6 +82,70 @@ def test_a_sample_is_even_across_blocks(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr("recspec.report.dataset_figures.BLOCK", 7)
     found = sample(spec, "train", ["time"], most=70)
     np.testing.assert_array_equal(np.asarray(found["time"]), np.arange(0, 200, 3))
+
+
+# --- unknown ids and missing numbers ---
+
+
+@pytest.fixture
+def with_gaps(tmp_path: Path) -> FeatureSpec:
+    """Ads shown to 5 users in train; test has rows of an unknown user and an unknown ad. 4 of 20 train prices lack."""
+    prices = [*range(10, 26), *[""] * 4]
+    lines = [f"u{row % 5},a{row % 4},{row % 2},{price},{row}" for row, price in enumerate(prices)]
+    lines += ["u0,a0,1,10,100", "stranger,a1,0,12,101", "u1,unheard,1,,102", "u2,a2,0,17,103"]
+    write_lines(tmp_path / "rows.csv", ["user,ad,clicked,price,time", *lines])
+    table = DATASETS["table"]
+    settings = table.Settings(user="user", item="ad", label="clicked", timestamp="time",  # type: ignore[call-arg]
+                              context_features=["price"], split="time", valid=0, test=4 / 24)  # fmt: skip
+    table.prepare(PrepareContext(tmp_path / "rows.csv", tmp_path / "data", threads=1), settings)
+    return FeatureSpec.load(tmp_path / "data")
+
+
+def write_lines(file: Path, lines: list[str]) -> None:
+    file.write_text("".join(f"{line}\n" for line in lines))
+
+
+def test_the_unknown_user_and_item_are_no_user_and_no_item(with_gaps: FeatureSpec, tmp_path: Path) -> None:
+    found = figures_of(with_gaps)
+    assert (found.splits["test"].rows, found.splits["test"].users, found.splits["test"].items) == (4, 3, 3)
+    assert (found.splits["train"].users, found.splits["train"].items) == (5, 4)
+    assert (found.users, found.items, len(found.per_user), len(found.per_item)) == (5, 4, 5, 4)
+    assert found.pairs == 20, "which train has; those of unknown ids are none"
+    assert found.density == 1.0
+    page = read(write_dataset_page(with_gaps, tmp_path / "page.html"))
+    assert "user_id user ids 5 5 4.2 %" in page.shown
+    assert "item_id item ids 4 4 4.2 %" in page.shown
+    assert "Id 0 stands for missing and unknown values; it is not among the ids." in page.shown
+
+
+def test_numbers_leave_out_the_rows_that_hold_the_mean_for_a_missing_one(
+    with_gaps: FeatureSpec, tmp_path: Path
+) -> None:
+    price = numbers_of(with_gaps, "train", RawNames(with_gaps))["price"]
+    assert price.quantiles == pytest.approx((10, 13.75, 17.5, 21.25, 25)), "of 10 to 25"
+    assert sum(price.counts) == 16
+    assert price.filled == 4 / 20
+    page = read(write_dataset_page(with_gaps, tmp_path / "page.html"))
+    assert "price up to 20.0 % 10.0" in page.shown, "of train"
+    assert "price context numbers – – up to 20.8 %" in page.shown, "of all splits"
+    assert "A prepared dataset does not mark missing numbers" in page.shown
+    assert "Where a missing number holds the mean, the other columns and the charts leave these rows out." in page.shown
+
+
+def test_years_have_no_thousands_separators(tmp_path: Path) -> None:
+    held = rows()
+    held["price"] = 1990 + np.arange(400) % 35
+    page = read(write_dataset_page(split_of(tmp_path, held), tmp_path / "page.html"))
+    assert "price – 1990 1998" in page.shown
+    assert "1,99" not in page.shown
+
+
+def test_numbers_that_are_0_where_one_is_missing_keep_their_zeros() -> None:
+    assert fill_of(NumberEncoder()) == 0
+    assert fill_of(NumberEncoder(missing=3.0)) == 3
+    assert fill_of(ScaleEncoder(mean=5.0, std=2.0, missing=1.0)) == -2
+    assert fill_of(VocabularyEncoder(vocabulary="user_id")) is None
+    assert fill_of(None) is None
 
 
 # --- values ---

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import re
 from datetime import UTC, date, datetime
 from typing import Any
 
@@ -13,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recspec.errors import RequestError
-from recspec.retrieval import Filter
-from recspec.retrieval.filter_columns import evaluate
+from recspec.retrieval import Filter, filter_columns
+from recspec.retrieval.filter_columns import TestedColumn, evaluate
+from recspec.retrieval.filters import TOKEN
 
 SHOP = pa.table({
     "price": [10.0, 49.99, None, 50.0, float("nan")],
@@ -38,10 +40,10 @@ SHOP = pa.table({
 def kept(text: str, table: pa.Table = SHOP) -> list[int]:
     """The rows (from 0) that a filter keeps."""
 
-    def column(name: str) -> pa.ChunkedArray:
+    def column(name: str) -> TestedColumn:
         if name not in table.column_names:
             raise RequestError(f"no column '{name}'")
-        return table.column(name)
+        return TestedColumn(table.column(name))
 
     return np.flatnonzero(evaluate(Filter.parse(text), column, table.num_rows)).tolist()  # type: ignore[no-any-return]
 
@@ -120,6 +122,8 @@ def test_what_a_filter_keeps(text: str, rows: list[int] | None) -> None:
         ("category == '\udcff'", "filter, character 14: '\\udcff' is no UTF-8 text; write it in UTF-8"),
         ("price ; 1", "character 7: ';' can't be read; expected a column, a value or an operator"),
         ("price < 5x", "character 9: '5' can't be read"),
+        ("price < " + "1" * 9_900 + "x", "character 9: '1' can't be read"),
+        ("category == 'it''s", "character 13: \"'\" can't be read; expected a closing ' after it"),
         ("price < 1e999", "character 9: 1e999 is too large a number"),
         ("not " * 60 + "in_stock", "more than 50 nested parentheses and nots; write it flatter"),
         ("(" * 3_000, "more than 50 nested parentheses and nots; write it flatter"),
@@ -231,6 +235,82 @@ def test_any_text_is_a_filter_or_an_error_of_ours(text: str) -> None:
     assert set(rows) <= set(range(5))
 
 
+@pytest.mark.parametrize(
+    ("many", "whole"),
+    [
+        ("1" * 1_000_000, True),
+        ("1" * 1_000_000 + "x", False),
+        ("1" * 500_000 + "." + "1" * 500_000 + "x", False),
+        ("1." + "1" * 500_000 + "e" + "1" * 500_000 + "x", False),
+        ("." + "1" * 1_000_000 + ".", False),
+        ("'" + "a" * 1_000_000, False),
+        ("'" + "''" * 500_000, False),
+        ('"' + 'a""' * 300_000 + '"', True),
+        ("`" + "a" * 1_000_000, False),
+        ("a." * 500_000, True),
+        (" " * 1_000_000 + ";", False),
+    ],
+)
+def test_a_token_is_read_in_time_that_grows_with_its_length(many: str, whole: bool) -> None:
+    """If the time grew with the square of the length, these million characters would take hours."""
+    found = TOKEN.match(many)
+    assert (found is not None and found.end() == len(many)) == whole
+
+
+def test_texts_are_read_as_numbers_once_however_many_values_they_are_compared_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read, number = list[str](), filter_columns._number
+    monkeypatch.setattr(filter_columns, "_number", lambda text: read.append(text) or number(text))
+    column = TestedColumn(pa.array([str(number) for number in range(500)] * 2))
+    text = (
+        f"id in ({', '.join(map(str, range(100)))}) or {' or '.join(f'id == {number}' for number in range(100, 300))}"
+    )
+    assert evaluate(Filter.parse(text), lambda _: column, 1_000).sum() == 600
+    assert evaluate(Filter.parse("id not in (7, 8.0, '9')"), lambda _: column, 1_000).sum() == 994
+    assert len(read) == 500
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        ("count in (9007199254740993, 7)", [0]),
+        ("count in (9007199254740992.0, -1)", [0, 1, 3]),  # a number with a point is a float64, as with ==
+        ("count in (2.5, 5, 99999999999999999999)", [4]),
+        ("small in (0.1, 1, 1e300)", [0, 3]),
+        ("price in (50, 49.99)", [1, 3]),
+        ("price not in (50)", [0, 1]),
+        ("in_stock in (true)", [0, 2, 4]),
+        ("flag in (1)", [0, 2, 3]),
+        ("spelled in (1, 'n/a')", [0, 2, 4]),
+        ("since in ('2024-01-31', '1969-12-31')", [0, 4]),
+        ("tiny in (300, 7)", [1]),
+        ("large in (3, -1)", [2]),
+        ("small == 1e300 or small < -1e300", []),
+    ],
+)
+def test_several_values_are_found_as_one_is(text: str, rows: list[int]) -> None:
+    table = SHOP.append_column("tiny", pa.array([44, 7, 0, 1, None], pa.int8()))
+    table = table.append_column("large", pa.array([2**64 - 2, 0, 3, 4, None], pa.uint64()))
+    assert kept(text, table) == rows
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("price in (1, 'x')", "column 'price' holds numbers, and 'x' is a text; write it without quotes"),
+        ("category in ('a', 5)", "column 'category' holds texts such as 'shoes'; write the value in quotes"),
+        ("since in ('2024-01-31', 'soon')", "column 'since' holds times, and 'soon' is none"),
+        ("tags in ('a')", "column 'tags' holds lists; test it by `tags contains VALUE`"),
+        ("odd in (1)", "column 'odd' holds struct<a: int64>, which no filter can test"),
+    ],
+)
+def test_one_of_several_values_may_be_refused(text: str, says: str) -> None:
+    with pytest.raises(RequestError) as error:
+        kept(text)
+    assert says in str(error.value)
+
+
 def test_times_with_and_without_zones_mean_utc_unless_they_say_otherwise() -> None:
     naive = pa.table({"at": pa.array([datetime(2024, 1, 1, 12)], pa.timestamp("ns"))})
     zoned = pa.table({"at": pa.array([datetime(2024, 1, 1, 12, tzinfo=UTC)], pa.timestamp("ms", "Asia/Tokyo"))})
@@ -245,3 +325,32 @@ def test_a_column_in_several_pieces_is_one() -> None:
     for text in ("tags contains 'a'", "category == 'socks'", "code == 'q'", "spelled > 1"):
         first = kept(text)
         assert kept(text, table) == first + [row + 4 for row in first if 1 <= row < 4]
+
+
+@pytest.mark.parametrize(
+    ("text", "column"),
+    [
+        ("Preis in EUR < 10", "Preis in EUR"), ("price and list price < 10", "list price"), ("a-b == 1", "a-b"),
+        ("in == 1", "in"), ("2nd price < 3", "2nd price"), ("list price (net) > 3", "list price (net)"),
+    ],
+)  # fmt: skip
+def test_a_column_that_lacks_its_backticks_is_named_with_them(text: str, column: str) -> None:
+    columns = ["price", "Preis in EUR", "list price", "list price (net)", "a-b", "in", "2nd price"]
+    with pytest.raises(RequestError, match=re.escape(f"put the column's name in backticks: `{column}` (near ")):
+        Filter.parse(text, columns)
+    assert Filter.parse(text.replace(column, f"`{column}`"), columns).tests[-1].column == column
+    with pytest.raises(RequestError, match="expected"):
+        Filter.parse("price <", columns)
+
+
+@pytest.mark.parametrize("text", ["13,69", "1.234,50 EUR", "€ 5", "EUR 5.50", "12 %", "1'234.5", "1 234,5"])
+def test_numbers_that_were_read_as_text_say_how_to_prepare_them(text: str) -> None:
+    told = f"column 'price' was read as text, because its numbers are written as in '{text}'; write them with a point"
+    with pytest.raises(RequestError, match=re.escape(told)):
+        evaluate(Filter.parse("price < 10"), lambda _: TestedColumn(pa.array([text])), 1)
+
+
+@pytest.mark.parametrize("text", ["shoes", "v1.2.3", "2016.01.02", "AB 12 CD", "1984, a novel"])
+def test_texts_that_are_no_numbers_are_compared_in_quotes(text: str) -> None:
+    with pytest.raises(RequestError, match="write the value in quotes"):
+        evaluate(Filter.parse("price < 10"), lambda _: TestedColumn(pa.array([text])), 1)

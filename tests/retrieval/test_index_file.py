@@ -72,6 +72,7 @@ def tensors(**changed: torch.Tensor | None) -> dict[str, torch.Tensor]:
     [
         ({"ids": None}, {}, "holds 'assignments', 'centroids', 'vectors'; expected 'assignments', 'centroids', 'ids'"),
         ({"ids": torch.tensor([1, 1, 2])}, {}, "'ids' does not rise from 0 or more"),
+        ({"ids": torch.tensor([2**63 - 1, -(2**63), 2])}, {}, "'ids' does not rise from 0 or more"),
         ({"ids": torch.tensor([-1, 1, 2])}, {}, "'ids' does not rise from 0 or more"),
         ({"ids": torch.tensor([1, 2])}, {}, "'vectors' has shape (3, 2); expected a row for each of 2 'ids'"),
         ({"vectors": torch.ones(3, 2).double()}, {}, "'vectors' is torch.float64 in 2 dimensions; expected"),

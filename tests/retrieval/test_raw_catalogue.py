@@ -14,8 +14,10 @@ import pytest
 from recspec.datasets import DATASETS
 from recspec.encoding import Encoders, NumberEncoder, ScaleEncoder
 from recspec.errors import BundleError, RequestError
+from recspec.inference.diversity import by_values
 from recspec.prepare import PrepareContext
-from recspec.retrieval import RawCatalogue
+from recspec.retrieval import RawCatalogue, filter_columns
+from recspec.retrieval.filter_columns import TestedColumn
 from recspec.retrieval.raw_catalogue import decoded_numbers
 from recspec.spec import FeatureSpec
 
@@ -91,6 +93,51 @@ def test_features_are_decoded_where_there_is_no_display_column(shop: Path, tmp_p
     assert found(catalogue, "sku > 'b'") == "cde"
     with pytest.raises(RequestError, match=r"no column 'prise' \(did you mean 'price'\?\); columns of the catalogue: "):
         catalogue.mask("prise < 50")
+
+
+def test_a_list_is_its_raw_values_and_not_the_text_that_spells_it(shop: Path) -> None:
+    catalogue = opened(shop)
+    assert found(catalogue, "labels contains 'red'") == "abe"
+    assert found(catalogue, "labels contains 'e' or labels contains 'd|b' or labels contains ''") == ""
+    assert found(catalogue, "labels not contains 'red'") == "d"
+    assert found(catalogue, "labels is missing") == "c"
+    assert found(catalogue, "labels_text contains 'd|b'") == "a"
+    for text in ("labels == 'red'", "labels in ('red', 'blue')"):
+        with pytest.raises(RequestError, match="column 'labels' holds lists; test it by `labels contains VALUE`"):
+            catalogue.mask(text)
+    assert catalogue.column("labels").to_pylist() == [["red", "blue"], ["red"], None, ["green"], ["blue", "red"]]
+    assert [name for name in catalogue.distinct if "label" in name] == ["labels"]
+    assert by_values(catalogue.column("labels"))(0).tolist() == [1, 0.5, 0, 0, 1]  # the share that both hold
+
+
+def test_values_that_the_vocabulary_lacks_stay_in_a_list(shop: Path, tmp_path: Path) -> None:
+    shutil.copytree(shop, tmp_path / "data")
+    table = pq.read_table(tmp_path / "data" / "items.parquet")
+    texts = pa.array(["red|never seen", "", None, "|", "blue"])
+    place = table.column_names.index("labels_text")
+    pq.write_table(table.set_column(place, "labels_text", texts), tmp_path / "data" / "items.parquet")
+    catalogue = opened(tmp_path / "data")
+    assert catalogue.column("labels").to_pylist() == [["red", "never seen"], [], None, [], ["blue"]]
+    assert found(catalogue, "labels contains 'never seen'") == "a"
+
+
+def test_a_column_is_made_ready_for_tests_once(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    catalogue, read, number = opened(shop), list[str](), filter_columns._number
+    monkeypatch.setattr(filter_columns, "_number", lambda text: read.append(text) or number(text))
+    texts = TestedColumn(pa.array(["1", "2", "3", "4", "5"]))
+    monkeypatch.setattr(catalogue, "_tested", {"title": texts})
+    assert found(catalogue, "title in (1, 2)") + found(catalogue, "title > 3 or title == 1") == "abade"
+    assert len(read) == 5
+
+
+def test_a_text_that_is_not_utf_8_is_refused_with_its_column(shop: Path, tmp_path: Path) -> None:
+    shutil.copytree(shop, tmp_path / "data")
+    table = pq.read_table(tmp_path / "data" / "items.parquet")
+    place = table.column_names.index("title")
+    texts = pa.array([b"\xff\xfe"] * 5).view(pa.string())
+    pq.write_table(table.set_column(place, "title", texts), tmp_path / "data" / "items.parquet")
+    with pytest.raises(BundleError, match=r"items\.parquet: column 'title': damaged: .*Invalid UTF8"):
+        opened(tmp_path / "data").mask("title == 'x'")
 
 
 def test_hashed_features_can_not_be_filtered_by(shop: Path, tmp_path: Path) -> None:

@@ -301,6 +301,41 @@ def test_a_broken_bundle_leaves_the_old_one_serving_and_is_told(
     with_repository(body, Source("ctr", model))
 
 
+@pytest.mark.parametrize("error", [
+    MemoryError("Unable to allocate 3.64 TiB"), KeyError("x"), AssertionError(), TypeError("a"), ZeroDivisionError("b"),
+])  # fmt: skip
+def test_whatever_opening_a_folder_raises_is_its_model_s_reason_alone(
+    model: Path, specs: dict[str, FeatureSpec], error: Exception, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    other = made_up_bundle(tmp_path / "other", specs["neumf"], "neumf")
+
+    def opened(folder: Path, settings: RepositorySettings) -> Any:
+        if folder == model:
+            raise error
+        return open_version(folder, settings)
+
+    async def body(kept: Repository) -> None:
+        first, second = kept.form("ctr").model, kept.form("other").model
+        monkeypatch.setattr("recspec.serving.repository.open_version", opened)
+        made_up_bundle(model, specs["wide_deep"], "wide_deep", 3)
+        made_up_bundle(other, specs["neumf"], "neumf", 3)
+        await kept.look()
+        assert kept.form("ctr").model is first
+        assert kept.form("other").model is not second
+        assert "Traceback" in caplog.text
+        told = {each["name"]: each for each in kept.index()}
+        enough = "not enough memory" if isinstance(error, MemoryError) else f"{type(error).__name__}: {error}"
+        assert told["ctr"]["reason"].startswith(f"{model}: can't be opened: ")
+        assert enough in told["ctr"]["reason"]
+        assert told["ctr"]["reason"].endswith("the server's log has the traceback; the older one answers")
+        assert told["other"]["reason"] == ""
+        with pytest.raises(BundleError, match="can't be opened"):
+            await kept.load("ctr")
+
+    with_repository(body, Source("ctr", model), Source("other", other))
+
+
 def test_a_folder_that_is_gone_for_a_moment_changes_nothing(model: Path) -> None:
     async def body(kept: Repository) -> None:
         old = kept.form("ctr").model
@@ -388,6 +423,13 @@ def test_an_export_computes_where_it_agrees_with_its_bundle(
         assert "version 1 answers, from" in told_once
         assert "; for requests to infer, torch computes, not the export: " in told_once
         assert metadata(kept, kept.form("both"))["platform"] == "recspec_torch"
+        told["difference"] = [1]
+        (folder / "export" / "export.json").write_text(json.dumps(told))
+        manifest.write(folder / "export")
+        await kept.load("both")
+        reason = next(each["reason"] for each in kept.index() if each["name"] == "both")
+        assert reason.startswith("torch computes, not the export: ")
+        assert reason.endswith("export.json: damaged: difference: expected an object; found [1]")
         _, outputs = await kept.infer("both", "", tensors_of(kept, "both", rows))
         assert_close(outputs["probability"], expected(folder, rows))
 

@@ -32,7 +32,7 @@ from recspec.serving.http_bodies import BodyReader  # noqa: E402
 from recspec.serving.inference_grpc import MAX_FIELDS, SERVICE  # noqa: E402
 from recspec.serving.opened_model import RepositorySettings  # noqa: E402
 from recspec.serving.repository import Repository  # noqa: E402
-from recspec.serving.server import Server, ServeSettings  # noqa: E402
+from recspec.serving.server import HEAD_BYTES, Server, ServeSettings  # noqa: E402
 from recspec.serving.sources import Source  # noqa: E402
 from tests.made_up import interactions  # noqa: E402
 from tests.made_up_models import made_up_bundle  # noqa: E402
@@ -317,6 +317,67 @@ def test_a_half_closed_connection_gets_all_of_its_answers(running: Running) -> N
     found = raw_exchange(running, request_of("/v2") + request_of("/v2/models/neumf"))
     assert found.count(b"HTTP/1.1 200 OK") == 2
     assert b'"platform"' in found
+
+
+PREDICT = b'{"rows": [{"user_id": "u1", "item_id": 1}]}'
+SMUGGLED = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+@pytest.mark.parametrize("upgrade", [
+    "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQ\r\n",
+    "Upgrade: foo\r\nConnection: upgrade\r\n",
+    "connection: keep-alive, uPGRADE\r\nupgrade:websocket\r\nSec-WebSocket-Key: x\r\n",
+    "Upgrade: h2c\r\nUpgrade: foo\r\nConnection: Upgrade\r\n",
+    "Connection: Upgrade\r\n",
+    "Upgrade: h2c\r\n",
+])  # fmt: skip
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_request_to_upgrade_the_protocol_is_read_like_any_other(running: Running, upgrade: str, apart: bool) -> None:
+    """Otherwise its body would be read as the next request."""
+
+    def answered(head: str, body: bytes) -> list[bytes]:
+        given = f"{head} HTTP/1.1\r\nHost: localhost\r\n{upgrade}".encode()
+        parts = (given, body) if apart else (given + body,)
+        return raw_exchange(running, *parts).split(b"HTTP/1.1 ")[1:]
+
+    def sized(body: bytes) -> bytes:
+        return b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+
+    def chunked(body: bytes) -> bytes:
+        return b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+
+    for packed in (sized, chunked):
+        (found,) = answered("POST /predict", packed(PREDICT))
+        assert found.startswith(b"200 OK"), found
+        (found,) = answered("POST /predict", packed(SMUGGLED))
+        assert b"the body is not JSON" in found
+        found, following = answered("POST /predict", packed(PREDICT) + request_of("/v2", upgrade))
+        assert found.startswith(b"200 OK")
+        assert b'"extensions"' in following
+    first, second = answered("GET /v2/health/live", b"\r\n" + SMUGGLED)
+    assert first.startswith(b"200 OK")
+    assert second.startswith(b"200 OK")
+    (found,) = answered("GET /v2/health/live", b"Connection: close\r\n\r\n")
+    assert b"connection: close" in found.lower()
+
+
+def test_a_request_to_connect_elsewhere_is_refused_and_the_connection_closed(running: Running) -> None:
+    for target in (b"example.com:443", b"/v2"):
+        found = raw_exchange(running, b"CONNECT %b HTTP/1.1\r\nHost: localhost\r\n\r\n%b" % (target, SMUGGLED))
+        assert found.count(b"HTTP/1.1 ") == 1
+        assert found.startswith(b"HTTP/1.1 4")
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_the_limit_of_heads_holds_however_their_bytes_come(running: Running, parts: int) -> None:
+    def status(value: int, target: str = "/v2") -> bytes:
+        sent = request_of(target, f"x: {'a' * value}\r\n")
+        step = -(-len(sent) // parts)
+        return raw_exchange(running, *(sent[at : at + step] for at in range(0, len(sent), step)))[9:12]
+
+    assert status(HEAD_BYTES - 1000) == b"200"
+    assert status(HEAD_BYTES) == b"431"
+    assert status(1, "/v2?" + "x" * HEAD_BYTES) == b"431"
 
 
 def test_hosts_are_checked_on_the_wire(running: Running) -> None:

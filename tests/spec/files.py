@@ -304,6 +304,16 @@ BROKEN: dict[str, tuple[str, str, str]] = {
             "use a wider dtype"
         ),
     ),
+    "cardinality beyond 64 bits": (
+        "{cardinality: 4}",
+        "{cardinality: 99999999999999999999}",
+        "line 3: feature_spec.item.cardinality: is 99999999999999999999; expected at most 9223372036854775807",
+    ),
+    "length beyond 31 bits": (
+        "price: {}",
+        "price: {length: 4611686018427387904}",
+        "line 4: feature_spec.price.length: is 4611686018427387904; expected at most 2147483647",
+    ),
     "length that is no number of values": (
         "price: {}",
         "price: {dimensions: [3, 4]}",
@@ -560,6 +570,24 @@ BROKEN: dict[str, tuple[str, str, str]] = {
         "channel_spec:\n",
         "metadata: {cut_offs: 12}\nchannel_spec:\n",
         "line 10: metadata.cut_offs: is 12; expected a list of whole numbers from 1, such as [12]",
+    ),
+    "cut-off beyond 31 bits": (
+        "channel_spec:\n",
+        "metadata: {cut_offs: [5000000000]}\nchannel_spec:\n",
+        "line 10: metadata.cut_offs: is [5000000000]; expected at most 2147483647",
+    ),
+    "train_negatives that are no number": (
+        "channel_spec:\n",
+        "metadata: {train_negatives: some}\nchannel_spec:\n",
+        "line 10: metadata.train_negatives: is 'some'; expected a number of rows, 0 or more",
+    ),
+    "integer beyond 64 bits": (
+        "channel_spec:\n",
+        "metadata: {build: {number: 99999999999999999999}}\nchannel_spec:\n",
+        (
+            "line 10: metadata.build.number: holds 99999999999999999999; an integer of metadata has at most 64 bits: "
+            "put it in quotes"
+        ),
     ),
     "leak that is no feature": (
         "channel_spec:\n",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pickle
+import re
 from pathlib import Path
 
 import pytest
 
 from recspec.errors import SpecError
-from recspec.spec import FeatureSpec
+from recspec.spec import FeatureSpec, json_schema
 from tests.spec.files import BASE, BROKEN, load, refused
 
 
@@ -145,3 +146,77 @@ def test_links_that_lead_in_a_circle_are_refused(tmp_path: Path) -> None:
     (tmp_path / "c.csv").symlink_to(tmp_path / "b.csv")
     (problem,) = refused(tmp_path, BASE)
     assert "source_spec.train[1].files[0]: 'b.csv' leads into a circle of links" in problem
+
+
+KEYS = {
+    "cardinality": "item: {cardinality: %s}",
+    "length": "item: {cardinality: 4, length: %s}",
+    "hotness": "item: {cardinality: 4, hotness: %s}",
+    "max_hotness": "item: {cardinality: 4, max_hotness: %s}",
+    "max_len": "item: {cardinality: 4, max_len: %s}",
+    "dimensions": "item: {cardinality: 4, dimensions: [%s]}",
+    "padding": "item: {cardinality: 4, padding: %s}",
+    "alpha": "item: {cardinality: 4, alpha: %s}",
+    "vector": "item: {length: 3, vector: %s}",
+    "dtype": "item: {cardinality: 4, dtype: %s}",
+    "vocabulary": "item: {cardinality: 4, vocabulary: %s}",
+    "key": "item: {cardinality: 4, ? %s : 1}",
+    "feature": "? %s : {}",
+    "test_samples_per_series": "metadata: {test_samples_per_series: %s}",
+    "train_negatives": "metadata: {train_negatives: %s}",
+    "cut_offs": "metadata: {cut_offs: [%s]}",
+    "user_id": "metadata: {user_id: %s}",
+    "catalogues": "metadata: {catalogues: {item: %s}}",
+    "any key": "metadata: {summary: [{rows: %s}]}",
+    "name in metadata": "metadata: {? %s : 1}",
+    "name below metadata": "metadata: {build: {? %s : 1}}",
+    "section": "? %s : {}",
+}
+HEX = "0x" + "f" * 5000  # Python refuses to write it in decimal digits
+NUMBERS = ["2147483648", "9223372036854775807", "9223372036854775808", "18446744073709551616", "-9223372036854775809",
+           "1" + "0" * 30, "-1", "0", "true", "1.5", ".inf", ".nan", HEX]  # fmt: skip
+
+
+def test_every_key_of_the_schema_that_takes_a_number_is_tried() -> None:
+    schema = json_schema()
+    feature = schema["$defs"]["Feature"]["properties"]  # type: ignore[index]
+    metadata = schema["properties"]["metadata"]["anyOf"][0]["properties"]  # type: ignore[index]
+    numbers = {key for key, found in (feature | metadata).items() if re.search("integer|number", str(found))}
+    assert numbers <= set(KEYS)
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+@pytest.mark.parametrize("key", KEYS)
+def test_a_number_is_taken_everywhere_or_refused_in_one_sentence(key: str, number: str, tmp_path: Path) -> None:
+    line = KEYS[key] % number
+    part = line.startswith(("metadata", "?")) and key != "feature"
+    features = "feature_spec:\n  label: {}\n" + ("  item: {cardinality: 4}\n" if part or key == "feature" else "")
+    text = features + (line if part else f"  {line}") + "\nchannel_spec: {label: [label]}\n"
+    try:
+        spec = load(tmp_path, text)
+    except SpecError:
+        (told,) = refused(tmp_path, text)
+        assert len(told) < 500
+        return
+    spec.save(tmp_path / "again.yaml")
+    again = FeatureSpec.load(tmp_path / "again.yaml")
+    assert again.features == spec.features
+    assert repr(again.metadata) == repr(spec.metadata)  # nan is not equal to itself
+    assert key not in ("length", "test_samples_per_series", "train_negatives", "cut_offs") or number == "0"
+    assert number not in (HEX, "1" + "0" * 30) or key == "alpha"
+
+
+def test_numbers_of_any_size_are_shown(tmp_path: Path) -> None:
+    text = "feature_spec: {label: {}, x: {cardinality: %s}}\nchannel_spec: {label: [label]}\n"
+    assert refused(tmp_path, text % HEX) == [
+        "line 1: feature_spec.x.cardinality: is an integer of 20,000 bits; expected at most 9223372036854775807"
+    ]
+    holds = "holds an integer of 20,000 bits; an integer of metadata has at most 64 bits: put it in quotes"
+    text = "feature_spec: {label: {}}\nchannel_spec: {label: [label]}\nmetadata: {a: [%s]}\n"
+    assert refused(tmp_path, text % HEX) == [f"line 3: metadata.a[0]: {holds}"]
+
+
+def test_a_name_in_metadata_is_text_too(tmp_path: Path) -> None:
+    text = "feature_spec: {label: {}}\nchannel_spec: {label: [label]}\nmetadata: {yes: 1}\n"
+    not_text = "the name True is not text; put it in quotes (no, on, 1 are not text in YAML)"
+    assert refused(tmp_path, text) == [f"line 3: metadata.True: {not_text}"]

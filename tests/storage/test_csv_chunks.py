@@ -7,8 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from recspec.errors import DataError, shortened
 from recspec.spec import Feature
-from recspec.storage import Ragged, SplitWriter, open_split
+from recspec.storage import Ragged, SplitWriter, open_split, transcode
+from recspec.storage.check import check_split
 from tests.storage.files import BEYOND, problems_of, spec_of, text_spec
 
 
@@ -123,3 +125,133 @@ def test_csv_keeps_every_float32_exactly(tmp_path: Path) -> None:
         writer.write({"a": values, "label": np.zeros(len(values))})
     spec = spec_of(tmp_path, {"a": {}}).replace(sources={"train": writer.chunks})
     np.testing.assert_array_equal(open_split(spec, "train", ["a"]).read(0, len(values))["a"], values)
+
+
+ALONE = r"holds a carriage return (\r) without a line feed (\n) after it; end every row with \n or \r\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "row"),
+    [
+        (b"".join(b"%d,0\r" % i for i in range(10)), 1),
+        (b"".join(b"%d,0\n" % i for i in range(5)) + b"\n5,0\r6,0\n7,0\n", 6),
+        (b"0,0\r\n1,0\r\r\n2,0\r\n", 2),
+        (b"0,0\n1,0\r", 2),
+        (b"0,0\n\r1,0\n", 2),
+        (b'0,0\n"1\r",0\n', 2),
+    ],
+)
+@pytest.mark.parametrize("block_bytes", [4, 4 << 20])
+def test_a_row_that_ends_with_a_carriage_return_alone_is_named(
+    text: bytes, row: int, block_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("recspec.storage.csv_chunks.CSV_BLOCK_BYTES", block_bytes)
+    spec = text_spec(tmp_path, "", {"a": {"cardinality": 50}}, ["a", "label"])
+    (tmp_path / "train.csv").write_bytes(text)
+    assert check_split(spec, "train")[0] == [f"train.csv: row {row} {ALONE}"]
+    with pytest.raises(DataError, match=r"row .* holds a carriage return"):
+        transcode(spec, tmp_path / "out")
+
+
+def test_rows_may_end_in_either_way(tmp_path: Path) -> None:
+    spec = text_spec(tmp_path, "", {"a": {"cardinality": 50}}, ["a", "label"])
+    (tmp_path / "train.csv").write_bytes(b"0,0\r\n1,0\n\r\n\n2,0\r\n3,0")
+    assert open_split(spec, "train").read(0, 9)["a"].tolist() == [0, 1, 2, 3]
+
+
+QUOTE = "has a double quote that none closes; a cell may not contain a line break"
+
+
+@pytest.mark.parametrize("rows", ['0,1\n2,"1\n"\n3,1\n', '0,1\n"2,1\n3,1\n', '0,1\n2,"1\n3,1\n', '0,1\n"2\n3",1\n'])
+def test_a_line_break_in_a_cell_is_named(rows: str, tmp_path: Path) -> None:
+    spec = text_spec(tmp_path, rows, {"a": {"cardinality": 50}}, ["a", "label"])
+    assert problems_of(spec) == [f"train.csv, row 2: {QUOTE}"]
+
+
+NOT_DECIMAL = ["0x1", "0X1", "-0x1", "0b1", "0o1", "1_0", "1__0", "_1", "\u0663", "\uff19", "\u00b2",
+               "\u00a01", "1\u2009", "1\x0b", "\x0c1", "1\0", "\u22121", "--1", "- 1", "1 2", "1;2", "one"]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "text", [*NOT_DECIMAL, "1.0", "1.", "1e0", "+1", "true", "inf", "nan", "9223372036854775808", "9" * 5000]
+)
+@pytest.mark.parametrize("other", ["0", "x"])
+def test_an_id_is_a_decimal_integer_whatever_stands_beside_it(text: str, other: str, tmp_path: Path) -> None:
+    spec = text_spec(tmp_path, f"0,0\n{text},{other}\n", {"a": {"cardinality": 50}}, ["a", "label"])
+    told = problems_of(spec)
+    assert told[0] == f"train.csv, column 'a', row 2: {shortened(text)!r} is not an integer (int64)"
+    assert len(told[0]) < 300
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("1", 1), ("-0", 0), ("007", 7), (" 1 ", 1), ("\t1\t", 1), ('"1"', 1), ("0" * 30 + "1", 1),
+     ("9223372036854775806", 2**63 - 2), ("1000000000000000000", 10**18)],
+)  # fmt: skip
+@pytest.mark.parametrize("length", [None, 3])
+def test_decimal_integers_are_read_up_to_64_bits(text: str, value: int, length: int | None, tmp_path: Path) -> None:
+    features: dict[str, dict[str, object]] = {"a": {"cardinality": 2**63 - 1}}
+    if length:
+        features["a"] |= {"length": length, "padding": 0}
+    spec = text_spec(tmp_path, f"{text},0\n", features, ["a", "label"])
+    values = open_split(spec, "train").read(0, 1)["a"]
+    assert (values.tolist()[0] if length is None else values.tolist()[0] or [0]) == (value if not length else [value])
+
+
+@pytest.mark.parametrize("text", [*NOT_DECIMAL, "infinity", "inf", "nan", "-nan", "nan(1)", "1e400", "1e", ".", "1d5"])
+@pytest.mark.parametrize("other", ["0", "x"])
+def test_a_number_is_decimal_and_finite_whatever_stands_beside_it(text: str, other: str, tmp_path: Path) -> None:
+    spec = text_spec(tmp_path, f"0,0\n{text},{other}\n", {"a": {}}, ["a", "label"])
+    assert problems_of(spec)[0].startswith("train.csv, column 'a', row 2: ")
+
+
+@pytest.mark.parametrize("text", ["1.", ".5", "-.5", "+1", "1e-400", "1E+2", " 1 ", "-0"])
+def test_a_number_is_the_same_whatever_stands_beside_it(text: str, tmp_path: Path) -> None:
+    spec = text_spec(tmp_path, f"{text},0\n", {"a": {}}, ["a", "label"])
+    assert open_split(spec, "train").read(0, 1)["a"].tolist() == [np.float32(float(text))]
+    (tmp_path / "train.csv").write_text(f"{text},x\n")
+    assert problems_of(spec) == ["train.csv, column 'label', row 1: 'x' is not a number (float32)"]
+
+
+@pytest.mark.parametrize(
+    "text", ["[1,,2]", "[1,2", "1,2]", "[[1,2]]", "][", "[1,]", "[,1]", "[1][2]", "[]1", "[1\x0b2]"]
+)
+def test_a_list_without_some_value_is_named(text: str, tmp_path: Path) -> None:
+    spec = text_spec(tmp_path, f'"[1]",0\n"{text}",0\n', {"a": {"length": 3}}, ["a", "label"])
+    expected = "expected such as [1, 2, 3], [1 2 3] or 1,2,3, with every value given"
+    assert problems_of(spec) == [f"train.csv, column 'a', row 2: {text!r} is not a list; {expected}"]
+
+
+@pytest.mark.parametrize("feature", [{"cardinality": 5}, {"length": 2}])
+def test_bytes_that_are_not_utf_8_are_named_with_their_row(feature: dict[str, object], tmp_path: Path) -> None:
+    spec = text_spec(tmp_path, "", {"a": feature}, ["a", "label"])
+    (tmp_path / "train.csv").write_bytes(b"0,0\n\n1,1\n\xff1,1\n2,1\n")
+    found = r"holds bytes that are not UTF-8 text, near b'\xff1,1'; save the file as UTF-8"
+    assert problems_of(spec) == [f"train.csv, row 3: {found}"]
+
+
+def test_a_row_beyond_all_reason_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recspec.storage.csv_chunks.CSV_BLOCK_BYTES", 10)
+    monkeypatch.setattr("recspec.storage.csv_chunks.LINE_BYTES", 1000)
+    spec = text_spec(tmp_path, "0,0\n1,0\n2," + "0" * 2000 + "\n3,0\n", {"a": {"cardinality": 5}}, ["a", "label"])
+    longer = r"is longer than 1,000 bytes, the most that are read of one row; rows end with \n or \r\n"
+    assert problems_of(spec) == [f"train.csv: row 3 {longer}"]
+
+
+def test_a_row_may_be_longer_than_a_block_of_arrow(tmp_path: Path) -> None:
+    many = ", ".join("1" for _ in range(600_000))
+    rows = f'0,"[2]",0\n1,"[{many}]",1\n'
+    features = {"a": {"cardinality": 5}, "b": {"cardinality": 5, "length": 10**6, "padding": 0}}
+    spec = text_spec(tmp_path, rows, features, ["a", "b", "label"])
+    columns = open_split(spec, "train").read(0, 2)
+    assert columns["a"].tolist() == [0, 1]
+    assert isinstance(columns["b"], Ragged)
+    assert columns["b"].lengths.tolist() == [1, 600_000]
+
+
+def test_a_byte_order_mark_within_a_file_is_no_blank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = text_spec(tmp_path, "\ufeff0,0\n1,0\n\ufeff2,0\n", {"a": {"cardinality": 5}}, ["a", "label"])
+    expected = [r"train.csv, column 'a', row 3: '\ufeff2' is not an integer (int64)"]
+    assert problems_of(spec) == expected
+    monkeypatch.setattr("recspec.storage.csv_chunks.CSV_BLOCK_BYTES", 8)
+    assert problems_of(spec) == expected

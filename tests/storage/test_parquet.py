@@ -52,6 +52,14 @@ def test_a_parquet_file_without_the_column_names_the_nearest(tmp_path: Path) -> 
     ]
 
 
+def test_a_parquet_file_with_a_column_twice_is_refused(tmp_path: Path) -> None:
+    pq.write_table(pa.table([[1], [1.0], [2]], names=["item_id", "label", "item_id"]), tmp_path / "t.parquet")
+    sources = {"train": [{"type": "parquet", "features": ["item_id", "label"], "files": ["t.parquet"]}]}
+    assert problems_of(spec_of(tmp_path, {"item_id": {"cardinality": 5}}, sources)) == [
+        "t.parquet: has more than one column 'item_id'; rename them"
+    ]
+
+
 def test_a_parquet_file_that_is_damaged_inside_is_named(tmp_path: Path) -> None:
     pq.write_table(pa.table({"label": np.arange(1000.0)}), tmp_path / "t.parquet")
     data = bytearray((tmp_path / "t.parquet").read_bytes())

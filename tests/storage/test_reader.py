@@ -11,8 +11,10 @@ import pytest
 
 from recspec.errors import DataError, SpecError
 from recspec.spec import CHUNK_TYPES, ChunkType, FeatureSpec
-from recspec.storage import Ragged, SplitWriter, open_split
+from recspec.storage import Columns, Ragged, SplitWriter, open_split
 from recspec.storage.check import check_split
+from recspec.storage.chunk_file import GroupReader
+from recspec.storage.formats import FORMATS
 from recspec.storage.ragged import concatenate, rows_of
 from tests.storage.files import BEYOND, UNEQUAL, assert_equal, problems_of, spec_of, text_spec, written
 
@@ -159,3 +161,43 @@ def test_unknown_splits_and_features_are_named(tmp_path: Path) -> None:
         open_split(spec, "trian")
     with pytest.raises(DataError, match=r"unknown feature 'itm' \(did you mean 'item'\?\)"):
         open_split(spec, "train", ["itm"])
+
+
+@pytest.mark.parametrize("kind", CHUNK_TYPES)
+@pytest.mark.parametrize("too_many", [True, False])
+def test_rows_that_were_not_counted_are_an_error_in_every_chunk_type(
+    kind: ChunkType, too_many: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, _ = written(tmp_path, 10, kind)
+    reader = FORMATS[kind].reader
+    name = "decode" if issubclass(reader, GroupReader) else "read"
+    sound = getattr(reader, name)
+
+    def other(self: object, *arguments: object) -> Columns:
+        columns = sound(self, *arguments)
+        return {
+            name: concatenate([{name: column}] * 2)[name] if too_many else rows_of({name: column}, 0, 9)[name]
+            for name, column in columns.items()
+        }
+
+    monkeypatch.setattr(reader, name, other)
+    told = problems_of(spec)
+    held = 20 if too_many else 9
+    counted = "where 10 were counted: the file is damaged, or was changed while it was read"
+    assert told
+    assert all(f"holds {held} rows of '" in each and each.endswith(counted) for each in told), told
+
+
+def test_a_parquet_file_whose_footer_counts_other_rows_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, _ = written(tmp_path, 10, "parquet")
+    true = pq.read_metadata(tmp_path / "train/part-00000.parquet")
+
+    class Footer:
+        num_rows, num_row_groups, schema = 9, true.num_row_groups, true.schema
+        row_group = staticmethod(true.row_group)
+
+    monkeypatch.setattr("recspec.storage.parquet.pq.read_metadata", lambda _: Footer)
+    states = "can't be read as Parquet: states 9 rows, but its row groups hold 10; write the file again"
+    assert problems_of(spec) == [f"train/part-00000.parquet: {states}"]

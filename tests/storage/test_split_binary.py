@@ -8,7 +8,7 @@ import numpy as np
 
 from recspec.spec import Feature
 from recspec.storage import SplitWriter, open_split
-from tests.storage.files import written
+from tests.storage.files import problems_of, spec_of, written
 
 
 def test_memory_mapped_files_are_cut_evenly(tmp_path: Path) -> None:
@@ -47,3 +47,13 @@ def test_split_binary_is_what_the_published_format_says_byte_for_byte(tmp_path: 
         "cat_1.bin": bytes.fromhex("01000000 00000100"),
         "label.bin": bytes([1, 0]),
     }
+
+
+def test_a_row_wider_than_numpy_can_map_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.bin").write_bytes(bytes(32))
+    sources = {"train": [{"type": "split_binary", "features": ["x", "label"], "files": ["x.bin"]}]}
+    spec = spec_of(tmp_path, {"x": {"dtype": "float32", "length": 2**31 - 1}}, sources)
+    row = "a row has 8,589,934,592 bytes, 8,589,934,588 of them of 'x'"
+    assert problems_of(spec) == [
+        f"x.bin: {row}; a row of split_binary has at most 2,147,483,647: give a smaller length"
+    ]

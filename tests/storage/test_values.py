@@ -11,7 +11,7 @@ import pytest
 
 from recspec.errors import DataError
 from recspec.spec import CHUNK_TYPES, ChunkType, Feature
-from recspec.storage import Ragged, SplitWriter, open_split
+from recspec.storage import Ragged, SplitWriter, open_split, transcode
 from tests.storage.files import NOT_LIST, NOT_SCALAR, list_spec, problems_of, spec_of, text_spec
 
 
@@ -172,4 +172,13 @@ def test_the_largest_halves_are_sound_and_what_lies_above_them_is_not(tmp_path: 
         "h.bin, column 'half', row 2: -inf is not a finite number",
         "h.bin, column 'label', row 2: nan is not a finite number",
         "h.bin, column 'other', row 2: nan is not a finite number",
+    ]
+
+
+def test_the_largest_id_leaves_room_for_the_number_of_ids(tmp_path: Path) -> None:
+    spec = text_spec(tmp_path, f"{2**63 - 2},0\n", {"a": {"cardinality": "auto"}}, ["a", "label"])
+    assert transcode(spec, tmp_path / "out").features["a"].cardinality == 2**63 - 1
+    (tmp_path / "train.csv").write_text(f"0,0\n{2**63 - 1},0\n")
+    assert problems_of(spec) == [
+        f"train.csv, column 'a', row 2: {2**63 - 1} is too large for an id, which ends at {2**63 - 2}"
     ]

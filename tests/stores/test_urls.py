@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 import pytest
@@ -70,6 +71,14 @@ def test_what_is_no_url_of_a_store_shows_no_secret_either() -> None:
     assert masked("http://me:SECRET@host/a?token=SECRET") == "http://***@host/a?***"
     with pytest.raises(PathError, match=r"RUN: 's3://\*\*\*@b/x' is a URL, and only local paths are supported here"):
         local("s3://id:SECRET@b/x", "RUN")
+
+
+@pytest.mark.parametrize("name", [os.fsdecode(b"\xff\xfe.csv"), Path("rows") / os.fsdecode(b"\xff"), "\ud800"])
+def test_a_name_that_is_not_utf_8_is_refused_where_it_comes_in(name: str | Path) -> None:
+    shown = str(name).encode("utf-8", "backslashreplace").decode()
+    with pytest.raises(PathError) as caught:
+        local(name, "RAW")
+    assert str(caught.value) == f"RAW: the name '{shown}' holds bytes that are not UTF-8; rename it"
 
 
 NAMES = st.text(st.sampled_from("a./\\:?#%\0\n\x7f é*~ ‮"), max_size=12) | st.text(max_size=40)

@@ -332,6 +332,8 @@ def test_what_is_not_there_is_said(prefix: Path) -> None:
     (folder / "around" / "one").mkdir(parents=True)
     (folder / "around" / "one" / "saved_model.pb").touch()
     assert said(folder / "around") == "DIR/around: holds a model further in; name the one to import:\n  DIR/around/one"
+    (folder / "checkpoint").write_text("\n" * 1_000_000)  # hours, if each blank line were read from every other
+    assert said(folder) == "DIR/checkpoint: names no model_checkpoint_path"
     (folder / "checkpoint").write_text("all_model_checkpoint_paths: 'x'\n")
     assert said(folder) == "DIR/checkpoint: names no model_checkpoint_path"
     (folder / "checkpoint").write_text('model_checkpoint_path: "gone"\n')

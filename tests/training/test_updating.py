@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import re
 import shutil
 import signal
+import sys
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -14,9 +17,10 @@ import pyarrow as pa
 import pytest
 import torch
 
-from recspec import config
+from recspec import api, config
 from recspec.bundle import folder as bundle
 from recspec.bundle import run_record, versions
+from recspec.cli import app as cli
 from recspec.encoding import Encoders
 from recspec.errors import BundleError, DataError, Interrupted, SpecError
 from recspec.evaluation import evaluate
@@ -261,3 +265,45 @@ def test_an_update_that_ends_while_another_waits_is_its_base(
 def new_folder(folder: Path) -> Path:
     folder.mkdir()
     return folder
+
+
+def test_a_new_item_is_found_by_its_own_columns_and_has_its_title(tmp_path: Path) -> None:
+    known, new = shop_events()
+    names = [f"i{number:02d}" for number in range(24)]
+    (tmp_path / "shop").mkdir()
+    items = pa.table({"item_id": names, "name": names, "sort": ["abc"[n % 3] for n in range(24)],
+                      "price in EUR": [n + 0.25 for n in range(24)]})  # fmt: skip
+    written(tmp_path / "shop" / "items.csv", items)
+    spec = prepared(tmp_path / "shop", known, items="items.csv", title="name", item_features=["sort", "price in EUR"])
+    told = {"name": "New thing", "sort": "odd", "price in EUR": "99.5"}
+    for name, value in told.items():
+        new = new.append_column(name, pa.array([value] * len(new)))
+    run = trained("popularity", spec.folder, tmp_path / "run")
+    assert update(run, written(tmp_path / "new.csv", new)).notes == ()
+    for told_by in ("sort = 'odd'", "`price in EUR` > 99", "title = 'New thing'"):
+        (answer,) = Predictor.open(run, device="cpu").recommend(Wanted(users=("user00",), k=30, filter=told_by))
+        assert [(each.item, each.title) for each in answer.items] == [(NEW_ITEM, "New thing")], told_by
+
+
+def test_an_update_does_not_advise_on_the_size_of_valid(shop: Mapping[str, Path], tmp_path: Path) -> None:
+    """Its few epochs hardly differ, whatever valid holds."""
+    run = trained("neumf", shop["interactions"], tmp_path / "run")
+    result = update(run, shop["new"], settings=UpdateSettings(learning_rate=1e-9)).result
+    assert "valid_too_small" not in [each.kind for each in result.warnings]
+
+
+def test_new_items_that_lack_values_are_told_of_by_the_command_and_in_python(
+    shop: Mapping[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = trained("popularity", shop["interactions"], tmp_path / "run")
+    events = shop_events()[1].drop_columns(["kind"])
+    file = written(tmp_path / "new.csv", events)
+    monkeypatch.setattr(sys, "argv", ["recspec", "update", str(run), str(file), "--json"])
+    with contextlib.suppress(SystemExit):
+        cli.main()
+    said = capsys.readouterr()
+    assert f"note: 1 new item, such as '{NEW_ITEM}', lacks values in 'kind': an update" in " ".join(said.err.split())
+    (note,) = json.loads(said.out)["notes"]
+    assert note.startswith(f"1 new item, such as '{NEW_ITEM}', lacks values in 'kind'")
+    shutil.rmtree(run / "updates")
+    assert f"note: {note}" in " ".join(repr(api.update(run, events, progress=False)).split())

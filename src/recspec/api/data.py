@@ -17,7 +17,7 @@ from recspec.api.progress import Stages, stages
 from recspec.api.verbs import Place, verb
 from recspec.api.views import Section, View, Viewed, figures
 from recspec.errors import DataError, RecspecError, SettingsError, nearest, unknown
-from recspec.files import beside, local, read_json, staging
+from recspec.files import beside, local, read_json, special, staging
 from recspec.spec import ChunkType, FeatureSpec
 from recspec.stores import fetched, url_text
 from recspec.summaries import NOTES, shown, shown_counts
@@ -218,6 +218,8 @@ def prepare(
             raise SettingsError(f"{' and '.join(frames)}: a frame goes with a frame of rows; for files, name a file")
         else:
             raw_path = Path(_path_of(raw))
+            if problem := special(raw_path):
+                raise DataError(f"{raw_path}: {problem}")
         asked = _settings(chosen.Settings, values)
         show = held.enter_context(stages(progress))
 

@@ -228,7 +228,14 @@ class Model(Viewed):
             RequestError: with every problem of the request.
             SettingsError: if nobody is named, or `out` has another ending than .parquet.
         """
-        from recspec.inference import SHARD_SIZE, How, Wanted, recommend_shards, recommend_to_parquet
+        from recspec.inference import (
+            SHARD_SIZE,
+            How,
+            Wanted,
+            note_of_unknown_users,
+            recommend_shards,
+            recommend_to_parquet,
+        )
 
         asked = chosen_kind(kind, kind_of(users) if is_frame(users) and not isinstance(users, Sequence) else self.kind)
         named = as_ids(users, "users")
@@ -258,8 +265,8 @@ class Model(Viewed):
             raise SettingsError.of("recommend", problems)
         if out is not None and in_shards:
             with stages(progress) as show:
-                how = How(engine, workers, shard_size or SHARD_SIZE)
-                recommend_shards(self.predictor, None, Path(out), wanted, how, progress=show, note=_tell_one)
+                job = How(engine, workers, shard_size or SHARD_SIZE)
+                recommend_shards(self.predictor, None, Path(out), wanted, job, progress=show, note=_tell_one)
             return Path(out)
         _refuse_shards("recommend", workers, engine, shard_size)
         if out is not None:
@@ -267,8 +274,8 @@ class Model(Viewed):
                 count, unknown = recommend_to_parquet(self.predictor, None if all else named, Path(out), wanted,
                                                       progress=show)  # fmt: skip
             if unknown:
-                they = "without a basket or context that the model reads, they got the most popular items"
-                _tell([f"{unknown:,} of {count:,} users are unknown; {they}"])
+                how = self.predictor.recommender.strangers_answered_by(wanted)
+                _tell([f"{count:,} users: {note_of_unknown_users(unknown, how)}"])
             return Path(out)
         if all:
             with stages(progress) as show:

@@ -44,7 +44,8 @@ class Update(Viewed):
         sizes = {"delta": f"{found.delta_bytes:,} bytes", "bundle": f"{found.bundle_bytes:,} bytes"}
         reached = [] if found.result.value is None else [(found.result.metric, f"{found.result.value:.4f}")]
         sections = [figures("new", found.counts), figures("seconds", found.seconds), figures("size", sizes)]
-        return View(f"Update: {self.path}", [*sections, Section("valid", ("", ""), reached)] if reached else sections)
+        sections += [Section("valid", ("", ""), reached)] if reached else []
+        return View(f"Update: {self.path}", sections, found.notes)
 
 
 @verb

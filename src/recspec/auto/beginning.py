@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -71,7 +70,12 @@ def begin(
     common: dict[str, object] = {"tensorboard": False, "seed": seed}
     if state.users is not None:
         common["valid_users"] = state.users
-    for name in sorted((name for name in plans if name not in too_slow), key=lambda name: fits.get(name, math.inf)):
+
+    def order(name: str) -> tuple[bool, float]:
+        """Fitted models first; then the cheaper ones, as what an evaluation costs is about what training costs."""
+        return name in by_steps, state.each.get(name, 0.0) if name in by_steps else fits[name]
+
+    for name in sorted((name for name in plans if name not in too_slow), key=order):
         own = dict(train) if name in by_steps else dict[str, object]()
         if metric is not None or plans[name].metric.value != state.metric:
             own["metric"] = state.metric

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+import numpy as np
 import torch
 
 from recspec.batch import to_device
@@ -42,6 +43,11 @@ def seconds_each(model: Model, question: Question) -> float:
 def size_of(question: Question) -> int:
     """Users that are ranked, or rows that are judged."""
     return len(question.ranked_users) if _ranks(question) else len(question.rows.labels)
+
+
+def users_of(question: Question) -> tuple[int, int]:
+    """How many users protocol `full` ranks, and of how many that could be ranked."""
+    return len(question.ranked_users), int(np.count_nonzero(np.diff(question.truth.offsets)))
 
 
 def _ranks(question: Question) -> bool:

@@ -20,7 +20,7 @@ from recspec.auto import candidates, cost
 from recspec.auto.again import SecondTraining
 from recspec.auto.blend import blended, offered, time_judging
 from recspec.auto.judging import Judged, judge, question_of
-from recspec.auto.leaderboard import AGAIN, Leaderboard, second_of
+from recspec.auto.leaderboard import AGAIN, NOT_BEGUN, Leaderboard, second_of
 from recspec.auto.state import BEST, RUNS, Blending, Ending, Line, Place, State
 from recspec.bundle import folder as bundle
 from recspec.bundle import run_record
@@ -133,8 +133,8 @@ class Finish:
         """What is judged, before test is opened."""
         state, ranked = self.state, self.state.ranked
         if not ranked:
-            failed = [f"{line.name}: {line.failed or 'it did not begin in the time'}" for line in state.lines]
-            raise SettingsError.of(f"{self.out}: no model was trained; give more --minutes", failed)
+            failed = [f"{line.name}: {line.failed or NOT_BEGUN}" for line in state.lines]
+            raise SettingsError.of(f"{self.out}: no model was trained", failed)
         best = ranked[:JUDGED]
         ending = Ending(judged=[line.name for line in best])
         self.again.forget(best[0])
@@ -182,9 +182,11 @@ class Finish:
                 call = cost.one_request(model, self.question("valid" if "valid" in splits else "train"))
                 place.p50_ms = latency.measure(call, 1, seconds=SECONDS, warmup=3, at_least=5).p50
             if "valid" in splits and name != AGAIN:  # the second training has seen valid
+                self._note_users(ending, "valid")
                 place.valid_error = _known(self.on_valid(name).error)
                 self._compare(name, ending)
             if "test" in splits:
+                self._note_users(ending, "test")
                 test = judge(model, self.question("test"), self.state.deciding, self.ranks, self._check)
                 place.test, place.test_error = _known(test.value), _known(test.error)
         except Interrupted:
@@ -192,6 +194,17 @@ class Finish:
         except candidates.FAILURES as error:
             place.problem = candidates.told(error)
         return place
+
+    def _note_users(self, ending: Ending, split: str) -> None:
+        """Note how many users the figures of a split are of."""
+        if not self.state.deciding.startswith("full/"):
+            return
+        ranked, known = cost.users_of(self.question(split))
+        if split == "valid":  # candidates were chosen on the users of the search
+            ending.users_of["valid"] = min(self.state.users or known, known), known
+            ending.users_of["valid_error"] = ranked, known
+        else:
+            ending.users_of[split] = ranked, known
 
     def _on_valid(self, name: str) -> Judged:
         """A candidate on valid."""

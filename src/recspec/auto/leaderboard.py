@@ -6,7 +6,7 @@ import json
 import math
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
@@ -18,6 +18,8 @@ AGAIN = "again"
 """Name of the winner's second training."""
 CLEAR = 2.0
 """Standard errors from which a lead counts as significant."""
+NOT_BEGUN = "not begun: no time was left; give more --minutes"
+"""Why a candidate was not trained."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class Leaderboard:
     lines: tuple[Mapping[str, object], ...]
     """Candidates that were trained, with their values, standard errors, cost, and the command that repeats each."""
     verdict: str
-    """Whether the winner's lead is significant."""
+    """Whether the winner's lead is significant, or why that can't be told."""
     best: Path
     """The run of the winner."""
     seconds: float
@@ -36,9 +38,12 @@ class Leaderboard:
     seconds_of_losers: float
     """Of these, the time spent on candidates that did not win."""
     left_out: Mapping[str, str]
-    """Models that can't train on the dataset, and candidates that failed, with the reason."""
+    """Models that can't train on the dataset, and candidates that failed or did not begin, with the reason."""
     warnings: tuple[str, ...] = ()
     """What makes the metric say little on this dataset."""
+    users: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """With protocol full, how many users were ranked, and of how many: for `valid`, `valid_error` and `test`. The lead
+    is over the users of `valid_error`."""
 
     @classmethod
     def of(cls, state: State, ending: Ending, folder: Path) -> Self:
@@ -52,14 +57,17 @@ class Leaderboard:
             once_more = ending.places.get(AGAIN)
             if once_more is not None and once_more.test is not None:
                 lines[0] |= {"again_test": once_more.test, "again_test_error": once_more.test_error}
-        failed = {line.name: line.failed for line in state.lines if line.failed}
+        failed = {line.name: line.failed or NOT_BEGUN for line in state.lines if line.failed or not line.values}
         if state.blend is not None and state.blend.why_not:
             failed[BLEND] = state.blend.why_not
         won = {ending.judged[0], *state.members(ranked[0])}
         losers = sum(line.seconds for line in state.candidates if line.name not in won)
         left_out = {**state.left_out, **failed}
-        verdict, best = _verdict(ranked, ending, state.deciding), folder / BEST
-        return cls(state.deciding, tuple(lines), verdict, best, state.spent, losers, left_out, tuple(state.warnings))
+        blended = bool(state.members(ranked[0]))
+        return cls(
+            state.deciding, tuple(lines), _verdict(ranked, ending, state.deciding, blended=blended), folder / BEST,
+            state.spent, losers, left_out, tuple(state.warnings), ending.users_of,
+        )  # fmt: skip
 
     @property
     def share_of_losers(self) -> float:
@@ -78,6 +86,7 @@ class Leaderboard:
             "share_of_losers": round(self.share_of_losers, 4),
             "left_out": dict(self.left_out),
             "warnings": list(self.warnings),
+            "users": {figure: {"ranked": ranked, "of": known} for figure, (ranked, known) in self.users.items()},
         }
 
     def save(self, folder: Path) -> None:
@@ -116,17 +125,24 @@ def second_of(ranked: Sequence[Line], judged: Sequence[str]) -> Line | None:
     return next((line for line in ranked if line.model != ranked[0].model and line.name in judged), None)
 
 
-def _verdict(ranked: Sequence[Line], ending: Ending, metric: str) -> str:
+def _verdict(ranked: Sequence[Line], ending: Ending, metric: str, *, blended: bool) -> str:
     """A sentence on the winner's lead over the next other model."""
     winner, second = ranked[0], second_of(ranked, ending.judged)
     if second is None:
         return f"{winner.name} is the only model that was compared"
-    if ending.lead is None:
+    by, error = ending.lead or (math.nan, math.nan)
+    if blended and by > 0:
+        return (
+            f"{winner.name} leads {second.name} by {by:.4f} in {metric} on valid; its weights were chosen on users of "
+            "valid, so this lead is no evidence: compare the two on test"
+        )
+    if math.isnan(by):
         return f"{winner.name} leads {second.name} on valid; the standard error of the lead is unknown"
-    by, error = ending.lead
     if error == 0:
         return f"{winner.name} and {second.name} are equal on valid in {metric}"
-    said = f"{winner.name} leads {second.name} by {by:.4f} in {metric} on valid, {by / error:.1f} standard errors"
+    leads = "leads" if by >= 0 else "was ahead in the search, but now trails"
+    beside = f"{abs(by):.4f} in {metric} on valid, {abs(by) / error:.1f} standard errors"
+    said = f"{winner.name} {leads} {second.name} by {beside}"
     if by / error >= CLEAR:
         return f"{said}: the lead is significant"
     return f"{said}: no significant lead; take the cheaper or the faster of the two"

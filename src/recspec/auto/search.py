@@ -117,6 +117,8 @@ class AutoSearch:
                 self.tell(f"left out: {name}: {candidates.main_reason(why)}")
             for warning in found.warnings:
                 self.tell(f"warning: {warning}")
+            if found.users is not None and found.users < found.size:
+                self.tell(f"all candidates are judged on {found.users:,} of the {found.size:,} users of valid")
             found.spent = time.monotonic() - started
             found.save(self.out)
             return

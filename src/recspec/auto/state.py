@@ -100,6 +100,9 @@ class Ending(BaseModel):
     not_again: str = Field("", description="why the winner was not trained again")
     members_again: list[str] = Field([], description="members of a blend that were trained again")
     places: dict[str, Place] = {}
+    users_of: dict[str, tuple[int, int]] = Field(
+        {}, description="with protocol full: users ranked, and of how many, for `valid`, `valid_error` and `test`"
+    )
     lead: tuple[float, float] | None = Field(None, description="of the winner over the next model, and its error")
     done: bool = False
 

@@ -31,7 +31,7 @@ from recspec.calibration import Calibration
 from recspec.distributed import Placement, PlacementSettings, Ranks, Shards, divide, place
 from recspec.errors import BundleError, CheckpointError, DataError, SpecError, listed, nearest, unknown
 from recspec.files import PathError, confined, local, manifest, whole_folder
-from recspec.models import MODELS, Model
+from recspec.models import MODELS, Model, problems_of_lists
 from recspec.nn import CalibrationMap, RowsHeld, without_memory
 from recspec.spec import FILE_NAME, FeatureSpec, find_export_file
 from recspec.storage import companion_problems, copy_companions
@@ -265,10 +265,8 @@ def _seen(tensors: Mapping[str, Tensor], spec: FeatureSpec, file: Path) -> Seen:
     users, items = spec.num_ids(spec.user_id), spec.num_ids(spec.item_id)
     if seen.num_users != users:
         problems.append(f"'offsets' holds {len(seen.offsets)} numbers; expected {users + 1}, one more than users")
-    elif int(seen.offsets[0]) != 0 or int(seen.offsets[-1]) != len(seen.items) or bool((seen.offsets.diff() < 0).any()):
-        problems.append(f"'offsets' does not rise from 0 to {len(seen.items)}, the number of 'items'")
-    if len(seen.items) and not 0 <= int(seen.items.min()) <= int(seen.items.max()) < items:
-        problems.append(f"'items' holds ids from {seen.items.min()} to {seen.items.max()}; expected 0 to {items - 1}")
+    else:
+        problems += problems_of_lists(seen.offsets, seen.items, items)
     if len(seen.counts) != items or bool((seen.counts < 0).any()):
         problems.append(f"'counts' holds {len(seen.counts)} numbers; expected {items}, one for each item, 0 or more")
     if problems:

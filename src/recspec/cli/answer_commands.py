@@ -140,6 +140,8 @@ def predict(
             counts = predict_split(predictor, spec, split or "test", out_file, columns=chosen, progress=progress)
     for note in counts.notes():
         err.print(f"note: {note}")
+    if not counts.rows:
+        err.print(f"note: {rows} holds no row")
     if not predictor.model.gives_logits:
         name = predictor.bundle.card.model
         err.print(f"note: the scores of {name} are no logits, so these are no probabilities; only the order counts")

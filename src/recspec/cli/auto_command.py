@@ -21,6 +21,8 @@ COLUMNS = {
     "epochs": "epochs", "ended": "ended by", "megabytes": "MB", "p50_ms": "ms a request",
 }  # fmt: skip
 """Figures of a line -> heading."""
+USERS = {"valid": "for valid", "valid_error": "for its standard error and the lead", "test": "for test"}
+"""Figures that are of users -> their name in a sentence."""
 
 
 def auto(
@@ -60,6 +62,10 @@ def print_board(board: Leaderboard) -> None:
     for line in board.lines:
         table.add_row(*(cell(line[name]) for name in COLUMNS))
     out.print(table)
+    if board.users:
+        of = {figure: f"{ranked:,} of {known:,}" for figure, (ranked, known) in board.users.items()}
+        said = [f"{of[figure]} {what}" for figure, what in USERS.items() if figure in of]
+        out.print(f"users ranked: {', '.join(said)}", soft_wrap=True)
     out.print(board.verdict, soft_wrap=True)
     first = board.lines[0]
     if "trained_again_on" in first:

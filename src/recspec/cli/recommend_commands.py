@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from recspec.cli.console import cell, err, out, print_json, stages, titled_table
+from recspec.cli.console import err, out, print_json, stages, titled_table
 from recspec.cli.options import Device, Engine, Json, Run, ShardSize, Verify, Workers
 from recspec.cli.shards import how_of, print_counts, print_unknown, shard_problems, tell
 from recspec.errors import SettingsError
 from recspec.machine import keep_freed_memory
+from recspec.summaries import as_data
 
 if TYPE_CHECKING:
     from recspec.inference import Recommendation, RecommendedItem, SimilarItems
@@ -115,6 +116,7 @@ def recommend(
             counts = recommend_shards(predictor, None if all_users else users, out_file, wanted,
                                       how_of(workers, engine, shard_size), progress=progress, note=tell)  # fmt: skip
         print_counts(out_file, counts, time.perf_counter() - started, "users")
+        print_unknown(predictor, wanted, counts.unknown)
         return
     if out_file is not None:
         started = time.perf_counter()
@@ -124,7 +126,7 @@ def recommend(
             )
         seconds = time.perf_counter() - started
         err.print(f"{out_file}: {count:,} users, {count / seconds:,.0f} users/s")
-        print_unknown(unknown_users)
+        print_unknown(predictor, wanted, unknown_users)
         return
     answers, names = predictor.recommend(wanted), [name.strip() for name in (columns or "").split(",") if name.strip()]
     shown = [{name: each.to_pylist() for name, each in found.items()} for found in (
@@ -191,9 +193,13 @@ def print_recommendation(
     """Print one user's items as a table, with columns of the catalogue."""
     if liked:
         out.print(f"user {answer.user} acted on, among others: {'; '.join(liked)}")
-    how = ": unknown, so the most popular items" if answer.answered_by == "popularity" else ""
-    who = f"answered by the {answer.answered_by}".replace("_", "'s ") if answer.user is None else f"user {answer.user}"
-    _print_items(f"{who}{how}", answer.items, fields or {}, whole=answer.answered_by == "popularity")
+    is_popular = answer.answered_by == "popularity"
+    if answer.user is None:
+        who = "the most popular items" if is_popular else f"answered by the {answer.answered_by}".replace("_", "'s ")
+    else:
+        so = "" if answer.known else "unknown, so "
+        who = f"user {answer.user}" + (f": {so}the most popular items" if is_popular else "")
+    _print_items(who, answer.items, fields or {}, whole=is_popular)
     for note in answer.notes:
         out.print(f"note: {note}")
 
@@ -223,7 +229,7 @@ def _print_items(
         score = f"{item.score:.0f}" if whole and item.boost is None else f"{item.score:.4f}"
         row = [str(rank), str(item.item), *([item.title or ""] if titled else []), score]
         told = {"because": _reasons(item), "retrieved by": ", ".join(item.retrieved_by or ())}
-        table.add_row(*row, *(cell(values[rank - 1]) for values in fields.values()), *(told[name] for name in more))
+        table.add_row(*row, *(as_data(values[rank - 1]) for values in fields.values()), *(told[name] for name in more))
     out.print(table)
 
 

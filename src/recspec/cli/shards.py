@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from recspec.cli.console import err
 
 if TYPE_CHECKING:
-    from recspec.inference import Counts, How
+    from recspec.inference import Counts, How, Predictor, Wanted
 
 
 def shard_problems(workers: int, engine: str, shard_size: int | None) -> list[str]:
@@ -33,12 +33,11 @@ def print_counts(out: Path, counts: Counts, seconds: float, what: str) -> None:
     """Print what a job wrote."""
     rate = "" if counts.kept == counts.shards else f", {seconds:,.0f} s"
     err.print(f"{out}: {counts.count:,} {what} in {counts.shards:,} shards{rate}", soft_wrap=True)
-    print_unknown(counts.unknown)
 
 
-def print_unknown(users: int) -> None:
-    """Print how many users the model does not know."""
+def print_unknown(predictor: Predictor, wanted: Wanted, users: int) -> None:
+    """Print how many users the model does not know, and what they were answered by."""
+    from recspec.inference import note_of_unknown_users
+
     if users:
-        are = "is" if users == 1 else "are"
-        err.print(f"note: {users:,} of them {are} unknown; without a basket or context that the model reads, the most "
-                  "popular items are recommended")  # fmt: skip
+        tell(note_of_unknown_users(users, predictor.recommender.strangers_answered_by(wanted)))

@@ -42,6 +42,8 @@ def update(
     counts, seconds = found.counts, found.seconds
     left = f"; {counts['left_out']:,} rows are left out" if counts["left_out"] else ""
     err.print(f"{counts['events']:,} new events, {counts['users']:,} new users, {counts['items']:,} new items{left}")
+    for note in found.notes:
+        err.print(f"note: {note}")
     err.print(f"{found.folder}: the new version, in {seconds['all']:.1f} s (data {seconds['data']:.1f}, model "
               f"{seconds['train']:.1f}); delta {found.delta_bytes:,} bytes, bundle {found.bundle_bytes:,}")  # fmt: skip
     print_next("serve", run)

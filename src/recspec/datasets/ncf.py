@@ -20,7 +20,7 @@ from ibis.expr.types import Table
 from numpy.typing import NDArray
 from pydantic import Field
 
-from recspec.errors import DataError, SettingsError, listed
+from recspec.errors import DataError, listed
 from recspec.prepare import (
     ITEM,
     PROBLEMS_SHOWN,
@@ -44,6 +44,7 @@ from recspec.prepare import (
     interactions,
     leave_one_out,
     lines_of,
+    named_files,
     prepared,
     read_header,
 )
@@ -70,9 +71,7 @@ class _Files:
 def prepare(context: PrepareContext, settings: Settings) -> Prepared:
     """Prepare a folder with the NCF paper's files."""
     files = _recognise(context.raw)
-    titles = context.raw / settings.titles if settings.titles is not None else None
-    if titles is not None and not titles.is_file():
-        raise SettingsError(f"setting 'titles': {titles}: no such file")
+    titles = named_files(context.raw, "titles", [settings.titles])[0] if settings.titles is not None else None
     inputs = [files.train, files.test, files.negative, *filter(None, [titles])]
 
     def build(folder: Path) -> FeatureSpec:

@@ -32,7 +32,6 @@ from recspec.datasets.table_settings import Settings as Settings
 from recspec.datasets.table_shape import settled, threshold, with_features
 from recspec.datasets.table_weights import decay_of, is_weighted, weights, without_weightless
 from recspec.errors import DataError, SettingsError, listed, nearest
-from recspec.files import local
 from recspec.prepare import (
     EVENT_WEIGHT,
     FILE_SPLIT,
@@ -62,6 +61,8 @@ from recspec.prepare import (
     find_raw_files,
     interactions,
     load_columns,
+    named_files,
+    nearest_file,
     note_doubtful_time,
     note_untimed,
     prepared,
@@ -80,9 +81,13 @@ IDS = ("user_id", "item_id")  # names of the columns of sequences, if settings n
 def prepare(context: PrepareContext, settings: Settings) -> Prepared:
     """Prepare a file of CSV, JSON lines or Parquet, or a folder of such files."""
     raw, notes = context.raw, Notes()
-    settings = _with_types(settings, raw)
-    paths, asked = _paths(raw, settings, notes)
-    sides = {side: _side_path(raw, side, name) for side, name in (("users", settings.users), ("items", settings.items))}
+    if not (raw.is_file() or raw.is_dir()):
+        raise DataError(f"{raw}: no such file or folder{nearest_file(raw)}; expected CSV, JSON lines or Parquet")
+    named = {name: value for name in ("users", "items", "types") if isinstance(value := getattr(settings, name), str)}
+    beside = {setting: named_files(raw, setting, [name])[0] for setting, name in named.items()}
+    settings = _with_types(settings, beside.get("types"), raw)
+    sides: dict[str, Path] = {side: beside[side] for side in ("users", "items") if side in beside}
+    paths, asked = _paths(raw, settings, [*beside.values()], notes)
 
     def build(folder: Path) -> FeatureSpec:
         with context.connect(folder / "work") as backend:
@@ -98,20 +103,15 @@ def prepare(context: PrepareContext, settings: Settings) -> Prepared:
             spec = written(folder, tables, plan, context.progress)
             return spec.replace(metadata={**spec.metadata, **_told(tables.settings)})
 
-    return prepared.run(context, NAME, settings, [*paths, *filter(None, sides.values())], build)
+    return prepared.run(context, NAME, settings, [*paths, *sides.values()], build)
 
 
-def _with_types(settings: Settings, raw: Path) -> Settings:
-    """The settings with the types of the file that they name: a path, or a file beside the raw ones."""
-    if not isinstance(settings.types, str):
+def _with_types(settings: Settings, file: Path | None, raw: Path) -> Settings:
+    """The settings with the types of the file that they name, if they name one."""
+    if file is None:
         return settings
-    path = local(settings.types, "setting 'types'")
-    beside = (raw if raw.is_dir() else raw.parent) / path
-    found = next((each for each in (path, beside) if each.is_file()), None)
-    if found is None:
-        raise SettingsError(f"setting 'types': {path}: no such file{_nearest_file(path)}, nor is {beside}")
     given = {name: getattr(settings, name) for name in settings.model_fields_set}
-    return build_settings(Settings, f"{raw}: settings", {**given, "types": load_columns(found)})
+    return build_settings(Settings, f"{raw}: settings", {**given, "types": load_columns(file)})
 
 
 def _told(settings: Settings) -> dict[str, object]:
@@ -123,12 +123,11 @@ def _told(settings: Settings) -> dict[str, object]:
 # --- files -----------------------------------------------------------------------------------------------------------
 
 
-def _paths(raw: Path, settings: Settings, notes: Notes) -> tuple[list[Path], Settings]:
-    """The files of the rows, and the settings with the splits that the names of files tell."""
+def _paths(raw: Path, settings: Settings, others: Collection[Path], notes: Notes) -> tuple[list[Path], Settings]:
+    """The files of the rows, none of `others`, and the settings with the splits that the names of files tell."""
     if isinstance(settings.splits, dict):
-        return _split_files(raw if raw.is_dir() else raw.parent, settings.splits), settings
+        return _split_files(raw, settings.splits), settings
     if raw.is_dir():
-        others = {name for name in (settings.users, settings.items) if name}
         paths = find_raw_files(raw, others, settings.files, notes)
         if settings.files or {"split", "splits"} & settings.model_fields_set:
             return paths, settings
@@ -139,36 +138,20 @@ def _paths(raw: Path, settings: Settings, notes: Notes) -> tuple[list[Path], Set
         named = {split: [path.name for path in files] for split, files in found.items()}
         asked = build_settings(Settings, f"{raw}: settings", {**given, "splits": named})
         return [path for files in found.values() for path in files], asked
-    if not raw.is_file():
-        raise DataError(f"{raw}: no such file or folder{_nearest_file(raw)}; expected CSV, JSON lines or Parquet")
     if settings.files:
         raise SettingsError(f"setting 'files': {raw} is a file; name its folder, {raw.parent}")
     return [raw], settings
 
 
-def _split_files(folder: Path, named: Mapping[str, Sequence[str]]) -> list[Path]:
-    paths = [folder / name for split in SPLITS for name in named.get(split, ())]
-    missing = [f"{path}: no such file{_nearest_file(path)}" for path in paths if not path.is_file()]
-    if missing:
-        raise SettingsError.of("setting 'splits'", missing)
+def _split_files(raw: Path, named: Mapping[str, Sequence[str]]) -> list[Path]:
+    paths = named_files(raw, "splits", [name for split in SPLITS for name in named.get(split, ())])
     twice = [path.name for path in dict.fromkeys(paths) if paths.count(path) > 1]
     if twice:
         raise SettingsError(f"setting 'splits': names {listed(twice)} more than once")
     return paths
 
 
-def _side_path(raw: Path, side: str, name: str | None) -> Path | None:
-    path = (raw if raw.is_dir() else raw.parent) / name if name is not None else None
-    if path is not None and not path.is_file():
-        raise SettingsError(f"setting '{side}': {path}: no such file{_nearest_file(path)}")
-    return path
-
-
-def _nearest_file(path: Path) -> str:
-    return nearest(path.name, [found.name for found in path.parent.iterdir()] if path.parent.is_dir() else [])
-
-
-def _read(raw_rows: RawRows, work: Path, sides: Mapping[str, Path | None], asked: Settings, raw: Path) -> Tables:
+def _read(raw_rows: RawRows, work: Path, sides: Mapping[str, Path], asked: Settings, raw: Path) -> Tables:
     backend, notes = raw_rows.backend, raw_rows.notes
     settings, taken = settled(asked, raw_rows, raw)
     reading, roles = settings.reading, _roles(settings)
@@ -177,18 +160,17 @@ def _read(raw_rows: RawRows, work: Path, sides: Mapping[str, Path | None], asked
     keys = {"users": settings.user, "items": settings.item}
     named = {"users": settings.user_features, "items": settings.item_features}
     for side, path in sides.items():
-        if path is not None:
-            own = Roles(
-                ids=(key,) if (key := keys[side]) else (),
-                texts=_with_plain_names(roles.texts, side),
-                categories=_with_plain_names(roles.categories, side),
-                numbers=_with_plain_names(roles.numbers, side),
-                vectors=_with_plain_names(roles.vectors, side),
-                features=_with_plain_names(named[side], side),
-                shown=True,
-            )
-            mentioned = frozenset({*own.ids, *own.features, *([settings.title] if settings.title else [])})
-            held[side] = read_raw_files(backend, [path], own, replace(beside, mentioned=mentioned), notes, work)
+        own = Roles(
+            ids=(key,) if (key := keys[side]) else (),
+            texts=_with_plain_names(roles.texts, side),
+            categories=_with_plain_names(roles.categories, side),
+            numbers=_with_plain_names(roles.numbers, side),
+            vectors=_with_plain_names(roles.vectors, side),
+            features=_with_plain_names(named[side], side),
+            shown=True,
+        )
+        mentioned = frozenset({*own.ids, *own.features, *([settings.title] if settings.title else [])})
+        held[side] = read_raw_files(backend, [path], own, replace(beside, mentioned=mentioned), notes, work)
     present = [*raw_rows.table.columns, *(name for table in held.values() for name in table.columns)]
     known = [name for name in dict.fromkeys(present) if name not in OURS]
     absent = [f"no column '{name}'{nearest(name, known)}" for name in settings.declared if name not in known]

@@ -18,6 +18,7 @@ from recspec.datasets.table_vectors import find_vectors
 from recspec.encoding import BucketEncoder
 from recspec.errors import DataError, SettingsError, listed, nearest, unknown
 from recspec.prepare import (
+    AS_IN_FILE,
     EVENT_WEIGHT,
     FILE_SPLIT,
     GROUP,
@@ -39,6 +40,7 @@ from recspec.prepare import (
     fetch,
     keep_earliest,
 )
+from recspec.spec import OUTPUTS
 
 KINDS = ("numeric", "categorical", "lists", "vectors", "text")  # settings that name features by what they hold
 OURS = (ROW, FILE_SPLIT, WEIGHT)  # columns of rows that no file has
@@ -167,6 +169,9 @@ def _places(tables: Tables, problems: list[str]) -> list[_Place]:
                 own_id = f"the {role}'s id, which is a feature already; leave it out"
                 problems.append(f"{role} feature '{asked}' is {own_id}")
                 continue
+            if asked in OUTPUTS:
+                instead = f"rename the column, or leave it out by setting '{role}_features'"
+                problems.append(f"{role} feature '{asked}': an output of every model has this name; {instead}")
             plain = asked.removesuffix(f"_{role}")
             in_file = asked in of_file
             if not in_file and asked not in columns:
@@ -390,7 +395,9 @@ def catalogue(role: Literal["user", "item"], tables: Tables, plan: FeaturePlan, 
     table = fetch(tables.backend, _one_row_each(tables, side, key, train[name], file))
     features = {feature: table.column(column) for feature, column in plan.in_file(role).items()}
     vectors = {plan.in_file(role).get(column.name) for column in columns if column.kind == "vector"}
-    shown = {column: f"\0{column}" for column in side.columns if column not in (key, *OURS, *vectors)}
+    by_column = {column: feature for feature, column in plan.in_file(role).items()}
+    shown = {column: by_column.get(column, f"{AS_IN_FILE}{column}") for column in side.columns
+             if column not in (key, *OURS, *vectors)}  # fmt: skip
     arrays = {name: table.column(key), **features, **{new: table.column(old) for old, new in shown.items()}}
     readable = {new: shown[old] for new, old in _readable(tables, plan, role, file, title, [*shown]).items()}
     return Catalogue(pa.table(arrays), name, columns, readable, file=file, latest=latest)
@@ -431,21 +438,21 @@ def _note_varying(tables: Tables, train: Table, role: Role, key: str, names: Seq
 def _readable(
     tables: Tables, plan: FeaturePlan, role: Role, file: str, title: str | None, columns: Sequence[str]
 ) -> dict[str, str]:
-    """Columns for people: name in the catalogue -> column of the file; a feature's name has the suffix `_text`."""
+    """Columns for people: name in the catalogue -> column of the file; a feature's name has the suffix `_text`.
+
+    Notes the columns whose name in the catalogue is another one.
+    """
     readable = {"title": title} if title is not None else {}
-    own = plan.in_file(role)
     for column in columns:
         if column == title:
             continue
         taken = {*plan.taken, *readable}
         is_free = column.lower() not in {each.lower() for each in taken}
-        name = column if is_free else free_name(f"{column}_text", taken)
-        if name != column and column not in own:
-            tables.notes.changed.append(
-                f"column '{column}' of {file} is '{name}' in the prepared {role}s.parquet, because the plain name is "
-                "taken"
-            )
-        readable[name] = column
+        readable[column if is_free else free_name(f"{column}_text", taken)] = column
+    renamed = [f"'{column}' is '{name}'" for name, column in readable.items() if name != column]
+    if renamed:
+        tables.notes.changed.append(f"columns of {file} have other names in the prepared {role}s.parquet, for display: "
+                                    f"{', '.join(renamed)}")  # fmt: skip
     return readable
 
 

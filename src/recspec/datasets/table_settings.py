@@ -118,8 +118,12 @@ class Settings(SignalSettings):
     crosses: tuple[tuple[str, ...], ...] = Field((), description="with a label: features to hash together as a_x_b")
     cross_cardinality: Cardinality = Field(10_000, description="number of ids of each cross")
     cut_offs: tuple[Annotated[int, Field(ge=1)], ...] = Field((), description="default cut-offs k of `evaluate`")
-    users: str | None = Field(None, description="file in the same folder with one row per user, joined by user id")
-    items: str | None = Field(None, description="file in the same folder with one row per item, joined by item id")
+    users: str | None = Field(
+        None, description="file with one row per user, joined by user id; beside the raw files, or a path"
+    )
+    items: str | None = Field(
+        None, description="file with one row per item, joined by item id; beside the raw files, or a path"
+    )
     title: str | None = Field(None, description="column of the items' file to show to people; `title` if null")
     separator: Separator | None = Field(
         None, description="separator of a text file's columns, such as tab, :: or space; if null, by the first line"

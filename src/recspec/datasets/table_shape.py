@@ -5,6 +5,7 @@ Every choice leaves a note. A setting that was given is never changed.
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -41,6 +42,8 @@ ROWS_PER_VALUE = 20  # fewest rows per value of a number that may be a code
 NUM_BUCKETS, FEWEST_BUCKETS = 32, 4  # of numbers with more values; below the fewest rows a number stays a number alone
 HIGHEST_RATING, MOST_RATINGS = 100, 101
 GLANCED = 1_000  # rows read to propose a label
+CLOCK = re.compile(r"[0-9]{1,2}:[0-9]{2}(?::[0-9]{2})?")  # a time of day, and a zone such as +02:00
+MIDNIGHT = re.compile(r"^0{1,2}:00(:00)?$")
 REPEATED = 0.1  # least share of users (items) with several rows, among which a column is the same, to be theirs
 
 
@@ -137,7 +140,7 @@ class _Shape:
         name = column_of("label", free)
         barred = settings.of_interactions or settings.split == "leave_one_out" or settings.layout == "sequences"
         if settings.history is not None and not barred:  # histories of labelled rows need times
-            is_timed = settings.timestamp in self.columns or self._time_among(free) is not None
+            is_timed = settings.timestamp in self.columns or self._time_among(free, labelled=True) is not None
             barred = settings.timestamp is None or not is_timed
         values = {value.lower() for value in self._values(name) or ()} if name is not None and not barred else set()
         if values and {LABELS.get(value) for value in values} == {0, 1}:
@@ -180,26 +183,23 @@ class _Shape:
         if self._given("timestamp") or settings.timestamp in self.columns:
             return
         free = [name for name in self.columns if name not in self._named]
-        name = self._time_among(free)
-        if name is not None:
-            why = "it is declared time" if name in self.settings.declared else "of its name and its values"
-        elif self._now("label") is None and len(dated := self._dated(free)) == 1:
-            name, why = dated[0], "no other one holds times of the rows"
-        if name is not None:
+        found = self._time_among(free, labelled=self._now("label") is not None)
+        if found is not None:
+            name, why = found
             self._set("timestamp", name)
             self.notes.inferred.insert(0, f"the time is column '{shortened(name)}', because {why} (timestamp=null "
                                        "ignores it)")  # fmt: skip
 
-    def _time_among(self, free: Sequence[str]) -> str | None:
-        """The column of times, by its name and its values."""
+    def _time_among(self, free: Sequence[str], *, labelled: bool) -> tuple[str, str] | None:
+        """The column of times, and why it is: because of its type, its name and its values, or its values alone."""
         told = [name for name in free if self._is_declared_time(name)]
-        if len(told) == 1:
-            return told[0]
-        name = column_of("timestamp", told or free)
-        if told and name is not None:
-            return name
-        is_time = name is not None and (self.settings.time_format or self._looks_like_times(name))
-        return name if is_time else None
+        name = told[0] if len(told) == 1 else column_of("timestamp", told or free)
+        if name is not None and told:
+            return name, "it is declared time"
+        if name is not None and (self.settings.time_format or self._looks_like_times(name)):
+            return name, "of its name and its values"
+        dated = self._dated(free, labelled=labelled)
+        return (dated[0], "no other one holds times of the rows") if len(dated) == 1 else None
 
     def _is_declared_time(self, name: str) -> bool:
         declared = self.settings.declared.get(name)
@@ -209,22 +209,53 @@ class _Shape:
         known = {*self.columns, FILE_SPLIT} - {name}
         return name in columns_like_times(self.rows.backend, self.rows.table, known)
 
-    def _dated(self, free: Sequence[str]) -> list[str]:
-        """The columns of dates, but for those that are the same in all rows of a user or item: a birthday is theirs."""
+    def _dated(self, free: Sequence[str], *, labelled: bool) -> list[str]:
+        """The columns of dates, but for those that are the same in all rows of a user or item: a birthday is theirs.
+
+        Times split labelled rows, which may have no users and other dates as features. So there a date without a clock
+        must also differ within a user or an item, and the column must leave rows for every split.
+        """
         table, known = self.rows.table, {*self.columns, FILE_SPLIT} - {*free}
         alike = columns_like_times(self.rows.backend, table, known)
         dated = [name for name in alike if not table[name].type().is_numeric() and self._is_date(name)]
+        most = self._most_within(dated)
+        own = [name for name in dated if 1 not in most[name]]
+        if not labelled:
+            return own
+        return [name for name in own if (most[name] or self._has_clock(name)) and self._leaves_rows(name)]
+
+    def _most_within(self, names: Sequence[str]) -> dict[str, list[int]]:
+        """The most distinct values of each column within a user and within an item, where one has several rows."""
+        table = self.rows.table
+        most: dict[str, list[int]] = {name: [] for name in names}
         for role in ("user", "item"):
             key = self._now(role)
-            if not dated or not isinstance(key, str) or key not in self.columns:
+            if not names or not isinstance(key, str) or key not in self.columns:
                 continue
             each = table.group_by(_key=table[key]).aggregate(
-                _rows=table.count(), **{f"_{place}": table[name].nunique() for place, name in enumerate(dated)}
+                _rows=table.count(), **{f"_{place}": table[name].nunique() for place, name in enumerate(names)}
             )
-            most = {f"_{place}": ibis._[f"_{place}"].max() for place in range(len(dated))}
-            held = fetch(self.rows.backend, each.filter(each["_rows"] > 1).aggregate(**most)).to_pylist()[0]
-            dated = [name for place, name in enumerate(dated) if held[f"_{place}"] != 1]
-        return dated
+            held = {f"_{place}": ibis._[f"_{place}"].max() for place in range(len(names))}
+            found = fetch(self.rows.backend, each.filter(each["_rows"] > 1).aggregate(**held)).to_pylist()[0]
+            for name, count in zip(names, found.values(), strict=True):
+                most[name] += [] if count is None else [int(count)]
+        return most
+
+    def _has_clock(self, name: str) -> bool:
+        """Whether some of a column's first dates have a time of day other than midnight."""
+        glance = fetch(self.rows.backend, self.rows.table.order_by(ROW).select(name).limit(GLANCED)).column(name)
+        return any(MIDNIGHT.search(clock) is None for value in glance.to_pylist() if value is not None
+                   for clock in CLOCK.findall(str(value))[:1])  # fmt: skip
+
+    def _leaves_rows(self, name: str) -> bool:
+        """Whether every row has a value, and none has so many rows that a split by time could miss valid or test."""
+        table = self.rows.table
+        counted = table.group_by(_value=table[name]).aggregate(_rows=table.count())
+        asked = counted.aggregate(most=counted["_rows"].max(), all=counted["_rows"].sum(),
+                                  missing=counted["_value"].isnull().any())  # fmt: skip
+        found = fetch(self.rows.backend, asked).to_pylist()[0]
+        shares = [share for share in (self.settings.valid, self.settings.test) if share]
+        return not found["missing"] and all(int(found["most"]) <= share * int(found["all"]) for share in shares)
 
     def _is_date(self, name: str) -> bool:
         """Whether a column that looks like times holds no plain numbers."""
@@ -251,8 +282,25 @@ class _Shape:
             self._set("split", "time", f"the latest rows by '{time}' are valid and test, because rows have times "
                       "(split=share takes random rows)")  # fmt: skip
         else:
-            self._set("split", "share", f"random rows are valid and test, by seed {settings.seed}: there are no "
-                      "times and no group (split=group with group=COLUMN keeps rows together)")  # fmt: skip
+            self._set(
+                "split",
+                "share",
+                f"random rows are valid and test, by seed {settings.seed}: "
+                f"{self._why_untimed(time)}, and no group is set (group=COLUMN keeps its rows together)",
+            )
+
+    def _why_untimed(self, time: object) -> str:
+        """Why rows are not split by time, and what splits them so."""
+        if isinstance(time, str) and time in self.columns:
+            return f"the values of '{shortened(time)}' don't look like times (split=time sorts by them)"
+        if self._given("timestamp"):
+            return "no column is the time (timestamp=null)" if time is None else f"there is no column '{time}'"
+        free = [name for name in self.columns if name not in self._named]
+        alike = columns_like_times(self.rows.backend, self.rows.table, {*self.columns, FILE_SPLIT} - {*free})
+        if not alike:
+            return "no column looks like times"
+        return (f"no column is taken as the time ({listed(alike)} may be the time, or dates of something else; "
+                f"timestamp={alike[0]} makes the latest rows valid and test)")  # fmt: skip
 
     # --- rating -------------------------------------------------------------------------------------------------------
 
@@ -280,8 +328,7 @@ class _Shape:
         dates = [name for name in alike if not table[name].type().is_numeric() and self._is_date(name)]
         dates += [name for name in free if self._is_declared_time(name)]
         if dates:
-            self.notes.dropped.append(f"columns {listed(dates)}: they look like times, of which models make no feature "
-                                      f"(timestamp={dates[0]} makes the latest rows valid and test)")  # fmt: skip
+            self.notes.dropped.append(f"columns {listed(dates)}: they look like times, of which models make no feature")
         self.taken = tuple(name for name in free if name not in dates)
         if self.taken:
             self._set("context_features", self.taken)

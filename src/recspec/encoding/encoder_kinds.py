@@ -36,6 +36,7 @@ FAR = 100.0  # standard deviations: none of 10,000 training rows can lie as far 
 MOST_NUMBERS = 1 << 16  # of a vector
 NUMBERS_AT_ONCE = 1 << 22  # of raw vectors that are held as float64
 EMPTY_PRINT = fingerprint64_of_one(b"")  # of a missing text too
+Printed = tuple[Prints, NDArray[np.bool_]]  # a fingerprint for each row of a column, and where it lacks a value
 
 
 class _Encoder(BaseModel):
@@ -162,18 +163,23 @@ class CrossEncoder(_Encoder):
 
     def ids(self, parts: Sequence[RawValues], sources: Sequence[str] | None = None) -> Ids:
         """The id of each row, from its values in the columns' order. Errors name a column as in `sources`."""
-        found, problems = list[tuple[Prints, NDArray[np.bool_]]](), list[str]()
+        found, problems = list[Printed](), list[str]()
         for name, source, part in zip(self.columns, sources or self.columns, parts, strict=True):
             try:
-                found.append(self._print(name, as_array(part)))
+                found.append(self.printed(name, part))
             except DataError as error:
                 problems += [f"column '{source}': {problem}" for problem in error.problems]
         if problems:
             raise DataError.of("raw rows", problems)
-        return raw_values.crossed(self, *zip(*found, strict=True))
+        return self.of_prints(found)
 
-    def _print(self, name: str, array: pa.Array) -> tuple[Prints, NDArray[np.bool_]]:
-        """A fingerprint for each row of a column, and where it lacks a value."""
+    def of_prints(self, parts: Sequence[Printed]) -> Ids:
+        """The id of each row, from what `printed` gives of each column; a column of one row stands for all rows."""
+        return raw_values.crossed(self, *zip(*parts, strict=True))
+
+    def printed(self, name: str, values: RawValues) -> Printed:
+        """A fingerprint for each row of one of the columns, and where it lacks a value."""
+        array = as_array(values)
         if name in self.boundaries:
             numbers = as_numbers(array)
             return raw_values.bucket(self.boundaries[name], numbers).astype(np.uint64), np.isnan(numbers)

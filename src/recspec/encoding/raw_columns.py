@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -11,7 +12,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from recspec.encoding.raw_values import MISSING_NUMBERS, number, whole
-from recspec.errors import DataError, shortened
+from recspec.errors import DataError, listed, shortened
 
 TEXT_BYTES = 2**31 - 1  # text that one array of type `string` can hold; more text is held as `large_string`
 SMALL = 4096  # rows up to which looking each value up costs less than finding the different ones, or than a hash table
@@ -36,6 +37,12 @@ def split_lists(array: pa.Array, separator: str | None) -> tuple[pa.Array, NDArr
         kept = pc.and_(kept, pc.fill_null(pc.not_equal(flat, ""), False))
     mask = kept.to_numpy(zero_copy_only=False)
     return flat.filter(kept), np.concatenate([np.zeros(1, np.int64), np.cumsum(mask)])[offsets]
+
+
+def repeated(names: Sequence[str]) -> list[str]:
+    """The problem of a table's columns that share a name, by which none of them can be read."""
+    twice = sorted(name for name, count in Counter(names).items() if count > 1)
+    return [f"has more than one column {listed(twice)}; rename them"] if twice else []
 
 
 def as_column(values: Sequence[object]) -> pa.Array:

@@ -35,6 +35,7 @@ from recspec.errors import nearest
 # What replaces unknown and missing values, a history without events, and events of unknown items:
 UNKNOWN_ID, MISSING_ID = "the id of unknown values", "the id of missing values"
 NO_EVENT, LEFT_OUT = "an empty history", "such events are left out"
+NO_KNOWN_EVENT = "the empty history of a user without events in the catalogue"
 
 SEPARATORS = ("|", ",", ";", "\t", " ")  # common signs between the values of a list that is one text
 SHOWN = 10  # columns that a sentence names
@@ -55,6 +56,8 @@ class MissingValues:
         """A sentence on these values of a feature, of so many rows in all."""
         if self.taken == LEFT_OUT:
             return f"{_some(self.unknown, rows, 'holds')} unknown {name}; {LEFT_OUT}"
+        if self.taken == NO_KNOWN_EVENT:
+            return f"{_some(self.missing, rows)} a user without a history in the catalogue; {NO_EVENT} is taken"
         lack = f"{_some(self.missing, rows)} no {name}"
         if self.taken not in (UNKNOWN_ID, MISSING_ID):
             return f"{lack}; {self.taken} is taken"

@@ -46,6 +46,7 @@ class Vocabulary:
             if problem := special(path):
                 raise DataError(f"{path}: {problem}")
             table = pq.read_table(path, partitioning=None)
+            table.validate(full=True)  # refuses texts that are not UTF-8
             return cls(raw_columns.narrowed(raw_columns.whole_or_text(raw_columns.combined(table.column("value")))))
         except FileNotFoundError:
             raise DataError(f"{path}: no such vocabulary; the folder is not a prepared dataset, or not whole") from None

@@ -13,7 +13,7 @@ from recspec.evaluation.protocols import run_protocols
 from recspec.evaluation.question import PROTOCOLS, EvaluateSettings, Question
 from recspec.evaluation.report import Comparison, Evaluation, Interval, Report, Slice, difference, is_lower_better
 from recspec.evaluation.runs import FoundRun, RunList, find_runs
-from recspec.evaluation.saved import Kept, SavedEvaluation, SavedGroups, save, saved
+from recspec.evaluation.saved import Kept, SavedEvaluation, SavedGroups, held_values, save, saved
 from recspec.evaluation.scored_rows import evaluate_rows
 from recspec.evaluation.scoring import (
     FullRanker,
@@ -66,6 +66,7 @@ __all__ = [
     "evaluate_rows",
     "favours",
     "find_runs",
+    "held_values",
     "how_questions_differ",
     "id_feature",
     "informed",

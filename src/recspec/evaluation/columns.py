@@ -22,6 +22,7 @@ from recspec.evaluation.question import Question
 from recspec.loading import item_features
 from recspec.spec import FeatureSpec
 from recspec.storage import open_split
+from recspec.summaries import as_data
 
 Owner = Literal["user", "item", "row"]
 
@@ -91,7 +92,9 @@ def codes_of(question: Question, name: str) -> Codes:
     return Codes("row", *_of_feature(spec, name, values))
 
 
-def ranges(values: NDArray[Any], among: NDArray[Any]) -> tuple[NDArray[np.int64], list[str]]:
+def ranges(
+    values: NDArray[Any], among: NDArray[Any], whole_number: Callable[[float], str] = as_data
+) -> tuple[NDArray[np.int64], list[str]]:
     """The range of each value, of `RANGES` ranges with about equally many of the values `among`; their names."""
     among = among[np.isfinite(among)]
     cuts = np.unique(np.quantile(among, np.arange(1, RANGES) / RANGES)) if len(among) else np.zeros(0)
@@ -104,7 +107,7 @@ def ranges(values: NDArray[Any], among: NDArray[Any]) -> tuple[NDArray[np.int64]
             names.append("none")
             continue
         low, high = float(held.min()), float(held.max())
-        shown = [f"{each:,.0f}" if whole else f"{each:.4g}" for each in (low, high)]
+        shown = [whole_number(each) if whole else f"{each:.4g}" for each in (low, high)]
         names.append(shown[0] if low == high else f"{shown[0]} to {shown[1]}")
     return np.where(np.isfinite(values), codes, -1), names
 
@@ -129,7 +132,7 @@ def _of_feature(spec: FeatureSpec, name: str, values: NDArray[Any]) -> tuple[NDA
 def _numbers(values: NDArray[Any]) -> tuple[NDArray[np.int64], list[str]]:
     distinct, codes = np.unique(values, return_inverse=True)
     if len(distinct) <= MOST_VALUES and not np.isnan(distinct.astype(np.float64)).any():
-        return codes, [f"{each:g}" for each in distinct]
+        return codes, [as_data(each) for each in distinct.tolist()]
     return ranges(values.astype(np.float64), values.astype(np.float64))
 
 

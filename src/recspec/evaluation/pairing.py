@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from recspec.errors import DataError
 from recspec.evaluation.bootstrap import compare_values
 from recspec.evaluation.report import Comparison
-from recspec.evaluation.saved import EVENTS, ID, ROW, SavedEvaluation
+from recspec.evaluation.saved import EVENTS, ID, ROW, SavedEvaluation, held_values
 
 SAME_FACTS = ("candidates", "groups", "rows", "positives", "fewest_candidates", "most_candidates", "repeats", "cold")
 """Facts on a protocol that must agree: its groups, targets and candidates."""
@@ -27,7 +27,7 @@ class Paired:
 
     protocol: str
     ours: Mapping[str, NDArray[np.float64]]
-    """Metric -> (G,) values; of the metrics that both have."""
+    """Metric -> (G,) values; of the metrics that both have. Under `rows`, those of `group_auc` are one a group."""
     theirs: Mapping[str, NDArray[np.float64]]
     ids: pa.Array | None
     """(G,) ids in text."""
@@ -53,7 +53,7 @@ def pair(ours: SavedEvaluation, theirs: SavedEvaluation, protocol: str) -> Paire
         raise DataError(f"{ours.file} and {theirs.file} hold other groups under {protocol}; evaluate both again")
     common = [name for name in ours.groups[protocol].metrics if name in theirs.groups[protocol].metrics]
     common = [name for name in common if name in first.column_names and name in second.column_names]
-    values = [{name: each.column(name).to_numpy().astype(np.float64) for name in common} for each in (first, second)]
+    values = [{name: held_values(each, name) for name in common} for each in (first, second)]
     return Paired(
         protocol,
         values[0],

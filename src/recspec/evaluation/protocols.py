@@ -58,7 +58,6 @@ def run_protocols(answers: SplitScores, *, beyond: bool = False) -> Evaluation:
         values = values_of(ranking, ks)
         if leaked is not None:
             values |= {f"mean_average_precision_with_leak@{k}": metrics.average_precisions(leaked, k) for k in ks}
-        values = {name: of for name, of in values.items() if name not in certain}
         result.values[protocol] = {**values}
         result.metrics[protocol] = {name: float(of.mean()) for name, of in values.items() if len(of)}
         repeats = _count_repeats(question, protocol)
@@ -108,8 +107,10 @@ def _with_beyond(result: Evaluation, question: Question, ranked: Ranked, ks: Seq
 
 
 def values_of(ranking: Ranking, ks: Sequence[int]) -> dict[str, Values]:
-    """The groups' values of each metric at each cut-off, and of MRR."""
-    values = {f"{name}@{k}": at_k(ranking, k) for k in ks for name, at_k in metrics.AT_K.items()}
+    """The groups' values of each metric at each cut-off, and of MRR; without those that are 1 for any model."""
+    certain = metrics.certain(ranking, ks)
+    values = {f"{name}@{k}": at_k(ranking, k) for k in ks for name, at_k in metrics.AT_K.items()
+              if f"{name}@{k}" not in certain}  # fmt: skip
     return {**values, "mrr": metrics.reciprocal_ranks(ranking)}
 
 

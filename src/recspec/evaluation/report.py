@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
@@ -60,7 +61,8 @@ class Evaluation:
 
     metrics: Metrics
     protocols: dict[str, dict[str, object]] = field(default_factory=dict)  # protocol -> facts about its candidates
-    values: dict[str, dict[str, PerGroup]] = field(default_factory=dict, repr=False)  # of each group or row
+    values: dict[str, dict[str, PerGroup]] = field(default_factory=dict, repr=False)
+    """Protocol -> metric -> one value a group; under `rows` one a row, but of `group_auc` one a group."""
     groups: dict[str, Groups] = field(default_factory=dict, repr=False)  # protocol -> whose values these are
     beyond: dict[str, float] = field(default_factory=dict)  # coverage and so on, of the lists of protocol full
     beyond_values: dict[str, PerGroup] = field(default_factory=dict, repr=False)  # of each user
@@ -72,7 +74,7 @@ class Evaluation:
 
     @property
     def standard_errors(self) -> Metrics:
-        """Standard errors of the metrics that are means over groups or rows, and of AUC."""
+        """Standard errors of the metrics that are means over groups or rows, and of AUC and GAUC."""
         return {
             protocol: {name: _standard_error(values) for name, values in named.items() if len(values) > 1}
             for protocol, named in self.values.items()
@@ -176,7 +178,8 @@ class Report:
     def verdicts(self) -> tuple[str, ...]:
         """A sentence for each protocol and baseline that beats the model, or is ahead by too little to tell.
 
-        The difference is given in standard errors over the same groups or rows; from 2 on, or unknown, it is a win.
+        The difference is given in standard errors over the same groups or rows; from 2 on, it is a win. Without a
+        standard error, it is none.
         """
         sentences = []
         for protocol, reached in self.model.metrics.items():
@@ -188,10 +191,10 @@ class Report:
                     theirs = baseline.metrics.get(protocol, {}).get(metric, ours)
                     if theirs < ours if is_lower_better(metric) else theirs > ours:
                         found = difference(self.model, baseline, protocol, metric)
-                        errors = abs(found[0]) / found[1] if found and found[1] else None
-                        by = "" if errors is None else f" ({errors:.1f} standard errors)"
+                        errors = _in_errors(*found) if found else None
+                        by = " (standard error unknown)" if errors is None else f" ({errors:.1f} standard errors)"
                         # Equal metrics count once, as HR and recall of one positive.
-                        among = wins[errors is None or errors >= warnings.SIGNIFICANT]
+                        among = wins[errors is not None and errors >= warnings.SIGNIFICANT]
                         among.setdefault((ours, theirs), f"{metric} {theirs:.4f} against {ours:.4f}{by}")
                 if clear := wins[True] or wins[False]:
                     said = "beats" if wins[True] else "is level with"
@@ -325,6 +328,11 @@ def difference(model: Evaluation, other: Evaluation, protocol: str, metric: str)
         return None
     differences = theirs.astype(np.float64) - ours
     return float(differences.mean()), _standard_error(differences)
+
+
+def _in_errors(difference: float, standard_error: float) -> float:
+    """A difference in standard errors; infinite if it is the same in every group."""
+    return abs(difference) / standard_error if standard_error else math.inf
 
 
 def _count(facts: Mapping[str, object], name: str) -> str:

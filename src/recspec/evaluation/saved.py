@@ -166,6 +166,12 @@ class Kept:
     why_not: str = ""
 
 
+def held_values(table: pa.Table, name: str) -> NDArray[np.float64]:
+    """(G,) the values of a metric of `SavedEvaluation.table`; of GAUC under `rows` fewer than the table has rows."""
+    values: NDArray[np.float64] = table.column(name).drop_null().to_numpy().astype(np.float64)
+    return values
+
+
 def save(report: Report, trained: Bundle, spec: FeatureSpec) -> Kept:
     """Keep an evaluation with its run, or with its bundle where there is no run.
 
@@ -299,19 +305,18 @@ def _tables(report: Report, spec: FeatureSpec) -> tuple[pa.Table | None, dict[st
     """The values of all protocols as one table, and what it holds."""
     tables, held = [], {}
     for protocol, named in report.model.values.items():
-        counts = {len(of) for of in named.values()}
-        if len(counts) != 1 or not max(counts):
+        total = len(next(iter(named.values()), ()))
+        if not total:
             continue
-        total = counts.pop()
         step = slice(None, None, max(1, -(-total // MOST_SAVED)))
         columns: dict[str, Any] = {name: of[step] for name, of in _values(report.model, protocol, total)}
         beside = {name: dict(_values(found, protocol, total)) for name, found in report.beside.items()}
         beside = {name: of for name, of in beside.items() if of}
         metrics = tuple(columns)
         columns |= {f"{name}/{metric}": of[step] for name, found in beside.items() for metric, of in found.items()}
-        arrays = {name: pa.array(np.asarray(of, np.float32)) for name, of in columns.items()}
-        groups = report.model.groups.get(protocol)
         rows = len(range(total)[step])
+        arrays = {name: _filled(of, rows) for name, of in columns.items()}
+        groups = report.model.groups.get(protocol)
         own: dict[str, pa.Array] = {PROTOCOL: pa.array([protocol] * rows).dictionary_encode()}
         raw = False
         if groups is not None and len(groups.ids) == total:
@@ -336,11 +341,18 @@ def _tables(report: Report, spec: FeatureSpec) -> tuple[pa.Table | None, dict[st
 
 
 def _values(found: Evaluation, protocol: str, total: int) -> Iterator[tuple[str, NDArray[Any]]]:
-    """Values (total,) of each metric, and of the measures of lists."""
+    """Values (total,) of each metric, and of the measures of lists; under `rows` fewer of GAUC, one a group."""
     named: Mapping[str, NDArray[Any]] = found.values.get(protocol, {})
     if protocol == "full":
         named = {**named, **found.beyond_values}
-    yield from ((name, of) for name, of in named.items() if len(of) == total)
+    yield from ((name, of) for name, of in named.items()
+                if len(of) == total or (protocol == "rows" and 0 < len(of) < total))  # fmt: skip
+
+
+def _filled(values: NDArray[Any], rows: int) -> pa.Array:
+    """A column of values, with null after the last one."""
+    held = pa.array(np.asarray(values, np.float32))
+    return pa.concat_arrays([held, pa.nulls(rows - len(held), held.type)])
 
 
 def _row_numbers(found: Evaluation, total: int) -> NDArray[np.int64]:

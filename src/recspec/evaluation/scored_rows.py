@@ -58,7 +58,9 @@ def evaluate_rows(
                                           standard_error=error, calibration=found,
                                           is_calibrated=calibrated is not None)  # fmt: skip
     if groups is not None:
-        reached["group_auc"] = metrics.group_auc(scores, labels, groups)
+        ranking = metrics.rank_groups(scores, labels, groups)
+        reached["group_auc"] = metrics.mean_area(ranking)
+        values["group_auc"] = metrics.areas_of_groups(ranking)
     defined = {name: value for name, value in reached.items() if not np.isnan(value)}
     kept = {name: of.astype(np.float32) for name, of in values.items() if name in defined}
     return Evaluation(

@@ -89,7 +89,7 @@ def _activity(question: Question) -> Codes:
     rows = question.rows
     assert rows.users is not None
     here = events[np.unique(rows.users)]
-    codes, names = ranges(events, here[here > 0])
+    codes, names = ranges(events, here[here > 0], "{:,.0f}".format)
     return Codes("user", np.where(events > 0, codes + 1, 0), ["new: 0", *(f"{name} events" for name in names)])
 
 

@@ -6,7 +6,7 @@ Shapes: B rows of an input; L a list's length.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,7 +19,7 @@ from recspec.batch import Batch
 from recspec.errors import BundleError, nearest, require_extra
 from recspec.files import PathError, confined, local, manifest, read_json
 from recspec.models import Model
-from recspec.spec import EXPORT_FILE, OUTPUTS, Port, Signature, find_export_file
+from recspec.spec import EXPORT_FILE, OUTPUTS, Port, Signature, check_description, find_export_file
 
 BLOCK = 1024  # rows that ONNX Runtime computes at once: MLPs of 1024 units are 1.3 times as fast as on 4,096 rows
 Arrays = dict[str, NDArray[Any]]  # input name -> (B, 1) or (B, L)
@@ -67,6 +67,14 @@ def as_inputs(batch: Mapping[str, Tensor], signature: Signature) -> Arrays:
     }
 
 
+def unused_prefix(names: Iterable[str]) -> str:
+    """The shortest run of `_` that no name begins with: any name with this prefix is another one."""
+    names, prefix = tuple(names), "_"
+    while any(name.startswith(prefix) for name in names):
+        prefix += "_"
+    return prefix
+
+
 # --- running an export -----------------------------------------------------------------------------------------------
 
 
@@ -109,7 +117,7 @@ def read_description(folder: Path) -> dict[str, Any]:
     """The content of an export's `export.json`. An old export's `sheet.json` is read with a warning.
 
     Raises:
-        BundleError: if it is missing or damaged.
+        BundleError: if it is missing or damaged; it names the file and every field that is wrong.
     """
     file = find_export_file(folder)
     if file is None:
@@ -122,8 +130,8 @@ def read_description(folder: Path) -> dict[str, Any]:
         description = read_json(file)
     except PathError as error:
         raise BundleError(str(error)) from None
-    if not isinstance(description, dict) or "signature" not in description:
-        raise BundleError(f"{file}: damaged: it has no signature")
+    check_description(description, file)
+    assert isinstance(description, dict), "checked above"
     return description
 
 

@@ -140,6 +140,8 @@ def export(
         try:
             model = trained.model.eval()
             signature = signature_of(trained.spec, model.features(), settings.form)
+            if settings.format != "pt2":
+                onnx_graph.refuse_output_names(signature)
             tell(f"{'making up' if data is None else 'reading'} rows to check the export on")
             check = Check(model, signature, sample_of(trained, data))
             if settings.format == "triton":

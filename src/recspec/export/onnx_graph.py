@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from recspec.errors import ExportError, require_extra
+from recspec.export.exported_model import unused_prefix
 from recspec.export.onnx_rewrite import (
     drop_unused,
     is_plain_product,
@@ -62,13 +63,19 @@ def trace(module: nn.Module, signature: Signature, examples: Sequence[Tensor]) -
 def to_onnx(
     program: torch.export.ExportedProgram, signature: Signature, outputs: Sequence[str] = OUTPUTS
 ) -> ModelProto:
-    """A traced program as ONNX, checked."""
+    """A traced program as ONNX, checked.
+
+    Names inside it have a prefix that no feature's name has. Narrowing derives further names from these.
+
+    Raises:
+        ExportError: if torch can't express the program, or a feature has the name of an output.
+    """
     require_extra("onnx", "onnx")
     require_extra("onnxscript", "onnx")
-    given = [port.name for port in signature.inputs]
+    refuse_output_names(signature, outputs)
     try:
         with quietly():
-            made = torch.onnx.export(program, input_names=given, output_names=list(outputs), dynamo=True, verbose=False)
+            made = torch.onnx.export(program, dynamo=True, verbose=False)
     except Exception as error:
         raise ExportError(f"torch.onnx can't express the model: {short(error)}") from error
     assert made is not None, "torch.onnx.export gives a program where it is given no file"
@@ -81,7 +88,40 @@ def to_onnx(
     for found in (model.graph, *model.graph.input, *model.graph.output, *model.graph.initializer):
         del found.metadata_props[:]
     del model.functions[:]
-    return simplify(model)
+    return _named(simplify(model), [port.name for port in signature.inputs], outputs)
+
+
+def refuse_output_names(signature: Signature, outputs: Sequence[str] = OUTPUTS) -> None:
+    """Refuse features with the name of an output: ONNX keeps inputs and outputs in one list of names.
+
+    Raises:
+        ExportError: with every such feature.
+    """
+    problems = [
+        f"feature '{port.name}': an output of the exported model has this name; rename the column of the raw files, "
+        "and prepare and train again"
+        for port in signature.inputs
+        if port.name in outputs
+    ]
+    if problems:
+        raise ExportError.of("export", problems)
+
+
+def _named(model: ModelProto, inputs: Sequence[str], outputs: Sequence[str]) -> ModelProto:
+    """Name the inputs and outputs, and put a prefix before all other names; changes `model`."""
+    graph, prefix = model.graph, unused_prefix(inputs)
+    ends = [*graph.input, *graph.output]
+    names = dict(zip((each.name for each in ends), (*inputs, *outputs), strict=True))
+
+    def new(name: str) -> str:
+        return names.get(name, f"{prefix}{name}") if name else ""  # an input that is left out has no name
+
+    for node in graph.node:
+        refill(node.input, [new(name) for name in node.input])
+        refill(node.output, [new(name) for name in node.output])
+    for each in (*ends, *graph.initializer):
+        each.name = new(each.name)
+    return model
 
 
 def save(model: ModelProto, file: str) -> None:
@@ -132,15 +172,16 @@ def _narrow_product(node: NodeProto, weights: Collection[str], narrow_type: int)
     from onnx import TensorProto
 
     output, nodes, inputs = node.output[0], [], []
+    inside = f"{node.input[1]}.{output}"  # the name of a weight has the prefix, that of an output hasn't
     for place, name in enumerate(node.input):
         if not name or name in weights:
             inputs.append(f"{name}.fp16" if name else name)
             continue
-        inputs.append(f"{output}.in{place}")
+        inputs.append(f"{inside}.in{place}")
         nodes.append(make_node("Cast", [name], inputs[-1], to=narrow_type))
-    own = make_node(node.op_type, inputs, f"{output}.fp16", name=node.name)
+    own = make_node(node.op_type, inputs, f"{inside}.fp16", name=node.name)
     own.attribute.extend(node.attribute)
-    return [*nodes, own, make_node("Cast", [f"{output}.fp16"], output, name=f"{output}.out", to=TensorProto.FLOAT)]
+    return [*nodes, own, make_node("Cast", [f"{inside}.fp16"], output, name=f"{output}.out", to=TensorProto.FLOAT)]
 
 
 def wide_products(model: ModelProto) -> list[str]:

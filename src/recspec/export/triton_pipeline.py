@@ -27,7 +27,7 @@ from recspec.bundle import Bundle
 from recspec.errors import ExportError, require_extra
 from recspec.export import onnx_graph, triton_best, triton_candidates
 from recspec.export import triton_repository as repository
-from recspec.export.exported_model import TYPES, OnnxModel, as_inputs, as_model_batch
+from recspec.export.exported_model import TYPES, OnnxModel, as_inputs, as_model_batch, unused_prefix
 from recspec.export.triton_repository import Backend
 from recspec.inference import Predictor
 from recspec.models import ItemModel, Model
@@ -40,7 +40,7 @@ LARGEST_ERROR = 1e-4
 FOUND = "found"
 """A retriever's output."""
 ITEM = "item."
-"""Before the name of an item's feature, in the ensemble."""
+"""Before the name of an item's feature, among the answers of `NAME_candidates`."""
 
 
 class Query(nn.Module):
@@ -154,19 +154,21 @@ class _Pipeline:
         beside = repository.histories_beside(spec, list(asked))
         to, batching = f"{self.name}_request", repository.Batching()
         columns = repository.write_encode(self.staged, to, self.version, signature, encoders, batching, beside)
-        if taken := sorted({port.name for port in columns} & {port.name for port in _ANSWERS}):
-            raise ExportError(f"a column is called '{taken[0]}', as an answer of the ensemble; rename it")
-        of_request = {each: f"feature.{each}" for each in asked}
-        found = {port.name: f"candidate.{port.name}" for port in _FOUND}
-        scored = {port.name: f"scored.{port.name}" for port in _SCORES}
-        items = [f"{ITEM}{port.name}" for port in self.ranker.of_level("item")]
+        repository.refuse_answer_names(columns, _ANSWERS)
+        prefix = unused_prefix(port.name for port in columns)
+        of_request = {each: f"{prefix}feature.{each}" for each in asked}
+        found = {port.name: f"{prefix}candidate.{port.name}" for port in _FOUND}
+        scored = {port.name: f"{prefix}scored.{port.name}" for port in _SCORES}
+        answers = [f"{prefix}{FOUND}.{place}" for place in range(len(queries))]
+        items = {port.name: f"{prefix}{ITEM}{port.name}" for port in self.ranker.of_level("item")}
         steps = [step(to, {port.name: port.name for port in columns}, of_request)]
-        for place, (name, ports) in enumerate(queries.items()):
-            steps.append(step(name, {port.name: of_request[port.name] for port in ports}, {FOUND: f"{FOUND}.{place}"}))
-        given = {port.name: f"{FOUND}.{place}" for place, port in enumerate(self._given[1:])}
+        for answer, (name, ports) in zip(answers, queries.items(), strict=True):
+            steps.append(step(name, {port.name: of_request[port.name] for port in ports}, {FOUND: answer}))
+        given = {port.name: answer for port, answer in zip(self._given[1:], answers, strict=True)}
         given[triton_candidates.USER] = of_request[spec.user_id]
-        steps.append(step(f"{self.name}_candidates", given, {**found, **{each: each for each in items}}))
-        read = {port.name: of_request.get(port.name, f"{ITEM}{port.name}") for port in self.ranker.inputs}
+        brought = {f"{ITEM}{name}": inner for name, inner in items.items()}
+        steps.append(step(f"{self.name}_candidates", given, {**found, **brought}))
+        read = {port.name: {**items, **of_request}[port.name] for port in self.ranker.inputs}
         steps.append(step(self.name, read, scored))
         steps.append(step(f"{self.name}_best", {**found, **scored}, {port.name: port.name for port in _ANSWERS}))
         repository.write_ensemble(self.staged, f"{self.name}_recommend", self.version, columns, _ANSWERS, steps)

@@ -35,6 +35,7 @@ from recspec.encoding import (
 )
 from recspec.errors import ExportError
 from recspec.export import triton_encode, triton_onnx
+from recspec.export.exported_model import unused_prefix
 from recspec.files import confine, confined
 from recspec.spec import OUTPUTS, FeatureSpec, Level, Port, PortType, Signature
 
@@ -239,15 +240,28 @@ def write_raw(
     batching: Batching,
     beside: Mapping[str, Beside] | None = None,
 ) -> None:
-    """Write `NAME_encode` and the ensemble `NAME_raw`, which takes raw values."""
+    """Write `NAME_encode` and the ensemble `NAME_raw`, which takes raw values.
+
+    Raises:
+        ExportError: if a column can't be read, or has the name of an output.
+    """
+    refuse_answer_names(raw_columns(encoders, signature, beside), _outputs(signature))
     columns = write_encode(folder, f"{name}_encode", version, signature, encoders, batching, beside)
-    inside = {port.name: f"feature.{port.name}" for port in signature.inputs}
+    prefix = unused_prefix(port.name for port in columns)
+    inside = {port.name: f"{prefix}feature.{port.name}" for port in signature.inputs}
     steps = [
         step(f"{name}_encode", {port.name: port.name for port in columns}, inside),
         step(name, inside, {each: each for each in OUTPUTS}),
     ]
     outputs, own = _outputs(signature), _of(signature, batching)
     write_ensemble(folder, f"{name}_raw", version, columns, outputs, steps, own)
+
+
+def refuse_answer_names(columns: Sequence[Port], answers: Sequence[Port]) -> None:
+    """Refuse raw columns with the name of an ensemble's answer. Raises ExportError with every such column."""
+    if taken := sorted({port.name for port in columns} & {port.name for port in answers}):
+        problems = [f"a column is called '{name}', as an answer of the ensemble; rename it" for name in taken]
+        raise ExportError("; ".join(problems))
 
 
 def write_encode(

@@ -81,12 +81,18 @@ def special(path: Path) -> str | None:
 def local(text: str | Path, what: str) -> Path:
     """A path that a user typed as `what`. Raises PathError for a URL: `s3://a/run` would become the folder `s3:`.
 
+    Also raises it for a name with bytes that are not UTF-8, because no JSON, YAML or Parquet file could hold the name.
     Commands and verbs resolve URLs of stores (`recspec.stores`) before this; here, only a local path is left.
     """
     if _SCHEME.match(str(text)):
         written = re.sub(":/+", "://", str(text), count=1)  # Path makes one slash of two
         raise PathError(f"{what}: '{masked(written)}' is a URL, and only local paths are supported here; copy the "
                         "files to a local folder first")  # fmt: skip
+    try:
+        str(text).encode("utf-8")
+    except UnicodeEncodeError:
+        shown = str(text).encode("utf-8", "backslashreplace").decode("utf-8")
+        raise PathError(f"{what}: the name '{shown}' holds bytes that are not UTF-8; rename it") from None
     return Path(text)
 
 

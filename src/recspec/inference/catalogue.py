@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from recspec.batch import Batch, num_rows, take
 from recspec.encoding import Encoders, Vocabulary
-from recspec.errors import BundleError, DataError
+from recspec.errors import BundleError, DataError, listed
 from recspec.inference.columns import as_tensor, is_list
 from recspec.spec import FeatureSpec
 from recspec.storage import Ragged
@@ -71,6 +71,7 @@ def _read_catalogue(spec: FeatureSpec, role: Role, device: torch.device) -> Cata
         return Catalogue(features, first_id, None)
     try:
         table = pq.read_table(file, partitioning=None)
+        table.validate(full=True)  # refuses texts that are not UTF-8
         _check_catalogue(table, spec, id_name)
     except (pa.ArrowException, OSError, ValueError, DataError) as error:
         raise BundleError(f"{file}: damaged, or of another specification: {error}") from None
@@ -153,6 +154,15 @@ class Catalogues:
     def items(self) -> Catalogue:
         """Every item, in order of id."""
         return _read_catalogue(self.spec, "item", self.device)
+
+    def check_items(self, features: Sequence[str]) -> None:
+        """Raise `BundleError` if the catalogue lacks a feature of items among those that a model reads."""
+        lacking = [name for name in self.spec.role("item") if name in features and name not in self.items.features]
+        if lacking:
+            file = self.spec.catalogue("item")
+            where = f"{self.spec.folder}: no catalogue of items" if file is None else f"{file}"
+            raise BundleError(f"{where}: lacks {listed(lacking)}, which the model reads of every item; score rows with "
+                              "`recspec predict`, or train on a dataset whose catalogue holds them")  # fmt: skip
 
     def of(self, role: Role) -> Catalogue:
         """Every user or item."""

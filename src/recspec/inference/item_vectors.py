@@ -22,6 +22,7 @@ def item_vectors(model: Model, known: Catalogues) -> Tensor | None:
     made = getattr(model, "item_vectors", None)
     with torch.inference_mode():
         if made is not None:
+            known.check_items(model.features())
             vectors: Tensor = made() if isinstance(model, ItemModel) else made(known.items.features)
             return vectors.detach().float()  # a model's own parameter may be what it returns
         if isinstance(model, ItemModel):

@@ -115,18 +115,36 @@ def notes_of(
             else ("basket: the model can't rank by it")
         )
     who = "" if known or wanted.is_anonymous else f"unknown user{near}: "
-    if how == "popularity":
+    if how == "popularity" and count:
         of_known = "the model scores all items alike for this user: " if known else ""
         yield f"{of_known or who}these are the {count} most popular items; score is the number of users"
         return
     if how == "basket_vectors":
         yield f"{who}these are the items nearest to the basket by the model's vectors; score is the mean cosine"
-    elif who:
+    elif who and how != "popularity":
         yield f"{who}answered by the {how}"
     if count < wanted.k:
-        limits = [name for name in ("filter", "exclude") if getattr(wanted, name)]
-        left = "items are left" if wanted.include_seen else "unseen items are left"
-        yield f"only {count} {left}" + (f" by {' and '.join(limits)}" if limits else "")
+        yield from notes_of_short_list(count, wanted, "item" if wanted.include_seen else "unseen item")
         if unseen:
             items, are, them = ("item", "is", "it") if unseen == 1 else ("items", "are", "them")
             yield f"{unseen:,} {items} without interactions {are} left out, because the model knows nothing of {them}"
+
+
+def notes_of_short_list(count: int, wanted: Wanted, what: str) -> Iterator[str]:
+    """Why a list of `count` items is shorter than wanted, if it is."""
+    limits = [name for name in ("filter", "exclude") if getattr(wanted, name)]
+    if count >= wanted.k:
+        return
+    if not count and limits == ["filter"]:
+        yield f"no {what} passes the filter"
+        return
+    left = f"{count} {what}{'s are' if count > 1 else ' is'} left" if count else f"no {what} is left"
+    yield f"{'only ' if count else ''}{left}" + (f" by {' and '.join(limits)}" if limits else "")
+
+
+def note_of_unknown_users(count: int, how: AnsweredBy) -> str:
+    """How users that the model does not know were answered, all alike."""
+    are, get = ("is", "gets") if count == 1 else ("are", "get")
+    given = {"popularity": "the most popular items", "basket_vectors": "the items nearest to the basket"}.get(how)
+    answered = f"{get} {given}" if given else f"{are} answered by the {how}"
+    return f"{count:,} of them {are} unknown, and {answered}"

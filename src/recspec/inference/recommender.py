@@ -116,6 +116,8 @@ class Recommender:
             raise RequestError.of("recommend", problems)
         choice = self.chooser.choose(wanted, problems)
         context = self.requesters.context(wanted.context, choice.basket, problems)
+        if not problems and not self.requesters.crosses_items:
+            self._known.check_items(self._bundle.model.features())
         if wanted.diversity and wanted.diverse_by is None and self.vectors is None:
             problems.append(
                 "diversity: the model has no vectors of items; name a column of the catalogue to be diverse by"
@@ -131,6 +133,10 @@ class Recommender:
         ids = np.array([self._known.users.first_id - 1]) if wanted.is_anonymous else self._known.user_ids(wanted.users)
         return [answer for block in self.blocks(len(ids))
                 for answer in self._answers(users[block], ids[block], asked)]  # fmt: skip
+
+    def strangers_answered_by(self, wanted: Wanted) -> AnsweredBy:
+        """What users that the model does not know are answered by, who are all alike to it."""
+        return self.picked(np.array([self._known.users.first_id - 1]), self.check(wanted)).answered_by[0]
 
     def blocks(self, count: int) -> Iterator[slice]:
         """Users answered at once: users x items within `SCORES`."""
@@ -253,8 +259,7 @@ class Recommender:
             scores = scores.float().cpu()
         # A sum is finite only if every score is, and takes an eighth of the time of looking at each.
         if not bool(scores.sum().isfinite()) and not bool(scores.isfinite().all()):
-            why = "the model gives no finite score for some items; train it again"
-            raise BundleError(f"{self._bundle.folder}: {why}")
+            raise context.no_finite_score("model")
         return scores
 
     # --- answers ------------------------------------------------------------------------------------------------------

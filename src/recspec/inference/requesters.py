@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from recspec.batch import Batch
 from recspec.encoding import raw_names
-from recspec.errors import DataError, RequestError, listed, nearest
+from recspec.errors import BundleError, DataError, RecspecError, RequestError, listed, nearest
 from recspec.inference.catalogue import Catalogues
 from recspec.inference.columns import as_tensor, has_column
 from recspec.inference.request_rows import problems_by_row, row_name, table_of
@@ -37,6 +37,13 @@ class Context:
     features: Batch  # one row
     basket: NDArray[np.int64] | None = None
     notes: tuple[str, ...] = ()
+
+    def no_finite_score(self, of: str) -> RecspecError:
+        """The error for scores that are not finite: numbers of the context cause them, or else the model does."""
+        what = f"the {of} gives no finite score for some items"
+        if any(each.is_floating_point() for each in self.features.values()):
+            return RequestError(f"context: {what}; a value is too large")
+        return BundleError(f"{what}; train it again")
 
 
 class Requesters:

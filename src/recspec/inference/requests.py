@@ -7,7 +7,7 @@ other value with the id of unknown values.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +24,7 @@ from recspec.errors import DataError, RequestError
 from recspec.evaluation import id_feature
 from recspec.inference.catalogue import ROLES, Role
 from recspec.inference.column_facts import ColumnFacts, facts_of_encoder
+from recspec.inference.columns import has_column
 from recspec.inference.predictor import Predictor
 from recspec.inference.request_rows import Row, check_columns, known_columns, problems_by_row, row_name, table_of
 from recspec.inference.wanted import Wanted
@@ -112,7 +113,8 @@ def rank(
     asked = table_of([request if user is None else {**request, user: None}], "request", known)
     items = table_of(rows, "candidates", known)
     if rows and _must_join(predictor, asked.column_names, ours, items.column_names, theirs):
-        return _ranked(predictor, rows, *_joined(predictor, request, rows), top_k)
+        alone = asked if user is None else asked.drop_columns([user])
+        return _ranked(predictor, rows, *_joined(predictor, alone, items, ours, theirs), top_k)
     report = predictor.row_encoder.report
     once, missing = _encoded(predictor, asked, ours, "request") if ours else ({}, {})
     notes = report(asked, missing).notes()
@@ -169,15 +171,62 @@ def _must_join(
 
 
 def _joined(
-    predictor: Predictor, request: Row, rows: Sequence[Row]
+    predictor: Predictor, asked: pa.Table, items: pa.Table, ours: Sequence[str], theirs: Sequence[str]
 ) -> tuple[tuple[Batch, Batch], torch.Tensor, list[str]]:
-    """Scores of candidates that each hold all of the request's columns, where a feature needs both."""
-    table = table_of(
-        [{**request, **row} for row in rows], "candidates", known_columns(predictor.spec, predictor.encoders)
-    )
-    batch, missing = _encoded(predictor, table, None, "candidates")
-    notes = [*predictor.row_encoder.report(table, missing).notes(), *_unused(predictor, table)]
-    return ({name: tensor[:1] for name, tensor in batch.items()}, batch), _logits(predictor, {}, batch), notes
+    """Scores of candidates where a feature needs columns of both sides.
+
+    Each value of the request is encoded once: copies of it for every candidate would be as large as their product.
+    """
+    asked, items = predictor.row_encoder.named(asked), predictor.row_encoder.named(items)
+    has = partial(has_column, predictor.encoders)
+    both = [*asked.column_names, *items.column_names]
+    crossed = {
+        name for name in (*ours, *theirs)
+        if has(name, both) and not has(name, asked.column_names) and not has(name, items.column_names)
+    }  # fmt: skip
+    moved = _moved(id_name(predictor, "user"), ours, [*asked.column_names], [*items.column_names], has)
+    given = _moved(id_name(predictor, "item"), theirs, [*items.column_names], [*asked.column_names], has)
+    of_request = [name for name in ours if name not in crossed | moved] + [name for name in theirs if name in given]
+    of_items = [name for name in theirs if name not in crossed | given] + [name for name in ours if name in moved]
+    once, lacking = _encoded(predictor, asked, of_request, "request")
+    many, missing = _encoded(predictor, items, of_items, "candidates")
+    many |= {name: _cross(predictor, name, asked, items) for name in crossed}
+    batch = {name: each.expand(items.num_rows, *each.shape[1:]) for name, each in once.items()} | many
+    report = predictor.row_encoder.report
+    notes = [*report(asked, lacking).notes(), *report(items, missing).notes(), *_unused(predictor, asked, items)]
+    return ({name: each[:1] for name, each in batch.items()}, batch), _logits(predictor, {}, batch), notes
+
+
+def _moved(
+    own_id: str | None,
+    names: Sequence[str],
+    here: Sequence[str],
+    there: Sequence[str],
+    has: Callable[[str, Sequence[str]], bool],
+) -> set[str]:
+    """Features of one side whose columns only the other side gives, and what the catalogue knows by such an id."""
+    moved = {name for name in names if not has(name, here) and has(name, there)}
+    return moved | {name for name in names if own_id in moved and not has(name, [*here, *there])}
+
+
+def _cross(predictor: Predictor, name: str, asked: pa.Table, items: pa.Table) -> torch.Tensor:
+    """The ids (N,) of a cross of the request's columns with those of N candidates.
+
+    A column that both sides give is the candidates'.
+    """
+    assert predictor.encoders is not None
+    encoder = predictor.encoders.encoder(name)
+    assert isinstance(encoder, CrossEncoder), name
+    parts = []
+    sources = predictor.encoders.sources(name, [*items.column_names, *asked.column_names])
+    for column, source in zip(encoder.columns, sources, strict=True):
+        table, where = (items, "candidates") if source in items.column_names else (asked, "request")
+        with _naming(where):
+            try:
+                parts.append(encoder.printed(column, encoder.present(table.column(source))))
+            except DataError as error:
+                raise DataError.of("raw rows", [f"column '{source}': {each}" for each in error.problems]) from None
+    return torch.from_numpy(encoder.of_prints(parts)).to(predictor.device)
 
 
 def _ranked(

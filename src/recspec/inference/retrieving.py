@@ -15,7 +15,6 @@ from torch import Tensor
 
 from recspec.batch import Batch
 from recspec.bundle import Bundle
-from recspec.errors import BundleError
 from recspec.inference.catalogue import Catalogues
 from recspec.inference.choice import Choice
 from recspec.inference.requesters import Context, Requesters
@@ -68,7 +67,7 @@ class Retrieving:
             include_seen: whether items that the user acted on may be candidates.
 
         Raises:
-            BundleError: if the ranker gives a score that is not finite.
+            BundleError: if the ranker gives a score that is not finite; `RequestError` if the context is to blame.
         """
         first, seen = self._known.users.first_id, self._trained.seen
         assert seen is not None
@@ -82,8 +81,7 @@ class Retrieving:
         found = self.pipeline.candidates(asked, len(users), count=k, allowed=choice.kept, excluded=hidden)
         made = self._ranked(*self._ranker.batch(users, context), found)
         if not bool(made.scores[made.ids >= 0].isfinite().all()):
-            why = "the ranker gives no finite score for some items; train it again"
-            raise BundleError(f"{self._trained.folder}: {why}")
+            raise context.no_finite_score("ranker")
         return made
 
     def _ranked(self, model: Model, request: Batch, found: Sequence[Candidates]) -> Scored:

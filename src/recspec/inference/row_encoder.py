@@ -206,7 +206,7 @@ class HistoryColumns:
         assert not isinstance(user, tuple), "a user's id is a scalar"
         found = {name: self._catalogues.users.lists_of(name, user.astype(np.int64)) for name in names}
         empty = int((next(iter(found.values())).lengths == 0).sum())
-        missing = {names[0]: MissingValues(empty, 0, encoding.NO_EVENT)} if empty else {}
+        missing = {names[0]: MissingValues(empty, 0, encoding.NO_KNOWN_EVENT)} if empty else {}
         return {name: (lists.values, lists.offsets) for name, lists in found.items()}, missing
 
     def _given(self, rows: pa.Table, names: Sequence[str]) -> dict[str, Lists]:

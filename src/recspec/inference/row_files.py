@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import islice
 from pathlib import Path
@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
-from recspec.encoding import as_column
+from recspec.encoding import as_column, repeated
 from recspec.errors import DataError, SettingsError, nearest
 from recspec.files import lines, local, special, whole_file
 from recspec.inference.columns import is_list
@@ -27,7 +27,7 @@ ROW_FORMATS = (".csv", ".jsonl", ".parquet")
 
 
 def read_rows(path: Path) -> Iterator[pa.Table]:
-    """Read tables of at most `ROWS` rows from a csv, jsonl or parquet file."""
+    """Read tables of at most `ROWS` rows from a csv, jsonl or parquet file; one of no row if only columns are named."""
     if not local(path, "rows").is_file():
         known = [found.name for found in path.parent.iterdir()] if path.parent.is_dir() else []
         wrong = special(path) or f"no such file{nearest(path.name, known)}"
@@ -37,21 +37,36 @@ def read_rows(path: Path) -> Iterator[pa.Table]:
     try:
         if path.suffix == ".parquet":
             with pq.ParquetFile(path) as file:
-                yield from (pa.Table.from_batches([batch]) for batch in file.iter_batches(ROWS))
+                _check_names(path, file.schema_arrow.names)
+                for batch in file.iter_batches(ROWS):
+                    batch.validate(full=True)  # refuses texts that are not UTF-8
+                    yield pa.Table.from_batches([batch])
+                if not file.metadata.num_rows:
+                    yield file.schema_arrow.empty_table()
         elif path.suffix == ".csv":
             with path.open("rb") as names, path.open("rb") as values:
                 with pa_csv.open_csv(names) as reader:
+                    _check_names(path, reader.schema.names)
                     texts = dict.fromkeys(reader.schema.names, pa.string())
                 # Text as it is written: `007` is not 7, and the encoders know where numbers are meant.
                 convert = pa_csv.ConvertOptions(column_types=texts, null_values=[""], strings_can_be_null=True)
                 with pa_csv.open_csv(values, convert_options=convert, parse_options=_CSV) as reader:
+                    is_empty = True
                     for batch in reader:
+                        is_empty = is_empty and not batch.num_rows
                         starts = range(0, batch.num_rows, ROWS)
                         yield from (pa.Table.from_batches([batch.slice(start, ROWS)]) for start in starts)
+                    if is_empty:
+                        yield reader.schema.empty_table()
         else:
             yield from _read_objects(path)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: can't be read as {path.suffix[1:]}: {error}") from None
+
+
+def _check_names(path: Path, names: Sequence[str]) -> None:
+    if problems := repeated(names):
+        raise DataError.of(str(path), problems)
 
 
 _CSV = pa_csv.ParseOptions(newlines_in_values=True)

@@ -5,15 +5,18 @@ Shapes: N items of the catalogue; k items of an answer.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from recspec.bundle import Bundle
-from recspec.errors import RequestError
+from recspec.errors import RequestError, shortened
 from recspec.inference.catalogue import Catalogues
 from recspec.inference.ranking import ranked
-from recspec.inference.recommendation import SimilarItems, described
+from recspec.inference.recommendation import SimilarItems, described, notes_of_short_list
 from recspec.inference.recommender import Recommender
 from recspec.inference.wanted import Wanted
 from recspec.models import ItemModel, UserEvents
@@ -50,8 +53,29 @@ def similar(recommender: Recommender, trained: Bundle, known: Catalogues, wanted
     kept = found.items[0] >= 0
     items = described(known, found.items[0, kept], found.scores[0, kept])
     (own,) = described(known, item, np.zeros(1, np.float32))
-    notes = (*choice.notes, *((f"only {len(items)} items are left",) if len(items) < wanted.k else ()))
+    is_unseen = not recommender.chooser.scorable[item[0]]
+    notes = (
+        *choice.notes,
+        *_notes_of_ties(scores[0], found.scores[0, kept], own.item, is_unseen=is_unseen),
+        *notes_of_short_list(len(items), wanted, "item"),
+    )
     return SimilarItems(own.item, own.title, "vectors" if vectors is not None else "scores", items, notes)
+
+
+def _notes_of_ties(scores: Tensor, best: NDArray[np.float32], item: str | int, *, is_unseen: bool) -> Iterator[str]:
+    """What to know of items that are listed by id, because the model scores them like others that are not listed."""
+    if not len(best):
+        return
+    why = f"item '{shortened(str(item))}' has no interactions that the model was trained on, so " if is_unseen else ""
+    tied = int((scores == float(best[-1])).sum())
+    last = int(np.count_nonzero(best == best[-1]))
+    if tied == int(scores.isfinite().sum()) and tied > 1:
+        told = f"the model knows no items like it: it scores all {tied:,} items alike, and these are the first by id"
+        yield f"{why}{told}"
+    elif is_unseen:
+        yield f"{why}the model knows little of what is like it"
+    elif tied > last > 1:
+        yield f"the last {last:,} are no more like it than {tied - last:,} others, and stand here by their ids"
 
 
 def _cosines(vectors: Tensor, item: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Tensor:

@@ -14,6 +14,7 @@ from recspec.models.interactions import Ids, Interactions, Scores, UserEvents
 from recspec.models.item_knn import ItemKnn
 from recspec.models.item_model import ItemModel, TrainedItemModel
 from recspec.models.known_events import KnownEvents
+from recspec.models.known_items import problems_of_lists
 from recspec.models.logistic_regression import LogisticRegression
 from recspec.models.markov import Markov
 from recspec.models.mult_vae import MultVae
@@ -28,7 +29,7 @@ __all__ = [
     "INDICATOR_MOST_IDS", "MODELS", "TRAINING_SPACE", "DataFacts", "Deep", "FittedItemModel", "FittedModel", "IdFacts",
     "Ids", "Interactions", "ItemModel", "KnownEvents", "KnownItemsModel", "LogisticRegression", "Model",
     "PreparedNegatives", "Proposals", "Scores", "SequenceModel", "Shapes", "Task", "TrainedItemModel", "UserEvents",
-    "Wide", "WideDeep", "WideDeepSettings", "counts_of",
+    "Wide", "WideDeep", "WideDeepSettings", "counts_of", "problems_of_lists",
 ]  # fmt: skip
 
 MODELS: dict[str, type[Model]] = {

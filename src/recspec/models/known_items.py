@@ -85,9 +85,9 @@ class KnownItems(Stored):
             self.weights = torch.empty(len(items), device=self.items.device)
         if offsets.shape != self.offsets.shape or offsets.dtype != torch.int64:
             return []
-        lengths = offsets.diff()
         if problems := problems_of_lists(offsets, items, self.num_items):
             return problems
+        lengths = offsets.diff()
         rises = items.diff() > 0
         first = offsets[1:-1]
         rises[first[(first > 0) & (first < len(items))] - 1] = True  # the next user's list may begin lower
@@ -325,7 +325,8 @@ def _of_weight(interactions: Interactions) -> Interactions:
 
 def problems_of_lists(offsets: Tensor, items: Tensor, num_items: int) -> list[str]:
     """What is wrong with the users' lists of a file."""
-    if int(offsets[0]) != 0 or int(offsets[-1]) != len(items) or bool((offsets.diff() < 0).any()):
+    falls = offsets[1:] < offsets[:-1]  # compared, as differences of a damaged file's numbers may overflow
+    if int(offsets[0]) != 0 or int(offsets[-1]) != len(items) or bool(falls.any()):
         return [f"'offsets' does not rise from 0 to {len(items)}, the number of 'items'"]
     if len(items) and not 0 <= int(items.min()) <= int(items.max()) < num_items:
         return [f"'items' holds ids from {items.min()} to {items.max()}; expected 0 to {num_items - 1}"]

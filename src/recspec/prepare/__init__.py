@@ -12,6 +12,7 @@ from recspec.prepare.growth import GROWTH_FILE, GrowthRules
 from recspec.prepare.histories import HistorySettings, Prefixes, TimeSplitSettings, UnknownTargets
 from recspec.prepare.interaction_columns import Source
 from recspec.prepare.names import (
+    AS_IN_FILE,
     EVENT_WEIGHT,
     FILE_SPLIT,
     GROUP,
@@ -37,6 +38,8 @@ from recspec.prepare.raw_files import (
     RowsBy,
     check_encoding,
     find_raw_files,
+    named_files,
+    nearest_file,
     number_of,
     splits_by_name,
     stage,
@@ -65,8 +68,9 @@ from recspec.prepare.time_formats import check_time_format
 from recspec.prepare.times import columns_like_times, note_doubtful_time, note_untimed
 
 __all__ = [
-    "CODE_NAME", "ENGINES", "EVENT_WEIGHT", "FILE_SPLIT", "GROUP", "GROWTH_FILE", "ITEM", "LABEL", "LABELS", "LARGEST",
-    "PROBLEMS_SHOWN", "ROW", "ROW_BYTES", "SERIES", "SPLIT", "SPLITS", "SPLIT_WORDS", "TIMESTAMP", "USER", "WEIGHT",
+    "AS_IN_FILE", "CODE_NAME", "ENGINES", "EVENT_WEIGHT", "FILE_SPLIT", "GROUP", "GROWTH_FILE", "ITEM", "LABEL",
+    "LABELS", "LARGEST", "PROBLEMS_SHOWN", "ROW", "ROW_BYTES", "SERIES", "SPLIT", "SPLITS", "SPLIT_WORDS", "TIMESTAMP",
+    "USER", "WEIGHT",
     "Backend", "Catalogue", "Column", "ColumnRole", "ColumnType", "Decay", "DeclaredColumn", "Distribution", "Grown",
     "GrowthRules", "HistorySettings", "Invalid", "JsonFile", "Kind", "Notes", "Part", "PartFiles", "Prefixes",
     "PrepareContext", "Prepared", "Progress", "RawLayout", "RawRows", "Reading", "Remark", "Repeats", "Roles", "RowsBy",
@@ -74,6 +78,7 @@ __all__ = [
     "blocks_of_part", "by_share", "by_time", "check_encoding", "check_time_format", "clean", "clicks", "column_of",
     "columns_like_times", "columns_schema", "count_rows", "counts_by", "declared_columns", "fetch", "figures",
     "find_raw_files", "first_left_out", "gather", "grow", "interactions", "is_dated", "keep_earliest", "leave_one_out",
-    "left_join", "limit_bytes", "lines_of", "load_columns", "note_doubtful_time", "note_untimed", "number_of",
-    "prepared", "read_header", "read_raw_files", "shuffled", "splits", "splits_by_name", "stage", "typed",
+    "left_join", "limit_bytes", "lines_of", "load_columns", "named_files", "nearest_file", "note_doubtful_time",
+    "note_untimed", "number_of", "prepared", "read_header", "read_raw_files", "shuffled", "splits", "splits_by_name",
+    "stage", "typed",
 ]  # fmt: skip

@@ -40,7 +40,7 @@ EXPECTED = {
     "type": "text", "missing": "texts, in quotes: [n/a, \"-1\"]", "format": "text", "zone": "text",
     "separator": "a text of one character or more", "length": "a whole number from 1 on", "invalid": "text",
 }  # fmt: skip
-OFFSET = re.compile(r"([+-])([0-9]{2}):?([0-9]{2})")
+OFFSET = re.compile(r"([+-])(0[0-9]|1[0-4]):?([0-5][0-9])")
 MOST_BYTES = 1 << 20  # of a file of types
 DEEPEST = 4  # lists and tables inside each other
 

@@ -14,7 +14,7 @@ from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Event, Lock
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import duckdb
 import ibis
@@ -40,6 +40,8 @@ from recspec.prepare.text_files import (
     problems_of,
     readable,
     readable_json,
+    rewritten,
+    rewritten_json,
 )
 
 PATTERN = re.compile(r"[*?\[\\]")  # makes a path a pattern; DuckDB has no option to take it literally
@@ -57,7 +59,9 @@ _ENGINE_ERRORS = {
     "IO Error": duckdb.IOException,
     "Out of Memory Error": duckdb.OutOfMemoryException,
 }
+INTERRUPTED = "Query interrupted"  # the engine's message for Ctrl-C
 DUCKDB_TYPES = {"int64": "BIGINT", "float64": "DOUBLE", "string": "VARCHAR", "list": "VARCHAR[]"}
+F = TypeVar("F", TextFile, JsonFile)
 
 
 class DuckDBBackend(Backend):
@@ -91,59 +95,70 @@ class DuckDBBackend(Backend):
         self._raw: list[Path] = []  # Parquet files of the user
 
     def read_text(self, file: TextFile, into: Path | None = None, watch: Watch | None = None) -> Table:
+        copy = self._folder / f"{next(self._names)}.txt"
+        try:
+            source = readable(file, copy)
+            _check_end(source)
+            staged = self._reread(file, source, lambda found: self._stage_text(found, into, watch), copy, rewritten)
+        finally:
+            copy.unlink(missing_ok=True)
+        return without_missing(self, file, self._parquet([staged], row=True))
+
+    def read_json(self, file: JsonFile, into: Path | None = None) -> Table:
+        check_names(file.path, list(file.columns))
+        copy = self._folder / f"{next(self._names)}.json"
+        try:
+            source = readable_json(file, copy)
+            staged = self._reread(file, source, lambda found: self._stage_json(found, into), copy, rewritten_json)
+        finally:
+            copy.unlink(missing_ok=True)
+        return without_missing(self, file, self._parquet([staged], row=True))
+
+    def _reread(
+        self, file: F, source: F, stage: Callable[[F], Path], copy: Path, rewrite: Callable[[F, Path], F]
+    ) -> Path:
+        """Stage a file, from a copy with plain lines if the engine refuses it although no line is malformed.
+
+        Such a file may mix line ends, or have bytes behind the end of its gzip stream.
+        """
+        try:
+            with bounded(file.path, self._folder, self._connection.interrupt):
+                try:
+                    return stage(source)
+                except duckdb.OutOfMemoryException:
+                    raise
+                except duckdb.Error as error:
+                    if isinstance(error, duckdb.IOException) and not is_gzip(file.path):  # of the disk
+                        raise
+                    if problems := problems_of(file):
+                        raise DataError.of(str(file.path), problems) from None
+                return stage(rewrite(file, copy))
+        except (duckdb.OutOfMemoryException, duckdb.IOException) as error:
+            raise _resource_error(error, self.memory_limit) from None
+        except duckdb.Error as error:
+            raise explained(file, str(error)) from None
+
+    def _stage_text(self, file: TextFile, into: Path | None, watch: Watch | None) -> Path:
         columns = file_columns(file)
-        source = readable(file, self._folder / f"{next(self._names)}.txt")
-        whole = _holds_whole_numbers(source.path)
+        whole = _holds_whole_numbers(file.path)
         read_as = {name: DUCKDB_TYPES["string" if kind == "int64" and not whole else kind]
                    for name, kind in columns.items()}  # fmt: skip
         types = ", ".join(f"{quoted(name)}: '{kind}'" for name, kind in read_as.items())
         mark = quoted('"' if file.quoted else "")
         options = (
-            f"delim={quoted(source.separator)}, header={file.header}, quote={mark}, escape={mark}, nullstr='', "
-            f"encoding={quoted(source.encoding)}, compression={_compression(source.path)}, columns={{{types}}}, "
+            f"delim={quoted(file.separator)}, header={file.header}, quote={mark}, escape={mark}, nullstr='', "
+            f"encoding={quoted(file.encoding)}, compression={_compression(file.path)}, columns={{{types}}}, "
             f"max_line_size={ROW_BYTES}, auto_detect=false, hive_partitioning=false"
         )
-        try:
-            _check_last_line(source)
-            return self._read(file, f"read_csv({self._plain(source.path)}, {options})", into, watch, whole=whole)
-        finally:
-            if source is not file:
-                source.path.unlink(missing_ok=True)
+        selected = ", ".join(_selected(name, kind, whole=whole) for name, kind in file.columns.items())
+        return self._write_text(f"SELECT {selected} FROM read_csv({self._plain(file.path)}, {options})", into, watch)
 
-    def read_json(self, file: JsonFile, into: Path | None = None) -> Table:
-        check_names(file.path, list(file.columns))
+    def _stage_json(self, file: JsonFile, into: Path | None) -> Path:
         read_as = {name: "VARCHAR[]" if kind == "list" else "VARCHAR" for name, kind in file.columns.items()}
         types = ", ".join(f"{quoted(name)}: '{kind}'" for name, kind in read_as.items())
-        source = readable_json(file, self._folder / f"{next(self._names)}.json")
-        options = f"{_json_options(source.path)}, records='true', columns={{{types}}}, hive_partitioning=false"
-        try:
-            return self._read(file, f"read_json({self._plain(source.path)}, {options})", into)
-        finally:
-            if source is not file:
-                source.path.unlink(missing_ok=True)
-
-    def _read(
-        self,
-        file: TextFile | JsonFile,
-        scan: str,
-        into: Path | None,
-        watch: Watch | None = None,
-        *,
-        whole: bool = False,
-    ) -> Table:
-        selected = ", ".join(_selected(name, kind, whole=whole) for name, kind in file.columns.items())
-        try:
-            with bounded(file.path, self._folder, self._connection.interrupt):
-                target = self._write_text(f"SELECT {selected} FROM {scan}", into, watch)
-        except duckdb.OutOfMemoryException as error:
-            raise _resource_error(error, self.memory_limit) from None
-        except duckdb.IOException as error:  # of the disk, or of a truncated compressed file
-            if is_gzip(file.path) and (problems := problems_of(file)):
-                raise DataError.of(str(file.path), problems) from None
-            raise _resource_error(error, self.memory_limit) from None
-        except duckdb.Error as error:
-            raise explained(file, str(error)) from None
-        return without_missing(self, file, self._parquet([target], row=True))
+        options = f"{_json_options(file.path)}, records='true', columns={{{types}}}, hive_partitioning=false"
+        selected = ", ".join(_selected(name, kind, whole=False) for name, kind in file.columns.items())
+        return self._write_text(f"SELECT {selected} FROM read_json({self._plain(file.path)}, {options})", into, None)
 
     def read_parquet(self, paths: Sequence[Path], *, row: bool = False) -> Table:
         if row:
@@ -221,7 +236,8 @@ class DuckDBBackend(Backend):
                     yield batch.slice(start, rows)
 
     def _reader(self, query: str) -> pa.RecordBatchReader:
-        return pa.RecordBatchReader.from_stream(self._connection.sql(query))
+        with _interruptible():
+            return pa.RecordBatchReader.from_stream(self._connection.sql(query))
 
     def close(self) -> None:
         self._connection.close()
@@ -239,7 +255,8 @@ class DuckDBBackend(Backend):
 
     def _copy(self, query: str, into: Path | None) -> Path:
         target = self._folder / f"{next(self._names)}.parquet"
-        self._connection.execute(f"COPY ({query}) TO {quoted(str(target))} (FORMAT parquet, COMPRESSION lz4)")
+        with _interruptible():
+            self._connection.execute(f"COPY ({query}) TO {quoted(str(target))} (FORMAT parquet, COMPRESSION lz4)")
         return target.replace(into) if into is not None else target
 
     def _write_text(self, query: str, into: Path | None, watch: Watch | None) -> Path:
@@ -262,6 +279,17 @@ def _sql(table: Relation) -> str:
     return str(ibis.to_sql(table.to_expr(), dialect="duckdb"))
 
 
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Ctrl-C during a call of the engine is Ctrl-C; the engine makes it an error of its own."""
+    try:
+        yield
+    except RuntimeError as error:
+        if INTERRUPTED in str(error):
+            raise KeyboardInterrupt from None
+        raise
+
+
 def _batches(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
     """The batches of a query's result. Raises the engine's errors, which Arrow gives as texts."""
     while True:
@@ -270,6 +298,8 @@ def _batches(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
         except StopIteration:
             return
         except (OSError, pa.ArrowException) as error:
+            if INTERRUPTED in str(error):
+                raise KeyboardInterrupt from None
             raise _ENGINE_ERRORS.get(str(error).split(":")[0], duckdb.Error)(str(error)) from None
         yield batch
 
@@ -293,11 +323,12 @@ def _in_micros(column: str, zoned: bool) -> str:
     return f"CAST({micros} AS {'TIMESTAMPTZ' if zoned else 'TIMESTAMP'}) AS {column}"
 
 
-def _check_last_line(file: TextFile) -> None:
-    """Refuse a last line that is too long: DuckDB drops one that has no end and exceeds its buffer."""
+def _check_end(file: TextFile) -> None:
+    """Refuse what the engine drops without a word: a last line without an end that exceeds its buffer, damaged gzip.
+
+    A gzipped file is read to its end for this, because the engine ignores its check sum.
+    """
     gzipped = is_gzip(file.path)
-    if gzipped and not file.multiline:
-        return  # large published files, whose decompression takes as long as everything else
     with opened(file.path) as stream:
         if not gzipped:
             stream.seek(max(0, file.path.stat().st_size - ROW_BYTES - 1))
@@ -403,20 +434,29 @@ def _resource_error(error: Exception, memory_limit: int | None) -> RecspecError:
 
 def json_keys(file: JsonFile, work: Path) -> dict[str, Literal["list", "string"] | None]:
     """Every key of a file of JSON lines, with `list` or `string` if all of its values are of that type."""
-    source = readable_json(file, work / "keys.json")
+    copy = work / "keys.json"
     try:
-        with TemporaryDirectory(prefix="recspec-") as folder, duckdb.connect(config={"threads": 1}) as connection:
-            link = Path(folder) / "objects"
-            link.symlink_to(source.path.absolute())
-            scan = f"read_json_objects({quoted(str(link))}, {_json_options(source.path)})"
-            found = connection.execute(f"SELECT json_group_structure(json) FROM {scan}").fetchone()
+        try:
+            found = _json_structure(readable_json(file, copy))
+        except duckdb.Error:
+            if problems := problems_of(file):
+                raise DataError.of(str(file.path), problems) from None
+            found = _json_structure(rewritten_json(file, copy))
     except duckdb.Error as error:
         raise explained(file, str(error)) from None
     finally:
-        if source is not file:
-            source.path.unlink(missing_ok=True)
-    kinds = json.loads(found[0]) if found and found[0] else {}
+        copy.unlink(missing_ok=True)
+    kinds = json.loads(found) if found else {}
     if not isinstance(kinds, dict):  # lists, or a mix of types
         raise explained(file, "expected a JSON object in every line")
     texts: dict[object, Literal["string"]] = {"VARCHAR": "string"}
     return {name: "list" if isinstance(kind, list) else texts.get(str(kind)) for name, kind in kinds.items()}
+
+
+def _json_structure(file: JsonFile) -> str | None:
+    with TemporaryDirectory(prefix="recspec-") as folder, duckdb.connect(config={"threads": 1}) as connection:
+        link = Path(folder) / "objects"
+        link.symlink_to(file.path.absolute())
+        scan = f"read_json_objects({quoted(str(link))}, {_json_options(file.path)})"
+        found = connection.execute(f"SELECT json_group_structure(json) FROM {scan}").fetchone()
+        return found[0] if found else None

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 import recspec
 from recspec.encoding import Encoders, VocabularyEncoder, combined, is_text, with_new_values
-from recspec.errors import DataError, SpecError, listed
+from recspec.errors import DataError, SpecError, listed, nearest
 from recspec.files import PathError, confined, special
 from recspec.prepare.backend import Backend
 from recspec.prepare.columns import Column, Fitted, PreparedCatalogue, take, to_arrow
@@ -42,6 +42,7 @@ from recspec.prepare.notes import Notes
 from recspec.prepare.prepared import fingerprint
 from recspec.prepare.raw_files import SHOWN, Reading, stage
 from recspec.prepare.raw_table import Roles, typed
+from recspec.prepare.shown_values import shown_values
 from recspec.prepare.splits import MILLION
 from recspec.prepare.tables import SECONDS, fetch
 from recspec.spec import Chunk, Feature, FeatureSpec, Role
@@ -66,6 +67,8 @@ class Grown:
     """Ids of the users with new events, ascending."""
     counts: Mapping[str, int]
     """`events`, `users` and `items` that are new, and `left_out` rows."""
+    notes: tuple[str, ...] = ()
+    """New users and items of which the events tell too little."""
 
 
 def grow(base: FeatureSpec, events: Path, out: Path) -> Grown:
@@ -87,7 +90,7 @@ def grow(base: FeatureSpec, events: Path, out: Path) -> Grown:
     context = [name for name in base.role("context") if name in before.encoders]
     encoders = with_new_values(before, [(raw, [USER, ITEM, *context])])
     ids: dict[Side, Ids] = {role: np.asarray(encoders.encode_column(of, raw.column(of))) for role, of in SIDES.items()}
-    encoders, catalogues = _with_catalogues(base, before, encoders, raw, ids, rules)
+    encoders, catalogues, notes = _with_catalogues(base, before, encoders, raw, ids, rules)
     growing = _Growing(base, rules, before, encoders, catalogues)
     found = growing.events(raw, ids["user"], ids["item"], context, num_held)
     counts = {
@@ -105,7 +108,7 @@ def grow(base: FeatureSpec, events: Path, out: Path) -> Grown:
     spec, first_new, touched = growing.write(out, found, counts)
     shutil.rmtree(work, ignore_errors=True)
     _record(base, spec, events, counts, started)
-    return Grown(spec, first_new, touched, counts)
+    return Grown(spec, first_new, touched, counts, notes)
 
 
 def _check_chunks(base: FeatureSpec) -> None:
@@ -155,18 +158,21 @@ def _read(file: Path, rules: GrowthRules, encoders: Encoders, base: FeatureSpec,
         reading = Reading(
             separator=rules.separator, encoding=rules.encoding, missing_values=rules.missing_values,
             time_format=rules.time_format, layout="rows", mentioned=mentioned, types=rules.types,
-            invalid_values=rules.invalid_values, settable=False,
+            found_time_format=rules.found_time_format, invalid_values=rules.invalid_values, settable=False,
         )  # fmt: skip
         rows = stage(backend, [file], (USER, ITEM), reading, Notes(), work)
         names = {of: encoders.sources(of, rows.table.columns)[0] for of in (USER, ITEM)}
         times = [name for name in dict.fromkeys((rules.timestamp, TIMESTAMP)) if name in rows.table.columns]
         told = dict(zip(names, _raw_names(encoders, names), strict=True))
-        missing = [f"no column '{told[of]}'" for of, found in names.items() if found is None]
-        missing += [f"no column '{rules.timestamp}', the time"] if rules.timestamp and not times else []
+        there = [name for name in rows.table.columns if name != ROW]
+        missing = [f"no column '{told[of]}'{nearest(told[of], there)}" for of, found in names.items() if found is None]
+        if rules.timestamp and not times:
+            missing.append(f"no column '{rules.timestamp}', the time{nearest(rules.timestamp, there)}")
         if rules.rating and rules.min_rating is not None and rules.rating not in rows.table.columns:
             missing.append(f"no column '{rules.rating}', the rating, which is {rules.min_rating:g} or more of an event")
         if missing:
-            raise DataError.of(f"{file}; found {listed(name for name in rows.table.columns if name != ROW)}", missing)
+            between = "; " if len(missing) == 1 else "\n  "
+            raise DataError(f"{DataError.of(str(file), missing)}{between}found {listed(there)}", missing)
         user, item = str(names[USER]), str(names[ITEM])
         rated = rules.min_rating is not None
         roles = Roles(ids=(user, item), time=times[0] if rules.timestamp else None,
@@ -273,8 +279,8 @@ class _Catalogue:
 def _with_catalogues(
     base: FeatureSpec, before: Encoders, encoders: Encoders, raw: pa.Table, ids: Mapping[Side, Ids],
     rules: GrowthRules,
-) -> tuple[Encoders, dict[Side, _Catalogue]]:  # fmt: skip
-    """The encoders with the values of new users' and items' features, and both catalogues with rows for them.
+) -> tuple[Encoders, dict[Side, _Catalogue], tuple[str, ...]]:  # fmt: skip
+    """The encoders with the values of new users' and items' features, both catalogues with rows for them, and notes.
 
     A new user or item is described by its latest event that is in the file.
     """
@@ -289,6 +295,7 @@ def _with_catalogues(
         named[role] = id_name, features, rows
         encoders = with_new_values(encoders, [(raw.take(pa.array(rows)), features)])
     catalogues: dict[Side, _Catalogue] = {}
+    notes = list[str]()
     for role, (id_name, features, rows) in named.items():
         path = base.catalogue(role)
         if path is None:
@@ -297,26 +304,50 @@ def _with_catalogues(
         fresh_rows = None
         if len(rows):
             described = raw.take(pa.array(rows))
-            made: dict[str, object] = {id_name: np.arange(len(held) + 1, len(held) + 1 + len(rows))}
+            made: dict[str, pa.Array] = {id_name: pa.array(np.arange(len(held) + 1, len(held) + 1 + len(rows)))}
+            lacking: dict[str, NDArray[np.bool_]] = {}  # raw column -> the new ones without a value there
+            for name, source in rules.readable.get(role, {}).items():
+                if name in held.column_names and name not in features:
+                    made[name] = _as_shown(described, source, held.schema.field(name).type, encoders)
+                    lacking[source] = _missing(made[name])
             for name in features:
                 made[name] = to_arrow(_encoded(encoders, name, described, base.features[name]))
-            for name in held.column_names:
-                source = rules.readable.get(role, {}).get(name, name)
-                if name not in made:
-                    known = source in described.column_names and name in rules.readable.get(role, {})
-                    made[name] = combined(described.column(source)) if known else pa.nulls(len(rows))
-            fresh_rows = pa.table({name: _cast(made[name], held.schema.field(name).type) for name in held.column_names})
+                column, (raw_name,) = encoders.sources(name, described.column_names)[0], _raw_names(encoders, [name])
+                lacks = _missing(described.column(column)) if column is not None else np.ones(len(rows), bool)
+                lacking[raw_name] = lacks | lacking.get(raw_name, False)
+            fresh_rows = pa.table({
+                name: made[name].cast(kind) if name in made else pa.nulls(len(rows), kind)
+                for name, kind in zip(held.column_names, held.schema.types, strict=True)
+            })  # fmt: skip
+            notes += _note_lacking(role, described.column(id_name), lacking)
         catalogues[role] = _Catalogue(held, fresh_rows)
-    return encoders, catalogues
+    return encoders, catalogues, tuple(notes)
 
 
-def _cast(values: object, kind: pa.DataType) -> pa.Array:
-    """Values as a column of a catalogue; nulls where they are of another kind than the column's."""
-    array = values if isinstance(values, (pa.Array, pa.ChunkedArray)) else pa.array(values)
-    try:
-        return array.cast(kind)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        return pa.nulls(len(array), kind)
+def _missing(column: pa.Array | pa.ChunkedArray) -> NDArray[np.bool_]:
+    return np.asarray(column.is_null())
+
+
+def _as_shown(rows: pa.Table, source: str, kind: pa.DataType, encoders: Encoders) -> pa.Array:
+    """A raw column as a catalogue shows it, whose lists are cut as those of the feature from the same column."""
+    if source not in rows.column_names:
+        return pa.nulls(rows.num_rows, kind)
+    column, separator = rows.column(source), getattr(encoders.encoders.get(source), "separator", None)
+    return combined(column) if column.type == kind else shown_values(column.to_pylist(), kind, separator)
+
+
+def _note_lacking(role: Side, ids: pa.ChunkedArray, lacking: Mapping[str, NDArray[np.bool_]]) -> list[str]:
+    """A note on the new users or items without a value in some column, if there are any."""
+    columns = [name for name, lacks in lacking.items() if lacks.any()]
+    if not columns:
+        return []
+    some = np.logical_or.reduce([*lacking.values()])
+    count, total, first = int(some.sum()), len(some), ids[int(np.argmax(some))].as_py()
+    who = f"1 new {role}" if total == 1 else f"{count:,} of {total:,} new {role}s"
+    who += f", such as '{first}', {'lacks' if count == 1 else 'lack'}"
+    why = "an update reads only the file of new events, and known ones keep their values"
+    remedy = "to give them, delete this version, add the columns to the file and update again"
+    return [f"{who} values in {listed(columns)}: {why}; {remedy}"]
 
 
 def _encoded(encoders: Encoders, name: str, rows: pa.Table, feature: Feature) -> StoredColumn:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 
 from recspec.errors import DataError, problems_in
 from recspec.files import PathError, confined, read_json, whole_file
 from recspec.prepare.declared import DeclaredColumn, Invalid, declared_columns
 from recspec.prepare.histories import HistorySettings
+from recspec.prepare.names import AS_IN_FILE
 
 GROWTH_FILE = "growth.json"
 UNKNOWN_EVENTS_FILE = "unknown_events.parquet"
@@ -34,6 +36,8 @@ class GrowthRules(BaseModel):
     timestamp: str | None = None
     """Raw column of the time; None if events have only an order."""
     time_format: str | None = None
+    found_time_format: str | None = None
+    """The format that the times had, where none was set."""
     types: Annotated[dict[str, DeclaredColumn], BeforeValidator(declared_columns)] = {}
     """The declared columns, with formats and zones of times."""
     invalid_values: Invalid = "refuse"
@@ -44,7 +48,7 @@ class GrowthRules(BaseModel):
     encoding: str | None = None
     missing_values: tuple[str, ...] = ()
     readable: dict[str, dict[str, str]] = {}
-    """Role -> column of the catalogue for people -> raw column."""
+    """Role -> column of the catalogue for people -> column of new events."""
     unknown_events: int | None = Field(None, ge=0)
     """How many events `UNKNOWN_EVENTS_FILE` holds; None if none were kept."""
     refused: str = ""
@@ -54,6 +58,12 @@ class GrowthRules(BaseModel):
     histories: HistorySettings = HistorySettings()
     gap_unit: float | None = None
     """Of the time gaps, in units of the timestamp; None without gaps."""
+
+    @field_validator("readable")
+    @classmethod
+    def _as_in_events(cls, readable: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
+        """The names as new events have them; earlier versions wrote them with a mark."""
+        return {role: columns_of_events(columns) for role, columns in readable.items()}
 
     def save(self, folder: Path) -> None:
         """Write `growth.json` into a dataset's folder."""
@@ -84,3 +94,8 @@ class GrowthRules(BaseModel):
         if rules.refused:
             raise DataError(f"{folder}: takes no new events: {rules.refused}; prepare all events again and train anew")
         return rules
+
+
+def columns_of_events(readable: Mapping[str, str]) -> dict[str, str]:
+    """The columns for people of a catalogue -> the columns of new events that fill them."""
+    return {name: column.removeprefix(AS_IN_FILE) for name, column in readable.items()}

@@ -22,7 +22,7 @@ from recspec.errors import DataError
 from recspec.prepare.backend import Backend, Part
 from recspec.prepare.columns import metadata
 from recspec.prepare.context import Progress
-from recspec.prepare.growth import UNKNOWN_EVENTS_FILE
+from recspec.prepare.growth import UNKNOWN_EVENTS_FILE, columns_of_events
 from recspec.prepare.histories import HistorySettings
 from recspec.prepare.interaction_columns import InteractionColumns, Source, prepare_columns
 from recspec.prepare.interaction_rows import BlockRows, Counts, Plan, blocks_of_users
@@ -89,7 +89,7 @@ def _save_growth(backend: Backend, folder: Path, rows: Table, source: Source, pl
     why = "its events are weighted" if source.weighted else ""
     why = why or ("min_history and prefixes left out train rows, whose events it does not hold" if shortened else "")
     readable = {
-        role: dict(catalogue.readable)
+        role: columns_of_events(catalogue.readable)
         for role, catalogue in (("user", source.users), ("item", source.items))
         if catalogue is not None
     }
@@ -98,6 +98,7 @@ def _save_growth(backend: Backend, folder: Path, rows: Table, source: Source, pl
         num_negatives = len(source.candidates.column("negatives")[0])
     told = {
         "timestamp": source.growth.timestamp if source.timed else None,
+        "found_time_format": source.notes.time_format,
         "missing_values": tuple(source.missing_values), "readable": readable, "num_negatives": num_negatives,
         "seed": plan.seed,
         "histories": HistorySettings(**settings.model_dump(include=set(HistorySettings.model_fields))),

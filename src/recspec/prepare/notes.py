@@ -12,6 +12,7 @@ class Notes:
     inferred: list[str] = field(default_factory=list)  # choices made from the data, such as the type of a column
     dropped: list[str] = field(default_factory=list)  # rows, users, items and values that are left out
     changed: list[str] = field(default_factory=list)  # values kept in another form
+    time_format: str | None = None  # in which the times of the rows are written, if it was found in them
     num_invalid: int = 0  # rows that were left out by invalid values
 
     def summary(self) -> dict[str, object]:

@@ -170,8 +170,8 @@ def _remove_abandoned(out: Path) -> None:
 
 
 def fingerprint(path: Path) -> dict[str, object]:
-    """What identifies a raw file."""
-    size = path.stat().st_size
+    """What identifies a raw file. Raises PathError for a name that a record can't hold."""
+    size = local(path, "a raw file").stat().st_size
     if size > HASHED_BYTES:
         return {"name": path.name, "bytes": size, "modified": path.stat().st_mtime_ns}
     return {"name": path.name, "bytes": size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}

@@ -19,7 +19,7 @@ from ibis.expr.types import Column as Values
 
 from recspec.encoding import MISSING_NUMBERS
 from recspec.errors import DataError, SettingsError, listed, nearest, shortened
-from recspec.files import opened, unpacked_name
+from recspec.files import local, opened, unpacked_name
 from recspec.prepare.backend import Backend
 from recspec.prepare.column_roles import SPLIT_WORDS
 from recspec.prepare.declared import DeclaredColumn, Invalid
@@ -67,6 +67,7 @@ class Reading:
     invalid_values: Invalid = "refuse"  # values of another type than their column
     missing_values: tuple[str, ...] = ()
     time_format: str | None = None
+    found_time_format: str | None = None  # the format of the dataset's times, where none was set
     rows: int | None = None
     rows_by: RowsBy = "first"
     seed: int = 1
@@ -92,9 +93,42 @@ def check_encoding(text: str) -> str:
     return {"iso8859-1": "latin-1"}.get(name, name)
 
 
-def find_raw_files(folder: Path, others: Collection[str], files: Sequence[str], notes: Notes) -> list[Path]:
-    """The files that hold the rows: those in `files`, or all files of one kind, sorted by name; notes the others."""
-    inside = [path for path in sorted(folder.iterdir()) if path.name not in others]
+def named_files(raw: Path, setting: str, names: Sequence[str]) -> list[Path]:
+    """The files that a setting names: beside the raw files, or else from the working directory.
+
+    Raises SettingsError, which names both places for each file that is in neither.
+    """
+    folder = raw if raw.is_dir() else raw.parent
+    found: list[Path] = []
+    problems = []
+    for name in names:
+        path = local(name, f"setting '{setting}'")
+        places = [*dict.fromkeys((folder / path, path))]
+        present = [place for place in places if place.is_file()]
+        found += present[:1]
+        if not present:
+            looked = f"; looked for {places[0]}, beside the raw files, and for {Path.cwd() / path}, from the working "
+            looked = "" if len(places) == 1 else f"{looked}directory"
+            problems.append(f"{name}: no such file{nearest_file(*places)}{looked}")
+    if problems:
+        raise SettingsError.of(f"setting '{setting}'", problems)
+    return found
+
+
+def nearest_file(*paths: Path) -> str:
+    """A hint at a file of a similar name beside the first path that has one; else nothing."""
+    hints = (nearest(path.name, [found.name for found in path.parent.iterdir()])
+             for path in paths if path.parent.is_dir())  # fmt: skip
+    return next(filter(None, hints), "")
+
+
+def find_raw_files(folder: Path, others: Collection[Path], files: Sequence[str], notes: Notes) -> list[Path]:
+    """The files that hold the rows: those in `files`, or all files of one kind, sorted by name; notes the rest.
+
+    `others` are files for another use, which may lie in the folder.
+    """
+    used = {path.resolve() for path in others}
+    inside = [path for path in sorted(folder.iterdir()) if path.resolve() not in used]
     found = [path for path in inside if path.is_file()]
     if files:
         named = {path.name: path for path in found}

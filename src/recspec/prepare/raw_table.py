@@ -235,16 +235,21 @@ class _Typing:
         if (truth := self._truth(name)) is not None:
             return truth
         if seen.codes and seen.numbers + seen.markers == seen.present:
-            if asked:
-                self._infer("digits that are no plain numbers (leading zeros, or too many digits), kept as text; "
-                          "`numeric` takes them as numbers", name)  # fmt: skip
+            self._infer("digits that are no plain numbers (leading zeros, or too many digits), kept as text"
+                        + ("; `numeric` takes them as numbers" if asked else ""), name)  # fmt: skip
             return None
         if seen.numbers and not seen.rest and (asked or not seen.markers):
             return self._number(name)
-        if asked and (seen.numbers + seen.written) * 2 > seen.present and not seen.codes and not CODE_NAME.search(name):
-            self._refuse_text(name, seen)
+        if (seen.numbers + seen.written) * 2 <= seen.present or seen.codes or CODE_NAME.search(name):
+            self._infer("text, taken as categories" if asked else "text", name)
         elif asked:
-            self._infer("text, taken as categories", name)
+            self._refuse_text(name, seen)
+        elif seen.written * 2 > seen.rest:
+            self._infer("text, though most values are numbers with separators or units; write them with a point and "
+                        "nothing else, such as 1234.5, to have numbers", name)  # fmt: skip
+        else:
+            self._infer("text, though most values are numbers; types={COLUMN: {type: number, invalid: missing}} takes "
+                        "the others as missing", name)  # fmt: skip
         return None
 
     def _number(self, name: str) -> Values:

@@ -75,6 +75,7 @@ def _name_problems(names: Sequence[str]) -> list[str]:
         by_plain.setdefault(name.lower(), []).append(name)
     problems = [f"column '{name}' has a name that recspec needs for itself; rename it"
                 for name in (ROW, FILE_SPLIT, WEIGHT) if name in by_plain]  # fmt: skip
+    problems += ["a column has an empty name; name it"] if "" in by_plain else []
     for same in by_plain.values():
         problems += [f"column '{shortened(name)}' stands more than once; rename all but one"
                      for name in dict.fromkeys(same) if same.count(name) > 1]  # fmt: skip
@@ -95,13 +96,16 @@ def read_header(file: TextFile) -> list[str]:
 def readable(file: TextFile, copy: Path) -> TextFile:
     """The file, or a copy of it in UTF-8, unpacked and with tabs for blanks, if a backend does not read it as it is.
 
-    Backends read UTF-8, Latin-1 and gzip. Raises as `open_text` does.
+    Backends read UTF-8, Latin-1 and gzip, and take the first line for the header, even if it is blank. Raises as
+    `open_text` does.
     """
-    blanks = file.separator == " "
-    if file.encoding in ENGINE_ENCODINGS and packing(file.path) in (None, "gzip") and not blanks:
+    if file.separator == " " or (file.header and _begins_blank(file)):
+        return rewritten(file, copy)
+    if file.encoding in ENGINE_ENCODINGS and packing(file.path) in (None, "gzip"):
         return file
-    _write_copy(file, copy, blanks=blanks)
-    return replace(file, path=copy, encoding="utf-8", separator="\t" if blanks else file.separator)
+    with _copying(file, copy) as (stream, written):
+        shutil.copyfileobj(stream, written, 1 << 20)
+    return replace(file, path=copy, encoding="utf-8")
 
 
 def readable_json(file: JsonFile, copy: Path) -> JsonFile:
@@ -110,17 +114,41 @@ def readable_json(file: JsonFile, copy: Path) -> JsonFile:
         marked = stream.read(3) == codecs.BOM_UTF8
     if file.encoding == "utf-8" and packing(file.path) in (None, "gzip") and not marked:
         return file
-    _write_copy(file, copy)
+    with _copying(file, copy) as (stream, written):
+        shutil.copyfileobj(stream, written, 1 << 20)
     return replace(file, path=copy, encoding="utf-8")
 
 
-def _write_copy(file: TextFile | JsonFile, copy: Path, *, blanks: bool = False) -> None:
+def rewritten(file: TextFile, copy: Path) -> TextFile:
+    """A copy with the records that `numbered_records` finds, in UTF-8: one line end, and quotes only where needed."""
+    separator = "\t" if file.separator == " " else file.separator
+    with _copying(file, copy) as (stream, written):
+        records = (values for _, values in numbered_records(file, stream, strict=True))
+        if file.quoted and len(separator) == 1:
+            csv.writer(written, delimiter=separator, lineterminator="\n").writerows(records)
+        else:
+            written.writelines(separator.join(values) + "\n" for values in records)
+    return replace(file, path=copy, encoding="utf-8", separator=separator)
+
+
+def rewritten_json(file: JsonFile, copy: Path) -> JsonFile:
+    """A copy in UTF-8 whose objects are each on a line that ends in a line feed."""
+    with _copying(file, copy) as (stream, written):
+        written.writelines(line.strip() + "\n" for line in bounded_lines(stream, LINE_BYTES) if line.strip())
+    return replace(file, path=copy, encoding="utf-8")
+
+
+def _begins_blank(file: TextFile) -> bool:
+    with open_text(file) as stream:
+        return stream.read(1) in ("\n", "\r")
+
+
+@contextmanager
+def _copying(file: TextFile | JsonFile, copy: Path) -> Iterator[tuple[IO[str], IO[str]]]:
+    """The text of a file, and a copy to write, which is removed after an error."""
     try:
         with open_text(file) as stream, copy.open("w", encoding="utf-8", newline="") as written:
-            if blanks and isinstance(file, TextFile):
-                written.writelines("\t".join(values) + "\n" for _, values in numbered_records(file, stream))
-            else:
-                shutil.copyfileobj(stream, written, 1 << 20)
+            yield stream, written
     except DataError:
         copy.unlink(missing_ok=True)
         raise
@@ -149,8 +177,12 @@ def lines_of(file: TextFile) -> Iterator[tuple[int, str]]:
         yield from enumerate(bounded_lines(stream, ROW_BYTES), 1)
 
 
-def numbered_records(file: TextFile, stream: IO[str]) -> Iterator[tuple[int, list[str]]]:
-    """Yield the first line number and the values of every record that is not blank."""
+def numbered_records(file: TextFile, stream: IO[str], *, strict: bool = False) -> Iterator[tuple[int, list[str]]]:
+    """Yield the first line number and the values of every record that is not blank.
+
+    Raises:
+        LineError: if a line is too long; with `strict` also for text behind a closing quote, or a quote left open.
+    """
     lines = bounded_lines(stream, ROW_BYTES)
     if not (file.quoted and len(file.separator) == 1):
         for number, line in enumerate(lines, 1):
@@ -159,7 +191,7 @@ def numbered_records(file: TextFile, stream: IO[str]) -> Iterator[tuple[int, lis
                 yield number, list(values)
         return
     csv.field_size_limit(ROW_BYTES)  # for the whole process, which uses the csv module here alone
-    reader = csv.reader(lines, delimiter=file.separator, strict=False)
+    reader = csv.reader(lines, delimiter=file.separator, strict=strict)
     first = 1
     try:
         for values in reader:
@@ -167,8 +199,14 @@ def numbered_records(file: TextFile, stream: IO[str]) -> Iterator[tuple[int, lis
                 yield first, values
             first = reader.line_num + 1
     except csv.Error as error:
-        why = f"a value is longer than {ROW_BYTES:,} characters; is a closing quote missing?"
-        raise LineError(f"line {first:,}: {why if 'field larger' in str(error) else error}") from None
+        said = str(error)
+        if "field larger" in said:
+            said = f"a value is longer than {ROW_BYTES:,} characters; is a closing quote missing?"
+        elif "expected after" in said:
+            said = "a value goes on behind its closing quote; double the quotes inside a value"
+        elif "unexpected end" in said:
+            said = "a quote is never closed"
+        raise LineError(f"line {first:,}: {said}") from None
 
 
 @contextmanager
@@ -252,7 +290,7 @@ def problems_of(file: TextFile | JsonFile) -> list[str]:
 
 def _line_problems(file: TextFile, stream: IO[str]) -> Iterator[str]:
     columns = file_columns(file)
-    records = numbered_records(file, stream)
+    records = numbered_records(file, stream, strict=True)
     if file.header:
         next(records, None)
     for line, values in records:
@@ -270,7 +308,11 @@ def _object_problems(file: JsonFile, stream: IO[str]) -> Iterator[str]:
         if not line.strip():
             continue
         try:
-            found, why = json.loads(line), ""
+            found, why = json.loads(line, object_pairs_hook=_object), ""
+            json.dumps(found, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            yield f"line {number:,}: holds half of a surrogate pair (\\ud800 to \\udfff), which is no character"
+            continue
         except (ValueError, RecursionError) as error:
             found, why = None, f" ({getattr(error, 'msg', error)})"
         if not isinstance(found, dict):
@@ -284,12 +326,23 @@ def _object_problems(file: JsonFile, stream: IO[str]) -> Iterator[str]:
                 yield f"line {number:,}: '{shortened(name)}' {problem}{known}"
 
 
+def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    held = dict(pairs)
+    if len(held) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"key '{shortened(twice)}' stands more than once")
+    return held
+
+
 def _value_problem(value: str, kind: ColumnType, *, required: bool) -> str | None:
     if not value:
         return "has no value; expected one in every row" if required else None
     if kind in ("string", "list"):
         return None
     try:
+        if not value.isascii():
+            raise ValueError
         number = int(value) if kind == "int64" else float(value)
         if kind == "int64" and not -(2**63) <= number < 2**63:
             return f"is '{value[:60]}'; expected a whole number of at most 64 bits"

@@ -7,11 +7,13 @@ from functools import cache
 
 PER_SECOND = {"seconds": 1, "milliseconds": 10**3, "microseconds": 10**6, "nanoseconds": 10**9}
 """Units of numbers since 1970."""
+OFFSET = r"[+-](?:0[0-9]|1[0-4])(?::?[0-5][0-9])?"
+"""An offset from UTC; no zone is further than 14 hours from it."""
 DIRECTIVES = {
     "Y": r"(?P<Y>[0-9]{4})", "y": r"(?P<y>[0-9]{2})", "m": r"(?P<m>[0-9]{1,2})", "d": r"(?P<d>[0-9]{1,2})",
     "b": r"(?P<b>[A-Za-z]{3})[A-Za-z]*", "B": r"(?P<b>[A-Za-z]{3})[A-Za-z]*", "H": r"(?P<H>[0-9]{1,2})",
     "I": r"(?P<I>[0-9]{1,2})", "M": r"(?P<M>[0-9]{1,2})", "S": r"(?P<S>[0-9]{1,2})", "f": r"(?P<f>[0-9]{1,9})",
-    "p": r"(?P<p>[AaPp])\.?[Mm]\.?", "z": r"(?P<z>Z|z|[+-][0-9]{2}(?::?[0-9]{2})?)", "%": "%",
+    "p": r"(?P<p>[AaPp])\.?[Mm]\.?", "z": rf"(?P<z>Z|z|{OFFSET})", "%": "%",
 }  # fmt: skip
 """Python's codes of `time_format` and the text they match."""
 MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")

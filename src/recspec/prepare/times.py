@@ -18,12 +18,12 @@ from recspec.prepare.names import ROW
 from recspec.prepare.notes import Notes
 from recspec.prepare.raw_files import NUMBER, PLAIN_WHOLE, WHOLE, RawRows, number_of
 from recspec.prepare.tables import fetch
-from recspec.prepare.time_formats import BOUNDS, GUESSES, MONTHS, PER_SECOND, example, fits, pattern_of
+from recspec.prepare.time_formats import BOUNDS, GUESSES, MONTHS, OFFSET, PER_SECOND, example, fits, pattern_of
 from recspec.prepare.zones import zone_between
 
 DATE = r"^([0-9]{4})[-/]([0-9]{2})[-/]([0-9]{2})"
 CLOCK = r"([T ]([01][0-9]|2[0-3]):[0-5][0-9](:[0-5][0-9]([.,][0-9]+)?)?)"
-ZONE = r" ?(Z|z|UTC|GMT|[+-][0-9]{2}(:?[0-9]{2})?)"
+ZONE = rf" ?(Z|z|UTC|GMT|{OFFSET})"
 UNZONED = f"{DATE}{CLOCK}?$"
 ZONED = f"{DATE}{CLOCK}{ZONE}$"
 GLANCED = 1_000  # rows read to find a time column or a format
@@ -248,7 +248,12 @@ class Times:
     def _guessed(self, text: StringValue) -> Values:
         """Times in the one usual format that all or most values fit; a problem if there is none, or several."""
         fitting, most = _likely(self.rows, text)
+        known_form = self.rows.reading.found_time_format if self.needed else None
+        if known_form in fitting:
+            fitting = [known_form]
         if len(fitting) == 1:
+            if self.needed:
+                self.rows.notes.time_format = fitting[0]
             self.rows.notes.inferred.append(
                 f"'{self.name}': times written as {fitting[0]} (time_format says otherwise)"
             )
@@ -257,6 +262,7 @@ class Times:
         how = "say how it is written with time_format, in codes such as --set 'time_format=%d/%m/%Y %H:%M'"
         if not self.rows.reading.settable:
             how = "write it as the dataset's times were written"
+            how += f": {known_form}, such as {example(known_form)}" if known_form is not None else ""
         elif fitting:
             how = "it may be written in several ways: " + " or ".join(f"--set 'time_format={form}'" for form in fitting)
             how += f" (each fits {most})" if most else ""

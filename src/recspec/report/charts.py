@@ -103,7 +103,7 @@ def columns(
     left, right = np.asarray(edges[:-1], float), np.asarray(edges[1:], float)
     with _drawing() as chart:
         bars = chart.axes.bar(left, heights, right - left, align="edge", color=SERIES[0], linewidth=0.4, edgecolor=LINE)
-        told = labels or [f"{a:,.4g} to {b:,.4g}" for a, b in zip(left, right, strict=True)]
+        told = labels or [f"{a:.4g} to {b:.4g}" for a, b in zip(left, right, strict=True)]
         chart.hover_patches(bars, [f"{a}: {b:,.4g}" for a, b in zip(told, heights, strict=True)])
         if log:
             chart.axes.set_xscale("log")

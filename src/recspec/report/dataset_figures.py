@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,7 +48,7 @@ class DatasetFigures:
 
     splits: dict[str, SplitFigures]
     users: int | None
-    """Different users with an event in any split; None if the rows have no user."""
+    """Different users with an event in any split, without the unknown one; None if the rows have no user."""
     items: int | None
     pairs: int | None
     """Different pairs of user and item among the events; None if they were too many to count."""
@@ -110,6 +110,7 @@ def figures_of(spec: FeatureSpec) -> DatasetFigures:
         low, high = min(each.min() for each in times), max(each.max() for each in times)
         edges = np.linspace(low, high if high > low else low + 1, BINS_OF_TIME + 1)
     known_users, known_items = (_known(spec, read, name) for name in ("users", "items"))
+    first = {name: _first(spec, feature) for name, feature in (("users", user), ("items", item))}
     splits = {}
     for split, found in read.items():
         learned = split == "train" or "train" not in read
@@ -117,20 +118,22 @@ def figures_of(spec: FeatureSpec) -> DatasetFigures:
             rows=found.rows,
             events=found.events,
             label_mean=found.label_mean,
-            users=None if found.users is None else len(np.unique(found.users)),
-            items=None if found.items is None else len(np.unique(found.items)),
+            users=None if found.users is None else int(np.count_nonzero(_counts(found.users, first["users"]))),
+            items=None if found.items is None else int(np.count_nonzero(_counts(found.items, first["items"]))),
             first=None if found.times is None or not len(found.times) else float(found.times.min()),
             last=None if found.times is None or not len(found.times) else float(found.times.max()),
             cold_users=None if learned else _cold(found.users, known_users),
             cold_items=None if learned else _cold(found.items, known_items),
             times=() if found.times is None else tuple(np.histogram(found.times, edges)[0].tolist()),
         )
-    per_user, per_item = (_counted([getattr(each, name) for each in read.values()]) for name in ("users", "items"))
+    per_user, per_item = (
+        _counted([getattr(each, name) for each in read.values()], first[name]) for name in ("users", "items")
+    )
     return DatasetFigures(
         splits,
         users=len(per_user) if user else None,
         items=len(per_item) if item else None,
-        pairs=_count_pairs(read, spec, item),
+        pairs=_count_pairs(read, spec, item, first),
         per_user=per_user,
         per_item=per_item,
         time_edges=tuple(edges.tolist()),
@@ -219,17 +222,29 @@ def _cold(ids: Ids | None, known: NDArray[np.bool_] | None) -> float | None:
     return float(1 - known[ids].mean())
 
 
-def _counted(ids: Sequence[Ids | None]) -> Ids:
-    """Events of each id that has any."""
+def _first(spec: FeatureSpec, feature: str | None) -> int:
+    """The first id of a real user or item: 1 where id 0 is unknown."""
+    return int(feature is not None and spec.reserves_unknown(feature))
+
+
+def _counts(ids: Ids, first: int) -> Ids:
+    """Events of each id from the first real one."""
+    return np.bincount(ids)[first:]
+
+
+def _counted(ids: Sequence[Ids | None], first: int) -> Ids:
+    """Events of each id that has any, from the first real one."""
     held = [each for each in ids if each is not None and len(each)]
     if not held:
         return np.zeros(0, np.int64)
-    counts = np.bincount(np.concatenate(held))
+    counts = _counts(np.concatenate(held), first)
     return counts[counts > 0]
 
 
-def _count_pairs(read: dict[str, _Split], spec: FeatureSpec, item: str | None) -> int | None:
+def _count_pairs(read: dict[str, _Split], spec: FeatureSpec, item: str | None, first: Mapping[str, int]) -> int | None:
     both = [(each.users, each.items) for each in read.values() if each.users is not None and each.items is not None]
+    real = [(users >= first["users"]) & (items >= first["items"]) for users, items in both]
+    both = [(users[kept], items[kept]) for (users, items), kept in zip(both, real, strict=True)]
     if not both or item is None or sum(len(users) for users, _ in both) > MOST_PAIRS:
         return None
     count = spec.num_ids(item)

@@ -8,15 +8,16 @@ from pathlib import Path
 
 import numpy as np
 
+from recspec.encoding import Encoder
 from recspec.errors import RecspecError
 from recspec.files import confined, local, read_json, whole_file
 from recspec.report import charts
 from recspec.report.dataset_figures import DatasetFigures, figures_of
 from recspec.report.dataset_leaks import Leaks, leaks_of
 from recspec.report.dataset_summary import Card, FeatureCard, describe
-from recspec.report.dataset_values import Numbers, RawNames, TopValues, numbers_of, top_values
+from recspec.report.dataset_values import Numbers, RawNames, TopValues, fill_of, numbers_of, top_values
 from recspec.report.markup import Child, Markup, coded, tag
-from recspec.report.numbers import moment, number, percent, size
+from recspec.report.numbers import data_number, moment, number, percent, size
 from recspec.report.page import Cell, Section, drawing, note, num, page, soft, table, tiles
 from recspec.report.page import charts as side_by_side
 from recspec.spec import NO_FILES, FeatureSpec
@@ -24,6 +25,10 @@ from recspec.storage import PREPARE_FILE
 
 MOST_FEATURES = 60
 """Features with a table or chart of their own values."""
+UP_TO = (
+    "A prepared dataset does not mark missing numbers: a missing one holds the mean, 0 or another value that the "
+    "preparation chose. Up to: the share of the numbers that are exactly this value, real ones among them."
+)
 
 
 def write_dataset_page(spec: FeatureSpec, out: Path) -> Path:
@@ -44,7 +49,7 @@ def dataset_page(spec: FeatureSpec) -> str:
     card = describe(spec)
     title = f"Dataset {spec.folder.resolve().name}"
     if not spec.splits:
-        return page(title, note(NO_FILES), [Section("features", "Features", (_features(card),))])
+        return page(title, note(NO_FILES), [Section("features", "Features", (_features(spec, card, RawNames(spec)),))])
     figures, leaks, names = figures_of(spec), leaks_of(spec), RawNames(spec)
     split = "train" if "train" in spec.splits else spec.splits[0]
     tops, numbers = top_values(spec, split, names), numbers_of(spec, split, names)
@@ -53,7 +58,7 @@ def dataset_page(spec: FeatureSpec) -> str:
         Section("leaks", "Suspected leaks", tuple(_leaks(leaks))),
         Section("splits", "Splits", (splits_table(figures), *_split_notes(figures), _files(card))),
         Section("users-items", "Users, items and time", (distributions(figures),)),
-        Section("features", "Features", (_features(card), *(soft(each) for each in card.notes))),
+        Section("features", "Features", tuple(_feature_parts(spec, card, names))),
         Section("values", "Most frequent values", tuple(_tops(tops, split))),
         Section("numbers", "Numbers", tuple(_numbers(numbers, split))),
     ]
@@ -203,17 +208,39 @@ def _files(card: Card) -> Markup:
     return table("Files of each split", ["Split", "#Files", "#Size"], rows, sorts=False)
 
 
-def _features(card: Card) -> Markup:
+def _feature_parts(spec: FeatureSpec, card: Card, names: RawNames) -> Iterator[Child]:
+    yield _features(spec, card, names)
+    if any(spec.reserves_unknown(name) for name, of in card.features.items() if of.cardinality is not None):
+        yield soft("Id 0 stands for missing and unknown values; it is not among the ids.")
+    if any(_is_filled(of, names.encoder(name)) for name, of in card.features.items()):
+        yield soft(UP_TO)
+    yield from (soft(each) for each in card.notes)
+
+
+def _features(spec: FeatureSpec, card: Card, names: RawNames) -> Markup:
     rows: list[list[Child | Cell]] = []
     for name, of in card.features.items():
-        rows.append([
-            name, ", ".join(of.roles), _kind(of), num(of.cardinality), num(of.distinct),
-            num(of.zero_share if of.distinct is not None or of.cardinality is not None else None,
-                percent(of.zero_share) if of.cardinality is not None else "–"),
-            num(None, _lengths(of)),
-        ])  # fmt: skip
+        ids, occur = of.cardinality, of.distinct
+        if isinstance(ids, int) and spec.reserves_unknown(name) and not spec.shift(name):
+            ids, occur = ids - 1, None if occur is None else occur - int(bool(of.zero_share))
+        share: float | None = None
+        if of.cardinality is not None or _is_filled(of, names.encoder(name)):
+            share = of.zero_share
+        told = percent(share) if of.cardinality is not None else _up_to(share)
+        rows.append([name, ", ".join(of.roles), _kind(of), num(ids), num(occur), num(share, told),
+                     num(None, _lengths(of))])  # fmt: skip
     heads = ["Feature", "Roles", "Kind", "#Ids", "#Ids that occur", "#Missing or unknown", "#Values in a list"]
     return table("Features over all splits", heads, rows)
+
+
+def _is_filled(of: FeatureCard, encoder: Encoder | None) -> bool:
+    """Whether a feature holds single numbers among which a 0 may stand for a missing one."""
+    return of.length is None and fill_of(encoder) == 0
+
+
+def _up_to(share: float | None) -> str:
+    """The share of numbers that are missing: all or some of those that hold what a missing one becomes."""
+    return f"up to {percent(share)}" if share else percent(share)
 
 
 def _kind(of: FeatureCard) -> str:
@@ -271,11 +298,16 @@ def _numbers(numbers: object, split: str) -> Iterator[Child]:
     if not held:
         return
     rows = [
-        [name, *(num(each) for each in of.quantiles), num(of.mean), "raw" if of.is_raw else "prepared"]
+        [name, num(of.filled, _up_to(of.filled)),
+         *(num(each, data_number(each)) for each in (*of.quantiles, of.mean)),
+         "raw" if of.is_raw else "prepared"]
         for name, of in held.items()
-    ]
-    heads = ["Feature", "#Least", "#Lower quarter", "#Median", "#Upper quarter", "#Largest", "#Mean", "Units"]
+    ]  # fmt: skip
+    heads = ["Feature", "#Missing", "#Least", "#Lower quarter", "#Median", "#Upper quarter", "#Largest", "#Mean",
+             "Units"]  # fmt: skip
     yield table(f"Numbers of {split}", heads, rows)
+    if any(of.filled for of in held.values()):
+        yield soft("Where a missing number holds the mean, the other columns and the charts leave these rows out.")
     drawn = []
     for place, (name, of) in enumerate(held.items()):
         svg = charts.columns(f"number-{place}", of.edges, of.counts, title=name, x="value", y="rows")

@@ -11,7 +11,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from recspec.encoding import BucketEncoder, Encoder, Encoders, ScaleEncoder, VocabularyEncoder
+from recspec.encoding import (
+    BucketEncoder,
+    Encoder,
+    Encoders,
+    NumberEncoder,
+    ScaleEncoder,
+    VocabularyEncoder,
+    raw_values,
+)
 from recspec.errors import RecspecError, SpecError
 from recspec.report.dataset_figures import BLOCK, sample
 from recspec.spec import FeatureSpec
@@ -37,7 +45,11 @@ class TopValues:
 
 @dataclass(frozen=True)
 class Numbers:
-    """A numerical feature of single values, in the units of the raw files."""
+    """A numerical feature of single values, in the units of the raw files.
+
+    A prepared dataset does not mark missing numbers: each holds what `fill_of` gives. Where that is the mean, these
+    rows are left out of everything below, because few real values are exactly the mean.
+    """
 
     quantiles: tuple[float, ...]
     """Least, lower quarter, median, upper quarter, largest."""
@@ -46,6 +58,8 @@ class Numbers:
     counts: tuple[int, ...]
     is_raw: bool
     """Whether the units are those of the raw files; otherwise they are the prepared ones."""
+    filled: float | None
+    """Share of all rows that hold exactly what a missing value becomes; None if nothing tells what that is."""
 
 
 class RawNames:
@@ -133,15 +147,32 @@ def numbers_of(spec: FeatureSpec, split: str, names: RawNames) -> Mapping[str, N
         return {}
     found = {}
     for name, column in sample(spec, split, held).items():
-        values, is_raw = _unscaled(names.encoder(name), np.asarray(column).astype(np.float64))
+        encoder, stored = names.encoder(name), np.asarray(column)
+        fill = fill_of(encoder)
+        filled = None if fill is None else stored == fill
+        if filled is not None and _fills_by_mean(encoder) and not filled.all():
+            stored = stored[~filled]
+        values, is_raw = _unscaled(encoder, stored.astype(np.float64))
         values = values[np.isfinite(values)]
         if len(values):
             counts, edges = np.histogram(values, 24)
             cuts = np.quantile(values, (0, 0.25, 0.5, 0.75, 1)).tolist()
             found[name] = Numbers(
-                tuple(cuts), float(values.mean()), tuple(edges.tolist()), tuple(counts.tolist()), is_raw
-            )
+                tuple(cuts), float(values.mean()), tuple(edges.tolist()), tuple(counts.tolist()), is_raw,
+                None if filled is None else float(filled.mean()),
+            )  # fmt: skip
     return found
+
+
+def fill_of(encoder: Encoder | None) -> np.float32 | None:
+    """The prepared number that stands for a missing one; None if nothing tells."""
+    if not isinstance(encoder, (NumberEncoder, ScaleEncoder)):
+        return None
+    return np.float32(raw_values.encode_numbers(encoder, np.array([np.nan]))[0])
+
+
+def _fills_by_mean(encoder: Encoder | None) -> bool:
+    return isinstance(encoder, ScaleEncoder) and encoder.missing is None
 
 
 def _is_countable(spec: FeatureSpec, name: str) -> bool:

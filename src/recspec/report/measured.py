@@ -120,7 +120,9 @@ class Answer:
         """(G,) the values of a metric, one of each user, group or row."""
         if self._table is None or column not in self._table.column_names:
             return None
-        return np.asarray(self._table.column(column).to_numpy(), np.float64)
+        from recspec.evaluation import held_values
+
+        return held_values(self._table, column)
 
     @property
     def count(self) -> int:

@@ -29,6 +29,11 @@ def number(value: object, digits: int = 4) -> str:
     return f"{value:,.{max(0, digits - max(0, len(str(int(abs(value)))) - 1))}f}"
 
 
+def data_number(value: float) -> str:
+    """A number of the data, such as a year: as `number` shows it, but without thousands."""
+    return number(value).replace(",", "")
+
+
 def signed(value: float, digits: int = 4) -> str:
     """A difference, with its sign."""
     shown = number(value, digits)

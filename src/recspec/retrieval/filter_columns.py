@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -14,7 +16,7 @@ from numpy.typing import NDArray
 
 from recspec.encoding import MISSING_NUMBERS, TRUTH, is_text
 from recspec.errors import RequestError, shortened
-from recspec.retrieval.filters import Filter, Node, Not, Test, Value
+from recspec.retrieval.filters import Filter, Node, Not, Test, Value, quoted_name
 
 Mask = NDArray[np.bool_]
 Column: TypeAlias = Any
@@ -25,8 +27,58 @@ COMPARISONS: Mapping[str, Callable[[Any, Any], Any]] = {
 }  # fmt: skip
 
 
-def evaluate(asked: Filter, column: Callable[[str], Column], num_rows: int) -> Mask:
-    """Which rows (N,) a filter keeps, given the raw column (N,) of each name that it tests.
+WRITTEN_NUMBER = re.compile(
+    r"""(?:[$€£¥]\s*|[A-Z]{3}\s+)?
+        [+-]?(?:[0-9]{1,3}(?:[.,' \xa0][0-9]{3})+|[0-9]+)(?:[.,][0-9]+)?
+        (?:\s*[$€£¥%]|\s+[A-Za-z]{2,3})?""",
+    re.VERBOSE,
+)
+"""A text that means a number, which people write so: with a decimal comma, thousands separators or a currency."""
+
+
+class TestedColumn:
+    """A raw column as tests read it. What they need of it is made once, however many values it is compared with."""
+
+    __test__ = False  # no class of tests for pytest
+
+    def __init__(self, column: Column) -> None:
+        self.values = _plain(column)
+
+    @cached_property
+    def there(self) -> Mask:
+        """Where a value is not missing."""
+        return np.asarray(self.values.is_valid())
+
+    @cached_property
+    def micros(self) -> NDArray[np.int64]:
+        """Dates and times as microseconds since 1970; anything where they are missing."""
+        zone = getattr(self.values.type, "tz", None)
+        return _numpy(self.values.cast(pa.timestamp("us", zone), safe=False).cast(pa.int64()))
+
+    @cached_property
+    def numbers(self) -> NDArray[Any]:
+        """Numbers, or truths as 1 and 0; 0 where they are missing."""
+        return _numpy(self.values.cast(pa.int8()) if pa.types.is_boolean(self.values.type) else self.values)
+
+    @cached_property
+    def spelled(self) -> tuple[NDArray[np.float64], str | None]:
+        """The numbers that texts spell, NaN where they are missing; the first text that spells none."""
+        coded = self.values.dictionary_encode()
+        texts = coded.dictionary.to_pylist()
+        numbers = [_number(text) for text in texts]
+        wrong = next((text for text, number in zip(texts, numbers, strict=True) if number is None), None)
+        found = np.array([*numbers, None], np.float64)  # the last one for missing texts; None becomes NaN
+        return found[pc.fill_null(coded.indices, len(texts)).to_numpy(zero_copy_only=False)], wrong
+
+    @cached_property
+    def held(self) -> tuple[TestedColumn, NDArray[np.int64]]:
+        """All values of a column of lists, and the row of each."""
+        lists = self.values.cast(pa.large_list(self.values.type.value_type))
+        return TestedColumn(pc.list_flatten(lists)), _numpy(pc.list_parent_indices(lists))
+
+
+def evaluate(asked: Filter, column: Callable[[str], TestedColumn], num_rows: int) -> Mask:
+    """Which rows (N,) a filter keeps, given the column (N,) of each name that it tests.
 
     Raises:
         RequestError: naming every test that its column can't answer.
@@ -35,7 +87,7 @@ def evaluate(asked: Filter, column: Callable[[str], Column], num_rows: int) -> M
     problems = []
     for test in dict.fromkeys(asked.tests):
         try:
-            answers[test] = _answer(test, _plain(column(test.column)), num_rows)
+            answers[test] = _answer(test, column(test.column), num_rows)
         except RequestError as error:
             problems += [f"character {test.place}: {problem}" for problem in error.problems]
     if problems:
@@ -49,7 +101,9 @@ def _joined(node: Node, answers: Mapping[Test, Mask]) -> Mask:
     if isinstance(node, Not):
         return ~_joined(node.part, answers)
     join = np.logical_and if node.word == "and" else np.logical_or
-    found: Mask = join.reduce([_joined(part, answers) for part in node.parts])
+    found = _joined(node.parts[0], answers).copy()
+    for part in node.parts[1:]:
+        join(found, _joined(part, answers), out=found)
     return found
 
 
@@ -65,65 +119,93 @@ def _plain(column: Column) -> Column:
     return pc.if_else(pc.is_nan(array), None, array) if pa.types.is_floating(array.type) else array
 
 
-def _answer(test: Test, array: Column, num_rows: int) -> Mask:
-    there: Mask = np.asarray(array.is_valid())
+def _answer(test: Test, column: TestedColumn, num_rows: int) -> Mask:
+    there, kind = column.there, column.values.type
     if test.operator == "missing":
         return there if test.negated else ~there
-    if pa.types.is_null(array.type):
+    if pa.types.is_null(kind):
         return np.zeros(num_rows, bool)
     if test.operator == "contains":
-        found = _contains(test, array)
-    elif _is_list(array.type):
+        found = _contains(test, column)
+    elif _is_list(kind):
         raise RequestError(f"column '{test.column}' holds lists; test it by `{_name(test)} contains VALUE`")
     elif test.operator == "true":
-        found = _truth(test, array)
+        found = _truth(test, column)
     elif test.operator == "in":
-        if is_text(array.type) and all(isinstance(value, str) for value in test.values):
-            found = _true(pc.is_in(array, value_set=pa.array(test.values, array.type)))
-        else:
-            found = np.logical_or.reduce([_compared(test.column, "==", array, value) for value in test.values])
+        found = _among(test.column, column, test.values)
     else:
-        found = _compared(test.column, test.operator, array, test.values[0])
+        found = _compared(test.column, test.operator, column, test.values[0])
     return there & (~found if test.negated else found)
 
 
-def _compared(name: str, sign: str, array: Column, value: Value) -> Mask:
+def _compared(name: str, sign: str, column: TestedColumn, value: Value) -> Mask:
     """Where values compare with one as asked; anything where they are missing."""
-    kind, compare = array.type, COMPARISONS[sign]
-    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
-        micros = array.cast(pa.timestamp("us", getattr(kind, "tz", None)), safe=False).cast(pa.int64())
-        return np.asarray(compare(_numpy(micros), _moment(name, value)))
+    kind, compare = column.values.type, COMPARISONS[sign]
+    if _is_time(kind):
+        return np.asarray(compare(column.micros, _moment(name, value)))
     if is_text(kind) and isinstance(value, str):
         function = {"==": pc.equal, "!=": pc.not_equal, "<": pc.less, "<=": pc.less_equal, ">": pc.greater,
                     ">=": pc.greater_equal}[sign]  # fmt: skip
-        return _true(function(array, pa.scalar(value, kind)))
-    numbers = _numbers(name, array, value)
-    if isinstance(value, str):
-        held = "true and false" if pa.types.is_boolean(kind) else "numbers"
-        raise RequestError(f"column '{name}' holds {held}, and '{shortened(value)}' is a text; write it without quotes")
+        return _true(function(column.values, pa.scalar(value, kind)))
+    numbers = _numbers(name, column, value)
     if numbers.dtype == np.float32:  # 0.1 means the float32 that is nearest to it
-        return np.asarray(compare(numbers, np.float32(value)))
+        return np.asarray(compare(numbers, _as_floats([value], numbers.dtype)))
     return np.asarray(compare(numbers, int(value) if isinstance(value, bool) else value))
 
 
-def _numbers(name: str, array: Column, value: Value | None) -> NDArray[Any]:
-    """Numbers of a column of numbers, truths, or texts that spell numbers; anything where they are missing."""
-    kind = array.type
-    if pa.types.is_boolean(kind):
-        return _numpy(array.cast(pa.int8()))
-    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
-        return _numpy(array)
-    if not is_text(kind):
+def _among(name: str, column: TestedColumn, values: Sequence[Value]) -> Mask:
+    """Where a value equals one of several, as `_compared` has it; one look-up for each row, however many they are."""
+    kind = column.values.type
+    if _is_time(kind):
+        return np.isin(column.micros, [_moment(name, value) for value in values])
+    texts = [value for value in values if isinstance(value, str)] if is_text(kind) else []
+    found = np.zeros(len(column.values), bool)
+    if texts:
+        found |= _true(pc.is_in(column.values, value_set=pa.array(texts, kind)))
+    others = [value for value in values if not (texts and isinstance(value, str))]
+    if not others:
+        return found
+    numbers = _numbers(name, column, next((value for value in others if isinstance(value, str)), others[0]))
+    if numbers.dtype.kind == "f":
+        return found | np.isin(numbers, _as_floats(others, numbers.dtype))
+    bounds = np.iinfo(numbers.dtype)
+    whole = [int(value) for value in others if isinstance(value, int) and bounds.min <= value <= bounds.max]
+    broken = [value for value in others if isinstance(value, float)]
+    found |= np.isin(numbers, np.array(whole, numbers.dtype))
+    return found | np.isin(numbers.astype(np.float64), broken) if broken else found
+
+
+def _as_floats(values: Sequence[Value], dtype: np.dtype[Any]) -> NDArray[Any]:
+    with np.errstate(over="ignore"):  # beyond the largest float32 lies infinity
+        return np.array(values, dtype)
+
+
+def _numbers(name: str, column: TestedColumn, value: Value | None) -> NDArray[Any]:
+    """Numbers of a column of numbers, truths, or texts that spell numbers; anything where they are missing.
+
+    Raises:
+        RequestError: if the column holds something else, or if `value`, with which they are compared, is a text.
+    """
+    kind = column.values.type
+    if is_text(kind):
+        numbers, wrong = column.spelled
+        if wrong is not None:
+            if WRITTEN_NUMBER.fullmatch(wrong.strip()):
+                raise RequestError(
+                    f"column '{name}' was read as text, because its numbers are written as in '{shortened(wrong)}'; "
+                    "write them with a point and no other signs, such as 13.69, in the items' file and prepare the "
+                    "data again"
+                )
+            how = "write the value in quotes" if value is not None else f"compare it, as in `{name} == 'VALUE'`"
+            raise RequestError(f"column '{name}' holds texts such as '{shortened(wrong)}'; {how}")
+        return numbers
+    is_truth = pa.types.is_boolean(kind)
+    if not (is_truth or pa.types.is_integer(kind) or pa.types.is_floating(kind)):
         raise RequestError(f"column '{name}' holds {kind}, which no filter can test")
-    coded = array.dictionary_encode()
-    spelled = [_number(text) for text in coded.dictionary.to_pylist()]
-    wrong = [text for text, number in zip(coded.dictionary.to_pylist(), spelled, strict=True) if number is None]
-    if wrong:
-        how = "write the value in quotes" if value is not None else f"compare it, as in `{name} == 'VALUE'`"
-        raise RequestError(f"column '{name}' holds texts such as '{shortened(wrong[0])}'; {how}")
-    found = np.array([*spelled, np.nan], np.float64)  # the last one for missing texts
-    values: NDArray[Any] = found[pc.fill_null(coded.indices, len(spelled)).to_numpy(zero_copy_only=False)]
-    return values
+    if isinstance(value, str):
+        held = "true and false" if is_truth else "numbers"
+        raise RequestError(f"column '{name}' holds {held}, and '{shortened(value)}' is a text; write it without quotes")
+    return column.numbers
 
 
 def _number(text: str) -> float | None:
@@ -139,29 +221,27 @@ def _number(text: str) -> float | None:
         return None
 
 
-def _truth(test: Test, array: Column) -> Mask:
-    if pa.types.is_timestamp(array.type) or pa.types.is_date(array.type):
+def _truth(test: Test, column: TestedColumn) -> Mask:
+    if _is_time(column.values.type):
         raise RequestError(f"column '{test.column}' holds times; compare it, as in `{_name(test)} > '2024-01-31'`")
-    numbers = _numbers(test.column, array, None)
+    numbers = _numbers(test.column, column, None)
     found: Mask = (numbers != 0) & (numbers == numbers)  # NaN of a text that spells a missing number
     return found
 
 
-def _contains(test: Test, array: Column) -> Mask:
-    value = test.values[0]
-    if _is_list(array.type):
-        lists = array.cast(pa.large_list(array.type.value_type))
-        values = _plain(pc.list_flatten(lists))
-        found = np.zeros(len(array), bool)
-        if len(values) and not pa.types.is_null(values.type):
-            matches = _compared(test.column, "==", values, value) & np.asarray(values.is_valid())
-            found[_numpy(pc.list_parent_indices(lists))[matches]] = True
+def _contains(test: Test, column: TestedColumn) -> Mask:
+    value, kind = test.values[0], column.values.type
+    if _is_list(kind):
+        held, rows = column.held
+        found = np.zeros(len(column.values), bool)
+        if len(held.values) and not pa.types.is_null(held.values.type):
+            found[rows[_compared(test.column, "==", held, value) & held.there]] = True
         return found
-    if is_text(array.type):
+    if is_text(kind):
         if not isinstance(value, str):
             raise RequestError(f"column '{test.column}' holds texts; write the part to find in quotes")
-        return _true(pc.match_substring(array, value))
-    raise RequestError(f"column '{test.column}' holds {array.type}, neither lists nor texts; compare it with == or in")
+        return _true(pc.match_substring(column.values, value))
+    raise RequestError(f"column '{test.column}' holds {kind}, neither lists nor texts; compare it with == or in")
 
 
 def _moment(name: str, value: Value) -> int:
@@ -188,10 +268,14 @@ def _true(matches: Column) -> Mask:
     return np.asarray(pc.fill_null(matches, False).to_numpy(zero_copy_only=False))
 
 
+def _is_time(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind))
+
+
 def _is_list(kind: pa.DataType) -> bool:
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
 def _name(test: Test) -> str:
     """The column as an expression names it."""
-    return test.column if test.column.isidentifier() else f"`{test.column}`"
+    return quoted_name(test.column)

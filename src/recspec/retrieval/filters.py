@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -73,8 +73,11 @@ class Filter:
     root: Node
 
     @classmethod
-    def parse(cls, text: str) -> Filter:
-        """Read an expression. Raises `RequestError` with the place of what can't be read."""
+    def parse(cls, text: str, columns: Iterable[str] = ()) -> Filter:
+        """Read an expression. Raises `RequestError` with the place of what can't be read.
+
+        If the place lies in the name of one of `columns` without backticks, the message says so.
+        """
         if len(text) > LONGEST:
             raise RequestError(f"the filter has {len(text):,} characters; expected at most {LONGEST:,}")
         try:
@@ -83,7 +86,7 @@ class Filter:
             raise RequestError(
                 f"filter, character {error.start + 1}: {text[error.start]!a} is no UTF-8 text; write it in UTF-8"
             ) from None
-        return cls(text, _Parser(text).expression())
+        return cls(text, _Parser(text, columns).expression())
 
     @cached_property
     def tests(self) -> tuple[Test, ...]:
@@ -101,12 +104,13 @@ def _tests(node: Node) -> Iterator[Test]:
 
 # --- reading ---------------------------------------------------------------------------------------------------------
 
+# Every repetition is possessive: it gives nothing back, so reading takes time in proportion to the text.
 TOKEN = re.compile(
-    r"""\s*(?:
-        (?P<number>[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?(?![\w.]))
-      | (?P<text>'(?:[^']|'')*'|"(?:[^"]|"")*")
-      | (?P<quoted>`[^`]+`)
-      | (?P<word>[^\W\d][\w.]*)
+    r"""\s*+(?:
+        (?P<number>[+-]?(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]++)?(?![\w.]))
+      | (?P<text>'[^']*+(?:''[^']*+)*+'|"[^"]*+(?:""[^"]*+)*+")
+      | (?P<quoted>`[^`]++`)
+      | (?P<word>[^\W\d][\w.]*+)
       | (?P<sign>==|!=|<>|<=|>=|[=<>(),])
       | (?P<end>\Z)
     )""",
@@ -126,8 +130,9 @@ class _Token:
 class _Parser:
     """Reads tokens from left to right, one function for each rule of the grammar."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, columns: Iterable[str]) -> None:
         self._text, self._values, self._depth = text, 0, 0
+        self._columns = [name for name in columns if name and quoted_name(name) != name]
         self._tokens = list(self._read())
         self._next = 0
 
@@ -258,4 +263,25 @@ class _Parser:
 
     def _error(self, place: int, problem: str) -> RequestError:
         near = self._text[max(0, place - 21) : place + 20].strip()
+        if column := self._column_at(place):
+            problem = f"put the column's name in backticks: {quoted_name(column)}"
         return RequestError(f"filter, character {place}: {problem} (near {near!r})")
+
+    def _column_at(self, place: int) -> str | None:
+        """The longest column whose name, which needs backticks, stands at a place (from 1) without them."""
+        found = [name for name in self._columns for at in _places(name, self._text) if at < place <= at + len(name)]
+        return max(found, key=len, default=None)
+
+
+def _places(name: str, text: str) -> Iterator[int]:
+    """Where a name begins in a text, from 0."""
+    at = text.find(name)
+    while at >= 0:
+        yield at
+        at = text.find(name, at + 1)
+
+
+def quoted_name(column: str) -> str:
+    """A column as an expression names it: in backticks if it has to be."""
+    is_word = re.fullmatch(r"[^\W\d][\w.]*", column) is not None and column.lower() not in WORDS
+    return column if is_word else f"`{column}`"

@@ -128,7 +128,7 @@ def _content_problems(tensors: dict[str, torch.Tensor], header: Header) -> list[
     ids, vectors = tensors["ids"], tensors["vectors"]
     if len(ids) != len(vectors) or not vectors.shape[1]:
         problems.append(f"'vectors' has shape {tuple(vectors.shape)}; expected a row for each of {len(ids):,} 'ids'")
-    if len(ids) and (int(ids[0]) < 0 or bool((ids.diff() <= 0).any())):
+    if len(ids) and (int(ids[0]) < 0 or bool((ids[1:] <= ids[:-1]).any())):
         problems.append("'ids' does not rise from 0 or more")
     if header.num_probes is not None:
         centroids, assignments = tensors["centroids"], tensors["assignments"]

@@ -18,13 +18,13 @@ from recspec.bundle import Bundle, PipelineCard, pipeline_card
 from recspec.bundle import folder as bundle
 from recspec.encoding import Encoders
 from recspec.errors import BundleError, RequestError
-from recspec.models import Model
+from recspec.models import ItemModel, Model
 from recspec.retrieval import index_file
 from recspec.retrieval.flat import Floats, Ids, Mask
 from recspec.retrieval.index import ItemIndex
 from recspec.retrieval.merging import joined
 from recspec.retrieval.raw_catalogue import RawCatalogue
-from recspec.retrieval.retrievers import Retriever, can_retrieve, has_vectors
+from recspec.retrieval.retrievers import Retriever, can_retrieve, has_vectors, vector_width
 
 BLOCK = 1 << 16
 """Items in order of popularity that are tested at once."""
@@ -75,10 +75,13 @@ class Pipeline:
                 problems.append(f"retriever '{each.name}' has other features than the ranker")
             elif not (has_vectors(found.model) if each.has_index else can_retrieve(found.model)):
                 problems.append(f"retriever '{each.name}' holds {found.card.model}, which finds no candidates")
+            elif not each.has_index and not isinstance(found.model, ItemModel):
+                needs = f"{found.card.model}, which searches an index of item vectors"
+                problems.append(f"retriever '{each.name}' holds {needs}; pipeline.json says that it has none")
             else:
                 index = index_file.load(where, mapped=mapped) if each.has_index else None
                 mask = may_bring(found.model, counts, first)
-                problems += [] if index is None else _index_problems(each.name, index, mask)
+                problems += [] if index is None else _index_problems(each.name, found.model, index, mask)
                 found.model.prepare_for_inference()
                 retrievers.append(Retriever(each.name, found.model, index, mask))
         if problems:
@@ -185,8 +188,10 @@ def _kept(trained: Bundle) -> Mask | None:
         raise BundleError(f"{Path(trained.folder)}: pipeline.json: {error}") from None
 
 
-def _index_problems(name: str, index: ItemIndex, mask: Mask) -> list[str]:
-    ids = index.rows.ids
+def _index_problems(name: str, model: Model, index: ItemIndex, mask: Mask) -> list[str]:
+    ids, width = index.rows.ids, index.rows.base.vectors.shape[1]
+    if width != (wanted := vector_width(model)):
+        return [f"the index of retriever '{name}' holds vectors of {width:,} numbers; its model's have {wanted:,}"]
     if len(ids) and (int(ids.max()) >= len(mask) or not mask[ids].all()):
         return [f"the index of retriever '{name}' holds items that are not in the dataset or have no interactions"]
     return []

@@ -1,7 +1,8 @@
 """The raw values of a catalogue of items, by which filters choose.
 
 `items.parquet` holds what models read, ids and scaled numbers, and display columns. A raw value is taken from a display
-column if there is one; otherwise it is decoded, as far as its encoder allows.
+column if there is one; otherwise it is decoded, as far as its encoder allows. The text of a list is cut into its
+values, as the feature's encoder cuts it.
 """
 
 from __future__ import annotations
@@ -16,9 +17,18 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from recspec.encoding import Encoder, Encoders, NumberEncoder, ScaleEncoder, VocabularyEncoder
+from recspec.encoding import (
+    Encoder,
+    Encoders,
+    NumberEncoder,
+    ScaleEncoder,
+    VocabularyEncoder,
+    combined,
+    is_text,
+    split_lists,
+)
 from recspec.errors import BundleError, DataError, RequestError, listed, nearest
-from recspec.retrieval.filter_columns import Mask, evaluate
+from recspec.retrieval.filter_columns import Mask, TestedColumn, evaluate
 from recspec.retrieval.filters import Filter
 from recspec.spec import FeatureSpec
 
@@ -37,6 +47,7 @@ class RawCatalogue:
         self._count = spec.num_ids(spec.item_id) - self._first
         self._file = spec.catalogue("item")
         self._read: dict[str, Column] = {}
+        self._tested: dict[str, TestedColumn] = {}
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -51,7 +62,7 @@ class RawCatalogue:
             if name in self._sources:
                 plain = name.removesuffix(DISPLAYED)
                 kept.setdefault(id(self._sources[name]), plain if plain in self._features else name)
-        return tuple(kept.values())
+        return tuple(dict.fromkeys(kept.values()))
 
     def num_bytes(self, name: str) -> int:
         """Bytes of a column in the file, unpacked; 0 if it is in none."""
@@ -69,8 +80,14 @@ class RawCatalogue:
         Raises:
             RequestError: with every problem of the filter.
         """
-        parsed = Filter.parse(asked) if isinstance(asked, str) else asked
-        kept = evaluate(parsed, self.column, self._count)
+        parsed = Filter.parse(asked, self._sources) if isinstance(asked, str) else asked
+
+        def tested(name: str) -> TestedColumn:
+            if name not in self._tested:
+                self._tested[name] = TestedColumn(self.column(name))
+            return self._tested[name]
+
+        kept = evaluate(parsed, tested, self._count)
         return np.concatenate([np.zeros(self._first, bool), kept])
 
     def column(self, name: str) -> Column:
@@ -98,7 +115,9 @@ class RawCatalogue:
         for name in self._features:
             encoder = self._encoder(name)
             if f"{name}{DISPLAYED}" in found:
-                found[name] = found[f"{name}{DISPLAYED}"]
+                separator = getattr(encoder, "separator", None)
+                shown = f"{name}{DISPLAYED}"
+                found[name] = found[shown] if separator is None else partial(_cut, found[shown], separator)
             elif name not in self._lost:
                 found[name] = partial(self._decoded, name, encoder)
             column = getattr(encoder, "column", None)
@@ -140,7 +159,9 @@ class RawCatalogue:
     def _shown(self, name: str) -> Column:
         assert self._file is not None
         try:
-            return pq.read_table(self._file, columns=[name], partitioning=None).column(name)
+            column = pq.read_table(self._file, columns=[name], partitioning=None).column(name)
+            column.validate(full=True)  # refuses texts that are not UTF-8
+            return column
         except (pa.ArrowException, OSError, ValueError, KeyError) as error:
             raise BundleError(f"{self._file}: column '{name}': damaged: {error}") from None
 
@@ -174,6 +195,16 @@ class RawCatalogue:
             return pa.LargeListArray.from_arrays(ids.cast(pa.large_list(ids.type.value_type)).offsets, found)
         except (pa.ArrowException, DataError) as error:
             raise BundleError(f"{self._file}: column '{name}': damaged: {error}") from None
+
+
+def _cut(shown: Callable[[], Column], separator: str) -> Column:
+    """A display column of texts as lists of their values; a missing text is a missing list."""
+    column = shown()
+    if not is_text(column.type):
+        return column
+    values, offsets = split_lists(combined(column), separator)
+    missing = np.append(np.asarray(column.is_null()), False)
+    return pa.LargeListArray.from_arrays(pa.array(offsets, mask=missing), values)
 
 
 def decoded_numbers(encoder: ScaleEncoder | NumberEncoder, numbers: NDArray[Any]) -> Column:

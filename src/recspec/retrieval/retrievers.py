@@ -69,6 +69,16 @@ def request_vectors(model: Model, request: Batch) -> Floats:
     return np.ascontiguousarray(vectors.float().cpu().numpy())
 
 
+def vector_width(model: Model) -> int:
+    """How many numbers the vectors have, of a model that has vectors; by the vector of an unknown request."""
+    spec, request = model.spec, Batch()
+    for name in [spec.user_id] if isinstance(model, ItemModel) else set(model.features()) - set(spec.role("item")):
+        feature = spec.features[name]
+        shape = (1, feature.length) if feature.length is not None else (1,)
+        request[name] = torch.zeros(shape, dtype=torch.int64 if feature.is_categorical else torch.float32)
+    return int(request_vectors(model, {name: each.to(model.device) for name, each in request.items()}).shape[1])
+
+
 def item_vectors(model: Model, items: Batch) -> Floats:
     """(N, d) vectors of all items, whose features `items` holds by id, of a model that has vectors."""
     with torch.inference_mode():

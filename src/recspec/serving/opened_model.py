@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from pydantic import Field
 from recspec import config
 from recspec.bundle import Seen, versions
 from recspec.encoding import CrossEncoder, Encoders
-from recspec.errors import BundleError, ExportError, RecspecError
+from recspec.errors import BundleError, ExportError, RecspecError, of_the_machine
 from recspec.evaluation import id_feature
 from recspec.export import (
     Arrays,
@@ -35,10 +36,14 @@ from recspec.storage import Ragged
 
 CHECKED_ROWS = 64
 """Rows on which an export is compared with its bundle."""
+SHOWN = 500
+"""Characters of an unexpected error that a reason shows."""
 MOST = 0.05
 """Upper limit for the difference that an export's description allows; whoever edits an export can edit that too."""
 SAME = 1e-3
 """Largest difference of probabilities if an export's description names none."""
+
+log = logging.getLogger("recspec.serve")
 
 
 class RepositorySettings(config.Settings):
@@ -176,6 +181,20 @@ def open_version(folder: Path, settings: RepositorySettings) -> Opened:
     return opened
 
 
+def reason(error: Exception, folder: Path) -> str:
+    """Why a folder's content can't be opened, in one line; the log gets the traceback of an error that we don't expect.
+
+    A damaged or edited file may raise anything, and what it raises must not stop other models.
+    """
+    if isinstance(error, RecspecError):
+        return str(error)
+    if isinstance(error, OSError):
+        return f"{folder}: {of_the_machine(error) or error}"
+    log.error("%s: opening it failed", folder, exc_info=error)
+    said = of_the_machine(error) or f"{type(error).__name__}: {str(error)[:SHOWN]}"
+    return f"{folder}: can't be opened: {said}; the server's log has the traceback"
+
+
 def _fastest(folder: Path, torch_model: TorchModel, settings: RepositorySettings) -> tuple[ExportedModel, str, str]:
     """The export beside a bundle if it gives the bundle's probabilities, else torch; `Opened.note`; `Opened.export`."""
     found = export_beside(folder)
@@ -186,14 +205,15 @@ def _fastest(folder: Path, torch_model: TorchModel, settings: RepositorySettings
         if exported.signature != torch_model.signature:
             raise BundleError(f"{found}: takes other inputs than the bundle; export it again")
         description = read_description(found)
-        allowed = min(float(description.get("difference", {}).get("allowed_largest", SAME)), MOST)
+        said = description.get("difference", {}).get("allowed_largest")
+        allowed = SAME if said is None else min(said, MOST)
         rows = _any_rows(torch_model.signature)
         answers = (each.run(rows)[PROBABILITY].astype(np.float64) for each in (exported, torch_model))
         drift = float(np.abs(np.subtract(*answers)).max())
         if not drift <= allowed:
             raise BundleError(f"{found}: gives probabilities {drift:.2g} off the bundle's; export it again")
-    except (RecspecError, OSError, ValueError, TypeError, RuntimeError) as error:
-        return torch_model, f"torch computes, not the export: {error}", ""
+    except Exception as error:  # an export may be anything
+        return torch_model, f"torch computes, not the export: {reason(error, found)}", ""
     return exported, "", f"{found} ({description.get('format')}, {description.get('precision')})"
 
 

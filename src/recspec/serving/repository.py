@@ -29,7 +29,7 @@ from recspec.export import Arrays
 from recspec.inference import Directory, ItemFields
 from recspec.serving.batching import Batcher, Limits
 from recspec.serving.http_bodies import BodyReader
-from recspec.serving.opened_model import Opened, RepositorySettings, open_version
+from recspec.serving.opened_model import Opened, RepositorySettings, open_version, reason
 from recspec.serving.server_metrics import NO_MODEL, ServerMetrics
 from recspec.serving.sources import RAW, Fingerprint, Source, find_versions, fingerprint, take_deltas
 from recspec.serving.tensors import Tensor, checked
@@ -316,6 +316,9 @@ class Repository:
                 shelf.reasons[0] = str(error)
                 return [str(error)]
             return []  # a bundle is replaced by two renames: there is a moment without one
+        except Exception as error:
+            shelf.reasons[0] = reason(error, shelf.source.path)
+            return [shelf.reasons[0]]
         shelf.reasons.pop(0, None)
         if shelf.deltas:
             shelf.reasons[0] = "; ".join(shelf.deltas)
@@ -336,8 +339,8 @@ class Repository:
                 return None
             shelf.refused[number] = content
             opened = await asyncio.to_thread(open_version, folder, self.settings)
-        except (RecspecError, OSError, ValueError, RuntimeError) as error:
-            problem = str(error) if isinstance(error, RecspecError) else f"{folder}: {error}"
+        except Exception as error:  # a damaged or edited file may raise anything
+            problem = reason(error, folder)
             shelf.reasons[number] = f"{problem}; the older one answers" if old else problem
             self.metrics.loads.labels(shelf.source.name, "refused").inc()
             return problem

@@ -21,6 +21,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import httptools
 import uvicorn
 from pydantic import Field
 from starlette.applications import Starlette
@@ -368,8 +369,50 @@ class _Connection:
             self._transport.write(data)
 
 
+class _Parser:
+    """httptools' parser of requests, for a server that never changes the protocol of a connection.
+
+    A server may ignore the header `Upgrade` (RFC 9110, 7.8). httptools does not: it takes the body of such a request
+    for bytes of the other protocol, and the server would read them as the next request. So this parser reads the head
+    of such a request once more, without that header, and then the body.
+    """
+
+    def __init__(self, protocol: _Protocol) -> None:
+        self._protocol = protocol
+        self._start()
+
+    def _start(self) -> None:
+        parser = self._parser = httptools.HttpRequestParser(self._protocol)
+        with contextlib.suppress(AttributeError):  # httptools before 0.6.3
+            parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+        self.get_http_version, self.get_method = parser.get_http_version, parser.get_method
+        self.should_keep_alive, self.should_upgrade = parser.should_keep_alive, parser.should_upgrade
+
+    def feed_data(self, data: bytes | memoryview) -> None:
+        """Parse bytes of requests."""
+        rest = memoryview(data)
+        while True:
+            try:
+                self._parser.feed_data(rest)
+            except httptools.HttpParserUpgrade as paused:
+                rest, head = rest[paused.args[0] :], self._head()
+                self._start()
+                self._parser.feed_data(head)
+            else:
+                return
+
+    def _head(self) -> bytes:
+        """The head of the request that asks for another protocol, without asking for it."""
+        version = self.get_http_version().encode()
+        first = b"%b %b HTTP/%b\r\n" % (self.get_method(), self._protocol.url, version)
+        headers = (b"%b: %b\r\n" % each for each in self._protocol.headers if each[0] != b"upgrade")
+        return b"%b%b\r\n" % (first, b"".join(headers))
+
+
 class _Protocol(HttpToolsProtocol):
     """uvicorn's HTTP/1.1 with limits on heads and connections, and with answers to half-closed connections."""
+
+    parser: _Parser  # type: ignore[assignment]
 
     _bound: asyncio.TimerHandle
     """The time limit that runs, or the last one."""
@@ -377,7 +420,11 @@ class _Protocol(HttpToolsProtocol):
     def __init__(self, *given: Any, max_connections: int, **named: Any) -> None:
         super().__init__(*given, **named)
         self._max_connections = max_connections
+        self.parser = _Parser(self)
         self._head: int | None = 0
+        """Bytes that came with a head that is not whole yet; None between heads."""
+        self._refused = HTTPStatus.BAD_REQUEST
+        """Status for what the parser does not read on."""
 
     def connection_made(self, transport: Any) -> None:
         """Start the time limit for the head of the first request."""
@@ -406,13 +453,21 @@ class _Protocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._bound.cancel()
         self._head = None
+        if len(self.url) + sum(len(name) + len(value) + len(": \r\n") for name, value in self.headers) > HEAD_BYTES:
+            self._refused = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
+            raise httptools.HttpParserError
+        if self.parser.should_upgrade():
+            if self.parser.get_method() == b"CONNECT":  # it has no body, and asks to be connected elsewhere
+                raise httptools.HttpParserError
+            return  # the same head comes again; see `_Parser`
         super().on_headers_complete()
         if self.cycle is not None:
             self.cycle.transport = cast(Any, _Connection(self.transport))
 
     def on_message_complete(self) -> None:
         self._bound.cancel()
-        super().on_message_complete()
+        if not self.parser.should_upgrade():
+            super().on_message_complete()
 
     def on_response_complete(self) -> None:
         """Limit the time for the rest of a refused body."""
@@ -422,12 +477,23 @@ class _Protocol(HttpToolsProtocol):
             self._bound = self.loop.call_later(LINGER_SECONDS, self.transport.close)
 
     def data_received(self, data: bytes) -> None:
-        """Take in bytes, and refuse a head that is too large."""
+        """Take in bytes, and refuse a head that is too large, also one that never ends.
+
+        Requests before it in the same bytes count too. So a client that sends requests without reading the answers is
+        refused before thousands of them wait.
+        """
         super().data_received(data)
         if self._head is not None:
             self._head += len(data)
             if self._head > HEAD_BYTES:
                 self._refuse(431)
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what the parser does not read on."""
+        if self._refused == HTTPStatus.BAD_REQUEST:
+            super().send_400_response(msg)
+        else:
+            self._refuse(self._refused)
 
     def _refuse(self, status: int) -> None:
         self._bound.cancel()

@@ -1,7 +1,7 @@
 """The Dataset Feature Specification, and the tensors that its features become."""
 
 from recspec.spec.model import NO_FILES, SPLITS, FeatureSpec
-from recspec.spec.sections import CHUNK_TYPES, Chunk, ChunkType, Feature, Role, json_schema
+from recspec.spec.sections import CHUNK_TYPES, MOST_IDS, Chunk, ChunkType, Feature, Role, json_schema
 from recspec.spec.signature import (
     EXPORT_FILE,
     FORMS,
@@ -13,13 +13,14 @@ from recspec.spec.signature import (
     Port,
     PortType,
     Signature,
+    check_description,
     find_export_file,
     signature_of,
 )
 from recspec.spec.yaml_file import FILE_NAME
 
 __all__ = [
-    "CHUNK_TYPES", "EXPORT_FILE", "FILE_NAME", "FORMS", "LOGIT", "NO_FILES", "OUTPUTS", "PROBABILITY", "SPLITS",
-    "Chunk", "ChunkType", "Feature", "FeatureSpec", "Form", "Level", "Port", "PortType", "Role", "Signature",
-    "find_export_file", "json_schema", "signature_of",
+    "CHUNK_TYPES", "EXPORT_FILE", "FILE_NAME", "FORMS", "LOGIT", "MOST_IDS", "NO_FILES", "OUTPUTS", "PROBABILITY",
+    "SPLITS", "Chunk", "ChunkType", "Feature", "FeatureSpec", "Form", "Level", "Port", "PortType", "Role", "Signature",
+    "check_description", "find_export_file", "json_schema", "signature_of",
 ]  # fmt: skip

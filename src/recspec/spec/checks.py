@@ -18,6 +18,8 @@ from recspec.spec.sections import (
     CHUNK_TYPES,
     DTYPES,
     LIST_LENGTH_SPELLINGS,
+    MOST_IDS,
+    MOST_VALUES,
     Channel,
     Chunk,
     Feature,
@@ -63,9 +65,10 @@ def read_sections(data: Mapping[str, object]) -> tuple[Sections, list[Problem], 
             wrong = [each for each in error.errors() if not (each["type"] == "too_short" and each["input"])]
             found = [_from_pydantic(each["loc"], each["type"], each["msg"], each["input"]) for each in wrong]
             problems += found
-            broken |= {place[:2] for place, _ in found}
-            if any(len(part) == 1 for part in broken):
+            parts = {place[:2] for place, _ in found}
+            if any(len(part) == 1 for part in parts) or parts <= broken:  # then leaving them out changes nothing
                 raise PlacedSpecError(problems) from None
+            broken |= parts
             sections = _without(sections, broken)
 
 
@@ -75,7 +78,8 @@ def follows(place: Place, sections: Sections, broken: set[Place]) -> bool:
         case ("channel_spec", "label"):
             return any(section == "channel_spec" for section, _ in broken)
         case ("metadata", key):
-            return ("feature_spec", str(sections.metadata.get(str(key)))) in broken
+            named = sections.metadata.get(str(key))
+            return isinstance(named, str) and ("feature_spec", named) in broken
         case ("channel_spec", channel, position):
             return ("feature_spec", sections.channel_spec[str(channel)][int(position)]) in broken
     return False
@@ -84,16 +88,16 @@ def follows(place: Place, sections: Sections, broken: set[Place]) -> bool:
 def _named_sections(data: Mapping[str, object]) -> tuple[dict[str, object], list[Problem]]:
     """The known sections, without names that YAML reads as something other than text."""
     known = Sections.model_fields
-    strange = [str(section) for section in data if section not in known]
+    strange = [section if isinstance(section, str) else shown(section) for section in data if section not in known]
     problems: list[Problem] = [((section,), unknown("section", section, known)) for section in strange]
     sections = {section: data[section] for section in known if section in data}
     for section, content in sections.items():
-        if section == "metadata" or not isinstance(content, Mapping):
+        if not isinstance(content, Mapping):
             continue
         for name in content:
             if not isinstance(name, str):
-                what = f"the name {name!r} is not text; put it in quotes (no, on, 1 are not text in YAML)"
-                problems.append(((section, str(name)), what))
+                what = f"the name {shown(name)} is not text; put it in quotes (no, on, 1 are not text in YAML)"
+                problems.append(((section, shown(name)), what))
         sections[section] = {name: value for name, value in content.items() if isinstance(name, str)}
     return sections, problems
 
@@ -113,7 +117,7 @@ def _without(sections: Mapping[str, object], broken: Iterable[Place]) -> dict[st
 
 def _from_pydantic(loc: Place, kind: str, message: str, value: object) -> Problem:
     """A pydantic finding as a place and a sentence in our words."""
-    if kind == "extra_forbidden":
+    if kind in ("extra_forbidden", "invalid_key"):
         known = (*Feature.model_fields, *LIST_LENGTH_SPELLINGS) if loc[0] == "feature_spec" else Chunk.model_fields
         return loc, unknown("key", str(loc[-1]), known)
     if kind == "missing":
@@ -123,10 +127,16 @@ def _from_pydantic(loc: Place, kind: str, message: str, value: object) -> Proble
     if kind == "too_short":
         return loc, "is empty; expected at least one name"
     if loc[0] == "source_spec" and loc[-1] == "type":
-        return loc, unknown("chunk type", str(value), CHUNK_TYPES)
+        return loc, unknown("chunk type", value if isinstance(value, str) else shown(value), CHUNK_TYPES)
     place = loc[:3] if loc[0] == "feature_spec" else loc  # without pydantic's names for the branches of a union
-    hint = nearest(str(value).rpartition(".")[2], DTYPES) if place[-1:] == ("dtype",) else ""
+    most = _MOST.get(str(place[-1])) if len(place) == 3 and isinstance(value, int) else None
+    if isinstance(value, int) and most is not None and value > most:
+        return place, f"is {shown(value)}; expected at most {most}"
+    hint = nearest(value.rpartition(".")[2], DTYPES) if place[-1:] == ("dtype",) and isinstance(value, str) else ""
     return place, f"is {shown(value)}{hint}; expected {_expected(place)}"
+
+
+_MOST = {"cardinality": MOST_IDS, "length": MOST_VALUES}
 
 
 def _expected(place: Place) -> str:
@@ -158,6 +168,7 @@ _EXPECTED_OF_FEATURE = {
 }
 _EXPECTED_OF_METADATA = {
     "test_samples_per_series": "a number of rows, 1 or more",
+    "train_negatives": "a number of rows, 0 or more",
     "cut_offs": "a list of whole numbers from 1, such as [12]",
     "encoders": "a path beside the specification",
     "vocabularies": "a path beside the specification",
@@ -171,11 +182,17 @@ def plain(value: object, place: Place, problems: list[Problem]) -> object:
         problems.append((place[:2], f"is nested deeper than {MAX_DEPTH} levels"))
         return None
     if isinstance(value, Mapping):
-        return {key: plain(inner, (*place, str(key)), problems) for key, inner in value.items()}
+        for key in value:
+            plain(key, place, problems)
+        names = {key: key if isinstance(key, str) else shown(key) for key in value}
+        return {key: plain(inner, (*place, names[key]), problems) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(inner, (*place, position), problems) for position, inner in enumerate(value)]
     if isinstance(value, np.generic):
-        return value.item()
+        return plain(value.item(), place, problems)
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+        problems.append((place, f"holds {shown(value)}; an integer of metadata has at most 64 bits: put it in quotes"))
+        return None
     if not isinstance(value, (str, int, float, datetime.date, bytes, type(None))):
         kind = type(value).__name__
         problems.append((place, f"holds a {kind}; expected text, numbers, dates, lists and mappings"))
@@ -313,8 +330,13 @@ def metadata_problems(
     try:
         Metadata.model_validate({key: metadata[key] for key in Metadata.model_fields if key in metadata})
     except ValidationError as error:
-        for key in dict.fromkeys(str(each["loc"][0]) for each in error.errors()):
-            yield ("metadata", key), f"is {shown(metadata[key])}; expected {_EXPECTED_OF_METADATA[key]}"
+        too_large: dict[str, bool] = {}
+        for each in error.errors():
+            key = str(each["loc"][0])
+            too_large[key] = each["type"] == "less_than_equal" and too_large.get(key, True)
+        for key, only in too_large.items():
+            expected = f"at most {MOST_VALUES}" if only else _EXPECTED_OF_METADATA[key]
+            yield ("metadata", key), f"is {shown(metadata[key])}; expected {expected}"
     for role in ("user", "item"):
         name = metadata.get(f"{role}_id")
         feature = features.get(name) if isinstance(name, str) else None
@@ -350,7 +372,14 @@ def _number_problems(key: str, name: object, features: Features, channels: Chann
         yield ("metadata", key), f"is '{name}', which plays a role; take it out of channel_spec"
 
 
-_SHORT = reprlib.Repr()
+class _Short(reprlib.Repr):
+    def repr_int(self, value: int, level: int) -> str:
+        bits = value.bit_length()  # Python refuses to write thousands of digits
+        return f"an integer of {bits:,} bits" if bits > _MOST_BITS else super().repr_int(value, level)
+
+
+_MOST_BITS = 128
+_SHORT = _Short()
 _SHORT.maxstring = _SHORT.maxother = 60
 
 

@@ -43,14 +43,17 @@ class FeatureSpec:
         object.__setattr__(self, "sources", MappingProxyType({k: tuple(v) for k, v in self.sources.items()}))
         object.__setattr__(self, "channels", MappingProxyType({k: tuple(v) for k, v in self.channels.items()}))
         problems: list[Problem] = []
-        metadata = {key: plain(value, ("metadata", str(key)), problems) for key, value in self.metadata.items()}
+        metadata = plain(self.metadata, ("metadata",), problems)
+        assert isinstance(metadata, dict)
         object.__setattr__(self, "metadata", MappingProxyType(metadata))
         problems += checks.feature_problems(self.features)
         problems += checks.source_problems(
             self.sources, self.features, self.channels, self.folder, allow_outside=self.allow_outside
         )
         problems += checks.channel_problems(self.channels, self.features)
-        problems += checks.metadata_problems(metadata, self.features, self.channels, self.folder)
+        broken = {place[1] for place, _ in problems if len(place) > 1}
+        sound = {key: value for key, value in metadata.items() if key not in broken}
+        problems += checks.metadata_problems(sound, self.features, self.channels, self.folder)
         if problems:
             raise PlacedSpecError(problems)
 

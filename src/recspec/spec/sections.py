@@ -22,6 +22,10 @@ Role = Literal["user", "item", "context", "history", "negative_history", "label"
 DTYPES: tuple[str, ...] = get_args(Dtype)
 ROLES: tuple[Role, ...] = get_args(Role)
 LIST_LENGTH_SPELLINGS = ("dimensions", "max_hotness", "hotness", "max_len")
+MOST_IDS = 2**63 - 1
+"""The largest cardinality: every id, also one raised by a shift, then fits int64, and so does the number of ids."""
+MOST_VALUES = 2**31 - 1
+"""The largest number of values of a row, and of any count in the metadata."""
 
 
 @dataclass(frozen=True)
@@ -105,10 +109,12 @@ class Feature(BaseModel):
     dtype: Annotated[Dtype | None, BeforeValidator(canonical_dtype)] = Field(
         None, description="type of the stored values; int64 for ids and float32 for numbers when not given"
     )
-    cardinality: Annotated[Annotated[int, Field(gt=0)] | Literal["auto"] | None, BeforeValidator(_whole)] = Field(
+    cardinality: Annotated[
+        Annotated[int, Field(gt=0, le=MOST_IDS)] | Literal["auto"] | None, BeforeValidator(_whole)
+    ] = Field(
         None, description="number of ids, which lie in [0, cardinality); `auto` is resolved by `recspec transcode`"
     )
-    length: Annotated[Annotated[int, Field(gt=0)] | None, BeforeValidator(_whole)] = Field(
+    length: Annotated[Annotated[int, Field(gt=0, le=MOST_VALUES)] | None, BeforeValidator(_whole)] = Field(
         None, description="for a list: the most values a row holds"
     )
     vector: Annotated[
@@ -117,10 +123,12 @@ class Feature(BaseModel):
     vocabulary: str | None = Field(
         None, description="name of the id space; features that name the same one share ids and an embedding table"
     )
-    padding: Literal[0] | None = Field(
+    padding: Annotated[Literal[0] | None, BeforeValidator(_whole)] = Field(
         None, description="0 when the files reserve id 0 for padding; when not given, a list's ids are shifted by one"
     )
-    alpha: float | None = Field(None, gt=0, description="exponent of the ids' power law, for `recspec synthesize`")
+    alpha: Annotated[float | None, BeforeValidator(_whole)] = Field(
+        None, gt=0, allow_inf_nan=False, description="exponent of the ids' power law, for `recspec synthesize`"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -135,7 +143,7 @@ class Feature(BaseModel):
         rest = {key: value for key, value in data.items() if key not in spellings}
         for spelling, value in given.items():
             length = value[0] if isinstance(value, (list, tuple)) and len(value) == 1 else value
-            if not (spelling == "hotness" and length == 1):
+            if not (spelling == "hotness" and length == 1 and not isinstance(length, bool)):
                 rest["length"] = length
         return rest
 
@@ -179,8 +187,13 @@ class Metadata(BaseModel):
 
     model_config = ConfigDict(extra="allow", strict=True)
 
-    test_samples_per_series: int = Field(1, ge=1, description="rows of each ranking series in valid and test")
-    cut_offs: list[Annotated[int, Field(ge=1)]] | None = Field(
+    test_samples_per_series: int = Field(
+        1, ge=1, le=MOST_VALUES, description="rows of each ranking series in valid and test"
+    )
+    train_negatives: int | None = Field(
+        None, ge=0, le=MOST_VALUES, description="rows of label 0 after each positive of train"
+    )
+    cut_offs: list[Annotated[int, Field(ge=1, le=MOST_VALUES)]] | None = Field(
         None, min_length=1, description="the k of the metrics at k"
     )
     encoders: FileName | None = Field(None, description="file that says how a raw value becomes a prepared one")
@@ -227,7 +240,7 @@ def json_schema() -> dict[str, object]:
     sections["metadata"] |= {"properties": Metadata.model_json_schema()["properties"]}
     sections["channel_spec"]["propertyNames"] = {"enum": list(CHANNELS)}
     feature = schema["$defs"]["Feature"]["properties"]
-    length = {"type": "integer", "minimum": 1}
+    length = {"type": "integer", "minimum": 1, "maximum": MOST_VALUES}
     any_of = [length, {"type": "array", "items": length, "minItems": 1, "maxItems": 1}, {"type": "null"}]
     for spelling in LIST_LENGTH_SPELLINGS:
         feature[spelling] = {"description": "another spelling of `length`", "anyOf": any_of}

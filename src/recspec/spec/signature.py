@@ -9,17 +9,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, TypeVar, get_args
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from recspec.errors import BundleError, SettingsError
+from recspec.errors import BundleError, SettingsError, shortened
 from recspec.spec.model import FeatureSpec
+from recspec.spec.sections import MOST_IDS, MOST_VALUES
 
 Form = Literal["rows", "ranker"]
 FORMS: tuple[Form, ...] = get_args(Form)
 Level = Literal["row", "request", "item"]
 PortType = Literal["int32", "int64", "float32", "float64", "string"]
+
+_Read = TypeVar("_Read", bound=BaseModel)
 
 PROBABILITY, LOGIT = "probability", "logit"
 OUTPUTS = (PROBABILITY, LOGIT)
@@ -56,15 +59,85 @@ class Signature:
         return {"form": self.form, "inputs": [asdict(port) for port in self.inputs], "outputs": list(OUTPUTS)}
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Signature:
-        """Read the output of `to_dict`. Raises `BundleError` if the data has another shape."""
-        try:
-            return _SIGNATURE.validate_python({name: data[name] for name in ("form", "inputs")})
-        except (KeyError, TypeError, ValidationError) as error:
-            raise BundleError(f"{EXPORT_FILE}: damaged: its signature is none that recspec writes: {error}") from None
+    def from_dict(cls, data: Mapping[str, Any], where: str = f"{EXPORT_FILE}: signature") -> Signature:
+        """Read the output of `to_dict`. Raises `BundleError`, which names the place, if the data has another shape."""
+        read = _validated(_SignatureOfFile, data, where)
+        return cls(read.form, tuple(Port(**dict(each)) for each in read.inputs))
 
 
-_SIGNATURE = TypeAdapter(Signature)
+# --- export.json -----------------------------------------------------------------------------------------------------
+
+
+class _OfFile(BaseModel):
+    model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)
+
+
+class _Input(_OfFile):
+    name: str = Field(min_length=1)
+    dtype: Literal["int32", "int64", "float32"]
+    width: int = Field(ge=1, le=MOST_VALUES)
+    level: Level
+    num_ids: int | None = Field(None, ge=1, le=MOST_IDS)
+    is_list: bool = False
+
+    @model_validator(mode="after")
+    def _ids_have_a_number(self) -> Self:
+        if (self.num_ids is None) != (self.dtype == "float32"):
+            raise ValueError(f"dtype is {self.dtype} and num_ids {self.num_ids}; ids have num_ids, numbers have none")
+        return self
+
+
+class _SignatureOfFile(_OfFile):
+    form: Form
+    inputs: list[_Input] = Field(min_length=1)
+    outputs: list[str] = list(OUTPUTS)
+
+    @model_validator(mode="after")
+    def _is_as_written(self) -> Self:
+        if self.outputs != [*OUTPUTS]:
+            raise ValueError(f"outputs is {shortened(str(self.outputs))}; expected {[*OUTPUTS]}")
+        if len({each.name for each in self.inputs}) < len(self.inputs):
+            raise ValueError("two inputs have one name")
+        return self
+
+
+class _Difference(_OfFile):
+    allowed_largest: float | None = Field(None, ge=0)
+
+
+class _ExportFile(_OfFile):
+    """What recspec reads of `export.json`; the rest is for people."""
+
+    signature: _SignatureOfFile
+    difference: _Difference = _Difference()
+    model: str = ""
+    format: str = ""
+    precision: str = ""
+
+
+def check_description(data: object, file: Path) -> None:
+    """Check the types and bounds of what is read of an export's `export.json`.
+
+    Raises:
+        BundleError: naming the file, and every field that is not as recspec writes it.
+    """
+    _validated(_ExportFile, data, str(file))
+
+
+def _validated(kind: type[_Read], data: object, where: str) -> _Read:
+    try:
+        return kind.model_validate(data)
+    except ValidationError as error:
+        raise BundleError.of(f"{where}: damaged", map(_told, error.errors())) from None
+
+
+def _told(problem: Mapping[str, Any]) -> str:
+    """A problem of a file's content: where, what was expected, what was found."""
+    place = ".".join(map(str, problem["loc"])) or "content"
+    message = "expected an object" if problem["type"] == "model_type" else problem["msg"].removeprefix("Value error, ")
+    return f"{place}: {message}" + (
+        "" if problem["type"] in ("missing", "value_error") else f"; found {shortened(repr(problem['input']))}"
+    )
 
 
 def find_export_file(folder: Path) -> Path | None:

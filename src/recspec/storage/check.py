@@ -17,6 +17,7 @@ from recspec.encoding import (
     VectorEncoder,
     VocabularyEncoder,
     read_encoders,
+    repeated,
 )
 from recspec.errors import DataError, RecspecError, nearest
 from recspec.files import confined
@@ -157,6 +158,9 @@ def _file_problems(spec: FeatureSpec, path: Path, name: str, ids: range, *, has_
             if num_rows != len(ids):
                 but_zero = " but 0" * ids.start
                 yield f"{file}: has {num_rows} rows; expected {len(ids)}, one for each id of '{name}'{but_zero}"
+                return
+            if problems := repeated(parquet.schema_arrow.names):
+                yield f"{file}: {problems[0]}"
                 return
             if not has_ids or name not in parquet.schema_arrow.names:
                 return

@@ -10,6 +10,7 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
+from recspec.errors import DataError
 from recspec.files import temporary_name
 from recspec.storage.column_plan import ColumnPlan
 from recspec.storage.findings import Report
@@ -70,8 +71,18 @@ class GroupReader(FileReader):
         held = self._held  # read once: two iterators of one loader may run side by side
         if held is None or held[:2] != (group, names):
             self._held = held = None  # drop the previous group first, so that memory holds only one
-            self._held = held = (group, names, self.decode(group, first_row, plans, report))
+            columns = self.decode(group, first_row, plans, report)
+            check_lengths(columns, int(self.group_ends[group]) - first_row)
+            self._held = held = (group, names, columns)
         return held[2]
+
+
+def check_lengths(columns: Columns, num_rows: int) -> None:
+    """Raises `DataError` if a read gave another number of rows than the file was opened with: rows would be lost."""
+    wrong = {name: len(column) for name, column in columns.items() if len(column) != num_rows}
+    for name, found in list(wrong.items())[:1]:
+        raise DataError(f"holds {found:,} rows of '{name}' where {num_rows:,} were counted: the file is damaged, or "
+                        "was changed while it was read")  # fmt: skip
 
 
 class FileWriter(ABC):

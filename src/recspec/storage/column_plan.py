@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from recspec.errors import DataError
-from recspec.spec import Feature, FeatureSpec
+from recspec.spec import MOST_IDS, Feature, FeatureSpec
 from recspec.storage.findings import Report
 from recspec.storage.ragged import Array, Column, Ragged, offsets_of
 
@@ -97,7 +97,9 @@ def _limits(feature: Feature, dtype: np.dtype[np.generic]) -> Limits:
         return Limits(least, last, f"{fits} {least}", f"{fits} {last}")
     negative = "is negative; an id lies in [0, cardinality)"
     if not isinstance(feature.cardinality, int):
-        return Limits(0, last, negative, f"{fits} {last}")
+        if last < MOST_IDS:
+            return Limits(0, last, negative, f"{fits} {last}")
+        return Limits(0, MOST_IDS - 1, negative, f"is {TOO_LARGE}, which ends at {MOST_IDS - 1}")
     last = feature.cardinality - 1
     too_high = f"is {TOO_LARGE}: the cardinality is {last + 1}, so ids are 0 to {last}"
     return Limits(0, last, f"{negative}: 0 to {last}", too_high)

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from recspec.encoding import repeated
 from recspec.errors import DataError, listed, nearest
 from recspec.storage.chunk_file import FileWriter, GroupReader
 from recspec.storage.column_plan import ColumnPlan, from_arrow, to_arrow_list
@@ -27,12 +28,17 @@ class ParquetReader(GroupReader):
             raise DataError(f"can't be read as Parquet: {error}") from None
         names = self._metadata.schema.to_arrow_schema().names
         missing = [plan.name for plan in plans if plan.name not in names]
-        problems = [f"has no column '{name}'{nearest(name, names)}; it holds {listed(names)}" for name in missing]
+        problems = repeated(names)
+        problems += [f"has no column '{name}'{nearest(name, names)}; it holds {listed(names)}" for name in missing]
         if problems:
             raise DataError("; ".join(problems))
         groups = range(self._metadata.num_row_groups)
         self.num_rows: int = self._metadata.num_rows
         self.group_ends = np.cumsum([self._metadata.row_group(i).num_rows for i in groups], dtype=np.int64)
+        held = int(self.group_ends[-1]) if len(self.group_ends) else 0
+        if held != self.num_rows:
+            told = f"states {self.num_rows:,} rows, but its row groups hold {held:,}"
+            raise DataError(f"can't be read as Parquet: {told}; write the file again")
 
     def num_values(self, name: str) -> int | None:
         """How many values a column holds; an empty list counts as one."""

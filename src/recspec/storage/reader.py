@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from recspec.errors import DataError, SpecError, listed, nearest, unknown
 from recspec.spec import Chunk, FeatureSpec
-from recspec.storage.chunk_file import BLOCK_ROWS, FileReader
+from recspec.storage.chunk_file import BLOCK_ROWS, FileReader, check_lengths
 from recspec.storage.column_plan import TOO_LARGE, ColumnPlan, checked
 from recspec.storage.findings import Findings, Report, sentences
 from recspec.storage.formats import FORMATS
@@ -134,9 +134,11 @@ class ChunkReader:
             self._last = self._files[number]
             try:
                 raw = self._files[number].read(a, max(a, b), plans, report)
+                check_lengths(raw, max(0, b - a))
             except DataError as error:
                 report.add("damage", str(error))
-                raw = {plan.name: plan.zeros(max(0, b - a)) for plan in plans}
+                parts.append({plan.name: plan.zeros(max(0, b - a)) for plan in plans})
+                continue
             parts.append({plan.name: checked(raw[plan.name], plan, report.of(plan.name, a)) for plan in plans})
         return concatenate(parts) if parts else {plan.name: plan.zeros(0) for plan in plans}
 

@@ -33,8 +33,16 @@ class BinaryReader(FileReader):
         return {plan.name: self._rows[self._fields[plan.name]][start:stop] for plan in plans}
 
 
+_MOST_ROW_BYTES = 2**31 - 1  # numpy keeps the size of a row in a C int
+
+
 def _record_dtype(plans: Sequence[ColumnPlan]) -> np.dtype[np.void]:
     """A row of the file; fields are numbered because a feature may have any name."""
+    sizes = {plan.name: plan.dtype.itemsize * (plan.feature.length or 1) for plan in plans}
+    if sum(sizes.values()) > _MOST_ROW_BYTES:
+        longest = max(sizes, key=lambda name: sizes[name])
+        what = f"a row has {sum(sizes.values()):,} bytes, {sizes[longest]:,} of them of '{longest}'"
+        raise DataError(f"{what}; a row of split_binary has at most {_MOST_ROW_BYTES:,}: give a smaller length")
     fields = []
     for number, plan in enumerate(plans):
         stored = np.dtype("uint8") if plan.dtype.kind == "b" else plan.dtype.newbyteorder("<")

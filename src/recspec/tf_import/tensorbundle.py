@@ -230,7 +230,7 @@ def _latest(folder: Path) -> Path:
     """The prefix in the text file `checkpoint`; if its folder was moved, the prefix of that name in this folder."""
     file = folder / "checkpoint"
     text = _whole(file, 1 << 20).decode(errors="replace")
-    found = re.search(r'^\s*model_checkpoint_path:\s*"((?:[^"\\]|\\.)*)"', text, re.MULTILINE)
+    found = re.search(r'^[ \t]*model_checkpoint_path:\s*"((?:[^"\\]|\\.)*)"', text, re.MULTILINE)
     if found is None:
         raise DataError(f"{file}: names no model_checkpoint_path")
     named = Path(re.sub(r"\\(.)", r"\1", found[1]))

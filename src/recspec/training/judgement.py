@@ -73,7 +73,8 @@ def of_run(validation: Validation, found: Evaluation, progress: Progress) -> Seq
         [warnings.Evaluated(epoch, value) for epoch, value in zip(epochs, values, strict=False)],
         validation.metric,
         lower_is_better=is_lower_better(validation.metric),
-        standard_error=found.standard_errors.get(protocol, {}).get(name),
+        # An update trains so few epochs that they hardly differ, whatever the size of valid.
+        standard_error=None if validation.plan.is_update else found.standard_errors.get(protocol, {}).get(name),
         error_of_rise=validation.error_of_rise,
         used_up=limits.get(progress.stopped),
     )

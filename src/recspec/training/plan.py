@@ -73,6 +73,8 @@ class TrainingPlan:
     world_size: int
     interactions: Interactions | None = field(default=None, repr=False, compare=False)
     """The users' events, for a model that is trained on users."""
+    is_update: bool = False
+    """Whether a trained model goes on with new events."""
     proposed: Mapping[str, Choice[object]] = field(default_factory=dict)
     """Settings that were not given and suit the data, as `train.epochs` or `settings.dropout`."""
 

@@ -67,6 +67,8 @@ class Updated:
     delta: Path
     counts: Mapping[str, int]
     """`events`, `users` and `items` that are new, and rows `left_out`."""
+    notes: tuple[str, ...]
+    """New users and items of which the events tell too little."""
     rows: Mapping[str, int]
     """Rows of each split of the grown dataset."""
     result: Result
@@ -138,6 +140,7 @@ def update(
         bundle=folder / run_folder.BUNDLE,
         delta=folder / versions.DELTA,
         counts=grown.counts,
+        notes=grown.notes,
         rows=rows if isinstance(rows, dict) else {},
         result=result,
         delta_bytes=size,
@@ -217,7 +220,7 @@ def _train(
     newest = Newest([grown.first_new.get(split, 0) for split in splits], settings.replay, asked.seed)
     users = _users(grown, settings.replay, asked.seed)
     plan = make_plan(card.model, grown.spec, asked, own, ranks, newest=newest, users=users)
-    plan = replace(plan, notes=(*plan.notes, _told(grown, settings)))
+    plan = replace(plan, notes=(*plan.notes, _told(grown, settings)), is_update=True)
 
     def start(built: Built) -> list[str]:
         return warm_start(built.model, bundle.load(base).model, built.optimizers, _optimizer_state(base))
