@@ -323,7 +323,7 @@ def test_whatever_opening_a_folder_raises_is_its_model_s_reason_alone(
         await kept.look()
         assert kept.form("ctr").model is first
         assert kept.form("other").model is not second
-        assert "Traceback" in caplog.text
+        assert any(record.exc_info for record in caplog.records)  # the text depends on the formatter of other libraries
         told = {each["name"]: each for each in kept.index()}
         enough = "not enough memory" if isinstance(error, MemoryError) else f"{type(error).__name__}: {error}"
         assert told["ctr"]["reason"].startswith(f"{model}: can't be opened: ")
