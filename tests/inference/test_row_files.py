@@ -109,6 +109,15 @@ def test_lists_are_one_text_in_csv(tmp_path: Path) -> None:
     assert (tmp_path / "out.csv").read_text() == '"id","history","number"\n1,"a|b","1|2"\n2,"",\n'
 
 
+def test_objects_are_json_in_csv(tmp_path: Path) -> None:
+    values = {"id": [1, 2], "where": [{"land": "é", "at": [1, 2]}, None], "seen": [[{"a": 1}], []]}
+    with row_writer(tmp_path / "out.csv") as write:
+        write(pa.table(values))
+    (held,) = read_rows(tmp_path / "out.csv")
+    assert [text and json.loads(text) for text in held.column("where").to_pylist()] == values["where"]
+    assert [json.loads(text) for text in held.column("seen").to_pylist()] == values["seen"]
+
+
 @pytest.mark.parametrize("ending", ["csv", "parquet"])
 def test_columns_without_a_row_are_a_table(ending: str, tmp_path: Path) -> None:
     path = tmp_path / f"rows.{ending}"

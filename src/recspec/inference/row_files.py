@@ -143,25 +143,33 @@ def _csv_to(file: BinaryIO) -> Callable[[pa.Table], None]:
 
     def write(table: pa.Table) -> None:
         nonlocal is_first
-        table = _with_lists_as_texts(table)
+        table = _with_nested_as_texts(table)
         pa_csv.write_csv(table, file, pa_csv.WriteOptions(include_header=is_first, quoting_style="needed"))
         is_first = False
 
     return write
 
 
-def _with_lists_as_texts(table: pa.Table) -> pa.Table:
-    """The same table, each list one text with its values between `|`: CSV has no lists."""
+def _with_nested_as_texts(table: pa.Table) -> pa.Table:
+    """The same table for CSV, which has single values alone: lists with `|` between their values, the rest as JSON."""
     for place, column in enumerate(table.columns):
-        if is_list(column):
+        if is_list(column) and not pa.types.is_nested(column.type.value_type):
             texts = pc.binary_join(column.cast(pa.list_(pa.string())), "|")
-            table = table.set_column(place, table.field(place).name, texts)
+        elif pa.types.is_nested(column.type):
+            texts = pa.array([None if value is None else _json(value) for value in column.to_pylist()], pa.string())
+        else:
+            continue
+        table = table.set_column(place, table.field(place).name, texts)
     return table
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, default=str, ensure_ascii=False)
 
 
 def _jsonl_to(file: BinaryIO) -> Callable[[pa.Table], None]:
     def write(table: pa.Table) -> None:
-        file.writelines((json.dumps(row, default=str, ensure_ascii=False) + "\n").encode() for row in table.to_pylist())
+        file.writelines((_json(row) + "\n").encode() for row in table.to_pylist())
 
     return write
 
