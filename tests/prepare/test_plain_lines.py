@@ -26,11 +26,10 @@ def read(backend: Backend, file: TextFile) -> list[tuple[object, object]]:
     return [(row["user"], row["item"]) for row in rows(backend, file)]
 
 
-@pytest.mark.parametrize("ends", [ends for ends in product(LINE_ENDS, repeat=4) if len({*ends[:2], ends[3]}) > 1])
+@pytest.mark.parametrize("ends", [ends for ends in product(LINE_ENDS, repeat=3) if len({*ends}) > 1])
 def test_lines_may_end_differently(backend: Backend, tmp_path: Path, ends: tuple[str, ...]) -> None:
-    lines = [HEADER, "1,a,4", '2,"b",5', '3,"c, d",5']
-    path = written(tmp_path / "a.csv", "".join(map("".join, zip(lines, ends, strict=True))))
-    assert read(backend, TextFile(path, COLUMNS)) == [(1, "a"), (2, "b"), (3, "c, d")]
+    path = written(tmp_path / "a.csv", "".join(map("".join, zip([HEADER, '1,"a",4', '2,"c, d",5'], ends, strict=True))))
+    assert read(backend, TextFile(path, COLUMNS)) == [(1, "a"), (2, "c, d")]
 
 
 @pytest.mark.parametrize("separator", ["\t", "::", " "])
