@@ -117,22 +117,9 @@ class DuckDBBackend(Backend):
     def _reread(
         self, file: F, source: F, stage: Callable[[F], Path], copy: Path, rewrite: Callable[[F, Path], F]
     ) -> Path:
-        """Stage a file, from a copy with plain lines if the engine refuses it although no line is malformed.
-
-        Such a file may mix line ends, or have bytes behind the end of its gzip stream.
-        """
         try:
             with bounded(file.path, self._folder, self._connection.interrupt):
-                try:
-                    return stage(source)
-                except duckdb.OutOfMemoryException:
-                    raise
-                except duckdb.Error as error:
-                    if isinstance(error, duckdb.IOException) and not is_gzip(file.path):  # of the disk
-                        raise
-                    if problems := problems_of(file):
-                        raise DataError.of(str(file.path), problems) from None
-                return stage(rewrite(file, copy))
+                return _read_plainly(file, source, stage, copy, rewrite)
         except (duckdb.OutOfMemoryException, duckdb.IOException) as error:
             raise _resource_error(error, self.memory_limit) from None
         except duckdb.Error as error:
@@ -290,6 +277,23 @@ def _interruptible() -> Iterator[None]:
         raise
 
 
+def _read_plainly(file: F, source: F, read: Callable[[F], T], copy: Path, rewrite: Callable[[F, Path], F]) -> T:
+    """What `read` gives of a file, from a copy with plain lines if the engine refuses it although no line is malformed.
+
+    Such a file may mix line ends, or have bytes behind the end of its gzip stream.
+    """
+    try:
+        return read(source)
+    except duckdb.OutOfMemoryException:
+        raise
+    except duckdb.Error as error:
+        if isinstance(error, duckdb.IOException) and not is_gzip(file.path):  # of the disk
+            raise
+        if problems := problems_of(file):
+            raise DataError.of(str(file.path), problems) from None
+    return read(rewrite(file, copy))
+
+
 def _batches(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
     """The batches of a query's result. Raises the engine's errors, which Arrow gives as texts."""
     while True:
@@ -436,12 +440,8 @@ def json_keys(file: JsonFile, work: Path) -> dict[str, Literal["list", "string"]
     """Every key of a file of JSON lines, with `list` or `string` if all of its values are of that type."""
     copy = work / "keys.json"
     try:
-        try:
-            found = _json_structure(readable_json(file, copy))
-        except duckdb.Error:
-            if problems := problems_of(file):
-                raise DataError.of(str(file.path), problems) from None
-            found = _json_structure(rewritten_json(file, copy))
+        with _interruptible():
+            found = _read_plainly(file, readable_json(file, copy), _json_structure, copy, rewritten_json)
     except duckdb.Error as error:
         raise explained(file, str(error)) from None
     finally:
