@@ -356,7 +356,9 @@ def lines(answer: Mapping[str, Any]) -> tuple[Line, Line, list[socket.socket]]:
 
 def test_either_end_may_ask_and_an_error_comes_back_whole() -> None:
     async def go() -> None:
-        one, other, ends = lines({"name": "é\n", "fails": BundleError.of("x", ["first", "second"])})
+        one, other, ends = lines(
+            {"name": "é\n", "fails": BundleError.of("x", ["first", "second"]), "breaks": KeyError("of ours")}
+        )
         await one.open(ends[0])
         await other.open(ends[1])
         assert await asyncio.gather(one.ask("name", 1), other.ask("name", {"a": [2]})) == [
@@ -366,6 +368,8 @@ def test_either_end_may_ask_and_an_error_comes_back_whole() -> None:
         with pytest.raises(BundleError) as failed:
             await one.ask("fails")
         assert failed.value.problems == ("first", "second")
+        with pytest.raises(BundleError, match="KeyError: 'of ours'"):
+            await other.ask("breaks")
 
     asyncio.run(go())
 

@@ -6,11 +6,14 @@ import asyncio
 import contextlib
 import itertools
 import json
+import logging
 import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from recspec.errors import BundleError, RecspecError
+
+log = logging.getLogger("recspec.serve")
 
 LINE_BYTES = 64 << 20
 """Longest line. The metrics of a server with a hundred models take under a MiB."""
@@ -94,3 +97,7 @@ class Line:
             self._say({**answer, "value": await self._answer(message["ask"], message["value"])})
         except RecspecError as error:
             self._say({**answer, "problem": str(error), "problems": error.problems})
+        except Exception as error:  # whoever asked would wait for ever
+            log.exception("can't answer %s", message["ask"])
+            problem = f"{type(error).__name__}: {error}"
+            self._say({**answer, "problem": problem, "problems": [problem]})
