@@ -6,12 +6,14 @@ import hashlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from ibis.expr.types import Table
 
 from recspec.prepare.backend import Backend
+from recspec.prepare.growing import time_cuts
 from recspec.prepare.splits import by_group, by_share, by_time, folds, leave_one_out
 from recspec.prepare.tables import fetch
 from recspec.prepare.text_files import ROW
@@ -80,6 +82,31 @@ def test_rows_of_one_time_stay_together_on_the_earlier_side(backend: Backend, ma
     table = make(time=[1, 1, 1, 2, 2, 2, 2, 3, 4, 5])
     found = splits(backend, by_time(table, time="time", valid=0.2, test=0.3))
     assert found == ["train"] * 7 + ["test"] * 3  # the cut of valid falls among the 2s
+
+
+@pytest.mark.parametrize(
+    ("rows", "valid", "test", "expected"),
+    [
+        ([1] * 7, 0.1, 0.1, ["train"] * 5 + ["valid", "test"]),  # a tenth of a week's rows is less than a day's
+        ([1] * 7, 0.1, 0, ["train"] * 6 + ["valid"]),
+        ([1] * 7, 0, 0.1, ["train"] * 6 + ["test"]),
+        ([1] * 4, 0.1, 0.1, ["train"] * 2 + ["valid", "test"]),
+        ([1] * 3, 0.1, 0.1, ["train"] * 2 + ["test"]),  # valid would leave a third for train
+        ([3, 2], 0.1, 0.1, ["train"] * 3 + ["test"] * 2),
+        ([2, 3], 0.1, 0.1, ["train"] * 5),
+        ([5], 0.1, 0.1, ["train"] * 5),
+        ([90, 9, 1], 0.1, 0.05, ["train"] * 90 + ["valid"] * 9 + ["test"]),
+        ([8, 1, 1], 0.1, 0.1, ["train"] * 8 + ["valid", "test"]),
+        ([1] * 10, 0, 0, ["train"] * 10),
+    ],
+)
+def test_a_split_by_time_that_would_be_empty_gets_its_latest_time(
+    backend: Backend, make: Make, rows: list[int], valid: float, test: float, expected: list[str]
+) -> None:
+    times = [time for time, count in enumerate(rows) for _ in range(count)]
+    assert splits(backend, by_time(make(time=times), time="time", valid=valid, test=test)) == expected
+    first, second = time_cuts(np.array(times), valid, test)  # of new events
+    assert ["test" if time >= second else "valid" if time >= first else "train" for time in times] == expected
 
 
 def test_shares_by_time_are_exact_where_binary_fractions_are_not(backend: Backend, make: Make) -> None:

@@ -240,6 +240,7 @@ def _write_interactions(folder: Path, tables: Tables, plan: FeaturePlan, progres
     split = _split_interactions(tables, cleaned.rows, order)
     if described or settings.half_life is not None:  # train is read several times
         split = backend.stage(split)
+    _note_shares(tables, split)
     train = named.semi_join(split.filter(split[SPLIT] == "train"), ROW)
     order_said = f"by column '{tables.time}'" if tables.time else "as in the file: there is no timestamp"
 
@@ -311,6 +312,23 @@ def _note_repeats(tables: Tables, rows: Table, count: int) -> None:
             f"{count - pairs:,} of {count:,} rows repeat an earlier one of the same user and item; all are kept, as "
             "visits or purchases are (repeats=first or repeats=last keeps one of each, repeats=sum adds their weights)"
         )
+
+
+def _note_shares(tables: Tables, rows: Table) -> None:
+    """Say where a split by time is not near the share that was asked for, because rows of one time stay together."""
+    settings = tables.settings
+    if settings.chosen_split != "time":
+        return
+    counted = {row[SPLIT]: row["rows"] for row in fetch(tables.backend, counts_by(rows, SPLIT)).to_pylist()}
+    total = sum(counted.values())
+    other = "share draws rows at random" if settings.label is not None else "leave_one_out takes each user's last ones"
+    for split, share in (("valid", settings.valid), ("test", settings.test)):
+        held = counted.get(split, 0)
+        if share and total >= 1 / share and not share / 2 <= held / total <= share * 2:
+            tables.notes.inferred.append(
+                f"the split {split} holds {held:,} of {total:,} rows ({held / total:.0%}), not a share of {share:g}: "
+                f"the rows of one time stay together (split={other})"
+            )
 
 
 def _split_interactions(tables: Tables, rows: Table, order: Sequence[str]) -> Table:
@@ -389,6 +407,7 @@ def _write_clicks(folder: Path, tables: Tables, plan: FeaturePlan, progress: Pro
     split = _split(tables, kept)
     if plan.in_rows("user", "item") or settings.reads_times:  # train is read several times
         split = backend.stage(split)
+    _note_shares(tables, split)
     train = split.filter(split[SPLIT] == "train")
     names: Mapping[Literal["user", "item"], str] = {"user": USER, "item": ITEM}
     ids = {role: Column(name, "category") for role, name in names.items() if getattr(settings, role) is not None}

@@ -641,9 +641,16 @@ class _Growing:
 def time_cuts(times: NDArray[np.generic], valid: float, test: float) -> tuple[float, float]:
     """The times at which valid and test begin, as `splits.by_time` cuts them; infinite for a split without rows."""
     different, counts = np.unique(times, return_counts=True)
-    earlier = (np.cumsum(counts) - counts) * MILLION
-    cuts = [different[earlier >= len(times) * (MILLION - round(share * MILLION))] for share in (test + valid, test)]
-    first, second = (float(cut[0]) if len(cut) else float("inf") for cut in cuts)
+    earlier, last = (np.cumsum(counts) - counts) * MILLION, len(different)
+    half = int(np.searchsorted(earlier * 2, len(times) * MILLION))
+    # The numbers of the times at which a split begins; `last` for a split without rows.
+    begin, end = (int(np.searchsorted(earlier, len(times) * (MILLION - round(share * MILLION))))
+                  for share in (test + valid, test))  # fmt: skip
+    if test and end == last > half:
+        end = last - 1
+    if valid and begin >= end > half:
+        begin = end - 1
+    first, second = (float(different[place]) if place < last else float("inf") for place in (begin, end))
     return first, second
 
 

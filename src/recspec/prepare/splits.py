@@ -30,16 +30,27 @@ def all_train(table: Table) -> Table:
 
 
 def by_time(table: Table, *, time: str, valid: float, test: float) -> Table:
-    """The latest share of rows for test, those before for valid; rows of one time stay on the earlier side of a cut."""
+    """The latest share of rows for test, those before for valid; rows of one time stay on the earlier side of a cut.
+
+    A split that would get no row so, as a tenth of the days of a week does, gets its latest time instead, unless that
+    leaves less than half of the rows before it.
+    """
     counted = table.group_by(_time=table[time]).aggregate(_rows=table.count())  # no engine has to sort all rows
     up_to = counted["_rows"].sum().over(ibis.cumulative_window(order_by=counted["_time"])).cast("int64")
     total = counted["_rows"].sum().over(ibis.window()).cast("int64")
-    counted = counted.mutate(_earlier=up_to - counted["_rows"], _total=total)
+    later = ibis.row_number().over(ibis.window(order_by=ibis.desc(counted["_time"]))).cast("int64")
+    counted = counted.mutate(_earlier=up_to - counted["_rows"], _total=total, _later=later)  # _later: times after it
     # Whole numbers, so that rounding moves no row; shares are precise to a millionth.
     place, whole = counted["_earlier"] * MILLION, counted["_total"]
+    half = place * 2 >= whole * MILLION
+    of_test = place >= whole * (MILLION - round(test * MILLION))
+    of_test |= half & (counted["_later"] == 0) & bool(test)
+    of_valid = place >= whole * (MILLION - round((test + valid) * MILLION))
+    tested = of_test.cast("int64").sum().over(ibis.window())
+    of_valid |= half & (counted["_later"] == tested) & bool(valid)
+    counted = counted.mutate(_of_test=of_test, _of_valid=of_valid)
     cuts = counted.aggregate(
-        _test=counted["_time"].min(where=place >= whole * (MILLION - round(test * MILLION))),
-        _valid=counted["_time"].min(where=place >= whole * (MILLION - round((test + valid) * MILLION))),
+        _test=counted["_time"].min(where=counted["_of_test"]), _valid=counted["_time"].min(where=counted["_of_valid"])
     )
     cut = table.cross_join(cuts)
     split = ibis.cases((cut[time] >= cut["_test"], "test"), (cut[time] >= cut["_valid"], "valid"), else_="train")
