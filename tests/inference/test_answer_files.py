@@ -221,6 +221,22 @@ def test_the_group_of_a_split_is_written(tmp_path: Path) -> None:
     assert table.column("shown").to_pylist() == [70, 70, 900]
 
 
+def test_a_feature_called_as_the_predictions_are_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("0,0,.5,1\n7,5,.25,0\n")
+    names = ["u", "i", "probability", "y"]
+    given = {
+        "feature_spec": {"u": {"cardinality": 8}, "i": {"cardinality": 6}, "probability": {}, "y": {}},
+        "source_spec": {"train": [{"type": "csv", "features": names, "files": ["train.csv"]}]},
+        "channel_spec": {"user_ch": ["u"], "item_ch": ["i"], "label_ch": ["y"]},
+    }
+    spec = FeatureSpec.from_dict(given, tmp_path)
+    model = trained_neumf(spec, tmp_path / "run")
+    with pytest.raises(SettingsError, match="split 'train': holds a column 'probability', which is"):
+        predict_split(model, spec, "train", tmp_path / "out.csv", columns=["u", "probability"])
+    predict_split(model, spec, "train", tmp_path / "out.parquet")
+    assert pq.read_table(tmp_path / "out.parquet").column_names == ["u", "i", "y", "probability"]
+
+
 def test_of_a_split_the_features_asked_for_are_written(predictor: Predictor, raw: Path, tmp_path: Path) -> None:
     spec = FeatureSpec.load(raw.parent / "data")
     predict_split(predictor, spec, "test", tmp_path / "whole.parquet")

@@ -108,7 +108,8 @@ def predict_split(
 
     Raises:
         SpecError: an unknown split, or another dataset than the model was trained on.
-        SettingsError: if `out` has an ending that is none of .csv, .jsonl, .parquet, or a column is not there.
+        SettingsError: if `out` has an ending that is none of .csv, .jsonl, .parquet, or a column is not there, or is
+            called `probability`.
     """
     _point_to_raw_rows(spec, split)
     held = spec.columns(split)
@@ -116,6 +117,9 @@ def predict_split(
     features = predictor.model.features()
     ids = (spec.group, *(id_feature(spec, role) for role in ROLES), spec.label)
     shown = tuple(dict.fromkeys(name for name in ids if name is not None and name in held))
+    if "probability" in held and "probability" in (shown if columns is None else columns):
+        raise SettingsError(f"{spec.folder}, split '{split}': holds a column 'probability', which is also the name of "
+                            "the predictions; name other columns with --columns")  # fmt: skip
     if columns is not None:
         scalars = [name for name in held if not spec.features[name].is_list]
         shown = _chosen(columns, scalars, f"{spec.folder}, split '{split}'")
