@@ -146,6 +146,11 @@ def _initials(text: str) -> str:
     return "".join(word[:1] for word in re.split(r"[^a-z0-9]+", text))
 
 
+def how_many(count: int, thing: str) -> str:
+    """`1 row`, `1,234 rows`."""
+    return f"{count:,} {thing}{'' if count == 1 else 's'}"
+
+
 def listed(names: Iterable[str]) -> str:
     """Names as they stand in a message: `'a', 'b'`, or `none`; of many or long ones the first."""
     names = list(names)

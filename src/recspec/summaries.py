@@ -6,6 +6,8 @@ import math
 import struct
 from collections.abc import Mapping
 
+from recspec.errors import how_many
+
 NOTES = ("inferred", "dropped", "changed")
 """What a preparation tells beside its counts."""
 WORDS = {
@@ -80,6 +82,6 @@ def _events(split: str, rows: object, metadata: Mapping[str, object]) -> object:
         series = metadata.get("test_samples_per_series")
         drawn = series - 1 if isinstance(series, int) else 0
     if not isinstance(rows, int) or not isinstance(drawn, int) or drawn < 1 or rows % (drawn + 1):
-        return f"{rows:,} row{'' if rows == 1 else 's'}" if isinstance(rows, int) else rows
+        return how_many(rows, "row") if isinstance(rows, int) else rows
     events = rows // (drawn + 1)
-    return f"{events:,} event{'' if events == 1 else 's'}, each among {drawn:,} other{'' if drawn == 1 else 's'}"
+    return f"{how_many(events, 'event')}, each among {how_many(drawn, 'other')}"

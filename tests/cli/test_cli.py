@@ -381,7 +381,7 @@ def test_from_raw_files_to_recommendations(run: Cli, tmp_path: Path) -> None:
     assert (status, "30 users" in said) == (0, True)
     (tmp_path / "rows.csv").write_text("user_id,item_id\n1,7\n")
     status, _, said = run("predict", trained, tmp_path / "rows.csv", "--out", tmp_path / "scored.csv")
-    assert (status, "1 rows" in said) == (0, True)
+    assert (status, "1 row" in said) == (0, True)
     (tmp_path / "none.csv").write_text("user_id,item_id\n")
     status, printed, said = run("predict", trained, tmp_path / "none.csv")
     assert (status, printed) == (0, '"user_id","item_id","probability"\n')

@@ -492,7 +492,7 @@ def test_rows_to_predict_are_of_displays_without_labels_that_have_events(tmp_pat
     with pytest.raises(DataError, match=r"clicks_test\.csv: displays \[901\] stand in clicks_train\.csv too"):
         prepare(raw, tmp_path / "out", submission=True, **BY_HAND)
     raw = write(tmp_path / "other", clicks_test=["display_id,ad_id", "902,3"])
-    with pytest.raises(DataError, match=r"1 rows of clicks are of displays that events\.csv doesn't name.*\[902\]"):
+    with pytest.raises(DataError, match=r"1 row of clicks, of displays that events\.csv doesn't name.*\[902\]"):
         prepare(raw, tmp_path / "out", submission=True, **BY_HAND)
 
 
@@ -581,7 +581,7 @@ def test_damaged_and_wrong_zips_are_said(tmp_path: Path) -> None:
             "901,four,0",
             r"clicks_train\.csv: line 65: column 'ad_id' is 'four'; expected a whole number",
         ),
-        ("clicks_train", "888,1,0", r"1 rows of clicks are of displays that events\.csv doesn't name, such as \[888\]"),
+        ("clicks_train", "888,1,0", r"1 row of clicks, of displays that events\.csv doesn't name, such as \[888\]"),
         ("events", "901,x,1,1,1,US", r"events\.csv: 'display_id' '901' stands more than once; expected one row"),
         ("events", "903,x,1,,1,US", r"events\.csv: line 27: column 'timestamp' has no value"),
         (

@@ -564,7 +564,7 @@ def test_items_that_only_the_rows_or_only_the_file_name_are_counted(tmp_path: Pa
     text = "user_id,item_id\nu,a\nu,b\nv,a\nv,c\n"
     summary = prepare_table(tmp_path / "a.csv", tmp_path / "out", text, items="items.csv").summary
     assert summary["dropped"] == [
-        "1 rows of items.csv: they have no 'item_id'",
+        "1 row of items.csv without 'item_id'",
         "2 of 3 items in items.csv occur in no row, such as 'q'; they have no id, so they are never recommended",
         "the split valid: it has no row",
     ]

@@ -86,10 +86,10 @@ def test_types_without_a_weight_and_weights_without_a_type_are_named_together(tm
         ),
         (
             "setting 'event_weights': no row has the type 'veiw' in column 'kind' (did you mean 'view'?); found "
-            "view (6 rows), cart (1 rows), purchase (1 rows)"
+            "view (6 rows), cart (1 row), purchase (1 row)"
         ),
         (
-            "setting 'event_weights': no weight for view (6 rows), purchase (1 rows) in column 'kind'; give each type "
+            "setting 'event_weights': no weight for view (6 rows), purchase (1 row) in column 'kind'; give each type "
             "a weight, or 0 to leave its rows out"
         ),
     ]

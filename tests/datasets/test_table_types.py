@@ -68,11 +68,11 @@ def test_an_invalid_value_is_refused_dropped_or_missing(tmp_path: Path) -> None:
         "rows out")  # fmt: skip
     dropped = prepare_table(tmp_path / "a.csv", tmp_path / "b", **asked, invalid_values="drop")
     assert dropped.summary["interactions"] == 8
-    assert "1 rows of a.csv, by invalid values: column 'price': line 4 is 'x'" in noted(dropped, "dropped")
-    assert "'price': 1 values are taken as missing: 'n/a' (the first in line 6)" in noted(dropped, "changed")
+    assert "1 row of a.csv, by invalid values: column 'price': line 4 is 'x'" in noted(dropped, "dropped")
+    assert "'price': 1 value taken as missing: 'n/a' (the first in line 6)" in noted(dropped, "changed")
     kept = prepare_table(tmp_path / "a.csv", tmp_path / "c", **asked, invalid_values="missing")
     assert kept.summary["interactions"] == 9
-    assert "1 values of a.csv taken as missing: column 'price': line 4 is 'x'" in noted(kept, "changed")
+    assert "1 value of a.csv taken as missing: column 'price': line 4 is 'x'" in noted(kept, "changed")
     own = {"price": {"type": "number", "missing": ["x", "-1"], "invalid": "drop"}}
     exact = prepare_table(tmp_path / "a.csv", tmp_path / "d", **{**asked, "types": own})
     assert "line 6 is 'n/a'" in noted(exact, "dropped")  # only the texts of `missing` mean missing
@@ -87,7 +87,7 @@ def test_rows_without_an_id_or_a_time_are_dropped_if_asked(tmp_path: Path) -> No
     result = prepare_table(tmp_path / "a.csv", tmp_path / "b", invalid_values="drop")
     assert result.summary["interactions"] == 12
     told = noted(result, "dropped")
-    assert "column 'user_id' has no value in 1 rows, such as line 14" in told
+    assert "column 'user_id' has no value in 1 row, such as line 14" in told
     assert "line 16 is 'yesterday', line 17 is missing" in told
     with pytest.raises(DataError, match="no row is left"):
         prepare_table(tmp_path / "c.csv", tmp_path / "c", "user_id,item_id,n\nu,i,x\n", types={"n": "integer"},

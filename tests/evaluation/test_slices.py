@@ -29,7 +29,7 @@ def sliced(folder: Path, *by: str) -> Evaluation:
 def test_activity_by_hand(tmp_path: Path) -> None:
     parts = sliced(tmp_path, "activity").slices["full"]["activity"]
     assert {name: (part.count, part.positives) for name, part in parts.items()} == {
-        "new: 0": (1, 1), "1 events": (1, 2), "3 events": (1, 1)
+        "new: 0": (1, 1), "1 event": (1, 2), "3 events": (1, 1)
     }  # fmt: skip
     # User 0: item 3 is fourth. User 1, who acted on 0: item 1 is first. User 2, on 0 to 2: item 3 is first.
     assert [part.metrics["mrr"] for part in parts.values()] == [0.25, 1.0, 1.0]

@@ -664,7 +664,7 @@ def test_the_command_writes_a_program_and_refuses_one_that_drifts(
         "reading rows to check the export on ...",
         "tracing the model in fp32 ...",
         "comparing the export with the model on the first 398 rows of test ...",
-        "measuring latency of calls of 1 rows ...",
+        "measuring latency of batches of size 1 ...",
         f"next: recspec serve {tmp_path / 'out'}",
     ]
     assert run(tmp_path / "drifts", *data, "--precision", "int8", "--tolerance", "0") == 2

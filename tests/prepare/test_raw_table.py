@@ -342,7 +342,7 @@ def test_bad_times_of_a_further_column_can_be_missing(tmp_path: Path) -> None:
     text = f"user_id,item_id,timestamp,sent\n{rows}"
     asked = {"types": {"sent": {"type": "time", "invalid": "missing"}}}
     changed = str(prepare_table(tmp_path / "a.csv", tmp_path / "out", text, **asked).summary["changed"])
-    assert "1 values of a.csv taken as missing: column 'sent': line 3 is 'soon.07.2025'" in changed
+    assert "1 value of a.csv taken as missing: column 'sent': line 3 is 'soon.07.2025'" in changed
 
 
 def test_bad_times_in_doubt_between_two_formats_are_never_dropped(tmp_path: Path) -> None:
@@ -462,7 +462,7 @@ def test_what_says_missing_among_numbers_is_missing_and_said(marker: str, tmp_pa
     result = features_of(tmp_path, ["1.5", "2.5", marker, "3.5", " 4.5"])
     assert result.spec.features["price"].dtype == "float32"
     assert numbers(result.spec, "price")[2] == 0  # the mean
-    expected = f"'price': 1 values are taken as missing: '{marker}' (the first in line 4)"
+    expected = f"'price': 1 value taken as missing: '{marker}' (the first in line 4)"
     assert result.summary.get("changed") == ([expected] if marker else None)
     encoders = Encoders.load(tmp_path / "out")
     assert encoders.encode_column("price", ["3", marker]).tolist()[1] == 0  # type: ignore[union-attr]
@@ -542,7 +542,7 @@ def test_text_in_parquet_that_holds_numbers_stays_text_and_is_said(tmp_path: Pat
     result = prepare_table(tmp_path / "a.parquet", tmp_path / "b", timestamp=None, context_features=["price"],
                            numeric=["price"])  # fmt: skip
     assert not result.spec.features["price"].is_categorical
-    assert "'price': 1 values are taken as missing: 'n/a' (the first in row 3)" in str(result.summary["changed"])
+    assert "'price': 1 value taken as missing: 'n/a' (the first in row 3)" in str(result.summary["changed"])
 
 
 @pytest.mark.parametrize("missing", [["-999"], [-999]])
@@ -554,7 +554,7 @@ def test_declared_missing_values_are_missing_in_every_column(missing: list[objec
     encoders = Encoders.load(tmp_path / "out")
     assert encoders.vocabulary_of("place").values.to_pylist() == ["b"]
     assert encoders.encode_column("price", [-999, "-999"]).tolist() == [0, 0]  # type: ignore[union-attr]
-    with pytest.raises(DataError, match=r"a\.csv: column 'user_id' has no value in 1 rows, such as line 3"):
+    with pytest.raises(DataError, match=r"a\.csv: column 'user_id' has no value in 1 row, such as line 3"):
         prepare_table(tmp_path / "a.csv", tmp_path / "b", timestamp=None, missing_values=["u2"])
 
 
@@ -600,7 +600,7 @@ def test_a_folder_of_files_is_read_file_after_file(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"setting 'files': no file '3\.csv'"):
         prepare_table(tmp_path / "raw", tmp_path / "c", files=["3.csv"])
     (tmp_path / "raw" / "2.csv").write_text("item_id,user_id\nlast,\n")
-    with pytest.raises(DataError, match=r"column 'user_id' has no value in 1 rows, such as 2\.csv line 2"):
+    with pytest.raises(DataError, match=r"column 'user_id' has no value in 1 row, such as 2\.csv line 2"):
         prepare_table(tmp_path / "raw", tmp_path / "c")
     (tmp_path / "raw" / "2.csv").write_text("item_id,name\nlast,a\n")
     with pytest.raises(DataError, match=r"2\.csv: columns differ from those of 1\.csv: .* name the files you mean"):
@@ -703,7 +703,7 @@ def test_ids_that_may_be_meant_otherwise_are_told(tmp_path: Path, suffix: str) -
         pq.write_table(table, tmp_path / "a.parquet")
     said = prepare_table(tmp_path / f"a.{suffix}", tmp_path / "out", timestamp=None).summary["inferred"]
     assert said == [
-        "'user_id': 1 ids, in 1 rows, have blanks around them, which are part of the id: ' a'",
+        "'user_id': 1 id, in 1 row, have blanks around them, which are part of the id: ' a'",
         (
             "'user_id': 2 ids, in 3 rows, look like missing values, and are kept as ids; name them in missing_values "
             "if they are none: 'NA', 'null'"

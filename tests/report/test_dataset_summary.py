@@ -100,7 +100,7 @@ def test_problems_far_into_a_file_are_counted(tmp_path: Path) -> None:
 def test_series_must_divide_the_splits_that_are_ranked(tmp_path: Path) -> None:
     spec = dataset(tmp_path, {"train": GOOD[:19], "test": GOOD}, {"test_samples_per_series": 2})
     assert problems_of(spec) == [
-        "split 'test' has 3 rows, not a multiple of metadata.test_samples_per_series = 2: 1 rows are left over"
+        "split 'test' has 3 rows, not a multiple of metadata.test_samples_per_series = 2: 1 row left over"
     ]
     check(dataset(tmp_path, {"train": GOOD[:19], "test": GOOD}, {"test_samples_per_series": 3}))
 

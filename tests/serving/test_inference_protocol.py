@@ -151,7 +151,7 @@ def test_ports_of_one_type_have_each_its_own_range() -> None:
         (body(tensor(shape=[1] * 9)), "shape is"),
         (body(tensor(shape=[2**62, 2**62])), f"shape is .*; expected a list .* from 0, their product at most {2**48}"),
         (body(tensor(data=None)), "input 'item': data is 'None'; expected a list"),
-        (body(tensor(data=[1])), r"data holds 1 values; shape \[2, 1\] has 2"),
+        (body(tensor(data=[1])), r"data holds 1 value; shape \[2, 1\] has 2"),
         (body(tensor(data=[1, "2"])), "not all whole numbers, as the datatype INT32 is"),
         (body(tensor(data=[1, 2.5])), "not all whole numbers"),
         (body(tensor(data=[1, None])), "not all whole numbers"),

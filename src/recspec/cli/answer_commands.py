@@ -14,7 +14,7 @@ from recspec.cli.console import err, out, print_json, print_next, stages, titled
 from recspec.cli.options import Data, Device, Engine, Json, Outside, Run, ShardSize, Verify, Workers
 from recspec.cli.process import is_first
 from recspec.cli.shards import how_of, print_counts, shard_problems, tell
-from recspec.errors import SettingsError
+from recspec.errors import SettingsError, how_many
 from recspec.machine import keep_freed_memory
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def predict(
             found = predict_shards(predictor, spec or rows, out_file, how_of(workers, engine, shard_size),
                                    split=split or "test", columns=chosen, allow_outside=allow_outside,
                                    progress=progress, note=tell)  # fmt: skip
-        print_counts(out_file, found, time.perf_counter() - started, "rows")
+        print_counts(out_file, found, time.perf_counter() - started, "row")
         return
     if spec is None:
         counts = predict_file(predictor, rows, out_file, columns=chosen)
@@ -146,7 +146,7 @@ def predict(
         name = predictor.bundle.card.model
         err.print(f"note: the scores of {name} are no logits, so these are no probabilities; only the order counts")
     if out_file is not None:
-        err.print(f"{out_file}: {counts.rows:,} rows")
+        err.print(f"{out_file}: {how_many(counts.rows, 'row')}")
 
 
 def print_report(report: Report, model: str) -> None:

@@ -11,7 +11,7 @@ from typer import Argument, Option
 from recspec.cli.console import err, out, print_figures, print_json, print_next, print_section, stages
 from recspec.cli.options import Data, Json, Out, Outside, Set
 from recspec.cli.process import fresh_folder
-from recspec.errors import SettingsError
+from recspec.errors import SettingsError, how_many
 
 if TYPE_CHECKING:
     from recspec.spec import FeatureSpec
@@ -53,8 +53,8 @@ def check(data: Data, allow_outside: Outside = False) -> None:
     from recspec import api
 
     data_set = api.open_data(data, allow_outside=allow_outside)
-    rows = ", ".join(f"{split} {count:,} rows" for split, count in data_set.check().items())
-    out.print(f"ok: {len(data_set.spec.features)} features; {rows or 'no split'}")
+    rows = ", ".join(f"{split} {how_many(count, 'row')}" for split, count in data_set.check().items())
+    out.print(f"ok: {how_many(len(data_set.spec.features), 'feature')}; {rows or 'no split'}")
 
 
 HTML = Option("--html", metavar="OUT", help="HTML file to write instead: with values, distributions, suspected leaks.")

@@ -14,7 +14,7 @@ from typer import Argument, Option
 from recspec.cli.console import err, out, print_json, stages, titled_table
 from recspec.cli.options import Device, Engine, Json, Run, ShardSize, Verify, Workers
 from recspec.cli.shards import how_of, print_counts, print_unknown, shard_problems, tell
-from recspec.errors import SettingsError
+from recspec.errors import SettingsError, how_many
 from recspec.machine import keep_freed_memory
 from recspec.summaries import as_data
 
@@ -115,7 +115,7 @@ def recommend(
         with stages() as progress:
             counts = recommend_shards(predictor, None if all_users else users, out_file, wanted,
                                       how_of(workers, engine, shard_size), progress=progress, note=tell)  # fmt: skip
-        print_counts(out_file, counts, time.perf_counter() - started, "users")
+        print_counts(out_file, counts, time.perf_counter() - started, "user")
         print_unknown(predictor, wanted, counts.unknown)
         return
     if out_file is not None:
@@ -125,7 +125,7 @@ def recommend(
                 predictor, None if all_users else chosen, out_file, wanted, progress=progress
             )
         seconds = time.perf_counter() - started
-        err.print(f"{out_file}: {count:,} users, {count / seconds:,.0f} users/s")
+        err.print(f"{out_file}: {how_many(count, 'user')}, {count / seconds:,.0f} users/s")
         print_unknown(predictor, wanted, unknown_users)
         return
     answers, names = predictor.recommend(wanted), [name.strip() for name in (columns or "").split(",") if name.strip()]

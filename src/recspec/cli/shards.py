@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from recspec.cli.console import err
+from recspec.errors import how_many
 
 if TYPE_CHECKING:
     from recspec.inference import Counts, How, Predictor, Wanted
@@ -32,7 +33,7 @@ def tell(text: str) -> None:
 def print_counts(out: Path, counts: Counts, seconds: float, what: str) -> None:
     """Print what a job wrote."""
     rate = "" if counts.kept == counts.shards else f", {seconds:,.0f} s"
-    err.print(f"{out}: {counts.count:,} {what} in {counts.shards:,} shards{rate}", soft_wrap=True)
+    err.print(f"{out}: {how_many(counts.count, what)} in {how_many(counts.shards, 'shard')}{rate}", soft_wrap=True)
 
 
 def print_unknown(predictor: Predictor, wanted: Wanted, users: int) -> None:

@@ -10,6 +10,7 @@ from typer import Argument, Option
 from recspec.cli.console import err, print_json, print_next
 from recspec.cli.options import Json, Outside, Set
 from recspec.cli.training_display import TrainingDisplay, print_result
+from recspec.errors import how_many
 from recspec.machine import keep_freed_memory
 
 
@@ -40,8 +41,8 @@ def update(
     found = updated.found
     print_result(found.result)
     counts, seconds = found.counts, found.seconds
-    left = f"; {counts['left_out']:,} rows are left out" if counts["left_out"] else ""
-    err.print(f"{counts['events']:,} new events, {counts['users']:,} new users, {counts['items']:,} new items{left}")
+    left = f"; left out: {how_many(counts['left_out'], 'row')}" if counts["left_out"] else ""
+    err.print(", ".join(how_many(counts[f"{thing}s"], f"new {thing}") for thing in ("event", "user", "item")) + left)
     for note in found.notes:
         err.print(f"note: {note}")
     err.print(f"{found.folder}: the new version, in {seconds['all']:.1f} s (data {seconds['data']:.1f}, model "

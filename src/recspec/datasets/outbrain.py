@@ -28,7 +28,7 @@ from recspec.datasets import outbrain_features as features
 from recspec.datasets.outbrain_features import ASPECTS, CLICK_RATES, COUNTED, DAY, LEAK, LIST_LENGTH, NO_FOLD, SEPARATOR
 from recspec.datasets.outbrain_tables import NULL, TABLES, check_tables, each_ad_once, read_tables, recognise, unpacked
 from recspec.encoding import VOCABULARIES, BucketEncoder, HashEncoder, NumberEncoder, ScaleEncoder, Scaler
-from recspec.errors import DataError, unknown
+from recspec.errors import DataError, how_many, unknown
 from recspec.prepare import (
     GROUP,
     LABEL,
@@ -207,9 +207,10 @@ def _check_displays(backend: Backend, rows: Table) -> None:
     lost = rows.filter(rows["timestamp"].isnull())
     first = fetch(backend, lost.select(GROUP).distinct().order_by(GROUP).limit(5)).column(GROUP).to_pylist()
     if first:
+        clicks = how_many(count_rows(backend, lost), "row")
         raise DataError(
-            f"Outbrain's tables: {count_rows(backend, lost):,} rows of clicks are of displays that events.csv doesn't "
-            f"name, such as {first}; expected one event a display"
+            f"Outbrain's tables: {clicks} of clicks, of displays that events.csv doesn't name, such as {first}; "
+            "expected one event a display"
         )
 
 

@@ -16,7 +16,7 @@ from ibis.expr.types import Table
 from recspec.datasets.table_settings import Role, Settings
 from recspec.datasets.table_vectors import find_vectors
 from recspec.encoding import BucketEncoder
-from recspec.errors import DataError, SettingsError, listed, nearest, unknown
+from recspec.errors import DataError, SettingsError, how_many, listed, nearest, unknown
 from recspec.prepare import (
     AS_IN_FILE,
     EVENT_WEIGHT,
@@ -474,11 +474,12 @@ def _one_row_each(tables: Tables, side: Table, key: str, like: Values, file: str
     backend, notes = tables.backend, tables.notes
     without = count_rows(backend, side.filter(side[key].isnull()))
     if without:
-        notes.dropped.append(f"{without:,} rows of {file}: they have no '{key}'")
+        notes.dropped.append(f"{how_many(without, 'row')} of {file} without '{key}'")
     side = side.mutate(**{key: as_ids(side[key], like)})
     strange = count_rows(backend, side.filter(side[key].isnull())) - without
     if strange:
-        notes.dropped.append(f"{strange:,} rows of {file}: no row has an id such as theirs, which is no whole number")
+        notes.dropped.append(f"{how_many(strange, 'row')} of {file} whose '{key}' is no whole number, as the ids of "
+                             "all rows are")  # fmt: skip
     side = side.filter(side[key].notnull())
     counted = counts_by(side, key)
     twice = fetch(backend, counted.filter(counted["rows"] > 1).order_by(key).limit(5))

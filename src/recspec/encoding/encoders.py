@@ -28,7 +28,7 @@ from recspec.encoding.raw_columns import RawValues, split_lists
 from recspec.encoding.raw_values import UNKNOWN, Encoded, Ids, Lists, Raw, encode_ids, of_known
 from recspec.encoding.text_files import load_projection, save_projection
 from recspec.encoding.vocabulary import Vocabulary
-from recspec.errors import DataError, listed, nearest, unknown
+from recspec.errors import DataError, how_many, listed, nearest, unknown
 from recspec.files import PathError, confined, read_text, whole_file
 
 ENCODERS_FILE = "encoders.json"
@@ -238,7 +238,8 @@ def _numbers(encoders: Encoders, table: pa.Table, name: str, lengths: NDArray[np
     wrong = np.flatnonzero(np.diff(offsets) != lengths)
     if len(wrong):
         row = int(wrong[0])
-        found = f"row {row + 1} holds {np.diff(offsets)[row]} numbers beside {lengths[row]} items"
+        numbers, items = how_many(int(np.diff(offsets)[row]), "number"), how_many(int(lengths[row]), "item")
+        found = f"row {row + 1} holds {numbers} beside {items}"
         raise DataError(f"raw rows: column '{source}': {found}; expected one for each, or no such column")
     return np.nan_to_num(encoder.transformed(flat), nan=0.0).astype(np.float32)
 

@@ -90,7 +90,8 @@ def _activity(question: Question) -> Codes:
     assert rows.users is not None
     here = events[np.unique(rows.users)]
     codes, names = ranges(events, here[here > 0], "{:,.0f}".format)
-    return Codes("user", np.where(events > 0, codes + 1, 0), ["new: 0", *(f"{name} events" for name in names)])
+    told = (f"{name} {'event' if name == '1' else 'events'}" for name in names)
+    return Codes("user", np.where(events > 0, codes + 1, 0), ["new: 0", *told])
 
 
 def _popularity(question: Question) -> Codes:

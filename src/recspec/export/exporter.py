@@ -174,7 +174,7 @@ def _write(trained: Bundle, check: Check, settings: ExportSettings, to: Path, te
     difference = check.of(exported)
     if not difference.within(tolerance) and not settings.allow_drift:
         raise ExportError(drift_message(difference, tolerance, settings.precision))
-    tell(f"measuring latency of calls of {', '.join(map(str, settings.batch_sizes))} rows")
+    tell(f"measuring latency of batches of size {', '.join(map(str, settings.batch_sizes))}")
     how = PT2_HOW[settings.precision] if settings.format == "pt2" else onnx_graph.HOW[settings.precision]
     if kept:
         stay = "1 product stays" if len(kept) == 1 else f"{len(kept)} products stay"

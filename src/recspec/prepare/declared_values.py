@@ -7,7 +7,7 @@ from ibis.expr.types import Column as Values
 from ibis.expr.types import StringValue
 
 from recspec.encoding import BETWEEN
-from recspec.errors import listed
+from recspec.errors import how_many, listed
 from recspec.prepare.declared import DeclaredColumn
 from recspec.prepare.names import ROW
 from recspec.prepare.raw_files import NUMBER, WHOLE, RawRows, finite, is_missing_marker, number_of
@@ -101,4 +101,4 @@ def note_markers(rows: RawRows, name: str, count: int) -> None:
     kinds = fetch(rows.backend, marked.group_by(text=text).aggregate(first=marked[ROW].min()).order_by("first"))
     first = rows.places([kinds.column("first")[0].as_py()])[0]
     texts = listed(kinds.column("text").to_pylist()[:10])
-    rows.notes.changed.append(f"'{name}': {count:,} values are taken as missing: {texts} (the first in {first})")
+    rows.notes.changed.append(f"'{name}': {how_many(count, 'value')} taken as missing: {texts} (the first in {first})")

@@ -18,7 +18,7 @@ from ibis.expr.types import BooleanValue, StringValue, Table
 from ibis.expr.types import Column as Values
 
 from recspec.encoding import MISSING_NUMBERS
-from recspec.errors import DataError, SettingsError, listed, nearest, shortened
+from recspec.errors import DataError, SettingsError, how_many, listed, nearest, shortened
 from recspec.files import local, opened, unpacked_name
 from recspec.prepare.backend import Backend
 from recspec.prepare.column_roles import SPLIT_WORDS
@@ -298,9 +298,9 @@ class RawRows:
         invalid = "refuse" if always else self.invalid(name)
         if invalid == "drop":
             self.dropped.append(wrong)
-            self.notes.dropped.append(f"{count:,} rows of {Path(self.where).name}, by invalid values: {what}")
+            self.notes.dropped.append(f"{how_many(count, 'row')} of {Path(self.where).name}, by invalid values: {what}")
         elif invalid == "missing" and nullable:
-            self.notes.changed.append(f"{count:,} values of {Path(self.where).name} taken as missing: {what}")
+            self.notes.changed.append(f"{how_many(count, 'value')} of {Path(self.where).name} taken as missing: {what}")
         else:
             self.problems.append(f"{what}{remedy}{'' if always else self.reading.advice('such rows')}")
 

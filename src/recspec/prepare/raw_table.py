@@ -20,7 +20,7 @@ from ibis.expr.types import Column as Values
 from ibis.expr.types import Table
 
 from recspec.encoding import TRUTH
-from recspec.errors import DataError, listed, nearest, shortened
+from recspec.errors import DataError, how_many, listed, nearest, shortened
 from recspec.prepare.backend import Backend
 from recspec.prepare.declared_values import note_markers, split_vectors, typed_as
 from recspec.prepare.names import FILE_SPLIT, ROW, WEIGHT
@@ -288,7 +288,7 @@ class _Typing:
             if not first:
                 continue
             count = count_rows(self.rows.backend, missing)
-            rows = f"{count:,} rows, such as {', '.join(self.rows.places(first))}"
+            rows = f"{how_many(count, 'row')}, such as {', '.join(self.rows.places(first))}"
             if self.rows.invalid(name) == "drop":
                 self.rows.notes.dropped.append(f"column '{name}' has no value in {rows} (invalid values)")
                 self.rows.notes.num_invalid += count
@@ -315,7 +315,7 @@ class _Typing:
             found = fetch(self.rows.backend, kinds)
             if found.num_rows:
                 ids, rows = found.column("text").to_pylist(), sum(found.column("rows").to_pylist())
-                note = f"'{name}': {len(ids):,} ids, in {rows:,} rows, {what}: {listed(ids[:5])}"
+                note = f"'{name}': {how_many(len(ids), 'id')}, in {how_many(rows, 'row')}, {what}: {listed(ids[:5])}"
                 self.rows.notes.inferred.append(note)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import ibis
 from ibis.expr.types import Column as Values
 
-from recspec.errors import listed, nearest, shortened
+from recspec.errors import how_many, listed, nearest, shortened
 from recspec.prepare.raw_files import RawRows, number_of
 from recspec.prepare.tables import fetch
 
@@ -74,6 +74,6 @@ def _of_types(rows: RawRows, name: str, by_type: Mapping[str, float]) -> Values:
 
 
 def _counted(counts: Mapping[str, int]) -> str:
-    shown = [f"{shortened(kind)} ({count:,} rows)" for kind, count in [*counts.items()][:MOST_TYPES]]
+    shown = [f"{shortened(kind)} ({how_many(count, 'row')})" for kind, count in [*counts.items()][:MOST_TYPES]]
     more = len(counts) - len(shown)
     return ", ".join(shown) + (f" and {more:,} other types" if more > 0 else "") if counts else listed([])

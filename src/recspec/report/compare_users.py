@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from recspec.errors import RecspecError
+from recspec.errors import RecspecError, how_many
 from recspec.report import charts
 from recspec.report.compare_verdict import Paired
 from recspec.report.examples import Examples, Raw, context_told, history_list, recommended_list
@@ -132,7 +132,7 @@ def _lists(runs: Sequence[RunFacts], beside: Paired) -> Iterator[Child]:
     marked = any(each.targets for each in shown)
     yield soft(told, f" ✓ marks an item that the user acted on in {examples.split}." if marked else None)
     for place, ((_, why), each) in enumerate(zip(wanted, shown, strict=True)):
-        head = tag("h3", "User ", tag("bdi", plain(each.user, 80)), f", {number(each.num_events)} events")
+        head = tag("h3", "User ", tag("bdi", plain(each.user, 80)), f", {how_many(each.num_events, 'event')}")
         columns = [history_list(each, has_order=examples.has_order)]
         columns += [recommended_list(name, found[place], each.targets) for name, found in lists.items()]
         reason = tag("p", tag("span", plain(why), class_="tag")) if why else None

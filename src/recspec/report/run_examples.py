@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from recspec.errors import RecspecError
+from recspec.errors import RecspecError, how_many
 from recspec.report.examples import Examples, context_told, history_list, recommended_list
 from recspec.report.markup import Child, plain, tag
 from recspec.report.measured import first_answer
-from recspec.report.numbers import number
 from recspec.report.page import Section, note, soft
 from recspec.report.run_facts import RunFacts
 
@@ -50,6 +49,6 @@ def _body(run: RunFacts) -> Iterator[Child]:
         why = f"the items of {examples.split} are not at hand, or the model knows them"
         yield soft(told, f" Hits can't be marked: {why}.")
     for each, found in zip(shown, lists, strict=True):
-        head = tag("h3", "User ", tag("bdi", plain(each.user, 80)), f", {number(each.num_events)} events")
+        head = tag("h3", "User ", tag("bdi", plain(each.user, 80)), f", {how_many(each.num_events, 'event')}")
         parts = [history_list(each, has_order=examples.has_order), recommended_list("Recommended", found, each.targets)]
         yield tag("div", head, tag("div", *parts, class_="lists"), class_="user")

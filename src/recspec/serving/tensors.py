@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from recspec.errors import RequestError, listed, nearest, unknown
+from recspec.errors import RequestError, how_many, listed, nearest, unknown
 from recspec.spec import OUTPUTS, Port, PortType
 
 Values = NDArray[Any]
@@ -157,7 +157,8 @@ def from_values(name: str, datatype: str, shape: Sequence[int], data: object) ->
         raise wrong_input(name, f"data is {str(data)[:60]!r}; expected a list")
     values = _texts_of(name, data) if kind is None else _numbers_of(name, datatype, kind, data)
     if values.size != math.prod(shape):
-        raise wrong_input(name, f"data holds {values.size} values; shape {list(shape)} has {math.prod(shape)}")
+        held = how_many(values.size, "value")
+        raise wrong_input(name, f"data holds {held}; shape {list(shape)} has {math.prod(shape)}")
     return Tensor(name, datatype, values.reshape(shape))
 
 

@@ -19,7 +19,7 @@ from recspec.encoding import (
     read_encoders,
     repeated,
 )
-from recspec.errors import DataError, RecspecError, nearest
+from recspec.errors import DataError, RecspecError, how_many, nearest
 from recspec.files import confined
 from recspec.spec import FeatureSpec
 from recspec.storage.chunk_file import BLOCK_ROWS
@@ -57,7 +57,7 @@ def _series_problems(spec: FeatureSpec, split: str, num_rows: int | None) -> Ite
     series = spec.metadata.get("test_samples_per_series")
     if isinstance(series, int) and split in ("valid", "test") and num_rows is not None and (left := num_rows % series):
         expected = f"not a multiple of metadata.test_samples_per_series = {series}"
-        yield f"split '{split}' has {num_rows} rows, {expected}: {left} rows are left over"
+        yield f"split '{split}' has {num_rows} rows, {expected}: {how_many(left, 'row')} left over"
 
 
 def check_split(spec: FeatureSpec, split: str) -> tuple[list[str], int | None]:

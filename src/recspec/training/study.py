@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from recspec.errors import SettingsError, require_extra
+from recspec.errors import SettingsError, how_many, require_extra
 from recspec.evaluation import is_lower_better
 from recspec.files import PathError, confine, confined, is_locked, locked, turn
 from recspec.training.halving import Trace
@@ -82,7 +82,7 @@ class Found:
         """`30 trials: 9 complete, 19 pruned, 2 failed`."""
         total = len(self.trials)
         parts = [f"{number} {state}" for state, number in self.counted.items() if number]
-        return f"{total} {'trial' if total == 1 else 'trials'}: {', '.join(parts)}" if parts else "no trials"
+        return f"{how_many(total, 'trial')}: {', '.join(parts)}" if parts else "no trials"
 
     def to_dict(self) -> dict[str, object]:
         """The findings as a JSON value."""

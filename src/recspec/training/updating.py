@@ -23,7 +23,7 @@ from recspec import config
 from recspec.bundle import Card, checkpoint, delta, meaning_digest, pipeline_card, run_record, versions
 from recspec.bundle import folder as bundle
 from recspec.distributed import Ranks
-from recspec.errors import BundleError, CheckpointError, DataError, SettingsError, SpecError
+from recspec.errors import BundleError, CheckpointError, DataError, SettingsError, SpecError, how_many
 from recspec.files import local, locked_inside
 from recspec.loading import Newest
 from recspec.models import MODELS, FittedModel, Ids
@@ -267,7 +267,7 @@ def _users(grown: Grown, share: float, seed: int) -> Ids:
 def _told(grown: Grown, settings: UpdateSettings) -> str:
     counts = grown.counts
     return (
-        f"{counts['events']:,} new events, {counts['users']:,} new users, {counts['items']:,} new items; "
+        f"{', '.join(how_many(counts[f'{thing}s'], f'new {thing}') for thing in ('event', 'user', 'item'))}; "
         f"{settings.replay:.0%} of what was there before is trained on again"
     )
 
