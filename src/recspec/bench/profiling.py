@@ -149,7 +149,7 @@ def _recorded(run: TrainingRun, taken: Iterator[Tensor], steps: int) -> list[Fun
     """Events of some steps under torch's profiler, without a GPU's kernels: their starters hold the kernels' time."""
     on_gpu = run.ranks.device.type == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
-    with watched(run) as watch, profile(activities=activities) as record:
+    with watched(run) as watch, profile(activities=activities, acc_events=True) as record:
         _take(taken, steps, watch)
     return [event for event in record.events() or () if event.device_type == DeviceType.CPU]
 

@@ -13,8 +13,11 @@ from recspec.errors import SettingsError
 
 Module = TypeVar("Module", bound=nn.Module)
 
-DRAWN = (torch.Tensor.normal_, nn.init.normal_)
-"""Fillings that torch writes in Python for the meta device; they load its compiler, which takes as long as torch."""
+DRAWN = (torch.Tensor.normal_, torch.Tensor.erfinv_, torch.Tensor.clamp_, nn.init.normal_)
+"""Operations of fillings that torch (some in 2.11, none in 2.13 but the first) writes in Python for the meta device.
+
+They load its compiler, which takes as long as torch.
+"""
 
 
 class _Undrawn(TorchFunctionMode):
