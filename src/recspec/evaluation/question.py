@@ -237,12 +237,13 @@ class Question:
 
     def told(self, model: ItemModel) -> Interactions:
         """The users' events that an item model may know: those of the splits `known`, each read once."""
-        found = self.seen if self.known == self.before else self._positives_known
+        found = self.known_positives
         return replace(found, order=self._events_known) if model.reads_order else found
 
     @cached_property
-    def _positives_known(self) -> Interactions:
-        return positives(self.spec, self.known)
+    def known_positives(self) -> Interactions:
+        """Items that each user acted on in the splits `known`."""
+        return self.seen if self.known == self.before else positives(self.spec, self.known)
 
     @cached_property
     def _events_known(self) -> UserEvents:
