@@ -88,3 +88,13 @@ def test_of_repeated_events_the_latest_is_kept() -> None:
     assert once.times is not None
     assert once.times.tolist() == [2, 1, 3, 4]
     assert events.interactions(5).items.tolist() == [4, 2, 3, 4]
+
+
+def test_unknown_users_and_items_have_no_events(tmp_path: Path) -> None:
+    splits = {"train": [(1, 2, 1), (0, 3, 1), (1, 0, 1), (2, 4, 1)], "valid": [(0, 5, 1), (2, 1, 1)]}
+    ids = dataset(tmp_path, splits, metadata={"vocabularies": "vocabularies"})
+    assert ids.reserves_unknown("user")
+    assert ids.reserves_unknown("item")
+    found = positives(ids, ["train", "valid"])
+    assert [found.of(np.array([user]))[1].tolist() for user in range(4)] == [[], [2], [1, 4], []]
+    assert events_by_user(read_events(ids, ["train", "valid"])) == [[], [2], [4, 1], []]

@@ -84,6 +84,19 @@ def test_repeats_are_targets_and_candidates_if_they_are_kept(tmp_path: Path) -> 
     ).described("full")
 
 
+def test_unknown_users_are_not_ranked_as_if_they_were_one_user(tmp_path: Path) -> None:
+    """User 0 stands for all strangers: what one did in valid is no repeat of another's, and they have no list."""
+    splits = {"train": [(1, 1, 1), (2, 2, 1)], "valid": [(0, 3, 1)], "test": [(0, 3, 1), (0, 4, 1), (1, 3, 1)]}
+    spec = dataset(tmp_path, splits, items=5, metadata={"vocabularies": "vocabularies"})
+    table = TableRanker(np.tile([0.0, 5, 4, 3, 2], (4, 1)))
+    found = evaluate_model(table, spec, "test", protocols=["full", "sampled"], settings=EvaluateSettings(ks=(1,)))
+    for protocol, described in found.protocols.items():
+        assert (described["groups"], described["positives"], described["of_unknown_users_left_out"]) == (1, 1, 2)
+        assert "repeats_left_out" not in described
+        assert "2 positives of unknown users left out" in Report("test", found).described(protocol)
+    assert "unknown user" in Question(spec, "valid", None, EvaluateSettings()).choose()[1]["full"]
+
+
 def test_items_that_training_never_saw_are_dropped_if_asked(tmp_path: Path) -> None:
     spec, table = choices(tmp_path), TableRanker(np.tile([0.0, 5, 4, 3, 2], (4, 1)))
     asked = EvaluateSettings(ks=(1,), cold="drop", repeats="keep")

@@ -120,6 +120,19 @@ def test_years_have_no_thousands_separators_and_counts_of_events_have() -> None:
     assert _numbers(np.array([20161234.0, 1999.5]))[1] == ["1999.5", "20161234"]
 
 
+@pytest.mark.parametrize(
+    "values", [[f"title {n}" for n in range(60)], [n / 7 for n in range(60)]], ids=["texts", "numbers"]
+)
+def test_every_value_of_a_column_is_a_kind_of_its_own(values: list[object], tmp_path: Path) -> None:
+    """Slices join rare values; a diversity that did so too would take items of 41 rare brands for alike."""
+    metadata = {"catalogues": {"item": "items.parquet"}}
+    spec = dataset(tmp_path, {"train": [(1, 1, 1)], "test": [(1, 2, 1)]}, items=63, metadata=metadata)
+    pq.write_table(pa.table({"column": [*values, None, values[3]]}), tmp_path / "items.parquet")
+    kinds = kinds_of_items(Question(spec, "test", ["full"], EvaluateSettings()), "column").ravel()
+    assert len(set(kinds[:60].tolist())) == 60
+    assert (kinds[:60].min() > 0, kinds[60], kinds[61] == kinds[3]) == (True, 0, True)
+
+
 def test_raw_columns_of_catalogues_are_slices_and_kinds(tmp_path: Path) -> None:
     """Items 1 to 5 are of brands a, b, a, none, b; users 1 to 3 are 20, 20 and 35 years old; tags are lists."""
     splits = {"train": [(1, 1, 1)], "test": [(1, 2, 1), (2, 3, 1), (3, 4, 1)]}

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -339,6 +340,21 @@ def test_items_that_the_filter_leaves_out_come_last_and_level(runs: Mapping[str,
     assert (scores[:, ~made.kept] == -31).all()
     assert (np.sort(scores[:, made.kept], axis=1)[:, -4:] == [1, 2, 3, 4]).all()
     assert (np.sort(scores[:, made.kept], axis=1)[:, :-4] <= 0).all()
+
+
+def test_popularity_does_not_know_what_valid_asks(runs: Mapping[str, Path], tmp_path: Path) -> None:
+    """The bundle counts users of train and valid; on valid, only those of train fill lists up and order the rest."""
+    build_pipeline(tmp_path / "p", [str(runs["ials"])], runs["wide_deep"], candidates=2)
+    trained, spec = bundle.load(tmp_path / "p"), FeatureSpec.load(runs["data"])
+    question = Question(spec, "valid", ["full"], EvaluateSettings())
+    counts = question.known_positives.counts
+    assert trained.seen is not None
+    assert (trained.seen.counts.numpy() > counts).any()
+    scores = PipelineRanker(trained, question).score_users(question.ranked_users[:1])[0]
+    others = np.flatnonzero(scores <= 0)
+    assert len(others) == len(counts) - 2
+    for one, other in pairwise(others[np.argsort(-scores[others])].tolist()):
+        assert (scores[one] > scores[other]) == (counts[one] > counts[other])  # items of equally many users are level
 
 
 # --- recommendations -------------------------------------------------------------------------------------------------

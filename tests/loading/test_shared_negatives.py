@@ -157,17 +157,13 @@ def spec(tmp_path: Path) -> FeatureSpec:
 
 def test_items_without_a_positive_row_are_never_drawn(spec: FeatureSpec) -> None:
     names = ("user_id", "item_id")
-    made = shared_negatives_for(spec, 100, features=names, in_batch=True, positives_only=False)
+    made = shared_negatives_for(spec, 100, features=names)
     assert made.proportions is not None
-    assert made.row_shares is not None
     assert made.proportions.tolist() == [0, 1, 0, 1, 0, 0]
-    assert made.row_shares.tolist() == [0, 0.5, 0, 0.25, 0, 0]
-    popular = shared_negatives_for(spec, 1, features=names, in_batch=True, distribution="popularity", power=2.0)
+    popular = shared_negatives_for(spec, 1, features=names, distribution="popularity", power=2.0)
     assert popular.proportions is not None
-    assert popular.row_shares is not None
     assert popular.proportions.tolist() == [0, 4, 0, 1, 0, 0]
-    assert popular.row_shares.tolist() == pytest.approx([0, 2 / 3, 0, 1 / 3, 0, 0])
-    keys = shared_negatives_for(spec, 1, features=names, in_batch=False, reject_positives=True).positives
+    keys = shared_negatives_for(spec, 1, features=names, reject_positives=True).positives
     assert keys is not None
     assert keys.tolist() == [1 * 6 + 1, 1 * 6 + 3, 2 * 6 + 1]
 
@@ -178,7 +174,7 @@ def test_data_without_a_positive_row_is_refused(spec: FeatureSpec, tmp_path: Pat
                       "tags": Ragged.of([[]], np.int32), "label": np.array([0], np.float32)})  # fmt: skip
     other = spec.replace(sources={**spec.sources, "valid": writer.chunks})
     with pytest.raises(SettingsError, match=r"no 'item_id' has a positive row .* set settings.loss=binary"):
-        shared_negatives_for(other, 1, features=("item_id",), in_batch=True, splits=("valid",))
+        shared_negatives_for(other, 1, features=("item_id",), splits=("valid",))
 
 
 def test_ids_present_are_those_of_all_rows_or_of_positive_ones(spec: FeatureSpec) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from recspec.errors import DataError
+from recspec.loading import Newest
 from recspec.loading.loader import Loader
 from recspec.loading.weighted import draw_rows
 from recspec.spec import FeatureSpec
@@ -105,3 +107,21 @@ def test_a_weight_that_is_none_is_refused(wrong: float, tmp_path: Path) -> None:
     loader = Loader(spec, "train", batch_size=2, weights="event_weight")
     with pytest.raises(DataError, match=r"'event_weight', the weight of events: holds .*; expected numbers above 0"):
         drawn(loader)
+
+
+@pytest.mark.parametrize("budget", [1 << 30, TINY])
+@pytest.mark.parametrize(
+    "more", [{}, {"weights": "event_weight"}, {"part": Newest([300], 0.2)}, {"positives_only": True}]
+)
+def test_shares_of_positives_are_those_of_the_rows_that_an_epoch_holds(
+    more: dict[str, Any], budget: int, tmp_path: Path
+) -> None:
+    """The logQ correction of `two_tower` divides by them: with the shares of all rows, new items would be held down."""
+    spec = dataset(tmp_path, np.exp(np.random.default_rng(0).normal(0, 1, 400)))
+    loader = Loader(spec, "train", batch_size=32, features=["row", "label"], memory_budget=budget, **more)
+    shares, epochs = loader.shares_of_positives(spec), 8 if "weights" in more else 1
+    rows = np.concatenate([drawn(loader, epoch) for epoch in range(epochs)])
+    held = np.bincount(rows[rows % 2 == 1] + 1, minlength=len(shares)) / len(rows)
+    tolerance = 0.9 / loader.num_rows if "weights" in more else 1e-12
+    np.testing.assert_allclose(shares, held, rtol=0, atol=tolerance)
+    assert shares.sum() == pytest.approx(held.sum(), abs=0.01 if "weights" in more else 1e-12)

@@ -56,6 +56,20 @@ def test_the_plan_says_whether_rows_are_weighted(weighted: FeatureSpec) -> None:
     assert chosen(weighted.replace(metadata=metadata)) is None
 
 
+@pytest.mark.parametrize("name", ["sasrec", "mult_vae"])
+def test_a_model_that_learns_from_users_says_that_it_does_not_weigh_events(name: str, tmp_path: Path) -> None:
+    text = "user,item,w\n" + "".join(f"u{n % 4},i{n % 7},{1 + n % 3}\n" for n in range(40))
+    given = {"user": "user", "item": "item", "weight": "w", "timestamp": None, "split": "none"}
+    spec = prepare_table(tmp_path / "a.csv", tmp_path / "out", text, **given).spec
+    plans = [
+        make_plan(name, spec, TrainSettings.model_validate(values), MODELS[name].Settings(), Ranks())
+        for values in ({}, {"event_weights": "ignore"})
+    ]
+    why = f"{name} learns from whole users, and each of their events counts 1"
+    assert [str(plan.choices["event_weights"]) for plan in plans] == [f"none: {why}"] * 2
+    assert [f"the weights of events are not used: {why}" in plan.notes for plan in plans] == [True, False]
+
+
 def test_held_out_rows_are_read_once_each(weighted: FeatureSpec) -> None:
     settings = TrainSettings.model_validate({"valid_share": 0.2})
     model = MODELS["dcnv2"](weighted, MODELS["dcnv2"].Settings())

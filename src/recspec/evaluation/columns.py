@@ -51,7 +51,10 @@ def default_kind(spec: FeatureSpec) -> str | None:
 
 
 def kinds_of_items(question: Question, name: str) -> NDArray[np.integer]:
-    """(N, L) ids of each item in a categorical feature or a catalogue column, 0 for none."""
+    """(N, L) ids of each item in a categorical feature or a catalogue column, 0 for none.
+
+    Every value has its own id: rare ones that share one, as in slices, would be of one kind.
+    """
     spec = question.spec
     if name in spec.role("item") and spec.features[name].is_categorical:
         found = item_features(spec, (*question.before, question.split), [name])
@@ -61,7 +64,9 @@ def kinds_of_items(question: Question, name: str) -> NDArray[np.integer]:
         return ids
     if (table := _catalogue(spec, "item", name)) is None:
         raise SettingsError(f"diversity: {unknown('item column', name, _columns(spec, 'item'))}")
-    codes, _ = _encoded(table)
+    if pa.types.is_floating(table.type):
+        table = pa.array(table.to_numpy(zero_copy_only=False), from_pandas=True)  # NaN is no value
+    codes = table.dictionary_encode().indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
     return _by_id(spec, "item", codes + 1, 0)[:, None]
 
 

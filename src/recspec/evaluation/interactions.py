@@ -22,10 +22,11 @@ KEYS_HELD = 1 << 25  # pairs of user and item held before repeated ones are drop
 def positives(spec: FeatureSpec, splits: Sequence[str]) -> Interactions:
     """The (user, item) pairs with a positive label in some splits, and the pairs in the histories of their rows.
 
-    A user's first events, and events before the rows that were kept, occur in histories alone.
+    A user's first events, and events before the rows that were kept, occur in histories alone. Events of unknown users
+    and items are left out: strangers share one id, and so would be taken for one user who knows what any of them did.
     """
     user, item, history = spec.user_id, spec.item_id, history_of_items(spec)
-    num_items = spec.num_ids(item)
+    num_items, real = spec.num_ids(item), _Real.of(spec)
     keys, most = [np.zeros(0, dtype=np.int64)], KEYS_HELD
     for split in splits:
         held = [history] if history is not None and history in spec.columns(split) else []
@@ -39,6 +40,9 @@ def positives(spec: FeatureSpec, splits: Sequence[str]) -> Interactions:
                 keys = [np.unique(np.concatenate(keys))]
                 most = max(most, 2 * len(keys[0]))
     users, items = np.divmod(np.concatenate(keys), num_items)
+    kept = real.among(users, items)
+    if not kept.all():
+        users, items = users[kept], items[kept]
     return Interactions.from_pairs(users, items, num_users=spec.num_ids(user), num_items=num_items)
 
 
@@ -53,7 +57,7 @@ def read_events(spec: FeatureSpec, splits: Sequence[str]) -> UserEvents:
 
     They are the history of the user's first row, if rows hold histories, and then the items of all positive rows.
     Times and weights come from the features that `metadata.timestamp` and `metadata.event_weight` name. Events of a
-    history have the time of its row and the weight 1.
+    history have the time of its row and the weight 1. As in `positives`, unknown users and items have no events.
     """
     user, item, history = spec.user_id, spec.item_id, history_of_items(spec)
     named = {of: str(spec.metadata.get(of, "")) for of in ("timestamp", "event_weight")}
@@ -84,8 +88,27 @@ def read_events(spec: FeatureSpec, splits: Sequence[str]) -> UserEvents:
         name: np.concatenate([np.zeros(0, np.int64), *(part[name] for part in (*earlier, *parts))])
         for name in ("user", "item", *extra)
     }
+    kept = _Real.of(spec).among(joined["user"], joined["item"])
+    if not kept.all():
+        joined = {name: values[kept] for name, values in joined.items()}
     weights = joined["event_weight"].astype(np.float32) if "event_weight" in extra else None
     return UserEvents.from_rows(joined["user"], joined["item"], len(met), joined.get("timestamp"), weights)
+
+
+@dataclass(frozen=True)
+class _Real:
+    """The first ids of a real user and a real item: smaller ones are unknown."""
+
+    first_user: int
+    first_item: int
+
+    @classmethod
+    def of(cls, spec: FeatureSpec) -> _Real:
+        return cls(int(spec.reserves_unknown(spec.user_id)), int(spec.reserves_unknown(spec.item_id)))
+
+    def among(self, users: Ids, items: Ids) -> NDArray[np.bool_]:
+        """Which pairs are of a real user and a real item."""
+        return np.asarray((users >= self.first_user) & (items >= self.first_item))
 
 
 def history_of_items(spec: FeatureSpec) -> str | None:

@@ -34,6 +34,7 @@ MOST_PAIRS_OF_EVENTS = 1e10
 """Pairs of item and event beyond which `full` is left out by default: about 20 minutes of SIM on two cores."""
 
 NOTHING_NEW = "every positive of {split} is an item that the user acted on before, and only new items are ranked"
+ALL_STRANGERS = "every positive of {split} is of an unknown user or item, of whom no list can be judged"
 
 
 class EvaluateSettings(config.Settings):
@@ -156,8 +157,9 @@ class Question:
                 f"it weighs every item against {listed(self.histories)} of each user, {weighed:.1e} pairs of item and "
                 f"event, more than {MOST_PAIRS_OF_EVENTS:.0e}; {ask}, or for fewer users with --users"
             )
-        if "full" not in why and self.positives.num_pairs and not self.truth.num_pairs:
-            why["full"] = NOTHING_NEW.format(split=self.split)
+        nobody = "full" not in why and not self.positives.num_pairs and self.num_of_strangers > 0
+        if nobody or ("full" not in why and self.positives.num_pairs and not self.truth.num_pairs):
+            why["full"] = (ALL_STRANGERS if nobody else NOTHING_NEW).format(split=self.split)
             if self.spec.has_series or not self.lists_candidates:
                 why.setdefault("sampled", why["full"])
         if self.lists_candidates and (groups is None or len(np.unique(groups)) == len(groups)):
@@ -235,12 +237,13 @@ class Question:
 
     def told(self, model: ItemModel) -> Interactions:
         """The users' events that an item model may know: those of the splits `known`, each read once."""
-        found = self.seen if self.known == self.before else self._positives_known
+        found = self.known_positives
         return replace(found, order=self._events_known) if model.reads_order else found
 
     @cached_property
-    def _positives_known(self) -> Interactions:
-        return positives(self.spec, self.known)
+    def known_positives(self) -> Interactions:
+        """Items that each user acted on in the splits `known`."""
+        return self.seen if self.known == self.before else positives(self.spec, self.known)
 
     @cached_property
     def _events_known(self) -> UserEvents:
@@ -279,6 +282,17 @@ class Question:
         return Interactions.from_pairs(users[warm], items[warm], num_users=found.num_users, num_items=found.num_items)
 
     @property
+    def first_user(self) -> int:
+        """The smallest user id: 1 if id 0 means unknown."""
+        return int(self.spec.reserves_unknown(self.spec.user_id))
+
+    @property
+    def num_of_strangers(self) -> int:
+        """Positive rows that are no targets because their user is unknown."""
+        users = self.rows.users
+        return 0 if users is None else int(np.count_nonzero(self.rows.labels & (users < self.first_user)))
+
+    @property
     def num_repeats(self) -> int:
         """Positives that are no targets because the user acted on the item before."""
         return self.positives.num_pairs - self.positives.without(self.excluded).num_pairs
@@ -311,11 +325,14 @@ class Question:
 
     @cached_property
     def positives(self) -> Interactions:
-        """The split's positives without unknown items, which no ranking of items can hold."""
+        """The split's positives without unknown items, which no ranking of items can hold, and unknown users.
+
+        Strangers share one id. As one user, they would have one list for all that any of them chose.
+        """
         rows = self.rows
         assert rows.users is not None
         assert rows.items is not None
-        known = rows.labels & (rows.items >= self.first_item)
+        known = rows.labels & (rows.items >= self.first_item) & (rows.users >= self.first_user)
         num_users, num_items = self.spec.num_ids(self.spec.user_id), self.spec.num_ids(self.spec.item_id)
         return Interactions.from_pairs(rows.users[known], rows.items[known], num_users=num_users, num_items=num_items)
 

@@ -18,8 +18,11 @@ BLOCK = 1 << 22
 
 
 def item_vectors(model: Model, known: Catalogues) -> Tensor | None:
-    """The vectors (N, D) that a model has of every item by id, or the embeddings of the items' ids; None without."""
-    made = getattr(model, "item_vectors", None)
+    """The vectors (N, D) that a model has of every item by id, or the embeddings of the items' ids; None without.
+
+    They tell which items are alike, so a bias is no part of them.
+    """
+    made = getattr(model, "likeness_vectors", getattr(model, "item_vectors", None))
     with torch.inference_mode():
         if made is not None:
             known.check_items(model.features())

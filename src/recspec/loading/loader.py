@@ -17,7 +17,8 @@ import math
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -33,6 +34,7 @@ from recspec.loading.streaming import Deal, Stream
 from recspec.loading.weighted import RowWeights, draw_rows
 from recspec.prefetch import prefetched
 from recspec.spec import FeatureSpec
+from recspec.storage import Column, Ragged
 
 BLOCK_ROWS = 16_384  # rows of a streamed block where files can be cut anywhere
 MEMORY_BUDGET = 2 << 30  # bytes
@@ -73,7 +75,8 @@ class Loader:
         self.device = device or torch.device("cpu")
         self._seed, self._shuffle = seed, shuffle
         self._ranks = Ranks(rank, world_size, self.device)
-        self._wanted = rows or WantedRows(spec, names, self.features, positives_only, part)
+        self._reading = partial(WantedRows, spec, names, positives_only=positives_only, part=part)
+        self._wanted = rows or self._reading(self.features)
         self._blocks = self._wanted.cut(BLOCK_ROWS)
         self.num_rows = sum(block.num_rows for block in self._blocks)
         self._layout = Layout.of(spec, self.features, fixed_length=fixed_length)
@@ -89,8 +92,7 @@ class Loader:
         if self.mode == "stream" and self._group_rows < 16 * BLOCK_ROWS:  # few blocks a group would mix rows badly
             self._blocks = self._wanted.cut(max(1, self._group_rows // 16))
         if weights is not None and shuffle:
-            own = WantedRows(spec, names, (weights,), positives_only, part)
-            self._weights = RowWeights(weights, own, self._blocks)
+            self._weights = RowWeights(weights, self._reading((weights,)), self._blocks)
 
     @property
     def num_batches(self) -> int:
@@ -131,6 +133,20 @@ class Loader:
         other = copy.copy(self)
         other.batch_size = batch_size
         return other
+
+    def shares_of_positives(self, spec: FeatureSpec) -> NDArray[np.float64]:
+        """The shares (items,) of an epoch's rows that are positives of each item.
+
+        They are of the rows that batches hold: those of the `part` alone, and each as often as its weight says.
+        """
+        columns, found, total = self._reading((spec.item_id, spec.label)), np.zeros(spec.num_ids(spec.item_id)), 0.0
+        for block in self._blocks:
+            read = columns.read(block)
+            weights = np.ones(block.num_rows) if self._weights is None else self._weights.of([block])
+            items, positive = _scalar(read[spec.item_id]), np.greater(_scalar(read[spec.label]), 0)
+            found += np.bincount(items[positive], weights[positive], minlength=len(found))
+            total += float(weights.sum(dtype=np.float64))
+        return found / max(total, np.finfo(np.float64).tiny)
 
     def _streamed(self, epoch: int, start: int, lanes: int) -> Generator[Share]:
         stream = Stream(
@@ -197,3 +213,8 @@ class Loader:
         total = self._total(number)
         share = self._ranks.share(total)
         return Share({name: batch[name] for name in self.features}, share.stop - share.start, total, share.start)
+
+
+def _scalar(column: Column) -> NDArray[Any]:
+    assert not isinstance(column, Ragged), "an id or a label is a scalar"
+    return column

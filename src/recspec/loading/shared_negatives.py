@@ -34,7 +34,7 @@ class SharedNegatives:
     """Adds to each row of a batch the M items that all its rows are compared with.
 
     The number of times m_j that item j is expected among the M items is C (n q_j + p_j): q_j is the share of the draws
-    that fall on it, p_j the share of training rows that are its positives. Yang et al.: Mixed Negative Sampling for
+    that fall on it, p_j the share of an epoch's rows that are its positives. Yang et al.: Mixed Negative Sampling for
     Learning Two-tower Neural Networks in Recommendations, WWW 2020.
     """
 
@@ -154,11 +154,10 @@ def shared_negatives_for(
     num_negatives: int,
     *,
     features: Iterable[str],
-    in_batch: bool,
+    row_shares: NDArray[np.float64] | None = None,
     distribution: Distribution = "uniform",
     power: float = 0.75,
     reject_positives: bool = False,
-    positives_only: bool = True,
     splits: Sequence[str] = ("train",),
     gather: Callable[[Tensor], Tensor] = lambda rows: rows,
     seed: int = 0,
@@ -167,8 +166,8 @@ def shared_negatives_for(
     """The shared negatives of a dataset, on the device of the batches; reads from `splits` only what they need.
 
     Items without a positive row are never drawn: a loss that pushes them down would outweigh what their features say.
-    The arguments are those of `sampler_for`; with `in_batch`, the positives of the batch are negatives too, and
-    `positives_only` says that batches hold no row with label 0.
+    The arguments are those of `sampler_for`; with `row_shares`, which are p (I,), the positives of the batch are
+    negatives too (`Loader.shares_of_positives`).
 
     Raises:
         SettingsError: if no item has a positive row.
@@ -178,7 +177,6 @@ def shared_negatives_for(
     counts = np.zeros(num_items, np.int64)
     for (items,) in positive_rows(spec, splits, item):
         counts += np.bincount(items, minlength=num_items)
-    rows = sum(open_split(spec, split, ()).num_rows for split in splits) if not positives_only else int(counts.sum())
     first_id = int(spec.reserves_unknown(item))
     known = np.where(np.arange(num_items) < first_id, 0, counts)
     if not known.any():
@@ -197,7 +195,7 @@ def shared_negatives_for(
         first_id=first_id,
         num_negatives=num_negatives,
         proportions=torch.from_numpy(weights.astype(np.float64)).to(device) if num_negatives else None,
-        row_shares=torch.from_numpy(known / max(1, rows)).to(device) if in_batch else None,
+        row_shares=None if row_shares is None else torch.from_numpy(row_shares).to(device),
         positives=keys,
         item_features={name: table.to(device) for name, table in item_features(spec, splits, others).items()},
         gather=gather,

@@ -180,6 +180,10 @@ class TwoTower(Model):
             return self._length_one(vectors)
         return torch.cat([self._length_one(vectors[:, :-1]), vectors[:, -1:]], dim=1)
 
+    def likeness_vectors(self, items: Batch) -> Tensor:
+        """The vectors (N, dim) by which items are alike: without the bias, which tells how popular an item is."""
+        return self.item_vectors(items)[:, : self.settings.dim]
+
     def forward(self, batch: Batch) -> Tensor:
         """Logits (B,)."""
         logits: Tensor = (self.request_vector(batch) * self.item_vectors(batch)).sum(1)

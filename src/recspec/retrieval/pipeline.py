@@ -88,10 +88,10 @@ class Pipeline:
             raise BundleError.of(f"{trained.folder}: a damaged pipeline", problems)
         return cls(card, retrievers, np.where(np.arange(len(counts)) < first, 0, counts), _kept(trained))
 
-    def knowing(self, informed: Callable[[Model], Model]) -> Pipeline:
-        """The same pipeline with models that know other events of users."""
+    def knowing(self, informed: Callable[[Model], Model], counts: Ids) -> Pipeline:
+        """The same pipeline with models that know other events of users, and other numbers of users of items (N,)."""
         made = [replace(each, model=informed(each.model)) for each in self.retrievers]
-        return Pipeline(self.card, made, self._counts, self.kept)
+        return Pipeline(self.card, made, counts, self.kept)
 
     def names_of(self, bits: int) -> tuple[str, ...]:
         """What brought an item, from its bits."""

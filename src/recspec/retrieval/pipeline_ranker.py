@@ -22,17 +22,17 @@ class PipelineRanker:
     """Scores by which the candidates come first, in the order that `recommend` gives them.
 
     The best of C candidates has the score C, the worst 1. The other items follow in the order of popularity, from 0
-    down. Items that the pipeline's filter leaves out share the lowest score.
+    down. Items that the ranker, or popularity, does not tell apart are level. Items that the pipeline's filter leaves
+    out share the lowest score. Popularity is that of the events that models may know: those of valid, which the bundle
+    counts too, would tell what valid asks.
     """
 
     def __init__(self, trained: Bundle, question: Question) -> None:
         self._question, self._trained = question, trained
-        self._pipeline = Pipeline.open(trained).knowing(lambda model: informed(model, question))
+        counts = question.known_positives.counts
+        self._pipeline = Pipeline.open(trained).knowing(lambda model: informed(model, question), counts)
         self._hits = self._positives = 0
-        assert trained.seen is not None
-        counts = trained.seen.counts.numpy().astype(np.int64)
-        self._others = np.empty(len(counts), np.float32)
-        self._others[np.argsort(-counts, kind="stable")] = -np.arange(len(counts), dtype=np.float32)
+        self._others = -np.unique(-counts, return_inverse=True)[1].astype(np.float32)
         if self._pipeline.kept is not None:
             self._others[~self._pipeline.kept] = -len(counts)
 
@@ -57,8 +57,7 @@ class PipelineRanker:
             request = self._ranker.request_of(users)
             values = rank(self._ranker.model, request, self._ranker.items, [each.ids for each in found])
         for row, (each, of_each) in enumerate(zip(found, values, strict=True)):
-            order = np.lexsort((each.ids, -of_each))
-            scores[row, each.ids[order]] = np.arange(len(order), 0, -1)
+            scores[row, each.ids] = 1 + np.unique(of_each, return_inverse=True)[1]
             targets = truth.of(users[row : row + 1])[1]
             self._hits += int(np.isin(targets, each.ids).sum())
             self._positives += len(targets)

@@ -66,15 +66,15 @@ def make_sampler(built: Built) -> NegativeSampler | SharedNegatives | None:
     """What adds negatives to batches, if the plan draws any or the model compares rows with each other."""
     plan, settings, model = built.plan, built.plan.settings, built.model
     if model.shares_negatives() and (plan.negatives.value or model.compares_rows()):
+        shares = plan.loader.shares_of_positives(plan.spec) if model.compares_rows() else None
         return shared_negatives_for(
             plan.spec,
             plan.negatives.value,
             features=model.loss_features(),
-            in_batch=model.compares_rows(),
+            row_shares=shares,
             distribution=settings.negative_distribution,
             power=settings.popularity_power,
             reject_positives=settings.reject_positives,
-            positives_only=plan.spec.has_series,
             splits=settings.train_splits,
             gather=built.ranks.gather,
             seed=settings.seed,

@@ -169,11 +169,13 @@ def open_users(spec: FeatureSpec, settings: TrainSettings, users: Ids, ranks: Ra
     )
 
 
-def pick_event_weights(spec: FeatureSpec, settings: TrainSettings) -> Choice[str] | None:
+def pick_event_weights(spec: FeatureSpec, settings: TrainSettings, kind: type[Model]) -> Choice[str] | None:
     """The feature in proportion to which rows are drawn; None if the dataset has no weights."""
     name = spec.metadata.get("event_weight")
     if name is None:
         return None
+    if issubclass(kind, TrainedItemModel):
+        return Choice("", f"{kind.name} learns from whole users, and each of their events counts 1")
     if settings.event_weights == "ignore":
         return Choice("", "train.event_weights is ignore: each row is drawn once an epoch")
     return Choice(str(name), "rows are drawn in proportion to it, with the negatives drawn for them")
@@ -198,7 +200,7 @@ def open_rows(
     share = settings.valid_share if valid == HELD_OUT else 0.0
     used = {*(model.features() if held_out else model.loss_features()), spec.label}
     splits = settings.train_splits
-    weights = pick_event_weights(spec, settings)
+    weights = pick_event_weights(spec, settings, type(model))
     loader = Loader(
         spec,
         splits,
@@ -502,6 +504,9 @@ def notes_of(
     if settings.shard_by == "torchrec" and not placement.by_torchrec:
         why = "there is one process" if ranks.world_size == 1 else placement.why
         yield f"train.shard_by is torchrec, and no table is divided ({why}), so TorchRec is not used"
+    weights = pick_event_weights(spec, settings, type(model))
+    if isinstance(model, TrainedItemModel) and weights is not None and settings.event_weights != "ignore":
+        yield f"the weights of events are not used: {weights.reason}"
     if unsaid := spec.leaves_padding_unsaid:
         yield (
             f"{listed(unsaid)} declare no padding, so id 0 counts as an event; if 0 fills them up, as in SIM's "

@@ -243,8 +243,9 @@ def _fit(plan: FitPlan, folder: Path, log: RunLog, stop_requested: Callable[[], 
     fit = _fit_of(plan, tell, late)
     found = fit.run()
     if plan.chosen.value and plan.valid.value and found.value is None:
-        what = f"{plan.valid.value} has no positive of an item that is new to its user, so settings could not be chosen"
-        log.write("note", message=f"{what}; those that were not given have their defaults")
+        what = f"{plan.valid.value} has no positive of an item that is new to its user, or none of a user of train"
+        then = "so settings could not be chosen; those that were not given have their defaults"
+        log.write("note", message=f"{what}, {then}")
     if doubt := found.model.doubt():
         log.write("note", message=doubt)
     seconds = time.monotonic() - started

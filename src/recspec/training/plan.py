@@ -248,7 +248,7 @@ def make_plan(
         optimizer=Choice(outline.optimizers.described, form),
         negatives=negatives,
         rows=choices.describe_rows(loader, settings, ranks),
-        event_weights=choices.pick_event_weights(spec, settings),
+        event_weights=choices.pick_event_weights(spec, settings, kind),
         valid=valid,
         metric=choices.pick_metric(spec, settings, kind),
         tables=choices.describe_placement(placement, ranks),
