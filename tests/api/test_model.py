@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -313,3 +314,20 @@ def test_answers_for_all_users_may_be_a_folder_of_shards(model: api.Model, tmp_p
         model.recommend(["u0"], out=tmp_path / "other")
     with pytest.raises(SettingsError, match="is made of a Parquet file or a prepared dataset"):
         model.predict(pa.table({"user": ["u0"]}), out=tmp_path / "other")
+
+
+@pytest.mark.filterwarnings("ignore:the scores of ease are no logits", "ignore:not read")
+def test_rows_keep_their_index_and_the_types_of_their_columns(model: api.Model) -> None:
+    large = 2**53 + 1  # beside a missing value, pandas would make it a fraction, and so another number
+    rows = events()[["customer", "film"]].iloc[[9, 3, 5]].assign(
+        order=pd.array([large, None, 7], dtype="Int64"), price=[Decimal("0.10")] * 3,
+        kind=pd.Categorical(["x", "y", "x"]))  # fmt: skip
+    scored = model.predict(rows)
+    pd.testing.assert_frame_equal(scored.drop(columns="probability"), rows)
+    assert scored["probability"].tolist() == model.predict(rows, kind="dict")["probability"]
+    named = rows.set_index("order", append=True)
+    pd.testing.assert_frame_equal(model.predict(named).drop(columns="probability"), named)
+    assert model.predict(named, columns=["order"])["order"].iloc[0] == large
+    arrow = pa.table({**rows[["customer", "film"]].to_dict("list"), "price": [Decimal("0.10")] * 3})
+    assert model.predict(arrow).drop_columns("probability").equals(arrow)
+    assert model.predict(pa.Table.from_pandas(rows), kind="pandas")["order"].iloc[0] == large
