@@ -133,6 +133,16 @@ def test_an_unknown_user_gets_popular_items_and_a_note(model: api.Model) -> None
     assert [row["known"] for row in found] == [True, True, False, False]
 
 
+def test_a_note_on_many_users_is_told_once(model: api.Model) -> None:
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        model.recommend([f"nobody {number}" for number in range(1234)] + ["u1"], k=2)
+        model.recommend(items=["f1", "f999"], k=2)
+    first, second = (str(each.message) for each in told)
+    assert first.startswith("1,234 users, such as nobody 0: unknown user: these are the 2 most popular items")
+    assert second.startswith("basket:")
+
+
 @pytest.mark.filterwarnings("ignore:the scores of ease are no logits")
 def test_probabilities_of_frames_files_and_prepared_rows(model: api.Model, data: api.Data, tmp_path: Path) -> None:
     rows = events()[["customer", "film"]].iloc[:5]

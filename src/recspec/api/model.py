@@ -285,8 +285,7 @@ class Model(Viewed):
             with stages(progress) as show:
                 return from_table(_with(columns, self.predictor, _of_all(self.predictor, wanted, show)), asked)
         answers = self.answers(wanted)
-        _tell(dict.fromkeys(note if answer.user is None else f"user {answer.user}: {note}"
-                            for answer in answers for note in answer.notes))  # fmt: skip
+        _tell(_of_users(answers))
         return from_table(_with(columns, self.predictor, _of_answers(self.predictor, answers, wanted)), asked)
 
     def answers(self, wanted: Wanted) -> list[Recommendation]:
@@ -599,6 +598,18 @@ def _refuse_shards(verb: str, workers: int, engine: str, shard_size: int | None)
 
 def _tell_one(note: str) -> None:
     _tell([note])
+
+
+def _of_users(answers: Iterable[Recommendation]) -> list[str]:
+    """The notes on answers, each once, with its user; of several users with one note, the first and their number."""
+    users: dict[str, dict[str | int, None]] = {}
+    for answer in answers:
+        for note in answer.notes:
+            users.setdefault(note, {}).update({} if answer.user is None else {answer.user: None})
+    told = {note: (f"user {next(iter(named))}: " if len(named) == 1 else
+                   f"{len(named):,} users, such as {next(iter(named))}: " if named else "")
+            for note, named in users.items()}  # fmt: skip
+    return [f"{who}{note}" for note, who in told.items()]
 
 
 def _tell(notes: Iterable[str]) -> None:
