@@ -505,6 +505,23 @@ def test_digits_that_are_codes_stay_text(values: list[str], tmp_path: Path) -> N
     assert "digits that are no plain numbers" in str(result.summary["inferred"])
 
 
+def test_long_whole_numbers_of_parquet_are_codes_as_in_csv(tmp_path: Path) -> None:
+    """Such as hashes of devices: as numbers, float64 takes neighbours for one."""
+    columns = {"device": [2**60 + row % 3 for row in range(60)], "tens": [10**14 + row for row in range(60)]}
+    table = pa.table({"user_id": range(60), "item_id": [row % 7 for row in range(60)], **columns})
+    pq.write_table(table, tmp_path / "rows.parquet")
+    pa.csv.write_csv(table, tmp_path / "rows.csv")
+    asked = {"context_features": ["device", "tens"]}
+    specs = [prepare_table(tmp_path / f"rows.{end}", tmp_path / end, **asked).spec for end in ("csv", "parquet")]
+    assert [spec.features["device"].cardinality for spec in specs] == [4, 4]
+    assert bytes_of(specs[0].folder)["encoders.json"] == bytes_of(specs[1].folder)["encoders.json"]
+    said = str(specs[1].metadata["summary"]["inferred"])
+    assert "'device': digits that are no plain numbers" in said
+    assert "'tens': digits" not in said
+    asked = {**asked, "numeric": ["device"]}
+    assert prepare_table(tmp_path / "rows.parquet", tmp_path / "n", **asked).spec.features["device"].cardinality is None
+
+
 def test_numbers_that_float64_can_not_hold_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="line 4 is '1e999'; 2 of its 3 values are numbers"):
         features_of(tmp_path, ["1", "2", "1e999"])
