@@ -640,6 +640,16 @@ def test_json_lines_are_read(ending: str, tmp_path: Path) -> None:
         prepare_table(path, tmp_path / "b", timestamp=None)
 
 
+def test_objects_of_json_lines_are_no_ids(tmp_path: Path) -> None:
+    """Their texts would be ids: two spellings of one object two users, or one user in two countries."""
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"user_id": 1, "item_id": "{a}"}\n{"user_id": {"id": 1, "land": "EG"}, "item_id": "b"}\n')
+    with pytest.raises(DataError, match="column 'user_id' holds objects, such as line 2; ids must be text or whole"):
+        prepare_table(path, tmp_path / "out", timestamp=None)
+    path.write_text('{"user_id": 1, "item_id": "{a}"}\n{"user_id": 1, "item_id": "b"}\n')
+    assert ("1", "{a}") in raw_pairs(prepare_table(path, tmp_path / "out", timestamp=None).spec, "train")
+
+
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "cp1252", "latin-1", "utf-16-le"])
 def test_other_encodings_are_read(encoding: str, tmp_path: Path) -> None:
     text = 'user_id,item_id,timestamp\nZoë,"ä\nö",1\nZoë,y,2\nBob,y,3\n'

@@ -38,6 +38,7 @@ from recspec.prepare.raw_files import (
 )
 from recspec.prepare.raw_weights import Weighting, event_weights
 from recspec.prepare.tables import count_rows, fetch, figures
+from recspec.prepare.text_files import JsonFile
 from recspec.prepare.times import Times
 
 CODE = r"^[+-]?(0[0-9]|[0-9]{16})"  # as a number, these digits lose a leading zero or their last digits
@@ -297,6 +298,12 @@ class _Typing:
             if not (kind.is_string() or kind.is_integer()):
                 problems.append(f"column '{name}' holds {kind}; ids must be text or whole numbers; write them so")
                 continue
+            if isinstance(self.rows.parts[0], JsonFile) and name not in self.rows.texts:  # objects are read as texts
+                objects = table.filter(table[name].cast("string").startswith("{"))
+                if held := self.rows.first(objects.select(ROW)).column(ROW).to_pylist():
+                    problems.append(f"column '{name}' holds objects, such as {', '.join(self.rows.places(held))}; ids "
+                                    "must be text or whole numbers; write the value that tells them apart")  # fmt: skip
+                    continue
             if self.roles.shown:  # the catalogue leaves out such rows and counts them
                 continue
             missing = table.filter(table[name].isnull())
