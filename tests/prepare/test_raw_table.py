@@ -1082,6 +1082,9 @@ DAY, LISTED = datetime.date(2024, 1, 31), [[[1.5], [2.5]]]
      ([[1]], {"label": "x", "positive_from": 1}, "the label: holds array<int64>; expected numbers or text"),
      ([datetime.timedelta(1)], {"label": "x", "positive_from": 1}, "the label: holds interval"),
      (LISTED, {"context_features": ["x"]}, "holds array<array<float64>>; a list must hold texts or numbers"),
+     ([{"a": 1}], {"context_features": ["x"]}, "struct<a: int64>, not numbers; take it out of the features, or write"),
+     ([{"a": 1}], {"context_features": ["x"], "numeric": ["x"]}, "not numbers; take it out of `numeric`"),
+     ([2.0, None], {"context_features": ["x"], "categorical": ["x"]}, "holds float64; a category .* as Int64"),
      ([[0.5, 1e308]], {"context_features": ["x"]}, "row 1 holds a number as large as 1e\\+308 in its vector"),
      ([b"\xff"], {"context_features": ["x"], "categorical": ["x"]}, "holds binary that is no text .*in UTF-8")],
 )  # fmt: skip
