@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,16 @@ def test_an_unknown_user_gets_popular_items_and_a_note(model: api.Model) -> None
     with pytest.warns(api.Note, match="user nobody: unknown user: these are the 2 most popular items"):
         found = model.recommend(["u1", "nobody"], k=2, kind="rows")
     assert [row["known"] for row in found] == [True, True, False, False]
+
+
+def test_a_note_on_many_users_is_told_once(model: api.Model) -> None:
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        model.recommend([f"nobody {number}" for number in range(1234)] + ["u1"], k=2)
+        model.recommend(items=["f1", "f999"], k=2)
+    first, second = (str(each.message) for each in told)
+    assert first.startswith("1,234 users, such as nobody 0: unknown user: these are the 2 most popular items")
+    assert second.startswith("basket:")
 
 
 @pytest.mark.filterwarnings("ignore:the scores of ease are no logits")
@@ -313,3 +324,20 @@ def test_answers_for_all_users_may_be_a_folder_of_shards(model: api.Model, tmp_p
         model.recommend(["u0"], out=tmp_path / "other")
     with pytest.raises(SettingsError, match="is made of a Parquet file or a prepared dataset"):
         model.predict(pa.table({"user": ["u0"]}), out=tmp_path / "other")
+
+
+@pytest.mark.filterwarnings("ignore:the scores of ease are no logits", "ignore:not read")
+def test_rows_keep_their_index_and_the_types_of_their_columns(model: api.Model) -> None:
+    large = 2**53 + 1  # beside a missing value, pandas would make it a fraction, and so another number
+    rows = events()[["customer", "film"]].iloc[[9, 3, 5]].assign(
+        order=pd.array([large, None, 7], dtype="Int64"), price=[Decimal("0.10")] * 3,
+        kind=pd.Categorical(["x", "y", "x"]))  # fmt: skip
+    scored = model.predict(rows)
+    pd.testing.assert_frame_equal(scored.drop(columns="probability"), rows)
+    assert scored["probability"].tolist() == model.predict(rows, kind="dict")["probability"]
+    named = rows.set_index("order", append=True)
+    pd.testing.assert_frame_equal(model.predict(named).drop(columns="probability"), named)
+    assert model.predict(named, columns=["order"])["order"].iloc[0] == large
+    arrow = pa.table({**rows[["customer", "film"]].to_dict("list"), "price": [Decimal("0.10")] * 3})
+    assert model.predict(arrow).drop_columns("probability").equals(arrow)
+    assert model.predict(pa.Table.from_pandas(rows), kind="pandas")["order"].iloc[0] == large

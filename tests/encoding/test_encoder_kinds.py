@@ -42,6 +42,20 @@ def test_sums_in_another_order_give_the_same_scaler() -> None:
     assert Scaler.of(0.1 + 0.2 + 0.3, 1.0) == Scaler.of(0.3 + 0.2 + 0.1, 1.0)
 
 
+@pytest.mark.parametrize(("mean", "std"), [
+    (2.0**53 + 2, 1157.0),  # order numbers
+    (1761001810123.25, 40.0),  # milliseconds since 1970
+    (-1e9 - 0.37, 1.0),
+    (2.0**53 + 2, 0.0),
+    (123456789012.0, 1e12),
+    (float("inf"), float("nan")),
+])  # fmt: skip
+def test_a_mean_that_is_large_beside_the_deviation_keeps_its_digits(mean: float, std: float) -> None:
+    scaler = Scaler.of(mean, std)
+    assert scaler.mean == mean or abs(scaler.mean - mean) <= 1e-4 * scaler.std
+    assert Scaler.of(1234.56789012, 1.0).mean == 1234.56789  # 9 digits are enough here
+
+
 WORDS = HashEncoder(cardinality=100)
 
 AGE = BucketEncoder(boundaries=(18, 25, 30))

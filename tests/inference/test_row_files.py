@@ -102,6 +102,21 @@ def test_rows_that_can_not_be_read_are_said(name: str, text: bytes, message: str
         list(read_rows(tmp_path / name))
 
 
+@pytest.mark.parametrize("mark", [",", ";", "\t", "|"])
+def test_columns_stand_between_the_marks_that_prepare_reads(mark: str, tmp_path: Path) -> None:
+    rows = [["käufer", "preis"], ["1", "07" if mark == "," else "3.175,81"], ["2", "a b"]]
+    (tmp_path / "rows.csv").write_text("".join(f"{mark.join(row)}\n" for row in rows), encoding="utf-8")
+    (table,) = read_rows(tmp_path / "rows.csv")
+    assert [table.column_names, *map(list, zip(*table.to_pydict().values(), strict=True))] == rows
+
+
+def test_bytes_that_are_not_utf_8_are_said_with_what_to_do(tmp_path: Path) -> None:
+    for text in ("käufer;n\na;1\n", "name;n\nkäufer;1\n"):
+        (tmp_path / "rows.csv").write_bytes(text.encode("latin-1"))
+        with pytest.raises(DataError, match=r"rows\.csv: can't be read as csv: .*; expected utf-8: convert the file"):
+            list(read_rows(tmp_path / "rows.csv"))
+
+
 def test_lists_are_one_text_in_csv(tmp_path: Path) -> None:
     table = pa.table({"id": [1, 2], "history": [["a", "b"], []], "number": [[1, 2], None]})
     with row_writer(tmp_path / "out.csv") as write:

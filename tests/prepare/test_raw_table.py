@@ -505,6 +505,23 @@ def test_digits_that_are_codes_stay_text(values: list[str], tmp_path: Path) -> N
     assert "digits that are no plain numbers" in str(result.summary["inferred"])
 
 
+def test_long_whole_numbers_of_parquet_are_codes_as_in_csv(tmp_path: Path) -> None:
+    """Such as hashes of devices: as numbers, float64 takes neighbours for one."""
+    columns = {"device": [2**60 + row % 3 for row in range(60)], "tens": [10**14 + row for row in range(60)]}
+    table = pa.table({"user_id": range(60), "item_id": [row % 7 for row in range(60)], **columns})
+    pq.write_table(table, tmp_path / "rows.parquet")
+    pa.csv.write_csv(table, tmp_path / "rows.csv")
+    asked = {"context_features": ["device", "tens"]}
+    specs = [prepare_table(tmp_path / f"rows.{end}", tmp_path / end, **asked).spec for end in ("csv", "parquet")]
+    assert [spec.features["device"].cardinality for spec in specs] == [4, 4]
+    assert bytes_of(specs[0].folder)["encoders.json"] == bytes_of(specs[1].folder)["encoders.json"]
+    said = str(specs[1].metadata["summary"]["inferred"])
+    assert "'device': digits that are no plain numbers" in said
+    assert "'tens': digits" not in said
+    asked = {**asked, "numeric": ["device"]}
+    assert prepare_table(tmp_path / "rows.parquet", tmp_path / "n", **asked).spec.features["device"].cardinality is None
+
+
 def test_numbers_that_float64_can_not_hold_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="line 4 is '1e999'; 2 of its 3 values are numbers"):
         features_of(tmp_path, ["1", "2", "1e999"])
@@ -621,6 +638,16 @@ def test_json_lines_are_read(ending: str, tmp_path: Path) -> None:
     path.write_bytes(gzip.compress(b"{}\n[1]\n") if ending.endswith(".gz") else b"{}\n[1]\n")
     with pytest.raises(DataError, match="line 2: is no JSON object"):
         prepare_table(path, tmp_path / "b", timestamp=None)
+
+
+def test_objects_of_json_lines_are_no_ids(tmp_path: Path) -> None:
+    """Their texts would be ids: two spellings of one object two users, or one user in two countries."""
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"user_id": 1, "item_id": "{a}"}\n{"user_id": {"id": 1, "land": "EG"}, "item_id": "b"}\n')
+    with pytest.raises(DataError, match="column 'user_id' holds objects, such as line 2; ids must be text or whole"):
+        prepare_table(path, tmp_path / "out", timestamp=None)
+    path.write_text('{"user_id": 1, "item_id": "{a}"}\n{"user_id": 1, "item_id": "b"}\n')
+    assert ("1", "{a}") in raw_pairs(prepare_table(path, tmp_path / "out", timestamp=None).spec, "train")
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "cp1252", "latin-1", "utf-16-le"])
@@ -1055,6 +1082,9 @@ DAY, LISTED = datetime.date(2024, 1, 31), [[[1.5], [2.5]]]
      ([[1]], {"label": "x", "positive_from": 1}, "the label: holds array<int64>; expected numbers or text"),
      ([datetime.timedelta(1)], {"label": "x", "positive_from": 1}, "the label: holds interval"),
      (LISTED, {"context_features": ["x"]}, "holds array<array<float64>>; a list must hold texts or numbers"),
+     ([{"a": 1}], {"context_features": ["x"]}, "struct<a: int64>, not numbers; take it out of the features, or write"),
+     ([{"a": 1}], {"context_features": ["x"], "numeric": ["x"]}, "not numbers; take it out of `numeric`"),
+     ([2.0, None], {"context_features": ["x"], "categorical": ["x"]}, "holds float64; a category .* as Int64"),
      ([[0.5, 1e308]], {"context_features": ["x"]}, "row 1 holds a number as large as 1e\\+308 in its vector"),
      ([b"\xff"], {"context_features": ["x"], "categorical": ["x"]}, "holds binary that is no text .*in UTF-8")],
 )  # fmt: skip

@@ -175,8 +175,7 @@ def from_table(table: pa.Table, kind: Kind) -> Any:
     """A pyarrow table as a frame of a kind. Raises `MissingExtraError` if its library is not installed."""
     match kind:
         case "pandas":
-            _imported("pandas")
-            return table.to_pandas()
+            return _to_pandas(table)
         case "polars" | "polars_lazy":
             frame = _imported("polars").from_arrow(table)
             return frame if kind == "polars" else frame.lazy()
@@ -187,6 +186,46 @@ def from_table(table: pa.Table, kind: Kind) -> Any:
         case "rows":
             return table.to_pylist()
     return table
+
+
+def answered(frame: object, table: pa.Table, kind: Kind, columns: Sequence[str] | None = None) -> Any:
+    """The rows of a frame and an answer to each, which `table` holds, as a frame of a kind.
+
+    If the frame is of this kind, its own columns stand in place of the table's, in which categories, decimals and whole
+    numbers beside missing ones are plain values. A pandas frame keeps its index; a level is a column only if `columns`
+    names it.
+    """
+    import pyarrow as pa
+
+    if kind == kind_of(frame) == "pandas":
+        own = {str(name): name for name in frame.columns}  # type: ignore[attr-defined]
+        levels = set(map(str, frame.index.names)) - {*own, *(columns or ())}  # type: ignore[attr-defined]
+        made = _to_pandas(table.drop_columns([name for name in table.column_names if name in levels]))
+        made = made.set_axis(frame.index, axis=0)  # type: ignore[attr-defined]
+        return made.assign(**{name: frame[own[name]] for name in made.columns if name in own})  # type: ignore[index]
+    if kind == kind_of(frame) == "polars":
+        held = [frame[name] for name in table.column_names if name in frame.columns]  # type: ignore[attr-defined,index]
+        return from_table(table, kind).with_columns(held)
+    if kind == "pyarrow" and isinstance(frame, pa.Table):
+        for place, name in enumerate(table.column_names):
+            if name in frame.column_names:
+                table = table.set_column(place, frame.field(name), frame.column(name))
+    return from_table(table, kind)
+
+
+def _to_pandas(table: pa.Table) -> Any:
+    """A table as pandas makes it, but for whole numbers beside missing ones that are too large for its fractions."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    pandas = _imported("pandas")
+    frame = table.to_pandas()
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        if pa.types.is_integer(column.type) and column.null_count:
+            ends = pc.min_max(column).as_py()
+            if any(value is not None and abs(value) > 1 << 53 for value in ends.values()):
+                frame[name] = pandas.array(column.to_pylist(), dtype="Int64")
+    return frame
 
 
 def _imported(library: str) -> Any:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from recspec.api.data import Data, load_spec
 from recspec.api.evaluating import EvaluationResult, evaluate
 from recspec.api.exporting import Exported, export
-from recspec.api.frames import Kind, as_ids, chosen_kind, from_table, is_frame, kind_of, to_table
+from recspec.api.frames import Kind, answered, as_ids, chosen_kind, from_table, is_frame, kind_of, to_table
 from recspec.api.kept import Report, report
 from recspec.api.progress import Stages, stages
 from recspec.api.serving import Serving, serve
@@ -126,7 +126,8 @@ class Model(Viewed):
             progress: A function that receives stages (stage, done, total), or False for no bar.
 
         Returns:
-            A frame of B rows for B raw rows, in their order; with `out`, the path.
+            A frame of B rows for B raw rows, in their order; one of the kind of `rows` holds their own columns, and in
+            pandas their index. With `out`, the path.
 
         Raises:
             DataError: naming every column that is missing, and every value that can't be read.
@@ -167,7 +168,10 @@ class Model(Viewed):
             notes.append(f"the scores of {self.name} are no logits, so these are no probabilities; "
                          "only the order counts")  # fmt: skip
         _tell(notes)
-        return Path(out) if out is not None else from_table(_joined(tables), asked)
+        if out is not None:
+            return Path(out)
+        found = _joined(tables)
+        return answered(rows, found, asked, kept) if is_frame(rows) else from_table(found, asked)
 
     @verb
     def recommend(
@@ -281,8 +285,7 @@ class Model(Viewed):
             with stages(progress) as show:
                 return from_table(_with(columns, self.predictor, _of_all(self.predictor, wanted, show)), asked)
         answers = self.answers(wanted)
-        _tell(dict.fromkeys(note if answer.user is None else f"user {answer.user}: {note}"
-                            for answer in answers for note in answer.notes))  # fmt: skip
+        _tell(_of_users(answers))
         return from_table(_with(columns, self.predictor, _of_answers(self.predictor, answers, wanted)), asked)
 
     def answers(self, wanted: Wanted) -> list[Recommendation]:
@@ -595,6 +598,18 @@ def _refuse_shards(verb: str, workers: int, engine: str, shard_size: int | None)
 
 def _tell_one(note: str) -> None:
     _tell([note])
+
+
+def _of_users(answers: Iterable[Recommendation]) -> list[str]:
+    """The notes on answers, each once, with its user; of several users with one note, the first and their number."""
+    users: dict[str, dict[str | int, None]] = {}
+    for answer in answers:
+        for note in answer.notes:
+            users.setdefault(note, {}).update({} if answer.user is None else {answer.user: None})
+    told = {note: (f"user {next(iter(named))}: " if len(named) == 1 else
+                   f"{len(named):,} users, such as {next(iter(named))}: " if named else "")
+            for note, named in users.items()}  # fmt: skip
+    return [f"{who}{note}" for note, who in told.items()]
 
 
 def _tell(notes: Iterable[str]) -> None:

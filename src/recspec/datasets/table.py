@@ -165,6 +165,7 @@ def _read(raw_rows: RawRows, work: Path, sides: Mapping[str, Path], asked: Setti
             texts=_with_plain_names(roles.texts, side),
             categories=_with_plain_names(roles.categories, side),
             numbers=_with_plain_names(roles.numbers, side),
+            cut=_with_plain_names(roles.cut, side),
             vectors=_with_plain_names(roles.vectors, side),
             features=_with_plain_names(named[side], side),
             shown=True,
@@ -211,7 +212,7 @@ def _roles(settings: Settings) -> Roles:
         numbers={*settings.numeric, *([settings.rating] if settings.rating else [])},
         time=settings.timestamp if needs_time else None, label=settings.label,
         positive_from=settings.positive_from, positive=settings.positive or (),
-        weights=settings.weighting,
+        cut={*settings.buckets}, weights=settings.weighting,
     )  # fmt: skip
 
 

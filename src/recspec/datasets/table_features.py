@@ -363,9 +363,12 @@ def _column(name: str, values: Values, settings: Settings, problems: list[str], 
     else:
         chosen = "number"
     if chosen == "number" and not kind.is_numeric():
-        problems.append(f"feature '{name}' holds {kind}, not numbers; take it out of `numeric`, or out of the features")
+        remedy = "take it out of `numeric`, or out of the features" if name in settings.numeric else (
+            "take it out of the features, or write its values as columns of numbers or text")  # fmt: skip
+        problems.append(f"feature '{name}' holds {kind}, not numbers; {remedy}")
     if chosen == "category" and kind.is_floating() and name not in settings.hashed:
-        problems.append(f"feature '{name}' holds fractions; a category must be text or whole numbers")
+        problems.append(f"feature '{name}' holds {kind}; a category must be text or whole numbers, which pandas keeps "
+                        "beside missing ones as Int64")  # fmt: skip
     if chosen == "list" and not (kind.is_array() or kind.is_string()):
         problems.append(f"feature '{name}' holds {kind}; a list must be text with a separator, or a Parquet list")
     if chosen == "list" and kind.is_array() and kind.value_type.is_nested():

@@ -337,6 +337,10 @@ def is_far(encoder: Encoder, numbers: NDArray[np.float64]) -> NDArray[np.bool_]:
     return np.greater_equal(np.abs(raw_values.transformed(encoder, numbers) - encoder.mean), FAR * encoder.std)
 
 
+MOVED = 1e-4
+"""Standard deviations by which rounding may move a mean."""
+
+
 @dataclass(frozen=True)
 class Scaler:
     """The mean and standard deviation that a `scale` encoder takes."""
@@ -346,9 +350,15 @@ class Scaler:
 
     @classmethod
     def of(cls, mean: float | None, std: float | None) -> Scaler:
-        """From moments, rounded to 9 digits so that two engines' orders of summing agree; a constant keeps std 1."""
-        rounded = float(f"{std or 0.0:.9g}")
-        return cls(float(f"{mean or 0.0:.9g}"), rounded if rounded > 0 and np.isfinite(rounded) else 1.0)
+        """From moments, rounded so that two engines' orders of summing agree; a constant keeps std 1.
+
+        9 digits are kept, and more of a mean that is large beside the deviation, as of order numbers or times: else the
+        rounded rest would be many deviations.
+        """
+        mean, rounded = float(mean or 0.0), float(f"{std or 0.0:.9g}")
+        rounded = rounded if rounded > 0 and np.isfinite(rounded) else 1.0
+        forms = (float(f"{mean:.{digits}g}") for digits in range(9, 18))
+        return cls(next((form for form in forms if abs(form - mean) <= MOVED * rounded), mean), rounded)
 
 
 def vector_scale(squares: float, count: int) -> float:

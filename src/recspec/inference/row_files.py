@@ -23,6 +23,9 @@ from recspec.inference.columns import is_list
 ROWS = 65_536
 """Rows read, scored and written at once."""
 
+HEADER = 1 << 20
+"""Bytes of a first line that are searched for the separator of a CSV file."""
+
 ROW_FORMATS = (".csv", ".jsonl", ".parquet")
 
 
@@ -44,13 +47,14 @@ def read_rows(path: Path) -> Iterator[pa.Table]:
                 if not file.metadata.num_rows:
                     yield file.schema_arrow.empty_table()
         elif path.suffix == ".csv":
+            marks = pa_csv.ParseOptions(newlines_in_values=True, delimiter=_separator(path))
             with path.open("rb") as names, path.open("rb") as values:
-                with pa_csv.open_csv(names) as reader:
+                with pa_csv.open_csv(names, parse_options=marks) as reader:
                     _check_names(path, reader.schema.names)
                     texts = dict.fromkeys(reader.schema.names, pa.string())
                 # Text as it is written: `007` is not 7, and the encoders know where numbers are meant.
                 convert = pa_csv.ConvertOptions(column_types=texts, null_values=[""], strings_can_be_null=True)
-                with pa_csv.open_csv(values, convert_options=convert, parse_options=_CSV) as reader:
+                with pa_csv.open_csv(values, convert_options=convert, parse_options=marks) as reader:
                     is_empty = True
                     for batch in reader:
                         is_empty = is_empty and not batch.num_rows
@@ -61,15 +65,21 @@ def read_rows(path: Path) -> Iterator[pa.Table]:
         else:
             yield from _read_objects(path)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: can't be read as {path.suffix[1:]}: {error}") from None
+        is_text = path.suffix != ".parquet" and (isinstance(error, UnicodeDecodeError) or "invalid UTF8" in str(error))
+        remedy = "; expected utf-8: convert the file, such as by `iconv -t utf-8`" if is_text else ""
+        raise DataError(f"{path}: can't be read as {path.suffix[1:]}: {error}{remedy}") from None
+
+
+def _separator(path: Path) -> str:
+    """The mark between the columns of a CSV file: as `prepare` finds it, if the first line has no comma."""
+    with path.open("rb") as file:
+        first = file.readline(HEADER)
+    return next((mark for mark in ",\t;|" if mark.encode() in first), ",")
 
 
 def _check_names(path: Path, names: Sequence[str]) -> None:
     if problems := repeated(names):
         raise DataError.of(str(path), problems)
-
-
-_CSV = pa_csv.ParseOptions(newlines_in_values=True)
 
 
 MOST_KINDS = 100

@@ -38,9 +38,12 @@ from recspec.prepare.raw_files import (
 )
 from recspec.prepare.raw_weights import Weighting, event_weights
 from recspec.prepare.tables import count_rows, fetch, figures
+from recspec.prepare.text_files import JsonFile
 from recspec.prepare.times import Times
 
 CODE = r"^[+-]?(0[0-9]|[0-9]{16})"  # as a number, these digits lose a leading zero or their last digits
+CODED = "digits that are no plain numbers (leading zeros, or too many digits), kept as text"
+AS_NUMBERS = "`numeric` takes them as numbers"
 WRITTEN = r"^[-+(]?[$€£¥]? ?[0-9]{1,3}([., ']?[0-9]{3})*([.,][0-9]+)?-? ?[%$€£¥]?[)]?$"
 """Numbers with separators and units: `1,234.50`, `12,5`, `$3`, `7 %`."""
 CODE_NAME = re.compile(
@@ -65,6 +68,7 @@ class Roles:
     texts: Collection[str] = ()  # text, as written
     categories: Collection[str] = ()  # text, as written; but true and false become 1 and 0 in any spelling
     numbers: Collection[str] = ()
+    cut: Collection[str] = ()  # whole numbers that are cut into buckets, so they are numbers however long
     vectors: Collection[str] = ()  # lists of numbers; texts are cut into them
     features: Collection[str] = ()  # their values decide their type
     shown: bool = False  # a file of users or items: the values of all other columns decide their types, without notes
@@ -194,6 +198,9 @@ class _Typing:
         if name in roles.numbers and name not in roles.features and not values.type().is_numeric():
             self.rows.problems.append(f"column '{name}' holds {values.type()}; expected numbers")
             return None
+        if name in self._long:
+            self._infer(f"{CODED}; {AS_NUMBERS}", name)
+            return values.cast("string")
         if name in roles.features or roles.shown:
             return self._judged(name) if values.type().is_string() else None
         return None
@@ -212,6 +219,17 @@ class _Typing:
         counts = {f"_{place}": each.cast("int64").sum() for place, each in enumerate(holds)}
         found = iter(figures(self.rows.backend, rows, counts).values())
         return {name: _Seen(*(int(next(found) or 0) for _ in _Seen.__annotations__)) for name in names}
+
+    @cached_property
+    def _long(self) -> set[str]:
+        """Features of whole numbers, in files with types, that hold one of as many digits as `CODE` has."""
+        rows, roles = self.rows.table, self.roles
+        names = [name for name in dict.fromkeys(roles.features) if name in rows.columns
+                 and name not in (*roles.numbers, *roles.cut) and rows[name].type().is_integer()]  # fmt: skip
+        counts = {f"_{place}": (rows[name].cast("float64").abs() >= 1e15).cast("int64").sum()
+                  for place, name in enumerate(names)}  # fmt: skip
+        found = figures(self.rows.backend, rows, counts) if names else {}
+        return {name for name, count in zip(names, found.values(), strict=True) if count}
 
     def _truth(self, name: str) -> Values | None:
         """1 and 0 for true and false, if a column holds nothing else."""
@@ -235,8 +253,7 @@ class _Typing:
         if (truth := self._truth(name)) is not None:
             return truth
         if seen.codes and seen.numbers + seen.markers == seen.present:
-            self._infer("digits that are no plain numbers (leading zeros, or too many digits), kept as text"
-                        + ("; `numeric` takes them as numbers" if asked else ""), name)  # fmt: skip
+            self._infer(f"{CODED}; {AS_NUMBERS}" if asked else CODED, name)
             return None
         if seen.numbers and not seen.rest and (asked or not seen.markers):
             return self._number(name)
@@ -281,6 +298,12 @@ class _Typing:
             if not (kind.is_string() or kind.is_integer()):
                 problems.append(f"column '{name}' holds {kind}; ids must be text or whole numbers; write them so")
                 continue
+            if isinstance(self.rows.parts[0], JsonFile) and name not in self.rows.texts:  # objects are read as texts
+                objects = table.filter(table[name].cast("string").startswith("{"))
+                if held := self.rows.first(objects.select(ROW)).column(ROW).to_pylist():
+                    problems.append(f"column '{name}' holds objects, such as {', '.join(self.rows.places(held))}; ids "
+                                    "must be text or whole numbers; write the value that tells them apart")  # fmt: skip
+                    continue
             if self.roles.shown:  # the catalogue leaves out such rows and counts them
                 continue
             missing = table.filter(table[name].isnull())
