@@ -21,7 +21,7 @@ from recspec.prepare.growth import UNKNOWN_EVENTS_FILE
 from recspec.prepare.raw_files import Reading
 from recspec.prepare.time_formats import example
 from recspec.spec import FeatureSpec
-from recspec.storage import Ragged, check, open_split
+from recspec.storage import PREPARE_FILE, Ragged, check, open_split
 from tests.made_up_events import NEW_ITEM, NEW_USER, prepared, shop_events, written
 
 Row = tuple[object, ...]
@@ -132,6 +132,23 @@ def test_the_held_out_events_of_strangers_are_read_from_the_dataset_alone(
     (tmp_path / "grown").mkdir()
     with pytest.raises(DataError, match=r"unknown_events.parquet can't be read: .*; prepare it again"):
         grow(base, written(tmp_path / "new.csv", new), tmp_path / "grown")
+
+
+@pytest.mark.parametrize("bad", ["pipe", "link", "deep"])
+def test_a_record_that_cannot_be_read_stops_no_growth(tmp_path: Path, bad: str) -> None:
+    known, new = shop_events()
+    base = prepared(tmp_path / "base", known)
+    file = (base.folder / PREPARE_FILE).rename(tmp_path / "outside.json")
+    if bad == "pipe":
+        os.mkfifo(base.folder / PREPARE_FILE)
+    elif bad == "link":
+        (base.folder / PREPARE_FILE).symlink_to(file)
+    else:
+        (base.folder / PREPARE_FILE).write_text("[" * 100_000)
+    (tmp_path / "grown").mkdir()
+    made = grow(base, written(tmp_path / "new.csv", new), tmp_path / "grown")
+    record = json.loads((made.spec.folder / PREPARE_FILE).read_text())
+    assert [each["name"] for each in record["inputs"]] == ["new.csv"]  # nothing of a file outside
 
 
 def test_a_column_of_another_kind_than_the_held_out_events_is_told(tmp_path: Path) -> None:

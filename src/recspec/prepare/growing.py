@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 import recspec
 from recspec.encoding import Encoders, VocabularyEncoder, combined, is_text, with_new_values
 from recspec.errors import DataError, SpecError, listed, nearest
-from recspec.files import PathError, confined, special
+from recspec.files import PathError, confined, read_json, special
 from recspec.prepare.backend import Backend
 from recspec.prepare.columns import Column, Fitted, PreparedCatalogue, take, to_arrow
 from recspec.prepare.duckdb_backend import DuckDBBackend
@@ -138,8 +138,8 @@ def _inputs(base: FeatureSpec) -> list[dict[str, object]]:
 def _recorded(base: FeatureSpec) -> dict[str, object]:
     """What `prepare.json` says; nothing if it can't be read."""
     try:
-        found = json.loads((base.folder / PREPARE_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        found = read_json(confined(base.folder, PREPARE_FILE))
+    except PathError:
         return {}
     return found if isinstance(found, dict) else {}
 
