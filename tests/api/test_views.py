@@ -86,3 +86,9 @@ def test_models_evaluations_plans_and_listings_have_views(data: api.Data, model:
     assert planned["method"] == model.plan["method"]
     assert "ease" in api.models()
     assert "l2" in api.models().settings("ease").to_text()
+
+
+def test_a_damaged_log_gives_an_empty_plan(tmp_path: Path) -> None:
+    for damaged in ('{"event": "start", "choices": ' + "[" * 100_000, '"start"', '{"event": "start", "é'):
+        (tmp_path / "log.jsonl").write_text(damaged, encoding="latin-1")
+        assert len(api.model.Plan.of_log(tmp_path, "ease")) == 0

@@ -96,6 +96,25 @@ def test_a_path_of_the_next_command_is_quoted_and_never_read_as_an_option(capsys
     assert capsys.readouterr().err == "next: recspec serve $'a\\x09b\\x27\\x1b\\xc3\\xbc\\xff\\x5c'\n"
 
 
+def test_texts_of_others_neither_steer_the_terminal_nor_become_emoji(capsys: pytest.CaptureFixture[str]) -> None:
+    hostile = "\x1b]0;title\x07 \x9b31m \x7f\r\b sku:100:x [red]é\t\n"
+    shown = "\\x1b]0;title\\x07 \\x9b31m \\x7f\\x0d\\x08 sku:100:x [red]é"
+    for print_it in (
+        lambda: console.out.print(hostile),
+        lambda: console.err.print(f"error: {hostile}", style="red"),
+        lambda: console.print_section(hostile, {hostile: 1}),
+        lambda: console.print_lines("lines", [{hostile: hostile}]),
+    ):
+        print_it()
+        found = "".join(capsys.readouterr())
+        assert shown in found
+        assert not {chr(each) for each in console.STEERING} & {*found}
+    console.print_json({hostile: hostile})
+    printed = capsys.readouterr().out
+    assert json.loads(printed) == {hostile: hostile}
+    assert not {chr(each) for each in console.STEERING} & {*printed}
+
+
 def test_every_next_command_is_one() -> None:
     """Each literal that `print_next` is given names a command of the application."""
     everything = (*app.registered_commands, *app.registered_groups, *pipeline_app.registered_commands)

@@ -21,7 +21,7 @@ from recspec.prepare.growth import UNKNOWN_EVENTS_FILE
 from recspec.prepare.raw_files import Reading
 from recspec.prepare.time_formats import example
 from recspec.spec import FeatureSpec
-from recspec.storage import Ragged, check, open_split
+from recspec.storage import PREPARE_FILE, Ragged, check, open_split
 from tests.made_up_events import NEW_ITEM, NEW_USER, prepared, shop_events, written
 
 Row = tuple[object, ...]
@@ -132,6 +132,23 @@ def test_the_held_out_events_of_strangers_are_read_from_the_dataset_alone(
     (tmp_path / "grown").mkdir()
     with pytest.raises(DataError, match=r"unknown_events.parquet can't be read: .*; prepare it again"):
         grow(base, written(tmp_path / "new.csv", new), tmp_path / "grown")
+
+
+@pytest.mark.parametrize("bad", ["pipe", "link", "deep"])
+def test_a_record_that_cannot_be_read_stops_no_growth(tmp_path: Path, bad: str) -> None:
+    known, new = shop_events()
+    base = prepared(tmp_path / "base", known)
+    file = (base.folder / PREPARE_FILE).rename(tmp_path / "outside.json")
+    if bad == "pipe":
+        os.mkfifo(base.folder / PREPARE_FILE)
+    elif bad == "link":
+        (base.folder / PREPARE_FILE).symlink_to(file)
+    else:
+        (base.folder / PREPARE_FILE).write_text("[" * 100_000)
+    (tmp_path / "grown").mkdir()
+    made = grow(base, written(tmp_path / "new.csv", new), tmp_path / "grown")
+    record = json.loads((made.spec.folder / PREPARE_FILE).read_text())
+    assert [each["name"] for each in record["inputs"]] == ["new.csv"]  # nothing of a file outside
 
 
 def test_a_column_of_another_kind_than_the_held_out_events_is_told(tmp_path: Path) -> None:
@@ -268,6 +285,8 @@ def test_damaged_rules_and_other_datasets_are_refused(tmp_path: Path) -> None:
     for changed, message in (
         ({**rules, "format": 9}, "format 9; this recspec reads 1"),
         ({**rules, "split": "none"}, "growth.json: damaged.*split"),
+        ({**rules, "encoding": "../x"}, "growth.json: damaged.*encoding '../x' is not known"),
+        ({**rules, "gap_unit": float("nan")}, "growth.json: damaged.*gap_unit"),
     ):
         file.write_text(json.dumps(changed))
         with pytest.raises(DataError, match=message):
@@ -275,6 +294,42 @@ def test_damaged_rules_and_other_datasets_are_refused(tmp_path: Path) -> None:
     file.unlink()
     with pytest.raises(DataError, match=r"takes no new events: it has no growth.json, which `recspec prepare` writes"):
         GrowthRules.load(base.folder)
+
+
+def test_rules_that_are_not_those_of_the_rows_are_refused(tmp_path: Path) -> None:
+    known, new = shop_events()
+    base, events = prepared(tmp_path / "base", known, train_negatives=1), written(tmp_path / "new.csv", new)
+    file, grown_to = base.folder / GROWTH_FILE, tmp_path / "grown"
+    grown_to.mkdir()
+    rules = json.loads(file.read_text())
+    of_histories: dict[str, object] = rules["histories"]
+    for changed, name in (
+        ({"num_negatives": 10**12}, "num_negatives"),
+        ({"histories": {**of_histories, "train_negatives": 10**12}}, "histories.train_negatives"),
+        ({"histories": {**of_histories, "history": 6}}, "histories.history"),
+        ({"gap_unit": 1.0}, "gap_unit"),
+    ):
+        file.write_text(json.dumps({**rules, **changed}))
+        with pytest.raises(DataError, match=f"growth.json: other rows than the dataset's, by '{name}'; prepare"):
+            grow(base, events, grown_to)
+    file.write_text(json.dumps({**rules, "num_negatives": 10**9}))
+    lying = {**base.metadata, "test_samples_per_series": 10**9 + 1}
+    with pytest.raises(DataError, match=r"growth.json: other rows than the dataset's, by 'num_negatives'; prepare"):
+        grow(base.replace(metadata=lying), events, grown_to)
+
+
+def test_names_and_counts_of_others_do_not_stop_growth(tmp_path: Path) -> None:
+    known, new = shop_events()
+    base = prepared(tmp_path / "base", known)
+    (base.folder / "train").rename(base.folder / "train-mine")
+    (chunk,) = base.sources["train"]
+    moved = chunk.model_copy(update={"files": tuple(name.replace("train/", "train-mine/") for name in chunk.files)})
+    summary = {"updates": "many"}
+    strange = base.replace(sources={**base.sources, "train": (moved,)}, metadata={**base.metadata, "summary": summary})
+    (tmp_path / "grown").mkdir()
+    made = grow(strange, written(tmp_path / "new.csv", new), tmp_path / "grown").spec
+    assert [Path(name).parent.name for name in made.sources["train"][0].files] == ["train-mine", "train-00001"]
+    assert made.metadata["summary"]["updates"] == 1  # type: ignore[index]
 
 
 def test_the_cuts_of_time_are_those_of_the_preparation() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -264,6 +265,40 @@ def test_a_block_told_twice_does_not_fill_memory(prefix: Path) -> None:
     assert "its keys do not rise" in refused(prefix, "x")
 
 
+def written_index(prefix: Path, *blocks: bytes, index: bytes) -> None:
+    at = tf.varint(sum(map(len, blocks))) + tf.varint(len(index) - 5)
+    footer = (at + at).ljust(40, b"\0") + struct.pack("<Q", tf.MAGIC)
+    prefix.with_name("model.ckpt-7.index").write_bytes(b"".join((*blocks, index, footer)))
+
+
+def test_a_small_index_takes_little_time(prefix: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = struct.pack("<301I", *[0] * 300, 300)  # a block without entries, which no rule of keys bounds
+    empty = content + b"\0" + struct.pack("<I", tf.masked_crc(content + b"\0"))
+    place = tf.varint(0) + tf.varint(len(content))
+    written_index(prefix, empty, index=tf.block([(b"%03d" % number, place) for number in range(100)]))
+    assert "its blocks overlap" in refused(prefix)
+    monkeypatch.setattr(tensorbundle, "MOST_KEY_BYTES", 5_000)
+    tiny = tf.block([])
+    place = tf.varint(0) + tf.varint(len(tiny) - 5)
+    written_index(prefix, tiny, index=tf.block([(b"k" * 1000 + b"%d" % number, place) for number in range(9)]))
+    assert "its keys take more than 5,000 bytes" in refused(prefix)
+
+
+def test_slices_take_no_more_than_the_file_holds(prefix: Path) -> None:
+    cuts = [((start, 2),) for start in range(0, 8, 2)]
+    values = {b"x": tf.entry("float32", (8,), slices=cuts)}
+    data = data_file(prefix).read_bytes()[:8]
+    values |= {tf.slice_key("x", cut): tf.entry("float32", (2,), data) for cut in cuts}  # all of them the same bytes
+    prefix.with_name("model.ckpt-7.index").write_bytes(tf.table({**entries_of(), **values}))
+    assert "its slices overlap in the file" in refused(prefix, "x")
+
+
+def test_a_pipe_is_named(prefix: Path) -> None:
+    data_file(prefix).unlink()
+    os.mkfifo(data_file(prefix))
+    assert "model.ckpt-7.data-00000-of-00001 is a named pipe" in refused(prefix)
+
+
 def test_an_index_that_is_too_long_is_not_read(prefix: Path) -> None:
     with prefix.with_name("model.ckpt-7.index").open("r+b") as file:
         file.truncate(MOST_INDEX_BYTES + 1)
@@ -289,6 +324,16 @@ def test_a_folder_of_checkpoints_stands_for_its_latest_even_when_it_was_moved(pr
         checkpoint.write_text(f'model_checkpoint_path: "{named}"\nall_model_checkpoint_paths: "model.ckpt-0"\n')
         assert find(prefix.parent).prefix == prefix
         assert find(prefix.parent).graph is None
+
+
+def test_the_latest_checkpoint_lies_in_the_folder(prefix: Path) -> None:
+    inside = prefix.parent / "inside"
+    inside.mkdir()
+    for named in (str(prefix), "../model.ckpt-7", "../inside"):
+        prefix.with_name("inside.index").write_bytes(b"")  # beside a folder of its name
+        (inside / "checkpoint").write_text(f'model_checkpoint_path: "{named}"')
+        with pytest.raises(DataError, match=r"the latest checkpoint is '.*', which is not in this folder; found none"):
+            find(inside)
 
 
 def test_a_saved_model_is_found_by_its_folder_or_its_file(tmp_path: Path) -> None:
@@ -338,7 +383,7 @@ def test_what_is_not_there_is_said(prefix: Path) -> None:
     assert said(folder) == "DIR/checkpoint: names no model_checkpoint_path"
     (folder / "checkpoint").write_text('model_checkpoint_path: "gone"\n')
     assert said(folder) == (
-        "DIR/checkpoint: the latest checkpoint is 'gone', which is not there; found 'model.ckpt-7', 'other'"
+        "DIR/checkpoint: the latest checkpoint is 'gone', which is not in this folder; found 'model.ckpt-7', 'other'"
     )
 
 

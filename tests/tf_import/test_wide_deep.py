@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -587,6 +588,19 @@ def test_a_file_that_is_not_there_is_named_with_the_nearest(tmp_path: Path) -> N
         Columns.load(
             described(tmp_path, [{"name": "v", "kind": "vocabulary", "vocabulary_file": "words", "wide": True}])
         )
+
+
+@pytest.mark.parametrize("file", ["/dev/zero", "../words", "link", "pipe"])
+def test_a_vocabulary_lies_in_the_folder_of_its_columns(file: str, tmp_path: Path) -> None:
+    folder = tmp_path / "columns"
+    folder.mkdir()
+    (tmp_path / "words").write_text("red\n")
+    (folder / "link").symlink_to(tmp_path / "words")
+    os.mkfifo(folder / "pipe")
+    columns = [{"name": "v", "kind": "vocabulary", "vocabulary_file": file, "wide": True}]
+    problem = "is a named pipe" if file == "pipe" else "leads outside the folder"
+    with pytest.raises(DataError, match=rf"columns\[0\] 'v'.vocabulary_file: '{file}' {problem}"):
+        Columns.load(described(folder, columns))
 
 
 # --- where it is written ---------------------------------------------------------------------------------------------

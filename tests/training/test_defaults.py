@@ -256,7 +256,7 @@ def test_the_path_says_how_the_data_is_taken(data: Mapping[str, FeatureSpec], tm
         "rated, split by time: labels are ratings from 4 on: no negatives are drawn; valid and test are the latest rows"
     )
     assert pick_path(data["interactions"].replace(folder=tmp_path)).value == "rated, split by time"
-    for damaged in ("[", "[]", '{"settings": 3}'):
+    for damaged in ("[", "[]", '{"settings": 3}', "[" * 100_000):
         (tmp_path / "prepare.json").write_text(damaged)
         assert pick_path(data["clicks"].replace(folder=tmp_path)).value == "labelled"
 

@@ -32,7 +32,6 @@ from recspec.nn import Embeddings
 from recspec.prepare import grow
 from recspec.spec import FeatureSpec
 from recspec.storage import open_split
-from recspec.training import updating
 from recspec.training.loop import train
 from recspec.training.settings import TrainSettings
 from recspec.training.updating import Updated, UpdateSettings, update
@@ -221,6 +220,19 @@ def test_what_takes_no_new_events_says_so(shop: Mapping[str, Path], tmp_path: Pa
         update(run, shop["new"])
 
 
+def test_updates_that_lead_out_of_the_run_are_refused_and_nothing_there_is_removed(
+    shop: Mapping[str, Path], tmp_path: Path
+) -> None:
+    run, kept = trained("popularity", shop["interactions"], tmp_path / "run"), tmp_path / "mine" / "0001" / "kept"
+    kept.parent.mkdir(parents=True)
+    kept.write_text("mine")
+    (run / "updates").symlink_to(tmp_path / "mine")
+    with pytest.raises(DataError, match="'updates' leads outside the folder"):
+        update(run, shop["new"])
+    assert [each.name for each in kept.parent.parent.iterdir()] == ["0001"]
+    assert kept.read_text() == "mine"
+
+
 def test_the_replayed_rows_are_a_share_of_the_old_ones() -> None:
     newest = Newest([900], 0.25, seed=3)
     mask = newest.mask(0, 0, 1000)
@@ -245,14 +257,14 @@ def test_an_update_that_ends_while_another_waits_is_its_base(
 ) -> None:
     run, (_, new) = trained("ease", shop["interactions"], tmp_path / "run"), shop_events()
     first, second = (written(tmp_path / f"{at}.csv", new.slice(at, 45)) for at in (0, 45))
-    before, others = updating.locked_inside, [first]
+    before, others = versions.locked_inside, [first]
 
     def waiting(folder: Path, doing: str) -> AbstractContextManager[None]:
         if others:
             update(run, others.pop())
         return before(folder, doing)
 
-    monkeypatch.setattr(updating, "locked_inside", waiting)
+    monkeypatch.setattr(versions, "locked_inside", waiting)
     made = update(run, second)
     assert made.folder.name == "0002"
     whole = grow(FeatureSpec.load(shop["interactions"]), shop["new"], new_folder(tmp_path / "whole")).spec

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -21,6 +20,7 @@ from recspec.api.updating import Update, update
 from recspec.api.verbs import Place, as_verb, verb
 from recspec.api.views import Section, View, Viewed, figures
 from recspec.errors import DataError, SettingsError
+from recspec.files import LINE_BYTES, LineError, bounded_lines, parse_json
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -446,10 +446,11 @@ class Plan(Viewed, Mapping[str, str]):
         place = next((each for each in (run, run.parent) if (each / "log.jsonl").is_file()), None)
         details: dict[str, object] = {}
         if place is not None:
-            with (place / "log.jsonl").open(encoding="utf-8") as lines:
-                for line in (each for each in lines if '"start"' in each[:40]):
+            with (place / "log.jsonl").open("rb") as lines, suppress(LineError):
+                for line in (each for each in bounded_lines(lines, LINE_BYTES) if b'"start"' in each[:40]):
                     with suppress(ValueError):  # a line that was cut off
-                        details = json.loads(line)
+                        found = parse_json(line.decode("utf-8"))
+                        details = found if isinstance(found, dict) else {}
         choices = details.get("choices")
         texts = {str(name): str(text) for name, text in choices.items()} if isinstance(choices, dict) else {}
         return cls(f"plan of {model} in {run}", texts, details)

@@ -14,11 +14,13 @@ from __future__ import annotations
 import logging
 import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from recspec.bundle import delta
 from recspec.errors import BundleError
-from recspec.files import PathError, confined, locked_inside, manifest, staging
+from recspec.files import PathError, confine, confined, locked_inside, manifest, staging
 
 UPDATES = "updates"
 DELTA = "delta.safetensors"
@@ -88,8 +90,20 @@ def take_deltas(run: Path) -> int:
     """
     if not _unmade(run):
         return 0
-    with locked_inside(run / UPDATES, "updating"):
+    with updating(run):
         return make_missing(run)
+
+
+@contextmanager
+def updating(run: Path) -> Iterator[None]:
+    """Keep other processes from the updates of a run.
+
+    Raises:
+        PathError: if the folder of the updates leads out of the run, where a new update would replace what is there.
+    """
+    confine(run, [UPDATES])
+    with locked_inside(run / UPDATES, "updating"):
+        yield
 
 
 def make_missing(run: Path) -> int:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from rich.console import Console
 from rich.table import Column, Table
+from rich.text import Text
 
 from recspec.summaries import shown
 
@@ -27,17 +28,30 @@ cell = shown
 WIDE = 160  # columns of a table in a file or a pipe
 
 
+STEERING = [*(each for each in range(32) if chr(each) not in "\t\n"), *range(127, 160)]
+"""Characters that steer a terminal: ids and titles of other people could change its title or what stands on it."""
+_AS_TEXT = {each: f"\\x{each:02x}" for each in STEERING}
+_AS_JSON = {each: f"\\u{each:04x}" for each in STEERING}
+
+
 class _Output(Console):
-    """A console that shows URLs in place of the local copies that stand for them."""
+    """A console that shows text as it is: no character steers the terminal, and `:100:` in an id is no emoji.
+
+    URLs stand in place of the local copies that stand for them.
+    """
 
     def print(self, *objects: Any, **settings: Any) -> None:
         from recspec.stores import shown as shown_url
 
         super().print(*(shown_url(each) if isinstance(each, (str, Path)) else each for each in objects), **settings)
 
+    def render_str(self, text: str, **settings: Any) -> Text:
+        """Every text that is printed, also in the cells of tables."""
+        return super().render_str(text.translate(_AS_TEXT), **settings)
 
-out = _Output(width=None if sys.stdout.isatty() else WIDE, highlight=False, markup=False)
-err = _Output(stderr=True, soft_wrap=True, highlight=False, markup=False)
+
+out = _Output(width=None if sys.stdout.isatty() else WIDE, highlight=False, markup=False, emoji=False)
+err = _Output(stderr=True, soft_wrap=True, highlight=False, markup=False, emoji=False)
 
 
 COUNTED = {"full": "users", "rows": "rows"}
@@ -127,7 +141,7 @@ def print_json(value: object) -> None:
     """Print a value as JSON."""
     from recspec.stores import shown as shown_url
 
-    sys.stdout.write(shown_url(json.dumps(value, indent=2, ensure_ascii=False)) + "\n")
+    sys.stdout.write(shown_url(json.dumps(value, indent=2, ensure_ascii=False)).translate(_AS_JSON) + "\n")
 
 
 def print_next(*command: object) -> None:

@@ -117,10 +117,12 @@ class Predictions:
     unused: tuple[str, ...] = ()  # given columns that the model does not read
     absent: tuple[str, ...] = ()  # features without a column, whose values the catalogues give
     out_of_range: dict[str, OutOfRange] = field(default_factory=dict)  # by feature
+    not_finite: int = 0  # rows whose answer is no number
 
     def __iadd__(self, other: Predictions) -> Predictions:
         """Add those of a further block of rows of the same columns."""
         self.rows += other.rows
+        self.not_finite += other.not_finite
         _add(self.missing_values, other.missing_values)
         _add(self.misread, other.misread)
         _add(self.out_of_range, other.out_of_range)
@@ -128,11 +130,14 @@ class Predictions:
         return self
 
     def notes(self) -> list[str]:
-        """Sentences on replaced values, numbers out of range, misread lists and unused columns, in this order."""
+        """Sentences on rows without an answer, replaced values, numbers out of range, misread lists, unused columns."""
         by_replacement: dict[str, dict[str, MissingValues]] = {}
         for name, values in self.missing_values.items():
             by_replacement.setdefault(values.taken, {})[name] = values
         notes = [_note_of_many(values, taken, self.rows) for taken, values in by_replacement.items()]
+        if self.not_finite:
+            why = "no probability: the model gives no finite number; a value is too large, or the model is damaged"
+            notes.insert(0, f"{_some(self.not_finite, self.rows)} {why}")
         notes += [found.note(name, self.rows) for name, found in self.out_of_range.items()]
         notes += [found.note(name, self.rows) for name, found in self.misread.items()]
         return notes + column_notes(self.unused, self.absent, self.missing_values)

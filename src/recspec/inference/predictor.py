@@ -64,7 +64,9 @@ class Predictor:
         rows = self.row_encoder.named(rows)
         batch, missing = self.encode(rows)
         probability = self.probabilities(batch, rows.num_rows)
-        return probability, self.row_encoder.report(rows, missing, *self.row_encoder.unused_columns(rows.column_names))
+        found = self.row_encoder.report(rows, missing, *self.row_encoder.unused_columns(rows.column_names))
+        found.not_finite = int(np.count_nonzero(~np.isfinite(probability)))
+        return probability, found
 
     def encode(self, rows: pa.Table, features: Sequence[str] | None = None) -> tuple[Batch, dict[str, MissingValues]]:
         """Features of raw rows, by default all of the model's, and what was missing or unknown in them."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,11 +29,11 @@ from numpy.typing import NDArray
 import recspec
 from recspec.encoding import Encoders, VocabularyEncoder, combined, is_text, with_new_values
 from recspec.errors import DataError, SpecError, listed, nearest
-from recspec.files import PathError, confined, special
+from recspec.files import PathError, confined, read_json, special
 from recspec.prepare.backend import Backend
 from recspec.prepare.columns import Column, Fitted, PreparedCatalogue, take, to_arrow
 from recspec.prepare.duckdb_backend import DuckDBBackend
-from recspec.prepare.growth import UNKNOWN_EVENTS_FILE, GrowthRules
+from recspec.prepare.growth import GROWTH_FILE, UNKNOWN_EVENTS_FILE, GrowthRules
 from recspec.prepare.histories import HistoryColumns, Ids, Timeline
 from recspec.prepare.interaction_columns import InteractionColumns
 from recspec.prepare.interaction_rows import BLOCK_ROWS_WITH_HISTORIES, BlockRows, Counts, Plan
@@ -80,6 +81,7 @@ def grow(base: FeatureSpec, events: Path, out: Path) -> Grown:
     started = time.perf_counter()
     rules = GrowthRules.load(base.folder)
     _check_chunks(base)
+    _check_rules(base, rules)
     _check_new(base, events)
     before = Encoders.load(base.folder)
     work = out / "work"
@@ -120,6 +122,26 @@ def _check_chunks(base: FeatureSpec) -> None:
         raise SpecError(f"{base.folder}: has no split train to add events to")
 
 
+def _check_rules(base: FeatureSpec, rules: GrowthRules) -> None:
+    """Refuse rules by which rows were not made that are there; these also bound how many negatives are drawn."""
+    drawn, history = rules.histories.train_negatives, base.role("history")
+    pairs: Mapping[str, tuple[object, object]] = {
+        "num_negatives": (rules.num_negatives + 1, base.metadata.get("test_samples_per_series", 1)),
+        "histories.train_negatives": (drawn, base.metadata.get("train_negatives", 0)),
+        "histories.history": (rules.histories.history is not None, bool(history)),
+        "gap_unit": (rules.gap_unit is not None, GAP in history),
+    }
+    wrong = [name for name, (of_rules, of_rows) in pairs.items() if of_rules != of_rows]
+    rows = {split: open_split(base, split).num_rows for split in base.splits}
+    wrong += [
+        "num_negatives" for split, count in rows.items() if split != "train" and count % (rules.num_negatives + 1)
+    ]
+    wrong += ["histories.train_negatives"] if drawn >= max(1, rows["train"]) else []
+    if wrong:
+        names = listed(dict.fromkeys(wrong))
+        raise DataError(f"{base.folder / GROWTH_FILE}: other rows than the dataset's, by {names}; prepare it again")
+
+
 def _check_new(base: FeatureSpec, events: Path) -> None:
     """Refuse a file that the dataset holds already, as a job that is started again gives it."""
     if events.is_file():
@@ -138,8 +160,8 @@ def _inputs(base: FeatureSpec) -> list[dict[str, object]]:
 def _recorded(base: FeatureSpec) -> dict[str, object]:
     """What `prepare.json` says; nothing if it can't be read."""
     try:
-        found = json.loads((base.folder / PREPARE_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        found = read_json(confined(base.folder, PREPARE_FILE))
+    except PathError:
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -507,8 +529,8 @@ class _Growing:
         told = Counts(dict.fromkeys(SPLITS, 0), {})
         chunks: dict[str, tuple[Chunk, ...]] = {}
         first_new: dict[str, int] = {}
-        number = 1 + max((int(name[6:11]) for name in base.sources["train"][0].files if name.startswith("train-")),
-                         default=0)  # fmt: skip
+        numbers = (re.match(r"train-([0-9]{5,9})/", name) for name in base.sources["train"][0].files)
+        number = 1 + max((int(found[1]) for found in numbers if found), default=0)
         latest: list[tuple[Ids, Columns]] = []
         with ExitStack() as stack:
             writers: dict[str, SplitWriter] = {}
@@ -634,7 +656,8 @@ class _Growing:
         total = summary.get("interactions")
         summary |= {"interactions": total + counts["events"]} if isinstance(total, int) else {}
         summary |= {f"{role}s": len(self.encoders.vocabularies[of]) for role, of in SIDES.items()}
-        summary |= {"rows": rows, "updates": int(str(summary.get("updates", 0))) + 1}
+        updates = summary.get("updates")
+        summary |= {"rows": rows, "updates": 1 + (updates if isinstance(updates, int) else 0)}
         return {**self.base.metadata, "summary": summary}
 
 

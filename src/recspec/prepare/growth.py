@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 
 from recspec.errors import DataError, problems_in
 from recspec.files import PathError, confined, read_json, whole_file
 from recspec.prepare.declared import DeclaredColumn, Invalid, declared_columns
 from recspec.prepare.histories import HistorySettings
 from recspec.prepare.names import AS_IN_FILE
+from recspec.prepare.raw_files import check_encoding
 
 GROWTH_FILE = "growth.json"
 UNKNOWN_EVENTS_FILE = "unknown_events.parquet"
@@ -45,7 +46,7 @@ class GrowthRules(BaseModel):
     """Raw column of the ratings, of which those below `min_rating` are no events."""
     min_rating: float | None = None
     separator: str | None = None
-    encoding: str | None = None
+    encoding: Annotated[str, AfterValidator(check_encoding)] | None = None
     missing_values: tuple[str, ...] = ()
     readable: dict[str, dict[str, str]] = {}
     """Role -> column of the catalogue for people -> column of new events."""
@@ -56,7 +57,7 @@ class GrowthRules(BaseModel):
     num_negatives: int = Field(0, ge=0)
     seed: int = Field(1, ge=0)
     histories: HistorySettings = HistorySettings()
-    gap_unit: float | None = None
+    gap_unit: float | None = Field(None, gt=0, allow_inf_nan=False)
     """Of the time gaps, in units of the timestamp; None without gaps."""
 
     @field_validator("readable")

@@ -15,7 +15,9 @@ import math
 import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import TypeAlias
 
@@ -23,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recspec.errors import DataError, listed, nearest
+from recspec.files import PathError, confined, special
 from recspec.storage import masked_crc
 
 Array: TypeAlias = NDArray[np.generic]
@@ -121,7 +124,7 @@ class TensorBundle:
             raise DataError(f"{self.prefix}: variable '{name}' ({entry}): {error}") from None
 
     def _joined(self, name: str, entry: Entry) -> Array:
-        pieces = []
+        found = []
         for part in entry.slices:
             place, own = part.within(entry.shape), self.parts.get((name, part))
             if place is None or own is None:
@@ -129,9 +132,13 @@ class TensorBundle:
             shape = tuple(where.stop - where.start for where in place)
             if (own.type, own.shape) != (entry.type, shape):
                 raise _Damaged(f"its slice {part.extents} is {own}; expected {entry.type} {shape}")
-            pieces.append((place, self._read(own)))  # before memory is taken for the whole: the files bound its size
-        if sum(array.size for _, array in pieces) != math.prod(entry.shape):
+            found.append((place, own))
+        if sum(math.prod(own.shape) for _, own in found) != math.prod(entry.shape):
             raise _Damaged("its slices are not the whole of it")
+        stored = sorted((own.shard, own.offset, own.offset + own.size) for _, own in found)
+        if any(one[0] == other[0] and other[1] < one[2] for one, other in pairwise(stored)):
+            raise _Damaged("its slices overlap in the file")  # which bounds the memory that is taken
+        pieces = [(place, self._read(own)) for place, own in found]
         covered, joined = np.zeros(entry.shape, bool), np.empty(entry.shape, pieces[0][1].dtype)
         for place, array in pieces:
             covered[place], joined[place] = True, array
@@ -146,6 +153,8 @@ class TensorBundle:
         if entry.size != math.prod(entry.shape) * stored.itemsize:
             raise _Damaged(f"takes {entry.size:,} bytes; its shape and type ask for another number")
         path = self.prefix.with_name(f"{self.prefix.name}.data-{entry.shard:05d}-of-{self.num_shards:05d}")
+        if problem := special(path):
+            raise _Damaged(f"{path.name} {problem}")
         try:
             with path.open("rb") as file:
                 if entry.offset + entry.size > path.stat().st_size:
@@ -201,11 +210,10 @@ def _in_folder(folder: Path) -> Saved:
     variables = folder / "variables" / "variables"
     if _has_index(variables):
         return _saved(variables, folder / "saved_model.pb")
-    if (folder / "checkpoint").is_file():
-        return find(_latest(folder))
-    found = _models_in(folder)
-    if len(found) == 1 and found[0].parent == folder and _has_index(found[0]):
-        return find(found[0])
+    latest = _latest(folder) if (folder / "checkpoint").is_file() else None
+    found = [latest] if latest is not None else _models_in(folder)
+    if len(found) == 1 and (latest or found[0].parent == folder) and _has_index(found[0]):
+        return _saved(found[0], found[0].with_name(f"{found[0].name}.meta"))
     if found:
         number = f"{len(found)} models" if len(found) > 1 else "a model further in"
         lines = "".join(f"\n  {path}" for path in found[:SHOWN])
@@ -234,11 +242,12 @@ def _latest(folder: Path) -> Path:
     if found is None:
         raise DataError(f"{file}: names no model_checkpoint_path")
     named = Path(re.sub(r"\\(.)", r"\1", found[1]))
-    here = next((prefix for prefix in (folder / named, folder / named.name) if _has_index(prefix)), None)
-    if here is None:
-        known = [index.stem for index in folder.glob("*.index")]
-        raise DataError(f"{file}: the latest checkpoint is '{named}', which is not there; found {listed(known)}")
-    return here
+    for prefix in (str(named), named.name):
+        with suppress(PathError):
+            if _has_index(folder / prefix) and confined(folder, f"{prefix}.index"):
+                return folder / prefix
+    known = [index.stem for index in folder.glob("*.index")]
+    raise DataError(f"{file}: the latest checkpoint is '{named}', which is not in this folder; found {listed(known)}")
 
 
 def _has_index(prefix: Path) -> bool:
@@ -246,6 +255,8 @@ def _has_index(prefix: Path) -> bool:
 
 
 def _whole(path: Path, most: int) -> bytes:
+    if problem := special(path):
+        raise DataError(f"{path}: {problem}")
     try:
         size = path.stat().st_size
         if size > most:
@@ -264,9 +275,12 @@ def _table(data: bytes) -> Iterator[tuple[bytes, bytes]]:
         raise _Damaged("it does not end as an index of TensorFlow does")
     _, at = _handle(data, len(data) - _FOOTER_BYTES)
     place, _ = _handle(data, at)
-    previous, key_bytes = None, 0
+    previous, key_bytes, block_bytes = None, 0, 0
     for _, handle in _entries(_block(data, *place)):
         where, _ = _handle(handle, 0)
+        block_bytes += where[1]
+        if block_bytes > len(data):
+            raise _Damaged("its blocks overlap")
         for key, value in _entries(_block(data, *where)):
             key_bytes += len(key)
             if previous is not None and key <= previous:
@@ -302,7 +316,7 @@ def _block(data: bytes, offset: int, size: int) -> bytes:
 
 
 def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
-    at, key = 0, b""
+    at, key, key_bytes = 0, b"", 0
     while at < len(block):
         shared, at = _varint(block, at)
         own, at = _varint(block, at)
@@ -310,6 +324,9 @@ def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
         if shared > len(key) or at + own + length > len(block):
             raise _Damaged("an entry reaches beyond its block")
         key = key[:shared] + block[at : at + own]
+        key_bytes += len(key)
+        if key_bytes > MOST_KEY_BYTES:
+            raise _Damaged(f"its keys take more than {MOST_KEY_BYTES:,} bytes")
         yield key, block[at + own : at + own + length]
         at += own + length
 

@@ -30,6 +30,7 @@ from recspec.encoding import (
     VocabularyEncoder,
 )
 from recspec.errors import DataError, listed, nearest, unknown
+from recspec.files import confined, special
 from recspec.spec import Feature
 
 MOST_BYTES = 1 << 28  # of the file of columns, and of a vocabulary's
@@ -344,6 +345,8 @@ def _fit_keys(cross: Cross, by_name: Mapping[str, Column]) -> Iterator[str]:
 
 
 def _json(path: Path) -> Any:
+    if problem := special(path):
+        raise DataError(f"{path}: {problem}")
     try:
         if path.stat().st_size > MOST_BYTES:
             raise DataError(f"{path}: has more than {MOST_BYTES:,} bytes, which is no file of columns")
@@ -367,7 +370,7 @@ def _column(value: object, folder: Path) -> Column | list[str]:
         if "vocabulary" in value:
             return [": has a vocabulary and a vocabulary_file; expected one of them"]
         try:
-            value["vocabulary"] = _lines(folder / str(value.pop("vocabulary_file")), value.get("dtype", "string"))
+            value["vocabulary"] = _lines(folder, str(value.pop("vocabulary_file")), value.get("dtype", "string"))
         except DataError as error:
             return [f".vocabulary_file: {error}"]
     try:
@@ -377,8 +380,9 @@ def _column(value: object, folder: Path) -> Column | list[str]:
         return list(dict.fromkeys(_told(found, fields) for found in error.errors()))
 
 
-def _lines(file: Path, dtype: object) -> list[str] | list[int]:
-    """The values of a vocabulary's file, one a line."""
+def _lines(folder: Path, name: str, dtype: object) -> list[str] | list[int]:
+    """The values of a vocabulary's file, one a line, which lies in the folder of the file of columns."""
+    file = confined(folder, name)
     try:
         if file.stat().st_size > MOST_BYTES:
             raise DataError(f"{file}: has more than {MOST_BYTES:,} bytes")

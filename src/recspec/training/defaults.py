@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -17,7 +16,7 @@ from pydantic import ValidationError
 from recspec import config
 from recspec.errors import SpecError
 from recspec.evaluation import id_feature
-from recspec.files import PathError, read_text
+from recspec.files import PathError, confined, read_json
 from recspec.loading import holds_negatives, negatives_by_default
 from recspec.models import DataFacts, IdFacts, Model, PreparedNegatives, Proposals, Task, TrainedItemModel
 from recspec.nn import number_widths, without_memory
@@ -309,9 +308,8 @@ def pick_path(spec: FeatureSpec, model: type[Model] = Model) -> Choice[str]:
 
 def _prepare_settings(spec: FeatureSpec) -> Mapping[str, object]:
     """The settings that the dataset was prepared with, if they are known."""
-    with suppress(OSError, PathError, ValueError):
-        file = spec.folder / PREPARE_FILE
-        record = json.loads(read_text(file, most=config.MOST_RECIPE_BYTES)) if file.is_file() else {}
+    with suppress(PathError):
+        record = read_json(confined(spec.folder, PREPARE_FILE), most=config.MOST_RECIPE_BYTES)
         found = record.get("settings") if isinstance(record, dict) else None
         return found if isinstance(found, dict) else {}
     return {}

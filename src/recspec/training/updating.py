@@ -24,7 +24,7 @@ from recspec.bundle import Card, checkpoint, delta, meaning_digest, pipeline_car
 from recspec.bundle import folder as bundle
 from recspec.distributed import Ranks
 from recspec.errors import BundleError, CheckpointError, DataError, SettingsError, SpecError, how_many
-from recspec.files import local, locked_inside
+from recspec.files import local
 from recspec.loading import Newest
 from recspec.models import MODELS, FittedModel, Ids
 from recspec.spec import FeatureSpec
@@ -104,7 +104,7 @@ def update(
     started = time.monotonic()
     settings, run = settings or UpdateSettings(), local(run, "RUN")
     _check_run(run)
-    with locked_inside(run / versions.UPDATES, "updating"), _new_version(run) as folder:
+    with versions.updating(run), _new_version(run) as folder:
         versions.make_missing(run)
         base = bundle.find(run)  # the newest version, now that no other update can end
         card, kind = _read_card(base)
