@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import re
 import signal
 import socket
@@ -66,6 +67,23 @@ def worked_example(folder: Path, text: str = WORKED_EXAMPLE) -> Path:
     (folder / "train_data_1.csv").write_text("0,0,1\n1,855,0\n2654,3,1\n7,8,0\n9,10,1\n")
     (folder / "test_data.csv").write_text("0,5,1,1,30\n1,6,0,2,31\n2,7,1,0,32\n")
     return folder
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_command_that_is_asked_to_end_leaves_nothing_behind(
+    number: signal.Signals, run: Cli, data: FeatureSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def save(*_: object) -> None:
+        for _ in range(2):  # a shell and the kernel both tell of a closed terminal
+            os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(FeatureSpec, "save", save)
+    before = signal.getsignal(number)
+    status, _, said = run("transcode", data.folder, tmp_path / "new" / "out")
+    assert status == 130
+    assert "error" not in said
+    assert list(tmp_path.iterdir()) == []
+    assert signal.getsignal(number) == before
 
 
 # --- the specification -----------------------------------------------------------------------------------------------
