@@ -10,6 +10,7 @@ import os
 import platform
 import re
 import resource
+import signal
 import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -103,6 +104,15 @@ def parse_quota(text: str) -> int | None:
     """`200000 100000`, a control group's time and period as Linux writes them -> 2 cores; None for any other text."""
     match = re.fullmatch(r"(\d+) (\d+)\s*", text)
     return max(1, int(match[1]) // int(match[2])) if match and int(match[2]) else None
+
+
+def stop_signals() -> list[signal.Signals]:
+    """The signals that ask a process to stop: Ctrl-C, SIGTERM, and SIGHUP of a terminal that was closed.
+
+    SIGHUP is none of them in a process that ignores it, as under `nohup`.
+    """
+    ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM, *([] if ignored else [signal.SIGHUP])]
 
 
 def wait_politely() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import re
 import signal
 import socket
@@ -20,7 +21,7 @@ from recspec import datasets
 from recspec.api import process
 from recspec.bench import speed
 from recspec.cli import app as cli
-from recspec.cli import recommend_commands
+from recspec.cli import console, recommend_commands
 from recspec.datasets import write_movielens_like
 from recspec.inference.recommendation import Recommendation, RecommendedItem
 from recspec.spec import FeatureSpec
@@ -66,6 +67,45 @@ def worked_example(folder: Path, text: str = WORKED_EXAMPLE) -> Path:
     (folder / "train_data_1.csv").write_text("0,0,1\n1,855,0\n2654,3,1\n7,8,0\n9,10,1\n")
     (folder / "test_data.csv").write_text("0,5,1,1,30\n1,6,0,2,31\n2,7,1,0,32\n")
     return folder
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_command_that_is_asked_to_end_leaves_nothing_behind(
+    number: signal.Signals, run: Cli, data: FeatureSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def save(*_: object) -> None:
+        os.kill(os.getpid(), number)
+        os.kill(os.getpid(), number)  # a shell and the kernel both tell of a closed terminal
+
+    monkeypatch.setattr(FeatureSpec, "save", save)
+    before = signal.getsignal(number)
+    status, _, said = run("transcode", data.folder, tmp_path / "new" / "out")
+    assert status == 130
+    assert "error" not in said
+    assert list(tmp_path.iterdir()) == []
+    assert signal.getsignal(number) == before
+
+
+@pytest.mark.parametrize("gone", ["pipe", "disk"])
+def test_work_goes_on_if_nobody_reads_its_remarks(gone: str) -> None:
+    if gone == "pipe":
+        reader, number = os.pipe()
+        os.close(reader)
+    else:
+        number = os.open("/dev/full", os.O_WRONLY)
+    with os.fdopen(number, "w", buffering=1, closefd=False) as file:
+        remarks = console._Remarks(file=file)
+        for _ in range(2):
+            remarks.print("epoch 1")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), number)  # so that the file can be closed
+    assert remarks.quiet
+
+
+def test_a_standard_stream_that_was_closed_is_as_one_to_dev_null(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("stdin", "stdout", "stderr"):
+        monkeypatch.setattr(sys, name, None)
+    console.open_closed_streams()
+    assert [each.fileno() for each in (sys.stdin, sys.stdout, sys.stderr)] == [0, 1, 2]
 
 
 # --- the specification -----------------------------------------------------------------------------------------------

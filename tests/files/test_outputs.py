@@ -73,6 +73,31 @@ def test_a_folder_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
     assert [path.name for path in out.iterdir()] == ["second"]
 
 
+def test_what_a_broken_rename_took_away_comes_back(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "before").touch()
+    with pytest.raises(FileNotFoundError):
+        outputs.put_in_place(tmp_path / "gone", out)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert [path.name for path in out.iterdir()] == ["before"]
+
+
+@pytest.mark.parametrize("how", ["beside", "inside"])
+def test_the_next_writer_removes_what_a_killed_one_left(how: str, tmp_path: Path) -> None:
+    out, other = tmp_path / "out", tmp_path / ".other.0123456789abcdef.tmp"
+    for left in (outputs.temporary_name(out), other):
+        left.mkdir()
+        (left / "half").touch()
+    before = outputs.beside(out, "0123456789abcdef.old.tmp")  # a kill between the two renames
+    before.mkdir()
+    (before / "whole").touch()
+    locks = outputs.locked(out, "writing"), outputs.locked_inside(tmp_path, "writing", holds="out")
+    with locks[how == "inside"]:
+        assert [path.name for path in out.iterdir()] == ["whole"]
+    assert sorted(tmp_path.iterdir()) == [other, out], "what another writer may still write stays"
+
+
 def test_a_file_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
     out = tmp_path / "out.csv"
     out.write_text("before")

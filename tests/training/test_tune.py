@@ -119,6 +119,29 @@ def test_a_trial_whose_worker_is_gone_is_made_again(data: FeatureSpec, tmp_path:
     assert sorted(path.name for path in (tmp_path / "trials").iterdir()) == ["0000", "0001"]
 
 
+def test_a_kill_between_a_trial_s_record_and_its_bundle_loses_no_bundle(
+    data: FeatureSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The study knows the best trial, so the next call keeps its bundle, even with no trial left to run."""
+
+    class Killed(BaseException):
+        """As `kill -9`: nothing is told."""
+
+    def die(*_: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tune, "put_in_place", die)
+        with pytest.raises(Killed):
+            a_search(data, tmp_path, trials=1).run()
+    assert not (tmp_path / "best").exists()
+    found = a_search(data, tmp_path, trials=1).run()
+    assert found.best is not None
+    assert bundle.load(tmp_path / "best").card.train["learning_rate"] == found.best.settings["train.learning_rate"]
+    assert (tmp_path / "best.yaml").is_file()
+    assert [each.path for each in find_runs(tmp_path).runs] == [str(tmp_path / "best")], "trials are no runs"
+
+
 def test_a_trial_that_was_cut_off_goes_on_where_it_stopped(data: FeatureSpec, tmp_path: Path) -> None:
     whole = a_search(data, tmp_path / "whole", trials=1).run()
     steps: list[Event] = []

@@ -22,7 +22,7 @@ from recspec.bundle import folder as bundle
 from recspec.bundle import run_record, versions
 from recspec.cli import app as cli
 from recspec.encoding import Encoders
-from recspec.errors import BundleError, DataError, Interrupted, SpecError
+from recspec.errors import BundleError, DataError, Interrupted, SpecError, TrainingError
 from recspec.evaluation import evaluate
 from recspec.inference.predictor import Predictor
 from recspec.inference.wanted import Wanted
@@ -168,8 +168,12 @@ def test_a_failed_update_leaves_the_run_as_it_was(shop: Mapping[str, Path], tmp_
     (tmp_path / "bad.csv").write_text("user_id,item_id\na,b\n")
     with pytest.raises(DataError, match="no column 'timestamp', the time"):
         update(run, tmp_path / "bad.csv")
-    with pytest.raises(Interrupted):
+    with pytest.raises(Interrupted, match="run: stopped as asked; the run is as it was before, and the same"):
         update(run, shop["new"], stop_requested=lambda: True)
+    told = "no room; wait; the same command with --resume goes on"
+    there = r"^no room; wait; .*run is as it was before the update$"
+    with pytest.raises(TrainingError, match=there), updating._new_version(run):
+        raise TrainingError(told)
     assert list(run.glob("updates/[!.]*")) == []
     assert bundle.find(run) == run / "bundle"
 

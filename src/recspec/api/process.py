@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from recspec import config
 from recspec.errors import RecspecError, SettingsError, unknown
-from recspec.machine import pin
+from recspec.machine import pin, stop_signals
 
 if TYPE_CHECKING:
     from recspec.training import TrainSettings
@@ -97,7 +97,7 @@ def keep_to_cores(affinity: str) -> None:
 
 @contextmanager
 def stop_on_signal() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C and SIGTERM ask the work to write a checkpoint and stop; a second Ctrl-C stops at once.
+    """Ctrl-C, SIGTERM and SIGHUP ask the work to write a checkpoint and stop; a second Ctrl-C stops at once.
 
     Outside of the main thread no signal arrives, and nothing is changed.
     """
@@ -111,7 +111,7 @@ def stop_on_signal() -> Iterator[Callable[[], bool]]:
             raise KeyboardInterrupt
         asked.append(number)
 
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, ask) for number in stop_signals()}
     try:
         yield lambda: bool(asked)
     finally:

@@ -16,7 +16,7 @@ from recspec.auto.ending import Finish
 from recspec.auto.judging import check_metric, sign_of
 from recspec.auto.leaderboard import Leaderboard
 from recspec.auto.recipes import write_recipe
-from recspec.auto.state import RUNS, WRITTEN, Line, State
+from recspec.auto.state import BEST, RUNS, WRITTEN, Line, State
 from recspec.distributed import Ranks
 from recspec.errors import Interrupted, SettingsError
 from recspec.files import confine, local, locked_inside, made
@@ -79,7 +79,7 @@ class AutoSearch:
         """
         self.out = local(self.out, "OUT")
         self._tracked = TrackedSearch(self.out)
-        with made(self.out), locked_inside(self.out, "searching in"):
+        with made(self.out), locked_inside(self.out, "searching in", holds=BEST):
             confine(self.out, WRITTEN)
             self._open()
             if self.state.ending is None or self.state.ending.done:

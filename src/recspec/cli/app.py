@@ -21,6 +21,7 @@ from recspec.cli.demo_command import demo
 from recspec.cli.export_commands import export, import_tf, verify
 from recspec.cli.options import Json
 from recspec.cli.pipeline_commands import blend, build
+from recspec.cli.process import ended_like_ctrl_c
 from recspec.cli.recommend_commands import recommend, similar
 from recspec.cli.report_command import report
 from recspec.cli.runs_command import runs
@@ -170,7 +171,8 @@ def main() -> None:
     """Run the command line and exit with its status."""
     wait_politely()
     try:
-        app()
+        with ended_like_ctrl_c():
+            app()
     except Interrupted as stopped:
         if not stopped.told:
             err.print(str(stopped))

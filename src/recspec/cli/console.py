@@ -50,8 +50,40 @@ class _Output(Console):
         return super().render_str(text.translate(_AS_TEXT), **settings)
 
 
+class _Remarks(_Output):
+    """The console of remarks and progress. If nobody can read them any more, the work goes on without them.
+
+    Its pipe or terminal was closed, or its disk is full.
+    """
+
+    def on_broken_pipe(self) -> None:
+        """Say nothing from now on; rich would end the process."""
+        self.quiet = True
+        del self._buffer[:]
+
+    def _check_buffer(self) -> None:
+        try:
+            super()._check_buffer()
+        except OSError:
+            self.on_broken_pipe()
+
+
+def open_closed_streams() -> None:
+    """Let a standard stream that was closed (`>&-`) be as one that leads to /dev/null.
+
+    Otherwise the next file that is opened takes its number, and gets what libraries print.
+    """
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8", closefd=False))  # noqa: SIM115
+
+
+open_closed_streams()
 out = _Output(width=None if sys.stdout.isatty() else WIDE, highlight=False, markup=False, emoji=False)
-err = _Output(stderr=True, soft_wrap=True, highlight=False, markup=False, emoji=False)
+err = _Remarks(stderr=True, soft_wrap=True, highlight=False, markup=False, emoji=False)
 
 
 COUNTED = {"full": "users", "rows": "rows"}

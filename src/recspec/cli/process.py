@@ -4,12 +4,42 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain, count
 from pathlib import Path
 from typing import TypeVar, cast
 
 from recspec.errors import SettingsError, unknown
+from recspec.machine import stop_signals
+
+
+@contextmanager
+def ended_like_ctrl_c() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end a command as Ctrl-C does: what is half-written is removed, and the status is 130.
+
+    Only the first of them counts, so that a second one does not break the clearing up. Work that stops at a checkpoint
+    has handlers of its own (`api.process.stop_on_signal`).
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = [number for number in stop_signals() if signal.getsignal(number) == signal.SIG_DFL]
+
+    def end(*_: object) -> None:
+        for number in numbers:
+            signal.signal(number, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    for number in numbers:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def end_by_force(why: str) -> None:

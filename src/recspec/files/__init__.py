@@ -19,6 +19,7 @@ from recspec.files.archives import (
 )
 from recspec.files.outputs import (
     beside,
+    clear_abandoned,
     is_locked,
     is_own,
     locked,
@@ -47,9 +48,9 @@ from recspec.files.paths import (
 )
 
 __all__ = [
-    "LINE_BYTES", "PACKED", "LineError", "PathError", "beside", "bounded_lines", "check_unpacked", "confine",
-    "confined", "copy", "extract", "is_gzip", "is_locked", "is_own", "lines", "local", "locked", "locked_inside",
-    "made", "manifest", "masked", "most_unpacked", "named_path", "open_zip", "opened", "packing", "parse_json",
-    "put_in_place", "read_json", "read_text", "removed", "special", "staging", "temporary_name", "too_much", "turn",
-    "unpacked_name", "whole_file", "whole_folder",
+    "LINE_BYTES", "PACKED", "LineError", "PathError", "beside", "bounded_lines", "check_unpacked",
+    "clear_abandoned", "confine", "confined", "copy", "extract", "is_gzip", "is_locked", "is_own", "lines", "local",
+    "locked", "locked_inside", "made", "manifest", "masked", "most_unpacked", "named_path", "open_zip", "opened",
+    "packing", "parse_json", "put_in_place", "read_json", "read_text", "removed", "special", "staging",
+    "temporary_name", "too_much", "turn", "unpacked_name", "whole_file", "whole_folder",
 ]  # fmt: skip

@@ -8,6 +8,7 @@ has to be cleaned up after `kill -9`.
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -69,12 +70,36 @@ def staging(out: Path) -> Iterator[Path]:
 
 
 def put_in_place(folder: Path, out: Path) -> None:
-    """Rename a folder to `out`; what was there is removed last."""
+    """Rename a folder to `out`; what was there is removed last, or comes back if the renames break off."""
     old = beside(out, f"{secrets.token_hex(8)}.old.tmp")
-    if out.exists():
-        out.rename(old)
-    folder.rename(out)
+    try:
+        if out.exists():
+            out.rename(old)
+        folder.rename(out)
+    except BaseException:  # Ctrl-C too
+        if old.exists() and not out.exists():
+            old.rename(out)
+        raise
     removed(old)
+
+
+def clear_abandoned(out: Path) -> None:
+    """Remove the temporary folders that killed writers of the folder `out` left beside it.
+
+    Whoever calls this holds the lock of all its writers. A writer that was killed between the renames of `put_in_place`
+    left only what was there before: that is put back.
+    """
+    ours = re.compile(re.escape(beside(out, "").name) + r"[0-9a-f]+(\.old)?\.tmp")
+    beside_it: list[Path] = []
+    with suppress(PermissionError):  # a parent in which this user may write, but not look
+        beside_it = sorted(out.parent.iterdir())
+    for folder in beside_it:
+        if not ours.fullmatch(folder.name) or not is_own(folder):
+            continue
+        if folder.name.endswith(".old.tmp") and not out.exists():
+            folder.rename(out)
+        else:
+            removed(folder)
 
 
 @contextmanager
@@ -108,18 +133,24 @@ def made(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def locked(out: Path, doing: str) -> Iterator[None]:
-    """Keep other writers from `out`, which need not exist; the lock lies beside it.
+    """Keep other writers from `out`, which need not exist; the lock lies beside it. What killed ones left is removed.
 
     Raises DataError at once if another process holds the lock, `doing` it, such as "preparing".
     """
     with made(out.parent), _held(beside(out, "lock"), out, doing):
+        clear_abandoned(out)
         yield
 
 
 @contextmanager
-def locked_inside(folder: Path, doing: str) -> Iterator[None]:
-    """As `locked`, with the lock inside `folder`, which is made; its parent need not be writable."""
+def locked_inside(folder: Path, doing: str, *, holds: str | None = None) -> Iterator[None]:
+    """As `locked`, with the lock inside `folder`, which is made; its parent need not be writable.
+
+    What killed writers left of the folder `holds`, which is written in it, is removed.
+    """
     with made(folder), _held(folder / LOCK, folder, doing):
+        if holds is not None:
+            clear_abandoned(folder / holds)
         yield
 
 

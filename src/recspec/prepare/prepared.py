@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -60,7 +59,6 @@ def run(
     with locked(out, "preparing"):
         identity: dict[str, object] = {"dataset": dataset, "settings": settings.model_dump(mode="json")}
         identity |= {"inputs": [fingerprint(path) for path in inputs], "recspec": recspec.__version__}
-        _remove_abandoned(out)
         if _holds(out, identity, context.force):
             return _prepared(out, f"already prepared: {out} holds what was asked for")
         unfinished = beside(out, "unfinished.tmp")
@@ -155,18 +153,6 @@ def _resumed(folder: Path, out: Path, identity: Mapping[str, object]) -> Iterato
             rest = ""
         error.add_note(f"Nothing was lost: {out} is as it was before.{rest}")
         raise
-
-
-def _remove_abandoned(out: Path) -> None:
-    """Remove the folders of killed preparations of `out`, whose lock this process holds, except a resumable one."""
-    ours = re.compile(re.escape(beside(out, "").name) + r"[0-9a-f]+(\.old)?\.tmp")
-    for folder in sorted(out.parent.iterdir()):
-        if not ours.fullmatch(folder.name):
-            continue
-        if folder.name.endswith(".old.tmp") and not out.exists():  # killed between the two renames
-            folder.replace(out)
-        else:
-            removed(folder)
 
 
 def fingerprint(path: Path) -> dict[str, object]:

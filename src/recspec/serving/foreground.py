@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from recspec.machine import stop_signals
 from recspec.serving.batching import Limits
 from recspec.serving.opened_model import RepositorySettings
 from recspec.serving.server import FORCE_SECONDS, Addresses, ServeSettings, log, loop_factory, quiet
@@ -57,7 +58,7 @@ def serve(
 
 
 class _Ending:
-    """SIGTERM and SIGINT: the first starts a graceful end with a time limit, a second ends the process at once.
+    """SIGTERM, SIGINT and SIGHUP: the first starts a graceful end with a time limit, a second ends the process at once.
 
     The handlers need no event loop, so they also end a busy or stuck loop.
     """
@@ -77,7 +78,7 @@ class _Ending:
         return asked
 
     def __enter__(self) -> _Ending:
-        self._before = {each: signal.signal(each, self._ask) for each in (signal.SIGTERM, signal.SIGINT)}
+        self._before = {each: signal.signal(each, self._ask) for each in stop_signals()}
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -42,7 +42,8 @@ def run(work: Work, end: socket.socket) -> None:
     )  # fmt: skip
     logging.getLogger("recspec").setLevel(logging.INFO)
     quiet()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the supervisor too, which then says stop
+    for number in (signal.SIGINT, signal.SIGHUP):  # the terminal's reach the supervisor too, which then says stop
+        signal.signal(number, signal.SIG_IGN)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(_serve(work, end))
 

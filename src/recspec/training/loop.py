@@ -76,7 +76,7 @@ def train(
     if resume and force:
         raise SettingsError("resume continues the run of the folder and force replaces it; leave one of them out")
     run, ranks = local(run, "RUN"), ranks or Ranks()
-    alone = locked_inside(run, "training in") if ranks.is_first else nullcontext()
+    alone = locked_inside(run, "training in", holds=run_folder.BUNDLE) if ranks.is_first else nullcontext()
     with ranks.guarded(lambda: run_folder.how_to_go_on(run)), alone:
         confine(run, run_folder.WRITTEN)
         # After a process has died, torchrun starts the job's processes anew. A run that it refused stays refused.

@@ -30,7 +30,7 @@ from recspec import __version__, config
 from recspec.bundle import run_record
 from recspec.distributed import Ranks
 from recspec.errors import Interrupted, RecspecError, SettingsError, TrainingError
-from recspec.files import local, made, put_in_place, turn, whole_file
+from recspec.files import clear_abandoned, local, made, put_in_place, turn, whole_file
 from recspec.models import MODELS
 from recspec.spec import FeatureSpec
 from recspec.training.earlier import best_of
@@ -104,6 +104,12 @@ class Tuning:
         self._tracked = TrackedSearch(self.out)
         study = Study(self.out, self._identity(), self.space, trials=self.trials, seed=self.seed, starts=self._starts())
         with made(self.out), study.opened():
+            with turn(self.out):
+                clear_abandoned(self.out / BUNDLE)
+                self._keep_best(study)  # a call may have been killed after it recorded a trial
+            for trial in study.found().trials:
+                if trial.state != "running":
+                    _clear(study.run_of(f"{trial.number:04d}"))
             _run_trials(self, study, started)
             if self.stop_requested():
                 self._tracked.wait()
@@ -187,25 +193,23 @@ class Tuning:
         except Interrupted:
             if not watch.pruned:  # the next call continues it
                 return
-            self._end(study, run, lambda: study.study.tell(trial, state=states.PRUNED))
+            self._end(study, lambda: study.study.tell(trial, state=states.PRUNED))
         except (SettingsError, TrainingError) as error:
             trial.set_user_attr("reason", str(error))
             # The sampler learns to avoid what diverged; settings that fit no model say nothing about their neighbours.
             state = states.PRUNED if isinstance(error, TrainingError) else states.FAIL
-            self._end(study, run, lambda: study.study.tell(trial, state=state))
+            self._end(study, lambda: study.study.tell(trial, state=state))
             self._give_up(study, error)
         else:
             chosen = {f"settings.{name}": value for name, value in watch.chosen.items()} if is_plain else {}
-            self._end(study, run, lambda: study.complete(trial, best * watch.sign, chosen))
-        for left in ("checkpoints", "bundle"):
-            shutil.rmtree(run / left, ignore_errors=True)
-        (run / run_record.FILE_NAME).unlink(missing_ok=True)  # a trial without its bundle is no run
+            self._end(study, lambda: study.complete(trial, best * watch.sign, chosen))
+        _clear(run)
 
-    def _end(self, study: Study, run: Path, record: Callable[[], object]) -> None:
+    def _end(self, study: Study, record: Callable[[], object]) -> None:
         """Record how a trial ended; its bundle is kept before another worker looks for the best one."""
         with turn(self.out):
             record()
-            self._keep_best(study, run)
+            self._keep_best(study)
 
     def _train(self, run: Path, settings: tuple[config.Settings, TrainSettings], watch: _Watch) -> None:
         model_settings, train_settings = settings
@@ -253,12 +257,13 @@ class Tuning:
         if not some_went_well and (len(failed) >= FAILURES or (len(failed) > 1 and len(set(failed)) == 1)):
             raise SettingsError(f"{self.out}: {len(failed)} trials failed and none went well; the last one: {error}")
 
-    def _keep_best(self, study: Study, run: Path) -> None:
-        """Write the best recipe, and keep the bundle of the trial in `run` if it is the best one."""
+    def _keep_best(self, study: Study) -> None:
+        """Write the best recipe, and keep the bundle of the best trial, unless it has been taken from its run."""
         found = study.found()
         if (best := found.best) is None:
             return
-        if study.run_of(f"{best.number:04d}") == run and (run / "bundle").is_dir():
+        run = study.run_of(f"{best.number:04d}")
+        if (run / "bundle").is_dir():
             put_in_place(run / "bundle", self.out / BUNDLE)
             run_record.hand_over(run, self.out / BUNDLE, "tuned")
         # A recipe is complete: it holds what the plan chose for the data too.
@@ -277,6 +282,13 @@ class Tuning:
         }
         with whole_file(self.out / RECIPE) as temporary:
             temporary.write_text(yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True), encoding="utf-8")
+
+
+def _clear(run: Path) -> None:
+    """Remove what a trial that is over needs no more."""
+    for left in ("checkpoints", "bundle"):
+        shutil.rmtree(run / left, ignore_errors=True)
+    (run / run_record.FILE_NAME).unlink(missing_ok=True)  # a trial without its bundle is no run
 
 
 def _run_trials(tuning: Tuning, study: Study, started: float) -> None:

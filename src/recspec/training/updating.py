@@ -23,7 +23,16 @@ from recspec import config
 from recspec.bundle import Card, checkpoint, delta, meaning_digest, pipeline_card, run_record, versions
 from recspec.bundle import folder as bundle
 from recspec.distributed import Ranks
-from recspec.errors import BundleError, CheckpointError, DataError, SettingsError, SpecError, how_many
+from recspec.errors import (
+    BundleError,
+    CheckpointError,
+    DataError,
+    Interrupted,
+    SettingsError,
+    SpecError,
+    TrainingError,
+    how_many,
+)
 from recspec.files import local
 from recspec.loading import Newest
 from recspec.models import MODELS, FittedModel, Ids
@@ -151,12 +160,18 @@ def update(
 
 @contextmanager
 def _new_version(run: Path) -> Iterator[Path]:
-    """The folder of the next version, which is removed if the block fails."""
+    """The folder of the next version, which is removed if the block fails; so there is nothing to resume."""
     folder = versions.next_update(run)
     try:
         yield folder
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, Interrupted):
+            again = "the same command begins the update anew"
+            raise Interrupted(f"{run}: stopped as asked; the run is as it was before, and {again}") from None
+        if isinstance(error, (CheckpointError, TrainingError)):
+            told = "; ".join(part for part in str(error).split("; ") if "--resume" not in part)
+            raise type(error)(f"{told}; {run} is as it was before the update") from None
         raise
 
 

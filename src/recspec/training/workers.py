@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from recspec.errors import RecspecError
+from recspec.machine import stop_signals
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def _run(
         nonlocal stopped
         stopped = True
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in stop_signals():
         signal.signal(number, stop)
     torch.set_num_threads(threads)
     try:
