@@ -32,6 +32,7 @@ from recspec.nn import Embeddings
 from recspec.prepare import grow
 from recspec.spec import FeatureSpec
 from recspec.storage import open_split
+from recspec.training import updating
 from recspec.training.loop import train
 from recspec.training.settings import TrainSettings
 from recspec.training.updating import Updated, UpdateSettings, update
