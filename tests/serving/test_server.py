@@ -28,6 +28,7 @@ from tritonclient.utils import InferenceServerException  # noqa: E402
 import recspec as rs  # noqa: E402
 from recspec.errors import BundleError, SettingsError  # noqa: E402
 from recspec.inference.predictor import Predictor  # noqa: E402
+from recspec.serving import server as server_module  # noqa: E402
 from recspec.serving.access import read_token  # noqa: E402
 from recspec.serving.batching import Limits  # noqa: E402
 from recspec.serving.foreground import serve  # noqa: E402
@@ -751,3 +752,31 @@ def test_asked_to_end_the_server_answers_what_is_under_way_and_ends_well(bundles
     clients[0].join()
     assert [(status, b"is missing" in told) for status, told in answered] == [(400, True)]
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_a_server_that_ends_answers_connections_that_wait_or_are_open(
+    bundles: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = Running([Source("neumf", bundles["neumf"])])
+    host, port = running.host.rsplit(":", 1)
+    request = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    clients = [socket.create_connection((host, int(port)), timeout=600)]
+    clients[0].sendall(request)
+    assert clients[0].recv(1 << 16).startswith(b"HTTP/1.1 200")  # open, and kept alive
+    end = server_module._Http.shutdown
+
+    async def shutdown(self: Any, sockets: Any = None) -> None:
+        for _ in range(5):  # the loop does nothing else meanwhile, so they wait to be accepted
+            clients.append(socket.create_connection((host, int(port)), timeout=600))
+            clients[-1].sendall(request)
+        asyncio.get_running_loop().call_later(0.2, clients[0].sendall, request)
+        await end(self, sockets)
+
+    monkeypatch.setattr(server_module._Http, "shutdown", shutdown)
+    monkeypatch.setattr(server_module, "LAST_SECONDS", 300.0)  # whatever the load
+    running.stop()
+    for client in clients:
+        with client:
+            answer = b"".join(iter(lambda: client.recv(1 << 16), b""))  # noqa: B023
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert b"\r\nconnection: close\r\n" in answer

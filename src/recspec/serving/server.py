@@ -55,6 +55,10 @@ HEAD_SECONDS = 20.0
 """Time limit for a request's head, from the connection or the request's first byte."""
 LINGER_SECONDS = 5.0
 """Time limit for the rest of a refused body; then the connection is closed."""
+BACKLOG = 2048
+"""Most connections that wait to be accepted."""
+LAST_SECONDS = 0.5
+"""Time after a request to stop in which open connections may still send a request."""
 FORCE_SECONDS = 5.0
 """Time after the graceful end until the process ends by force."""
 
@@ -290,7 +294,7 @@ class Server:
             timeout_graceful_shutdown=max(1, round(settings.shutdown_seconds)),
             ssl_certfile=settings.tls_cert, ssl_keyfile=settings.tls_key,
         )  # fmt: skip
-        server = uvicorn.Server(given)
+        server = _Http(given)
         # HTTP and gRPC end together, so uvicorn leaves signals alone.
         server.capture_signals = contextlib.nullcontext  # type: ignore[assignment, method-assign]
         return server
@@ -347,7 +351,7 @@ def listen(host: str, port: int, protocol: str = "HTTP") -> socket.socket:
     """A socket that listens."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:  # :: means every address of both families, as in gRPC
-        return socket.create_server((host, port), family=family, backlog=2048, dualstack_ipv6=host == "::")
+        return socket.create_server((host, port), family=family, backlog=BACKLOG, dualstack_ipv6=host == "::")
     except OSError as error:
         option = f"--{protocol.lower()}-port"
         why = str(error.strerror or error).partition(" (while attempting")[0]
@@ -367,6 +371,35 @@ class _Connection:
     def write(self, data: bytes) -> None:
         with contextlib.suppress(RuntimeError):
             self._transport.write(data)
+
+
+class _Http(uvicorn.Server):
+    """uvicorn's server, which at its end also answers the connections that wait to be accepted."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop listening, and close each connection after its request."""
+        waiting = [each.dup() for each in sockets or ()]  # if a socket is closed, its waiting connections are lost
+        for closing in (*self.servers, *(sockets or ())):
+            closing.close()
+        await asyncio.sleep(0)
+        accepted: list[socket.socket] = []
+        for listening in waiting:
+            listening.setblocking(False)
+            with listening, contextlib.suppress(OSError):  # at the latest BlockingIOError: none is left
+                while len(accepted) < BACKLOG:
+                    accepted.append(listening.accept()[0])
+        if accepted:
+            tasks = [asyncio.create_task(self._begin(each)) for each in accepted]
+            for late in (await asyncio.wait(tasks, timeout=LAST_SECONDS))[1]:  # a TLS client may say nothing
+                late.cancel()
+        await super().shutdown(sockets)
+
+    async def _begin(self, accepted: socket.socket) -> None:
+        accepted.setblocking(False)
+        state = {"server_state": self.server_state, "app_state": self.lifespan.state}
+        make = partial(self.config.http_protocol_class, config=self.config, ends=True, **state)  # type: ignore[call-arg]
+        with contextlib.suppress(OSError):  # the client has gone
+            await asyncio.get_running_loop().connect_accepted_socket(make, accepted, ssl=self.config.ssl)
 
 
 class _Parser:
@@ -417,9 +450,9 @@ class _Protocol(HttpToolsProtocol):
     _bound: asyncio.TimerHandle
     """The time limit that runs, or the last one."""
 
-    def __init__(self, *given: Any, max_connections: int, **named: Any) -> None:
+    def __init__(self, *given: Any, max_connections: int, ends: bool = False, **named: Any) -> None:
         super().__init__(*given, **named)
-        self._max_connections = max_connections
+        self._max_connections, self._ends = max_connections, ends
         self.parser = _Parser(self)
         self._head: int | None = 0
         """Bytes that came with a head that is not whole yet; None between heads."""
@@ -436,6 +469,13 @@ class _Protocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._bound.cancel()
         super().connection_lost(exc)
+
+    def shutdown(self) -> None:
+        """Answer the request under way, or one that arrives within `LAST_SECONDS`, and close the connection."""
+        self._ends = True
+        if self.cycle is not None and not self.cycle.response_complete:
+            super().shutdown()
+        self.loop.call_later(LAST_SECONDS, super().shutdown)
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Answer a client that closes its side of the connection after a whole request."""
@@ -463,6 +503,7 @@ class _Protocol(HttpToolsProtocol):
         super().on_headers_complete()
         if self.cycle is not None:
             self.cycle.transport = cast(Any, _Connection(self.transport))
+            self.cycle.keep_alive &= not self._ends  # if it ends, the answer says so
 
     def on_message_complete(self) -> None:
         self._bound.cancel()

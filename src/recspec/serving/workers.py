@@ -146,8 +146,8 @@ class Workers:
         for task in self._keeping:
             task.cancel()
         await asyncio.gather(*self._keeping, return_exceptions=True)
+        self._held.close()  # before the workers' copies, so that no connection waits for nobody
         await asyncio.gather(*map(self._stop, self._workers.values()))
-        self._held.close()
 
     # --- one worker ---------------------------------------------------------------------------------------------
 
