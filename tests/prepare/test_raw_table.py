@@ -650,6 +650,15 @@ def test_objects_of_json_lines_are_no_ids(tmp_path: Path) -> None:
     assert ("1", "{a}") in raw_pairs(prepare_table(path, tmp_path / "out", timestamp=None).spec, "train")
 
 
+def test_fractions_that_pandas_made_are_no_ids_and_the_message_says_how_numbers_stay_whole(
+    tmp_path: Path,
+) -> None:
+    pq.write_table(pa.table({"user_id": [1.0, None], "item_id": ["a", "b"]}), tmp_path / "a.parquet")
+    told = "column 'user_id' holds float64; ids must be text or whole numbers; write them so; pandas keeps"
+    with pytest.raises(DataError, match=told):
+        prepare_table(tmp_path / "a.parquet", tmp_path / "out", timestamp=None)
+
+
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "cp1252", "latin-1", "utf-16-le"])
 def test_other_encodings_are_read(encoding: str, tmp_path: Path) -> None:
     text = 'user_id,item_id,timestamp\nZoë,"ä\nö",1\nZoë,y,2\nBob,y,3\n'

@@ -296,7 +296,10 @@ class _Typing:
         for name in ids:
             kind = table[name].type()
             if not (kind.is_string() or kind.is_integer()):
-                problems.append(f"column '{name}' holds {kind}; ids must be text or whole numbers; write them so")
+                so = "write them so"
+                if kind.is_floating():
+                    so += "; pandas keeps whole numbers beside missing ones as Int64"
+                problems.append(f"column '{name}' holds {kind}; ids must be text or whole numbers; {so}")
                 continue
             if isinstance(self.rows.parts[0], JsonFile) and name not in self.rows.texts:  # objects are read as texts
                 objects = table.filter(table[name].cast("string").startswith("{"))
