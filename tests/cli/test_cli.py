@@ -104,6 +104,17 @@ def test_work_goes_on_if_nobody_reads_its_remarks(gone: str) -> None:
     assert remarks.quiet
 
 
+@pytest.mark.parametrize("command", ["models", "schema"])
+def test_whoever_reads_may_have_enough(command: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as pipe:
+        ended = subprocess.run(
+            [sys.executable, "-m", "recspec", command], stdout=pipe, stderr=subprocess.PIPE, text=True
+        )
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
 def test_a_standard_stream_that_was_closed_is_as_one_to_dev_null(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("stdin", "stdout", "stderr"):
         monkeypatch.setattr(sys, name, None)

@@ -181,7 +181,9 @@ def main() -> None:
         if not error.told:
             err.print(f"error: {error}", style="red")
         sys.exit(2)
-    except BrokenPipeError:
+    except (BrokenPipeError, SystemExit) as ended:  # for `| head`, typer and rich end with 1
+        if isinstance(ended, SystemExit) and not isinstance(ended.__context__, BrokenPipeError):
+            raise
         sys.exit(0)
     except Exception as error:
         told = of_the_machine(error)
