@@ -8,6 +8,8 @@ import shlex
 import subprocess
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from typing import Any
 
 import jsonschema
 import pytest
@@ -121,11 +123,17 @@ def lines_of(text: str) -> Iterator[list[str]]:
             yield words
 
 
+@cache
+def recspec_command() -> Any:
+    """`recspec`; it takes .03 s to make, and the documents hold hundreds of commands."""
+    return get_command(cli.app)
+
+
 def check_command(words: Sequence[str]) -> None:
     """Parse the words after `recspec`; all after `&` or `|` is left out."""
     end = next((at for at, word in enumerate(words) if word in ("&", "|", "&&")), len(words))
     given = [word for word in words[:end] if not word.startswith("$RESUME")]
-    command = get_command(cli.app)
+    command = recspec_command()
     name = given[0]
     while hasattr(command, "commands"):
         name, given = given[0], given[1:]
