@@ -26,7 +26,7 @@ def positives(spec: FeatureSpec, splits: Sequence[str]) -> Interactions:
     and items are left out: strangers share one id, and so would be taken for one user who knows what any of them did.
     """
     user, item, history = spec.user_id, spec.item_id, history_of_items(spec)
-    num_items, real = spec.num_ids(item), _Real.of(spec)
+    num_items = spec.num_ids(item)
     keys, most = [np.zeros(0, dtype=np.int64)], KEYS_HELD
     for split in splits:
         held = [history] if history is not None and history in spec.columns(split) else []
@@ -40,7 +40,7 @@ def positives(spec: FeatureSpec, splits: Sequence[str]) -> Interactions:
                 keys = [np.unique(np.concatenate(keys))]
                 most = max(most, 2 * len(keys[0]))
     users, items = np.divmod(np.concatenate(keys), num_items)
-    kept = real.among(users, items)
+    kept = _of_somebody(spec, users, items)
     if not kept.all():
         users, items = users[kept], items[kept]
     return Interactions.from_pairs(users, items, num_users=spec.num_ids(user), num_items=num_items)
@@ -88,27 +88,17 @@ def read_events(spec: FeatureSpec, splits: Sequence[str]) -> UserEvents:
         name: np.concatenate([np.zeros(0, np.int64), *(part[name] for part in (*earlier, *parts))])
         for name in ("user", "item", *extra)
     }
-    kept = _Real.of(spec).among(joined["user"], joined["item"])
+    kept = _of_somebody(spec, joined["user"], joined["item"])
     if not kept.all():
         joined = {name: values[kept] for name, values in joined.items()}
     weights = joined["event_weight"].astype(np.float32) if "event_weight" in extra else None
     return UserEvents.from_rows(joined["user"], joined["item"], len(met), joined.get("timestamp"), weights)
 
 
-@dataclass(frozen=True)
-class _Real:
-    """The first ids of a real user and a real item: smaller ones are unknown."""
-
-    first_user: int
-    first_item: int
-
-    @classmethod
-    def of(cls, spec: FeatureSpec) -> _Real:
-        return cls(int(spec.reserves_unknown(spec.user_id)), int(spec.reserves_unknown(spec.item_id)))
-
-    def among(self, users: Ids, items: Ids) -> NDArray[np.bool_]:
-        """Which pairs are of a real user and a real item."""
-        return np.asarray((users >= self.first_user) & (items >= self.first_item))
+def _of_somebody(spec: FeatureSpec, users: Ids, items: Ids) -> NDArray[np.bool_]:
+    """Which pairs are of a known user and a known item: id 0 may mean unknown."""
+    first_user, first_item = spec.reserves_unknown(spec.user_id), spec.reserves_unknown(spec.item_id)
+    return np.asarray((users >= first_user) & (items >= first_item))
 
 
 def history_of_items(spec: FeatureSpec) -> str | None:
