@@ -385,7 +385,19 @@ def _rows(table: nn.Embedding, ids: Tensor | None) -> Tensor:
 def _at(part: Part, rows: Tensor) -> Part:
     """Copies of some rows of a part; the shape of `rows` replaces the first dimension."""
     flat = rows.reshape(-1)
-    return {name: _shaped(every.index_select(0, flat), rows.shape) for name, every in part.items()}
+    return {name: _shaped(_taken(every, flat), rows.shape) for name, every in part.items()}
+
+
+def _taken(every: Tensor, rows: Tensor) -> Tensor:
+    """Some rows (n,) of a matrix or a vector.
+
+    On a GPU, the gradient of `index_select` adds equal rows one by one in the rows' own type: with 730 bf16 gradients
+    of one sign a row, sums are 30 % too small. That of an embedding adds them in order and in float32.
+    """
+    if rows.device.type == "cpu" or torch.compiler.is_compiling():
+        return every.index_select(0, rows)
+    found = F.embedding(rows, every if every.dim() > 1 else every.unsqueeze(1))
+    return found if every.dim() > 1 else found.squeeze(1)
 
 
 def _shaped(rows: Tensor, shape: torch.Size) -> Tensor:
