@@ -60,12 +60,12 @@ class Subject:
     """Users of a model whose training rows are users; 0 for other models."""
 
     def model_settings(self, name: str, *, small: bool, dropout: bool = True) -> config.Settings:
-        """The model's own settings, for the checks without dropout."""
+        """The model's own settings, for the checks without dropout and noise."""
         recipe = config.load_recipe(RECIPES / f"{self.recipe}.yaml").settings if self.recipe else {}
         kind = MODELS[name].Settings
         sizes: dict[str, object] = {**recipe, **self.settings, **(self.small if small else {})}
         if not dropout:
-            sizes |= {each: 0.0 for each in ("dropout", "id_dropout") if each in kind.model_fields}
+            sizes |= {each: 0.0 for each in ("dropout", "id_dropout", "kl_weight") if each in kind.model_fields}
         return kind.model_validate(sizes)
 
     def train_settings(self, **own: object) -> dict[str, object]:
