@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import recspec
-from recspec.nn import events, hand_written, kernels
+from recspec.nn import events, kernels
 from recspec.nn.dropout import relu_and_drop_
 from recspec.nn.hand_written import (
     Dots,
