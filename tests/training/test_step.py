@@ -1,4 +1,4 @@
-"""One optimizer step: which batches run compiled, and that a step asks the device for nothing."""
+"""One optimizer step: which batches run compiled, and how."""
 
 from __future__ import annotations
 
