@@ -7,9 +7,15 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from recspec.nn.events import jagged_events, padded_events
+from recspec.nn.events import events_on_gpu, jagged_events, padded_events
 
-FORMS = {"jagged": jagged_events, "even": partial(jagged_events, even=True), "padded": padded_events}
+FORMS = {
+    "jagged": jagged_events,
+    "even": partial(jagged_events, even=True),
+    "padded": padded_events,
+    "all rows at every step": events_on_gpu,
+    "one wait": partial(events_on_gpu, short=0),
+}
 
 
 PRESENT: dict[str, list[list[int]]] = {

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import recspec
-from recspec.nn import events, hand_written, kernels
+from recspec.nn import events, kernels
 from recspec.nn.dropout import relu_and_drop_
 from recspec.nn.hand_written import (
     Dots,
@@ -200,7 +200,6 @@ def test_every_function_by_hand_stands_in_one_file_and_is_asked() -> None:
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several blocks, the last one of them smaller; kernels in plain torch, which `test_kernels` compares them with."""
     monkeypatch.setattr(events, "BLOCK", 8)
-    monkeypatch.setattr(hand_written, "BLOCK", 8)
     monkeypatch.setattr("recspec.nn.dropout.DROPPED", 256)
     for name in ("gather_rows", "dots", "dots_backward"):
         monkeypatch.setattr(kernels, name, getattr(plain_kernels, name))

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from recspec.nn.events import jagged_events
 from recspec.nn.hand_written import last_states
@@ -134,16 +131,3 @@ def test_an_empty_history_ends_in_zeros_beside_what_is_no_number() -> None:
     states = torch.tensor([[1.0], [2.0], [float("nan")]])
     assert last_states(states, events)[1:].tolist() == [[2.0], [0.0]]
     assert last_states(states, events)[0].isnan().all()
-
-
-def test_the_last_states_are_looked_up_where_they_are() -> None:
-    with FakeTensorMode():
-        events = SimpleNamespace(
-            sizes=(2, 1),
-            num_rows=3,
-            num_events=3,
-            held=None,
-            lengths=torch.empty(3, dtype=torch.int64, device="cuda"),
-            rank=torch.empty(3, dtype=torch.int64, device="cuda"),
-        )
-        assert last_states(torch.empty(3, 4, device="cuda"), events).device.type == "cuda"  # type: ignore[arg-type]

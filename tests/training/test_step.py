@@ -1,9 +1,8 @@
-"""One optimizer step: which batches run compiled, and that a step asks the device for nothing."""
+"""One optimizer step: which batches run compiled, and how."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -19,7 +18,6 @@ from recspec.models import MODELS
 from recspec.spec import FeatureSpec
 from recspec.training.choices import Choice
 from recspec.training.loop import TrainingRun
-from recspec.training.optimizers import Optimizers
 from recspec.training.plan import TrainingPlan, make_plan
 from recspec.training.precision import arithmetic
 from recspec.training.settings import TrainSettings
@@ -99,37 +97,6 @@ def test_full_batches_run_as_a_graph_and_others_uncompiled(
     trained(TrainingRun(replace(plan, compile=Choice("default", "as asked")), tmp_path, Ranks()))
     assert len(calls) == 2 * plan.steps_per_epoch
     assert asked[1] == {"mode": "default", "dynamic": None}
-
-
-@pytest.mark.parametrize(
-    ("model", "optimizer"),
-    [
-        *((model, "rmsprop") for model in sorted(SIZES)),
-        *(("neumf", name) for name in ("adagrad", "rowwise_adagrad", "ftrl")),
-    ],
-)
-def test_a_step_of_steady_shapes_asks_the_device_for_nothing(
-    model: str, optimizer: str, data: Mapping[str, FeatureSpec], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On the meta device tensors have shapes and no numbers: an operation that needs a number raises.
-
-    The fused optimizers of torch (Adam, SGD) do not exist there.
-    """
-    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())  # it knows no meta device
-    monkeypatch.setattr(torch, "is_autocast_enabled", lambda *_: False)
-    spec = spec_of(model, data)
-    made = MODELS[model](spec, MODELS[model].Settings.model_validate(SIZES[model])).to("meta")
-    optimizers = Optimizers(list(made.named_parameters()), TrainSettings.model_validate({"optimizer": optimizer}))
-    optimizers.use_backend("torch")
-    batch = {name: tensor.to("meta") for name, tensor in a_batch(made, spec, 8).items()}
-    for step in range(2):
-        optimizers.set_learning_rates(step, steps_per_epoch=10, epochs=1)
-        with monkeypatch.context() as compiling:
-            if not MODELS[model].steady_shapes:  # compiled, their events are padded
-                compiling.setattr(torch.compiler, "is_compiling", lambda: True)
-            made.loss(batch).backward()
-        optimizers.step()
-        optimizers.zero_grad()
 
 
 @pytest.mark.parametrize("model", ["din", "dien", "sim"])

@@ -82,8 +82,8 @@ class NegativeSampler:
                     break
                 drawn = torch.where(known, self._draw(total, device, kind, epoch, step, redraw)[:, mine], drawn)
         if self.beside:
-            known = self._log_expected.to(device)
-            expected = known[drawn.T.long()] if known.dim() else known.expand(size, self.num_negatives)
+            known, shape = self._log_expected, (size, self.num_negatives)
+            expected = known[drawn.T.long()] if known.dim() else torch.full(shape, known.item(), device=device)
             return {**batch, drawn_of(self.item): drawn.T, log_expected_of(self.item): expected}
         drawn = drawn.reshape(-1)
         return {name: self._extended(name, tensor, batch[self.item], drawn) for name, tensor in batch.items()}

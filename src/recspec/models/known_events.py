@@ -54,16 +54,21 @@ class KnownEvents(Stored):
             self.longest = int(offsets.diff().max()) if len(offsets) > 1 else 0
         return problems
 
-    def lengths(self, users: Tensor, most: int) -> Tensor:
-        """(R,) number of the latest events of users (R,), at most `most`."""
-        return (self.offsets[users + 1] - self.offsets[users]).clamp(max=most)
+    def lengths(self, users: Tensor, most: int, *, before: int = 0) -> Tensor:
+        """(R,) number of the latest events of users (R,), at most `most`; `before` later ones are left out."""
+        return (self.offsets[users + 1] - self.offsets[users] - before).clamp(min=0, max=most)
 
-    def packed(self, users: Tensor, most: int) -> tuple[Tensor, Tensor]:
-        """Places (P,) in `items` of the latest `most` events of each user, oldest first, and their lengths (R,)."""
-        lengths = self.lengths(users, most)
-        first = lengths.cumsum(0) - lengths
-        shift = torch.repeat_interleave(self.offsets[users + 1] - lengths - first, lengths)
-        return torch.arange(len(shift), device=users.device) + shift, lengths
+    def packed(self, users: Tensor, most: int, *, before: int = 0) -> tuple[Tensor, Tensor, list[int]]:
+        """Places (P,) in `items` of these latest events of each user, oldest first, and their `lengths`.
+
+        The lengths come as a tensor (R,) and as numbers, for which a step waits once.
+        """
+        lengths = self.lengths(users, most, before=before)
+        sizes: list[int] = lengths.tolist()
+        first, total = lengths.cumsum(0) - lengths, sum(sizes)
+        starts = self.offsets[users + 1] - before - lengths
+        shift = torch.repeat_interleave(starts - first, lengths, output_size=total)
+        return torch.arange(total, device=users.device) + shift, lengths, sizes
 
     def padded(self, users: Tensor, most: int) -> tuple[Tensor, Tensor]:
         """Places (R, L) in `items` of the latest events, the last of them in the last column, and which of them count.

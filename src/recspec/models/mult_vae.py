@@ -73,14 +73,19 @@ class MultVae(TrainedItemModel):
     def encode(self, users: Tensor, dropout: float = 0.0) -> Tensor:
         """(B, 2 x latent) mean and log variance of the users' latent vectors."""
         if torch.compiler.is_compiling():
-            x = F.normalize(self._acted(users), dim=1) @ self.first
-        else:
-            places, lengths = self.known.packed(users, self.known.longest)
-            items = self.known.items[places].long()
-            weights = torch.repeat_interleave(lengths.clamp(min=1).rsqrt(), lengths).to(self.first.dtype)
-            weights = F.dropout(weights, dropout, training=dropout > 0)
-            first = lengths.cumsum(0) - lengths
-            x = F.embedding_bag(items, self.first, first, mode="sum", per_sample_weights=weights)
+            return self._encoded(F.normalize(self._acted(users), dim=1) @ self.first)
+        places, lengths, _ = self.known.packed(users, self.known.longest)
+        return self._encoded(self._sums(self.known.items[places].long(), lengths, dropout))
+
+    def _sums(self, items: Tensor, lengths: Tensor, dropout: float) -> Tensor:
+        """(B, hidden[0]) sums of the vectors of the users' items (P,), divided by the root of their number."""
+        weights = lengths.clamp(min=1).rsqrt().repeat_interleave(lengths, output_size=len(items))
+        weights = F.dropout(weights.to(self.first.dtype), dropout, training=dropout > 0)
+        first = lengths.cumsum(0) - lengths
+        return F.embedding_bag(items, self.first, first, mode="sum", per_sample_weights=weights)
+
+    def _encoded(self, x: Tensor) -> Tensor:
+        """`encode` from its first layer's sums."""
         x = torch.tanh(x + self.bias)
         for layer in self.encoder[:-1]:
             x = torch.tanh(layer(x))
@@ -96,15 +101,17 @@ class MultVae(TrainedItemModel):
 
     def loss_of_users(self, users: Tensor) -> Tensor:
         own = self.settings
-        mean, log_variance = self.encode(users, own.dropout if self.training else 0.0).chunk(2, 1)
+        places, lengths, _ = self.known.packed(users, self.known.longest)
+        items = self.known.items[places].long()
+        encoded = self._encoded(self._sums(items, lengths, own.dropout if self.training else 0.0))
+        mean, log_variance = encoded.chunk(2, 1)
         if self.training and own.kl_weight:
             mean_with_noise = mean + torch.randn_like(mean) * (0.5 * log_variance).exp()
         else:
             mean_with_noise = mean
         shares = F.log_softmax(self.decode(mean_with_noise).float(), 1)
-        places, lengths = self.known.packed(users, self.known.longest)
-        rows = torch.repeat_interleave(torch.arange(len(users), device=users.device), lengths)
-        likelihood = shares[rows, self.known.items[places].long()].sum()
+        rows = torch.arange(len(users), device=users.device).repeat_interleave(lengths, output_size=len(items))
+        likelihood = shares[rows, items].sum()
         divergence = -0.5 * (1 + log_variance - mean.square() - log_variance.exp()).sum()
         return own.kl_weight * divergence - likelihood
 

@@ -286,7 +286,8 @@ class NeuMF(Model):
 
     def _part(self, side: Side, ids: Tensor | None = None) -> Part:
         """The part of the users or items `ids`, or of all of them, in the logit."""
-        part, is_user = Part(), side == "user"
+        part: Part = {}  # `Part()`, a call of an alias, would break a compiled graph
+        is_user = side == "user"
         if self.settings.use_gmf:
             part["gmf"] = _rows(self.gmf_user if is_user else self.gmf_item, ids)
         if self.settings.use_mlp:

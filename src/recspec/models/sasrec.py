@@ -195,15 +195,18 @@ class SasRec(TrainedItemModel):
         order = order[int((lengths == 0).sum()) :]
         made = self.start.expand(len(users), -1).clone()
         if len(order):
-            places, lengths = self.known.packed(users[order], most)
+            places, lengths, sizes = self.known.packed(users[order], most)
             x = self._of_packed(places, lengths, users[order], vectors)
-            made[order] = self.norm(self.blocks.of_last(x, lengths)).to(made.dtype)
+            made[order] = self.norm(self.blocks.of_last(x, lengths, sizes)).to(made.dtype)
         return made
 
     def _of_packed(self, places: Tensor, lengths: Tensor, users: Tensor, vectors: Tensor) -> Tensor:
         """(P', d) what goes into the blocks: P events and some more rows up to a steady number."""
-        back = lengths.cumsum(0).repeat_interleave(lengths) - 1 - torch.arange(len(places), device=places.device)
-        firsts = self.known.offsets[users].repeat_interleave(lengths)
+        ends, firsts = (
+            each.repeat_interleave(lengths, output_size=len(places))
+            for each in (lengths.cumsum(0), self.known.offsets[users])
+        )
+        back = ends - 1 - torch.arange(len(places), device=places.device)
         more = (0, -len(places) % STEADY)
         x = self._of_events(F.pad(places, more), F.pad(back, more), F.pad(firsts, more), vectors)
         return drop(x, self.settings.dropout) if self.training else x
@@ -226,14 +229,10 @@ class SasRec(TrainedItemModel):
     def loss_of_users(self, users: Tensor) -> Tensor:
         lengths = self.known.lengths(users, self.settings.length + 1)
         users = users[lengths.argsort()]
-        places, lengths = self.known.packed(users, self.settings.length + 1)
-        is_last = torch.zeros(len(places), dtype=torch.bool, device=places.device)
-        ends = lengths.cumsum(0)[lengths > 0]
-        is_last[ends - 1] = True
-        places, lengths = places[~is_last], (lengths - 1).clamp(min=0)
+        places, lengths, sizes = self.known.packed(users, self.settings.length, before=1)
         vectors = self.item_vectors()
         x = self._of_packed(places, lengths, users, vectors)
-        h = self.norm(self.blocks(x, lengths)[: len(places)])
+        h = self.norm(self.blocks(x, lengths, sizes)[: len(places)])
         targets = self.known.items[places + 1].long()
         return self._softmax(h, vectors, targets) + self._loss_of_start(users, vectors)
 
@@ -250,10 +249,10 @@ class SasRec(TrainedItemModel):
 
     def _loss_of_start(self, users: Tensor, vectors: Tensor) -> Tensor:
         """The loss of the first events of users; it trains `start` alone, so that items are not drawn to it."""
-        firsts = self.known.items[self.known.offsets[users][self.known.lengths(users, 1) > 0]].long()
+        firsts = self.known.offsets[users].clamp(max=len(self.known.items) - 1)
         logits = vectors.detach() @ self.start
-        shares = at_least_fp32(logits).log_softmax(0)
-        return -shares[firsts].sum()
+        shares = at_least_fp32(logits).log_softmax(0)[self.known.items[firsts].long()]
+        return -torch.where(self.known.lengths(users, 1) > 0, shares, 0).sum()
 
 
 def gap_number(gap: Tensor) -> Tensor:

@@ -41,9 +41,9 @@ class Bucket:
         return self.lists.stop - self.lists.start, self.longest
 
 
-def buckets_of(lengths: Tensor) -> list[Bucket]:
-    """Buckets of lists whose lengths (R,) ascend; empty lists are in none."""
-    known = lengths.tolist()
+def buckets_of(lengths: Tensor, sizes: Sequence[int] | None = None) -> list[Bucket]:
+    """Buckets of lists whose lengths (R,) ascend; empty lists are in none. `sizes` are the lengths, if read already."""
+    known = lengths.tolist() if sizes is None else sizes
     found: list[Bucket] = []
     stop, last = len(known), sum(known)
     while stop and known[stop - 1]:
@@ -193,16 +193,19 @@ class Blocks(nn.Module):
     def _typed(self) -> list[TransformerBlock]:
         return cast(list[TransformerBlock], list(self.each))
 
-    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
-        """(P, d) -> (P, d) of lists whose lengths (R,) ascend; rows may follow that are in no list."""
-        buckets = buckets_of(lengths)
+    def forward(self, x: Tensor, lengths: Tensor, sizes: Sequence[int] | None = None) -> Tensor:
+        """(P, d) -> (P, d) of lists whose lengths (R,) ascend; rows may follow that are in no list.
+
+        `sizes` are the lengths, if they have been read already.
+        """
+        buckets = buckets_of(lengths, sizes)
         for block in self._typed:
             x = block(x, buckets)
         return x
 
-    def of_last(self, x: Tensor, lengths: Tensor) -> Tensor:
+    def of_last(self, x: Tensor, lengths: Tensor, sizes: Sequence[int] | None = None) -> Tensor:
         """`forward` of the last event of each list that is not empty, in the same order."""
-        buckets = buckets_of(lengths)
+        buckets = buckets_of(lengths, sizes)
         if not buckets:
             return x[:0]
         if not may_replace(self):

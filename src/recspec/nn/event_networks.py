@@ -108,8 +108,8 @@ class NextEvent(nn.Module):
         earlier, later = events.successors()
         if plain:
             of_state, of_event = self._parts
-            known = F.linear(states[earlier], of_state, self.mlp.first.bias)
-            firsts = [known + F.linear(each[later], of_event) for each in (happened, sampled)]
+            known = F.linear(states.index_select(0, earlier), of_state, self.mlp.first.bias)
+            firsts = [known + F.linear(each.index_select(0, later), of_event) for each in (happened, sampled)]
         else:
             firsts = [self.mlp.first(torch.cat([states[earlier], each[later]], dim=1)) for each in (happened, sampled)]
         right, wrong = (at_least_fp32(self.out(self.mlp.after_first(first)).squeeze(1)) for first in firsts)

@@ -9,7 +9,8 @@ because their shapes must not depend on values. `Events` hides the form; all giv
 
 *Even* events are in the jagged form with a few places more, of rows whose history is over, so that few numbers of rows
 occur from batch to batch: in each step if steps are large, otherwise in all steps together. oneDNN compiles a kernel
-for each number of rows, in 1.0 to 1.5 ms.
+for each number of rows, in 1.0 to 1.5 ms. On a GPU, short histories have places of all rows in every step, so that
+nothing waits for their lengths.
 
 Shapes: B rows; L the history's length in this batch; T events; W any width.
 """
@@ -23,11 +24,16 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from recspec.nn.blocks import Scratch
+
 SLICED = 64
 """Mean rows of a step from which code written by hand takes histories step by step."""
 
 BLOCK = 2048
-"""Rows of a step that are computed together: their layers of some hundred units stay in a core's cache."""
+"""Rows of a step that a CPU computes together: their layers of some hundred units stay in a core's cache."""
+
+SHORT = 32
+"""Length up to which a GPU computes all rows at every step, because that costs less than waiting for their lengths."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +60,8 @@ class Events:
     """The rows from the longest history to the shortest (B,); only in the jagged form."""
     rank: Tensor | None = None
     """The place of each row in `order` (B,); only in the jagged form."""
+    starts: Tensor | None = None
+    """The first event of each step, at least one number; only in the jagged form."""
 
     @property
     def num_rows(self) -> int:
@@ -144,9 +152,11 @@ class Events:
             return latest[:, :-1].flatten(), places[:, 1:].flatten()
         if not self.sizes:
             return self.rows, self.rows  # none
-        later = torch.arange(self.sizes[0], self.num_events, device=self.rows.device)
-        sizes = torch.tensor(self.sizes, device=self.rows.device)
-        return later - sizes[:-1].repeat_interleave(sizes[1:]), later
+        every = torch.arange(self.num_events, device=self.rows.device)
+        steps = every.split_with_sizes(self.sizes)
+        # Without an event before, `steps[:0]`: no step has no rows.
+        earlier = [step[:size] for step, size in zip(steps, self.sizes[1:], strict=False)]
+        return torch.cat(earlier or [every[:0]]), every[self.sizes[0] :]
 
     def follows(self, earlier: Tensor, later: Tensor) -> Tensor | None:
         """The pairs of `successors` that join two events; None for all."""
@@ -161,9 +171,37 @@ def events_of(present: Tensor, *, through_onednn: bool = True) -> Events:
     """
     if torch.compiler.is_compiling():
         return padded_events(present)
-    on_cpu = present.device.type == "cpu"
-    even = on_cpu and torch.get_float32_matmul_precision() != "highest"
+    if present.device.type != "cpu":
+        return events_on_gpu(present)
+    even = torch.get_float32_matmul_precision() != "highest"
     return jagged_events(present, even=even, large_too=through_onednn)
+
+
+def events_on_gpu(present: Tensor, *, short: int = SHORT) -> Events:
+    """Events at the places `present` (B, L) in the jagged form, found with at most one wait for the device.
+
+    Histories of up to `short` places are never waited for: each step holds all rows, with a place without an event for
+    rows whose history is over. For longer ones, the numbers of rows of all steps are read at once.
+    """
+    rows, length = present.shape
+    lengths, every = present.sum(1), torch.arange(rows, device=present.device)
+    # Each row's events, and then its places without one.
+    columns = present.byte().sort(dim=1, descending=True, stable=True).indices
+    places = columns + every.unsqueeze(1) * length
+    there = lengths > torch.arange(length, device=present.device).unsqueeze(1)  # (L, B)
+    if length <= short:
+        order = rank = every
+        sizes, starts = (rows,) * length if rows else (), torch.arange(max(length, 1), device=present.device) * rows
+        by_step, held = places.t().flatten(), there.flatten()
+    else:
+        order, held = lengths.argsort(descending=True, stable=True), None
+        rank = torch.empty_like(order).index_copy_(0, order, every)
+        counts = there.sum(1)
+        sizes, starts = tuple(size for size in counts.tolist() if size), counts.cumsum(0) - counts
+        steps = places.index_select(0, order).t()
+        by_step = torch.cat([step[:size] for step, size in zip(steps, sizes, strict=False)] or [every[:0]])
+    row_of = by_step // max(length, 1)
+    return Events(by_step, row_of, lengths, length, None, held, False, sizes, order, rank, starts)
 
 
 def jagged_events(present: Tensor, *, even: bool = False, large_too: bool = True) -> Events:
@@ -183,7 +221,8 @@ def jagged_events(present: Tensor, *, even: bool = False, large_too: bool = True
     if even and len(places):
         evened = _even_steps if in_even_steps else _even_together
         sizes = torch.tensor(evened(sizes.tolist(), rows), device=sizes.device)
-    position = (sizes.cumsum(0) - sizes)[step] + rank[row]
+    starts = sizes.cumsum(0) - sizes
+    position = starts[step] + rank[row]
     counts = tuple(size for size in sizes.tolist() if size)
     if even and counts:
         row_at = torch.cat([order[:size] for size in counts])
@@ -195,7 +234,7 @@ def jagged_events(present: Tensor, *, even: bool = False, large_too: bool = True
         by_step, held = torch.empty_like(places), None
     by_step[position] = places
     row_of = by_step // max(length, 1)
-    return Events(by_step, row_of, lengths, length, None, held, in_even_steps, counts, order, rank)
+    return Events(by_step, row_of, lengths, length, None, held, in_even_steps, counts, order, rank, starts)
 
 
 def _even_steps(sizes: list[int], most: int) -> list[int]:
@@ -230,8 +269,10 @@ class Blocks:
     """Blocks of rows of a step in the order of a recurrence: all steps of some rows, then of the next rows."""
 
     def __init__(self, events: Events) -> None:
-        """Blocks of events in the jagged form."""
-        self.sizes = [min(BLOCK, size - first) for size in events.sizes for first in range(0, size, BLOCK)]
+        """Blocks of events in the jagged form; on a GPU of all rows, as each block costs some hundred launches."""
+        self.most = most = BLOCK if events.rows.device.type == "cpu" else max(1, events.num_rows)
+        """The most rows of a block."""
+        self.sizes = [min(most, size - first) for size in events.sizes for first in range(0, size, most)]
         """The number of events of each block, step by step."""
         self.stay = [0] * len(self.sizes)
         """The number of those events that have a next event."""
@@ -239,18 +280,22 @@ class Blocks:
         """The rows of each block, as places in `Events.order`; whether its step is the first."""
         self.places, self.earlier = list[int](), list[int]()
         """The place of each block in `sizes`, and of the same rows one step before; 0 at the first step."""
-        starts = [0, *accumulate(-(-size // BLOCK) for size in events.sizes)]  # the first block of each step
-        for column in range(-(-events.num_rows // BLOCK)):
+        starts = [0, *accumulate(-(-size // most) for size in events.sizes)]  # the first block of each step
+        for column in range(-(-events.num_rows // most)):
             for step, start in enumerate(starts[:-1]):
                 place = start + column
                 if place >= starts[step + 1]:
                     break
-                self.rows.append(slice(column * BLOCK, column * BLOCK + self.sizes[place]))
+                self.rows.append(slice(column * most, column * most + self.sizes[place]))
                 self.first.append(step == 0)
                 self.places.append(place)
                 self.earlier.append(starts[step - 1] + column if step else 0)
                 if step:
                     self.stay[self.earlier[-1]] = self.sizes[place]
+
+    def scratch(self, like: Tensor) -> Scratch:
+        """Memory for tensors of a block, like one that has a row for each event."""
+        return Scratch(like, min(len(like), self.most))
 
     def cut(self, x: Tensor) -> list[Tensor]:
         """The part of each block, of a tensor with one entry an event."""

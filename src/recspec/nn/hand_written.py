@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import accumulate
 from typing import Any, cast
 
 import torch
@@ -20,9 +19,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from recspec.nn import kernels
-from recspec.nn.blocks import Scratch, Tail
+from recspec.nn.blocks import Tail
 from recspec.nn.dropout import relu_and_drop_
-from recspec.nn.events import BLOCK, Events
+from recspec.nn.events import Events
 from recspec.nn.stored_rows import Column, Places, dots_of_rows, weighted_sums
 
 
@@ -55,11 +54,12 @@ def own_precision(x: Tensor, events: Events | None = None) -> Iterator[None]:
 
     On a CPU, torch sends products of tf32 or bf16 precision through oneDNN. That compiles a kernel for every new number
     of rows, in 1.0 to 1.5 ms; the product of 1024 rows takes 0.06. So products go through the BLAS, except those over
-    `events` in even steps.
+    `events` in even steps. A compiled program has the precision of the process, as it cannot change that.
     """
-    before = torch.get_float32_matmul_precision()
     with torch.autocast(x.device.type, enabled=False):
-        if x.device.type != "cpu" or before == "highest" or (events is not None and events.in_even_steps):
+        stays = x.device.type != "cpu" or torch.compiler.is_compiling() or (events is not None and events.in_even_steps)
+        before = "highest" if stays else torch.get_float32_matmul_precision()
+        if before == "highest":
             yield
             return
         torch.set_float32_matmul_precision("highest")
@@ -82,9 +82,9 @@ class EventWeights(torch.autograd.Function):
         order = cast(Tensor, events.order)
         target, of_targets = target.index_select(0, order), of_targets.index_select(0, order)
         kept = [happened.new_empty(len(happened), len(each)) for each in (by_event, *tail[:-2:2])]
-        scratch, network = Scratch(happened, min(len(happened), BLOCK)), Tail(kind, tail)
-        weights = happened.new_empty(len(happened))
         blocks, event, product = events.blocks, by_event.t(), by_product.t()
+        scratch, network = blocks.scratch(happened), Tail(kind, tail)
+        weights = happened.new_empty(len(happened))
         for rows, x, own, *parts in zip(blocks.rows, *map(blocks.cut, (happened, weights, *kept)), strict=True):
             first = torch.addmm(of_targets[rows], x, event, out=parts[0])
             first.addmm_(torch.mul(x, target[rows], out=scratch("joined", *x.shape)), product)
@@ -102,7 +102,7 @@ class EventWeights(torch.autograd.Function):
         of_happened, of_target = torch.empty_like(happened), torch.zeros_like(target)
         of_first = target.new_zeros(len(target), len(by_event))
         of_by_event, of_by_product = torch.zeros_like(by_event), torch.zeros_like(by_product)
-        scratch, blocks = Scratch(happened, min(len(happened), BLOCK)), events.blocks
+        blocks, scratch = events.blocks, events.blocks.scratch(happened)
         cut = map(blocks.cut, (happened, of_happened, gradient, *kept))
         with own_precision(happened, events):
             for rows, x, of_x, of_own, *parts in zip(blocks.rows, *cut, strict=True):
@@ -135,7 +135,7 @@ class NextEventLoss(torch.autograd.Function):
         of_states, of_happened, of_sampled, of_by_state, of_by_event, of_bias = slopes
         share = ((events.lengths - 1).clamp(min=1) * max(1, events.num_rows)).to(states.dtype).reciprocal()
         share = share.index_select(0, cast(Tensor, events.order))
-        total, scratch = states.new_zeros(()), Scratch(states, min(len(states), BLOCK))
+        total, scratch = states.new_zeros(()), events.blocks.scratch(states)
         network, blocks = Tail("sigmoid", tail), events.blocks
         events_of_block = map(blocks.cut, (happened, sampled, of_happened, of_sampled))
         states_before = map(blocks.cut_before, (states, of_states))
@@ -205,7 +205,7 @@ class Recurrence(torch.autograd.Function):
             each for weight in (weight_x, weight_h) for each in (weight[:both].t(), weight[both:].t())
         )
         of_gates, of_candidate = bias[:both], bias[both:]
-        blocks, scratch = events.blocks, Scratch(x, min(len(x), BLOCK))
+        blocks, scratch = events.blocks, events.blocks.scratch(x)
         kept = (x, gates, *gates.split_with_sizes([hidden, hidden], 1), candidates, recalled, states)
         for first, weight, old, own, gate, u, r, c, memory, state in zip(
             blocks.first,
@@ -247,7 +247,7 @@ class Recurrence(torch.autograd.Function):
         of_x, of_attention = torch.empty_like(x), None if attention is None else torch.empty_like(attention)
         by_x = torch.cat([weight_x[2 * hidden :], weight_x[: 2 * hidden]])
         of_by_x, of_weight_h, of_bias = torch.zeros_like(by_x), torch.zeros_like(weight_h), x.new_zeros(3 * hidden)
-        blocks, scratch = events.blocks, Scratch(x, min(len(x), BLOCK))
+        blocks, scratch = events.blocks, events.blocks.scratch(x)
         none = [None] * len(blocks.rows)
         parts = zip(
             blocks.rows,
@@ -306,8 +306,8 @@ def last_states(states: Tensor, events: Events) -> Tensor:
 
 def _last_places(events: Events) -> Tensor:
     """The place of each row's last event (B,); any place for an empty history."""
-    starts = torch.tensor([0, *accumulate(events.sizes[:-1])], device=events.lengths.device)
-    places = starts.index_select(0, (events.lengths - 1).clamp(min=0)) + cast(Tensor, events.rank)
+    starts, rank = cast(Tensor, events.starts), cast(Tensor, events.rank)
+    places = starts.index_select(0, (events.lengths - 1).clamp(min=0)) + rank
     # An empty history stands behind all others; its place may lie outside the first step.
     return places.clamp(max=events.num_events - 1)
 
@@ -459,7 +459,8 @@ TOGETHER = 4
 class SoftmaxLoss(torch.autograd.Function):
     """The sum of -log softmax(rows classes')[target] over rows (P, d), for classes (N, d) and targets (P,).
 
-    Plain torch keeps the logits (P, N), their softmax and its gradient; here a block of them stays in the cache.
+    Plain torch keeps the logits (P, N), their softmax and its gradient; here a block of them stays in the cache. On a
+    GPU, a row's loss is at most 69 nats, -log(`TINY`): looking for larger ones would wait for it. Gradients are exact.
     """
 
     @staticmethod
@@ -489,9 +490,8 @@ class SoftmaxLoss(torch.autograd.Function):
             if of_rows is not None and of_classes is not None:
                 of_rows -= classes[targets]
                 of_classes.index_add_(0, targets, exact_rows, alpha=-1)
-            tiny = torch.nonzero(chosen < TINY).squeeze(1)
             loss = -chosen.clamp(min=TINY).log().sum()
-            if len(tiny):
+            if device == "cpu" and len(tiny := torch.nonzero(chosen < TINY).squeeze(1)):
                 logits = exact_rows[tiny] @ classes.t()
                 logs = logits.log_softmax(1).gather(1, targets[tiny, None])
                 loss += len(tiny) * math.log(TINY) - logs.sum()

@@ -37,9 +37,10 @@ def latest_best(scores: Tensor, allowed: Tensor, k: int) -> tuple[Tensor, Tensor
     """
     scores, length = scores.detach(), scores.shape[-1]
     if torch.compiler.is_compiling():
-        # Exporters cannot reinterpret bits. Their sorts keep the order of equals, so the later ones go first.
+        # Exporters cannot reinterpret bits. A stable sort keeps the order of equals, so the later ones go first.
         lowest = torch.finfo(scores.dtype).min
-        order = torch.where(allowed, scores, lowest).flip(-1).sort(dim=-1, descending=True).indices[..., :k]
+        latest_first = torch.where(allowed, scores, lowest).flip(-1)
+        order = latest_first.sort(dim=-1, descending=True, stable=True).indices[..., :k]
         places = length - 1 - order
         return places, allowed.gather(-1, places)
     # A distinct integer for each place: the score's bits, which order as integers once negative ones are inverted, then

@@ -1,0 +1,134 @@
+"""How often a step waits for a GPU, and that the branches that it takes there give the CPU's numbers."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+import torch
+from torch import Tensor
+
+from recspec.batch import Batch, num_rows, to_device
+from recspec.distributed.ranks import Ranks
+from recspec.models import MODELS
+from recspec.spec import FeatureSpec
+from recspec.training.build import Built, build_model, make_sampler
+from recspec.training.loop import TrainingRun
+from recspec.training.outline import make_optimizers
+from recspec.training.plan import TrainingPlan, make_plan
+from recspec.training.settings import TrainSettings
+from recspec.training.step import TrainingStep
+from tests import made_up
+from tests.closeness import assert_close
+from tests.made_up_device import DEVICE, made_up_device
+from tests.model_cases import MODEL_CASES, TRAINED_BY_STEPS, kind_of_data
+
+LISTS = "models/known_events.py: sizes: list[int] = lengths.tolist()"
+SIZES = "nn/events.py: sizes, starts = tuple(size for size in counts.tolist() if size), counts.cumsum(0) - counts"
+
+WAITS: Mapping[str, list[str]] = MappingProxyType(
+    {
+        **{name: [] for name in ("neumf", "wide_deep", "dlrm", "dcnv2", "two_tower")},
+        "din": [],
+        "din, long histories": [SIZES],
+        "dien": [],
+        "dien, long histories": [SIZES],
+        "sim": [],
+        "sim, long histories": [],  # its latest events are few, and the earlier ones are padded
+        "sasrec": [LISTS],
+        "mult_vae": [LISTS],
+    }
+)
+"""Each place where a step waits, once a step."""
+
+OTHER_OPTIMIZERS = ("adagrad", "rowwise_adagrad", "ftrl", "adam", "rmsprop")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, FeatureSpec]:
+    folder = tmp_path_factory.mktemp("waits")
+    return {
+        "interactions": made_up.interactions(folder / "interactions"),
+        "clicks": made_up.clicks(folder / "clicks"),
+        "sequences": made_up.sequences(folder / "sequences"),
+        "long histories": made_up.sequences(folder / "long", length=40),
+    }
+
+
+def a_plan(case: str, data: Mapping[str, FeatureSpec], optimizer: str, ranks: Ranks, **more: object) -> TrainingPlan:
+    name, _, kind = case.partition(", ")
+    given = {"batch_size": 64, "precision": "fp32", "tensorboard": False, "optimizer": optimizer, "learning_rate": 0.01}
+    own = MODELS[name].Settings.model_validate(MODEL_CASES[name].tiny)
+    settings = TrainSettings.model_validate({**given, "sparse_gradients": "never", "compile": False, **more})
+    return make_plan(name, data[kind or kind_of_data(name)], settings, own, ranks)
+
+
+def batches_of(plan: TrainingPlan, number: int) -> list[Batch]:
+    """The first batches of a plan with their drawn negatives, on the CPU."""
+    sampler, found = make_sampler(build_model(plan, Ranks())), []
+    for step, share in zip(range(number), plan.loader.batches(), strict=False):
+        found.append(share.batch if sampler is None else sampler(share, epoch=0, step=step))
+    return found
+
+
+def steps(built: Built, batches: list[Batch], device: torch.device) -> tuple[list[Tensor], dict[str, Tensor]]:
+    """The losses of a step with each batch, and the weights after them, on the device."""
+    model = built.model.to(device).train()
+    optimizers = make_optimizers([*model.named_parameters()], built.plan.settings)
+    ranks, losses = replace(built.ranks, device=device), list[Tensor]()
+    step = TrainingStep(replace(built, ranks=ranks, optimizers=optimizers))
+    for batch in batches:
+        rows = num_rows(batch) // step.rows_each
+        losses.append(step(to_device(batch, device), rows, rows))
+    return losses, {name: weight.detach() for name, weight in model.named_parameters()}
+
+
+def test_every_trained_model_is_in_the_table() -> None:
+    assert {case.partition(", ")[0] for case in WAITS} == set(TRAINED_BY_STEPS)
+
+
+@pytest.mark.parametrize(
+    ("case", "optimizer"), [*((case, "sgd") for case in WAITS), *(("neumf", each) for each in OTHER_OPTIMIZERS)]
+)
+def test_a_step_waits_for_a_gpu_where_the_table_says_and_gives_the_numbers_of_a_cpu(
+    case: str, optimizer: str, data: Mapping[str, FeatureSpec], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = a_plan(case, data, optimizer, Ranks())
+    batches = batches_of(plan, 3)
+    here, once, there = (build_model(plan, Ranks()) for _ in range(3))
+    losses, weights = steps(here, batches, torch.device("cpu"))
+    with made_up_device(monkeypatch) as device:
+        steps(once, batches[:1], DEVICE)
+        first = device.waits.copy()
+        device.waits.clear()
+        far_losses, far_weights = steps(there, batches, DEVICE)
+        waits = device.waits - first  # a first step also prepares what all others use
+        far_losses = [each.cpu() for each in far_losses]
+        far_weights = {name: each.cpu() for name, each in far_weights.items()}
+    assert waits == dict.fromkeys(WAITS[case], len(batches) - 1)
+    for ours, theirs in zip(far_losses, losses, strict=True):
+        assert_close(ours, theirs)
+    for name, weight in weights.items():
+        assert_close(far_weights[name], weight, name)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("case", WAITS)
+def test_a_gpu_is_waited_for_as_often(case: str, data: Mapping[str, FeatureSpec], tmp_path: Path) -> None:
+    """With the loader and the drawn negatives; CUDA tells of each wait."""
+    ranks = Ranks(device=torch.device("cuda"))
+    epoch = TrainingRun(a_plan(case, data, "adam", ranks), tmp_path, ranks).epoch()
+    next(epoch)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            next(epoch)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    waits = [f"{each.filename}:{each.lineno}" for each in told if "synchroniz" in str(each.message)]
+    assert len(waits) == len(WAITS[case]), waits
