@@ -9,6 +9,7 @@ from recspec.nn.all_items import (
     last_states_of_items,
     weighted_sums,
 )
+from recspec.nn.at_once import at_once
 from recspec.nn.attention import Blocks, GatedBlock, TransformerBlock, buckets_of
 from recspec.nn.calibration_map import CalibrationMap
 from recspec.nn.dropout import drop
@@ -38,7 +39,7 @@ from recspec.nn.uncompiled import uncompiled
 __all__ = [
     "ActivatedMlp", "Activation", "AfterFirst", "AttentionUnit", "Blocks", "CalibrationMap", "Column", "CrossNetwork",
     "Dice", "Embeddings", "Events", "GatedBlock", "Gru", "Histories", "History", "Mlp", "NextEvent", "PaddedHistory",
-    "RowsHeld", "StoredHistory", "TargetQueries", "TransformerBlock", "aligned_linear", "at_least_fp32",
+    "RowsHeld", "StoredHistory", "TargetQueries", "TransformerBlock", "aligned_linear", "at_least_fp32", "at_once",
     "attention_to_items", "buckets_of", "cross_entropy", "dot_interaction", "drop", "embedding_widths", "events_of",
     "floats_at_once", "floats_in_cache", "follow_together", "ids_and_numbers", "kernels", "last_states_of_items",
     "latest_best", "linear_of_parts", "may_replace", "number_widths", "sampled_softmax", "segments",
