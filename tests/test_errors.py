@@ -13,6 +13,7 @@ from recspec.errors import (
     RecspecError,
     SpecError,
     listed,
+    missing_library,
     nearest,
     require_extra,
     unknown,
@@ -98,6 +99,13 @@ def test_a_library_that_is_not_there_names_the_extra_that_brings_it(monkeypatch:
         "this needs the library 'implicit_of_nobody', which is not installed: pip install 'recspec[baselines]'"
     )
     assert caught.value.__suppress_context__
+
+
+def test_a_dependency_that_is_not_there_is_named_with_its_remedy() -> None:
+    told = "this needs the library 'ibis', which is not installed: pip install recspec"
+    assert missing_library(ModuleNotFoundError("No module named 'ibis.expr'", name="ibis.expr")) == told
+    for ours in (ModuleNotFoundError("x", name="recspec.no_such"), ModuleNotFoundError("x"), ImportError("x")):
+        assert missing_library(ours) is None
 
 
 def test_a_library_that_is_there_is_given() -> None:

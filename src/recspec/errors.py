@@ -131,6 +131,14 @@ def of_the_machine(error: BaseException | None) -> str | None:
     return None
 
 
+def missing_library(error: BaseException) -> str | None:
+    """The message for a library that recspec needs and that is not installed; None for anything else."""
+    name = (error.name or "").split(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    if name in ("", "recspec"):
+        return None
+    return f"this needs the library '{name}', which is not installed: pip install recspec"
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """` (did you mean 'x'?)` for the known name closest to `name` or with these initials (`lr`); else nothing."""
     own = name.lower()

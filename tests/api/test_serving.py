@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
+import re
 import signal
+import sys
 import threading
 import urllib.request
+from types import ModuleType
 
 import pytest
 
 from recspec import api
-from recspec.errors import BundleError, SettingsError
+from recspec.errors import BundleError, MissingExtraError, SettingsError
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
@@ -52,6 +56,21 @@ def test_a_free_port_for_http_is_one_for_grpc_too(model: api.Model) -> None:
     with model.serve(http_port=0, watch=0) as first, api.serve(model, http_port=0, watch=0) as second:
         ports = [int(str(each.grpc).rpartition(":")[2]) for each in (first, second)]
     assert len({*ports, 8001, 0}) == 4
+
+
+@pytest.mark.parametrize("library", ["grpc", "tritonclient", "rapidjson"])
+def test_without_the_libraries_of_grpc_it_answers_over_http_alone(
+    library: str, model: api.Model, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("grpc", "tritonclient", "rapidjson"):
+        monkeypatch.setitem(sys.modules, name, None if name == library else ModuleType(name))
+    told = f"this needs the library '{library}', which is not installed: pip install 'recspec[serve]'"
+    with caplog.at_level(logging.WARNING, "recspec.serve"), model.serve(http_port=0, watch=0) as serving:
+        assert serving.grpc is None
+        assert "run" in json.dumps(_asked(serving.url))
+    assert caplog.messages == [f"no gRPC, HTTP alone: {told}"]
+    with pytest.raises(MissingExtraError, match=re.escape(told)):
+        model.serve(http_port=0, grpc_port=0)
 
 
 def test_with_block_it_serves_until_a_signal(model: api.Model) -> None:

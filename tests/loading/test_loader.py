@@ -231,7 +231,7 @@ def test_lists_that_are_mostly_padding_are_held_ragged(tmp_path: Path) -> None:
     assert held is not None
     assert held.nbytes < 101 * (3 + 2 + 4) * 4
     assert max(batch["tags"].shape[1] for batch in batches) == 4, "as wide as the longest list, not 500"
-    fixed = Loader(spec, "train", batch_size=10, fixed_length=True)
+    fixed = reader.resized(10, fixed_length=True)
     streamed = Loader(spec, "train", batch_size=10, memory_budget=TINY)
     assert (fixed.mode, streamed.mode) == ("memory", "stream")
     assert all(share.batch["tags"].shape[1] == 500 for share in fixed.batches())

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,9 @@ from recspec.distributed.ranks import Ranks
 from recspec.models import MODELS
 from recspec.nn.embeddings import Embeddings
 from recspec.spec import FeatureSpec
-from recspec.training.choices import pick_compile
+from recspec.training.choices import pick_compile, pick_sparse_gradients, whole_if_compiled
 from recspec.training.loop import TrainingRun, train
+from recspec.training.outline import Outline
 from recspec.training.plan import TrainingPlan, make_plan
 from recspec.training.settings import TrainSettings
 from tests import made_up
@@ -96,27 +98,66 @@ def test_the_run_has_what_the_plan_says(
     assert bool(sparse) == (bool(values) and any(isinstance(each, Embeddings) for each in run.model.modules()))
 
 
+TABLE = ("embeddings.stores.16",)
+
+
 @pytest.mark.parametrize(
-    ("asked", "ranks", "accumulate", "whole", "mode", "reason"),
+    ("values", "ranks", "sparse", "fetched", "mode", "reason"),
     [
-        (False, Ranks(), 1, True, "none", "does not pay on a CPU"),
-        ("auto", Ranks(), 1, True, "none", "does not pay on a CPU"),
-        (True, Ranks(), 1, True, "default", "no CUDA graphs: the run is on cpu"),
-        (False, Ranks(device=GPU), 1, True, "none", "it is faster on a GPU, but costs a minute"),
-        (True, Ranks(device=GPU), 1, True, "reduce-overhead", "full batches have one shape"),
-        ("auto", Ranks(device=GPU), 1, True, "reduce-overhead", "full batches have one shape"),
-        (True, Ranks(0, 2, GPU), 1, True, "default", "2 processes exchange gradients in every step"),
-        (True, Ranks(device=GPU), 2, True, "default", "train.accumulate is 2"),
-        (True, Ranks(device=GPU), 1, False, "default", "some tables have sparse gradients, or their rows are fetched"),
+        ({"compile": False}, Ranks(), (), (), "none", "does not pay on a CPU"),
+        ({"compile": "auto"}, Ranks(), (), (), "none", "does not pay on a CPU"),
+        ({"compile": True}, Ranks(), (), (), "default", "no CUDA graphs: the run is on cpu"),
+        ({"compile": False}, Ranks(device=GPU), (), (), "none", "it is faster on a GPU, but costs a minute"),
+        ({"compile": True}, Ranks(device=GPU), (), (), "reduce-overhead", "full batches have one shape"),
+        ({"compile": "auto"}, Ranks(device=GPU), (), (), "reduce-overhead", "full batches have one shape"),
+        ({"compile": "auto"}, Ranks(device=GPU), TABLE, (), "none", "ones of 'embeddings.stores.16' are cheaper"),
+        ({"compile": True}, Ranks(device=GPU), TABLE, (), "reduce-overhead", "full batches have one shape"),
+        ({"compile": True}, Ranks(0, 2, GPU), (), (), "default", "2 processes exchange gradients in every step"),
+        ({"compile": True, "accumulate": 2}, Ranks(device=GPU), (), (), "default", "train.accumulate is 2"),
+        ({"compile": True}, Ranks(device=GPU), (), TABLE, "default", "some tables have sparse gradients, or their"),
+        (
+            {"compile": "auto", "sparse_gradients": "always"}, Ranks(device=GPU), TABLE, (), "default",
+            "some tables have sparse gradients, or their rows are fetched",
+        ),
     ],
-)
+)  # fmt: skip
 def test_cuda_graphs_are_chosen_where_every_step_is_alike(
-    asked: object, ranks: Ranks, accumulate: int, whole: bool, mode: str, reason: str
+    values: dict[str, object], ranks: Ranks, sparse: Sequence[str], fetched: Sequence[str], mode: str, reason: str
 ) -> None:
-    settings = TrainSettings.model_validate({"compile": asked, "accumulate": accumulate})
-    choice = pick_compile(settings, ranks, whole_gradients=whole)
+    choice = pick_compile(TrainSettings.model_validate(values), ranks, sparse=sparse, fetched=fetched)
     assert choice.value == mode
     assert reason in choice.reason
+
+
+@pytest.mark.parametrize(("rows", "pays"), [(1, True), (100_000, False)])
+def test_compiled_dlrm_is_never_chosen_where_its_gradients_are_dense(
+    rows: int, pays: bool, data: Mapping[str, FeatureSpec]
+) -> None:
+    settings = TrainSettings(optimizer="sgd", compile="auto")
+    outline = Outline(partial(MODELS["dlrm"], data["clicks"], MODELS["dlrm"].Settings()), settings, CPU)
+    ranks = Ranks(device=GPU)
+    sparse = pick_sparse_gradients(outline, settings, ranks, rows_per_step=rows, divided=(), fused=())
+    assert bool(sparse.value) == pays
+    compiled = pick_compile(settings, ranks, sparse=sparse.value, fetched=())
+    assert compiled.value == ("none" if pays else "reduce-overhead")
+    assert whole_if_compiled(sparse, outline, settings, compiled) == (sparse, [])
+
+
+def test_whole_gradients_of_a_compiled_step_are_noted(data: Mapping[str, FeatureSpec]) -> None:
+    plan = a_plan("dlrm", data, optimizer="sgd", batch_size=1, compile=True)
+    weights = plan.make(None).get_parameter("embeddings.stores.128").numel()
+    note = (
+        f"a compiled step computes and applies whole gradients, {4 * weights:,} bytes for 'embeddings.stores.128', "
+        "though it sees few of their rows; train.compile=false or train.sparse_gradients=always is probably faster"
+    )
+    assert note in plan.notes
+    assert (plan.compile.value, str(plan.sparse_gradients)) == ("default", f"none: {note}")
+    assert a_plan("dlrm", data, optimizer="sgd", batch_size=1).sparse_gradients.value == ("embeddings.stores.128",)
+
+
+def test_a_compiled_step_has_lists_of_full_length(data: Mapping[str, FeatureSpec]) -> None:
+    assert a_plan("din", data, compile=True).loader._layout.fixed_length
+    assert not a_plan("din", data, compile=False).loader._layout.fixed_length
 
 
 def test_an_option_of_torchrec_without_tables_to_divide_is_noted(data: Mapping[str, FeatureSpec]) -> None:

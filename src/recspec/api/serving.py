@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 from collections.abc import Callable, Sequence
 from html import escape
@@ -10,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from recspec import config
 from recspec.api.verbs import Place, verb
-from recspec.errors import SettingsError, require_extra
+from recspec.errors import MissingExtraError, SettingsError, require_extra
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from recspec.serving import Addresses, BackgroundServer
+
+log = logging.getLogger("recspec.serve")
 
 
 class Serving:
@@ -99,7 +102,7 @@ def serve(
         host: Address to listen on; 0.0.0.0 accepts other machines and requires a token.
         http_port: HTTP port; 0 picks a free one.
         grpc_port: gRPC port; 0 picks a free one. By default 8001, and a free one if http_port is 0.
-        grpc: Answer over gRPC too.
+        grpc: Answer over gRPC too, if tritonclient is installed.
         token_file: File with the bearer token that clients must send; by default the variable RECSPEC_TOKEN.
         allowed_host: Further host names that clients call the server by.
         control: Let clients load and unload models; requires a token.
@@ -127,11 +130,13 @@ def serve(
     Raises:
         SettingsError: if a port is taken, or settings would admit clients by accident.
         BundleError: if a model can't be opened.
-        MissingExtraError: without the libraries of the extra `serve`.
+        MissingExtraError: without the libraries of the extra `serve`; without those of gRPC alone, only if `grpc_port`
+            is given.
     """
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # or else each refused call writes a line, which clients choose
-    for library in ("starlette", "uvicorn", "httptools", "orjson", *(("grpc", "tritonclient") if grpc else ())):
+    for library in ("starlette", "uvicorn", "httptools", "orjson", "prometheus_client"):
         require_extra(library, "serve")
+    grpc = grpc and _has_grpc(asked=grpc_port is not None)
     from recspec.serving import BackgroundServer, Limits, RepositorySettings, ServeSettings, read_token, sources_of
     from recspec.serving import serve as run_server
 
@@ -170,6 +175,20 @@ def serve(
         given["force"] = force
     run_server(sources, settings, ready=tell, **given)
     return told[0]
+
+
+def _has_grpc(*, asked: bool) -> bool:
+    """Whether the libraries of gRPC are installed; if not, an error or a warning names the first missing one."""
+    try:
+        require_extra("grpc", "serve")
+        require_extra("tritonclient", "serve")
+        require_extra("rapidjson", "serve")  # tritonclient reads it
+    except MissingExtraError as error:
+        if asked:
+            raise
+        log.warning("no gRPC, HTTP alone: %s", error)
+        return False
+    return True
 
 
 def _path(place: Place | None) -> Path | None:

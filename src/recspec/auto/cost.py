@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from recspec.batch import to_device
-from recspec.evaluation import ModelRanker, Question, as_batch, seconds_of
+from recspec.evaluation import ModelRanker, Question, as_batch, seconds_of, users_at_once
 from recspec.models import Model
 from recspec.storage import open_split
 
@@ -18,8 +18,6 @@ ROWS = 16_384
 """Rows that are timed."""
 MOST_TIMED = 2.0
 """Seconds that one timed call may take by what one user takes alone."""
-SCORES_PER_BLOCK = 1 << 23
-"""Scores of users x items that an evaluation computes together."""
 
 
 def one_request(model: Model, question: Question) -> Callable[[], object]:
@@ -34,7 +32,7 @@ def seconds_each(model: Model, question: Question) -> float:
             rows = max(1, min(ROWS, size_of(question)))
             return seconds_of(_request(model, question, rows)) / rows
         one = seconds_of(_request(model, question, 1))
-        users = max(1, min(SCORES_PER_BLOCK // question.truth.num_items, size_of(question)))
+        users = min(users_at_once(question.truth.num_items, model.device), size_of(question))
         if one * users > MOST_TIMED:
             return one
         return min(one, seconds_of(_request(model, question, users)) / users)

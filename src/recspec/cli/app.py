@@ -28,7 +28,7 @@ from recspec.cli.runs_command import runs
 from recspec.cli.serve_command import serve
 from recspec.cli.training_commands import train, tune
 from recspec.cli.update_command import update
-from recspec.errors import Interrupted, RecspecError, of_the_machine
+from recspec.errors import Interrupted, RecspecError, missing_library, of_the_machine
 from recspec.machine import wait_politely
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -186,7 +186,7 @@ def main() -> None:
             raise
         sys.exit(0)
     except Exception as error:
-        told = of_the_machine(error)
+        told = of_the_machine(error) or missing_library(error)
         if told is None:
             raise
         err.print("\n".join((f"error: {told}", *getattr(error, "__notes__", ()))), style="red")

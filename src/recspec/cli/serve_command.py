@@ -35,7 +35,9 @@ def serve(
             help="gRPC port; 0 picks a free one. By default 8001, and a free one if --http-port is 0.",
         ),
     ] = None,
-    grpc: Annotated[bool, Option("--grpc/--no-grpc", help="Answer over gRPC too.")] = True,
+    grpc: Annotated[
+        bool, Option("--grpc/--no-grpc", help="Answer over gRPC too, if tritonclient is installed.")
+    ] = True,
     token_file: Annotated[
         Path | None,
         Option(help="File with the bearer token that clients must send; by default the variable RECSPEC_TOKEN."),

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from recspec.distributed.placement import Piece, Placement, ShardingPlan, stores_of
 from recspec.distributed.ranks import Ranks
 from recspec.distributed.streamed import Streamed, rows_of_block
-from recspec.nn import RowsHeld, segments, sum_rows, uncompiled
+from recspec.nn import RowsHeld, segments, sparse_rows, sum_rows, uncompiled
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -103,7 +103,7 @@ class Store:
         rows, values = (torch.cat([each.to(weight.device) for each in column]) for column in zip(*given, strict=True))
         self.gradients.clear()
         if sparse:
-            return torch.sparse_coo_tensor(rows.unsqueeze(0), values, weight.shape, check_invariants=False)
+            return sparse_rows(rows, values, weight.shape)
         return torch.zeros_like(weight).index_add_(0, rows, values)
 
     def deliver(self, *, sparse: bool) -> None:

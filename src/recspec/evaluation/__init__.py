@@ -11,6 +11,7 @@ from recspec.evaluation.labelled_rows import count_labels
 from recspec.evaluation.pairing import Paired, how_questions_differ, pair
 from recspec.evaluation.protocols import run_protocols
 from recspec.evaluation.question import PROTOCOLS, EvaluateSettings, Question
+from recspec.evaluation.rankings import users_at_once
 from recspec.evaluation.report import Comparison, Evaluation, Interval, Report, Slice, difference, is_lower_better
 from recspec.evaluation.runs import FoundRun, RunList, find_runs
 from recspec.evaluation.saved import Kept, SavedEvaluation, SavedGroups, held_values, save, saved
@@ -85,5 +86,6 @@ __all__ = [
     "seconds_of",
     "seconds_of_an_operation",
     "silent",
+    "users_at_once",
     "warnings",
 ]

@@ -20,8 +20,9 @@ from recspec.evaluation.question import Question
 from recspec.evaluation.scoring import ModelRanker, Ranker, SplitScores
 from recspec.metrics import Ranking
 from recspec.models import Ids, Scores
+from recspec.nn import at_once
 
-SCORES_PER_BLOCK = 1 << 23  # scores of users x items held at once: 32 MB in fp32
+SCORES_PER_BLOCK = 1 << 23  # scores of users x items held at once on a CPU: 32 MB in fp32
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,9 @@ def rank_full(answers: SplitScores, *, listed: int = 0) -> Ranked:
     question, ranks = answers.question, answers.ranks
     truth, ranker = question.truth, answers.of_all or answers.ranker()
     users = question.ranked_users
-    step = max(1, SCORES_PER_BLOCK // truth.num_items)
+    device = ranker.device if isinstance(ranker, ModelRanker) else torch.device("cpu")
+    # Ranks with other GPUs take the blocks of the smallest.
+    step = int(ranks.gather(torch.tensor([users_at_once(truth.num_items, device)])).min())
     starts = range(0, len(users), step)
     share = ranks.share(len(starts))
 
@@ -122,6 +125,11 @@ def rank_full(answers: SplitScores, *, listed: int = 0) -> Ranked:
     top = ranks.gather(torch.cat(lists)).numpy() if listed else None
     ranking = Ranking.of_positives(group, higher, tied, candidates)
     return Ranked(ranking, _described(answers), positives, part, users=users, top=top)
+
+
+def users_at_once(num_items: int, device: torch.device) -> int:
+    """Users whose scores of all items a device holds at once."""
+    return max(1, at_once(SCORES_PER_BLOCK, device) // num_items)
 
 
 def _described(answers: SplitScores) -> str:

@@ -26,12 +26,13 @@ from recspec.evaluation.labelled_rows import Scorer
 from recspec.evaluation.question import Question
 from recspec.loading import item_features
 from recspec.models import Ids, ItemModel, Model, Scores
+from recspec.nn import at_once
 from recspec.spec import Feature, FeatureSpec
 from recspec.storage import Column, Ragged, open_split
 
 Progress = Callable[[str, float, float | None], None]  # called with a stage, the amount done and the whole amount
 
-ROWS_PER_FORWARD = 16_384  # rows a model scores at once: 64 MB for each layer of 1024
+ROWS_PER_FORWARD = 16_384  # rows a model scores at once on a CPU: 64 MB for each layer of 1024
 
 
 def silent(stage: str, done: float, total: float | None) -> None:
@@ -73,11 +74,12 @@ class ModelRanker:
         self._row[users] = np.arange(len(users))
 
     def score_pairs(self, users: Ids, items: Ids) -> Scores:
-        """(P,) logits, `ROWS_PER_FORWARD` at a time."""
+        """(P,) logits."""
         parts = []
+        step = rows_per_forward(self.device)
         with _scoring(self.model):
-            for start in range(0, len(users), ROWS_PER_FORWARD):
-                pairs = slice(start, start + ROWS_PER_FORWARD)
+            for start in range(0, len(users), step):
+                pairs = slice(start, start + step)
                 who, which = self._rows_of(users[pairs]), torch.from_numpy(items[pairs].astype(np.int64))
                 batch = {**take(self.requests, who), **take(self.items, which.to(self.device))}
                 parts.append(self.model(batch).float().cpu())
@@ -185,16 +187,21 @@ def score_rows(
     cuts = reader.blocks(ROWS_PER_BLOCK).tolist()
     share = ranks.share(len(cuts) - 1)
     first, last = cuts[share.start], cuts[share.stop]
-    scores = np.empty(last - first, dtype=np.float32)
+    scores, step = np.empty(last - first, dtype=np.float32), rows_per_forward(model.device)
     with _scoring(model):
         for start, stop in pairwise(cuts[share.start : share.stop + 1]):
             progress("rows", start - first, last - first)
             batch = to_device(as_batch(reader.read(start, stop), spec), model.device)
-            for row in range(0, stop - start, ROWS_PER_FORWARD):
-                part = slice(row, min(row + ROWS_PER_FORWARD, stop - start))
+            for row in range(0, stop - start, step):
+                part = slice(row, min(row + step, stop - start))
                 scores[start - first :][part] = model(take(batch, part)).float().cpu().numpy()
     progress("rows", last - first, last - first)
     return ranks.gather(torch.from_numpy(scores)).numpy()
+
+
+def rows_per_forward(device: torch.device) -> int:
+    """Rows that a model on a device scores at once."""
+    return at_once(ROWS_PER_FORWARD, device, width=1024)
 
 
 def as_batch(columns: Mapping[str, Column], spec: FeatureSpec) -> Batch:

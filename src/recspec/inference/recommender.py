@@ -30,10 +30,11 @@ from recspec.inference.retrieving import Retrieving, Scored
 from recspec.inference.row_encoder import RowEncoder
 from recspec.inference.wanted import RawId, Wanted
 from recspec.models import ItemModel
+from recspec.nn import at_once
 from recspec.retrieval import ItemIndex, Pipeline, request_vectors
 
 SCORES = 1 << 24
-"""Scores of users x items held at once: 64 MB."""
+"""Scores of users x items held at once on a CPU: 64 MB."""
 
 FEW = 16
 """Less than one item in as many is left out place by place; more by a mask, which takes a pass over all scores."""
@@ -139,8 +140,8 @@ class Recommender:
         return self.picked(np.array([self._known.users.first_id - 1]), self.check(wanted)).answered_by[0]
 
     def blocks(self, count: int) -> Iterator[slice]:
-        """Users answered at once: users x items within `SCORES`."""
-        step = max(1, SCORES // max(1, len(self._known.items)))
+        """Users answered at once: users x items within `at_once(SCORES)`."""
+        step = max(1, at_once(SCORES, self._device) // max(1, len(self._known.items)))
         return (slice(start, min(count, start + step)) for start in range(0, count, step))
 
     def liked(self, user: str | int, *, k: int) -> tuple[RecommendedItem, ...]:

@@ -17,6 +17,7 @@ import math
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -128,10 +129,12 @@ class Loader:
         """Bytes of the dataset's files that this process has read for batches."""
         return self._wanted.bytes_read
 
-    def resized(self, batch_size: int) -> Loader:
-        """The same loader with another number of rows a batch."""
+    def resized(self, batch_size: int, *, fixed_length: bool | None = None) -> Loader:
+        """The same loader with another number of rows a batch, and with lists of their full length or not, if given."""
         other = copy.copy(self)
         other.batch_size = batch_size
+        if fixed_length is not None:
+            other._layout, other._resident = replace(self._layout, fixed_length=fixed_length), None
         return other
 
     def shares_of_positives(self, spec: FeatureSpec) -> NDArray[np.float64]:

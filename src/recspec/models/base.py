@@ -24,7 +24,7 @@ from recspec.nn import CalibrationMap, Embeddings, RowsHeld, cross_entropy, may_
 from recspec.spec import FeatureSpec
 
 SCORE_FLOATS = 1 << 22
-"""Floats of the widest layer that `score_items` computes at once: 16 MB."""
+"""Floats of the widest layer that `score_items` computes at once on a CPU: 16 MB."""
 
 SCORE_BLOCK = 1 << 18
 """Rows that `pair_scores` builds at once: 2^18 rows of some hundred floats take a few hundred MB."""

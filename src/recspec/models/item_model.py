@@ -19,13 +19,13 @@ from recspec.batch import Batch
 from recspec.models.base import Model
 from recspec.models.interactions import Ids, Interactions
 from recspec.models.known_events import KnownEvents
-from recspec.nn import RowsHeld
+from recspec.nn import RowsHeld, at_once
 from recspec.spec import FeatureSpec
 
 ItemModelType = TypeVar("ItemModelType", bound="ItemModel")
 
 SCORES = 1 << 24
-"""Scores of users x items computed at once: 64 MB."""
+"""Scores of users x items computed at once on a CPU: 64 MB."""
 
 
 class ItemModel(Model):
@@ -106,7 +106,8 @@ class ItemModel(Model):
         if torch.compiler.is_compiling():
             return self.score_users(users).gather(1, items.unsqueeze(1)).squeeze(1)
         distinct, places = torch.unique(users, return_inverse=True)
-        scores, step = torch.empty(len(users), device=users.device), max(1, SCORES // self.num_items)
+        scores = torch.empty(len(users), device=users.device)
+        step = max(1, at_once(SCORES, users.device) // self.num_items)
         for start in range(0, len(distinct), step):
             here = torch.nonzero((places >= start) & (places < start + step)).squeeze(1)
             rows = self.score_users(distinct[start : start + step])

@@ -35,6 +35,7 @@ from recspec.nn import (
     RowsHeld,
     StoredHistory,
     TargetQueries,
+    at_once,
     attention_to_items,
     events_of,
     latest_best,
@@ -188,7 +189,8 @@ class Sim(SequenceModel):
             made = F.linear(self._made(ours, target, ids), of_made)
             first = made + F.linear(ours.side, of_request).unsqueeze(1) + other
             return self.head.after_first(first.flatten(0, 1)).view(-1, num_rows(items))
-        step = max(1, REQUEST_FLOATS // (request[self.histories.mark].shape[1] * self.inputs.event_dim))
+        floats = request[self.histories.mark].shape[1] * self.inputs.event_dim
+        step = max(1, at_once(REQUEST_FLOATS, target.device) // floats)
         blocks = [take(request, slice(start, start + step)) for start in range(0, num_rows(request), step)]
         return torch.cat([self._scores_of_all(block, target, ids, other, of_made, of_request) for block in blocks])
 

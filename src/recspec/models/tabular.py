@@ -17,7 +17,7 @@ from recspec.batch import Batch, num_rows
 from recspec.errors import SettingsError
 from recspec.models import base
 from recspec.models.base import Model, list_problems
-from recspec.nn import Embeddings, Mlp, RowsHeld, ids_and_numbers, linear_of_parts, number_widths, side_by_side
+from recspec.nn import Embeddings, Mlp, RowsHeld, at_once, ids_and_numbers, linear_of_parts, number_widths, side_by_side
 from recspec.spec import FeatureSpec
 
 Part = tuple[Tensor, Sequence[int]]
@@ -94,7 +94,7 @@ class Tabular(Model):
         ours, (theirs, count) = self._columns_of(request), items
         if torch.compiler.is_compiling():
             return self._pairs(ours, theirs)
-        wide = max(1, base.SCORE_FLOATS // self.pair_floats)  # items of a block
+        wide = max(1, at_once(base.SCORE_FLOATS, self.device) // self.pair_floats)  # items of a block
         step = max(1, wide // count)  # requests of a block
         return torch.cat([
             torch.cat([self._pairs(_rows(ours, at, step), _rows(theirs, to, wide)) for to in range(0, count, wide)], 1)

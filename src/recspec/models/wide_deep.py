@@ -42,6 +42,7 @@ from recspec.nn import (
     Mlp,
     RowsHeld,
     aligned_linear,
+    at_once,
     embedding_widths,
     ids_and_numbers,
     may_replace,
@@ -189,8 +190,8 @@ class WideDeep(Model):
             if items.first is None:
                 return scores
         assert items.first is not None
-        ours = self.deep.first_layer(request)
-        return scores + scores_of_sums(ours, items.first, base.SCORE_FLOATS, self.deep.after_first)
+        ours, floats = self.deep.first_layer(request), at_once(base.SCORE_FLOATS, items.first.device)
+        return scores + scores_of_sums(ours, items.first, floats, self.deep.after_first)
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,6 +9,7 @@ from recspec.nn.all_items import (
     last_states_of_items,
     weighted_sums,
 )
+from recspec.nn.at_once import at_once
 from recspec.nn.attention import Blocks, GatedBlock, TransformerBlock, buckets_of
 from recspec.nn.calibration_map import CalibrationMap
 from recspec.nn.dropout import drop
@@ -31,16 +32,17 @@ from recspec.nn.losses import at_least_fp32, cross_entropy, sampled_softmax, sof
 from recspec.nn.meta import without_memory
 from recspec.nn.mlp import ActivatedMlp, Activation, Dice, Mlp, aligned_linear, follow_together, start_glorot
 from recspec.nn.recurrent import Gru
+from recspec.nn.sparse_rows import sparse_rows
 from recspec.nn.stored_rows import Column
 from recspec.nn.uncompiled import uncompiled
 
 __all__ = [
     "ActivatedMlp", "Activation", "AfterFirst", "AttentionUnit", "Blocks", "CalibrationMap", "Column", "CrossNetwork",
     "Dice", "Embeddings", "Events", "GatedBlock", "Gru", "Histories", "History", "Mlp", "NextEvent", "PaddedHistory",
-    "RowsHeld", "StoredHistory", "TargetQueries", "TransformerBlock", "aligned_linear", "at_least_fp32",
+    "RowsHeld", "StoredHistory", "TargetQueries", "TransformerBlock", "aligned_linear", "at_least_fp32", "at_once",
     "attention_to_items", "buckets_of", "cross_entropy", "dot_interaction", "drop", "embedding_widths", "events_of",
     "floats_at_once", "floats_in_cache", "follow_together", "ids_and_numbers", "kernels", "last_states_of_items",
     "latest_best", "linear_of_parts", "may_replace", "number_widths", "sampled_softmax", "segments",
-    "side_by_side", "softmax_loss", "start_glorot", "sum_rows", "uncompiled", "weighted_sums",
+    "side_by_side", "softmax_loss", "sparse_rows", "start_glorot", "sum_rows", "uncompiled", "weighted_sums",
     "without_memory",
 ]  # fmt: skip

@@ -22,6 +22,7 @@ from recspec.nn import kernels
 from recspec.nn.blocks import Tail
 from recspec.nn.dropout import relu_and_drop_
 from recspec.nn.events import Events
+from recspec.nn.sparse_rows import sparse_rows
 from recspec.nn.stored_rows import Column, Places, dots_of_rows, weighted_sums
 
 
@@ -354,7 +355,7 @@ class Gather(torch.autograd.Function):
         (rows,) = ctx.saved_tensors
         if ctx.sparse:
             values = gradient.reshape(rows.numel(), -1).to(ctx.dtype)
-            found = torch.sparse_coo_tensor(rows.view(1, -1), values, ctx.shape, check_invariants=False)
+            found = sparse_rows(rows, values, ctx.shape)
         else:
             # -1, an id outside its table, is skipped.
             found = torch.ops.aten.embedding_dense_backward(gradient.to(ctx.dtype), rows, ctx.shape[0], -1, False)

@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from recspec.nn import kernels
+from recspec.nn.sparse_rows import sparse_rows
 
 
 @dataclass(frozen=True)
@@ -99,8 +100,7 @@ class Column:
         rows = seen + (self.table.start or 0)
         if not self.sparse:
             return (torch.zeros_like(self.store) if into is None else into).index_add_(0, rows, values)
-        shape = self.store.shape
-        return torch.sparse_coo_tensor(rows.view(1, -1), values, shape, is_coalesced=True, check_invariants=False)
+        return sparse_rows(rows, values, self.store.shape, is_coalesced=True)
 
 
 def dots_of_rows(columns: Sequence[Column], places: Places, queries: Tensor) -> list[Tensor]:

@@ -17,11 +17,12 @@ from torch import Tensor
 from recspec.batch import Batch, num_rows, take
 from recspec.errors import BundleError
 from recspec.models import ItemModel, Model
+from recspec.nn import at_once
 from recspec.retrieval.flat import Floats, Ids, Mask
 from recspec.retrieval.index import ItemIndex
 
 SCORES = 1 << 24
-"""Scores of requests x items held at once: 64 MB."""
+"""Scores of requests x items held at once on a CPU: 64 MB."""
 
 VECTORS_AT_ONCE = 1 << 16
 """Items whose vectors are computed at once."""
@@ -120,7 +121,7 @@ class Retriever:
             ids[~vectors.any(axis=1)] = -1  # all items have one score, as in `_best`
             return _widened(ids, count)
         mask = self.found if allowed is None else self.found & allowed
-        rows, step = num_rows(request), max(1, SCORES // len(mask))
+        rows, step = num_rows(request), max(1, at_once(SCORES, model.device) // len(mask))
         parts = [np.zeros((0, count), np.int64)]
         for start in range(0, rows, step):
             part = slice(start, min(start + step, rows))

@@ -189,7 +189,6 @@ def open_rows(
     *,
     negatives: int,
     valid: str,
-    fixed_length: bool = False,
     held_out: bool = False,
     newest: Newest | None = None,
 ) -> Loader:
@@ -211,7 +210,6 @@ def open_rows(
         world_size=ranks.world_size,
         memory_budget=parse_bytes(settings.memory_budget),
         device=ranks.device,
-        fixed_length=fixed_length,
         positives_only=(negatives > 0 or model.shares_negatives())
         and spec.has_series
         and ("valid" in splits or holds_negatives(spec)),
@@ -308,7 +306,7 @@ def describe_placement(placement: Placement, ranks: Ranks) -> Choice[str]:
 
 
 def pick_embedding_backend(
-    outline: Outline, settings: TrainSettings, ranks: Ranks, divided: Collection[str], compiles: bool
+    outline: Outline, settings: TrainSettings, ranks: Ranks, divided: Collection[str]
 ) -> tuple[Choice[kernels.Backend], tuple[str, ...]]:
     """What looks up and updates embedding tables, and the tables that FBGEMM updates in the backward pass."""
     asked, device = settings.embedding_backend, ranks.device
@@ -323,7 +321,7 @@ def pick_embedding_backend(
             f"train.accumulate is {settings.accumulate}": settings.accumulate > 1,
             f"train.clip_norm is {settings.clip_norm}": settings.clip_norm is not None,
             "train.sparse_gradients is never": settings.sparse_gradients == "never",
-            "train.compile is true": compiles,
+            "train.compile is true": settings.compile is True,
             f"{ranks.world_size} processes train together": ranks.world_size > 1,
         }
         problems += [
@@ -360,9 +358,8 @@ def pick_sparse_gradients(
     rows_per_step: int,
     divided: Collection[str],
     fused: Collection[str],
-    compiles: bool,
 ) -> Choice[tuple[str, ...]]:
-    """The tables whose gradients hold only the rows that a step has seen."""
+    """The tables whose gradients hold only the rows that a step has seen, unless the step is compiled."""
     asked = settings.sparse_gradients
     if asked == "never":
         return Choice((), "as asked")
@@ -376,13 +373,27 @@ def pick_sparse_gradients(
         held = store.shape[0] // ranks.world_size if name in divided else store.shape[0]
         pays = sparse_pays(held, store.shape[1], rows * module.ids_per_row(key))
         exact = updates_rows_exactly(outline.optimizers.settings_of(name), from_zero=module.std == 0)
-        if name not in fused and (asked == "always" or (pays and exact and not compiles)):
+        if name not in fused and (asked == "always" or (pays and exact)):
             chosen.append(name)
     if asked == "always":
         return Choice(tuple(chosen), "as asked")
     if chosen:
         return Choice(tuple(chosen), "a step sees few of their rows, and the optimizer gives the same result")
     return Choice((), "there is no table where this is faster and gives the same result")
+
+
+def whole_if_compiled(
+    sparse: Choice[tuple[str, ...]], outline: Outline, settings: TrainSettings, compiled: Choice[CompileMode]
+) -> tuple[Choice[tuple[str, ...]], list[str]]:
+    """The tables with sparse gradients beside a step that may be compiled, and a note of what whole ones cost."""
+    if compiled.value == "none" or settings.sparse_gradients == "always" or not sparse.value:
+        return sparse, []
+    size = sum(4 * store.numel() for name, _, _, store in outline.tables() if name in sparse.value)
+    note = (
+        f"a compiled step computes and applies whole gradients, {size:,} bytes for {listed(sparse.value)}, though it "
+        "sees few of their rows; train.compile=false or train.sparse_gradients=always is probably faster"
+    )
+    return Choice((), note), [note]
 
 
 # --- arithmetic ------------------------------------------------------------------------------------------------------
@@ -459,13 +470,20 @@ def pick_event_products(
     return Choice("blas", f"{why}; it pays from {ONEDNN_PAYS:g} times on, because it needs steps of even sizes")
 
 
-def pick_compile(settings: TrainSettings, ranks: Ranks, *, whole_gradients: bool) -> Choice[CompileMode]:
+def pick_compile(
+    settings: TrainSettings, ranks: Ranks, *, sparse: Collection[str], fetched: Collection[str]
+) -> Choice[CompileMode]:
     """How the step is compiled.
 
-    CUDA graphs need one GPU and steps that are alike: with `whole_gradients` no table has sparse gradients or fetched
-    rows.
+    CUDA graphs need one GPU and steps that are alike: without sparse gradients and fetched rows.
+
+    Args:
+        settings: those of training.
+        ranks: the processes that train.
+        sparse: the tables that have sparse gradients if the step is not compiled.
+        fetched: the tables whose rows are fetched.
     """
-    on_gpu = ranks.device.type == "cuda"
+    on_gpu, keeps_sparse = ranks.device.type == "cuda", settings.sparse_gradients == "always"
     if settings.compile is False or (settings.compile == "auto" and not on_gpu):
         return Choice(
             "none",
@@ -473,11 +491,13 @@ def pick_compile(settings: TrainSettings, ranks: Ranks, *, whole_gradients: bool
             if on_gpu
             else "does not pay on a CPU",
         )
+    if settings.compile == "auto" and sparse and not keeps_sparse:
+        return Choice("none", f"a compiled step uses whole gradients, and sparse ones of {listed(sparse)} are cheaper")
     obstacles = {
         f"the run is on {ranks.device.type}": not on_gpu,
         f"{ranks.world_size} processes exchange gradients in every step": ranks.world_size > 1,
         f"train.accumulate is {settings.accumulate}": settings.accumulate > 1,
-        "some tables have sparse gradients, or their rows are fetched": not whole_gradients,
+        "some tables have sparse gradients, or their rows are fetched": bool(fetched or (sparse and keeps_sparse)),
     }
     why_not = next((why for why, is_so in obstacles.items() if is_so), None)
     if why_not is not None:

@@ -201,7 +201,6 @@ def make_plan(
     placement = choices.place_tables(outline, settings, ranks, precision.value)
     divided = placement.plan.stores
     negatives = choices.pick_negatives(spec, settings, kind)
-    compiles = choices.pick_compile(settings, ranks, whole_gradients=True).value != "none"
     interactions = None
     if issubclass(kind, TrainedItemModel):
         choices.check_users(kind, settings)
@@ -211,15 +210,14 @@ def make_plan(
         loader = choices.open_users(spec, settings, trained, ranks)
     else:
         loader = choices.open_rows(
-            spec, settings, outline.model, ranks, negatives=negatives.value, valid=valid.value, fixed_length=compiles,
-            newest=newest,
-        )  # fmt: skip
+            spec, settings, outline.model, ranks, negatives=negatives.value, valid=valid.value, newest=newest
+        )
     samples = 1 + negatives.value
     before = so_far.get("train", {}).get("batch_size") if so_far else None
     batch_size = choices.pick_batch_size(
         settings.batch_size, before if isinstance(before, int) else None, loader.num_rows * samples, device
     )
-    backend, fused = choices.pick_embedding_backend(outline, settings, ranks, divided, compiles)
+    backend, fused = choices.pick_embedding_backend(outline, settings, ranks, divided)
     sparse = choices.pick_sparse_gradients(
         outline,
         settings,
@@ -227,8 +225,9 @@ def make_plan(
         rows_per_step=batch_size.value,
         divided=divided,
         fused={*fused, *placement.by_torchrec},
-        compiles=compiles,
     )
+    compiled = choices.pick_compile(settings, ranks, sparse=sparse.value, fetched=divided)
+    sparse, notes = choices.whole_if_compiled(sparse, outline, settings, compiled)
     threads = machine.pick_threads(
         settings.threads, torch.get_num_threads(), os.environ, machine.cores_at_once(), processes=ranks.local_world_size
     )
@@ -254,13 +253,13 @@ def make_plan(
         tables=choices.describe_placement(placement, ranks),
         embedding_backend=backend,
         sparse_gradients=sparse,
-        compile=choices.pick_compile(settings, ranks, whole_gradients=not (divided or sparse.value)),
+        compile=compiled,
         placement=placement,
         fused_updates=fused,
-        loader=loader.resized(max(1, batch_size.value // samples)),
+        loader=loader.resized(max(1, batch_size.value // samples), fixed_length=compiled.value != "none"),
         sizes=outline.sizes(settings.frozen),
         not_read=choices.unread(outline.model, spec),
-        notes=tuple(choices.notes_of(outline.model, spec, settings, ranks, placement)),
+        notes=(*choices.notes_of(outline.model, spec, settings, ranks, placement), *notes),
         device=device,
         world_size=ranks.world_size,
         interactions=interactions,

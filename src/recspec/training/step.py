@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from recspec.batch import Batch, num_rows, take
 from recspec.distributed import Ranks
 from recspec.models import Model, counts_of
-from recspec.nn import Dice, follow_together
+from recspec.nn import Dice, follow_together, sparse_rows
 from recspec.training.build import Built
 
 
@@ -145,7 +145,7 @@ class TrainingStep:
             assert parameter.grad is not None
             ids = self.ranks.gather(parameter.grad._indices()[0])
             values = self.ranks.gather(parameter.grad._values()) / self.ranks.world_size
-            parameter.grad = torch.sparse_coo_tensor(ids.unsqueeze(0), values, parameter.shape, check_invariants=False)
+            parameter.grad = sparse_rows(ids, values, parameter.shape)
 
     def _clip(self, most: float) -> None:
         """Scale all gradients down to a norm of at most `most`; the norm counts the rows on other ranks too."""
