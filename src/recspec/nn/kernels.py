@@ -148,10 +148,13 @@ ROWS = 1 << 18
 def summed_rows(gradient: Tensor, most: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
     """A sparse gradient's distinct ids, ascending (m,), and their rows' sums (m, dim), in blocks.
 
-    A block has `most` rows, by default a number that suits the device.
+    A block has `most` rows, by default a number that suits the device. On a GPU, the host waits once, for the number of
+    distinct ids.
     """
     assert gradient.sparse_dim() == 1
     ids, values = gradient._indices()[0], gradient._values()
+    if ids.device.type != "cpu" or _interprets():
+        ids = ids.clamp(min=0)  # -1 stands for an id outside its table; its gradient is NaN, as the loss is
     if gradient.is_coalesced() or len(ids) < 2:
         yield ids, values
         return
