@@ -405,6 +405,62 @@ def test_vectors_keep_their_tables_type_under_autocast() -> None:
 
 
 @with_triton
+def test_vectors_that_are_only_multiplied_are_gathered_in_autocasts_type() -> None:
+    embeddings, plain = embeddings_of(), embeddings_of()
+    embeddings.backend, embeddings.only_multiplied = "triton", True
+    assert embeddings(BATCH).dtype == torch.float32
+    with torch.autocast(DEVICE.type, dtype=torch.bfloat16):
+        found = embeddings(BATCH, ("page", "shop"))
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.float(), plain(BATCH, ("page", "shop")), rtol=2**-7, atol=1e-6)
+    found.float().sum().backward()
+    assert embeddings.stores["3"].grad.dtype == torch.float32
+
+
+@with_triton
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise_adagrad", "adam", "rmsprop", "ftrl"])
+@pytest.mark.parametrize("sparse", [True, False])
+def test_an_id_outside_its_table_ends_in_a_loss_of_nan_with_every_optimizer(optimizer: str, sparse: bool) -> None:
+    """And in no error of its own: on a GPU, that would be the last that the process does there."""
+    embeddings = embeddings_of()
+    optimizers = optimizers_of(embeddings, optimizer, "triton")
+    embeddings.sparse = set(embeddings.stores) if sparse else set()
+    wrong = {**BATCH, "hour": torch.tensor([0, 3, 4, 1, 2]), "page": torch.tensor([0, -2, 0, 0, 700])}
+    for batch in (wrong, wrong, BATCH):
+        loss = (embeddings(batch) ** 2).sum()
+        assert loss.isnan() or batch is BATCH
+        loss.backward()
+        optimizers.step()
+        optimizers.zero_grad()
+
+
+def test_the_setting_torch_keeps_triton_out_of_dlrm(monkeypatch: pytest.MonkeyPatch) -> None:
+    def launched(*_: object) -> Tensor:
+        raise RuntimeError("a kernel was launched")
+
+    monkeypatch.setattr(kernels, "_picks_triton", lambda _: True)  # as on a GPU
+    monkeypatch.setattr(kernels, "_compiled", launched)
+    spec = FeatureSpec.from_dict(
+        {
+            "feature_spec": {"I1": {"dtype": "float32"}, **{name: {"cardinality": 3} for name in "AB"}, "label": {}},
+            "channel_spec": {"context": ["I1", "A", "B"], "label": ["label"]},
+        }
+    )
+    sizes = MODELS["dlrm"].Settings.model_validate({"embedding_dim": 4, "bottom": (4,), "top": (8,)})
+    model = MODELS["dlrm"](spec, sizes)
+    ids = torch.tensor([0, 2])
+    batch = {"I1": torch.ones(2), "A": ids, "B": ids, "label": torch.ones(2)}
+    with pytest.raises(RuntimeError, match="a kernel was launched"):
+        model.loss(batch)
+    model.embeddings.backend = "torch"
+    model.embeddings.sparse = set(model.embeddings.stores)
+    optimizers = Optimizers(model.named_parameters(), OptimizerSettings(optimizer="adagrad", learning_rate=0.1))
+    optimizers.use_backend("torch")
+    model.loss(batch).backward()
+    optimizers.step()
+
+
+@with_triton
 def test_the_dot_interaction_is_the_same_by_kernel() -> None:
     torch.manual_seed(7)
     x = drawn(4, 5, 6)
