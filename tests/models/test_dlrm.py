@@ -75,7 +75,7 @@ def test_the_top_reads_the_numbers_and_every_pair() -> None:
         "I1": torch.tensor([1.0]), "I2": torch.tensor([-2.0]), "C1": torch.tensor([1]), "C2": torch.tensor([0])
     }  # fmt: skip
     # Bottom: relu(1, -2) = (1, 0). C1: (2, 3); C2: (6, 7). Pairs: (2,3).(1,0) = 2, (6,7).(1,0) = 6, (6,7).(2,3) = 33.
-    assert model._interactions(batch).tolist() == [[1.0, 0.0, 2.0, 6.0, 33.0]]
+    assert torch.cat(model._interactions(batch), dim=1).tolist() == [[1.0, 0.0, 2.0, 6.0, 33.0]]
 
 
 @pytest.mark.parametrize("interaction", ["dot", "cat"])

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from recspec.nn.embeddings import Embeddings
+from recspec.nn.embeddings import Embeddings, rows_or_nan
 from recspec.spec import FeatureSpec
 
 
@@ -164,3 +164,38 @@ def test_one_updating_lookup_gives_rows_of_a_batch_and_vectors_of_other_ids(monk
         assert len(lookups) == 2  # one a store
         torch.testing.assert_close(found[0], ours)
         torch.testing.assert_close(found[1], theirs)
+
+
+@pytest.mark.parametrize("compiling", [False, True])
+@pytest.mark.parametrize("sparse", [False, True])
+def test_where_an_unknown_row_would_end_a_gpus_use_it_gives_nan(
+    sparse: bool, compiling: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loss of NaN ends training with an error; the lookup itself must not fail, nor read another table's row."""
+    torch.manual_seed(13)
+    embeddings = tables()
+    expected = embeddings(BATCH)
+    embeddings.sparse = set(embeddings.stores) if sparse else set()
+    wrong = {name: torch.cat([ids, ids, ids]) for name, ids in BATCH.items()}
+    wrong["hour"][2], wrong["page"][3], wrong["seen"][4, 1] = 3, -1, 4
+    monkeypatch.setattr("recspec.nn.embeddings.stops_at_unknown_rows", lambda _: True)
+    if compiling:
+        monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    found = embeddings(wrong)
+    assert [sorted({*(found[row].isnan().nonzero()[:, 0] // 2).tolist()}) for row in range(6)] == [
+        [], [], [1], [0], [2], [],
+    ]  # fmt: skip
+    torch.testing.assert_close(found[[0, 1, 5]], expected[[0, 1, 1]])
+    found.sum().backward()
+    assert all(store.grad is not None for store in embeddings.stores.values())
+
+
+def test_rows_of_a_table_are_nan_where_it_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    table, ids = torch.arange(6.0).view(3, 2).requires_grad_(), torch.tensor([2, 3, -1, 0])
+    with pytest.raises(IndexError):
+        rows_or_nan(table, ids)
+    monkeypatch.setattr("recspec.nn.embeddings.stops_at_unknown_rows", lambda _: True)
+    for rows in (rows_or_nan(table, ids), torch.func.vmap(lambda own: rows_or_nan(table, own))(ids[None])[0]):
+        assert rows.isnan().any(1).tolist() == [False, True, True, False]
+        assert rows[[0, 3]].tolist() == [[4.0, 5.0], [0.0, 1.0]]
+    assert rows_or_nan(table[:, 0], ids).isnan().tolist() == [False, True, True, False]

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from recspec.nn.mlp import SMALL, Dice, Mlp, follow_together, relu_dropout_
+from recspec.nn.mlp import SMALL, Dice, Mlp, aligned_linear, follow_together, relu_dropout_
 
 ROWS, WIDTH = 1024, 128
 
@@ -209,3 +209,18 @@ class TestDice:
         dice(x).sum().backward()
         assert x.grad is not None
         assert torch.isfinite(x.grad).all()
+
+
+@pytest.mark.parametrize("rows", [0, 1, SMALL // 8])
+def test_parts_side_by_side_are_multiplied_as_their_columns(rows: int) -> None:
+    torch.manual_seed(14)
+    mlp, parts = Mlp((13, 8, 2)), [torch.randn(rows, 4), torch.randn(rows, 9)]
+    whole = torch.cat(parts, dim=1)
+    expected = mlp.first(whole)
+    for x in (whole, [whole], parts):
+        torch.testing.assert_close(aligned_linear(x, mlp.first), expected)
+    torch.testing.assert_close(mlp.of_parts(parts), mlp(whole))
+    calls = list[int]()
+    mlp.register_forward_hook(lambda *_: calls.append(1))
+    torch.testing.assert_close(mlp.of_parts(parts), mlp(whole))
+    assert len(calls) == 2

@@ -102,6 +102,8 @@ class Dlrm(Tabular):
             max_rows=settings.max_table_size,
             held=held,
         )
+        if self.ids:
+            self.embeddings.only_multiplied = True
         if self.has_bottom:
             start_normal(self.bottom)
         width = self.width
@@ -129,16 +131,16 @@ class Dlrm(Tabular):
 
     def forward(self, batch: Batch) -> Tensor:
         """Logits (B,)."""
-        return cast(Tensor, self.out(self.top(self._interactions(batch))).squeeze(1))
+        return cast(Tensor, self.out(self.top.of_parts(self._interactions(batch))).squeeze(1))
 
-    def _interactions(self, batch: Batch) -> Tensor:
-        """The top MLP's input."""
+    def _interactions(self, batch: Batch) -> list[Tensor]:
+        """The top MLP's input, in parts."""
         parts = self.inputs(batch)
-        joined = torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
         if self.settings.interaction == "cat":
-            return joined
-        dots = dot_interaction(joined.view(joined.shape[0], -1, self.settings.embedding_dim))
-        return torch.cat([parts[0], dots], dim=1) if len(parts) > 1 else dots
+            return parts
+        joined = torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
+        vectors = joined.view(joined.shape[0], -1, self.settings.embedding_dim)
+        return [*parts[:-1], dot_interaction(vectors, self.embeddings.backend)]
 
     def logits_of(self, parts: Sequence[Part]) -> Tensor:
         """Logits (R, N); a pair costs the dot products of one side's vectors with the other's."""

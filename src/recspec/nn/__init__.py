@@ -19,6 +19,7 @@ from recspec.nn.embeddings import (
     embedding_widths,
     ids_and_numbers,
     number_widths,
+    rows_or_nan,
     side_by_side,
 )
 from recspec.nn.event_networks import AttentionUnit, NextEvent
@@ -42,7 +43,7 @@ __all__ = [
     "RowsHeld", "StoredHistory", "TargetQueries", "TransformerBlock", "aligned_linear", "at_least_fp32", "at_once",
     "attention_to_items", "buckets_of", "cross_entropy", "dot_interaction", "drop", "embedding_widths", "events_of",
     "floats_at_once", "floats_in_cache", "follow_together", "ids_and_numbers", "kernels", "last_states_of_items",
-    "latest_best", "linear_of_parts", "may_replace", "number_widths", "sampled_softmax", "segments",
+    "latest_best", "linear_of_parts", "may_replace", "number_widths", "rows_or_nan", "sampled_softmax", "segments",
     "side_by_side", "softmax_loss", "sparse_rows", "start_glorot", "sum_rows", "uncompiled", "weighted_sums",
     "without_memory",
 ]  # fmt: skip

@@ -87,6 +87,8 @@ class Embeddings(nn.Module):
         """How to get rows of stores that this process does not hold; `recspec.distributed` sets it."""
         self.backend: kernels.Backend | None = None
         """What looks rows up; by default Triton on a GPU that has it, else torch."""
+        self.only_multiplied = False
+        """Whether Triton gathers vectors in autocast's type; a model sets it if it only multiplies them."""
         self.updates: dict[str, kernels.FusedUpdate] = {}
         """Stores that FBGEMM updates in the backward pass; training sets it."""
         self._bounds: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}
@@ -167,22 +169,39 @@ class Embeddings(nn.Module):
 
     def _gathered(self, batch: Batch, store: Tensor, key: str, scalars: Sequence[str]) -> Tensor:
         """The vectors of scalar features, side by side (B, sum of widths)."""
-        if not kernels.uses_triton(self.backend, store.device):
-            rows = [self._rows(name, batch[name]) for name in scalars]
-            if torch.compiler.is_compiling():  # a program keeps whole numbers, not a tensor of them
-                ids = torch.stack([own + self.first_row[name] for name, own in zip(scalars, rows, strict=True)], dim=1)
-            else:
-                ids = torch.stack(rows, dim=1) + self._bounds_of(store, scalars)[0]
-            # An exporter is asked first: it would take the number of ids for one of the program's conditions.
-            if torch.compiler.is_compiling() or key in self.sparse or store.device.type != "cpu" or ids.numel() < MANY:
-                return F.embedding(ids, store, sparse=key in self.sparse).flatten(1)
-            if not may_replace():
-                return F.embedding(ids, store).flatten(1)
-            return cast(Tensor, RowsOf.apply(ids, store)).flatten(1)  # type: ignore[no-untyped-call]
-        ids = torch.stack([self._rows(name, batch[name]) for name in scalars], dim=1)
-        bounds = self._bounds_of(store, scalars)
-        vectors = Gather.apply(store, ids, *bounds, store.dtype, key in self.sparse)  # type: ignore[no-untyped-call]
-        return cast(Tensor, vectors.flatten(1))
+        if kernels.uses_triton(self.backend, store.device):
+            ids, (firsts, stops) = self._stacked(batch, scalars), self._bounds_of(store, scalars)
+            dtype, device, sparse = store.dtype, store.device.type, key in self.sparse
+            if self.only_multiplied and torch.is_autocast_enabled(device):
+                dtype = torch.get_autocast_dtype(device)
+            return cast(Tensor, Gather.apply(store, ids, firsts, stops, dtype, sparse)).flatten(1)  # type: ignore[no-untyped-call]
+        places, known = self._places(batch, store, scalars)
+        # An exporter is asked first: it would take the number of ids for one of the program's conditions.
+        is_plain = torch.compiler.is_compiling() or key in self.sparse or store.device.type != "cpu"
+        if is_plain or places.numel() < MANY or not may_replace():
+            vectors = F.embedding(places, store, sparse=key in self.sparse)
+        else:
+            vectors = cast(Tensor, RowsOf.apply(places, store))  # type: ignore[no-untyped-call]
+        return (vectors if known is None else nan_unless(known, vectors)).flatten(1)
+
+    def _stacked(self, batch: Batch, scalars: Sequence[str]) -> Tensor:
+        """The rows of features' ids in their own tables (B, F)."""
+        return torch.stack([self._rows(name, batch[name]) for name in scalars], dim=1)
+
+    def _places(self, batch: Batch, store: Tensor, scalars: Sequence[str]) -> tuple[Tensor, Tensor | None]:
+        """The rows of features' ids in a store (B, F); and on a GPU whether each id is in its table, else row 0 is."""
+        if torch.compiler.is_compiling():  # a program keeps whole numbers, not a tensor of them
+            own = [(self._rows(name, batch[name]), self.first_row[name], self.num_rows[name]) for name in scalars]
+            if not stops_at_unknown_rows(store.device):
+                return torch.stack([rows + first for rows, first, _ in own], dim=1), None
+            known = torch.stack([(rows >= 0) & (rows < size) for rows, _, size in own], dim=1)
+            return torch.stack([rows.clamp(0, size - 1) + first for rows, first, size in own], dim=1), known
+        ids, (firsts, stops) = self._stacked(batch, scalars), self._bounds_of(store, scalars)
+        places = ids + firsts
+        if not stops_at_unknown_rows(store.device):
+            return places, None
+        known = (ids >= 0) & (places < stops)
+        return torch.where(known, places, firsts), known
 
     def _bounds_of(self, store: Tensor, scalars: Sequence[str]) -> tuple[Tensor, Tensor]:
         """The first row of each feature's table, and the row after its last: (F,) each."""
@@ -252,18 +271,49 @@ class Embeddings(nn.Module):
 
     def _pooled(self, ids: Tensor, store: Tensor, name: str, key: str) -> Tensor:
         """A list's sum or mean without padding: (B, L) -> (B, width)."""
-        first = self.first_row[name]
-        bags = self._rows(name, ids) + first
+        first, rows, known = self.first_row[name], self._rows(name, ids), None
+        if stops_at_unknown_rows(store.device):
+            known = (rows >= 0) & (rows < self.num_rows[name])
+            rows, known = torch.where(known, rows, 0), known.all(1)
+        bags = rows + first
         if torch.compiler.is_compiling():  # exporters do not support padding in a bag
             present = (ids != 0).unsqueeze(-1).to(store.dtype)
-            total = (F.embedding(bags, store) * present).sum(1)
-            return total if self.combiner == "sum" else total / present.sum(1).clamp(min=1)
-        return F.embedding_bag(bags, store, mode=self.combiner, padding_idx=first, sparse=key in self.sparse)
+            pooled = (F.embedding(bags, store) * present).sum(1)
+            pooled = pooled if self.combiner == "sum" else pooled / present.sum(1).clamp(min=1)
+        else:
+            sparse = key in self.sparse
+            pooled = F.embedding_bag(bags, store, mode=self.combiner, padding_idx=first, sparse=sparse)
+        return pooled if known is None else nan_unless(known, pooled)
 
     def _laid(self, key: str, names: Collection[str]) -> tuple[list[str], list[str]]:
         """The scalar features and the lists of a store, in the order of their vectors."""
         own = [name for name, width in self.widths.items() if width == int(key) and name in names]
         return [name for name in own if name not in self.lists], [name for name in own if name in self.lists]
+
+
+def stops_at_unknown_rows(device: torch.device) -> bool:
+    """Whether a lookup of a row that a table lacks ends the use of the device, instead of raising an error."""
+    return device.type != "cpu"
+
+
+def rows_or_nan(table: Tensor, ids: Tensor) -> Tensor:
+    """Rows (m, ...) of a table for ids (m,); on a GPU, an id outside the table gives NaN, and so a loss of NaN."""
+    if not stops_at_unknown_rows(table.device):
+        return table.index_select(0, ids)
+    known = (ids >= 0) & (ids < len(table))
+    return nan_unless(known, table.index_select(0, torch.where(known, ids, 0)))
+
+
+def nan_unless(known: Tensor, vectors: Tensor) -> Tensor:
+    """Vectors (..., D), with NaN in those that are not known (...); overwrites `vectors`, and never waits for a GPU.
+
+    One number of a vector is enough to make the loss NaN, and costs less than a pass over all of them.
+    """
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return torch.where(known.view(*known.shape, *[1] * (vectors.dim() - known.dim())), vectors, torch.nan)
+    with torch.no_grad():
+        (vectors if vectors.dim() == known.dim() else vectors[..., 0]).masked_fill_(~known, torch.nan)
+    return vectors
 
 
 MANY = 1 << 14

@@ -86,7 +86,8 @@ def _compiled(kernel: Callable[..., None]) -> Any:
     import triton
     import triton.language as tl
 
-    return triton.jit(kernel)
+    # As types alone: a last, smaller batch would compile them anew.
+    return triton.jit(kernel, do_not_specialize=["num_ids", "num_rows"])
 
 
 def _power_of_two(number: int) -> int:
@@ -147,10 +148,13 @@ ROWS = 1 << 18
 def summed_rows(gradient: Tensor, most: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
     """A sparse gradient's distinct ids, ascending (m,), and their rows' sums (m, dim), in blocks.
 
-    A block has `most` rows, by default a number that suits the device.
+    A block has `most` rows, by default a number that suits the device. On a GPU, the host waits once, for the number of
+    distinct ids.
     """
     assert gradient.sparse_dim() == 1
     ids, values = gradient._indices()[0], gradient._values()
+    if ids.device.type != "cpu" or _interprets():
+        ids = ids.clamp(min=0)  # -1 stands for an id outside its table; its gradient is NaN, as the loss is
     if gradient.is_coalesced() or len(ids) < 2:
         yield ids, values
         return
@@ -211,10 +215,12 @@ def update_rows(
     betas: tuple[float, float] = (0.0, 0.0),
     corrections: Tensor | None = None,
 ) -> None:
-    """One step of an optimizer on the rows seen: the sums of equal ids' gradients and the update, in one pass.
+    """One step of an optimizer on the rows seen: the sums of equal ids' gradients, and the update.
 
-    The ids are sorted. For the first of equal ids, a program adds up the gradients in order, so that sums repeat, and
-    rewrites one row of weights and state. Ids outside the table are skipped.
+    The ids are sorted. For the first of equal ids, a program adds up the gradients in order and rewrites one row of
+    weights and state. Equal ids that reach beyond the next chunk of `CHUNK` places are summed by a program for each
+    chunk; a second pass adds these sums in order and rewrites the row. So sums repeat bit for bit, and a table of few
+    rows keeps all of a GPU busy. Ids outside the table are skipped. The host never waits for the device.
 
     Args:
         rule: the optimizer.
@@ -233,58 +239,89 @@ def update_rows(
     small = ids.int() if ids.dtype == torch.int64 and weight.shape[0] < 2**31 else ids
     ordered, order = small.sort(stable=True)
     rate = lr if isinstance(lr, Tensor) else torch.full((), lr, dtype=torch.float32, device=weight.device)
-    first, second = [*states, weight, weight][:2]
-    width = weight.shape[1]
-    block_d = _power_of_two(width)
-    corrections = weight if corrections is None else corrections
-    tensors = ordered, order, gradient.contiguous(), weight, first, second, corrections
-    numbers = len(ids), weight.shape[0], rate, float(eps), float(1 - betas[0]), float(1 - betas[1])
-    _compiled(_update_rows)[(len(ids),)](*tensors, *numbers, width, max(1, min(16, 4096 // block_d)), block_d, rule)
+    width, block_d = weight.shape[1], _power_of_two(weight.shape[1])
+    # One sum for each border between chunks: at most one id's places lie on both sides of it.
+    borders = -(-len(ids) // CHUNK)
+    sums = weight.new_empty(borders, width, dtype=torch.float32)
+    rows = torch.full((borders,), -1, dtype=ordered.dtype, device=weight.device)
+    table = weight, *[*states, None, None][:2], corrections
+    numbers = weight.shape[0], rate, float(eps), float(1 - betas[0]), float(1 - betas[1])
+    known = width, max(1, min(8, 2048 // block_d)), block_d
+    warps = {"num_warps": min(8, max(1, block_d // 128))}  # a warp moves 128 numbers at once, and a row is often alone
+    update = _compiled(_update_rows)
+    update[(len(ids),)](
+        ordered, order, gradient.contiguous(), rows, sums, *table, len(ids), *numbers, *known, CHUNK, rule, **warps
+    )
+    if len(ids) > 2 * CHUNK:
+        update[(borders,)](rows, None, sums, None, None, *table, borders, *numbers, *known, 0, rule, **warps)
+
+
+CHUNK = 64
+"""Places of sorted ids after which another program goes on with the sum of equal ids."""
 
 
 def _update_rows(
-    ids: tl.tensor, order: tl.tensor, gradient: tl.tensor, weight: tl.tensor, first: tl.tensor, second: tl.tensor,
-    corrections: tl.tensor, num_ids: tl.tensor, num_rows: tl.tensor, lr: tl.tensor, eps: tl.tensor, rest1: tl.tensor,
-    rest2: tl.tensor, width: tl.constexpr, block_n: tl.constexpr, block_d: tl.constexpr, rule: tl.constexpr
+    ids: tl.tensor, order: tl.tensor, gradient: tl.tensor, sum_ids: tl.tensor, sums: tl.tensor, weight: tl.tensor,
+    first: tl.tensor, second: tl.tensor, corrections: tl.tensor, num_ids: tl.tensor, num_rows: tl.tensor,
+    lr: tl.tensor, eps: tl.tensor, rest1: tl.tensor, rest2: tl.tensor, width: tl.constexpr, block_n: tl.constexpr,
+    block_d: tl.constexpr, chunk: tl.constexpr, rule: tl.constexpr
 ) -> None:  # fmt: skip
     place = tl.program_id(0).to(tl.int64)
     row = tl.load(ids + place).to(tl.int64)
-    before = tl.load(ids + place - 1, mask=place > 0, other=-1)
-    if (row != before) & (row >= 0) & (row < num_rows):
+    whole = row != tl.load(ids + place - 1, mask=place > 0, other=-1)
+    mine = whole
+    stop = place * 0 + num_ids
+    border = place * 0
+    if chunk > 0:
+        # The first of equal ids takes its chunk and the next one; from then on, each chunk has a program of its own.
+        border = place // chunk
+        earlier = (border - 1) * chunk - 1
+        is_start = (place % chunk == 0) & (earlier >= 0)
+        mine = whole | (is_start & (tl.load(ids + earlier, mask=is_start, other=-1) == row))
+        border += whole.to(tl.int64)
+        stop = tl.minimum((border + 1) * chunk, num_ids)
+        whole = whole & (tl.load(ids + stop, mask=stop < num_ids, other=-1) != row)
+    if mine & (row >= 0) & (row < num_rows):
         column = tl.arange(0, block_d)
         held = column < width
         total = tl.zeros((block_d,), tl.float32)
-        while tl.load(ids + place, mask=place < num_ids, other=-1) == row:
+        while tl.load(ids + place, mask=place < stop, other=-1) == row:
             places = place + tl.arange(0, block_n)
-            same = tl.load(ids + places, mask=places < num_ids, other=-1) == row
-            source = tl.load(order + places, mask=same, other=0)
+            same = tl.load(ids + places, mask=places < stop, other=-1) == row
+            source = places
+            if order is not None:
+                source = tl.load(order + places, mask=same, other=0)
             part = tl.load(
                 gradient + source[:, None] * width + column[None, :], mask=same[:, None] & held[None, :], other=0.0
             )
             total += tl.sum(part.to(tl.float32), 0)
             place += block_n
-        own = tl.load(weight + row * width + column, mask=held, other=0.0).to(tl.float32)
-        rate = tl.load(lr)
-        if rule == "sgd":
-            own -= rate * total
-        elif rule == "rowwise_adagrad":
-            mass = tl.load(first + row).to(tl.float32) + tl.sum(total * total, 0) / width
-            tl.store(first + row, mass.to(first.dtype.element_ty))
-            own -= rate * total / (tl.sqrt(mass) + eps)
-        elif rule == "adagrad":
-            square = tl.load(first + row * width + column, mask=held, other=0.0).to(tl.float32) + total * total
-            tl.store(first + row * width + column, square.to(first.dtype.element_ty), mask=held)
-            own -= rate * total / (tl.sqrt(square) + eps)
-        else:
-            mean = tl.load(first + row * width + column, mask=held, other=0.0).to(tl.float32)
-            square = tl.load(second + row * width + column, mask=held, other=0.0).to(tl.float32)
-            mean += (total - mean) * rest1
-            square += (total * total - square) * rest2
-            tl.store(first + row * width + column, mean.to(first.dtype.element_ty), mask=held)
-            tl.store(second + row * width + column, square.to(second.dtype.element_ty), mask=held)
-            root = tl.sqrt(square / tl.load(corrections + 1)) + eps
-            own -= rate * mean / (root * tl.load(corrections))
-        tl.store(weight + row * width + column, own.to(weight.dtype.element_ty), mask=held)
+        if whole:
+            own = tl.load(weight + row * width + column, mask=held, other=0.0).to(tl.float32)
+            rate = tl.load(lr)
+            if rule == "sgd":
+                own -= rate * total
+            elif rule == "rowwise_adagrad":
+                mass = tl.load(first + row).to(tl.float32) + tl.sum(total * total, 0) / width
+                tl.store(first + row, mass.to(first.dtype.element_ty))
+                own -= rate * total / (tl.sqrt(mass) + eps)
+            elif rule == "adagrad":
+                square = tl.load(first + row * width + column, mask=held, other=0.0).to(tl.float32) + total * total
+                tl.store(first + row * width + column, square.to(first.dtype.element_ty), mask=held)
+                own -= rate * total / (tl.sqrt(square) + eps)
+            else:
+                mean = tl.load(first + row * width + column, mask=held, other=0.0).to(tl.float32)
+                square = tl.load(second + row * width + column, mask=held, other=0.0).to(tl.float32)
+                mean += (total - mean) * rest1
+                square += (total * total - square) * rest2
+                tl.store(first + row * width + column, mean.to(first.dtype.element_ty), mask=held)
+                tl.store(second + row * width + column, square.to(second.dtype.element_ty), mask=held)
+                root = tl.sqrt(square / tl.load(corrections + 1)) + eps
+                own -= rate * mean / (root * tl.load(corrections))
+            tl.store(weight + row * width + column, own.to(weight.dtype.element_ty), mask=held)
+        elif chunk > 0:
+            tl.store(sum_ids + border, row.to(sum_ids.dtype.element_ty))
+            tl.store(sums + border * width + column, total, mask=held)
 
 
 # --- dot products of all pairs ---------------------------------------------------------------------------------------
@@ -320,7 +357,10 @@ def dots_backward(vectors: Tensor, gradient: Tensor) -> Tensor:
 def _dot_blocks(features: int, width: int) -> tuple[int, int, str]:
     """Vectors and numbers of a tile, and the precision of float32 products by torch's setting."""
     precision = "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
-    return max(16, _power_of_two(features)), min(64, max(16, _power_of_two(width))), precision
+    block_f = max(16, _power_of_two(features))
+    # Exact products of more than 32 vectors, 64 numbers at once, would spill 7 kB a thread.
+    most = 16 if precision == "ieee" and block_f > 32 else 64
+    return block_f, min(most, max(16, _power_of_two(width))), precision
 
 
 def _dots(
