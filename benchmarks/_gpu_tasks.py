@@ -363,8 +363,8 @@ class Bench:
         spent: defaultdict[str, float] = defaultdict(float)
         calls, host = Counter[str](), Counter[str]()
         for event in record.events() or ():
-            if event.device_type == ours:
-                alone = event.self_device_time_total if self.place.on_gpu else event.self_cpu_time_total
+            if event.device_type == ours and not event.is_user_annotation and not event.name.startswith("Optimizer."):
+                alone = event.time_range.elapsed_us() if self.place.on_gpu else event.self_cpu_time_total
                 spent[event.name] += float(alone)
                 calls[event.name] += 1
             if event.device_type == DeviceType.CPU:
