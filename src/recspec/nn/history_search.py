@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import cast
 
 import numpy as np
@@ -38,9 +39,10 @@ def latest_best(scores: Tensor, allowed: Tensor, k: int) -> tuple[Tensor, Tensor
     scores, length = scores.detach(), scores.shape[-1]
     if torch.compiler.is_compiling():
         # Exporters cannot reinterpret bits. A stable sort keeps the order of equals, so the later ones go first.
-        lowest = torch.finfo(scores.dtype).min
-        latest_first = torch.where(allowed, scores, lowest).flip(-1)
-        order = latest_first.sort(dim=-1, descending=True, stable=True).indices[..., :k]
+        # Sorts of ONNX are stable, and torch.onnx does not know the argument.
+        latest_first = torch.where(allowed, scores, torch.finfo(scores.dtype).min).flip(-1)
+        sort = partial(latest_first.sort, dim=-1, descending=True)
+        order = (sort() if torch.compiler.is_exporting() else sort(stable=True)).indices[..., :k]
         places = length - 1 - order
         return places, allowed.gather(-1, places)
     # A distinct integer for each place: the score's bits, which order as integers once negative ones are inverted, then
