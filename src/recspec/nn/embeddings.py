@@ -109,11 +109,13 @@ class Embeddings(nn.Module):
 
     def forward(self, batch: Batch, names: Collection[str] | None = None) -> Tensor:
         """The vectors of all features, or of `names`, side by side: (B, sum of their widths)."""
-        chosen = self.widths if names is None else names
-        parts: list[Tensor] = []
-        for key in self.stores:
-            parts += self._parts(batch, key, chosen)
+        parts = self.parts(batch, names)
         return torch.cat(parts, dim=1) if len(parts) != 1 else parts[0]
+
+    def parts(self, batch: Batch, names: Collection[str] | None = None) -> list[Tensor]:
+        """`forward` in parts, for a caller that puts more beside them."""
+        chosen = self.widths if names is None else names
+        return [part for key in self.stores for part in self._parts(batch, key, chosen)]
 
     def _parts(self, batch: Batch, key: str, names: Collection[str]) -> list[Tensor]:
         """The parts of `forward` from one store."""
@@ -185,8 +187,11 @@ class Embeddings(nn.Module):
         return (vectors if known is None else nan_unless(known, vectors)).flatten(1)
 
     def _stacked(self, batch: Batch, scalars: Sequence[str]) -> Tensor:
-        """The rows of features' ids in their own tables (B, F)."""
-        return torch.stack([self._rows(name, batch[name]) for name in scalars], dim=1)
+        """The rows of features' ids in their own tables (B, F), of the ids' type if the features have one."""
+        ids = [batch[name] for name in scalars]
+        if self.rows_of_hashed.keys().isdisjoint(scalars) and len({each.dtype for each in ids}) == 1:
+            return torch.stack(ids, dim=1)
+        return torch.stack([self._rows(name, each) for name, each in zip(scalars, ids, strict=True)], dim=1)
 
     def _places(self, batch: Batch, store: Tensor, scalars: Sequence[str]) -> tuple[Tensor, Tensor | None]:
         """The rows of features' ids in a store (B, F); and on a GPU whether each id is in its table, else row 0 is."""
