@@ -284,6 +284,8 @@ def _update_rows(
     if mine & (row >= 0) & (row < num_rows):
         column = tl.arange(0, block_d)
         held = column < width
+        # Before the sums, so that both reads of memory are under way at once.
+        own = tl.load(weight + row * width + column, mask=held & whole, other=0.0).to(tl.float32)
         total = tl.zeros((block_d,), tl.float32)
         while tl.load(ids + place, mask=place < stop, other=-1) == row:
             places = place + tl.arange(0, block_n)
@@ -297,7 +299,6 @@ def _update_rows(
             total += tl.sum(part.to(tl.float32), 0)
             place += block_n
         if whole:
-            own = tl.load(weight + row * width + column, mask=held, other=0.0).to(tl.float32)
             rate = tl.load(lr)
             if rule == "sgd":
                 own -= rate * total
