@@ -169,39 +169,24 @@ class Embeddings(nn.Module):
 
     def _gathered(self, batch: Batch, store: Tensor, key: str, scalars: Sequence[str]) -> Tensor:
         """The vectors of scalar features, side by side (B, sum of widths)."""
+        rows = [self._rows(name, batch[name]) for name in scalars]
+        sparse, device = key in self.sparse, store.device.type
         if kernels.uses_triton(self.backend, store.device):
-            ids, (firsts, stops) = self._stacked(batch, scalars), self._bounds_of(store, scalars)
-            dtype, device, sparse = store.dtype, store.device.type, key in self.sparse
-            if self.only_multiplied and torch.is_autocast_enabled(device):
-                dtype = torch.get_autocast_dtype(device)
-            return cast(Tensor, Gather.apply(store, ids, firsts, stops, dtype, sparse)).flatten(1)  # type: ignore[no-untyped-call]
-        places, known = self._places(batch, store, scalars)
+            halves = self.only_multiplied and torch.is_autocast_enabled(device)
+            dtype = torch.get_autocast_dtype(device) if halves else store.dtype
+            ids, bounds = torch.stack(rows, dim=1), self._bounds_of(store, scalars)
+            return cast(Tensor, Gather.apply(store, ids, *bounds, dtype, sparse)).flatten(1)  # type: ignore[no-untyped-call]
+        if torch.compiler.is_compiling():
+            places, known = _places_compiled(rows, [(self.first_row[name], self.num_rows[name]) for name in scalars])
+        else:
+            places, known = _places(rows, *self._bounds_of(store, scalars))
         # An exporter is asked first: it would take the number of ids for one of the program's conditions.
-        is_plain = torch.compiler.is_compiling() or key in self.sparse or store.device.type != "cpu"
-        if is_plain or places.numel() < MANY or not may_replace():
-            vectors = F.embedding(places, store, sparse=key in self.sparse)
+        plain = torch.compiler.is_compiling() or sparse or device != "cpu" or places.numel() < MANY or not may_replace()
+        if plain:
+            vectors = F.embedding(places, store, sparse=sparse)
         else:
             vectors = cast(Tensor, RowsOf.apply(places, store))  # type: ignore[no-untyped-call]
         return (vectors if known is None else nan_unless(known, vectors)).flatten(1)
-
-    def _stacked(self, batch: Batch, scalars: Sequence[str]) -> Tensor:
-        """The rows of features' ids in their own tables (B, F)."""
-        return torch.stack([self._rows(name, batch[name]) for name in scalars], dim=1)
-
-    def _places(self, batch: Batch, store: Tensor, scalars: Sequence[str]) -> tuple[Tensor, Tensor | None]:
-        """The rows of features' ids in a store (B, F); and on a GPU whether each id is in its table, else row 0 is."""
-        if torch.compiler.is_compiling():  # a program keeps whole numbers, not a tensor of them
-            own = [(self._rows(name, batch[name]), self.first_row[name], self.num_rows[name]) for name in scalars]
-            if not stops_at_unknown_rows(store.device):
-                return torch.stack([rows + first for rows, first, _ in own], dim=1), None
-            known = torch.stack([(rows >= 0) & (rows < size) for rows, _, size in own], dim=1)
-            return torch.stack([rows.clamp(0, size - 1) + first for rows, first, size in own], dim=1), known
-        ids, (firsts, stops) = self._stacked(batch, scalars), self._bounds_of(store, scalars)
-        places = ids + firsts
-        if not stops_at_unknown_rows(store.device):
-            return places, None
-        known = (ids >= 0) & (places < stops)
-        return torch.where(known, places, firsts), known
 
     def _bounds_of(self, store: Tensor, scalars: Sequence[str]) -> tuple[Tensor, Tensor]:
         """The first row of each feature's table, and the row after its last: (F,) each."""
@@ -289,6 +274,28 @@ class Embeddings(nn.Module):
         """The scalar features and the lists of a store, in the order of their vectors."""
         own = [name for name, width in self.widths.items() if width == int(key) and name in names]
         return [name for name in own if name not in self.lists], [name for name in own if name in self.lists]
+
+
+def _places(rows: Sequence[Tensor], firsts: Tensor, stops: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Features' rows of their own tables, (B,) each, as rows of the store (B, F); on a GPU also which are in the table.
+
+    Those that are not become the table's first row.
+    """
+    own = torch.stack(list(rows), dim=1)
+    places = own + firsts
+    if not stops_at_unknown_rows(own.device):
+        return places, None
+    known = (own >= 0) & (places < stops)
+    return torch.where(known, places, firsts), known
+
+
+def _places_compiled(rows: Sequence[Tensor], tables: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor | None]:
+    """`_places` by each table's first row and size: a program keeps whole numbers, not a tensor of them."""
+    given = list(zip(rows, tables, strict=True))
+    if not stops_at_unknown_rows(rows[0].device):
+        return torch.stack([own + first for own, (first, _) in given], dim=1), None
+    known = torch.stack([(own >= 0) & (own < size) for own, (_, size) in given], dim=1)
+    return torch.stack([own.clamp(0, size - 1) + first for own, (first, size) in given], dim=1), known
 
 
 def stops_at_unknown_rows(device: torch.device) -> bool:

@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
+import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -49,6 +52,7 @@ def why_not(backend: Backend, device: torch.device) -> str | None:
             return f"triton's kernels run on a GPU, and this run is on {device.type}"
         if importlib.util.find_spec("triton") is None:
             return "triton is not installed; it comes with torch's CUDA builds (pip install triton)"
+        return None if _interprets() else _why_triton_cannot_launch()
     if backend == "fbgemm":
         if device.type != "cpu":
             return f"fbgemm is used on a CPU, and this run is on {device.type}"
@@ -77,6 +81,23 @@ def _picks_triton(device_type: str) -> bool:
 
 def _interprets() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def _why_triton_cannot_launch() -> str | None:
+    """Triton compiles the call of each kernel as C code, at its first launch."""
+    if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
+        return "triton needs a C compiler to launch kernels, and neither gcc nor clang is there (or set CC)"
+    scheme = sysconfig.get_default_scheme().replace(
+        "posix_local", "posix_prefix"
+    )  # as Triton does, for Debian's Python
+    named = [
+        path for name in ("CPATH", "C_INCLUDE_PATH") for path in os.environ.get(name, "").split(os.pathsep) if path
+    ]
+    folders = [sysconfig.get_paths(scheme)["include"], *named]
+    if not any(Path(folder, "Python.h").exists() for folder in folders):
+        lacking = f"{folders[0]}/Python.h is missing (apt-get install python3-dev)"
+        return f"triton needs Python's headers to launch kernels, and {lacking}"
+    return None
 
 
 @cache
@@ -284,6 +305,8 @@ def _update_rows(
     if mine & (row >= 0) & (row < num_rows):
         column = tl.arange(0, block_d)
         held = column < width
+        # Before the sums, so that both reads of memory are under way at once.
+        own = tl.load(weight + row * width + column, mask=held & whole, other=0.0).to(tl.float32)
         total = tl.zeros((block_d,), tl.float32)
         while tl.load(ids + place, mask=place < stop, other=-1) == row:
             places = place + tl.arange(0, block_n)
@@ -297,7 +320,6 @@ def _update_rows(
             total += tl.sum(part.to(tl.float32), 0)
             place += block_n
         if whole:
-            own = tl.load(weight + row * width + column, mask=held, other=0.0).to(tl.float32)
             rate = tl.load(lr)
             if rule == "sgd":
                 own -= rate * total
