@@ -398,17 +398,17 @@ def test_every_backend_takes_the_same_steps(
 
 
 @with_triton
-def test_vectors_keep_their_tables_type_under_autocast() -> None:
+def test_vectors_that_are_summed_to_logits_keep_their_tables_type_under_autocast() -> None:
     embeddings = embeddings_of()
-    embeddings.backend = "triton"
+    embeddings.backend, embeddings.in_autocast_type = "triton", False
     with torch.autocast(DEVICE.type, dtype=torch.bfloat16):
         assert embeddings(BATCH, ("page", "shop")).dtype == torch.float32
 
 
 @with_triton
-def test_vectors_that_are_only_multiplied_are_gathered_in_autocasts_type() -> None:
+def test_vectors_are_gathered_in_autocasts_type() -> None:
     embeddings, plain = embeddings_of(), embeddings_of()
-    embeddings.backend, embeddings.only_multiplied = "triton", True
+    embeddings.backend = "triton"
     assert embeddings(BATCH).dtype == torch.float32
     with torch.autocast(DEVICE.type, dtype=torch.bfloat16):
         found = embeddings(BATCH, ("page", "shop"))
