@@ -14,6 +14,7 @@ import os
 import shutil
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -111,6 +112,11 @@ def _compiled(kernel: Callable[..., None]) -> Any:
     return triton.jit(kernel, do_not_specialize=["num_ids", "num_rows"])
 
 
+def _current(device: torch.device) -> AbstractContextManager[object]:
+    """Make a GPU the current one, on which Triton launches, wherever the tensors lie."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
 def _power_of_two(number: int) -> int:
     """The smallest power of two that is at least `number`."""
     return 1 << max(0, number - 1).bit_length()
@@ -133,9 +139,10 @@ def gather_rows(store: Tensor, ids: Tensor, firsts: Tensor, stops: Tensor, dtype
         block_d = min(_power_of_two(width), 256)
         block_n = max(1, 2048 // block_d)
         grid = (-(-ids.numel() // block_n), -(-width // block_d))
-        _compiled(_gather_rows)[grid](
-            ids.contiguous(), firsts, stops, store, out, rows, ids.numel(), ids.shape[1], width, block_n, block_d
-        )
+        with _current(store.device):
+            _compiled(_gather_rows)[grid](
+                ids.contiguous(), firsts, stops, store, out, rows, ids.numel(), ids.shape[1], width, block_n, block_d
+            )
     return out, rows
 
 
@@ -270,11 +277,12 @@ def update_rows(
     known = width, max(1, min(8, 2048 // block_d)), block_d
     warps = {"num_warps": min(8, max(1, block_d // 128))}  # a warp moves 128 numbers at once, and a row is often alone
     update = _compiled(_update_rows)
-    update[(len(ids),)](
-        ordered, order, gradient.contiguous(), rows, sums, *table, len(ids), *numbers, *known, CHUNK, rule, **warps
-    )
-    if len(ids) > 2 * CHUNK:
-        update[(borders,)](rows, None, sums, None, None, *table, borders, *numbers, *known, 0, rule, **warps)
+    with _current(weight.device):
+        update[(len(ids),)](
+            ordered, order, gradient.contiguous(), rows, sums, *table, len(ids), *numbers, *known, CHUNK, rule, **warps
+        )
+        if len(ids) > 2 * CHUNK:
+            update[(borders,)](rows, None, sums, None, None, *table, borders, *numbers, *known, 0, rule, **warps)
 
 
 CHUNK = 64
@@ -360,7 +368,8 @@ def dots(vectors: Tensor) -> Tensor:
     out = vectors.new_empty(rows, features * (features - 1) // 2)
     if out.numel():
         block_f, block_d, precision = _dot_blocks(features, width)
-        _compiled(_dots)[(rows,)](vectors.contiguous(), out, features, width, block_f, block_d, precision)
+        with _current(vectors.device):
+            _compiled(_dots)[(rows,)](vectors.contiguous(), out, features, width, block_f, block_d, precision)
     return out
 
 
@@ -370,9 +379,10 @@ def dots_backward(vectors: Tensor, gradient: Tensor) -> Tensor:
     out = torch.empty_like(vectors, memory_format=torch.contiguous_format)
     if out.numel():
         block_f, block_d, precision = _dot_blocks(features, width)
-        _compiled(_dots_backward)[(rows,)](
-            vectors.contiguous(), gradient.contiguous(), out, features, width, block_f, block_d, precision
-        )
+        with _current(vectors.device):
+            _compiled(_dots_backward)[(rows,)](
+                vectors.contiguous(), gradient.contiguous(), out, features, width, block_f, block_d, precision
+            )
     return out
 
 
