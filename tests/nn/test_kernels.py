@@ -426,7 +426,8 @@ def test_an_id_outside_its_table_ends_in_a_loss_of_nan_with_every_optimizer(opti
     embeddings = embeddings_of()
     optimizers = optimizers_of(embeddings, optimizer, "triton")
     embeddings.sparse = set(embeddings.stores) if sparse else set()
-    wrong = {**BATCH, "hour": torch.tensor([0, 3, 4, 1, 2]), "page": torch.tensor([0, -2, 0, 0, 700])}
+    hour, page = torch.tensor([[0, 3, 4, 1, 2], [0, -2, 0, 0, 700]], device=DEVICE)
+    wrong = {**BATCH, "hour": hour, "page": page}
     for batch in (wrong, wrong, BATCH):
         loss = (embeddings(batch) ** 2).sum()
         assert loss.isnan() or batch is BATCH

@@ -14,6 +14,7 @@ import os
 import shutil
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -111,6 +112,11 @@ def _compiled(kernel: Callable[..., None]) -> Any:
     return triton.jit(kernel, do_not_specialize=["num_ids", "num_rows"])
 
 
+def _current(device: torch.device) -> AbstractContextManager[object]:
+    """Make a GPU the current one, on which Triton launches, wherever the tensors lie."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
 def _power_of_two(number: int) -> int:
     """The smallest power of two that is at least `number`."""
     return 1 << max(0, number - 1).bit_length()
@@ -135,20 +141,9 @@ def gather_rows(
         block_d = min(_power_of_two(width), 256)
         block_n = max(1, 2048 // block_d)
         grid = (-(-ids.numel() // block_n), -(-width // block_d))
-        _compiled(_gather_rows)[grid](
-            ids.contiguous(),
-            firsts,
-            stops,
-            store,
-            out,
-            rows,
-            ids.numel(),
-            len(store),
-            ids.shape[1],
-            width,
-            block_n,
-            block_d,
-        )
+        tensors = ids.contiguous(), firsts, stops, store, out, rows
+        with _current(store.device):
+            _compiled(_gather_rows)[grid](*tensors, ids.numel(), len(store), ids.shape[1], width, block_n, block_d)
     return out, rows
 
 
@@ -194,7 +189,8 @@ def add_rows(into: Tensor, rows: Tensor, gradient: Tensor) -> None:
     block_d = min(_power_of_two(width), 256)
     block_n = max(1, 1024 // block_d)
     grid = (-(-len(rows) // block_n), -(-width // block_d))
-    _compiled(_add_rows)[grid](rows.contiguous(), gradient.contiguous(), into, len(rows), width, block_n, block_d)
+    with _current(into.device):
+        _compiled(_add_rows)[grid](rows.contiguous(), gradient.contiguous(), into, len(rows), width, block_n, block_d)
 
 
 def _add_rows(
@@ -242,7 +238,8 @@ def attend(store: Tensor, rows: Tensor, present: Tensor, queries: Tensor, *, mea
     sums = queries.new_empty(size, heads + mean, dim)
     if sums.numel():
         known = _attend_sizes(store, rows, heads, mean)
-        _compiled(_attend)[(size,)](store, rows, present, queries, scores, sums, **known)
+        with _current(store.device):
+            _compiled(_attend)[(size,)](store, rows, present, queries, scores, sums, **known)
     return scores, sums
 
 
@@ -257,7 +254,8 @@ def attend_backward(
     if gradient.numel():
         known = _attend_sizes(store, rows, queries.shape[1], mean)
         tensors = store, rows, present, queries, gradient.contiguous(), of_queries, of_store
-        _compiled(_attend_backward)[(rows.shape[0],)](*tensors, **known)
+        with _current(store.device):
+            _compiled(_attend_backward)[(rows.shape[0],)](*tensors, **known)
     return of_queries
 
 
@@ -442,11 +440,12 @@ def update_rows(
     known = width, max(1, min(8, 2048 // block_d)), block_d
     warps = {"num_warps": min(8, max(1, block_d // 128))}  # a warp moves 128 numbers at once, and a row is often alone
     update = _compiled(_update_rows)
-    update[(len(ids),)](
-        ordered, order, gradient.contiguous(), rows, sums, *table, len(ids), *numbers, *known, CHUNK, rule, **warps
-    )
-    if len(ids) > 2 * CHUNK:
-        update[(borders,)](rows, None, sums, None, None, *table, borders, *numbers, *known, 0, rule, **warps)
+    with _current(weight.device):
+        update[(len(ids),)](
+            ordered, order, gradient.contiguous(), rows, sums, *table, len(ids), *numbers, *known, CHUNK, rule, **warps
+        )
+        if len(ids) > 2 * CHUNK:
+            update[(borders,)](rows, None, sums, None, None, *table, borders, *numbers, *known, 0, rule, **warps)
 
 
 CHUNK = 64
@@ -532,7 +531,8 @@ def dots(vectors: Tensor) -> Tensor:
     out = vectors.new_empty(rows, features * (features - 1) // 2)
     if out.numel():
         block_f, block_d, precision = _dot_blocks(features, width)
-        _compiled(_dots)[(rows,)](vectors.contiguous(), out, features, width, block_f, block_d, precision)
+        with _current(vectors.device):
+            _compiled(_dots)[(rows,)](vectors.contiguous(), out, features, width, block_f, block_d, precision)
     return out
 
 
@@ -542,9 +542,10 @@ def dots_backward(vectors: Tensor, gradient: Tensor) -> Tensor:
     out = torch.empty_like(vectors, memory_format=torch.contiguous_format)
     if out.numel():
         block_f, block_d, precision = _dot_blocks(features, width)
-        _compiled(_dots_backward)[(rows,)](
-            vectors.contiguous(), gradient.contiguous(), out, features, width, block_f, block_d, precision
-        )
+        with _current(vectors.device):
+            _compiled(_dots_backward)[(rows,)](
+                vectors.contiguous(), gradient.contiguous(), out, features, width, block_f, block_d, precision
+            )
     return out
 
 
