@@ -237,9 +237,9 @@ def attend(store: Tensor, rows: Tensor, present: Tensor, queries: Tensor, *, mea
     scores = queries.new_empty(size, heads, rows.shape[1])
     sums = queries.new_empty(size, heads + mean, dim)
     if sums.numel():
-        known = _attend_sizes(store, rows, heads, mean)
+        sizes, warps = _attend_sizes(store, rows, heads, mean)
         with _current(store.device):
-            _compiled(_attend)[(size,)](store, rows, present, queries, scores, sums, **known)
+            _compiled(_attend)[(size,)](store, rows, present, queries, scores, sums, *sizes, **warps)
     return scores, sums
 
 
@@ -252,19 +252,20 @@ def attend_backward(
     """
     of_queries = torch.empty_like(queries)
     if gradient.numel():
-        known = _attend_sizes(store, rows, queries.shape[1], mean)
+        sizes, warps = _attend_sizes(store, rows, queries.shape[1], mean)
         tensors = store, rows, present, queries, gradient.contiguous(), of_queries, of_store
         with _current(store.device):
-            _compiled(_attend_backward)[(rows.shape[0],)](*tensors, **known)
+            _compiled(_attend_backward)[(rows.shape[0],)](*tensors, *sizes, **warps)
     return of_queries
 
 
-def _attend_sizes(store: Tensor, rows: Tensor, heads: int, mean: bool) -> dict[str, Any]:
+def _attend_sizes(store: Tensor, rows: Tensor, heads: int, mean: bool) -> tuple[tuple[int, ...], dict[str, int]]:
+    """The constants of `_attend`, and its warps."""
     _, length, columns = rows.shape
     width = store.shape[1]
     block_l, block_d = _power_of_two(length), _power_of_two(columns * width)
-    sizes = {"length": length, "columns": columns, "width": width, "heads": heads, "mean": mean}
-    return {**sizes, "block_l": block_l, "block_d": block_d, "num_warps": max(1, min(8, block_l * block_d // 1024))}
+    warps = max(1, min(8, block_l * block_d // 512))
+    return (length, columns, width, heads, int(mean), block_l, block_d), {"num_warps": warps}
 
 
 def _attend(
