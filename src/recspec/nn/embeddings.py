@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from recspec.batch import Batch
 from recspec.errors import DataError
 from recspec.nn import kernels
+from recspec.nn.gathered_rows import take_rows
 from recspec.nn.hand_written import Gather, RowsOf, may_replace
 from recspec.spec import FeatureSpec
 
@@ -87,8 +88,8 @@ class Embeddings(nn.Module):
         """How to get rows of stores that this process does not hold; `recspec.distributed` sets it."""
         self.backend: kernels.Backend | None = None
         """What looks rows up; by default Triton on a GPU that has it, else torch."""
-        self.only_multiplied = False
-        """Whether Triton gathers vectors in autocast's type; a model sets it if it only multiplies them."""
+        self.in_autocast_type = True
+        """Whether Triton gathers vectors in autocast's type, for products; not if they are summed to a logit."""
         self.updates: dict[str, kernels.FusedUpdate] = {}
         """Stores that FBGEMM updates in the backward pass; training sets it."""
         self._bounds: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}
@@ -124,6 +125,8 @@ class Embeddings(nn.Module):
         if key in self.updates and self.training and torch.is_grad_enabled():
             return self._updating(batch, key, names)
         store, (scalars, lists) = self.stores[key], self._laid(key, names)
+        if kernels.uses_triton(self.backend, store.device):
+            return self._by_triton(batch, store, key, scalars, lists)
         parts = [self._gathered(batch, store, key, scalars)] if scalars else []
         return parts + [self._pooled(batch[name], store, name, key) for name in lists]
 
@@ -171,51 +174,33 @@ class Embeddings(nn.Module):
 
     def _gathered(self, batch: Batch, store: Tensor, key: str, scalars: Sequence[str]) -> Tensor:
         """The vectors of scalar features, side by side (B, sum of widths)."""
-        if kernels.uses_triton(self.backend, store.device):
-            ids, (firsts, stops) = self._stacked(batch, scalars), self._bounds_of(store, scalars)
-            dtype, device, sparse = store.dtype, store.device.type, key in self.sparse
-            if self.only_multiplied and torch.is_autocast_enabled(device):
-                dtype = torch.get_autocast_dtype(device)
-            return cast(Tensor, Gather.apply(store, ids, firsts, stops, dtype, sparse)).flatten(1)  # type: ignore[no-untyped-call]
-        places, known = self._places(batch, store, scalars)
+        rows, sparse = self._own_rows(batch, scalars), key in self.sparse
+        if torch.compiler.is_compiling():
+            places, known = _places_compiled(rows, [(self.first_row[name], self.num_rows[name]) for name in scalars])
+        else:
+            places, known = _places(rows, *self._bounds_of(store, scalars))
         # An exporter is asked first: it would take the number of ids for one of the program's conditions.
-        is_plain = torch.compiler.is_compiling() or key in self.sparse or store.device.type != "cpu"
+        is_plain = torch.compiler.is_compiling() or sparse or store.device.type != "cpu"
         if is_plain or places.numel() < MANY or not may_replace():
-            vectors = F.embedding(places, store, sparse=key in self.sparse)
+            vectors = F.embedding(places, store, sparse=sparse)
         else:
             vectors = cast(Tensor, RowsOf.apply(places, store))  # type: ignore[no-untyped-call]
         return (vectors if known is None else nan_unless(known, vectors)).flatten(1)
 
-    def _stacked(self, batch: Batch, scalars: Sequence[str]) -> Tensor:
-        """The rows of features' ids in their own tables (B, F), of the ids' type if the features have one."""
-        ids = [batch[name] for name in scalars]
-        if self.rows_of_hashed.keys().isdisjoint(scalars) and len({each.dtype for each in ids}) == 1:
-            return torch.stack(ids, dim=1)
-        return torch.stack([self._rows(name, each) for name, each in zip(scalars, ids, strict=True)], dim=1)
-
-    def _places(self, batch: Batch, store: Tensor, scalars: Sequence[str]) -> tuple[Tensor, Tensor | None]:
-        """The rows of features' ids in a store (B, F); and on a GPU whether each id is in its table, else row 0 is."""
-        if torch.compiler.is_compiling():  # a program keeps whole numbers, not a tensor of them
-            own = [(self._rows(name, batch[name]), self.first_row[name], self.num_rows[name]) for name in scalars]
-            if not stops_at_unknown_rows(store.device):
-                return torch.stack([rows + first for rows, first, _ in own], dim=1), None
-            known = torch.stack([(rows >= 0) & (rows < size) for rows, _, size in own], dim=1)
-            return torch.stack([rows.clamp(0, size - 1) + first for rows, first, size in own], dim=1), known
-        ids, (firsts, stops) = self._stacked(batch, scalars), self._bounds_of(store, scalars)
-        places = ids + firsts
-        if not stops_at_unknown_rows(store.device):
-            return places, None
-        known = (ids >= 0) & (places < stops)
-        return torch.where(known, places, firsts), known
-
-    def _bounds_of(self, store: Tensor, scalars: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """The first row of each feature's table, and the row after its last: (F,) each."""
-        place = (store.device, *scalars)
-        if place not in self._bounds:  # kept, so that a GPU does not wait for them at every step
-            firsts = torch.tensor([self.first_row[name] for name in scalars])
-            sizes = torch.tensor([self.num_rows[name] for name in scalars])
-            self._bounds[place] = firsts.to(store.device), (firsts + sizes).to(store.device)
-        return self._bounds[place]
+    def _bounds_of(self, store: Tensor, names: Sequence[str], widths: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
+        """The first row of each feature's table, and the row after its last: (F,) each; `widths` repeat features."""
+        place = (store.device, *names, *widths)
+        if place in self._bounds:  # kept, so that a GPU does not wait for them at every step
+            return self._bounds[place]
+        if widths:
+            each = [torch.split(bounds, 1) for bounds in self._bounds_of(store, names)]
+            firsts, stops = (torch.cat([own.expand(n) for own, n in zip(of, widths, strict=True)]) for of in each)
+        else:
+            first = torch.tensor([self.first_row[name] for name in names])
+            sizes = torch.tensor([self.num_rows[name] for name in names])
+            firsts, stops = first.to(store.device), (first + sizes).to(store.device)
+        self._bounds[place] = firsts, stops
+        return firsts, stops
 
     def _updating(self, batch: Batch, key: str, names: Collection[str]) -> list[Tensor]:
         """The parts of `forward` from one store, by one lookup whose backward pass updates the store.
@@ -274,6 +259,64 @@ class Embeddings(nn.Module):
             return ids
         return torch.where(ids > 0, 1 + (ids - 1).remainder(self.rows_of_hashed[name] - 1), 0)
 
+    def places(self, ids: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:
+        """Rows of the store (B, L, C) for ids (B, L) of features of one width; -1 for an id outside its table."""
+        laid = [self._rows(name, ids[name]) for name in names]
+        known = [(own >= 0) & (own < self.num_rows[name]) for name, own in zip(names, laid, strict=True)]
+        rows = zip(names, laid, known, strict=True)
+        return torch.stack([torch.where(ok, own + self.first_row[name], -1) for name, own, ok in rows], dim=2)
+
+    def _own_rows(self, batch: Batch, names: Sequence[str]) -> list[Tensor]:
+        """The rows of features' ids in their own tables; the ids themselves, if one operation can widen them all."""
+        ids = [batch[name] for name in names]
+        hashed = not self.rows_of_hashed.keys().isdisjoint(names)
+        if hashed or torch.compiler.is_compiling() or len({own.dtype for own in ids}) > 1:
+            return [self._rows(name, own) for name, own in zip(names, ids, strict=True)]
+        return ids
+
+    def _by_triton(
+        self, batch: Batch, store: Tensor, key: str, scalars: Sequence[str], lists: Sequence[str]
+    ) -> list[Tensor]:
+        """The parts of `forward` from one store: one lookup, since each brings a gradient of the whole store.
+
+        A place of a list is looked up as a scalar is; padding has no row, so neither a vector nor a gradient.
+        """
+        if not scalars and not lists:
+            return []
+        rows = self._own_rows(batch, (*scalars, *lists))
+        widths = [1 if own.dim() == 1 else own.shape[1] for own in rows]
+        ids = torch.cat([own.unsqueeze(1) if own.dim() == 1 else own for own in rows], dim=1)
+        of_lists = ids[:, len(scalars) :]
+        absent = of_lists == 0
+        if lists:
+            of_lists.masked_fill_(absent, -1)
+        bounds, dtype = self._bounds_of(store, (*scalars, *lists), widths if lists else ()), self._gathered_type(store)
+        vectors: Tensor = Gather.apply(store, ids, *bounds, dtype, key in self.sparse)  # type: ignore[no-untyped-call]
+        if not lists:
+            return [vectors.flatten(1)]
+        alone, listed = torch.split(vectors, [len(scalars), of_lists.shape[1]], dim=1)
+        listed = listed.masked_fill(absent.unsqueeze(2), 0.0)
+        lengths = widths[len(scalars) :]
+        if len(set(lengths)) == 1:
+            shape = (len(ids), len(lists), lengths[0])
+            bags = [(listed.view(*shape, store.shape[1]), absent.view(shape))]
+        else:
+            cut = zip(torch.split(listed, lengths, dim=1), torch.split(absent, lengths, dim=1), strict=True)
+            bags = [(own.unsqueeze(1), missing.unsqueeze(1)) for own, missing in cut]
+        parts = [alone.flatten(1)] if scalars else []
+        for own, missing in bags:
+            total = own.sum(2)
+            if self.combiner == "mean":
+                total = total / (~missing).sum(2, keepdim=True).clamp(min=1)
+            parts.append(total.flatten(1))
+        return parts
+
+    def _gathered_type(self, store: Tensor) -> torch.dtype:
+        """The type in which Triton gathers vectors."""
+        device = store.device.type
+        halves = self.in_autocast_type and torch.is_autocast_enabled(device)
+        return torch.get_autocast_dtype(device) if halves else store.dtype
+
     def _pooled(self, ids: Tensor, store: Tensor, name: str, key: str) -> Tensor:
         """A list's sum or mean without padding: (B, L) -> (B, width)."""
         first, rows, known = self.first_row[name], self._rows(name, ids), None
@@ -296,15 +339,37 @@ class Embeddings(nn.Module):
         return [name for name in own if name not in self.lists], [name for name in own if name in self.lists]
 
 
+def _places(rows: Sequence[Tensor], firsts: Tensor, stops: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Features' rows of their own tables, (B,) each, as rows of the store (B, F); on a GPU also which are in the table.
+
+    Those that are not become the table's first row.
+    """
+    own = torch.stack(list(rows), dim=1)
+    places = own + firsts
+    if not stops_at_unknown_rows(own.device):
+        return places, None
+    known = (own >= 0) & (places < stops)
+    return torch.where(known, places, firsts), known
+
+
+def _places_compiled(rows: Sequence[Tensor], tables: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor | None]:
+    """`_places` by each table's first row and size: a program keeps whole numbers, not a tensor of them."""
+    given = list(zip(rows, tables, strict=True))
+    if not stops_at_unknown_rows(rows[0].device):
+        return torch.stack([own + first for own, (first, _) in given], dim=1), None
+    known = torch.stack([(own >= 0) & (own < size) for own, (_, size) in given], dim=1)
+    return torch.stack([own.clamp(0, size - 1) + first for own, (first, size) in given], dim=1), known
+
+
 def stops_at_unknown_rows(device: torch.device) -> bool:
     """Whether a lookup of a row that a table lacks ends the use of the device, instead of raising an error."""
     return device.type != "cpu"
 
 
-def rows_or_nan(table: Tensor, ids: Tensor) -> Tensor:
+def rows_or_nan(table: Tensor, ids: Tensor, backend: kernels.Backend | None = None) -> Tensor:
     """Rows (m, ...) of a table for ids (m,); on a GPU, an id outside the table gives NaN, and so a loss of NaN."""
-    if not stops_at_unknown_rows(table.device):
-        return table.index_select(0, ids)
+    if kernels.uses_triton(backend, table.device) or not stops_at_unknown_rows(table.device):
+        return take_rows(table, ids, backend)
     known = (ids >= 0) & (ids < len(table))
     return nan_unless(known, table.index_select(0, torch.where(known, ids, 0)))
 
