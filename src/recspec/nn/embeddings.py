@@ -286,14 +286,14 @@ class Embeddings(nn.Module):
         rows = self._own_rows(batch, (*scalars, *lists))
         widths = [1 if own.dim() == 1 else own.shape[1] for own in rows]
         ids = torch.cat([own.unsqueeze(1) if own.dim() == 1 else own for own in rows], dim=1)
+        bounds, dtype = self._bounds_of(store, (*scalars, *lists), widths if lists else ()), self._gathered_type(store)
+        if not lists:
+            vectors = Gather.apply(store, ids, *bounds, dtype, key in self.sparse)  # type: ignore[no-untyped-call]
+            return [vectors.flatten(1)]
         of_lists = ids[:, len(scalars) :]
         absent = of_lists == 0
-        if lists:
-            of_lists.masked_fill_(absent, -1)
-        bounds, dtype = self._bounds_of(store, (*scalars, *lists), widths if lists else ()), self._gathered_type(store)
-        vectors: Tensor = Gather.apply(store, ids, *bounds, dtype, key in self.sparse)  # type: ignore[no-untyped-call]
-        if not lists:
-            return [vectors.flatten(1)]
+        of_lists.masked_fill_(absent, -1)
+        vectors = Gather.apply(store, ids, *bounds, dtype, key in self.sparse)  # type: ignore[no-untyped-call]
         alone, listed = torch.split(vectors, [len(scalars), of_lists.shape[1]], dim=1)
         listed = listed.masked_fill(absent.unsqueeze(2), 0.0)
         lengths = widths[len(scalars) :]

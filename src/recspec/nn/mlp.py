@@ -5,6 +5,7 @@ Shapes: B or N rows; dims the widths of input and layers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Literal, cast
@@ -138,8 +139,9 @@ def aligned_linear(x: Tensor | Sequence[Tensor], layer: nn.Linear) -> Tensor:
 
 
 def aligned(parts: Sequence[Tensor], width: int) -> Tensor:
-    """Parts side by side, (..., width) together, padded with zeros to a multiple of 8 columns."""
-    more = [parts[-1].new_zeros(*parts[-1].shape[:-1], -width % 8)] if width % 8 else []
+    """Parts side by side, (..., width) together; many rows are padded with zeros to a multiple of 8 columns."""
+    *rows, _ = parts[-1].shape
+    more = [parts[-1].new_zeros(*rows, -width % 8)] if width % 8 and math.prod(rows) * width >= SMALL else []
     return torch.cat([*parts, *more], dim=-1) if len(parts) + len(more) > 1 else parts[0]
 
 
