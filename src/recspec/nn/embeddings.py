@@ -269,10 +269,9 @@ class Embeddings(nn.Module):
     def _own_rows(self, batch: Batch, names: Sequence[str]) -> list[Tensor]:
         """The rows of features' ids in their own tables; the ids themselves, if one operation can widen them all."""
         ids = [batch[name] for name in names]
-        hashed = not self.rows_of_hashed.keys().isdisjoint(names)
-        if hashed or torch.compiler.is_compiling() or len({own.dtype for own in ids}) > 1:
+        if torch.compiler.is_compiling() or any(name in self.rows_of_hashed for name in names):
             return [self._rows(name, own) for name, own in zip(names, ids, strict=True)]
-        return ids
+        return ids if len({own.dtype for own in ids}) == 1 else [own.long() for own in ids]
 
     def _by_triton(
         self, batch: Batch, store: Tensor, key: str, scalars: Sequence[str], lists: Sequence[str]
