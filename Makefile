@@ -9,7 +9,7 @@ inputs := pyproject.toml constraints.txt scripts/setup.sh
 # Settings of the user's own shell that would send packages elsewhere or change what the tests do.
 unexport PYTHONPATH PYTHONHOME PYTHONWARNINGS PYTHONOPTIMIZE PIP_TARGET PIP_PREFIX PIP_USER PYTEST_ADDOPTS
 
-.PHONY: demo test test-slow moto check bench bench-all docs notebooks sbom lock
+.PHONY: demo test test-slow moto check check-kernels bench bench-all docs notebooks sbom lock
 .NOTPARALLEL:
 
 demo: .venv/ready-demo$(key)
@@ -32,6 +32,11 @@ check: .venv/ready-dev$(key)
 	$(bin)/ruff check
 	$(bin)/ruff format --check
 	$(bin)/mypy
+
+# Every Triton kernel compiled for GPUs that need not be here: registers, shared memory, spills. Two minutes; see
+# `make check-kernels ARGS=--help`.
+check-kernels: .venv/ready-dev$(key)
+	OMP_NUM_THREADS=1 $(bin)/python -m scripts.check_kernels $(ARGS)
 
 # Training of every model beside its peers, one table; minutes with `make bench ARGS=--quick`, most of an hour without.
 bench: .venv/ready-dev$(key)

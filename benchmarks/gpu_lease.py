@@ -269,8 +269,8 @@ def said_of(found: Figures) -> str:
         )
     if "launches" in found:
         top = ", ".join(f"{each['kernel'][:28]} {each['milliseconds']:.2f}" for each in found["largest"][:3])
-        spent = f"{found['gpu_milliseconds']:.2f} ms of kernels, {found['launches']:.0f} launches"
-        return f"{spent}, waits {found['waits']}; {top}"
+        spent = f"{found['gpu_milliseconds']:.2f} ms, {found['launches']:.0f} launches"
+        return f"{spent}, host {found['host_milliseconds']:.1f} ms, waits {found['waits']}; {top}"
     parts = []
     for name, each in found.items():
         if isinstance(each, Mapping):

@@ -36,6 +36,7 @@ GENERATIONS = (80, 90, 100)
 META = torch.device("meta")
 TYPES = {
     torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.int64: "i64", torch.int32: "i32",
+    torch.bool: "i1",
 }  # fmt: skip
 
 
@@ -68,6 +69,12 @@ def cases() -> Iterator[tuple[str, bool, Callable[[], object]]]:
         yield f"update {rule} 128 of 2^31 rows", False, partial(_update, rule, 128, 1 << 31)
         for half in halves:
             yield f"update {rule} 128 {TYPES[half]}", False, partial(_update, rule, 128, 1 << 20, half)
+    for width, number in itertools.product((1, 16, 64, 128, 256), kernels.FLOATS):
+        yield f"add {width} {TYPES[number]}", width in (16, 64, 128, 256), partial(_add, width, number)
+    for length, columns, heads, mean in ((90, 2, 1, False), (50, 2, 1, True), (190, 3, 4, False), (256, 4, 4, True)):
+        for number in kernels.FLOATS:
+            name = f"attend {length}x{columns}x{heads} {TYPES[number]}"
+            yield name, columns == 2, partial(_attend, length, columns, heads, mean, number)
     for features, width in ((2, 1), (5, 19), (27, 64), (27, 128), (kernels.MAX_FEATURES, 128)):
         for number, matmul in (
             (torch.float32, "highest"),
@@ -80,6 +87,21 @@ def cases() -> Iterator[tuple[str, bool, Callable[[], object]]]:
         for matmul in ("highest", "high"):
             name = f"recur {hidden}" + " attentive" * attentive + " even" * even + " ieee" * (matmul == "highest")
             yield name, hidden in (32, 96), partial(_recur, hidden, attentive, even, matmul)
+
+
+def _add(width: int, number: torch.dtype) -> None:
+    kernels.add_rows(
+        _numbers(1 << 20, width), torch.empty(512, dtype=torch.int64, device=META), _numbers(512, width, number)
+    )
+
+
+def _attend(length: int, columns: int, heads: int, mean: bool, number: torch.dtype) -> None:
+    rows = torch.empty(512, length, columns, dtype=torch.int64, device=META)
+    present = torch.empty(512, length, dtype=torch.bool, device=META)
+    store, queries = _numbers(1 << 20, 16, number), _numbers(512, heads, columns * 16)
+    _, sums = kernels.attend(store, rows, present, queries, mean=mean)
+    if number == torch.float32:
+        kernels.attend_backward(store, rows, present, queries, sums, _numbers(1 << 20, 16), mean=mean)
 
 
 def _gather(width: int, out: torch.dtype, ids: torch.dtype) -> None:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
-import jsonschema
 import pytest
 import yaml
 from scripts.write_tables import SETTINGS
@@ -64,6 +63,7 @@ def test_no_block_is_without_a_check() -> None:
 @of_language("yaml")
 def test_yaml_loads(fence: Fence) -> None:
     """Files of column types are also valid ones; specifications are checked in test_docs.py."""
+    jsonschema = pytest.importorskip("jsonschema")
     for value in yaml.safe_load_all(fence.text):
         assert value
         if any(isinstance(each, dict) and "type" in each for each in value.values()):

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -73,12 +74,23 @@ def test_the_lock_holds_the_versions_of_the_constraints_each_with_its_hashes() -
 
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     text = (ROOT / "requirements.lock").read_text().replace(" \\\n", " ")
-    locked = [line.split() for line in text.splitlines() if not line.startswith("#")]
-    pinned = {normal(line) for line in lines if not line.startswith("#")}
+    platforms = re.compile(r" ; sys_platform == '\w+'")
+    locked = [platforms.sub("", line).split() for line in text.splitlines() if not line.startswith("#")]
+    pinned = {normal(platforms.sub("", line)) for line in lines if not line.startswith("#")}
     assert {normal(name) for name, *_ in locked} == pinned, "`make lock` writes it anew"
     for name, *hashes in locked:
         assert hashes, name
         assert all(re.fullmatch("--hash=sha256:[0-9a-f]{64}", each) for each in hashes), name
+
+
+def test_the_versions_for_a_gpu_pin_every_library_that_recspec_needs() -> None:
+    lines = [line for line in (ROOT / "constraints-gpu.txt").read_text().splitlines() if not line.startswith("#")]
+    assert all(re.fullmatch(r"[\w.-]+==[\w.]+", line) for line in lines)
+    pinned = {line.partition("==")[0].lower().replace("_", "-") for line in lines}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needed = (*project["dependencies"], *project["optional-dependencies"]["serve"], "duckdb", "pytest", "hypothesis")
+    names = {re.split(r"[^\w-]", each.lower())[0] for each in needed}
+    assert names <= pinned, names - pinned
 
 
 def test_a_python_that_is_too_old_or_none_is_named(clone: Path) -> None:

@@ -46,6 +46,7 @@ WRONG = 1e-5
 @pytest.fixture(scope="module")
 def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Scores, vectors of users and vectors of features bring items of two kinds of three."""
+    pytest.importorskip("implicit")
     folder = tmp_path_factory.mktemp("pipeline")
     film_runs(folder, SETTINGS)
     runs = [str(folder / "ease"), f"factors={folder / 'ials'}", str(folder / "two_tower")]

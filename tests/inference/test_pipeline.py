@@ -47,6 +47,7 @@ SETTINGS: Mapping[str, Mapping[str, object]] = {
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     """Runs on interactions of 40 users with 30 items, numbered from 100, of three kinds."""
+    pytest.importorskip("implicit")
     return film_runs(tmp_path_factory.mktemp("pipeline"), SETTINGS)
 
 

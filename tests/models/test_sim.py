@@ -90,7 +90,7 @@ def build(spec: FeatureSpec, **settings: object) -> Sim:
 
 def padded(model: Sim) -> Sim:
     """The same model, made to lay out the vectors of all events, as on a GPU."""
-    model._reads_tables = lambda: False  # type: ignore[method-assign]
+    model._reads_tables = lambda _: False  # type: ignore[method-assign]
     return model
 
 

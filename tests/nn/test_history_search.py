@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from recspec.nn import stored_rows
 from recspec.nn.history_search import (
     PaddedHistory,
     StoredHistory,
+    TableHistory,
     TargetQueries,
     attend,
     attend_by_rows,
@@ -19,6 +21,8 @@ from recspec.nn.history_search import (
     mean_with_one_more,
 )
 from recspec.nn.stored_rows import Column, Places
+from tests.closeness import assert_close
+from tests.nn.test_kernels import DEVICE, drawn, with_triton
 
 
 class TestLatestBest:
@@ -253,3 +257,52 @@ class TestTargetQueries:
 
     def test_one_row_keeps_its_shape(self) -> None:
         assert TargetQueries(4, 6, heads=3, head_dim=2)(torch.randn(1, 4)).shape == (1, 3, 6)
+
+
+# --- on a GPU, by Triton ---------------------------------------------------------------------------------------------
+
+
+def tables_and_padded(length: int, columns: int, heads: int) -> tuple[TableHistory, PaddedHistory, Tensor]:
+    """Histories of 0 to `length` events in both forms, and queries; the first has none."""
+    store = drawn(30, 5).requires_grad_()
+    rows = torch.randint(30, (4, length, columns), device=DEVICE)
+    present = torch.arange(length, device=DEVICE) < torch.tensor([[0], [1], [length], [length // 2]], device=DEVICE)
+    vectors = store[rows].flatten(2)
+    queries = drawn(4, heads, columns * 5).requires_grad_()
+    return TableHistory(store, rows, present), PaddedHistory(vectors, present), queries
+
+
+@with_triton
+@pytest.mark.parametrize(("length", "columns", "heads"), [(1, 1, 1), (7, 2, 1), (20, 3, 4)])
+@pytest.mark.parametrize("mean", [False, True])
+def test_attention_in_the_table_is_that_of_vectors(length: int, columns: int, heads: int, mean: bool) -> None:
+    table, padded, queries = tables_and_padded(length, columns, heads)
+    found, expected = (each.attend(queries, mean=mean) for each in (table, padded))
+    assert_close(found, expected)
+    weights = torch.randn_like(found)
+    ours, theirs = (torch.autograd.grad((each * weights).sum(), (table.store, queries)) for each in (found, expected))
+    for one, other in zip(ours, theirs, strict=True):
+        assert_close(one, other)
+
+
+@with_triton
+def test_a_search_in_the_table_scores_and_takes_as_one_of_vectors() -> None:
+    table, padded, queries = tables_and_padded(9, 2, 1)
+    query = queries[:, 0]
+    (scores, sums), (their_scores, their_sums) = table.search(query), padded.search(query)
+    assert_close(scores.where(padded.present, 0), their_scores.where(padded.present, 0))
+    assert_close(sums, their_sums)
+    places, chosen = latest_best(scores, table.present, 3)
+    kept, theirs = table.take(places, chosen), padded.take(places, chosen)
+    assert_close(kept.attend(queries, mean=True), theirs.attend(queries, mean=True))
+    gaps, buckets = drawn(4, 2), torch.randint(4, places.shape, device=DEVICE)
+    assert_close(kept.beside(gaps, buckets).vectors, theirs.beside(gaps, buckets).vectors)
+
+
+@with_triton
+def test_an_event_outside_the_table_makes_its_row_alone_not_a_number() -> None:
+    table, _, queries = tables_and_padded(4, 2, 1)
+    rows = table.rows.clone()
+    rows[2, 1, 0] = -1
+    found = replace(table, rows=rows).attend(queries)
+    assert found.isnan().any(2).flatten().tolist() == [False, False, True, False]

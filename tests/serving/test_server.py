@@ -19,6 +19,7 @@ import pytest
 from numpy.typing import NDArray
 
 grpc = pytest.importorskip("grpc")
+pytest.importorskip("gevent")  # without it, tritonclient.http raises no ImportError
 triton_grpc = pytest.importorskip("tritonclient.grpc")
 triton_http = pytest.importorskip("tritonclient.http")
 

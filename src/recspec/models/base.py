@@ -20,7 +20,7 @@ from recspec import config
 from recspec.batch import Batch, num_rows, repeat_rows, take, tile_rows
 from recspec.models.facts import DataFacts, Proposals
 from recspec.models.known_items import Stored
-from recspec.nn import CalibrationMap, Embeddings, RowsHeld, cross_entropy, may_replace
+from recspec.nn import CalibrationMap, Embeddings, RowsHeld, cross_entropy, kernels, may_replace
 from recspec.spec import FeatureSpec
 
 SCORE_FLOATS = 1 << 22
@@ -115,6 +115,9 @@ class Model(nn.Module, ABC):
 
     Settings: ClassVar[type[config.Settings]]
     """The model's own settings."""
+
+    backend: kernels.Backend | None = None
+    """What takes rows outside of `Embeddings`; training sets it."""
 
     space: ClassVar[Mapping[str, object]] = MappingProxyType({})
     """Values by setting that `recspec tune` searches, in the notation of `--space`.

@@ -102,8 +102,6 @@ class Dlrm(Tabular):
             max_rows=settings.max_table_size,
             held=held,
         )
-        if self.ids:
-            self.embeddings.only_multiplied = True
         if self.has_bottom:
             start_normal(self.bottom)
         width = self.width

@@ -26,7 +26,17 @@ from recspec import config
 from recspec.batch import Batch, drawn_of, log_expected_of
 from recspec.models.base import TRAINING_SPACE, Model, counts_of
 from recspec.models.facts import DataFacts, Proposals
-from recspec.nn import Mlp, RowsHeld, at_least_fp32, cross_entropy, floats_in_cache, may_replace, sampled_softmax
+from recspec.nn import (
+    Mlp,
+    RowsHeld,
+    at_least_fp32,
+    cross_entropy,
+    floats_in_cache,
+    kernels,
+    may_replace,
+    rows_or_nan,
+    sampled_softmax,
+)
 from recspec.spec import FeatureSpec
 
 NEGATIVES, FEWEST_POSITIVES, MOST_POSITIVES, MOST_STEPS = 15, 512, 8192, 400
@@ -280,7 +290,7 @@ class NeuMF(Model):
         """The rows (N, D) of items in all its tables side by side, by which items are alike."""
         tables = [self.gmf_item] if self.settings.use_gmf else []
         tables += [self.mlp_item] if self.settings.use_mlp else []
-        return torch.cat([_rows(each, items) for each in tables], dim=1)
+        return torch.cat([_rows(each, items, self.backend) for each in tables], dim=1)
 
     # --- the two sides of a pair ----------------------------------------------------------------------------------
 
@@ -289,14 +299,14 @@ class NeuMF(Model):
         part: Part = {}  # `Part()`, a call of an alias, would break a compiled graph
         is_user = side == "user"
         if self.settings.use_gmf:
-            part["gmf"] = _rows(self.gmf_user if is_user else self.gmf_item, ids)
+            part["gmf"] = _rows(self.gmf_user if is_user else self.gmf_item, ids, self.backend)
         if self.settings.use_mlp:
             layer, half = self.mlp.first, self.settings.layers[0] // 2
             weight = layer.weight[:, :half] if is_user else layer.weight[:, half:]
-            rows = _rows(self.mlp_user if is_user else self.mlp_item, ids)
+            rows = _rows(self.mlp_user if is_user else self.mlp_item, ids, self.backend)
             part["first"] = F.linear(rows, weight, layer.bias if is_user else None)
         if self.settings.item_bias and not is_user:
-            part["bias"] = _rows(self.item_bias, ids).squeeze(1)
+            part["bias"] = _rows(self.item_bias, ids, self.backend).squeeze(1)
         return part
 
     def _pairs(self, side: Side, ids: Tensor) -> Part:
@@ -306,7 +316,7 @@ class NeuMF(Model):
         """
         if torch.compiler.is_compiling() or ids.numel() <= self.num_ids[side]:
             return {name: _shaped(rows, ids.shape) for name, rows in self._part(side, ids.reshape(-1)).items()}
-        return _at(self._part(side), ids)
+        return _at(self._part(side), ids, self.backend)
 
     def _regularised(self, side: Side, ids: Tensor, shares: Tensor | None) -> tuple[Part, Tensor | float]:
         """A side's part for ids, and strength times the sum of squares of the rows that they use, each once.
@@ -329,7 +339,7 @@ class NeuMF(Model):
         for name, strength in ("gmf", self.settings.l2), ("bias", self.settings.l2), ("first", self.settings.l2_hidden):
             if name in rows and strength:
                 penalty = penalty + strength * _sum_of_squares(rows[name], used)
-        return _at(rows, at), penalty
+        return _at(rows, at, self.backend), penalty
 
     # --- from both sides to logits --------------------------------------------------------------------------------
 
@@ -379,26 +389,14 @@ def _table(num_ids: int, width: int) -> nn.Embedding:
     return table
 
 
-def _rows(table: nn.Embedding, ids: Tensor | None) -> Tensor:
-    return table.weight if ids is None else table.weight.index_select(0, ids)
+def _rows(table: nn.Embedding, ids: Tensor | None, backend: kernels.Backend | None) -> Tensor:
+    return table.weight if ids is None else rows_or_nan(table.weight, ids, backend)
 
 
-def _at(part: Part, rows: Tensor) -> Part:
+def _at(part: Part, rows: Tensor, backend: kernels.Backend | None) -> Part:
     """Copies of some rows of a part; the shape of `rows` replaces the first dimension."""
     flat = rows.reshape(-1)
-    return {name: _shaped(_taken(every, flat), rows.shape) for name, every in part.items()}
-
-
-def _taken(every: Tensor, rows: Tensor) -> Tensor:
-    """Some rows (n,) of a matrix or a vector.
-
-    On a GPU, the gradient of `index_select` adds equal rows one by one in the rows' own type: with 730 bf16 gradients
-    of one sign a row, sums are 30 % too small. That of an embedding adds them in order and in float32.
-    """
-    if rows.device.type == "cpu" or torch.compiler.is_compiling():
-        return every.index_select(0, rows)
-    found = F.embedding(rows, every if every.dim() > 1 else every.unsqueeze(1))
-    return found if every.dim() > 1 else found.squeeze(1)
+    return {name: _shaped(rows_or_nan(every, flat, backend), rows.shape) for name, every in part.items()}
 
 
 def _shaped(rows: Tensor, shape: torch.Size) -> Tensor:

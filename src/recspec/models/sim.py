@@ -34,10 +34,12 @@ from recspec.nn import (
     PaddedHistory,
     RowsHeld,
     StoredHistory,
+    TableHistory,
     TargetQueries,
     at_once,
     attention_to_items,
     events_of,
+    kernels,
     latest_best,
     may_replace,
     weighted_sums,
@@ -276,7 +278,7 @@ class Sim(SequenceModel):
             ids = {name: batch[name].gather(1, places).long() for name in lists}
             asked += self.histories.at(ids, events, sampled=sampled)
         long = {name: batch[history][:, :length].long() for name, history in self.histories.pairs.items()}
-        stored = self._reads_tables() if stored is None else stored
+        stored = self._reads_tables(length) if stored is None else stored
         if not stored:
             asked.append({name: ids.flatten() for name, ids in long.items()})
         vectors, side = self.inputs(batch, asked)
@@ -288,22 +290,30 @@ class Sim(SequenceModel):
         gaps = [_buckets(batch[name][:, :length], self.settings.gap_buckets) for name in self.time_gaps]
         return _Read(wanted, side, history, long[self.hard_feature], gaps, events, short, states, negative)
 
-    def _reads_tables(self) -> bool:
-        """Whether to read events in their table: it lies here, and nothing else updates it."""
+    def _reads_tables(self, length: int) -> bool:
+        """Whether to read long histories in their table: it lies here, and nothing else updates it."""
         key = str(self.settings.embedding_dim)
         embeddings = self.inputs.embeddings
         store = embeddings.stores[key]
-        updated = key in embeddings.updates and self.training and torch.is_grad_enabled()
-        here = store.device.type == "cpu" and store.dtype == torch.float32 and key not in embeddings.fetch
-        return here and not updated and not torch.compiler.is_compiling() and may_replace(embeddings)
+        if torch.compiler.is_compiling() or key in embeddings.fetch or not may_replace(embeddings):
+            return False
+        trains = self.training and torch.is_grad_enabled()
+        if store.device.type == "cpu":
+            return store.dtype == torch.float32 and not (key in embeddings.updates and trains)
+        # On a GPU, kernels add gradients to a whole one, in any order.
+        whole = not trains or not (key in embeddings.sparse or torch.are_deterministic_algorithms_enabled())
+        uses_triton = kernels.uses_triton(embeddings.backend, store.device)
+        return whole and uses_triton and kernels.can_attend(store, length, len(self.order))
 
     def _history(self, ids: Batch, present: Tensor, vectors: Tensor | None) -> History:
         """The long history, of vectors (B L, D) or of rows in their tables."""
         if vectors is not None:
             return PaddedHistory(vectors.view(*present.shape, self.inputs.event_dim), present)
         key, embeddings = str(self.settings.embedding_dim), self.inputs.embeddings
-        embeddings.check(ids, called=self.histories.pairs)
         store, sparse = embeddings.stores[key], key in embeddings.sparse
+        if store.device.type != "cpu":
+            return TableHistory(store, embeddings.places(ids, self.order), present)
+        embeddings.check(ids, called=self.histories.pairs)
         parts = {name: slice(first := embeddings.first_row[name], first + embeddings.num_rows[name]) for name in ids}
         return StoredHistory(tuple(Column(store, ids[name], parts[name], sparse) for name in self.order), present)
 

@@ -217,6 +217,7 @@ class Wide(nn.Module):
         self.bias = nn.Parameter(torch.zeros(1))
         if self.ids:
             self.tables = Embeddings(spec, dict.fromkeys(self.ids, 1), std=0.0, held=held)
+            self.tables.in_autocast_type = False
         if self.numbers:
             self.slopes = nn.Parameter(torch.zeros(len(self.numbers)))
         if self.crosses:

@@ -26,7 +26,7 @@ from recspec.nn.event_networks import AttentionUnit, NextEvent
 from recspec.nn.events import Events, events_of
 from recspec.nn.hand_written import may_replace
 from recspec.nn.histories import Histories
-from recspec.nn.history_search import History, PaddedHistory, StoredHistory, TargetQueries, latest_best
+from recspec.nn.history_search import History, PaddedHistory, StoredHistory, TableHistory, TargetQueries, latest_best
 from recspec.nn.interactions import CrossNetwork, dot_interaction, linear_of_parts
 from recspec.nn.kernels import segments, sum_rows
 from recspec.nn.losses import at_least_fp32, cross_entropy, sampled_softmax, softmax_loss
@@ -40,10 +40,10 @@ from recspec.nn.uncompiled import uncompiled
 __all__ = [
     "ActivatedMlp", "Activation", "AfterFirst", "AttentionUnit", "Blocks", "CalibrationMap", "Column", "CrossNetwork",
     "Dice", "Embeddings", "Events", "GatedBlock", "Gru", "Histories", "History", "Mlp", "NextEvent", "PaddedHistory",
-    "RowsHeld", "StoredHistory", "TargetQueries", "TransformerBlock", "aligned_linear", "at_least_fp32", "at_once",
-    "attention_to_items", "buckets_of", "cross_entropy", "dot_interaction", "drop", "embedding_widths", "events_of",
-    "floats_at_once", "floats_in_cache", "follow_together", "ids_and_numbers", "kernels", "last_states_of_items",
-    "latest_best", "linear_of_parts", "may_replace", "number_widths", "rows_or_nan", "sampled_softmax", "segments",
-    "side_by_side", "softmax_loss", "sparse_rows", "start_glorot", "sum_rows", "uncompiled", "weighted_sums",
-    "without_memory",
+    "RowsHeld", "StoredHistory", "TableHistory", "TargetQueries", "TransformerBlock", "aligned_linear",
+    "at_least_fp32", "at_once", "attention_to_items", "buckets_of", "cross_entropy", "dot_interaction", "drop",
+    "embedding_widths", "events_of", "floats_at_once", "floats_in_cache", "follow_together", "ids_and_numbers",
+    "kernels", "last_states_of_items", "latest_best", "linear_of_parts", "may_replace", "number_widths",
+    "rows_or_nan", "sampled_softmax", "segments", "side_by_side", "softmax_loss", "sparse_rows", "start_glorot",
+    "sum_rows", "uncompiled", "weighted_sums", "without_memory",
 ]  # fmt: skip

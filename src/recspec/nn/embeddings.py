@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from recspec.batch import Batch
 from recspec.errors import DataError
 from recspec.nn import kernels
+from recspec.nn.gathered_rows import take_rows
 from recspec.nn.hand_written import Gather, RowsOf, may_replace
 from recspec.spec import FeatureSpec
 
@@ -87,8 +88,8 @@ class Embeddings(nn.Module):
         """How to get rows of stores that this process does not hold; `recspec.distributed` sets it."""
         self.backend: kernels.Backend | None = None
         """What looks rows up; by default Triton on a GPU that has it, else torch."""
-        self.only_multiplied = False
-        """Whether Triton gathers vectors in autocast's type; a model sets it if it only multiplies them."""
+        self.in_autocast_type = True
+        """Whether Triton gathers vectors in autocast's type, for products; not if they are summed to a logit."""
         self.updates: dict[str, kernels.FusedUpdate] = {}
         """Stores that FBGEMM updates in the backward pass; training sets it."""
         self._bounds: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}
@@ -169,39 +170,23 @@ class Embeddings(nn.Module):
 
     def _gathered(self, batch: Batch, store: Tensor, key: str, scalars: Sequence[str]) -> Tensor:
         """The vectors of scalar features, side by side (B, sum of widths)."""
+        rows = [self._rows(name, batch[name]) for name in scalars]
+        sparse, device = key in self.sparse, store.device.type
         if kernels.uses_triton(self.backend, store.device):
-            ids, (firsts, stops) = self._stacked(batch, scalars), self._bounds_of(store, scalars)
-            dtype, device, sparse = store.dtype, store.device.type, key in self.sparse
-            if self.only_multiplied and torch.is_autocast_enabled(device):
-                dtype = torch.get_autocast_dtype(device)
-            return cast(Tensor, Gather.apply(store, ids, firsts, stops, dtype, sparse)).flatten(1)  # type: ignore[no-untyped-call]
-        places, known = self._places(batch, store, scalars)
+            dtype = self._gathered_type(store)
+            ids, bounds = torch.stack(rows, dim=1), self._bounds_of(store, scalars)
+            return cast(Tensor, Gather.apply(store, ids, *bounds, dtype, sparse)).flatten(1)  # type: ignore[no-untyped-call]
+        if torch.compiler.is_compiling():
+            places, known = _places_compiled(rows, [(self.first_row[name], self.num_rows[name]) for name in scalars])
+        else:
+            places, known = _places(rows, *self._bounds_of(store, scalars))
         # An exporter is asked first: it would take the number of ids for one of the program's conditions.
-        is_plain = torch.compiler.is_compiling() or key in self.sparse or store.device.type != "cpu"
-        if is_plain or places.numel() < MANY or not may_replace():
-            vectors = F.embedding(places, store, sparse=key in self.sparse)
+        plain = torch.compiler.is_compiling() or sparse or device != "cpu" or places.numel() < MANY or not may_replace()
+        if plain:
+            vectors = F.embedding(places, store, sparse=sparse)
         else:
             vectors = cast(Tensor, RowsOf.apply(places, store))  # type: ignore[no-untyped-call]
         return (vectors if known is None else nan_unless(known, vectors)).flatten(1)
-
-    def _stacked(self, batch: Batch, scalars: Sequence[str]) -> Tensor:
-        """The rows of features' ids in their own tables (B, F)."""
-        return torch.stack([self._rows(name, batch[name]) for name in scalars], dim=1)
-
-    def _places(self, batch: Batch, store: Tensor, scalars: Sequence[str]) -> tuple[Tensor, Tensor | None]:
-        """The rows of features' ids in a store (B, F); and on a GPU whether each id is in its table, else row 0 is."""
-        if torch.compiler.is_compiling():  # a program keeps whole numbers, not a tensor of them
-            own = [(self._rows(name, batch[name]), self.first_row[name], self.num_rows[name]) for name in scalars]
-            if not stops_at_unknown_rows(store.device):
-                return torch.stack([rows + first for rows, first, _ in own], dim=1), None
-            known = torch.stack([(rows >= 0) & (rows < size) for rows, _, size in own], dim=1)
-            return torch.stack([rows.clamp(0, size - 1) + first for rows, first, size in own], dim=1), known
-        ids, (firsts, stops) = self._stacked(batch, scalars), self._bounds_of(store, scalars)
-        places = ids + firsts
-        if not stops_at_unknown_rows(store.device):
-            return places, None
-        known = (ids >= 0) & (places < stops)
-        return torch.where(known, places, firsts), known
 
     def _bounds_of(self, store: Tensor, scalars: Sequence[str]) -> tuple[Tensor, Tensor]:
         """The first row of each feature's table, and the row after its last: (F,) each."""
@@ -269,8 +254,32 @@ class Embeddings(nn.Module):
             return ids
         return torch.where(ids > 0, 1 + (ids - 1).remainder(self.rows_of_hashed[name] - 1), 0)
 
+    def places(self, ids: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:
+        """Rows of the store (B, L, C) for ids (B, L) of features of one width; -1 for an id outside its table."""
+        laid = [self._rows(name, ids[name]) for name in names]
+        known = [(own >= 0) & (own < self.num_rows[name]) for name, own in zip(names, laid, strict=True)]
+        rows = zip(names, laid, known, strict=True)
+        return torch.stack([torch.where(ok, own + self.first_row[name], -1) for name, own, ok in rows], dim=2)
+
+    def _pooled_by_triton(self, ids: Tensor, store: Tensor, name: str, key: str) -> Tensor:
+        """`_pooled`: padding has no row, so neither a vector nor a gradient."""
+        present = ids != 0
+        rows, bounds = torch.where(present, self._rows(name, ids), -1), self._bounds_of(store, (name,))
+        dtype = self._gathered_type(store)
+        vectors = Gather.apply(store, rows.view(-1, 1), *bounds, dtype, key in self.sparse)  # type: ignore[no-untyped-call]
+        total = torch.where(present.unsqueeze(2), vectors.view(*ids.shape, store.shape[1]), 0).sum(1)
+        return total if self.combiner == "sum" else total / present.sum(1, keepdim=True).clamp(min=1)
+
+    def _gathered_type(self, store: Tensor) -> torch.dtype:
+        """The type in which Triton gathers vectors."""
+        device = store.device.type
+        halves = self.in_autocast_type and torch.is_autocast_enabled(device)
+        return torch.get_autocast_dtype(device) if halves else store.dtype
+
     def _pooled(self, ids: Tensor, store: Tensor, name: str, key: str) -> Tensor:
         """A list's sum or mean without padding: (B, L) -> (B, width)."""
+        if kernels.uses_triton(self.backend, store.device):
+            return self._pooled_by_triton(ids, store, name, key)
         first, rows, known = self.first_row[name], self._rows(name, ids), None
         if stops_at_unknown_rows(store.device):
             known = (rows >= 0) & (rows < self.num_rows[name])
@@ -291,15 +300,37 @@ class Embeddings(nn.Module):
         return [name for name in own if name not in self.lists], [name for name in own if name in self.lists]
 
 
+def _places(rows: Sequence[Tensor], firsts: Tensor, stops: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Features' rows of their own tables, (B,) each, as rows of the store (B, F); on a GPU also which are in the table.
+
+    Those that are not become the table's first row.
+    """
+    own = torch.stack(list(rows), dim=1)
+    places = own + firsts
+    if not stops_at_unknown_rows(own.device):
+        return places, None
+    known = (own >= 0) & (places < stops)
+    return torch.where(known, places, firsts), known
+
+
+def _places_compiled(rows: Sequence[Tensor], tables: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor | None]:
+    """`_places` by each table's first row and size: a program keeps whole numbers, not a tensor of them."""
+    given = list(zip(rows, tables, strict=True))
+    if not stops_at_unknown_rows(rows[0].device):
+        return torch.stack([own + first for own, (first, _) in given], dim=1), None
+    known = torch.stack([(own >= 0) & (own < size) for own, (_, size) in given], dim=1)
+    return torch.stack([own.clamp(0, size - 1) + first for own, (first, size) in given], dim=1), known
+
+
 def stops_at_unknown_rows(device: torch.device) -> bool:
     """Whether a lookup of a row that a table lacks ends the use of the device, instead of raising an error."""
     return device.type != "cpu"
 
 
-def rows_or_nan(table: Tensor, ids: Tensor) -> Tensor:
+def rows_or_nan(table: Tensor, ids: Tensor, backend: kernels.Backend | None = None) -> Tensor:
     """Rows (m, ...) of a table for ids (m,); on a GPU, an id outside the table gives NaN, and so a loss of NaN."""
-    if not stops_at_unknown_rows(table.device):
-        return table.index_select(0, ids)
+    if kernels.uses_triton(backend, table.device) or not stops_at_unknown_rows(table.device):
+        return take_rows(table, ids, backend)
     known = (ids >= 0) & (ids < len(table))
     return nan_unless(known, table.index_select(0, torch.where(known, ids, 0)))
 

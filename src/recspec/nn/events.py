@@ -25,6 +25,8 @@ import torch
 from torch import Tensor
 
 from recspec.nn.blocks import Scratch
+from recspec.nn.gathered_rows import sum_by_row, take_rows
+from recspec.nn.kernels import Backend
 
 SLICED = 64
 """Mean rows of a step from which code written by hand takes histories step by step."""
@@ -63,6 +65,11 @@ class Events:
     starts: Tensor | None = None
     """The first event of each step, at least one number; only in the jagged form."""
 
+    is_rectangle: bool = False
+    """Whether every step has all rows, in their order."""
+    backend: Backend | None = None
+    """What takes and sums rows; see `Embeddings.backend`."""
+
     @property
     def num_rows(self) -> int:
         """B."""
@@ -100,7 +107,7 @@ class Events:
     def flat(self, padded: Tensor) -> Tensor:
         """The values at the events: (B, L, ...) -> (T, ...)."""
         flat = padded.flatten(0, 1)
-        return flat if self.present is not None else flat.index_select(0, self.places)
+        return flat if self.present is not None else take_rows(flat, self.places, self.backend)
 
     def padded(self, x: Tensor, fill: float = 0.0) -> Tensor:
         """(T, ...) -> (B, L, ...), with `fill` at places without an event."""
@@ -117,7 +124,9 @@ class Events:
         """Each row's value at its events: (B, W) -> (T, W)."""
         if self.present is not None:
             return x.unsqueeze(1).expand(-1, self.length, -1).reshape(-1, x.shape[1])
-        return x.index_select(0, self.rows)
+        if self.is_rectangle:
+            return x.repeat(self.length, 1)
+        return take_rows(x, self.rows, self.backend)
 
     def sum(self, x: Tensor) -> Tensor:
         """The sum over each row's events: (T, W) -> (B, W); zeros for an empty history."""
@@ -126,7 +135,9 @@ class Events:
         return self._sum(x if self.held is None else x * self.held.unsqueeze(1))
 
     def _sum(self, x: Tensor) -> Tensor:
-        return x.new_zeros(self.num_rows, x.shape[1]).index_add(0, self.rows, x)
+        if self.is_rectangle:
+            return x.view(self.length, self.num_rows, x.shape[1]).sum(0)
+        return sum_by_row(x, self.rows, self.num_rows, self.backend)
 
     def weighted_sum(self, x: Tensor, weights: Tensor) -> Tensor:
         """The weighted sum over each row's events: (T, W), (T,) -> (B, W)."""
@@ -163,7 +174,7 @@ class Events:
         return None if self.mask is None else self.mask[earlier] & self.mask[later]
 
 
-def events_of(present: Tensor, *, through_onednn: bool = True) -> Events:
+def events_of(present: Tensor, *, through_onednn: bool = True, backend: Backend | None = None) -> Events:
     """Events at the places `present` (B, L), in the padded form while compiling, else in the jagged form.
 
     They are even on a CPU whose products go through oneDNN. Large steps are not, unless `through_onednn` sends their
@@ -172,12 +183,12 @@ def events_of(present: Tensor, *, through_onednn: bool = True) -> Events:
     if torch.compiler.is_compiling():
         return padded_events(present)
     if present.device.type != "cpu":
-        return events_on_gpu(present)
+        return events_on_gpu(present, backend=backend)
     even = torch.get_float32_matmul_precision() != "highest"
     return jagged_events(present, even=even, large_too=through_onednn)
 
 
-def events_on_gpu(present: Tensor, *, short: int = SHORT) -> Events:
+def events_on_gpu(present: Tensor, *, short: int = SHORT, backend: Backend | None = None) -> Events:
     """Events at the places `present` (B, L) in the jagged form, found with at most one wait for the device.
 
     Histories of up to `short` places are never waited for: each step holds all rows, with a place without an event for
@@ -201,7 +212,8 @@ def events_on_gpu(present: Tensor, *, short: int = SHORT) -> Events:
         steps = places.index_select(0, order).t()
         by_step = torch.cat([step[:size] for step, size in zip(steps, sizes, strict=False)] or [every[:0]])
     row_of = by_step // max(length, 1)
-    return Events(by_step, row_of, lengths, length, None, held, False, sizes, order, rank, starts)
+    shape = length <= short, backend
+    return Events(by_step, row_of, lengths, length, None, held, False, sizes, order, rank, starts, *shape)
 
 
 def jagged_events(present: Tensor, *, even: bool = False, large_too: bool = True) -> Events:

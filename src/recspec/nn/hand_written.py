@@ -394,9 +394,37 @@ class Gather(torch.autograd.Function):
             values = gradient.to(ctx.dtype).reshape(rows.numel(), -1)  # in this order, one copy does both
             found = sparse_rows(rows, values, ctx.shape)
         else:
-            # -1, an id outside its table, is skipped.
-            found = torch.ops.aten.embedding_dense_backward(gradient.to(ctx.dtype), rows, ctx.shape[0], -1, False)
+            found = gradient.new_zeros(ctx.shape, dtype=torch.float32)
+            kernels.add_rows(found, rows.flatten(), gradient.reshape(rows.numel(), ctx.shape[1]))
+            found = found.to(ctx.dtype)
         return found, None, None, None, None, None
+
+
+class Attend(torch.autograd.Function):
+    """`kernels.attend`; scores have no gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, store: Tensor, queries: Tensor, rows: Tensor, present: Tensor, mean: bool
+    ) -> tuple[Tensor, Tensor]:
+        scores, sums = kernels.attend(store, rows, present, queries, mean=mean)
+        ctx.save_for_backward(
+            store, queries, rows, present
+        )  # a store that changes before the backward pass is an error
+        ctx.mean = mean
+        ctx.mark_non_differentiable(scores)
+        return scores, sums
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, _: Tensor, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        store, queries, rows, present = ctx.saved_tensors
+        of_store = torch.zeros_like(store)
+        return (
+            of_store,
+            kernels.attend_backward(store, rows, present, queries, gradient, of_store, mean=ctx.mean),
+            *[None] * 3,
+        )
 
 
 class Dots(torch.autograd.Function):

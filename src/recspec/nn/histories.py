@@ -12,6 +12,7 @@ from torch import Tensor
 from recspec.batch import Batch
 from recspec.errors import SpecError, listed
 from recspec.nn.events import Events, events_of
+from recspec.nn.kernels import Backend
 from recspec.spec import FILE_NAME, FeatureSpec
 
 
@@ -41,6 +42,8 @@ class Histories:
         """The specification for `Embeddings`: each history has its item feature's vocabulary."""
         self.through_onednn = True
         """Whether a CPU's products over events go through oneDNN in tf32 and bf16; training sets it."""
+        self.backend: Backend | None = None
+        """What takes and sums rows of events; training sets it, see `Embeddings.backend`."""
         self._shifts = {name: self.spec.shift(name) - spec.shift(name) for name in self.pairs}
 
     @property
@@ -64,7 +67,7 @@ class Histories:
 
     def events_at(self, present: Tensor) -> Events:
         """The events at the places `present` (B, L)."""
-        return events_of(present, through_onednn=self.through_onednn)
+        return events_of(present, through_onednn=self.through_onednn, backend=self.backend)
 
     def target(self, batch: Batch) -> Batch:
         """The ids (B,) of the item features with histories, numbered as in their tables."""

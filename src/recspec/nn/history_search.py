@@ -1,7 +1,8 @@
 """Searching a long history for what concerns the target: the best k events, and attention over them.
 
-A history has one of two forms with equal results. *Padded* is plain torch on vectors (B, L, D) and a mask, on any
-device and in exported programs. *Stored* reads events where they stand in embedding tables, on a CPU (`stored_rows`).
+A history has one of three forms with equal results. *Padded* is plain torch on vectors (B, L, D) and a mask, on any
+device and in exported programs. The others read events where they stand in embedding tables: *stored* on a CPU
+(`stored_rows`), and *table* by Triton on a GPU (`kernels.attend`).
 
 Shapes: B rows; L the longest history; T events, row by row; H heads; D width of an event's vector; k events kept.
 """
@@ -18,7 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from recspec.nn.hand_written import AttendByRows, may_replace
+from recspec.nn.gathered_rows import take_rows
+from recspec.nn.hand_written import Attend, AttendByRows, may_replace
 from recspec.nn.losses import at_least_fp32
 from recspec.nn.stored_rows import Column, Places, dots_of_rows
 
@@ -94,7 +96,7 @@ def attend_by_rows(
     return cast(tuple[Tensor, Tensor], found)
 
 
-# --- both forms of a history -----------------------------------------------------------------------------------------
+# --- the forms of a history -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -173,7 +175,46 @@ class StoredHistory:
         return places, [replace(column, rows=places.take(column.rows)) for column in self.columns]
 
 
-History = PaddedHistory | StoredHistory
+@dataclass(frozen=True)
+class TableHistory:
+    """Events as rows of one table, on a GPU, where kernels read them. Methods are those of `PaddedHistory`."""
+
+    store: Tensor
+    """(N, W), W numbers a row."""
+    rows: Tensor
+    """The rows of each event (B, L, C), whose vector is C of them side by side; -1 gives NaN."""
+    present: Tensor
+    """(B, L)."""
+
+    def scores(self, queries: Tensor) -> Tensor:
+        """See `PaddedHistory`."""
+        return self.search(queries)[0]
+
+    def search(self, queries: Tensor) -> tuple[Tensor, Tensor]:
+        """See `PaddedHistory`."""
+        scores, sums = self._attended(queries.unsqueeze(1))
+        return scores.squeeze(1), sums.squeeze(1)
+
+    def attend(self, queries: Tensor, *, mean: bool = False) -> Tensor:
+        """See `PaddedHistory`."""
+        return self._attended(queries, mean=mean)[1]
+
+    def take(self, places: Tensor, chosen: Tensor) -> TableHistory:
+        """See `PaddedHistory`."""
+        at = places.unsqueeze(2).expand(-1, -1, self.rows.shape[2])
+        return replace(self, rows=self.rows.gather(1, at), present=chosen)
+
+    def beside(self, table: Tensor, rows: Tensor) -> PaddedHistory:
+        """See `PaddedHistory`."""
+        vectors = take_rows(self.store, self.rows.flatten(), "triton").view(*self.present.shape, -1)
+        return PaddedHistory(vectors, self.present).beside(table, rows)
+
+    def _attended(self, queries: Tensor, *, mean: bool = False) -> tuple[Tensor, Tensor]:
+        given = self.store, queries.float().contiguous(), self.rows, self.present, mean
+        return cast(tuple[Tensor, Tensor], Attend.apply(*given))  # type: ignore[no-untyped-call]
+
+
+History = PaddedHistory | StoredHistory | TableHistory
 """The events of a search."""
 
 

@@ -11,9 +11,13 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
+import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -49,6 +53,7 @@ def why_not(backend: Backend, device: torch.device) -> str | None:
             return f"triton's kernels run on a GPU, and this run is on {device.type}"
         if importlib.util.find_spec("triton") is None:
             return "triton is not installed; it comes with torch's CUDA builds (pip install triton)"
+        return None if _interprets() else _why_triton_cannot_launch()
     if backend == "fbgemm":
         if device.type != "cpu":
             return f"fbgemm is used on a CPU, and this run is on {device.type}"
@@ -79,6 +84,23 @@ def _interprets() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
+def _why_triton_cannot_launch() -> str | None:
+    """Triton compiles the call of each kernel as C code, at its first launch."""
+    if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
+        return "triton needs a C compiler to launch kernels, and neither gcc nor clang is there (or set CC)"
+    scheme = sysconfig.get_default_scheme().replace(
+        "posix_local", "posix_prefix"
+    )  # as Triton does, for Debian's Python
+    named = [
+        path for name in ("CPATH", "C_INCLUDE_PATH") for path in os.environ.get(name, "").split(os.pathsep) if path
+    ]
+    folders = [sysconfig.get_paths(scheme)["include"], *named]
+    if not any(Path(folder, "Python.h").exists() for folder in folders):
+        lacking = f"{folders[0]}/Python.h is missing (apt-get install python3-dev)"
+        return f"triton needs Python's headers to launch kernels, and {lacking}"
+    return None
+
+
 @cache
 def _compiled(kernel: Callable[..., None]) -> Any:
     """A kernel that can be launched on a grid."""
@@ -89,6 +111,11 @@ def _compiled(kernel: Callable[..., None]) -> Any:
     return triton.jit(kernel, do_not_specialize=["num_ids", "num_rows", "num_events", "num_steps"])
 
 
+def _current(device: torch.device) -> AbstractContextManager[object]:
+    """Make a GPU the current one, on which Triton launches, wherever the tensors lie."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
 def _power_of_two(number: int) -> int:
     """The smallest power of two that is at least `number`."""
     return 1 << max(0, number - 1).bit_length()
@@ -97,12 +124,14 @@ def _power_of_two(number: int) -> int:
 # --- looking rows up -------------------------------------------------------------------------------------------------
 
 
-def gather_rows(store: Tensor, ids: Tensor, firsts: Tensor, stops: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def gather_rows(
+    store: Tensor, ids: Tensor, firsts: Tensor | None, stops: Tensor | None, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
     """Look up the vectors (B, F, D) of several features' ids (B, F), and their rows in the store (B, F).
 
     The store (N, D) holds one table after the other: that of each feature from row `firsts` to before `stops` (F,). Ids
-    count from the first row of their table. An id outside its table has row -1 and a vector of NaN, so that the loss
-    becomes NaN.
+    count from the first row of their table; without bounds, the store is one table. An id outside its table has row -1
+    and a vector of NaN, so that the loss becomes NaN.
     """
     rows = torch.empty(ids.shape, dtype=torch.int64, device=store.device)
     out = torch.empty((*ids.shape, store.shape[1]), dtype=dtype, device=store.device)
@@ -111,22 +140,28 @@ def gather_rows(store: Tensor, ids: Tensor, firsts: Tensor, stops: Tensor, dtype
         block_d = min(_power_of_two(width), 256)
         block_n = max(1, 2048 // block_d)
         grid = (-(-ids.numel() // block_n), -(-width // block_d))
-        _compiled(_gather_rows)[grid](
-            ids.contiguous(), firsts, stops, store, out, rows, ids.numel(), ids.shape[1], width, block_n, block_d
-        )
+        tensors = ids.contiguous(), firsts, stops, store, out, rows
+        with _current(store.device):
+            _compiled(_gather_rows)[grid](*tensors, ids.numel(), len(store), ids.shape[1], width, block_n, block_d)
     return out, rows
 
 
 def _gather_rows(
     ids: tl.tensor, firsts: tl.tensor, stops: tl.tensor, store: tl.tensor, out: tl.tensor, rows: tl.tensor,
-    num_ids: tl.tensor, features: tl.tensor, width: tl.constexpr, block_n: tl.constexpr, block_d: tl.constexpr
+    num_ids: tl.tensor, num_rows: tl.tensor, features: tl.tensor, width: tl.constexpr, block_n: tl.constexpr,
+    block_d: tl.constexpr
 ) -> None:  # fmt: skip
     place = tl.program_id(0).to(tl.int64) * block_n + tl.arange(0, block_n)
     known = place < num_ids
     own = tl.load(ids + place, mask=known, other=-1).to(tl.int64)
-    feature = place % features
-    row = own + tl.load(firsts + feature, mask=known, other=0)
-    inside = known & (own >= 0) & (row < tl.load(stops + feature, mask=known, other=0))
+    row = own
+    inside = known & (own >= 0)
+    if firsts is None:
+        inside = inside & (own < num_rows)
+    else:
+        feature = place % features
+        row += tl.load(firsts + feature, mask=known, other=0)
+        inside = inside & (row < tl.load(stops + feature, mask=known, other=0))
     if tl.program_id(1) == 0:
         tl.store(rows + place, tl.where(inside, row, -1), mask=known)
     column = tl.program_id(1) * block_d + tl.arange(0, block_d)
@@ -135,6 +170,163 @@ def _gather_rows(
     tl.store(
         out + place[:, None] * width + column[None, :], vectors.to(out.dtype.element_ty), mask=known[:, None] & held
     )
+
+
+def add_rows(into: Tensor, rows: Tensor, gradient: Tensor) -> None:
+    """Add each row of a gradient (m, D) to the row `rows` (m,) of `into` (N, D), float32; rows below 0 are skipped.
+
+    Equal rows are added in any order, so that last digits may differ from run to run; if torch's deterministic
+    algorithms are on, in the order of their places. On an H200, sorting took 50 ms where this takes 1 (29 million rows
+    of 16 numbers, half of them among 2,330).
+    """
+    if not gradient.numel():
+        return
+    if torch.are_deterministic_algorithms_enabled():
+        update_rows("sgd", into, rows, gradient, [], lr=-1.0)
+        return
+    width = into.shape[1]
+    block_d = min(_power_of_two(width), 256)
+    block_n = max(1, 1024 // block_d)
+    grid = (-(-len(rows) // block_n), -(-width // block_d))
+    with _current(into.device):
+        _compiled(_add_rows)[grid](rows.contiguous(), gradient.contiguous(), into, len(rows), width, block_n, block_d)
+
+
+def _add_rows(
+    rows: tl.tensor, gradient: tl.tensor, into: tl.tensor, num_ids: tl.tensor, width: tl.constexpr,
+    block_n: tl.constexpr, block_d: tl.constexpr
+) -> None:  # fmt: skip
+    place = tl.program_id(0).to(tl.int64) * block_n + tl.arange(0, block_n)
+    row = tl.load(rows + place, mask=place < num_ids, other=-1).to(tl.int64)
+    column = tl.program_id(1) * block_d + tl.arange(0, block_d)
+    held = (row >= 0)[:, None] & (column < width)[None, :]
+    part = tl.load(gradient + place[:, None] * width + column[None, :], mask=held, other=0.0).to(tl.float32)
+    tl.atomic_add(into + row[:, None] * width + column[None, :], part, mask=held, sem="relaxed")
+
+
+# --- attention to events in their table ------------------------------------------------------------------------------
+
+MOST_EVENTS = 1 << 14
+"""Numbers of one row's events that a program of `attend` holds."""
+
+
+def can_attend(store: Tensor, length: int, columns: int) -> bool:
+    """Whether `attend` supports histories of so many events of so many rows of a store each."""
+    size = _power_of_two(length) * _power_of_two(columns * store.shape[1])
+    sums_in_its_type = store.dtype == torch.float32 or (store.dtype in FLOATS and not torch.is_grad_enabled())
+    return sums_in_its_type and store.is_contiguous() and size <= MOST_EVENTS
+
+
+def attend(store: Tensor, rows: Tensor, present: Tensor, queries: Tensor, *, mean: bool) -> tuple[Tensor, Tensor]:
+    """Dot products of each history's events with its queries, and sums of the events weighted by their softmax.
+
+    An event's vector is C rows of the store side by side, D = C W numbers; a row below 0 gives NaN.
+
+    Args:
+        store: the table (N, W), float32.
+        rows: the rows of each event (B, L, C).
+        present: the places that hold an event (B, L).
+        queries: (B, H, D), float32.
+        mean: also sum the events, divided by their number plus one.
+
+    Returns:
+        scores (B, H, L), 0 at places without an event; sums (B, H, D), with `mean` (B, H + 1, D).
+    """
+    size, heads, dim = rows.shape[0], queries.shape[1], queries.shape[2]
+    scores = queries.new_empty(size, heads, rows.shape[1])
+    sums = queries.new_empty(size, heads + mean, dim)
+    if sums.numel():
+        sizes, warps = _attend_sizes(store, rows, heads, mean)
+        with _current(store.device):
+            _compiled(_attend)[(size,)](store, rows, present, queries, scores, sums, *sizes, **warps)
+    return scores, sums
+
+
+def attend_backward(
+    store: Tensor, rows: Tensor, present: Tensor, queries: Tensor, gradient: Tensor, of_store: Tensor, *, mean: bool
+) -> Tensor:
+    """The queries' gradient (B, H, D) from that of `attend`'s sums; adds the store's to `of_store` (N, W).
+
+    Equal rows are added in any order.
+    """
+    of_queries = torch.empty_like(queries)
+    if gradient.numel():
+        sizes, warps = _attend_sizes(store, rows, queries.shape[1], mean)
+        tensors = store, rows, present, queries, gradient.contiguous(), of_queries, of_store
+        with _current(store.device):
+            _compiled(_attend_backward)[(rows.shape[0],)](*tensors, *sizes, **warps)
+    return of_queries
+
+
+def _attend_sizes(store: Tensor, rows: Tensor, heads: int, mean: bool) -> tuple[tuple[int, ...], dict[str, int]]:
+    """The constants of `_attend`, and its warps."""
+    _, length, columns = rows.shape
+    width = store.shape[1]
+    block_l, block_d = _power_of_two(length), _power_of_two(columns * width)
+    warps = max(1, min(8, block_l * block_d // 512))
+    return (length, columns, width, heads, int(mean), block_l, block_d), {"num_warps": warps}
+
+
+def _attend(
+    store: tl.tensor, rows: tl.tensor, present: tl.tensor, queries: tl.tensor, scores: tl.tensor, sums: tl.tensor,
+    length: tl.constexpr, columns: tl.constexpr, width: tl.constexpr, heads: tl.constexpr, mean: tl.constexpr,
+    block_l: tl.constexpr, block_d: tl.constexpr
+) -> None:  # fmt: skip
+    own = tl.program_id(0).to(tl.int64)
+    event, number = tl.arange(0, block_l), tl.arange(0, block_d)
+    dim: tl.constexpr = columns * width
+    held = number < dim
+    there = tl.load(present + own * length + event, mask=event < length, other=0) != 0
+    both = there[:, None] & held[None, :]
+    column = tl.where(held, number // width, 0)
+    row = tl.load(rows + (own * length + event)[:, None] * columns + column[None, :], mask=both, other=-1).to(tl.int64)
+    x = tl.load(store + row * width + (number % width)[None, :], mask=both & (row >= 0), other=float("nan"))
+    x = tl.where(both, x.to(tl.float32), 0.0)
+    for head in tl.static_range(heads):
+        query = tl.load(queries + (own * heads + head) * dim + number, mask=held, other=0.0)
+        score = tl.sum(x * query[None, :], 1)
+        tl.store(scores + (own * heads + head) * length + event, score, mask=event < length)
+        score = tl.where(there, score, -float("inf"))
+        # Without an event the largest score would be -inf, and its difference to itself NaN.
+        largest = tl.maximum(tl.max(score, 0), -3.0e38)
+        weight = tl.where(there, tl.exp(score - largest), 0.0)
+        weight = weight / tl.maximum(tl.sum(weight, 0), 1e-30)
+        tl.store(sums + (own * (heads + mean) + head) * dim + number, tl.sum(x * weight[:, None], 0), mask=held)
+    if mean:
+        count = tl.sum(there.to(tl.float32), 0)
+        tl.store(sums + (own * (heads + 1) + heads) * dim + number, tl.sum(x, 0) / (1.0 + count), mask=held)
+
+
+def _attend_backward(
+    store: tl.tensor, rows: tl.tensor, present: tl.tensor, queries: tl.tensor, gradient: tl.tensor,
+    of_queries: tl.tensor, of_store: tl.tensor, length: tl.constexpr, columns: tl.constexpr, width: tl.constexpr,
+    heads: tl.constexpr, mean: tl.constexpr, block_l: tl.constexpr, block_d: tl.constexpr
+) -> None:  # fmt: skip
+    own = tl.program_id(0).to(tl.int64)
+    event, number = tl.arange(0, block_l), tl.arange(0, block_d)
+    dim: tl.constexpr = columns * width
+    held = number < dim
+    there = tl.load(present + own * length + event, mask=event < length, other=0) != 0
+    both = there[:, None] & held[None, :]
+    column = tl.where(held, number // width, 0)
+    row = tl.load(rows + (own * length + event)[:, None] * columns + column[None, :], mask=both, other=-1).to(tl.int64)
+    known = both & (row >= 0)
+    x = tl.load(store + row * width + (number % width)[None, :], mask=known, other=0.0)
+    of_x = tl.zeros((block_l, block_d), tl.float32)
+    for head in tl.static_range(heads):
+        query = tl.load(queries + (own * heads + head) * dim + number, mask=held, other=0.0)
+        of_sum = tl.load(gradient + (own * (heads + mean) + head) * dim + number, mask=held, other=0.0).to(tl.float32)
+        score = tl.where(there, tl.sum(x * query[None, :], 1), -float("inf"))
+        weight = tl.where(there, tl.exp(score - tl.maximum(tl.max(score, 0), -3.0e38)), 0.0)
+        weight = weight / tl.maximum(tl.sum(weight, 0), 1e-30)
+        slope = tl.sum(x * of_sum[None, :], 1)
+        slope = weight * (slope - tl.sum(weight * slope, 0))
+        tl.store(of_queries + (own * heads + head) * dim + number, tl.sum(x * slope[:, None], 0), mask=held)
+        of_x += slope[:, None] * query[None, :] + weight[:, None] * of_sum[None, :]
+    if mean:
+        of_mean = tl.load(gradient + (own * (heads + 1) + heads) * dim + number, mask=held, other=0.0).to(tl.float32)
+        of_x += (of_mean / (1.0 + tl.sum(there.to(tl.float32), 0)))[None, :]
+    tl.atomic_add(of_store + row * width + (number % width)[None, :], of_x, mask=known, sem="relaxed")
 
 
 # --- summing the rows of equal ids -----------------------------------------------------------------------------------
@@ -248,11 +440,12 @@ def update_rows(
     known = width, max(1, min(8, 2048 // block_d)), block_d
     warps = {"num_warps": min(8, max(1, block_d // 128))}  # a warp moves 128 numbers at once, and a row is often alone
     update = _compiled(_update_rows)
-    update[(len(ids),)](
-        ordered, order, gradient.contiguous(), rows, sums, *table, len(ids), *numbers, *known, CHUNK, rule, **warps
-    )
-    if len(ids) > 2 * CHUNK:
-        update[(borders,)](rows, None, sums, None, None, *table, borders, *numbers, *known, 0, rule, **warps)
+    with _current(weight.device):
+        update[(len(ids),)](
+            ordered, order, gradient.contiguous(), rows, sums, *table, len(ids), *numbers, *known, CHUNK, rule, **warps
+        )
+        if len(ids) > 2 * CHUNK:
+            update[(borders,)](rows, None, sums, None, None, *table, borders, *numbers, *known, 0, rule, **warps)
 
 
 CHUNK = 64
@@ -283,6 +476,8 @@ def _update_rows(
     if mine & (row >= 0) & (row < num_rows):
         column = tl.arange(0, block_d)
         held = column < width
+        # Before the sums, so that both reads of memory are under way at once.
+        own = tl.load(weight + row * width + column, mask=held & whole, other=0.0).to(tl.float32)
         total = tl.zeros((block_d,), tl.float32)
         while tl.load(ids + place, mask=place < stop, other=-1) == row:
             places = place + tl.arange(0, block_n)
@@ -296,7 +491,6 @@ def _update_rows(
             total += tl.sum(part.to(tl.float32), 0)
             place += block_n
         if whole:
-            own = tl.load(weight + row * width + column, mask=held, other=0.0).to(tl.float32)
             rate = tl.load(lr)
             if rule == "sgd":
                 own -= rate * total
@@ -337,7 +531,8 @@ def dots(vectors: Tensor) -> Tensor:
     out = vectors.new_empty(rows, features * (features - 1) // 2)
     if out.numel():
         block_f, block_d, precision = _dot_blocks(features, width)
-        _compiled(_dots)[(rows,)](vectors.contiguous(), out, features, width, block_f, block_d, precision)
+        with _current(vectors.device):
+            _compiled(_dots)[(rows,)](vectors.contiguous(), out, features, width, block_f, block_d, precision)
     return out
 
 
@@ -347,9 +542,10 @@ def dots_backward(vectors: Tensor, gradient: Tensor) -> Tensor:
     out = torch.empty_like(vectors, memory_format=torch.contiguous_format)
     if out.numel():
         block_f, block_d, precision = _dot_blocks(features, width)
-        _compiled(_dots_backward)[(rows,)](
-            vectors.contiguous(), gradient.contiguous(), out, features, width, block_f, block_d, precision
-        )
+        with _current(vectors.device):
+            _compiled(_dots_backward)[(rows,)](
+                vectors.contiguous(), gradient.contiguous(), out, features, width, block_f, block_d, precision
+            )
     return out
 
 

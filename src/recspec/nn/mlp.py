@@ -21,7 +21,8 @@ from recspec.nn.uncompiled import uncompiled
 Activation = Literal["prelu", "dice", "sigmoid", "relu"]
 
 SMALL = 1 << 16
-"""Units below which torch's own dropout is as fast as bit masks, which take some hundred small operations a call."""
+"""Numbers below which a layer's input is not padded, and below which torch's own dropout is as fast as bit masks, which
+take some hundred small operations a call."""
 
 
 class Mlp(nn.Module):
@@ -91,8 +92,7 @@ def aligned_linear(x: Tensor | Sequence[Tensor], layer: nn.Linear) -> Tensor:
     """
     parts = [x] if isinstance(x, Tensor) else x
     more, last = -layer.in_features % 8, parts[-1]
-    is_small = last.device.type == "cpu" and last.numel() // last.shape[-1] * layer.in_features < SMALL
-    if torch.compiler.is_compiling() or not more or is_small:
+    if torch.compiler.is_compiling() or not more or last.shape[:-1].numel() * layer.in_features < SMALL:
         return cast(Tensor, layer(torch.cat([*parts], dim=-1) if len(parts) > 1 else last))
     padded = torch.cat([*parts, last.new_zeros(*last.shape[:-1], more)], dim=-1)
     return F.linear(padded, F.pad(layer.weight, (0, more)), layer.bias)

@@ -49,6 +49,9 @@ def build_model(plan: TrainingPlan, ranks: Ranks) -> Built:
         model.histories.through_onednn = plan.event_products.value == "onednn"
     backend = plan.embedding_backend.value
     optimizers.use_backend(backend)
+    model.backend = backend
+    if isinstance(model, SequenceModel):
+        model.histories.backend = backend
     for name, module, key, _ in stores_of(model):
         module.backend = backend
         if name in plan.fused_updates:
