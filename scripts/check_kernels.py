@@ -4,7 +4,8 @@
     make check-kernels ARGS="--only update --for 90"  # some of them
 
 Spills are bytes of a thread that its registers cannot hold; they go to memory. At the benchmarks' sizes, a spill is an
-error. The variants are those that `kernels` and `recurrence_kernels` of `recspec.nn` launch: their functions run here on tensors without data.
+error. The variants are those that `kernels` and `recurrence_kernels` of `recspec.nn` launch. Their functions run here
+on tensors without data.
 """
 
 from __future__ import annotations
@@ -233,10 +234,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as cache, ProcessPoolExecutor(given.processes) as pool:
         os.environ["TRITON_CACHE_DIR"] = cache
         for (variant, generation), (registers, shared, spills) in zip(pairs, pool.map(_of_pair, pairs), strict=True):
+            kernel, warps = variant.kernel.__name__.lstrip("_"), dict(variant.options)["num_warps"]
             wrong = variant.is_benchmark and spills > 0
             failed += wrong
             _say(
-                f"{variant.case:34} {variant.kernel.__name__.lstrip('_'):15} {generation:4} {dict(variant.options)['num_warps']:5} "
+                f"{variant.case:34} {kernel:15} {generation:4} {warps:5} "
                 f"{registers:9} {shared:7} {spills:7}{'  spills at a size of the benchmarks' if wrong else ''}"
             )
     _say(f"{len(pairs)} variants compiled; {failed} spill at sizes of the benchmarks")

@@ -48,9 +48,9 @@ def recur(gates: Tensor, attention: Tensor | None, weight_h: Tensor, events: Eve
         return states, gates.new_zeros(events.num_rows, hidden), recalled
     last = gates.new_empty(events.num_rows, hidden)
     grid, known = _launch(hidden, events)
-    kernels._compiled(_recur)[grid](
-        gates, attention, weight_h, *_where(events), states, recalled, last, *_counts(events), *known, **OPTIONS
-    )
+    given = gates, attention, weight_h, *_where(events), states, recalled, last, *_counts(events), *known
+    with kernels._current(gates.device):
+        kernels._compiled(_recur)[grid](*given, **OPTIONS)
     return states, last, recalled
 
 
@@ -88,9 +88,9 @@ def recur_backward(
         )
         carried = states.new_empty(events.num_rows, hidden)
         grid, known = _launch(hidden, events)
-        kernels._compiled(_recur_backward)[grid](
-            *given, slopes, of_attention, before, carried, *_counts(events), *known, **OPTIONS
-        )
+        found = slopes, of_attention, before, carried
+        with kernels._current(gates.device):
+            kernels._compiled(_recur_backward)[grid](*given, *found, *_counts(events), *known, **OPTIONS)
     return slopes, of_attention, states[: len(states) - first] if before is None else before[first:]
 
 
@@ -169,9 +169,7 @@ def _recur(
             state = tl.load(states + earlier[:, None] * hidden + column[None, :], mask=mask & (step > 0), other=0.0)
             state = tl.where((step < length)[:, None], state + update * (candidate - state), state)
             tl.store(states + at, state, mask=mask)
-            tl.store(
-                last + own[:, None] * hidden + column[None, :], state, mask=mask & (step + 1 == length)[:, None]
-            )
+            tl.store(last + own[:, None] * hidden + column[None, :], state, mask=mask & (step + 1 == length)[:, None])
         tl.debug_barrier()
 
 

@@ -31,6 +31,8 @@ class Gru(nn.Module):
     def __init__(self, input_dim: int, hidden_dim: int) -> None:
         super().__init__()
         self.hidden_dim = hidden_dim
+        self.backend: kernels.Backend | None = None
+        """What computes the recurrence; by default Triton on a GPU that has it, else torch."""
         self.weight_x = nn.Parameter(torch.empty(3 * hidden_dim, input_dim))
         self.weight_h = nn.Parameter(torch.empty(3 * hidden_dim, hidden_dim))
         self.bias = nn.Parameter(torch.zeros(3 * hidden_dim))
@@ -41,7 +43,7 @@ class Gru(nn.Module):
         """States (T, H) after each event, and last states (B, H)."""
         with own_precision(x, events):  # errors of a narrow type would add up over the steps
             parameters = self.weight_x, self.weight_h, self.bias
-            if may_replace() and kernels.uses_triton(None, x.device) and can_recur(self.weight_h, events):
+            if may_replace() and kernels.uses_triton(self.backend, x.device) and can_recur(self.weight_h, events):
                 return cast(
                     tuple[Tensor, Tensor],
                     FusedRecurrence.apply(x, attention, *parameters, events),  # type: ignore[no-untyped-call]
