@@ -736,7 +736,7 @@ def _first_tasks(bench: Bench, order: int) -> list[Task]:
 
 def _second_tasks(bench: Bench, order: int) -> list[Task]:
     name, found = bench.name, list[Task]()
-    worth = 2 + order / 20
+    worth = 4 + order / 20
     if name in COMPILED:
         setting = "bf16 compile"
         found += [

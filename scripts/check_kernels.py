@@ -4,7 +4,8 @@
     make check-kernels ARGS="--only update --for 90"  # some of them
 
 Spills are bytes of a thread that its registers cannot hold; they go to memory. At the benchmarks' sizes, a spill is an
-error. The variants are those that `recspec.nn.kernels` launches: its functions run here on tensors without data.
+error. The variants are those that `kernels` and `recurrence_kernels` of `recspec.nn` launch. Their functions run here
+on tensors without data.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from recspec.nn import kernels
+from recspec.nn import kernels, recurrence_kernels
+from recspec.nn.events import Events
 
 GENERATIONS = (80, 90, 100)
 """A100; H100 and H200; B200."""
@@ -39,14 +41,19 @@ TYPES = {
 }  # fmt: skip
 
 
+Launch = tuple[Callable[..., None], tuple[tuple[str, Any], ...], tuple[tuple[str, int], ...]]
+"""A kernel, its arguments' types, its options."""
+
+
 @dataclass(frozen=True)
 class Variant:
     """A kernel with the types and the constants of a launch."""
 
-    kernel: str
+    kernel: Callable[..., None]
     arguments: tuple[tuple[str, Any], ...]
     """The type of each argument, or `constexpr` and its value."""
-    num_warps: int
+    options: tuple[tuple[str, int], ...]
+    """The number of warps, and any limit of registers."""
     case: str
     is_benchmark: bool
 
@@ -77,6 +84,10 @@ def cases() -> Iterator[tuple[str, bool, Callable[[], object]]]:
         ):
             name = f"dots {features}x{width} {TYPES[number]}" + ("" if matmul == "high" else " ieee")
             yield name, features == 27, partial(_dots, features, width, number, matmul)
+    for hidden, attentive, even in itertools.product((1, 16, 32, 96, 256), (False, True), (False, True)):
+        for matmul in ("highest", "high"):
+            name = f"recur {hidden}" + " attentive" * attentive + " even" * even + " ieee" * (matmul == "highest")
+            yield name, hidden in (32, 96), partial(_recur, hidden, attentive, even, matmul)
 
 
 def _add(width: int, number: torch.dtype) -> None:
@@ -114,6 +125,21 @@ def _dots(features: int, width: int, number: torch.dtype, matmul: str) -> None:
         kernels.dots_backward(vectors, kernels.dots(vectors))
 
 
+def _recur(hidden: int, attentive: bool, even: bool, matmul: str) -> None:
+    """Even: all rows at every step, of which the last state alone is used, as in SIM."""
+    torch.set_float32_matmul_precision(matmul)
+    rows = torch.empty(512, dtype=torch.int64, device=META)
+    held, sizes = (rows, (256, 256)) if even else (None, (300, 212))
+    events = Events(rows, rows, rows[:300], 2, held=held, sizes=sizes, order=rows[:300], starts=rows[:2])
+    gates, weights = _numbers(512, 3 * hidden), _numbers(3 * hidden, hidden)
+    attention = _numbers(512) if attentive else None
+    states, last, recalled = recurrence_kernels.recur(gates, attention, weights, events)
+    of_states = None if attentive else states
+    recurrence_kernels.recur_backward(
+        of_states, last if attentive else None, gates, attention, weights, states, recalled, events
+    )
+
+
 def _numbers(*given: Any) -> Tensor:
     """A tensor without data, of a shape and perhaps a type."""
     number = given[-1] if isinstance(given[-1], torch.dtype) else torch.float32
@@ -125,16 +151,15 @@ def variants(only: Sequence[str]) -> list[Variant]:
     found: dict[tuple[Any, ...], Variant] = {}
     for case, is_benchmark, call in cases():
         if case.startswith(tuple(only)):
-            for kernel, arguments, num_warps in _launches(call):
-                key = kernel, arguments, num_warps
+            for key in _launches(call):
                 if key not in found or (is_benchmark and not found[key].is_benchmark):
                     found[key] = Variant(*key, case, is_benchmark)
     return list(found.values())
 
 
-def _launches(call: Callable[[], object]) -> list[tuple[str, tuple[tuple[str, Any], ...], int]]:
-    """Every launch of a call: the kernel's name, its arguments' types, its warps."""
-    found: list[tuple[str, tuple[tuple[str, Any], ...], int]] = []
+def _launches(call: Callable[[], object]) -> list[Launch]:
+    """Every launch of a call."""
+    found = list[Launch]()
 
     class Recorded:
         def __init__(self, kernel: Callable[..., None]) -> None:
@@ -143,10 +168,10 @@ def _launches(call: Callable[[], object]) -> list[tuple[str, tuple[tuple[str, An
         def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
             return self.launch
 
-        def launch(self, *given: Any, num_warps: int = 4) -> None:
+        def launch(self, *given: Any, **options: int) -> None:
             hints = self.kernel.__annotations__.values()
             typed = tuple(_typed(value, hint) for value, hint in zip(given, hints, strict=False))
-            found.append((self.kernel.__name__, typed, num_warps))
+            found.append((self.kernel, typed, tuple({"num_warps": 4, **options}.items())))
 
     compiled, kernels._compiled = kernels._compiled, Recorded  # type: ignore[assignment]
     try:
@@ -172,7 +197,7 @@ def resources(variant: Variant, generation: int) -> tuple[int, int, int]:
     from triton.backends.nvidia import compiler as nvidia
     from triton.compiler import ASTSource
 
-    kernel = kernels._compiled(getattr(kernels, variant.kernel))
+    kernel = kernels._compiled(variant.kernel)
     named = dict(zip(kernel.arg_names, variant.arguments, strict=True))
     places = {name: (place,) for place, name in enumerate(kernel.arg_names)}
     source = ASTSource(
@@ -182,7 +207,7 @@ def resources(variant: Variant, generation: int) -> tuple[int, int, int]:
         # Tensors begin at addresses that 16 divides, so that they are read 16 bytes at a time.
         attrs={places[name]: [["tt.divisibility", 16]] for name, (kind, _) in named.items() if kind.startswith("*")},
     )
-    made = compile(source, target=GPUTarget("cuda", generation, 32), options={"num_warps": variant.num_warps})
+    made = compile(source, target=GPUTarget("cuda", generation, 32), options=dict(variant.options))
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         Path(file.name).write_bytes(made.asm["cubin"])
         tool = Path(nvidia.__file__).parent / "bin" / "cuobjdump"
@@ -209,10 +234,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as cache, ProcessPoolExecutor(given.processes) as pool:
         os.environ["TRITON_CACHE_DIR"] = cache
         for (variant, generation), (registers, shared, spills) in zip(pairs, pool.map(_of_pair, pairs), strict=True):
+            kernel, warps = variant.kernel.__name__.lstrip("_"), dict(variant.options)["num_warps"]
             wrong = variant.is_benchmark and spills > 0
             failed += wrong
             _say(
-                f"{variant.case:34} {variant.kernel.lstrip('_'):15} {generation:4} {variant.num_warps:5} "
+                f"{variant.case:34} {kernel:15} {generation:4} {warps:5} "
                 f"{registers:9} {shared:7} {spills:7}{'  spills at a size of the benchmarks' if wrong else ''}"
             )
     _say(f"{len(pairs)} variants compiled; {failed} spill at sizes of the benchmarks")

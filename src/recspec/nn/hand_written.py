@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from recspec.nn import kernels
+from recspec.nn import kernels, recurrence_kernels
 from recspec.nn.blocks import Tail
 from recspec.nn.dropout import relu_and_drop_
 from recspec.nn.events import Events
@@ -294,6 +294,43 @@ class Recurrence(torch.autograd.Function):
                 of_bias += inputs.sum(0)
         of_weight_x, of_bias = (torch.cat([each[hidden:], each[:hidden]]) for each in (of_by_x, of_bias))
         return of_x, of_attention, of_weight_x, of_weight_h, of_bias, None
+
+
+class FusedRecurrence(torch.autograd.Function):
+    """`Recurrence` on a GPU: one kernel for all steps, one for their gradients, and products over all events at once.
+
+    Events may be of a narrower type than the weights; states and sums are float32.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, attention: Tensor | None, weight_x: Tensor, weight_h: Tensor, bias: Tensor, events: Events
+    ) -> tuple[Tensor, Tensor]:
+        gates = torch.addmm(bias, x.to(bias.dtype), weight_x.t())
+        weights = None if attention is None else attention.to(bias.dtype).contiguous()
+        states, last, recalled = recurrence_kernels.recur(gates, weights, weight_h.contiguous(), events)
+        ctx.save_for_backward(x, attention, weight_x, weight_h, gates, recalled, states)
+        ctx.events = events
+        ctx.set_materialize_grads(False)
+        return states, last
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_states: Tensor | None, of_last: Tensor | None) -> tuple[Tensor | None, ...]:
+        x, attention, weight_x, weight_h, gates, recalled, states = ctx.saved_tensors
+        events: Events = ctx.events
+        hidden, first = weight_h.shape[1], events.sizes[0] if events.sizes else 0
+        weights = None if attention is None else attention.to(gates.dtype).contiguous()
+        given = gates, weights, weight_h.contiguous(), states, recalled, events
+        slopes, of_weights, before = recurrence_kernels.recur_backward(of_states, of_last, *given)
+        # Columns: the gradients of U_c h, u, r and c. The first three reach the state, the last three x.
+        recurrent, inputs = slopes[first:, : 3 * hidden], slopes[:, hidden:]
+        with own_precision(x, events):
+            of_weight_h = torch.mm(recurrent.t(), before).roll(-hidden, 0)
+            of_x = torch.mm(inputs, weight_x).to(x.dtype) if ctx.needs_input_grad[0] else None
+            of_weight_x = torch.mm(inputs.t(), x.to(gates.dtype))
+        of_attention = None if of_weights is None or attention is None else of_weights.to(attention.dtype)
+        return of_x, of_attention, of_weight_x, of_weight_h, inputs.sum(0), None
 
 
 def last_states(states: Tensor, events: Events) -> Tensor:

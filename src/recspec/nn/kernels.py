@@ -104,12 +104,11 @@ def _why_triton_cannot_launch() -> str | None:
 @cache
 def _compiled(kernel: Callable[..., None]) -> Any:
     """A kernel that can be launched on a grid."""
-    global tl
     import triton
-    import triton.language as tl
 
+    kernel.__globals__["tl"] = triton.language  # its own module's
     # As types alone: a last, smaller batch would compile them anew.
-    return triton.jit(kernel, do_not_specialize=["num_ids", "num_rows"])
+    return triton.jit(kernel, do_not_specialize=["num_ids", "num_rows", "num_events", "num_steps"])
 
 
 def _current(device: torch.device) -> AbstractContextManager[object]:

@@ -11,8 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from recspec.nn import kernels
 from recspec.nn.events import Events, padded_events
-from recspec.nn.hand_written import Recurrence, may_replace, own_precision
+from recspec.nn.hand_written import FusedRecurrence, Recurrence, may_replace, own_precision
+from recspec.nn.recurrence_kernels import can_recur
 
 
 class Gru(nn.Module):
@@ -29,6 +31,8 @@ class Gru(nn.Module):
     def __init__(self, input_dim: int, hidden_dim: int) -> None:
         super().__init__()
         self.hidden_dim = hidden_dim
+        self.backend: kernels.Backend | None = None
+        """What computes the recurrence; by default Triton on a GPU that has it, else torch."""
         self.weight_x = nn.Parameter(torch.empty(3 * hidden_dim, input_dim))
         self.weight_h = nn.Parameter(torch.empty(3 * hidden_dim, hidden_dim))
         self.bias = nn.Parameter(torch.zeros(3 * hidden_dim))
@@ -38,9 +42,14 @@ class Gru(nn.Module):
     def forward(self, x: Tensor, events: Events, attention: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """States (T, H) after each event, and last states (B, H)."""
         with own_precision(x, events):  # errors of a narrow type would add up over the steps
+            parameters = self.weight_x, self.weight_h, self.bias
+            if may_replace() and kernels.uses_triton(self.backend, x.device) and can_recur(self.weight_h, events):
+                return cast(
+                    tuple[Tensor, Tensor],
+                    FusedRecurrence.apply(x, attention, *parameters, events),  # type: ignore[no-untyped-call]
+                )
             dtype = self.weight_h.dtype
             x, attention = x.to(dtype), None if attention is None else attention.to(dtype)
-            parameters = self.weight_x, self.weight_h, self.bias
             if events.present is not None:
                 return _padded_recurrence(x, attention, *parameters, events)
             if not may_replace():

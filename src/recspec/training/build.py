@@ -16,6 +16,7 @@ from recspec.loading import (
     shared_negatives_for,
 )
 from recspec.models import Model, SequenceModel, TrainedItemModel
+from recspec.nn import Gru
 from recspec.training.optimizers import Optimizers
 from recspec.training.outline import make_optimizers, without_frozen
 from recspec.training.plan import TrainingPlan
@@ -52,6 +53,9 @@ def build_model(plan: TrainingPlan, ranks: Ranks) -> Built:
     model.backend = backend
     if isinstance(model, SequenceModel):
         model.histories.backend = backend
+    for part in model.modules():
+        if isinstance(part, Gru):
+            part.backend = backend
     for name, module, key, _ in stores_of(model):
         module.backend = backend
         if name in plan.fused_updates:
