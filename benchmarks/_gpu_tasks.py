@@ -638,8 +638,8 @@ def _differences(ours: Any, plain: Any) -> Iterator[float]:
 
 # --- the tests and the commands that need a GPU ----------------------------------------------------------------------
 
-TESTS = ("tests/nn/test_kernels.py", "tests/nn/test_embeddings.py", "tests/training/test_optimizers.py",
-         "tests/training/test_step.py", "tests/nn/test_interactions.py")  # fmt: skip
+TESTS = ("tests/training/test_waits.py", "tests/nn/test_kernels.py", "tests/nn/test_gathered_rows.py",
+         "tests/nn/test_history_search.py", "tests/nn/test_recurrent.py")  # fmt: skip
 
 
 def run_tests(place: Place, seconds: float = 60) -> Figures:
@@ -736,7 +736,7 @@ def _first_tasks(bench: Bench, order: int) -> list[Task]:
 
 def _second_tasks(bench: Bench, order: int) -> list[Task]:
     name, found = bench.name, list[Task]()
-    worth = 2 + order / 20
+    worth = 4 + order / 20
     if name in COMPILED:
         setting = "bf16 compile"
         found += [

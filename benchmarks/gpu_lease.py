@@ -71,14 +71,18 @@ class Order:
     folder: str
 
     def tasks(self) -> list[Task]:
-        """The tasks; those of the other phase first."""
+        """The tasks; those of the other phase last, without any that both have."""
         from _gpu_tasks import Place, tasks_of
         from recspec.distributed import pick_device
 
         place = Place(pick_device(self.device), self.small, Path(self.folder), self.seconds)
-        other = [task for task in tasks_of(self.process, 3 - self.phase, place) if _fits(task.name, self.also)]
         own = [task for task in tasks_of(self.process, self.phase, place) if _fits(task.name, self.only or ("*",))]
-        return [task for task in (*other, *own) if task.name not in self.skip]
+        other = [task for task in tasks_of(self.process, 3 - self.phase, place) if _fits(task.name, self.also)]
+        known = {task.name for task in own} | set(self.skip)
+        return [
+            *(task for task in own if task.name not in self.skip),
+            *(task for task in other if task.name not in known),
+        ]
 
 
 def _fits(name: str, patterns: Iterable[str]) -> bool:

@@ -31,6 +31,10 @@ NUMBERS_READ = (
 """Operations whose result, or its shape, a CPU has to know."""
 
 
+NO_LAUNCHES = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach", "_unsafe_view")
+"""Operations without a kernel, besides views."""
+
+
 class There(Tensor):
     """A tensor on the made-up device."""
 
@@ -57,11 +61,15 @@ class There(Tensor):
 
 
 class MadeUpDevice(TorchDispatchMode):
-    """Runs operations on tensors of the device, and counts waits by where they are asked for in recspec."""
+    """Runs operations on tensors of the device, and counts waits by where they are asked for in recspec.
+
+    It also counts operations with a kernel, or several as a sort has, by name.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.waits: Counter[str] = Counter()
+        self.launches: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -70,6 +78,8 @@ class MadeUpDevice(TorchDispatchMode):
             return func(*args, **kwargs)
         if self._waits(func, args, kwargs, given):
             self.wait(func.overloadpacket.__name__)
+        if not func.is_view and func.overloadpacket.__name__ not in NO_LAUNCHES:
+            self.launches[func.overloadpacket.__name__] += 1
         found = func(*tree_map(_held, args), **tree_map(_held, kwargs))
         if func.overloadpacket is torch.ops.aten._to_copy and kwargs.get("device", DEVICE) != DEVICE:
             return found

@@ -22,6 +22,7 @@ import recspec
 from recspec.nn import events, kernels, recurrence_kernels
 from recspec.nn.dropout import relu_and_drop_
 from recspec.nn.hand_written import (
+    DenseLayers,
     Dots,
     EventWeights,
     FusedRecurrence,
@@ -126,6 +127,25 @@ def dropped_plainly(x: Tensor) -> Tensor:
     return x.relu() * kept
 
 
+def dense_by_hand(is_raw: bool, dropout: float) -> Callable[..., Tensor]:
+    def by_hand(x: Tensor, *parameters: Tensor) -> Tensor:
+        torch.manual_seed(3)
+        return DenseLayers.apply(x, is_raw, x.dtype, dropout, 2, *parameters)  # type: ignore[no-untyped-call,no-any-return]
+
+    return by_hand
+
+
+def dense_plainly(is_raw: bool, dropout: float) -> Callable[..., Tensor]:
+    def plain(x: Tensor, *parameters: Tensor) -> Tensor:
+        torch.manual_seed(3)
+        x = F.dropout(x.relu(), dropout) if is_raw else x[:, :W]
+        for weight, bias in zip(parameters[:-2:2], parameters[1:-2:2], strict=True):
+            x = F.dropout(F.linear(x, weight, bias).relu(), dropout)
+        return F.linear(x, *parameters[-2:])
+
+    return plain
+
+
 FIRSTS, STOPS = torch.tensor([0, 4]), torch.tensor([4, 9])
 """Two tables in a store of 9 rows."""
 OF_TABLES = torch.stack([IDS % 4, IDS % 5], dim=1)
@@ -180,6 +200,8 @@ CASES: dict[str, Case] = {
     "RowsOf": Case(lambda store: RowsOf.apply(IDS, store), lambda store: store[IDS], [(9, W)]),
     "Gather": Case(gathered(sparse=False), lambda store: store[OF_TABLES + FIRSTS], [(9, W)]),
     "Gather sparse": Case(gathered(sparse=True), lambda store: store[OF_TABLES + FIRSTS], [(9, W)]),
+    "DenseLayers": Case(dense_by_hand(False, 0.3), dense_plainly(False, 0.3), [(B, W + 2), (4, W), (4,), *TAIL]),
+    "DenseLayers of raw input": Case(dense_by_hand(True, 0.3), dense_plainly(True, 0.3), [(B, W), (4, W), (4,), *TAIL]),
     "Dots": Case(lambda x: Dots.apply(x), dots_plainly, [(B, 4, W)]),
     "AttendByRows": Case(attend_by_hand, attend_plainly, [(9, 2), (4, W), (B, 2, 2 + W)]),
     "ReluDropout": Case(dropped_by_hand, dropped_plainly, [(40, 50)]),
@@ -241,7 +263,7 @@ def test_gradients_by_hand_are_those_of_autograd(name: str, numbers: str) -> Non
         assert ours.dtype == torch.float64
         # A gradient may be a small difference of products of two inputs.
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-14 * largest**2, msg=lambda s, p=place: f"{p}: {s}")
-    if name == "ReluDropout":  # whose masks are other ones in float32
+    if name.partition(" ")[0] in ("DenseLayers", "ReluDropout"):  # whose masks are other ones in float32
         wanted = answers(case.plain, narrow)
     alike = zip(answers(case.by_hand, narrow), answers(case.plain, narrow), wanted, strict=True)
     for place, (ours, autograd_s, theirs) in enumerate(alike):

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from recspec.training.optimizers import Optimizers
+from recspec.training.row_optimizers import FormulaOptimizer, make_optimizer
 from tests.training.stepping import settings, sparse, step_by_step
 
 
@@ -51,6 +52,38 @@ def test_ftrl_with_l1_and_l2_by_hand() -> None:
     seen = step_by_step(given, [0.0, 0.0, 0.0], [math.sqrt(3), -math.sqrt(3), 0.5])[0]
     moved = (math.sqrt(3) - 0.5) / 10
     assert seen == [pytest.approx(-moved), pytest.approx(moved), 0.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("rmsprop", {}),
+        ("rmsprop", {"momentum": 0.5}),
+        ("ftrl", {}),
+        ("ftrl", {"l1": 0.3, "l2": 0.2}),
+        ("rowwise_adagrad", {}),
+    ],
+)
+def test_updates_of_many_parameters_together_are_those_of_each(name: str, more: dict[str, float]) -> None:
+    """On a GPU all parameters of a group are updated together."""
+    generator = torch.Generator().manual_seed(0)
+    weights = [
+        [nn.Parameter(x.clone()) for x in (torch.ones(3, 4), torch.ones(5), torch.ones(()), torch.ones(0, 2))]
+        for _ in range(2)
+    ]
+    one, other = (make_optimizer(settings(name, **more), [(str(n), x) for n, x in enumerate(own)]) for own in weights)
+    assert isinstance(one, FormulaOptimizer)
+    assert isinstance(other, FormulaOptimizer)
+    with torch.no_grad():
+        for _ in range(3):
+            slopes = [torch.randn(x.shape, generator=generator) for x in weights[0]]
+            for weight, slope in zip(weights[0], slopes, strict=True):
+                one.update_whole(one.param_groups[0], weight, slope.clone())
+            other.update_together(other.param_groups[0], [*weights[1]], [slope.clone() for slope in slopes])
+            for weight, theirs in zip(*weights, strict=True):
+                torch.testing.assert_close(theirs, weight)
+                for key, value in one.state[weight].items():
+                    torch.testing.assert_close(other.state[theirs][key], value)
 
 
 def test_ftrl_starts_its_accumulator_at_a_tenth() -> None:

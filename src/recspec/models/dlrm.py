@@ -129,7 +129,7 @@ class Dlrm(Tabular):
 
     def forward(self, batch: Batch) -> Tensor:
         """Logits (B,)."""
-        return cast(Tensor, self.out(self.top.of_parts(self._interactions(batch))).squeeze(1))
+        return self.top.logits_of_parts(self._interactions(batch), self.out)
 
     def _interactions(self, batch: Batch) -> list[Tensor]:
         """The top MLP's input, in parts."""

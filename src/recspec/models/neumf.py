@@ -375,7 +375,8 @@ class NeuMF(Model):
         """Logits of pairs; the shapes of both sides broadcast."""
         logits: Tensor = self.out.bias
         if "gmf" in user:
-            logits = logits + (user["gmf"] * self.out.weight[0, : self.settings.factors] * item["gmf"]).sum(-1)
+            product = user["gmf"] * self.out.weight[0, : self.settings.factors].to(user["gmf"].dtype) * item["gmf"]
+            logits = logits + product.sum(-1, dtype=self.out.weight.dtype)
         if "bias" in item:
             logits = logits + item["bias"]
         if "first" in user:
@@ -394,8 +395,10 @@ def _rows(table: nn.Embedding, ids: Tensor | None, backend: kernels.Backend | No
 
 
 def _at(part: Part, rows: Tensor, backend: kernels.Backend | None) -> Part:
-    """Copies of some rows of a part; the shape of `rows` replaces the first dimension."""
-    flat = rows.reshape(-1)
+    """Copies of some rows of a part, on a GPU in autocast's type; the shape of `rows` replaces the first dimension."""
+    flat, device = rows.reshape(-1), rows.device.type
+    if device != "cpu" and torch.is_autocast_enabled(device):  # one table is a fraction of the rows taken of it
+        part = {name: every.to(torch.get_autocast_dtype(device)) for name, every in part.items()}
     return {name: _shaped(rows_or_nan(every, flat, backend), rows.shape) for name, every in part.items()}
 
 

@@ -47,6 +47,7 @@ from recspec.nn import (
     ids_and_numbers,
     may_replace,
     number_widths,
+    runs_on_gpu,
     side_by_side,
 )
 from recspec.spec import FeatureSpec
@@ -286,18 +287,27 @@ class Deep(nn.Module):
         """The MLP's logits (B,)."""
         if not may_replace(self.mlp, self.out):
             return cast(Tensor, self.out(self.mlp(self.inputs(batch))).squeeze(1))
+        if runs_on_gpu(self.out.weight):
+            return self.mlp.logits_of_parts(self.input_parts(batch), self.out)
         return self.after_first(aligned_linear(self.inputs(batch), self.mlp.first))
 
     def inputs(self, batch: Batch, names: Collection[str] | None = None) -> Tensor:
         """The MLP's input (B, X), or the part from the features `names`."""
+        parts = self.input_parts(batch, names)
+        return torch.cat(parts, dim=1) if len(parts) != 1 else parts[0]
+
+    def input_parts(self, batch: Batch, names: Collection[str] | None = None) -> list[Tensor]:
+        """`inputs` in parts."""
         names = self.features if names is None else names
         parts: list[Tensor] = []
         if any(name in names for name in self.widths):
-            parts.append(self.embeddings(batch, None if names is self.features else names))
+            chosen = None if names is self.features else names
+            plain = may_replace(self.embeddings)
+            parts += self.embeddings.parts(batch, chosen) if plain else [self.embeddings(batch, chosen)]
         parts += [_one_hot(batch[name], size) for name, size in self.indicators.items() if name in names]
         if numbers := [batch[name] for name in self.numbers if name in names]:
             parts.append(side_by_side(numbers))
-        return torch.cat(parts, dim=1) if len(parts) != 1 else parts[0]
+        return parts
 
     def first_layer(self, batch: Batch) -> Tensor:
         """The share of a batch's features in the first layer (B, D); the first feature brings the bias."""

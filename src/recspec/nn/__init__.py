@@ -31,7 +31,16 @@ from recspec.nn.interactions import CrossNetwork, dot_interaction, linear_of_par
 from recspec.nn.kernels import segments, sum_rows
 from recspec.nn.losses import at_least_fp32, cross_entropy, sampled_softmax, softmax_loss
 from recspec.nn.meta import without_memory
-from recspec.nn.mlp import ActivatedMlp, Activation, Dice, Mlp, aligned_linear, follow_together, start_glorot
+from recspec.nn.mlp import (
+    ActivatedMlp,
+    Activation,
+    Dice,
+    Mlp,
+    aligned_linear,
+    follow_together,
+    runs_on_gpu,
+    start_glorot,
+)
 from recspec.nn.recurrent import Gru
 from recspec.nn.sparse_rows import sparse_rows
 from recspec.nn.stored_rows import Column
@@ -44,6 +53,6 @@ __all__ = [
     "at_least_fp32", "at_once", "attention_to_items", "buckets_of", "cross_entropy", "dot_interaction", "drop",
     "embedding_widths", "events_of", "floats_at_once", "floats_in_cache", "follow_together", "ids_and_numbers",
     "kernels", "last_states_of_items", "latest_best", "linear_of_parts", "may_replace", "number_widths",
-    "rows_or_nan", "sampled_softmax", "segments", "side_by_side", "softmax_loss", "sparse_rows", "start_glorot",
-    "sum_rows", "uncompiled", "weighted_sums", "without_memory",
+    "rows_or_nan", "runs_on_gpu", "sampled_softmax", "segments", "side_by_side", "softmax_loss", "sparse_rows",
+    "start_glorot", "sum_rows", "uncompiled", "weighted_sums", "without_memory",
 ]  # fmt: skip

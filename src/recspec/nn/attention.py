@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from recspec.nn.dropout import drop
 from recspec.nn.hand_written import may_replace
@@ -23,6 +24,8 @@ BUCKET = 0.7
 """A list shorter than this share of the longest one in a bucket begins another one,"""
 PADDING = 2048
 """unless the bucket is filled up with fewer places than this, which cost less than another bucket."""
+PADDING_OF_GPU = 1 << 16
+"""On a GPU a bucket costs some 15 launches a block, forwards and backwards."""
 
 
 @dataclass(frozen=True)
@@ -44,11 +47,12 @@ class Bucket:
 def buckets_of(lengths: Tensor, sizes: Sequence[int] | None = None) -> list[Bucket]:
     """Buckets of lists whose lengths (R,) ascend; empty lists are in none. `sizes` are the lengths, if read already."""
     known = lengths.tolist() if sizes is None else sizes
+    padding = PADDING if lengths.device.type == "cpu" else PADDING_OF_GPU
     found: list[Bucket] = []
     stop, last = len(known), sum(known)
     while stop and known[stop - 1]:
         start, longest, more = stop, known[stop - 1], 0
-        while start and known[start - 1] and (known[start - 1] >= BUCKET * longest or more < PADDING):
+        while start and known[start - 1] and (known[start - 1] >= BUCKET * longest or more < padding):
             start -= 1
             more += longest - known[start]
         own = lengths[start:stop]
@@ -87,7 +91,7 @@ class Attention(nn.Module):
             return inner[bucket.events, 2 * self.width :]
         padded = _padded(inner[bucket.events], bucket)
         q, k, v = padded.view(lists, longest, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        seen = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        seen = _attended(q, k, v, is_causal=True)
         return _unpadded(seen.transpose(1, 2).reshape(lists * longest, -1), bucket)
 
     def of_last(self, x: Tensor, buckets: Sequence[Bucket], lengths: Tensor) -> Tensor:
@@ -103,7 +107,7 @@ class Attention(nn.Module):
             padded = _padded(kv[bucket.events], bucket)
             k, v = padded.view(lists, longest, 2, self.heads, -1).permute(2, 0, 3, 1, 4)
             held = torch.arange(longest, device=x.device) < own.unsqueeze(1)
-            seen = F.scaled_dot_product_attention(q.transpose(1, 2), k, v, attn_mask=held[:, None, None])
+            seen = _attended(q.transpose(1, 2), k, v, attn_mask=held[:, None, None])
             parts.append(seen.transpose(1, 2).reshape(lists, -1))
         out: Tensor = self.outer(torch.cat(parts))
         return out
@@ -116,7 +120,7 @@ class Attention(nn.Module):
         earlier = places <= places.unsqueeze(1)
         itself = places == places.unsqueeze(1)  # else the softmax of a place that does not count would be NaN
         mask = (earlier & held.unsqueeze(1)) | itself
-        seen = F.scaled_dot_product_attention(q, k, v, attn_mask=mask.unsqueeze(1))
+        seen = _attended(q, k, v, attn_mask=mask.unsqueeze(1))
         out: Tensor = self.outer(seen.transpose(1, 2).reshape(rows, longest, -1))
         return out
 
@@ -221,6 +225,17 @@ class Blocks(nn.Module):
         for block in self._typed:
             x = block.padded(x, held)
         return x
+
+
+WITHOUT_PLANS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+
+
+def _attended(q: Tensor, k: Tensor, v: Tensor, **how: Any) -> Tensor:
+    """torch's attention; on a GPU not by cuDNN, which makes a plan for every new shape, and buckets have many."""
+    if not q.is_cuda or torch.compiler.is_compiling():
+        return F.scaled_dot_product_attention(q, k, v, **how)
+    with sdpa_kernel(WITHOUT_PLANS):
+        return F.scaled_dot_product_attention(q, k, v, **how)
 
 
 def _padded(x: Tensor, bucket: Bucket) -> Tensor:

@@ -110,11 +110,13 @@ class Embeddings(nn.Module):
 
     def forward(self, batch: Batch, names: Collection[str] | None = None) -> Tensor:
         """The vectors of all features, or of `names`, side by side: (B, sum of their widths)."""
-        chosen = self.widths if names is None else names
-        parts: list[Tensor] = []
-        for key in self.stores:
-            parts += self._parts(batch, key, chosen)
+        parts = self.parts(batch, names)
         return torch.cat(parts, dim=1) if len(parts) != 1 else parts[0]
+
+    def parts(self, batch: Batch, names: Collection[str] | None = None) -> list[Tensor]:
+        """`forward` in parts, for a caller that puts more beside them."""
+        chosen = self.widths if names is None else names
+        return [part for key in self.stores for part in self._parts(batch, key, chosen)]
 
     def _parts(self, batch: Batch, key: str, names: Collection[str]) -> list[Tensor]:
         """The parts of `forward` from one store."""
@@ -123,6 +125,8 @@ class Embeddings(nn.Module):
         if key in self.updates and self.training and torch.is_grad_enabled():
             return self._updating(batch, key, names)
         store, (scalars, lists) = self.stores[key], self._laid(key, names)
+        if kernels.uses_triton(self.backend, store.device):
+            return self._by_triton(batch, store, key, scalars, lists)
         parts = [self._gathered(batch, store, key, scalars)] if scalars else []
         return parts + [self._pooled(batch[name], store, name, key) for name in lists]
 
@@ -170,32 +174,33 @@ class Embeddings(nn.Module):
 
     def _gathered(self, batch: Batch, store: Tensor, key: str, scalars: Sequence[str]) -> Tensor:
         """The vectors of scalar features, side by side (B, sum of widths)."""
-        rows = [self._rows(name, batch[name]) for name in scalars]
-        sparse, device = key in self.sparse, store.device.type
-        if kernels.uses_triton(self.backend, store.device):
-            dtype = self._gathered_type(store)
-            ids, bounds = torch.stack(rows, dim=1), self._bounds_of(store, scalars)
-            return cast(Tensor, Gather.apply(store, ids, *bounds, dtype, sparse)).flatten(1)  # type: ignore[no-untyped-call]
+        rows, sparse = self._own_rows(batch, scalars), key in self.sparse
         if torch.compiler.is_compiling():
             places, known = _places_compiled(rows, [(self.first_row[name], self.num_rows[name]) for name in scalars])
         else:
             places, known = _places(rows, *self._bounds_of(store, scalars))
         # An exporter is asked first: it would take the number of ids for one of the program's conditions.
-        plain = torch.compiler.is_compiling() or sparse or device != "cpu" or places.numel() < MANY or not may_replace()
-        if plain:
+        is_plain = torch.compiler.is_compiling() or sparse or store.device.type != "cpu"
+        if is_plain or places.numel() < MANY or not may_replace():
             vectors = F.embedding(places, store, sparse=sparse)
         else:
             vectors = cast(Tensor, RowsOf.apply(places, store))  # type: ignore[no-untyped-call]
         return (vectors if known is None else nan_unless(known, vectors)).flatten(1)
 
-    def _bounds_of(self, store: Tensor, scalars: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """The first row of each feature's table, and the row after its last: (F,) each."""
-        place = (store.device, *scalars)
-        if place not in self._bounds:  # kept, so that a GPU does not wait for them at every step
-            firsts = torch.tensor([self.first_row[name] for name in scalars])
-            sizes = torch.tensor([self.num_rows[name] for name in scalars])
-            self._bounds[place] = firsts.to(store.device), (firsts + sizes).to(store.device)
-        return self._bounds[place]
+    def _bounds_of(self, store: Tensor, names: Sequence[str], widths: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
+        """The first row of each feature's table, and the row after its last: (F,) each; `widths` repeat features."""
+        place = (store.device, *names, *widths)
+        if place in self._bounds:  # kept, so that a GPU does not wait for them at every step
+            return self._bounds[place]
+        if widths:
+            each = [torch.split(bounds, 1) for bounds in self._bounds_of(store, names)]
+            firsts, stops = (torch.cat([own.expand(n) for own, n in zip(of, widths, strict=True)]) for of in each)
+        else:
+            first = torch.tensor([self.first_row[name] for name in names])
+            sizes = torch.tensor([self.num_rows[name] for name in names])
+            firsts, stops = first.to(store.device), (first + sizes).to(store.device)
+        self._bounds[place] = firsts, stops
+        return firsts, stops
 
     def _updating(self, batch: Batch, key: str, names: Collection[str]) -> list[Tensor]:
         """The parts of `forward` from one store, by one lookup whose backward pass updates the store.
@@ -261,14 +266,50 @@ class Embeddings(nn.Module):
         rows = zip(names, laid, known, strict=True)
         return torch.stack([torch.where(ok, own + self.first_row[name], -1) for name, own, ok in rows], dim=2)
 
-    def _pooled_by_triton(self, ids: Tensor, store: Tensor, name: str, key: str) -> Tensor:
-        """`_pooled`: padding has no row, so neither a vector nor a gradient."""
-        present = ids != 0
-        rows, bounds = torch.where(present, self._rows(name, ids), -1), self._bounds_of(store, (name,))
-        dtype = self._gathered_type(store)
-        vectors = Gather.apply(store, rows.view(-1, 1), *bounds, dtype, key in self.sparse)  # type: ignore[no-untyped-call]
-        total = torch.where(present.unsqueeze(2), vectors.view(*ids.shape, store.shape[1]), 0).sum(1)
-        return total if self.combiner == "sum" else total / present.sum(1, keepdim=True).clamp(min=1)
+    def _own_rows(self, batch: Batch, names: Sequence[str]) -> list[Tensor]:
+        """The rows of features' ids in their own tables; the ids themselves, if one operation can widen them all."""
+        ids = [batch[name] for name in names]
+        hashed = not self.rows_of_hashed.keys().isdisjoint(names)
+        if hashed or torch.compiler.is_compiling() or len({own.dtype for own in ids}) > 1:
+            return [self._rows(name, own) for name, own in zip(names, ids, strict=True)]
+        return ids
+
+    def _by_triton(
+        self, batch: Batch, store: Tensor, key: str, scalars: Sequence[str], lists: Sequence[str]
+    ) -> list[Tensor]:
+        """The parts of `forward` from one store: one lookup, since each brings a gradient of the whole store.
+
+        A place of a list is looked up as a scalar is; padding has no row, so neither a vector nor a gradient.
+        """
+        if not scalars and not lists:
+            return []
+        rows = self._own_rows(batch, (*scalars, *lists))
+        widths = [1 if own.dim() == 1 else own.shape[1] for own in rows]
+        ids = torch.cat([own.unsqueeze(1) if own.dim() == 1 else own for own in rows], dim=1)
+        of_lists = ids[:, len(scalars) :]
+        absent = of_lists == 0
+        if lists:
+            of_lists.masked_fill_(absent, -1)
+        bounds, dtype = self._bounds_of(store, (*scalars, *lists), widths if lists else ()), self._gathered_type(store)
+        vectors: Tensor = Gather.apply(store, ids, *bounds, dtype, key in self.sparse)  # type: ignore[no-untyped-call]
+        if not lists:
+            return [vectors.flatten(1)]
+        alone, listed = torch.split(vectors, [len(scalars), of_lists.shape[1]], dim=1)
+        listed = listed.masked_fill(absent.unsqueeze(2), 0.0)
+        lengths = widths[len(scalars) :]
+        if len(set(lengths)) == 1:
+            shape = (len(ids), len(lists), lengths[0])
+            bags = [(listed.view(*shape, store.shape[1]), absent.view(shape))]
+        else:
+            cut = zip(torch.split(listed, lengths, dim=1), torch.split(absent, lengths, dim=1), strict=True)
+            bags = [(own.unsqueeze(1), missing.unsqueeze(1)) for own, missing in cut]
+        parts = [alone.flatten(1)] if scalars else []
+        for own, missing in bags:
+            total = own.sum(2)
+            if self.combiner == "mean":
+                total = total / (~missing).sum(2, keepdim=True).clamp(min=1)
+            parts.append(total.flatten(1))
+        return parts
 
     def _gathered_type(self, store: Tensor) -> torch.dtype:
         """The type in which Triton gathers vectors."""
@@ -278,8 +319,6 @@ class Embeddings(nn.Module):
 
     def _pooled(self, ids: Tensor, store: Tensor, name: str, key: str) -> Tensor:
         """A list's sum or mean without padding: (B, L) -> (B, width)."""
-        if kernels.uses_triton(self.backend, store.device):
-            return self._pooled_by_triton(ids, store, name, key)
         first, rows, known = self.first_row[name], self._rows(name, ids), None
         if stops_at_unknown_rows(store.device):
             known = (rows >= 0) & (rows < self.num_rows[name])

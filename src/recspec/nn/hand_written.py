@@ -374,6 +374,83 @@ class ReluDropout(torch.autograd.Function):
         return torch.ops.aten.threshold_backward(gradient, y, 0), None
 
 
+class DenseLayers(torch.autograd.Function):
+    """`mlp.dense` in a type, from weight and bias of each layer; the first `hidden` layers have ReLU and dropout.
+
+    On a GPU that takes half the launches of torch's operations. The product adds the bias and applies the ReLU;
+    parameters change their type together, and so do their gradients. The backward pass needs no masks: a unit that
+    dropout or ReLU set to 0 passes no gradient, and the products multiply by dropout's factor.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, is_raw: bool, dtype: torch.dtype, dropout: float, hidden: int, *parameters: Tensor
+    ) -> Tensor:
+        def dropped(y: Tensor) -> Tensor:
+            return torch.native_dropout(y, dropout, True)[0] if dropout else y
+
+        narrow = _narrowed(parameters, dtype, x.shape[1])
+        kept = [dropped(x.relu().to(dtype)) if is_raw else x.to(dtype)]
+        for place, (weight, bias) in enumerate(zip(narrow[::2], narrow[1::2], strict=True)):
+            if place < hidden:
+                kept.append(dropped(torch._addmm_activation(bias, kept[-1], weight.t())))
+            else:
+                kept.append(torch.addmm(bias, kept[-1], weight.t()))
+        ctx.save_for_backward(*kept, *narrow[::2])
+        ctx.is_raw, ctx.hidden, ctx.scale, ctx.dtype = is_raw, hidden, 1 / (1 - dropout), x.dtype
+        ctx.wide, ctx.columns = parameters[0].dtype, parameters[0].shape[1]
+        return kept[-1]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        number = len(ctx.saved_tensors) // 2
+        kept, weights = ctx.saved_tensors[: number + 1], ctx.saved_tensors[number + 1 :]
+        of_weights, of_biases = list[Tensor](), list[Tensor]()
+        for place in reversed(range(number)):
+            scale = ctx.scale if place < ctx.hidden else 1.0
+            if place < ctx.hidden:
+                gradient = torch.ops.aten.threshold_backward(gradient, kept[place + 1], 0)
+            of_weights.insert(0, _product(gradient.t(), kept[place], scale))
+            of_biases.insert(0, gradient.sum(0, dtype=ctx.wide))
+            if place or ctx.needs_input_grad[0]:
+                below = ctx.scale if ctx.is_raw and not place else 1.0
+                gradient = _product(gradient, weights[place], scale * below)
+        if ctx.scale != 1.0 and ctx.hidden:
+            torch._foreach_mul_(of_biases[: ctx.hidden], ctx.scale)
+        of_first = of_weights[0][:, : ctx.columns].to(ctx.wide).contiguous()
+        of_weights = [of_first, *_together(of_weights[1:], ctx.wide)]
+        slopes = [each for pair in zip(of_weights, of_biases, strict=True) for each in pair]
+        of_x = None
+        if ctx.needs_input_grad[0]:
+            of_x = torch.ops.aten.threshold_backward(gradient, kept[0], 0) if ctx.is_raw else gradient
+            of_x = of_x.to(ctx.dtype)
+        return of_x, None, None, None, None, *slopes
+
+
+def _narrowed(parameters: Sequence[Tensor], dtype: torch.dtype, columns: int) -> list[Tensor]:
+    """The parameters in a type, the first one with so many columns."""
+    first, rest = parameters[0], list(parameters[1:])
+    if columns > first.shape[1]:
+        padded = first.new_zeros(len(first), columns, dtype=dtype)
+        padded[:, : first.shape[1]].copy_(first)
+        return [padded, *_together(rest, dtype)]
+    return _together([first, *rest], dtype)
+
+
+def _together(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """The tensors in a type, by one copy of all."""
+    if not tensors or tensors[0].dtype == dtype:
+        return tensors
+    found = [torch.empty_like(each, dtype=dtype) for each in tensors]
+    torch._foreach_copy_(found, tensors)
+    return found
+
+
+def _product(a: Tensor, b: Tensor, scale: float) -> Tensor:
+    return torch.mm(a, b) if scale == 1.0 else torch.addmm(a.new_empty(()), a, b, beta=0, alpha=scale)
+
+
 class Gather(torch.autograd.Function):
     """`kernels.gather_rows`; the gradient is of the store, or a COO tensor of the rows seen, whose ids may repeat."""
 

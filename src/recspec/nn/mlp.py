@@ -5,7 +5,7 @@ Shapes: B or N rows; dims the widths of input and layers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Literal, cast
 
@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from recspec.nn.dropout import in_digits
-from recspec.nn.hand_written import ReluDropout, may_replace
+from recspec.nn.hand_written import DenseLayers, ReluDropout, may_replace
 from recspec.nn.losses import at_least_fp32
 from recspec.nn.uncompiled import uncompiled
 
@@ -46,6 +46,8 @@ class Mlp(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """All layers."""
         if may_replace(*self.layers):
+            if runs_on_gpu(x):
+                return self._at_once([x])
             return self.after_first(aligned_linear(x, self.first))
         for layer in self.layers:
             x = F.dropout(F.relu(layer(x)), self.dropout, self.training)
@@ -54,8 +56,23 @@ class Mlp(nn.Module):
     def of_parts(self, parts: Sequence[Tensor]) -> Tensor:
         """All layers, from parts of the input (B, n) that are put side by side."""
         if may_replace(self):
+            if runs_on_gpu(parts[0]):
+                return self._at_once(parts)
             return self.after_first(aligned_linear(parts, self.first))
         return cast(Tensor, self(torch.cat([*parts], dim=1)))
+
+    def logits_of_parts(self, parts: Sequence[Tensor], out: nn.Linear) -> Tensor:
+        """`of_parts`, then an output layer of one unit: (B,)."""
+        if runs_on_gpu(parts[0]) and may_replace(self, out):
+            return self._at_once(parts, out).squeeze(-1)
+        return cast(Tensor, out(self.of_parts(parts)).squeeze(1))
+
+    def _at_once(self, parts: Sequence[Tensor], out: nn.Linear | None = None) -> Tensor:
+        return self._dense(aligned(parts, self.first.in_features), self.layers, out)
+
+    def _dense(self, x: Tensor, layers: Iterable[nn.Module], out: nn.Linear | None = None, **how: bool) -> Tensor:
+        hidden = [cast(nn.Linear, each) for each in layers]
+        return dense(x, hidden, self.dropout if self.training else 0.0, out, **how)
 
     def after_first(self, x: Tensor) -> Tensor:
         """The layers after the first linear one, from its output (..., dims[1]), which they overwrite."""
@@ -70,6 +87,8 @@ class Mlp(nn.Module):
 
     def _hidden(self, x: Tensor) -> tuple[Tensor, float]:
         """The last layer's units, and the factor that they still lack."""
+        if runs_on_gpu(x) and torch.is_grad_enabled() and len(self.layers) > 1:
+            return self._dense(x, self.layers[1:], is_raw=True), 1.0
         shape = x.shape[:-1]
         x, scale = relu_dropout_(x, self.dropout, training=self.training)
         # In two dimensions a layer's output is no view, so overwriting it costs nothing in the backward pass.
@@ -80,6 +99,27 @@ class Mlp(nn.Module):
             x = F.linear(x, weight if scale == 1.0 else weight * scale, bias)
             x, scale = relu_dropout_(x, self.dropout, training=self.training)
         return x.view(*shape, x.shape[-1]), scale
+
+
+def runs_on_gpu(x: Tensor) -> bool:
+    """Whether `dense` is for this input; compilers merge torch's own operations themselves."""
+    return x.device.type in ("cuda", "meta") and not torch.compiler.is_compiling()
+
+
+def dense(
+    x: Tensor, layers: Sequence[nn.Linear], dropout: float, out: nn.Linear | None = None, *, is_raw: bool = False
+) -> Tensor:
+    """Layers on a GPU, each followed by ReLU and dropout, then `out`, if given: (..., dims[0]) -> (..., dims[-1]).
+
+    If the input `is_raw`, ReLU and dropout come first. It may have more columns than the first layer, of zeros.
+    """
+    every = [*layers] if out is None else [*layers, out]
+    narrow = torch.is_autocast_enabled(x.device.type)
+    dtype = torch.get_autocast_dtype(x.device.type) if narrow else every[0].weight.dtype
+    parameters = [each for layer in every for each in (layer.weight, layer.bias)]
+    rows = x.reshape(-1, x.shape[-1])
+    found = cast(Tensor, DenseLayers.apply(rows, is_raw, dtype, dropout, len(layers), *parameters))  # type: ignore[no-untyped-call]
+    return found.view(*x.shape[:-1], found.shape[1])
 
 
 def aligned_linear(x: Tensor | Sequence[Tensor], layer: nn.Linear) -> Tensor:
@@ -94,8 +134,13 @@ def aligned_linear(x: Tensor | Sequence[Tensor], layer: nn.Linear) -> Tensor:
     more, last = -layer.in_features % 8, parts[-1]
     if torch.compiler.is_compiling() or not more or last.shape[:-1].numel() * layer.in_features < SMALL:
         return cast(Tensor, layer(torch.cat([*parts], dim=-1) if len(parts) > 1 else last))
-    padded = torch.cat([*parts, last.new_zeros(*last.shape[:-1], more)], dim=-1)
-    return F.linear(padded, F.pad(layer.weight, (0, more)), layer.bias)
+    return F.linear(aligned(parts, layer.in_features), F.pad(layer.weight, (0, more)), layer.bias)
+
+
+def aligned(parts: Sequence[Tensor], width: int) -> Tensor:
+    """Parts side by side, (..., width) together, padded with zeros to a multiple of 8 columns."""
+    more = [parts[-1].new_zeros(*parts[-1].shape[:-1], -width % 8)] if width % 8 else []
+    return torch.cat([*parts, *more], dim=-1) if len(parts) + len(more) > 1 else parts[0]
 
 
 def relu_dropout_(x: Tensor, p: float, *, training: bool) -> tuple[Tensor, float]:

@@ -20,7 +20,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -205,15 +205,25 @@ class FormulaOptimizer(RowOptimizer):
 
     def _step_whole(self) -> None:
         for group in self.param_groups:
+            together: list[tuple[Tensor, Tensor]] = []
             for parameter in group["params"]:
                 if (gradient := parameter.grad) is not None:
                     if group["weight_decay"]:
                         gradient = gradient.add(parameter, alpha=group["weight_decay"])
-                    self.update_whole(group, parameter, gradient)
+                    if parameter.device.type == "cpu":
+                        self.update_whole(group, parameter, gradient)
+                    else:
+                        together.append((parameter, gradient))
+            if together:
+                self.update_together(group, [weight for weight, _ in together], [own for _, own in together])
 
     @abstractmethod
     def update_whole(self, group: Group, weight: Tensor, gradient: Tensor) -> None:
-        """Update all of `weight`."""
+        """Update all of `weight` on a CPU."""
+
+    @abstractmethod
+    def update_together(self, group: Group, weights: list[Tensor], gradients: list[Tensor]) -> None:
+        """Update all of the `weights` on a GPU, where a launch for each would take longer than the arithmetic."""
 
 
 class RmsProp(FormulaOptimizer):
@@ -236,10 +246,15 @@ class RmsProp(FormulaOptimizer):
         state["step"] += 1
         return int(state["step"])
 
-    def update_whole(self, group: Group, weight: Tensor, gradient: Tensor) -> None:
+    def _begin(self, group: Group, weight: Tensor) -> Group:
+        """Count a step of all of a parameter; returns its state."""
         step, state = self._count(group, weight), self.state[weight]
         if "row_step" in state:
             state["square"].mul_(_missed(group["rho"], step - 1, state.pop("row_step")))
+        return cast(Group, state)
+
+    def update_whole(self, group: Group, weight: Tensor, gradient: Tensor) -> None:
+        state = self._begin(group, weight)
         if not group["momentum"]:
             self._update(group, weight, state["square"], gradient)
             return
@@ -247,6 +262,26 @@ class RmsProp(FormulaOptimizer):
             square.mul_(group["rho"]).addcmul_(slope, slope, value=1 - group["rho"])
             speed.mul_(group["momentum"]).addcdiv_(slope, torch.sqrt(square, out=root).add_(group["eps"]))
             rows.sub_(speed, alpha=group["lr"])
+
+    def update_together(self, group: Group, weights: list[Tensor], gradients: list[Tensor]) -> None:
+        states = [self._begin(group, weight) for weight in weights]
+        squares = [state["square"] for state in states]
+        if not group["momentum"] and all(map(is_packed, weights)):
+            late = [torch.full((), LATE, device=weights[0].device)] * len(weights)
+            # Adam's first moment becomes the gradient, so it may lie where the gradient does.
+            adam_step(weights, gradients, gradients, squares, [], late, fused=True, **_as_adam(group))
+            return
+        torch._foreach_mul_(squares, group["rho"])
+        torch._foreach_addcmul_(squares, gradients, gradients, value=1 - group["rho"])
+        roots = torch._foreach_sqrt(squares)
+        torch._foreach_add_(roots, group["eps"])
+        if group["momentum"]:
+            speeds = [state["velocity"] for state in states]
+            torch._foreach_mul_(speeds, group["momentum"])
+            torch._foreach_addcdiv_(speeds, gradients, roots)
+            torch._foreach_add_(weights, speeds, alpha=-group["lr"])
+        else:
+            torch._foreach_addcdiv_(weights, gradients, roots, value=-group["lr"])
 
     def update_rows(self, group: Group, weight: Tensor, ids: Tensor, gradient: Tensor) -> None:
         step, state = self._count(group, weight), self.state[weight]
@@ -269,12 +304,21 @@ class RmsProp(FormulaOptimizer):
             blocks = zip(*_blocks(1, weight, square, gradient), strict=True)
             room, rows, squares, slopes = (list(each) for each in blocks)
             room[0].zero_()
-            rates = {"beta1": 0.0, "beta2": group["rho"], "lr": group["lr"], "eps": group["eps"]}
-            adam_step(rows, slopes, room, squares, [], [torch.tensor(1e12) for _ in rows], fused=True, **rates)
+            late = [torch.tensor(LATE) for _ in rows]
+            adam_step(rows, slopes, room, squares, [], late, fused=True, **_as_adam(group))
         else:
             square.mul_(group["rho"]).addcmul_(gradient, gradient, value=1 - group["rho"])
             root = square.sqrt().add_(group["eps"])
             weight.addcdiv_(gradient, root, value=-group["lr"])
+
+
+LATE = 1e12
+"""A step so late that Adam corrects no bias."""
+
+
+def _as_adam(group: Group) -> dict[str, Any]:
+    """The rates of Adam that make it RMSprop."""
+    return {"beta1": 0.0, "beta2": group["rho"], "lr": group["lr"], "eps": group["eps"]}
 
 
 def _missed(rho: float, step: int, row_step: Tensor) -> Tensor:
@@ -306,6 +350,28 @@ class Ftrl(FormulaOptimizer):
     def update_whole(self, group: Group, weight: Tensor, gradient: Tensor) -> None:
         for block in _blocks(2, weight, *self._state(group, weight), gradient):
             self._update(group, block)
+
+    def update_together(self, group: Group, weights: list[Tensor], gradients: list[Tensor]) -> None:
+        rate, l1, l2 = group["lr"], group["l1"], group["l2"]
+        states = [self._state(group, weight) for weight in weights]
+        if rate == 0:
+            return
+        accumulators, linears = [own for own, _ in states], [own for _, own in states]
+        before = torch._foreach_sqrt(accumulators)
+        torch._foreach_addcmul_(accumulators, gradients, gradients)
+        roots = torch._foreach_sqrt(accumulators)
+        torch._foreach_add_(linears, gradients)
+        torch._foreach_sub_(before, roots)
+        torch._foreach_addcmul_(linears, before, weights, value=1 / rate)
+        if l2:
+            torch._foreach_add_(roots, 2 * l2 * rate)
+        pulled = linears
+        if l1:
+            within = torch._foreach_clamp_min(linears, -l1)
+            torch._foreach_clamp_max_(within, l1)
+            pulled = [*torch._foreach_sub(linears, within)]
+        torch._foreach_zero_(weights)
+        torch._foreach_addcdiv_(weights, pulled, roots, value=-rate)
 
     def update_rows(self, group: Group, weight: Tensor, ids: Tensor, gradient: Tensor) -> None:
         with rows_of(ids, weight, *self._state(group, weight)) as rows:
@@ -352,6 +418,18 @@ class RowwiseAdagrad(FormulaOptimizer):
         total = self._sums(group, weight)
         alike = (len(total), math.prod(weight.shape[1:]))  # -1 fails for a table without rows
         self._update(group, weight.view(alike), total, gradient.reshape(alike))
+
+    def update_together(self, group: Group, weights: list[Tensor], gradients: list[Tensor]) -> None:
+        totals = [self._sums(group, weight) for weight in weights]
+        shapes = [(len(total), math.prod(weight.shape[1:])) for total, weight in zip(totals, weights, strict=True)]
+        slopes = [gradient.reshape(shape) for gradient, shape in zip(gradients, shapes, strict=True)]
+        squares = torch._foreach_mul(slopes, slopes)
+        torch._foreach_add_(totals, [each.mean(1, keepdim=True) for each in squares])
+        roots = torch._foreach_sqrt(totals)
+        torch._foreach_add_(roots, group["eps"])
+        torch._foreach_reciprocal_(roots)
+        for weight, shape, slope, inverse in zip(weights, shapes, slopes, roots, strict=True):
+            weight.view(shape).addcmul_(slope, inverse, value=-group["lr"])
 
     def update_rows(self, group: Group, weight: Tensor, ids: Tensor, gradient: Tensor) -> None:
         with rows_of(ids, weight, self._sums(group, weight)) as (rows, total):

@@ -60,19 +60,21 @@ class TrainingStep:
         micro = math.ceil(most / self.accumulate)
         # DDP averages over ranks and the loss over rows: weights make it the mean over the rows of all ranks.
         weight = self.ranks.world_size * own_share / all_shares
-        total = torch.zeros((), device=self.ranks.device)
+        total: Tensor | None = None
         for start in range(0, most, micro):
             part = take(batch, slice(start, start + micro)) if self.accumulate > 1 else batch
             own_rows = num_rows(part)
             if not own_rows:
                 part = take(batch, slice(0, 1))
             with self._no_sync(start + micro >= most), self._autocast():
-                loss = objective(part) * (weight * own_rows / rows)
+                loss = objective(part)
+                if (share := weight * own_rows / rows) != 1.0:
+                    loss = loss * share
             if not (own_rows and own_share):
                 self.statistics.leave_out_last()
             self.scaler.scale(loss).backward()
             self.shards.collect()
-            total += loss.detach()
+            total = loss.detach() if total is None else total + loss.detach()
         self.statistics.follow()
         self._share_sparse_gradients()
         self.shards.deliver(lambda name: name in self.plan.sparse_gradients.value)
@@ -82,7 +84,9 @@ class TrainingStep:
         self.optimizers.step(self.scaler)
         self.scaler.update()
         self.optimizers.zero_grad()
-        return total / self.ranks.world_size
+        assert total is not None, "a step has rows"
+        # The next step overwrites what a CUDA graph gave.
+        return total if self.ranks.world_size == 1 and self.rows_of_graph is None else total / self.ranks.world_size
 
     def _compiled(self) -> nn.Module:
         """The objective as the plan compiles it, wrapped by DDP where there are several ranks."""
