@@ -23,7 +23,7 @@ from recspec.training.step import TrainingStep
 from tests.made_up_device import DEVICE, made_up_device
 from tests.training.test_waits import batches_of
 
-BOUNDS = {"dlrm": 85, "wide_deep": 200, "neumf": 75, "two_tower": 130}
+BOUNDS = {"dlrm": 85, "wide_deep": 200, "neumf": 105, "two_tower": 130}
 """The most operations of a step, of which a sort or a gradient of embeddings takes several launches."""
 
 

@@ -31,6 +31,7 @@ from recspec.nn import (
     RowsHeld,
     at_least_fp32,
     cross_entropy,
+    exact_in_answers,
     floats_in_cache,
     kernels,
     may_replace,
@@ -345,7 +346,7 @@ class NeuMF(Model):
 
     def _of_first(self, x: Tensor) -> Tensor:
         """The MLP's part of logits (...), from its first layer's output (..., D)."""
-        return self.mlp.after_first(x) @ self.out.weight[0, -self.settings.layers[-1] :]
+        return exact_in_answers(self.mlp.after_first(x), self.out.weight[0, -self.settings.layers[-1] :])
 
     def _of_sums(self, ours: Tensor, theirs: Tensor) -> Tensor:
         """The MLP's part of logits (R, N) from the first layer's parts of users (R, D) and items (D, N).
