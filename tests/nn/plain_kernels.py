@@ -1,13 +1,18 @@
-"""What every Triton kernel computes, in plain torch; see the functions of the same names in `kernels`."""
+"""What every Triton kernel computes, in plain torch.
+
+See the functions of the same names in `kernels` and `recurrence_kernels`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
 
 from recspec.nn import kernels
+from recspec.nn.events import Events
 
 
 def gather_rows(store: Tensor, ids: Tensor, firsts: Tensor, stops: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -60,3 +65,74 @@ def dots_backward(vectors: Tensor, gradient: Tensor) -> Tensor:
     both = gradient.new_zeros(len(vectors), vectors.shape[1], vectors.shape[1])
     both[:, row, column] = both[:, column, row] = gradient
     return torch.bmm(both, vectors)
+
+
+def recur(gates: Tensor, attention: Tensor | None, weight_h: Tensor, events: Events) -> tuple[Tensor, Tensor, Tensor]:
+    hidden = weight_h.shape[1]
+    states, recalled = gates.new_zeros(2, events.num_events, hidden)
+    state, ends = gates.new_zeros(events.num_rows, hidden), _ends(events)
+    for step, place in _steps(events):
+        old = state[: len(recalled[place])]
+        product, gate = old @ weight_h.t(), gates[place]
+        recalled[place] = product[:, 2 * hidden :]
+        gate[:, : 2 * hidden] = (gate[:, : 2 * hidden] + product[:, : 2 * hidden]).sigmoid()
+        update, reset, candidate = gate.chunk(3, 1)
+        candidate += reset * recalled[place]
+        candidate.tanh_()
+        weight = 1.0 if attention is None else attention[place, None]
+        changed = old + weight * update * (candidate - old)
+        states[place] = torch.where((step < ends[: len(old)]).unsqueeze(1), changed, old)
+        state = torch.cat([states[place], state[len(old) :]])
+    return states, torch.empty_like(state).index_copy_(0, _order(events), state), recalled
+
+
+def recur_backward(
+    of_states: Tensor | None,
+    of_last: Tensor | None,
+    gates: Tensor,
+    attention: Tensor | None,
+    weight_h: Tensor,
+    states: Tensor,
+    recalled: Tensor,
+    events: Events,
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    hidden, ends = weight_h.shape[1], _ends(events)
+    slopes = gates.new_zeros(len(gates), 4 * hidden)
+    of_attention = None if attention is None else torch.zeros_like(attention)
+    carried = gates.new_zeros(events.num_rows, hidden) if of_last is None else of_last[_order(events)]
+    before = torch.zeros_like(states)
+    places = [place for _, place in _steps(events)]
+    for earlier, place in pairwise(places):
+        before[place] = states[earlier][: len(states[place])]
+    for step, place in reversed([*_steps(events)]):
+        update, reset, candidate = gates[place].chunk(3, 1)
+        alive = (step < ends[: len(update)]).unsqueeze(1)
+        here = carried[: len(update)] + (0.0 if of_states is None else of_states[place])
+        here = here.where(alive, 0.0)
+        weight = 1.0 if attention is None else attention[place, None]
+        of_update = (candidate - before[place]) * here * update
+        if of_attention is not None:
+            of_attention[place] = of_update.sum(1)
+        of_candidate = here * update * weight
+        of_inner = of_candidate * (1 - candidate.square())
+        of_reset = of_inner * recalled[place] * reset * (1 - reset)
+        slopes[place] = torch.cat([of_inner * reset, of_update * weight * (1 - update), of_reset, of_inner], 1)
+        own = here - of_candidate + slopes[place, : 3 * hidden] @ weight_h.roll(hidden, 0)
+        carried = torch.cat([torch.where(alive, own, carried[: len(own)]), carried[len(own) :]])
+    return slopes, of_attention, before[events.sizes[0] if events.sizes else 0 :]
+
+
+def _steps(events: Events) -> Iterator[tuple[int, slice]]:
+    """Every step and its places."""
+    stops = [*accumulate(events.sizes)]
+    return enumerate(map(slice, [0, *stops], stops))
+
+
+def _order(events: Events) -> Tensor:
+    assert events.order is not None
+    return events.order
+
+
+def _ends(events: Events) -> Tensor:
+    """The number of events of each row, from the longest history to the shortest."""
+    return events.lengths[_order(events)]

@@ -19,12 +19,13 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import recspec
-from recspec.nn import events, kernels
+from recspec.nn import events, kernels, recurrence_kernels
 from recspec.nn.dropout import relu_and_drop_
 from recspec.nn.hand_written import (
     DenseLayers,
     Dots,
     EventWeights,
+    FusedRecurrence,
     Gather,
     NextEventLoss,
     Recurrence,
@@ -188,6 +189,14 @@ CASES: dict[str, Case] = {
     "Recurrence with attention": Case(
         lambda *x: Recurrence.apply(*x, EVENTS), recurrence_plainly, [(T, W), (T,), *OF_RECURRENCE]
     ),
+    "FusedRecurrence": Case(
+        lambda x, *weights: FusedRecurrence.apply(x, None, *weights, EVENTS),
+        recurrence_plainly,
+        [(T, W), *OF_RECURRENCE],
+    ),
+    "FusedRecurrence with attention": Case(
+        lambda *x: FusedRecurrence.apply(*x, EVENTS), recurrence_plainly, [(T, W), (T,), *OF_RECURRENCE]
+    ),
     "RowsOf": Case(lambda store: RowsOf.apply(IDS, store), lambda store: store[IDS], [(9, W)]),
     "Gather": Case(gathered(sparse=False), lambda store: store[OF_TABLES + FIRSTS], [(9, W)]),
     "Gather sparse": Case(gathered(sparse=True), lambda store: store[OF_TABLES + FIRSTS], [(9, W)]),
@@ -225,6 +234,8 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("recspec.nn.dropout.DROPPED", 256)
     for name in ("gather_rows", "dots", "dots_backward"):
         monkeypatch.setattr(kernels, name, getattr(plain_kernels, name))
+    for name in ("recur", "recur_backward"):
+        monkeypatch.setattr(recurrence_kernels, name, getattr(plain_kernels, name))
     EVENTS.__dict__.pop("blocks", None)
 
 

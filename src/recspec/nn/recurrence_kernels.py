@@ -138,6 +138,11 @@ def _recur(
         remembers = there & (step > 0)
         for first in tl.range(0, hidden, units, num_stages=1):
             column = first + unit
+            mask = there[:, None] & (column < hidden)[None, :]
+            gate = gates + place[:, None] * (3 * hidden) + column[None, :]
+            # Asked for early: they come from memory while the products are computed. A third one would spill.
+            x_reset = tl.load(gate + hidden, mask=mask, other=0.0)
+            x_candidate = tl.load(gate + 2 * hidden, mask=mask, other=0.0)
             update = tl.zeros((rows, units), tl.float32)
             reset = tl.zeros((rows, units), tl.float32)
             memory = tl.zeros((rows, units), tl.float32)
@@ -153,13 +158,11 @@ def _recur(
                 reset += tl.dot(before, weight, input_precision=precision)
                 weight = tl.load(weights + 2 * hidden * hidden, mask=known, other=0.0)
                 memory += tl.dot(before, weight, input_precision=precision)
-            mask = there[:, None] & (column < hidden)[None, :]
-            gate = gates + place[:, None] * (3 * hidden) + column[None, :]
             at = place[:, None] * hidden + column[None, :]
             tl.store(recalled + at, memory, mask=mask)
-            reset = tl.sigmoid(tl.load(gate + hidden, mask=mask, other=0.0) + reset)
+            reset = tl.sigmoid(x_reset + reset)
             tl.store(gate + hidden, reset, mask=mask)
-            candidate = tl.load(gate + 2 * hidden, mask=mask, other=0.0) + reset * memory
+            candidate = x_candidate + reset * memory
             candidate = 2 * tl.sigmoid(2 * candidate) - 1  # tanh
             tl.store(gate + 2 * hidden, candidate, mask=mask)
             update = tl.sigmoid(tl.load(gate, mask=mask, other=0.0) + update)
