@@ -436,29 +436,40 @@ def test_half_the_bits_take_half_the_bytes(
     assert 0 < found.mean < allowed
 
 
-def test_int8_products_have_a_step_for_each_row_and_output() -> None:
-    """x W with whole numbers in W: what is rounded is x (2, 64), to 255ths of its row's largest."""
+def one_product(weight: np.ndarray) -> ModelProto:
+    """ReLU(x) W, named "wide", with a weight (inputs, outputs)."""
     from onnx import TensorProto, checker, helper, numpy_helper
 
-    random = np.random.default_rng(0)
-    weight = random.integers(-127, 128, (64, 64)).astype(np.float32)
-    weight[0] = 127.0  # so that a column's step is 1
     nodes = [
         helper.make_node("Relu", ["x"], ["positive"]),
         helper.make_node("MatMul", ["positive", "w"], ["probability"], name="wide"),
         helper.make_node("Identity", ["probability"], ["logit"]),
     ]
-    shape = ["rows", 64]
-    outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in ("probability", "logit")]
-    graph = helper.make_graph(
-        nodes, "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)], outputs,
-        [numpy_helper.from_array(weight, "w")],
-    )  # fmt: skip
+
+    def info(name: str, width: int) -> Any:
+        return helper.make_tensor_value_info(name, TensorProto.FLOAT, ["rows", width])
+
+    width, units = weight.shape
+    outputs = [info(name, units) for name in ("probability", "logit")]
+    graph = helper.make_graph(nodes, "g", [info("x", width)], outputs, [numpy_helper.from_array(weight, "w")])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
     checker.check_model(model)
+    return model
+
+
+def of_numbers(model: ModelProto, width: int) -> OnnxModel:
+    """A program that reads one vector of numbers, "x"."""
+    return OnnxModel(model.SerializeToString(), Signature("rows", (Port("x", "float32", width, "row"),)), threads=1)
+
+
+def test_int8_products_have_a_step_for_each_row_and_output() -> None:
+    """x W with whole numbers in W: what is rounded is x (2, 64), to 255ths of its row's largest."""
+    random = np.random.default_rng(0)
+    weight = random.integers(-63, 64, (64, 64)).astype(np.float32)
+    weight[0], weight[1] = 127.0, 0.0  # so that a column's step is 1
+    model = one_product(weight)
     assert onnx_graph.wide_products(model) == ["wide"]
-    narrowed = onnx_graph.with_int8_products(model, ["wide"])
-    program = OnnxModel(narrowed.SerializeToString(), Signature("rows", (Port("x", "float32", 64, "row"),)), threads=1)
+    program = of_numbers(onnx_graph.with_int8_products(model, ["wide"]), 64)
     x = random.random((2, 64)).astype(np.float32)
     x[1] *= 1000  # a row of another size takes no digit from the first
     found = program.run({"x": x})["probability"]
@@ -466,6 +477,45 @@ def test_int8_products_have_a_step_for_each_row_and_output() -> None:
     expected = (np.rint(x / step) * step) @ weight
     assert (np.abs(found - expected) <= 1e-5 * np.abs(x).sum(axis=1, keepdims=True) * 127).all()
     assert np.abs(found[0] - x[0] @ weight).max() > 0
+
+
+def stored(model: ModelProto, name: str) -> np.ndarray:
+    """A constant of the product's int8 form."""
+    from onnx import numpy_helper
+
+    (found,) = [each for each in model.graph.initializer if each.name == f"probability.{name}"]
+    return np.asarray(numpy_helper.to_array(found))
+
+
+def test_two_neighbouring_weights_of_one_sign_have_an_int8_sum_of_at_most_128() -> None:
+    """By hand, with one column each: neighbours are inputs 0 and 1, and 2 and 3."""
+    columns = {
+        "unlike signs": ([127, -127, 3, 0], 1, [127, -127, 3, 0]),
+        "of two pairs": ([0, 127, 127, 0], 1, [0, 127, 127, 0]),
+        "one sign": ([127, 127, 3, 0], 2, [64, 64, 2, 0]),
+        "both below 0": ([0, 1, -100, -154], 2, [0, 0, -50, -77]),
+        "a last input alone": ([64, 63, 0, 0, 127], 1, [64, 63, 0, 0, 127]),
+    }
+    for what, (weight, step, expected) in columns.items():
+        made = onnx_graph.with_int8_products(one_product(np.array([weight], np.float32).T.repeat(2, 1)), ["wide"])
+        assert stored(made, "weight")[:, 0].tolist() == expected, what
+        assert stored(made, "steps") == pytest.approx([step, step]), what
+
+
+@pytest.mark.parametrize("width", [64, 67, 400])
+def test_int8_products_are_exact_on_every_cpu(width: int) -> None:
+    """Inputs of 0 and the row's largest become 0 and 255, beside which two products overflow 16 bits most easily."""
+    random = np.random.default_rng(width)
+    made = onnx_graph.with_int8_products(one_product(random.normal(size=(width, 64)).astype(np.float32)), ["wide"])
+    weight, steps = stored(made, "weight").astype(np.int64), stored(made, "steps").astype(np.float64)
+    for sign in (1, -1):
+        one_sign = np.maximum(sign * weight, 0)
+        assert (one_sign[:-1:2] + one_sign[1::2]).max() <= 128
+    program = of_numbers(made, width)
+    for rows in (1, 2, 7, 64):
+        digits = 255 * (weight.T[:rows] > 0)  # every product of a row's own column is above 0
+        found = program.run({"x": digits.astype(np.float32)})["probability"]
+        np.testing.assert_allclose(found, digits @ weight * steps, rtol=1e-5, atol=1e-2)
 
 
 def test_int8_keeps_to_its_tolerance_by_leaving_products_out(
