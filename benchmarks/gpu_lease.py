@@ -18,6 +18,7 @@ pydantic; no network.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import multiprocessing
 import os
@@ -115,6 +116,9 @@ def work(order: Order, parent: Any) -> None:
         except Exception as error:
             figures = {"error": _cause(error), "traceback": traceback.format_exc()[-3000:]}
         figures |= {"task_seconds": round(time.perf_counter() - started, 1), "device_seconds": round(on_device, 1)}
+        if order.device.startswith("cuda"):
+            gc.collect()
+            torch.cuda.empty_cache()  # other models have their own processes
         parent.send(("done", task.name, figures))
         if "error" in figures and order.device.startswith("cuda"):
             try:

@@ -11,15 +11,41 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
-from recspec.nn import kernels
+from recspec.nn import history_search, kernels
 from recspec.nn.events import Events
 
 
-def gather_rows(store: Tensor, ids: Tensor, firsts: Tensor, stops: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    rows = ids.long() + firsts
-    inside = (ids >= 0) & (rows < stops)
+def gather_rows(
+    store: Tensor, ids: Tensor, firsts: Tensor | None, stops: Tensor | None, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    rows = ids.long() + (0 if firsts is None else firsts)
+    inside = (ids >= 0) & (rows < (len(store) if stops is None else stops))
     vectors = store.index_select(0, rows.where(inside, 0).flatten()).view(*ids.shape, store.shape[1]).to(dtype)
     return vectors.masked_fill(~inside.unsqueeze(-1), torch.nan), rows.where(inside, -1)
+
+
+def add_rows(into: Tensor, rows: Tensor, gradient: Tensor) -> None:
+    into.index_add_(0, rows[rows >= 0], gradient[rows >= 0].to(into.dtype))
+
+
+def attend(store: Tensor, rows: Tensor, present: Tensor, queries: Tensor, *, mean: bool) -> tuple[Tensor, Tensor]:
+    vectors = store[rows].flatten(2)
+    scores, sums = history_search.attend(vectors, present, queries)
+    if mean:
+        more = history_search.mean_with_one_more(vectors, present)
+        sums = torch.cat([sums, more.unsqueeze(1)], dim=1)
+    return scores, sums
+
+
+def attend_backward(
+    store: Tensor, rows: Tensor, present: Tensor, queries: Tensor, gradient: Tensor, of_store: Tensor, *, mean: bool
+) -> Tensor:
+    with torch.enable_grad():
+        given = store.detach().requires_grad_(), queries.detach().requires_grad_()
+        _, sums = attend(given[0], rows, present, given[1], mean=mean)
+        slope, of_queries = torch.autograd.grad(sums, given, gradient)
+    of_store += slope
+    return of_queries
 
 
 def update_rows(

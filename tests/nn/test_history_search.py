@@ -266,7 +266,8 @@ def tables_and_padded(length: int, columns: int, heads: int) -> tuple[TableHisto
     """Histories of 0 to `length` events in both forms, and queries; the first has none."""
     store = drawn(30, 5).requires_grad_()
     rows = torch.randint(30, (4, length, columns), device=DEVICE)
-    present = torch.arange(length, device=DEVICE) < torch.tensor([[0], [1], [length], [length // 2]], device=DEVICE)
+    present = torch.arange(length + 3, device=DEVICE) < torch.tensor([[0], [1], [length], [length // 2]], device=DEVICE)
+    present = present[:, :length]  # a part, as that of SIM's long history
     vectors = store[rows].flatten(2)
     queries = drawn(4, heads, columns * 5).requires_grad_()
     return TableHistory(store, rows, present), PaddedHistory(vectors, present), queries
@@ -281,8 +282,8 @@ def test_attention_in_the_table_is_that_of_vectors(length: int, columns: int, he
     assert_close(found, expected)
     weights = torch.randn_like(found)
     ours, theirs = (torch.autograd.grad((each * weights).sum(), (table.store, queries)) for each in (found, expected))
-    for one, other in zip(ours, theirs, strict=True):
-        assert_close(one, other)
+    for one, other in zip(ours, theirs, strict=True):  # sums of up to 30 events, in another order
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
 @with_triton

@@ -105,17 +105,17 @@ class NextEvent(nn.Module):
         plain, given = may_replace(self.mlp, self.out), (states, happened, sampled)
         if plain and events.in_large_steps and all(self.mlp.can_replace(each) for each in given):
             return self._by_blocks(*given, events)
-        earlier, later = events.successors()
+        before, right_and_wrong = events.before(states), [events.after(each) for each in (happened, sampled)]
         if plain:
             of_state, of_event = self._parts
-            known = F.linear(states.index_select(0, earlier), of_state, self.mlp.first.bias)
-            firsts = [known + F.linear(each.index_select(0, later), of_event) for each in (happened, sampled)]
+            known = F.linear(before, of_state, self.mlp.first.bias)
+            firsts = [known + F.linear(each, of_event) for each in right_and_wrong]
         else:
-            firsts = [self.mlp.first(torch.cat([states[earlier], each[later]], dim=1)) for each in (happened, sampled)]
+            firsts = [self.mlp.first(torch.cat([before, each], dim=1)) for each in right_and_wrong]
         right, wrong = (at_least_fp32(self.out(self.mlp.after_first(first)).squeeze(1)) for first in firsts)
         losses = F.softplus(-right) + F.softplus(wrong)
-        losses = losses / (events.lengths - 1).clamp(min=1)[events.rows[later]]
-        follows = events.follows(earlier, later)
+        losses = losses / (events.lengths - 1).clamp(min=1)[events.after(events.rows)]
+        follows = events.follows()
         return (losses if follows is None else losses * follows).sum() / max(1, events.num_rows)
 
     def _by_blocks(self, states: Tensor, happened: Tensor, sampled: Tensor, events: Events) -> Tensor:

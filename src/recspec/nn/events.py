@@ -151,6 +151,7 @@ class Events:
         own = self.flat(shares) if self.present is None else shares.flatten()
         return own if self.mask is None else own * self.mask
 
+    @cached_property
     def successors(self) -> tuple[Tensor, Tensor]:
         """Pairs of an event and the next event of its row, as indices of events: (P,), (P,).
 
@@ -169,9 +170,17 @@ class Events:
         earlier = [step[:size] for step, size in zip(steps, self.sizes[1:], strict=False)]
         return torch.cat(earlier or [every[:0]]), every[self.sizes[0] :]
 
-    def follows(self, earlier: Tensor, later: Tensor) -> Tensor | None:
-        """The pairs of `successors` that join two events; None for all."""
-        return None if self.mask is None else self.mask[earlier] & self.mask[later]
+    def before(self, x: Tensor) -> Tensor:
+        """The values of the first events of `successors`: (T, ...) -> (P, ...)."""
+        return x[: len(x) - self.num_rows] if self.is_rectangle else x.index_select(0, self.successors[0])
+
+    def after(self, x: Tensor) -> Tensor:
+        """The values of the second events of `successors`: (T, ...) -> (P, ...)."""
+        return x[self.num_rows :] if self.is_rectangle else x.index_select(0, self.successors[1])
+
+    def follows(self) -> Tensor | None:
+        """The pairs of `successors` that join two events (P,); None for all."""
+        return None if self.mask is None else self.before(self.mask) & self.after(self.mask)
 
 
 def events_of(present: Tensor, *, through_onednn: bool = True, backend: Backend | None = None) -> Events:

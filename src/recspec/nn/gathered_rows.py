@@ -68,6 +68,6 @@ class SumRows(torch.autograd.Function):
 
 
 def _summed(x: Tensor, rows: Tensor, shape: Sequence[int]) -> Tensor:
-    found = x.new_zeros(shape, dtype=torch.float32)
+    found = x.new_zeros(shape, dtype=torch.promote_types(x.dtype, torch.float32))
     kernels.add_rows(found, rows, x)
     return found.to(x.dtype)

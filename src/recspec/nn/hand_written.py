@@ -471,7 +471,7 @@ class Gather(torch.autograd.Function):
             values = gradient.to(ctx.dtype).reshape(rows.numel(), -1)  # in this order, one copy does both
             found = sparse_rows(rows, values, ctx.shape)
         else:
-            found = gradient.new_zeros(ctx.shape, dtype=torch.float32)
+            found = gradient.new_zeros(ctx.shape, dtype=torch.promote_types(ctx.dtype, torch.float32))
             kernels.add_rows(found, rows.flatten(), gradient.reshape(rows.numel(), ctx.shape[1]))
             found = found.to(ctx.dtype)
         return found, None, None, None, None, None
@@ -484,6 +484,7 @@ class Attend(torch.autograd.Function):
     def forward(
         ctx: Any, store: Tensor, queries: Tensor, rows: Tensor, present: Tensor, mean: bool
     ) -> tuple[Tensor, Tensor]:
+        rows, present = rows.contiguous(), present.contiguous()
         scores, sums = kernels.attend(store, rows, present, queries, mean=mean)
         ctx.save_for_backward(
             store, queries, rows, present

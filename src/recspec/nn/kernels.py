@@ -220,7 +220,8 @@ def can_attend(store: Tensor, length: int, columns: int) -> bool:
 def attend(store: Tensor, rows: Tensor, present: Tensor, queries: Tensor, *, mean: bool) -> tuple[Tensor, Tensor]:
     """Dot products of each history's events with its queries, and sums of the events weighted by their softmax.
 
-    An event's vector is C rows of the store side by side, D = C W numbers; a row below 0 gives NaN.
+    An event's vector is C rows of the store side by side, D = C W numbers; a row below 0 gives NaN. All tensors are
+    contiguous.
 
     Args:
         store: the table (N, W), float32.
