@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,9 +15,8 @@ from recspec.distributed.ranks import Ranks
 from recspec.models import MODELS
 from recspec.nn.embeddings import Embeddings
 from recspec.spec import FeatureSpec
-from recspec.training.choices import pick_compile, pick_sparse_gradients, whole_if_compiled
+from recspec.training.choices import pick_compile
 from recspec.training.loop import TrainingRun, train
-from recspec.training.outline import Outline
 from recspec.training.plan import TrainingPlan, make_plan
 from recspec.training.settings import TrainSettings
 from tests import made_up

@@ -135,8 +135,8 @@ class TrainSettings(PlacementSettings, OptimizerSettings):
     deterministic: bool = Field(False, description="use deterministic kernels only; slower on a GPU")
     compile: bool | Literal["auto"] = Field(
         False,
-        description="compile the step with torch.compile; auto: no, since uncompiled steps were faster on CPUs and on a "
-        "GPU. On one GPU, full batches run as CUDA graphs",
+        description="compile the step with torch.compile; auto: no, since uncompiled steps were faster on CPUs and "
+        "on a GPU. On one GPU, full batches run as CUDA graphs",
     )
     threads: int | None = Field(
         None, ge=1, description="number of CPU threads of each process; by default torch's number"
