@@ -246,8 +246,8 @@ def work_of_step(run: TrainingRun, taken: Iterator[Tensor]) -> Work:
             # An optimizer's step may call that of the class it extends, whose hooks are these too.
             moved.update({weight: _moved(optimizer, weight) for weight in group["params"] if weight.grad is not None})
 
-    in_place = dict.fromkeys((torch.ops.aten.addmm_, torch.ops.aten.baddbmm_), _added_product)
-    counter = FlopCounterMode(display=False, custom_mapping=in_place)
+    added = torch.ops.aten.addmm_, torch.ops.aten.baddbmm_, torch.ops.aten._addmm_activation
+    counter = FlopCounterMode(display=False, custom_mapping=dict.fromkeys(added, _added_product))
     with ExitStack() as hooks, counter as counted, saved_tensors_hooks(keep, lambda tensor: tensor):
         for optimizer in run.optimizers.parts.values():
             hooks.callback(optimizer.register_step_pre_hook(look).remove)
