@@ -64,8 +64,10 @@ class TestEvents:
     def test_each_event_has_its_successor(self, name: str, form: str) -> None:
         present = present_of(name) & (present_of(name).cumsum(1) == torch.arange(1, present_of(name).shape[1] + 1))
         events: Events = FORMS[form](present)
-        earlier, later = events.successors
-        follows = events.follows()
+        earlier, later = events.successors()
+        follows = events.follows(earlier, later)
+        every = torch.arange(events.num_events)
+        earlier, later = every[earlier], every[later]
         if follows is not None:
             earlier, later = earlier[follows], later[follows]
         pairs = sorted(zip(events.places[earlier].tolist(), events.places[later].tolist(), strict=True))

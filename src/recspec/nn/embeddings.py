@@ -45,6 +45,8 @@ class Embeddings(nn.Module):
     `more_ids` gives the number of ids that a row looks up besides a feature's own, as those of a history. `held`
     chooses the rows that this process holds, by default all. They start with the same values as among all rows: every
     table is drawn, and only the held rows are kept.
+
+    One class because every lookup knows the same stores, bounds and settings.
     """
 
     def __init__(

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from recspec.nn.events import Events
+from recspec.nn.events import Events, at
 from recspec.nn.hand_written import EventWeights, NextEventLoss, may_replace, own_precision
 from recspec.nn.losses import at_least_fp32
 from recspec.nn.mlp import ActivatedMlp, Activation, start_glorot
@@ -105,7 +105,8 @@ class NextEvent(nn.Module):
         plain, given = may_replace(self.mlp, self.out), (states, happened, sampled)
         if plain and events.in_large_steps and all(self.mlp.can_replace(each) for each in given):
             return self._by_blocks(*given, events)
-        before, right_and_wrong = events.before(states), [events.after(each) for each in (happened, sampled)]
+        earlier, later = events.successors()
+        before, right_and_wrong = at(states, earlier), [at(each, later) for each in (happened, sampled)]
         if plain:
             of_state, of_event = self._parts
             known = F.linear(before, of_state, self.mlp.first.bias)
@@ -114,8 +115,8 @@ class NextEvent(nn.Module):
             firsts = [self.mlp.first(torch.cat([before, each], dim=1)) for each in right_and_wrong]
         right, wrong = (at_least_fp32(self.out(self.mlp.after_first(first)).squeeze(1)) for first in firsts)
         losses = F.softplus(-right) + F.softplus(wrong)
-        losses = losses / (events.lengths - 1).clamp(min=1)[events.after(events.rows)]
-        follows = events.follows()
+        losses = losses / (events.lengths - 1).clamp(min=1)[at(events.rows, later)]
+        follows = events.follows(earlier, later)
         return (losses if follows is None else losses * follows).sum() / max(1, events.num_rows)
 
     def _by_blocks(self, states: Tensor, happened: Tensor, sampled: Tensor, events: Events) -> Tensor:

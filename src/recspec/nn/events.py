@@ -20,6 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -40,7 +41,10 @@ SHORT = 32
 
 @dataclass(frozen=True)
 class Events:
-    """Where the T events of a batch of histories stand."""
+    """Where the T events of a batch of histories stand.
+
+    One class because each method gives the same result in every form.
+    """
 
     places: Tensor
     """The place of each event in a flattened (B, L) tensor (T,)."""
@@ -151,12 +155,13 @@ class Events:
         own = self.flat(shares) if self.present is None else shares.flatten()
         return own if self.mask is None else own * self.mask
 
-    @cached_property
-    def successors(self) -> tuple[Tensor, Tensor]:
+    def successors(self) -> tuple[Where, Where]:
         """Pairs of an event and the next event of its row, as indices of events: (P,), (P,).
 
         In the padded form P is B (L - 1). `follows` marks the pairs of two events.
         """
+        if self.is_rectangle:
+            return slice(0, self.num_events - self.num_rows), slice(self.num_rows, self.num_events)
         if self.present is not None:
             places = torch.arange(self.num_events, device=self.rows.device).view(self.num_rows, self.length)
             # The last event so far; before the first event, the row's first place.
@@ -170,17 +175,18 @@ class Events:
         earlier = [step[:size] for step, size in zip(steps, self.sizes[1:], strict=False)]
         return torch.cat(earlier or [every[:0]]), every[self.sizes[0] :]
 
-    def before(self, x: Tensor) -> Tensor:
-        """The values of the first events of `successors`: (T, ...) -> (P, ...)."""
-        return x[: len(x) - self.num_rows] if self.is_rectangle else x.index_select(0, self.successors[0])
-
-    def after(self, x: Tensor) -> Tensor:
-        """The values of the second events of `successors`: (T, ...) -> (P, ...)."""
-        return x[self.num_rows :] if self.is_rectangle else x.index_select(0, self.successors[1])
-
-    def follows(self) -> Tensor | None:
+    def follows(self, earlier: Where, later: Where) -> Tensor | None:
         """The pairs of `successors` that join two events (P,); None for all."""
-        return None if self.mask is None else self.before(self.mask) & self.after(self.mask)
+        return None if self.mask is None else at(self.mask, earlier) & at(self.mask, later)
+
+
+Where: TypeAlias = Tensor | slice
+"""Indices of events, or a range of them."""
+
+
+def at(x: Tensor, where: Where) -> Tensor:
+    """The values at some events: (T, ...) -> (P, ...)."""
+    return x[where] if isinstance(where, slice) else x.index_select(0, where)
 
 
 def events_of(present: Tensor, *, through_onednn: bool = True, backend: Backend | None = None) -> Events:
