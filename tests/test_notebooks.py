@@ -48,6 +48,7 @@ each_notebook = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", each_notebook)
 def test_it_runs(path: Path, tmp_path: Path) -> None:
     notebook = json.loads(path.read_text(encoding="utf-8"))

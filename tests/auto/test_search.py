@@ -126,6 +126,7 @@ def opened_tests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [0, 1, 2])
 def test_a_stopped_final_evaluation_goes_on_and_opens_test_for_no_other_choice(
     data: FeatureSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int

@@ -59,6 +59,7 @@ def test_clicks_have_the_features_that_were_published_for_outbrain(tmp_path: Pat
         assert column.values.min() >= 1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_rows")
 @pytest.mark.parametrize("model", TRAINED_BY_STEPS)
 def test_every_model_is_measured_without_data_of_ones_own(model: str) -> None:
@@ -122,6 +123,7 @@ def test_an_unknown_model_is_told_the_nearest_known_one() -> None:
 # --- answering -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_and_its_export_are_measured_side_by_side(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     data = made_up.interactions(tmp_path / "data")

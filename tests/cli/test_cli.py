@@ -844,6 +844,7 @@ def test_verify_prints_the_manifest_s_digest_and_names_what_was_changed(
 HOSTILE = "-o a?b=1#c%20d[1]*.{x}'\"ü"
 
 
+@pytest.mark.slow
 def test_every_writer_takes_the_name_of_its_place_as_it_is(
     run: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -276,6 +276,7 @@ def test_split_binary_is_written_as_published(tmp_path: Path) -> None:
     assert column(spec, "test", "I1") == pytest.approx(column(same, "test", "I1"), rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["parquet", "split_binary"])
 def test_rows_are_the_same_however_much_is_held_in_memory(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

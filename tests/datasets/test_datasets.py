@@ -96,6 +96,7 @@ def test_the_folder_is_a_whole_dataset(made: Made) -> None:
     assert with_ids(spec) == ([] if made.case.dataset in WITHOUT_IDS else ["user", "item"])
 
 
+@pytest.mark.slow
 def test_no_row_depends_on_an_order_that_was_not_asked_for(
     made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -245,6 +246,7 @@ def test_the_same_again_returns_at_once_and_touches_nothing(made: Made) -> None:
     assert {path: path.stat().st_mtime_ns for path in made.out.rglob("*")} == before
 
 
+@pytest.mark.slow
 def test_the_same_elsewhere_is_the_same_byte_for_byte(
     made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

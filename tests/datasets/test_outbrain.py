@@ -514,6 +514,7 @@ def zip_of(raw: Path, target: Path, folder: str, *, nested: bool) -> Path:
     return target
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", ["zip of zips", "zip of tables", "zip that would lead out", "folder of zips", "deep"])
 def test_zips_are_read_as_their_folder(shape: str, by_hand: FeatureSpec, tmp_path: Path) -> None:
     raw = write(tmp_path / "raw")

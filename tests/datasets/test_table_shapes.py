@@ -317,6 +317,7 @@ def test_codes_that_are_mostly_digits_are_categories(tmp_path: Path, name: str) 
         prepare_table(tmp_path / "b.csv", tmp_path / "price", text.replace(name, "price"))
 
 
+@pytest.mark.slow
 def test_a_wide_table_of_several_files_is_the_same_as_in_one(tmp_path: Path) -> None:
     names = [f"c{place}" for place in range(130)]
     lines = [",".join([*(str((row * 7 + place) % 5 / 2) for place in range(130)), str(row % 2)]) for row in range(60)]

@@ -239,6 +239,7 @@ needs_proc = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 @needs_proc
 def test_a_job_that_loses_a_process_ends_and_goes_on(data: FeatureSpec, tmp_path: Path) -> None:
     run = tmp_path / "run"

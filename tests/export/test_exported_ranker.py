@@ -53,6 +53,7 @@ def raw_rows(predictor: Predictor, rows: int) -> list[dict[str, Any]]:
     return [dict(zip(made, values, strict=True)) for values in zip(*made.values(), strict=True)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 5])
 def test_lists_numbers_and_ids_give_the_predictors_probabilities(
     rankers: dict[str, ExportedRanker], count: int

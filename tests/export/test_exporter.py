@@ -111,6 +111,7 @@ def traced_once(wide: Bundle, exported: Path, monkeypatch: pytest.MonkeyPatch) -
 RANKERS = ("din", "ease", "sasrec", "wide_deep")
 """Models of which a ranker is asked in the quick tests too: of a history, of ids, of a basket, of many features."""
 SLOW = [(name, "ranker") for name in NAMES if name not in RANKERS]
+SLOW += [(name, "rows") for name in ("dien", "gf_cf", "item_knn", "logistic_regression", "markov")]
 
 
 def slow_if(slow: bool, *given: object) -> ParameterSet:
@@ -151,6 +152,7 @@ def test_every_model_answers_any_number_of_rows_as_an_onnx_program(
         assert_it_can_be_narrowed(made.folder / "model.onnx", precision, check)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["neumf", "wide_deep", "dlrm"])
 def test_small_probabilities_keep_their_order(
     name: str, bundled: Callable[..., Bundle], read_by: Callable[[str], FeatureSpec], tmp_path: Path
@@ -206,6 +208,7 @@ class Traced:
         return {name: tensor.detach().numpy() for name, tensor in zip(OUTPUTS, made, strict=True)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [slow_if(case == "sim, dien", case) for case in OF_HISTORIES])
 def test_a_ranker_reads_a_history_once_and_answers_as_rows_do(
     case: str, bundled: Callable[..., Bundle], sequences: FeatureSpec
@@ -272,6 +275,7 @@ def programs(trained: Bundle, form: str) -> tuple[dict[str, ModelProto], Check]:
     return {**made, "int8": onnx_graph.with_int8_products(plain, products)}, check
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("form", "every"), [slow_if(every == 1, form, every) for form in FORMS for every in (1, 9)])
 def test_a_feature_may_have_any_name_that_a_program_uses_inside(form: str, every: int, tmp_path: Path) -> None:
     plain, _ = programs(with_numbers(["price"], tmp_path / "plain"), form)

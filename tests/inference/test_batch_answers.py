@@ -272,6 +272,7 @@ def test_a_killed_process_is_named_and_another_takes_its_shard_up(
     assert sum(each.count for each in done) == 40
 
 
+@pytest.mark.slow
 def test_a_shard_that_kills_every_process_ends_the_job_and_a_second_start_completes_it(
     begun: tuple[Work, list[Shard]], films: Predictor, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -140,6 +140,7 @@ def with_holes(spec: FeatureSpec, dtype: torch.dtype = torch.float64) -> tuple[B
     return {**batch, **holes}, {**batch, **{key: value.gather(1, order) for key, value in holes.items()}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OF_HISTORIES)
 def test_a_place_without_an_event_counts_nowhere(
     name: str, specs: dict[str, FeatureSpec], monkeypatch: pytest.MonkeyPatch

@@ -301,6 +301,7 @@ def test_dot_products_of_vectors_that_lie_apart() -> None:
 # --- without a GPU ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @with_triton
 def test_every_kernel_compiles_for_a_gpu_that_need_not_be_here() -> None:
     """The interpreter runs what the compiler refuses: names from outside the kernel, types that do not fit."""
@@ -372,6 +373,7 @@ def test_every_backend_looks_up_the_same_vectors(
     assert other(nothing).shape == (0, sum(WIDE.values()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("combiner", ["sum", "mean"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise_adagrad", "adam", "rmsprop"])
@@ -516,6 +518,7 @@ def weights(folder: Path) -> dict[str, Tensor]:
     return dict(bundle.load(folder / "bundle").model.state_dict())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_run_ends_with_the_same_weights_and_goes_on_with_another_backend(
     backend: str, clicks: FeatureSpec, tmp_path: Path

@@ -83,6 +83,7 @@ def many(rows: int) -> Tensor:
     return torch.arange(6, device=DEVICE) < lengths.unsqueeze(1)
 
 
+@pytest.mark.slow
 @with_triton
 @pytest.mark.parametrize("hidden", [1, 16, 40])
 @pytest.mark.parametrize("short", [0, 32], ids=["jagged", "all rows at every step"])

@@ -376,6 +376,7 @@ def test_a_parquet_file_that_only_duckdb_refuses_is_named(backend: Backend, tmp_
     assert refused
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", range(3))
 def test_a_parquet_file_of_any_bytes_is_read_or_named(first: int, tmp_path: Path) -> None:
     path = tmp_path / "rows.parquet"

@@ -191,6 +191,7 @@ IN_PARTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", IN_PARTS)
 def test_parts_give_the_rows_of_the_whole(name: str, tmp_path: Path, cut: list[int]) -> None:
     case = IN_PARTS[name]

@@ -85,6 +85,7 @@ def write_rows(path: Path) -> None:
         path.write_text(HEAD + "".join(f"{user},{item},{time}\n" for user, item, time in ROWS))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HOSTILE)
 def test_the_name_of_a_file_or_folder_means_nothing(name: str, tmp_path: Path) -> None:
     every = (".csv", ".jsonl", ".parquet")
@@ -163,6 +164,7 @@ def by_polars(table: pa.Table, folder: Path) -> list[Path]:
     return [folder / f"polars.{ending}" for ending in ("csv", "parquet", "jsonl")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("write", [by_pandas, by_duckdb, by_polars])
 @pytest.mark.parametrize("labelled", [False, True])
 def test_a_table_is_the_same_dataset_in_every_kind_of_file(
@@ -498,6 +500,7 @@ def test_numbers_as_people_write_them_are_not_a_category(values: list[str], tmp_
         features_of(tmp_path, values)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("values", [["01234", "12345", "99999"], ["12345678901234567890", "1", "2"]])
 def test_digits_that_are_codes_stay_text(values: list[str], tmp_path: Path) -> None:
     result = features_of(tmp_path, values)

@@ -104,6 +104,7 @@ def many_ratings(folder: Path) -> Path:
     return write_latest(folder, [(user, movie, 4.0, int(rng.integers(10**9, 10**9 + 500))) for user, movie in seen])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("parts")
 def test_executors_write_the_rows_of_duckdb_and_the_driver_reads_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -261,6 +262,7 @@ def check_readers_and_writers(spark: Backend, folder: Path, name: str) -> None:
     assert sorted(fetch(spark, spark.read_parquet(parquet)).column("b").to_pylist()) == ["x", "y"]
 
 
+@pytest.mark.slow
 def test_names_and_the_default_file_system_mean_nothing_to_spark(spark: Backend, tmp_path: Path) -> None:
     check_readers_and_writers(spark, tmp_path, "_a=[1]{b,c}*?:%20")
     files = [tmp_path / f"{name}.parquet" for name in HOSTILE]
@@ -284,6 +286,7 @@ def test_columns_may_be_called_like_those_that_spark_adds(spark: Backend, tmp_pa
     assert fetch(spark, spark.read_parquet([tmp_path / "p"], row=True)).to_pylist() == [expected]
 
 
+@pytest.mark.slow
 def test_values_are_understood_as_duckdb_understands_them(spark: Backend, tmp_path: Path) -> None:
     """Spark's own readers take each of these otherwise."""
     lines = 'a,b\r\n"x\r\ny",1\r\n "z",2\r\n'

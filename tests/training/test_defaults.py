@@ -283,6 +283,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, FeatureSpec]
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TRAINED_BY_STEPS)
 def test_every_model_trains_by_its_defaults(
     name: str, small: Mapping[str, FeatureSpec], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -27,6 +27,7 @@ REFUSED = {
 """Models that can't learn from such data, beside those that lack a feature or a label of each kind."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_model_ends_with_a_bundle_or_says_what_is_missing(kind: str, tmp_path: Path) -> None:
     head, rows, settings = KINDS[kind]

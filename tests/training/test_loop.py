@@ -599,6 +599,7 @@ def test_two_processes_train_as_one_and_their_bundle_answers(data: FeatureSpec, 
     assert len(json.loads(answer.stdout)[0]["items"]) == 3
 
 
+@pytest.mark.slow
 def test_two_processes_with_sparse_gradients_and_parts_train_as_one(clicks: FeatureSpec, tmp_path: Path) -> None:
     assignments = ["hidden=[8]", "embedding_dim=4", "train.batch_size=333", "train.epochs=2", "dropout=0",
                    "train.optimizer=rmsprop", "train.sparse_gradients=always", "train.log_every=1",

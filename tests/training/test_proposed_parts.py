@@ -64,6 +64,7 @@ def test_given_parts_win(clicks: FeatureSpec) -> None:
     assert resolved(clicks, "dcnv2", parts=parts).settings.parts == parts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["dlrm", "dcnv2", "wide_deep"])
 def test_without_any_setting_the_model_beats_a_constant(model: str, clicks: FeatureSpec, tmp_path: Path) -> None:
     chosen = MODELS[model]

@@ -101,6 +101,7 @@ def losses(folder: Path) -> list[float]:
 # --- one dataset, every model ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_movielens_dataset_with_histories_serves_every_model(
     name: str, movielens: FeatureSpec, tmp_path: Path

@@ -97,6 +97,7 @@ def test_an_update_keeps_ids_and_recommends_new_items_to_new_users(
     assert {NEW_ITEM} <= {each for user in ("user00", "user01", "aaron") for each in recommended(run, user, k=30)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in UPDATED if not issubclass(MODELS[name], FittedModel)])
 def test_without_steps_old_ids_keep_their_rows(name: str, shop: Mapping[str, Path], tmp_path: Path) -> None:
     """A learning rate near 0: what was there is there, in the rows of the same ids."""

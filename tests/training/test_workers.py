@@ -39,6 +39,7 @@ def claimed(role: Path) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_a_worker_that_did_not_end_well_is_told_of_and_the_others_are_asked_to_stop(tmp_path: Path) -> None:
     with workers(3, act, {"folder": tmp_path}) as others:
         while len(others.problems()) < 2 or not (tmp_path / "waits").exists():
