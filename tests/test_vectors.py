@@ -86,6 +86,7 @@ def raw_rows(spec: FeatureSpec, num_rows: int = 6) -> dict[str, list[object]]:
     return columns
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_every_model_trains_on_data_with_vectors_and_says_whether_it_reads_them(
     name: str, data: Callable[[str], FeatureSpec], trained: Callable[[str], Path]

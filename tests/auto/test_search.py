@@ -51,6 +51,7 @@ def a_search(spec: FeatureSpec, out: Path, models: tuple[str, ...], **more: obje
     return AutoSearch(spec, out, models=models, **values)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_search_leaves_a_winner_that_serves_and_lines_that_can_be_repeated(data: FeatureSpec, tmp_path: Path) -> None:
     board = a_search(data, tmp_path / "out", ("popularity", "ease", "neumf"), most_variants=2).run()
     names = [str(line["name"]) for line in board.lines]

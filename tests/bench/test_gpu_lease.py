@@ -69,7 +69,9 @@ def test_published_figures_and_sizes_are_those_of_one_a100(modules: SimpleNamesp
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["dlrm", "neumf", "sim", "sasrec"])
+@pytest.mark.parametrize(
+    "name", ["dlrm", "sasrec", *(pytest.param(each, marks=pytest.mark.slow) for each in ("neumf", "sim"))]
+)
 def test_the_tasks_of_a_model_in_their_order(name: str, tasks: ModuleType, tmp_path: Path) -> None:
     found: dict[str, Mapping[str, Any]] = {}
     for task in tasks.tasks_of(name, 1, place(tasks, tmp_path)):

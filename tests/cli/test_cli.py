@@ -104,6 +104,7 @@ def test_work_goes_on_if_nobody_reads_its_remarks(gone: str) -> None:
     assert remarks.quiet
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["models", "schema"])
 def test_whoever_reads_may_have_enough(command: str) -> None:
     reader, writer = os.pipe()

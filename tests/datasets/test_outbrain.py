@@ -224,6 +224,7 @@ def test_folds_zero_is_the_published_leak(tmp_path: Path) -> None:
     assert train["ad_id_count"][first][0] == pytest.approx((LN(25) - logs.mean()) / logs.std(), abs=1e-6)
 
 
+@pytest.mark.slow
 def test_a_rate_of_too_few_rows_is_zero(tmp_path: Path) -> None:
     """Of 5 displays an ad's rate counts, an advertiser's takes 10; of 4 neither does."""
     settings = {**BY_HAND, "folds": 0}
@@ -354,6 +355,7 @@ def test_a_train_rows_label_changes_no_feature_of_its_own_display(raw: Path, mad
     assert "ad_id_ctr" in changed_features(*leaky, own)
 
 
+@pytest.mark.slow
 def test_the_planted_signal_shows_in_the_click_rates_and_the_published_leak_flatters_them(tmp_path: Path) -> None:
     raw = made_up_outbrain.write(tmp_path / "raw", num_rows=6000, seed=3, page_views=False, clicks_test=False)
     spec = prepare(raw, tmp_path / "out").spec
@@ -410,6 +412,7 @@ def with_views(tmp_path_factory: pytest.TempPathFactory) -> FeatureSpec:
     return prepare(raw, folder / "out", page_views=True, **BY_HAND).spec
 
 
+@pytest.mark.slow
 def test_features_of_readers_are_as_worked_out_by_hand(with_views: FeatureSpec) -> None:
     test = columns_of(with_views, "test")
     views = np.array([0.0] * 60)  # no train reader saw anything before
@@ -436,6 +439,7 @@ def test_the_leak_is_kept_for_evaluation_and_read_by_no_model(with_views: Featur
     assert with_views.roles_of("is_leak") == ()
 
 
+@pytest.mark.slow
 def test_views_at_and_after_the_display_change_nothing_but_the_leak_and_the_source(
     raw: Path, made: FeatureSpec, tmp_path: Path
 ) -> None:
@@ -468,6 +472,7 @@ def test_the_leak_names_clicks(raw: Path, tmp_path: Path) -> None:
 # --- rows to predict -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_submission_holds_the_raw_rows_of_clicks_test_as_the_encoders_take_them(tmp_path: Path) -> None:
     """The same three ads in another display of the same moment: what is prepared is what a test row holds."""
     events = [*TABLES["events"], f"902,other,100,{NOW},2,US>CA>807"]

@@ -108,10 +108,10 @@ def traced_once(wide: Bundle, exported: Path, monkeypatch: pytest.MonkeyPatch) -
 # --- every model -----------------------------------------------------------------------------------------------------
 
 
-RANKERS = ("din", "ease", "sasrec", "wide_deep")
-"""Models of which a ranker is asked in the quick tests too: of a history, of ids, of a basket, of many features."""
+RANKERS = ("din", "ease")
+"""Models of which a ranker is asked in the quick tests too: of a history, and of a basket."""
 SLOW = [(name, "ranker") for name in NAMES if name not in RANKERS]
-SLOW += [(name, "rows") for name in ("dien", "gf_cf", "item_knn", "logistic_regression", "markov")]
+SLOW += [(name, "rows") for name in ("dien", "ease", "gf_cf", "item_knn", "logistic_regression", "markov", "sim")]
 
 
 def slow_if(slow: bool, *given: object) -> ParameterSet:

@@ -48,6 +48,7 @@ def saved(folder: Path, name: str, spec: FeatureSpec, calibration: Calibration |
     return bundle.save(folder, model, Card(model=name, settings=own, calibration=calibration))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("calibration", [ISOTONIC, TEMPERATURE], ids=["isotonic", "temperature"])
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_predictions_exports_and_the_server_give_the_calibrated_probabilities(

@@ -57,7 +57,7 @@ def assert_same(ours: dict[str, Tensor], theirs: dict[str, Tensor], rtol: float 
 @pytest.mark.parametrize("name", [name for name in PRESENT if name != "no place"])
 @pytest.mark.parametrize("form", JAGGED)
 @pytest.mark.parametrize("attentive", [False, True])
-@pytest.mark.parametrize("read", ["states", "last", "both"])
+@pytest.mark.parametrize("read", [*(pytest.param(each, marks=pytest.mark.slow) for each in ("states", "last")), "both"])
 def test_it_is_the_recurrence_of_plain_torch(form: str, name: str, attentive: bool, read: str) -> None:
     present = present_of(name).to(DEVICE)
     x = torch.randn(*present.shape, 3, device=DEVICE)

@@ -80,6 +80,7 @@ def strangers_held_out(numeric: bool) -> tuple[pa.Table, pa.Table]:
     return events.slice(0, len(known) + len(new) // 2), events.slice(len(known) + len(new) // 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("numeric", [False, True])
 @pytest.mark.parametrize("settings", [{}, {"unknown_targets": "keep"}, {"repeats": "first", "history": 4}])
 def test_held_out_events_of_strangers_are_kept_for_later(

@@ -283,6 +283,7 @@ def test_times_that_can_not_be_told_name_their_lines(times: list[str], message: 
     assert len(caught.value.problems) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("form", "text", "expected"),
     [
@@ -298,6 +299,7 @@ def test_a_time_format_may_be_declared(form: str, text: str, expected: float, tm
     assert found == [expected] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("times", "form", "last"),
     [
@@ -811,6 +813,7 @@ def test_repeats_may_be_kept(tmp_path: Path) -> None:
 NAMES = ("row", "rows", "_row", "index", "user", "select", 'a "b"', "a b", "ä", "x.y", "a`b", "%", "_0_present")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet"])
 @pytest.mark.parametrize("names", [NAMES, ("Row",), ("_row",)], ids=["all", "Row", "_row"])
 def test_any_column_name_can_be_a_feature(names: tuple[str, ...], ending: str, tmp_path: Path) -> None:

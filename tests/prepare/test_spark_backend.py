@@ -317,6 +317,7 @@ def item_and_place(share: Share[int]) -> tuple[int, Path]:
     return share.item, share.folder
 
 
+@pytest.mark.slow
 def test_each_file_is_a_part_and_an_error_of_ours_is_raised_as_it_is(spark: Backend, tmp_path: Path) -> None:
     pq.write_table(pa.table({"user": [number % 50 for number in range(1000)]}), tmp_path / "a.parquet")
     session = spark._session  # type: ignore[attr-defined]

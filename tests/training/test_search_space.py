@@ -220,6 +220,7 @@ def test_nothing_to_search_is_an_error(datasets: Mapping[str, FeatureSpec]) -> N
 # --- every model -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_the_space_of_a_model_holds_its_defaults_and_builds(name: str, datasets: Mapping[str, FeatureSpec]) -> None:
     """Each value alone beside the defaults makes settings, and a model on made-up data."""

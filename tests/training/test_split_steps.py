@@ -122,6 +122,7 @@ def test_every_case_is_asked(cases: dict[str, dict[str, Any]]) -> None:
     assert used == set(OPTIMIZERS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES_OF_CASES)
 def test_however_a_batch_is_split_the_steps_are_the_same(
     name: str, cases: dict[str, dict[str, Any]], on_two_ranks: dict[str, list[dict[str, Any]]], tmp_path: Path

@@ -67,6 +67,7 @@ def events(folder: Path, kind: str) -> list[dict[str, Any]]:
     return [event for event in map(json.loads, lines) if event["event"] == kind]
 
 
+@pytest.mark.slow
 def test_each_rank_reads_its_share_of_an_epoch(clicks: FeatureSpec, whole: Path) -> None:
     (start,), epochs = events(whole, "start"), events(whole, "epoch")
     assert start["loader"] == "stream"

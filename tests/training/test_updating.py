@@ -75,6 +75,7 @@ def recommended(run: Path, user: str, **wanted: object) -> list[object]:
     return [each.item for each in answer.items]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", UPDATED)
 def test_an_update_keeps_ids_and_recommends_new_items_to_new_users(
     name: str, shop: Mapping[str, Path], tmp_path: Path
