@@ -739,7 +739,8 @@ def _first_tasks(bench: Bench, order: int) -> list[Task]:
 def _second_tasks(bench: Bench, order: int) -> list[Task]:
     name, found = bench.name, list[Task]()
     worth = 4 + order / 20
-    if name in COMPILED:
+    compiles = name in COMPILED and (bench.place.on_gpu or name != "sim")  # on a CPU, SIM takes minutes to compile
+    if compiles:
         setting = "bf16 compile"
         found += [
             Task(f"train:{name}:bf16", 6, lambda: bench.train("bf16"), bench.data, worth=worth),
@@ -752,7 +753,7 @@ def _second_tasks(bench: Bench, order: int) -> list[Task]:
         )
     if name in RANKED:
         found.append(Task(f"rank:{name}", 10, bench.rank, worth=4))
-    if name in COMPILED:
+    if compiles:
         again = lambda: bench.check("fp32 compile")  # noqa: E731
         found.append(Task(f"check:{name}:compile", 60, again, bench.on_cpu, alone=False, worth=5))
     return found
