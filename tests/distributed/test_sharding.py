@@ -291,6 +291,7 @@ def assert_alike(first: Path, second: Path) -> None:
             torch.testing.assert_close(tensor, right[name], atol=1e-4, rtol=1e-3, msg=lambda m, n=name: f"{n}: {m}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_two_processes_with_divided_tables_train_as_one(runs: Path, case: str) -> None:
     one, two = runs / "one" / case, runs / "two" / case

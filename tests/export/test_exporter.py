@@ -111,7 +111,21 @@ def traced_once(wide: Bundle, exported: Path, monkeypatch: pytest.MonkeyPatch) -
 RANKERS = ("din", "ease")
 """Models of which a ranker is asked in the quick tests too: of a history, and of a basket."""
 SLOW = [(name, "ranker") for name in NAMES if name not in RANKERS]
-SLOW += [(name, "rows") for name in ("dien", "ease", "gf_cf", "item_knn", "logistic_regression", "markov", "sim")]
+SLOW += [
+    (name, "rows")
+    for name in (
+        "dcnv2",
+        "dien",
+        "ease",
+        "gf_cf",
+        "ials",
+        "item_knn",
+        "logistic_regression",
+        "markov",
+        "mult_vae",
+        "sim",
+    )
+]
 
 
 def slow_if(slow: bool, *given: object) -> ParameterSet:

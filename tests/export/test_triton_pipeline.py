@@ -99,6 +99,7 @@ def recommended(repository: Path, **columns: bytes) -> dict[str, list[Any]]:
     return {each.name: held[each.name][:, 0].tolist() for each in whole.output}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("user", ["u0", "u7", "u39"])
 def test_a_request_gets_the_items_that_the_predictor_recommends(pipeline: Path, repository: Path, user: str) -> None:
     found = recommended(repository, user_id=user.encode())

@@ -50,6 +50,7 @@ def positives(spec: FeatureSpec, split: str) -> list[Row]:
     return sorted(zip(*found, strict=True), key=str)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [{}, {"history": 6, "negative_history": True, "train_negatives": 1}, {"repeats": "first"}, {"split": "time"}],

@@ -583,6 +583,7 @@ def assert_well(*done: Ended) -> None:
     assert [each.returncode for each in done] == [0] * len(done), [each.stderr for each in done]
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one_and_their_bundle_answers(data: FeatureSpec, tmp_path: Path) -> None:
     values = ("--set", "dropout=0", "--set", "train.batch_size=999", "--set", "train.epochs=2")
     one, two = tmp_path / "one", tmp_path / "two"
