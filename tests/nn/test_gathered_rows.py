@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from recspec.nn import gathered_rows
+from recspec.nn import gathered_rows, kernels
 from recspec.nn.gathered_rows import sum_by_row, take_rows
 from tests.closeness import assert_close
 from tests.nn.test_kernels import DEVICE, drawn, with_triton
@@ -80,3 +80,45 @@ def test_without_triton_torch_takes_and_sums_rows(monkeypatch: pytest.MonkeyPatc
     x, rows = drawn(4, 3), torch.tensor([2, 0, 2], device=DEVICE)
     assert torch.equal(take_rows(x, rows, "torch"), x[rows])
     assert_close(sum_by_row(x[:3], rows, 4, "torch")[2], x[0] + x[2])
+
+
+def with_gaps(x: Tensor) -> Tensor:
+    """The same values in memory that holds others between them."""
+    return torch.stack([x, torch.zeros_like(x)], dim=-1)[..., 0]
+
+
+@with_triton
+def test_every_kernel_takes_tensors_with_gaps() -> None:
+    """A mask that was a slice of columns gave SIM wrong losses on the first GPU."""
+    torch.manual_seed(0)
+    store, rows, gradient = drawn(9, 4), torch.tensor(ROWS, device=DEVICE), drawn(len(ROWS), 4)
+    events, present = torch.randint(9, (3, 5, 2), device=DEVICE), torch.rand(3, 5, device=DEVICE) < 0.7
+    queries, of_sums, vectors, of_dots = drawn(3, 2, 8), drawn(3, 3, 8), drawn(3, 5, 4), drawn(3, 10)
+
+    def added(at: Tensor, of_rows: Tensor) -> Tensor:
+        into = torch.zeros(9, 4, device=DEVICE)
+        kernels.add_rows(into, at, of_rows)
+        return into
+
+    def updated(at: Tensor, of_rows: Tensor) -> Tensor:
+        weight = store.clone()
+        kernels.update_rows("sgd", weight, at, of_rows, [], lr=0.1)
+        return weight
+
+    def attended(at: Tensor, there: Tensor, asked: Tensor, slope: Tensor) -> Tensor:
+        of_store = torch.zeros_like(store)
+        scores, sums = kernels.attend(store, at, there, asked, mean=True)
+        of_queries = kernels.attend_backward(store, at, there, asked, slope, of_store, mean=True)
+        return torch.cat([each.flatten() for each in (scores.where(there.unsqueeze(1), 0), sums, of_queries, of_store)])
+
+    for kernel, given in (
+        (lambda at: kernels.gather_rows(store, at, None, None, torch.float32)[0], [rows.view(-1, 1)]),
+        (added, [rows, gradient]),
+        (updated, [rows, gradient]),
+        (attended, [events, present, queries, of_sums]),
+        (kernels.dots, [vectors]),
+        (kernels.dots_backward, [vectors, of_dots]),
+    ):
+        gapped = [with_gaps(each) for each in given]
+        assert not any(each.is_contiguous() for each in gapped)
+        assert_close(kernel(*gapped), kernel(*given))

@@ -484,7 +484,6 @@ class Attend(torch.autograd.Function):
     def forward(
         ctx: Any, store: Tensor, queries: Tensor, rows: Tensor, present: Tensor, mean: bool
     ) -> tuple[Tensor, Tensor]:
-        rows, present = rows.contiguous(), present.contiguous()
         scores, sums = kernels.attend(store, rows, present, queries, mean=mean)
         ctx.save_for_backward(
             store, queries, rows, present

@@ -210,7 +210,7 @@ class TableHistory:
         return PaddedHistory(vectors, self.present).beside(table, rows)
 
     def _attended(self, queries: Tensor, *, mean: bool = False) -> tuple[Tensor, Tensor]:
-        given = self.store, queries.float().contiguous(), self.rows, self.present, mean
+        given = self.store, queries.float(), self.rows, self.present, mean
         return cast(tuple[Tensor, Tensor], Attend.apply(*given))  # type: ignore[no-untyped-call]
 
 

@@ -220,8 +220,7 @@ def can_attend(store: Tensor, length: int, columns: int) -> bool:
 def attend(store: Tensor, rows: Tensor, present: Tensor, queries: Tensor, *, mean: bool) -> tuple[Tensor, Tensor]:
     """Dot products of each history's events with its queries, and sums of the events weighted by their softmax.
 
-    An event's vector is C rows of the store side by side, D = C W numbers; a row below 0 gives NaN. All tensors are
-    contiguous.
+    An event's vector is C rows of the store side by side, D = C W numbers; a row below 0 gives NaN.
 
     Args:
         store: the table (N, W), float32.
@@ -238,8 +237,9 @@ def attend(store: Tensor, rows: Tensor, present: Tensor, queries: Tensor, *, mea
     sums = queries.new_empty(size, heads + mean, dim)
     if sums.numel():
         sizes, warps = _attend_sizes(store, rows, heads, mean)
+        given = store, rows.contiguous(), present.contiguous(), queries.contiguous()
         with _current(store.device):
-            _compiled(_attend)[(size,)](store, rows, present, queries, scores, sums, *sizes, **warps)
+            _compiled(_attend)[(size,)](*given, scores, sums, *sizes, **warps)
     return scores, sums
 
 
@@ -250,10 +250,11 @@ def attend_backward(
 
     Equal rows are added in any order.
     """
-    of_queries = torch.empty_like(queries)
+    of_queries = torch.empty_like(queries, memory_format=torch.contiguous_format)
     if gradient.numel():
         sizes, warps = _attend_sizes(store, rows, queries.shape[1], mean)
-        tensors = store, rows, present, queries, gradient.contiguous(), of_queries, of_store
+        given = rows.contiguous(), present.contiguous(), queries.contiguous(), gradient.contiguous()
+        tensors = store, *given, of_queries, of_store
         with _current(store.device):
             _compiled(_attend_backward)[(rows.shape[0],)](*tensors, *sizes, **warps)
     return of_queries
