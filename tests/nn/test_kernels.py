@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from recspec.bundle import checkpoint
 from recspec.bundle import folder as bundle
+from recspec.distributed import Ranks
 from recspec.errors import DataError, SettingsError
 from recspec.models import MODELS
 from recspec.nn import hand_written, kernels
@@ -505,7 +506,8 @@ def run(spec: FeatureSpec, folder: Path, backend: str, *, resume: bool = False, 
         {**chosen, "sparse_gradients": "always", "embedding_backend": backend, "precision": "fp32", **values}
     )
     sizes = MODELS["dlrm"].Settings.model_validate({"embedding_dim": 4, "bottom": (8, 4), "top": (8,)})
-    train("dlrm", spec, folder, settings=settings, model_settings=sizes, resume=resume)
+    ranks = Ranks(device=DEVICE if backend in ("torch", "triton") else torch.device("cpu"))
+    train("dlrm", spec, folder, settings=settings, model_settings=sizes, ranks=ranks, resume=resume)
     return folder
 
 
