@@ -7,9 +7,7 @@ would take any number of them at once, and would send a Python error to the clie
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,10 +22,11 @@ from google.protobuf.message import DecodeError
 from grpc import aio
 from tritonclient.grpc import service_pb2 as messages
 
-from recspec.errors import RecspecError, RequestError, SettingsError
+from recspec.errors import RecspecError, RequestError
 from recspec.serving import tensors
 from recspec.serving.access import Access
 from recspec.serving.model_metadata import SERVER, configuration, metadata, statistics
+from recspec.serving.ports import bind_grpc
 from recspec.serving.repository import Form, Repository, refuse_load_parameters
 from recspec.serving.server_metrics import NO_MODEL
 from recspec.spec import OUTPUTS
@@ -78,14 +77,14 @@ Answer = Mapping[str, Any]
 async def start(
     repository: Repository,
     access: Access,
-    address: str,
+    host: str,
     port: int,
     *,
     is_shared: bool = False,
     max_connections: int,
     certificate: tuple[Path, Path] | None,
 ) -> tuple[aio.Server, int]:
-    """A server that listens at one address, with a certificate and its key; also its port.
+    """A server that listens at a host's address, with a certificate and its key; also its port.
 
     If the port is shared, other processes of this user may listen there too.
     """
@@ -107,22 +106,11 @@ async def start(
             ("grpc.max_connection_age_grace_ms", int(1000 * limits.timeout_seconds) + 1000),
         ],
     )
-    host = f"[{address}]" if ":" in address else address
-    with contextlib.ExitStack() as held:
-        if address == "0.0.0.0" and socket.has_ipv6:  # gRPC takes it for every address, unless IPv6's port is taken
-            other = held.enter_context(socket.socket(socket.AF_INET6))
-            other.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            with contextlib.suppress(OSError):  # no IPv6 here, or the port is taken, so gRPC can't have it either
-                other.bind(("::", port))
-                port = other.getsockname()[1]
-        try:
-            if certificate is None:
-                port = server.add_insecure_port(f"{host}:{port}")
-            else:
-                cert, key = (file.read_bytes() for file in certificate)
-                port = server.add_secure_port(f"{host}:{port}", grpc.ssl_server_credentials([(key, cert)]))
-        except RuntimeError:
-            raise SettingsError(f"gRPC: can't listen at {host}:{port}; take another port") from None
+    add = server.add_insecure_port
+    if certificate is not None:
+        cert, key = (file.read_bytes() for file in certificate)
+        add = partial(server.add_secure_port, server_credentials=grpc.ssl_server_credentials([(key, cert)]))
+    port = bind_grpc(add, host, port, is_shared=is_shared)
     await server.start()
     return server, port
 

@@ -37,6 +37,7 @@ from recspec.errors import RecspecError, RequestError, SettingsError
 from recspec.serving import inference_protocol, json_routes, listing_routes, pages
 from recspec.serving.access import Access, check_certificate, check_hosts, is_public, refuse_other_origins
 from recspec.serving.http_bodies import error_response, json_response
+from recspec.serving.ports import BACKLOG, listen
 from recspec.serving.repository import Repository
 from recspec.serving.run_reports import REPORTS
 
@@ -55,8 +56,6 @@ HEAD_SECONDS = 20.0
 """Time limit for a request's head, from the connection or the request's first byte."""
 LINGER_SECONDS = 5.0
 """Time limit for the rest of a refused body; then the connection is closed."""
-BACKLOG = 2048
-"""Most connections that wait to be accepted."""
 LAST_SECONDS = 0.5
 """Time after a request to stop in which open connections may still send a request."""
 FORCE_SECONDS = 5.0
@@ -243,7 +242,7 @@ class Server:
         listening = shared.listening if shared else listen(settings.host, settings.http_port)
         grpc_port = shared.grpc_port if shared else settings.grpc_port
         try:
-            if grpc_port and shared is None:  # for a taken port, gRPC itself would write to the log before it fails
+            if grpc_port and shared is None:  # says so before the models open
                 listen(settings.host, grpc_port, "gRPC").close()
             await self.repository.start()
             if grpc_port is not None:
@@ -345,17 +344,6 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
         return None
     factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
     return factory
-
-
-def listen(host: str, port: int, protocol: str = "HTTP") -> socket.socket:
-    """A socket that listens."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:  # :: means every address of both families, as in gRPC
-        return socket.create_server((host, port), family=family, backlog=BACKLOG, dualstack_ipv6=host == "::")
-    except OSError as error:
-        option = f"--{protocol.lower()}-port"
-        why = str(error.strerror or error).partition(" (while attempting")[0]
-        raise SettingsError(f"{protocol}: can't listen at {host}:{port}: {why}; take another {option}") from None
 
 
 class _Connection:

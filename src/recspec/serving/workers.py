@@ -28,8 +28,9 @@ from recspec.serving.access import check_certificate
 from recspec.serving.batching import Limits
 from recspec.serving.line import Ended, Line
 from recspec.serving.opened_model import RepositorySettings
+from recspec.serving.ports import listen, shared_port
 from recspec.serving.repository import Repository
-from recspec.serving.server import FORCE_SECONDS, Addresses, Server, ServeSettings, Shared, check_access, listen, log
+from recspec.serving.server import FORCE_SECONDS, Addresses, Server, ServeSettings, Shared, check_access, log
 from recspec.serving.server_metrics import summed, without_gauges
 from recspec.serving.sources import Source
 
@@ -124,7 +125,9 @@ class Workers:
         check_certificate(settings.tls_cert, settings.tls_key)
         try:
             listening = self._held.enter_context(listen(settings.host, settings.http_port))
-            grpc_port = None if settings.grpc_port is None else self._reserve(settings.host, settings.grpc_port)
+            grpc_port = settings.grpc_port
+            if grpc_port is not None:
+                grpc_port = self._held.enter_context(shared_port(settings.host, grpc_port))
             self._shared = Shared(listening, grpc_port, secrets.token_bytes(32))
             numbers = range(1, settings.workers + 1)
             for found in await asyncio.gather(*map(self._start, numbers), return_exceptions=True):
@@ -250,21 +253,6 @@ class Workers:
 
     def _answering(self) -> list[_Worker]:
         return [each for each in self._workers.values() if each.ready.done() and not each.ended.done()]
-
-    def _reserve(self, host: str, port: int) -> int:
-        """A port at which this user's processes may listen together, and no other server does."""
-        listen(host, port, "gRPC").close()
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        held = self._held.enter_context(socket.socket(family))
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        held.bind((host, port))  # bound, but never listening: it is given no connection
-        port = int(held.getsockname()[1])
-        if host == "0.0.0.0" and socket.has_ipv6:  # gRPC takes it for every address, unless IPv6's port is taken
-            other = self._held.enter_context(socket.socket(socket.AF_INET6))
-            other.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            with contextlib.suppress(OSError):
-                other.bind(("::", port))
-        return port
 
 
 async def _report(each: _Worker) -> None:
