@@ -5,18 +5,21 @@ backend alone. Started and ended here for the benchmarks that speak to it.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import subprocess
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 REQUIREMENTS = ("nvidia-pytriton==0.7.0", "tritonclient[http,grpc]==2.73.0", "numpy==1.26.4", "onnxruntime==1.31.1")
 """numpy 1.26: the Python backend of this server corrupts tensors of numpy 2."""
+
+TRIES = 5
+"""Sets of ports that are tried; Triton takes no port 0."""
 
 
 @contextmanager
@@ -38,7 +41,6 @@ def triton(
         shutil.copytree(parts / name, home / name, symlinks=True)
     stub = parts / "python_backend_stubs" / version / "triton_python_backend_stub"
     shutil.copy2(stub, home / "backends" / "python" / stub.name)
-    ports = dict(zip(("http", "grpc", "metrics"), free_ports(3), strict=True))
     command = [
         *before,
         str(home / "bin" / "tritonserver"),
@@ -46,7 +48,6 @@ def triton(
         f"--backend-directory={home / 'backends'}",
         f"--cache-directory={home / 'caches'}",
         "--model-control-mode=explicit",
-        *(f"--{name}-port={port}" for name, port in ports.items()),
     ]
     environ = {
         **os.environ,
@@ -54,40 +55,65 @@ def triton(
         "LD_LIBRARY_PATH": f"{Path(site) / 'nvidia_pytriton.libs'}:{libraries}",
         "PATH": f"{python.parent}:{os.environ['PATH']}",
     }
-    with started("triton", command, ports["http"], folder, environ) as process:
+    with ExitStack() as running:
+        for tries_left in reversed(range(TRIES)):
+            ports = dict(zip(("http", "grpc", "metrics"), _free_ports(3), strict=True))
+            listening = [f"--{name}-port={port}" for name, port in ports.items()]
+            try:
+                process = running.enter_context(_running("triton", [*command, *listening], folder, environ, ports))
+                break
+            except SystemExit as error:
+                if not tries_left or "already in use" not in str(error):
+                    raise
         yield process, ports
 
 
 @contextmanager
-def started(
-    name: str, command: Sequence[str], port: int, folder: Path, environ: Mapping[str, str]
+def recspec(
+    command: Sequence[str], folder: Path, environ: Mapping[str, str]
+) -> Iterator[tuple[subprocess.Popen[bytes], dict[str, int]]]:
+    """`recspec serve` on free ports: its process and its ports. `command` ends in the models and its other options."""
+    ports: dict[str, int] = {}
+    command = [*command, "--http-port", "0", "--grpc-port", "0", "--json"]
+    with _running("recspec", command, folder, environ, ports) as process:
+        yield process, ports
+
+
+@contextmanager
+def _running(
+    name: str, command: Sequence[str], folder: Path, environ: Mapping[str, str], ports: dict[str, int]
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A server that answers at a port, and whose log is `folder/NAME.log`; it is ended in the end."""
+    """A server that answers, and whose log is `folder/NAME.log`; it is ended in the end.
+
+    Ports that are not known beforehand are read from the log.
+    """
     file = folder / f"{name}.log"
     with file.open("wb") as log:
         process = subprocess.Popen(command, env=dict(environ), stdout=log, stderr=subprocess.STDOUT)
         try:
-            wait_until_ready(process, port, file)
+            end = time.monotonic() + 60
+            while not _answers(ports, file):
+                if time.monotonic() > end or process.poll() is not None:
+                    raise SystemExit(f"{name} did not start:\n{file.read_text()[-4000:]}")
+                time.sleep(0.1)
             yield process
         finally:
             process.terminate()
             process.wait(60)
 
 
-def wait_until_ready(process: subprocess.Popen[bytes], port: int, log: Path, seconds: float = 60) -> None:
-    """Return when the server answers; its log is the error otherwise."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end and process.poll() is None:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/health/ready", timeout=1):
-                return
-        except (urllib.error.URLError, OSError):
-            time.sleep(0.1)
-    raise SystemExit(f"{log.stem} did not start:\n{log.read_text()[-4000:]}")
+def _answers(ports: dict[str, int], log: Path) -> bool:
+    if not ports:
+        ports |= {name: int(port) for name, port in re.findall(r'"(http|grpc)": "[^"]*:(\d+)"', log.read_text())}
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{ports['http']}/v2/health/ready", timeout=1):
+            return True
+    except (KeyError, OSError):
+        return False
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on just now."""
+def _free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on just now; another program may take one before Triton does."""
     sockets = [socket.socket() for _ in range(count)]
     for each in sockets:
         each.bind(("127.0.0.1", 0))

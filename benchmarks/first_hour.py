@@ -68,27 +68,19 @@ def measure(library: str, step: str, file: Path) -> dict[str, float]:
 
 def _first_answer(module: Any, events: Any) -> object:
     """What the endpoint answers to its first request."""
-    port = _free_port()
-    server = module.endpoint(events, port)
-    if hasattr(server, "handle_request"):
+    server = module.endpoint(events)
+    url = getattr(server, "url", None)
+    if url is None:
+        url = f"http://127.0.0.1:{server.server_port}"
         threading.Thread(target=server.handle_request, daemon=True).start()
     route, question = module.ASK
-    request = Request(f"http://127.0.0.1:{port}{route}", json.dumps(question).encode(),
+    request = Request(f"{url}{route}", json.dumps(question).encode(),
                       {"Content-Type": "application/json"})  # fmt: skip
     with urlopen(request, timeout=60) as answer:
         said = answer.read()
     if hasattr(server, "stop"):
         server.stop()
     return said
-
-
-def _free_port() -> int:
-    import socket
-
-    with socket.socket() as opened:
-        opened.bind(("127.0.0.1", 0))
-        port: int = opened.getsockname()[1]
-        return port
 
 
 def compare(arguments: argparse.Namespace) -> None:

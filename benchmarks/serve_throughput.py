@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from _triton_server import REQUIREMENTS, free_ports, started, triton
+from _triton_server import REQUIREMENTS, recspec, triton
 from serve_workers import cpu_seconds, family
 
 if TYPE_CHECKING:
@@ -114,17 +114,15 @@ def serving(python: Path, models: Sequence[str], folder: Path) -> Iterator[dict[
     """Both servers with the models loaded, on one core: their process and their ports."""
     pinned, repository = ["taskset", "-c", str(SERVER_CORE)], folder / "repository"
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-    ports = dict(zip(PROTOCOLS, free_ports(2), strict=True))
     # Triton leaves __pycache__ in the export, which the manifest doesn't know.
     command = [*pinned, sys.executable, "-m", "recspec", "serve", *(f"{each}={repository / each}" for each in models)]
     command += ["--threads", "1", "--no-verify"]
-    command += [part for name, port in ports.items() for part in (f"--{name}-port", str(port))]
     with ExitStack() as running:
         process, theirs = running.enter_context(triton(python, repository, folder, pinned))
         for model in models:
             url = f"http://127.0.0.1:{theirs['http']}/v2/repository/models/{model}/load"
             urllib.request.urlopen(urllib.request.Request(url, b"{}"), timeout=60).close()
-        ours = running.enter_context(started("recspec", command, ports["http"], folder, environ))
+        ours, ports = running.enter_context(recspec(command, folder, environ))
         yield {"triton": (process.pid, theirs), "recspec": (ours.pid, ports)}
 
 

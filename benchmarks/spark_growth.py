@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
-import socket
+import re
 import subprocess
 import sys
 import tempfile
@@ -64,11 +64,12 @@ def _measured(dataset: str, raw: Path, out: Path, rows: int, source: Path) -> st
     env = {**os.environ, "PYTHONPATH": str(source), "SPARK_LOCAL_IP": HOST, "OMP_NUM_THREADS": "1",
            "PYSPARK_PYTHON": sys.executable}  # fmt: skip
     with ExitStack() as stack:
-        port = _free_port()
-        url = f"spark://{HOST}:{port}"
         where = ["--host", HOST, "--webui-port", "0"]
-        stack.enter_context(_running("master.Master", [*where, "--port", str(port)], env))
-        time.sleep(5)
+        log = stack.enter_context(tempfile.NamedTemporaryFile())
+        stack.enter_context(_running("master.Master", [*where, "--port", "0"], env, log.fileno()))
+        while not (listening := re.search(rb"spark://[\w.]+:[1-9]\d*", Path(log.name).read_bytes())):
+            time.sleep(0.1)
+        url = listening[0].decode()
         own = [*where, "-c", "1", "-m", "2g", url]
         workers = [stack.enter_context(_running("worker.Worker", own, env)) for _ in range(2)]
         time.sleep(5)
@@ -95,12 +96,14 @@ def _measured(dataset: str, raw: Path, out: Path, rows: int, source: Path) -> st
 
 
 @contextmanager
-def _running(name: str, arguments: list[str], env: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+def _running(
+    name: str, arguments: list[str], env: dict[str, str], log: int = subprocess.DEVNULL
+) -> Iterator[subprocess.Popen[bytes]]:
     script = Path(pyspark.__file__).parent / "bin" / "spark-class"
     command = [str(script), f"org.apache.spark.deploy.{name}", *arguments]
     with tempfile.TemporaryDirectory() as work:
         process = subprocess.Popen(command, env={**env, "SPARK_WORKER_DIR": work}, cwd=work,
-                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+                                   stdout=subprocess.DEVNULL, stderr=log)  # fmt: skip
         try:
             yield process
         finally:
@@ -135,12 +138,6 @@ def _look(roots: list[int], seen: dict[int, _Seen]) -> None:
                 lines = Path(f"/proc/{pid}/status").read_text().splitlines()
                 peak = next(line for line in lines if line.startswith("VmHWM"))
                 each.peak = max(each.peak, int(peak.split()[1]) / 1000)
-
-
-def _free_port() -> int:
-    with socket.socket() as bound:
-        bound.bind((HOST, 0))
-        return int(bound.getsockname()[1])
 
 
 if __name__ == "__main__":

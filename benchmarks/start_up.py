@@ -21,7 +21,7 @@ import argparse
 import http.client
 import json
 import os
-import socket
+import re
 import statistics
 import subprocess
 import sys
@@ -31,6 +31,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
@@ -140,7 +141,7 @@ def first_step(model: str, folder: Path, env: Mapping[str, str], *, is_first: bo
         words = ["train", model, folder / MODELS[model], log.parent, *set_all(["train.epochs=3", "train.log_every=1"])]
         if is_first:
             env = {**env, "XDG_CACHE_HOME": str(Path(run_folder) / "cache")}
-        with started_process(words, env) as (process, started):
+        with started_process(words, env) as (process, started, _):
             while True:
                 written = log.read_text(encoding="utf-8") if log.exists() else ""
                 for line in filter(lambda each: '"event": "step"' in each, written.splitlines()):
@@ -151,15 +152,14 @@ def first_step(model: str, folder: Path, env: Mapping[str, str], *, is_first: bo
 
 def first_answer(folder: Path, env: Mapping[str, str]) -> Took:
     """`recspec serve` to its first list of items."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     body = json.dumps({"user": "1", "k": 10})
-    with started_process(["serve", f"m={folder / 'served'}", "--http-port", port, "--grpc-port", 0], env) as (
-        process, started,
+    with started_process(["serve", f"m={folder / 'served'}", "--http-port", 0, "--grpc-port", 0], env) as (
+        process, started, said,
     ):  # fmt: skip
+        while not (listening := re.search(rb" at http://([\d.:]+)", os.pread(said.fileno(), 1 << 20, 0))):
+            wait_for(process, started)
         while True:
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
+            connection = http.client.HTTPConnection(listening[1].decode(), timeout=PATIENCE)
             with suppress(OSError, http.client.HTTPException):
                 connection.request("POST", "/recommend", body, {"Content-Type": "application/json"})
                 answer = connection.getresponse()
@@ -172,13 +172,15 @@ def first_answer(folder: Path, env: Mapping[str, str]) -> Took:
 
 
 @contextmanager
-def started_process(words: list[object], env: Mapping[str, str]) -> Iterator[tuple[subprocess.Popen[bytes], float]]:
-    """A command of recspec that is killed at the end of the block, and the time of its start."""
+def started_process(
+    words: list[object], env: Mapping[str, str]
+) -> Iterator[tuple[subprocess.Popen[bytes], float, IO[bytes]]]:
+    """A command of recspec that is killed at the end of the block, the time of its start, and what it prints."""
     with tempfile.TemporaryFile() as said:
         started = time.time()
         process = subprocess.Popen(command(*words), env=env, stdout=said, stderr=said)
         try:
-            yield process, started
+            yield process, started, said
         except TimeoutError:
             said.seek(0)
             raise SystemExit(f"recspec {' '.join(map(str, words))}:\n{said.read().decode()}") from None

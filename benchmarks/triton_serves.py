@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from _triton_server import REQUIREMENTS, free_ports, started, triton
+from _triton_server import REQUIREMENTS, recspec, triton
 
 if TYPE_CHECKING:
     from recspec.bundle.folder import Bundle
@@ -291,11 +291,9 @@ def raw_values(predictor: Predictor, name: str, batch: Mapping[str, Any]) -> lis
 @contextmanager
 def ours(names: Sequence[str], folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], dict[str, int]]]:
     """`recspec serve` on the runs: its process and its ports."""
-    ports = dict(zip(("http", "grpc"), free_ports(2), strict=True))
     command = [sys.executable, "-m", "recspec", "serve", *(f"{name}={folder / f'run-{name}'}" for name in names)]
-    command += [argument for name, port in ports.items() for argument in (f"--{name}-port", str(port))]
-    with started("recspec", command, ports["http"], folder, os.environ) as process:
-        yield process, ports
+    with recspec(command, folder, os.environ) as served:
+        yield served
 
 
 # --- the client, under the server's interpreter ----------------------------------------------------------------------

@@ -22,12 +22,12 @@ def comparison(events: Any) -> Any:
     return rs.compare([knn, ease], data, protocol="full").comparisons()
 
 
-def endpoint(events: Any, port: int) -> Any:
+def endpoint(events: Any) -> Any:
     import recspec as rs
 
     data = rs.prepare(events, "data")
     model = rs.train("item_knn", data, "run")
-    return model.serve(http_port=port)
+    return model.serve(http_port=0)
 
 
 OWN_CODE: dict[str, str] = {}

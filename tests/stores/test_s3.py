@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
-import socket
 import subprocess
 import time
 import urllib.request
@@ -34,20 +34,13 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of an S3 server of its own."""
     if SERVER is None:
         pytest.skip("no moto_server in .venv/moto; `make moto` installs it")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     log = tmp_path_factory.mktemp("moto") / "log"
     with log.open("wb") as out:
-        process = subprocess.Popen([SERVER, "-H", "127.0.0.1", "-p", str(port)], stdout=out, stderr=out)
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port), 1).close()
-            break
-        except OSError:
-            assert process.poll() is None, log.read_text()
-            time.sleep(0.05)
-    yield f"http://127.0.0.1:{port}"
+        process = subprocess.Popen([SERVER, "-H", "127.0.0.1", "-p", "0"], stdout=out, stderr=out)
+    while not (listening := re.search(r"Running on (http://127\.0\.0\.1:\d+)\n", log.read_text())):
+        assert process.poll() is None, log.read_text()
+        time.sleep(0.05)
+    yield listening[1]
     process.kill()
     process.wait()
 
@@ -152,7 +145,7 @@ def test_a_run_whose_machine_died_goes_on_elsewhere(bucket: fs.FileSystem, endpo
     put_events(bucket)
     rs.prepare("s3://shop/raw/events.csv", "s3://shop/data", **COLUMNS, progress=False)
     first = Running(TRAIN, **surroundings(endpoint, tmp_path / "first"))
-    while not [each for each in names(bucket, "run/checkpoints") if each.startswith("step-")]:
+    while "log.jsonl" not in names(bucket, "run") or not names(bucket, "run/checkpoints"):
         time.sleep(0.1)
     os.kill(first.pid, 9)
     first.kill()
