@@ -145,7 +145,7 @@ def test_a_run_whose_machine_died_goes_on_elsewhere(bucket: fs.FileSystem, endpo
     put_events(bucket)
     rs.prepare("s3://shop/raw/events.csv", "s3://shop/data", **COLUMNS, progress=False)
     first = Running(TRAIN, **surroundings(endpoint, tmp_path / "first"))
-    while "log.jsonl" not in names(bucket, "run") or not names(bucket, "run/checkpoints"):
+    while not ("log.jsonl" in (held := names(bucket, "run")) and any("checkpoints/step-" in each for each in held)):
         time.sleep(0.1)
     os.kill(first.pid, 9)
     first.kill()
