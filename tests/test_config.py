@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 from typing import Literal
 
 import pytest
 from pydantic import Field, ValidationError, model_validator
 
+from recspec import config
 from recspec.config import Recipe, Settings, assign, build, load_recipe, parse_assignments
 from recspec.errors import SettingsError
 
@@ -63,6 +65,35 @@ def refused(folder: Path, text: str) -> str:
 
 
 # --- recipes ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_published_recipe_is_found_by_its_name_where_no_clone_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(config, "RECIPES", tmp_path / "installed" / "recipes")
+    config.RECIPES.mkdir(parents=True)
+    (config.RECIPES / "best.yaml").write_text("model: neumf\n")
+    assert load_recipe("recipes/best.yaml") == Recipe(model="neumf")
+    with pytest.raises(SettingsError, match=r"^recipe recipes/bst.yaml: no such file \(did you mean 'best.yaml'\?\)$"):
+        load_recipe("recipes/bst.yaml")
+    for elsewhere in ("other/best.yaml", "best.yaml", "recipes/../recipes/best.yaml", "/recipes/best.yaml"):
+        with pytest.raises(SettingsError, match="no such file"):
+            load_recipe(elsewhere)
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes" / "best.yaml").write_text("model: dlrm\n")
+    assert load_recipe("recipes/best.yaml") == Recipe(model="dlrm")  # the user's own
+
+
+def test_a_wheel_holds_the_recipes_and_a_source_archive_what_a_clone_holds() -> None:
+    root = Path(__file__).parents[1]
+    targets = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["hatch"]["build"]["targets"]
+    assert targets["wheel"]["force-include"] == {"recipes": f"recspec/{config.RECIPES.name}"}
+    held = {name.strip("/") for name in targets["sdist"]["include"]}
+    there = {each.name for each in root.iterdir() if not each.name.startswith(".")}
+    assert {each for each in there if (root / each).suffix == ".md"} <= held
+    assert {"src", "tests", "docs", "recipes", "benchmarks", "deploy", "findings", "scripts"} <= held
+    assert held <= there
 
 
 def test_a_recipe_is_read(tmp_path: Path) -> None:

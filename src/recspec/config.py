@@ -20,6 +20,9 @@ MOST_RECIPE_BYTES = 1 << 20
 MOST_INTEGER = (1 << 63) - 1
 """Largest whole number of a setting."""
 RECIPE_SECTIONS = ("about", "model", "settings", "train")
+RECIPES = Path(__file__).with_name("recipes")
+"""The published recipes in an installed recspec; in a clone they lie in its root."""
+TOKEN_VARIABLE = "RECSPEC_TOKEN"
 
 
 @dataclass(frozen=True)
@@ -88,12 +91,25 @@ class Recipe:
     about: object = None
 
 
+def recipe_file(path: str | Path) -> Path:
+    """The file of a recipe; `recipes/NAME.yaml` is a published one where the folder has no such file.
+
+    Raises:
+        SettingsError: if there is no such file.
+    """
+    file = local(path, "the recipe")
+    if file.is_file():
+        return file
+    if str(file.parent) == RECIPES.name and (published := RECIPES / file.name).is_file():
+        return published
+    folder = file.parent if file.parent.is_dir() else RECIPES
+    known = [found.name for found in folder.iterdir()] if folder.is_dir() else []
+    raise SettingsError(f"recipe {file}: no such file{nearest(file.name, known)}")
+
+
 def load_recipe(path: str | Path) -> Recipe:
     """Read a recipe; raises `SettingsError` if it is missing, not YAML, or has a section that recipes don't have."""
-    file = local(path, "the recipe")
-    if not file.is_file():
-        known = [found.name for found in file.parent.iterdir()] if file.parent.is_dir() else []
-        raise SettingsError(f"recipe {file}: no such file{nearest(file.name, known)}")
+    file = recipe_file(path)
     try:
         data = _read_yaml(read_text(file, most=MOST_RECIPE_BYTES)) or {}
     except PathError as error:
@@ -301,3 +317,21 @@ def _setting_name(loc: Sequence[str | int], model: type[BaseModel]) -> str:
     is_union = field is not None and get_origin(field.annotation) in (Union, UnionType)
     parts = [part for part in loc[1:] if isinstance(part, int) or not is_union]
     return str(loc[0]) + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)
+
+
+def read_token(environment: Mapping[str, str], file: Path | None = None) -> str | None:
+    """The bearer token of a server from a file, else from the variable RECSPEC_TOKEN, else None.
+
+    Raises:
+        SettingsError: if it can't be read, is empty, or does not fit into a header.
+    """
+    where = f"token file {file}" if file is not None else TOKEN_VARIABLE
+    if file is None and TOKEN_VARIABLE not in environment:
+        return None
+    try:
+        token = (file.read_text(encoding="utf-8") if file is not None else environment[TOKEN_VARIABLE]).strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{where}: can't be read: {error}") from None
+    if not token or not token.isascii() or not token.isprintable() or " " in token:
+        raise SettingsError(f"{where}: expected one line of letters, digits and signs without spaces")
+    return token

@@ -6,6 +6,7 @@ import inspect
 import json
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -279,7 +280,8 @@ def test_training_begins_with_what_matters_and_tells_the_rest_where_it_is_asked_
         "runs on:    cpu, 1 thread, precision fp32",
     ]
     assert all(line.startswith("note: ") for line in lines[5:first])
-    assert lines[-1] == f"next: recspec evaluate {tmp_path / 'run'} {folder} --baselines"
+    following = shlex.join(["recspec", "evaluate", str(tmp_path / "run"), str(folder), "--baselines"])
+    assert lines[-1] == f"next: {following}"
     _, _, said = run("train", "neumf", folder, tmp_path / "other", *options, "-v")
     choices = json.loads((tmp_path / "other" / "log.jsonl").read_text().splitlines()[0])["choices"]
     assert "compile" in choices

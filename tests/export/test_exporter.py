@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Sequence
@@ -733,7 +734,7 @@ def test_the_command_writes_a_program_and_refuses_one_that_drifts(
         "tracing the model in fp32 ...",
         "comparing the export with the model on the first 398 rows of test ...",
         "measuring latency of batches of size 1 ...",
-        f"next: recspec serve {tmp_path / 'out'}",
+        f"next: recspec serve {shlex.quote(str(tmp_path / 'out'))}",
     ]
     assert run(tmp_path / "drifts", *data, "--precision", "int8", "--tolerance", "0") == 2
     assert "error: int8: probabilities drift by" in capsys.readouterr().err.replace("\n", " ")

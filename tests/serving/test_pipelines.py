@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -75,9 +76,11 @@ def test_models_describes_the_stages(served: Asked) -> None:
     assert model["pipeline"] == {"candidates": 6, "filter": "kind != 'c'", "retrievers": ["ials", "ease"]}
 
 
-def test_a_served_pipeline_reads_its_folder_no_more(served: Asked, pipeline: Path) -> None:
-    before = served("POST", "/recommend", {"user": "u5"}).data["items"]
-    for file in (pipeline / "bundle").rglob("*.safetensors"):
-        with file.open("r+b") as opened:
-            opened.truncate(0)
-    assert served("POST", "/recommend", {"user": "u5"}).data["items"] == before
+def test_a_served_pipeline_reads_its_folder_no_more(pipeline: Path, tmp_path: Path) -> None:
+    shutil.copytree(pipeline, tmp_path / "both")
+    with asking(sources(films=tmp_path / "both")) as served:
+        before = served("POST", "/recommend", {"user": "u5"}).data["items"]
+        for file in (tmp_path / "both" / "bundle").rglob("*.safetensors"):
+            with file.open("r+b") as opened:
+                opened.truncate(0)
+        assert served("POST", "/recommend", {"user": "u5"}).data["items"] == before

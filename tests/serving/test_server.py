@@ -27,10 +27,10 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc  # noqa: E402
 from tritonclient.utils import InferenceServerException  # noqa: E402
 
 import recspec as rs  # noqa: E402
+from recspec.config import read_token  # noqa: E402
 from recspec.errors import BundleError, SettingsError  # noqa: E402
 from recspec.inference.predictor import Predictor  # noqa: E402
 from recspec.serving import server as server_module  # noqa: E402
-from recspec.serving.access import read_token  # noqa: E402
 from recspec.serving.batching import Limits  # noqa: E402
 from recspec.serving.foreground import serve  # noqa: E402
 from recspec.serving.http_bodies import LARGE  # noqa: E402

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -203,6 +204,7 @@ def test_the_last_lines_of_train_are_the_warnings_and_the_next_command(
     (*_, before, last, following), _ = printed("train", "dlrm", clicks.folder, tmp_path / "run", *assigned)
     assert before.startswith("warning: log loss ")
     assert last.startswith("warning: the model is overconfident: ")
-    assert following == f"next: recspec evaluate {tmp_path / 'run'} {clicks.folder} --baselines"
+    command = ["recspec", "evaluate", str(tmp_path / "run"), str(clicks.folder), "--baselines"]
+    assert following == f"next: {shlex.join(command)}"
     _, table = printed("evaluate", tmp_path / "run", clicks.folder)
     assert "\nwarning: the model is overconfident: " in table

@@ -16,7 +16,7 @@ from recspec.api.process import joined
 from recspec.api.progress import Stages, stages
 from recspec.api.verbs import Place, verb
 from recspec.api.views import Section, View, Viewed, figures
-from recspec.errors import DataError, RecspecError, SettingsError, nearest, unknown
+from recspec.errors import DataError, RecspecError, SettingsError, nearest, require_extra, unknown
 from recspec.files import beside, local, read_json, special, staging
 from recspec.spec import ChunkType, FeatureSpec
 from recspec.stores import fetched, url_text
@@ -195,12 +195,15 @@ def prepare(
     Raises:
         SettingsError: for an unknown dataset or setting, or columns that do not exist.
         DataError: if the data are malformed, no row is left for train, or `out` holds something else.
+        MissingExtraError: with the engine spark, without PySpark.
     """
     from recspec.datasets import DATASETS
     from recspec.prepare import ENGINES, PrepareContext
 
     if engine not in ENGINES:
         raise SettingsError(f"--engine: {unknown('value', engine, ENGINES)}")
+    if engine == "spark":
+        require_extra("pyspark", "spark")
     if dataset not in DATASETS:
         raise SettingsError(unknown("dataset", dataset, DATASETS))
     chosen = DATASETS[dataset]
@@ -350,9 +353,12 @@ def describe(data: Place, *, html: Place | None = None, allow_outside: bool = Fa
 
     Raises:
         DataError: the first values found that contradict the specification.
+        MissingExtraError: with `html`, without matplotlib.
     """
     from recspec.report import write_dataset_page
 
+    if html is not None:
+        require_extra("matplotlib", "report")
     spec = load_spec(data, allow_outside=allow_outside)
     if html is not None:
         return Description(spec, write_dataset_page(spec, os.fspath(html)))

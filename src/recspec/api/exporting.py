@@ -11,7 +11,7 @@ from recspec.api.data import load_spec
 from recspec.api.progress import bar
 from recspec.api.verbs import Place, verb
 from recspec.api.views import Section, View, Viewed, figures
-from recspec.errors import BundleError
+from recspec.errors import BundleError, require_extra
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,6 +93,9 @@ def export(
     chosen: dict[str, Any] = {"format": format, "precision": precision, "form": form, "triton_backend": triton_backend}
     settings = ExportSettings(**chosen, tolerance=tolerance, allow_drift=allow_drift, threads=threads, name=name,
                               batch_sizes=tuple(batch_sizes))  # fmt: skip
+    if format != "pt2":
+        for library in ("onnx", "onnxscript", "onnxruntime"):
+            require_extra(library, "onnx")
     spec = load_spec(data, allow_outside=allow_outside) if data is not None else None
     trained = bundle.load(Path(run), verify=verify)
     with bar(False if callable(progress) else progress) as shown:

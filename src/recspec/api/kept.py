@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from recspec.api.frames import chosen_kind, from_table
 from recspec.api.verbs import Place, verb
 from recspec.api.views import Section, View, Viewed
+from recspec.errors import require_extra
 
 if TYPE_CHECKING:
     from recspec.evaluation import RunList
@@ -126,10 +127,12 @@ def report(runs: Place | Sequence[Place], *, out: Place | None = None, data: Pla
         BundleError: if a folder holds no trained model, or a damaged one.
         DataError: if the report can't be written.
         SettingsError: for no run, too many, or one that is given twice.
+        MissingExtraError: without matplotlib.
     """
     from recspec.report import write_report
     from recspec.training import send_file
 
+    require_extra("matplotlib", "report")
     several = [runs] if isinstance(runs, (str, os.PathLike)) else list(runs)
     named = [os.fspath(each) for each in several]
     written = write_report(

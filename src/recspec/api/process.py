@@ -33,12 +33,14 @@ def settings_of(
 
     Raises:
         SettingsError: with every unknown name and wrong value.
+        MissingExtraError: without a library that the model or a setting needs.
     """
-    from recspec.models import MODELS
-    from recspec.training import TrainSettings
+    from recspec.models import MODELS, require_libraries
+    from recspec.training import TrainSettings, require_mlflow
 
     if model not in MODELS:
         raise SettingsError(unknown("model", model, MODELS))
+    require_libraries(MODELS[model])
     loaded = config.load_recipe(recipe) if recipe is not None else config.Recipe()
     if loaded.model not in (None, model):
         raise SettingsError(f"recipe {recipe} is for the model '{loaded.model}', not '{model}'")
@@ -57,8 +59,9 @@ def settings_of(
             problems += error.problems
     if problems:
         raise SettingsError.of(where, problems)
-    model_settings, train_settings = made
-    return cast(config.Settings, model_settings), cast("TrainSettings", train_settings)
+    model_settings, train_settings = cast(config.Settings, made[0]), cast("TrainSettings", made[1])
+    require_mlflow(train_settings.mlflow)
+    return model_settings, train_settings
 
 
 def joined(where: str, settings: Mapping[str, object] | None, named: Mapping[str, object]) -> dict[str, object]:

@@ -137,7 +137,7 @@ def serve(
     for library in ("starlette", "uvicorn", "httptools", "orjson", "prometheus_client"):
         require_extra(library, "serve")
     grpc = grpc and _has_grpc(asked=grpc_port is not None)
-    from recspec.serving import BackgroundServer, Limits, RepositorySettings, ServeSettings, read_token, sources_of
+    from recspec.serving import BackgroundServer, Limits, RepositorySettings, ServeSettings, sources_of
     from recspec.serving import serve as run_server
 
     named = [models] if isinstance(models, (str, os.PathLike)) else list(models)
@@ -156,7 +156,7 @@ def serve(
     given: dict[str, Any] = {
         "repository": config.build(RepositorySettings, "serve", opening),
         "limits": config.build(Limits, "serve", limits),
-        "token": read_token(os.environ, _path(token_file)),
+        "token": config.read_token(os.environ, _path(token_file)),
     }
     names = [each.name for each in sources]
     server = BackgroundServer(sources, settings, **given)

@@ -15,7 +15,7 @@ from recspec.api.progress import Events, bar, events
 from recspec.api.ray_launcher import rank_on_ray, train_on_ray
 from recspec.api.verbs import Place, verb
 from recspec.api.views import Section, View, Viewed
-from recspec.errors import SettingsError
+from recspec.errors import SettingsError, require_extra
 
 if TYPE_CHECKING:
     from recspec.auto import Leaderboard, State
@@ -87,6 +87,7 @@ def train(
 
     Raises:
         SettingsError: for an unknown model or setting, or a folder that holds a run already.
+        MissingExtraError: without a library that the model, a setting or the launcher needs.
         SpecError: if the dataset lacks a role that the model needs, or a split.
         CheckpointError: with `resume`, if there is nothing to continue from or it is of another run.
         TrainingError: if the loss is no longer a number, or the disk is full.
@@ -97,9 +98,11 @@ def train(
     from recspec.training import train as run_training
 
     with told_once():
-        spec = load_spec(data, allow_outside=allow_outside)
         values = joined("train", settings, named)
         model_settings, train_settings = settings_of(model, _path(recipe), values, amp=amp)
+        if launcher is not None and not plan:
+            require_extra("ray", "ray")
+        spec = load_spec(data, allow_outside=allow_outside)
         if train_settings.epochs == 0:
             what = "which trains nothing and leaves a run to continue"
             raise SettingsError(f"train.epochs is 0, {what}; ask for 1 or more")
@@ -107,7 +110,8 @@ def train(
     if launcher is None and processes > 1:
         raise SettingsError(f"processes is {processes} without a launcher; take launcher ray, or start torchrun")
     if launcher is not None and not plan:
-        given = {"model": model, "data": str(spec.folder.resolve()), "recipe": recipe and str(Path(recipe).resolve()),
+        given = {"model": model, "data": str(spec.folder.resolve()),
+                 "recipe": recipe and str(config.recipe_file(recipe).resolve()),
                  "resume": resume, "force": force, "amp": amp, "allow_outside": allow_outside,
                  "settings": values}  # fmt: skip
         with events(progress) as show:
@@ -221,16 +225,17 @@ def tune(
 
     Raises:
         SettingsError: if the folder holds another search, settings fit no trial, or there is no valid split.
-        MissingExtraError: without Optuna.
+        MissingExtraError: without Optuna, or a library that the model needs.
         Interrupted: after Ctrl-C or SIGTERM.
     """
     from recspec.distributed import join
     from recspec.training import Tuning, parse_space, sections_of
     from recspec.training import describe as described
 
-    spec = load_spec(data, allow_outside=allow_outside)
+    require_extra("optuna", "tune")
     values = joined("tune", settings, named)
     model_settings, train_settings = settings_of(model, _path(recipe), values, amp=False)
+    spec = load_spec(data, allow_outside=allow_outside)
     given = {
         "settings": model_settings.model_dump(mode="json", exclude_unset=True),
         "train": train_settings.model_dump(mode="json", exclude_unset=True),

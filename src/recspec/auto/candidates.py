@@ -11,7 +11,7 @@ from recspec import config
 from recspec.distributed import Ranks
 from recspec.errors import RecspecError, SettingsError, of_the_machine, unknown
 from recspec.loading import negatives_by_default
-from recspec.models import MODELS, FittedModel, ItemModel
+from recspec.models import MODELS, FittedModel, ItemModel, require_libraries
 from recspec.spec import FeatureSpec
 from recspec.training import (
     FitPlan,
@@ -66,6 +66,7 @@ def suitable(
         try:
             model_settings, train_settings = built(name, {"settings": {}, "train": train})
             kind = MODELS[name]
+            require_libraries(kind)
             if issubclass(kind, FittedModel) and kind.metric.startswith("rows/") and negatives_by_default(spec):
                 raise SettingsError(f"{name} needs labelled rows of both classes, and train holds interactions alone")
             plans[name] = plan_run(name, spec, Path(), train_settings, model_settings, ranks, resume=False)

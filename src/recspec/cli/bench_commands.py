@@ -101,10 +101,10 @@ def bench_serve(
     json_output: Json = False,
 ) -> None:
     """Measure latency (p50 to p99) and requests/s of a running server, by number of clients."""
+    from recspec import config
     from recspec.bench import Server, run_load_test
-    from recspec.serving import read_token
 
-    server = Server(url, read_token(os.environ, token_file), tls_ca)
+    server = Server(url, config.read_token(os.environ, token_file), tls_ca)
     clients = sizes("--concurrency", concurrency)
     figures = run_load_test(server, model=model, concurrency=clients, rows=rows, seconds=seconds, warmup=warmup)
     if json_output:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, get_args
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from recspec.errors import DataError, SettingsError, unknown
+from recspec.errors import DataError, SettingsError, require_extra, unknown
 from recspec.files import manifest, temporary_name
 from recspec.inference import batch_engines, batch_job
 from recspec.inference.answer_files import Progress, silent
@@ -25,6 +26,9 @@ from recspec.spec import FeatureSpec
 from recspec.storage import open_split
 
 MOST_WORKERS = 1024
+
+LIBRARIES: Mapping[str, str] = MappingProxyType({"spark": "pyspark", "ray": "ray"})
+"""Engine -> its library, which the extra of the engine's name installs."""
 
 
 def untold(note: str) -> None:
@@ -41,7 +45,7 @@ class How:
     shard_size: int = SHARD_SIZE
 
     def check(self) -> None:
-        """Raises `SettingsError`, naming everything that is out of range."""
+        """Raises `SettingsError`, naming everything that is out of range, or `MissingExtraError`."""
         found = []
         if self.engine not in get_args(Engine):
             found.append(f"engine: {unknown('engine', self.engine, get_args(Engine))}")
@@ -51,6 +55,8 @@ class How:
             found.append(f"shard_size is {self.shard_size}; expected 1 or more")
         if found:
             raise SettingsError.of("batch job", found)
+        if self.engine in LIBRARIES:
+            require_extra(LIBRARIES[self.engine], self.engine)
 
 
 @dataclass(frozen=True)

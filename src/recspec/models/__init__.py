@@ -1,6 +1,6 @@
 """The models: batch -> logits. Adding one is a file here and a line below."""
 
-from recspec.models.base import TRAINING_SPACE, Model, Shapes, counts_of
+from recspec.models.base import TRAINING_SPACE, Model, Shapes, counts_of, require_libraries
 from recspec.models.dcnv2 import DcnV2
 from recspec.models.dien import Dien
 from recspec.models.din import Din, SequenceModel
@@ -30,6 +30,7 @@ __all__ = [
     "Ids", "Interactions", "ItemModel", "KnownEvents", "KnownItemsModel", "LogisticRegression", "Model",
     "PreparedNegatives", "Proposals", "Scores", "SequenceModel", "Shapes", "Task", "TrainedItemModel", "UserEvents",
     "Wide", "WideDeep", "WideDeepSettings", "counts_of", "problems_of_lists",
+    "require_libraries",
 ]  # fmt: skip
 
 MODELS: dict[str, type[Model]] = {

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from recspec import config
 from recspec.batch import Batch, num_rows, repeat_rows, take, tile_rows
+from recspec.errors import require_extra
 from recspec.models.facts import DataFacts, Proposals
 from recspec.models.known_items import Stored
 from recspec.nn import CalibrationMap, Embeddings, RowsHeld, cross_entropy, kernels, may_replace
@@ -83,6 +84,12 @@ def counts_of(name: str) -> str:
     return f"{name} (count)"
 
 
+def require_libraries(model: type[Model]) -> None:
+    """Raise `MissingExtraError` unless every library that a model's training needs is installed."""
+    for library in model.libraries:
+        require_extra(library, "baselines")
+
+
 TRAINING_SPACE: Mapping[str, object] = MappingProxyType(
     {
         "train.learning_rate": "x0.1..x10 log",
@@ -112,6 +119,9 @@ class Model(nn.Module, ABC):
 
     needs: ClassVar[tuple[str, ...]] = ("label",)
     """Roles that the specification must fill."""
+
+    libraries: ClassVar[tuple[str, ...]] = ()
+    """Libraries of the extra `baselines` that training needs."""
 
     Settings: ClassVar[type[config.Settings]]
     """The model's own settings."""

@@ -55,6 +55,8 @@ class FittedModel(Model):
     )  # fmt: skip
     """Settings of training that it reads."""
 
+    libraries = ("scipy",)
+
     def loss(self, batch: Batch) -> Tensor:  # noqa: ARG002
         raise SettingsError(f"{self.name} is fitted in one go, not trained by steps, so it has no loss")
 

@@ -65,6 +65,7 @@ class Ials(FittedItemModel):
     """iALS (Hu, Koren, Volinsky, 2008): matrix factorisation of implicit feedback."""
 
     name = "ials"
+    libraries = ("threadpoolctl", "scipy", "implicit")  # in this order: each imports those before
     reads_order = True
     at_scoring = RECENCIES
     Settings = IalsSettings

@@ -20,6 +20,7 @@ class Popularity(FittedItemModel):
     """Ranks items by the number of users who acted on them, the same for every user."""
 
     name = "popularity"
+    libraries = ()
     Settings = PopularitySettings
     counts: Tensor
 

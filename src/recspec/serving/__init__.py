@@ -1,6 +1,5 @@
 """The server: the Open Inference Protocol and JSON routes over HTTP and gRPC."""
 
-from recspec.serving.access import read_token
 from recspec.serving.background import BackgroundServer
 from recspec.serving.batching import Limits
 from recspec.serving.foreground import serve
@@ -9,6 +8,5 @@ from recspec.serving.server import Addresses, ServeSettings
 from recspec.serving.sources import sources_of
 
 __all__ = [
-    "Addresses", "BackgroundServer", "Limits", "RepositorySettings", "ServeSettings", "read_token", "serve",
-    "sources_of",
+    "Addresses", "BackgroundServer", "Limits", "RepositorySettings", "ServeSettings", "serve", "sources_of",
 ]  # fmt: skip

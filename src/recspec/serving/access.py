@@ -8,15 +8,13 @@ import re
 import secrets
 import ssl
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from recspec.errors import RequestError, SettingsError
-
-TOKEN_VARIABLE = "RECSPEC_TOKEN"
 
 LOCAL = ("localhost", "127.0.0.1", "::1")
 """Names of the machine itself."""
@@ -31,24 +29,6 @@ HOST_BYTES = 1024
 _HOST = re.compile(rb"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+))(?::[0-9]{0,5})?")
 
 Headers = Sequence[tuple[bytes, bytes]]
-
-
-def read_token(environment: Mapping[str, str], file: Path | None = None) -> str | None:
-    """The bearer token from a file, else from the variable RECSPEC_TOKEN, else None. Never from the command line.
-
-    Raises:
-        SettingsError: if it can't be read, is empty, or does not fit into a header.
-    """
-    where = f"token file {file}" if file is not None else TOKEN_VARIABLE
-    if file is None and TOKEN_VARIABLE not in environment:
-        return None
-    try:
-        token = (file.read_text(encoding="utf-8") if file is not None else environment[TOKEN_VARIABLE]).strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{where}: can't be read: {error}") from None
-    if not token or not token.isascii() or not token.isprintable() or " " in token:
-        raise SettingsError(f"{where}: expected one line of letters, digits and signs without spaces")
-    return token
 
 
 @dataclass(frozen=True)

@@ -54,11 +54,16 @@ def address(asked: str | None) -> str | None:
     """
     if asked == OFF:
         return None
-    if asked is not None and not _is_installed():
+    require_mlflow(asked)
+    return asked or os.environ.get(VARIABLE) or None
+
+
+def require_mlflow(asked: str | None) -> None:
+    """Raise MissingExtraError if the setting asks for MLflow and it is not installed."""
+    if asked not in (None, OFF) and not _is_installed():
         raise MissingExtraError(
             "train.mlflow needs the library 'mlflow', which is not installed: pip install 'recspec[mlflow]'"
         )
-    return asked or os.environ.get(VARIABLE) or None
 
 
 def _is_installed() -> bool:

@@ -35,7 +35,7 @@ from recspec.errors import (
 )
 from recspec.files import local
 from recspec.loading import Newest
-from recspec.models import MODELS, FittedModel, Ids
+from recspec.models import MODELS, FittedModel, Ids, require_libraries
 from recspec.spec import FeatureSpec
 from recspec.stores import fetched, url_text
 from recspec.training import run_folder
@@ -117,6 +117,7 @@ def update(
         versions.make_missing(run)
         base = bundle.find(run)  # the newest version, now that no other update can end
         card, kind = _read_card(base)
+        require_libraries(kind)
         spec = _dataset_of(base, data)
         (folder / DATA).mkdir(parents=True)
         from recspec.prepare import grow  # needs Ibis and DuckDB, which training does without
