@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import typer
 import yaml
+from scripts import locked_requirements
 
 from recspec.cli.app import app
 from recspec.serving.server import OPEN, ServeSettings
@@ -94,8 +96,28 @@ def test_images_have_a_whole_version_and_ours_is_named_by_the_kustomization() ->
     for each in containers():
         assert each["image"] == chosen["name"] or PINNED.fullmatch(each["image"]), each["image"]
     dockerfile = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
-    assert re.search(r"^ARG PYTHON=[0-9]+\.[0-9]+\.[0-9]+$", dockerfile, re.MULTILINE)
-    assert set(re.findall(r"^FROM (\S+)", dockerfile, re.MULTILINE)) == {"python:${PYTHON}-slim-bookworm"}
+    (base,) = re.findall(r"^ARG BASE=(\S+)$", dockerfile, re.MULTILINE)
+    assert PINNED.fullmatch(base)
+    assert set(re.findall(r"^FROM (\S+)", dockerfile, re.MULTILINE)) == {"${BASE}"}
+
+
+def test_the_image_is_built_from_files_whose_hashes_are_known(tmp_path: Path) -> None:
+    dockerfile = (DEPLOY / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
+    installs = re.findall(r"pip install (.*?) (?=&&)", dockerfile)
+    hashed = [each for each in installs if "--require-hashes" in each]
+    (torch,) = [each for each in installs if "--require-hashes" not in each
+                and not {"--dry-run", "--no-deps"} & {*each.split()}]  # fmt: skip
+    assert len(hashed) == 2
+    assert torch.split()[-1] == "torch"
+    report = {"install": [{"metadata": {"name": name}} for name in ("PyYAML", "typing_extensions", "torch", "recspec",
+                                                                   "nvidia-cublas-cu12")]}  # fmt: skip
+    (tmp_path / "wanted.json").write_text(json.dumps(report))
+    lock = DEPLOY.parent / "requirements.lock"
+    entries = locked_requirements.entries(lock, locked_requirements.names_in(tmp_path / "wanted.json"))
+    assert [each.partition("==")[0] for each in entries] == ["pyyaml", "typing-extensions"]
+    assert all("--hash=sha256:" in each for each in entries)
+    with pytest.raises(SystemExit, match=r"^requirements.lock: holds no 'no-such-thing'"):
+        locked_requirements.main([str(lock), "--only", "no-such-thing"])
 
 
 def test_the_dockerfile_copies_files_that_exist_and_that_the_context_holds() -> None:
@@ -154,6 +176,29 @@ def test_selectors_of_the_budget_and_the_spread_are_the_label_of_the_pods() -> N
     (spread,) = pod["topologySpreadConstraints"]
     assert labels["includeTemplates"]
     assert budget["spec"]["selector"]["matchLabels"] == spread["labelSelector"]["matchLabels"] == labels["pairs"]
+
+
+def policies() -> dict[str, Any]:
+    return {each["metadata"]["name"]: each["spec"] for each in DOCUMENTS if each["kind"] == "NetworkPolicy"}
+
+
+def test_every_pod_has_a_policy_that_names_who_reaches_it_and_what_it_reaches() -> None:
+    assert set(policies()) == {name for name, _ in pods()}
+    for name, policy in policies().items():
+        assert set(policy["policyTypes"]) == {"Ingress", "Egress"}, name
+        assert all(rule.get("from") for rule in policy["ingress"]), name
+        assert all(rule.get("to") or rule.get("ports") for rule in policy["egress"]), name
+    (labels,) = MANIFESTS["serve/kustomization.yaml"][0]["labels"]
+    assert policies()["recspec"]["podSelector"]["matchLabels"] == labels["pairs"]
+    ports = {each["name"] for each in served()["ports"]}
+    assert {each["port"] for rule in policies()["recspec"]["ingress"] for each in rule["ports"]} == ports
+    (service,) = [each for each in MANIFESTS["train/job.yaml"] if each["kind"] == "Service"]
+    assert policies()["recspec-train"]["podSelector"]["matchLabels"] == service["spec"]["selector"]
+
+
+def test_no_policy_admits_by_labels_of_pods_that_kustomize_would_change() -> None:
+    senders = [each for rule in policies()["recspec"]["ingress"] for each in rule["from"]]
+    assert {kind for each in senders for kind in each} == {"namespaceSelector"}
 
 
 # --- security --------------------------------------------------------------------------------------------------------

@@ -111,7 +111,7 @@ def train(
         raise SettingsError(f"processes is {processes} without a launcher; take launcher ray, or start torchrun")
     if launcher is not None and not plan:
         given = {"model": model, "data": str(spec.folder.resolve()),
-                 "recipe": recipe and str(config.recipe_file(recipe).resolve()),
+                 "recipe": recipe and str(config.recipe_file(Path(recipe)).resolve()),
                  "resume": resume, "force": force, "amp": amp, "allow_outside": allow_outside,
                  "settings": values}  # fmt: skip
         with events(progress) as show:

@@ -55,7 +55,7 @@ class FittedModel(Model):
     )  # fmt: skip
     """Settings of training that it reads."""
 
-    libraries = ("scipy",)
+    libraries: ClassVar[tuple[str, ...]] = ("scipy",)
 
     def loss(self, batch: Batch) -> Tensor:  # noqa: ARG002
         raise SettingsError(f"{self.name} is fitted in one go, not trained by steps, so it has no loss")
