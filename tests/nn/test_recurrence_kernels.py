@@ -15,9 +15,6 @@ from recspec.nn.recurrent import Gru
 from tests.nn.present import FORMS, PRESENT, present_of
 from tests.nn.test_kernels import DEVICE, with_triton
 
-# The interpreter counts a loop's steps by an array of one number.
-pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim:DeprecationWarning")
-
 JAGGED: dict[str, Callable[[Tensor], Events]] = {name: form for name, form in FORMS.items() if name != "padded"}
 LEAVES = ("x", "attention", "weight_x", "weight_h", "bias")
 
