@@ -21,17 +21,23 @@ pytest.importorskip("onnxruntime")
 
 
 def exported(predictor: Predictor, folder: Path, form: Any) -> ExportedRanker:
-    if not folder.exists():
-        export(predictor.bundle, folder, ExportSettings(form=form, batch_sizes=(1,), seconds=0.0, threads=1))
+    export(predictor.bundle, folder, ExportSettings(form=form, batch_sizes=(1,), seconds=0.0, threads=1))
     return ExportedRanker.open(str(predictor.bundle.folder), str(folder), threads=1)
 
 
-@pytest.fixture(scope="module", params=["ranker", "rows"])
-def rankers(request: pytest.FixtureRequest, films: Predictor, clicks: Predictor,  # noqa: F811
-            tmp_path_factory: pytest.TempPathFactory) -> dict[str, ExportedRanker]:  # fmt: skip
-    folder = tmp_path_factory.mktemp("exports")
-    given = {"films": films, "clicks": clicks}
-    return {name: exported(predictor, folder / name, request.param) for name, predictor in given.items()}
+FORMS = ("ranker", "rows")
+
+
+@pytest.fixture(scope="module", params=FORMS)
+def ranker(request: pytest.FixtureRequest, films: Predictor,  # noqa: F811
+           tmp_path_factory: pytest.TempPathFactory) -> ExportedRanker:  # fmt: skip
+    return exported(films, tmp_path_factory.mktemp("exports") / "films", request.param)
+
+
+@pytest.fixture(scope="module", params=FORMS)
+def clicks_ranker(request: pytest.FixtureRequest, clicks: Predictor,  # noqa: F811
+                  tmp_path_factory: pytest.TempPathFactory) -> ExportedRanker:  # fmt: skip
+    return exported(clicks, tmp_path_factory.mktemp("exports") / "clicks", request.param)
 
 
 def expected(ranker: ExportedRanker, request: dict[str, Any], rows: list[dict[str, Any]]) -> Any:
@@ -55,10 +61,8 @@ def raw_rows(predictor: Predictor, rows: int) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 5])
-def test_lists_numbers_and_ids_give_the_predictors_probabilities(
-    rankers: dict[str, ExportedRanker], count: int
-) -> None:
-    ranker = rankers["clicks"]
+def test_lists_numbers_and_ids_give_the_predictors_probabilities(clicks_ranker: ExportedRanker, count: int) -> None:
+    ranker = clicks_ranker
     items = set(ranker.predictor.spec.role("item"))
     rows = raw_rows(ranker.predictor, count)
     request = {name: value for name, value in rows[0].items() if name not in items}
@@ -72,8 +76,7 @@ def test_lists_numbers_and_ids_give_the_predictors_probabilities(
 
 
 @pytest.mark.parametrize("user", ["u3", "nobody", None])
-def test_columns_that_a_catalogue_knows_may_be_left_out(rankers: dict[str, ExportedRanker], user: str | None) -> None:
-    ranker = rankers["films"]
+def test_columns_that_a_catalogue_knows_may_be_left_out(ranker: ExportedRanker, user: str | None) -> None:
     full: list[dict[str, Any]] = [{"item_id": 100 + item, "kind": "abc"[item % 3]} for item in range(4)]
     bare_ids: list[dict[str, Any]] = [{"item_id": 100 + item} for item in range(4)]
     found = ranker.probabilities({"user_id": user}, full)
@@ -81,22 +84,21 @@ def test_columns_that_a_catalogue_knows_may_be_left_out(rankers: dict[str, Expor
     np.testing.assert_allclose(ranker.probabilities({"user_id": user}, bare_ids), found, atol=1e-6)
 
 
-def test_rows_that_differ_in_their_columns_are_read_too(rankers: dict[str, ExportedRanker]) -> None:
-    ranker = rankers["films"]
+def test_rows_that_differ_in_their_columns_are_read_too(ranker: ExportedRanker) -> None:
     candidates: list[dict[str, Any]] = [{"item_id": 101, "kind": "b"}, {"item_id": "102", "kind": None}]
     told: list[dict[str, Any]] = [{"item_id": "101", "kind": "b"}, {"item_id": "102", "kind": None}]
     found = ranker.probabilities({"user_id": "u1"}, candidates)
     np.testing.assert_allclose(found, expected(ranker, {"user_id": "u1"}, told), atol=1e-6)
 
 
-def test_no_candidate_gives_nothing(rankers: dict[str, ExportedRanker]) -> None:
-    assert rankers["films"].probabilities({"user_id": "u1"}, []).shape == (0,)
-    assert rankers["films"].probabilities({"user_id": "u1"}, {"item_id": [], "kind": []}).shape == (0,)
+def test_no_candidate_gives_nothing(ranker: ExportedRanker) -> None:
+    assert ranker.probabilities({"user_id": "u1"}, []).shape == (0,)
+    assert ranker.probabilities({"user_id": "u1"}, {"item_id": [], "kind": []}).shape == (0,)
 
 
-def test_a_missing_column_is_named(rankers: dict[str, ExportedRanker]) -> None:
+def test_a_missing_column_is_named(ranker: ExportedRanker) -> None:
     with pytest.raises(RequestError, match="item_id"):
-        rankers["films"].probabilities({"user_id": "u1"}, [{"kind": "a"}])
+        ranker.probabilities({"user_id": "u1"}, [{"kind": "a"}])
 
 
 @pytest.mark.parametrize(
@@ -117,15 +119,13 @@ def test_a_missing_column_is_named(rankers: dict[str, ExportedRanker]) -> None:
         ({}, [{"user_id": 3, "item_id": 3}], "'user_id' is in the candidates; expected in the request"),
     ],
 )
-def test_what_is_no_request_is_told(
-    rankers: dict[str, ExportedRanker], request_: Any, candidates: Any, told: str
-) -> None:
+def test_what_is_no_request_is_told(ranker: ExportedRanker, request_: Any, candidates: Any, told: str) -> None:
     with pytest.raises(RequestError, match=re.escape(told)):
-        rankers["films"].probabilities(request_, candidates)
+        ranker.probabilities(request_, candidates)
 
 
-def test_another_models_export_is_refused(rankers: dict[str, ExportedRanker]) -> None:
+def test_another_models_export_is_refused(ranker: ExportedRanker, clicks: Predictor) -> None:  # noqa: F811
     with pytest.raises(
         BundleError, match=r"only one of model and export reads .*; the export was made of another model"
     ):
-        ExportedRanker(rankers["films"].predictor, rankers["clicks"].program)
+        ExportedRanker(clicks, ranker.program)
