@@ -169,6 +169,43 @@ def test_ials_blocks_of_users_do_not_change_them(monkeypatch: pytest.MonkeyPatch
     assert_close(scores_of(model), whole)
 
 
+@pytest.mark.parametrize(("l2", "alpha"), [(1.0, 3.0), (1e-3, 0.1), (300.0, 100.0)])
+def test_ials_solves_for_users_of_few_items_and_of_many_alike(l2: float, alpha: float) -> None:
+    """Users of fewer items than factors are solved by a smaller system; weights of .1 x .8^age are below 1."""
+    rng = np.random.default_rng(1)
+    seen = in_order([rng.permutation(40)[:count].tolist() for count in (1, 2, 7, 8, 9, 30, 0)], 40)
+    model = unfitted("ials", 7, 40, factors=8, l2=l2, alpha=alpha, recency=0.8)
+    model.items = torch.from_numpy(rng.standard_normal((40, 8)).astype(np.float32))
+    model.know(seen)
+    known, vectors = seen.weighted(0.8), model.items.numpy().astype(np.float64)
+    for user in range(7):
+        own = slice(known.offsets[user], known.offsets[user + 1])
+        confidence = np.ones(40)
+        confidence[known.items[own]] = alpha * known.weights[own]  # type: ignore[index]
+        wanted = vectors[known.items[own]].T @ confidence[known.items[own]]
+        normal = vectors.T @ (confidence[:, None] * vectors) + l2 * np.eye(8)
+        np.testing.assert_allclose(model.users[user], np.linalg.solve(normal, wanted), rtol=1e-5, atol=1e-7)
+
+
+def test_ials_bounds_the_memory_of_its_systems(monkeypatch: pytest.MonkeyPatch) -> None:
+    """5,000 users of one or two items and 128 factors would take 650 MB at once; a block takes 16 MB."""
+    largest = []
+    solved = ials_file._solved
+
+    def noted(everywhere: torch.Tensor, inverse: torch.Tensor, of_items: torch.Tensor, *rest: torch.Tensor) -> object:
+        users, length, factors = of_items.shape
+        largest.append(users * (length * factors + min(length, factors) ** 2))
+        return solved(everywhere, inverse, of_items, *rest)
+
+    monkeypatch.setattr(ials_file, "_solved", noted)
+    seen = in_order([[user % 200, (user + 1) % 200][: 1 + user % 2] for user in range(5_000)] + [[*range(200)]] * 80, 200)
+    model = unfitted("ials", 5_080, 200, factors=128, recency=0.9)
+    model.items = torch.ones(200, 128)
+    model.know(seen)
+    assert max(largest) <= ials_file.BLOCK
+    assert len(largest) > 3  # users of 200 items take several blocks
+
+
 # --- markov -----------------------------------------------------------------------------------------------------------
 
 

@@ -37,8 +37,8 @@ COMBINATIONS = (
 What matters is l2 relative to alpha: equal ones are best or near with 64 factors; l2 of ten times alpha and more
 collapses. Very sparse data wants 16 factors and l2 of 3 to 10 times alpha."""
 
-BLOCK = 1 << 15
-"""Items of users solved for at once: 16 MB with 64 factors."""
+BLOCK = 1 << 21
+"""Numbers in the factors and systems of users that are solved for at once: 16 MB in fp64, and as much for each step."""
 
 SMALLEST_SCORE = 1e-6
 """A largest possible score below this is 0 but for rounding. Where l2 is not too strong, positives have about 1."""
@@ -130,12 +130,13 @@ class Ials(FittedItemModel):
         own, known = self.settings, interactions.weighted(self.settings.recency)
         items = self.items.double()
         everywhere = items.T @ items + own.l2 * torch.eye(own.factors, dtype=torch.float64, device=items.device)
+        inverse = torch.linalg.inv(everywhere)
         users = torch.zeros(known.num_users, own.factors, dtype=torch.float64, device=items.device)
-        for rows, theirs, weights in _lists_of_a_length(known):
+        for rows, theirs, weights in _lists_of_a_length(known, own.factors):
             of_items = items[theirs.to(items.device)]  # (B, L, d)
             confidence = (own.alpha * weights.to(items.device)).unsqueeze(2)
-            normal = everywhere + of_items.mT @ ((confidence - 1) * of_items)
-            users[rows] = torch.linalg.solve(normal, (confidence * of_items).sum(1))
+            wanted = (confidence * of_items).sum(1, keepdim=True).mT  # (B, d, 1)
+            users[rows] = _solved(everywhere, inverse, of_items, confidence - 1, wanted).squeeze(2)
         self.users = users.float()
 
     def request_vector(self, users: Tensor) -> Tensor:
@@ -153,13 +154,26 @@ class Ials(FittedItemModel):
         return self.users[users] @ self.items.T
 
 
-def _lists_of_a_length(known: Interactions) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+def _solved(everywhere: Tensor, inverse: Tensor, of_items: Tensor, extra: Tensor, wanted: Tensor) -> Tensor:
+    """(B, d, 1) solutions of (A + V' diag(extra) V) x = wanted, where A (d, d) has this inverse and V is (B, L, d).
+
+    Fewer items than factors make a smaller system (L, L), by Woodbury's identity.
+    """
+    if of_items.shape[1] >= of_items.shape[2]:
+        return torch.linalg.solve(everywhere + of_items.mT @ (extra * of_items), wanted)
+    turned = of_items @ inverse  # (B, L, d)
+    small = extra * (turned @ of_items.mT)
+    small.diagonal(dim1=1, dim2=2).add_(1)
+    return inverse @ wanted - turned.mT @ torch.linalg.solve(small, extra * (turned @ wanted))
+
+
+def _lists_of_a_length(known: Interactions, factors: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Users (B,) with equally many items, these items (B, L) and their weights (B, L) in fp64, in bounded blocks."""
     lengths = np.diff(known.offsets)
     order = np.argsort(lengths, kind="stable")
     for length in np.unique(lengths[lengths > 0]):
         first, last = np.searchsorted(lengths[order], [length, length + 1])
-        step = max(1, BLOCK // int(length))
+        step = max(1, BLOCK // int(length * factors + min(length, factors) ** 2))
         for start in range(first, last, step):
             users = order[start : min(last, start + step)]
             places = known.offsets[users][:, None] + np.arange(length)
