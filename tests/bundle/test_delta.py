@@ -88,8 +88,9 @@ def test_a_delta_of_another_bundle_is_refused(tmp_path: Path, pair: tuple[Path, 
     [
         (lambda _, h: h.update(format=2), "delta format 2; this recspec reads 1"),
         (lambda _, h: h.update(files=["x"]), "its header names no files"),
-        (lambda _, h: h["files"].update({"../evil": "whole"}), "leads outside the folder"),
-        (lambda _, h: h["files"].update({"/tmp/evil": "whole"}), "leads outside the folder"),
+        *((lambda _, h, name=name: h["files"].update({name: "same"}), "which no manifest covers; a delta holds")
+          for name in ("../evil", "/tmp/evil", "export/model.onnx", "run.json", "report.html", "evaluations/a.json",
+                       "manifest.json", ".hidden", "below/.hidden/x", "a/../export/model.onnx", "./export/x", "a//x")),
         (lambda _, h: h["files"].update({"evil": "whole"}), "damaged: .*whole/evil"),
         (lambda _, h: h["files"].update(kept=7), "neither same, whole nor tensors"),
         (lambda _, h: h["files"].pop("other"), "its files are not as they were written"),

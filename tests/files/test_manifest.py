@@ -209,6 +209,19 @@ def catalogue_with(column: str, values: object) -> Callable[[Path], None]:
     return rewrite
 
 
+def replaced(column: str, value: object, kind: pa.DataType) -> Callable[[Path], None]:
+    def rewrite(folder: Path) -> None:
+        table = pq.read_table(folder / "items.parquet")
+        place = table.column_names.index(column)
+        pq.write_table(table.set_column(place, column, pa.array([value] * len(table), kind)), folder / "items.parquet")
+
+    return rewrite
+
+
+IDS = {"empty lists": ([], pa.list_(pa.int32())), "nulls": (None, pa.int64()), "empty texts": ("", pa.string()),
+       "untyped nulls": (None, pa.null()), "lists of nulls": (None, pa.list_(pa.int64())),
+       "numbers": (1.0, pa.float64())}  # fmt: skip
+
 CONTRADICTIONS: dict[str, tuple[Callable[[Path], object], str]] = {
     "negative offset": (at("offsets", 3, -5), "'offsets' does not rise from 0 to"),
     "falling offsets": (at("offsets", 3, 10**6), "'offsets' does not rise from 0 to"),
@@ -262,6 +275,12 @@ CONTRADICTIONS: dict[str, tuple[Callable[[Path], object], str]] = {
         reversed_rows("items.parquet"),
         "items.parquet: row 1 is of 'item_id' 60; expected 1, because rows are in the order of ids",
     ),
+    **{f"catalogue whose ids are {what}": (
+        replaced("item_id", *held), r"items.parquet: column 'item_id' holds [\w<>: ]+; expected its ids"
+       ) for what, held in IDS.items()},
+    "title of binary bytes": (
+        replaced("title", b"\xff", pa.binary()), "items.parquet: damaged, or of another specification: Invalid UTF8"
+    ),
     "catalogue with a column twice": (
         twice("items.parquet", "item_id"), "items.parquet: has more than one column 'item_id'; rename them"
     ),
@@ -291,6 +310,11 @@ def test_content_that_contradicts_itself_is_refused_without_the_manifest_too(cop
     change(copied)
     with pytest.raises(RecspecError, match=told):
         _opened(copied)
+
+
+def test_a_column_of_lists_is_no_title(copied: Path) -> None:
+    replaced("title", ["a"], pa.list_(pa.string()))(copied)
+    assert Predictor.open(copied, device="cpu", verify=False).items.titles is None
 
 
 def _opened(folder: Path) -> object:

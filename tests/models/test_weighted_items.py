@@ -198,7 +198,9 @@ def test_ials_bounds_the_memory_of_its_systems(monkeypatch: pytest.MonkeyPatch) 
         return solved(everywhere, inverse, of_items, *rest)
 
     monkeypatch.setattr(ials_file, "_solved", noted)
-    seen = in_order([[user % 200, (user + 1) % 200][: 1 + user % 2] for user in range(5_000)] + [[*range(200)]] * 80, 200)
+    seen = in_order(
+        [[user % 200, (user + 1) % 200][: 1 + user % 2] for user in range(5_000)] + [[*range(200)]] * 80, 200
+    )
     model = unfitted("ials", 5_080, 200, factors=128, recency=0.9)
     model.items = torch.ones(200, 128)
     model.know(seen)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from recspec.bundle.checkpoint import bytes_of, read_tensors, write_tensors
-from recspec.errors import BundleError, CheckpointError
+from recspec.errors import BundleError, CheckpointError, listed
 from recspec.files import PathError, confined, manifest, staging
 
 FORMAT = 1
@@ -82,6 +82,9 @@ def apply(base: Path, file: Path, out: Path) -> None:
     files = header.get("files")
     if not isinstance(files, dict) or not all(isinstance(name, str) for name in files):
         raise BundleError(f"{file}: damaged: its header names no files")
+    if foreign := [name for name in files if not manifest.covers(name)]:
+        raise BundleError(f"{file}: brings {listed(foreign)}, which no manifest covers; a delta holds a bundle's files "
+                          "alone, so get it from its writer again")  # fmt: skip
     try:
         for name, how in files.items():
             place = confined(out, name)

@@ -73,6 +73,9 @@ def _read_catalogue(spec: FeatureSpec, role: Role, device: torch.device) -> Cata
         table = pq.read_table(file, partitioning=None)
         table.validate(full=True)  # refuses texts that are not UTF-8
         _check_catalogue(table, spec, id_name)
+        flat = [each.name for each in table.schema if not pa.types.is_nested(each.type)]
+        title = next((name for name in TITLE_COLUMNS if name in flat), None)
+        titles = table.column(title).combine_chunks().cast(pa.string()) if title else None
     except (pa.ArrowException, OSError, ValueError, DataError) as error:
         raise BundleError(f"{file}: damaged, or of another specification: {error}") from None
     past = {name for name in table.column_names if name in spec.role("history")}
@@ -82,8 +85,6 @@ def _read_catalogue(spec: FeatureSpec, role: Role, device: torch.device) -> Cata
             tensor = as_tensor(_column(table.column(name)), spec, name)
             nobody = tensor.new_zeros((first_id, *tensor.shape[1:]))
             features[name] = torch.cat([nobody, tensor]).to(device)
-    title = next((name for name in TITLE_COLUMNS if name in table.column_names), None)
-    titles = table.column(title).combine_chunks().cast(pa.string()) if title else None
     return Catalogue(features, first_id, titles, lists)
 
 

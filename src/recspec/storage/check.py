@@ -164,10 +164,14 @@ def _file_problems(spec: FeatureSpec, path: Path, name: str, ids: range, *, has_
                 return
             if not has_ids or name not in parquet.schema_arrow.names:
                 return
-            found = parquet.read(columns=[name])[name].to_numpy()
+            column = parquet.read(columns=[name])[name]
     except (pa.ArrowException, OSError, ValueError) as error:
         yield f"{file}: can't be read as Parquet: {error}"
         return
+    if not pa.types.is_integer(column.type) or column.null_count:
+        yield f"{file}: column '{name}' holds {column.type}{' and nulls' * bool(column.null_count)}; expected its ids"
+        return
+    found = column.to_numpy()
     wrong = np.flatnonzero(found != np.array(ids))
     if len(wrong):
         row = int(wrong[0])
