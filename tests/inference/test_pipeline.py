@@ -21,7 +21,7 @@ from recspec.bundle import folder as bundle
 from recspec.bundle import run_record
 from recspec.cli.app import app
 from recspec.datasets import DATASETS
-from recspec.errors import BundleError, SettingsError
+from recspec.errors import BundleError, DataError, SettingsError
 from recspec.evaluation import EvaluateSettings, Question, evaluate
 from recspec.files import manifest
 from recspec.inference import Predictor, Wanted, build_pipeline
@@ -174,6 +174,17 @@ def test_the_command_builds_and_tells_what_it_built(runs: Mapping[str, Path], tm
     made = opened(tmp_path / "a")
     assert made.kept is not None
     assert made.kept.sum() == 20
+
+
+def test_one_process_at_a_time_builds_a_pipeline_in_a_folder(runs: Mapping[str, Path], tmp_path: Path) -> None:
+    def second(_stage: str, _done: float, _total: float | None) -> None:
+        with pytest.raises(DataError, match="run: another process is building a pipeline in it; wait for it"):
+            build_pipeline(tmp_path / "run", [str(runs["ials"])], runs["wide_deep"], candidates=9)
+
+    built = build_pipeline(tmp_path / "run", [str(runs["ease"])], runs["wide_deep"], candidates=8, progress=second)
+    assert opened(tmp_path / "run").card == built.card
+    with pytest.raises(SettingsError, match="run: holds a run already; name another folder"):
+        build_pipeline(tmp_path / "run", [str(runs["ials"])], runs["wide_deep"])
 
 
 def test_all_problems_are_named_before_anything_is_written(runs: Mapping[str, Path], tmp_path: Path) -> None:

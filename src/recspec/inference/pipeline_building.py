@@ -13,12 +13,12 @@ import numpy as np
 import torch
 
 from recspec.batch import Batch
-from recspec.bundle import Bundle, PipelineCard, RetrieverCard, meaning_digest, pipeline_card, run_record
+from recspec.bundle import Bundle, DataRecord, PipelineCard, RetrieverCard, meaning_digest, pipeline_card, run_record
 from recspec.bundle import folder as bundle
 from recspec.encoding import Encoders
 from recspec.errors import BundleError, RequestError, SettingsError, listed, shortened
 from recspec.evaluation import id_feature
-from recspec.files import PathError, copy, local, manifest, named_path, whole_folder
+from recspec.files import PathError, copy, local, locked_inside, manifest, named_path, whole_folder
 from recspec.inference.catalogue import Catalogues
 from recspec.models import ItemModel
 from recspec.retrieval import (
@@ -102,12 +102,30 @@ def build_pipeline(
     Raises:
         SettingsError: naming every run that can't take part, and why.
         BundleError: if a run holds no bundle, or a damaged one.
+        DataError: if another process writes a run in `target`.
     """
     target, started = local(target, "OUT"), time.monotonic()
-    if (target / BUNDLE).exists():
-        raise SettingsError(f"{target}: holds a run already; name another folder")
-    if (target / "bundle.json").exists():
-        raise SettingsError(f"{target}: is a bundle, whose files must stay as they are; name another folder")
+    with locked_inside(target, "building a pipeline in", holds=BUNDLE):
+        if (target / BUNDLE).exists():
+            raise SettingsError(f"{target}: holds a run already; name another folder")
+        if (target / "bundle.json").exists():
+            raise SettingsError(f"{target}: is a bundle, whose files must stay as they are; name another folder")
+        built, data = _build(target, retrievers, ranker, candidates, filter, device, progress)
+        parts = [ranker, *(each.run for each in built.retrievers)]
+        record = run_record.begin(target, "pipeline", built.model, data, made_of=parts)
+        record.finish(target, time.monotonic() - started)
+        return built
+
+
+def _build(
+    target: Path,
+    retrievers: Sequence[str],
+    ranker: Path,
+    candidates: int,
+    filter: str | None,
+    device: torch.device | None,
+    progress: Progress,
+) -> tuple[Built, DataRecord | None]:
     first = bundle.load(ranker, device=device)
     named = [named_path(text, "--retriever") for text in retrievers]
     trained = [bundle.load(path, device=device) for _, path in named]
@@ -140,10 +158,7 @@ def build_pipeline(
         manifest.write(folder)
     progress("retrievers", 1, 1)
     data = run_record.common_data(each.folder for each in (first, *trained))
-    parts = [ranker, *(path for _, path in named)]
-    record = run_record.begin(target, "pipeline", first.card.model, data, made_of=parts)
-    record.finish(target, time.monotonic() - started)
-    return Built(target / BUNDLE, ranker, first.card.model, card, found, len(known.items), kept)
+    return Built(target / BUNDLE, ranker, first.card.model, card, found, len(known.items), kept), data
 
 
 def _names(given: Sequence[str], models: Sequence[str], candidates: int) -> list[str]:

@@ -23,7 +23,7 @@ from recspec.bundle import (
 from recspec.bundle import folder as bundle
 from recspec.errors import BundleError, SettingsError
 from recspec.evaluation import check_same_features, choose_weights
-from recspec.files import local, made
+from recspec.files import local, locked_inside
 from recspec.models import ItemModel
 from recspec.spec import FeatureSpec
 from recspec.training import run_folder
@@ -97,14 +97,15 @@ def blend_runs(
     Raises:
         SettingsError: if the models can't be blended, or have learned from valid and are to be chosen on it.
         BundleError: if a run holds no bundle.
+        DataError: if another process writes a run in `target`.
     """
     started = time.monotonic()
     if like is None and len(runs) < 2:
         raise SettingsError(f"pipeline blend: {len(runs)} run is given; a blend takes two or more")
     if len(runs) > MOST_MEMBERS:
         raise SettingsError(f"pipeline blend: {len(runs)} runs are given; a blend takes {MOST_MEMBERS} at most")
-    run_folder.refuse_another(local(target, "OUT"))
-    with made(target):
+    with locked_inside(local(target, "OUT"), "blending in", holds=run_folder.BUNDLE):
+        run_folder.refuse_another(target)
         trained = [bundle.load(run, device=device) for run in runs]
         _check_together(runs, trained)
         if like is not None:

@@ -8,13 +8,13 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
 from recspec.bundle import checkpoint, run_record, versions
 from recspec.errors import SettingsError, TrainingError, listed
-from recspec.files import removed
+from recspec.files import is_own, removed
 from recspec.training import tracking
 from recspec.training.tracking import Tracking
 
@@ -55,6 +55,7 @@ def remove_run(folder: Path) -> None:
 
     Raises:
         SettingsError: if the folder is a bundle, or what it holds is not a run.
+        DataError: if another process is updating the run.
     """
     if (folder / "bundle.json").exists():
         refuse_another(folder)
@@ -66,12 +67,13 @@ def remove_run(folder: Path) -> None:
             f"{folder}: --force replaces a run, and this is none: it holds {listed(found)} without "
             f"{run_record.FILE_NAME} and {LOG}; name another folder"
         )
-    for name in (*WRITTEN, *KEPT, versions.UPDATES):
-        path = folder / name
-        if path.is_dir() and not path.is_symlink():
-            removed(path)
-        else:
-            path.unlink(missing_ok=True)
+    with versions.updating(folder) if is_own(folder / versions.UPDATES) else nullcontext():
+        for name in (*WRITTEN, *KEPT, versions.UPDATES):
+            path = folder / name
+            if path.is_dir() and not path.is_symlink():
+                removed(path)
+            else:
+                path.unlink(missing_ok=True)
 
 
 def has_checkpoint(folder: Path) -> bool:
