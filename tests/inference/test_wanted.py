@@ -7,9 +7,11 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -22,6 +24,9 @@ from recspec.inference.requests import rank, recommend
 from recspec.inference.wanted import Boost, Wanted
 from recspec.models import MODELS
 from recspec.models.fitted import FittedModel
+from recspec.retrieval import filter_columns, raw_catalogue
+from recspec.retrieval.filter_columns import TestedColumn
+from recspec.retrieval.filters import Test
 from recspec.spec import FeatureSpec
 from recspec.training.loop import train
 from recspec.training.settings import TrainSettings
@@ -495,3 +500,61 @@ def test_files_hold_what_the_request_asks_for(ease: Predictor, tmp_path: Path) -
 def test_titles_of_messages_are_cut(films: Predictor) -> None:
     found = problems(ask, films, "u3", context={"x" * 999: 1})
     assert re.search("reads no 'x{80}'", found)
+
+
+# --- work ------------------------------------------------------------------------------------------------------------
+
+
+def parts(first: int, count: int) -> str:
+    return " or ".join(f"title contains '{number}'" for number in range(first, first + count))
+
+
+def test_tests_times_items_are_bounded_before_any_test_is_made(
+    films: Predictor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    evaluate = raw_catalogue.evaluate
+    monkeypatch.setattr(raw_catalogue, "evaluate", lambda *asked: [made.append(asked[0].text), evaluate(*asked)][1])
+    monkeypatch.setattr(filter_columns, "MOST_TESTED", 40 * 30)
+    many = {"filter": parts(100, 20), "boosts": (f"{parts(200, 11)}: 1", f"{parts(300, 10)}: 1")}
+    told = problems(ask, films, "u3", **many)
+    assert "filter and boosts: 41 tests of 30 items cost 1,230; expected at most 1,200, so about 40 such tests" in told
+    assert "join those of equal values as `COLUMN in (VALUE, ...)`, or send fewer" in told
+    wanted = Wanted(items=("105",), filter=parts(100, 41))
+    assert "41 tests of 30 items cost 1,230; expected at most" in problems(films.similar, wanted)
+    assert not made
+    ask(films, "u3", filter=parts(100, 20))
+    assert len(made) == 1
+    ask(films, "u3", **many)  # the first mask is kept, and costs nothing
+    assert len(made) == 3
+    monkeypatch.setattr(filter_columns, "MOST_TESTED", 0)
+    ask(films, "u3", filter=parts(500, 8))  # a few tests are made whatever the number of items
+
+
+def test_long_texts_and_lists_cost_more_than_their_items() -> None:
+    cost = {
+        "numbers": TestedColumn(pa.array(range(100))).cost,
+        "texts": TestedColumn(pa.array(["a" * 320] * 100)).cost,
+        "lists": TestedColumn(pa.array([[*range(80)]] * 100, pa.list_(pa.int32()))).cost,
+    }
+    assert cost["numbers"] == 100
+    assert cost["texts"] == pytest.approx(10 * 100, rel=0.05)
+    assert cost["lists"] == pytest.approx(10 * 100, rel=0.05)
+
+
+def test_no_further_test_is_made_once_the_time_for_the_answer_is_over(
+    films: Predictor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    answer, now = filter_columns._answer, [0.0]
+
+    def slow(test: Test, *rest: object) -> object:
+        made.append(test.column)
+        now[0] += 1
+        return answer(test, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(filter_columns, "_answer", slow)
+    monkeypatch.setattr(filter_columns, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    late = Wanted(users=("u3",), filter=parts(600, 6), boosts=(f"{parts(700, 2)}: 1",), until=2.5)
+    assert "the time for the answer was over before every item was tested" in problems(films.recommend, late)
+    assert len(made) == 3

@@ -526,7 +526,7 @@ def test_recommend_takes_what_a_shop_asks(films: Asked, predictor: Predictor) ->
 
 def test_similar_answers_with_the_bundles_items(films: Asked, predictor: Predictor) -> None:
     data = films("POST", "/similar", {"item": "105", "k": 3, "filter": "title contains '11'"}).data
-    by_hand = answers.similar(predictor, "105", k=3, filter="title contains '11'")
+    by_hand = answers.similar(predictor, Wanted(items=("105",), k=3, filter="title contains '11'"))
     assert {name: data[name] for name in by_hand} == by_hand
     assert (data["item"], data["by"], [each["rank"] for each in data["items"]]) == ("105", "vectors", [1, 2, 3])
 

@@ -6,7 +6,8 @@ Shapes: N ids of items, those of nobody included.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from recspec.errors import RequestError, shortened
 from recspec.inference.catalogue import Catalogues
 from recspec.inference.wanted import Boost, RawId, Wanted
-from recspec.retrieval import RawCatalogue
+from recspec.retrieval import Filter, RawCatalogue, check_work
 
 MASKS = 32
 """Masks of filters that are kept: 1 MB each for a million items."""
@@ -60,7 +61,11 @@ class Chooser:
         allowed = np.ones(self._known.spec.num_ids(self._known.spec.item_id), bool)
         allowed[:first] = False
         notes = []
-        kept = None if wanted.filter is None else self._mask(wanted.filter, "", problems)
+        boosts = self._read(wanted.boosts, problems)
+        texts = {} if wanted.filter is None else {wanted.filter: ""}
+        texts |= {boost.where: "boost: " for boost in boosts if boost.where != wanted.filter}
+        masks = self._masks_of(texts, wanted.until, problems)
+        kept = masks.get(wanted.filter) if wanted.filter is not None else None
         if kept is not None:
             allowed &= kept
         left_out, note = self.known_items(wanted.exclude, "excluded")
@@ -72,11 +77,11 @@ class Chooser:
             if not wanted.include_seen:
                 left_out = np.concatenate([left_out, basket])
         allowed[left_out] = False
-        boosts = self._boosts(wanted.boosts, len(allowed), problems)
         groups = self._column(wanted.diverse_by, problems) if wanted.diverse_by is not None else None
         left = allowed & self.scorable
         unknown = int(np.count_nonzero(allowed) - np.count_nonzero(left))
-        return Choice(left, boosts, groups, first, basket, tuple(notes), kept, left_out, unknown)
+        added = _added(boosts, masks, len(allowed)) if boosts else None
+        return Choice(left, added, groups, first, basket, tuple(notes), kept, left_out, unknown)
 
     def known_items(self, items: Sequence[RawId], what: str) -> tuple[NDArray[np.int64], list[str]]:
         """Prepared ids of those items that are known, and a note on the others."""
@@ -89,32 +94,44 @@ class Chooser:
         shown = ", ".join(f"'{shortened(str(each))}'{self._known.nearest('item', each)}" for each in strange[:SHOWN])
         return ids[known], [f"{what}: {len(strange):,} of {len(items):,} items are unknown: {shown}{more}"]
 
-    def _boosts(self, texts: Sequence[str], count: int, problems: list[str]) -> NDArray[np.float32] | None:
-        if not texts:
-            return None
-        total = np.zeros(count, np.float32)
+    def _read(self, texts: Sequence[str], problems: list[str]) -> list[Boost]:
+        """The boosts that can be read."""
+        boosts = []
         for text in texts:
             try:
-                boost = Boost.parse(text)
+                boosts.append(Boost.parse(text))
             except RequestError as error:
                 problems += error.problems
-                continue
-            if (kept := self._mask(boost.where, "boost: ", problems)) is not None:
-                total += np.float32(boost.weight) * kept
-        return total
+        return boosts
 
-    def _mask(self, text: str, where: str, problems: list[str]) -> NDArray[np.bool_] | None:
-        """The items (N,) that an expression keeps; None if it can't be read."""
-        if text not in self._masks:
-            try:
-                self._masks[text] = self.raw.mask(text)
-            except RequestError as error:
-                problems += [f"{where}{problem}" for problem in _whole(error)]
-                return None
-            if len(self._masks) > MASKS:
-                self._masks.popitem(last=False)
-        self._masks.move_to_end(text)
-        return self._masks[text]
+    def _masks_of(
+        self, texts: Mapping[str, str], until: float | None, problems: list[str]
+    ) -> dict[str, NDArray[np.bool_]]:
+        """The items (N,) that each expression keeps, without those that can't be read; none if they take too long.
+
+        `texts` maps each expression to what stands before its problems.
+        """
+        parsed: dict[str, Filter] = {}
+        found = {text: self._masks[text] for text in texts if text in self._masks}
+        for text, where in texts.items():
+            if text not in found:
+                with _named(where, problems):
+                    parsed[text] = Filter.parse(text, self.raw.columns)
+        try:
+            if parsed:
+                check_work(parsed.values(), self.raw.tested, self.raw.num_items)
+        except RequestError as error:
+            problems += error.problems
+            return found
+        for text, each in parsed.items():
+            with _named(texts[text], problems):
+                found[text] = self.raw.mask(each, until)
+        for text, mask in found.items():
+            self._masks[text] = mask
+            self._masks.move_to_end(text)
+        while len(self._masks) > MASKS:
+            self._masks.popitem(last=False)
+        return found
 
     def _column(self, name: str, problems: list[str]) -> Any:
         try:
@@ -124,7 +141,21 @@ class Chooser:
             return None
 
 
-def _whole(error: RequestError) -> list[str]:
-    """The problems of a filter, each with the word filter before it."""
-    told = ("filter", "the filter")
-    return [problem if problem.startswith(told) else f"filter: {problem}" for problem in error.problems]
+def _added(boosts: Sequence[Boost], masks: Mapping[str, NDArray[np.bool_]], count: int) -> NDArray[np.float32]:
+    """The sum (N,) of the boosts whose masks are known."""
+    total = np.zeros(count, np.float32)
+    for boost in boosts:
+        if boost.where in masks:
+            total += np.float32(boost.weight) * masks[boost.where]
+    return total
+
+
+@contextmanager
+def _named(where: str, problems: list[str]) -> Iterator[None]:
+    """Take down the problems of a filter, each with the word filter before it."""
+    try:
+        yield
+    except RequestError as error:
+        told = ("filter", "the filter")
+        whole = (problem if problem.startswith(told) else f"filter: {problem}" for problem in error.problems)
+        problems += [f"{where}{problem}" for problem in whole]

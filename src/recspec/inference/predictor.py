@@ -106,15 +106,18 @@ class Predictor:
         return self.recommender.recommend(wanted)
 
     def similar(
-        self, item: str | int, *, k: int = 10, filter: str | None = None, exclude: Sequence[str | int] = ()
+        self, item: str | int | Wanted, *, k: int = 10, filter: str | None = None, exclude: Sequence[str | int] = ()
     ) -> SimilarItems:
         """The k items most like one, by raw id: by the model's vectors of items, or its scores for a basket of it.
+
+        `item` is a raw id, or a whole request whose basket is one item.
 
         Raises:
             RequestError: with every problem of the request.
         """
-        wanted = Wanted(items=(item,), k=k, filter=filter, exclude=tuple(exclude))
-        return similar(self.recommender, self.bundle, self.catalogues, wanted)
+        if not isinstance(item, Wanted):
+            item = Wanted(items=(item,), k=k, filter=filter, exclude=tuple(exclude))
+        return similar(self.recommender, self.bundle, self.catalogues, item)
 
     def liked(self, user: str | int, *, k: int = 5) -> list[str]:
         """Titles (or raw ids) of some items the user acted on, the most popular first."""

@@ -283,17 +283,15 @@ def recommend(predictor: Predictor, wanted: Wanted, *, liked: int = 0) -> dict[s
     }
 
 
-def similar(
-    predictor: Predictor, item: str | int, *, k: int = 10, filter: str | None = None, exclude: Sequence[str | int] = ()
-) -> dict[str, Any]:
-    """The items most like one; see `Predictor.similar`.
+def similar(predictor: Predictor, wanted: Wanted) -> dict[str, Any]:
+    """The items most like the only one of the basket; see `Predictor.similar`.
 
     Raises:
         RequestError: for a model that knows no users and items, or with every problem of the request.
     """
     if not knows_users_and_items(predictor):
         raise RequestError("this model knows no users and items, so it can't tell which are alike; POST /predict rows")
-    found = predictor.similar(item, k=k, filter=filter, exclude=exclude)
+    found = predictor.similar(wanted)
     items = [{"rank": rank, **each.to_dict()} for rank, each in enumerate(found.items, start=1)]
     return {**found.to_dict(), "items": items}
 

@@ -50,6 +50,8 @@ class Wanted:
     """Texts `EXPRESSION: WEIGHT`; see `Boost`."""
     explain: bool = False
     """Say for each item which items of the history spoke for it."""
+    until: float | None = None
+    """`time.monotonic()` after which nobody waits for the answer; None for a caller who waits."""
 
     @property
     def is_anonymous(self) -> bool:

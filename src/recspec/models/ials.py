@@ -160,11 +160,13 @@ def _solved(everywhere: Tensor, inverse: Tensor, of_items: Tensor, extra: Tensor
     Fewer items than factors make a smaller system (L, L), by Woodbury's identity.
     """
     if of_items.shape[1] >= of_items.shape[2]:
-        return torch.linalg.solve(everywhere + of_items.mT @ (extra * of_items), wanted)
+        found: Tensor = torch.linalg.solve(everywhere + of_items.mT @ (extra * of_items), wanted)
+        return found
     turned = of_items @ inverse  # (B, L, d)
     small = extra * (turned @ of_items.mT)
     small.diagonal(dim1=1, dim2=2).add_(1)
-    return inverse @ wanted - turned.mT @ torch.linalg.solve(small, extra * (turned @ wanted))
+    part: Tensor = torch.linalg.solve(small, extra * (turned @ wanted))
+    return inverse @ wanted - turned.mT @ part
 
 
 def _lists_of_a_length(known: Interactions, factors: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:

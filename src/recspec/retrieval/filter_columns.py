@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -27,6 +29,12 @@ COMPARISONS: Mapping[str, Callable[[Any, Any], Any]] = {
 }  # fmt: skip
 
 
+MOST_TESTED = 1 << 25
+"""Most items that the tests of a request read; see `TestedColumn.cost`. Parts of texts are found in 3.4 s."""
+ALWAYS = 8
+"""Tests of a request that are made however many items there are."""
+WIDE = 32
+"""Bytes of an item's value that cost as much to test as a short one."""
 WRITTEN_NUMBER = re.compile(
     r"""(?:[$€£¥]\s*|[A-Z]{3}\s+)?
         [+-]?(?:[0-9]{1,3}(?:[.,' \xa0][0-9]{3})+|[0-9]+)(?:[.,][0-9]+)?
@@ -43,6 +51,11 @@ class TestedColumn:
 
     def __init__(self, column: Column) -> None:
         self.values = _plain(column)
+
+    @property
+    def cost(self) -> int:
+        """Work of one test: 1 for each item, and more if items hold long texts or lists."""
+        return max(len(self.values), int(self.values.nbytes) // WIDE)
 
     @cached_property
     def there(self) -> Mask:
@@ -77,15 +90,17 @@ class TestedColumn:
         return TestedColumn(pc.list_flatten(lists)), _numpy(pc.list_parent_indices(lists))
 
 
-def evaluate(asked: Filter, column: Callable[[str], TestedColumn], num_rows: int) -> Mask:
+def evaluate(asked: Filter, column: Callable[[str], TestedColumn], num_rows: int, until: float | None = None) -> Mask:
     """Which rows (N,) a filter keeps, given the column (N,) of each name that it tests.
 
     Raises:
-        RequestError: naming every test that its column can't answer.
+        RequestError: naming every test that its column can't answer, or once `time.monotonic()` is past `until`.
     """
     answers: dict[Test, Mask] = {}
     problems = []
     for test in dict.fromkeys(asked.tests):
+        if until is not None and time.monotonic() > until:
+            raise RequestError("the time for the answer was over before every item was tested", status=504)
         try:
             answers[test] = _answer(test, column(test.column), num_rows)
         except RequestError as error:
@@ -93,6 +108,27 @@ def evaluate(asked: Filter, column: Callable[[str], TestedColumn], num_rows: int
     if problems:
         raise RequestError.of("filter", problems)
     return _joined(asked.root, answers)
+
+
+def check_work(asked: Iterable[Filter], column: Callable[[str], TestedColumn], num_rows: int) -> None:
+    """Refuse the filters of one request before any is evaluated, if they test too many items too often.
+
+    Raises:
+        RequestError: with the number of tests and the most for these columns.
+    """
+    tests = [test for each in asked for test in dict.fromkeys(each.tests)]
+    if len(tests) <= ALWAYS:
+        return
+    work = 0
+    for test in tests:
+        with suppress(RequestError):  # `evaluate` names a test that no column answers
+            work += column(test.column).cost
+    if work > MOST_TESTED:
+        raise RequestError(
+            f"filter and boosts: {len(tests):,} tests of {num_rows:,} items cost {work:,}; expected at most "
+            f"{MOST_TESTED:,}, so about {max(ALWAYS, len(tests) * MOST_TESTED // work):,} such tests; join those of "
+            "equal values as `COLUMN in (VALUE, ...)`, or send fewer"
+        )
 
 
 def _joined(node: Node, answers: Mapping[Test, Mask]) -> Mask:

@@ -44,7 +44,7 @@ class RawCatalogue:
     def __init__(self, spec: FeatureSpec, encoders: Encoders | None) -> None:
         self._spec, self._encoders = spec, encoders
         self._first = int(spec.reserves_unknown(spec.item_id))
-        self._count = spec.num_ids(spec.item_id) - self._first
+        self.num_items = spec.num_ids(spec.item_id) - self._first
         self._file = spec.catalogue("item")
         self._read: dict[str, Column] = {}
         self._tested: dict[str, TestedColumn] = {}
@@ -74,36 +74,33 @@ class RawCatalogue:
             columns = [group.column(each) for group in groups for each in range(group.num_columns)]
             return sum(each.total_uncompressed_size for each in columns if each.path_in_schema.split(".")[0] == stored)
 
-    def mask(self, asked: str | Filter) -> Mask:
+    def mask(self, asked: str | Filter, until: float | None = None) -> Mask:
         """Whether each id (num_ids,) is an item that a filter keeps; False for ids of no item.
 
         Raises:
-            RequestError: with every problem of the filter.
+            RequestError: with every problem of the filter, or once `time.monotonic()` is past `until`.
         """
         parsed = Filter.parse(asked, self._sources) if isinstance(asked, str) else asked
-
-        def tested(name: str) -> TestedColumn:
-            if name not in self._tested:
-                self._tested[name] = TestedColumn(self.column(name))
-            return self._tested[name]
-
-        kept = evaluate(parsed, tested, self._count)
+        kept = evaluate(parsed, self.tested, self.num_items, until)
         return np.concatenate([np.zeros(self._first, bool), kept])
+
+    def tested(self, name: str) -> TestedColumn:
+        """A column as filters test it. Raises `RequestError` if there is none."""
+        if name not in self._tested:
+            self._tested[name] = TestedColumn(self.column(name))
+        return self._tested[name]
 
     def column(self, name: str) -> Column:
         """The raw values of every item, in order of ids. Raises `RequestError` if there are none."""
         source = self._sources.get(name)
         if source is None:
+            choice = f"columns of the catalogue: {listed(self._sources)}"
             if why := self._lost.get(name):
-                raise RequestError(f"column '{name}' {why}, so its raw values are not known; {self._choice}")
-            raise RequestError(f"no column '{name}'{nearest(name, self._sources)}; {self._choice}")
+                raise RequestError(f"column '{name}' {why}, so its raw values are not known; {choice}")
+            raise RequestError(f"no column '{name}'{nearest(name, self._sources)}; {choice}")
         if name not in self._read:
             self._read[name] = source()
         return self._read[name]
-
-    @property
-    def _choice(self) -> str:
-        return f"columns of the catalogue: {listed(self._sources)}"
 
     @cached_property
     def _sources(self) -> dict[str, Callable[[], Column]]:
@@ -140,8 +137,8 @@ class RawCatalogue:
             return ()
         try:
             with pq.ParquetFile(self._file) as file:
-                if file.metadata.num_rows != self._count:
-                    found = f"has {file.metadata.num_rows:,} rows; expected {self._count:,}, one for each item"
+                if file.metadata.num_rows != self.num_items:
+                    found = f"has {file.metadata.num_rows:,} rows; expected {self.num_items:,}, one for each item"
                     raise BundleError(f"{self._file}: {found}")
                 return tuple(file.schema_arrow.names)
         except (pa.ArrowException, OSError, ValueError) as error:
@@ -168,7 +165,7 @@ class RawCatalogue:
     def _decoded(self, name: str, encoder: Encoder | None) -> Column:
         """What a feature was made from, or the feature itself where nothing encodes it."""
         if name == self._spec.item_id:
-            ids = pa.array(np.arange(self._first, self._first + self._count))
+            ids = pa.array(np.arange(self._first, self._first + self.num_items))
             shifted = pc.subtract(ids, self._spec.shift(name))
             return self._of_vocabulary(name, encoder, ids) if isinstance(encoder, VocabularyEncoder) else shifted
         column = self._shown(name)

@@ -77,9 +77,12 @@ async def _answer(
     repository: Repository,
     request: Request,
     kind: type[types.RequestType],
-    compute: Callable[[Predictor, types.RequestType], dict[str, Any]],
+    compute: Callable[[Predictor, types.RequestType, float], dict[str, Any]],
 ) -> Response:
-    """Read a request, compute its answer on the model's own thread, and add the time that it took."""
+    """Read a request, compute its answer on the model's own thread, and add the time that it took.
+
+    `compute` is told the `time.monotonic()` after which nobody waits for the answer.
+    """
     began = time.perf_counter()
     limits, body_reader = repository.limits, repository.body_reader
     async with body_reader.body(request) as body:
@@ -89,7 +92,9 @@ async def _answer(
             opened(repository, request, wanted.model, wanted.version) as (form, predictor),
         ):
             left = max(0.0, limits.timeout_seconds - (time.perf_counter() - began))
-            found = await form.model.batcher.call(partial(compute, predictor, wanted), timeout=left)
+            found = await form.model.batcher.call(
+                partial(compute, predictor, wanted, time.monotonic() + left), timeout=left
+            )
             milliseconds = round(1000 * (time.perf_counter() - began), 3)
             head = {"model": form.name, "version": form.model.version}
             return json_response({**head, **found, "milliseconds": milliseconds})
@@ -103,7 +108,7 @@ def _read(kind: type[types.RequestType], body: bytes, max_rows: int) -> types.Re
     return wanted
 
 
-def _rank(predictor: Predictor, wanted: types.RankRequest) -> dict[str, Any]:
+def _rank(predictor: Predictor, wanted: types.RankRequest, _until: float) -> dict[str, Any]:
     row = dict(wanted.request)
     if wanted.user is not None:
         name = requests.id_name(predictor, "user")
@@ -128,7 +133,7 @@ def _candidates(given: list[Any]) -> list[Any]:
     return given
 
 
-def _recommend(predictor: Predictor, wanted: types.RecommendRequest) -> dict[str, Any]:
+def _recommend(predictor: Predictor, wanted: types.RecommendRequest, until: float) -> dict[str, Any]:
     asked = Wanted(
         users=() if wanted.user is None else (wanted.user,),
         items=tuple(wanted.items),
@@ -141,15 +146,17 @@ def _recommend(predictor: Predictor, wanted: types.RecommendRequest) -> dict[str
         diverse_by=wanted.diverse_by,
         boosts=tuple(wanted.boosts),
         explain=wanted.explain,
+        until=until,
     )
     return requests.recommend(predictor, asked, liked=wanted.liked)
 
 
-def _similar(predictor: Predictor, wanted: types.SimilarRequest) -> dict[str, Any]:
-    return requests.similar(predictor, wanted.item, k=wanted.k, filter=wanted.filter, exclude=wanted.exclude)
+def _similar(predictor: Predictor, wanted: types.SimilarRequest, until: float) -> dict[str, Any]:
+    asked = Wanted(items=(wanted.item,), k=wanted.k, filter=wanted.filter, exclude=tuple(wanted.exclude), until=until)
+    return requests.similar(predictor, asked)
 
 
-def _predict(predictor: Predictor, wanted: types.PredictRequest) -> dict[str, Any]:
+def _predict(predictor: Predictor, wanted: types.PredictRequest, _until: float) -> dict[str, Any]:
     return requests.predict(predictor, wanted.rows).to_dict()
 
 
