@@ -34,6 +34,7 @@ from recspec.export.triton_repository import Batching, Beside, histories_beside,
 from recspec.inference.predictor import Predictor
 from recspec.prepare import PrepareContext
 from recspec.serving.opened_model import RepositorySettings, open_version
+from recspec.serving.private_copies import copy_version
 from recspec.spec.signature import Port, Signature, signature_of
 from tests import made_up_amazon
 from tests.closeness import assert_close
@@ -244,7 +245,8 @@ def test_what_tensorflow_trained_takes_raw_values_on_both_servers(tmp_path: Path
     signature = signature_of(predictor.spec, predictor.model.features(), "rows")
     write_raw(tmp_path / "repository", "model", 1, signature, predictor.encoders, Batching())
     encoding = Encoding.load(tmp_path / "repository" / "model_encode" / "1")
-    opened = open_version(predictor.bundle.folder, RepositorySettings())
+    copy = copy_version(predictor.bundle.folder, tmp_path / "copy", verify=True)
+    opened = open_version(copy, (), RepositorySettings())
     assert [{"name": port.name, "dtype": port.dtype} for port in opened.raw] == encoding.columns
     texts, columns = {}, {}
     for port in opened.raw:
@@ -340,9 +342,10 @@ def test_numbers_beside_the_events_may_be_left_empty_but_not_in_part(reviews: Pr
 
 @pytest.mark.parametrize("gaps", [list(HISTORIES.values()), [""] * len(HISTORIES)])
 def test_our_server_takes_the_same_columns_and_gives_the_same_features(
-    gaps: list[str], reviews: Predictor, of_reviews: Encoding
+    gaps: list[str], reviews: Predictor, of_reviews: Encoding, tmp_path: Path
 ) -> None:
-    opened = open_version(reviews.bundle.folder, RepositorySettings())
+    copy = copy_version(reviews.bundle.folder, tmp_path / "copy", verify=True)
+    opened = open_version(copy, (), RepositorySettings())
     columns, _ = of_histories(gaps)
     told = [{"name": port.name, "dtype": port.dtype} for port in opened.raw]
     assert told == of_reviews.columns

@@ -22,6 +22,7 @@ from recspec.inference import Predictor
 from recspec.metrics import log_loss
 from recspec.models import MODELS
 from recspec.serving.opened_model import RepositorySettings, open_version
+from recspec.serving.private_copies import copy_version
 from recspec.spec import FeatureSpec
 from recspec.spec.signature import signature_of
 from tests import made_up
@@ -66,9 +67,10 @@ def test_predictions_exports_and_the_server_give_the_calibrated_probabilities(
     np.testing.assert_allclose(predicted, expected, atol=1e-6)
     signature = signature_of(spec, trained.model.features(), "rows")
     inputs = as_inputs(batch, signature)
+    copy = copy_version(folder, tmp_path / "copy", verify=True)
     answers = {
         "eager": EagerModel(trained.model, signature).run(inputs),
-        "server": open_version(folder, RepositorySettings(device="cpu")).run(inputs),
+        "server": open_version(copy, (), RepositorySettings(device="cpu")).run(inputs),
     }
     for who, answer in answers.items():
         np.testing.assert_allclose(answer["probability"][:, 0], expected, atol=1e-6, err_msg=who)

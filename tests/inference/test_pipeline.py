@@ -280,7 +280,7 @@ def test_a_retriever_of_vectors_without_its_index_is_refused(runs: Mapping[str, 
 def test_an_index_of_vectors_of_another_width_is_refused(runs: Mapping[str, Path], tmp_path: Path) -> None:
     build_pipeline(tmp_path / "run", [str(runs["two_tower"])], runs["wide_deep"], candidates=8)
     folder = tmp_path / "run" / "bundle" / "retrievers" / "two_tower"
-    index = index_file.load(folder, mapped=False)
+    index = index_file.load(folder)
     index_file.save(ItemIndex.build(index.rows.base.vectors[:, :3], index.rows.ids), folder)
     with pytest.raises(BundleError) as caught:
         Pipeline.open(bundle.load(tmp_path / "run", verify=False))

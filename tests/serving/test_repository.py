@@ -27,6 +27,7 @@ from recspec.models import MODELS
 from recspec.serving.batching import Limits
 from recspec.serving.model_metadata import configuration, metadata
 from recspec.serving.opened_model import RepositorySettings, open_version
+from recspec.serving.private_copies import PrivateCopy, copy_version
 from recspec.serving.repository import Repository
 from recspec.serving.sources import Source, find_versions, sources_of
 from recspec.serving.tensors import DATATYPES, Tensor
@@ -310,10 +311,10 @@ def test_whatever_opening_a_folder_raises_is_its_model_s_reason_alone(
 ) -> None:  # fmt: skip
     other = made_up_bundle(tmp_path / "other", specs["neumf"], "neumf")
 
-    def opened(folder: Path, settings: RepositorySettings) -> Any:
-        if folder == model:
+    def opened(copy: PrivateCopy, *rest: Any) -> Any:
+        if copy.origin == model:
             raise error
-        return open_version(folder, settings)
+        return open_version(copy, *rest)
 
     async def body(kept: Repository) -> None:
         first, second = kept.form("ctr").model, kept.form("other").model
@@ -479,7 +480,8 @@ def test_a_call_on_the_model_s_thread_may_recommend(tmp_path: Path, specs: dict[
 
 
 def test_a_served_model_keeps_what_depends_on_its_weights_alone(model: Path) -> None:
-    opened = open_version(model, RepositorySettings(device="cpu"))
+    copy = copy_version(model, model.with_name("copy"), verify=True)
+    opened = open_version(copy, (), RepositorySettings(device="cpu"))
     assert opened.predictor is not None
     assert opened.predictor.model.deep._first_parts == {}  # type: ignore[union-attr]
 

@@ -52,11 +52,11 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are tes
 class Serving:
     """Workers on a loop in a thread of its own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, watch_seconds: float = 0) -> None:
         self._runner = asyncio.Runner()
         self.workers = server_of(
             [Source("films", folder)], ANY, token=TOKEN,
-            repository=RepositorySettings(watch_seconds=0, control=True, threads=1),
+            repository=RepositorySettings(watch_seconds=watch_seconds, control=True, threads=1),
         )  # fmt: skip
         assert isinstance(self.workers, Workers)
         self.addresses: Addresses = self._runner.run(self.workers.start())
@@ -248,6 +248,41 @@ def test_a_killed_worker_is_replaced_while_others_answer_and_no_count_falls(serv
         counted += 1
     assert victim not in serving.pids
     assert serving.metric("recspec_requests_total", route="infer") == counted + 4
+
+
+def test_files_that_are_overwritten_or_cut_short_change_no_answer_of_any_worker(
+    spec: FeatureSpec, tmp_path: Path
+) -> None:
+    folder = made_up_bundle(tmp_path / "films", spec, "neumf")
+    other = made_up_bundle(tmp_path / "other", spec, "neumf", seed=1)
+    serving = Serving(folder, watch_seconds=0.05)
+    try:
+        wait_until_both_answer(serving)
+        first = serving.score()
+        for cut in (None, 100, 0):
+            for file in [each for each in folder.rglob("*") if each.is_file() and each.name != "manifest.json"]:
+                with file.open("r+b") as opened:
+                    if cut is None:
+                        opened.write((other / file.relative_to(folder)).read_bytes())
+                    else:
+                        opened.truncate(cut)
+            assert [serving.score() for _ in range(8)] == [first] * 8
+        restarts = serving.metric("recspec_worker_restarts_total")
+        os.kill(serving.pids[0], signal.SIGKILL)  # the next worker begins with the content that was read before
+        deadline = time.monotonic() + PATIENCE
+        while serving.metric("recspec_worker_restarts_total") <= restarts or len(serving.pids) < 2:
+            assert time.monotonic() < deadline
+            assert serving.score() == first
+        assert [serving.score() for _ in range(8)] == [first] * 8
+        index = serving.ask("/v2/repository/index", {}).decode()
+        assert "its SHA-256 is not the one in manifest.json" in index
+        shutil.rmtree(folder)
+        other.rename(folder)  # a whole new bundle is taken up again
+        deadline = time.monotonic() + PATIENCE
+        while len({tuple(serving.score()) for _ in range(8)} | {tuple(first)}) != 2:
+            assert time.monotonic() < deadline
+    finally:
+        serving.stop()
 
 
 def test_what_was_unloaded_stays_so_in_a_worker_that_is_started_later(serving: Serving) -> None:

@@ -32,8 +32,7 @@ class Predictor:
     Unknown values get id 0 and are reported. An unknown user gets the most popular items.
     """
 
-    def __init__(self, trained: Bundle, device: torch.device, *, mapped: bool = True) -> None:
-        self._mapped = mapped
+    def __init__(self, trained: Bundle, device: torch.device) -> None:
         self.bundle, self.spec, self.device = trained, trained.spec, device
         self.model = trained.model.eval()
         self.model.prepare_for_inference()
@@ -42,16 +41,14 @@ class Predictor:
         self.row_encoder = RowEncoder(self.catalogues, self.model.features())
 
     @classmethod
-    def open(cls, path: str | Path, *, device: str = "auto", verify: bool = True, mapped: bool = True) -> Predictor:
+    def open(cls, path: str | Path, *, device: str = "auto", verify: bool = True) -> Predictor:
         """Open a bundle, or a run that holds one; with `verify`, compare its files with its manifest.
-
-        With `mapped`, the item indexes of a pipeline stay in their files until they are read.
 
         Raises:
             BundleError: if there is none, or it is damaged.
         """
         chosen = pick_device(device)
-        return cls(bundle.load(path, device=chosen, verify=verify), chosen, mapped=mapped)
+        return cls(bundle.load(path, device=chosen, verify=verify), chosen)
 
     def predict(self, rows: pa.Table) -> tuple[NDArray[np.float32], Predictions]:
         """Probability (B,) of the label for each of B raw rows, and a report on what was unknown in them.
@@ -87,7 +84,7 @@ class Predictor:
     @cached_property
     def pipeline(self) -> Pipeline | None:
         """The retrievers of a pipeline, whose ranker is the model; None for a model alone."""
-        return None if self.bundle.pipeline is None else Pipeline.open(self.bundle, mapped=self._mapped)
+        return None if self.bundle.pipeline is None else Pipeline.open(self.bundle)
 
     def recommend(
         self, wanted: Wanted | Sequence[str | int], *, k: int = 10, include_seen: bool = False

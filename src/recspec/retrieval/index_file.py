@@ -62,11 +62,8 @@ def save(index: ItemIndex, folder: Path) -> Path:
     return path
 
 
-def load(folder: Path, *, mapped: bool = True) -> ItemIndex:
+def load(folder: Path) -> ItemIndex:
     """The index that `save` wrote into a folder; its vectors stay in the file until they are read.
-
-    A program that runs on while others may write to the folder reads it whole (`mapped=False`): a mapped file that
-    is cut short ends the program.
 
     The file's sizes and numbers are checked. Whether it is the file that was written is for the manifest of its folder
     to say.
@@ -90,8 +87,6 @@ def load(folder: Path, *, mapped: bool = True) -> ItemIndex:
         raise BundleError(f"{file}: damaged, or not an item index ({str(error)[:200]})") from None
     if header.format != FORMAT:
         raise BundleError(f"{file}: index format {header.format}; this recspec reads {FORMAT}")
-    if not mapped:
-        tensors = {name: tensor.clone() for name, tensor in tensors.items()}
     if problems := _shape_problems(tensors, header) or _content_problems(tensors, header):
         raise BundleError.of(str(file), problems)
     arrays: dict[str, NDArray[Any]] = {name: tensor.numpy() for name, tensor in tensors.items()}

@@ -53,10 +53,8 @@ class Pipeline:
         self._popular = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]
 
     @classmethod
-    def open(cls, trained: Bundle, *, mapped: bool = True) -> Pipeline:
+    def open(cls, trained: Bundle) -> Pipeline:
         """The pipeline of a bundle that is one.
-
-        A program that runs on while others may write to the folder reads it whole (`mapped=False`).
 
         Raises:
             BundleError: if a retriever is missing or damaged, or fits another dataset.
@@ -79,7 +77,7 @@ class Pipeline:
                 needs = f"{found.card.model}, which searches an index of item vectors"
                 problems.append(f"retriever '{each.name}' holds {needs}; pipeline.json says that it has none")
             else:
-                index = index_file.load(where, mapped=mapped) if each.has_index else None
+                index = index_file.load(where) if each.has_index else None
                 mask = may_bring(found.model, counts, first)
                 problems += [] if index is None else _index_problems(each.name, found.model, index, mask)
                 found.model.prepare_for_inference()

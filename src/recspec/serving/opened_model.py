@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from recspec import config
-from recspec.bundle import Seen, versions
+from recspec.bundle import versions
 from recspec.encoding import CrossEncoder, Encoders
 from recspec.errors import BundleError, ExportError, RecspecError, of_the_machine
 from recspec.evaluation import id_feature
@@ -29,8 +30,10 @@ from recspec.export import (
     raw_columns,
     read_description,
 )
+from recspec.files import removed
 from recspec.inference import ROLES, Predictor
-from recspec.serving.sources import Fingerprint, export_beside, fingerprint
+from recspec.serving.private_copies import PrivateCopy
+from recspec.serving.sources import Fingerprint, export_beside
 from recspec.spec import LOGIT, PROBABILITY, Port, Signature, find_export_file, signature_of
 from recspec.storage import Ragged
 
@@ -53,9 +56,6 @@ class RepositorySettings(config.Settings):
     threads: int | None = Field(None, ge=1, description="threads that compute a batch; by default torch's number")
     verify: bool = Field(True, description="compare a model's files with its manifest before opening it")
     control: bool = Field(False, description="let clients with the token load and unload models")
-    shared: bool = Field(
-        False, description="leave the weights in their files, which processes share; later writes there change them"
-    )
     watch_seconds: float = Field(
         5.0, ge=0, description="seconds between checks of a model's folder for new content; 0: never"
     )
@@ -158,23 +158,26 @@ def _feature(port: Port, column: object, rows: int) -> NDArray[Any]:
     return np.asarray(column).reshape(rows, -1).astype(port.dtype, copy=False)
 
 
-def open_version(folder: Path, settings: RepositorySettings) -> Opened:
-    """Open a bundle or an export, and check that it gives finite numbers for a row of zeros."""
-    content, predictor, raw, note, export = fingerprint(folder), None, tuple[Port, ...](), "", ""
+def open_version(copy: PrivateCopy, content: Fingerprint, settings: RepositorySettings) -> Opened:
+    """Open the copy of a bundle or an export, and check that it gives finite numbers for a row of zeros.
+
+    The copy was compared with its manifest; it is removed once nobody uses what was opened.
+    """
+    folder, predictor, raw, note, export = copy.folder, None, tuple[Port, ...](), "", ""
     if find_export_file(folder) is not None:
-        exported = open_exported_model(folder, threads=settings.threads, verify=settings.verify)
+        exported = open_exported_model(folder, threads=settings.threads, verify=False)
         if exported.signature.form != "rows":
             why = "exported with --form ranker, which takes one request a call; take --form rows"
             raise BundleError(f"{folder}: {why}")
     else:
-        shared = settings.shared
-        predictor = Predictor.open(folder, device=settings.device, verify=settings.verify, mapped=shared)
-        predictor = _read(predictor) if shared else _read(_detached(predictor))
+        predictor = _read(Predictor.open(folder, device=settings.device, verify=False))
+        predictor.bundle = replace(predictor.bundle, folder=copy.origin)  # beside which the run's report lies
         torch_model = TorchModel(predictor)
         raw = _raw_ports(predictor, torch_model.signature)
         exported, note, export = _fastest(folder, torch_model, settings)
-    update = versions.number_of(predictor.bundle.folder) if predictor is not None else 0
-    opened = Opened(exported, predictor, raw, content, update, note, export)
+    update = versions.number_of(copy.origin)
+    opened = Opened(exported, predictor, raw, content, update, copy.shown(note), copy.shown(export))
+    weakref.finalize(opened, removed, copy.place)
     zeros = {port.name: np.zeros((1, port.width), port.dtype) for port in exported.signature.inputs}
     if not all(np.isfinite(array).all() for array in opened.run(zeros).values()):
         raise BundleError(f"{folder}: the model gives no finite number for a row of zeros; train it again")
@@ -201,7 +204,7 @@ def _fastest(folder: Path, torch_model: TorchModel, settings: RepositorySettings
     if found is None:
         return torch_model, "", ""
     try:
-        exported = open_exported_model(found, threads=settings.threads, verify=settings.verify)
+        exported = open_exported_model(found, threads=settings.threads, verify=False)
         if exported.signature != torch_model.signature:
             raise BundleError(f"{found}: takes other inputs than the bundle; export it again")
         description = read_description(found)
@@ -228,25 +231,9 @@ def _any_rows(signature: Signature) -> Arrays:
     }
 
 
-def _detached(predictor: Predictor) -> Predictor:
-    """A predictor that no longer reads its folder, so that later writes there can't affect it.
-
-    Weights are mapped from their file; truncating that file, as `cp` does, would end the process with SIGBUS.
-    """
-    retrievers = predictor.pipeline.retrievers if predictor.pipeline is not None else ()
-    with torch.no_grad():
-        for model in (predictor.model, *(each.model for each in retrievers)):
-            for tensor in (*model.parameters(), *model.buffers()):
-                tensor.data = tensor.data.clone()
-    seen = predictor.bundle.seen
-    if seen is not None:
-        kept = Seen(seen.offsets.clone(), seen.items.clone(), seen.counts.clone())
-        predictor.bundle = replace(predictor.bundle, seen=kept)
-    return predictor
-
-
 def _read(predictor: Predictor) -> Predictor:
-    """A predictor that has read its catalogues, instead of at their first use."""
+    """A predictor that has read its catalogues and its pipeline, instead of at their first use."""
+    _ = predictor.pipeline
     for role in ROLES:
         if id_feature(predictor.spec, role) is not None:
             predictor.catalogues.of(role)

@@ -26,10 +26,12 @@ import torch
 
 from recspec.errors import BundleError, RecspecError, RequestError, nearest
 from recspec.export import Arrays
+from recspec.files import removed
 from recspec.inference import Directory, ItemFields
 from recspec.serving.batching import Batcher, Limits
 from recspec.serving.http_bodies import BodyReader
 from recspec.serving.opened_model import Opened, RepositorySettings, open_version, reason
+from recspec.serving.private_copies import Copies, OwnCopies, PrivateCopy
 from recspec.serving.server_metrics import NO_MODEL, ServerMetrics
 from recspec.serving.sources import RAW, Fingerprint, Source, find_versions, fingerprint, take_deltas
 from recspec.serving.tensors import Tensor, checked
@@ -122,6 +124,7 @@ class Repository:
         self.settings, self.limits = settings or RepositorySettings(), limits or Limits()
         self.metrics, self.body_reader = ServerMetrics(), BodyReader(self.limits)
         self.everywhere: Everywhere = _Alone(self)
+        self.copies: Copies = OwnCopies(verify=self.settings.verify)
         self._shelves = {source.name: _Shelf(source) for source in sources}
         self._tasks: set[asyncio.Task[None]] = set()
         self._batchers = WeakSet[Batcher]()
@@ -153,6 +156,7 @@ class Repository:
             self._retire(shelf, shelf.versions)
         while self._tasks:
             await asyncio.gather(*self._tasks)
+        self.copies.close()
 
     # --- finding ------------------------------------------------------------------------------------------------
 
@@ -338,16 +342,21 @@ class Repository:
             if not anew and content in known:
                 return None
             shelf.refused[number] = content
-            opened = await asyncio.to_thread(open_version, folder, self.settings)
+            copy, stale = await self.copies.of(shelf.source.name, number, folder, is_new=old is None)
+            opened = await self._opened(copy, content)
         except Exception as error:  # a damaged or edited file may raise anything
             problem = reason(error, folder)
             shelf.reasons[number] = f"{problem}; the older one answers" if old else problem
             self.metrics.loads.labels(shelf.source.name, "refused").inc()
             return problem
-        shelf.refused.pop(number, None)
         shelf.reasons.pop(number, None)
         if opened.note:
             shelf.reasons[number] = opened.note
+        if stale:
+            shelf.reasons[number] = f"{stale}; the content before it answers"
+            log.warning("model '%s': %s", shelf.source.name, shelf.reasons[number])
+        else:
+            shelf.refused.pop(number, None)
         model = self._model(shelf.source.name, number, opened)
         if number in shelf.versions:
             self._retire(shelf, [number])
@@ -359,6 +368,15 @@ class Repository:
         level = logging.WARNING if opened.note else logging.INFO
         log.log(level, "model '%s': %s answers, from %s%s", shelf.source.name, which, folder, more)
         return None
+
+    async def _opened(self, copy: PrivateCopy, content: Fingerprint) -> Opened:
+        try:
+            return await asyncio.to_thread(open_version, copy, content, self.settings)
+        except Exception as error:
+            removed(copy.place)
+            if isinstance(error, RecspecError):
+                raise BundleError(copy.shown(str(error))) from None
+            raise
 
     def _model(self, name: str, number: int, opened: Opened) -> Model:
         def initialize() -> None:

@@ -81,7 +81,7 @@ class ServeSettings(config.Settings):
     insecure: bool = Field(False, description="admit other machines without a token")
     tls_cert: Path | None = Field(None, description="certificate in PEM, with its chain; HTTPS and gRPC over TLS")
     tls_key: Path | None = Field(None, description="the certificate's private key in PEM, without a password")
-    workers: int = Field(1, ge=1, le=256, description="processes that answer; they share the files of the models")
+    workers: int = Field(1, ge=1, le=256, description="processes that answer; they share one copy of the weights")
     shutdown_seconds: float = Field(30.0, ge=0, description="time for requests under way after a request to stop")
     keep_alive_seconds: int = Field(75, ge=1, description="time that an idle connection stays open")
     write_seconds: float = Field(30.0, gt=0, description="longest pause of a client while it reads its answer")

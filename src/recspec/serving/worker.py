@@ -15,6 +15,7 @@ from recspec.errors import RecspecError
 from recspec.serving.batching import Limits
 from recspec.serving.line import Ended, Line
 from recspec.serving.opened_model import RepositorySettings
+from recspec.serving.private_copies import LinkedCopies
 from recspec.serving.repository import Repository
 from recspec.serving.server import Server, ServeSettings, Shared, log, loop_factory, quiet
 from recspec.serving.sources import Source
@@ -67,7 +68,7 @@ async def _serve(work: Work, end: socket.socket) -> None:
     line = Line(answer)
     listening = await line.open(end)
     listening.add_done_callback(lambda _: stop.set())
-    repository.everywhere = _Together(line)
+    repository.everywhere, repository.copies = _Together(line), LinkedCopies(line, work.number)
     server = Server(repository, work.settings, token=work.token, shared=work.shared)
     try:
         try:

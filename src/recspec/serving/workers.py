@@ -17,6 +17,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerProcess
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from recspec.serving.batching import Limits
 from recspec.serving.line import Ended, Line
 from recspec.serving.opened_model import RepositorySettings
 from recspec.serving.ports import listen, shared_port
+from recspec.serving.private_copies import SharedCopies
 from recspec.serving.repository import Repository
 from recspec.serving.server import FORCE_SECONDS, Addresses, Server, ServeSettings, Shared, check_access, log
 from recspec.serving.server_metrics import summed, without_gauges
@@ -104,8 +106,9 @@ class Workers:
         self.settings, self._sources, self._token = settings, sources, token
         own = repository or RepositorySettings()
         threads = threads_of_each(own.threads, settings.workers)
-        self._repository, self._limits = own.model_copy(update={"shared": True, "threads": threads}), limits or Limits()
+        self._repository, self._limits = own.model_copy(update={"threads": threads}), limits or Limits()
         self._held = contextlib.ExitStack()
+        self._copies = SharedCopies(verify=own.verify)
         self._shared: Shared | None = None
         self._workers: dict[int, _Worker] = {}
         self._keeping: list[asyncio.Task[None]] = []
@@ -151,6 +154,7 @@ class Workers:
         await asyncio.gather(*self._keeping, return_exceptions=True)
         self._held.close()  # before the workers' copies, so that no connection waits for nobody
         await asyncio.gather(*map(self._stop, self._workers.values()))
+        self._copies.close()
 
     # --- one worker ---------------------------------------------------------------------------------------------
 
@@ -181,6 +185,8 @@ class Workers:
                 ready.set_exception(BundleError(value[0], value[1:]))
             elif what == "metrics":
                 return await self._metrics()
+            elif what == "copy":
+                return await self._copies.answer(**{**value, "folder": Path(value["folder"])})
             elif what in ("load", "unload"):
                 await self._everywhere(what, value)
             return None
