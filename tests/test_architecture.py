@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "recspec"
 
 LIGHT = {
-    "errors", "machine", "latency", "prefetch", "spark_session", "files", "config", "metrics", "calibration",
+    "errors", "machine", "signals", "latency", "prefetch", "spark_session", "files", "config", "metrics", "calibration",
     "summaries", "spec", "encoding", "storage", "prepare", "datasets", "report", "api", "cli",
 }  # fmt: skip
 """Rooms of the map that load without torch; the others stand on `nn`, which needs it."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,7 +15,8 @@ from pydantic import BaseModel
 
 from recspec import config
 from recspec.errors import RecspecError, SettingsError, unknown
-from recspec.machine import pin, stop_signals
+from recspec.machine import pin
+from recspec.signals import handled
 
 if TYPE_CHECKING:
     from recspec.training import TrainSettings
@@ -104,9 +104,6 @@ def stop_on_signal() -> Iterator[Callable[[], bool]]:
 
     Outside of the main thread no signal arrives, and nothing is changed.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: False
-        return
     asked: list[int] = []
 
     def ask(number: int, _: FrameType | None) -> None:
@@ -114,12 +111,8 @@ def stop_on_signal() -> Iterator[Callable[[], bool]]:
             raise KeyboardInterrupt
         asked.append(number)
 
-    before = {number: signal.signal(number, ask) for number in stop_signals()}
-    try:
+    with handled(ask):
         yield lambda: bool(asked)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from recspec.cli.demo_command import demo
 from recspec.cli.export_commands import export, import_tf, verify
 from recspec.cli.options import Json
 from recspec.cli.pipeline_commands import blend, build
-from recspec.cli.process import ended_like_ctrl_c
+from recspec.cli.process import STOPPED, ended_like_ctrl_c
 from recspec.cli.recommend_commands import recommend, similar
 from recspec.cli.report_command import report
 from recspec.cli.runs_command import runs
@@ -176,7 +176,7 @@ def main() -> None:
     except Interrupted as stopped:
         if not stopped.told:
             err.print(str(stopped))
-        sys.exit(130)
+        sys.exit(STOPPED)
     except RecspecError as error:
         if not error.told:
             err.print(f"error: {error}", style="red")

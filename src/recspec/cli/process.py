@@ -6,7 +6,7 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain, count
 from pathlib import Path
@@ -14,6 +14,13 @@ from typing import TypeVar, cast
 
 from recspec.errors import SettingsError, unknown
 from recspec.machine import stop_signals
+from recspec.signals import handled
+
+NOTICE_SECONDS = 5.0
+"""Time for a handler of a signal to run; Python calls it between two instructions of its own."""
+STOPPED = 130
+"""Exit status of a command that was stopped."""
+FORCED = b"stopped as asked, in the middle of a computation; what was not finished does not count\n"
 
 
 @contextmanager
@@ -23,23 +30,49 @@ def ended_like_ctrl_c() -> Iterator[None]:
     Only the first of them counts, so that a second one does not break the clearing up. Work that stops at a checkpoint
     has handlers of its own (`api.process.stop_on_signal`).
     """
-    if threading.current_thread() is not threading.main_thread():
+    usual = (signal.SIG_DFL, signal.default_int_handler)
+    numbers = [number for number in stop_signals() if signal.getsignal(number) in usual]
+    ended = False
+
+    def end(number: int, _: object) -> None:
+        nonlocal ended
+        if number == signal.SIGINT or not ended:
+            ended = True
+            raise KeyboardInterrupt
+
+    with handled(end, numbers) as noticed, _forced(noticed, numbers):
+        yield
+
+
+@contextmanager
+def _forced(noticed: threading.Event, numbers: Collection[int]) -> Iterator[None]:
+    """End the process if a signal arrives and no handler runs within `NOTICE_SECONDS`, because a library computes.
+
+    Files that were being written have their temporary names then, as after `kill -9`.
+    """
+    if not numbers or threading.current_thread() is not threading.main_thread():
         yield
         return
-    numbers = [number for number in stop_signals() if signal.getsignal(number) == signal.SIG_DFL]
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
 
-    def end(*_: object) -> None:
-        for number in numbers:
-            signal.signal(number, signal.SIG_IGN)
-        raise KeyboardInterrupt
+    def watch() -> None:
+        while (number := os.read(reading, 1)[0]) != 0:
+            if number in numbers and not noticed.wait(NOTICE_SECONDS):
+                os.write(2, FORCED)
+                os._exit(STOPPED)
 
-    for number in numbers:
-        signal.signal(number, end)
+    thread = threading.Thread(target=watch, name="recspec-signals", daemon=True)
+    before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)  # which the kernel's call writes to at once
+    thread.start()
     try:
         yield
     finally:
-        for number in numbers:
-            signal.signal(number, signal.SIG_DFL)
+        signal.set_wakeup_fd(before)
+        os.write(writing, b"\0")
+        thread.join()
+        os.close(reading)
+        os.close(writing)
 
 
 def end_by_force(why: str) -> None:

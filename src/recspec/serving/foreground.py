@@ -78,12 +78,14 @@ class _Ending:
         return asked
 
     def __enter__(self) -> _Ending:
+        self._watch = signal.set_wakeup_fd(-1)  # the command's own time limit is too short for a graceful end
         self._before = {each: signal.signal(each, self._ask) for each in stop_signals()}
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, before in self._before.items():
             signal.signal(number, before)
+        signal.set_wakeup_fd(self._watch)
         if self._timer is not None:
             self._timer.cancel()
             faulthandler.cancel_dump_traceback_later()

@@ -22,6 +22,7 @@ from recspec.errors import Interrupted, SettingsError
 from recspec.evaluation import Fitted, ItemFit, RowFit, Tried
 from recspec.models import MODELS, FittedItemModel, FittedModel, ItemModel, LogisticRegression
 from recspec.nn import RowsHeld, without_memory
+from recspec.signals import stopping_at_once
 from recspec.spec import FeatureSpec
 from recspec.storage import companions
 from recspec.stores import shown
@@ -32,6 +33,8 @@ from recspec.training.result import Result, inform, seen_of
 from recspec.training.run_folder import Event, RunLog
 from recspec.training.settings import TrainSettings
 from recspec.training.tracking import TrackedSearch, Tracking
+
+STOPPED = "stopped as asked; nothing was written, so start the same command again"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,22 +240,26 @@ def _fit(plan: FitPlan, folder: Path, log: RunLog, stop_requested: Callable[[], 
         ends.append(time.monotonic())
         log.write("tried", settings=dict(tried.settings), metric=plan.metric.value, value=tried.value, best=tried.best)
         if stop_requested():
-            log.write("interrupted")
-            raise Interrupted("stopped as asked; nothing was written, so start the same command again")
+            raise Interrupted(STOPPED)
 
     fit = _fit_of(plan, tell, late)
-    found = fit.run()
+    try:
+        with stopping_at_once(STOPPED):
+            found = fit.run()
+            seconds = time.monotonic() - started
+            seen = seen_of(plan.spec, inform(found.model, plan.spec))
+            beside = _beside(plan, fit, found, seconds) if baselines else {}
+    except Interrupted:
+        log.write("interrupted")
+        raise
     if plan.chosen.value and plan.valid.value and found.value is None:
         what = f"{plan.valid.value} has no positive of an item that is new to its user, or none of a user of train"
         then = "so settings could not be chosen; those that were not given have their defaults"
         log.write("note", message=f"{what}, {then}")
     if doubt := found.model.doubt():
         log.write("note", message=doubt)
-    seconds = time.monotonic() - started
-    seen = seen_of(plan.spec, inform(found.model, plan.spec))
     where = bundle.save(folder / run_folder.BUNDLE, found.model, _card(plan, found, seconds), seen=seen)
     speed = found.num_pairs / max(seconds, 1e-9)
-    beside = _beside(plan, fit, found, seconds) if baselines else {}
     result = Result(where, 0.0, found.metrics, speed, seconds, "fitted", {}, found.warnings, metric=found.metric,
                     baselines=beside)  # fmt: skip
     for warning in result.warnings:

@@ -22,6 +22,7 @@ from recspec.distributed import Ranks
 from recspec.errors import Interrupted, SettingsError, TrainingError
 from recspec.files import confine, local, locked_inside
 from recspec.models import MODELS, FittedModel
+from recspec.signals import stopping_at_once
 from recspec.spec import FeatureSpec
 from recspec.training import run_folder
 from recspec.training.build import Built, build_model, make_sampler
@@ -122,6 +123,10 @@ def using_threads(number: int) -> Iterator[None]:
     finally:
         if number != before:
             torch.set_num_threads(before)
+
+
+EVALUATION_SECONDS = 5.0
+"""Time for an evaluation to end after a signal to stop; then the run goes on from its last checkpoint."""
 
 
 class TrainingRun:
@@ -288,7 +293,8 @@ class TrainingRun:
         if self.validation.split and (is_last or state.epoch % settings.evaluate_every == 0):
             started = time.monotonic()
             with self._averaged():
-                found = self.validation.measure()
+                with self._stopping_at_once("an evaluation"):
+                    found = self.validation.measure()
                 if self.validation.is_best(found, state):
                     self.checkpoints.save_best(state.best_epoch)
             evaluation_seconds = time.monotonic() - started
@@ -317,7 +323,8 @@ class TrainingRun:
             last = self.validation.last if state.best_epoch == state.epochs(self.plan.steps_per_epoch) else None
             if keeps_best(self.built, state) and last is None:
                 self.checkpoints.load_best()
-            judgement = judge(self.validation, state, last, baselines=self.baselines)
+            with self._stopping_at_once("the last evaluation"):
+                judgement = judge(self.validation, state, last, baselines=self.baselines)
             for note in judgement.notes:
                 self.log.write("note", message=note)
             result = write_bundle(self.folder / run_folder.BUNDLE, self.built, state, best, metric, judgement)
@@ -341,6 +348,14 @@ class TrainingRun:
             seconds=result.seconds,
         )
         return result
+
+    def _stopping_at_once(self, doing: str) -> AbstractContextManager[None]:
+        """Do not wait long for what `--resume` does again. Several ranks stop together, after their next step."""
+        if self.ranks.world_size > 1:
+            return nullcontext()
+        return stopping_at_once(
+            f"stopped in {doing} as asked; {run_folder.how_to_go_on(self.folder)}", patience=EVALUATION_SECONDS
+        )
 
     def _averaged(self) -> AbstractContextManager[None]:
         """The model with the weights that are evaluated and saved."""

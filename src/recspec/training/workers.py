@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,7 +17,10 @@ from typing import Any
 import torch
 
 from recspec.errors import RecspecError
-from recspec.machine import stop_signals
+from recspec.signals import handled
+
+END_SECONDS = 8.0
+"""Time for workers to write their checkpoints."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +74,11 @@ def workers(number: int, work: Callable[..., object], given: Mapping[str, Any]) 
         for process in found.processes:
             if process.is_alive():
                 process.terminate()  # it stops at a checkpoint
+        end = time.monotonic() + END_SECONDS
         for process in found.processes:
             if process.pid is not None:
+                process.join(max(0.0, end - time.monotonic()))
+                process.kill()  # it computes without a pause; its trial goes on from the last checkpoint
                 process.join()
 
 
@@ -85,11 +92,10 @@ def _run(
         nonlocal stopped
         stopped = True
 
-    for number in stop_signals():
-        signal.signal(number, stop)
     torch.set_num_threads(threads)
     try:
-        work(stop_requested=lambda: stopped or os.getppid() != parent, **given)
+        with handled(stop):
+            work(stop_requested=lambda: stopped or os.getppid() != parent, **given)
     except RecspecError as error:
         if not stopped:
             errors.put(f"worker process {os.getpid()} ended: {error}")
