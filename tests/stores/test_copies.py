@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 import os
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +149,106 @@ def test_a_full_disk_is_told_before_anything_is_read(base: Path, monkeypatch: py
     monkeypatch.setattr(copies, "free_bytes", lambda _: 99)
     with pytest.raises(DataError, match=r"hdfs://host/run: takes 100 bytes, and the disk of .* has 99; name a larger"):
         fetched("hdfs://host/run")
+
+
+# --- content that changes during a read ------------------------------------------------------------------------------
+
+
+class Opened(io.BytesIO):
+    """An object with the entity tag that it had when it was opened."""
+
+    def __init__(self, content: bytes) -> None:
+        super().__init__(content)
+        self.tag = hashlib.md5(content, usedforsecurity=False).hexdigest().encode()
+
+    def metadata(self) -> dict[bytes, bytes]:
+        return {b"ETag": self.tag}
+
+
+class Tagged:
+    """A store of objects with entity tags, whose times have a second's resolution; `steps` happen at each read."""
+
+    def __init__(self, objects: dict[str, bytes], *steps: Callable[[Tagged], None]) -> None:
+        self.objects, self.steps, self.time = objects, list(steps), 1
+
+    def get_file_info(self, asked: Any) -> list[fs.FileInfo]:
+        if isinstance(asked, list):
+            return [fs.FileInfo(each, fs.FileType.NotFound) for each in asked]
+        return [
+            fs.FileInfo(f"bucket/x/{name}", fs.FileType.File, size=len(content), mtime_ns=self.time * 10**9)
+            for name, content in self.objects.items()
+        ]
+
+    def open_input_file(self, path: str) -> Any:
+        return Opened(self.objects[path.removeprefix("bucket/x/")])
+
+    def open_input_stream(self, path: str, **_: None) -> Any:
+        before, self.steps = self.steps, []
+        for step in before:
+            step(self)
+        found = self.open_input_file(path)
+        for step in self.steps:
+            step(self)
+        self.steps = []
+        return found
+
+
+def wrong_for_a_moment(held: Tagged) -> None:
+    """Other content of the same size, until it was opened."""
+    held.objects["a"] = b"wrong"
+    held.steps.append(lambda held: held.objects.update(a=b"right"))
+
+
+def of_tagged(held: Tagged) -> dict[str, str]:
+    return read(copies.copied(Store(parse("s3://bucket/x", "x"), held), "DATA"))
+
+
+@pytest.mark.usefixtures("base")
+def test_content_that_was_there_for_a_moment_is_not_kept_as_what_was_listed() -> None:
+    assert of_tagged(Tagged({"a": b"right"}, wrong_for_a_moment)) == {"a": "right"}
+    assert of_tagged(Tagged({"a": b"right"})) == {"a": "right"}
+
+
+@pytest.mark.usefixtures("base")
+def test_a_copy_is_whole_only_if_a_second_look_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, held = Store.download, Tagged({"a": b"right"})
+
+    def download(self: Store, *given: Any) -> None:
+        before(self, *given)
+        held.objects["a"] = b"wrong"  # and what was read may have been of either
+
+    monkeypatch.setattr(Store, "download", download)
+    assert of_tagged(held) == {"a": "wrong"}
+    monkeypatch.setattr(Store, "download", before)
+    held.objects["a"] = b"right"
+    names = reads(monkeypatch)
+    assert of_tagged(held) == {"a": "right"}
+    assert names == ["a"], "nothing of the first look is kept"
+
+
+def test_content_that_is_put_back_has_another_time(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, held = Store.download, Tagged({"a": b"right"})
+
+    def download(self: Store, *given: Any) -> None:
+        before(self, *given)
+        monkeypatch.undo()
+        held.time += 1
+
+    monkeypatch.setattr(Store, "download", download)
+    monkeypatch.setenv("RECSPEC_CACHE", str(base.parent / "cache"))
+    assert of_tagged(held) == {"a": "right"}
+    (copy,) = [each for each in copies.place_of(parse("s3://bucket/x", "x")).iterdir() if each.is_dir()]
+    listed = copies.listing_of(copy)
+    assert listed is not None
+    assert listed["a"].version.endswith(" time 2000000000")
+
+
+@pytest.mark.usefixtures("base")
+def test_an_object_whose_tag_is_never_the_listed_one_is_refused() -> None:
+    held = Tagged({"a": b"right"})
+    held.open_input_stream = lambda *_, **__: Opened(b"wrong")  # type: ignore[method-assign]
+    with pytest.raises(DataError, match="s3://bucket/x: the object 'a' was replaced while it was read: try again"):
+        of_tagged(held)
 
 
 # --- hostile stores --------------------------------------------------------------------------------------------------

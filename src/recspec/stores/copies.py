@@ -24,7 +24,7 @@ from filelock import FileLock, Timeout
 
 from recspec.errors import DataError
 from recspec.files import confined, read_json, removed, whole_file
-from recspec.stores.store import STATE, Entry, Listing, Store, free_bytes
+from recspec.stores.store import STATE, Entry, Listing, Replaced, Store, free_bytes
 from recspec.stores.urls import Url, local_of, parse
 
 ORIGIN, USES = "origin.json", "uses"
@@ -77,16 +77,17 @@ def fetched(url: Url | str, what: str = "the path") -> Path:
 
 def copied(store: Store, what: str) -> Path:
     """A whole and current copy of what lies in a store."""
-    listing: Listing = {}
-    for _ in range(TRIES):
+    for left in reversed(range(TRIES)):
         check_finished(store)
         listing = store.listing()
         if not listing:
             raise DataError(f"{what}: {store.url} holds nothing; check the name")
-        found = _copy_of(store, listing)
-        check_finished(store)
-        if store.listing() == listing:
-            return found
+        try:
+            if (found := _copy_of(store, listing)) is not None:
+                return found
+        except Replaced:
+            if not left:
+                raise
     raise DataError(f"{what}: {store.url} changed while it was read, {TRIES} times; wait until its writer has finished")
 
 
@@ -121,13 +122,18 @@ def turn_at(place: Path) -> Iterator[None]:
         yield
 
 
-def _copy_of(store: Store, listing: Listing) -> Path:
+def _copy_of(store: Store, listing: Listing) -> Path | None:
+    """A whole copy of these objects; None if they changed meanwhile, so that what was read may be of other ones."""
     place = place_of(store.url)
     with turn_at(place):
         folder = _found(place, listing)
         if folder is None:
             folder = place / _digest(listing)
             _make(store, listing, folder, place)
+            check_finished(store)
+            if store.listing() != listing:
+                removed(folder)
+                return None
             _mark_whole(folder, store.url, listing)
         hold(folder)
         for other in _copies(place):
@@ -174,7 +180,7 @@ def _make(store: Store, listing: Listing, folder: Path, place: Path) -> None:
         target = _file(own, name)
         if target.is_file() and not target.is_symlink() and target.stat().st_size == entry.size:
             continue
-        if not entry.version.startswith("time ") and _linked(others, name, entry, target):
+        if entry.tag and _linked(others, name, entry, target):
             continue
         missing[name] = entry
     need = sum(each.size for each in missing.values())

@@ -35,10 +35,20 @@ _SECRETS = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ACCESS_KEY_ID")
 
 @dataclass(frozen=True)
 class Entry:
-    """An object of a listing; `version` changes with its content."""
+    """An object of a listing; `version` changes with its content: the entity tag, where there is one, and the time."""
 
     size: int
     version: str
+
+    @classmethod
+    def of(cls, size: int, tag: str, mtime_ns: int | None) -> Entry:
+        """An object with its entity tag, or '', and its time, which changes if earlier content is put back."""
+        return cls(size, f"{tag} time {mtime_ns}".strip())
+
+    @property
+    def tag(self) -> str:
+        """The entity tag; '' if the store has none."""
+        return self.version.rpartition("time ")[0].strip()
 
 
 Listing = Mapping[str, Entry]
@@ -77,7 +87,7 @@ class Store:
         self._check(named)
         tags = self._tags([each.path for each in named.values()]) if len(named) <= MOST_TAGGED else {}
         return {
-            name: Entry(int(each.size or 0), tags.get(each.path) or f"time {each.mtime_ns}")
+            name: Entry.of(int(each.size or 0), tags.get(each.path, ""), each.mtime_ns)
             for name, each in sorted(named.items())
         }
 
@@ -102,13 +112,13 @@ class Store:
 
         def tag(path: str) -> tuple[str, str]:
             with self.filesystem.open_input_file(path) as opened:
-                return path, dict(opened.metadata() or {}).get(b"ETag", b"").decode(errors="replace")
+                return path, _tag(opened)
 
         with self._errors("read"), ThreadPoolExecutor(AT_ONCE) as pool:
             return {path: found for path, found in pool.map(tag, paths) if found}
 
     def download(self, names: Mapping[str, Entry], folder: Path, place: Callable[[str], Path]) -> None:
-        """Write objects to files, each whole or not at all. Raises DataError if one is not as long as was listed."""
+        """Write objects to files, each whole or not at all. Raises Replaced if one is not what was listed."""
 
         def one(item: tuple[str, Entry]) -> None:
             name, entry = item
@@ -119,13 +129,15 @@ class Store:
             try:
                 left = entry.size
                 with temporary.open("wb") as file, self._errors("read"), self._reading(name) as stream:
+                    if entry.tag and _tag(stream) != entry.tag:
+                        raise Replaced(f"{self.url}: the object '{name}' was replaced while it was read: try again")
                     while data := stream.read(min(BUFFER_BYTES, left + 1)):
                         left -= len(data)
                         if left < 0:
                             break
                         file.write(data)
                 if left:
-                    raise DataError(f"{self.url}: the object '{name}' is not {entry.size:,} bytes long, as the store "
+                    raise Replaced(f"{self.url}: the object '{name}' is not {entry.size:,} bytes long, as the store "
                                     "says; it was replaced meanwhile, or the store is damaged: try again")  # fmt: skip
                 temporary.replace(target)
             finally:
@@ -209,8 +221,18 @@ class Store:
                             "the store in the environment") from None  # fmt: skip
 
 
+class Replaced(DataError):
+    """An object that is not the one that was listed."""
+
+
 class _NotThere(DataError):
     """An object that is not there."""
+
+
+def _tag(opened: Any) -> str:
+    """The entity tag of an opened object; '' if the store has none."""
+    tag: bytes = dict(opened.metadata() or {}).get(b"ETag", b"")
+    return tag.decode(errors="replace")
 
 
 def free_bytes(folder: Path) -> int:
