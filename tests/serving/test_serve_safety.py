@@ -13,7 +13,8 @@ import sys
 import textwrap
 import threading
 import urllib.request
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from recspec.errors import RequestError, SettingsError  # noqa: E402
 from recspec.serving.access import Access, check_certificate, check_hosts, is_public, refuse_other_origins  # noqa: E402
 from recspec.serving.batching import Batcher, Limits  # noqa: E402
 from recspec.serving.http_bodies import BodyReader  # noqa: E402
-from recspec.serving.inference_grpc import MAX_FIELDS, SERVICE  # noqa: E402
+from recspec.serving.inference_grpc import MAX_FIELDS, SERVICE, Service  # noqa: E402
 from recspec.serving.opened_model import RepositorySettings  # noqa: E402
 from recspec.serving.repository import Repository  # noqa: E402
 from recspec.serving.server import HEAD_BYTES, Server, ServeSettings  # noqa: E402
@@ -255,6 +256,84 @@ def test_shared_memory_beside_tensors_is_told_as_such(running: Running) -> None:
     with pytest.raises(grpc.RpcError) as refused:
         call(running, "ModelInfer", request.SerializeToString())
     assert refused.value.details() == "input 'item_id': shared memory is not supported; send the tensor"
+
+
+class Call:
+    """A call whose message comes when the test says so."""
+
+    def __init__(self, message: bytes) -> None:
+        self.message, self.comes, self.read_began = message, asyncio.Event(), False
+        self.aborted: list[object] = []
+        self.look: Callable[[], object] = bool
+
+    async def read(self) -> bytes:
+        self.read_began = True
+        await self.comes.wait()
+        return self.message
+
+    def set_trailing_metadata(self, _: object) -> None: ...
+
+    async def abort(self, *told: object) -> None:
+        self.aborted = [*told, self.look()]
+        raise grpc.aio.AbortError
+
+
+class Parsed:
+    """A parsed message; `ModelInfer`'s holds tensors."""
+
+    model_name = "films"
+
+
+def test_grpc_messages_count_with_their_copies_before_they_are_read() -> None:
+    async def go() -> None:
+        repository = Repository([], limits=Limits(max_body_bytes=1024, max_held_bytes=4 * 1024))
+        reader, answering = repository.body_reader, asyncio.Event()
+
+        async def answer(_: object, __: object) -> Any:
+            await answering.wait()
+            return service_pb2.ServerLiveResponse(live=True)
+
+        method = Service(repository, Access())._counted("Any", lambda _: Parsed(), answer).stream_unary
+        calls = [Call(b"x" * 1024) for _ in range(5)]
+        tasks = [asyncio.create_task(method(None, each)) for each in calls]
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert [each.read_began for each in calls] == [True, True, False, False, False]
+        assert reader.held == 4 * 1024
+        for each in calls:
+            each.comes.set()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert reader.held == 4 * 1024, "two messages, each with a copy of its own"
+        assert sum(each.read_began for each in calls) == 2
+        answering.set()
+        await asyncio.gather(*tasks)
+        assert (reader.held, all(each.read_began for each in calls)) == (0, True)
+
+    asyncio.run(go())
+
+
+def test_a_refused_message_is_freed_before_its_error_is_sent() -> None:
+    async def go() -> None:
+        repository, kept = Repository([]), []
+
+        def read(_: bytes) -> Parsed:
+            parsed = Parsed()
+            kept.append(weakref.ref(parsed))
+            return parsed
+
+        async def answer(_: object, __: object) -> Any:
+            raise RequestError("not this one", status=413)
+
+        method = Service(repository, Access())._counted("Any", read, answer).stream_unary
+        call = Call(b"x")
+        call.look = lambda: kept[0]()
+        call.comes.set()
+        with pytest.raises(grpc.aio.AbortError):
+            await method(None, call)
+        assert call.aborted == [grpc.StatusCode.RESOURCE_EXHAUSTED, "not this one", None]
+
+    asyncio.run(go())
 
 
 def test_room_is_given_in_turn_and_one_request_alone_always_finds_it() -> None:

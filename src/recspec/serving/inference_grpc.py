@@ -49,6 +49,8 @@ OPEN = frozenset({"ServerLive", "ServerReady"})
 
 READ_SECONDS = 10.0
 """Time limit for a call's message; while it is read, memory for the largest message is reserved."""
+COPIES = 2
+"""Memory of a message in multiples of its bytes: gRPC's own and ours while it is read, then ours and its tensors."""
 MAX_FIELDS = 20_000
 """Most fields of a message, without nested ones. A field takes 2 bytes before parsing and 100 after."""
 CONNECTION_MS = 300_000
@@ -153,10 +155,13 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
             more: tuple[tuple[str, str], ...] = ()
             try:
                 try:
-                    async with body_reader.reading(body_reader.limits.max_body_bytes) as shrink:
+                    async with body_reader.reading(COPIES * body_reader.limits.max_body_bytes) as shrink:
                         request = await self._request(read, context, shrink)
                         model = getattr(request, "model_name", NO_MODEL)
-                        found: bytes = (await answer(request, context)).SerializeToString()
+                        try:
+                            found: bytes = (await answer(request, context)).SerializeToString()
+                        finally:
+                            del request  # this frame lives on while an error is sent
                     code = grpc.StatusCode.OK
                     return found
                 except RecspecError as error:
@@ -186,7 +191,7 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
             raise RequestError("the request's message did not come in time", status=408) from None
         if raw is aio.EOF:
             raise RequestError("the call has no message, or one that is too large; expected one")
-        shrink(len(raw))
+        shrink(COPIES * len(raw))
         return await self._repository.body_reader.parsed(partial(read, raw), len(raw))
 
     def _read_infer(self, raw: bytes) -> tensors.InferRequest:
