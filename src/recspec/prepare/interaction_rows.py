@@ -136,6 +136,7 @@ class BlockRows:
         weights = block.column(EVENT_WEIGHT).cast("float64").to_numpy() if plan.weighted else None
         self._weights = None if weights is None else stored_weights(weights, self._timestamps, plan.decay)
         self._context = {column.name: encode(column.name, block.column(column.source)) for column in prepared.context}
+        self._timelines: dict[int, Timeline] = {}
 
     def of(self, split: str) -> Iterator[Columns]:
         """Yield the columns of one split."""
@@ -151,16 +152,18 @@ class BlockRows:
         last, ids = last[ids > 0], ids[ids > 0]
         if not len(ids):
             return None
-        events = self._timeline.histories(last, self._history.length, with_own=True)
+        events = self._timeline(len(SPLITS) - 1).histories(last, self._history.length, with_own=True)
         table = prepared.users.table(int(ids[0]) - 1, len(ids))
         own = self._history.of_events(self._items, self._timestamps, self._timestamps[last], events)
         for name, column in own.items():
             table = table.append_column(name, to_arrow(column))
         return table
 
-    @cached_property
-    def _timeline(self) -> Timeline:
-        return Timeline.of(self.users, self._items)
+    def _timeline(self, code: int) -> Timeline:
+        """The events that rows of a split may see: those of train, also those of valid, or all of them."""
+        if code not in self._timelines:
+            self._timelines[code] = Timeline.of(self.users, np.where(self._splits <= code, self._items, 0))
+        return self._timelines[code]
 
     @cached_property
     def _seen(self) -> Seen:
@@ -180,7 +183,7 @@ class BlockRows:
     def _train(self) -> Iterator[Columns]:
         rows, count = np.flatnonzero(self._splits == 0), self._plan.settings.train_negatives
         if self._history is not None:
-            kept = self._plan.settings.train_rows(self._timeline, self.users, rows)
+            kept = self._plan.settings.train_rows(self._timeline(0), self.users, rows)
             self._counts.count("short_histories", self.users[np.setdiff1d(rows, kept)])
             rows = kept
         for piece in self._pieces(rows, 1 + count):
@@ -254,7 +257,7 @@ class BlockRows:
         if self._history is None:
             return {}
         length = self._history.length
-        events = self._timeline.histories(rows, length)
+        events = self._timeline(code).histories(rows, length)
         columns = self._history.of_events(self._items, self._timestamps, self._timestamps[rows], events)
         if not self._plan.settings.negative_history:
             return columns
