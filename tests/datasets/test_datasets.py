@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import zipfile
@@ -60,7 +59,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 WITHOUT_IDS = ("adult", "criteo", "outbrain")
 """Datasets of rows that name neither users nor items."""
-TAKE_EVENTS = {"movielens", "ncf", "table"}
+TAKE_EVENTS = {"movielens", "table"}
 """Datasets whose interactions take new events, by the rules in growth.json."""
 
 
@@ -89,9 +88,7 @@ def test_the_folder_is_a_whole_dataset(made: Made) -> None:
     assert {path.name for path in made.out.parent.iterdir()} <= {"raw", "out"}
     expected = {"feature_spec.yaml", "prepare.json", "encoders.json", "vocabularies", "train", "valid", "test"}
     grows = made.case.dataset in TAKE_EVENTS and "test_samples_per_series" in spec.metadata
-    expected |= {f"{role}s.parquet" for role in with_ids(spec)} | ({"growth.json"} if grows else set())
-    rules = json.loads((made.out / "growth.json").read_text()) if grows else {}
-    expected |= {"unknown_events.parquet"} if rules.get("unknown_events") is not None else set()
+    expected |= {f"{role}s.parquet" for role in with_ids(spec)} | ({"growth.json", "raw"} if grows else set())
     assert {path.name for path in made.out.iterdir()} == expected
     assert with_ids(spec) == ([] if made.case.dataset in WITHOUT_IDS else ["user", "item"])
 

@@ -29,7 +29,7 @@ from recspec.inference.wanted import Wanted
 from recspec.loading.blocks import Newest, Part
 from recspec.models import MODELS, FittedModel
 from recspec.nn import Embeddings
-from recspec.prepare import grow
+from recspec.datasets import grow
 from recspec.spec import FeatureSpec
 from recspec.storage import open_split
 from recspec.training import updating

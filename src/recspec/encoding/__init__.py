@@ -22,7 +22,7 @@ from recspec.encoding.encoders import (
     raw_names,
     read_encoders,
 )
-from recspec.encoding.growing import grown_by, with_new_values
+from recspec.encoding.growing import extended
 from recspec.encoding.hashing import CROSS_KEY
 from recspec.encoding.raw_columns import as_column, combined, in_strings, is_text, repeated, split_lists, widened
 from recspec.encoding.raw_values import MISSING_NUMBERS, TRUTH, Encoded, Lists, cut
@@ -51,7 +51,7 @@ __all__ = [
     "UNKNOWN_ID", "VOCABULARIES", "Arrays", "BucketEncoder", "CrossEncoder", "Encoded", "Encoder", "Encoders",
     "HashEncoder", "Lists", "MissingValues", "NumberEncoder", "Predictions", "RequestEncoder", "ScaleEncoder", "Scaler",
     "TextEncoder", "VectorEncoder", "Vocabulary", "VocabularyEncoder", "as_column", "column_notes", "combined",
-    "count_missing", "cut", "encode_history", "fit_projection", "grown_by", "hashing", "in_strings", "is_text",
+    "count_missing", "cut", "encode_history", "extended", "fit_projection", "hashing", "in_strings", "is_text",
     "misread_lists", "out_of_range", "raw_names", "raw_values", "read_encoders", "renumbered", "repeated", "row_at",
-    "split_lists", "text_vectors", "vector_scale", "vectors_of", "widened", "with_new_values",
+    "split_lists", "text_vectors", "vector_scale", "vectors_of", "widened",
 ]  # fmt: skip

@@ -101,8 +101,8 @@ def read_events(spec: FeatureSpec, splits: Sequence[str]) -> UserEvents:
 
 def _earliest(columns: Mapping[str, NDArray[Any]]) -> Ids:
     """The row of each user that stands first in time; the first of all without times."""
-    users = columns["user"]
-    order = np.lexsort((columns.get("timestamp", np.zeros(len(users))), users))
+    users: Ids = columns["user"]
+    order: Ids = np.lexsort((columns.get("timestamp", np.zeros(len(users))), users))
     return order[np.diff(users[order], prepend=-1) != 0]
 
 

@@ -24,6 +24,7 @@ from recspec.prepare.names import (
     NEGATIVE_HISTORY,
     SERIES,
     SPLIT,
+    SPLIT_BEFORE,
     SPLITS,
     TIMESTAMP,
     USER,
@@ -72,6 +73,7 @@ class Counts:
     left_out: Counter[str] = field(default_factory=Counter)
     """Rows by reason: without_negatives, short_histories, unknown_targets, unknown_users."""
     series: Counter[str] = field(default_factory=Counter)
+    new: Counter[str] = field(default_factory=Counter)  # rows of each split that were not in it before
     examples: dict[str, int] = field(default_factory=dict)  # the lowest number of a user of each count
 
     def count(self, name: str, users: Ids) -> None:
@@ -84,6 +86,7 @@ class Counts:
         """Add the counts of the next users, except their files."""
         for name, rows in later.rows.items():
             self.rows[name] += rows
+        self.new += later.new
         self.left_out += later.left_out
         for name, user in later.examples.items():
             self._name(name, user)
@@ -137,10 +140,21 @@ class BlockRows:
         self._weights = None if weights is None else stored_weights(weights, self._timestamps, plan.decay)
         self._context = {column.name: encode(column.name, block.column(column.source)) for column in prepared.context}
         self._timelines: dict[int, Timeline] = {}
+        self._is_new = None
+        if SPLIT_BEFORE in block.column_names:
+            same = pc.equal(block.column(SPLIT), block.column(SPLIT_BEFORE))
+            self._is_new = ~pc.fill_null(same, False).to_numpy()
 
-    def of(self, split: str) -> Iterator[Columns]:
-        """Yield the columns of one split."""
-        return self._train() if split == "train" else self._held(split)
+    def of(self, split: str) -> Iterator[tuple[bool, Columns]]:
+        """Yield the columns of one split, and whether its rows are new there; these come last."""
+        rows, first = self._train() if split == "train" else self._held(split)
+        if self._is_new is None:
+            parts = [np.arange(len(rows))]
+        else:
+            parts = [np.flatnonzero(self._is_new[rows] == new) for new in (False, True)]
+        for new, places in enumerate(parts):
+            for some in self._pieces(places, 1 + self._num_negatives(split)):
+                yield bool(new), self._written(split, rows[some], first[some])
 
     def catalogue(self) -> pa.Table | None:
         """The catalogue of the block's users with an id, with their latest events; None without histories or users."""
@@ -180,44 +194,56 @@ class BlockRows:
         """The number of earlier rows of the same user, for each row."""
         return np.arange(len(self.users)) - np.searchsorted(self.users, self.users)
 
-    def _train(self) -> Iterator[Columns]:
-        rows, count = np.flatnonzero(self._splits == 0), self._plan.settings.train_negatives
+    def _train(self) -> tuple[Ids, Ids]:
+        """The rows of train, and the number of each one's first draw among its user's."""
+        rows, settings = np.flatnonzero(self._splits == 0), self._plan.settings
         if self._history is not None:
-            kept = self._plan.settings.train_rows(self._timeline(0), self.users, rows)
+            kept = settings.train_rows(self._timeline(0), self.users, rows)
             self._counts.count("short_histories", self.users[np.setdiff1d(rows, kept)])
             rows = kept
-        for piece in self._pieces(rows, 1 + count):
-            negatives = np.zeros((len(piece), 0), np.int64)
-            if count:
-                users, first = self.users[piece], self._place_of_user[piece] * count
-                negatives = self._drawn(self._plan.train_draws, self._seen_in_train, users, first, count, 0)
-            yield self._columns(piece, negatives, 0)
+        return rows, self._place_of_user[rows] * settings.train_negatives
 
-    def _held(self, split: str) -> Iterator[Columns]:
-        code, count = SPLITS.index(split), self._plan.num_negatives
-        listed = self._plan.listed if split == "test" else None
-        rows = np.flatnonzero(self._splits == code)
+    def _held(self, split: str) -> tuple[Ids, Ids]:
+        """Likewise of valid or test."""
+        rows = np.flatnonzero(self._splits == SPLITS.index(split))
         known = self._items[rows] > 0
         self._counts.count("unknown_targets", self.users[rows[~known]])
         rows = rows if self._plan.unknown_targets == "keep" else rows[known]
         users = self.users[rows]
         self._counts.count("unknown_users", users[self._plan.prepared.user_ids[users] == 0])
-        if listed is None and self._plan.draws.reject_seen:
+        if self._listed(split) is None and self._plan.draws.reject_seen:
             possible = self._seen.num_unseen(users) > 0
             self._counts.count("without_negatives", users[~possible])
             rows, users = rows[possible], users[possible]
-        first = (np.arange(len(rows)) - np.searchsorted(users, users)) * count
-        for at in self._pieces(np.arange(len(rows)), 1 + (count if listed is None else listed.shape[1])):
-            if listed is None:
-                negatives = self._drawn(self._plan.draws, self._seen, users[at], first[at], count, code)
-            else:
-                negatives = listed[users[at]]
-            columns = self._columns(rows[at], negatives, code)
-            if self._plan.by_series:
-                numbers = self._counts.series[split] + np.arange(len(at))
-                columns[SERIES] = np.repeat(numbers, 1 + negatives.shape[1])
-                self._counts.series[split] += len(at)
-            yield columns
+        return rows, (np.arange(len(rows)) - np.searchsorted(users, users)) * self._num_negatives(split)
+
+    def _listed(self, split: str) -> NDArray[np.int64] | None:
+        return self._plan.listed if split == "test" else None
+
+    def _num_negatives(self, split: str) -> int:
+        if split == "train":
+            return self._plan.settings.train_negatives
+        listed = self._listed(split)
+        return self._plan.num_negatives if listed is None else listed.shape[1]
+
+    def _written(self, split: str, rows: Ids, first: Ids) -> Columns:
+        """Some rows with their negatives, and with the numbers of their series if these have numbers."""
+        code, count, users, plan = SPLITS.index(split), self._num_negatives(split), self.users[rows], self._plan
+        listed = self._listed(split)
+        if listed is not None:
+            negatives = listed[users]
+        elif not count:
+            negatives = np.zeros((len(rows), 0), np.int64)
+        elif split == "train":
+            negatives = self._drawn(plan.train_draws, self._seen_in_train, users, first, count, code)
+        else:
+            negatives = self._drawn(plan.draws, self._seen, users, first, count, code)
+        columns = self._columns(rows, negatives, code)
+        if plan.by_series and split != "train":
+            numbers = self._counts.series[split] + np.arange(len(rows))
+            columns[SERIES] = np.repeat(numbers, 1 + count)
+            self._counts.series[split] += len(rows)
+        return columns
 
     def _drawn(self, draws: Draws, seen: Seen, users: Ids, first: Ids, count: int, code: int) -> Ids:
         """Items for each row (R, count); `first` (R,) is the number of a row's first draw among its user's."""
