@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 from pathlib import Path
@@ -13,14 +12,15 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from recspec.datasets import Grown, grow
-from recspec.datasets.table_events import GROWTH_FILE, GrowthRules
+from recspec.datasets import DATASETS, Grown, grow
+from recspec.datasets.table_events import EVENTS, GROWTH_FILE, GrowthRules
 from recspec.encoding import Encoders
 from recspec.errors import DataError
-from recspec.prepare.raw_files import Reading
+from recspec.prepare import PrepareContext
 from recspec.prepare.time_formats import example
 from recspec.spec import FeatureSpec
-from recspec.storage import PREPARE_FILE, Ragged, check, open_split
+from recspec.storage import PREPARE_FILE, Ragged, open_split
+from tests.dataset_cases import RATINGS, prepare_movielens, raw_pairs, write_latest
 from tests.made_up_events import NEW_ITEM, NEW_USER, prepared, shop_events, written
 
 Row = tuple[object, ...]
@@ -90,7 +90,8 @@ def test_a_column_of_another_kind_than_the_held_out_events_is_told(tmp_path: Pat
     pq.write_table(lists, tmp_path / "new.parquet")
     (tmp_path / "grown").mkdir()
     with pytest.raises(
-        DataError, match=r"new.parquet: column 'kind' holds array.*; the events that the dataset holds have string there"
+        DataError,
+        match=r"new.parquet: column 'kind' holds array.*; the events that the dataset holds have string there",
     ):
         grow(base, tmp_path / "new.parquet", tmp_path / "grown")
 
@@ -216,7 +217,9 @@ def test_declared_types_hold_for_new_events_too(tmp_path: Path) -> None:
         ("1600000000.5", "a whole number of at most 64 bits"),
     ],
 )
-def test_a_time_that_the_datasets_times_can_not_hold_is_refused(time: str, expected: str, tmp_path: Path, shop: FeatureSpec) -> None:
+def test_a_time_that_the_datasets_times_can_not_hold_is_refused(
+    time: str, expected: str, tmp_path: Path, shop: FeatureSpec
+) -> None:
     new = shop_events()[1]
     place = new.column_names.index("timestamp")
     times = pa.array([time, *map(str, new.column("timestamp").to_pylist()[1:])])
@@ -234,7 +237,9 @@ def test_a_file_of_a_header_alone_is_said(tmp_path: Path, shop: FeatureSpec) -> 
         grow(shop, file, tmp_path / "out")
 
 
-def test_times_that_can_not_be_read_are_told_without_settings_that_an_update_lacks(tmp_path: Path, shop: FeatureSpec) -> None:
+def test_times_that_can_not_be_read_are_told_without_settings_that_an_update_lacks(
+    tmp_path: Path, shop: FeatureSpec
+) -> None:
     new = shop_events()[1]
     place = new.column_names.index("timestamp")
     file = written(tmp_path / "new.csv", new.set_column(place, "timestamp", pa.array(["foo"] * len(new))))
@@ -358,8 +363,8 @@ def test_new_items_of_which_the_file_tells_too_little_are_counted(tmp_path: Path
     (note,) = found.notes
     assert note == (
         f"1 new item, such as '{NEW_ITEM}', lacks values in 'name', 'sort', 'price in EUR', 'makers', 'year', "
-        "'in print': an update reads them from the new events, features from events of train alone; to give them, delete "
-        "this version, add the columns to the file and update again"
+        "'in print': an update reads them from the new events, features from events of train alone; to give them, "
+        "delete this version, add the columns to the file and update again"
     )
     place = new.column_names.index("item_id")
     others = [f"j{number}" if number < 2 else name for number, name in enumerate(new.column("item_id").to_pylist())]
@@ -394,3 +399,132 @@ def test_times_that_were_read_by_a_format_found_in_them_are_read_by_it_again(for
     expected = rf"write it as the dataset's times were written: {form}, such as {example(form)}"
     with pytest.raises(DataError, match=expected):
         grow(base, written(tmp_path / "bad.csv", bad), tmp_path / "bad")
+
+
+def test_rows_that_were_there_come_first_in_each_split(tmp_path: Path) -> None:
+    """So that training can go on from the new ones."""
+    _, new = shop_events()
+    base, found = grown(tmp_path, new)
+    for split in found.spec.splits:
+        names, last = ["user_id", "item_id", "timestamp", "label"], found.first_new[split]
+        held, rows = (open_split(each, split, names).read(0, 1 << 40) for each in (base, found.spec))
+        before = set(zip(*(np.asarray(held[name]).tolist() for name in names), strict=True))
+        now = list(zip(*(np.asarray(rows[name]).tolist() for name in names), strict=True))
+        positive = [row for row in now if row[-1] > 0]
+        assert {row for row in now[:last] if row[-1] > 0} == before & set(positive)
+        assert not before & {row for row in now[last:] if row[-1] > 0}
+    assert found.touched.tolist() == sorted(
+        Encoders.load(found.spec.folder).vocabularies["user_id"].encode(pc.unique(new.column("user_id"))).tolist()
+    )
+
+
+def test_trained_events_that_late_ones_push_into_test_are_counted(tmp_path: Path) -> None:
+    known, new = shop_events()
+    base = prepared(tmp_path / "base", known, split="time")
+    times = np.asarray(known.column("timestamp")).min() - 1 - np.arange(len(new))
+    late = new.set_column(new.column_names.index("timestamp"), "timestamp", pa.array(times))
+    (tmp_path / "grown").mkdir()
+    found = grow(base, written(tmp_path / "new.csv", late), tmp_path / "grown")
+    (note,) = (each for each in found.notes if "held out now" in each)
+    assert note == (
+        "18 events that the model has trained on are held out now, because late events moved the splits: the figures "
+        "of this version are too good; train anew to measure it"
+    )
+
+
+def test_features_that_a_file_does_not_give_stay(tmp_path: Path, shop: FeatureSpec) -> None:
+    (tmp_path / "grown").mkdir()
+    found = grow(shop, written(tmp_path / "new.csv", shop_events()[1].drop_columns(["kind"])), tmp_path / "grown").spec
+    before, after = (pq.read_table(each.folder / "items.parquet").column("kind").to_pylist() for each in (shop, found))
+    assert after == [*before, 0]
+
+
+@pytest.mark.parametrize("bad", ["damaged", "link", "pipe", "link in a folder"])
+def test_raw_events_are_read_from_the_dataset_alone(tmp_path: Path, bad: str) -> None:
+    known, new = shop_events()
+    base = prepared(tmp_path / "base", known)
+    place = base.folder / EVENTS
+    outside = place.rename(tmp_path / "outside.parquet")
+    if bad == "damaged":
+        place.write_bytes(b"PAR1")
+    elif bad == "pipe":
+        os.mkfifo(place)
+    elif bad == "link":
+        place.symlink_to(outside)
+    else:
+        place.mkdir()
+        (place / "part-0.parquet").symlink_to(outside)
+    (tmp_path / "grown").mkdir()
+    with pytest.raises(DataError, match=r"raw/events.parquet can't be read: .*; prepare it again"):
+        grow(base, written(tmp_path / "new.csv", new), tmp_path / "grown")
+
+
+def test_damaged_rules_and_those_of_other_rows_are_refused(tmp_path: Path) -> None:
+    known, new = shop_events()
+    base, events = prepared(tmp_path / "base", known, train_negatives=1), written(tmp_path / "new.csv", new)
+    file = base.folder / GROWTH_FILE
+    rules = json.loads(file.read_text())
+    settings = rules["settings"]
+
+    def with_settings(**changed: object) -> dict[str, object]:
+        return {**rules, "settings": {**settings, **changed}}
+
+    for number, (changed, message) in enumerate((
+        ({**rules, "format": 9}, "format 9; this recspec reads 2"),
+        (with_settings(split="never"), r"growth.json: damaged.*split"),
+        (with_settings(encoding="../x"), r"growth.json: damaged.*encoding '../x' is not known"),
+        (with_settings(num_negatives=10**12), "growth.json: other rows than the dataset's, by 'num_negatives'; prep"),
+        (with_settings(train_negatives=10**12), "growth.json: other rows than the dataset's, by 'train_negatives'; "),
+        (with_settings(history=6), "growth.json: other rows than the dataset's, by 'history'; prepare it again"),
+        ({**rules, "events": 599}, "raw/events.parquet is damaged: expected 599 events; prepare it again"),
+        (with_settings(item_features=[]), "growth.json: other features than the dataset's; prepare it again"),
+    )):  # fmt: skip
+        file.write_text(json.dumps(changed))
+        (tmp_path / f"out-{number}").mkdir()
+        with pytest.raises(DataError, match=message):
+            grow(base, events, tmp_path / f"out-{number}")
+    lying = base.replace(metadata={**base.metadata, "test_samples_per_series": 10**9 + 1})
+    file.write_text(json.dumps(with_settings(num_negatives=10**9)))
+    with pytest.raises(DataError, match=r"growth.json: other rows than the dataset's, by 'num_negatives'; prepare"):
+        grow(lying, events, tmp_path / "out-0")
+    file.unlink()
+    with pytest.raises(DataError, match=r"takes no new events: it has no growth.json, which `recspec prepare` writes"):
+        grow(base, events, tmp_path / "out-0")
+
+
+def test_rows_that_are_left_out_of_the_file_are_told(tmp_path: Path) -> None:
+    known, new = shop_events()
+    declared = {"hour": {"type": "number", "invalid": "drop"}}
+    base = prepared(tmp_path / "base", known, types=declared, context_features=["hour"])
+    hours = pa.array(["late", *map(str, new.column("hour").to_pylist()[1:])])
+    (tmp_path / "grown").mkdir()
+    file = written(tmp_path / "new.csv", new.set_column(new.column_names.index("hour"), "hour", hours))
+    found = grow(base, file, tmp_path / "grown")
+    assert [note for note in found.notes if note.startswith("1 row of new.csv, by invalid values: column 'hour': line")]
+    assert found.counts["events"] == len(new) - 1
+
+
+def test_sequences_go_on(tmp_path: Path) -> None:
+    lines = [" ".join(["1" + str(user), *(str(200 + (user + place) % 7) for place in range(3 + user % 3))])
+             for user in range(9)]  # fmt: skip
+    (tmp_path / "all.txt").write_text("\n".join(lines) + "\n")
+    table = DATASETS["table"]
+    table.prepare(PrepareContext(tmp_path / "all.txt", tmp_path / "data"), table.Settings(num_negatives=1))
+    (tmp_path / "new.txt").write_text("11 300\n19 200 201 300\n77 300 301 302 303\n")
+    (tmp_path / "grown").mkdir()
+    found = grow(FeatureSpec.load(tmp_path / "data"), tmp_path / "new.txt", tmp_path / "grown")
+    assert found.counts == {"events": 8, "users": 2, "items": 4, "left_out": 0}
+
+
+def test_ratings_of_movielens_go_on(tmp_path: Path) -> None:
+    first, later = [row for row in RATINGS if row[3] < 300], [row for row in RATINGS if row[3] >= 300]
+    base = prepare_movielens(write_latest(tmp_path / "raw", first), tmp_path / "part").spec
+    new = "".join(f"{user},{movie},{stars},{time}\n" for user, movie, stars, time in [*later, (5, 10, 4.0, 900)])
+    (tmp_path / "new.csv").write_text(f"user_id,movieId,rating,timestamp\n{new}")
+    (tmp_path / "grown").mkdir()
+    grown = grow(base, tmp_path / "new.csv", tmp_path / "grown").spec
+    whole = prepare_movielens(write_latest(tmp_path / "all", [*RATINGS, (5, 10, 4.0, 900)]), tmp_path / "whole").spec
+    for split in whole.splits:
+        assert sorted(raw_pairs(grown, split)) == sorted(raw_pairs(whole, split))
+    assert pq.read_table(grown.folder / "items.parquet").column("title")[0].as_py() == "Ten, The (1990)"
+    assert grown.metadata["dataset"] == "movielens"

@@ -105,8 +105,11 @@ def prepare(context: PrepareContext, settings: Settings) -> Prepared:
             if not count_rows(backend, tables.rows):
                 raise DataError(f"{raw}: holds no row, a header at most; expected one row at least")
             plan.note_places(tables)
-            written = write_interactions if tables.settings.label is None else _write_clicks
-            spec = written(folder, tables, plan, context.progress)
+            if tables.settings.label is None:
+                tables = replace(tables, rows=backend.stage(_kept_columns(tables, plan)))  # they are read several times
+                spec = write_interactions(folder, tables, plan, context.progress)
+            else:
+                spec = _write_clicks(folder, tables, plan, context.progress)
             return spec.replace(metadata={**spec.metadata, **_told(tables.settings)})
 
     return prepared.run(context, NAME, settings, [*paths, *sides.values()], build)
@@ -239,7 +242,6 @@ def write_interactions(
     backend, settings, notes = tables.backend, tables.settings, tables.notes
     assert settings.user is not None
     assert settings.item is not None
-    tables = replace(tables, rows=backend.stage(_kept_columns(tables, plan)))
     num_rows = count_rows(backend, tables.rows)
     rated, least = _rated(tables)
     rows = without_weightless(tables, rated)
