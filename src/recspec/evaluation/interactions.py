@@ -103,7 +103,8 @@ def _earliest(columns: Mapping[str, NDArray[Any]]) -> Ids:
     """The row of each user that stands first in time; the first of all without times."""
     users: Ids = columns["user"]
     order: Ids = np.lexsort((columns.get("timestamp", np.zeros(len(users))), users))
-    return order[np.diff(users[order], prepend=-1) != 0]
+    kept: Ids = order[np.diff(users[order], prepend=-1) != 0]
+    return kept
 
 
 def _rows(lists: Ragged, rows: Ids) -> Ragged:

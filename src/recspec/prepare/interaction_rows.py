@@ -53,6 +53,17 @@ class Plan:
     decay: Decay | None = None
     listed: NDArray[np.int64] | None = None  # candidates of test by the number of a user; drawn if None
 
+    def listed_for(self, split: str) -> NDArray[np.int64] | None:
+        """The listed candidates of a split; None if they are drawn."""
+        return self.listed if split == "test" else None
+
+    def negatives_for(self, split: str) -> int:
+        """How many rows of label 0 stand behind each positive."""
+        listed = self.listed_for(split)
+        if listed is not None:
+            return int(listed.shape[1])
+        return self.settings.train_negatives if split == "train" else self.num_negatives
+
     @cached_property
     def draws(self) -> Draws:
         """Draws candidates; their popularity is counted over the same rows as a positive's."""
@@ -153,7 +164,7 @@ class BlockRows:
         else:
             parts = [np.flatnonzero(self._is_new[rows] == new) for new in (False, True)]
         for new, places in enumerate(parts):
-            for some in self._pieces(places, 1 + self._num_negatives(split)):
+            for some in self._pieces(places, 1 + self._plan.negatives_for(split)):
                 yield bool(new), self._written(split, rows[some], first[some])
 
     def catalogue(self) -> pa.Table | None:
@@ -211,25 +222,16 @@ class BlockRows:
         rows = rows if self._plan.unknown_targets == "keep" else rows[known]
         users = self.users[rows]
         self._counts.count("unknown_users", users[self._plan.prepared.user_ids[users] == 0])
-        if self._listed(split) is None and self._plan.draws.reject_seen:
+        if self._plan.listed_for(split) is None and self._plan.draws.reject_seen:
             possible = self._seen.num_unseen(users) > 0
             self._counts.count("without_negatives", users[~possible])
             rows, users = rows[possible], users[possible]
-        return rows, (np.arange(len(rows)) - np.searchsorted(users, users)) * self._num_negatives(split)
-
-    def _listed(self, split: str) -> NDArray[np.int64] | None:
-        return self._plan.listed if split == "test" else None
-
-    def _num_negatives(self, split: str) -> int:
-        if split == "train":
-            return self._plan.settings.train_negatives
-        listed = self._listed(split)
-        return self._plan.num_negatives if listed is None else listed.shape[1]
+        return rows, (np.arange(len(rows)) - np.searchsorted(users, users)) * self._plan.negatives_for(split)
 
     def _written(self, split: str, rows: Ids, first: Ids) -> Columns:
         """Some rows with their negatives, and with the numbers of their series if these have numbers."""
-        code, count, users, plan = SPLITS.index(split), self._num_negatives(split), self.users[rows], self._plan
-        listed = self._listed(split)
+        code, users, plan = SPLITS.index(split), self.users[rows], self._plan
+        count, listed = plan.negatives_for(split), plan.listed_for(split)
         if listed is not None:
             negatives = listed[users]
         elif not count:
