@@ -296,7 +296,7 @@ def _kept_columns(tables: Tables, plan: FeaturePlan) -> Table:
     wanted = {*named, settings.splits if isinstance(settings.splits, str) else None, FILE_SPLIT, WEIGHT, SPLIT_BEFORE}
     wanted |= {*plan.in_rows("user", "item", "context").values()}
     sides = [name.lower() for side in (tables.users, tables.items) if side is not None for name in side.columns]
-    wanted |= {name for name in rows.columns if name != ROW and name.lower() in sides}  # whose features have other names for it
+    wanted |= {name for name in rows.columns if name != ROW and name.lower() in sides}  # features avoid their names
     told = (*DESCRIBES.values(),)
     return rows.select(ROW, *(name for name in rows.columns if name in wanted or name.startswith(told)))
 
