@@ -603,8 +603,8 @@ def test_what_is_dropped_is_told_with_a_count_and_an_example(tmp_path: Path) -> 
     summary = prepare_movielens(raw, tmp_path / "out", min_rating=2, min_interactions=3).summary
     repeat = "1 of 9 rows repeat an earlier one of the same user and item, such as user '9' and item '10'"
     assert summary["dropped"] == [
+        "2 of 11 rows with 'rating' below 2 or without one, such as that of user '8' and item '50' (min_rating)",
         "2 of 6 items in movies.csv occur in no row, such as '50'; they have no id, so they are never recommended",
-        "2 of 11 ratings of fewer than 2 stars, such as that of user '8' for movie '50' (min_rating)",
         f"{repeat}; the earliest counts",
         "2 rows of users with fewer than 3 items, such as user '7' (min_interactions)",
     ]
