@@ -44,6 +44,7 @@ from recspec.prepare import (
     interactions,
     prepared,
     splits,
+    with_splits,
 )
 from recspec.spec import FeatureSpec
 
@@ -154,6 +155,7 @@ def _build(
         items=_movies(backend, layout, files[layout.movies]), raw_names={USER: "userId", ITEM: "movieId"},
         vocabularies="all" if settings.split == "leave_one_out" else "train",
         unknown_targets=settings.unknown_targets, summary=summary, notes=notes,
+        seen=with_splits(ratings, rows, "user" if settings.split == "leave_one_out" else "all") if below else None,
         growth=GrowthRules(
             split=settings.split, valid_share=settings.valid_share, test_share=settings.test_share, once=True,
             timestamp=TIMESTAMP, rating="rating", min_rating=settings.min_rating,

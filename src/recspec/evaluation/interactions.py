@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from recspec.errors import DataError, SpecError
 from recspec.models import Ids, Interactions, ItemModel, UserEvents
 from recspec.spec import FeatureSpec
-from recspec.storage import Column, Ragged, SplitReader, open_split
+from recspec.storage import Column, Ragged, SplitReader, open_split, read_seen
 
 ROWS_PER_BLOCK = 65_536  # rows read at once
 KEYS_HELD = 1 << 25  # pairs of user and item held before repeated ones are dropped: 256 MB, or twice the distinct pairs
@@ -46,6 +46,20 @@ def positives(spec: FeatureSpec, splits: Sequence[str]) -> Interactions:
     return Interactions.from_pairs(users, items, num_users=spec.num_ids(user), num_items=num_items)
 
 
+def seen_items(spec: FeatureSpec, splits: Sequence[str]) -> Interactions:
+    """The items that each user acted on, as some splits know, whatever the rating or weight of the event.
+
+    Of a dataset that keeps no such file, those that `positives` finds.
+
+    Raises:
+        DataError: if the file is damaged.
+    """
+    pairs = read_seen(spec, splits)
+    if pairs is None:
+        return positives(spec, splits)
+    return Interactions.from_pairs(*pairs, num_users=spec.num_ids(spec.user_id), num_items=spec.num_ids(spec.item_id))
+
+
 def interactions_of(kind: type[ItemModel] | ItemModel, spec: FeatureSpec, splits: Sequence[str]) -> Interactions:
     """The positives of some splits, with the events in order of time for a model that reads them."""
     found = positives(spec, splits)
@@ -53,10 +67,10 @@ def interactions_of(kind: type[ItemModel] | ItemModel, spec: FeatureSpec, splits
 
 
 def read_events(spec: FeatureSpec, splits: Sequence[str]) -> UserEvents:
-    """The events of each user in some splits, in the order of the splits and of their rows: oldest first.
+    """The events of each user in some splits, oldest first: by time if rows have times, else in the order of the rows.
 
-    They are the history of the user's first row, if rows hold histories, and then the items of all positive rows.
-    Times and weights come from the features that `metadata.timestamp` and `metadata.event_weight` name. Events of a
+    They are the history of the user's first row, if rows hold histories, and then the items of all positive rows, of
+    one time in the order of the splits and of their rows. Times and weights come from the features that `metadata.timestamp` and `metadata.event_weight` name. Events of a
     history have the time of its row and the weight 1. As in `positives`, unknown users and items have no events.
     """
     user, item, history = spec.user_id, spec.item_id, history_of_items(spec)
@@ -91,6 +105,9 @@ def read_events(spec: FeatureSpec, splits: Sequence[str]) -> UserEvents:
     kept = _of_somebody(spec, joined["user"], joined["item"])
     if not kept.all():
         joined = {name: values[kept] for name, values in joined.items()}
+    if "timestamp" in joined:
+        order = np.argsort(joined["timestamp"], kind="stable")
+        joined = {name: values[order] for name, values in joined.items()}
     weights = joined["event_weight"].astype(np.float32) if "event_weight" in extra else None
     return UserEvents.from_rows(joined["user"], joined["item"], len(met), joined.get("timestamp"), weights)
 

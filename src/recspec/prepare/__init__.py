@@ -19,6 +19,7 @@ from recspec.prepare.names import (
     ITEM,
     LABEL,
     ROW,
+    SEEN,
     SERIES,
     SPLIT,
     SPLITS,
@@ -47,6 +48,7 @@ from recspec.prepare.raw_files import (
 from recspec.prepare.raw_table import CODE_NAME, LABELS, Roles, read_raw_files, typed
 from recspec.prepare.raw_weights import Weighting
 from recspec.prepare.scatter import Scatter, shuffled
+from recspec.prepare.seen import with_splits
 from recspec.prepare.splits import by_share, by_time, leave_one_out
 from recspec.prepare.tables import (
     Repeats,
@@ -69,8 +71,8 @@ from recspec.prepare.times import columns_like_times, note_doubtful_time, note_u
 
 __all__ = [
     "AS_IN_FILE", "CODE_NAME", "ENGINES", "EVENT_WEIGHT", "FILE_SPLIT", "GROUP", "GROWTH_FILE", "ITEM", "LABEL",
-    "LABELS", "LARGEST", "PROBLEMS_SHOWN", "ROW", "ROW_BYTES", "SERIES", "SPLIT", "SPLITS", "SPLIT_WORDS", "TIMESTAMP",
-    "USER", "WEIGHT",
+    "LABELS", "LARGEST", "PROBLEMS_SHOWN", "ROW", "ROW_BYTES", "SEEN", "SERIES", "SPLIT", "SPLITS", "SPLIT_WORDS",
+    "TIMESTAMP", "USER", "WEIGHT",
     "Backend", "Catalogue", "Column", "ColumnRole", "ColumnType", "Decay", "DeclaredColumn", "Distribution", "Grown",
     "GrowthRules", "HistorySettings", "Invalid", "JsonFile", "Kind", "Notes", "Part", "PartFiles", "Prefixes",
     "PrepareContext", "Prepared", "Progress", "RawLayout", "RawRows", "Reading", "Remark", "Repeats", "Roles", "RowsBy",
@@ -80,5 +82,5 @@ __all__ = [
     "find_raw_files", "first_left_out", "gather", "grow", "interactions", "is_dated", "keep_earliest", "leave_one_out",
     "left_join", "limit_bytes", "lines_of", "load_columns", "named_files", "nearest_file", "note_doubtful_time",
     "note_untimed", "number_of", "prepared", "read_header", "read_raw_files", "shuffled", "splits", "splits_by_name",
-    "stage", "typed",
+    "stage", "typed", "with_splits",
 ]  # fmt: skip

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -31,7 +32,7 @@ from recspec.prepare.names import (
 from recspec.prepare.negatives import Draws, Seen
 from recspec.prepare.tables import blocks_of_part
 from recspec.spec import Chunk
-from recspec.storage import Columns
+from recspec.storage import Columns, read_seen_pairs
 
 BLOCK_ROWS = 1_000_000  # interactions of whole users in a block: about 100 MB with their candidates
 BLOCK_ROWS_WITH_HISTORIES = 250_000  # the lists of histories take further memory
@@ -51,15 +52,16 @@ class Plan:
     weighted: bool = False
     decay: Decay | None = None
     listed: NDArray[np.int64] | None = None  # candidates of test by the number of a user; drawn if None
+    seen: Path | None = None  # file of every event, if the rows lack some; see `prepare.seen`
 
     @cached_property
     def draws(self) -> Draws:
-        """Draws candidates; their popularity is counted over the same rows as a positive's."""
+        """Draws candidates of test; their popularity is counted over the same rows as a positive's."""
         return Draws(self.settings.negatives, self.prepared.item_counts, self.settings.reject_seen)
 
     @cached_property
     def train_draws(self) -> Draws:
-        """Draws what a model trains on or reads, without knowledge of held-out rows."""
+        """Draws what a model trains on, reads or is chosen by, without knowledge of later rows."""
         return Draws(self.settings.negatives, self.prepared.train_counts, self.settings.reject_seen)
 
 
@@ -163,14 +165,24 @@ class BlockRows:
         return Timeline.of(self.users, self._items)
 
     @cached_property
-    def _seen(self) -> Seen:
-        return Seen.of(self.users, self._items, self._num_items)
-
-    @cached_property
     def _seen_in_train(self) -> Seen:
         """For all users of the block, including those without train rows."""
-        items = np.where(self._splits == 0, self._items, 0)
-        return Seen.of(self.users, items, self._num_items)
+        return Seen.of(self.users, np.where(self._splits == 0, self._items, 0), self._num_items)
+
+    def _seen_up_to(self, code: int) -> Seen:
+        """Likewise in all splits up to one, with the events that the rows lack."""
+        users, items = self.users, np.where(self._splits <= code, self._items, 0)
+        ids = self._plan.prepared.user_ids[self.users]
+        if self._plan.seen is None or not ids.any():
+            return Seen.of(users, items, self._num_items)
+        number_of = np.zeros(ids.max() + 1, np.int64)
+        number_of[ids] = self.users
+        least = int(ids[ids > 0].min())
+        owners, more = read_seen_pairs(self._plan.seen, SPLITS[: code + 1], range(least, len(number_of)))
+        among = np.isin(owners, ids)
+        users = np.concatenate([users, number_of[owners[among]]])
+        order = np.argsort(users, kind="stable")
+        return Seen.of(users[order], np.concatenate([items, more[among]])[order], self._num_items)
 
     @cached_property
     def _place_of_user(self) -> Ids:
@@ -199,14 +211,15 @@ class BlockRows:
         rows = rows if self._plan.unknown_targets == "keep" else rows[known]
         users = self.users[rows]
         self._counts.count("unknown_users", users[self._plan.prepared.user_ids[users] == 0])
-        if listed is None and self._plan.draws.reject_seen:
-            possible = self._seen.num_unseen(users) > 0
+        seen, draws = self._seen_up_to(code), self._plan.draws if split == "test" else self._plan.train_draws
+        if listed is None and draws.reject_seen:
+            possible = seen.num_unseen(users) > 0
             self._counts.count("without_negatives", users[~possible])
             rows, users = rows[possible], users[possible]
         first = (np.arange(len(rows)) - np.searchsorted(users, users)) * count
         for at in self._pieces(np.arange(len(rows)), 1 + (count if listed is None else listed.shape[1])):
             if listed is None:
-                negatives = self._drawn(self._plan.draws, self._seen, users[at], first[at], count, code)
+                negatives = self._drawn(draws, seen, users[at], first[at], count, code)
             else:
                 negatives = listed[users[at]]
             columns = self._columns(rows[at], negatives, code)

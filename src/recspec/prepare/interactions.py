@@ -29,8 +29,10 @@ from recspec.prepare.interaction_rows import BlockRows, Counts, Plan, blocks_of_
 from recspec.prepare.list_memory import check_memory_limit
 from recspec.prepare.names import EVENT_WEIGHT, ITEM, LABEL, ROW, SERIES, SPLIT, SPLITS, TIMESTAMP, USER
 from recspec.prepare.part_files import PartFiles, gather, part_writers
+from recspec.prepare.seen import write_seen
 from recspec.prepare.tables import count_rows, left_join, time_range
 from recspec.spec import Feature, FeatureSpec
+from recspec.storage import SEEN_FILE
 
 
 def write(
@@ -46,7 +48,8 @@ def write(
     """Write splits, vocabularies and catalogues. Raises DataError if nothing is left, or a catalogue repeats an id.
 
     Negatives of train are items the user did not act on in train. Items from valid and test may be drawn; excluding
-    them would leak the answers. The user never acted on the `num_negatives` items behind a positive of valid or test.
+    them would leak the answers. The user never acted on the `num_negatives` items behind a positive of test, in any event of the raw
+    files. Those of valid are drawn without knowledge of test rows.
     """
     progress("sorting interactions", 0, None)
     rows = backend.stage_by(source.rows, USER, source.order)
@@ -57,6 +60,7 @@ def write(
     times = time_range(backend, rows)
     prepared = prepare_columns(backend, rows, source, settings, isinstance(times["first"], str))
     prepared.fitted.encoders.save(folder)
+    write_seen(backend, folder, rows if source.seen is None else source.seen)
     if settings.history is None:
         prepared.users.write(folder / "users.parquet")
     prepared.items.write(folder / "items.parquet")
@@ -65,7 +69,7 @@ def write(
     plan = Plan(
         prepared, settings, num_negatives, seed, backend.memory_limit, by_series=source.vocabularies == "train",
         unknown_targets=source.unknown_targets, weighted=source.weighted, decay=source.decay,
-        listed=_listed_negatives(source.candidates, prepared),
+        listed=_listed_negatives(source.candidates, prepared), seen=folder / SEEN_FILE if source.seen is not None else None,
     )  # fmt: skip
     counts = _write_splits(backend, folder, rows, total, plan, progress)
     if not counts.rows["train"] and prepared.history is not None:
@@ -225,6 +229,7 @@ def _specification(
         drawn["train_negatives"] = plan.settings.train_negatives
     named = {"timestamp": TIMESTAMP} if source.timed else {}
     named |= {"event_weight": EVENT_WEIGHT} if source.weighted else {}
+    named["seen"] = SEEN_FILE
     told = metadata(source.dataset, {"user": USER, "item": ITEM}, summary, **named, **drawn)
     present = {name: tuple(names) for name, names in channels.items() if names}
     return FeatureSpec(_features_of(plan, "test"), counts.chunks, present, told, folder)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -240,7 +240,7 @@ def _detached(predictor: Predictor) -> Predictor:
                 tensor.data = tensor.data.clone()
     seen = predictor.bundle.seen
     if seen is not None:
-        kept = Seen(seen.offsets.clone(), seen.items.clone(), seen.counts.clone())
+        kept = Seen(**{each.name: getattr(seen, each.name).clone() for each in fields(Seen)})
         predictor.bundle = replace(predictor.bundle, seen=kept)
     return predictor
 
