@@ -70,8 +70,9 @@ def read_events(spec: FeatureSpec, splits: Sequence[str]) -> UserEvents:
     """The events of each user in some splits, oldest first: by time if rows have times, else in the order of the rows.
 
     They are the history of the user's first row, if rows hold histories, and then the items of all positive rows, of
-    one time in the order of the splits and of their rows. Times and weights come from the features that `metadata.timestamp` and `metadata.event_weight` name. Events of a
-    history have the time of its row and the weight 1. As in `positives`, unknown users and items have no events.
+    one time in the order of the splits and of their rows. Times and weights come from the features that
+    `metadata.timestamp` and `metadata.event_weight` name. Events of a history have the time of its row and the weight
+    1. As in `positives`, unknown users and items have no events.
     """
     user, item, history = spec.user_id, spec.item_id, history_of_items(spec)
     named = {of: str(spec.metadata.get(of, "")) for of in ("timestamp", "event_weight")}

@@ -48,8 +48,8 @@ def write(
     """Write splits, vocabularies and catalogues. Raises DataError if nothing is left, or a catalogue repeats an id.
 
     Negatives of train are items the user did not act on in train. Items from valid and test may be drawn; excluding
-    them would leak the answers. The user never acted on the `num_negatives` items behind a positive of test, in any event of the raw
-    files. Those of valid are drawn without knowledge of test rows.
+    them would leak the answers. The user never acted on the `num_negatives` items behind a positive of test, whatever
+    the rating or weight of the event. Those behind a positive of valid are drawn without knowledge of test rows.
     """
     progress("sorting interactions", 0, None)
     rows = backend.stage_by(source.rows, USER, source.order)
@@ -69,7 +69,8 @@ def write(
     plan = Plan(
         prepared, settings, num_negatives, seed, backend.memory_limit, by_series=source.vocabularies == "train",
         unknown_targets=source.unknown_targets, weighted=source.weighted, decay=source.decay,
-        listed=_listed_negatives(source.candidates, prepared), seen=folder / SEEN_FILE if source.seen is not None else None,
+        listed=_listed_negatives(source.candidates, prepared),
+        seen=folder / SEEN_FILE if source.seen is not None else None,
     )  # fmt: skip
     counts = _write_splits(backend, folder, rows, total, plan, progress)
     if not counts.rows["train"] and prepared.history is not None:

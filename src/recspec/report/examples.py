@@ -84,11 +84,9 @@ class Examples:
 
         predictor, found = self.run.predictor, list[Recommendation]()
         for user, number in zip(users, predictor.catalogues.user_ids(users).tolist(), strict=True):
-            seen = self._seen_before(number)
-            wanted = Wanted(
-                users=(user,), k=LISTED, context=self.context, include_seen=True, exclude=self._raw("item", seen)
-            )
-            found += predictor.recommend(wanted)
+            seen = tuple(self._raw("item", self._seen_before(number)))
+            asked = Wanted(users=(user,), k=LISTED, context=self.context, include_seen=True, exclude=seen)
+            found += predictor.recommend(asked)
         return found
 
     def _seen_before(self, number: int) -> NDArray[np.int64]:
@@ -136,7 +134,7 @@ class Examples:
         """Items of a user's held-out positives."""
         if self._targets is None:
             return np.zeros(0, np.int64)
-        held = self._targets[1][self._targets[0] == number]
+        held: NDArray[np.int64] = self._targets[1][self._targets[0] == number]
         return held[held >= self.run.predictor.items.first_id]
 
     def _titled(self, items: NDArray[np.int64]) -> tuple[str, ...]:

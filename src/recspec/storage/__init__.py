@@ -13,8 +13,8 @@ from recspec.storage.transcode import PREPARE_FILE, copy_companions, transcode
 from recspec.storage.writer import SplitWriter
 
 __all__ = [
-    "BLOCK_ROWS", "PREPARE_FILE", "SEEN_FILE", "SEEN_SPLITS", "Array", "Column", "Columns", "Distribution", "Ragged", "SplitReader", "SplitWriter",
-    "check", "companion_problems", "companions",
-    "concatenate_column", "copy_companions", "feature_to_write", "masked_crc", "open_split", "read_seen",
-    "read_seen_pairs", "synthesize", "tfrecord", "transcode", "write_seen_file",
+    "BLOCK_ROWS", "PREPARE_FILE", "SEEN_FILE", "SEEN_SPLITS", "Array", "Column", "Columns", "Distribution", "Ragged",
+    "SplitReader", "SplitWriter", "check", "companion_problems", "companions", "concatenate_column", "copy_companions",
+    "feature_to_write", "masked_crc", "open_split", "read_seen", "read_seen_pairs", "synthesize", "tfrecord",
+    "transcode", "write_seen_file",
 ]  # fmt: skip
