@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
@@ -33,7 +34,7 @@ from recspec.calibration import Calibration
 from recspec.distributed import Placement, PlacementSettings, Ranks, Shards, divide, place
 from recspec.errors import BundleError, CheckpointError, DataError, SpecError, listed, nearest, unknown
 from recspec.files import PathError, confined, local, manifest, whole_folder
-from recspec.models import MODELS, Model, problems_of_lists
+from recspec.models import MODELS, Interactions, Model, problems_of_lists
 from recspec.nn import CalibrationMap, RowsHeld, without_memory
 from recspec.spec import FILE_NAME, FeatureSpec, find_export_file
 from recspec.storage import companion_problems, copy_companions
@@ -69,6 +70,14 @@ class Seen:
     is_seen: Tensor  # whether the item counts as seen, by an event of any split, so that it is not recommended again
     is_known: Tensor  # whether train or valid holds it as a positive, of which the model knows
     counts: Tensor  # how many users' positives each item is: the popularity that ranks items for unknown users
+
+    @classmethod
+    def from_interactions(cls, seen: Interactions, known: Interactions) -> Seen:
+        """Of the same users and items."""
+        both = seen.with_others(known)
+        users, items = np.divmod(both.keys, both.num_items)
+        flags = (each.contain(users, items) for each in (seen, known))
+        return cls(*map(torch.from_numpy, (both.offsets, both.items, *flags, known.counts)))
 
     def of(self, user: int) -> Tensor:
         """The items that one user has seen."""

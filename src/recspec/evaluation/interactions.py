@@ -67,12 +67,11 @@ def interactions_of(kind: type[ItemModel] | ItemModel, spec: FeatureSpec, splits
 
 
 def read_events(spec: FeatureSpec, splits: Sequence[str]) -> UserEvents:
-    """The events of each user in some splits, oldest first: by time if rows have times, else in the order of the rows.
+    """The events of each user in some splits, in the order of the splits and of their rows: oldest first.
 
-    They are the history of the user's first row, if rows hold histories, and then the items of all positive rows, of
-    one time in the order of the splits and of their rows. Times and weights come from the features that
-    `metadata.timestamp` and `metadata.event_weight` name. Events of a history have the time of its row and the weight
-    1. As in `positives`, unknown users and items have no events.
+    They are the history of the user's first row, if rows hold histories, and then the items of all positive rows.
+    Times and weights come from the features that `metadata.timestamp` and `metadata.event_weight` name. Events of a
+    history have the time of its row and the weight 1. As in `positives`, unknown users and items have no events.
     """
     user, item, history = spec.user_id, spec.item_id, history_of_items(spec)
     named = {of: str(spec.metadata.get(of, "")) for of in ("timestamp", "event_weight")}
@@ -106,9 +105,6 @@ def read_events(spec: FeatureSpec, splits: Sequence[str]) -> UserEvents:
     kept = _of_somebody(spec, joined["user"], joined["item"])
     if not kept.all():
         joined = {name: values[kept] for name, values in joined.items()}
-    if "timestamp" in joined:
-        order = np.argsort(joined["timestamp"], kind="stable")
-        joined = {name: values[order] for name, values in joined.items()}
     weights = joined["event_weight"].astype(np.float32) if "event_weight" in extra else None
     return UserEvents.from_rows(joined["user"], joined["item"], len(met), joined.get("timestamp"), weights)
 

@@ -37,7 +37,7 @@ from recspec.prepare.growth import GROWTH_FILE, UNKNOWN_EVENTS_FILE, GrowthRules
 from recspec.prepare.histories import HistoryColumns, Ids, Timeline
 from recspec.prepare.interaction_columns import InteractionColumns
 from recspec.prepare.interaction_rows import BLOCK_ROWS_WITH_HISTORIES, BlockRows, Counts, Plan
-from recspec.prepare.names import GAP, HISTORY, ITEM, LABEL, ROW, SERIES, SPLITS, TIMESTAMP, USER
+from recspec.prepare.names import GAP, HISTORY, ITEM, LABEL, ROW, SERIES, SPLIT, SPLITS, TIMESTAMP, USER
 from recspec.prepare.negatives import Seen
 from recspec.prepare.notes import Notes
 from recspec.prepare.prepared import fingerprint
@@ -47,7 +47,17 @@ from recspec.prepare.shown_values import shown_values
 from recspec.prepare.splits import MILLION
 from recspec.prepare.tables import SECONDS, fetch
 from recspec.spec import Chunk, Feature, FeatureSpec, Role
-from recspec.storage import PREPARE_FILE, Columns, Ragged, SplitWriter, concatenate_column, copy_companions, open_split
+from recspec.storage import (
+    PREPARE_FILE,
+    SEEN_FILE,
+    Columns,
+    Ragged,
+    SplitWriter,
+    concatenate_column,
+    copy_companions,
+    open_split,
+    write_seen_file,
+)
 from recspec.storage import Column as StoredColumn
 
 Side = Literal["user", "item"]
@@ -85,7 +95,7 @@ def grow(base: FeatureSpec, events: Path, out: Path) -> Grown:
     _check_new(base, events)
     before = Encoders.load(base.folder)
     work = out / "work"
-    raw, dropped = _read(events, rules, before, base, work)
+    raw, dropped = _read(events, rules, before, base, work)  # the dropped ones count as seen
     held = _unknown_events(base, rules, before)
     num_held = 0 if held is None else held.num_rows
     raw = raw if held is None else _one_below_the_other(held, raw, events)
@@ -98,16 +108,17 @@ def grow(base: FeatureSpec, events: Path, out: Path) -> Grown:
     counts = {
         "events": int((found.splits == NEW).sum()),
         **{f"{name}s": len(encoders.vocabularies[of]) - len(before.vocabularies[of]) for name, of in SIDES.items()},
-        "left_out": dropped + raw.num_rows - num_held - int((found.splits == NEW).sum()),
+        "left_out": dropped.num_rows + raw.num_rows - num_held - int((found.splits == NEW).sum()),
     }  # fmt: skip
     if not counts["events"]:
-        rows = raw.num_rows - num_held + dropped
+        rows = raw.num_rows - num_held + dropped.num_rows
         if not rows:
             raise DataError(f"{events}: holds no row")
         raise DataError(
             f"{events}: holds no new event: each of its {rows:,} rows repeats a known one, or its rating is too low"
         )
     spec, first_new, touched = growing.write(out, found, counts)
+    _write_seen(base, out, encoders, found, growing.codes(found), dropped)
     shutil.rmtree(work, ignore_errors=True)
     _record(base, spec, events, counts, started)
     return Grown(spec, first_new, touched, counts, notes)
@@ -169,8 +180,10 @@ def _recorded(base: FeatureSpec) -> dict[str, object]:
 # --- raw events ------------------------------------------------------------------------------------------------------
 
 
-def _read(file: Path, rules: GrowthRules, encoders: Encoders, base: FeatureSpec, work: Path) -> tuple[pa.Table, int]:
-    """The raw events with typed ids and times under the dataset's names, in order; and how many are left out."""
+def _read(
+    file: Path, rules: GrowthRules, encoders: Encoders, base: FeatureSpec, work: Path
+) -> tuple[pa.Table, pa.Table]:
+    """The raw events with typed ids and times under the dataset's names, in order; and the ids of those left out."""
     if not file.is_file():
         what = "is a folder" if file.is_dir() else special(file) or "no such file"
         raise DataError(f"{file}: {what}; expected events in a file of CSV, JSON lines or Parquet")
@@ -224,7 +237,26 @@ def _read(file: Path, rules: GrowthRules, encoders: Encoders, base: FeatureSpec,
         refuse(~((stamps >= SECONDS[0]) & (stamps <= SECONDS[1])), dates)
     stamps = stamps.astype(dtype)
     told = {**columns, USER: kept.column(user), ITEM: kept.column(item), TIMESTAMP: pa.array(stamps)}
-    return pa.table(told), table.num_rows - kept.num_rows
+    low = table.filter(pc.invert(pc.is_in(table.column(ROW), value_set=kept.column(ROW).combine_chunks())))
+    return pa.table(told), pa.table({USER: low.column(user), ITEM: low.column(item)})
+
+
+def _write_seen(
+    base: FeatureSpec, out: Path, encoders: Encoders, events: _Events, codes: Ids, dropped: pa.Table
+) -> None:
+    """The seen items of before and those of some events; dropped ones are known after all splits."""
+    pairs = [(events.users, events.items, np.maximum(codes, 0))]
+    ids = [np.asarray(encoders.encode_column(name, dropped.column(name))) for name in (USER, ITEM)]
+    pairs.append((*ids, np.full(dropped.num_rows, SPLITS.index("test"))))
+    if base.companions.get("seen"):
+        held = pq.read_table(base.folder / SEEN_FILE)
+        pairs.append(tuple(np.asarray(held.column(name)) for name in (USER, ITEM, SPLIT)))
+    users, items, splits = (np.concatenate(each) for each in zip(*pairs, strict=True))
+    order = np.lexsort((splits, items, users))
+    keys = np.stack([users[order], items[order]])
+    first = order[(np.diff(keys, prepend=-1) != 0).any(axis=0) & (keys > 0).all(axis=0)]
+    columns = {name: pa.array(of[first]) for name, of in ((USER, users), (ITEM, items), (SPLIT, splits))}
+    write_seen_file(out / SEEN_FILE, pa.table(columns).to_batches())
 
 
 def _raw_names(encoders: Encoders, features: Iterable[str]) -> list[str]:
@@ -505,7 +537,7 @@ class _Growing:
                 times = np.asarray(columns[TIMESTAMP])[rows]
                 yield _Events(users[rows], items[rows], times, np.full(len(rows), code), own)
 
-    def _codes(self, events: _Events) -> Ids:
+    def codes(self, events: _Events) -> Ids:
         """The split of each event; OLD if it is in train already."""
         users, splits = events.users, events.splits
         codes = np.where(splits == NEW, 0, splits)
@@ -520,7 +552,7 @@ class _Growing:
 
     def write(self, out: Path, events: _Events, counts: Mapping[str, int]) -> tuple[FeatureSpec, dict[str, int], Ids]:
         """Write the dataset; returns its specification, where new rows begin, and the users with new events."""
-        base, codes = self.base, self._codes(events)
+        base, codes = self.base, self.codes(events)
         again = np.unique(events.users)
         held = self.rules.split != "given"  # whether valid and test are written again
         copy_companions(base, out)

@@ -169,8 +169,12 @@ class BlockRows:
         """For all users of the block, including those without train rows."""
         return Seen.of(self.users, np.where(self._splits == 0, self._items, 0), self._num_items)
 
-    def _seen_up_to(self, code: int) -> Seen:
-        """Likewise in all splits up to one, with the events that the rows lack."""
+    @cached_property
+    def _seen_up_to(self) -> dict[int, Seen]:
+        """Likewise in all splits up to one, with the events that the rows lack, by the number of the split."""
+        return {code: self._seen_by(code) for code in range(1, len(SPLITS))}
+
+    def _seen_by(self, code: int) -> Seen:
         users, items = self.users, np.where(self._splits <= code, self._items, 0)
         ids = self._plan.prepared.user_ids[self.users]
         if self._plan.seen is None or not ids.any():
@@ -211,7 +215,7 @@ class BlockRows:
         rows = rows if self._plan.unknown_targets == "keep" else rows[known]
         users = self.users[rows]
         self._counts.count("unknown_users", users[self._plan.prepared.user_ids[users] == 0])
-        seen, draws = self._seen_up_to(code), self._plan.draws if split == "test" else self._plan.train_draws
+        seen, draws = self._seen_up_to[code], self._plan.draws if split == "test" else self._plan.train_draws
         if listed is None and draws.reject_seen:
             possible = seen.num_unseen(users) > 0
             self._counts.count("without_negatives", users[~possible])

@@ -7,7 +7,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from recspec.bundle import Card, Seen, checkpoint
@@ -140,12 +139,7 @@ def seen_of(spec: FeatureSpec, known: Interactions | None) -> Seen | None:
     if id_feature(spec, "user") is None or id_feature(spec, "item") is None:
         return None
     known = positives(spec, _known(spec)) if known is None else known
-    seen = _seen(spec, known)
-    both = known.with_others(seen)
-    users, items = np.divmod(both.keys, both.num_items)
-    is_seen, is_known = (torch.from_numpy(each.contain(users, items)) for each in (seen, known))
-    counts = torch.from_numpy(known.counts)
-    return Seen(torch.from_numpy(both.offsets), torch.from_numpy(both.items), is_seen, is_known, counts)
+    return Seen.from_interactions(_seen(spec, known), known)
 
 
 def _seen(spec: FeatureSpec, known: Interactions) -> Interactions:
