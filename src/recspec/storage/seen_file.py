@@ -50,9 +50,7 @@ def read_seen_pairs(
         if problem := special(path):
             raise DataError(f"{path}: {problem}")
         if not pq.read_schema(path).equals(_SCHEMA):
-            raise DataError(
-                f"{path}: damaged: expected the columns {', '.join(_SCHEMA.names)} of int32, int32 and int8"
-            )
+            raise DataError(f"{path}: damaged: expected the columns user_id, item_id, split of int32, int32, int8")
         if most is not None and (rows := pq.read_metadata(path).num_rows) > most:
             raise DataError(f"{path}: damaged: has {rows:,} rows; expected at most {most:,}, one for each pair of ids")
         table = pq.read_table(path, filters=wanted, partitioning=None)
