@@ -82,7 +82,8 @@ class Examples:
         """
         from recspec.inference import Wanted
 
-        predictor, found = self.run.predictor, list[Recommendation]()
+        predictor = self.run.predictor
+        found: list[Recommendation] = []
         for user, number in zip(users, predictor.catalogues.user_ids(users).tolist(), strict=True):
             seen = tuple(self._raw("item", self._seen_before(number)))
             asked = Wanted(users=(user,), k=LISTED, context=self.context, include_seen=True, exclude=seen)
