@@ -25,7 +25,8 @@ from recspec.errors import DataError
 from recspec.prepare import histories, prepared, tables
 from recspec.prepare.duckdb_backend import DuckDBBackend
 from recspec.spec import FeatureSpec
-from recspec.storage import open_split
+from recspec.storage import SEEN_SPLITS as SPLITS
+from recspec.storage import open_split, read_seen
 from recspec.storage.check import check
 from tests.dataset_cases import (
     CASES,
@@ -89,6 +90,7 @@ def test_the_folder_is_a_whole_dataset(made: Made) -> None:
     expected = {"feature_spec.yaml", "prepare.json", "encoders.json", "vocabularies", "train", "valid", "test"}
     grows = made.case.dataset in TAKE_EVENTS and "test_samples_per_series" in spec.metadata
     expected |= {f"{role}s.parquet" for role in with_ids(spec)} | ({"growth.json", "raw"} if grows else set())
+    expected |= {"seen.parquet"} if len(with_ids(spec)) == 2 else set()
     assert {path.name for path in made.out.iterdir()} == expected
     assert with_ids(spec) == ([] if made.case.dataset in WITHOUT_IDS else ["user", "item"])
 
@@ -195,13 +197,10 @@ def test_series_are_one_positive_then_negatives_the_user_never_met(made: Made) -
     if not spec.has_series:
         pytest.skip("rows as given, no series")
     length = spec.metadata["test_samples_per_series"]
-    met: dict[int, set[int]] = {}
-    for split in spec.splits:
-        columns = open_split(spec, split, [spec.user_id, spec.item_id, spec.label]).read(0, 10**9)
-        users, items, labels = (np.asarray(columns[name]) for name in (spec.user_id, spec.item_id, spec.label))
-        for user, item in zip(users[labels == 1].tolist(), items[labels == 1].tolist(), strict=True):
-            met.setdefault(user, set()).add(item)
     for split in ("valid", "test"):
+        met: dict[int, set[int]] = {}
+        for user, item in zip(*read_seen(spec, SPLITS[: SPLITS.index(split) + 1]), strict=True):  # type: ignore[misc]
+            met.setdefault(int(user), set()).add(int(item))
         columns = open_split(spec, split).read(0, 10**9)
         users, items, labels = (
             np.asarray(columns[name]).reshape(-1, length) for name in (spec.user_id, spec.item_id, spec.label)
@@ -213,7 +212,7 @@ def test_series_are_one_positive_then_negatives_the_user_never_met(made: Made) -
             assert len(np.unique(users[:, 0])) == len(users)
         if made.case.dataset != "ncf" or split == "valid":  # the paper's own negatives are as they are
             for user, negatives in zip(users[:, 0].tolist(), items[:, 1:].tolist(), strict=True):
-                assert not met[user] & set(negatives)
+                assert not met.get(user, set()) & set(negatives)
         for name in (*spec.role("user"), *spec.role("context")):  # one value a request
             values = np.asarray(columns[name]).reshape(-1, length)
             assert (values == values[:, :1]).all()

@@ -101,14 +101,14 @@ def test_the_order_of_the_rows_does_not_matter_where_times_differ(tmp_path: Path
     assert held[0] == held[1]
 
 
-def test_a_user_who_met_every_item_stays_in_train_alone(tmp_path: Path) -> None:
+def test_a_user_who_met_every_item_has_no_row_in_test(tmp_path: Path) -> None:
     ratings = [(1, movie, 4.0, movie) for movie in (10, 20, 30)] + [(2, movie, 4.0, movie) for movie in (10, 20)]
     result = prepare_movielens(write_latest(tmp_path / "raw", ratings), tmp_path / "out")
-    assert result.summary["users_without_possible_negatives"] == 2  # of valid and of test
+    assert result.summary["users_without_possible_negatives"] == 1
     assert raw_pairs(result.spec, "test") == [(2, 20)]
     assert raw_pairs(result.spec, "train") == [(1, 10), (2, 10)]
-    assert result.spec.splits == ("train", "test")  # nobody is left for valid
-    assert not (tmp_path / "out" / "valid").exists()
+    assert raw_pairs(result.spec, "valid") == [(1, 20)]
+    assert raw_pairs(result.spec, "valid", label=0) == [(1, 30)] * 2  # valid knows nothing of test
     check(result.spec)
 
 

@@ -41,6 +41,7 @@ from recspec.prepare import (
     ITEM,
     LABEL,
     ROW,
+    SEEN,
     SPLIT,
     SPLIT_BEFORE,
     SPLIT_WORDS,
@@ -77,6 +78,7 @@ from recspec.prepare import (
     splits_by_name,
     stage,
     typed,
+    with_splits,
 )
 from recspec.spec import FeatureSpec
 
@@ -280,6 +282,7 @@ def write_interactions(
         unknown_targets=settings.unknown_targets, missing_values=settings.missing_values,
         missing_by_column=settings.missing_by_column, summary=counted, notes=notes,
         weighted=is_weighted(tables), decay=decay_of(tables, split), unseen_items=settings.unseen_items,
+        seen=_seen(tables, tables.rows, split) if _leaves_out(tables, rated=least is not None) else None,
         holds_out=settings.chosen_split != "none", before=before,
     )  # fmt: skip
     spec = interactions.write(
@@ -293,12 +296,38 @@ def _kept_columns(tables: Tables, plan: FeaturePlan) -> Table:
     """The rows with the columns that something is made from."""
     settings, rows = tables.settings, tables.rows
     named = (settings.user, settings.item, settings.timestamp, settings.rating, settings.weight, settings.event)
-    wanted = {*named, settings.splits if isinstance(settings.splits, str) else None, FILE_SPLIT, WEIGHT, SPLIT_BEFORE}
+    wanted = {
+        *named,
+        settings.splits if isinstance(settings.splits, str) else None,
+        FILE_SPLIT,
+        WEIGHT,
+        SEEN,
+        SPLIT_BEFORE,
+    }
     wanted |= {*plan.in_rows("user", "item", "context").values()}
     sides = [name.lower() for side in (tables.users, tables.items) if side is not None for name in side.columns]
     wanted |= {name for name in rows.columns if name != ROW and name.lower() in sides}  # features avoid their names
     told = (*DESCRIBES.values(),)
     return rows.select(ROW, *(name for name in rows.columns if name in wanted or name.startswith(told)))
+
+
+def _leaves_out(tables: Tables, *, rated: bool) -> bool:
+    """Whether the prepared rows lack events that users had, or hold some that do not count as seen."""
+    return rated or not {WEIGHT, SEEN}.isdisjoint(tables.rows.columns)
+
+
+def _seen(tables: Tables, events: Table, rows: Table) -> Table:
+    """The events that count as seen, with the split whose rows know of them first; `rows` have their splits."""
+    settings = tables.settings
+    if SEEN in events.columns:
+        events = events.filter(events[SEEN])
+    time = {TIMESTAMP: events[tables.time or ROW]} if TIMESTAMP in rows.columns else {}
+    given = {SPLIT: _words_as_splits(settings.splits, events)} if settings.splits is not None else {}
+    named = events.select(
+        **{USER: events[settings.user], ITEM: events[settings.item], ROW: events[ROW]}, **time, **given
+    )
+    cuts: Mapping[str, Literal["user", "all"]] = {"leave_one_out": "user", "time": "all"}
+    return with_splits(named, rows, cuts.get(settings.chosen_split))
 
 
 def _rated(tables: Tables) -> tuple[Table, float | None]:
@@ -372,16 +401,22 @@ def _split_interactions(tables: Tables, rows: Table, order: Sequence[str]) -> Ta
 def _given_split(tables: Tables, rows: Table) -> ibis.expr.types.Column:
     """The split of each row, from its file or from a column. Raises DataError if the column holds other words."""
     name = tables.settings.splits
+    split = _words_as_splits(name, rows)
     if not isinstance(name, str):
-        return rows[FILE_SPLIT]
-    words = rows[name].cast("string").strip().lower()
-    split = words.cases(*SPLIT_WORDS.items(), else_=None)
+        return split
     strange = fetch(tables.backend, rows.filter(split.isnull()).select(_value=rows[name].cast("string")).distinct()
                     .order_by("_value").limit(10)).column("_value")  # fmt: skip
     if len(strange):
         held = listed("" if value is None else value for value in strange.to_pylist())
         raise DataError(f"column '{name}', the splits: holds {held}; expected train, valid or test in every row")
     return split
+
+
+def _words_as_splits(name: object, rows: Table) -> ibis.expr.types.Column:
+    """The split of each row's file, or that of the words of a column; missing for other words."""
+    if not isinstance(name, str):
+        return rows[FILE_SPLIT]
+    return rows[name].cast("string").strip().lower().cases(*SPLIT_WORDS.items(), else_=None)
 
 
 def _lacks_valid(tables: Tables, rows: Table) -> bool:
@@ -424,8 +459,8 @@ def _write_clicks(folder: Path, tables: Tables, plan: FeaturePlan, progress: Pro
         **{name: rows[column] for name, column in content.items()},
     )
     split = _split(tables, kept)
-    if plan.in_rows("user", "item") or settings.reads_times:  # train is read several times
-        split = backend.stage(split)
+    if plan.in_rows("user", "item") or settings.reads_times or _leaves_out(tables, rated=False):
+        split = backend.stage(split)  # it is read several times
     _note_shares(tables, split)
     train = split.filter(split[SPLIT] == "train")
     names: Mapping[Literal["user", "item"], str] = {"user": USER, "item": ITEM}
@@ -444,8 +479,20 @@ def _write_clicks(folder: Path, tables: Tables, plan: FeaturePlan, progress: Pro
         summary={"split": settings.chosen_split, "positives": positives}, notes=tables.notes,
         timed=dated, weighted=is_weighted(tables), decay=decay_of(tables, split),
         histories=settings if settings.history is not None else None, seed=settings.seed,
+        seen=_seen_of_labelled(tables, split),
     )  # fmt: skip
     return clicks.write(backend, folder, source, progress=progress)
+
+
+def _seen_of_labelled(tables: Tables, rows: Table) -> Table | None:
+    """Events that count as seen: all, where the label is made from ratings or types; else those of label 1."""
+    settings, events = tables.settings, tables.rows
+    of_kinds = settings.positive_from is not None or settings.positive is not None
+    if settings.user is None or settings.item is None or not (of_kinds or _leaves_out(tables, rated=False)):
+        return None
+    if not of_kinds and SEEN not in events.columns:
+        events = events.filter(events[settings.label] > 0)
+    return _seen(tables, events, rows)
 
 
 def _positives_by_split(tables: Tables, rows: Table) -> int:

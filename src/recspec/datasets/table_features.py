@@ -26,6 +26,7 @@ from recspec.prepare import (
     ITEM,
     LABEL,
     ROW,
+    SEEN,
     SERIES,
     SPLIT,
     SPLIT_BEFORE,
@@ -44,7 +45,7 @@ from recspec.prepare import (
 from recspec.spec import OUTPUTS
 
 KINDS = ("numeric", "categorical", "lists", "vectors", "text")  # settings that name features by what they hold
-OURS = (ROW, FILE_SPLIT, WEIGHT, SPLIT_BEFORE)  # columns of rows that no file has
+OURS = (ROW, FILE_SPLIT, WEIGHT, SEEN, SPLIT_BEFORE)  # columns of rows that no file has
 CONTENT, MIXED = "__first_row__", "__mixed__"  # the first row with the same values; a random order
 RESERVED = (
     ROW,

@@ -236,9 +236,7 @@ def _roles(settings: Settings, kinds: Mapping[str, DataType]) -> Roles:
                    features=[name for name in others if name not in texts])  # fmt: skip
 
 
-def _conformed(
-    rows: RawRows, table: Table, name: str, kind: DataType, separator: str | None, is_time: bool
-) -> Values:
+def _conformed(rows: RawRows, table: Table, name: str, kind: DataType, separator: str | None, is_time: bool) -> Values:
     """A column of new events with the type that it has in known ones."""
     values = table[name]
     own = values.type()

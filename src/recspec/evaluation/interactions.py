@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from recspec.errors import DataError, SpecError
 from recspec.models import Ids, Interactions, ItemModel, UserEvents
 from recspec.spec import FeatureSpec
-from recspec.storage import Column, Ragged, SplitReader, offsets_of, open_split, ragged_range
+from recspec.storage import Column, Ragged, SplitReader, offsets_of, open_split, ragged_range, read_seen
 
 ROWS_PER_BLOCK = 65_536  # rows read at once
 KEYS_HELD = 1 << 25  # pairs of user and item held before repeated ones are dropped: 256 MB, or twice the distinct pairs
@@ -44,6 +44,20 @@ def positives(spec: FeatureSpec, splits: Sequence[str]) -> Interactions:
     if not kept.all():
         users, items = users[kept], items[kept]
     return Interactions.from_pairs(users, items, num_users=spec.num_ids(user), num_items=num_items)
+
+
+def seen_items(spec: FeatureSpec, splits: Sequence[str]) -> Interactions:
+    """The items that each user acted on, as some splits know, whatever the rating or weight of the event.
+
+    Of a dataset that keeps no such file, those that `positives` finds.
+
+    Raises:
+        DataError: if the file is damaged.
+    """
+    pairs = read_seen(spec, splits)
+    if pairs is None:
+        return positives(spec, splits)
+    return Interactions.from_pairs(*pairs, num_users=spec.num_ids(spec.user_id), num_items=spec.num_ids(spec.item_id))
 
 
 def interactions_of(kind: type[ItemModel] | ItemModel, spec: FeatureSpec, splits: Sequence[str]) -> Interactions:

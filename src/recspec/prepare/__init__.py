@@ -19,6 +19,7 @@ from recspec.prepare.names import (
     ITEM,
     LABEL,
     ROW,
+    SEEN,
     SERIES,
     SPLIT,
     SPLIT_BEFORE,
@@ -50,6 +51,7 @@ from recspec.prepare.raw_files import (
 from recspec.prepare.raw_table import CODE_NAME, LABELS, Roles, read_raw_files, typed
 from recspec.prepare.raw_weights import Weighting
 from recspec.prepare.scatter import Scatter, shuffled
+from recspec.prepare.seen import with_splits
 from recspec.prepare.splits import by_share, by_time, leave_one_out
 from recspec.prepare.tables import (
     SECONDS,
@@ -74,15 +76,16 @@ from recspec.prepare.times import columns_like_times, note_doubtful_time, note_u
 
 __all__ = [
     "AS_IN_FILE", "CODE_NAME", "DESCRIBES", "ENGINES", "EVENT_WEIGHT", "FILE_SPLIT", "GROUP", "ITEM", "LABEL", "LABELS",
-    "LARGEST", "PROBLEMS_SHOWN", "ROW", "ROW_BYTES", "SECONDS", "SERIES", "SHOWN", "SPLIT", "SPLITS", "SPLIT_BEFORE",
-    "SPLIT_WORDS", "TIMESTAMP", "USER", "WEIGHT", "Backend", "Before", "Catalogue", "Cleaned", "Column", "ColumnRole",
-    "ColumnType", "Decay", "DeclaredColumn", "Distribution", "DuckDBBackend", "HistorySettings", "Invalid", "JsonFile",
-    "Kind", "Notes", "Part", "PartFiles", "Prefixes", "PrepareContext", "Prepared", "Progress", "RawLayout", "RawRows",
-    "Reading", "Remark", "Repeats", "Roles", "RowsBy", "Scatter", "Share", "Source", "TextFile", "TimeSplitSettings",
-    "UnknownTargets", "Weighting", "at_least", "blocks", "blocks_of_part", "by_share", "by_time", "check_encoding",
-    "check_time_format", "clean", "clicks", "column_of", "columns_like_times", "columns_schema", "count_rows",
-    "counts_by", "declared_columns", "fetch", "figures", "find_raw_files", "fingerprint", "first_left_out", "gather",
-    "interactions", "is_dated", "is_missing_marker", "keep_earliest", "leave_one_out", "left_join", "limit_bytes",
-    "lines_of", "load_columns", "named_files", "nearest_file", "note_doubtful_time", "note_untimed", "number_of",
-    "prepared", "read_header", "read_raw_files", "shuffled", "silent", "splits", "splits_by_name", "stage", "typed",
+    "LARGEST", "PROBLEMS_SHOWN", "ROW", "ROW_BYTES", "SECONDS", "SEEN", "SERIES", "SHOWN", "SPLIT", "SPLITS",
+    "SPLIT_BEFORE", "SPLIT_WORDS", "TIMESTAMP", "USER", "WEIGHT", "Backend", "Before", "Catalogue", "Cleaned", "Column",
+    "ColumnRole", "ColumnType", "Decay", "DeclaredColumn", "Distribution", "DuckDBBackend", "HistorySettings",
+    "Invalid", "JsonFile", "Kind", "Notes", "Part", "PartFiles", "Prefixes", "PrepareContext", "Prepared", "Progress",
+    "RawLayout", "RawRows", "Reading", "Remark", "Repeats", "Roles", "RowsBy", "Scatter", "Share", "Source", "TextFile",
+    "TimeSplitSettings", "UnknownTargets", "Weighting", "at_least", "blocks", "blocks_of_part", "by_share", "by_time",
+    "check_encoding", "check_time_format", "clean", "clicks", "column_of", "columns_like_times", "columns_schema",
+    "count_rows", "counts_by", "declared_columns", "fetch", "figures", "find_raw_files", "fingerprint",
+    "first_left_out", "gather", "interactions", "is_dated", "is_missing_marker", "keep_earliest", "leave_one_out",
+    "left_join", "limit_bytes", "lines_of", "load_columns", "named_files", "nearest_file", "note_doubtful_time",
+    "note_untimed", "number_of", "prepared", "read_header", "read_raw_files", "shuffled", "silent", "splits",
+    "splits_by_name", "stage", "typed", "with_splits",
 ]  # fmt: skip

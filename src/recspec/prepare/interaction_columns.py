@@ -55,6 +55,8 @@ class Source:
     timed: bool = True  # whether `timestamp` holds times and not only an order
     weighted: bool = False  # whether events have weights, above 0
     decay: Decay | None = None  # of the weights with age
+    seen: Table | None = None
+    """Every event of the users, also those that `rows` lack: columns user_id, item_id, split; None: those of `rows`."""
     missing_values: Sequence[str] = ()  # raw texts for a missing value; `rows` contain none, rows to predict may
     missing_by_column: Mapping[str, Sequence[str]] = field(default_factory=dict)  # the same, of raw columns by name
     summary: Callable[[int], Mapping[str, object]] = lambda _: {}

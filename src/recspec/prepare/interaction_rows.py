@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -32,7 +33,7 @@ from recspec.prepare.names import (
 from recspec.prepare.negatives import Draws, Seen
 from recspec.prepare.tables import blocks_of_part
 from recspec.spec import Chunk
-from recspec.storage import Columns
+from recspec.storage import Columns, read_seen_pairs
 
 BLOCK_ROWS = 1_000_000  # interactions of whole users in a block: about 100 MB with their candidates
 BLOCK_ROWS_WITH_HISTORIES = 250_000  # the lists of histories take further memory
@@ -52,6 +53,7 @@ class Plan:
     weighted: bool = False
     decay: Decay | None = None
     listed: NDArray[np.int64] | None = None  # candidates of test by the number of a user; drawn if None
+    seen: Path | None = None  # file of every event, if the rows lack some; see `prepare.seen`
 
     def listed_for(self, split: str) -> NDArray[np.int64] | None:
         """The listed candidates of a split; None if they are drawn."""
@@ -66,12 +68,12 @@ class Plan:
 
     @cached_property
     def draws(self) -> Draws:
-        """Draws candidates; their popularity is counted over the same rows as a positive's."""
+        """Draws candidates of test; their popularity is counted over the same rows as a positive's."""
         return Draws(self.settings.negatives, self.prepared.item_counts, self.settings.reject_seen)
 
     @cached_property
     def train_draws(self) -> Draws:
-        """Draws what a model trains on or reads, without knowledge of held-out rows."""
+        """Draws what a model trains on, reads or is chosen by, without knowledge of later rows."""
         return Draws(self.settings.negatives, self.prepared.train_counts, self.settings.reject_seen)
 
 
@@ -191,14 +193,28 @@ class BlockRows:
         return self._timelines[code]
 
     @cached_property
-    def _seen(self) -> Seen:
-        return Seen.of(self.users, self._items, self._num_items)
-
-    @cached_property
     def _seen_in_train(self) -> Seen:
         """For all users of the block, including those without train rows."""
-        items = np.where(self._splits == 0, self._items, 0)
-        return Seen.of(self.users, items, self._num_items)
+        return Seen.of(self.users, np.where(self._splits == 0, self._items, 0), self._num_items)
+
+    @cached_property
+    def _seen_up_to(self) -> dict[int, Seen]:
+        """Likewise in all splits up to one, with the events that the rows lack, by the number of the split."""
+        return {code: self._seen_by(code) for code in range(1, len(SPLITS))}
+
+    def _seen_by(self, code: int) -> Seen:
+        users, items = self.users, np.where(self._splits <= code, self._items, 0)
+        ids = self._plan.prepared.user_ids[self.users]
+        if self._plan.seen is None or not ids.any():
+            return Seen.of(users, items, self._num_items)
+        number_of = np.zeros(ids.max() + 1, np.int64)
+        number_of[ids] = self.users
+        least = int(ids[ids > 0].min())
+        owners, more = read_seen_pairs(self._plan.seen, SPLITS[: code + 1], range(least, len(number_of)))
+        among = np.isin(owners, ids)
+        users = np.concatenate([users, number_of[owners[among]]])
+        order = np.argsort(users, kind="stable")
+        return Seen.of(users[order], np.concatenate([items, more[among]])[order], self._num_items)
 
     @cached_property
     def _place_of_user(self) -> Ids:
@@ -222,11 +238,16 @@ class BlockRows:
         rows = rows if self._plan.unknown_targets == "keep" else rows[known]
         users = self.users[rows]
         self._counts.count("unknown_users", users[self._plan.prepared.user_ids[users] == 0])
-        if self._plan.listed_for(split) is None and self._plan.draws.reject_seen:
-            possible = self._seen.num_unseen(users) > 0
+        seen, draws = self._of_held(split)
+        if self._plan.listed_for(split) is None and draws.reject_seen:
+            possible = seen.num_unseen(users) > 0
             self._counts.count("without_negatives", users[~possible])
             rows, users = rows[possible], users[possible]
         return rows, (np.arange(len(rows)) - np.searchsorted(users, users)) * self._plan.negatives_for(split)
+
+    def _of_held(self, split: str) -> tuple[Seen, Draws]:
+        """What users of valid or test have seen, and what draws their candidates; those of valid know no test row."""
+        return self._seen_up_to[SPLITS.index(split)], self._plan.draws if split == "test" else self._plan.train_draws
 
     def _written(self, split: str, rows: Ids, first: Ids) -> Columns:
         """Some rows with their negatives, and with the numbers of their series if these have numbers."""
@@ -239,7 +260,8 @@ class BlockRows:
         elif split == "train":
             negatives = self._drawn(plan.train_draws, self._seen_in_train, users, first, count, code)
         else:
-            negatives = self._drawn(plan.draws, self._seen, users, first, count, code)
+            seen, draws = self._of_held(split)
+            negatives = self._drawn(draws, seen, users, first, count, code)
         columns = self._columns(rows, negatives, code)
         if plan.by_series and split != "train":
             numbers = self._counts.series[split] + np.arange(len(rows))

@@ -30,8 +30,10 @@ from recspec.prepare.interaction_rows import BlockRows, Counts, Plan, blocks_of_
 from recspec.prepare.list_memory import check_memory_limit
 from recspec.prepare.names import EVENT_WEIGHT, ITEM, LABEL, NEW, ROW, SERIES, SPLITS, TIMESTAMP, USER
 from recspec.prepare.part_files import PartFiles, gather, part_writers
+from recspec.prepare.seen import write_seen
 from recspec.prepare.tables import count_rows, left_join, time_range
 from recspec.spec import Feature, FeatureSpec
+from recspec.storage import SEEN_FILE
 
 NUMBER = "__number__"  # column with the number of a row's user
 
@@ -49,7 +51,8 @@ def write(
     """Write splits, vocabularies and catalogues. Raises DataError if nothing is left, or a catalogue repeats an id.
 
     Negatives of train are items the user did not act on in train. Items from valid and test may be drawn; excluding
-    them would leak the answers. The user never acted on the `num_negatives` items behind a positive of valid or test.
+    them would leak the answers. The user never acted on the `num_negatives` items behind a positive of test, whatever
+    the rating or weight of the event. Those behind a positive of valid are drawn without knowledge of test rows.
     """
     progress("sorting interactions", 0, None)
     rows = source.rows if source.before else backend.stage_by(source.rows, USER, source.order)
@@ -63,6 +66,7 @@ def write(
         numbered = _numbered(backend, rows, prepared.everyone, folder / "work" / "numbers.parquet")
         rows = backend.stage_by(numbered, NUMBER, source.order)
     prepared.fitted.encoders.save(folder)
+    write_seen(backend, folder, rows if source.seen is None else source.seen)
     if settings.history is None:
         prepared.users.write(folder / "users.parquet")
     prepared.items.write(folder / "items.parquet")
@@ -72,6 +76,7 @@ def write(
         prepared, settings, num_negatives, seed, backend.memory_limit, by_series=source.vocabularies == "train",
         unknown_targets=source.unknown_targets, weighted=source.weighted, decay=source.decay,
         listed=_listed_negatives(source.candidates, prepared),
+        seen=folder / SEEN_FILE if source.seen is not None else None,
     )  # fmt: skip
     counts = _write_splits(backend, folder, rows, total, plan, source.before, progress)
     if not counts.rows["train"] and prepared.history is not None:
@@ -202,6 +207,7 @@ def _specification(
         drawn["train_negatives"] = plan.settings.train_negatives
     named = {"timestamp": TIMESTAMP} if source.timed else {}
     named |= {"event_weight": EVENT_WEIGHT} if source.weighted else {}
+    named["seen"] = SEEN_FILE
     told = metadata(source.dataset, {"user": USER, "item": ITEM}, summary, **named, **drawn)
     present = {name: tuple(names) for name, names in channels.items() if names}
     return FeatureSpec(_features_of(plan, "test"), counts.chunks, present, told, folder)
