@@ -608,9 +608,6 @@ def test_what_is_dropped_is_told_with_a_count_and_an_example(tmp_path: Path) -> 
         "2 of 6 items in movies.csv occur in no row, such as '50'; they have no id, so they are never recommended",
         f"{repeat}; the earliest counts",
         "2 rows of users with fewer than 3 items, such as user '7' (min_interactions)",
-        (
-            "1 held-out rows of users who acted on every item, so that no candidate is left beside them, such as one of "
-            "user '9'"
-        ),  # the fourth item too, with one star
+        f"1 held-out rows of {everything}, such as one of user '9'",  # the fourth item too, with one star
     ]
     assert json.loads((tmp_path / "out" / "prepare.json").read_text())["summary"]["dropped"] == summary["dropped"]
