@@ -24,7 +24,7 @@ from recspec.encoding.encoders import (
 )
 from recspec.encoding.growing import grown_by, with_new_values
 from recspec.encoding.hashing import CROSS_KEY
-from recspec.encoding.raw_columns import as_column, combined, in_strings, is_text, repeated, split_lists, widened
+from recspec.encoding.raw_columns import as_column, combined, in_strings, is_text, plain, repeated, split_lists, widened
 from recspec.encoding.raw_values import MISSING_NUMBERS, TRUTH, Encoded, Lists, cut
 from recspec.encoding.raw_vectors import BETWEEN, vectors_of
 from recspec.encoding.request_encoder import Arrays, RequestEncoder
@@ -52,6 +52,6 @@ __all__ = [
     "HashEncoder", "Lists", "MissingValues", "NumberEncoder", "Predictions", "RequestEncoder", "ScaleEncoder", "Scaler",
     "TextEncoder", "VectorEncoder", "Vocabulary", "VocabularyEncoder", "as_column", "column_notes", "combined",
     "count_missing", "cut", "encode_history", "fit_projection", "grown_by", "hashing", "in_strings", "is_text",
-    "misread_lists", "out_of_range", "raw_names", "raw_values", "read_encoders", "renumbered", "repeated", "row_at",
+    "misread_lists", "out_of_range", "plain", "raw_names", "raw_values", "read_encoders", "renumbered", "repeated", "row_at",
     "split_lists", "text_vectors", "vector_scale", "vectors_of", "widened", "with_new_values",
 ]  # fmt: skip

@@ -42,6 +42,7 @@ JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 TEXT_SUFFIXES = (".csv", ".tsv", ".txt", ".dat", ".data", ".inter")
 NUMBER = r"^[+-]?([0-9]{1,40}(\.[0-9]*)?|\.[0-9]+)([eE](\+?[0-9]{1,2}|\+?[12][0-9]{2}|-[0-9]{1,3}))?$"
 WHOLE = r"^[+-]?[0-9]{1,18}(\.0*)?$"
+FRACTION = r"\.0*[1-9]|[1-9]E-"  # of a decimal as engines write it
 PLAIN_WHOLE = r"^(0|-?[1-9][0-9]{0,17})$"
 OTHER_KINDS = {
     b"PK\x03\x04": ("a zip file, or a spreadsheet", "unpack it, or save it as CSV"),
@@ -227,28 +228,39 @@ class RawRows:
     @cached_property
     def table(self) -> Table:
         """The rows with null for declared missing values, and with few types for the many of Parquet."""
-        table, huge = self.raw, self._huge()
-        return table.mutate(**{name: self._plain(table[name], as_text=name in huge)
-                               for name in table.columns if name != ROW})  # fmt: skip
+        table, wide = self.raw, self._wide()
+        return table.mutate(**{name: self._plain(wide.get(name, table[name])) for name in table.columns if name != ROW})
 
-    def _huge(self) -> list[str]:
-        """Columns of unsigned numbers that int64 can't hold, such as hashes; they are read as text."""
-        table = self.raw
-        asked = [name for name in table.columns if table[name].type().is_uint64()]
-        if not asked:
-            return []
-        found = fetch(self.backend, table.aggregate(**{f"_{place}": table[name].max() for place, name in
-                                                       enumerate(asked)})).to_pylist()[0]  # fmt: skip
-        huge = [name for name, most in zip(asked, found.values(), strict=True) if (most or 0) >= 2**63]
-        if huge:
-            self.notes.inferred.append(f"{listed(huge)}: whole numbers of 64 bits without a sign, some of 2^63 or "
-                                       "more, read as text")  # fmt: skip
-        return huge
+    def _wide(self) -> dict[str, Values]:
+        """Decimals and unsigned numbers of 64 bits by the rule of `recspec.encoding.plain`, with notes."""
+        kinds = {name: self.raw[name].type() for name in self.raw.columns}
+        wide = {name: self.raw[name] for name, kind in kinds.items() if kind.is_uint64() or kind.is_decimal()}
+        if not wide:
+            return {}
+        texts = {name: values.cast("string") for name, values in wide.items()}
+        tests = {}
+        for place, name in enumerate(wide):
+            tests[f"broken_{place}"] = texts[name].re_search(FRACTION).cast("int64").max()
+            beyond = wide[name].notnull() & wide[name].try_cast("int64").isnull()
+            tests[f"beyond_{place}"] = beyond.cast("int64").max()
+        found = fetch(self.backend, self.raw.aggregate(**tests)).to_pylist()[0]
+        held, told = dict[str, Values](), dict[str, list[str]]()
+        for place, (name, values) in enumerate(wide.items()):
+            if found[f"broken_{place}"]:
+                held[name] = values.cast("float64")
+            elif found[f"beyond_{place}"]:
+                held[name] = texts[name].re_replace(r"\.0*$", "").name(name)
+                told.setdefault("whole numbers of more than 64 bits, some of 2^63 or more, read as text", []).append(name)
+            else:
+                held[name] = values.cast("int64")
+                if kinds[name].is_decimal() and kinds[name].scale:
+                    told.setdefault("decimals without a fraction in any row, read as whole numbers", []).append(name)
+        self.notes.inferred.extend(f"{listed(names)}: {what}" for what, names in told.items())
+        return held
 
-    def _plain(self, values: Values, *, as_text: bool) -> Values:
+    def _plain(self, values: Values) -> Values:
         declared = self.reading.types.get(values.get_name())
-        is_text = declared is not None and declared.type == "text"
-        if (as_text or is_text) and not values.type().is_string():
+        if declared is not None and declared.type == "text" and not values.type().is_string():
             values = values.cast("string")  # before truth values become 1 and 0
         kind = values.type()
         gone = self.reading.missing_values
