@@ -113,6 +113,11 @@ def _int64_or_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
         return column.cast(pa.string())
 
 
+def decoded_type(kind: pa.DataType) -> pa.DataType:
+    """The type of a column whose dictionaries have become their values."""
+    return _decoded(pa.nulls(0, kind)).type if "dictionary<" in str(kind) else kind
+
+
 def _decoded(array: pa.Array) -> pa.Array:
     """An array without dictionaries, views, run lengths and extension types."""
     kind, types = array.type, pa.types

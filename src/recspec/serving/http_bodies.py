@@ -189,11 +189,19 @@ def parse_object(text: bytes | memoryview, what: str = "the body") -> dict[str, 
     """A JSON object."""
     try:
         data = orjson.loads(text)
-    except (orjson.JSONDecodeError, RecursionError) as error:
+        if LONG in bytes(text).translate(ZEROS):  # orjson makes floats of whole numbers beyond 64 bits
+            data = json.loads(bytes(text), parse_int=_whole)
+    except (ValueError, RecursionError) as error:
         raise RequestError(f"{what} is not JSON: {error}") from None
     if not isinstance(data, dict):
         raise RequestError(f"{what} is {str(data)[:40]!r}; expected a JSON object")
     return data
+
+
+def _whole(digits: str) -> int | str:
+    """A whole number of 64 bits; a larger one as its digits, by which encoders find it."""
+    number = int(digits)
+    return number if -(2**63) <= number < 2**64 else digits
 
 
 def json_response(data: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
