@@ -101,8 +101,7 @@ def _plain_numbers(column: pa.ChunkedArray) -> pa.ChunkedArray:
     if pa.types.is_float16(kind):
         return column.cast(pa.float32())
     if _is_list(kind) and (within := _plain_numbers(flat := pc.list_flatten(column))) is not flat:
-        lengths = np.asarray(pc.fill_null(pc.list_value_length(column), 0), np.int64)
-        return pa.chunked_array([_lists(lengths, combined(within), combined(column.is_null()))])
+        return pa.chunked_array([_lists(column, combined(within))])
     return column
 
 
@@ -132,17 +131,21 @@ def _decoded(array: pa.Array) -> pa.Array:
     if types.is_string_view(kind) or types.is_binary_view(kind):
         return array.cast(pa.large_string() if types.is_string_view(kind) else pa.large_binary())
     if types.is_list_view(kind) or types.is_large_list_view(kind) or _is_list(kind):
-        flat = array.flatten()
-        if _is_list(kind) and (within := _decoded(flat)) is flat:
+        within = _decoded(flat := array.flatten())
+        if within is flat and _is_list(kind):
             return array
-        lengths = np.asarray(pc.fill_null(pc.list_value_length(array), 0), np.int64)
-        return _lists(lengths, _decoded(flat), array.is_null())
+        return _lists(array, within)
     return array
 
 
-def _lists(lengths: NDArray[np.int64], values: pa.Array, missing: pa.Array) -> pa.Array:
+def _lists(array: RawArray, values: pa.Array) -> pa.Array:
+    """Lists of the same lengths as those of an array, with other values."""
+    lengths = np.asarray(pc.fill_null(pc.list_value_length(array), 0), np.int64)
     offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int64())
-    return pa.LargeListArray.from_arrays(offsets, values, mask=missing)
+    missing = array.is_null()
+    return pa.LargeListArray.from_arrays(
+        offsets, values, mask=combined(missing) if isinstance(missing, pa.ChunkedArray) else missing
+    )
 
 
 def combined(column: pa.ChunkedArray) -> pa.Array:

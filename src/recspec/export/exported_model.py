@@ -60,16 +60,18 @@ def known_ids(inputs: Mapping[Port, Tensor]) -> tuple[dict[Port, Tensor], list[T
     Also returns masks (B, 1) of the rows with such an id of a feature whose id 0 is a real value. A gather would read
     id -1 as the last one. The ids of one type and level are compared together, to spare the program small steps.
     """
+    alike: dict[tuple[str, str, bool], dict[Port, int]] = {}
+    for port in inputs:
+        if port.num_ids is not None:
+            alike.setdefault((port.dtype, port.level, port.has_unknown), {})[port] = port.num_ids
     known, strange = dict(inputs), list[Tensor]()
-    kinds = {(port.dtype, port.level, port.has_unknown) for port in inputs if port.num_ids is not None}
-    for kind in sorted(kinds):
-        ports = [port for port in inputs if port.num_ids is not None and kind == (port.dtype, port.level, port.has_unknown)]
-        widths = [port.width for port in ports]
+    for (_, _, has_unknown), ports in alike.items():
         ids = torch.cat([inputs[port] for port in ports], 1).long()
-        last = torch.tensor([(port.num_ids or 1) - 1 for port in ports for _ in range(port.width)])
-        wrong = (ids < 0) | (ids > last)
-        known |= dict(zip(ports, ids.masked_fill(wrong, 0).split(widths, 1), strict=True))
-        if not kind[-1]:
+        ends = torch.tensor([num_ids for port, num_ids in ports.items() for _ in range(port.width)])
+        wrong = (ids < 0) | (ids >= ends)
+        parts = ids.masked_fill(wrong, 0).split([port.width for port in ports], 1)
+        known |= dict(zip(ports, parts, strict=True))
+        if not has_unknown:
             strange.append(wrong.any(1, keepdim=True))
     return known, strange
 

@@ -43,6 +43,8 @@ TEXT_SUFFIXES = (".csv", ".tsv", ".txt", ".dat", ".data", ".inter")
 NUMBER = r"^[+-]?([0-9]{1,40}(\.[0-9]*)?|\.[0-9]+)([eE](\+?[0-9]{1,2}|\+?[12][0-9]{2}|-[0-9]{1,3}))?$"
 WHOLE = r"^[+-]?[0-9]{1,18}(\.0*)?$"
 FRACTION = r"\.0*[1-9]|[1-9]E-"  # of a decimal as engines write it
+BEYOND = "whole numbers, some of more than 63 bits, read as text"
+UNBROKEN = "decimals without a fraction in any row, read as whole numbers"
 PLAIN_WHOLE = r"^(0|-?[1-9][0-9]{0,17})$"
 OTHER_KINDS = {
     b"PK\x03\x04": ("a zip file, or a spreadsheet", "unpack it, or save it as CSV"),
@@ -251,11 +253,11 @@ class RawRows:
                 held[name] = values.cast("float64").name(name)
             elif found[f"beyond_{place}"]:
                 held[name] = texts[name].re_replace(r"\.0*$", "").name(name)
-                told.setdefault("whole numbers of more than 64 bits, some of 2^63 or more, read as text", []).append(name)
+                told.setdefault(BEYOND, []).append(name)
             else:
                 held[name] = values.cast("int64").name(name)
                 if kinds[name].is_decimal() and kinds[name].scale:
-                    told.setdefault("decimals without a fraction in any row, read as whole numbers", []).append(name)
+                    told.setdefault(UNBROKEN, []).append(name)
         self.notes.inferred.extend(f"{listed(names)}: {what}" for what, names in told.items())
         return held
 

@@ -6,6 +6,7 @@ A body never takes more memory than the limit, compressed or not, whatever its h
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import zlib
 from collections import deque
@@ -22,6 +23,9 @@ from recspec.serving.batching import Limits
 
 JSON = "application/json"
 BINARY = "application/octet-stream"
+ZEROS = bytes.maketrans(b"123456789", b"000000000")
+LONG = b"0" * 19
+"""Digits, all written as 0, of a whole number that may have more than 64 bits."""
 LARGE = 1 << 20
 """A body of this many bytes or more is parsed in a thread, so that other requests are answered meanwhile."""
 PACKED: Mapping[str, int] = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
