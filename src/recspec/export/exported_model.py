@@ -69,7 +69,7 @@ def known_ids(inputs: Mapping[Port, Tensor]) -> tuple[dict[Port, Tensor], list[T
         ids = torch.cat([inputs[port] for port in ports], 1).long()
         ends = torch.tensor([num_ids for port, num_ids in ports.items() for _ in range(port.width)])
         wrong = (ids < 0) | (ids >= ends)
-        parts = ids.masked_fill(wrong, 0).split([port.width for port in ports], 1)
+        parts = torch.split(ids.masked_fill(wrong, 0), [port.width for port in ports], 1)
         known |= dict(zip(ports, parts, strict=True))
         if not has_unknown:
             strange.append(wrong.any(1, keepdim=True))

@@ -21,14 +21,14 @@ SHOWN = 10
 """Problems of a request that its answer names."""
 
 
-def _whole(value: object) -> object:
+def whole_id(value: object) -> object:
     """3 for 3.0; another value as it is."""
     return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2.0**53 else value
 
 
 RawId = Annotated[
     Annotated[str, StringConstraints(max_length=1000)] | Annotated[int, Field(ge=-(2**63), le=2**64 - 1)],
-    BeforeValidator(_whole),
+    BeforeValidator(whole_id),
 ]
 RowSchema: JsonDict = {"type": "object", "additionalProperties": {"$ref": "#/components/schemas/RawValue"}}
 
