@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from decimal import Decimal
@@ -26,6 +27,7 @@ from recspec.files import open_parquet
 from recspec.inference import read_rows
 from recspec.prepare.backend import Backend
 from recspec.prepare.notes import Notes
+from recspec.prepare.raw_files import WHOLE as WHOLE_TEXT
 from recspec.prepare.raw_files import Reading, stage
 from recspec.prepare.tables import fetch
 from tests.dataset_cases import prepare_table
@@ -201,3 +203,9 @@ def test_files_that_differ_only_in_how_they_store_a_column_are_one_table(backend
     paths = [tmp_path / "a.parquet", tmp_path / "b.parquet"]
     rows = stage(backend, paths, ("user", "item"), Reading(), Notes(), tmp_path)
     assert sorted(fetch(backend, rows.table).column("x").to_pylist()) == ["x", "y"]
+
+
+def test_the_pattern_of_whole_numbers_ends_where_64_bits_do() -> None:
+    fits = {number: re.search(WHOLE_TEXT, str(number)) is not None for number in (
+        0, 10**18, 9 * 10**18, 2**63 - 2, 2**63 - 1, 2**63, 93 * 10**17, 10**19, 1 - 2**63, -(10**19))}  # fmt: skip
+    assert fits == {number: abs(number) < 2**63 for number in fits}

@@ -47,15 +47,14 @@ def _numbers(rows: RawRows, name: str, declared: DeclaredColumn) -> Values | Non
     if values.type().is_string():
         text = values.strip()
         pattern, what = (WHOLE, "a whole number of 64 bits") if kind == "int64" else (NUMBER, "a number")
-        number = number_of(text, kind)
-        wrong = values.notnull() & (text != "") & (~text.re_search(pattern) | number.isnull())
+        wrong = values.notnull() & (text != "") & ~text.re_search(pattern)
         if declared.missing is None:
             markers = is_missing_marker(text)
             wrong &= ~markers
             if count := count_rows(rows.backend, rows.table.filter(markers)):
                 note_markers(rows, name, count)
         rows.refuse(wrong, name, f"declared {declared.type}; expected {what}", nullable=True)
-        return finite(rows, name, number)
+        return finite(rows, name, number_of(text, kind))
     if not values.type().is_numeric():
         rows.problems.append(f"column '{name}' holds {values.type()}, and is declared {declared.type}; declare it time "
                              "or text")  # fmt: skip
