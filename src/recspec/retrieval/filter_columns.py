@@ -84,9 +84,11 @@ class TestedColumn:
 
     def where(self, holds: Callable[[int | float], bool]) -> Mask:
         """Where texts spell a number for which `holds` is true. Whole numbers are exact, of however many digits."""
-        texts, places = self._coded
-        exact = [int(text) if WHOLE.fullmatch(text) else _number(text) or 0.0 for text in texts]
-        return np.array([*map(holds, exact), False], bool)[places]
+        return np.array([*map(holds, self._exact), False], bool)[self._coded[1]]
+
+    @cached_property
+    def _exact(self) -> list[int | float]:
+        return [int(text) if WHOLE.fullmatch(text) else _number(text) or 0.0 for text in self._coded[0]]
 
     @cached_property
     def _coded(self) -> tuple[list[str], NDArray[np.int64]]:
