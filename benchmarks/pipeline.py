@@ -185,7 +185,7 @@ def made_up(folder: Path, spec: Any, name: str) -> None:
         for parameter in model.parameters():
             parameter.normal_(std=1 / (parameter.shape[-1] if parameter.dim() > 1 else 10) ** 0.5)
     known = positives(spec, ["train"])
-    seen = Seen(*(torch.from_numpy(each) for each in (known.offsets, known.items, known.counts)))
+    seen = Seen.from_interactions(known, known)
     card = Card(model=name, settings=settings.model_dump(mode="json"))
     bundle.save(folder / "bundle", model, card, seen=seen)
 

@@ -171,8 +171,9 @@ def made_up_run(folder: Path, spec: FeatureSpec, kind: str, settings: dict[str, 
             is_known = name.startswith("known.") or name in ("line",) or ".known" in name
             if tensor.is_floating_point() and not is_known:
                 tensor.copy_(torch.randn(tensor.shape, generator=numbers) * 0.1)
+    flags = torch.ones(events.size, dtype=torch.bool)
     seen = Seen(
-        torch.arange(users + 1) * EVENTS, torch.from_numpy(events.ravel().astype(np.int32)),
+        torch.arange(users + 1) * EVENTS, torch.from_numpy(events.ravel().astype(np.int32)), flags, flags,
         torch.from_numpy(np.bincount(events.ravel(), minlength=items) + 1),
     )  # fmt: skip
     bundle.save(folder, model, Card(model=kind, settings=chosen.model_dump(mode="json")), seen=seen)

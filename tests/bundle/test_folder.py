@@ -12,6 +12,7 @@ import torch
 from recspec.bundle import folder as bundle
 from recspec.bundle.checkpoint import write_tensors
 from recspec.bundle.folder import Card, Seen
+from recspec.bundle.same_data import without_seen
 from recspec.errors import BundleError
 from recspec.models import MODELS
 from recspec.models.base import Model
@@ -34,7 +35,8 @@ def seen_by_two(data: FeatureSpec) -> Seen:
     offsets[:2] = torch.tensor([0, 2])
     counts = torch.zeros(data.num_ids(data.item_id), dtype=torch.int64)
     counts[1:3] = torch.tensor([1, 2])
-    return Seen(offsets, torch.tensor([1, 2, 2], dtype=torch.int32), counts)
+    flags = torch.ones(3, dtype=torch.bool)
+    return Seen(offsets, torch.tensor([1, 2, 2], dtype=torch.int32), flags, flags, counts)
 
 
 def saved(data: FeatureSpec, folder: Path) -> Path:
@@ -49,7 +51,8 @@ def test_it_needs_nothing_but_itself(data: FeatureSpec, tmp_path: Path) -> None:
     shutil.rmtree(made)
     loaded = bundle.load(moved)
     assert loaded.card.model == "neumf"
-    assert loaded.spec == data.replace(sources={})
+    assert "seen" in data.companions  # which `seen.safetensors` holds in the bundle
+    assert loaded.spec == without_seen(data).replace(sources={})
     assert not any(parameter.is_meta for parameter in loaded.model.parameters())
     assert not loaded.model.training
     assert loaded.seen is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import zipfile
@@ -26,7 +25,8 @@ from recspec.errors import DataError
 from recspec.prepare import histories, prepared, tables
 from recspec.prepare.duckdb_backend import DuckDBBackend
 from recspec.spec import FeatureSpec
-from recspec.storage import open_split
+from recspec.storage import SEEN_SPLITS as SPLITS
+from recspec.storage import open_split, read_seen
 from recspec.storage.check import check
 from tests.dataset_cases import (
     CASES,
@@ -60,7 +60,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 WITHOUT_IDS = ("adult", "criteo", "outbrain")
 """Datasets of rows that name neither users nor items."""
-TAKE_EVENTS = {"movielens", "ncf", "table"}
+TAKE_EVENTS = {"movielens", "table"}
 """Datasets whose interactions take new events, by the rules in growth.json."""
 
 
@@ -89,9 +89,8 @@ def test_the_folder_is_a_whole_dataset(made: Made) -> None:
     assert {path.name for path in made.out.parent.iterdir()} <= {"raw", "out"}
     expected = {"feature_spec.yaml", "prepare.json", "encoders.json", "vocabularies", "train", "valid", "test"}
     grows = made.case.dataset in TAKE_EVENTS and "test_samples_per_series" in spec.metadata
-    expected |= {f"{role}s.parquet" for role in with_ids(spec)} | ({"growth.json"} if grows else set())
-    rules = json.loads((made.out / "growth.json").read_text()) if grows else {}
-    expected |= {"unknown_events.parquet"} if rules.get("unknown_events") is not None else set()
+    expected |= {f"{role}s.parquet" for role in with_ids(spec)} | ({"growth.json", "raw"} if grows else set())
+    expected |= {"seen.parquet"} if len(with_ids(spec)) == 2 else set()
     assert {path.name for path in made.out.iterdir()} == expected
     assert with_ids(spec) == ([] if made.case.dataset in WITHOUT_IDS else ["user", "item"])
 
@@ -198,13 +197,10 @@ def test_series_are_one_positive_then_negatives_the_user_never_met(made: Made) -
     if not spec.has_series:
         pytest.skip("rows as given, no series")
     length = spec.metadata["test_samples_per_series"]
-    met: dict[int, set[int]] = {}
-    for split in spec.splits:
-        columns = open_split(spec, split, [spec.user_id, spec.item_id, spec.label]).read(0, 10**9)
-        users, items, labels = (np.asarray(columns[name]) for name in (spec.user_id, spec.item_id, spec.label))
-        for user, item in zip(users[labels == 1].tolist(), items[labels == 1].tolist(), strict=True):
-            met.setdefault(user, set()).add(item)
     for split in ("valid", "test"):
+        met: dict[int, set[int]] = {}
+        for user, item in zip(*read_seen(spec, SPLITS[: SPLITS.index(split) + 1]), strict=True):  # type: ignore[misc]
+            met.setdefault(int(user), set()).add(int(item))
         columns = open_split(spec, split).read(0, 10**9)
         users, items, labels = (
             np.asarray(columns[name]).reshape(-1, length) for name in (spec.user_id, spec.item_id, spec.label)
@@ -216,7 +212,7 @@ def test_series_are_one_positive_then_negatives_the_user_never_met(made: Made) -
             assert len(np.unique(users[:, 0])) == len(users)
         if made.case.dataset != "ncf" or split == "valid":  # the paper's own negatives are as they are
             for user, negatives in zip(users[:, 0].tolist(), items[:, 1:].tolist(), strict=True):
-                assert not met[user] & set(negatives)
+                assert not met.get(user, set()) & set(negatives)
         for name in (*spec.role("user"), *spec.role("context")):  # one value a request
             values = np.asarray(columns[name]).reshape(-1, length)
             assert (values == values[:, :1]).all()

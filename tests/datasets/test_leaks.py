@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +13,9 @@ import torch
 from numpy.typing import NDArray
 
 from recspec import metrics
-from recspec.datasets import DATASETS
+from recspec.datasets import DATASETS, grow
 from recspec.encoding.encoders import Encoders
+from recspec.evaluation.interactions import positives
 from recspec.loading.sampling import sampler_for
 from recspec.prepare import PrepareContext
 from recspec.spec import FeatureSpec
@@ -38,13 +39,21 @@ def made_up_rows(seed: int = 0, *, num_users: int = NUM_USERS) -> list[Row]:
 
 
 def held_out(rows: Sequence[Row], split: str) -> set[Row]:
-    """Rows of valid and test: each user's last two, or the latest fifth of all."""
+    """Rows of valid and test: each user's last two, the latest fifth of all, or those that a column names."""
+    if split == "given":
+        return {row for row, part in parts(rows).items() if part != "train"}
     if split == "time":
         return set(sorted(rows, key=lambda row: row[2])[-len(rows) // 5 :])
     by_user: dict[str, list[Row]] = {}
     for row in sorted(rows, key=lambda row: row[2]):
         by_user.setdefault(row[0], []).append(row)
     return {row for own in by_user.values() for row in own[-2:]}
+
+
+def parts(rows: Sequence[Row]) -> dict[Row, str]:
+    """Ready-made splits: of rows in order of time every eighth is for valid, and every eighth for test."""
+    return {row: {1: "valid", 5: "test"}.get(place % 8, "train")
+            for place, row in enumerate(sorted(rows, key=lambda row: row[2]))}  # fmt: skip
 
 
 def with_other_items(rows: Sequence[Row], split: str) -> list[Row]:
@@ -73,7 +82,7 @@ def learnt_from(folder: Path) -> dict[str, object]:
     spec = FeatureSpec.load(folder)
     found: dict[str, object] = {
         path.relative_to(folder).as_posix(): path.read_bytes()
-        for part in ("train", "vocabularies", "encoders.json")
+        for part in ("train", "train-new", "vocabularies", "encoders.json")
         for path in sorted([folder / part] if (folder / part).is_file() else (folder / part).rglob("*"))
         if path.is_file()
     }
@@ -128,11 +137,14 @@ def write_table(folder: Path, rows: Sequence[Row], out: set[Row] = frozenset(), 
     folder.mkdir(parents=True)
     start = min(time for _, _, time in rows)
     span = max(time for _, _, time in rows) - start + 1
-    lines = ["user_id,item_id,timestamp,last,drift,clicked\n"]
+    lines = ["user_id,item_id,timestamp,last,drift,clicked,part\n"]
+    split = parts(rows)
     for row in rows:
         user, item, time = row
         said = mark if row in out else ""
-        lines.append(f"{user},{item},{time},{said}i{item},{said}d{10 * (time - start) // span},{(time // 60) % 2}\n")
+        lines.append(
+            f"{user},{item},{time},{said}i{item},{said}d{10 * (time - start) // span},{(time // 60) % 2},{split[row]}\n"
+        )
     (folder / "rows.csv").write_text("".join(lines))
     return folder / "rows.csv"
 
@@ -151,16 +163,79 @@ BY_TIME: Mapping[str, Mapping[str, object]] = {
 }
 
 
+def splitting(dataset: str, split: str) -> dict[str, object]:
+    """The settings of a split."""
+    return {"time": {"split": "time", **BY_TIME.get(dataset, {})}, "given": {"splits": "part", "label": None},
+            "group": {"split": "group", "group": "user_id"}}.get(split, {"split": split})  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("dataset", "split"), [*((name, "leave_one_out") for name in WRITERS), *((name, "time") for name in BY_TIME)]
+    ("dataset", "split"),
+    [*((name, "leave_one_out") for name in WRITERS), *((name, "time") for name in BY_TIME), ("table", "given")],
 )
 def test_train_is_the_same_whatever_the_held_out_items_are(dataset: str, split: str, tmp_path: Path) -> None:
     write, settings = WRITERS[dataset]
-    given = {**settings, **ALL_DRAWN, **({"split": "time", **BY_TIME[dataset]} if split == "time" else {})}
+    given = {**settings, **ALL_DRAWN, **(splitting(dataset, split) if split != "leave_one_out" else {})}
     rows = made_up_rows()
     for name, written in (("a", rows), ("b", with_other_items(rows, split))):
         prepare(dataset, write(tmp_path / f"raw-{name}", written), tmp_path / name, given)
     assert learnt_from(tmp_path / "a") == learnt_from(tmp_path / "b")
+
+
+@pytest.mark.parametrize(
+    ("split", "late"),
+    [
+        ("leave_one_out", True),
+        ("given", False),
+        *(pytest.param(*each, marks=pytest.mark.slow)
+          for each in (("leave_one_out", False), ("given", True), ("time", False), ("time", True))),
+    ],
+)  # fmt: skip
+def test_an_update_learns_nothing_of_held_out_rows(split: str, late: bool, tmp_path: Path) -> None:
+    """New events are the newest third, or any that are not held out before."""
+    rows = made_up_rows()
+    out = held_out(rows, split)
+    newest = set(sorted(rows, key=lambda row: row[2])[len(rows) * 2 // 3 :])
+    new = {row for place, row in enumerate(rows) if (place % 3 == 0 or row in out if late else row in newest)}
+    given = {**WRITERS["table"][1], **ALL_DRAWN, **splitting("table", split)}
+    for name, changed in (("a", rows), ("b", with_other_items(rows, split))):
+        whole = write_table(
+            tmp_path / name, changed, set(changed) - set(rows) if name == "b" else frozenset(), "other-"
+        )
+        header, *lines = whole.read_text().splitlines(keepends=True)
+        for file, wanted in (("part", False), ("new", True)):
+            kept = [line for line, row in zip(lines, rows, strict=True) if (row in new) == wanted]
+            (tmp_path / name / f"{file}.csv").write_text("".join([header, *kept]))
+        base = prepare("table", tmp_path / name / "part.csv", tmp_path / f"base-{name}", given)
+        (tmp_path / f"grown-{name}").mkdir()
+        grow(base, tmp_path / name / "new.csv", tmp_path / f"grown-{name}")
+    assert learnt_from(tmp_path / "grown-a") == learnt_from(tmp_path / "grown-b")
+
+
+@pytest.mark.parametrize("settings", [{"splits": "part"}, {"splits": "half"}, {"splits": "half", "timestamp": None}])
+def test_histories_of_ready_made_splits_hold_no_event_of_a_later_split(
+    settings: Mapping[str, object], tmp_path: Path
+) -> None:
+    """With two splits, valid is made from train: by time, or of random rows."""
+    text = write_table(tmp_path / "raw", made_up_rows()).read_text().splitlines()
+    halves = [text[0] + ",half", *(f"{line},{'test' if line.endswith('test') else 'train'}" for line in text[1:])]
+    (tmp_path / "rows.csv").write_text("\n".join(halves) + "\n")
+    spec = prepare(
+        "table", tmp_path / "rows.csv", tmp_path / "out", {"history": 8, "label": None, "num_negatives": 2, **settings}
+    )
+    pairs = {split: pairs_of(spec, split) for split in spec.splits}
+    assert len(pairs["valid"]) > 20
+    for place, split in enumerate(spec.splits):
+        earlier = set().union(*(pairs[each] for each in spec.splits[: place + 1]))
+        held = positives(spec, [split])
+        found = {(user, int(item)) for user in range(held.num_users) for item in held.of(np.array([user]))[1]}
+        assert pairs[split] <= found <= earlier
+
+
+def pairs_of(spec: FeatureSpec, split: str) -> set[tuple[int, int]]:
+    columns = columns_of(spec, split)
+    kept = columns["label"] > 0
+    return set(zip(columns["user_id"][kept].tolist(), columns["item_id"][kept].tolist(), strict=True))
 
 
 # --- rows with values of their own -----------------------------------------------------------------------------------
@@ -168,10 +243,8 @@ def test_train_is_the_same_whatever_the_held_out_items_are(dataset: str, split: 
 
 def table_with(split: str, *, label: bool, history: bool = False) -> Case:
     rows = made_up_rows()
-    settings: dict[str, object] = {"user_features": ["last"], "item_features": ["drift"], "split": split}
-    if split == "time":
-        settings |= BY_TIME["table"]
-    settings |= {"label": "clicked"} if label else {"num_negatives": 3}
+    settings: dict[str, object] = {"user_features": ["last"], "item_features": ["drift"], **splitting("table", split)}
+    settings |= {"label": "clicked"} if label else {"num_negatives": 3, "label": None}
     settings |= ALL_DRAWN if history else {}
 
     def spoil(raw: Path, _: Path) -> None:
@@ -180,6 +253,15 @@ def table_with(split: str, *, label: bool, history: bool = False) -> Case:
         write_table(raw.parent, rows, held_out(rows, split), "other-")
 
     return Case("table", lambda folder: write_table(folder, rows), settings, spoil=spoil)
+
+
+def spoil_groups(raw: Path, out: Path) -> None:
+    """The rows of held-out users have other values."""
+    spec = FeatureSpec.load(out)
+    known, rows = set(Encoders.load(spec.folder).vocabularies["user_id"].values.to_pylist()), made_up_rows()
+    raw.unlink()
+    raw.parent.rmdir()
+    write_table(raw.parent, rows, {row for row in rows if row[0] not in known}, "other-")
 
 
 def spoil_adult(raw: Path, _: Path) -> None:
@@ -214,6 +296,9 @@ VALUES: Mapping[str, Case] = {
     "table-time": table_with("time", label=False),
     "table-histories": table_with("leave_one_out", label=False, history=True),
     "table-labelled-time": table_with("time", label=True),
+    "table-given": table_with("given", label=False, history=True),
+    "table-labelled-given": table_with("given", label=True),
+    "table-labelled-group": replace(table_with("group", label=True), spoil=spoil_groups),
     "adult": Case("adult", write_adult, {"num_buckets": 4, "valid": 0.2}, spoil=spoil_adult),
     "criteo": Case("criteo", write_criteo,
                    {"num_numerical": 2, "num_categorical": 3, "min_count": 2, "buckets": True, "scale": True},

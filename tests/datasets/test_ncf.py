@@ -23,7 +23,7 @@ def test_the_papers_split_is_kept_and_the_last_of_train_is_valid(tmp_path: Path)
     assert raw_pairs(spec, "valid") == [(0, 6)]
     assert raw_pairs(spec, "test") == [(0, 8), (1, 6)]
     assert raw_pairs(spec, "test", label=0) == [(0, 9), (0, 8), (0, 9), (1, 7), (1, 8), (1, 9)]
-    assert raw_pairs(spec, "valid", label=0) == [(0, 9)] * 3  # the only item user 0 never met
+    assert raw_pairs(spec, "valid", label=0) == [(0, 9), (0, 8), (0, 9)]  # items user 0 never met before test
     assert spec.metadata["test_samples_per_series"] == 4
     assert result.summary["repeats_dropped"] == 1
     assert result.summary["rows_with_positive_among_negatives"] == 1

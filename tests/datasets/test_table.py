@@ -43,7 +43,7 @@ def test_three_columns_are_enough(tmp_path: Path) -> None:
     text = "user_id,item_id,timestamp\nann,x,3\nann,y,1\nann,z,2\nbob,y,9\n"
     result = prepare_table(tmp_path / "a.csv", tmp_path / "out", text)
     assert raw_pairs(result.spec, "train") == [("ann", "y"), ("bob", "y")]
-    assert result.summary["users_without_possible_negatives"] == 2  # ann met all three
+    assert result.summary["users_without_possible_negatives"] == 1  # ann met all three by the end of test
     assert result.summary["order"] == "by column 'timestamp'"
 
 
@@ -602,10 +602,15 @@ def test_what_is_dropped_is_told_with_a_count_and_an_example(tmp_path: Path) -> 
     raw = write_latest(tmp_path / "raw")
     summary = prepare_movielens(raw, tmp_path / "out", min_rating=2, min_interactions=3).summary
     repeat = "1 of 9 rows repeat an earlier one of the same user and item, such as user '9' and item '10'"
+    everything = "users who acted on every item, so that no candidate is left beside them"
     assert summary["dropped"] == [
+        "2 of 11 rows with 'rating' below 2 or without one, such as that of user '8' and item '50' (min_rating)",
         "2 of 6 items in movies.csv occur in no row, such as '50'; they have no id, so they are never recommended",
-        "2 of 11 ratings of fewer than 2 stars, such as that of user '8' for movie '50' (min_rating)",
         f"{repeat}; the earliest counts",
         "2 rows of users with fewer than 3 items, such as user '7' (min_interactions)",
+        (
+            "1 held-out rows of users who acted on every item, so that no candidate is left beside them, such as one of "
+            "user '9'"
+        ),  # the fourth item too, with one star
     ]
     assert json.loads((tmp_path / "out" / "prepare.json").read_text())["summary"]["dropped"] == summary["dropped"]

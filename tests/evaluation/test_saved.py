@@ -66,8 +66,8 @@ def test_values_stand_beside_raw_ids_and_the_number_of_events(run: Path, small_d
         assert ids.tolist() == sorted({*ids.tolist()})
         assert min(ids) > 0
         trained = bundle.load(run)
-        assert trained.seen is not None  # it holds the same items: of train and valid
-        events = [len({*trained.seen.of(user).tolist()}) for user in ids.tolist()]
+        assert trained.seen is not None  # the model knows the same items: of train and valid
+        events = [len({*trained.seen.known_of(user).tolist()}) for user in ids.tolist()]
         assert table.column("events").to_pylist() == events
 
 

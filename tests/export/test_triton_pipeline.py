@@ -111,6 +111,20 @@ def test_a_request_gets_the_items_that_the_predictor_recommends(pipeline: Path, 
     assert all(0 < each < 1 for each in found["probability"])
 
 
+def test_no_candidate_has_an_event_of_the_user_in_any_split(pipeline: Path, repository: Path) -> None:
+    """Scores of the retrievers are random here; the files hold who has seen what."""
+    predictor, finding = Predictor.open(pipeline, device="cpu"), Finding.load(repository / "shop_candidates" / "1")
+    widths = [(31 if name == "ease" else finding._arrays[f"vectors_{place}"].shape[1])
+              for place, name in enumerate(("ease", "factors", "two_tower"))]  # fmt: skip
+    rng, events = np.random.default_rng(0), (pipeline.parent / "rows.csv").read_text().split()
+    for user in ("u0", "u7", "u39"):
+        (number,) = predictor.catalogues.user_ids([user])
+        ids, _ = finding.candidates(int(number), [rng.random((1, each)) for each in widths])
+        assert len(ids) == CANDIDATES
+        found = {str(each) for each in predictor.raw_ids("item", ids).to_pylist()}
+        assert not found & {line.split(",")[1] for line in events if line.startswith(f"{user},")}
+
+
 def test_a_flag_that_a_product_sets_is_no_warning(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected, load = recommended(repository, user_id=b"u0"), np.load
     monkeypatch.setattr(np, "load", lambda *given, **named: flagging(load(*given, **named)))

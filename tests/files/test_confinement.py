@@ -75,9 +75,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> FeatureSpec:
 def trained(data: FeatureSpec, tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = MODELS["neumf"](data, MODELS["neumf"].Settings.model_validate({"factors": 4, "layers": (8, 4)}))
     known = positives(data, ["train"])
-    import torch
-
-    seen = bundle.Seen(*(torch.from_numpy(each) for each in (known.offsets, known.items, known.counts)))
+    seen = bundle.Seen.from_interactions(known, known)
     card = Card(model="neumf", settings=model.settings.model_dump(mode="json"))
     return bundle.save(tmp_path_factory.mktemp("bundle") / "made", model, card, seen=seen)
 

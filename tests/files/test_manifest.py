@@ -34,7 +34,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     data = made_up.interactions(tmp_path_factory.mktemp("manifest") / "data", num_rows=800)
     model = MODELS["neumf"](data, MODELS["neumf"].Settings.model_validate({"factors": 4, "layers": (8, 4)}))
     known = positives(data, ["train"])
-    seen = Seen(*(torch.from_numpy(each) for each in (known.offsets, known.items, known.counts)))
+    seen = Seen.from_interactions(known, known)
     card = Card(model="neumf", settings=model.settings.model_dump(mode="json"))
     return bundle.save(data.folder.parent / "made", model, card, seen=seen)
 
@@ -237,6 +237,8 @@ CONTRADICTIONS: dict[str, tuple[Callable[[Path], object], str]] = {
     "too few counts": (seen_with(lambda t: t.update(counts=t["counts"][:-1].clone())), "'counts' holds 60 numbers"),
     "too few users": (seen_with(lambda t: t.update(offsets=t["offsets"][:-2].clone())), "holds 120 numbers; expected"),
     "no users": (seen_with(lambda t: t.update(offsets=t["offsets"][:0].clone())), "holds 0 numbers; expected"),
+    "too few flags": (seen_with(lambda t: t.update(is_seen=t["is_seen"][:-1].clone())), "'is_seen' holds 559 numbers"),
+    "flags that are numbers": (seen_with(lambda t: t.update(is_known=t["is_known"].int())), "expected bool in one"),
     "floats": (seen_with(lambda t: t.update(items=t["items"].float())), "'items' is torch.float32"),
     "two dimensions": (seen_with(lambda t: t.update(items=t["items"][None])), "int32 or int64 in one dimension"),
     "bytes": (
@@ -244,7 +246,7 @@ CONTRADICTIONS: dict[str, tuple[Callable[[Path], object], str]] = {
         "is torch.uint8 of shape .*; expected int32 or int64",
     ),
     "foreign file": (foreign_tensors, "seen.safetensors: not written by recspec, or damaged"),
-    "foreign tensors": (foreign_tensors_of_recspec, "holds 'a'; expected 'offsets', 'items', 'counts'"),
+    "foreign tensors": (foreign_tensors_of_recspec, "holds 'a'; expected 'offsets', 'items', 'is_seen', 'is_known',"),
     "NaN weight": (weights_with(float("nan")), "weight 'out.bias' holds 1 numbers that are not finite"),
     "infinite weight": (weights_with(float("inf")), "weight 'out.bias' holds 1 numbers that are not finite"),
     "weights of another type": (

@@ -6,14 +6,12 @@ import hashlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from ibis.expr.types import Table
 
 from recspec.prepare.backend import Backend
-from recspec.prepare.growing import time_cuts
 from recspec.prepare.splits import by_group, by_share, by_time, folds, leave_one_out
 from recspec.prepare.tables import fetch
 from recspec.prepare.text_files import ROW
@@ -105,8 +103,6 @@ def test_a_split_by_time_that_would_be_empty_gets_its_latest_time(
 ) -> None:
     times = [time for time, count in enumerate(rows) for _ in range(count)]
     assert splits(backend, by_time(make(time=times), time="time", valid=valid, test=test)) == expected
-    first, second = time_cuts(np.array(times), valid, test)  # of new events
-    assert ["test" if time >= second else "valid" if time >= first else "train" for time in times] == expected
 
 
 def test_shares_by_time_are_exact_where_binary_fractions_are_not(backend: Backend, make: Make) -> None:

@@ -21,6 +21,7 @@ from recspec import api, config
 from recspec.bundle import folder as bundle
 from recspec.bundle import run_record, versions
 from recspec.cli import app as cli
+from recspec.datasets import grow
 from recspec.encoding import Encoders
 from recspec.errors import BundleError, DataError, Interrupted, SpecError, TrainingError
 from recspec.evaluation import evaluate
@@ -29,7 +30,6 @@ from recspec.inference.wanted import Wanted
 from recspec.loading.blocks import Newest, Part
 from recspec.models import MODELS, FittedModel
 from recspec.nn import Embeddings
-from recspec.prepare import grow
 from recspec.spec import FeatureSpec
 from recspec.storage import open_split
 from recspec.training import updating

@@ -3,7 +3,7 @@
 bundle.json           model name, settings, how it was trained, what it reached, its calibration and warnings
 feature_spec.yaml     the specification, without the training files
 weights.safetensors   never pickle
-seen.safetensors      which items each user acted on, and how often each item was chosen (if there are users, items)
+seen.safetensors      which items each user acted on in any split, and how often each item was chosen
 encoders.json, vocabularies/, items.parquet, users.parquet    as `prepare` left them: raw values in, raw ids out
 pipeline.json         of a pipeline, whose ranker this is: the candidates, and the retrievers that find them
 retrievers/           of a pipeline: a bundle of each retriever, with `index.safetensors` if it has vectors
@@ -16,8 +16,10 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
 
+import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
@@ -27,11 +29,12 @@ from recspec.bundle import card_file, versions
 from recspec.bundle.blend import Blend
 from recspec.bundle.checkpoint import Stored, read_tensors, write_tensors
 from recspec.bundle.pipeline_card import PipelineCard, read_pipeline
+from recspec.bundle.same_data import without_seen
 from recspec.calibration import Calibration
 from recspec.distributed import Placement, PlacementSettings, Ranks, Shards, divide, place
 from recspec.errors import BundleError, CheckpointError, DataError, SpecError, listed, nearest, unknown
 from recspec.files import PathError, confined, local, manifest, whole_folder
-from recspec.models import MODELS, Model, problems_of_lists
+from recspec.models import MODELS, Interactions, Model, problems_of_lists
 from recspec.nn import CalibrationMap, RowsHeld, without_memory
 from recspec.spec import FILE_NAME, FeatureSpec, find_export_file
 from recspec.storage import companion_problems, copy_companions
@@ -64,11 +67,37 @@ class Seen:
 
     offsets: Tensor
     items: Tensor
-    counts: Tensor  # how many users acted on each item: the popularity that ranks items for unknown users
+    is_seen: Tensor  # whether the item counts as seen, by an event of any split, so that it is not recommended again
+    is_known: Tensor  # whether train or valid holds it as a positive, of which the model knows
+    counts: Tensor  # how many users' positives each item is: the popularity that ranks items for unknown users
+
+    @classmethod
+    def from_interactions(cls, seen: Interactions, known: Interactions) -> Seen:
+        """Of the same users and items."""
+        both = seen.with_others(known)
+        users, items = np.divmod(both.keys, both.num_items)
+        flags = (each.contain(users, items) for each in (seen, known))
+        return cls(*map(torch.from_numpy, (both.offsets, both.items, *flags, known.counts)))
 
     def of(self, user: int) -> Tensor:
-        """The items of one user."""
-        return self.items[int(self.offsets[user]) : int(self.offsets[user + 1])]
+        """The items that one user has seen."""
+        own = slice(int(self.offsets[user]), int(self.offsets[user + 1]))
+        return self.items[own][self.is_seen[own]]
+
+    def known_of(self, user: int) -> Tensor:
+        """The items of one user that the model knows of."""
+        own = slice(int(self.offsets[user]), int(self.offsets[user + 1]))
+        return self.items[own][self.is_known[own]]
+
+    @cached_property
+    def num_known(self) -> Tensor:
+        """(U,) number of each user's items that the model knows of."""
+        return torch.cat([torch.zeros(1, dtype=torch.int64), self.is_known.cumsum(0)])[self.offsets.long()].diff()
+
+    def lists(self) -> tuple[Tensor, Tensor]:
+        """The seen items of all users without the others: offsets (U + 1,) and items."""
+        ends = torch.cat([torch.zeros(1, dtype=torch.int64), self.is_seen.cumsum(0)])
+        return ends[self.offsets.long()], self.items[self.is_seen]
 
     @property
     def num_users(self) -> int:
@@ -109,8 +138,9 @@ def save(
     folder = local(folder, "the bundle's folder")
     try:
         with whole_folder(folder) as temporary:
-            copy_companions(model.spec, temporary)
-            model.spec.replace(sources={}).save(temporary)
+            spec = without_seen(model.spec).replace(sources={})
+            copy_companions(spec, temporary)
+            spec.save(temporary)
             if isinstance(weights, Path):
                 read_tensors(weights, rows=lambda _: ())  # refuses a damaged file
                 shutil.copyfile(weights, temporary / "weights.safetensors")
@@ -118,7 +148,8 @@ def save(
                 own = model.state_dict() if weights is None else weights
                 write_tensors(temporary / "weights.safetensors", own, {"format": FORMAT})
             if seen is not None:
-                write_tensors(temporary / "seen.safetensors", vars(seen), {"format": FORMAT})
+                tensors = {each.name: getattr(seen, each.name) for each in fields(Seen)}
+                write_tensors(temporary / "seen.safetensors", tensors, {"format": FORMAT})
             (temporary / "bundle.json").write_text(card.model_dump_json(indent=2) + "\n", encoding="utf-8")
             manifest.write(temporary)
     except (OSError, CheckpointError, DataError, SpecError) as error:
@@ -254,10 +285,12 @@ def _seen(tensors: Mapping[str, Tensor], spec: FeatureSpec, file: Path) -> Seen:
     names = [each.name for each in fields(Seen)]
     if sorted(tensors) != sorted(names):
         raise BundleError(f"{file}: holds {listed(sorted(tensors))}; expected {listed(names)}")
+    kinds = {name: (torch.bool,) if name.startswith("is_") else (torch.int32, torch.int64) for name in names}
     problems = [
-        f"'{name}' is {tensor.dtype} of shape {tuple(tensor.shape)}; expected int32 or int64 in one dimension"
+        f"'{name}' is {tensor.dtype} of shape {tuple(tensor.shape)}; expected "
+        f"{' or '.join(str(each).removeprefix('torch.') for each in kinds[name])} in one dimension"
         for name, tensor in tensors.items()
-        if tensor.dim() != 1 or tensor.dtype not in (torch.int32, torch.int64)
+        if tensor.dim() != 1 or tensor.dtype not in kinds[name]
     ]
     if problems:
         raise BundleError.of(str(file), problems)
@@ -267,6 +300,11 @@ def _seen(tensors: Mapping[str, Tensor], spec: FeatureSpec, file: Path) -> Seen:
         problems.append(f"'offsets' holds {len(seen.offsets)} numbers; expected {users + 1}, one more than users")
     else:
         problems += problems_of_lists(seen.offsets, seen.items, items)
+    problems += [
+        f"'{name}' holds {len(tensors[name])} numbers; expected {len(seen.items)}, one for each of 'items'"
+        for name in ("is_seen", "is_known")
+        if len(tensors[name]) != len(seen.items)
+    ]
     if len(seen.counts) != items or bool((seen.counts < 0).any()):
         problems.append(f"'counts' holds {len(seen.counts)} numbers; expected {items}, one for each item, 0 or more")
     if problems:

@@ -24,7 +24,13 @@ def meaning_digest(spec: FeatureSpec) -> str:
 
     It is the same for a dataset and for the bundle of every model that was trained on it.
     """
+    spec = without_seen(spec)
     return _sha256([spec.content_hash(), spec.metadata.get("summary"), dict(_companions(spec))])
+
+
+def without_seen(spec: FeatureSpec) -> FeatureSpec:
+    """The specification without the file of seen items, which a bundle holds as tensors."""
+    return spec.replace(metadata={name: of for name, of in spec.metadata.items() if name != "seen"})
 
 
 def data_digest(spec: FeatureSpec) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from recspec.config import Settings
 from recspec.datasets import adult, amazon, criteo, movielens, ncf, outbrain, synthetic, table
 from recspec.datasets.synthetic import write_movielens_like
+from recspec.datasets.table_growth import Grown, grow
 from recspec.prepare import PrepareContext, Prepared
 
 
@@ -43,4 +44,4 @@ DATASETS: Mapping[str, Dataset] = MappingProxyType({
     "synthetic": _dataset(synthetic, "generated rows with a known best possible score; RAW is not read"),
 })  # fmt: skip
 
-__all__ = ["DATASETS", "Dataset", "write_movielens_like"]
+__all__ = ["DATASETS", "Dataset", "Grown", "grow", "write_movielens_like"]

@@ -47,6 +47,7 @@ from recspec.prepare import (
     limit_bytes,
     prepared,
     splits,
+    with_splits,
 )
 from recspec.spec import FeatureSpec
 
@@ -162,8 +163,9 @@ def _build(backend: Backend, folder: Path, files: Files, settings: Settings, pro
     rows, dropped = _filtered(backend, raw, files.reviews, settings, notes)
     wanted = fetch(backend, counts_by(rows, ITEM)).column(ITEM).to_pylist()
     items = reviews.describe(files.meta, wanted, progress)
+    split = _split(rows, settings)
     source = Source(
-        dataset=NAME, rows=_split(rows, settings), order=ORDER, items=_catalogue(items.table, settings),
+        dataset=NAME, rows=split, order=ORDER, items=_catalogue(items.table, settings),
         raw_names={USER: layout.user, ITEM: layout.item},
         vocabularies="train" if settings.split == "time" else "all", unknown_targets=settings.unknown_targets,
         summary=lambda _: {
@@ -171,6 +173,7 @@ def _build(backend: Backend, folder: Path, files: Files, settings: Settings, pro
             "split": settings.split,
         },
         notes=notes,
+        seen=with_splits(raw, split, "all" if settings.split == "time" else "user") if settings.min_rating else None,
     )  # fmt: skip
     return interactions.write(
         backend, folder, source, settings, num_negatives=settings.num_negatives, seed=settings.seed, progress=progress

@@ -14,36 +14,29 @@ from typing import Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from ibis.expr.types import Table
 from pydantic import Field
 
+from recspec.datasets import table
+from recspec.datasets.table_features import Tables, plan_features
 from recspec.errors import DataError, listed
 from recspec.files import extract, open_zip
 from recspec.prepare import (
-    ITEM,
     ROW,
-    TIMESTAMP,
-    USER,
     Backend,
-    Catalogue,
-    Column,
+    Cleaned,
     ColumnType,
-    GrowthRules,
     HistorySettings,
     Notes,
     PrepareContext,
     Prepared,
     Progress,
-    Source,
     TextFile,
     TimeSplitSettings,
-    clean,
     count_rows,
     fetch,
-    first_left_out,
-    interactions,
     prepared,
-    splits,
 )
 from recspec.spec import FeatureSpec
 
@@ -57,6 +50,8 @@ GENRES_100K = (
     "Film-Noir", "Horror", "Musical", "Mystery", "Romance", "Sci-Fi", "Thriller", "War", "Western",
 )  # fmt: skip
 NO_GENRES = "(no genres listed)"
+USER_COLUMN, ITEM_COLUMN = "userId", "movieId"  # as the newer releases call them
+USER_FEATURES = ("gender", "age", "occupation", "zip")
 
 
 class Settings(HistorySettings, TimeSplitSettings):
@@ -124,68 +119,59 @@ def _build(
 ) -> FeatureSpec:  # fmt: skip
     progress("reading ratings", 0, None)
     ratings = _read_ratings(backend, layout, files[layout.ratings])
-    num_ratings = count_rows(backend, ratings)
-    positives = ratings if settings.min_rating is None else ratings.filter(ratings["rating"] >= settings.min_rating)
-    order = (TIMESTAMP, ROW)
-    if num_ratings and not count_rows(backend, positives):
-        raise DataError(f"none of {num_ratings:,} ratings has {settings.min_rating:g} stars; set min_rating lower")
-    cleaned = clean(backend, positives.drop("rating"), min_interactions=settings.min_interactions, order=order)
+    num_ratings, least = count_rows(backend, ratings), settings.min_rating
+    if num_ratings and least is not None and not count_rows(backend, ratings.filter(ratings["rating"] >= least)):
+        raise DataError(f"none of {num_ratings:,} ratings has {least:g} stars; set min_rating lower")
+    items = _staged(backend, _movies(backend, layout, files[layout.movies]), folder / "work" / "items.parquet")
+    users = None
+    if layout.users:
+        users = _staged(backend, _users(backend, layout, files[layout.users]), folder / "work" / "users.parquet")
+    tables = Tables(backend, _as_of_table(settings, layout), Notes(), ratings, users, items)
 
-    notes, below = Notes(), num_ratings - cleaned.num_before
+    def summary(num_rows: int, cleaned: Cleaned) -> dict[str, object]:
+        counts = {"release": layout.releases, "ratings": num_rows} | ({"checksum": checksum} if checksum else {})
+        return {**counts, "below_min_rating_dropped": num_rows - cleaned.num_before}
 
-    def summary(kept: int) -> dict[str, object]:
-        if below:
-            left_out = first_left_out(backend, ratings, positives)
-            notes.dropped.append(
-                f"{below:,} of {num_ratings:,} ratings of fewer than {settings.min_rating:g} stars, such as that of "
-                f"user '{left_out[USER]}' for movie '{left_out[ITEM]}' (min_rating)"
-            )
-        cleaned.note(backend, notes, kept)
-        counts = {"release": layout.releases, "ratings": num_ratings} | ({"checksum": checksum} if checksum else {})
-        return {**counts, "below_min_rating_dropped": below, **cleaned.summary(kept)}
+    plan = plan_features(tables, files[layout.ratings])
+    return table.write_interactions(folder, tables, plan, progress, dataset=NAME, summary=summary)
 
-    if settings.split == "leave_one_out":
-        rows = splits.leave_one_out(cleaned.rows, by=USER, order=order)
-    else:
-        rows = splits.by_time(cleaned.rows, time=TIMESTAMP, valid=settings.valid_share, test=settings.test_share)
-    source = Source(
-        dataset=NAME, rows=rows, order=order,
-        users=_users(backend, layout, files[layout.users]) if layout.users else None,
-        items=_movies(backend, layout, files[layout.movies]), raw_names={USER: "userId", ITEM: "movieId"},
-        vocabularies="all" if settings.split == "leave_one_out" else "train",
-        unknown_targets=settings.unknown_targets, summary=summary, notes=notes,
-        growth=GrowthRules(
-            split=settings.split, valid_share=settings.valid_share, test_share=settings.test_share, once=True,
-            timestamp=TIMESTAMP, rating="rating", min_rating=settings.min_rating,
-        ),
-    )  # fmt: skip
-    return interactions.write(
-        backend, folder, source, settings, num_negatives=settings.num_negatives, seed=settings.seed, progress=progress
-    )
+
+def _as_of_table(settings: Settings, layout: Layout) -> table.Settings:
+    """The settings of your own table by which a release is prepared."""
+    same = {*HistorySettings.model_fields, "min_interactions", "num_negatives", "seed", "unknown_targets", "split"}
+    by_time = {"valid": settings.valid_share, "test": settings.test_share} if settings.split == "time" else {}
+    rated = {"rating": "rating", "min_rating": settings.min_rating} if settings.min_rating is not None else {}
+    of_users = {"users": layout.users, "user_features": USER_FEATURES, "categorical": USER_FEATURES}
+    return table.Settings.model_validate({
+        **settings.model_dump(include=same), **by_time, **rated, **(of_users if layout.users else {}),
+        "user": USER_COLUMN, "item": ITEM_COLUMN, "items": layout.movies, "item_features": ("genres",),
+        "lists": ("genres",), "title": "title", "repeats": "first", "layout": "rows", "label": None,
+    })  # fmt: skip
+
+
+def _staged(backend: Backend, held: pa.Table, file: Path) -> Table:
+    pq.write_table(held, file)
+    return backend.read_parquet([file], row=True)
 
 
 # --- the files' contents ---------------------------------------------------------------------------------------------
 
 
 def _read_ratings(backend: Backend, layout: Layout, path: Path) -> Table:
-    names = {"userId": USER, "movieId": ITEM, "rating": "rating", "timestamp": TIMESTAMP}
+    names = (USER_COLUMN, ITEM_COLUMN, "rating", "timestamp")
     kinds: dict[str, ColumnType] = {name: "float64" if name == "rating" else "int64" for name in names}
-    file = TextFile(path, kinds, separator=layout.separator, header=layout.header, quoted=layout.header,
-                    required=tuple(names))  # fmt: skip
-    return backend.read_text(file).rename({new: old for old, new in names.items() if new != old})
+    file = TextFile(path, kinds, separator=layout.separator, header=layout.header, quoted=layout.header, required=names)
+    return backend.read_text(file)
 
 
-def _movies(backend: Backend, layout: Layout, path: Path) -> Catalogue:
-    table = _small_table(backend, layout, path, layout.movie_columns)
-    if "genres" not in table.column_names:
-        table = table.append_column("genres", _genres_of_flags(table))
-    genres = table.column("genres")
-    listed_genres = pc.if_else(pc.equal(genres, NO_GENRES), "", genres)
-    year = pc.struct_field(pc.extract_regex(table.column("title"), r"\((?P<year>[0-9]{4})\)\s*$"), "year")
-    table = table.append_column("genres_listed", listed_genres).append_column("year", year.cast(pa.int32()))
-    columns = (Column("genres", "list", raw="genres_listed", separator="|"),)
-    readable = {"title": "title", "genres_text": "genres", "year": "year"}
-    return Catalogue(table, layout.movie_columns[0], columns, readable, file=layout.movies)
+def _movies(backend: Backend, layout: Layout, path: Path) -> pa.Table:
+    held = _small_table(backend, layout, path, layout.movie_columns)
+    genres = held.column("genres") if "genres" in held.column_names else _genres_of_flags(held)
+    year = pc.struct_field(pc.extract_regex(held.column("title"), r"\((?P<year>[0-9]{4})\)\s*$"), "year")
+    return pa.table({
+        ITEM_COLUMN: held.column(layout.movie_columns[0]), "title": held.column("title"),
+        "genres": pc.if_else(pc.equal(genres, NO_GENRES), None, genres), "year": year.cast(pa.int32()),
+    })  # fmt: skip
 
 
 def _genres_of_flags(table: pa.Table) -> pa.Array:
@@ -195,11 +181,9 @@ def _genres_of_flags(table: pa.Table) -> pa.Array:
                     pa.string())  # fmt: skip
 
 
-def _users(backend: Backend, layout: Layout, path: Path) -> Catalogue:
-    table = _small_table(backend, layout, path, layout.user_columns)
-    columns = tuple(Column(name, "category") for name in ("gender", "age", "occupation", "zip"))
-    readable = {f"{column.name}_text": column.name for column in columns}
-    return Catalogue(table, key="user_id", columns=columns, readable=readable, file=layout.users)
+def _users(backend: Backend, layout: Layout, path: Path) -> pa.Table:
+    held = _small_table(backend, layout, path, layout.user_columns)
+    return held.select(["user_id", *USER_FEATURES]).rename_columns([USER_COLUMN, *USER_FEATURES])
 
 
 def _small_table(backend: Backend, layout: Layout, path: Path, names: Sequence[str]) -> pa.Table:

@@ -31,7 +31,6 @@ from recspec.prepare import (
     Backend,
     Catalogue,
     ColumnType,
-    GrowthRules,
     HistorySettings,
     Notes,
     PrepareContext,
@@ -121,7 +120,6 @@ def _build(
     source = Source(
         dataset=NAME, rows=rows, order=("_is_test", *order), items=_titles(backend, titles) if titles else None,
         candidates=candidates, summary=summary, timed=timed, notes=notes,
-        growth=GrowthRules(split="leave_one_out", once=True, timestamp=TIMESTAMP),
     )  # fmt: skip
     num_negatives = len(candidates.column("negatives")[0])
     return interactions.write(

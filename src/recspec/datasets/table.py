@@ -8,7 +8,7 @@ split none, every row is train: for the final model, whose settings were chosen 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -17,6 +17,7 @@ import ibis
 from ibis.expr.types import Table
 
 from recspec.config import build as build_settings
+from recspec.datasets.table_events import GrowthRules, keep_raw
 from recspec.datasets.table_features import (
     CONTENT,
     MIXED,
@@ -33,19 +34,24 @@ from recspec.datasets.table_shape import settled, threshold, with_features
 from recspec.datasets.table_weights import decay_of, is_weighted, weights, without_weightless
 from recspec.errors import DataError, SettingsError, listed, nearest
 from recspec.prepare import (
+    DESCRIBES,
     EVENT_WEIGHT,
     FILE_SPLIT,
     GROUP,
     ITEM,
     LABEL,
     ROW,
+    SEEN,
     SPLIT,
+    SPLIT_BEFORE,
     SPLIT_WORDS,
     SPLITS,
     TIMESTAMP,
     USER,
+    WEIGHT,
+    Before,
+    Cleaned,
     Column,
-    GrowthRules,
     Notes,
     PrepareContext,
     Prepared,
@@ -60,6 +66,7 @@ from recspec.prepare import (
     fetch,
     find_raw_files,
     interactions,
+    left_join,
     load_columns,
     named_files,
     nearest_file,
@@ -71,6 +78,7 @@ from recspec.prepare import (
     splits_by_name,
     stage,
     typed,
+    with_splits,
 )
 from recspec.spec import FeatureSpec
 
@@ -99,8 +107,11 @@ def prepare(context: PrepareContext, settings: Settings) -> Prepared:
             if not count_rows(backend, tables.rows):
                 raise DataError(f"{raw}: holds no row, a header at most; expected one row at least")
             plan.note_places(tables)
-            written = _write_interactions if tables.settings.label is None else _write_clicks
-            spec = written(folder, tables, plan, context.progress)
+            if tables.settings.label is None:
+                tables = replace(tables, rows=backend.stage(_kept_columns(tables, plan)))  # they are read several times
+                spec = write_interactions(folder, tables, plan, context.progress)
+            else:
+                spec = _write_clicks(folder, tables, plan, context.progress)
             return spec.replace(metadata={**spec.metadata, **_told(tables.settings)})
 
     return prepared.run(context, NAME, settings, [*paths, *sides.values()], build)
@@ -154,7 +165,8 @@ def _split_files(raw: Path, named: Mapping[str, Sequence[str]]) -> list[Path]:
 def _read(raw_rows: RawRows, work: Path, sides: Mapping[str, Path], asked: Settings, raw: Path) -> Tables:
     backend, notes = raw_rows.backend, raw_rows.notes
     settings, taken = settled(asked, raw_rows, raw)
-    reading, roles = settings.reading, _roles(settings)
+    settings = settings.model_copy(update={"layout": raw_rows.layout})
+    reading, roles = settings.reading, roles_of(settings)
     beside = replace(reading, rows=None, layout="rows", time_format=None, columns=(), splits=())
     held: dict[str, Table] = {}
     keys = {"users": settings.user, "items": settings.item}
@@ -198,7 +210,8 @@ def _with_plain_names(given: Collection[str], side: str) -> set[str]:
     return {*given, *(name.removesuffix(f"_{side.removesuffix('s')}") for name in given)}
 
 
-def _roles(settings: Settings) -> Roles:
+def roles_of(settings: Settings) -> Roles:
+    """What the columns of the rows are for."""
     needs_time = (
         settings.label is None
         or settings.chosen_split in ("time", "given", "none")
@@ -219,68 +232,102 @@ def _roles(settings: Settings) -> Roles:
 # --- interactions ----------------------------------------------------------------------------------------------------
 
 
-def _write_interactions(folder: Path, tables: Tables, plan: FeaturePlan, progress: Progress) -> FeatureSpec:
-    backend, settings, notes, rows = tables.backend, tables.settings, tables.notes, tables.rows
+def write_interactions(
+    folder: Path, tables: Tables, plan: FeaturePlan, progress: Progress, *, dataset: str = NAME,
+    summary: Callable[[int, Cleaned], Mapping[str, object]] | None = None, before: Before | None = None,
+) -> FeatureSpec:  # fmt: skip
+    """Write rows without a label: splits, catalogues, and the raw events that an update needs.
+
+    `summary` gives a dataset's own counts, from the number of raw rows and what is left of them. With `before`, the
+    rows are those of a dataset and new ones.
+    """
+    backend, settings, notes = tables.backend, tables.settings, tables.notes
     assert settings.user is not None
     assert settings.item is not None
-    num_rows = count_rows(backend, rows)
+    num_rows = count_rows(backend, tables.rows)
     rated, least = _rated(tables)
     rows = without_weightless(tables, rated)
+    told = [name for name in rows.columns if name.startswith((*DESCRIBES.values(),))]
     named = rows.select(
         **{USER: rows[settings.user], ITEM: rows[settings.item], TIMESTAMP: rows[tables.time or ROW], ROW: rows[ROW]},
         **{name: rows[column] for name, column in plan.in_rows("user", "item", "context").items()},
+        **{name: rows[name] for name in (*told, *([SPLIT_BEFORE] if before else []))},
         **({EVENT_WEIGHT: weights(rows)} if is_weighted(tables) else {}),
         **({SPLIT: _given_split(tables, rows)} if settings.splits is not None else {}),
     )
     described = plan.in_rows("user", "item")
-    kept = named.drop(*described)
+    kept = named.drop(*described, *told)
     order = (TIMESTAMP, ROW)
     cleaned = clean(backend, kept, min_interactions=settings.min_interactions, order=order, repeats=settings.repeats)
     if "repeats" not in settings.model_fields_set:
         _note_repeats(tables, kept, cleaned.num_before)
-    split = _split_interactions(tables, cleaned.rows, order)
-    if described or settings.half_life is not None:  # train is read several times
-        split = backend.stage(split)
+    split = backend.stage(_split_interactions(tables, cleaned.rows, order))
     _note_shares(tables, split)
     train = named.semi_join(split.filter(split[SPLIT] == "train"), ROW)
+    events = left_join(named.drop(SPLIT) if SPLIT in named.columns else named, split.select(ROW, SPLIT), ROW)
     order_said = f"by column '{tables.time}'" if tables.time else "as in the file: there is no timestamp"
 
-    def summary(count: int) -> dict[str, object]:
+    def counted(count: int) -> dict[str, object]:
         cleaned.note(backend, notes, count)
+        if summary is not None:
+            return {**summary(num_rows, cleaned), **cleaned.summary(count)}
         invalid = {"invalid_dropped": notes.num_invalid} if notes.num_invalid else {}
         return {"raw_rows": num_rows + notes.num_invalid, **invalid, **cleaned.summary(count), "order": order_said}
 
     source = Source(
-        dataset=NAME, rows=split, order=order, timed=tables.time is not None,
-        described=named.select(ROW, *described) if described else None,
-        users=catalogue("user", tables, plan, train), items=catalogue("item", tables, plan, train),
+        dataset=dataset, rows=split, order=order, timed=tables.time is not None,
+        users=catalogue("user", tables, plan, train, events), items=catalogue("item", tables, plan, train, events),
         context=plan.columns["context"], raw_names={USER: settings.user, ITEM: settings.item},
         vocabularies="train" if settings.chosen_split in ("time", "given") else "all",
         unknown_targets=settings.unknown_targets, missing_values=settings.missing_values,
-        missing_by_column=settings.missing_by_column, summary=summary, notes=notes,
+        missing_by_column=settings.missing_by_column, summary=counted, notes=notes,
         weighted=is_weighted(tables), decay=decay_of(tables, split), unseen_items=settings.unseen_items,
-        growth=_growth(tables, least),
-        holds_out=settings.chosen_split != "none",
+        seen=_seen(tables, tables.rows, split) if _leaves_out(tables, rated=least is not None) else None,
+        holds_out=settings.chosen_split != "none", before=before,
     )  # fmt: skip
-    return interactions.write(
+    spec = interactions.write(
         backend, folder, source, settings, num_negatives=settings.num_negatives, seed=settings.seed, progress=progress
     )
+    keep_raw(folder, tables, split, GrowthRules.of(tables, split, least, dataset, before))
+    return spec
 
 
-def _growth(tables: Tables, least: float | None) -> GrowthRules:
-    """How new events become rows of this table."""
+def _kept_columns(tables: Tables, plan: FeaturePlan) -> Table:
+    """The rows with the columns that something is made from."""
+    settings, rows = tables.settings, tables.rows
+    named = (settings.user, settings.item, settings.timestamp, settings.rating, settings.weight, settings.event)
+    wanted = {
+        *named,
+        settings.splits if isinstance(settings.splits, str) else None,
+        FILE_SPLIT,
+        WEIGHT,
+        SEEN,
+        SPLIT_BEFORE,
+    }
+    wanted |= {*plan.in_rows("user", "item", "context").values()}
+    sides = [name.lower() for side in (tables.users, tables.items) if side is not None for name in side.columns]
+    wanted |= {name for name in rows.columns if name != ROW and name.lower() in sides}  # features avoid their names
+    told = (*DESCRIBES.values(),)
+    return rows.select(ROW, *(name for name in rows.columns if name in wanted or name.startswith(told)))
+
+
+def _leaves_out(tables: Tables, *, rated: bool) -> bool:
+    """Whether the prepared rows lack events that users had, or hold some that do not count as seen."""
+    return rated or not {WEIGHT, SEEN}.isdisjoint(tables.rows.columns)
+
+
+def _seen(tables: Tables, events: Table, rows: Table) -> Table:
+    """The events that count as seen, with the split whose rows know of them first; `rows` have their splits."""
     settings = tables.settings
-    timed = tables.time is not None
-    why = "" if settings.repeats in ("keep", "first") else f"of repeated pairs it keeps repeats={settings.repeats}"
-    why = why or ("its rows are sequences" if settings.layout == "sequences" else "")
-    return GrowthRules(
-        split="given" if settings.chosen_split not in ("time", "leave_one_out") else settings.chosen_split,
-        valid_share=settings.valid, test_share=settings.test, once=settings.repeats == "first",
-        timestamp=settings.timestamp if timed else None, time_format=settings.time_format,
-        rating=settings.rating if least is not None else None, min_rating=least,
-        separator=settings.separator, encoding=settings.encoding, refused=why,
-        types=settings.declared, invalid_values=settings.invalid_values,
-    )  # fmt: skip
+    if SEEN in events.columns:
+        events = events.filter(events[SEEN])
+    time = {TIMESTAMP: events[tables.time or ROW]} if TIMESTAMP in rows.columns else {}
+    given = {SPLIT: _words_as_splits(settings.splits, events)} if settings.splits is not None else {}
+    named = events.select(
+        **{USER: events[settings.user], ITEM: events[settings.item], ROW: events[ROW]}, **time, **given
+    )
+    cuts: Mapping[str, Literal["user", "all"]] = {"leave_one_out": "user", "time": "all"}
+    return with_splits(named, rows, cuts.get(settings.chosen_split))
 
 
 def _rated(tables: Tables) -> tuple[Table, float | None]:
@@ -354,16 +401,22 @@ def _split_interactions(tables: Tables, rows: Table, order: Sequence[str]) -> Ta
 def _given_split(tables: Tables, rows: Table) -> ibis.expr.types.Column:
     """The split of each row, from its file or from a column. Raises DataError if the column holds other words."""
     name = tables.settings.splits
+    split = _words_as_splits(name, rows)
     if not isinstance(name, str):
-        return rows[FILE_SPLIT]
-    words = rows[name].cast("string").strip().lower()
-    split = words.cases(*SPLIT_WORDS.items(), else_=None)
+        return split
     strange = fetch(tables.backend, rows.filter(split.isnull()).select(_value=rows[name].cast("string")).distinct()
                     .order_by("_value").limit(10)).column("_value")  # fmt: skip
     if len(strange):
         held = listed("" if value is None else value for value in strange.to_pylist())
         raise DataError(f"column '{name}', the splits: holds {held}; expected train, valid or test in every row")
     return split
+
+
+def _words_as_splits(name: object, rows: Table) -> ibis.expr.types.Column:
+    """The split of each row's file, or that of the words of a column; missing for other words."""
+    if not isinstance(name, str):
+        return rows[FILE_SPLIT]
+    return rows[name].cast("string").strip().lower().cases(*SPLIT_WORDS.items(), else_=None)
 
 
 def _lacks_valid(tables: Tables, rows: Table) -> bool:
@@ -406,8 +459,8 @@ def _write_clicks(folder: Path, tables: Tables, plan: FeaturePlan, progress: Pro
         **{name: rows[column] for name, column in content.items()},
     )
     split = _split(tables, kept)
-    if plan.in_rows("user", "item") or settings.reads_times:  # train is read several times
-        split = backend.stage(split)
+    if plan.in_rows("user", "item") or settings.reads_times or _leaves_out(tables, rated=False):
+        split = backend.stage(split)  # it is read several times
     _note_shares(tables, split)
     train = split.filter(split[SPLIT] == "train")
     names: Mapping[Literal["user", "item"], str] = {"user": USER, "item": ITEM}
@@ -426,8 +479,20 @@ def _write_clicks(folder: Path, tables: Tables, plan: FeaturePlan, progress: Pro
         summary={"split": settings.chosen_split, "positives": positives}, notes=tables.notes,
         timed=dated, weighted=is_weighted(tables), decay=decay_of(tables, split),
         histories=settings if settings.history is not None else None, seed=settings.seed,
+        seen=_seen_of_labelled(tables, split),
     )  # fmt: skip
     return clicks.write(backend, folder, source, progress=progress)
+
+
+def _seen_of_labelled(tables: Tables, rows: Table) -> Table | None:
+    """Events that count as seen: all, where the label is made from ratings or types; else those of label 1."""
+    settings, events = tables.settings, tables.rows
+    of_kinds = settings.positive_from is not None or settings.positive is not None
+    if settings.user is None or settings.item is None or not (of_kinds or _leaves_out(tables, rated=False)):
+        return None
+    if not of_kinds and SEEN not in events.columns:
+        events = events.filter(events[settings.label] > 0)
+    return _seen(tables, events, rows)
 
 
 def _positives_by_split(tables: Tables, rows: Table) -> int:

@@ -19,14 +19,17 @@ from recspec.encoding import BucketEncoder
 from recspec.errors import DataError, SettingsError, how_many, listed, nearest, unknown
 from recspec.prepare import (
     AS_IN_FILE,
+    DESCRIBES,
     EVENT_WEIGHT,
     FILE_SPLIT,
     GROUP,
     ITEM,
     LABEL,
     ROW,
+    SEEN,
     SERIES,
     SPLIT,
+    SPLIT_BEFORE,
     TIMESTAMP,
     USER,
     WEIGHT,
@@ -38,12 +41,11 @@ from recspec.prepare import (
     count_rows,
     counts_by,
     fetch,
-    keep_earliest,
 )
 from recspec.spec import OUTPUTS
 
 KINDS = ("numeric", "categorical", "lists", "vectors", "text")  # settings that name features by what they hold
-OURS = (ROW, FILE_SPLIT, WEIGHT)  # columns of rows that no file has
+OURS = (ROW, FILE_SPLIT, WEIGHT, SEEN, SPLIT_BEFORE)  # columns of rows that no file has
 CONTENT, MIXED = "__first_row__", "__mixed__"  # the first row with the same values; a random order
 RESERVED = (
     ROW,
@@ -383,8 +385,13 @@ def _column(name: str, values: Values, settings: Settings, problems: list[str], 
 # --- catalogues ------------------------------------------------------------------------------------------------------
 
 
-def catalogue(role: Literal["user", "item"], tables: Tables, plan: FeaturePlan, train: Table) -> Catalogue | None:
-    """The catalogue of users or items: the latest values of features in `train`, and the columns of its file."""
+def catalogue(
+    role: Literal["user", "item"], tables: Tables, plan: FeaturePlan, train: Table, events: Table | None = None
+) -> Catalogue | None:
+    """The catalogue of users or items: the latest values of features in `train`, and the columns of its file.
+
+    `events` may hold columns of that file too, which describe the users or items that it lacks.
+    """
     settings = tables.settings
     name, columns = USER if role == "user" else ITEM, plan.columns[role]
     in_rows = [*plan.in_rows(role)]
@@ -395,6 +402,7 @@ def catalogue(role: Literal["user", "item"], tables: Tables, plan: FeaturePlan, 
     title = settings.title if role == "item" else None
     if title is not None and title not in side.columns:
         raise SettingsError(f"setting 'title': no column '{title}'{nearest(title, side.columns)} in the items' file")
+    side = side if events is None else _with_described(side, key, role, name, events, plan)
     table = fetch(tables.backend, _one_row_each(tables, side, key, train[name], file))
     features = {feature: table.column(column) for feature, column in plan.in_file(role).items()}
     vectors = {plan.in_file(role).get(column.name) for column in columns if column.kind == "vector"}
@@ -406,12 +414,51 @@ def catalogue(role: Literal["user", "item"], tables: Tables, plan: FeaturePlan, 
     return Catalogue(pa.table(arrays), name, columns, readable, file=file, latest=latest)
 
 
+def _with_described(side: Table, key: str, role: Role, name: str, events: Table, plan: FeaturePlan) -> Table:
+    """A file of users or items with rows for those that it lacks, from the latest values that events give.
+
+    Features take values of train alone.
+    """
+    told = [column for column in side.columns if f"{DESCRIBES[role]}{column}" in events.columns]
+    if not told:
+        return side
+    features = {*plan.in_file(role).values()}
+    ids = events[name].try_cast(side[key].type())
+    others = events.mutate(_id=ids).anti_join(side, ids == side[key])
+    train = others[SPLIT] == "train"
+    values = {column: others[f"{DESCRIBES[role]}{column}"] for column in told}
+    given = {
+        column: each.notnull() & train if column in features else each.notnull() for column, each in values.items()
+    }
+    latest = latest_given(others, "_id", (TIMESTAMP, ROW), values, given)
+    first = ibis.row_number().over(ibis.window(order_by=latest["_id"])) + side.count().as_scalar()
+    made = {key: latest["_id"], ROW: first, **{column: latest[column] for column in told}}
+    kinds = side.schema()
+    return side.union(latest.select(
+        **{column: made.get(column, ibis.null(kinds[column])).cast(kinds[column]) for column in side.columns}
+    ))  # fmt: skip
+
+
+def latest_given(
+    rows: Table, key: str, order: Sequence[str], values: Mapping[str, Values], given: Mapping[str, Values]
+) -> Table:
+    """For each value of `key` the latest of each of `values` in the rows where it is `given`, else null."""
+    place = ibis.row_number().over(ibis.window(group_by=key, order_by=list(order)))
+    flags = {f"_given_{number}": given[name] for number, name in enumerate(values)}
+    placed = rows.select(key, **values, **flags, _place=place)
+    return placed.group_by(key).aggregate(**{
+        name: placed[name].argmax(placed["_place"], where=placed[f"_given_{number}"])
+        for number, name in enumerate(values)
+    })  # fmt: skip
+
+
 def _latest(tables: Tables, train: Table, role: Role, key: str, names: Sequence[str]) -> pa.Table:
     order = [TIMESTAMP, ROW] if TIMESTAMP in train.columns else [ROW]
     train = tables.backend.stage(train.select(key, *order, *names))
     _note_varying(tables, train, role, key, names)
-    latest = keep_earliest(train, [key], [ibis.desc(each) for each in order])
-    return fetch(tables.backend, latest.select(key, *names).order_by(key))
+    values = {name: train[name] for name in names}
+    latest = latest_given(train, key, order, values, {name: each.notnull() for name, each in values.items()})
+    return fetch(tables.backend, latest.order_by(key))
 
 
 def _note_varying(tables: Tables, train: Table, role: Role, key: str, names: Sequence[str]) -> None:

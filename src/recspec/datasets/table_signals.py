@@ -61,6 +61,12 @@ class SignalSettings(HistorySettings):
         "column is the label",
     )
 
+    seen: Words = Field(
+        None,
+        description="types of `event` whose items are never recommended again, such as purchase; null: those of every "
+        "event, whatever its rating or weight",
+    )
+
     @model_validator(mode="before")
     @classmethod
     def _label_by_type(cls, values: object) -> object:
@@ -73,9 +79,12 @@ class SignalSettings(HistorySettings):
     def _of_signals(self) -> SignalSettings:
         if self.event_weights and self.event is None:
             raise ValueError("event_weights are of the types of events; name their column with event")
-        if self.event is not None and not (self.event_weights or self.positive):
+        if self.seen is not None and not (self.seen and self.event):
+            raise ValueError("seen names types of events, one at least; name their column with event")
+        if self.event is not None and not (self.event_weights or self.positive or self.seen):
             raise ValueError(f"event names the column '{self.event}', of which nothing is used; give its types weights "
-                             "with event_weights, or name those of label 1 with positive")  # fmt: skip
+                             "with event_weights, or name those of label 1 with positive, or those that count as seen "
+                             "with seen")  # fmt: skip
         if self.event_weights and not any(self.event_weights.values()):
             raise ValueError("event_weights are all 0, so no event is left; give one type a weight above 0")
         return self
@@ -83,7 +92,7 @@ class SignalSettings(HistorySettings):
     @property
     def weighting(self) -> Weighting:
         """The columns that weigh events."""
-        return Weighting(self.weight, self.event, self.event_weights)
+        return Weighting(self.weight, self.event, self.event_weights, self.seen or ())
 
     @property
     def half_life_in(self) -> tuple[float, bool]:

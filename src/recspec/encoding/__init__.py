@@ -22,7 +22,7 @@ from recspec.encoding.encoders import (
     raw_names,
     read_encoders,
 )
-from recspec.encoding.growing import grown_by, with_new_values
+from recspec.encoding.growing import extended
 from recspec.encoding.hashing import CROSS_KEY
 from recspec.encoding.raw_columns import (
     EXACT,
@@ -62,7 +62,7 @@ __all__ = [
     "UNKNOWN_ID", "VOCABULARIES", "Arrays", "BucketEncoder", "CrossEncoder", "Encoded", "Encoder", "Encoders",
     "HashEncoder", "Lists", "MissingValues", "NumberEncoder", "Predictions", "RequestEncoder", "ScaleEncoder", "Scaler",
     "TextEncoder", "VectorEncoder", "Vocabulary", "VocabularyEncoder", "as_column", "column_notes", "combined",
-    "count_missing", "cut", "decoded_type", "encode_history", "fit_projection", "grown_by", "hashing", "in_strings",
+    "count_missing", "cut", "decoded_type", "encode_history", "extended", "fit_projection", "hashing", "in_strings",
     "is_text", "misread_lists", "out_of_range", "plain", "raw_names", "raw_values", "read_encoders", "renumbered",
-    "repeated", "row_at", "split_lists", "text_vectors", "vector_scale", "vectors_of", "widened", "with_new_values",
+    "repeated", "row_at", "split_lists", "text_vectors", "vector_scale", "vectors_of", "widened",
 ]  # fmt: skip

@@ -6,7 +6,7 @@ from recspec.evaluation.bootstrap import better, compare, compare_values, favour
 from recspec.evaluation.choosing import Tried
 from recspec.evaluation.evaluations import evaluate, evaluate_baselines, evaluate_model, informed
 from recspec.evaluation.fitting import Fitted, ItemFit, RowFit
-from recspec.evaluation.interactions import id_feature, interactions_of, positives, read_events, read_rows
+from recspec.evaluation.interactions import id_feature, interactions_of, positives, read_events, read_rows, seen_items
 from recspec.evaluation.labelled_rows import count_labels
 from recspec.evaluation.pairing import Paired, how_questions_differ, pair
 from recspec.evaluation.protocols import run_protocols
@@ -85,6 +85,7 @@ __all__ = [
     "scores_of",
     "seconds_of",
     "seconds_of_an_operation",
+    "seen_items",
     "silent",
     "users_at_once",
     "warnings",

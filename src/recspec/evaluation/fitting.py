@@ -287,7 +287,7 @@ def _set_line(model: FittedItemModel, question: Question) -> str:
     if rows.has_both_classes:
         described = f"the rows of {question.split}"
     else:
-        rows = draw_candidates(question.truth, question.seen, num_negatives=DRAWN, first_item=question.first_item)
+        rows = draw_candidates(question.truth, question.excluded, num_negatives=DRAWN, first_item=question.first_item)
         described = f"the positives of {question.split}, with {DRAWN} drawn negatives each"
         weight = DRAWN * rows.labels.sum() / max(1, (~rows.labels).sum())
     assert rows.users is not None

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from recspec.errors import DataError, SpecError
 from recspec.models import Ids, Interactions, ItemModel, UserEvents
 from recspec.spec import FeatureSpec
-from recspec.storage import Column, Ragged, SplitReader, open_split
+from recspec.storage import Column, Ragged, SplitReader, offsets_of, open_split, ragged_range, read_seen
 
 ROWS_PER_BLOCK = 65_536  # rows read at once
 KEYS_HELD = 1 << 25  # pairs of user and item held before repeated ones are dropped: 256 MB, or twice the distinct pairs
@@ -46,6 +46,20 @@ def positives(spec: FeatureSpec, splits: Sequence[str]) -> Interactions:
     return Interactions.from_pairs(users, items, num_users=spec.num_ids(user), num_items=num_items)
 
 
+def seen_items(spec: FeatureSpec, splits: Sequence[str]) -> Interactions:
+    """The items that each user acted on, as some splits know, whatever the rating or weight of the event.
+
+    Of a dataset that keeps no such file, those that `positives` finds.
+
+    Raises:
+        DataError: if the file is damaged.
+    """
+    pairs = read_seen(spec, splits)
+    if pairs is None:
+        return positives(spec, splits)
+    return Interactions.from_pairs(*pairs, num_users=spec.num_ids(spec.user_id), num_items=spec.num_ids(spec.item_id))
+
+
 def interactions_of(kind: type[ItemModel] | ItemModel, spec: FeatureSpec, splits: Sequence[str]) -> Interactions:
     """The positives of some splits, with the events in order of time for a model that reads them."""
     found = positives(spec, splits)
@@ -53,11 +67,12 @@ def interactions_of(kind: type[ItemModel] | ItemModel, spec: FeatureSpec, splits
 
 
 def read_events(spec: FeatureSpec, splits: Sequence[str]) -> UserEvents:
-    """The events of each user in some splits, in the order of the splits and of their rows: oldest first.
+    """The events of each user in some splits, oldest first: by time, then by the order of the splits and their rows.
 
-    They are the history of the user's first row, if rows hold histories, and then the items of all positive rows.
-    Times and weights come from the features that `metadata.timestamp` and `metadata.event_weight` name. Events of a
-    history have the time of its row and the weight 1. As in `positives`, unknown users and items have no events.
+    They are the history of the user's earliest row, if rows hold histories, and the items of all positive rows.
+    Times and weights come from the features that `metadata.timestamp` and `metadata.event_weight` name; without times,
+    events are in the order of the rows. Events of a history have the time of its row and the weight 1. As in
+    `positives`, unknown users and items have no events.
     """
     user, item, history = spec.user_id, spec.item_id, history_of_items(spec)
     named = {of: str(spec.metadata.get(of, "")) for of in ("timestamp", "event_weight")}
@@ -67,23 +82,23 @@ def read_events(spec: FeatureSpec, splits: Sequence[str]) -> UserEvents:
     met = np.zeros(spec.num_ids(user), dtype=bool)
     for split in splits:
         held = [history] if history is not None and history in spec.columns(split) else []
+        opening: list[tuple[dict[str, NDArray[Any]], Ragged]] = []  # the earliest row of each user of a block
         for _, block in blocks(open_split(spec, split, (user, item, spec.label, *extra.values(), *held))):
             columns: dict[str, NDArray[Any]] = {
                 of: scalar(block[name]).astype(np.float64) for of, name in extra.items()
             }
             columns |= {"user": scalar(block[user]).astype(np.int64), "item": scalar(block[item]).astype(np.int32)}
             if held and isinstance(lists := block[held[0]], Ragged):
-                who, first = np.unique(columns["user"], return_index=True)
-                counts = np.zeros(len(columns["user"]), np.int64)
-                counts[first[~met[who]]] = lists.lengths[first[~met[who]]]
-                met[who] = True
-                before = {name: np.repeat(values, counts) for name, values in columns.items()}
-                before["item"] = lists.values[np.repeat(counts > 0, lists.lengths)].astype(np.int32)
-                if "event_weight" in before:
-                    before["event_weight"] = np.ones(len(before["item"]))
-                earlier.append(before)
+                first = _earliest(columns)
+                first = first[~met[columns["user"][first]]]
+                opening.append(({name: values[first] for name, values in columns.items()}, _rows(lists, first)))
             positive = scalar(block[spec.label]).astype(np.float32) > 0
             parts.append({name: values[positive] for name, values in columns.items()})
+        if opening:
+            columns = {name: np.concatenate([each[name] for each, _ in opening]) for name in opening[0][0]}
+            first = _earliest(columns)
+            met[columns["user"]] = True
+            earlier.append(_events_before(columns, Ragged.concatenate([lists for _, lists in opening]), first))
     joined = {
         name: np.concatenate([np.zeros(0, np.int64), *(part[name] for part in (*earlier, *parts))])
         for name in ("user", "item", *extra)
@@ -91,8 +106,32 @@ def read_events(spec: FeatureSpec, splits: Sequence[str]) -> UserEvents:
     kept = _of_somebody(spec, joined["user"], joined["item"])
     if not kept.all():
         joined = {name: values[kept] for name, values in joined.items()}
+    if "timestamp" in joined:
+        order = np.argsort(joined["timestamp"], kind="stable")
+        joined = {name: values[order] for name, values in joined.items()}
     weights = joined["event_weight"].astype(np.float32) if "event_weight" in extra else None
     return UserEvents.from_rows(joined["user"], joined["item"], len(met), joined.get("timestamp"), weights)
+
+
+def _earliest(columns: Mapping[str, NDArray[Any]]) -> Ids:
+    """The row of each user that stands first in time; the first of all without times."""
+    users: Ids = columns["user"]
+    order: Ids = np.lexsort((columns.get("timestamp", np.zeros(len(users))), users))
+    kept: Ids = order[np.diff(users[order], prepend=-1) != 0]
+    return kept
+
+
+def _rows(lists: Ragged, rows: Ids) -> Ragged:
+    places = ragged_range(lists.offsets[rows], lists.lengths[rows])
+    return Ragged(lists.values[places], offsets_of(lists.lengths[rows]))
+
+
+def _events_before(columns: Mapping[str, NDArray[Any]], lists: Ragged, rows: Ids) -> dict[str, NDArray[Any]]:
+    """The events in the histories of some rows, as rows of their own."""
+    held = _rows(lists, rows)
+    found = {name: np.repeat(values[rows], held.lengths) for name, values in columns.items()}
+    found["item"] = held.values.astype(np.int32)
+    return found | ({"event_weight": np.ones(len(found["item"]))} if "event_weight" in found else {})
 
 
 def _of_somebody(spec: FeatureSpec, users: Ids, items: Ids) -> NDArray[np.bool_]:

@@ -62,7 +62,7 @@ def run_protocols(answers: SplitScores, *, beyond: bool = False) -> Evaluation:
         result.metrics[protocol] = {name: float(of.mean()) for name, of in values.items() if len(of)}
         repeats = _count_repeats(question, protocol)
         own_lists = protocol == "sampled" and question.lists_candidates
-        strangers = 0 if own_lists else question.num_of_strangers
+        unknown = {} if own_lists else {"users": question.num_of_strangers, "items": question.num_of_unknown_items}
         result.protocols[protocol] = {
             "candidates": ranked.candidates,
             "groups": ranking.num_groups,
@@ -72,7 +72,7 @@ def run_protocols(answers: SplitScores, *, beyond: bool = False) -> Evaluation:
             "groups_without_positive": ranking.num_left_out,
             "duplicates_counted_once": ranking.num_duplicates,
             **({"certain": list(certain)} if certain else {}),
-            **({"of_unknown_users_left_out": strangers} if strangers else {}),
+            **{f"of_unknown_{kind}_left_out": count for kind, count in unknown.items() if count},
             **({"repeats_left_out": repeats[0], "of_positives": repeats[1]} if repeats[0] else {}),
             **_facts_of_choices(answers, protocol),
             **_facts_of_stages(answers, protocol),

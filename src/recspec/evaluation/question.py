@@ -14,7 +14,7 @@ from pydantic import Field
 
 from recspec import config
 from recspec.errors import SettingsError, SpecError, listed, unknown
-from recspec.evaluation.interactions import Rows, group_of, id_feature, positives, read_events, read_rows
+from recspec.evaluation.interactions import Rows, group_of, id_feature, positives, read_events, read_rows, seen_items
 from recspec.metrics import Ranking
 from recspec.models import Ids, Interactions, ItemModel, UserEvents
 from recspec.spec import FeatureSpec
@@ -227,7 +227,7 @@ class Question:
 
     @cached_property
     def seen(self) -> Interactions:
-        """Items that each user acted on before the split."""
+        """Items of which each user has positives before the split."""
         return positives(self.spec, self.before)
 
     @property
@@ -251,9 +251,13 @@ class Question:
 
     @cached_property
     def excluded(self) -> Interactions:
-        """Items of each user that are no candidates: those acted on before the split, unless repeats are kept."""
+        """Items of each user that are no candidates: those acted on before the split, unless repeats are kept.
+
+        Events whose rating or weight left no row count too, but not those of an item that the split holds out.
+        """
         if self.settings.repeats == "drop":
-            return self.seen
+            seen = seen_items(self.spec, self.before) if "seen" in self.spec.companions else self.seen
+            return seen.without(self.positives.without(self.seen))
         return replace(self.seen, offsets=np.zeros_like(self.seen.offsets), items=self.seen.items[:0])
 
     @cached_property
@@ -291,6 +295,15 @@ class Question:
         """Positive rows that are no targets because their user is unknown."""
         users = self.rows.users
         return 0 if users is None else int(np.count_nonzero(self.rows.labels & (users < self.first_user)))
+
+    @property
+    def num_of_unknown_items(self) -> int:
+        """Positive rows of known users that are no targets because their item is unknown."""
+        users, items = self.rows.users, self.rows.items
+        if users is None or items is None:
+            return 0
+        strange = (users >= self.first_user) & (items < self.first_item)
+        return int(np.count_nonzero(self.rows.labels & strange))
 
     @property
     def num_repeats(self) -> int:

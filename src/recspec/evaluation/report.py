@@ -259,8 +259,9 @@ class Report:
         notes = str(facts.get("candidates", ""))
         if facts.get("groups_without_positive"):
             notes += f"; {_count(facts, 'groups_without_positive')} groups without a positive left out"
-        if facts.get("of_unknown_users_left_out"):
-            notes += f"; {_count(facts, 'of_unknown_users_left_out')} positives of unknown users left out"
+        for kind in ("users", "items"):
+            if facts.get(f"of_unknown_{kind}_left_out"):
+                notes += f"; {_count(facts, f'of_unknown_{kind}_left_out')} positives of unknown {kind} left out"
         if facts.get("repeats_left_out"):
             notes += (
                 f"; {_count(facts, 'repeats_left_out')} of {_count(facts, 'of_positives')} positives left out, which "

@@ -34,7 +34,7 @@ class Directory:
     def __init__(self, predictor: Predictor, role: Role) -> None:
         catalogue, seen = predictor.catalogues.of(role), predictor.recommender.seen
         ids = np.arange(catalogue.first_id, catalogue.first_id + len(catalogue))
-        counts = seen.offsets.diff() if role == "user" else seen.counts
+        counts = seen.num_known if role == "user" else seen.counts
         activity = np.asarray(counts.numpy()[ids], np.int64)
         """How many items each user acted on, or how many users acted on each item."""
         order = np.argsort(-activity, kind="stable")

@@ -124,4 +124,4 @@ class Explainer:
         """The items (L,) of a known user's events, oldest first where the bundle holds lists of them."""
         if (name := self._requesters.item_history) in self._known.users.lists:
             return self._known.users.lists_of(str(name), np.array([user])).values.astype(np.int64)
-        return self._seen.of(user).long().numpy()
+        return self._seen.known_of(user).long().numpy()

@@ -147,13 +147,13 @@ class Recommender:
     def liked(self, user: str | int, *, k: int) -> tuple[RecommendedItem, ...]:
         """Some items the user acted on, the most popular first; their scores are 0."""
         number = max(0, int(self._known.user_ids([user])[0]))
-        items = self.seen.of(number).long()
+        items = self.seen.known_of(number).long()
         best = items[torch.argsort(self.seen.counts[items], descending=True, stable=True)][:k].numpy()
         return described(self._known, best, np.zeros(len(best), np.float32))
 
     def busiest_user(self) -> str | int:
         """The raw id of the user who acted on most items."""
-        number = int(torch.argmax(self.seen.offsets.diff()))
+        number = int(torch.argmax(self.seen.num_known))
         raw: str | int = self._known.raw_ids("user", np.array([number]))[0].as_py()
         return raw
 
@@ -318,4 +318,6 @@ def _pairs(seen: Seen, users: Tensor, first_id: int) -> tuple[Tensor, Tensor]:
     starts, counts = seen.offsets[users], seen.offsets[users + 1] - seen.offsets[users]
     rows = torch.repeat_interleave(torch.arange(len(users)), counts)
     within = torch.arange(len(rows)) - torch.repeat_interleave(counts.cumsum(0) - counts, counts)
-    return rows, seen.items[torch.repeat_interleave(starts, counts) + within].long() - first_id
+    places = torch.repeat_interleave(starts, counts) + within
+    kept = seen.is_seen[places]
+    return rows[kept], seen.items[places[kept]].long() - first_id

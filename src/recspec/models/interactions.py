@@ -178,6 +178,11 @@ class Interactions:
             return self
         return Interactions.from_pairs(users[new], items[new], num_users=self.num_users, num_items=self.num_items)
 
+    def with_others(self, other: Interactions) -> Interactions:
+        """Those that are in either, of the same users and items; without their events."""
+        users, items = np.divmod(np.concatenate([self.keys, other.keys]), self.num_items)
+        return Interactions.from_pairs(users, items, num_users=self.num_users, num_items=self.num_items)
+
     def of(self, users: Ids) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
         """Every item of some users: the place of the user in `users`, and the item."""
         starts, lengths = self.offsets[users], self.offsets[users + 1] - self.offsets[users]

@@ -4,23 +4,25 @@ from recspec.prepare import clicks, interactions, prepared, splits
 from recspec.prepare.backend import Backend, Part, Share
 from recspec.prepare.column_roles import SPLIT_WORDS, ColumnRole, column_of
 from recspec.prepare.columns import Catalogue, Column, Kind
-from recspec.prepare.context import ENGINES, PrepareContext, Progress, Remark, limit_bytes
+from recspec.prepare.context import ENGINES, PrepareContext, Progress, Remark, limit_bytes, silent
 from recspec.prepare.decay import Decay
 from recspec.prepare.declared import DeclaredColumn, Invalid, columns_schema, declared_columns, load_columns
-from recspec.prepare.growing import Grown, grow
-from recspec.prepare.growth import GROWTH_FILE, GrowthRules
+from recspec.prepare.duckdb_backend import DuckDBBackend
 from recspec.prepare.histories import HistorySettings, Prefixes, TimeSplitSettings, UnknownTargets
-from recspec.prepare.interaction_columns import Source
+from recspec.prepare.interaction_columns import Before, Source
 from recspec.prepare.names import (
     AS_IN_FILE,
+    DESCRIBES,
     EVENT_WEIGHT,
     FILE_SPLIT,
     GROUP,
     ITEM,
     LABEL,
     ROW,
+    SEEN,
     SERIES,
     SPLIT,
+    SPLIT_BEFORE,
     SPLITS,
     TIMESTAMP,
     USER,
@@ -29,15 +31,17 @@ from recspec.prepare.names import (
 from recspec.prepare.negatives import Distribution
 from recspec.prepare.notes import Notes
 from recspec.prepare.part_files import PartFiles, gather
-from recspec.prepare.prepared import Prepared
+from recspec.prepare.prepared import Prepared, fingerprint
 from recspec.prepare.raw_files import (
     LARGEST,
+    SHOWN,
     RawLayout,
     RawRows,
     Reading,
     RowsBy,
     check_encoding,
     find_raw_files,
+    is_missing_marker,
     named_files,
     nearest_file,
     number_of,
@@ -47,8 +51,11 @@ from recspec.prepare.raw_files import (
 from recspec.prepare.raw_table import CODE_NAME, LABELS, Roles, read_raw_files, typed
 from recspec.prepare.raw_weights import Weighting
 from recspec.prepare.scatter import Scatter, shuffled
+from recspec.prepare.seen import with_splits
 from recspec.prepare.splits import by_share, by_time, leave_one_out
 from recspec.prepare.tables import (
+    SECONDS,
+    Cleaned,
     Repeats,
     at_least,
     blocks,
@@ -68,17 +75,17 @@ from recspec.prepare.time_formats import check_time_format
 from recspec.prepare.times import columns_like_times, note_doubtful_time, note_untimed
 
 __all__ = [
-    "AS_IN_FILE", "CODE_NAME", "ENGINES", "EVENT_WEIGHT", "FILE_SPLIT", "GROUP", "GROWTH_FILE", "ITEM", "LABEL",
-    "LABELS", "LARGEST", "PROBLEMS_SHOWN", "ROW", "ROW_BYTES", "SERIES", "SPLIT", "SPLITS", "SPLIT_WORDS", "TIMESTAMP",
-    "USER", "WEIGHT",
-    "Backend", "Catalogue", "Column", "ColumnRole", "ColumnType", "Decay", "DeclaredColumn", "Distribution", "Grown",
-    "GrowthRules", "HistorySettings", "Invalid", "JsonFile", "Kind", "Notes", "Part", "PartFiles", "Prefixes",
-    "PrepareContext", "Prepared", "Progress", "RawLayout", "RawRows", "Reading", "Remark", "Repeats", "Roles", "RowsBy",
-    "Scatter", "Share", "Source", "TextFile", "TimeSplitSettings", "UnknownTargets", "Weighting", "at_least", "blocks",
-    "blocks_of_part", "by_share", "by_time", "check_encoding", "check_time_format", "clean", "clicks", "column_of",
-    "columns_like_times", "columns_schema", "count_rows", "counts_by", "declared_columns", "fetch", "figures",
-    "find_raw_files", "first_left_out", "gather", "grow", "interactions", "is_dated", "keep_earliest", "leave_one_out",
+    "AS_IN_FILE", "CODE_NAME", "DESCRIBES", "ENGINES", "EVENT_WEIGHT", "FILE_SPLIT", "GROUP", "ITEM", "LABEL", "LABELS",
+    "LARGEST", "PROBLEMS_SHOWN", "ROW", "ROW_BYTES", "SECONDS", "SEEN", "SERIES", "SHOWN", "SPLIT", "SPLITS",
+    "SPLIT_BEFORE", "SPLIT_WORDS", "TIMESTAMP", "USER", "WEIGHT", "Backend", "Before", "Catalogue", "Cleaned", "Column",
+    "ColumnRole", "ColumnType", "Decay", "DeclaredColumn", "Distribution", "DuckDBBackend", "HistorySettings",
+    "Invalid", "JsonFile", "Kind", "Notes", "Part", "PartFiles", "Prefixes", "PrepareContext", "Prepared", "Progress",
+    "RawLayout", "RawRows", "Reading", "Remark", "Repeats", "Roles", "RowsBy", "Scatter", "Share", "Source", "TextFile",
+    "TimeSplitSettings", "UnknownTargets", "Weighting", "at_least", "blocks", "blocks_of_part", "by_share", "by_time",
+    "check_encoding", "check_time_format", "clean", "clicks", "column_of", "columns_like_times", "columns_schema",
+    "count_rows", "counts_by", "declared_columns", "fetch", "figures", "find_raw_files", "fingerprint",
+    "first_left_out", "gather", "interactions", "is_dated", "is_missing_marker", "keep_earliest", "leave_one_out",
     "left_join", "limit_bytes", "lines_of", "load_columns", "named_files", "nearest_file", "note_doubtful_time",
-    "note_untimed", "number_of", "prepared", "read_header", "read_raw_files", "shuffled", "splits", "splits_by_name",
-    "stage", "typed",
+    "note_untimed", "number_of", "prepared", "read_header", "read_raw_files", "shuffled", "silent", "splits",
+    "splits_by_name", "stage", "typed", "with_splits",
 ]  # fmt: skip

@@ -32,9 +32,10 @@ from recspec.prepare.list_memory import check_memory_limit
 from recspec.prepare.names import EVENT_WEIGHT, GROUP, ITEM, LABEL, ROW, SPLIT, SPLITS, TIMESTAMP
 from recspec.prepare.notes import Notes
 from recspec.prepare.part_files import PartFiles, gather, part_writers
+from recspec.prepare.seen import write_seen
 from recspec.prepare.tables import blocks_of_part, counts_by, fetch
 from recspec.spec import Chunk, Feature, FeatureSpec
-from recspec.storage import Columns
+from recspec.storage import SEEN_FILE, Columns
 
 BLOCK_ROWS = 262_144  # rows encoded at once
 BLOCK_NUMBERS = 1 << 24  # numbers of vectors encoded at once
@@ -63,6 +64,8 @@ class Source:
     weighted: bool = False  # whether events have weights, above 0
     decay: Decay | None = None  # of the weights with age
     histories: HistorySettings | None = None  # if given, rows hold the earlier events of their user, in order of time
+    seen: Table | None = None
+    """Every event of the users: columns user_id, item_id, split; None: the rows with label 1."""
     seed: int = 1  # of the items drawn for negative histories
     min_count: int = 1  # values in fewer train rows become unknown
     strip: bool = False  # ignores blanks around raw texts; `rows` contain none, rows to predict may
@@ -88,6 +91,8 @@ def write(backend: Backend, folder: Path, source: Source, *, progress: Progress)
     if histories is not None:
         check_memory_limit(backend.memory_limit, fitted.features, total)
     chunks = _write_splits(backend, folder, rows, source, fitted, histories, counted, progress)
+    if len(source.ids) == 2:
+        write_seen(backend, folder, rows.filter(rows[LABEL] > 0) if source.seen is None else source.seen)
     return _specification(folder, source, fitted, histories, chunks, counted)
 
 
@@ -340,5 +345,6 @@ def _specification(
         channels["group"] = (GROUP,)
     named = {"timestamp": TIMESTAMP} if source.timed else {}
     named |= {"event_weight": EVENT_WEIGHT} if source.weighted else {}
+    named |= {"seen": SEEN_FILE} if len(ids) == 2 else {}
     told = metadata(source.dataset, ids, {**summary, **source.summary, **source.notes.summary()}, **named)
     return FeatureSpec(fitted.features, chunks, channels, told, folder)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -31,6 +31,7 @@ from recspec.encoding import (
     Vocabulary,
     VocabularyEncoder,
     combined,
+    extended,
     in_strings,
     is_text,
     split_lists,
@@ -38,6 +39,7 @@ from recspec.encoding import (
 )
 from recspec.errors import DataError, listed
 from recspec.prepare.backend import Backend
+from recspec.prepare.names import AS_IN_FILE
 from recspec.prepare.notes import Notes
 from recspec.prepare.tables import counts_by, fetch
 from recspec.prepare.vector_columns import fit_texts, fit_texts_in_table, fit_vectors
@@ -316,13 +318,17 @@ def to_arrow(column: StoredColumn) -> pa.Array:
 
 
 class Fitted:
-    """Collects the features, encoders and vocabularies of a dataset, column by column."""
+    """Collects the features, encoders and vocabularies of a dataset, column by column.
+
+    Encoders that were fitted `before` stay as they are, and their vocabularies grow by the values that they lack.
+    """
 
     def __init__(
         self, *, strip: bool = False, missing_values: Sequence[str] = (),
-        missing_by_column: Mapping[str, Sequence[str]] | None = None,
+        missing_by_column: Mapping[str, Sequence[str]] | None = None, before: Encoders | None = None,
     ) -> None:  # fmt: skip
         self._strip, self._missing, self._missing_by_column = strip, tuple(missing_values), missing_by_column or {}
+        self._before = before or Encoders({}, {})
         self.features: dict[str, Feature] = {}
         self.encoders = Encoders({}, {})
 
@@ -330,12 +336,20 @@ class Fitted:
         """Add a feature with its encoder, and with its vocabulary if it has one."""
         vocabularies = self.encoders.vocabularies
         if vocabulary is not None:
+            known = self._before.vocabularies.get(name)
+            vocabulary = vocabulary if known is None else extended(known, vocabulary)
             vocabularies = {**vocabularies, name: vocabulary}
         columns = encoder.columns if isinstance(encoder, CrossEncoder) else (encoder.column or name,)
         missing = dict.fromkeys(text for raw in columns for text in self._missing_by_column.get(raw, self._missing))
         encoder = encoder.model_copy(update={"strip": self._strip, "missing_values": tuple(missing)})
+        encoder = self._before.encoders.get(name, encoder)
         self.encoders = Encoders({**self.encoders.encoders, name: encoder}, vocabularies)
         self.features[name] = _feature(encoder, vocabulary)
+
+    def fixed(self, column: Column) -> Column:
+        """The column with its encoder of before, if that does not grow; so nothing is fitted again."""
+        known = self._before.encoders.get(column.name)
+        return column if known is None or isinstance(known, VocabularyEncoder) else replace(column, encoder=known)
 
     def add_encoder(self, name: str, encoder: Encoder) -> None:
         self.encoders = Encoders({**self.encoders.encoders, name: encoder}, self.encoders.vocabularies)
@@ -376,7 +390,7 @@ class Fitted:
             if column.name not in self.features:
                 named = name_missing and column.kind == "category" and is_text(raw.type)
                 missing = f"no_{column.name}" if named else None
-                encoder, vocabulary = fit(column, pc.fill_null(raw, missing) if named else raw)
+                encoder, vocabulary = fit(self.fixed(column), pc.fill_null(raw, missing) if named else raw)
                 if named and isinstance(encoder, VocabularyEncoder):
                     encoder = encoder.model_copy(update={"missing": missing})
                 self.add(column.name, encoder, vocabulary)
@@ -485,6 +499,27 @@ def _note_unmatched(catalogue: Catalogue, ids: Vocabulary, role: str, notes: Not
             f"{len(missing):,} of {len(ids):,} {role}s of the rows are not in {catalogue.file}, such as "
             f"'{ids.decode(missing[:1]).to_pylist()[0]}'; nothing of the file is known of them: add them to it"
         )
+
+
+def note_new(role: str, key: str, catalogue: Catalogue, before: Encoders, after: Encoders) -> list[str]:
+    """A note on the users or items that are new and lack values, if there are any."""
+    new = Vocabulary(after.vocabularies[key].values.slice(len(before.vocabularies[key])))
+    known = _by_id(catalogue, new, role)
+    sources = {column.called or column.source: column.source for column in catalogue.columns}
+    sources = {old.removeprefix(AS_IN_FILE): old for old in catalogue.readable.values()} | sources
+    lacking = {name: np.asarray(known.column(old).is_null()) for name, old in sources.items()}
+    columns = [name for name, lacks in lacking.items() if lacks.any()]
+    if not columns:
+        return []
+    some = np.logical_or.reduce([*lacking.values()])
+    count, first = int(some.sum()), new.values[int(np.argmax(some))].as_py()
+    who = f"1 new {role}" if len(new) == 1 else f"{count:,} of {len(new):,} new {role}s"
+    told = (
+        f"{who}, such as '{first}', {'lacks' if count == 1 else 'lack'} values in {listed(columns)}: an update reads "
+        "them from the new events, features from events of train alone; to give them, delete this version, add the "
+        "columns to the file and update again"
+    )
+    return [told]
 
 
 def take(column: StoredColumn, places: NDArray[np.int64]) -> StoredColumn:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Annotated, Literal
@@ -134,11 +134,13 @@ class HistoryColumns:
 
 
 def prepare_history(
-    fitted: Fitted, items: PreparedCatalogue, settings: HistorySettings, raw_item: str, *, timed: bool, dated: bool
-) -> HistoryColumns | None:
+    fitted: Fitted, items: PreparedCatalogue, settings: HistorySettings, raw_item: str, *, timed: bool, dated: bool,
+    lists: Collection[str] | None = None,
+) -> HistoryColumns | None:  # fmt: skip
     """The columns of the lists; their features and encoders go to `fitted`. `raw_item` is the column of the ids.
 
-    Rows are `timed` if their timestamps hold times and not only an order, and `dated` if these count seconds.
+    Rows are `timed` if their timestamps hold times and not only an order, and `dated` if these count seconds. `lists`
+    names the histories that the dataset has had so far.
     """
     length = settings.history
     if length is None:
@@ -148,6 +150,8 @@ def prepare_history(
         if isinstance(column, np.ndarray) and fitted.features[name].is_categorical:
             columns[name] = np.append(column.dtype.type(0), column)
     left_out = [name for name, column in columns.items() if (column[1:] == 0).any()]
+    if lists is not None:
+        left_out = [name for name in columns if f"{HISTORY}_{name}" not in lists]
     kept = {name: column for name, column in columns.items() if name not in left_out}
     prefixes = (HISTORY, NEGATIVE_HISTORY) if settings.negative_history else (HISTORY,)
     channels = {prefix: [f"{prefix}_{name}" for name in kept] for prefix in prefixes}

@@ -12,17 +12,28 @@ import pyarrow.compute as pc
 from ibis.expr.types import Table
 from numpy.typing import NDArray
 
-from recspec.encoding import Vocabulary
+from recspec.encoding import Encoders, Vocabulary, extended
 from recspec.errors import DataError
 from recspec.prepare.backend import Backend
-from recspec.prepare.columns import Catalogue, Column, Fitted, PreparedCatalogue, fit_in_table
+from recspec.prepare.columns import Catalogue, Column, Fitted, PreparedCatalogue, fit_in_table, note_new
 from recspec.prepare.decay import Decay
-from recspec.prepare.growth import GrowthRules
 from recspec.prepare.histories import HistoryColumns, HistorySettings, UnknownTargets, prepare_history
 from recspec.prepare.names import EVENT_WEIGHT, ITEM, LABEL, ROW, SPLIT, TIMESTAMP, USER
 from recspec.prepare.notes import Notes
 from recspec.prepare.tables import counts_by, fetch
-from recspec.spec import Feature
+from recspec.spec import Feature, FeatureSpec
+
+
+@dataclass(frozen=True)
+class Before:
+    """A dataset that takes new events: its ids, scales and lists stay."""
+
+    spec: FeatureSpec
+    encoders: Encoders
+    dated: bool  # whether its times are seconds since 1970
+    first_new: dict[str, int] = field(default_factory=dict)
+    """Split -> number of its first row that it did not hold before; writing fills it."""
+    notes: list[str] = field(default_factory=list)  # on new users and items; writing adds to them
 
 
 @dataclass(frozen=True)
@@ -32,7 +43,6 @@ class Source:
     dataset: str
     rows: Table  # columns user_id, item_id, timestamp, row and split, event_weight if `weighted`, those of `context`
     order: Sequence[str] = (TIMESTAMP, ROW)  # columns that sort a user's rows by time
-    described: Table | None = None  # by ROW, the raw columns of the users' and items' features that rows hold
     users: Catalogue | None = None
     items: Catalogue | None = None
     context: Sequence[Column] = ()
@@ -45,13 +55,15 @@ class Source:
     timed: bool = True  # whether `timestamp` holds times and not only an order
     weighted: bool = False  # whether events have weights, above 0
     decay: Decay | None = None  # of the weights with age
+    seen: Table | None = None
+    """Every event of the users, also those that `rows` lack: columns user_id, item_id, split; None: those of `rows`."""
     missing_values: Sequence[str] = ()  # raw texts for a missing value; `rows` contain none, rows to predict may
     missing_by_column: Mapping[str, Sequence[str]] = field(default_factory=dict)  # the same, of raw columns by name
     summary: Callable[[int], Mapping[str, object]] = lambda _: {}
     """The dataset's own counts, given the number of kept interactions; it may add to `notes`."""
     holds_out: bool = True  # whether rows were meant for valid and test
     notes: Notes = field(default_factory=Notes)  # of the dataset; writing adds to them
-    growth: GrowthRules | None = None  # how new events become rows; None if the dataset takes none
+    before: Before | None = None  # the dataset that takes these rows, which then hold `SPLIT_BEFORE`
 
 
 @dataclass(frozen=True)
@@ -76,8 +88,11 @@ def prepare_columns(
     backend: Backend, rows: Table, source: Source, settings: HistorySettings, dated: bool
 ) -> InteractionColumns:
     """Fit the features of interactions; `dated` timestamps count seconds since 1970."""
-    fitted = Fitted(missing_values=source.missing_values, missing_by_column=source.missing_by_column)
-    notes = source.notes
+    before, notes = source.before, source.notes
+    fitted = Fitted(
+        missing_values=source.missing_values, missing_by_column=source.missing_by_column,
+        before=before.encoders if before else None,
+    )  # fmt: skip
     train = rows.filter(rows[SPLIT] == "train")
     known, unseen = (rows, "occur in no row") if source.vocabularies == "all" else (train, "occur in no train row")
     counted = fetch(backend, counts_by(known, ITEM))
@@ -87,21 +102,28 @@ def prepare_columns(
         named = pa.chunked_array([*named.chunks, listed.cast(named.type)])
     if source.unseen_items and source.items is not None:
         named = _with_unseen(named, source.items, notes)
-    items = Vocabulary.of(named)
-    users = Vocabulary.of(_values(backend, known, USER))
-    fitted.add_id(USER, users, source.raw_names.get(USER))
-    fitted.add_id(ITEM, items, source.raw_names.get(ITEM))
+    fitted.add_id(USER, Vocabulary.of(_values(backend, known, USER)), source.raw_names.get(USER))
+    fitted.add_id(ITEM, Vocabulary.of(named), source.raw_names.get(ITEM))
+    users, items = (fitted.encoders.vocabularies[name] for name in (USER, ITEM))
     item_counts = _counts_by_id(items, counted)
     train_counts = item_counts if known is train else _counts_by_id(items, fetch(backend, counts_by(train, ITEM)))
-    everyone = users if known is rows else Vocabulary.of(_values(backend, rows, USER))
+    everyone = users
+    if known is not rows:
+        everyone = Vocabulary.of(_values(backend, rows, USER))
+        everyone = extended(users, everyone) if before else everyone
     of_users = fitted.add_catalogue("user", USER, source.users, notes=notes, unseen=unseen)
     of_items = fitted.add_catalogue(
         "item", ITEM, source.items, notes=notes, unseen=unseen, name_missing=settings.history is not None
     )
+    for role, key, given in (("user", USER, source.users), ("item", ITEM, source.items)):
+        if before is not None and given is not None:
+            before.notes.extend(note_new(role, key, given, before.encoders, fitted.encoders))
     for column in source.context:
-        fitted.add(column.name, *fit_in_table(backend, train, column))
+        fitted.add(column.name, *fit_in_table(backend, train, fitted.fixed(column)))
     raw_item = source.raw_names.get(ITEM, ITEM)
-    history = prepare_history(fitted, of_items, settings, raw_item, timed=source.timed, dated=dated)
+    lists = before.spec.role("history") if before else None
+    dated = before.dated if before else dated
+    history = prepare_history(fitted, of_items, settings, raw_item, timed=source.timed, dated=dated, lists=lists)
     fitted.features[LABEL] = Feature(dtype="float32")
     fitted.features[TIMESTAMP] = Feature(dtype="float64" if rows[TIMESTAMP].type().is_floating() else "int64")
     if source.weighted:

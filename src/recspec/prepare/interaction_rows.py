@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +25,7 @@ from recspec.prepare.names import (
     NEGATIVE_HISTORY,
     SERIES,
     SPLIT,
+    SPLIT_BEFORE,
     SPLITS,
     TIMESTAMP,
     USER,
@@ -31,7 +33,7 @@ from recspec.prepare.names import (
 from recspec.prepare.negatives import Draws, Seen
 from recspec.prepare.tables import blocks_of_part
 from recspec.spec import Chunk
-from recspec.storage import Columns
+from recspec.storage import Columns, read_seen_pairs
 
 BLOCK_ROWS = 1_000_000  # interactions of whole users in a block: about 100 MB with their candidates
 BLOCK_ROWS_WITH_HISTORIES = 250_000  # the lists of histories take further memory
@@ -51,15 +53,27 @@ class Plan:
     weighted: bool = False
     decay: Decay | None = None
     listed: NDArray[np.int64] | None = None  # candidates of test by the number of a user; drawn if None
+    seen: Path | None = None  # file of every event, if the rows lack some; see `prepare.seen`
+
+    def listed_for(self, split: str) -> NDArray[np.int64] | None:
+        """The listed candidates of a split; None if they are drawn."""
+        return self.listed if split == "test" else None
+
+    def negatives_for(self, split: str) -> int:
+        """How many rows of label 0 stand behind each positive."""
+        listed = self.listed_for(split)
+        if listed is not None:
+            return int(listed.shape[1])
+        return self.settings.train_negatives if split == "train" else self.num_negatives
 
     @cached_property
     def draws(self) -> Draws:
-        """Draws candidates; their popularity is counted over the same rows as a positive's."""
+        """Draws candidates of test; their popularity is counted over the same rows as a positive's."""
         return Draws(self.settings.negatives, self.prepared.item_counts, self.settings.reject_seen)
 
     @cached_property
     def train_draws(self) -> Draws:
-        """Draws what a model trains on or reads, without knowledge of held-out rows."""
+        """Draws what a model trains on, reads or is chosen by, without knowledge of later rows."""
         return Draws(self.settings.negatives, self.prepared.train_counts, self.settings.reject_seen)
 
 
@@ -72,6 +86,7 @@ class Counts:
     left_out: Counter[str] = field(default_factory=Counter)
     """Rows by reason: without_negatives, short_histories, unknown_targets, unknown_users."""
     series: Counter[str] = field(default_factory=Counter)
+    new: Counter[str] = field(default_factory=Counter)  # rows of each split that were not in it before
     examples: dict[str, int] = field(default_factory=dict)  # the lowest number of a user of each count
 
     def count(self, name: str, users: Ids) -> None:
@@ -84,6 +99,7 @@ class Counts:
         """Add the counts of the next users, except their files."""
         for name, rows in later.rows.items():
             self.rows[name] += rows
+        self.new += later.new
         self.left_out += later.left_out
         for name, user in later.examples.items():
             self._name(name, user)
@@ -136,10 +152,22 @@ class BlockRows:
         weights = block.column(EVENT_WEIGHT).cast("float64").to_numpy() if plan.weighted else None
         self._weights = None if weights is None else stored_weights(weights, self._timestamps, plan.decay)
         self._context = {column.name: encode(column.name, block.column(column.source)) for column in prepared.context}
+        self._timelines: dict[int, Timeline] = {}
+        self._is_new = None
+        if SPLIT_BEFORE in block.column_names:
+            same = pc.equal(block.column(SPLIT), block.column(SPLIT_BEFORE))
+            self._is_new = ~pc.fill_null(same, False).to_numpy()
 
-    def of(self, split: str) -> Iterator[Columns]:
-        """Yield the columns of one split."""
-        return self._train() if split == "train" else self._held(split)
+    def of(self, split: str) -> Iterator[tuple[bool, Columns]]:
+        """Yield the columns of one split, and whether its rows are new there; these come last."""
+        rows, first = self._train() if split == "train" else self._held(split)
+        if self._is_new is None:
+            parts = [np.arange(len(rows))]
+        else:
+            parts = [np.flatnonzero(self._is_new[rows] == new) for new in (False, True)]
+        for new, places in enumerate(parts):
+            for some in self._pieces(places, 1 + self._plan.negatives_for(split)):
+                yield bool(new), self._written(split, rows[some], first[some])
 
     def catalogue(self) -> pa.Table | None:
         """The catalogue of the block's users with an id, with their latest events; None without histories or users."""
@@ -151,70 +179,95 @@ class BlockRows:
         last, ids = last[ids > 0], ids[ids > 0]
         if not len(ids):
             return None
-        events = self._timeline.histories(last, self._history.length, with_own=True)
+        events = self._timeline(len(SPLITS) - 1).histories(last, self._history.length, with_own=True)
         table = prepared.users.table(int(ids[0]) - 1, len(ids))
         own = self._history.of_events(self._items, self._timestamps, self._timestamps[last], events)
         for name, column in own.items():
             table = table.append_column(name, to_arrow(column))
         return table
 
-    @cached_property
-    def _timeline(self) -> Timeline:
-        return Timeline.of(self.users, self._items)
-
-    @cached_property
-    def _seen(self) -> Seen:
-        return Seen.of(self.users, self._items, self._num_items)
+    def _timeline(self, code: int) -> Timeline:
+        """The events that rows of a split may see: those of train, also those of valid, or all of them."""
+        if code not in self._timelines:
+            self._timelines[code] = Timeline.of(self.users, np.where(self._splits <= code, self._items, 0))
+        return self._timelines[code]
 
     @cached_property
     def _seen_in_train(self) -> Seen:
         """For all users of the block, including those without train rows."""
-        items = np.where(self._splits == 0, self._items, 0)
-        return Seen.of(self.users, items, self._num_items)
+        return Seen.of(self.users, np.where(self._splits == 0, self._items, 0), self._num_items)
+
+    @cached_property
+    def _seen_up_to(self) -> dict[int, Seen]:
+        """Likewise in all splits up to one, with the events that the rows lack, by the number of the split."""
+        return {code: self._seen_by(code) for code in range(1, len(SPLITS))}
+
+    def _seen_by(self, code: int) -> Seen:
+        users, items = self.users, np.where(self._splits <= code, self._items, 0)
+        ids = self._plan.prepared.user_ids[self.users]
+        if self._plan.seen is None or not ids.any():
+            return Seen.of(users, items, self._num_items)
+        number_of = np.zeros(ids.max() + 1, np.int64)
+        number_of[ids] = self.users
+        least = int(ids[ids > 0].min())
+        owners, more = read_seen_pairs(self._plan.seen, SPLITS[: code + 1], range(least, len(number_of)))
+        among = np.isin(owners, ids)
+        users = np.concatenate([users, number_of[owners[among]]])
+        order = np.argsort(users, kind="stable")
+        return Seen.of(users[order], np.concatenate([items, more[among]])[order], self._num_items)
 
     @cached_property
     def _place_of_user(self) -> Ids:
         """The number of earlier rows of the same user, for each row."""
         return np.arange(len(self.users)) - np.searchsorted(self.users, self.users)
 
-    def _train(self) -> Iterator[Columns]:
-        rows, count = np.flatnonzero(self._splits == 0), self._plan.settings.train_negatives
+    def _train(self) -> tuple[Ids, Ids]:
+        """The rows of train, and the number of each one's first draw among its user's."""
+        rows, settings = np.flatnonzero(self._splits == 0), self._plan.settings
         if self._history is not None:
-            kept = self._plan.settings.train_rows(self._timeline, self.users, rows)
+            kept = settings.train_rows(self._timeline(0), self.users, rows)
             self._counts.count("short_histories", self.users[np.setdiff1d(rows, kept)])
             rows = kept
-        for piece in self._pieces(rows, 1 + count):
-            negatives = np.zeros((len(piece), 0), np.int64)
-            if count:
-                users, first = self.users[piece], self._place_of_user[piece] * count
-                negatives = self._drawn(self._plan.train_draws, self._seen_in_train, users, first, count, 0)
-            yield self._columns(piece, negatives, 0)
+        return rows, self._place_of_user[rows] * settings.train_negatives
 
-    def _held(self, split: str) -> Iterator[Columns]:
-        code, count = SPLITS.index(split), self._plan.num_negatives
-        listed = self._plan.listed if split == "test" else None
-        rows = np.flatnonzero(self._splits == code)
+    def _held(self, split: str) -> tuple[Ids, Ids]:
+        """Likewise of valid or test."""
+        rows = np.flatnonzero(self._splits == SPLITS.index(split))
         known = self._items[rows] > 0
         self._counts.count("unknown_targets", self.users[rows[~known]])
         rows = rows if self._plan.unknown_targets == "keep" else rows[known]
         users = self.users[rows]
         self._counts.count("unknown_users", users[self._plan.prepared.user_ids[users] == 0])
-        if listed is None and self._plan.draws.reject_seen:
-            possible = self._seen.num_unseen(users) > 0
+        seen, draws = self._of_held(split)
+        if self._plan.listed_for(split) is None and draws.reject_seen:
+            possible = seen.num_unseen(users) > 0
             self._counts.count("without_negatives", users[~possible])
             rows, users = rows[possible], users[possible]
-        first = (np.arange(len(rows)) - np.searchsorted(users, users)) * count
-        for at in self._pieces(np.arange(len(rows)), 1 + (count if listed is None else listed.shape[1])):
-            if listed is None:
-                negatives = self._drawn(self._plan.draws, self._seen, users[at], first[at], count, code)
-            else:
-                negatives = listed[users[at]]
-            columns = self._columns(rows[at], negatives, code)
-            if self._plan.by_series:
-                numbers = self._counts.series[split] + np.arange(len(at))
-                columns[SERIES] = np.repeat(numbers, 1 + negatives.shape[1])
-                self._counts.series[split] += len(at)
-            yield columns
+        return rows, (np.arange(len(rows)) - np.searchsorted(users, users)) * self._plan.negatives_for(split)
+
+    def _of_held(self, split: str) -> tuple[Seen, Draws]:
+        """What users of valid or test have seen, and what draws their candidates; those of valid know no test row."""
+        return self._seen_up_to[SPLITS.index(split)], self._plan.draws if split == "test" else self._plan.train_draws
+
+    def _written(self, split: str, rows: Ids, first: Ids) -> Columns:
+        """Some rows with their negatives, and with the numbers of their series if these have numbers."""
+        code, users, plan = SPLITS.index(split), self.users[rows], self._plan
+        count, listed = plan.negatives_for(split), plan.listed_for(split)
+        if listed is not None:
+            negatives = listed[users]
+        elif not count:
+            negatives = np.zeros((len(rows), 0), np.int64)
+        elif split == "train":
+            negatives = self._drawn(plan.train_draws, self._seen_in_train, users, first, count, code)
+        else:
+            seen, draws = self._of_held(split)
+            negatives = self._drawn(draws, seen, users, first, count, code)
+        columns = self._columns(rows, negatives, code)
+        if plan.by_series and split != "train":
+            numbers = self._counts.series[split] + np.arange(len(rows))
+            columns[SERIES] = np.repeat(numbers, 1 + count)
+            self._counts.series[split] += len(rows)
+        return columns
 
     def _drawn(self, draws: Draws, seen: Seen, users: Ids, first: Ids, count: int, code: int) -> Ids:
         """Items for each row (R, count); `first` (R,) is the number of a row's first draw among its user's."""
@@ -254,7 +307,7 @@ class BlockRows:
         if self._history is None:
             return {}
         length = self._history.length
-        events = self._timeline.histories(rows, length)
+        events = self._timeline(code).histories(rows, length)
         columns = self._history.of_events(self._items, self._timestamps, self._timestamps[rows], events)
         if not self._plan.settings.negative_history:
             return columns

@@ -15,22 +15,27 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from ibis.expr.types import Table
 from numpy.typing import NDArray
 
+from recspec.encoding import Vocabulary
 from recspec.errors import DataError
 from recspec.prepare.backend import Backend, Part
 from recspec.prepare.columns import metadata
 from recspec.prepare.context import Progress
-from recspec.prepare.growth import UNKNOWN_EVENTS_FILE, columns_of_events
 from recspec.prepare.histories import HistorySettings
-from recspec.prepare.interaction_columns import InteractionColumns, Source, prepare_columns
+from recspec.prepare.interaction_columns import Before, InteractionColumns, Source, prepare_columns
 from recspec.prepare.interaction_rows import BlockRows, Counts, Plan, blocks_of_users
 from recspec.prepare.list_memory import check_memory_limit
-from recspec.prepare.names import EVENT_WEIGHT, ITEM, LABEL, ROW, SERIES, SPLIT, SPLITS, TIMESTAMP, USER
+from recspec.prepare.names import EVENT_WEIGHT, ITEM, LABEL, NEW, ROW, SERIES, SPLITS, TIMESTAMP, USER
 from recspec.prepare.part_files import PartFiles, gather, part_writers
+from recspec.prepare.seen import write_seen
 from recspec.prepare.tables import count_rows, left_join, time_range
 from recspec.spec import Feature, FeatureSpec
+from recspec.storage import SEEN_FILE
+
+NUMBER = "__number__"  # column with the number of a row's user
 
 
 def write(
@@ -46,17 +51,22 @@ def write(
     """Write splits, vocabularies and catalogues. Raises DataError if nothing is left, or a catalogue repeats an id.
 
     Negatives of train are items the user did not act on in train. Items from valid and test may be drawn; excluding
-    them would leak the answers. The user never acted on the `num_negatives` items behind a positive of valid or test.
+    them would leak the answers. The user never acted on the `num_negatives` items behind a positive of test, whatever
+    the rating or weight of the event. Those behind a positive of valid are drawn without knowledge of test rows.
     """
     progress("sorting interactions", 0, None)
-    rows = backend.stage_by(source.rows, USER, source.order)
+    rows = source.rows if source.before else backend.stage_by(source.rows, USER, source.order)
     total = count_rows(backend, rows)
     if total == 0:
         raise DataError(f"{source.dataset}: no interaction is left to prepare; expected one row at least")
     progress("finding ids", 0, None)
     times = time_range(backend, rows)
     prepared = prepare_columns(backend, rows, source, settings, isinstance(times["first"], str))
+    if source.before:  # whose users keep their numbers
+        numbered = _numbered(backend, rows, prepared.everyone, folder / "work" / "numbers.parquet")
+        rows = backend.stage_by(numbered, NUMBER, source.order)
     prepared.fitted.encoders.save(folder)
+    write_seen(backend, folder, rows if source.seen is None else source.seen)
     if settings.history is None:
         prepared.users.write(folder / "users.parquet")
     prepared.items.write(folder / "items.parquet")
@@ -66,8 +76,9 @@ def write(
         prepared, settings, num_negatives, seed, backend.memory_limit, by_series=source.vocabularies == "train",
         unknown_targets=source.unknown_targets, weighted=source.weighted, decay=source.decay,
         listed=_listed_negatives(source.candidates, prepared),
+        seen=folder / SEEN_FILE if source.seen is not None else None,
     )  # fmt: skip
-    counts = _write_splits(backend, folder, rows, total, plan, progress)
+    counts = _write_splits(backend, folder, rows, total, plan, source.before, progress)
     if not counts.rows["train"] and prepared.history is not None:
         raise DataError(
             f"{source.dataset}: no train row has {settings.min_history} events before it; lower min_history"
@@ -76,59 +87,22 @@ def write(
     summary |= {"users": len(prepared.vocabulary(USER)), "items": len(prepared.vocabulary(ITEM))}
     summary |= {**times, **source.summary(total), **counts.summary(plan)}
     _note_left_out(source, plan, counts)
-    if source.growth is not None:
-        _save_growth(backend, folder, rows, source, plan)
     return _specification(folder, source, plan, counts, {**summary, **source.notes.summary()})
-
-
-def _save_growth(backend: Backend, folder: Path, rows: Table, source: Source, plan: Plan) -> None:
-    """Write how new events become rows, and why they can't."""
-    assert source.growth is not None
-    prepared, settings = plan.prepared, plan.settings
-    shortened = settings.min_history or settings.prefixes != "all"
-    why = "its events are weighted" if source.weighted else ""
-    why = why or ("min_history and prefixes left out train rows, whose events it does not hold" if shortened else "")
-    readable = {
-        role: columns_of_events(catalogue.readable)
-        for role, catalogue in (("user", source.users), ("item", source.items))
-        if catalogue is not None
-    }
-    num_negatives = plan.num_negatives
-    if source.candidates is not None:
-        num_negatives = len(source.candidates.column("negatives")[0])
-    told = {
-        "timestamp": source.growth.timestamp if source.timed else None,
-        "found_time_format": source.notes.time_format,
-        "missing_values": tuple(source.missing_values), "readable": readable, "num_negatives": num_negatives,
-        "seed": plan.seed,
-        "histories": HistorySettings(**settings.model_dump(include=set(HistorySettings.model_fields))),
-        "gap_unit": prepared.history.unit if prepared.history is not None else None,
-        "refused": source.growth.refused or why,
-    }  # fmt: skip
-    if source.growth.split == "time" and not told["refused"]:
-        told["unknown_events"] = _save_unknown_events(backend, folder, rows, source)
-    source.growth.model_copy(update=told).save(folder)
-
-
-def _save_unknown_events(backend: Backend, folder: Path, rows: Table, source: Source) -> int:
-    """Write the held-out events whose user or item is not in train, as raw as they are known; returns their number.
-
-    On Spark, the executors write them, into several files.
-    """
-    held, train = rows.filter(rows[SPLIT] != "train"), rows.filter(rows[SPLIT] == "train")
-    for name in (USER, ITEM):
-        held = left_join(held, train.select(name).distinct().mutate(**{f"in_train_{name}": True}), name)
-    held = held.filter(held[f"in_train_{USER}"].isnull() | held[f"in_train_{ITEM}"].isnull())
-    if source.described is not None:
-        held = left_join(held, source.described, ROW)
-    held = held.order_by(ROW).drop(f"in_train_{USER}", f"in_train_{ITEM}", SPLIT, ROW)
-    return count_rows(backend, backend.stage(held, folder / UNKNOWN_EVENTS_FILE))
 
 
 # --- the rows --------------------------------------------------------------------------------------------------------
 
 
-def _write_splits(backend: Backend, folder: Path, rows: Table, total: int, plan: Plan, progress: Progress) -> Counts:
+def _numbered(backend: Backend, rows: Table, everyone: Vocabulary, file: Path) -> Table:
+    """Rows with the number of their user."""
+    pq.write_table(pa.table({USER: everyone.values}), file)
+    numbers = backend.read_parquet([file], row=True)
+    return left_join(rows, numbers.select(USER, **{NUMBER: numbers[ROW]}), USER)
+
+
+def _write_splits(
+    backend: Backend, folder: Path, rows: Table, total: int, plan: Plan, before: Before | None, progress: Progress
+) -> Counts:
     counts = Counts(dict.fromkeys(SPLITS, 0), {})
     parts: list[PartFiles] = []
     done = 0
@@ -143,24 +117,32 @@ def _write_splits(backend: Backend, folder: Path, rows: Table, total: int, plan:
     for files, found in backend.each_part(rows, partial(_write_part, sent), report):
         parts.append(files)
         counts.add(found)
-    counts.chunks.update(gather(backend, folder, parts))
+    chunks = gather(backend, folder, parts)
+    if before is not None:
+        before.first_new.update({split: counts.rows[split] - counts.new[split] for split in SPLITS})
+    for split in SPLITS:
+        if both := [chunk for name in (split, f"{split}{NEW}") for chunk in chunks.get(name, ())]:
+            joined = tuple(file for chunk in both for file in chunk.files)
+            counts.chunks[split] = (both[0].model_copy(update={"files": joined}),)
     return counts
 
 
 def _write_part(plan: Plan, part: Part) -> tuple[PartFiles, Counts]:
     """Write the rows of a part's users; the series have numbers of no other part."""
     counts = Counts(dict.fromkeys(SPLITS, 0), {}, series=Counter(dict.fromkeys(SPLITS, part.first_row)))
-    features = {name: _features_of(plan, name) for name in SPLITS}
+    features = {f"{name}{end}": _features_of(plan, name) for end in ("", NEW) for name in SPLITS}
     with part_writers(part.folder, features) as (writers, users):
         for block in blocks_of_users(part, with_histories=plan.prepared.history is not None):
             made = BlockRows(block, plan, counts)
             for split in SPLITS:
-                for columns in made.of(split):
-                    writers[split].write(columns)
+                for is_new, columns in made.of(split):
+                    writers[f"{split}{NEW if is_new else ''}"].write(columns)
             if (table := made.catalogue()) is not None:
                 users.write(table)
             part.done(block.num_rows)
-    counts.rows.update({name: writer.num_rows for name, writer in writers.items()})
+    for split in SPLITS:
+        counts.new[split] = writers[f"{split}{NEW}"].num_rows
+        counts.rows[split] = writers[split].num_rows + counts.new[split]
     return PartFiles.of(part.folder, writers), counts
 
 
@@ -225,6 +207,7 @@ def _specification(
         drawn["train_negatives"] = plan.settings.train_negatives
     named = {"timestamp": TIMESTAMP} if source.timed else {}
     named |= {"event_weight": EVENT_WEIGHT} if source.weighted else {}
+    named["seen"] = SEEN_FILE
     told = metadata(source.dataset, {"user": USER, "item": ITEM}, summary, **named, **drawn)
     present = {name: tuple(names) for name, names in channels.items() if names}
     return FeatureSpec(_features_of(plan, "test"), counts.chunks, present, told, folder)

@@ -9,4 +9,9 @@ HISTORY, NEGATIVE_HISTORY, GAP = "history", "negative_history", "history_gap"
 ROW = "__row__"  # column with a row's place in its raw file; files with a column of this name are refused
 FILE_SPLIT = "__split__"  # column with the split of a row's file, if files are splits; likewise refused
 AS_IN_FILE = "\0"  # before the name of a column that a catalogue shows as its file holds it
+SEEN = "__seen__"  # column that says whether an event counts as seen, if the settings name types; likewise refused
 WEIGHT = "__weight__"  # column with the weight of a row's event, if the settings give weights; likewise refused
+SPLIT_BEFORE = "__split_before__"  # column with the split that a row had in the dataset before; likewise refused
+NEW = "-new"  # ends the name of the folder with those rows of a split that were not in it before
+DESCRIBES = {"user": "__user__", "item": "__item__"}
+"""Before the name of a column of the users' or items' file that rows of new events hold; likewise refused."""

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from recspec.files import whole_file
 from recspec.prepare.backend import Backend, Share
-from recspec.prepare.names import SPLITS
+from recspec.prepare.names import NEW, SPLITS
 from recspec.prepare.user_file import UserFile
 from recspec.spec import Chunk, Feature
 from recspec.storage import SplitWriter
@@ -51,7 +51,7 @@ def gather(backend: Backend, folder: Path, parts: Sequence[PartFiles]) -> dict[s
     """
     chunks: dict[str, tuple[Chunk, ...]] = {}
     joins: list[tuple[Sequence[Path], Path]] = []
-    for split in SPLITS:
+    for split in (*SPLITS, *(f"{split}{NEW}" for split in SPLITS)):
         own = [part for part in parts if part.chunks.get(split)]
         if not own:
             continue

@@ -200,6 +200,12 @@ class RawRows:
     notes: Notes
     problems: list[str] = field(default_factory=list)
     dropped: list[BooleanValue] = field(default_factory=list)  # where rows hold an invalid value and are left out
+    flattened: bool = False  # whether the rows of the files held lists of items
+
+    @property
+    def layout(self) -> RawLayout:
+        """The layout that the files have."""
+        return "sequences" if self.is_sequences or self.flattened else "rows"
 
     @property
     def is_sequences(self) -> bool:
@@ -373,6 +379,7 @@ def stage(
         staged = _json(backend, paths, reading, notes, folder)
     else:
         staged = _text(backend, paths, ids, reading, notes, folder)
+    as_staged = staged
     if not is_text and reading.layout != "rows":
         staged = _flattened(backend, staged, reading, notes, folder)
     table, parts, counts, texts = staged
@@ -382,7 +389,7 @@ def stage(
         table = _some_rows(table, sum(counts), reading, notes)
     if len(table.columns) > WIDE and len(paths) > 1:  # or each query names every column of every file
         table = backend.stage(table)
-    return RawRows(backend, table, parts, counts, texts, reading, notes)
+    return RawRows(backend, table, parts, counts, texts, reading, notes, flattened=staged is not as_staged)
 
 
 def _with_split(table: Table, counts: Sequence[int], splits: Sequence[str]) -> Table:

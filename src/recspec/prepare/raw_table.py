@@ -23,7 +23,7 @@ from recspec.encoding import TRUTH
 from recspec.errors import DataError, how_many, listed, nearest, shortened
 from recspec.prepare.backend import Backend
 from recspec.prepare.declared_values import note_markers, split_vectors, typed_as
-from recspec.prepare.names import FILE_SPLIT, ROW, WEIGHT
+from recspec.prepare.names import FILE_SPLIT, ROW, SEEN, WEIGHT
 from recspec.prepare.notes import Notes
 from recspec.prepare.raw_files import (
     LARGEST,
@@ -36,7 +36,7 @@ from recspec.prepare.raw_files import (
     number_of,
     stage,
 )
-from recspec.prepare.raw_weights import Weighting, event_weights
+from recspec.prepare.raw_weights import Weighting, event_weights, seen_events
 from recspec.prepare.tables import count_rows, fetch, figures
 from recspec.prepare.text_files import JsonFile
 from recspec.prepare.times import Times
@@ -134,6 +134,8 @@ class _Typing:
         typed = {name: self._column(name) for name in self.rows.table.columns if name not in (ROW, FILE_SPLIT)}
         if self.roles.weights:
             typed[WEIGHT] = event_weights(self.rows, self.roles.weights)
+        if self.roles.weights.seen:
+            typed[SEEN] = seen_events(self.rows, self.roles.weights)
         typed |= self._finite(typed)
         if self.rows.problems:
             raise DataError.of(self.rows.where, self.rows.problems)

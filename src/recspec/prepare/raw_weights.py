@@ -1,8 +1,8 @@
-"""The weight of each event: a column of numbers, the weight of the event's type, or their product."""
+"""The weight of each event (a column of numbers, the weight of its type, or their product), and whether it is seen."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import ibis
@@ -23,6 +23,7 @@ class Weighting:
     column: str | None = None  # of numbers
     event: str | None = None  # column of the event's type
     by_type: Mapping[str, float] = field(default_factory=dict)  # weights of the types of `event`
+    seen: tuple[str, ...] = ()  # types of `event` that count as seen; all if empty
 
     def __bool__(self) -> bool:
         return self.column is not None or bool(self.by_type)
@@ -41,6 +42,15 @@ def event_weights(rows: RawRows, given: Weighting) -> Values:
     return weight
 
 
+def seen_events(rows: RawRows, given: Weighting) -> Values:
+    """Whether each row's event counts as seen, by its type; adds a problem for each type that no row has."""
+    if given.event is None or given.event not in rows.table.columns:
+        return ibis.literal(True)
+    word, counts = _types(rows, given.event)
+    _refuse_absent(rows, "seen", given.event, given.seen, counts)
+    return word.isin(given.seen)
+
+
 def _numbers(rows: RawRows, name: str) -> Values:
     values = rows.table[name]
     if not (values.type().is_string() or values.type().is_numeric()):
@@ -54,23 +64,32 @@ def _numbers(rows: RawRows, name: str) -> Values:
 
 def _of_types(rows: RawRows, name: str, by_type: Mapping[str, float]) -> Values:
     """The weight of each row's type; a problem for types of the settings or of the data that the other lacks."""
-    text = rows.table[name].cast("string").strip()
-    word = text.fill_null("")
-    counted = rows.table.group_by(word=word).aggregate(rows=rows.table.count())
-    found = fetch(rows.backend, counted.order_by(ibis.desc("rows"), "word").limit(10_000)).to_pylist()
-    counts = {entry["word"]: entry["rows"] for entry in found}
-    known = [kind for kind in counts if kind]
-    held = _counted({kind: counts[kind] for kind in known})
-    for kind in by_type:
-        if kind not in counts:
-            rows.problems.append(f"setting 'event_weights': no row has the type '{shortened(kind)}' in column "
-                                 f"'{name}'{nearest(kind, known)}; found {held}")  # fmt: skip
-    without = {kind: counts[kind] for kind in known if kind not in by_type}
+    word, counts = _types(rows, name)
+    _refuse_absent(rows, "event_weights", name, by_type, counts)
+    without = {kind: count for kind, count in counts.items() if kind and kind not in by_type}
     if without:
         rows.problems.append(f"setting 'event_weights': no weight for {_counted(without)} in column '{name}'; give "
                              "each type a weight, or 0 to leave its rows out")  # fmt: skip
     rows.refuse(word == "", name, "expected a type in every row", ", the type of the event")
     return word.cases(*by_type.items(), else_=None).cast("float64")
+
+
+def _types(rows: RawRows, name: str) -> tuple[Values, dict[str, int]]:
+    """The type of each row, empty if it is missing, and the rows of each type, the most frequent first."""
+    word = rows.table[name].cast("string").strip().fill_null("")
+    counted = rows.table.group_by(word=word).aggregate(rows=rows.table.count())
+    found = fetch(rows.backend, counted.order_by(ibis.desc("rows"), "word").limit(10_000)).to_pylist()
+    return word, {entry["word"]: entry["rows"] for entry in found}
+
+
+def _refuse_absent(rows: RawRows, setting: str, name: str, named: Collection[str], counts: Mapping[str, int]) -> None:
+    known = {kind: count for kind, count in counts.items() if kind}
+    rows.problems.extend(
+        f"setting '{setting}': no row has the type '{shortened(kind)}' in column '{name}'{nearest(kind, [*known])}; "
+        f"found {_counted(known)}"
+        for kind in named
+        if kind not in known
+    )
 
 
 def _counted(counts: Mapping[str, int]) -> str:

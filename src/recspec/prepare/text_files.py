@@ -16,7 +16,7 @@ from typing import IO, Literal
 
 from recspec.errors import DataError, listed, nearest, shortened
 from recspec.files import LINE_BYTES, LineError, bounded_lines, opened, packing
-from recspec.prepare.names import FILE_SPLIT, ROW, WEIGHT
+from recspec.prepare.names import DESCRIBES, FILE_SPLIT, ROW, SEEN, SPLIT_BEFORE, WEIGHT
 
 ColumnType = Literal["int64", "float64", "string", "list"]  # a list holds text and occurs in JSON alone
 ROW_BYTES = 2 << 20  # most bytes of a row of a delimited file, which may span lines; see `LINE_BYTES` for JSON
@@ -74,7 +74,8 @@ def _name_problems(names: Sequence[str]) -> list[str]:
     for name in names:
         by_plain.setdefault(name.lower(), []).append(name)
     problems = [f"column '{name}' has a name that recspec needs for itself; rename it"
-                for name in (ROW, FILE_SPLIT, WEIGHT) if name in by_plain]  # fmt: skip
+                for name in by_plain if name in (ROW, FILE_SPLIT, WEIGHT, SEEN, SPLIT_BEFORE)
+                or name.startswith((*DESCRIBES.values(),))]  # fmt: skip
     problems += ["a column has an empty name; name it"] if "" in by_plain else []
     for same in by_plain.values():
         problems += [f"column '{shortened(name)}' stands more than once; rename all but one"

@@ -75,14 +75,28 @@ class Examples:
         return [self._of(user, int(number)) for user, number in zip(users, ids, strict=True)]
 
     def recommended(self, users: Sequence[Raw]) -> list[Recommendation]:
-        """The best items for some users.
+        """The best items for some users as before the held-out split, whose items may be hits.
 
         Raises:
             RecspecError: if the model can't recommend, for example because it needs a context.
         """
         from recspec.inference import Wanted
 
-        return self.run.predictor.recommend(Wanted(users=tuple(users), k=LISTED, context=self.context))
+        predictor = self.run.predictor
+        found: list[Recommendation] = []
+        for user, number in zip(users, predictor.catalogues.user_ids(users).tolist(), strict=True):
+            seen = tuple(self._raw("item", self._seen_before(number)))
+            asked = Wanted(users=(user,), k=LISTED, context=self.context, include_seen=True, exclude=seen)
+            found += predictor.recommend(asked)
+        return found
+
+    def _seen_before(self, number: int) -> NDArray[np.int64]:
+        """Items that a user has seen, without those that the held-out split alone holds."""
+        seen = self.run.predictor.recommender.seen
+        if not 0 <= number < seen.num_users:
+            return np.zeros(0, np.int64)
+        new = np.setdiff1d(self._held(number), seen.known_of(number).numpy())
+        return np.setdiff1d(seen.of(number).numpy(), new)
 
     @cached_property
     def context(self) -> dict[str, object]:
@@ -110,15 +124,19 @@ class Examples:
             history = self._titled(items[::-1][:HISTORY])
         else:
             history = tuple(predictor.liked(user, k=HISTORY))
-        held = np.zeros(0, np.int64)
-        if self._targets is not None:
-            held = self._targets[1][self._targets[0] == number]
-        held = held[held >= predictor.items.first_id]
+        held = self._held(number)
         seen = predictor.recommender.seen
-        known = seen.of(number).numpy() if 0 <= number < len(self._lengths) else np.zeros(0, np.int64)
+        known = seen.known_of(number).numpy() if 0 <= number < len(self._lengths) else np.zeros(0, np.int64)
         length = int(self._lengths[number]) if 0 <= number < len(self._lengths) else 0
         return Shown(user, length, history, frozenset(self._raw("item", held)), self._titled(held),
                      tuple(np.isin(held, known).tolist()))  # fmt: skip
+
+    def _held(self, number: int) -> NDArray[np.int64]:
+        """Items of a user's held-out positives."""
+        if self._targets is None:
+            return np.zeros(0, np.int64)
+        held: NDArray[np.int64] = self._targets[1][self._targets[0] == number]
+        return held[held >= self.run.predictor.items.first_id]
 
     def _titled(self, items: NDArray[np.int64]) -> tuple[str, ...]:
         known = self.run.predictor.items
@@ -133,7 +151,7 @@ class Examples:
     @cached_property
     def _lengths(self) -> NDArray[np.int64]:
         """(U,) items that each user acted on, as the model knows them."""
-        found: NDArray[np.int64] = self.run.predictor.recommender.seen.offsets.diff().numpy()
+        found: NDArray[np.int64] = self.run.predictor.recommender.seen.num_known.numpy()
         return found
 
     @cached_property

@@ -26,6 +26,7 @@ from recspec.storage.chunk_file import BLOCK_ROWS
 from recspec.storage.column_plan import ColumnPlan
 from recspec.storage.findings import Findings, sentences
 from recspec.storage.reader import length_problems, open_chunks, open_split, published_records
+from recspec.storage.seen_file import read_seen
 
 
 def check(spec: FeatureSpec) -> None:
@@ -44,6 +45,10 @@ def check(spec: FeatureSpec) -> None:
     except DataError as error:
         problems += error.problems
     problems += companion_problems(spec)
+    try:
+        read_seen(spec)
+    except DataError as error:
+        problems += error.problems or [str(error)]
     if problems:
         raise DataError.of(str(spec.folder), [*published_records(spec, problems), *problems])
 

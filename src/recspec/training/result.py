@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,7 +12,8 @@ import torch
 from recspec.bundle import Card, Seen, checkpoint
 from recspec.bundle import folder as bundle
 from recspec.calibration import Calibration
-from recspec.evaluation import ModelWarning, id_feature, interactions_of, positives
+from recspec.errors import DataError
+from recspec.evaluation import ModelWarning, id_feature, interactions_of, positives, seen_items
 from recspec.models import Interactions, ItemModel, Model
 from recspec.spec import FeatureSpec
 from recspec.training.build import Built
@@ -130,11 +132,26 @@ def inform(model: Model, spec: FeatureSpec) -> Interactions | None:
 
 
 def seen_of(spec: FeatureSpec, known: Interactions | None) -> Seen | None:
-    """The items that each user acted on, which recommendations leave out; read unless `known` to the model."""
+    """The items that each user acted on, which recommendations leave out, and those of which the model knows.
+
+    These are read unless they are `known` to the model already.
+    """
     if id_feature(spec, "user") is None or id_feature(spec, "item") is None:
         return None
-    found = positives(spec, _known(spec)) if known is None else known
-    return Seen(torch.from_numpy(found.offsets), torch.from_numpy(found.items), torch.from_numpy(found.counts))
+    known = positives(spec, _known(spec)) if known is None else known
+    return Seen.from_interactions(_seen(spec, known), known)
+
+
+def _seen(spec: FeatureSpec, known: Interactions) -> Interactions:
+    """Items with an event in any split. A dataset without the file of them is read to its last split."""
+    if "seen" in spec.companions:
+        return seen_items(spec, spec.splits)
+    for split in spec.splits:
+        held = spec.columns(split)
+        if split not in KNOWN and {spec.user_id, spec.item_id, spec.label}.issubset(held):
+            with suppress(DataError):  # a split that can't be read has no events to know of; `evaluate` says why
+                known = known.with_others(positives(spec, [split]))
+    return known
 
 
 def _known(spec: FeatureSpec) -> list[str]:

@@ -49,7 +49,7 @@ from recspec.training.settings import TrainSettings
 from recspec.training.warm_start import warm_start
 
 if TYPE_CHECKING:
-    from recspec.prepare import Grown
+    from recspec.datasets import Grown
 
 DATA = "data"
 
@@ -120,7 +120,7 @@ def update(
         require_libraries(kind)
         spec = _dataset_of(base, data)
         (folder / DATA).mkdir(parents=True)
-        from recspec.prepare import grow  # needs Ibis and DuckDB, which training does without
+        from recspec.datasets import grow  # needs Ibis and DuckDB, which training does without
 
         grown = grow(spec, events, folder / DATA)
         prepared = time.monotonic()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 from pathlib import Path
@@ -13,19 +12,25 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+from recspec.datasets import DATASETS, Grown, grow
+from recspec.datasets.table_events import EVENTS, GROWTH_FILE, GrowthRules
 from recspec.encoding import Encoders
 from recspec.errors import DataError
-from recspec.prepare import GROWTH_FILE, Grown, GrowthRules, grow
-from recspec.prepare.growing import time_cuts
-from recspec.prepare.growth import UNKNOWN_EVENTS_FILE
-from recspec.prepare.raw_files import Reading
+from recspec.prepare import PrepareContext
 from recspec.prepare.time_formats import example
 from recspec.spec import FeatureSpec
-from recspec.storage import PREPARE_FILE, Ragged, check, open_split
+from recspec.storage import PREPARE_FILE, Ragged, open_split
+from tests.dataset_cases import RATINGS, prepare_movielens, raw_pairs, write_latest
 from tests.made_up_events import NEW_ITEM, NEW_USER, prepared, shop_events, written
 
 Row = tuple[object, ...]
 COLUMNS_OF_EVENTS = ("user_id", "item_id", "timestamp")
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> FeatureSpec:
+    """A dataset of the known events, which no test changes."""
+    return prepared(tmp_path_factory.mktemp("shop"), shop_events()[0])
 
 
 def grown(folder: Path, events: pa.Table, **settings: object) -> tuple[FeatureSpec, Grown]:
@@ -50,26 +55,6 @@ def positives(spec: FeatureSpec, split: str) -> list[Row]:
     return sorted(zip(*found, strict=True), key=str)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "settings",
-    [{}, {"history": 6, "negative_history": True, "train_negatives": 1}, {"repeats": "first"}, {"split": "time"}],
-    ids=["plain", "histories", "once", "time"],
-)
-def test_a_grown_dataset_holds_the_rows_that_preparing_all_events_gives(
-    tmp_path: Path, settings: dict[str, object]
-) -> None:
-    known, new = shop_events()
-    context = {"context_features": ["hour"]} if "repeats" not in settings else {}
-    base, found = grown(tmp_path, new, **settings, **context)
-    whole = prepared(tmp_path / "all", pa.concat_tables([known, new]), **settings, **context)
-    check.check(found.spec)
-    # With split time, preparing everything again gives users and items no id that only held-out rows have.
-    for split in ("train",) if settings.get("split") == "time" else ("train", "valid", "test"):
-        assert positives(found.spec, split) == positives(whole, split)
-    assert open_split(base, "train").num_rows == found.first_new["train"]
-
-
 def strangers_held_out(numeric: bool) -> tuple[pa.Table, pa.Table]:
     """Events of which the held-out ones bring users and an item that train lacks, and later events."""
     known, new = shop_events()
@@ -79,61 +64,6 @@ def strangers_held_out(numeric: bool) -> tuple[pa.Table, pa.Table]:
             numbers = pc.rank(events.column(name).combine_chunks(), tiebreaker="dense").cast("int64")
             events = events.set_column(place, name, numbers)
     return events.slice(0, len(known) + len(new) // 2), events.slice(len(known) + len(new) // 2)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("numeric", [False, True])
-@pytest.mark.parametrize("settings", [{}, {"unknown_targets": "keep"}, {"repeats": "first", "history": 4}])
-def test_held_out_events_of_strangers_are_kept_for_later(
-    tmp_path: Path, numeric: bool, settings: dict[str, object]
-) -> None:
-    known, new = strangers_held_out(numeric)
-    base = prepared(tmp_path / "base", known, split="time", **settings)
-    assert GrowthRules.load(base.folder).unknown_events
-    (tmp_path / "grown").mkdir()
-    found = grow(base, written(tmp_path / "new.csv", new), tmp_path / "grown")
-    whole = prepared(tmp_path / "all", pa.concat_tables([known, new]), split="time", **settings)
-    assert positives(found.spec, "train") == positives(whole, "train")
-    pairs = pa.concat_tables([known, new]).select(["user_id", "item_id"])
-    expected = pairs.group_by(["user_id", "item_id"]).aggregate([]) if settings.get("repeats") else pairs
-    assert sum(len(positives(found.spec, split)) for split in found.spec.splits) == expected.num_rows
-    again = GrowthRules.load(found.spec.folder)
-    assert again.unknown_events == 0
-    assert not (found.spec.folder / UNKNOWN_EVENTS_FILE).exists()
-
-
-def test_a_dataset_without_the_held_out_events_of_strangers_is_refused(tmp_path: Path) -> None:
-    known, new = strangers_held_out(numeric=False)
-    base = prepared(tmp_path / "base", known, split="time", unknown_targets="keep")
-    events, rules = written(tmp_path / "new.csv", new), base.folder / GROWTH_FILE
-    (tmp_path / "grown").mkdir()
-    (base.folder / UNKNOWN_EVENTS_FILE).write_bytes(b"PAR1")
-    with pytest.raises(DataError, match=r"unknown_events.parquet can't be read: .*; prepare it again"):
-        grow(base, events, tmp_path / "grown")
-    rules.write_text(json.dumps({**json.loads(rules.read_text()), "unknown_events": None}))
-    with pytest.raises(DataError, match="an older recspec prepared it, which did not keep the held-out events"):
-        grow(base, events, tmp_path / "grown")
-
-
-@pytest.mark.parametrize("bad", ["link", "pipe"])
-@pytest.mark.parametrize("folder", [False, True])
-def test_the_held_out_events_of_strangers_are_read_from_the_dataset_alone(
-    tmp_path: Path, bad: str, folder: bool
-) -> None:
-    known, new = strangers_held_out(numeric=False)
-    base = prepared(tmp_path / "base", known, split="time")
-    file = base.folder / UNKNOWN_EVENTS_FILE
-    outside = file.rename(tmp_path / "outside.parquet")
-    if folder:
-        file.mkdir()
-    place = file / "part-0.parquet" if folder else file
-    if bad == "link":
-        place.symlink_to(outside)
-    else:
-        os.mkfifo(place)
-    (tmp_path / "grown").mkdir()
-    with pytest.raises(DataError, match=r"unknown_events.parquet can't be read: .*; prepare it again"):
-        grow(base, written(tmp_path / "new.csv", new), tmp_path / "grown")
 
 
 @pytest.mark.parametrize("bad", ["pipe", "link", "deep"])
@@ -160,7 +90,8 @@ def test_a_column_of_another_kind_than_the_held_out_events_is_told(tmp_path: Pat
     pq.write_table(lists, tmp_path / "new.parquet")
     (tmp_path / "grown").mkdir()
     with pytest.raises(
-        DataError, match=r"new.parquet: column 'kind' holds list.*; the events that the dataset holds have string there"
+        DataError,
+        match=r"new.parquet: column 'kind' holds array.*; the events that the dataset holds have string there",
     ):
         grow(base, tmp_path / "new.parquet", tmp_path / "grown")
 
@@ -190,16 +121,6 @@ def test_fitted_scales_stay(tmp_path: Path) -> None:
     assert np.array_equal(np.asarray(columns["hour"]), np.asarray(before.encode_column("hour", hours)))
 
 
-def test_train_files_are_shared_and_new_rows_stand_last(tmp_path: Path) -> None:
-    _, new = shop_events()
-    base, found = grown(tmp_path, new)
-    first, _ = found.spec.sources["train"][0].files
-    assert base.path(first).samefile(found.spec.path(first))
-    old = open_split(base, "train").read(0, 1 << 40)
-    rows = open_split(found.spec, "train").read(0, found.first_new["train"])
-    assert all(np.array_equal(np.asarray(old[name]), np.asarray(rows[name])) for name in ("user_id", "item_id"))
-
-
 def test_a_grown_dataset_grows_again(tmp_path: Path) -> None:
     known, new = shop_events()
     _, found = grown(tmp_path, new.slice(0, 40), history=6)
@@ -207,7 +128,7 @@ def test_a_grown_dataset_grows_again(tmp_path: Path) -> None:
     again = grow(found.spec, written(tmp_path / "more.csv", new.slice(40)), tmp_path / "again")
     whole = prepared(tmp_path / "all", pa.concat_tables([known, new]), history=6)
     assert all(positives(again.spec, split) == positives(whole, split) for split in ("train", "valid", "test"))
-    assert len(again.spec.sources["train"][0].files) == 3
+    assert again.spec.sources["train"][0].files == ("train/part-00000.parquet", "train-new/part-00000.parquet")
 
 
 def test_the_latest_events_of_a_user_go_on(tmp_path: Path) -> None:
@@ -244,16 +165,15 @@ def test_ratings_below_the_least_are_no_events(tmp_path: Path) -> None:
     assert (found.counts["events"], found.counts["left_out"]) == (54, 36)
 
 
-def test_every_missing_column_is_named(tmp_path: Path) -> None:
-    known, new = shop_events()
-    base = prepared(tmp_path / "base", known)
+def test_every_missing_column_is_named(tmp_path: Path, shop: FeatureSpec) -> None:
+    new = shop_events()[1]
     (tmp_path / "grown").mkdir()
     with pytest.raises(DataError, match=r"(?s)no column 'item_id'.*no column 'timestamp', the time"):
-        grow(base, written(tmp_path / "new.csv", new.select(["user_id", "kind"])), tmp_path / "grown")
+        grow(shop, written(tmp_path / "new.csv", new.select(["user_id", "kind"])), tmp_path / "grown")
     with pytest.raises(DataError, match=r"time.csv: no column 'timestamp', the time; found 'user_id', 'item_id'$"):
-        grow(base, written(tmp_path / "time.csv", new.select(["user_id", "item_id"])), tmp_path / "grown")
+        grow(shop, written(tmp_path / "time.csv", new.select(["user_id", "item_id"])), tmp_path / "grown")
     with pytest.raises(DataError, match="no such file; expected events in a file of CSV, JSON lines or Parquet"):
-        grow(base, tmp_path / "nothing.csv", tmp_path / "grown")
+        grow(shop, tmp_path / "nothing.csv", tmp_path / "grown")
 
 
 def test_events_that_are_all_known_are_no_new_ones(tmp_path: Path) -> None:
@@ -262,81 +182,6 @@ def test_events_that_are_all_known_are_no_new_ones(tmp_path: Path) -> None:
     (tmp_path / "grown").mkdir()
     with pytest.raises(DataError, match="holds no new event: each of its 599 rows repeats a known one"):
         grow(base, written(tmp_path / "new.csv", known.slice(1)), tmp_path / "grown")
-
-
-@pytest.mark.parametrize(
-    ("settings", "why"),
-    [
-        ({"half_life": 30.0}, "its events are weighted"),
-        ({"history": 6, "min_history": 2}, "min_history and prefixes left out train rows"),
-        ({"repeats": "last"}, "repeats=last"),
-    ],
-)
-def test_a_dataset_that_takes_no_new_events_says_why(tmp_path: Path, settings: dict[str, object], why: str) -> None:
-    known, _ = shop_events()
-    base = prepared(tmp_path / "base", known, **settings)
-    with pytest.raises(DataError, match=f"takes no new events: .*{why}.*; prepare all events again and train anew"):
-        GrowthRules.load(base.folder)
-
-
-def test_damaged_rules_and_other_datasets_are_refused(tmp_path: Path) -> None:
-    known, _ = shop_events()
-    base = prepared(tmp_path / "base", known)
-    file = base.folder / GROWTH_FILE
-    rules = json.loads(file.read_text())
-    for changed, message in (
-        ({**rules, "format": 9}, "format 9; this recspec reads 1"),
-        ({**rules, "split": "none"}, "growth.json: damaged.*split"),
-        ({**rules, "encoding": "../x"}, "growth.json: damaged.*encoding '../x' is not known"),
-        ({**rules, "gap_unit": float("nan")}, "growth.json: damaged.*gap_unit"),
-    ):
-        file.write_text(json.dumps(changed))
-        with pytest.raises(DataError, match=message):
-            GrowthRules.load(base.folder)
-    file.unlink()
-    with pytest.raises(DataError, match=r"takes no new events: it has no growth.json, which `recspec prepare` writes"):
-        GrowthRules.load(base.folder)
-
-
-def test_rules_that_are_not_those_of_the_rows_are_refused(tmp_path: Path) -> None:
-    known, new = shop_events()
-    base, events = prepared(tmp_path / "base", known, train_negatives=1), written(tmp_path / "new.csv", new)
-    file, grown_to = base.folder / GROWTH_FILE, tmp_path / "grown"
-    grown_to.mkdir()
-    rules = json.loads(file.read_text())
-    of_histories: dict[str, object] = rules["histories"]
-    for changed, name in (
-        ({"num_negatives": 10**12}, "num_negatives"),
-        ({"histories": {**of_histories, "train_negatives": 10**12}}, "histories.train_negatives"),
-        ({"histories": {**of_histories, "history": 6}}, "histories.history"),
-        ({"gap_unit": 1.0}, "gap_unit"),
-    ):
-        file.write_text(json.dumps({**rules, **changed}))
-        with pytest.raises(DataError, match=f"growth.json: other rows than the dataset's, by '{name}'; prepare"):
-            grow(base, events, grown_to)
-    file.write_text(json.dumps({**rules, "num_negatives": 10**9}))
-    lying = {**base.metadata, "test_samples_per_series": 10**9 + 1}
-    with pytest.raises(DataError, match=r"growth.json: other rows than the dataset's, by 'num_negatives'; prepare"):
-        grow(base.replace(metadata=lying), events, grown_to)
-
-
-def test_names_and_counts_of_others_do_not_stop_growth(tmp_path: Path) -> None:
-    known, new = shop_events()
-    base = prepared(tmp_path / "base", known)
-    (base.folder / "train").rename(base.folder / "train-mine")
-    (chunk,) = base.sources["train"]
-    moved = chunk.model_copy(update={"files": tuple(name.replace("train/", "train-mine/") for name in chunk.files)})
-    summary = {"updates": "many"}
-    strange = base.replace(sources={**base.sources, "train": (moved,)}, metadata={**base.metadata, "summary": summary})
-    (tmp_path / "grown").mkdir()
-    made = grow(strange, written(tmp_path / "new.csv", new), tmp_path / "grown").spec
-    assert [Path(name).parent.name for name in made.sources["train"][0].files] == ["train-mine", "train-00001"]
-    assert made.metadata["summary"]["updates"] == 1  # type: ignore[index]
-
-
-def test_the_cuts_of_time_are_those_of_the_preparation() -> None:
-    assert time_cuts(np.array([1, 2, 2, 3, 4, 5, 6, 7, 8, 9]), 0.2, 0.2) == (6.0, 8.0)
-    assert time_cuts(np.arange(10), 0.0, 0.0) == (float("inf"), float("inf"))
 
 
 def test_declared_types_hold_for_new_events_too(tmp_path: Path) -> None:
@@ -372,34 +217,35 @@ def test_declared_types_hold_for_new_events_too(tmp_path: Path) -> None:
         ("1600000000.5", "a whole number of at most 64 bits"),
     ],
 )
-def test_a_time_that_the_datasets_times_can_not_hold_is_refused(time: str, expected: str, tmp_path: Path) -> None:
-    known, new = shop_events()
-    base = prepared(tmp_path / "base", known)
+def test_a_time_that_the_datasets_times_can_not_hold_is_refused(
+    time: str, expected: str, tmp_path: Path, shop: FeatureSpec
+) -> None:
+    new = shop_events()[1]
     place = new.column_names.index("timestamp")
     times = pa.array([time, *map(str, new.column("timestamp").to_pylist()[1:])])
     file = written(tmp_path / "new.csv", new.set_column(place, "timestamp", times))
     (tmp_path / "out").mkdir()
     with pytest.raises(DataError, match=rf"'timestamp': line 2 is .*; expected {expected}"):
-        grow(base, file, tmp_path / "out")
+        grow(shop, file, tmp_path / "out")
 
 
-def test_a_file_of_a_header_alone_is_said(tmp_path: Path) -> None:
-    known, new = shop_events()
-    base = prepared(tmp_path / "base", known)
+def test_a_file_of_a_header_alone_is_said(tmp_path: Path, shop: FeatureSpec) -> None:
+    new = shop_events()[1]
     file = written(tmp_path / "new.csv", new.slice(0, 0))
     (tmp_path / "out").mkdir()
     with pytest.raises(DataError, match=r"new.csv: holds no row$"):
-        grow(base, file, tmp_path / "out")
+        grow(shop, file, tmp_path / "out")
 
 
-def test_times_that_can_not_be_read_are_told_without_settings_that_an_update_lacks(tmp_path: Path) -> None:
-    known, new = shop_events()
-    base = prepared(tmp_path / "base", known)
+def test_times_that_can_not_be_read_are_told_without_settings_that_an_update_lacks(
+    tmp_path: Path, shop: FeatureSpec
+) -> None:
+    new = shop_events()[1]
     place = new.column_names.index("timestamp")
     file = written(tmp_path / "new.csv", new.set_column(place, "timestamp", pa.array(["foo"] * len(new))))
     (tmp_path / "out").mkdir()
     with pytest.raises(DataError, match=r"'foo'.*write it as the dataset's times were written") as raised:
-        grow(base, file, tmp_path / "out")
+        grow(shop, file, tmp_path / "out")
     assert "time_format" not in str(raised.value)
 
 
@@ -412,31 +258,22 @@ def test_a_file_whose_events_are_held_already_is_refused(tmp_path: Path) -> None
         grow(found.spec, tmp_path / "copy.csv", tmp_path / "again")
 
 
-def test_every_option_of_reading_is_kept_for_new_events_or_has_no_meaning_for_them() -> None:
-    """An option that is added to `Reading` and forgotten here would change what new events mean, and tell nobody."""
-    of_other_files = {"rows", "rows_by", "seed", "layout", "columns", "mentioned", "item", "splits", "settable"}
-    options = {each.name for each in dataclasses.fields(Reading)}
-    assert options - of_other_files <= set(GrowthRules.model_fields)
-
-
 @pytest.mark.parametrize("time", ["1710000000000", "-5"])
-def test_a_time_in_another_unit_is_refused(time: str, tmp_path: Path) -> None:
-    known, new = shop_events()
-    base = prepared(tmp_path / "base", known)
+def test_a_time_in_another_unit_is_refused(time: str, tmp_path: Path, shop: FeatureSpec) -> None:
+    new = shop_events()[1]
     place = new.column_names.index("timestamp")
     times = pa.array([*map(str, new.column("timestamp").to_pylist()[1:]), time])
     file = written(tmp_path / "new.csv", new.set_column(place, "timestamp", times))
     (tmp_path / "grown").mkdir()
     told = rf"line {len(new) + 1} is {time}; expected seconds since 1970, as the dataset's times are, 2020-09-13 12:26"
     with pytest.raises(DataError, match=told):
-        grow(base, file, tmp_path / "grown")
+        grow(shop, file, tmp_path / "grown")
 
 
-def test_a_folder_is_no_file_of_events(tmp_path: Path) -> None:
-    base = prepared(tmp_path / "base", shop_events()[0])
+def test_a_folder_is_no_file_of_events(tmp_path: Path, shop: FeatureSpec) -> None:
     (tmp_path / "grown").mkdir()
-    with pytest.raises(DataError, match="base: is a folder; expected events in a file of CSV"):
-        grow(base, tmp_path / "base", tmp_path / "grown")
+    with pytest.raises(DataError, match="data: is a folder; expected events in a file of CSV"):
+        grow(shop, shop.folder, tmp_path / "grown")
 
 
 def catalogue_of_items() -> pa.Table:
@@ -501,23 +338,6 @@ def test_a_new_item_shows_what_the_events_say_of_it(tmp_path: Path, in_lists: bo
     assert shown["sort"] == len(encoders.vocabularies["sort"])
 
 
-def test_a_dataset_of_an_older_recspec_shows_what_the_events_say_too(tmp_path: Path) -> None:
-    base = with_items_file(tmp_path / "base", in_lists=False)
-    file = base.folder / GROWTH_FILE
-    rules = json.loads(file.read_text())
-    assert rules["readable"]["item"] == {
-        "title": "name", "sort_text": "sort", "price in EUR_text": "price in EUR", "makers_text": "makers",
-        "year": "year", "in print": "in print",
-    }  # fmt: skip
-    older = {name: f"\0{column}" for name, column in rules["readable"]["item"].items()}
-    file.write_text(json.dumps({**rules, "readable": {"item": older}}))
-    (tmp_path / "grown").mkdir()
-    events = written(tmp_path / "new.csv", events_that_describe(shop_events()[1], **TOLD, makers="Ann|Dora"))
-    items = pq.read_table(grow(base, events, tmp_path / "grown").spec.folder / "items.parquet")
-    shown = items.slice(len(items) - 1).to_pylist()[0]
-    assert {name: shown[name] for name in SHOWN} == SHOWN
-
-
 def test_a_feature_of_another_name_than_its_column_is_shown_from_its_own_column(tmp_path: Path) -> None:
     """The rows hold a column `hour` of their own, so the item's hour is the column `hour_item` of new events."""
     folder = tmp_path / "base"
@@ -543,7 +363,7 @@ def test_new_items_of_which_the_file_tells_too_little_are_counted(tmp_path: Path
     (note,) = found.notes
     assert note == (
         f"1 new item, such as '{NEW_ITEM}', lacks values in 'name', 'sort', 'price in EUR', 'makers', 'year', "
-        "'in print': an update reads only the file of new events, and known ones keep their values; to give them, "
+        "'in print': an update reads them from the new events, features from events of train alone; to give them, "
         "delete this version, add the columns to the file and update again"
     )
     place = new.column_names.index("item_id")
@@ -553,7 +373,8 @@ def test_new_items_of_which_the_file_tells_too_little_are_counted(tmp_path: Path
     names = pa.array([None, "J 1", *(["New thing"] * (len(more) - 2))])
     found = grow(base, written(tmp_path / "some.csv", more.set_column(place, "name", names)), tmp_path / "some")
     (note,) = found.notes
-    assert note.startswith("1 of 3 new items, such as 'j0', lacks values in 'name': an update reads only")
+    # The events of j1 are held out, so it has the columns that are shown and no features.
+    assert note.startswith("2 of 3 new items, such as 'j0', lack values in 'name', 'sort', 'price in EUR', 'makers': ")
 
 
 DAYS = {"%d.%m.%Y": "{0:02}.11.2025", "%m/%d/%Y": "11/{0:02}/2025"}
@@ -578,3 +399,132 @@ def test_times_that_were_read_by_a_format_found_in_them_are_read_by_it_again(for
     expected = rf"write it as the dataset's times were written: {form}, such as {example(form)}"
     with pytest.raises(DataError, match=expected):
         grow(base, written(tmp_path / "bad.csv", bad), tmp_path / "bad")
+
+
+def test_rows_that_were_there_come_first_in_each_split(tmp_path: Path) -> None:
+    """So that training can go on from the new ones."""
+    _, new = shop_events()
+    base, found = grown(tmp_path, new)
+    for split in found.spec.splits:
+        names, last = ["user_id", "item_id", "timestamp", "label"], found.first_new[split]
+        held, rows = (open_split(each, split, names).read(0, 1 << 40) for each in (base, found.spec))
+        before = set(zip(*(np.asarray(held[name]).tolist() for name in names), strict=True))
+        now = list(zip(*(np.asarray(rows[name]).tolist() for name in names), strict=True))
+        positive = [row for row in now if row[-1] > 0]
+        assert {row for row in now[:last] if row[-1] > 0} == before & set(positive)
+        assert not before & {row for row in now[last:] if row[-1] > 0}
+    assert found.touched.tolist() == sorted(
+        Encoders.load(found.spec.folder).vocabularies["user_id"].encode(pc.unique(new.column("user_id"))).tolist()
+    )
+
+
+def test_trained_events_that_late_ones_push_into_test_are_counted(tmp_path: Path) -> None:
+    known, new = shop_events()
+    base = prepared(tmp_path / "base", known, split="time")
+    times = np.asarray(known.column("timestamp")).min() - 1 - np.arange(len(new))
+    late = new.set_column(new.column_names.index("timestamp"), "timestamp", pa.array(times))
+    (tmp_path / "grown").mkdir()
+    found = grow(base, written(tmp_path / "new.csv", late), tmp_path / "grown")
+    (note,) = (each for each in found.notes if "held out now" in each)
+    assert note == (
+        "18 events that the model has trained on are held out now, because late events moved the splits: the figures "
+        "of this version are too good; train anew to measure it"
+    )
+
+
+def test_features_that_a_file_does_not_give_stay(tmp_path: Path, shop: FeatureSpec) -> None:
+    (tmp_path / "grown").mkdir()
+    found = grow(shop, written(tmp_path / "new.csv", shop_events()[1].drop_columns(["kind"])), tmp_path / "grown").spec
+    before, after = (pq.read_table(each.folder / "items.parquet").column("kind").to_pylist() for each in (shop, found))
+    assert after == [*before, 0]
+
+
+@pytest.mark.parametrize("bad", ["damaged", "link", "pipe", "link in a folder"])
+def test_raw_events_are_read_from_the_dataset_alone(tmp_path: Path, bad: str) -> None:
+    known, new = shop_events()
+    base = prepared(tmp_path / "base", known)
+    place = base.folder / EVENTS
+    outside = place.rename(tmp_path / "outside.parquet")
+    if bad == "damaged":
+        place.write_bytes(b"PAR1")
+    elif bad == "pipe":
+        os.mkfifo(place)
+    elif bad == "link":
+        place.symlink_to(outside)
+    else:
+        place.mkdir()
+        (place / "part-0.parquet").symlink_to(outside)
+    (tmp_path / "grown").mkdir()
+    with pytest.raises(DataError, match=r"raw/events.parquet can't be read: .*; prepare it again"):
+        grow(base, written(tmp_path / "new.csv", new), tmp_path / "grown")
+
+
+def test_damaged_rules_and_those_of_other_rows_are_refused(tmp_path: Path) -> None:
+    known, new = shop_events()
+    base, events = prepared(tmp_path / "base", known, train_negatives=1), written(tmp_path / "new.csv", new)
+    file = base.folder / GROWTH_FILE
+    rules = json.loads(file.read_text())
+    settings = rules["settings"]
+
+    def with_settings(**changed: object) -> dict[str, object]:
+        return {**rules, "settings": {**settings, **changed}}
+
+    for number, (changed, message) in enumerate((
+        ({**rules, "format": 9}, "format 9; this recspec reads 2"),
+        (with_settings(split="never"), r"growth.json: damaged.*split"),
+        (with_settings(encoding="../x"), r"growth.json: damaged.*encoding '../x' is not known"),
+        (with_settings(num_negatives=10**12), "growth.json: other rows than the dataset's, by 'num_negatives'; prep"),
+        (with_settings(train_negatives=10**12), "growth.json: other rows than the dataset's, by 'train_negatives'; "),
+        (with_settings(history=6), "growth.json: other rows than the dataset's, by 'history'; prepare it again"),
+        ({**rules, "events": 599}, "raw/events.parquet is damaged: expected 599 events; prepare it again"),
+        (with_settings(item_features=[]), "growth.json: other features than the dataset's; prepare it again"),
+    )):  # fmt: skip
+        file.write_text(json.dumps(changed))
+        (tmp_path / f"out-{number}").mkdir()
+        with pytest.raises(DataError, match=message):
+            grow(base, events, tmp_path / f"out-{number}")
+    lying = base.replace(metadata={**base.metadata, "test_samples_per_series": 10**9 + 1})
+    file.write_text(json.dumps(with_settings(num_negatives=10**9)))
+    with pytest.raises(DataError, match=r"growth.json: other rows than the dataset's, by 'num_negatives'; prepare"):
+        grow(lying, events, tmp_path / "out-0")
+    file.unlink()
+    with pytest.raises(DataError, match=r"takes no new events: it has no growth.json, which `recspec prepare` writes"):
+        grow(base, events, tmp_path / "out-0")
+
+
+def test_rows_that_are_left_out_of_the_file_are_told(tmp_path: Path) -> None:
+    known, new = shop_events()
+    declared = {"hour": {"type": "number", "invalid": "drop"}}
+    base = prepared(tmp_path / "base", known, types=declared, context_features=["hour"])
+    hours = pa.array(["late", *map(str, new.column("hour").to_pylist()[1:])])
+    (tmp_path / "grown").mkdir()
+    file = written(tmp_path / "new.csv", new.set_column(new.column_names.index("hour"), "hour", hours))
+    found = grow(base, file, tmp_path / "grown")
+    assert [note for note in found.notes if note.startswith("1 row of new.csv, by invalid values: column 'hour': line")]
+    assert found.counts["events"] == len(new) - 1
+
+
+def test_sequences_go_on(tmp_path: Path) -> None:
+    lines = [" ".join(["1" + str(user), *(str(200 + (user + place) % 7) for place in range(3 + user % 3))])
+             for user in range(9)]  # fmt: skip
+    (tmp_path / "all.txt").write_text("\n".join(lines) + "\n")
+    table = DATASETS["table"]
+    table.prepare(PrepareContext(tmp_path / "all.txt", tmp_path / "data"), table.Settings(num_negatives=1))
+    (tmp_path / "new.txt").write_text("11 300\n19 200 201 300\n77 300 301 302 303\n")
+    (tmp_path / "grown").mkdir()
+    found = grow(FeatureSpec.load(tmp_path / "data"), tmp_path / "new.txt", tmp_path / "grown")
+    assert found.counts == {"events": 8, "users": 2, "items": 4, "left_out": 0}
+
+
+def test_ratings_of_movielens_go_on(tmp_path: Path) -> None:
+    first, later = [row for row in RATINGS if row[3] < 300], [row for row in RATINGS if row[3] >= 300]
+    base = prepare_movielens(write_latest(tmp_path / "raw", first), tmp_path / "part").spec
+    new = "".join(f"{user},{movie},{stars},{time}\n" for user, movie, stars, time in [*later, (5, 10, 4.0, 900)])
+    (tmp_path / "new.csv").write_text(f"user_id,movieId,rating,timestamp\n{new}")
+    (tmp_path / "grown").mkdir()
+    grown = grow(base, tmp_path / "new.csv", tmp_path / "grown").spec
+    whole = prepare_movielens(write_latest(tmp_path / "all", [*RATINGS, (5, 10, 4.0, 900)]), tmp_path / "whole").spec
+    for split in whole.splits:
+        assert sorted(raw_pairs(grown, split)) == sorted(raw_pairs(whole, split))
+    assert pq.read_table(grown.folder / "items.parquet").column("title")[0].as_py() == "Ten, The (1990)"
+    assert grown.metadata["dataset"] == "movielens"

@@ -1,0 +1,106 @@
+"""What a dataset of interactions keeps to take new events: its raw events, and the settings they were prepared by.
+
+DATA/growth.json          settings in which nothing is left to guess
+DATA/raw/events.parquet   every raw event that was read, with its types and the split that it got; Spark writes a folder
+DATA/raw/users.parquet, DATA/raw/items.parquet    the files of users and items, if there were any
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Self
+
+from ibis.expr.types import Table
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from recspec.datasets.table_features import Tables
+from recspec.datasets.table_settings import Settings
+from recspec.errors import DataError, problems_in
+from recspec.files import PathError, confined, read_json, whole_file
+from recspec.prepare import ROW, SPLIT, SPLIT_BEFORE, Backend, Before, count_rows, is_dated, left_join
+
+GROWTH_FILE = "growth.json"
+RAW = "raw"
+EVENTS = f"{RAW}/events.parquet"
+FORMAT = 2
+
+
+class GrowthRules(BaseModel):
+    """How events became rows."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: int = FORMAT
+    dataset: str
+    settings: Settings
+    """As a table's, with every role, format and threshold that was found."""
+    found_time_format: str | None = None
+    """The format that the times had, where none was set."""
+    dated: bool = False
+    """Whether times are seconds since 1970."""
+    events: int = Field(0, ge=0)
+    """How many events `EVENTS` holds."""
+
+    @classmethod
+    def of(cls, tables: Tables, split: Table, least: float | None, dataset: str, before: Before | None) -> Self:
+        """The rules by which some tables became `split`; `least` is the rating of an interaction."""
+        settings = tables.settings
+        found = {
+            "min_rating": least, "rating": settings.rating if least is not None else None,
+            "timestamp": tables.time, "rows": None, "files": (), "repeats": settings.repeats,
+        }  # fmt: skip
+        return cls(
+            dataset=dataset, settings=settings.model_copy(update=found), found_time_format=tables.notes.time_format,
+            dated=before.dated if before else tables.time is not None and is_dated(tables.backend, split),
+            events=count_rows(tables.backend, tables.rows),
+        )  # fmt: skip
+
+    def save(self, folder: Path) -> None:
+        """Write `growth.json` into a dataset's folder."""
+        with whole_file(folder / GROWTH_FILE) as temporary:
+            temporary.write_text(self.model_dump_json(indent=2, exclude_unset=True) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, folder: Path) -> GrowthRules:
+        """Read `growth.json`. Raises DataError if there is none, or a damaged one."""
+        file = folder / GROWTH_FILE
+        try:
+            if not confined(folder, GROWTH_FILE).is_file():
+                raise DataError(
+                    f"{folder}: takes no new events: it has no {GROWTH_FILE}, which `recspec prepare` writes for "
+                    "interactions (rows without a label) of table and movielens; prepare all events again and train "
+                    "anew"
+                )
+            found = read_json(file, most=1 << 20)
+            if isinstance(found, dict) and found.get("format", FORMAT) != FORMAT:
+                raise DataError(f"{file}: format {found['format']}; this recspec reads {FORMAT}")
+            return cls.model_validate(found)
+        except PathError as error:
+            raise DataError(f"{folder}: {error}") from None
+        except ValidationError as error:
+            raise DataError.of(f"{file}: damaged", problems_in(error)) from None
+
+
+def keep_raw(folder: Path, tables: Tables, split: Table, rules: GrowthRules) -> None:
+    """Write the raw events with the splits that they got, the files of users and items, and the rules."""
+    backend, rows = tables.backend, tables.rows
+    (folder / RAW).mkdir()
+    events = rows.drop(SPLIT_BEFORE) if SPLIT_BEFORE in rows.columns else rows
+    events = left_join(events, split.select(ROW, **{SPLIT_BEFORE: split[SPLIT]}), ROW)
+    backend.stage(events.order_by(ROW), folder / EVENTS)
+    for name, side in (("users", tables.users), ("items", tables.items)):
+        if side is not None:
+            backend.stage(side.order_by(ROW), folder / RAW / f"{name}.parquet")
+    rules.save(folder)
+
+
+def read_raw(backend: Backend, folder: Path, name: str) -> Table | None:
+    """A table that `keep_raw` wrote; None if it wrote none. Raises DataError if it can't be read."""
+    try:
+        place = confined(folder, f"{RAW}/{name}.parquet")
+        names = sorted(each.name for each in place.iterdir()) if place.is_dir() else []  # Spark's
+        parts = [f"{RAW}/{place.name}/{name}" for name in names if not name.startswith(("_", "."))]
+        files = [confined(folder, part) for part in parts] or [place]
+        return backend.read_parquet(files) if all(file.is_file() for file in files) else None
+    except (PathError, OSError, DataError, ValueError) as error:
+        raise DataError(f"{folder}: {RAW}/{name}.parquet can't be read: {error}; prepare it again") from None

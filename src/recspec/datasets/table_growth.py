@@ -1,0 +1,347 @@
+"""A prepared dataset of interactions takes new events: all of its events are prepared again, with the ids it has.
+
+New users, items and categories get the next ids. Fitted scales stay. In each split, rows that were there before come
+first, so that training can go on from the new ones.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import ibis
+import numpy as np
+from ibis.expr.datatypes import DataType
+from ibis.expr.types import BooleanValue, Table
+from ibis.expr.types import Column as Values
+from numpy.typing import NDArray
+
+import recspec
+from recspec.datasets.table import roles_of, write_interactions
+from recspec.datasets.table_events import EVENTS, GROWTH_FILE, GrowthRules, read_raw
+from recspec.datasets.table_features import OURS, FeaturePlan, Tables, plan_features
+from recspec.datasets.table_settings import Role, Settings
+from recspec.encoding import TRUTH, Encoders
+from recspec.errors import DataError, listed, nearest
+from recspec.files import PathError, confined, read_json, special
+from recspec.prepare import (
+    DESCRIBES,
+    FILE_SPLIT,
+    ITEM,
+    ROW,
+    SECONDS,
+    SHOWN,
+    SPLIT_BEFORE,
+    TIMESTAMP,
+    USER,
+    WEIGHT,
+    Backend,
+    Before,
+    DuckDBBackend,
+    Notes,
+    RawRows,
+    Roles,
+    count_rows,
+    fetch,
+    fingerprint,
+    is_missing_marker,
+    number_of,
+    silent,
+    stage,
+    typed,
+)
+from recspec.spec import FeatureSpec
+from recspec.storage import PREPARE_FILE, open_split
+
+
+@dataclass(frozen=True)
+class Grown:
+    """A dataset with new events."""
+
+    spec: FeatureSpec
+    first_new: Mapping[str, int]
+    """Split -> number of the first row that the dataset before did not hold there."""
+    touched: NDArray[np.int64]
+    """Ids of the users with new events, ascending."""
+    counts: Mapping[str, int]
+    """`events`, `users` and `items` that are new, and `left_out` rows of the file."""
+    notes: tuple[str, ...] = ()
+    """What was changed or left out of the file, what is missing of new users and items, and train rows held out now."""
+
+
+def grow(base: FeatureSpec, events: Path, out: Path) -> Grown:
+    """Write into the empty folder `out` the dataset `base` with the raw events of a file (CSV, JSON lines, Parquet).
+
+    Raises:
+        DataError: if the dataset takes no new events, the file lacks a column, or no event of it is new.
+    """
+    started = time.perf_counter()
+    rules = GrowthRules.load(base.folder)
+    _check_rules(base, rules.settings)
+    _check_new(base, events)
+    before = Before(base, Encoders.load(base.folder), rules.dated)
+    work = out / "work"
+    with DuckDBBackend(work / "tables", None, None) as backend:
+        known = _known(backend, base, rules)
+        plan = plan_features(known, base.folder)
+        first = 1 + int(fetch(backend, known.rows.aggregate(last=known.rows[ROW].max())).column("last")[0].as_py())
+        new, told = _new_rows(events, rules, known, plan, first, _times(base) if rules.dated else None, work)
+        num_rows = count_rows(backend, new)
+        if not num_rows:
+            raise DataError(f"{events}: holds no row")
+        tables = replace(known, rows=backend.stage(_stacked(known.rows, new)), notes=Notes())
+        spec = write_interactions(out, tables, plan, silent, dataset=rules.dataset, before=before)
+        made = read_raw(backend, out, "events")
+        assert made is not None
+        kept = made.filter((made[ROW] >= first) & made[SPLIT_BEFORE].notnull())
+        users = fetch(backend, kept.select(user=kept[str(rules.settings.user)])).column("user")
+        if not len(users):
+            raise DataError(f"{events}: holds no new event: each of its {num_rows:,} rows repeats a known one, or its "
+                            "rating or weight is too low")  # fmt: skip
+        notes = (*told, *before.notes, *_held_out_now(tables, made))
+    shutil.rmtree(work, ignore_errors=True)
+    after = Encoders.load(out)
+    counts = {
+        "events": len(users),
+        **{f"{of}s": len(after.vocabularies[name]) - len(before.encoders.vocabularies[name])
+           for of, name in (("user", USER), ("item", ITEM))},
+        "left_out": num_rows - len(users),
+    }  # fmt: skip
+    spec = _finished(base, spec)
+    _record(base, spec, events, counts, started)
+    touched = np.unique(after.vocabularies[USER].encode(users))
+    return Grown(spec, before.first_new, touched[touched > 0], counts, notes)
+
+
+def _check_rules(base: FeatureSpec, settings: Settings) -> None:
+    """Refuse rules by which rows were not made that are there; these also bound how many negatives are drawn."""
+    drawn, lists = settings.train_negatives, base.role("history")
+    length = next((base.features[name].length for name in lists), None)
+    pairs: Mapping[str, tuple[object, object]] = {
+        "num_negatives": (settings.num_negatives + 1, base.metadata.get("test_samples_per_series", 1)),
+        "train_negatives": (drawn, base.metadata.get("train_negatives", 0)),
+        "history": (settings.history, length),
+    }
+    wrong = [name for name, (of_rules, of_rows) in pairs.items() if of_rules != of_rows]
+    rows = {split: open_split(base, split).num_rows for split in base.splits}
+    if any(count % (settings.num_negatives + 1) for split, count in rows.items() if split != "train"):
+        wrong.append("num_negatives")
+    wrong += ["train_negatives"] if drawn >= max(1, rows.get("train", 0)) else []
+    if wrong:
+        names = listed(dict.fromkeys(wrong))
+        raise DataError(f"{base.folder / GROWTH_FILE}: other rows than the dataset's, by {names}; prepare it again")
+
+
+def _check_new(base: FeatureSpec, events: Path) -> None:
+    """Refuse what is no file, and a file that the dataset holds already, as a job that is started again gives it."""
+    if not events.is_file():
+        what = "is a folder" if events.is_dir() else special(events) or "no such file"
+        raise DataError(f"{events}: {what}; expected events in a file of CSV, JSON lines or Parquet")
+    content = {**fingerprint(events), "name": None}
+    if any({**each, "name": None} == content for each in _inputs(base)):
+        held = f"the dataset {base.folder} holds the events of this file already"
+        raise DataError(f"{events}: {held}; name a file of new events")
+
+
+def _known(backend: Backend, base: FeatureSpec, rules: GrowthRules) -> Tables:
+    """The events that a dataset holds, and its files of users and items."""
+    found = {name: read_raw(backend, base.folder, name) for name in ("events", "users", "items")}
+    events = found["events"]
+    if events is None or count_rows(backend, events) != rules.events:
+        raise DataError(f"{base.folder}: {EVENTS} is damaged: expected {rules.events:,} events; prepare it again")
+    return Tables(backend, rules.settings, Notes(), events, found["users"], found["items"])
+
+
+# --- the new events --------------------------------------------------------------------------------------------------
+
+
+def _new_rows(
+    file: Path, rules: GrowthRules, known: Tables, plan: FeaturePlan, first: int, dates: str | None, work: Path
+) -> tuple[Table, list[str]]:
+    """The events of a file as the known ones are, numbered from `first`, and notes on what was changed or dropped.
+
+    `dates` says between which dates the known events are, whose times are seconds then.
+    """
+    settings, backend = rules.settings, known.backend
+    ids = (str(settings.user), str(settings.item))
+    reading = replace(settings.reading, splits=(), found_time_format=rules.found_time_format, settable=False)
+    rows = stage(backend, [file], ids, reading, Notes(), work)
+    aliases = {own: name for own, name in zip((*ids, settings.timestamp), (USER, ITEM, TIMESTAMP), strict=True)
+               if own and own not in rows.raw.columns and name in rows.raw.columns}  # fmt: skip
+    rows = replace(rows, raw=rows.raw.rename(aliases))
+    _check_columns(rows, settings)
+    there = {name for name in rows.raw.columns if name not in OURS}
+    held = {name: name for name in known.rows.columns if name in there}
+    kinds = {name: known.rows[name].type() for name in held}
+    for name, (column, kind) in _described(known, plan, there).items():
+        held[name], kinds[column] = column, kind
+    table = typed(rows, _roles(settings, kinds))
+    lists = {place.column: settings.list_separator for place in plan.places for column in plan.columns[place.role]
+             if column.name == place.name and (column.kind == "list" or column.is_list)}  # fmt: skip
+    if dates is not None:
+        far = ~table[str(settings.timestamp)].between(*SECONDS)
+        expected = f"seconds since 1970, as the dataset's times are, {dates}"
+        _refuse(rows, table, far, str(settings.timestamp), expected)
+    values = {name: _conformed(rows, table, column, kinds[column], lists.get(column), column == settings.timestamp)
+              for name, column in held.items()}  # fmt: skip
+    values |= {WEIGHT: table[WEIGHT]} if WEIGHT in table.columns else {}
+    ready_made = settings.splits if isinstance(settings.splits, str) else FILE_SPLIT
+    if ready_made in known.rows.columns and ready_made not in values:
+        values[ready_made] = ibis.literal("train")
+    new = table.select(**{ROW: table[ROW] + first}, **values)
+    return backend.stage(new), [*rows.notes.dropped, *rows.notes.changed]
+
+
+def _check_columns(rows: RawRows, settings: Settings) -> None:
+    there = [name for name in rows.raw.columns if name not in OURS]
+    needed = {settings.user: "", settings.item: "", settings.timestamp: ", the time", settings.weight: ", the weight"}
+    needed |= {settings.event: ", the type of the event"} if settings.event_weights else {}
+    if settings.rating is not None:
+        needed[settings.rating] = f", the rating, which is {settings.min_rating:g} or more of an event"
+    missing = [f"no column '{name}'{what}{nearest(name, there)}" for name, what in needed.items()
+               if name is not None and name not in there]  # fmt: skip
+    if missing:
+        between = "; " if len(missing) == 1 else "\n  "
+        raise DataError(f"{DataError.of(rows.where, missing)}{between}found {listed(there)}", missing)
+
+
+def _described(known: Tables, plan: FeaturePlan, there: Collection[str]) -> dict[str, tuple[str, DataType]]:
+    """The columns of a file that describe users or items as their files do: by the name that events hold them under."""
+    found: dict[str, tuple[str, DataType]] = {}
+    sides: tuple[tuple[Role, str | None, Table | None], ...] = (
+        ("user", known.settings.user, known.users), ("item", known.settings.item, known.items)
+    )  # fmt: skip
+    for role, key, side in sides:
+        if side is None:
+            continue
+        features = {column: feature for feature, column in plan.in_file(role).items()}
+        for column in side.columns:
+            name = features.get(column, column)
+            name = f"{column}_{role}" if name in known.rows.columns else name
+            if name in there and column not in (key, *OURS):
+                found[f"{DESCRIBES[role]}{column}"] = name, side[column].type()
+    return found
+
+
+def _roles(settings: Settings, kinds: Mapping[str, DataType]) -> Roles:
+    """What the columns of a file of new events are for, given the types of the known ones."""
+    roles = roles_of(settings)
+    others = {name: kind for name, kind in kinds.items() if name not in (*roles.ids, roles.time)}
+    texts = {name for name, kind in others.items() if kind.is_string()}
+    return replace(roles, texts=texts, categories=(), numbers={*roles.numbers} - texts,
+                   features=[name for name in others if name not in texts])  # fmt: skip
+
+
+def _conformed(rows: RawRows, table: Table, name: str, kind: DataType, separator: str | None, is_time: bool) -> Values:
+    """A column of new events with the type that it has in known ones."""
+    values = table[name]
+    own = values.type()
+    if own.is_array() and kind.is_array():
+        return values.cast(kind)
+    if own.is_array() or kind.is_array():
+        if separator is None or not (own.is_string() or kind.is_string()):
+            raise DataError(f"{rows.where}: column '{name}' holds {own}; the events that the dataset holds have {kind} "
+                            "there, so write it in the same way")  # fmt: skip
+        if own.is_array():
+            return values.cast("array<string>").join(separator)
+        return values.split(separator).filter(lambda each: each != "").cast(kind)
+    if kind.is_integer() and own.is_floating():
+        whole = "a whole number of at most 64 bits, as the dataset's times are"
+        whole = whole if is_time else "a whole number, as all known values are"
+        _refuse(rows, table, (values.abs() >= 2.0**63) | (values != values.floor()), name, whole)
+        return values.cast(kind)
+    if not own.is_string() or kind.is_string():
+        return values.cast(kind)
+    text = values.strip()
+    number = number_of(text, "int64" if kind.is_integer() else "float64").cast(kind)
+    made = ibis.coalesce(number, text.lower().cases(*TRUTH.items(), else_=None).cast(kind))
+    wrong = (text != "") & ~is_missing_marker(text) & made.isnull()
+    _refuse(rows, table, wrong, name, f"a {'whole ' if kind.is_integer() else ''}number, as all known values are")
+    return made
+
+
+def _refuse(rows: RawRows, table: Table, wrong: BooleanValue, name: str, expected: str) -> None:
+    """Raise DataError if some rows are wrong; it names the first ones."""
+    held = table.filter(wrong).order_by(ROW).limit(SHOWN).select(ROW, _value=table[name])
+    found = fetch(rows.backend, held).to_pydict()
+    if found[ROW]:
+        said = ", ".join(f"{place} is {value:.17g}" if isinstance(value, float) else f"{place} is {value!r}"
+                         for place, value in zip(rows.places(found[ROW]), found["_value"], strict=True))  # fmt: skip
+        raise DataError(f"{rows.where}: column '{name}': {said}; expected {expected}")
+
+
+def _stacked(known: Table, new: Table) -> Table:
+    """Known and new events one below the other; null where one lacks a column."""
+    kinds = {**new.schema(), **known.schema()}
+    both = [table.select(**{name: (table[name] if name in table.columns else ibis.null()).cast(kind)
+                            for name, kind in kinds.items()}) for table in (known, new)]  # fmt: skip
+    return both[0].union(both[1])
+
+
+# --- what was made ----------------------------------------------------------------------------------------------------
+
+
+def _held_out_now(tables: Tables, made: Table) -> list[str]:
+    """A note on the rows of train before that are held out now."""
+    trained = tables.rows.filter(tables.rows[SPLIT_BEFORE] == "train")
+    held = made.filter(made[SPLIT_BEFORE].isin(["valid", "test"]))
+    count = count_rows(tables.backend, held.semi_join(trained, ROW))
+    if not count:
+        return []
+    why = "because late events moved the splits: the figures of this version are too good; train anew to measure it"
+    return [f"{count:,} events that the model has trained on are held out now, {why}"]
+
+
+def _finished(base: FeatureSpec, spec: FeatureSpec) -> FeatureSpec:
+    """The saved specification, with what the one before says beyond it. Raises DataError if the features differ."""
+    now, then = ({name: feature.model_copy(update={"cardinality": None}) for name, feature in each.features.items()}
+                 for each in (spec, base))  # fmt: skip
+    if now != then or spec.channels != base.channels:
+        raise DataError(f"{base.folder / GROWTH_FILE}: other features than the dataset's; prepare it again")
+    old, own = (_mapping(each.metadata.get("summary")) for each in (base, spec))
+    updates = old.get("updates")
+    summary = {**old, **own, "updates": 1 + (updates if isinstance(updates, int) else 0)}
+    spec.replace(metadata={**base.metadata, **spec.metadata, "summary": summary}).save(spec.folder)
+    return FeatureSpec.load(spec.folder)
+
+
+def _times(base: FeatureSpec) -> str:
+    summary = _mapping(base.metadata.get("summary"))
+    return f"{summary.get('first')} to {summary.get('last')}"
+
+
+def _mapping(value: object) -> Mapping[str, object]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _inputs(base: FeatureSpec) -> list[dict[str, object]]:
+    """The raw files that a dataset was made from."""
+    found = _recorded(base).get("inputs")
+    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+
+
+def _recorded(base: FeatureSpec) -> dict[str, object]:
+    """What `prepare.json` says; nothing if it can't be read."""
+    try:
+        found = read_json(confined(base.folder, PREPARE_FILE))
+    except PathError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _record(base: FeatureSpec, spec: FeatureSpec, events: Path, counts: Mapping[str, int], started: float) -> None:
+    """Write `prepare.json`."""
+    record = {
+        **_recorded(base),
+        "inputs": [*_inputs(base), fingerprint(events)],
+        "recspec": recspec.__version__,
+        "grown_from": str(base.folder.resolve()),
+        "new": dict(counts),
+        "summary": spec.metadata.get("summary", {}),
+        "seconds": round(time.perf_counter() - started, 3),
+    }
+    (spec.folder / PREPARE_FILE).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")

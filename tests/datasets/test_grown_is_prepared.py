@@ -1,0 +1,166 @@
+"""Preparing all events at once and preparing a part that then grows give the same rows, splits and features."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
+import pytest
+
+from recspec.datasets import DATASETS, grow, table
+from recspec.encoding import Encoders, ScaleEncoder
+from recspec.prepare import SPLIT_BEFORE, Before, PrepareContext
+from recspec.spec import FeatureSpec
+from recspec.storage import Ragged, check, open_split
+
+Rows = list[tuple[object, ...]]
+USERS, ITEMS, NUM_EVENTS = 14, 9, 110
+HISTORIES = {"history": 4, "negative_history": True, "train_negatives": 2, "negatives": "popularity"}
+FEATURES = {"user_features": ["town"], "item_features": ["kind", "price", "maker"], "context_features": ["hour"]}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A way to prepare events, and what of them comes first."""
+
+    settings: Mapping[str, object] = field(default_factory=dict)
+    late: bool = False  # whether new events are of any time, and not the newest
+    timed: bool = True
+
+
+KINDS = {
+    "leave-one-out": Kind({**FEATURES, **HISTORIES}),
+    "leave-one-out-late": Kind({**FEATURES, **HISTORIES}, late=True),
+    "once": Kind({"repeats": "first", "item_features": ["kind"], "history": 3}, late=True),
+    "last": Kind({"repeats": "last", "min_interactions": 3}, late=True),
+    "weighted": Kind({"repeats": "sum", "weight": "stars", "half_life": None}, late=True),
+    "decayed": Kind({"half_life": "2d", "weight": "stars", "rating": None}),
+    "rated": Kind({"rating": "stars", "min_rating": 3, "train_negatives": 1}, late=True),
+    "time": Kind({**FEATURES, **HISTORIES, "split": "time"}),
+    "time-late": Kind({**FEATURES, "split": "time", "unknown_targets": "keep"}, late=True),
+    "prefixes": Kind({"history": 4, "min_history": 1, "prefixes": 2}, late=True),
+    "given": Kind({**FEATURES, **HISTORIES, "splits": "part"}, late=True),
+    "given-without-valid": Kind({"splits": "half", "history": 3}, late=True),
+    "given-untimed": Kind({"splits": "half", "history": 3, "timestamp": None}, timed=False),
+    "untimed": Kind({"timestamp": None, **HISTORIES}, timed=False),
+    "none": Kind({**FEATURES, "split": "none", "history": 4}, late=True),
+}  # fmt: skip
+
+
+def made_up(seed: int) -> pa.Table:
+    """Events whose features change, are missing, or are new at the end; user and item ids grow with time."""
+    rng = np.random.default_rng(seed)
+    places = np.arange(NUM_EVENTS)
+    users = (rng.random(NUM_EVENTS) * (3 + places * (USERS - 3) / NUM_EVENTS)).astype(int)
+    items = (rng.random(NUM_EVENTS) * (3 + places * (ITEMS - 3) / NUM_EVENTS)).astype(int)
+    times = 1_600_000_000 + 7_200 * np.sort(rng.integers(0, 80, NUM_EVENTS))  # some at the same time
+    towns = [None if rng.random() < 0.1 else f"town {(user + place // 40) % 4}" for place, user in enumerate(users)]
+    return pa.table({
+        "user_id": [f"u{user * 7 % 16:02d}" for user in users], "item_id": [f"i{item * 5 % 11:02d}" for item in items],
+        "timestamp": times, "town": towns, "kind": [f"k{item % 4}" for item in items],
+        "price": [1.37 * item + 0.777 * (place // 30) for place, item in enumerate(items)],  # no mean is a price
+        "maker": [f"m{place % 5}|m{item}" for place, item in enumerate(items)],
+        "hour": times // 3600 % 24 + 0.013 * places, "stars": rng.integers(1, 6, NUM_EVENTS),
+        "part": np.array(["train", "valid", "test"])[rng.choice(3, NUM_EVENTS, p=[0.7, 0.15, 0.15])].tolist(),
+        "half": np.where(rng.random(NUM_EVENTS) < 0.8, "train", "test").tolist(),
+    })  # fmt: skip
+
+
+def in_two(events: pa.Table, kind: Kind, seed: int) -> tuple[pa.Table, pa.Table]:
+    """The part that is prepared, and the rest; every split has a row in the first."""
+    rng = np.random.default_rng(seed + 100)
+    new = rng.random(NUM_EVENTS) < 0.3 if kind.late else np.arange(NUM_EVENTS) >= 80
+    return events.filter(pa.array(~new)), events.filter(pa.array(new))
+
+
+def prepared(folder: Path, events: pa.Table, settings: Mapping[str, object]) -> FeatureSpec:
+    folder.mkdir(parents=True)
+    pa_csv.write_csv(events, folder / "rows.csv")
+    lists = {"lists": ["maker"]} if "maker" in settings.get("item_features", ()) else {}  # type: ignore[operator]
+    asked = table.Settings(**{"num_negatives": 2, **lists, **settings})  # type: ignore[arg-type]
+    DATASETS["table"].prepare(PrepareContext(folder / "rows.csv", folder / "data", threads=1), asked)
+    return FeatureSpec.load(folder / "data")
+
+
+def raw_rows(spec: FeatureSpec, split: str, *, negatives: bool = False) -> Rows:
+    """The rows of a split, sorted, with raw values in place of ids; positives alone unless `negatives`."""
+    if split not in spec.splits:
+        return []
+    encoders, columns = Encoders.load(spec.folder), open_split(spec, split).read(0, 1 << 40)
+    kept = np.flatnonzero(np.asarray(columns["label"]) >= (0 if negatives else 1))
+    drawn = () if negatives else spec.role("negative_history")
+    names = [name for name in columns if name not in ("series", *drawn)]
+    found = [decoded(encoders, spec, name, columns[name]) for name in names]
+    return sorted((tuple(column[row] for column in found) for row in kept.tolist()), key=str)
+
+
+def decoded(encoders: Encoders, spec: FeatureSpec, name: str, column: Any) -> list[object]:
+    space = encoders.vocabularies.get(spec.vocabulary(name)) if spec.features[name].is_categorical else None
+    if isinstance(scale := encoders.encoders.get(name), ScaleEncoder):  # scales stay those of the first part
+        numbers = np.round(np.asarray(column, np.float64) * scale.std + scale.mean, 3).tolist()
+        return [value if given else None for value, given in zip(numbers, np.asarray(column) != 0, strict=True)]
+    if isinstance(column, Ragged):
+        rows = column.tolist()
+        return [tuple(space.decode(np.array(row, np.int64)).to_pylist() if space else np.round(row, 3)) for row in rows]
+    return list(space.decode(column).to_pylist() if space else np.round(np.asarray(column, np.float64), 3).tolist())
+
+
+def catalogue(spec: FeatureSpec, role: str) -> dict[object, tuple[object, ...]]:
+    """The raw values of each user or item."""
+    encoders, held = Encoders.load(spec.folder), pq.read_table(spec.folder / f"{role}s.parquet")
+    found = []
+    for name in held.column_names:
+        column = held.column(name)
+        if pa.types.is_list(column.type):
+            column = Ragged.of(column.to_pylist(), np.float64 if pa.types.is_floating(column.type.value_type) else int)
+        found.append(decoded(encoders, spec, name, column) if name in spec.features else column.to_pylist())
+    return {row[0]: row[1:] for row in zip(*found, strict=True)}
+
+
+def same(one: FeatureSpec, two: FeatureSpec, *, negatives: bool = False) -> None:
+    """Row for row, split for split, feature for feature."""
+    for name, known in Encoders.load(one.folder).vocabularies.items():
+        other = Encoders.load(two.folder).vocabularies[name]
+        assert set(known.values.to_pylist()) >= set(other.values.to_pylist())  # a value that is gone keeps its id
+    for split in ("train", "valid", "test"):
+        assert raw_rows(one, split, negatives=negatives) == raw_rows(two, split, negatives=negatives), split
+    assert catalogue(one, "item") == catalogue(two, "item")
+    assert catalogue(one, "user") == catalogue(two, "user")
+
+
+QUICK = ("leave-one-out-late", "time", "given", "weighted")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in KINDS]
+)
+def test_growing_a_part_gives_what_preparing_all_gives(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = KINDS[name]
+    known, new = in_two(made_up(len(name)), kind, len(name))
+    base = prepared(tmp_path / "part", known, kind.settings)
+    pa_csv.write_csv(new, tmp_path / "new.csv")
+    (tmp_path / "grown").mkdir()
+    grown = grow(base, tmp_path / "new.csv", tmp_path / "grown")
+    check.check(grown.spec)
+    everything = pa.concat_tables([known, new])
+    whole = prepared(tmp_path / "whole", everything, kind.settings)
+    same(grown.spec, whole)
+    if "train_negatives" not in kind.settings:
+        return
+
+    def with_known_ids(folder: Path, tables: Any, plan: Any, progress: Any, **more: Any) -> FeatureSpec:
+        rows = tables.rows.mutate(**{SPLIT_BEFORE: table.ibis.null("string")})
+        before = Before(grown.spec, Encoders.load(grown.spec.folder), kind.timed)
+        return write(folder, replace(tables, rows=rows), plan, progress, before=before, **more)
+
+    write = table.write_interactions
+    monkeypatch.setattr(table, "write_interactions", with_known_ids)
+    same(grown.spec, prepared(tmp_path / "same ids", everything, kind.settings), negatives=True)
