@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Iterator
+from decimal import Decimal
 from typing import Any
 
 import duckdb
@@ -75,7 +76,7 @@ def test_categories_views_decimals_and_named_indexes_become_plain_columns() -> N
     unnamed = frame.set_axis(["u", "v", "w"])
     unnamed.index.name = None
     assert frames.to_table(unnamed).column_names == ["kind", "n"]
-    views = pa.table({"a": pa.array(["x"], pa.string_view()), "b": pa.array([1], pa.decimal128(5, 2)),
+    views = pa.table({"a": pa.array(["x"], pa.string_view()), "b": pa.array([Decimal("1.5")]),
                       "c": pa.array([["x"]], pa.list_(pa.string_view()))})  # fmt: skip
     large = {"a": np.array([1, 2**63], np.uint64), "b": np.array([1, 2], np.uint64)}
     assert frames.to_table(large).to_pydict() == {"a": ["1", "9223372036854775808"], "b": [1, 2]}
@@ -114,7 +115,6 @@ def test_columns_of_numpy_pandas_and_arrow_stand_in_one_dict() -> None:
     ({"a": [1, 2], "b": [1]}, "the data frame: can't be read"),
     ({"a": ["x", 1]}, "each column of one type"),
     ({"a": "abc"}, "expected a list of values"),
-    ({"a": [2**70]}, "too large"),
     (pd.Series([1]), "found Series of pandas"),
     (pa.table([[1], [2]], ["a", "a"]), "more than one column 'a'"),
 ])  # fmt: skip

@@ -29,6 +29,7 @@ from recspec.export.exported_model import (
     Arrays,
     EagerModel,
     Exportable,
+    ExportedModel,
     OnnxModel,
     open_exported_model,
     read_description,
@@ -162,6 +163,7 @@ def test_every_model_answers_any_number_of_rows_as_an_onnx_program(
     if form == "rows":
         assert made.description["auc"]["after"] == pytest.approx(made.description["auc"]["before"], abs=1e-3)
     assert json.loads((made.folder / "export.json").read_text()) == made.description
+    assert_ids_outside_their_range_are_unknown(program, check.call(range(7)))
     monkeypatch.setattr(onnx_graph, "NARROWEST", 2)  # every product of these small models
     for precision in ("int8", "bf16", "fp16"):
         assert_it_can_be_narrowed(made.folder / "model.onnx", precision, check)
@@ -187,6 +189,21 @@ def test_small_probabilities_keep_their_order(
     order = np.argsort(found["logit"][:, 0], kind="stable")
     assert (np.diff(found["probability"][order, 0]) >= 0).all()
     assert len(np.unique(found["probability"])) > check.rows / 10
+
+
+def assert_ids_outside_their_range_are_unknown(program: ExportedModel, inputs: Arrays) -> None:
+    """As id 0 in the first place of each feature; without a number where id 0 is a real value."""
+    for port in program.signature.inputs:
+        ends = np.iinfo(port.dtype) if port.num_ids is not None else None
+        for wrong in () if ends is None else (-1, port.num_ids, ends.max, ends.min):
+            unknown, given = (inputs[port.name].copy() for _ in range(2))
+            unknown[:, 0], given[:, 0] = 0, wrong
+            expected, found = (program.run({**inputs, port.name: each}) for each in (unknown, given))
+            for name in OUTPUTS:
+                if port.has_unknown:
+                    np.testing.assert_array_equal(found[name], expected[name], f"{port} at {wrong}")
+                else:
+                    assert np.isnan(found[name]).all(), f"{port} at {wrong}"
 
 
 def assert_it_can_be_narrowed(file: Path, precision: onnx_graph.Precision, check: Check) -> None:
@@ -590,6 +607,9 @@ def test_every_model_is_compiled_ahead_of_time(
     settings = replace(QUICK, format="pt2", precision=precision, tolerance=None if precision == "fp32" else 1e-2)
     made = export(bundled(name), tmp_path / "out", settings, read_by(name))
     assert {path.name for path in made.folder.iterdir()} == {"manifest.json", "model.pt2", "export.json"}
+    program = open_exported_model(made.folder)
+    check = Check(bundled(name).model, program.signature, sample_of(bundled(name), read_by(name)))
+    assert_ids_outside_their_range_are_unknown(program, check.call(range(7)))
 
 
 # --- Triton ----------------------------------------------------------------------------------------------------------

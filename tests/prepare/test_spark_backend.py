@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,8 @@ from recspec.encoding import Vocabulary
 from recspec.errors import DataError
 from recspec.prepare import interaction_rows, interactions
 from recspec.prepare.backend import Backend, Part, Share
+from recspec.prepare.notes import Notes
+from recspec.prepare.raw_files import Reading, stage
 from recspec.prepare.spark_backend import SparkBackend, _parts
 from recspec.prepare.splits import by_time
 from recspec.prepare.tables import count_rows, fetch
@@ -284,6 +287,25 @@ def test_columns_may_be_called_like_those_that_spark_adds(spark: Backend, tmp_pa
     assert fetch(spark, table).to_pylist() == [expected]
     pq.write_table(pa.table({name: [number] for name, number in expected.items() if name != ROW}), tmp_path / "p")
     assert fetch(spark, spark.read_parquet([tmp_path / "p"], row=True)).to_pylist() == [expected]
+
+
+@pytest.mark.slow
+def test_decimals_are_whole_numbers_by_the_rule_of_duckdb(spark: Backend, tmp_path: Path) -> None:
+    decimals = {"small": (38, 0, "5"), "large": (38, 0, f"{2**64}"), "scaled": (38, 10, f"{2**53 + 1}"),
+                "price": (10, 2, "1.5"), "tiny": (38, 20, "0.0000000001")}  # fmt: skip
+    columns = {name: pa.array([Decimal(text), Decimal(0), None], pa.decimal128(digits, scale))
+               for name, (digits, scale, text) in decimals.items()}  # fmt: skip
+    columns["unsigned"] = pa.array([2**64 - 1, 0, None], pa.uint64())
+    pq.write_table(pa.table(columns), tmp_path / "rows.parquet")
+    with connect("duckdb", folder=tmp_path / "work", threads=1) as duckdb:
+        found = []
+        for engine in (spark, duckdb):
+            rows = stage(engine, [tmp_path / "rows.parquet"], ("user", "item"), Reading(), Notes(), tmp_path)
+            found.append(fetch(engine, rows.table.order_by(ROW).select(*columns)).to_pydict())
+    expected = {"small": 5, "large": f"{2**64}", "scaled": 2**53 + 1, "price": 1.5, "tiny": 1e-10,
+                "unsigned": f"{2**64 - 1}"}  # fmt: skip
+    assert found[0] == found[1]
+    assert {name: values[0] for name, values in found[0].items()} == expected
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import re
 from datetime import UTC, date, datetime
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -292,6 +293,29 @@ def test_texts_are_read_as_numbers_once_however_many_values_they_are_compared_wi
 def test_several_values_are_found_as_one_is(text: str, rows: list[int]) -> None:
     table = SHOP.append_column("tiny", pa.array([44, 7, 0, 1, None], pa.int8()))
     table = table.append_column("large", pa.array([2**64 - 2, 0, 3, 4, None], pa.uint64()))
+    assert kept(text, table) == rows
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        ("id == 9007199254740993", [0]),
+        ("id != 9007199254740993", [1, 3, 4]),
+        ("id > 9007199254740992", [0, 3]),
+        ("id in (9007199254740993, 5.5)", [0, 4]),
+        ("id == 170141183460469231731687303715884105727", [3]),
+        ("wide == 170141183460469231731687303715884105727 or wide == 9223372036854775808", [0, 1]),
+        ("count < 170141183460469231731687303715884105727", [0, 1, 2, 3, 4]),
+        ("large == 18446744073709551615", [0]),
+    ],
+)
+def test_whole_numbers_are_exact_of_any_size_and_type(text: str, rows: list[int]) -> None:
+    table = pa.table({
+        "id": ["9007199254740993", "9007199254740992", None, f"{2**127 - 1}", "5.5"],
+        "wide": pa.array([Decimal(2**127 - 1), Decimal(2**63), Decimal(1), None, Decimal(2)], pa.decimal256(60, 0)),
+        "count": pa.array([2**62 + 1, 2**62, 1, 0, 5]),
+        "large": pa.array([2**64 - 1, 2**64 - 2, 0, None, 3], pa.uint64()),
+    })  # fmt: skip
     assert kept(text, table) == rows
 
 

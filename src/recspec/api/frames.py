@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from recspec.errors import DataError, MissingExtraError, RecspecError, SettingsError, listed, unknown
@@ -58,9 +59,9 @@ def chosen_kind(kind: str | None, otherwise: Kind | None = None) -> Kind:
 
 
 def to_table(frame: object, what: str = "the data frame") -> pa.Table:
-    """A frame of any kind as a pyarrow table of plain columns.
+    """A frame of any kind as a pyarrow table of the types that `recspec.encoding.plain` gives.
 
-    Dictionary-encoded (categorical) columns become their values. The named levels of a pandas index become columns.
+    The named levels of a pandas index become columns.
 
     Raises:
         DataError: if it is no frame, or a column can't be read; `what` names it.
@@ -70,7 +71,7 @@ def to_table(frame: object, what: str = "the data frame") -> pa.Table:
     try:
         table = _read(frame)
         names = _named(table.column_names)
-        return pa.table({name: _plain(column) for name, column in zip(names, table.columns, strict=True)})
+        return pa.table({name: _plain(name, column) for name, column in zip(names, table.columns, strict=True)})
     except (RecspecError, MemoryError) as error:
         if isinstance(error, RecspecError):
             raise DataError(f"{what}: {error}") from None
@@ -95,17 +96,35 @@ def _named(names: Iterable[object]) -> list[str]:
     return texts
 
 
+def _plain(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
+    from recspec.encoding import plain
+
+    try:
+        return plain(column)
+    except DataError as error:
+        raise DataError(f"column '{name}' {error}") from None
+
+
 def _read(frame: object) -> pa.Table:
     import pyarrow as pa
 
     match kind_of(frame):
         case "polars_lazy":
-            return pa.table(frame.collect())  # type: ignore[attr-defined]
+            return _read(frame.collect())  # type: ignore[attr-defined]
+        case "polars" if hasattr(frame, "schema"):
+            wide = [name for name, kind in frame.schema.items() if str(kind) in ("Int128", "UInt128")]
+            return _from_digits(frame.with_columns(frame[name].cast(str) for name in wide), wide)  # type: ignore[attr-defined,index]
+        case "duckdb":
+            kinds = zip(frame.columns, frame.types, strict=True)  # type: ignore[attr-defined]
+            wide = [name for name, kind in kinds if str(kind) == "UHUGEINT"]  # which DuckDB gives Arrow with a sign
+            quoted = ['"' + name.replace('"', '""') + '"' for name in wide]
+            casts = ", ".join(f"CAST({name} AS VARCHAR) AS {name}" for name in quoted)
+            return _from_digits(frame.project(f"* REPLACE ({casts})") if wide else frame, wide)  # type: ignore[attr-defined]
         case "pandas":  # its own stream would hold an index without a name as a column too
             if not hasattr(frame, "columns"):
                 raise TypeError(f"found {type(frame).__name__} of pandas")
             frame = frame.set_axis(_named(frame.columns), axis=1)  # type: ignore[attr-defined]
-            table = pa.Table.from_pandas(frame)
+            table = _of_pandas(frame)
             return table.drop_columns([name for name in table.column_names if name.startswith("__index_level_")])
         case "dict":
             assert isinstance(frame, Mapping)
@@ -124,8 +143,31 @@ def _read(frame: object) -> pa.Table:
     return pa.table(frame)
 
 
+def _from_digits(frame: object, names: Sequence[str]) -> pa.Table:
+    """A frame as a table, where the digits of some columns become numbers again, of more bits than Arrow's integers."""
+    import pyarrow as pa
+
+    table = pa.table(frame)
+    for name in names:
+        place = table.column_names.index(name)
+        table = table.set_column(place, name, table.column(name).cast(pa.decimal256(76, 0)))
+    return table
+
+
+def _of_pandas(frame: Any) -> pa.Table:
+    import pyarrow as pa
+
+    try:
+        return pa.Table.from_pandas(frame)
+    except OverflowError:  # a column of objects holds whole numbers of more than 64 bits
+        held = {name: _column(frame[name].to_numpy()) for name in frame.columns if frame[name].dtype == object}
+        return pa.Table.from_pandas(frame.assign(**{name: each.to_pylist() for name, each in held.items()}))
+
+
 def _column(values: object) -> pa.Array | pa.ChunkedArray:
     import pyarrow as pa
+
+    from recspec.encoding import as_column
 
     if isinstance(values, (pa.Array, pa.ChunkedArray)):
         return values
@@ -133,42 +175,10 @@ def _column(values: object) -> pa.Array | pa.ChunkedArray:
         return pa.chunked_array(values)
     if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
         raise TypeError(f"a column holds {values!r:.60}; expected a list of values")
-    return pa.array(values if hasattr(values, "__array__") else list(values), from_pandas=True)
-
-
-def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """A column without dictionaries, views, decimals and extension types."""
-    import pyarrow as pa
-
-    chunks = [_plain_array(chunk) for chunk in column.chunks] or [_plain_array(pa.array([], column.type))]
-    return pa.chunked_array(chunks)
-
-
-def _plain_array(array: pa.Array) -> pa.Array:
-    import numpy as np
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    kind, types = array.type, pa.types
-    if isinstance(kind, pa.BaseExtensionType):
-        return _plain_array(array.storage)
-    if types.is_dictionary(kind):  # a cast of the whole fails for dictionaries of views, as polars makes them
-        return _plain_array(array.dictionary).take(array.indices)
-    if types.is_string_view(kind) or types.is_binary_view(kind):
-        return array.cast(pa.large_string() if types.is_string_view(kind) else pa.large_binary())
-    if types.is_decimal(kind):
-        return array.cast(pa.float64())
-    if types.is_uint64(kind):  # ids of hashes do not fit into 63 bits
-        fits = (pc.max(array).as_py() or 0) < 1 << 63
-        return array.cast(pa.int64() if fits else pa.string())
-    of_lists = (types.is_list, types.is_large_list, types.is_fixed_size_list, types.is_list_view,
-                types.is_large_list_view)  # fmt: skip
-    if any(is_list(kind) for is_list in of_lists):
-        lengths = np.asarray(pc.fill_null(pc.list_value_length(array), 0), np.int64)
-        offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int64())
-        mask = array.is_null() if array.null_count else None
-        return pa.LargeListArray.from_arrays(offsets, _plain_array(array.flatten()), mask=mask)
-    return array
+    try:
+        return pa.array(values if hasattr(values, "__array__") else list(values), from_pandas=True)
+    except OverflowError:
+        return as_column([None if value != value else value for value in values])  # NaN is missing
 
 
 def from_table(table: pa.Table, kind: Kind) -> Any:
@@ -239,6 +249,8 @@ def _imported(library: str) -> Any:
 
 def as_ids(values: object, what: str) -> tuple[str | int, ...]:
     """Raw ids from one id, a list, a column of a data frame, or a frame of one column."""
+    from recspec.encoding import as_column, plain
+
     if values is None:
         return ()
     if isinstance(values, (str, int)) and not isinstance(values, bool):
@@ -253,6 +265,7 @@ def as_ids(values: object, what: str) -> tuple[str | int, ...]:
         found = [value.as_py() if hasattr(value, "as_py") else value for value in found]
     else:
         raise DataError(f"{what}: found {type(values).__name__}; expected an id or a list of ids")
+    found = [plain(as_column([value]))[0].as_py() if isinstance(value, Decimal) else value for value in found]
     wrong = [value for value in found if isinstance(value, bool) or not isinstance(value, (str, int))]
     if wrong:
         raise DataError(f"{what}: holds {wrong[0]!r:.60}; expected texts or whole numbers")

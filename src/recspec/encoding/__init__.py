@@ -24,7 +24,18 @@ from recspec.encoding.encoders import (
 )
 from recspec.encoding.growing import extended
 from recspec.encoding.hashing import CROSS_KEY
-from recspec.encoding.raw_columns import as_column, combined, in_strings, is_text, repeated, split_lists, widened
+from recspec.encoding.raw_columns import (
+    EXACT,
+    as_column,
+    combined,
+    decoded_type,
+    in_strings,
+    is_text,
+    plain,
+    repeated,
+    split_lists,
+    widened,
+)
 from recspec.encoding.raw_values import MISSING_NUMBERS, TRUTH, Encoded, Lists, cut
 from recspec.encoding.raw_vectors import BETWEEN, vectors_of
 from recspec.encoding.request_encoder import Arrays, RequestEncoder
@@ -46,12 +57,12 @@ from recspec.encoding.text_vectors import MOST_TEXTS, fit_projection
 from recspec.encoding.vocabulary import Vocabulary
 
 __all__ = [
-    "BETWEEN", "CROSS_KEY", "ENCODERS_FILE", "LEFT_OUT", "MISSING_NUMBERS", "MOST_TEXTS", "NO_EVENT",
+    "BETWEEN", "CROSS_KEY", "ENCODERS_FILE", "EXACT", "LEFT_OUT", "MISSING_NUMBERS", "MOST_TEXTS", "NO_EVENT",
     "NO_KNOWN_EVENT", "TRUTH",
     "UNKNOWN_ID", "VOCABULARIES", "Arrays", "BucketEncoder", "CrossEncoder", "Encoded", "Encoder", "Encoders",
     "HashEncoder", "Lists", "MissingValues", "NumberEncoder", "Predictions", "RequestEncoder", "ScaleEncoder", "Scaler",
     "TextEncoder", "VectorEncoder", "Vocabulary", "VocabularyEncoder", "as_column", "column_notes", "combined",
-    "count_missing", "cut", "encode_history", "extended", "fit_projection", "hashing", "in_strings", "is_text",
-    "misread_lists", "out_of_range", "raw_names", "raw_values", "read_encoders", "renumbered", "repeated", "row_at",
-    "split_lists", "text_vectors", "vector_scale", "vectors_of", "widened",
+    "count_missing", "cut", "decoded_type", "encode_history", "extended", "fit_projection", "hashing", "in_strings",
+    "is_text", "misread_lists", "out_of_range", "plain", "raw_names", "raw_values", "read_encoders", "renumbered",
+    "repeated", "row_at", "split_lists", "text_vectors", "vector_scale", "vectors_of", "widened",
 ]  # fmt: skip

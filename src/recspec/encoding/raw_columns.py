@@ -17,8 +17,12 @@ from recspec.errors import DataError, listed, shortened
 TEXT_BYTES = 2**31 - 1  # text that one array of type `string` can hold; more text is held as `large_string`
 SMALL = 4096  # rows up to which looking each value up costs less than finding the different ones, or than a hash table
 
+EXACT = 2.0**53  # float64 holds every whole number below
+
 RawValues: TypeAlias = Any
 """A sequence of Python values, a numpy array, or a pyarrow array or chunked array (pyarrow has no types)."""
+RawArray: TypeAlias = Any
+"""A pyarrow array, or a chunked one."""
 
 
 def split_lists(array: pa.Array, separator: str | None) -> tuple[pa.Array, NDArray[np.int64]]:
@@ -61,14 +65,87 @@ def as_column(values: Sequence[object]) -> pa.Array:
 
 
 def as_array(values: RawValues) -> pa.Array:
-    """Raw values as one array; booleans as whole numbers, dictionaries as their values."""
+    """Raw values as one array of the types that `plain` gives; booleans as whole numbers."""
     if not isinstance(values, (pa.Array, pa.ChunkedArray)):
         values = as_column(values)
-    if pa.types.is_dictionary(values.type):
-        values = values.cast(values.type.value_type)
+    values = plain(values)
     if isinstance(values, pa.ChunkedArray):
         values = combined(values)
     return values.cast(pa.int64()) if pa.types.is_boolean(values.type) else values
+
+
+def plain(values: RawArray) -> RawArray:
+    """An array or a chunked one in the few types that recspec reads; all values together decide.
+
+    Unsigned numbers of 64 bits, and decimals if all are whole, become int64 if all fit, else their digits as text.
+    Other decimals become float64. Dictionaries, views, run lengths and extension types become their values. All this
+    holds within lists too.
+
+    Raises:
+        DataError: for a type of another system that Arrow can't read.
+    """
+    chunks = values.chunks if isinstance(values, pa.ChunkedArray) else [values]
+    found = _plain_numbers(pa.chunked_array([_decoded(each) for each in chunks or [pa.array([], values.type)]]))
+    return found if isinstance(values, pa.ChunkedArray) else combined(found)
+
+
+def _plain_numbers(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    kind = column.type
+    if pa.types.is_uint64(kind):
+        return _int64_or_text(column)
+    if pa.types.is_decimal(kind):
+        try:
+            return _int64_or_text(column.cast(pa.decimal256(76, 0)))
+        except pa.ArrowInvalid:  # a fraction
+            return column.cast(pa.float64())
+    if pa.types.is_float16(kind):
+        return column.cast(pa.float32())
+    if _is_list(kind) and (within := _plain_numbers(flat := pc.list_flatten(column))) is not flat:
+        return pa.chunked_array([_lists(column, combined(within))])
+    return column
+
+
+def _int64_or_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    try:
+        return column.cast(pa.int64())
+    except pa.ArrowInvalid:
+        return column.cast(pa.string())
+
+
+def decoded_type(kind: pa.DataType) -> pa.DataType:
+    """The type of a column whose dictionaries have become their values."""
+    return _decoded(pa.nulls(0, kind)).type if "dictionary<" in str(kind) else kind
+
+
+def _decoded(array: pa.Array) -> pa.Array:
+    """An array without dictionaries, views, run lengths and extension types."""
+    kind, types = array.type, pa.types
+    if isinstance(kind, pa.BaseExtensionType):
+        if kind.extension_name == "arrow.opaque":
+            raise DataError(f"holds {kind}; cast it to text or to a number")
+        return _decoded(array.storage)
+    if types.is_dictionary(kind):  # a cast of the whole fails for dictionaries of views, as polars makes them
+        return _decoded(array.dictionary).take(array.indices)
+    if types.is_run_end_encoded(kind):
+        return _decoded(pc.run_end_decode(array))
+    if types.is_string_view(kind) or types.is_binary_view(kind):
+        return array.cast(pa.large_string() if types.is_string_view(kind) else pa.large_binary())
+    if types.is_list_view(kind) or types.is_large_list_view(kind) or _is_list(kind):
+        within = _decoded(flat := array.flatten())
+        if within is flat and _is_list(kind):
+            return array
+        return _lists(array, within)
+    return array
+
+
+def _lists(array: RawArray, values: pa.Array) -> pa.Array:
+    """Lists of the same lengths as those of an array, with other values."""
+    lengths = np.asarray(pc.fill_null(pc.list_value_length(array), 0), np.int64)
+    offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int64())
+    missing = array.is_null()
+    return pa.LargeListArray.from_arrays(
+        offsets, values, mask=combined(missing) if isinstance(missing, pa.ChunkedArray) else missing
+    )
 
 
 def combined(column: pa.ChunkedArray) -> pa.Array:
@@ -103,13 +180,15 @@ def in_strings(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _text(value: object) -> str | None:
-    return None if value is None else str(int(value) if isinstance(value, bool) else value)
+    """A value as `as_text` writes it: 3 for 3.0."""
+    if isinstance(value, bool) or (isinstance(value, float) and value.is_integer() and abs(value) < EXACT):
+        value = int(value)
+    return None if value is None else str(value)
 
 
 def whole_or_text(array: pa.Array) -> pa.Array:
     """The array as int64 where its type is a whole number, else as text."""
-    is_whole = pa.types.is_integer(array.type) and not pa.types.is_uint64(array.type)
-    return array.cast(pa.int64()) if is_whole else as_text(array)
+    return array.cast(pa.int64()) if pa.types.is_integer(array.type) else as_text(array)
 
 
 def as_text(array: pa.Array) -> pa.Array:
@@ -131,12 +210,10 @@ def as_text(array: pa.Array) -> pa.Array:
 def as_int64(array: pa.Array) -> pa.Array:
     """Whole numbers, null where a value is not one."""
     if pa.types.is_integer(array.type):
-        if pa.types.is_uint64(array.type):
-            array = pc.if_else(pc.less_equal(array, pa.scalar(np.iinfo(np.int64).max, pa.uint64())), array, None)
         return array.cast(pa.int64())
     if pa.types.is_floating(array.type):
         array = array.cast(pa.float64())
-        is_whole = pc.and_(pc.equal(pc.floor(array), array), pc.less(pc.abs(array), 2.0**53))
+        is_whole = pc.and_(pc.equal(pc.floor(array), array), pc.less(pc.abs(array), EXACT))
         return pc.if_else(pc.fill_null(is_whole, False), array, None).cast(pa.int64())
     return _parsed(as_text(array), whole, pa.int64())
 

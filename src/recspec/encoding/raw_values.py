@@ -30,7 +30,7 @@ UNKNOWN = 0  # the id of a value that the vocabulary does not hold; in a list, o
 MISSING_NUMBERS = ("n/a", "na", "#n/a", "null", "none", "nan", "-", "?", "\\n")
 TRUTH = {"true": 1, "false": 0}
 
-_WHOLE = re.compile(r"-?[0-9]{1,18}(\.0+)?")
+_WHOLE = re.compile(r"(-?[0-9]{1,19})(\.0+)?")
 # Python's float accepts more, such as `1_000` and digits of other scripts. No part matches in two ways: linear time.
 _NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?|[+-]?(nan|inf|infinity)", re.IGNORECASE)
 
@@ -62,7 +62,8 @@ def present(encoder: Settings, values: Sequence[Raw]) -> Sequence[Raw]:
 
 def missing_numbers(encoder: Settings) -> list[int]:
     """The whole numbers among the texts that mean missing: `-1` also means missing where it is a number."""
-    return [int(text) for text in encoder.missing_values if re.fullmatch(r"-?[0-9]{1,18}", text)]
+    texts = [text for text in encoder.missing_values if re.fullmatch(r"-?[0-9]{1,19}", text)]
+    return [number for text in texts if (number := whole(text)) is not None]
 
 
 def encode_ids(encoder: Settings, values: Sequence[Raw], known: Any = None, *, are_texts: bool = True) -> Ids:
@@ -119,13 +120,14 @@ def within(prints: Prints, cardinality: int) -> Ids:
 
 
 def whole(value: Raw) -> int | None:
-    """A text or number as a whole number; None where it is not one."""
-    if not isinstance(value, str):
-        return None if value is None else int(value)
-    text = value.strip()
-    if _WHOLE.fullmatch(text):
-        return int(text.partition(".")[0])
-    return TRUTH.get(text.lower())
+    """A text or number as a whole number of 64 bits; None where it is not one."""
+    if isinstance(value, str):
+        text = value.strip()
+        if (found := _WHOLE.fullmatch(text)) is None:
+            return TRUTH.get(text.lower())
+        value = found[1]
+    number = None if value is None else int(value)
+    return number if number is not None and -(2**63) <= number < 2**63 else None
 
 
 def _text(value: Raw) -> str | None:

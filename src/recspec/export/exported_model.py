@@ -30,8 +30,8 @@ TYPES = {"int32": torch.int32, "int64": torch.int64, "float32": torch.float32}
 class Exportable(nn.Module):
     """A model as a function of its inputs in the order of the signature: probability (B, 1) and logit (B, 1).
 
-    The probability is calibrated if the model is; the logit is the model's own, as ranking uses it.
-    With `autocast`, matrix products use that type.
+    The probability is calibrated if the model is; the logit is the model's own, as ranking uses it. Both are NaN for a
+    row with an id that `known_ids` can't answer. With `autocast`, matrix products use that type.
     """
 
     def __init__(self, model: Model, signature: Signature, autocast: torch.dtype | None = None) -> None:
@@ -39,15 +39,41 @@ class Exportable(nn.Module):
         self.model, self.signature, self.autocast = model, signature, autocast
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
+        known, strange = known_ids(dict(zip(self.signature.inputs, inputs, strict=True)))
         with torch.autocast("cpu", self.autocast or torch.bfloat16, enabled=self.autocast is not None):
-            batch = as_model_batch(dict(zip(self.signature.inputs, inputs, strict=True)))
+            batch = as_model_batch(known)
             if self.signature.form == "rows":
                 scores = self.model(batch)
             else:
                 items = {port.name: batch.pop(port.name) for port in self.signature.of_level("item")}
                 scores = self.model.score_items(batch, items)[0]
             logit = scores.float().unsqueeze(1)
-        return self.model.probabilities(logit), logit
+        probability = self.model.probabilities(logit)
+        for rows in strange:
+            probability, logit = (each.masked_fill(rows, torch.nan) for each in (probability, logit))
+        return probability, logit
+
+
+def known_ids(inputs: Mapping[Port, Tensor]) -> tuple[dict[Port, Tensor], list[Tensor]]:
+    """Inputs with id 0, unknown, in place of ids outside a feature's range, as int64.
+
+    Also returns masks (B, 1) of the rows with such an id of a feature whose id 0 is a real value. A gather would read
+    id -1 as the last one. The ids of one type and level are compared together, to spare the program small steps.
+    """
+    alike: dict[tuple[str, str, bool], dict[Port, int]] = {}
+    for port in inputs:
+        if port.num_ids is not None:
+            alike.setdefault((port.dtype, port.level, port.has_unknown), {})[port] = port.num_ids
+    known, strange = dict(inputs), list[Tensor]()
+    for (_, _, has_unknown), ports in alike.items():
+        ids = torch.cat([inputs[port] for port in ports], 1).long()
+        ends = torch.tensor([num_ids for port, num_ids in ports.items() for _ in range(port.width)])
+        wrong = (ids < 0) | (ids >= ends)
+        parts = torch.split(ids.masked_fill(wrong, 0), [port.width for port in ports], 1)
+        known |= dict(zip(ports, parts, strict=True))
+        if not has_unknown:
+            strange.append(wrong.any(1, keepdim=True))
+    return known, strange
 
 
 def as_model_batch(inputs: Mapping[Port, Tensor]) -> Batch:

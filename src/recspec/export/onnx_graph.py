@@ -90,7 +90,10 @@ def to_onnx(
     for found in (model.graph, *model.graph.input, *model.graph.output, *model.graph.initializer):
         del found.metadata_props[:]
     del model.functions[:]
-    return _named(simplify(model), [port.name for port in signature.inputs], outputs)
+    model = _named(simplify(model), [port.name for port in signature.inputs], outputs)
+    for found, port in zip(model.graph.input, signature.inputs, strict=True):
+        found.doc_string = port.ids
+    return model
 
 
 def refuse_output_names(signature: Signature, outputs: Sequence[str] = OUTPUTS) -> None:

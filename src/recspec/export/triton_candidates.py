@@ -52,8 +52,8 @@ class Finding:
 
     def candidates(self, user: int, found: Sequence[NDArray[Any]]) -> tuple[NDArray[np.int64], NDArray[np.uint16]]:
         """Ids (C,) and bits (C,) for a user's number, from a vector (1, d) or all scores (1, N) of each retriever."""
-        known, count = user >= self._described["first_user"], self._described["count"]
-        starts = self._arrays["seen_offsets"]
+        starts, count = self._arrays["seen_offsets"], self._described["count"]
+        known = self._described["first_user"] <= user < len(starts) - 1
         seen = self._arrays["seen_items"][starts[user] : starts[user + 1]] if known else ()
         hidden = np.asarray(seen, np.int64)
         lists = []

@@ -27,7 +27,7 @@ from recspec.bundle import Bundle
 from recspec.errors import ExportError, require_extra
 from recspec.export import onnx_graph, triton_best, triton_candidates
 from recspec.export import triton_repository as repository
-from recspec.export.exported_model import TYPES, OnnxModel, as_inputs, as_model_batch, unused_prefix
+from recspec.export.exported_model import TYPES, OnnxModel, as_inputs, as_model_batch, known_ids, unused_prefix
 from recspec.export.triton_repository import Backend
 from recspec.inference import Predictor
 from recspec.models import ItemModel, Model
@@ -51,7 +51,7 @@ class Query(nn.Module):
         self.model, self.ports, self.items = model, inputs, items
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        batch = as_model_batch(dict(zip(self.ports, inputs, strict=True)))
+        batch = as_model_batch(known_ids(dict(zip(self.ports, inputs, strict=True)))[0])
         model: Any = self.model
         if not has_vectors(model):
             return cast(Tensor, model.score_items(batch, self.items)).float()

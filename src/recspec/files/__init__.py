@@ -33,6 +33,7 @@ from recspec.files.outputs import (
     whole_file,
     whole_folder,
 )
+from recspec.files.parquet import open_parquet
 from recspec.files.paths import (
     PathError,
     confine,
@@ -50,7 +51,7 @@ from recspec.files.paths import (
 __all__ = [
     "LINE_BYTES", "PACKED", "LineError", "PathError", "beside", "bounded_lines", "check_unpacked",
     "clear_abandoned", "confine", "confined", "copy", "extract", "is_gzip", "is_locked", "is_own", "lines", "local",
-    "locked", "locked_inside", "made", "manifest", "masked", "most_unpacked", "named_path", "open_zip", "opened",
-    "packing", "parse_json", "put_in_place", "read_json", "read_text", "removed", "special", "staging",
+    "locked", "locked_inside", "made", "manifest", "masked", "most_unpacked", "named_path", "open_parquet", "open_zip",
+    "opened", "packing", "parse_json", "put_in_place", "read_json", "read_text", "removed", "special", "staging",
     "temporary_name", "too_much", "turn", "unpacked_name", "whole_file", "whole_folder",
 ]  # fmt: skip

@@ -13,7 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from recspec.batch import to_device
-from recspec.encoding import Predictions, Vocabulary, row_at
+from recspec.encoding import Predictions, Vocabulary, as_column, row_at
 from recspec.errors import DataError, SettingsError, SpecError, unknown
 from recspec.evaluation import as_batch, check_same_features, id_feature
 from recspec.inference.catalogue import ROLES
@@ -234,8 +234,7 @@ def recommended(
         raw = known.raw_ids("user", ids)
     else:
         ids = known.user_ids(users)
-        whole = all(isinstance(user, int) for user in users)
-        raw = pa.array(users, pa.int64()) if whole else pa.array([str(user) for user in users], pa.string())
+        raw = as_column(users) if users else pa.array([], pa.string())
     item = known.raw_ids("item", np.zeros(0, np.int64)).type
     kinds = {"user": raw.type, "known": pa.bool_(), "rank": pa.int32(), "item": item}
     staged = {} if predictor.pipeline is None else {"retrieved_by": pa.list_(pa.string())}

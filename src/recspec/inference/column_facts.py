@@ -26,6 +26,7 @@ from recspec.encoding import (
     TextEncoder,
     VocabularyEncoder,
     is_text,
+    plain,
 )
 
 Kind = Literal["choice", "choices", "number", "truth", "date", "image", "text", "other"]
@@ -82,13 +83,11 @@ class ColumnFacts:
 
 def facts_of_values(name: str, column: Column) -> ColumnFacts:
     """The facts of a column from its values."""
-    array = pa.chunked_array([column]) if isinstance(column, pa.Array) else column
+    array = plain(pa.chunked_array([column]) if isinstance(column, pa.Array) else column)
     kind = array.type
-    if pa.types.is_dictionary(kind):
-        array, kind = array.cast(kind.value_type), kind.value_type
     if pa.types.is_boolean(kind):
         return ColumnFacts(name, "truth")
-    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
         return _of_numbers(name, array)
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
         return _of_dates(name, array.cast(pa.timestamp("us", getattr(kind, "tz", None)), safe=False))

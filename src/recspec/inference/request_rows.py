@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from recspec.encoding import Encoders, raw_names, renumbered, row_at
+from recspec.encoding import Encoders, as_column, raw_names, renumbered, row_at
 from recspec.errors import DataError, RequestError, listed
 from recspec.spec import FeatureSpec
 
@@ -17,6 +17,8 @@ Row = Mapping[str, Any]
 
 SHOWN = 3
 """Problems of one kind that a message names."""
+MOST_BITS = 128
+"""Most bits of a whole number; a larger one is no id."""
 MAX_NOT_READ = 100
 """Most columns of a request that the model's data lacks; a note names them, and more are refused."""
 
@@ -78,38 +80,18 @@ def _wrong(value: Any, *, may_be_list: bool) -> str | None:
         return next((f"holds what {what}" for each in value if (what := _wrong(each, may_be_list=False))), None)
     if isinstance(value, (dict, list)):
         return f"is {'an object' if isinstance(value, dict) else 'a list'}; expected a text, number, boolean or null"
-    if isinstance(value, int) and not -(2**63) <= value < 2**63:
-        return f"is {value}; expected a whole number of 64 bits"
+    if isinstance(value, int) and value.bit_length() > MOST_BITS:
+        return f"is a whole number of {value.bit_length():,} bits; expected at most {MOST_BITS}"
     return None
 
 
 def _column(values: Sequence[Any]) -> pa.Array:
     if any(isinstance(value, list) for value in values):
         lists = [value for value in values if value is not None]
-        flat = _scalars([each for value in lists for each in value])
+        flat = as_column([each for value in lists for each in value])
         ends = np.cumsum([0, *(0 if value is None else len(value) for value in values)])
         return pa.LargeListArray.from_arrays(pa.array(ends, pa.int64()), flat)
-    return _scalars(values)
-
-
-def _scalars(values: Sequence[Any]) -> pa.Array:
-    kinds = {type(value) for value in values} - {type(None)}
-    if str in kinds and kinds != {str}:
-        return pa.array([_text(value) for value in values], pa.string())
-    if bool in kinds:
-        values = [int(value) if isinstance(value, bool) else value for value in values]
-    if float in kinds:
-        values = [None if value is None else float(value) for value in values]
-    return pa.array(values)
-
-
-def _text(value: Any) -> str | None:
-    """A number's text is that of the whole number where it is one, as files spell ids."""
-    if value is None or isinstance(value, str):
-        return value
-    if isinstance(value, float) and not value.is_integer():
-        return repr(value)
-    return str(int(value))
+    return as_column(values)
 
 
 def row_name(place: int, where: str, field: str = "") -> str:

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from recspec.encoding import as_column, repeated
 from recspec.errors import DataError, SettingsError, nearest
-from recspec.files import lines, local, special, whole_file
+from recspec.files import lines, local, open_parquet, special, whole_file
 from recspec.inference.columns import is_list
 
 ROWS = 65_536
@@ -39,7 +39,7 @@ def read_rows(path: Path) -> Iterator[pa.Table]:
         raise DataError(f"{path}: rows are read from {', '.join(ROW_FORMATS)}; found '{path.suffix}'")
     try:
         if path.suffix == ".parquet":
-            with pq.ParquetFile(path) as file:
+            with open_parquet(path) as file:
                 _check_names(path, file.schema_arrow.names)
                 for batch in file.iter_batches(ROWS):
                     batch.validate(full=True)  # refuses texts that are not UTF-8

@@ -46,7 +46,7 @@ def _numbers(rows: RawRows, name: str, declared: DeclaredColumn) -> Values | Non
     values, kind = rows.table[name], "int64" if declared.type == "integer" else "float64"
     if values.type().is_string():
         text = values.strip()
-        pattern, what = (WHOLE, "a whole number of 18 digits at most") if kind == "int64" else (NUMBER, "a number")
+        pattern, what = (WHOLE, "a whole number of 64 bits") if kind == "int64" else (NUMBER, "a number")
         wrong = values.notnull() & (text != "") & ~text.re_search(pattern)
         if declared.missing is None:
             markers = is_missing_marker(text)

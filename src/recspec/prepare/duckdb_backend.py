@@ -25,7 +25,7 @@ from ibis.expr.operations import Relation
 from ibis.expr.types import Table
 
 from recspec.errors import DataError, RecspecError, SettingsError
-from recspec.files import LINE_BYTES, is_gzip, opened
+from recspec.files import LINE_BYTES, is_gzip, open_parquet, opened
 from recspec.machine import total_memory
 from recspec.prepare.backend import Backend, Part, Share, T, Watch, X
 from recspec.prepare.names import ROW
@@ -404,7 +404,7 @@ def _explained_errors(memory_limit: int | None, raw: Sequence[Path]) -> Iterator
 def check_parquet(path: Path) -> None:
     """Read a Parquet file to its end, to raise an error that names it; slow, so called after a failure only."""
     try:
-        with pq.ParquetFile(path) as file:
+        with open_parquet(path) as file:
             for _ in file.iter_batches():
                 pass
     except (pa.ArrowException, OSError, ValueError) as error:
@@ -413,7 +413,7 @@ def check_parquet(path: Path) -> None:
 
 def _check_times(path: Path) -> None:
     """Raise an error that names the first time in milliseconds that engines, which count microseconds, can't hold."""
-    with pq.ParquetFile(path) as file:
+    with open_parquet(path) as file:
         times = [column for column in file.schema_arrow if pa.types.is_timestamp(column.type)]
         names = [column.name for column in times if column.type.unit == "ms"]
         row = 0

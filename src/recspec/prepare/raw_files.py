@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from ibis.expr.types import BooleanValue, StringValue, Table
 from ibis.expr.types import Column as Values
 
-from recspec.encoding import MISSING_NUMBERS
+from recspec.encoding import MISSING_NUMBERS, decoded_type
 from recspec.errors import DataError, SettingsError, how_many, listed, nearest, shortened
 from recspec.files import local, opened, unpacked_name
 from recspec.prepare.backend import Backend
@@ -41,7 +41,12 @@ PARQUET_SUFFIXES = (".parquet",)
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 TEXT_SUFFIXES = (".csv", ".tsv", ".txt", ".dat", ".data", ".inter")
 NUMBER = r"^[+-]?([0-9]{1,40}(\.[0-9]*)?|\.[0-9]+)([eE](\+?[0-9]{1,2}|\+?[12][0-9]{2}|-[0-9]{1,3}))?$"
-WHOLE = r"^[+-]?[0-9]{1,18}(\.0*)?$"
+MOST = str(2**63 - 1)
+_BELOW = "|".join(f"{MOST[:at]}[0-{int(digit) - 1}][0-9]{{{18 - at}}}" for at, digit in enumerate(MOST) if int(digit))
+WHOLE = rf"^[+-]?([0-9]{{1,18}}|{_BELOW}|{MOST})(\.0*)?$"  # of 64 bits
+FRACTION = r"\.0*[1-9]|[1-9]E-"  # of a decimal as engines write it
+BEYOND = "whole numbers, some of more than 63 bits, read as text"
+UNBROKEN = "decimals without a fraction in any row, read as whole numbers"
 PLAIN_WHOLE = r"^(0|-?[1-9][0-9]{0,17})$"
 OTHER_KINDS = {
     b"PK\x03\x04": ("a zip file, or a spreadsheet", "unpack it, or save it as CSV"),
@@ -54,6 +59,7 @@ OTHER_KINDS = {
     b"%PDF-": ("a PDF file", "export its table as CSV"),
 }
 """What a file is by its first bytes, where text is expected, and what to do."""
+MOST_DIGITS = 38  # of a decimal: DuckDB makes a float of one with more
 SHOWN = 3  # most rows named in a problem
 
 
@@ -233,29 +239,40 @@ class RawRows:
     @cached_property
     def table(self) -> Table:
         """The rows with null for declared missing values, and with few types for the many of Parquet."""
-        table, huge = self.raw, self._huge()
-        return table.mutate(**{name: self._plain(table[name], as_text=name in huge)
-                               for name in table.columns if name != ROW})  # fmt: skip
+        table, wide = self.raw, self._wide()
+        return table.mutate(**{name: self._plain(wide.get(name, table[name])) for name in table.columns if name != ROW})
 
-    def _huge(self) -> list[str]:
-        """Columns of unsigned numbers that int64 can't hold, such as hashes; they are read as text."""
-        table = self.raw
-        asked = [name for name in table.columns if table[name].type().is_uint64()]
-        if not asked:
-            return []
-        found = fetch(self.backend, table.aggregate(**{f"_{place}": table[name].max() for place, name in
-                                                       enumerate(asked)})).to_pylist()[0]  # fmt: skip
-        huge = [name for name, most in zip(asked, found.values(), strict=True) if (most or 0) >= 2**63]
-        if huge:
-            self.notes.inferred.append(f"{listed(huge)}: whole numbers of 64 bits without a sign, some of 2^63 or "
-                                       "more, read as text")  # fmt: skip
-        return huge
+    def _wide(self) -> dict[str, Values]:
+        """Decimals and unsigned numbers of 64 bits by the rule of `recspec.encoding.plain`, with notes."""
+        kinds = {name: self.raw[name].type() for name in self.raw.columns}
+        wide = {name: self.raw[name] for name, kind in kinds.items() if kind.is_uint64() or kind.is_decimal()}
+        if not wide:
+            return {}
+        texts = {name: values.cast("string") for name, values in wide.items()}
+        tests = {}
+        for place, name in enumerate(wide):
+            tests[f"broken_{place}"] = texts[name].re_search(FRACTION).cast("int64").max()
+            beyond = wide[name].notnull() & wide[name].try_cast("int64").isnull()
+            tests[f"beyond_{place}"] = beyond.cast("int64").max()
+        found = fetch(self.backend, self.raw.aggregate(**tests)).to_pylist()[0]
+        held, told = dict[str, Values](), dict[str, list[str]]()
+        for place, (name, values) in enumerate(wide.items()):
+            if found[f"broken_{place}"]:
+                held[name] = values.cast("float64").name(name)
+            elif found[f"beyond_{place}"]:
+                held[name] = texts[name].re_replace(r"\.0*$", "").name(name)
+                told.setdefault(BEYOND, []).append(name)
+            else:
+                held[name] = values.cast("int64").name(name)
+                if kinds[name].is_decimal() and kinds[name].scale:
+                    told.setdefault(UNBROKEN, []).append(name)
+        self.notes.inferred.extend(f"{listed(names)}: {what}" for what, names in told.items())
+        return held
 
-    def _plain(self, values: Values, *, as_text: bool) -> Values:
+    def _plain(self, values: Values) -> Values:
         declared = self.reading.types.get(values.get_name())
-        is_text = declared is not None and declared.type == "text"
-        if (as_text or is_text) and not values.type().is_string():
-            values = values.cast("string")  # before truth values become 1 and 0
+        if declared is not None and declared.type == "text" and not values.type().is_string():
+            values = _spelled(values)  # before truth values become 1 and 0
         kind = values.type()
         gone = self.reading.missing_values
         if declared is not None and declared.missing is not None:
@@ -266,7 +283,7 @@ class RawRows:
             return values.cast("int64")
         if kind.is_numeric():
             number = values.cast("int64" if kind.is_integer() else "float64")
-            numbers = [float(text) for text in gone if re.fullmatch(r"-?[0-9]{1,18}", text)]
+            numbers = [float(text) for text in gone if re.fullmatch(r"-?[0-9]{1,19}", text)]
             # As text, because DuckDB 2.0 evaluates isnan() by Parquet's statistics, which leave out NaN.
             wrong = number.cast("string").lower() == "nan" if not kind.is_integer() else ibis.literal(False)
             return ibis.ifelse(wrong | number.isin(numbers) if numbers else wrong, None, number)
@@ -318,6 +335,15 @@ def finite(rows: RawRows, name: str, numbers: Values) -> Values:
     wrong = numbers.abs() > LARGEST
     rows.refuse(wrong, name, "expected a finite number of at most 3.4e38", nullable=True)
     return ibis.ifelse(wrong, None, numbers)
+
+
+def _spelled(values: Values) -> StringValue:
+    """Values of any type as the text by which encoders find them: 42 for 42.0."""
+    if not values.type().is_floating():
+        return values.cast("string")
+    whole = ibis.ifelse((values % 1 == 0) & (values.abs() < 2.0**53), values, None)
+    text = values.cast("string")
+    return whole.cast("int64").cast("string").coalesce(ibis.ifelse(text.lower() == "nan", None, text))
 
 
 def is_missing_marker(text: StringValue) -> BooleanValue:
@@ -479,10 +505,15 @@ def _parquet(backend: Backend, paths: Sequence[Path]) -> Staged:
     counts = []
     for path in paths:
         try:
-            schema, expected = pq.read_schema(path), pq.read_schema(paths[0])
+            schema, expected = _schema(path), _schema(paths[0])
             counts.append(pq.read_metadata(path).num_rows)
         except (pa.ArrowException, OSError, ValueError) as error:
             raise DataError(f"{path}: not a Parquet file: {error}") from None
+        wide = [f"column '{shortened(each.name)}' is {each.type}" for each in schema
+                if pa.types.is_decimal256(each.type) and each.type.precision > MOST_DIGITS]  # fmt: skip
+        if wide:
+            raise DataError(f"{path}: {'; '.join(wide)}; expected decimals of at most {MOST_DIGITS} digits; cast them, "
+                            "or write text")  # fmt: skip
         if "" in schema.names:
             raise DataError(f"{path}: column {schema.names.index('') + 1} has an empty name; name it")
         check_names(path, schema.names)
@@ -493,6 +524,11 @@ def _parquet(backend: Backend, paths: Sequence[Path]) -> Staged:
                      for a, b in zip(schema, expected, strict=True) if not a.equals(b)]  # fmt: skip
             raise DataError(f"{path}: columns differ from those of {paths[0].name}: {'; '.join(kinds[:SHOWN])}")
     return backend.read_parquet(paths, row=True), paths, counts, expected.names
+
+
+def _schema(path: Path) -> pa.Schema:
+    """The columns of a Parquet file; those that one file stores as codes, and another does not, are the same."""
+    return pa.schema([(each.name, decoded_type(each.type)) for each in pq.read_schema(path)])
 
 
 def _flattened(backend: Backend, staged: Staged, reading: Reading, notes: Notes, folder: Path) -> Staged:

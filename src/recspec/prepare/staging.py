@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from ibis.expr.types import Table
 
+from recspec.encoding import decoded_type
 from recspec.errors import listed
 from recspec.files import is_gzip, most_unpacked, too_much
 from recspec.prepare.backend import Backend
@@ -75,17 +76,21 @@ def without_missing(backend: Backend, file: TextFile | JsonFile, table: Table) -
 def schema_of(path: Path, row: bool) -> dict[str, Any]:
     """Column names and Ibis types of a Parquet file, as engines read it."""
     fields = []
-    for name, kind in ((column.name, column.type) for column in pq.read_schema(path)):
-        plain = kind.value_type if pa.types.is_dictionary(kind) else kind
-        fields.append(pa.field(name, pa.timestamp("us", kind.tz) if pa.types.is_timestamp(kind) else plain))
+    for name, kind in _kinds(path):
+        fields.append(pa.field(name, pa.timestamp("us", kind.tz) if pa.types.is_timestamp(kind) else kind))
     schema = ibis.Schema.from_pyarrow(pa.schema(fields))
     return {ROW: "int64", **schema} if row else dict(schema)
 
 
 def nanosecond_columns(path: Path) -> list[tuple[str, bool]]:
     """Columns of nanoseconds, which engines read as microseconds, and whether they have a zone."""
-    kinds = ((column.name, column.type) for column in pq.read_schema(path))
-    return [(name, kind.tz is not None) for name, kind in kinds if pa.types.is_timestamp(kind) and kind.unit == "ns"]
+    times = ((name, kind) for name, kind in _kinds(path) if pa.types.is_timestamp(kind) and kind.unit == "ns")
+    return [(name, kind.tz is not None) for name, kind in times]
+
+
+def _kinds(path: Path) -> list[tuple[str, pa.DataType]]:
+    schema = pq.read_schema(path)
+    return [(name, decoded_type(kind)) for name, kind in zip(schema.names, schema.types, strict=True)]
 
 
 def quoted(name: str, mark: str = "'") -> str:

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from recspec.encoding import MISSING_NUMBERS, TRUTH, is_text
+from recspec.encoding import EXACT, MISSING_NUMBERS, TRUTH, combined, is_text, plain
 from recspec.errors import RequestError, shortened
 from recspec.retrieval.filters import Filter, Node, Not, Test, Value, quoted_name
 
@@ -35,6 +35,7 @@ ALWAYS = 8
 """Tests of a request that are made however many items there are."""
 WIDE = 32
 """Bytes of an item's value that cost as much to test as a short one."""
+WHOLE = re.compile(r"\s*[+-]?[0-9]{1,300}\s*", re.ASCII)
 WRITTEN_NUMBER = re.compile(
     r"""(?:[$€£¥]\s*|[A-Z]{3}\s+)?
         [+-]?(?:[0-9]{1,3}(?:[.,' \xa0][0-9]{3})+|[0-9]+)(?:[.,][0-9]+)?
@@ -76,12 +77,25 @@ class TestedColumn:
     @cached_property
     def spelled(self) -> tuple[NDArray[np.float64], str | None]:
         """The numbers that texts spell, NaN where they are missing; the first text that spells none."""
-        coded = self.values.dictionary_encode()
-        texts = coded.dictionary.to_pylist()
+        texts, places = self._coded
         numbers = [_number(text) for text in texts]
         wrong = next((text for text, number in zip(texts, numbers, strict=True) if number is None), None)
-        found = np.array([*numbers, None], np.float64)  # the last one for missing texts; None becomes NaN
-        return found[pc.fill_null(coded.indices, len(texts)).to_numpy(zero_copy_only=False)], wrong
+        return np.array([*numbers, None], np.float64)[places], wrong  # None becomes NaN
+
+    def where(self, holds: Callable[[int | float], bool]) -> Mask:
+        """Where texts spell a number for which `holds` is true. Whole numbers are exact, of however many digits."""
+        return np.array([*map(holds, self._exact), False], bool)[self._coded[1]]
+
+    @cached_property
+    def _exact(self) -> list[int | float]:
+        return [int(text) if WHOLE.fullmatch(text) else _number(text) or 0.0 for text in self._coded[0]]
+
+    @cached_property
+    def _coded(self) -> tuple[list[str], NDArray[np.int64]]:
+        """The different texts, and the place of each row's text among them; a missing one is behind the last."""
+        coded = self.values.dictionary_encode()
+        texts = coded.dictionary.to_pylist()
+        return texts, pc.fill_null(coded.indices, len(texts)).to_numpy(zero_copy_only=False)
 
     @cached_property
     def held(self) -> tuple[TestedColumn, NDArray[np.int64]]:
@@ -144,14 +158,10 @@ def _joined(node: Node, answers: Mapping[Test, Mask]) -> Mask:
 
 
 def _plain(column: Column) -> Column:
-    """One array, with NaN as missing, dictionaries as their values and decimals as float64."""
-    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    if isinstance(array, pa.ChunkedArray):  # more than 2 GiB of text
-        array = array.cast(pa.large_string()).combine_chunks()
-    if pa.types.is_dictionary(array.type):
-        array = array.cast(array.type.value_type)
-    if pa.types.is_decimal(array.type) or pa.types.is_float16(array.type):
-        array = array.cast(pa.float64())
+    """One array of the types that `recspec.encoding.plain` gives, with NaN as missing."""
+    array = plain(column)
+    if isinstance(array, pa.ChunkedArray):
+        array = combined(array)
     return pc.if_else(pc.is_nan(array), None, array) if pa.types.is_floating(array.type) else array
 
 
@@ -184,6 +194,8 @@ def _compared(name: str, sign: str, column: TestedColumn, value: Value) -> Mask:
                     ">=": pc.greater_equal}[sign]  # fmt: skip
         return _true(function(column.values, pa.scalar(value, kind)))
     numbers = _numbers(name, column, value)
+    if is_text(kind) and _is_large(value):
+        return column.where(lambda number: compare(number, value))
     if numbers.dtype == np.float32:  # 0.1 means the float32 that is nearest to it
         return np.asarray(compare(numbers, _as_floats([value], numbers.dtype)))
     return np.asarray(compare(numbers, int(value) if isinstance(value, bool) else value))
@@ -202,6 +214,8 @@ def _among(name: str, column: TestedColumn, values: Sequence[Value]) -> Mask:
     if not others:
         return found
     numbers = _numbers(name, column, next((value for value in others if isinstance(value, str)), others[0]))
+    if is_text(kind) and any(map(_is_large, others)):
+        return found | column.where({*others}.__contains__)
     if numbers.dtype.kind == "f":
         return found | np.isin(numbers, _as_floats(others, numbers.dtype))
     bounds = np.iinfo(numbers.dtype)
@@ -209,6 +223,11 @@ def _among(name: str, column: TestedColumn, values: Sequence[Value]) -> Mask:
     broken = [value for value in others if isinstance(value, float)]
     found |= np.isin(numbers, np.array(whole, numbers.dtype))
     return found | np.isin(numbers.astype(np.float64), broken) if broken else found
+
+
+def _is_large(value: Value) -> bool:
+    """Whether a number is beyond those whole ones that float64 tells apart."""
+    return isinstance(value, int) and abs(value) >= EXACT
 
 
 def _as_floats(values: Sequence[Value], dtype: np.dtype[Any]) -> NDArray[Any]:

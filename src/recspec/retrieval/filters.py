@@ -236,7 +236,7 @@ class _Parser:
             number = float(token.text)
             if not math.isfinite(number):
                 raise self._error(token.place, f"{shortened(token.text)} is too large a number")
-            return int(token.text) if re.fullmatch("[+-]?[0-9]{1,18}", token.text) else number
+            return int(token.text) if re.fullmatch("[+-]?[0-9]{1,300}", token.text) else number
         self._next -= 1
         if token.kind == "name":
             raise self._unexpected(f"a number, true, false, or a text in quotes: '{shortened(token.text)}'")

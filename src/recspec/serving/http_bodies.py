@@ -6,6 +6,7 @@ A body never takes more memory than the limit, compressed or not, whatever its h
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import zlib
 from collections import deque
@@ -22,6 +23,9 @@ from recspec.serving.batching import Limits
 
 JSON = "application/json"
 BINARY = "application/octet-stream"
+ZEROS = bytes.maketrans(b"123456789", b"000000000")
+LONG = b"0" * 19
+"""Digits, all written as 0, of a whole number that may have more than 64 bits."""
 LARGE = 1 << 20
 """A body of this many bytes or more is parsed in a thread, so that other requests are answered meanwhile."""
 PACKED: Mapping[str, int] = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
@@ -189,11 +193,19 @@ def parse_object(text: bytes | memoryview, what: str = "the body") -> dict[str, 
     """A JSON object."""
     try:
         data = orjson.loads(text)
-    except (orjson.JSONDecodeError, RecursionError) as error:
+        if LONG in bytes(text).translate(ZEROS):  # orjson makes floats of whole numbers beyond 64 bits
+            data = json.loads(bytes(text), parse_int=_whole)
+    except (ValueError, RecursionError) as error:
         raise RequestError(f"{what} is not JSON: {error}") from None
     if not isinstance(data, dict):
         raise RequestError(f"{what} is {str(data)[:40]!r}; expected a JSON object")
     return data
+
+
+def _whole(digits: str) -> int | str:
+    """A whole number of 64 bits; a larger one as its digits, by which encoders find it."""
+    number = int(digits)
+    return number if -(2**63) <= number < 2**64 else digits
 
 
 def json_response(data: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

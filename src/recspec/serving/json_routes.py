@@ -122,6 +122,7 @@ def _rank(predictor: Predictor, wanted: types.RankRequest, _until: float) -> dic
 
 def _candidates(given: list[Any]) -> list[Any]:
     """Candidates that are all raw ids, or all rows."""
+    given = [types.whole_id(each) for each in given]
     for index, each in enumerate(given):
         expected = None
         if isinstance(each, bool) or not isinstance(each, (str, int, dict)):

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, RootModel, StringConstraints, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, RootModel, StringConstraints, ValidationError
 from pydantic.config import JsonDict
 
 from recspec.encoding import row_at
@@ -20,7 +20,16 @@ from recspec.serving.http_bodies import parse_object
 SHOWN = 10
 """Problems of a request that its answer names."""
 
-RawId = Annotated[str, StringConstraints(max_length=1000)] | Annotated[int, Field(ge=-(2**63), lt=2**63)]
+
+def whole_id(value: object) -> object:
+    """3 for 3.0; another value as it is."""
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2.0**53 else value
+
+
+RawId = Annotated[
+    Annotated[str, StringConstraints(max_length=1000)] | Annotated[int, Field(ge=-(2**63), le=2**64 - 1)],
+    BeforeValidator(whole_id),
+]
 RowSchema: JsonDict = {"type": "object", "additionalProperties": {"$ref": "#/components/schemas/RawValue"}}
 
 Scalar = str | float | bool | None

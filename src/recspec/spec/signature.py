@@ -41,6 +41,14 @@ class Port:
     level: Level
     num_ids: int | None = None  # ids lie in [0, num_ids); None for numbers and raw values
     is_list: bool = False
+    has_unknown: bool = False  # id 0 is no real value, and an exported program reads ids outside the range as 0
+
+    @property
+    def ids(self) -> str:
+        """What the ids of an exported program may be, in words; empty for numbers."""
+        if self.num_ids is None:
+            return ""
+        return f"ids 0 to {self.num_ids - 1}; any other is {'0, unknown' if self.has_unknown else 'answered by NaN'}"
 
 
 @dataclass(frozen=True)
@@ -79,6 +87,7 @@ class _Input(_OfFile):
     level: Level
     num_ids: int | None = Field(None, ge=1, le=MOST_IDS)
     is_list: bool = False
+    has_unknown: bool = False
 
     @model_validator(mode="after")
     def _ids_have_a_number(self) -> Self:
@@ -162,6 +171,7 @@ def signature_of(spec: FeatureSpec, features: Sequence[str], form: Form) -> Sign
         narrow = feature.dtype in ("bool", "int8", "int16", "int32", "uint8", "uint16")
         dtype: PortType = "float32" if not feature.is_categorical else "int32" if narrow else "int64"
         num_ids = spec.num_ids(name) if feature.is_categorical else None
-        return Port(name, dtype, feature.length or 1, level, num_ids, feature.is_list)
+        has_unknown = feature.is_categorical and spec.reserves_unknown(name)
+        return Port(name, dtype, feature.length or 1, level, num_ids, feature.is_list, has_unknown)
 
     return Signature(form, tuple(map(port, features)))

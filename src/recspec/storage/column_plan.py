@@ -107,9 +107,9 @@ def _limits(feature: Feature, dtype: np.dtype[np.generic]) -> Limits:
 
 def from_arrow(column: pa.ChunkedArray, plan: ColumnPlan, report: Report) -> Column:
     """The values of a column; empty cells are reported, empty lists are not."""
+    if pa.types.is_dictionary(column.type):  # before chunks are combined, whose codes together may not fit their type
+        column = column.cast(column.type.value_type)
     array = column.combine_chunks()
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
     kind = array.type
     if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
         return _numbers(array, plan, report)

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 
 from recspec.encoding import repeated
 from recspec.errors import DataError, listed, nearest
+from recspec.files import open_parquet
 from recspec.storage.chunk_file import FileWriter, GroupReader
 from recspec.storage.column_plan import ColumnPlan, from_arrow, to_arrow_list
 from recspec.storage.findings import Report
@@ -49,7 +50,7 @@ class ParquetReader(GroupReader):
 
     def decode(self, group: int, first_row: int, plans: Sequence[ColumnPlan], report: Report) -> Columns:
         try:
-            with pq.ParquetFile(self._path, metadata=self._metadata) as file:
+            with open_parquet(self._path, self._metadata) as file:
                 table = file.read_row_group(group, columns=[plan.name for plan in plans])
         except (pa.ArrowException, OSError, ValueError) as error:
             raise DataError(f"row group {group + 1} is damaged: {error}") from None

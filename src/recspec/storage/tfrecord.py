@@ -238,7 +238,7 @@ def _decode(data: Bytes, starts: Ints, lengths: Ints, names: Sequence[str], firs
     missing = [f"has no feature '{name}'{nearest(name, known)}" for name in names if name.encode() not in entries]
     if missing:
         raise DataError(f"{'; '.join(missing)}; records hold {listed(known)}")
-    return {name: _values(_Spans.of(entries[name.encode()]), len(starts), name) for name in names}
+    return {name: _values(_once(_Spans.of(entries[name.encode()]), name), len(starts), name) for name in names}
 
 
 @dataclass(frozen=True, eq=False)
@@ -268,6 +268,12 @@ class _Spans:
 
     def not_empty(self) -> _Spans:
         return self.where(self.start < self.end)
+
+    def only(self, tag: int) -> _Spans:
+        """The message with this tag that every span is, with nothing behind it."""
+        found, rest = self.message(tag)
+        self._check(rest.start == rest.end)
+        return found
 
     def message(self, tag: int) -> tuple[_Spans, _Spans]:
         """The message with this tag that every span begins with, and the rest of every span."""
@@ -301,13 +307,21 @@ class _Spans:
 
 def _entries(records: _Spans) -> Iterator[tuple[bytes, _Spans]]:
     """Every map entry's name and value. Where records agree on the order of their entries, each step finds one name."""
-    left, _ = records.not_empty().message(_FEATURES)  # an Example without features has no bytes
+    left = records.not_empty().only(_FEATURES)  # an Example without features has no bytes
     while len((left := left.not_empty()).record):
         entry, left = left.message(_ENTRY)
         key, rest = entry.message(_KEY)
-        value, _ = rest.message(_VALUE)
+        value = rest.only(_VALUE)
         for name, here in _names(key.data, key.start, key.end - key.start):
             yield name, value.where(here)
+
+
+def _once(found: _Spans, name: str) -> _Spans:
+    twice = np.flatnonzero(found.record[1:] == found.record[:-1])
+    if len(twice):
+        number = found.first + int(found.record[twice[0]]) + 1
+        raise DataError(f"record {number}: holds the feature '{name}' more than once; expected one list of its values")
+    return found
 
 
 def _names(data: Bytes, key: Ints, length: Ints) -> Iterator[tuple[bytes, NDArray[np.bool_]]]:
@@ -331,8 +345,7 @@ def _values(found: _Spans, num_records: int, name: str) -> Ragged:
     if len(kinds) > 1 or (len(kinds) and kinds[0] not in (_FLOATS, _INTS)):
         raise DataError(f"the feature '{name}' must hold floats or integers, and the same in every record")
     if len(kinds):
-        lists, _ = found.message(int(kinds[0]))
-        found, _ = lists.not_empty().message(_PACKED)  # an empty list has no packed field
+        found = found.only(int(kinds[0])).not_empty().only(_PACKED)  # an empty list has no packed field
     sizes = found.end - found.start
     raw = found.data[ragged_range(found.start, sizes)]
     counts = np.zeros(num_records, np.int64)
