@@ -16,6 +16,7 @@ from recspec.encoding.encoder_kinds import (
     VocabularyEncoder,
 )
 from recspec.encoding.encoders import Encoders
+from recspec.encoding.growing import extended
 from recspec.encoding.hashing import cross, fingerprint64
 from recspec.encoding.raw_columns import SMALL, split_lists
 from recspec.encoding.vocabulary import Vocabulary
@@ -184,3 +185,11 @@ def crossed(*parts: list[int] | list[str]) -> list[int]:
         for part in parts
     ]
     return (1 + cross(prints) % np.uint64(999)).tolist()
+
+
+def test_a_vocabulary_of_numbers_grows_by_whole_numbers_of_64_bits_alone() -> None:
+    known = Vocabulary.of([5, 7])
+    assert extended(known, Vocabulary.of(["6", "7"])).values.to_pylist() == [5, 7, 6]
+    assert extended(Vocabulary.of(["5"]), known).values.to_pylist() == ["5", "7"]
+    with pytest.raises(DataError, match="'9223372036854775808' is no whole number of 64 bits, and all known values"):
+        extended(known, Vocabulary.of([2**63, 5]))

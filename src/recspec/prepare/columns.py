@@ -337,7 +337,10 @@ class Fitted:
         vocabularies = self.encoders.vocabularies
         if vocabulary is not None:
             known = self._before.vocabularies.get(name)
-            vocabulary = vocabulary if known is None else extended(known, vocabulary)
+            try:
+                vocabulary = vocabulary if known is None else extended(known, vocabulary)
+            except DataError as error:
+                raise DataError(f"feature '{name}': {error}") from None
             vocabularies = {**vocabularies, name: vocabulary}
         columns = encoder.columns if isinstance(encoder, CrossEncoder) else (encoder.column or name,)
         missing = dict.fromkeys(text for raw in columns for text in self._missing_by_column.get(raw, self._missing))
