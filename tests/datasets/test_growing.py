@@ -528,3 +528,21 @@ def test_ratings_of_movielens_go_on(tmp_path: Path) -> None:
         assert sorted(raw_pairs(grown, split)) == sorted(raw_pairs(whole, split))
     assert pq.read_table(grown.folder / "items.parquet").column("title")[0].as_py() == "Ten, The (1990)"
     assert grown.metadata["dataset"] == "movielens"
+
+
+def test_types_of_events_weigh_and_count_as_seen_in_an_update_too(tmp_path: Path) -> None:
+    """A file of new events may hold some of the types alone."""
+    known, new = shop_events()
+    types = {"event": "type", "event_weights": {"view": 1, "buy": 3, "hide": 0}, "seen": ["buy", "hide"]}
+    kinds = pa.array([("view", "buy", "hide")[number % 3] for number in range(len(known))])
+    base = prepared(tmp_path / "base", known.append_column("type", kinds), **types)
+    some = new.slice(0, 9).append_column("type", pa.array(["view", "hide", *["view"] * 6, "buy"]))
+    (tmp_path / "grown").mkdir()
+    found = grow(base, written(tmp_path / "new.csv", some), tmp_path / "grown")
+    assert found.counts["events"] == 8  # all but the one of weight 0
+    encoders = Encoders.load(found.spec.folder)
+    pairs = {(user, item) for each in (some.slice(1, 1), some.slice(8)) for user, item in zip(
+        *(encoders.vocabularies[name].encode(each.column(name)).tolist() for name in ("user_id", "item_id")),
+        strict=True)}  # fmt: skip
+    held = pq.read_table(found.spec.folder / "seen.parquet").to_pydict()
+    assert pairs <= set(zip(held["user_id"], held["item_id"], strict=True))

@@ -10,7 +10,7 @@ import yaml
 
 from tests.dataset_cases import bytes_of
 
-EVENTS = "raw/events.parquet"
+RAW = "raw"  # its tables are folders of Spark's files
 SPLIT_FOLDERS = ("train", "valid", "test")
 
 
@@ -23,7 +23,7 @@ def same_dataset(one: Path, two: Path) -> None:
                 del chunk["files"]
     assert specs[1] == specs[0]
     by_rows = {"clicks_test.parquet", "users.parquet"}  # Spark writes the first, and may join the second
-    parts = (*SPLIT_FOLDERS, EVENTS)
+    parts = (*SPLIT_FOLDERS, RAW)
     others = [{name: held for name, held in bytes_of(folder).items()
                if name not in (*by_rows, "feature_spec.yaml") and not name.startswith(parts)}
               for folder in (one, two)]  # fmt: skip
@@ -33,8 +33,8 @@ def same_dataset(one: Path, two: Path) -> None:
         assert (one / name).exists() == (two / name).exists()
         if (one / name).exists():
             assert pq.read_table(one / name).equals(pq.read_table(two / name))
-    if (one / EVENTS).exists():
-        held = [pq.read_table(folder / EVENTS, partitioning=None).to_pylist() for folder in (one, two)]
+    for name in (path.name for path in one.glob(f"{RAW}/*")):
+        held = [pq.read_table(folder / RAW / name, partitioning=None).to_pylist() for folder in (one, two)]
         assert sorted(held[0], key=str) == sorted(held[1], key=str)
     assert [path.name for path in sorted(one.iterdir())] == [path.name for path in sorted(two.iterdir())]
     for split in SPLIT_FOLDERS:

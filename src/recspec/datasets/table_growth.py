@@ -34,6 +34,7 @@ from recspec.prepare import (
     ITEM,
     ROW,
     SECONDS,
+    SEEN,
     SHOWN,
     SPLIT_BEFORE,
     TIMESTAMP,
@@ -188,7 +189,7 @@ def _new_rows(
         _refuse(rows, table, far, str(settings.timestamp), expected)
     values = {name: _conformed(rows, table, column, kinds[column], lists.get(column), column == settings.timestamp)
               for name, column in held.items()}  # fmt: skip
-    values |= {WEIGHT: table[WEIGHT]} if WEIGHT in table.columns else {}
+    values |= {name: table[name] for name in (WEIGHT, SEEN) if name in table.columns}
     ready_made = settings.splits if isinstance(settings.splits, str) else FILE_SPLIT
     if ready_made in known.rows.columns and ready_made not in values:
         values[ready_made] = ibis.literal("train")
@@ -199,7 +200,7 @@ def _new_rows(
 def _check_columns(rows: RawRows, settings: Settings) -> None:
     there = [name for name in rows.raw.columns if name not in OURS]
     needed = {settings.user: "", settings.item: "", settings.timestamp: ", the time", settings.weight: ", the weight"}
-    needed |= {settings.event: ", the type of the event"} if settings.event_weights else {}
+    needed |= {settings.event: ", the type of the event"} if settings.event_weights or settings.seen else {}
     if settings.rating is not None:
         needed[settings.rating] = f", the rating, which is {settings.min_rating:g} or more of an event"
     missing = [f"no column '{name}'{what}{nearest(name, there)}" for name, what in needed.items()

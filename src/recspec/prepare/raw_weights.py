@@ -83,6 +83,8 @@ def _types(rows: RawRows, name: str) -> tuple[Values, dict[str, int]]:
 
 
 def _refuse_absent(rows: RawRows, setting: str, name: str, named: Collection[str], counts: Mapping[str, int]) -> None:
+    if not rows.reading.settable:  # new events may lack a type that the known ones have
+        return
     known = {kind: count for kind, count in counts.items() if kind}
     rows.problems.extend(
         f"setting '{setting}': no row has the type '{shortened(kind)}' in column '{name}'{nearest(kind, [*known])}; "
