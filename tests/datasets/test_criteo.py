@@ -537,6 +537,8 @@ def _is_fresh(folder: Path) -> FeatureSpec:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("1,1,1,a,b\n", r"separates columns by ','; Criteo's own .*`recspec prepare table .* OUT` reads"),
+        ("label\tI1\tI2\tC1\tC2\n1\t1\t1\ta\tb\n", r"begins with a header; .*`recspec prepare table .* OUT` reads"),
         ("1\t1\t1\ta\n", r"has 4 columns, separated by tabs; expected 5: the label, 2 integers and 2 categories; set"),
         ("", "is empty, or starts with an empty line; expected rows"),
         (ROWS + "1\t1\t1\ta\n", r"line 11: has 4 columns, expected 5 separated by '\\t'"),

@@ -287,8 +287,37 @@ def test_a_random_split_names_the_reason_why_it_is_not_by_time(tmp_path: Path) -
     assert "by seed 1: no column looks like times, and no group is set" in inferred(without)
     ignored = labelled_at(tmp_path / "b", CLOCKS, timestamp=None)
     assert "by seed 1: no column is the time (timestamp=null), and no group is set" in inferred(ignored)
-    ordered = labelled_at(tmp_path / "c", [f"{place}" for place in range(140)], timestamp="at")
-    assert "the values of 'at' don't look like times (split=time sorts by them), and no group" in inferred(ordered)
+    named = [f"{place}" for place in range(140)]
+    text = "label,kind,timestamp\n" + "".join(f"{place % 2},{place % 3},{at}\n" for place, at in enumerate(named))
+    ordered = prepare_table(tmp_path / "c.csv", tmp_path / "c", text)
+    told = "the values of 'timestamp' don't look like times (split=time sorts by them), and no group"
+    assert told in inferred(ordered)
+
+
+@pytest.mark.parametrize(
+    ("values", "settings"),
+    [
+        ([f"202404{1 + place // 5:02d}" for place in range(140)], {"timestamp": "at", "time_format": "%Y%m%d"}),
+        (
+            [f"202404{1 + place // 5:02d}" for place in range(140)],
+            {"types": {"at": {"type": "time", "format": "%Y%m%d"}}},
+        ),
+        ([f"{place}" for place in range(140)], {"timestamp": "at"}),
+    ],
+)
+def test_a_declared_time_splits_rows_whatever_it_looks_like(
+    values: list[str], settings: dict[str, object], tmp_path: Path
+) -> None:
+    assert labelled_at(tmp_path, values, **settings).summary["split"] == "time"
+    values[7] = "soon"
+    with pytest.raises(DataError, match=r"column 'at': line 9 is 'soon'"):
+        prepare_table(tmp_path / "b.csv", tmp_path / "b", "label,at\n" + "".join(
+            f"{place % 2},{at}\n" for place, at in enumerate(values)), **settings)  # fmt: skip
+
+
+def test_a_date_that_a_setting_names_as_a_category_is_one(tmp_path: Path) -> None:
+    dates = [f"2024-01-{1 + place % 28:02d}" for place in range(140)]
+    assert labelled_at(tmp_path, dates, categorical=["at"]).spec.role("context") == ("kind", "kind_bucket", "at")
 
 
 def test_numbers_are_also_cut_into_buckets_fitted_on_train(tmp_path: Path) -> None:

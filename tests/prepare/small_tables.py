@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pyarrow as pa
@@ -9,6 +10,9 @@ import pyarrow.parquet as pq
 
 from recspec.prepare import PrepareContext
 from recspec.prepare.backend import Backend
+from recspec.prepare.notes import Notes
+from recspec.prepare.raw_files import Reading, stage
+from recspec.prepare.raw_table import Roles, typed
 from recspec.prepare.tables import fetch
 from recspec.prepare.text_files import ROW, TextFile
 
@@ -34,3 +38,15 @@ def table(backend: Backend, tmp_path: Path, **columns: list[object]) -> object:
     path = tmp_path / f"table{len(list(tmp_path.iterdir()))}.parquet"
     pq.write_table(pa.table(columns), path)
     return backend.read_parquet([path], row=True)
+
+
+def read(
+    path: Path, roles: Roles | None = None, engine: Backend | None = None, **reading: object
+) -> tuple[list[dict[str, object]], Notes]:
+    """The rows of a raw file, typed if `roles` are given, and the notes."""
+    notes, work = Notes(), path.parent / "work"
+    work.mkdir(exist_ok=True)
+    with nullcontext(engine) if engine is not None else connect(folder=work / "tables", threads=1) as backend:
+        rows = stage(backend, [path], ("user_id", "item_id"), Reading(**reading), notes, work)  # type: ignore[arg-type]
+        found = typed(rows, roles) if roles is not None else rows.table
+        return fetch(backend, found.order_by(ROW).drop(ROW)).to_pylist(), notes

@@ -46,7 +46,7 @@ def test_quotes_hold_separators_line_breaks_and_quotes(backend: Backend, tmp_pat
 
 def test_a_separator_of_two_characters_and_latin_1_are_read(backend: Backend, tmp_path: Path) -> None:
     path = written(tmp_path / "a.dat", '1::Léon "x"::4\n2::b::5\n', "latin-1")
-    file = TextFile(path, COLUMNS, separator="::", header=False, encoding="latin-1", quoted=False)
+    file = TextFile(path, COLUMNS, separator="::", header=False, encoding="latin-1", quote="")
     assert [row["item"] for row in rows(backend, file)] == ['Léon "x"', "b"]
 
 

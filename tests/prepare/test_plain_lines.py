@@ -39,7 +39,7 @@ def test_lines_of_unquoted_files_may_end_differently(
 ) -> None:
     lines = [separator.join(values) for values in (("1", "a", "4"), ("2", "b", "5"), ("3", "c", "5"))]
     path = written(tmp_path / "a.dat", f"{lines[0]}\r\n{lines[1]}{mixed}{lines[2]}\r\n")
-    file = TextFile(path, COLUMNS, separator=separator, header=False, quoted=False)
+    file = TextFile(path, COLUMNS, separator=separator, header=False, quote="")
     assert read(backend, file) == [(1, "a"), (2, "b"), (3, "c")]
 
 
@@ -115,7 +115,7 @@ def test_objects_may_end_in_any_line_end(backend: Backend, tmp_path: Path, end: 
     path = written(tmp_path / "a.json", end.join(json.dumps({"user": n, "item": f"i{n}"}) for n in range(3)))
     found = fetch(backend, backend.read_json(JsonFile(path, OBJECTS)))
     assert found.column("item").to_pylist() == ["i0", "i1", "i2"]
-    assert json_keys(JsonFile(path, {}), tmp_path) == {"user": None, "item": "string"}
+    assert json_keys(JsonFile(path, {}), tmp_path) == {"user": "UBIGINT", "item": "VARCHAR"}
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from recspec.errors import DataError, RecspecError, SettingsError
 from recspec.prepare import raw_table
 from recspec.prepare.notes import Notes
 from recspec.prepare.prepared import Prepared
-from recspec.prepare.raw_files import Reading
+from recspec.prepare.raw_files import Reading, stage
 from recspec.prepare.tables import fetch
 from recspec.prepare.text_files import ROW
 from recspec.prepare.time_formats import check_time_format
@@ -291,7 +291,8 @@ def test_times_that_can_not_be_told_name_their_lines(times: list[str], message: 
         ("%d-%b-%Y %I:%M:%S %p", "25-Feb-2024 12:30:05 AM", 1708821005), ("%b %d, %Y", "Feb 25, 2024", 1708819200),
         ("%Y%m%d", "20240225", 1708819200), ("%d.%m.%Y %H:%M:%S.%f %z", "25.02.2024 03:00:00.5 +02:00", 1708822800.5),
         ("milliseconds", "1708819200250", 1708819200.25), ("microseconds", "1708819200000000", 1708819200),
-        ("%d %B %Y", "5 September 2023", 1693872000),
+        ("%d %B %Y", "5 September 2023", 1693872000), ("%A, %d.%m.%Y", "Sunday, 25.02.2024", 1708819200),
+        ("%a %d %b %Y %H:%M:%S %Z", "Sun 25 Feb 2024 00:00:00 GMT", 1708819200),
     ],
 )  # fmt: skip
 def test_a_time_format_may_be_declared(form: str, text: str, expected: float, tmp_path: Path) -> None:
@@ -311,6 +312,14 @@ def test_a_time_format_may_be_declared(form: str, text: str, expected: float, tm
         (["2024-2-5", "2024-11-25"], "%Y-%m-%d", "2024-11-25 00:00:00"),
         (["Mar 7, 2019", "December 31, 2020"], "%b %d, %Y", "2020-12-31 00:00:00"),
         ([*["02/03/2024"] * 1_500, "02/25/2024"], "%m/%d/%Y", "2024-02-25 00:00:00"),  # the last row alone tells
+        (["Sat Oct 07 00:00:00 -0700 2017"] * 2, "%a %b %d %H:%M:%S %z %Y", "2017-10-07 07:00:00"),  # Twitter
+        (["Sat Oct  7 01:02:03 2017", "Sun Oct 15 01:02:03 2017"], "%a %b %d %H:%M:%S %Y", "2017-10-15 01:02:03"),  # C
+        (["Sat Oct 7 00:00:00 UTC 2017"] * 2, "%a %b %d %H:%M:%S %z %Y", "2017-10-07 00:00:00"),  # date
+        (["Sat, 07 Oct 2017 02:00:00 +0200"] * 2, "%a, %d %b %Y %H:%M:%S %z", "2017-10-07 00:00:00"),  # RFC 2822
+        (["Sat, 07 Oct 2017 02:00:00 GMT"] * 2, "%a, %d %b %Y %H:%M:%S %z", "2017-10-07 02:00:00"),  # HTTP
+        (["Saturday, 07-Oct-17 02:00:00 GMT"] * 2, "%a, %d-%b-%y %H:%M:%S %z", "2017-10-07 02:00:00"),  # RFC 850
+        (["[07/Oct/2017:02:00:00 -0100]"] * 2, "[%d/%b/%Y:%H:%M:%S %z]", "2017-10-07 03:00:00"),  # Apache
+        (["07/Oct/2017:02:00:00 +0000"] * 2, "%d/%b/%Y:%H:%M:%S %z", "2017-10-07 02:00:00"),
     ],
 )
 def test_times_in_the_only_usual_format_that_fits_are_recognised(
@@ -319,6 +328,34 @@ def test_times_in_the_only_usual_format_that_fits_are_recognised(
     _, summary = times_of(tmp_path, times)
     assert summary["last"] == last
     assert f"'timestamp': times written as {form} (time_format says otherwise)" in str(summary["inferred"])
+
+
+@pytest.mark.parametrize(
+    ("times", "odd", "settings"),
+    [
+        (["2024-01-31"] * 20, ["1900-01-01", "9999-12-31", "2099-12-31"], {}),
+        (["31.01.2024"] * 20, ["01.01.1900"], {"time_format": "%d.%m.%Y"}),
+        (["2024-01-31"] * 20, ["1970-01-01"], {"types": {"timestamp": "time"}}),
+        (["1700000000"] * 20, ["0", "-1", "1700000000000"], {}),
+        (["1700000000000"] * 20, ["1700000000"], {"time_format": "milliseconds"}),
+    ],
+)
+def test_a_few_far_times_are_named_and_turn_no_dates_into_numbers(
+    times: list[str], odd: list[str], settings: dict[str, object], tmp_path: Path
+) -> None:
+    named = ", ".join(f"line {22 + place} is '{text}'" for place, text in enumerate(odd))
+    with pytest.raises(DataError, match=f"{named}; expected a time between 1973 and 2065, as 20 other values are"):
+        times_of(tmp_path, [*times, *odd], **settings)
+    _, summary = times_of(tmp_path, [*times, *odd], invalid_values="drop", half_life="30d", **settings)
+    assert str(summary["last"]).startswith("202")
+    assert summary["invalid_dropped"] == len(odd)
+
+
+def test_times_that_are_all_far_or_are_declared_numbers_are_kept(tmp_path: Path) -> None:
+    assert times_of(tmp_path, ["1900-01-01", "1901-01-01"])[0] == [-2208988800, -2177452800]
+    (tmp_path / "declared").mkdir()
+    kept, _ = times_of(tmp_path / "declared", [*["1700000000"] * 3, "0"], types={"timestamp": "number"})
+    assert sorted(kept)[0] == 0
 
 
 def test_a_time_that_does_not_fit_its_format_is_named(tmp_path: Path) -> None:
@@ -374,6 +411,8 @@ def test_a_format_that_fits_no_time_is_itself_the_problem(tmp_path: Path) -> Non
         ("%Y %y %m %d", "has twice %y"),
         ("days", "has no code such as %Y"),
         ("%Y-%m-%d%", "has %;"),
+        ("%G-W%V-%u", "has %G, %V, %u; known: %Y, "),
+        ("%d %m %Y %z %Z", "has twice %z"),
         ("%Y-%m-%d%\n", "has %\n"),
     ],
 )
@@ -922,7 +961,7 @@ def test_spark_reads_every_kind_of_file_as_duckdb_does(labelled: bool, tmp_path:
 
 def read_typed(path: Path, roles: raw_table.Roles, work: Path) -> pa.Table:
     with connect("duckdb", folder=work, threads=1) as backend:
-        found = raw_table.read_raw_files(backend, [path], roles, Reading(), Notes(), work)
+        found = raw_table.typed(stage(backend, [path], roles.ids, Reading(), Notes(), work), roles)
         return fetch(backend, found.order_by(ROW))
 
 

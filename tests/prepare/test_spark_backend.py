@@ -34,7 +34,7 @@ from hypothesis import HealthCheck, given, settings
 from recspec.datasets import DATASETS, write_movielens_like
 from recspec.encoding import Vocabulary
 from recspec.errors import DataError
-from recspec.prepare import interaction_rows, interactions
+from recspec.prepare import Roles, interaction_rows, interactions
 from recspec.prepare.backend import Backend, Part, Share
 from recspec.prepare.notes import Notes
 from recspec.prepare.raw_files import Reading, stage
@@ -45,7 +45,7 @@ from recspec.prepare.text_files import ROW, ColumnType, JsonFile, TextFile
 from tests import made_up_amazon, made_up_criteo, made_up_outbrain
 from tests.dataset_cases import ADULT, CASES, MOVIES, TABLE_COLUMNS, Case, bytes_of, run, write_latest
 from tests.prepare.same_rows import SPLIT_FOLDERS, same_dataset
-from tests.prepare.small_tables import connect
+from tests.prepare.small_tables import connect, read
 from tests.prepare.test_duckdb_backend import COLUMNS, MALFORMED, OBJECTS, READ_OBJECTS, written
 
 WRITE_PART = interactions._write_part
@@ -628,3 +628,27 @@ def test_real_data_have_the_rows_of_duckdb(
     name: str, case: Case, tmp_path: Path, real_data: Callable[[str], Path]
 ) -> None:
     same_rows(case, real_data(name), tmp_path)
+
+
+@pytest.mark.slow
+def test_layouts_and_dialects_are_read_as_duckdb_reads_them(spark: Backend, tmp_path: Path) -> None:
+    texts = {
+        "a.csv": 'user_id;item_id;when;price\n1;"a \\"b\\"; c";Sat Oct  7 00:00:00 -0700 2017;1.234,5\n'
+        "2;b;Sun Oct 15 00:00:00 GMT 2017;0,25\n",
+        "b.txt": "1:\n15,4,2000-11-24\n7,3,2003-12-03\n", "c.txt": "1 0:3:1 0:4:1 1:9:0.5\n0 0:4:1 1:9:1\n",
+        "d.json": "{'user_id': 'u', 'items': [{'item_id': 'x', 'n': 1}, {'item_id': 'y', 'n': None}]}\n",
+    }  # fmt: skip
+    nested = [{"user_id": "u", "items": [{"item_id": "x", "n": 1}, {"item_id": "y", "n": None}]}]
+    pq.write_table(pa.Table.from_pylist(nested), tmp_path / "e.parquet")
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    ids = Roles(ids=("user_id", "item_id"))
+    asked: dict[str, tuple[Roles | None, dict[str, object]]] = {
+        "a.csv": (replace(ids, time="when", features=("price",)), {"decimal": ","}),
+        "b.txt": (replace(ids, time="timestamp", numbers=("rating",)), {}), "c.txt": (None, {}),
+        "d.json": (None, {"item": "items.item_id"}), "e.parquet": (None, {"item": "items.item_id"}),
+    }  # fmt: skip
+    for name, (roles, reading) in asked.items():
+        one, two = (read(tmp_path / name, roles, engine, **reading) for engine in (None, spark))
+        assert one == two, name
+    assert read(tmp_path / "a.csv", *asked["a.csv"][:1], **asked["a.csv"][1])[0][0]["price"] == 1234.5

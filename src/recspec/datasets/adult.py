@@ -206,5 +206,5 @@ def _problem(values: Sequence[str]) -> str | None:
 
 def _read(backend: Backend, path: Path) -> Table:
     kinds: dict[str, ColumnType] = {name: "int64" if name in NUMBERS else "string" for name in LAYOUT}
-    table = backend.read_text(TextFile(path, {"file": "string", LABEL: "int64", **kinds}, quoted=False)).drop("fnlwgt")
+    table = backend.read_text(TextFile(path, {"file": "string", LABEL: "int64", **kinds}, quote="")).drop("fnlwgt")
     return table.mutate(**{name: table[name].nullif("") for name in CATEGORIES})

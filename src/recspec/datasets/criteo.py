@@ -335,7 +335,7 @@ class _Stages:
             return self.backend.read_parquet([place], row=True)
         columns: dict[str, ColumnType] = dict.fromkeys((LABEL, *self.settings.numbers), "int64")
         columns |= dict.fromkeys(self.settings.categories, "string")
-        file = TextFile(path, columns, separator="\t", header=False, quoted=False, required=(LABEL,))
+        file = TextFile(path, columns, separator="\t", header=False, quote="", required=(LABEL,))
 
         def progress(share: float) -> None:
             self.context.progress("reading rows", before + int(share * sizes[number]), total)

@@ -174,6 +174,12 @@ def check_width(path: Path, settings: Settings) -> None:
     if not first.strip(b"\r\n"):
         raise DataError(f"{path}: is empty, or starts with an empty line; expected rows")
     found, expected = first.count(b"\t") + 1, 1 + settings.num_numerical + settings.num_categorical
+    head = first.rstrip(b"\r\n")
+    mark = next((mark for mark in (b",", b";", b"|") if head.count(mark) + 1 == expected != found), None)
+    if mark is not None or (found == expected and head.split(b"\t")[0].isalpha()):
+        what = f"separates columns by '{mark.decode()}'" if mark is not None else "begins with a header"
+        raise DataError(f"{path}: {what}; Criteo's own files have tabs and no header; `recspec prepare table "
+                        f"{path} OUT` reads this one")  # fmt: skip
     if found != expected:
         raise DataError(
             f"{path}: has {found} columns, separated by tabs; expected {expected}: the label, {settings.num_numerical} "

@@ -160,7 +160,8 @@ def _staged(backend: Backend, held: pa.Table, file: Path) -> Table:
 def _read_ratings(backend: Backend, layout: Layout, path: Path) -> Table:
     names = (USER_COLUMN, ITEM_COLUMN, "rating", "timestamp")
     kinds: dict[str, ColumnType] = {name: "float64" if name == "rating" else "int64" for name in names}
-    file = TextFile(path, kinds, separator=layout.separator, header=layout.header, quoted=layout.header, required=names)
+    file = TextFile(path, kinds, separator=layout.separator, header=layout.header, quote='"' if layout.header else "",
+                    required=names)  # fmt: skip
     return backend.read_text(file)
 
 
@@ -191,7 +192,7 @@ def _small_table(backend: Backend, layout: Layout, path: Path, names: Sequence[s
     columns: dict[str, ColumnType] = {name: "int64" if name in (names[0], "age") else "string" for name in names}
     separator = "|" if layout.separator == "\t" else layout.separator
     file = TextFile(path, columns, separator=separator, header=layout.header, encoding=_encoding(path),
-                    quoted=layout.header, multiline=True, required=(names[0],))  # fmt: skip
+                    quote='"' if layout.header else "", multiline=True, required=(names[0],))  # fmt: skip
     return fetch(backend, backend.read_text(file).order_by(ROW).drop(ROW))
 
 

@@ -133,7 +133,7 @@ def _read_ratings(backend: Backend, path: Path, *, timed: bool) -> Table:
     names = (USER, ITEM, "rating", TIMESTAMP)[: width if 2 <= width < 4 else 4]  # other widths are malformed
     kinds: dict[str, ColumnType] = {name: "float64" if name == "rating" else "int64" for name in names}
     required = [name for name in names if name != "rating" and (timed or name != TIMESTAMP)]
-    table = backend.read_text(TextFile(path, kinds, separator="\t", header=False, quoted=False, required=required))
+    table = backend.read_text(TextFile(path, kinds, separator="\t", header=False, quote="", required=required))
     return table.select(USER, ITEM, ROW, **{TIMESTAMP: table[TIMESTAMP if timed else ROW]})
 
 

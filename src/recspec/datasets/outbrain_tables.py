@@ -42,7 +42,7 @@ def read_tables(backend: Backend, files: Mapping[str, Path]) -> dict[str, Table]
     for name, path in files.items():
         columns = TABLES[name]
         required = [column for column, kind in columns.items() if kind != "string" or column in ("uuid", "entity_id")]
-        table = backend.read_text(TextFile(path, columns, quoted=False, required=required))
+        table = backend.read_text(TextFile(path, columns, quote="", required=required))
         texts = {column: table[column].nullif(NULL).nullif("") for column, kind in columns.items() if kind == "string"}
         tables[name] = table.mutate(**texts) if texts else table
     for name, column in (("events", "platform"), ("documents_meta", "source_id"), ("documents_meta", "publisher_id")):

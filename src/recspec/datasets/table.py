@@ -30,6 +30,7 @@ from recspec.datasets.table_features import (
     plan_features,
 )
 from recspec.datasets.table_settings import Settings as Settings
+from recspec.datasets.table_settings import SideFile
 from recspec.datasets.table_shape import settled, threshold, with_features
 from recspec.datasets.table_weights import decay_of, is_weighted, weights, without_weightless
 from recspec.errors import DataError, SettingsError, listed, nearest
@@ -52,6 +53,7 @@ from recspec.prepare import (
     Before,
     Cleaned,
     Column,
+    DeclaredColumn,
     Notes,
     PrepareContext,
     Prepared,
@@ -73,7 +75,6 @@ from recspec.prepare import (
     note_doubtful_time,
     note_untimed,
     prepared,
-    read_raw_files,
     splits,
     splits_by_name,
     stage,
@@ -91,7 +92,8 @@ def prepare(context: PrepareContext, settings: Settings) -> Prepared:
     raw, notes = context.raw, Notes()
     if not (raw.is_file() or raw.is_dir()):
         raise DataError(f"{raw}: no such file or folder{nearest_file(raw)}; expected CSV, JSON lines or Parquet")
-    named = {name: value for name in ("users", "items", "types") if isinstance(value := getattr(settings, name), str)}
+    named = {name: str(value) for name in ("users", "items", "types")
+             if isinstance(value := getattr(settings, name), (str, SideFile))}  # fmt: skip
     beside = {setting: named_files(raw, setting, [name])[0] for setting, name in named.items()}
     settings = _with_types(settings, beside.get("types"), raw)
     sides: dict[str, Path] = {side: beside[side] for side in ("users", "items") if side in beside}
@@ -166,7 +168,9 @@ def _read(raw_rows: RawRows, work: Path, sides: Mapping[str, Path], asked: Setti
     backend, notes = raw_rows.backend, raw_rows.notes
     settings, taken = settled(asked, raw_rows, raw)
     settings = settings.model_copy(update={"layout": raw_rows.layout})
+    settings = _declaring(settings, raw_rows.reading.types, raw)
     reading, roles = settings.reading, roles_of(settings)
+    types = dict(settings.declared)
     beside = replace(reading, rows=None, layout="rows", time_format=None, columns=(), splits=())
     held: dict[str, Table] = {}
     keys = {"users": settings.user, "items": settings.item}
@@ -183,7 +187,12 @@ def _read(raw_rows: RawRows, work: Path, sides: Mapping[str, Path], asked: Setti
             shown=True,
         )
         mentioned = frozenset({*own.ids, *own.features, *([settings.title] if settings.title else [])})
-        held[side] = read_raw_files(backend, [path], own, replace(beside, mentioned=mentioned), notes, work)
+        otherwise = {"mentioned": mentioned, "key": keys[side], **asked.of_side(side)}
+        own_reading = replace(beside, **otherwise)  # type: ignore[arg-type]
+        found = stage(backend, [path], own.ids, own_reading, notes, work)
+        types |= {name: each for name, each in found.reading.types.items() if name not in types}
+        held[side] = typed(_with_key(found, keys[side], side), own)
+    settings = _declaring(settings, types, raw)
     present = [*raw_rows.table.columns, *(name for table in held.values() for name in table.columns)]
     known = [name for name in dict.fromkeys(present) if name not in OURS]
     absent = [f"no column '{name}'{nearest(name, known)}" for name in settings.declared if name not in known]
@@ -203,6 +212,26 @@ def _read(raw_rows: RawRows, work: Path, sides: Mapping[str, Path], asked: Setti
     if tables.time and roles.time and chosen:
         note_doubtful_time(backend, rows, tables.time, others, notes)
     return tables
+
+
+def _declaring(settings: Settings, types: Mapping[str, DeclaredColumn], raw: Path) -> Settings:
+    """The settings with the types that the layouts of files declare."""
+    if types.items() <= settings.declared.items():
+        return settings
+    given = {name: getattr(settings, name) for name in settings.model_fields_set}
+    return build_settings(Settings, f"{raw}: settings", {**given, "types": dict(types)})
+
+
+def _with_key(rows: RawRows, key: str | None, side: str) -> RawRows:
+    """A file of users or items whose column of ids has the rows' name for it."""
+    own = rows.reading.key
+    if key is None or own is None or own == key:
+        return rows
+    columns = [name for name in rows.raw.columns if name != ROW]
+    if own not in columns or key in columns:
+        what = f"no column '{own}'{nearest(own, columns)}" if own not in columns else f"a column '{key}' beside '{own}'"
+        raise SettingsError(f"setting '{side}': the file has {what}; found {listed(columns)}")
+    return replace(rows, raw=rows.raw.rename({key: own}))
 
 
 def _with_plain_names(given: Collection[str], side: str) -> set[str]:

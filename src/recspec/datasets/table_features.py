@@ -270,7 +270,8 @@ def _named_columns_problems(tables: Tables) -> list[str]:
     for setting, table, key in (("users", tables.users, settings.user), ("items", tables.items, settings.item)):
         if table is not None and (key is None or key not in table.columns):
             problems.append(f"setting '{setting}': the file has no column '{key}' to join by; "
-                            f"found {listed(name for name in table.columns if name not in OURS)}")  # fmt: skip
+                            f"found {listed(name for name in table.columns if name not in OURS)}; name its own, such "
+                            f"as --set '{setting}={{file: {getattr(settings, setting)}, key: COLUMN}}'")  # fmt: skip
     doubled = [(role, name) for role, names in settings.by_role.items() for name in names if names.count(name) > 1]
     return problems + [f"{role} feature '{name}' is named twice" for role, name in dict.fromkeys(doubled)]
 
@@ -396,7 +397,7 @@ def catalogue(
     name, columns = USER if role == "user" else ITEM, plan.columns[role]
     in_rows = [*plan.in_rows(role)]
     latest = _latest(tables, train, role, name, in_rows) if in_rows else None
-    side, file, key = tables.of(role), getattr(settings, f"{role}s"), getattr(settings, role)
+    side, file, key = tables.of(role), str(getattr(settings, f"{role}s")), getattr(settings, role)
     if side is None:
         return Catalogue(latest.select([name]), name, columns, latest=latest) if latest is not None else None
     title = settings.title if role == "item" else None

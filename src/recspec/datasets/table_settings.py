@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from recspec.datasets.table_signals import SignalSettings
 from recspec.errors import listed, unknown
@@ -56,11 +56,61 @@ def _splits(given: object) -> object:
     return {known[name]: [files] if isinstance(files, str) else files for name, files in given.items()}
 
 
+DECIMALS = {"point": ".", "comma": ","}
+QUOTES = {"double": '"', "single": "'"}
+
+
+def _quote(given: object) -> object:
+    """A mark around values by its name, or as it is."""
+    text = {mark: name for name, mark in QUOTES.items()}.get(given, given) if isinstance(given, str) else given
+    if isinstance(text, str) and text not in QUOTES and len(text) != 1:
+        raise ValueError(f"'{text}' is no mark; expected double, single, one letter, or null")
+    return text
+
+
+def _decimal(given: object) -> object:
+    return {mark: name for name, mark in DECIMALS.items()}.get(given, given) if isinstance(given, str) else given
+
+
+Decimal = Annotated[Literal["point", "comma"], BeforeValidator(_decimal)]
+Quote = Annotated[str | None, BeforeValidator(_quote)]
 Separator = Annotated[str, BeforeValidator(_separator), Field(min_length=1, max_length=4)]
 Splits = Annotated[str | dict[str, tuple[str, ...]] | None, BeforeValidator(_splits)]
 TimeFormat = Annotated[str, AfterValidator(check_time_format)]
 Encoding = Annotated[str, AfterValidator(check_encoding)]
 Types = Annotated[str | dict[str, DeclaredColumn], BeforeValidator(declared_columns)]
+
+
+class SideFile(BaseModel):
+    """A file of users or items that is not written as the rows are."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    file: str = Field(min_length=1)
+    key: str | None = None  # its column of ids, where that has another name than in the rows
+    columns: tuple[str, ...] = ()
+    separator: Separator | None = None
+    quote: Quote = "double"
+    decimal: Decimal | None = None
+    encoding: Encoding | None = None
+
+    def __str__(self) -> str:
+        return self.file
+
+
+def _side_file(given: object) -> object:
+    """A file by its name, or with how it is written. Raises ValueError that names every problem."""
+    if not isinstance(given, Mapping):
+        return given
+    try:
+        return SideFile.model_validate(given)
+    except ValidationError as error:
+        known = ", ".join(SideFile.model_fields)
+        told = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
+        raise ValueError(f"{'; '.join(told)}; expected such as {{file: users.csv, key: id}}; keys: {known}") from None
+
+
+Side = Annotated[str | SideFile | None, BeforeValidator(_side_file)]
 
 
 class Settings(SignalSettings):
@@ -118,16 +168,20 @@ class Settings(SignalSettings):
     crosses: tuple[tuple[str, ...], ...] = Field((), description="with a label: features to hash together as a_x_b")
     cross_cardinality: Cardinality = Field(10_000, description="number of ids of each cross")
     cut_offs: tuple[Annotated[int, Field(ge=1)], ...] = Field((), description="default cut-offs k of `evaluate`")
-    users: str | None = Field(
-        None, description="file with one row per user, joined by user id; beside the raw files, or a path"
+    users: Side = Field(
+        None,
+        description="file with one row per user, joined by user id; beside the raw files, or a path; or {file: FILE, "
+        "key: COLUMN, encoding: cp1252} with its own key, encoding, separator, quote, decimal or columns",
     )
-    items: str | None = Field(
-        None, description="file with one row per item, joined by item id; beside the raw files, or a path"
-    )
+    items: Side = Field(None, description="likewise one row per item, joined by item id")
     title: str | None = Field(None, description="column of the items' file to show to people; `title` if null")
     separator: Separator | None = Field(
         None, description="separator of a text file's columns, such as tab, :: or space; if null, by the first line"
     )
+    quote: Quote = Field(
+        "double", description="mark around values of text files, such as double or single; null: quotes are letters"
+    )
+    decimal: Decimal = Field("point", description="mark before the fraction of numbers in text files")
     encoding: Encoding | None = Field(None, description="encoding of text files, such as cp1252; utf-8 if null")
     layout: RawLayout | None = Field(
         None,
@@ -237,6 +291,23 @@ class Settings(SignalSettings):
         names = ("train_negatives", "unknown_targets", "repeats", "rating", "min_rating")
         return [name for name in names if getattr(self, name) != type(self).model_fields[name].default]
 
+    def of_side(self, side: str) -> dict[str, object]:
+        """How a file of users or items is read otherwise than the rows, as fields of `Reading`."""
+        given = getattr(self, side)
+        if not isinstance(given, SideFile):
+            return {}
+        told = given.model_fields_set
+        found = {
+            name: value
+            for name in told & {*Reading.__dataclass_fields__}
+            if (value := getattr(given, name)) is not None
+        }
+        if given.decimal is not None:
+            found["decimal"] = DECIMALS[given.decimal]
+        if "quote" in told:
+            found |= {"quote": QUOTES.get(given.quote or "", given.quote), "quote_given": True}
+        return found
+
     @property
     def declared(self) -> dict[str, DeclaredColumn]:
         """The declared columns; none while `types` is a file that has not been read."""
@@ -254,10 +325,14 @@ class Settings(SignalSettings):
         files = self.splits if isinstance(self.splits, dict) else {}
         splits = tuple(split for split in SPLITS for _ in files.get(split, ()))
         layout = "rows" if self.label is not None else self.layout
-        return Reading(**{**own, "splits": splits, "layout": layout, "mentioned": self._mentioned})
+        given = "quote" in self.model_fields_set
+        own |= {"splits": splits, "layout": layout, "mentioned": self.mentioned}
+        own |= {"quote": QUOTES.get(self.quote or "", self.quote), "quote_given": given}
+        own["decimal"] = DECIMALS[self.decimal]
+        return Reading(**own)
 
     @property
-    def _mentioned(self) -> frozenset[str]:
+    def mentioned(self) -> frozenset[str]:
         """Names of columns in the settings."""
         found: set[str] = {
             *self.declared,

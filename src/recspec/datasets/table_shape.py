@@ -66,6 +66,9 @@ class _Shape:
         self.taken: tuple[str, ...] = ()
 
     def settled(self, raw: Path) -> Settings:
+        for name, column in self.rows.roles.items():
+            if not self._given(name):
+                self._set(name, column, f"{name}={column}, by the layout of the files")
         self._find_splits()
         self._find_id("user")
         self._find_id("item")
@@ -277,7 +280,7 @@ class _Shape:
         elif (
             isinstance(time, str)
             and time in self.columns
-            and (self._is_declared_time(time) or self._looks_like_times(time))
+            and (self._given("timestamp") or self._is_declared_time(time) or self._looks_like_times(time))
         ):
             self._set("split", "time", f"the latest rows by '{time}' are valid and test, because rows have times "
                       "(split=share takes random rows)")  # fmt: skip
@@ -324,7 +327,7 @@ class _Shape:
             return
         free = [name for name in self.columns if name not in self._named]
         table = self.rows.table
-        alike = columns_like_times(self.rows.backend, table, {*self._named, *self.settings.declared, FILE_SPLIT})
+        alike = columns_like_times(self.rows.backend, table, {*self._named, *self.settings.mentioned, FILE_SPLIT})
         dates = [name for name in alike if not table[name].type().is_numeric() and self._is_date(name)]
         dates += [name for name in free if self._is_declared_time(name)]
         if dates:

@@ -8,6 +8,7 @@ from recspec.prepare.context import ENGINES, PrepareContext, Progress, Remark, l
 from recspec.prepare.decay import Decay
 from recspec.prepare.declared import DeclaredColumn, Invalid, columns_schema, declared_columns, load_columns
 from recspec.prepare.duckdb_backend import DuckDBBackend
+from recspec.prepare.file_kinds import check_encoding
 from recspec.prepare.histories import HistorySettings, Prefixes, TimeSplitSettings, UnknownTargets
 from recspec.prepare.interaction_columns import Before, Source
 from recspec.prepare.names import (
@@ -39,7 +40,6 @@ from recspec.prepare.raw_files import (
     RawRows,
     Reading,
     RowsBy,
-    check_encoding,
     find_raw_files,
     is_missing_marker,
     named_files,
@@ -48,7 +48,7 @@ from recspec.prepare.raw_files import (
     splits_by_name,
     stage,
 )
-from recspec.prepare.raw_table import CODE_NAME, LABELS, Roles, read_raw_files, typed
+from recspec.prepare.raw_table import CODE_NAME, LABELS, Roles, typed
 from recspec.prepare.raw_weights import Weighting
 from recspec.prepare.scatter import Scatter, shuffled
 from recspec.prepare.seen import with_splits
@@ -86,6 +86,6 @@ __all__ = [
     "count_rows", "counts_by", "declared_columns", "fetch", "figures", "find_raw_files", "fingerprint",
     "first_left_out", "gather", "interactions", "is_dated", "is_missing_marker", "keep_earliest", "leave_one_out",
     "left_join", "limit_bytes", "lines_of", "load_columns", "named_files", "nearest_file", "note_doubtful_time",
-    "note_untimed", "number_of", "prepared", "read_header", "read_raw_files", "shuffled", "silent", "splits",
-    "splits_by_name", "stage", "typed", "with_splits",
+    "note_untimed", "number_of", "prepared", "read_header", "shuffled", "silent", "splits", "splits_by_name", "stage",
+    "typed", "with_splits",
 ]  # fmt: skip

@@ -11,20 +11,20 @@ ColumnRole = Literal["user", "item", "timestamp", "rating", "label", "split"]
 NAMES: dict[ColumnRole, tuple[str, ...]] = {
     "user": (
         "userid", "user", "uid", "userindex", "reviewerid", "customerid", "customer", "visitorid", "memberid",
-        "member", "clientid", "profileid", "accountid", "personid", "sessionid", "session",
+        "member", "clientid", "username", "steamid", "profileid", "accountid", "personid", "sessionid", "session",
     ),
     "item": (
         "itemid", "item", "iid", "itemindex", "movieid", "movie", "parentasin", "asin", "productid", "product", "sku",
         "articleid", "article", "bookid", "isbn", "songid", "trackid", "artistid", "albumid", "venueid", "poiid", "poi",
         "locationid", "businessid", "placeid", "newsid", "videoid", "gameid", "appid", "adid", "contentid", "goodsid",
-        "recipeid", "documentid", "pageid", "items", "itemids", "itemsequence", "sequence", "itemlist",
+        "recipeid", "documentid", "adgroupid", "pageid", "items", "itemids", "itemsequence", "sequence", "itemlist",
     ),
     "timestamp": (
         "timestamp", "time", "ts", "unixtime", "unixreviewtime", "datetime", "date", "eventtime", "createdat",
         "timestampms", "checkintime", "visittime", "clicktime", "utctime",
     ),
-    "rating": ("rating", "ratings", "stars", "overall", "ratingscore", "score"),
-    "label": ("label", "click", "clicked", "isclick", "isclicked"),
+    "rating": ("rating", "ratings", "stars", "overall", "ratingscore", "score", "bookrating"),
+    "label": ("label", "click", "clicked", "isclick", "isclicked", "clk"),
     "split": ("split", "splits", "set", "subset", "partition", "fold"),
 }  # fmt: skip
 """Plain names of each role, the likeliest first."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -51,6 +52,8 @@ FittedColumn = tuple[Encoder, Vocabulary | None]
 Kind = Literal["category", "number", "list", "hash", "bucket", "cross", "vector", "text"]
 SKEWED = 1.5  # skewness from which a number's logarithm may be scaled in its place; an exponential distribution has 2
 WIDEST = 4.0  # deviations that the range of a limited number takes at most
+WHOLE_ID = re.compile(r"-?[0-9]{1,15}(\.0+)?")
+MOST_COMPARED = 10_000  # ids that one side lacks
 VALUES_AT_ONCE = 1 << 20  # raw values that are held to fit columns in memory
 LIST_VALUES = 2**31 - 1  # most values in the lists of one array of type `list`; larger arrays are `large_list`
 
@@ -385,8 +388,9 @@ class Fitted:
         ids = self.encoders.vocabularies[key]
         if catalogue is None:
             return PreparedCatalogue(key, len(ids), {}, {})
-        known = _by_id(catalogue, ids, role)
-        _note_unmatched(catalogue, ids, role, notes, unseen)
+        known, encoder_of_ids = _by_id(catalogue, ids, role), self.encoders.encoders[key]
+        raw_id = (isinstance(encoder_of_ids, VocabularyEncoder) and encoder_of_ids.column) or key
+        _note_unmatched(catalogue, ids, role, notes, unseen, raw_id)
         columns: Columns = {}
         for column in catalogue.columns:
             raw = combined(known.column(column.source))
@@ -468,7 +472,17 @@ def _places(table: pa.Table, key: str, ids: Vocabulary, role: str) -> pa.Array:
     return pa.array(take, mask=take < 0)
 
 
-def _note_unmatched(catalogue: Catalogue, ids: Vocabulary, role: str, notes: Notes, unseen: str) -> None:
+def _equal_as_numbers(some: pa.ChunkedArray, others: pa.Array) -> tuple[str, str] | None:
+    """Two ids that are one whole number and other texts, such as 3 and 3.0, or 7 and 007."""
+    found = ({int(float(text)): text for text in map(str, each.to_pylist()) if WHOLE_ID.fullmatch(text)}
+             for each in (some, others))  # fmt: skip
+    ours, theirs = found
+    return next(((text, theirs[number]) for number, text in ours.items() if number in theirs), None)
+
+
+def _note_unmatched(
+    catalogue: Catalogue, ids: Vocabulary, role: str, notes: Notes, unseen: str, raw: str
+) -> None:  # fmt: skip
     """Note the users or items that only the file names, and those that it lacks; refuse a file that lacks all."""
     everyone = np.arange(1, len(ids) + 1)
     if catalogue.latest is not None:
@@ -486,12 +500,18 @@ def _note_unmatched(catalogue: Catalogue, ids: Vocabulary, role: str, notes: Not
     places = ids.encode(keys)
     without_id = np.flatnonzero(places == 0)
     missing = np.setdiff1d(everyone, places)
+    same = _equal_as_numbers(keys.take(without_id[:MOST_COMPARED]), ids.decode(missing[:MOST_COMPARED]))
+    remedy = "name the file that fits, or leave it out"
+    if same is not None:
+        remedy = f"'{same[0]}' and '{same[1]}' are equal as numbers; --set 'types={{{raw}: integer}}' reads both as one"
     if len(missing) == len(ids) > 0:
         raise DataError(
-            f"{catalogue.file}: describes none of the {len(ids):,} {role}s of the rows; its column '{catalogue.key}' "
+            f"{catalogue.file}: describes none of the {len(ids):,} {role}s of the rows; its column '{raw}' "
             f"holds {listed(map(str, keys[:3].to_pylist()))}, the rows' ids are such as "
-            f"{listed(map(str, ids.decode(missing[:3]).to_pylist()))}; name the file that fits, or leave it out"
+            f"{listed(map(str, ids.decode(missing[:3]).to_pylist()))}; {remedy}"
         )
+    if same is not None:
+        notes.inferred.append(f"{role}s of {catalogue.file} and of the rows: {remedy}")
     if len(without_id):
         notes.dropped.append(
             f"{len(without_id):,} of {len(places):,} {role}s in {catalogue.file} {unseen}, such as "

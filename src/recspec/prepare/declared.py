@@ -98,7 +98,11 @@ class DeclaredColumn(BaseModel):
                 raise ValueError(f"{name} is for type {kind}, not for {self.type}; leave it out")
         if self.type in ("text", "list") and self.invalid is not None:
             raise ValueError(f"any value is a {self.type}, so none is invalid; leave invalid out")
-        if self.zone is not None and self.format is not None and (self.format in PER_SECOND or "%z" in self.format):
+        if (
+            self.zone is not None
+            and self.format is not None
+            and (self.format in PER_SECOND or "%z" in self.format.lower())
+        ):
             raise ValueError(f"format {self.format} tells the instant by itself, so leave zone out")
         return self
 

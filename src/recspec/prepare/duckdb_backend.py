@@ -14,7 +14,7 @@ from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Event, Lock
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import duckdb
 import ibis
@@ -131,9 +131,9 @@ class DuckDBBackend(Backend):
         read_as = {name: DUCKDB_TYPES["string" if kind == "int64" and not whole else kind]
                    for name, kind in columns.items()}  # fmt: skip
         types = ", ".join(f"{quoted(name)}: '{kind}'" for name, kind in read_as.items())
-        mark = quoted('"' if file.quoted else "")
+        mark, escape = quoted(file.quote), quoted(file.escape if file.quote else "")
         options = (
-            f"delim={quoted(file.separator)}, header={file.header}, quote={mark}, escape={mark}, nullstr='', "
+            f"delim={quoted(file.separator)}, header={file.header}, quote={mark}, escape={escape}, nullstr='', "
             f"encoding={quoted(file.encoding)}, compression={_compression(file.path)}, columns={{{types}}}, "
             f"max_line_size={ROW_BYTES}, auto_detect=false, hive_partitioning=false"
         )
@@ -141,10 +141,15 @@ class DuckDBBackend(Backend):
         return self._write_text(f"SELECT {selected} FROM read_csv({self._plain(file.path)}, {options})", into, watch)
 
     def _stage_json(self, file: JsonFile, into: Path | None) -> Path:
-        read_as = {name: "VARCHAR[]" if kind == "list" else "VARCHAR" for name, kind in file.columns.items()}
+        read_as = {name: "VARCHAR[]" if kind == "list" else "VARCHAR" for name, kind in file.columns.items()
+                   if name not in file.inside}  # fmt: skip
+        read_as |= {of: "JSON[]" if file.columns[name] == "list" else "JSON" for name, (of, _) in file.inside.items()}
         types = ", ".join(f"{quoted(name)}: '{kind}'" for name, kind in read_as.items())
         options = f"{_json_options(file.path)}, records='true', columns={{{types}}}, hive_partitioning=false"
-        selected = ", ".join(_selected(name, kind, whole=False) for name, kind in file.columns.items())
+        selected = ", ".join(
+            _of_object(name, kind, *file.inside[name]) if name in file.inside else _selected(name, kind, whole=False)
+            for name, kind in file.columns.items()
+        )
         return self._write_text(f"SELECT {selected} FROM read_json({self._plain(file.path)}, {options})", into, None)
 
     def read_parquet(self, paths: Sequence[Path], *, row: bool = False) -> Table:
@@ -361,6 +366,15 @@ def _selected(name: str, kind: str, *, whole: bool) -> str:
     return f"{cast} AS {column}"
 
 
+def _of_object(name: str, kind: str, of: str, key: str) -> str:
+    """SQL of the values under a key of an object, or of each object of a list."""
+    column, alias, path = quoted(of, '"'), quoted(name, '"'), quoted("/" + key.replace("~", "~0").replace("/", "~1"))
+    value = f"json_extract_string({column}, {path})"
+    if kind == "list":
+        value = f"list_transform({column}, lambda each: json_extract_string(each, {path}))"
+    return f"{value} AS {alias}"
+
+
 def _holds_whole_numbers(path: Path) -> bool:
     """Whether no number of a file can have a fraction, which DuckDB would round without a word (1.5 and 15e-1 to 2).
 
@@ -436,8 +450,8 @@ def _resource_error(error: Exception, memory_limit: int | None) -> RecspecError:
     return DataError(f"reading or writing files failed: {said}")
 
 
-def json_keys(file: JsonFile, work: Path) -> dict[str, Literal["list", "string"] | None]:
-    """Every key of a file of JSON lines, with `list` or `string` if all of its values are of that type."""
+def json_keys(file: JsonFile, work: Path) -> dict[str, object]:
+    """Every key of a file of JSON objects, with its structure: a type's name, a table of keys, or a list of either."""
     copy = work / "keys.json"
     try:
         with _interruptible():
@@ -449,8 +463,7 @@ def json_keys(file: JsonFile, work: Path) -> dict[str, Literal["list", "string"]
     kinds = json.loads(found) if found else {}
     if not isinstance(kinds, dict):  # lists, or a mix of types
         raise explained(file, "expected a JSON object in every line")
-    texts: dict[object, Literal["string"]] = {"VARCHAR": "string"}
-    return {name: "list" if isinstance(kind, list) else texts.get(str(kind)) for name, kind in kinds.items()}
+    return kinds
 
 
 def _json_structure(file: JsonFile) -> str | None:

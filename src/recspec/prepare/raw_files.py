@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,21 +18,25 @@ from ibis.expr.types import Column as Values
 
 from recspec.encoding import MISSING_NUMBERS, decoded_type
 from recspec.errors import DataError, SettingsError, how_many, listed, nearest, shortened
-from recspec.files import local, opened, unpacked_name
+from recspec.files import local, unpacked_name
 from recspec.prepare.backend import Backend
 from recspec.prepare.column_roles import SPLIT_WORDS
-from recspec.prepare.declared import DeclaredColumn, Invalid
+from recspec.prepare.declared import DeclaredColumn, Invalid, Type
 from recspec.prepare.duckdb_backend import json_keys
+from recspec.prepare.file_kinds import begins_with_object, encoding_of
+from recspec.prepare.known_layouts import TextLayout
 from recspec.prepare.names import FILE_SPLIT, ROW, SPLITS
+from recspec.prepare.nested import check_items, fields_of, inside, keys_of
 from recspec.prepare.notes import Notes
-from recspec.prepare.sequences import events_of, flattened, read_sequences, sequence_column
+from recspec.prepare.quotes import check_quotes
+from recspec.prepare.sequences import LineFile, flattened, read_lines, sequence_column
 from recspec.prepare.tables import count_rows, fetch
-from recspec.prepare.text_files import ColumnType, JsonFile, TextFile, check_names, line_numbers
-from recspec.prepare.text_layout import TextLayout, glance
+from recspec.prepare.text_files import ColumnType, JsonFile, TextFile, check_names, json_form, line_numbers
+from recspec.prepare.text_layout import glance
 
 RawLayout = Literal["rows", "sequences"]
 RowsBy = Literal["first", "random"]
-Part = TextFile | JsonFile | Path
+Part = TextFile | LineFile | JsonFile | Path
 Staged = tuple[Table, Sequence[Part], Sequence[int], Collection[str]]
 LARGEST = 3.4028234663852886e38  # the largest float32, as which prepared numbers are stored
 WIDE = 100  # columns beyond which the files of a table are joined once, not in every query
@@ -48,19 +51,10 @@ FRACTION = r"\.0*[1-9]|[1-9]E-"  # of a decimal as engines write it
 BEYOND = "whole numbers, some of more than 63 bits, read as text"
 UNBROKEN = "decimals without a fraction in any row, read as whole numbers"
 PLAIN_WHOLE = r"^(0|-?[1-9][0-9]{0,17})$"
-OTHER_KINDS = {
-    b"PK\x03\x04": ("a zip file, or a spreadsheet", "unpack it, or save it as CSV"),
-    b"PAR1": ("a Parquet file", "name it .parquet"),
-    b"\x1f\x8b": ("a gzipped file", "name it .gz"),
-    b"\x28\xb5\x2f\xfd": ("a file compressed by zstd", "name it .zst"),
-    b"BZh": ("a file compressed by bzip2", "name it .bz2"),
-    b"\xfd7zXZ": ("a file compressed by xz", "unpack it"),
-    b"SQLite format 3": ("an SQLite database", "export its table as CSV or Parquet"),
-    b"%PDF-": ("a PDF file", "export its table as CSV"),
-}
-"""What a file is by its first bytes, where text is expected, and what to do."""
 MOST_DIGITS = 38  # of a decimal: DuckDB makes a float of one with more
 SHOWN = 3  # most rows named in a problem
+LINE_TYPES: Mapping[ColumnType, Type] = {"string": "text", "float64": "number", "list": "list"}
+"""Types of the columns of a layout that tells them."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +62,11 @@ class Reading:
     """Options for reading raw files, whatever their columns."""
 
     separator: str | None = None
+    quote: str | None = '"'  # None: quotes are letters
+    quote_given: bool = False  # whether a setting says so, so that no look at the values does
+    decimal: str = "."  # the mark before the fraction of a number
     encoding: str | None = None
+    key: str | None = None  # of a file of users or items: its column of ids
     types: Mapping[str, DeclaredColumn] = field(default_factory=dict)
     invalid_values: Invalid = "refuse"  # values of another type than their column
     missing_values: tuple[str, ...] = ()
@@ -87,16 +85,6 @@ class Reading:
     def advice(self, what: str) -> str:
         """The end of a message about invalid values: the setting that leaves `what` out, if it can be set."""
         return f"; invalid_values=drop leaves {what} out" if self.settable else ""
-
-
-def check_encoding(text: str) -> str:
-    """The canonical name of a text encoding. Raises ValueError if Python does not know it."""
-    try:
-        "".encode(text)  # refuses encodings of bytes, such as base64
-        name = codecs.lookup(text).name
-    except LookupError:
-        raise ValueError(f"encoding '{text}' is not known; expected such as utf-8, utf-16, latin-1 or cp1252") from None
-    return {"iso8859-1": "latin-1"}.get(name, name)
 
 
 def named_files(raw: Path, setting: str, names: Sequence[str]) -> list[Path]:
@@ -198,6 +186,7 @@ class RawRows:
     texts: Collection[str]  # columns that are text by the format of the files
     reading: Reading
     notes: Notes
+    roles: Mapping[str, str] = field(default_factory=dict)  # settings that the layout of the files gives
     problems: list[str] = field(default_factory=list)
     dropped: list[BooleanValue] = field(default_factory=list)  # where rows hold an invalid value and are left out
     flattened: bool = False  # whether the rows of the files held lists of items
@@ -210,7 +199,7 @@ class RawRows:
     @property
     def is_sequences(self) -> bool:
         """Whether the files are text with one sequence a line."""
-        return isinstance(self.parts[0], TextFile) and not self.parts[0].columns
+        return isinstance(self.parts[0], LineFile) and self.parts[0].layout.sequences
 
     @property
     def where(self) -> str:
@@ -231,9 +220,9 @@ class RawRows:
         return [found[row] for row in rows]
 
     def _lines(self, part: Part, rows: Sequence[int]) -> dict[int, int]:
-        if isinstance(part, TextFile) and not part.columns:  # sequences
-            events = enumerate(islice(events_of(part), max(rows) + 1))
-            return {place: line for place, (line, _, _) in events if place in set(rows)}
+        if isinstance(part, LineFile):
+            held = enumerate(islice(part.rows(), max(rows) + 1))
+            return {place: line for place, (line, _) in held if place in set(rows)}
         return {} if isinstance(part, Path) else line_numbers(part, rows)
 
     @cached_property
@@ -370,17 +359,20 @@ def stage(
 ) -> RawRows:
     """Stage the rows of all files; `ids` are the columns of layout sequences, `folder` is for intermediate files."""
     name = unpacked_name(paths[0])
-    is_text = not name.endswith((*PARQUET_SUFFIXES, *JSON_SUFFIXES))
-    if reading.columns and not is_text:
+    is_parquet = name.endswith(PARQUET_SUFFIXES)
+    is_json = not is_parquet and (name.endswith(JSON_SUFFIXES) or begins_with_object(paths[0]))
+    roles: Mapping[str, str] = {}
+    if reading.columns and (is_parquet or is_json):
         raise SettingsError(f"setting 'columns': {paths[0]} has column names of its own; leave columns out")
-    if name.endswith(PARQUET_SUFFIXES):
-        staged = _parquet(backend, paths)
-    elif name.endswith(JSON_SUFFIXES):
+    if is_parquet:
+        staged = _parquet(backend, paths, reading)
+    elif is_json:
         staged = _json(backend, paths, reading, notes, folder)
     else:
-        staged = _text(backend, paths, ids, reading, notes, folder)
+        staged, layout = _text(backend, paths, ids, reading, notes, folder)
+        reading, roles = replace(reading, types={**layout.types, **reading.types}), layout.roles
     as_staged = staged
-    if not is_text and reading.layout != "rows":
+    if (is_parquet or is_json) and reading.layout != "rows":
         staged = _flattened(backend, staged, reading, notes, folder)
     table, parts, counts, texts = staged
     if reading.splits:
@@ -389,7 +381,8 @@ def stage(
         table = _some_rows(table, sum(counts), reading, notes)
     if len(table.columns) > WIDE and len(paths) > 1:  # or each query names every column of every file
         table = backend.stage(table)
-    return RawRows(backend, table, parts, counts, texts, reading, notes, flattened=staged is not as_staged)
+    own = staged is not as_staged
+    return RawRows(backend, table, parts, counts, texts, reading, notes, roles=roles, flattened=own)
 
 
 def _with_split(table: Table, counts: Sequence[int], splits: Sequence[str]) -> Table:
@@ -414,29 +407,65 @@ def _some_rows(table: Table, count: int, reading: Reading, notes: Notes) -> Tabl
 
 def _text(
     backend: Backend, paths: Sequence[Path], ids: Sequence[str], reading: Reading, notes: Notes, folder: Path
-) -> Staged:
+) -> tuple[Staged, TextLayout]:
     """Stage text files; the first one's layout is that of all."""
     first = _raw_text(paths[0], reading, notes)
     layout = glance(first, separator=reading.separator, columns=reading.columns, layout=reading.layout,
-                    mentioned=reading.mentioned, notes=notes)  # fmt: skip
-    encodings = [first.encoding, *(_encoding(path, reading, notes) for path in paths[1:])]
-    if layout.sequences:
-        files = [TextFile(path, {}, separator=layout.separator, header=False, quoted=False, encoding=encoding)
-                 for path, encoding in zip(paths, encodings, strict=True)]  # fmt: skip
-        tables = [read_sequences(backend, file, ids, notes, folder / f"sequences-{number}.parquet")
-                  for number, file in enumerate(files)]  # fmt: skip
-        return _joined_up(backend, files, tables, ids)
-    files = [_with_layout(replace(first, path=path, encoding=encoding), layout, reading)
-             for path, encoding in zip(paths, encodings, strict=True)]  # fmt: skip
+                    mentioned=reading.mentioned, key=reading.key, notes=notes)  # fmt: skip
+    encodings = [first.encoding, *(encoding_of(path, reading.encoding, notes) for path in paths[1:])]
+    plain = [replace(first, path=path, encoding=each) for path, each in zip(paths, encodings, strict=True)]
+    if layout.lines is not None:
+        return _by_line(backend, plain, layout, ids, notes, folder)
+    files = [_with_layout(file, layout, reading) for file in plain]
     for file in files:
         if set(file.columns) != set(files[0].columns):
             raise _differing(file.path, file.columns, paths[0], files[0].columns)
-    return _joined_up(backend, files, [backend.read_text(file) for file in files], ())
+    found = [_read_text(backend, file, reading, notes) for file in files]
+    return _joined_up(backend, [file for file, _ in found], [table for _, table in found], ()), layout
+
+
+def _by_line(
+    backend: Backend, plain: Sequence[TextFile], layout: TextLayout, ids: Sequence[str], notes: Notes, folder: Path
+) -> tuple[Staged, TextLayout]:
+    """Stage text files whose lines become rows by a layout of their own."""
+    assert layout.lines is not None
+    files = [replace(file, separator=layout.separator, header=False, quote="") for file in plain]
+    columns: Mapping[str, ColumnType] = layout.lines.columns(files)
+    if layout.sequences:
+        columns = dict.fromkeys(ids, "string")
+    parts = [LineFile(file, layout, columns) for file in files]
+    tables = [read_lines(backend, part, notes, folder / f"lines-{number}-{part.path.name}.parquet")
+              for number, part in enumerate(parts)]  # fmt: skip
+    if layout.lines.typed:
+        types = {name: DeclaredColumn(type=LINE_TYPES[kind]) for name, kind in columns.items() if name != "label"}
+        layout = replace(layout, types=types)
+    return _joined_up(backend, parts, tables, ids if layout.sequences else ()), layout
+
+
+def _read_text(backend: Backend, file: TextFile, reading: Reading, notes: Notes) -> tuple[TextFile, Table]:
+    """A staged file, with quotes and escapes as its values have them. Raises DataError if these are in doubt."""
+    try:
+        table = backend.read_text(file)
+    except DataError as error:
+        if reading.quote_given or not file.quote:
+            raise
+        escaped = replace(file, escape="\\")
+        try:
+            table = backend.read_text(escaped)
+        except DataError:
+            raise error from None
+        notes.changed.append(f"{file.path.name}: a backslash stands before quotes inside of values, and is left out "
+                             "with any letter behind it kept, because quotes are not doubled there")  # fmt: skip
+        file = escaped
+    if file.quote:
+        check_quotes(backend, file, table, notes, given=reading.quote_given)
+    return file, table
 
 
 def _raw_text(path: Path, reading: Reading, notes: Notes) -> TextFile:
     tabs = unpacked_name(path).endswith((".tsv", ".inter"))
-    return TextFile(path, {}, separator="\t" if tabs else ",", encoding=_encoding(path, reading, notes), multiline=True)
+    return TextFile(path, {}, separator="\t" if tabs else ",", encoding=encoding_of(path, reading.encoding, notes),
+                    quote=reading.quote or "", escape=reading.quote or '"', multiline=True)  # fmt: skip
 
 
 def _with_layout(file: TextFile, layout: TextLayout, reading: Reading) -> TextFile:
@@ -447,8 +476,9 @@ def _with_layout(file: TextFile, layout: TextLayout, reading: Reading) -> TextFi
         names = glance(
             file, separator=separator, columns=(), layout="rows", mentioned=frozenset(names), notes=Notes()
         ).names
+    quote = layout.quote if len(separator) == 1 and separator != " " else ""
     return replace(file, separator=separator, header=layout.header, names=names, columns=dict.fromkeys(names, "string"),
-                   quoted=len(separator) == 1 and separator != " ")  # fmt: skip
+                   quote=quote)  # fmt: skip
 
 
 def _differing(path: Path, names: Collection[str], first: Path, expected: Collection[str]) -> DataError:
@@ -457,25 +487,6 @@ def _differing(path: Path, names: Collection[str], first: Path, expected: Collec
     only += [f"only {first.name} has {listed(others)}"] if others else []
     return DataError(f"{path}: columns differ from those of {first.name}: {'; '.join(only) or 'another order'}; name "
                      f"the files you mean, such as --set 'files=[{shortened(first.name)}]'")  # fmt: skip
-
-
-def _encoding(path: Path, reading: Reading, notes: Notes) -> str:
-    """The encoding of a text file. Raises DataError if its first bytes are those of another kind of file."""
-    with opened(path) as file:
-        start = file.read(16)
-    for mark, (kind, remedy) in OTHER_KINDS.items():
-        if start.startswith(mark):
-            raise DataError(f"{path}: expected text, and its first bytes are those of {kind}; {remedy}")
-    if reading.encoding is not None:
-        return reading.encoding
-    if start[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
-        notes.inferred.append(f"{path.name} is read as utf-16, because it starts with that encoding's byte order mark")
-        return "utf-16"
-    for kind, zeros, others in (("utf-16-le", start[1::2], start[::2]), ("utf-16-be", start[::2], start[1::2])):
-        if len(start) >= 4 and not any(zeros) and all(others):  # letters of Latin, without a byte order mark
-            notes.inferred.append(f"{path.name} is read as {kind}, because every second of its first bytes is 0")
-            return kind
-    return "utf-8"
 
 
 def _joined_up(backend: Backend, parts: Sequence[Part], tables: Sequence[Table], texts: Collection[str]) -> Staged:
@@ -489,19 +500,36 @@ def _joined_up(backend: Backend, parts: Sequence[Part], tables: Sequence[Table],
 
 
 def _json(backend: Backend, paths: Sequence[Path], reading: Reading, notes: Notes, folder: Path) -> Staged:
-    files = [JsonFile(path, {}, encoding=_encoding(path, reading, notes)) for path in paths]
+    files = [JsonFile(path, {}, encoding=encoding_of(path, reading.encoding, notes)) for path in paths]
+    files = [replace(file, form=json_form(file)) for file in files]
+    told = {"literals": "lines of Python dictionaries", "values": "JSON objects over several lines, or a list of them"}
+    notes.inferred.extend(f"{file.path.name}: read as {told[file.form]}" for file in files if file.form in told)
     found = [json_keys(file, folder) for file in files]
     kinds = {name: kind for keys in found for name, kind in keys.items()}
     if not kinds:
         raise DataError(f"{paths[0]}: holds no object with a key; expected a JSON object a line")
-    lists = {name for name in kinds if all(keys.get(name, "list") == "list" for keys in found)}
-    texts = {name for name in kinds if all(keys.get(name, "string") == "string" for keys in found)}
+    if all(isinstance(kind, dict) for kind in kinds.values()) and len(kinds) > 1:
+        raise DataError(f"{paths[0]}: holds objects under each of {listed(kinds)}, as tables by columns or ids have; "
+                        "expected an object a row, as pandas' to_json(..., orient='records', lines=True) writes "
+                        "them")  # fmt: skip
+    lists = {name for name in kinds if all(isinstance(keys.get(name, []), list) for keys in found)}
+    texts = {name for name in kinds if all(keys.get(name, "VARCHAR") == "VARCHAR" for keys in found)}
+    inside = _inside({name: keys_of(kinds[name]) for name in kinds}, reading, paths[0])
     columns: dict[str, ColumnType] = {name: "list" if name in lists else "string" for name in kinds}
-    files = [replace(file, columns=columns) for file in files]
+    columns |= {name: columns[of] for name, (of, _) in inside.items()}
+    columns = {name: kind for name, kind in columns.items() if name not in {of for of, _ in inside.values()}}
+    files = [replace(file, columns=columns, inside=inside) for file in files]
+    lists |= {name for name, (of, _) in inside.items() if of in lists}
     return _joined_up(backend, files, [backend.read_json(file) for file in files], texts | lists)
 
 
-def _parquet(backend: Backend, paths: Sequence[Path]) -> Staged:
+def _inside(keys: Mapping[str, tuple[bool, Sequence[str]]], reading: Reading, path: Path) -> dict[str, tuple[str, str]]:
+    if reading.layout != "rows":
+        check_items(keys, reading.item, str(path))
+    return inside(keys, {*reading.mentioned, *([reading.item] if reading.item else [])})
+
+
+def _parquet(backend: Backend, paths: Sequence[Path], reading: Reading) -> Staged:
     counts = []
     for path in paths:
         try:
@@ -523,7 +551,15 @@ def _parquet(backend: Backend, paths: Sequence[Path]) -> Staged:
             kinds = [f"'{shortened(a.name)}' is {shortened(str(a.type))}, not {shortened(str(b.type))}"
                      for a, b in zip(schema, expected, strict=True) if not a.equals(b)]  # fmt: skip
             raise DataError(f"{path}: columns differ from those of {paths[0].name}: {'; '.join(kinds[:SHOWN])}")
-    return backend.read_parquet(paths, row=True), paths, counts, expected.names
+    table = backend.read_parquet(paths, row=True)
+    structs = {name: fields_of(table[name].type()) for name in _columns(table)}
+    inside = _inside(structs, reading, paths[0])
+    for name, (of, key) in inside.items():
+        values = table[of]
+        inner = values.map(lambda each, key=key: each[key]) if structs[of][0] else values[key]
+        table = table.mutate(**{name: inner})
+    table = table.drop(*{of for of, _ in inside.values()}) if inside else table
+    return table, paths, counts, [*expected.names, *(set(_columns(table)) - {*expected.names})]
 
 
 def _schema(path: Path) -> pa.Schema:

@@ -21,25 +21,22 @@ from ibis.expr.types import Table
 
 from recspec.encoding import TRUTH
 from recspec.errors import DataError, how_many, listed, nearest, shortened
-from recspec.prepare.backend import Backend
+from recspec.prepare.decimal_commas import COMMA, with_points
 from recspec.prepare.declared_values import note_markers, split_vectors, typed_as
 from recspec.prepare.names import FILE_SPLIT, ROW, SEEN, WEIGHT
-from recspec.prepare.notes import Notes
 from recspec.prepare.raw_files import (
     LARGEST,
     NUMBER,
     PLAIN_WHOLE,
     RawRows,
-    Reading,
     finite,
     is_missing_marker,
     number_of,
-    stage,
 )
 from recspec.prepare.raw_weights import Weighting, event_weights, seen_events
 from recspec.prepare.tables import count_rows, fetch, figures
 from recspec.prepare.text_files import JsonFile
-from recspec.prepare.times import Times
+from recspec.prepare.times import seconds_of
 
 CODE = r"^[+-]?(0[0-9]|[0-9]{16})"  # as a number, these digits lose a leading zero or their last digits
 CODED = "digits that are no plain numbers (leading zeros, or too many digits), kept as text"
@@ -52,6 +49,8 @@ CODE_NAME = re.compile(
 """Names of columns whose digits tell things apart: `city_id`, `countryCode`."""
 VECTOR = r"^\[\s*[-+.0-9][-+.0-9eE]*([\s,;]+[-+.0-9][-+.0-9eE]*)+\s*\]$"
 """Lists of two or more numbers in brackets, such as `[0.5, -1.25]`."""
+JOINED = r"^[^|^]+([|^][^|^]+)+$"
+"""Several values in one text, as FuxiCTR and MovieLens write lists: `12^7^99`, `Drama|War`."""
 INVALID = "__invalid__"  # where a row holds an invalid value, for the moment of a query
 MOST_WORDS = 20  # of a label, to name the rarest
 LABELS = {
@@ -79,19 +78,15 @@ class Roles:
     weights: Weighting = field(default_factory=Weighting)
 
 
-def read_raw_files(
-    backend: Backend, paths: Sequence[Path], roles: Roles, reading: Reading, notes: Notes, folder: Path
-) -> Table:
-    """The rows of all files, one after another, with typed columns and the column `ROW`.
-
-    Times are seconds since 1970, or the file's own numbers; labels are 0 and 1. `folder` is for intermediate files.
-    Raises DataError, naming the rows with values of another type than their column.
-    """
-    return typed(stage(backend, paths, roles.ids, reading, notes, folder), roles)
-
-
 def typed(rows: RawRows, roles: Roles) -> Table:
-    """Staged rows with typed columns; see `read_raw_files`."""
+    """Staged rows with typed columns.
+
+    Times are seconds since 1970, or the file's own numbers; labels are 0 and 1. Raises DataError, naming the rows with
+    values of another type than their column.
+    """
+    if rows.reading.decimal == ",":
+        times = () if roles.time is None else (roles.time,)
+        rows = with_points(rows, {*roles.ids, *roles.texts, *roles.categories, *roles.vectors, *times})
     return _Typing(rows, roles).table()
 
 
@@ -107,6 +102,7 @@ class _Seen:
     truths: int
     markers: int
     vectors: int
+    joined: int
     large: int  # that may be too large for float32, if they are numbers
 
     @property
@@ -121,6 +117,7 @@ def _tests(values: Values) -> Iterator[Values]:
     yield from (text != "", text.re_search(NUMBER), text.re_search(PLAIN_WHOLE), text.re_search(CODE))
     yield from (text.re_search(WRITTEN) & ~text.re_search(NUMBER), text.lower().isin([*TRUTH]), is_missing_marker(text))
     yield text.re_search(VECTOR) & text.re_search("[.eE]")
+    yield text.re_search(JOINED)
     yield text.re_search("[0-9.][eE]|[0-9]{39}")
 
 
@@ -174,7 +171,7 @@ class _Typing:
         """A column with its type; None if it stays unchanged."""
         roles, values = self.roles, self.rows.table[name]
         if name == roles.time:
-            return Times(self.rows, name).seconds()
+            return seconds_of(self.rows, name)
         declared = self.rows.reading.types.get(name)
         if name == roles.label:
             if declared is not None and declared.type in ("time", "list", "vector"):
@@ -259,8 +256,15 @@ class _Typing:
             return None
         if seen.numbers and not seen.rest and (asked or not seen.markers):
             return self._number(name)
-        if (seen.numbers + seen.written) * 2 <= seen.present or seen.codes or CODE_NAME.search(name):
+        if (seen.numbers + seen.written) * 2 <= seen.present or seen.codes or CODE_NAME.search(name) or seen.joined:
             self._infer("text, taken as categories" if asked else "text", name)
+            if asked and seen.joined and name not in self.roles.categories:
+                text = self.rows.table.filter(self.rows.table[name].strip().re_search(JOINED))
+                value = str(self.rows.first(text.select(ROW, _value=text[name])).column("_value")[0])
+                mark = next(each for each in value if each in "|^")
+                self.rows.notes.inferred.append(f"'{name}': {how_many(seen.joined, 'value')} such as "
+                                                f"'{shortened(value)}' may be lists; --set 'lists=[{name}]' --set "
+                                                f"'list_separator={mark}' reads them so")  # fmt: skip
         elif asked:
             self._refuse_text(name, seen)
         elif seen.written * 2 > seen.rest:
@@ -287,6 +291,9 @@ class _Typing:
         advice = "correct them, name what stands for a missing value in missing_values,"
         if seen.written * 2 > seen.rest:
             advice = "write numbers with a point and nothing else, such as 1234.5,"
+            commas = self.rows.table.filter(text.re_search(COMMA) & ~text.re_search("^[+-]?[0-9]{1,3}(,[0-9]{3})+$"))
+            if self.rows.reading.settable and count_rows(self.rows.backend, commas):
+                advice = f"take commas as decimal marks with --set decimal=comma, {advice}"
         self.rows.refuse((text != "") & ~is_missing_marker(text) & ~text.re_search(NUMBER), name,
                          f"{seen.numbers:,} of its {seen.present:,} values are numbers", nullable=True,
                          remedy=f"; {advice} or keep the column as text with categorical=[{name}]")  # fmt: skip
@@ -309,6 +316,8 @@ class _Typing:
                     problems.append(f"column '{name}' holds objects, such as {', '.join(self.rows.places(held))}; ids "
                                     "must be text or whole numbers; write the value that tells them apart")  # fmt: skip
                     continue
+            if not self.roles.shown and kind.is_string() and name not in self.rows.reading.types:
+                problems += self._equal_ids(table, name)
             if self.roles.shown:  # the catalogue leaves out such rows and counts them
                 continue
             missing = table.filter(table[name].isnull())
@@ -330,6 +339,20 @@ class _Typing:
             if table[name].type().is_string():
                 self._note_odd_ids(table, name)
         return table
+
+    def _equal_ids(self, table: Table, name: str) -> list[str]:
+        """A problem if ids such as 3 and 3.0, which are one number, would be two."""
+        text = table[name]
+        whole = table.filter(text.re_search(r"^-?[0-9]{1,18}\.0+$")).select(
+            _id=text, _whole=text.re_replace(r"\.0+$", "")
+        )
+        twice = whole.distinct().semi_join(table.select(_whole=text).distinct(), "_whole").order_by("_id")
+        found = fetch(self.rows.backend, twice.limit(1)).to_pylist()
+        if not found:
+            return []
+        one, other = found[0].values()
+        both = f"'types={{{name}: integer}}' makes them one, --set 'types={{{name}: text}}' keeps both"
+        return [f"column '{name}' holds '{one}' and '{other}', equal as numbers and two ids; --set {both}"]
 
     def _note_odd_ids(self, table: Table, name: str) -> None:
         """Note ids that are kept letter for letter but may be a mistake."""

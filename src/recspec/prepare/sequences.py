@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
@@ -11,42 +12,64 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from ibis.expr.types import Table
 
-from recspec.errors import listed
+from recspec.errors import how_many, listed
 from recspec.prepare.backend import Backend
 from recspec.prepare.column_roles import column_of
+from recspec.prepare.known_layouts import LineLayout, Row, TextLayout
 from recspec.prepare.names import ROW
 from recspec.prepare.notes import Notes
 from recspec.prepare.tables import fetch
-from recspec.prepare.text_files import TextFile, lines_of
+from recspec.prepare.text_files import ColumnType, TextFile, lines_of
 
 BLOCK_EVENTS = 100_000
 BLOCK_USERS = 8_192
 
 
-def events_of(file: TextFile, notes: Notes | None = None) -> Iterator[tuple[int, str, str]]:
-    """Yield line, user and item of every event of a file of sequences; notes users without an item."""
-    alone = 0
+@dataclass(frozen=True)
+class LineFile:
+    """A text file whose lines become rows by a layout of their own."""
+
+    file: TextFile
+    layout: TextLayout
+    columns: Mapping[str, ColumnType]
+
+    @property
+    def path(self) -> Path:
+        return self.file.path
+
+    def rows(self) -> Iterator[Row]:
+        assert self.layout.lines is not None
+        return self.layout.lines.rows(self.file, self.columns)
+
+
+def _events(file: TextFile, columns: Mapping[str, ColumnType]) -> Iterator[Row]:  # noqa: ARG001
+    """User and item of every event of a file of sequences."""
     for number, line in lines_of(file):
-        if not line.strip():
-            continue
-        user, *items = line.split() if file.separator == " " else [part.strip() for part in line.split(file.separator)]
-        alone += not items
-        for item in items:
-            yield number, user, item
-    if alone and notes is not None:
-        notes.dropped.append(f"{alone:,} users of {file.path.name}: their line holds no item")
+        if line.strip():
+            user, *items = line.split() if file.separator == " " else map(str.strip, line.split(file.separator))
+            yield from ((number, (user, item)) for item in items)
 
 
-def read_sequences(backend: Backend, file: TextFile, ids: Sequence[str], notes: Notes, target: Path) -> Table:
-    """Stage the events of a file of sequences as rows with the columns `ids` (user, item)."""
-    user, item = ids
-    schema = pa.schema({user: pa.string(), item: pa.string()}.items())
-    events = events_of(file, notes)
+def read_lines(backend: Backend, part: LineFile, notes: Notes, target: Path) -> Table:
+    """Stage the rows of a file that is read line by line."""
+    kinds = {name: pa.list_(pa.string()) if kind == "list" else pa.string() for name, kind in part.columns.items()}
+    schema = pa.schema([*kinds.items()])
+    rows = part.rows()
     with pq.ParquetWriter(target, schema) as writer:
-        while block := list(islice(events, BLOCK_EVENTS)):
-            _, users, items = zip(*block, strict=True)
-            writer.write_table(pa.table([pa.array(users), pa.array(items)], schema=schema))
+        while block := [values for _, values in islice(rows, BLOCK_EVENTS)]:
+            arrays = [
+                pa.array(values, kind) for values, kind in zip(zip(*block, strict=True), kinds.values(), strict=True)
+            ]
+            writer.write_table(pa.table(arrays, schema=schema))
+    if part.layout.sequences:
+        mark = None if part.file.separator == " " else part.file.separator
+        if alone := sum(bool(line.strip()) and len(line.split(mark)) < 2 for _, line in lines_of(part.file)):
+            notes.dropped.append(f"{alone:,} users of {part.path.name}: their line holds no item")
     return backend.read_parquet([target], row=True)
+
+
+SEQUENCES = TextLayout(" ", False, (), quote="", lines=LineLayout(lambda _: {}, _events), sequences=True)
+"""A user, then the user's items."""
 
 
 def sequence_column(table: Table, item: str | None) -> str | None:
@@ -67,10 +90,11 @@ def flattened(backend: Backend, table: Table, items: str, notes: Notes, target: 
     along = [items, *(name for place, name in enumerate(others) if found[f"_{place}"])]
     with_names = [name for name in table.columns if name != ROW]
     writer: pq.ParquetWriter | None = None
-    rows = events = 0
+    rows = events = empty = 0
     for batch in backend.batches(table.order_by(ROW), BLOCK_USERS):
         lists = batch.column(batch.schema.get_field_index(items))
         parents = pc.list_parent_indices(lists)
+        empty += batch.num_rows - len(pc.unique(parents))
         columns = {}
         for name in with_names:
             column = batch.column(batch.schema.get_field_index(name))
@@ -82,6 +106,8 @@ def flattened(backend: Backend, table: Table, items: str, notes: Notes, target: 
     if writer is None:
         return table
     writer.close()
+    if empty:
+        notes.dropped.append(f"{how_many(empty, 'row')} whose '{items}' holds no item")
     notes.inferred.append(
         f"'{items}' holds lists, so each of {rows:,} rows is a sequence of items, oldest first: {events:,} events"
         + (f"; {listed(along[1:])} hold a value for each of them" if along[1:] else "")

@@ -99,7 +99,7 @@ class SparkBackend(Backend):
             _uri(self._linked([source.path])),
             schema=", ".join(f"{plain[name]} {SPARK_TYPES[kind]}" for name, kind in columns.items()),
             sep=source.separator, header=file.header, encoding=SPARK_ENCODINGS[source.encoding], mode="FAILFAST",
-            quote='"' if file.quoted else "", escape='"' if file.quoted else "", nullValue="", emptyValue="",
+            quote=file.quote, escape=file.escape if file.quote else "", nullValue="", emptyValue="",
         )  # fmt: skip
         target = self._folder / next(self._names)
         table = self._read(file, frame, [plain[name] for name in file.columns], target)

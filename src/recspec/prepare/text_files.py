@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import ast
 import codecs
 import csv
 import io
 import json
+import re
 import shutil
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Any, Literal
 
-from recspec.errors import DataError, listed, nearest, shortened
+from recspec.errors import DataError, how_many, listed, nearest, shortened
 from recspec.files import LINE_BYTES, LineError, bounded_lines, opened, packing
 from recspec.prepare.names import DESCRIBES, FILE_SPLIT, ROW, SEEN, SPLIT_BEFORE, WEIGHT
 
 ColumnType = Literal["int64", "float64", "string", "list"]  # a list holds text and occurs in JSON alone
+JsonForm = Literal["lines", "literals", "values"]
+"""JSON in lines; Python literals in lines, as `print(dict)` writes them; JSON over several lines, or in a list."""
+LITERAL_BYTES = 2 << 20  # most bytes of a Python literal
 ROW_BYTES = 2 << 20  # most bytes of a row of a delimited file, which may span lines; see `LINE_BYTES` for JSON
 ENGINE_ENCODINGS = ("utf-8", "latin-1")  # that every backend reads
+LETTERS = ", or, where the dataset has that setting, take quotes as letters with --set quote=null"
 PROBLEMS_SHOWN = 10  # most lines named in one message; a wrong separator makes all of them malformed
 
 
@@ -34,20 +41,24 @@ class TextFile:
     header: bool = True
     names: Sequence[str] = ()  # names of all columns in order, in place of those in the header
     encoding: str = "utf-8"  # any that Python knows; other files than UTF-8 and Latin-1 are first copied as UTF-8
-    quoted: bool = True  # whether values may be in double quotes; a doubled quote inside is one quote
+    quote: str = '"'  # around values; empty if quotes are letters like any other
+    escape: str = '"'  # before a quote inside a quoted value: the quote again, or a backslash
     multiline: bool = False  # whether quoted values may contain line breaks; DuckDB reads such a file for Spark
     required: Sequence[str] = ()  # columns without missing values
 
 
 @dataclass(frozen=True)
 class JsonFile:
-    """A file of one JSON object per line; blank lines are skipped."""
+    """A file of JSON objects, one a line unless `form` says otherwise; blank lines are skipped."""
 
     path: Path
     columns: Mapping[str, ColumnType]
     """Keys to read; an object may lack them and may have others. A `string` reads other values as their JSON text."""
     encoding: str = "utf-8"  # any that Python knows; other files than UTF-8 are first copied as UTF-8
     required: Sequence[str] = ()  # keys that every object has
+    form: JsonForm = "lines"  # other forms are first copied as lines
+    inside: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """Columns that are a key of the objects, or lists of objects, under another key: {column: (key, inner key)}."""
 
 
 def file_columns(file: TextFile) -> dict[str, ColumnType]:
@@ -113,6 +124,8 @@ def readable_json(file: JsonFile, copy: Path) -> JsonFile:
     """`readable` for a file of JSON lines, which backends read in UTF-8 alone, and without a byte order mark."""
     with opened(file.path) as stream:
         marked = stream.read(3) == codecs.BOM_UTF8
+    if file.form != "lines":
+        return rewritten_json(file, copy)
     if file.encoding == "utf-8" and packing(file.path) in (None, "gzip") and not marked:
         return file
     with _copying(file, copy) as (stream, written):
@@ -125,8 +138,11 @@ def rewritten(file: TextFile, copy: Path) -> TextFile:
     separator = "\t" if file.separator == " " else file.separator
     with _copying(file, copy) as (stream, written):
         records = (values for _, values in numbered_records(file, stream, strict=True))
-        if file.quoted and len(separator) == 1:
-            csv.writer(written, delimiter=separator, lineterminator="\n").writerows(records)
+        if file.quote and file.escape != file.quote:  # Python also takes escapes outside of quotes
+            written.writelines(line.rstrip("\r\n") + "\n" for line in bounded_lines(stream, ROW_BYTES))
+        elif file.quote and len(separator) == 1:
+            writer = csv.writer(written, delimiter=separator, lineterminator="\n", quotechar=file.quote)
+            writer.writerows(records)
         else:
             written.writelines(separator.join(values) + "\n" for values in records)
     return replace(file, path=copy, encoding="utf-8", separator=separator)
@@ -135,8 +151,77 @@ def rewritten(file: TextFile, copy: Path) -> TextFile:
 def rewritten_json(file: JsonFile, copy: Path) -> JsonFile:
     """A copy in UTF-8 whose objects are each on a line that ends in a line feed."""
     with _copying(file, copy) as (stream, written):
-        written.writelines(line.strip() + "\n" for line in bounded_lines(stream, LINE_BYTES) if line.strip())
-    return replace(file, path=copy, encoding="utf-8")
+        written.writelines(text + "\n" for _, text in _json_texts(file, stream))
+    return replace(file, path=copy, encoding="utf-8", form="lines")
+
+
+def json_form(file: JsonFile) -> JsonForm:
+    """How the objects of a file are written, by its beginning."""
+    with suppress(LineError, UnicodeError), _stream(file) as stream:
+        start = stream.read(1 << 16).lstrip()
+        first = start.partition("\n")[0].strip()
+        if re.match(r"\{\s*[uU]?'", start):
+            return "literals"
+        if start.startswith("[") or first == "{":
+            return "values"
+    return "lines"
+
+
+def _json_texts(file: JsonFile, stream: IO[str]) -> Iterator[tuple[int, str]]:
+    """The number of the line, or of the object if `form` is values, and the JSON text of every object.
+
+    Raises LineError, which names the line or the object that is malformed.
+    """
+    if file.form == "values":
+        yield from _json_values(stream)
+        return
+    for number, line in enumerate(bounded_lines(stream, LINE_BYTES), 1):
+        if line.strip():
+            yield number, line.strip() if file.form == "lines" else _literal(number, line.strip())
+
+
+def _literal(number: int, text: str) -> str:
+    """A Python literal as JSON."""
+    if len(text) > LITERAL_BYTES:
+        raise LineError(
+            f"line {number:,}: a Python literal is longer than {LITERAL_BYTES:,} characters; write JSON lines"
+        )
+    try:
+        with warnings.catch_warnings(action="ignore"):  # of escapes such as \d
+            found = ast.literal_eval(text)
+        if not isinstance(found, dict):
+            raise ValueError
+        return json.dumps(found, ensure_ascii=False, allow_nan=False)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        raise LineError(f"line {number:,}: is no Python dictionary of texts, numbers, lists and dictionaries, as the "
+                        f"first line is: {shortened(text)!r}") from None  # fmt: skip
+
+
+def _json_values(stream: IO[str]) -> Iterator[tuple[int, str]]:
+    """The objects of a list, or one after another, over any lines."""
+    decoder, held, number, ended = json.JSONDecoder(), "", 1, False
+    while True:
+        start = re.match(r"[\s,\[\]]*", held)
+        held = held[start.end() :] if start else held
+        try:
+            found, stop = decoder.raw_decode(held) if held else (None, 0)
+        except (ValueError, RecursionError) as error:
+            if ended or len(held) > LINE_BYTES:
+                said = getattr(error, "msg", "nested too deeply")
+                raise LineError(f"object {number:,}: is no JSON ({said}): {shortened(held.strip())!r}") from None
+            stop = 0
+        if stop and not isinstance(found, dict):
+            raise LineError(
+                f"value {number:,}: is no JSON object: {shortened(held[:stop])!r}; expected a list of objects"
+            )
+        if stop:
+            yield number, re.sub("[\r\n]", " ", held[:stop])
+            held, number = held[stop:], number + 1
+        elif ended:
+            return
+        else:
+            block = stream.read(max(1 << 16, len(held)))
+            held, ended = held + block, not block
 
 
 def _begins_blank(file: TextFile) -> bool:
@@ -160,6 +245,8 @@ def line_numbers(file: TextFile | JsonFile, rows: Sequence[int]) -> dict[int, in
     found: dict[int, int] = {}
     with suppress(LineError), _stream(file) as stream:
         if isinstance(file, JsonFile):
+            if file.form == "values":
+                return {}
             lines = (number for number, line in enumerate(bounded_lines(stream, LINE_BYTES), 1) if line.strip())
         else:
             lines = (number for number, _ in numbered_records(file, stream))
@@ -185,14 +272,15 @@ def numbered_records(file: TextFile, stream: IO[str], *, strict: bool = False) -
         LineError: if a line is too long; with `strict` also for text behind a closing quote, or a quote left open.
     """
     lines = bounded_lines(stream, ROW_BYTES)
-    if not (file.quoted and len(file.separator) == 1):
+    if not (file.quote and len(file.separator) == 1):
         for number, line in enumerate(lines, 1):
             text = line.rstrip("\r\n")
             if values := text.split() if file.separator == " " else text and text.split(file.separator):
                 yield number, list(values)
         return
     csv.field_size_limit(ROW_BYTES)  # for the whole process, which uses the csv module here alone
-    reader = csv.reader(lines, delimiter=file.separator, strict=strict)
+    escapes: dict[str, Any] = {} if file.escape == file.quote else {"escapechar": file.escape, "doublequote": False}
+    reader = csv.reader(lines, delimiter=file.separator, quotechar=file.quote, strict=strict, **escapes)
     first = 1
     try:
         for values in reader:
@@ -204,9 +292,9 @@ def numbered_records(file: TextFile, stream: IO[str], *, strict: bool = False) -
         if "field larger" in said:
             said = f"a value is longer than {ROW_BYTES:,} characters; is a closing quote missing?"
         elif "expected after" in said:
-            said = "a value goes on behind its closing quote; double the quotes inside a value"
+            said = f"a value goes on behind its closing quote; double the quotes inside a value{LETTERS}"
         elif "unexpected end" in said:
-            said = "a quote is never closed"
+            said = f"a quote is never closed{LETTERS}"
         raise LineError(f"line {first:,}: {said}") from None
 
 
@@ -280,6 +368,8 @@ def problems_of(file: TextFile | JsonFile) -> list[str]:
     """The first malformed lines of a file, each with its number; slow, so called after a failure only."""
     problems: list[str] = []
     try:
+        if isinstance(file, TextFile) and (odd := _odd_first_line(file)):
+            return [odd]
         with _stream(file) as stream:
             found = _object_problems(file, stream) if isinstance(file, JsonFile) else _line_problems(file, stream)
             for problem in islice(found, PROBLEMS_SHOWN):
@@ -287,6 +377,19 @@ def problems_of(file: TextFile | JsonFile) -> list[str]:
     except (LineError, UnicodeError) as error:
         problems.append(_problem(file, error))
     return problems
+
+
+def _odd_first_line(file: TextFile) -> str:
+    """The problem of a first line that has other columns than all lines behind it, or nothing."""
+    with _stream(file) as stream:
+        rows = list(islice(numbered_records(file, stream), PROBLEMS_SHOWN))
+    widths = {len(values) for _, values in rows[1:]}
+    if len(rows) < PROBLEMS_SHOWN or len(widths) != 1 or len(rows[0][1]) in widths:
+        return ""
+    number, first = rows[0]
+    return (f"line {number:,}: has {how_many(len(first), 'column')}, and the {len(rows) - 1} lines behind it have "
+            f"{widths.pop():,} separated by {file.separator!r}: {shortened(file.separator.join(first))!r}; correct it "
+            "if it is the header, or leave it out")  # fmt: skip
 
 
 def _line_problems(file: TextFile, stream: IO[str]) -> Iterator[str]:
@@ -305,9 +408,7 @@ def _line_problems(file: TextFile, stream: IO[str]) -> Iterator[str]:
 
 
 def _object_problems(file: JsonFile, stream: IO[str]) -> Iterator[str]:
-    for number, line in enumerate(bounded_lines(stream, LINE_BYTES), 1):
-        if not line.strip():
-            continue
+    for number, line in _json_texts(file, stream):
         try:
             found, why = json.loads(line, object_pairs_hook=_object), ""
             json.dumps(found, ensure_ascii=False).encode()

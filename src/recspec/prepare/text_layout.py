@@ -5,14 +5,17 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 
 from recspec.errors import DataError, SettingsError, listed, shortened
 from recspec.prepare.column_roles import is_usual
+from recspec.prepare.known_layouts import KNOWN, TextLayout
 from recspec.prepare.names import FILE_SPLIT, ROW
 from recspec.prepare.notes import Notes
+from recspec.prepare.sequences import SEQUENCES
 from recspec.prepare.text_files import TextFile, lines_of, numbered_records, open_text
+from recspec.prepare.time_formats import GUESSES, PER_SECOND, fits
 
 SEPARATORS = ("\t", "::", ";", "|", " ")
 """Separators to try where the usual one does not occur in the first line."""
@@ -21,34 +24,29 @@ GLANCED = 1_000  # lines
 NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,3})?")
 DATE = re.compile(r"[0-9]{4}[-/][0-9]{2}[-/][0-9]{2}([T ].*)?")
 WHOLE = re.compile(r"[0-9]+")
-EPOCH = (3e8, 4.2e18)  # numbers of a time since 1970, from seconds of 1979 to nanoseconds of 2103
+EPOCH = (3e8, 4.2e9)  # seconds since 1970, of 1979 to 2103
 HIGHEST_RATING = 100.0
-
-
-@dataclass(frozen=True)
-class TextLayout:
-    """How a text file is to be read."""
-
-    separator: str
-    header: bool
-    names: tuple[str, ...]
-    sequences: bool = False
+TRIED = 20  # values whose time is looked for in all formats
+FEWEST, FEW_RATINGS = 20, 10  # rows that tell ids from ratings; most different ratings
 
 
 def glance(
     file: TextFile, *, separator: str | None, columns: Sequence[str], layout: str | None, mentioned: Collection[str],
-    notes: Notes,
+    key: str | None = None, notes: Notes,
 ) -> TextLayout:  # fmt: skip
     """The layout of a file, given what settings say; everything inferred leaves a note.
 
-    `file.separator` is the usual separator of such a file. `mentioned` are the column names in settings. Raises
-    DataError if the file is empty, and SettingsError if `columns` do not fit it.
+    `file.separator` is the usual separator of such a file. `mentioned` are the column names in settings; `key` is the
+    id's column in a file of users or items. Raises DataError if the file is empty, and SettingsError if `columns` do
+    not fit it.
     """
     lines = [line for _, line in islice(lines_of(file), GLANCED) if line.strip()]
     if not lines:
         raise DataError(f"{file.path}: is empty; expected a header line and rows")
     if layout == "sequences":
-        return TextLayout(separator or " ", False, (), True)
+        return replace(SEQUENCES, separator=separator or " ")
+    if not columns and (known := _known(file, lines, key, notes)) is not None:
+        return replace(known, names=_unique(known.names, file, notes))
     if layout is None and not columns and (found := _sequences(lines, separator)) is not None:
         mark, shortest, longest = found
         notes.inferred.append(
@@ -56,15 +54,25 @@ def glance(
             f"{shortest:,} to {longest:,} whole numbers, separated by {NAMED[mark]}, and no user comes twice "
             "(layout=rows reads rows)"
         )
-        return TextLayout(mark, False, (), True)
+        return replace(SEQUENCES, separator=mark)
     chosen = separator or _separator(file, lines)
     if separator is None and chosen != file.separator:
         notes.inferred.append(f"{file.path.name}: columns are separated by {NAMED[chosen]}, as in the first line "
                               f"(separator='{chosen.replace(chr(9), chr(92) + 't')}')")  # fmt: skip
-    with_separator = replace(file, separator=chosen, quoted=file.quoted and len(chosen) == 1 and chosen != " ")
+    with_separator = replace(file, separator=chosen, quote=file.quote if len(chosen) == 1 and chosen != " " else "")
     with open_text(with_separator) as stream:
         rows = [values for _, values in islice(numbered_records(with_separator, stream), GLANCED)]
-    return _named(with_separator, rows, columns, mentioned, notes)
+    return _named(with_separator, rows, columns, mentioned, key, notes)
+
+
+def _known(file: TextFile, lines: Sequence[str], key: str | None, notes: Notes) -> TextLayout | None:
+    for name, recognise in KNOWN.items():
+        if (found := recognise(lines, key)) is not None:
+            notes.inferred.append(f"{file.path.name}: read as {name}: {found.told} (columns=[...] reads it otherwise)")
+            if found.lost:
+                notes.dropped.append(f"{file.path.name}, as {name}: {found.lost}")
+            return found
+    return None
 
 
 def _separator(file: TextFile, lines: Sequence[str]) -> str:
@@ -102,8 +110,9 @@ def _sequences(lines: Sequence[str], separator: str | None) -> tuple[str, int, i
 
 
 def _named(
-    file: TextFile, rows: Sequence[Sequence[str]], columns: Sequence[str], mentioned: Collection[str], notes: Notes
-) -> TextLayout:
+    file: TextFile, rows: Sequence[Sequence[str]], columns: Sequence[str], mentioned: Collection[str], key: str | None,
+    notes: Notes,
+) -> TextLayout:  # fmt: skip
     first, name = list(rows[0]), file.path.name
     if columns:
         if len(columns) != len(first):
@@ -112,48 +121,92 @@ def _named(
                 f"separated by {file.separator!r}: {shortened(file.separator.join(first))!r}; name them all, in order"
             )
         header = [value.strip().lower() for value in first] == [value.lower() for value in columns]
-        return TextLayout(file.separator, header, _unique(columns, file, notes))
+        return TextLayout(file.separator, header, _unique(columns, file, notes), file.quote)
     generated = [f"column_{place}" for place in range(1, len(first) + 1)]
     asked = {*mentioned} & {*generated}
     has_name = any(value.strip() in mentioned or is_usual(value) for value in first)
     if has_name or not (asked or _is_data(first)):
-        return TextLayout(file.separator, True, _unique(first, file, notes))
-    names = tuple(generated) if asked else _by_position(rows, generated)
+        return TextLayout(file.separator, True, _unique(first, file, notes), file.quote)
+    names = tuple(generated)
+    if not asked:
+        names = _by_position(rows, generated, str(file.path)) if key is None else (key, *generated[1:])
     notes.inferred.append(
         f"{name}: the first line is data, not a header; its {len(first)} columns are taken as {listed(names)} "
         f"(columns=[{', '.join(shortened(each) for each in names[:6])}{', ...' if len(names) > 6 else ''}] names "
         "them otherwise)"
     )
-    return TextLayout(file.separator, False, names)
+    return TextLayout(file.separator, False, names, file.quote)
 
 
 def _is_data(first: Sequence[str]) -> bool:
-    """Whether a first line without a usual name is no header: it holds a number or a date."""
+    """Whether a first line without a usual name is no header: it holds a number or a time."""
     values = [value.strip() for value in first]
-    return any(NUMBER.fullmatch(value) or DATE.fullmatch(value) for value in values)
+    return any(NUMBER.fullmatch(value) or _is_written_time(value) for value in values)
 
 
-def _by_position(rows: Sequence[Sequence[str]], generated: Sequence[str]) -> tuple[str, ...]:
-    """A user, an item, then a rating and a time in any order; names such as `column_5` for further columns."""
+def _is_written_time(text: str) -> bool:
+    return DATE.fullmatch(text) is not None or any(fits(text, form) for form in GUESSES)
+
+
+def _by_position(rows: Sequence[Sequence[str]], generated: Sequence[str], where: str) -> tuple[str, ...]:
+    """A user, then an item, beside a time at any place and a rating behind them; other columns as `column_5`.
+
+    Raises SettingsError if the values leave it open which column is which.
+    """
     names = [*generated]
     if not 2 <= len(names) <= 4:
         return tuple(names)
-    names[:2] = ["user_id", "item_id"]
-    for place in range(2, len(names)):
-        values = [row[place].strip() for row in rows if len(row) > place and row[place].strip()]
-        if not values:
-            continue
-        if all(DATE.fullmatch(value) for value in values):
-            kind = "timestamp"
-        elif all(NUMBER.fullmatch(value) for value in values):
-            numbers = [float(value) for value in values]
-            is_time = EPOCH[0] <= min(numbers) and max(numbers) <= EPOCH[1]
-            kind = "timestamp" if is_time else "rating" if max(map(abs, numbers)) <= HIGHEST_RATING else ""
-        else:
-            kind = ""
-        if kind and kind not in names:
-            names[place] = kind
+    held = [[row[place].strip() for row in rows if len(row) > place and row[place].strip()]
+            for place in range(len(names))]  # fmt: skip
+    written = [place for place, values in enumerate(held) if values and all(map(_is_written_time, values[:TRIED]))]
+    counted = [place for place, values in enumerate(held) if _are_times(values)]
+    others = [place for place in range(len(names)) if place not in written]
+    late = [place for place in counted if place > 1]
+    early = [place for place in counted if place <= 1 and not written and not late and len(names) > 2]
+    time = next(iter([*written, *late, *early]), None)
+    others = [place for place in others if place != time]
+    if len(others) < 2:
+        return tuple(names)
+    ratings = [place for place in others if _are_ratings(held[place])]
+    if (early and any(_are_small(held[place]) for place in others[1:])) or _is_rating_first(others, ratings, len(rows)):
+        raise SettingsError(f"{where}: has no header, and its values leave open which column is the user, the item, "
+                            f"the rating and the time: {shortened(', '.join(rows[0]))!r}; name them in order, such as "
+                            "--set 'columns=[user_id, item_id, rating]'")  # fmt: skip
+    names[others[0]], names[others[1]] = "user_id", "item_id"
+    if time is not None:
+        names[time] = "timestamp"
+    rating = next((place for place in others[2:] if _are_small(held[place])), None)
+    if rating is not None:
+        names[rating] = "rating"
     return tuple(names)
+
+
+def _is_rating_first(others: Sequence[int], ratings: Sequence[int], num_rows: int) -> bool:
+    """Whether a column in place of the user or the item, and none behind them, looks like ratings or a label."""
+    early = [place for place in others[:2] if place in ratings]
+    return len(others) > 2 and num_rows >= FEWEST and bool(early) and not {*others[2:]} & {*ratings}
+
+
+def _are_times(values: Sequence[str]) -> bool:
+    """Whether all are numbers of times since 1970 in one unit, or days such as 20240131."""
+    if not values or not all(map(NUMBER.fullmatch, values)):
+        return False
+    if all(fits(value, "%Y%m%d") and "1980" < value < "2066" for value in values):
+        return len(values) >= FEWEST
+    numbers = [float(value) for value in values]
+    return any(EPOCH[0] * unit <= min(numbers) and max(numbers) <= EPOCH[1] * unit for unit in PER_SECOND.values())
+
+
+def _are_small(values: Sequence[str]) -> bool:
+    return bool(values) and all(map(NUMBER.fullmatch, values)) and max(abs(float(v)) for v in values) <= HIGHEST_RATING
+
+
+def _are_ratings(values: Sequence[str]) -> bool:
+    """Whether all are small numbers, of which there are few, or fractions."""
+    if not _are_small(values):
+        return False
+    few = len({*values}) <= FEW_RATINGS and max(float(value) for value in values) <= FEW_RATINGS
+    return few or any("." in value for value in values)
 
 
 def _unique(names: Sequence[str], file: TextFile, notes: Notes) -> tuple[str, ...]:

@@ -27,6 +27,7 @@ ZONE = rf" ?(Z|z|UTC|GMT|{OFFSET})"
 UNZONED = f"{DATE}{CLOCK}?$"
 ZONED = f"{DATE}{CLOCK}{ZONE}$"
 GLANCED = 1_000  # rows read to find a time column or a format
+EVENTS = (1e8, 3e9)  # seconds since 1970 between which events happen: March 1973 to January 2065
 
 
 @dataclass(frozen=True)
@@ -268,6 +269,32 @@ class Times:
             how += f" (each fits {most})" if most else ""
         self._refuse(self.rows.table[self.name].notnull(), f"{known}; {how}", always=True)
         return text.length()  # never read, because the problem is raised first
+
+
+def seconds_of(rows: RawRows, name: str) -> Values:
+    """`Times.seconds` for the time of the rows; a few times far from all others are a problem.
+
+    `update` compares new times with those of its dataset instead.
+    """
+    known, declared = len(rows.problems), rows.reading.types.get(name)
+    found = Times(rows, name).seconds()
+    if rows.reading.settable and len(rows.problems) == known and (declared is None or declared.type == "time"):
+        _refuse_few_far(rows, name, found)
+    return found
+
+
+def _refuse_few_far(rows: RawRows, name: str, seconds: Values) -> None:
+    """Refuse the few times that lie far from all others: years such as 1900 and 9999, 0, or another unit."""
+    far = (seconds < EVENTS[0]) | (seconds > EVENTS[1])
+    found = fetch(rows.backend, rows.table.aggregate(present=seconds.count(), far=far.cast("int64").sum())).to_pylist()[
+        0
+    ]
+    count, near = int(found["far"] or 0), int(found["present"]) - int(found["far"] or 0)
+    if 0 < count < near:
+        them = "it" if count == 1 else "them"
+        rows.refuse(far, name, f"expected a time between 1973 and 2065, as {near:,} other values are",
+                    remedy=f"; correct {them}, or set 'types={{{name}: number}}' for numbers that are no times since "
+                    "1970")  # fmt: skip
 
 
 def _likely(source: RawRows, text: StringValue) -> tuple[list[str], str]:
