@@ -200,21 +200,8 @@ class BlockRows:
     @cached_property
     def _seen_up_to(self) -> dict[int, Seen]:
         """Likewise in all splits up to one, with the events that the rows lack, by the number of the split."""
-        return {code: self._seen_by(code) for code in range(1, len(SPLITS))}
-
-    def _seen_by(self, code: int) -> Seen:
-        users, items = self.users, np.where(self._splits <= code, self._items, 0)
-        ids = self._plan.prepared.user_ids[self.users]
-        if self._plan.seen is None or not ids.any():
-            return Seen.of(users, items, self._num_items)
-        number_of = np.zeros(ids.max() + 1, np.int64)
-        number_of[ids] = self.users
-        least = int(ids[ids > 0].min())
-        owners, more = read_seen_pairs(self._plan.seen, SPLITS[: code + 1], range(least, len(number_of)))
-        among = np.isin(owners, ids)
-        users = np.concatenate([users, number_of[owners[among]]])
-        order = np.argsort(users, kind="stable")
-        return Seen.of(users[order], np.concatenate([items, more[among]])[order], self._num_items)
+        known = {code: np.where(self._splits <= code, self._items, 0) for code in range(1, len(SPLITS))}
+        return {code: _seen_by(code, self.users, items, self._num_items, self._plan) for code, items in known.items()}
 
     @cached_property
     def _place_of_user(self) -> Ids:
@@ -317,3 +304,18 @@ class BlockRows:
         seed = (self._plan.seed, len(SPLITS) + code)
         drawn = self._plan.train_draws.draw(self._seen_in_train, users, numbers, seed)
         return columns | self._history.lists(NEGATIVE_HISTORY, drawn, events.offsets)
+
+
+def _seen_by(code: int, users: Ids, items: Ids, num_items: int, plan: Plan) -> Seen:
+    """What a block's users saw in the splits up to one: its rows' `items`, and the events that the rows lack."""
+    ids = plan.prepared.user_ids[users]
+    if plan.seen is None or not ids.any():
+        return Seen.of(users, items, num_items)
+    number_of = np.zeros(ids.max() + 1, np.int64)
+    number_of[ids] = users
+    least = int(ids[ids > 0].min())
+    owners, more = read_seen_pairs(plan.seen, SPLITS[: code + 1], range(least, len(number_of)))
+    among = np.isin(owners, ids)
+    users = np.concatenate([users, number_of[owners[among]]])
+    order = np.argsort(users, kind="stable")
+    return Seen.of(users[order], np.concatenate([items, more[among]])[order], num_items)
