@@ -163,4 +163,4 @@ def _with_rows(result: Evaluation, answers: SplitScores) -> Evaluation:
     )
     for name in ("metrics", "values", "protocols"):
         getattr(result, name).update(getattr(found, name))
-    return replace(result, probabilities=found.probabilities)
+    return replace(result, probabilities=found.probabilities, positive=found.positive)

@@ -63,6 +63,7 @@ class Evaluation:
     protocols: dict[str, dict[str, object]] = field(default_factory=dict)  # protocol -> facts about its candidates
     values: dict[str, dict[str, PerGroup]] = field(default_factory=dict, repr=False)
     """Protocol -> metric -> one value a group; under `rows` one a row, but of `group_auc` one a group."""
+    positive: NDArray[np.bool_] | None = field(default=None, repr=False)  # of the rows of `values`
     groups: dict[str, Groups] = field(default_factory=dict, repr=False)  # protocol -> whose values these are
     beyond: dict[str, float] = field(default_factory=dict)  # coverage and so on, of the lists of protocol full
     beyond_values: dict[str, PerGroup] = field(default_factory=dict, repr=False)  # of each user
@@ -83,7 +84,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Interval:
-    """A metric with its percentile interval."""
+    """A metric with its interval; see `bootstrap`."""
 
     value: float
     low: float
@@ -101,7 +102,7 @@ class Comparison:
     standard_error: float
     low: float
     high: float
-    """The percentile interval of the difference."""
+    """The ends of the interval of the difference."""
     p_value: float
     """Two-sided, of the paired t-test."""
     p_permutation: float
@@ -242,6 +243,10 @@ class Report:
                 recall = facts.get("candidates_recall")
                 share = "" if recall is None else f"; the candidates hold {recall:.4f} of the positives"
                 notes.append(f"protocol {name} measures {facts['stages']}{share}")
+        if self.intervals.get("rows") and "log_loss" in self.metrics["rows"].keys() - self.intervals["rows"].keys():
+            notes.append(
+                f"log loss has no interval: fewer than {warnings.FEWEST_ROWS} rows may lack the rare large losses"
+            )
         notes += [f"{', '.join(names)} left out: {why}" for why, names in by_reason.items()]
         for name, found in self.beside.items():
             rows, of_rows = (_count(found.fitted, each) for each in ("rows", "of_rows"))

@@ -64,7 +64,11 @@ def evaluate_rows(
     defined = {name: value for name, value in reached.items() if not np.isnan(value)}
     kept = {name: of.astype(np.float32) for name, of in values.items() if name in defined}
     return Evaluation(
-        {"rows": defined}, protocols={"rows": {**facts}}, values={"rows": kept}, probabilities=probabilities
+        {"rows": defined},
+        protocols={"rows": {**facts}},
+        values={"rows": kept},
+        positive=labels[sample],
+        probabilities=probabilities,
     )
 
 
