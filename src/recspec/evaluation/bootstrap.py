@@ -4,9 +4,9 @@ Everything is over groups (users), or over rows under protocol `rows`; AUC by it
 (`metrics.auc_of_rows`). Draws come from a seed, so the same question gives the same numbers.
 
 Intervals come from the Bayesian bootstrap (Rubin, 1981): a draw gives every value a random weight instead of a random
-count. Half a value at the lowest possible place and half a value at the highest join each draw, which for shares of hits
-is Jeffreys' interval. Percentiles of resampled values are too narrow for rare hits: of 50 users with 10 % hits, they
-cover the true NDCG in 89 % of samples, and of users with 2 % hits the true HR in 64 %.
+count. Half a value at the lowest possible place and half a value at the highest join each draw, so an interval of hits
+is Jeffreys'. Percentiles of resampled values are too narrow for rare hits: of 50 users with 10 % hits, they cover the
+true NDCG in 89 % of samples, and of users with 2 % hits the true HR in 64 %.
 
 Shapes: G groups or rows; D draws.
 """

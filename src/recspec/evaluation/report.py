@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 
 import numpy as np
@@ -238,6 +238,7 @@ class Report:
             by_reason.setdefault(why, []).append(name)
         notes = [*self.cautions, *self.data_notes]
         notes += [f"protocol {name} left out: {why}" for name, why in self.model.left_out.items()]
+        notes += [*self._undefined()]
         for name, facts in self.model.protocols.items():
             if "stages" in facts:
                 recall = facts.get("candidates_recall")
@@ -254,16 +255,33 @@ class Report:
                 notes.append(f"{name} was fitted on an even sample of {rows} of {of_rows} rows")
         return tuple(notes)
 
+    def _undefined(self) -> Iterator[str]:
+        """A line for each metric of rows, and each standard error, that these data do not define."""
+        rows, facts = self.metrics.get("rows"), self.model.protocols.get("rows", {})
+        if rows is not None and "auc" not in rows:
+            yield f"rows has no AUC: every row of {self.split} is {'positive' if facts['positives'] else 'negative'}"
+        elif rows is not None and "group_auc" not in rows and _one_class(facts):
+            yield f"rows has no GAUC: no group has rows of both classes ({_one_class(facts)})"
+        for name in self.metrics.keys() - {"rows"}:
+            if self.model.protocols[name]["groups"] == 1:
+                yield f"{name} has no standard errors: it ranks a single {'user' if name == 'full' else 'group'}"
+
     def described(self, protocol: str) -> str:
         """The protocol's name and candidates, in a line."""
         facts = self.model.protocols.get(protocol, {})
         if protocol == "rows":
-            return f"rows ({_count(facts, 'rows')} rows, {_count(facts, 'positives')} positive)"
+            apart = _one_class(facts) if "group_auc" in self.metrics["rows"] else ""
+            notes = f"; GAUC leaves out {apart}" if apart else ""
+            return f"rows ({_count(facts, 'rows')} rows, {_count(facts, 'positives')} positive{notes})"
         fewest, most = (int(str(facts.get(name, 0))) for name in ("fewest_candidates", "most_candidates"))
         many = f"{most:,}" if fewest == most else f"{fewest:,} to {most:,}"
         notes = str(facts.get("candidates", ""))
         if facts.get("groups_without_positive"):
             notes += f"; {_count(facts, 'groups_without_positive')} groups without a positive left out"
+        if facts.get("groups_without_negative"):
+            notes += (
+                f"; {_count(facts, 'groups_without_negative')} groups hold positives alone, which any model ranks right"
+            )
         for kind in ("users", "items"):
             if facts.get(f"of_unknown_{kind}_left_out"):
                 notes += f"; {_count(facts, f'of_unknown_{kind}_left_out')} positives of unknown {kind} left out"
@@ -341,6 +359,12 @@ def difference(model: Evaluation, other: Evaluation, protocol: str, metric: str)
 def _in_errors(difference: float, standard_error: float) -> float:
     """A difference in standard errors; infinite if it is the same in every group."""
     return abs(difference) / standard_error if standard_error else math.inf
+
+
+def _one_class(facts: Mapping[str, object]) -> str:
+    """The groups of rows of one class, in words; empty if there are none."""
+    held = [name for name in ("positive", "negative") if facts.get(f"groups_without_{name}")]
+    return " and ".join(f"{_count(facts, f'groups_without_{name}')} groups without a {name}" for name in held)
 
 
 def _count(facts: Mapping[str, object], name: str) -> str:
