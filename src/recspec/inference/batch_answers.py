@@ -114,7 +114,7 @@ def predict_shards(
     progress: Progress = silent,
     note: Note = untold,
 ) -> Counts:
-    """Write the rows of a Parquet file, or of a split of a prepared dataset, with `probability`, as Parquet shards.
+    """Write rows of a Parquet file, or a split of a prepared dataset, with `Predictor.column`, as Parquet shards.
 
     Raises:
         SettingsError: if `out` holds another job, or a setting is out of range.
@@ -136,6 +136,8 @@ def predict_shards(
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"{rows}: can't be read as parquet: {error}") from None
         asked = {"rows": str(rows.resolve()), **_version(rows)}
+    if predictor.score_note:
+        note(predictor.score_note)
     chosen = None if columns is None else list(columns)
     job = Job(answers="probabilities", model=_digest(predictor), input=asked, settings={"columns": chosen},
               count=count, shard_size=how.shard_size)  # fmt: skip
