@@ -41,7 +41,7 @@ def test_raw_rows_get_what_their_prepared_split_gets_though_values_are_missing_o
         pq.write_table(pa.Table.from_pylist(rows), raw)
     predict_file(adult, raw, tmp_path / "raw.out.parquet")
     predict_split(adult, FeatureSpec.load(folder / "data"), "test", tmp_path / "split.parquet")
-    found, expected = (pq.read_table(tmp_path / name)["score"].to_pylist()
+    found, expected = (pq.read_table(tmp_path / name)["probability"].to_pylist()
                        for name in ("raw.out.parquet", "split.parquet"))  # fmt: skip
     assert found == expected
     assert len(set(found)) == 4
@@ -227,7 +227,7 @@ def test_lists_of_ids_are_taken_as_they_are_where_recspec_did_not_prepare(
     batch["tags"] = torch.tensor([[1, 2], [4, -shift], [3, 1], [-shift, -shift]]) + shift
     with torch.inference_mode():
         expected = torch.sigmoid(with_lists.model(batch)).numpy()
-    np.testing.assert_allclose(pq.read_table(tmp_path / "out.parquet")["score"], expected, rtol=1e-6)
+    np.testing.assert_allclose(pq.read_table(tmp_path / "out.parquet")["probability"], expected, rtol=1e-6)
     assert len(set(expected.tolist())) == 4
 
 

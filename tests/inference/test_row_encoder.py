@@ -86,7 +86,7 @@ def test_prepared_histories_are_read_from_files_made_elsewhere(tmp_path: Path) -
     predict_split(model, spec, "test", tmp_path / "split.parquet")
     rows = pq.read_table(spec.path(spec.sources["test"][0].files[0]))
     found, _ = model.predict(rows)
-    np.testing.assert_allclose(found, pq.read_table(tmp_path / "split.parquet")["score"].to_numpy(), atol=1e-6)
+    np.testing.assert_allclose(found, pq.read_table(tmp_path / "split.parquet")["probability"].to_numpy(), atol=1e-6)
     without = [name for name in rows.column_names if "history" in name]
     by_user, _ = model.predict(rows.drop_columns(without))
     assert len(by_user) == 50
