@@ -36,7 +36,7 @@ from recspec.errors import BundleError, CheckpointError, DataError, SpecError, l
 from recspec.files import PathError, confined, local, manifest, whole_folder
 from recspec.models import MODELS, Interactions, ItemModel, Model, problems_of_lists
 from recspec.nn import CalibrationMap, RowsHeld, without_memory
-from recspec.spec import FILE_NAME, FeatureSpec, find_export_file
+from recspec.spec import FILE_NAME, OUTPUTS, RANKING_OUTPUTS, FeatureSpec, find_export_file
 from recspec.storage import companion_problems, copy_companions
 
 FORMAT = 1
@@ -131,6 +131,11 @@ class Bundle:
         else:
             learned = not self.card.train.get("negatives")
         return self.model.gives_logits and learned and not self.spec.has_series
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the outputs of a program made of the model."""
+        return OUTPUTS if self.gives_probabilities else RANKING_OUTPUTS
 
 
 def save(
