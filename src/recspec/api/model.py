@@ -135,7 +135,15 @@ class Model(Viewed):
             DataError: naming every column that is missing, and every value that can't be read.
             SpecError: for an unknown split, or another dataset than the model was trained on.
         """
-        from recspec.inference import SHARD_SIZE, How, predict_shards, predict_split, predict_tables, row_writer
+        from recspec.inference import (
+            SHARD_SIZE,
+            How,
+            note_of_scores,
+            predict_shards,
+            predict_split,
+            predict_tables,
+            row_writer,
+        )
 
         kept = list(columns) if columns is not None else None
         tables: list[pa.Table] = []
@@ -165,7 +173,7 @@ class Model(Viewed):
                 blocks = _blocks(to_table(rows, "rows")) if is_frame(rows) else _rows_of(place)
                 with row_writer(write_to) as write:
                     counts = predict_tables(self.predictor, blocks, write, columns=kept, where=place)
-        _tell([*counts.notes(), *filter(None, [self.predictor.score_note])])
+        _tell([*counts.notes(), *filter(None, [note_of_scores(self.predictor)])])
         if out is not None:
             return Path(out)
         found = _joined(tables)

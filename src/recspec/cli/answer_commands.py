@@ -112,7 +112,7 @@ def predict(
     verify: Verify = True,
 ) -> None:
     """Add a column `probability` to raw rows or a prepared split; `score` if the model only ranks."""
-    from recspec.inference import Predictor, predict_file, predict_shards, predict_split
+    from recspec.inference import Predictor, note_of_scores, predict_file, predict_shards, predict_split
     from recspec.spec import FeatureSpec
 
     keep_freed_memory()
@@ -142,8 +142,8 @@ def predict(
         err.print(f"note: {note}")
     if not counts.rows:
         err.print(f"note: {rows} holds no row")
-    if predictor.score_note:
-        err.print(f"note: {predictor.score_note}", soft_wrap=True)
+    if note := note_of_scores(predictor):
+        err.print(f"note: {note}", soft_wrap=True)
     if out_file is not None:
         err.print(f"{out_file}: {how_many(counts.rows, 'row')}")
 

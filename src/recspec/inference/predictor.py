@@ -77,13 +77,6 @@ class Predictor:
         """What rows are given: `probability` of the label, or `score` of a model that only ranks."""
         return PROBABILITY if self.bundle.gives_probabilities else SCORE
 
-    @property
-    def score_note(self) -> str:
-        """Why rows are given scores; empty if they are given probabilities."""
-        name = self.bundle.card.model
-        return "" if self.bundle.gives_probabilities else \
-            f"{name} gives scores, which are no probabilities; only the order of a user's scores counts"  # fmt: skip
-
     def predict_batch(self, batch: Batch, num_rows: int) -> NDArray[np.float32]:
         """The value (B,) of `column` for each row of a batch of any size."""
         with torch.inference_mode():
@@ -152,3 +145,11 @@ class Predictor:
     def raw_ids(self, role: Role, ids: NDArray[np.int64]) -> pa.Array:
         """Raw values of prepared ids (N,) of users or items."""
         return self.catalogues.raw_ids(role, ids)
+
+
+def note_of_scores(predictor: Predictor) -> str:
+    """Why rows are given scores; empty if they are given probabilities."""
+    if predictor.bundle.gives_probabilities:
+        return ""
+    name = predictor.bundle.card.model
+    return f"{name} gives scores, which are no probabilities; only the order of a user's scores counts"
