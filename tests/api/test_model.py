@@ -33,7 +33,7 @@ def test_recommendations_are_a_frame_of_the_kind_that_was_prepared(model: api.Mo
     assert bought == set(events().query("customer == 'u1'")["film"].iloc[:11])  # the last one is for test
 
 
-@pytest.mark.filterwarnings("ignore:the scores of ease are no logits")
+@pytest.mark.filterwarnings("ignore:ease gives scores")
 def test_the_question_decides_the_kind_of_the_answer(model: api.Model) -> None:
     arrow = pa.chunked_array([["u1", "u2"]])
     assert isinstance(model.recommend(arrow, k=1), pa.Table)
@@ -46,7 +46,7 @@ def test_the_question_decides_the_kind_of_the_answer(model: api.Model) -> None:
     assert isinstance(api.open(model).similar("f1", k=1), pa.Table)
 
 
-@pytest.mark.filterwarnings("ignore:the scores of ease are no logits")
+@pytest.mark.filterwarnings("ignore:ease gives scores")
 def test_answers_are_verbs_of_a_run_too(model: api.Model) -> None:
     rows = {"customer": ["u1"], "film": ["f3"]}
     for run in (model, model.path):
@@ -143,14 +143,14 @@ def test_a_note_on_many_users_is_told_once(model: api.Model) -> None:
     assert second.startswith("basket:")
 
 
-@pytest.mark.filterwarnings("ignore:the scores of ease are no logits")
-def test_probabilities_of_frames_files_and_prepared_rows(model: api.Model, data: api.Data, tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore:ease gives scores")
+def test_scores_of_frames_files_and_prepared_rows(model: api.Model, data: api.Data, tmp_path: Path) -> None:
     rows = events()[["customer", "film"]].iloc[:5]
     scored = model.predict(rows)
-    assert list(scored.columns) == ["customer", "film", "probability"]
-    assert ((scored["probability"] > 0) & (scored["probability"] < 1)).all()
+    assert list(scored.columns) == ["customer", "film", "score"]
+    assert scored["score"].notna().all()
     rows.to_csv(tmp_path / "rows.csv", index=False)
-    assert model.predict(tmp_path / "rows.csv")["probability"].tolist() == scored["probability"].tolist()
+    assert model.predict(tmp_path / "rows.csv")["score"].tolist() == scored["score"].tolist()
     written = model.predict(rows, out=tmp_path / "scored.jsonl")
     lines = [json.loads(line) for line in written.read_text().splitlines()]
     assert [line["film"] for line in lines] == rows["film"].tolist()
@@ -162,17 +162,17 @@ def test_probabilities_of_frames_files_and_prepared_rows(model: api.Model, data:
         model.predict({"customer": ["u1"]})
     with pytest.raises(SettingsError, match="have no split"):
         model.predict(rows, split="test")
-    with pytest.raises(DataError, match="column 'probability' already"):
+    with pytest.raises(DataError, match="column 'score' already"):
         model.predict(scored)
     with pytest.raises(DataError, match="found int; expected a data frame of raw rows"):
         model.predict(7)
 
 
-@pytest.mark.filterwarnings("ignore:the scores of ease are no logits")
-def test_an_empty_frame_has_no_probabilities(model: api.Model) -> None:
+@pytest.mark.filterwarnings("ignore:ease gives scores")
+def test_an_empty_frame_has_no_scores(model: api.Model) -> None:
     nothing = pa.table({"customer": pa.array([], pa.string()), "film": pa.array([], pa.string())})
     found = model.predict(nothing)
-    assert found.column_names == ["customer", "film", "probability"]
+    assert found.column_names == ["customer", "film", "score"]
     assert found.num_rows == 0
 
 
@@ -326,18 +326,18 @@ def test_answers_for_all_users_may_be_a_folder_of_shards(model: api.Model, tmp_p
         model.predict(pa.table({"user": ["u0"]}), out=tmp_path / "other")
 
 
-@pytest.mark.filterwarnings("ignore:the scores of ease are no logits", "ignore:not read")
+@pytest.mark.filterwarnings("ignore:ease gives scores", "ignore:not read")
 def test_rows_keep_their_index_and_the_types_of_their_columns(model: api.Model) -> None:
     large = 2**53 + 1  # beside a missing value, pandas would make it a fraction, and so another number
     rows = events()[["customer", "film"]].iloc[[9, 3, 5]].assign(
         order=pd.array([large, None, 7], dtype="Int64"), price=[Decimal("0.10")] * 3,
         kind=pd.Categorical(["x", "y", "x"]))  # fmt: skip
     scored = model.predict(rows)
-    pd.testing.assert_frame_equal(scored.drop(columns="probability"), rows)
-    assert scored["probability"].tolist() == model.predict(rows, kind="dict")["probability"]
+    pd.testing.assert_frame_equal(scored.drop(columns="score"), rows)
+    assert scored["score"].tolist() == model.predict(rows, kind="dict")["score"]
     named = rows.set_index("order", append=True)
-    pd.testing.assert_frame_equal(model.predict(named).drop(columns="probability"), named)
+    pd.testing.assert_frame_equal(model.predict(named).drop(columns="score"), named)
     assert model.predict(named, columns=["order"])["order"].iloc[0] == large
     arrow = pa.table({**rows[["customer", "film"]].to_dict("list"), "price": [Decimal("0.10")] * 3})
-    assert model.predict(arrow).drop_columns("probability").equals(arrow)
+    assert model.predict(arrow).drop_columns("score").equals(arrow)
     assert model.predict(pa.Table.from_pandas(rows), kind="pandas")["order"].iloc[0] == large

@@ -441,7 +441,7 @@ def test_from_raw_files_to_recommendations(run: Cli, tmp_path: Path) -> None:
     assert (status, "1 row" in said) == (0, True)
     (tmp_path / "none.csv").write_text("user_id,item_id\n")
     status, printed, said = run("predict", trained, tmp_path / "none.csv")
-    assert (status, printed) == (0, '"user_id","item_id","probability"\n')
+    assert (status, printed) == (0, '"user_id","item_id","score"\n')
     assert f"note: {tmp_path / 'none.csv'} holds no row" in said
     status, printed, said = run("evaluate", trained, made, "--protocol", "sampled", "--k", "5", "--k", "2", "--json")
     assert status == 0, said
@@ -469,11 +469,11 @@ def test_from_raw_files_to_recommendations(run: Cli, tmp_path: Path) -> None:
     status, _, said = run("predict", trained, made, "--split", "valid", "--out", tmp_path / "valid.jsonl")
     assert (status, "rows" in said) == (0, True)
     first = json.loads((tmp_path / "valid.jsonl").read_text().splitlines()[0])
-    assert list(first) == ["user_id", "item_id", "label", "probability"]
+    assert list(first) == ["user_id", "item_id", "label", "score"]
     status, printed, said = run("predict", trained, made, "--columns", "item_id, user_id", "--out", tmp_path / "t.csv")
     assert (status, printed) == (0, ""), said
     lines = (tmp_path / "t.csv").read_text().splitlines()
-    assert lines[0] == '"item_id","user_id","probability"'
+    assert lines[0] == '"item_id","user_id","score"'
     assert len(lines) == 1 + report["protocols"]["rows"]["rows"]  # of test, as evaluate
     status, _, said = run("predict", trained, tmp_path / "rows.csv", "--columns", "item")
     assert (status, "unknown column 'item' (did you mean 'item_id'?)" in said) == (2, True)

@@ -59,9 +59,9 @@ def test_scores_that_are_no_probabilities_are_said_to_be_none(run: Cli, data: Fe
     data.replace(sources={"train": data.sources["train"]}, folder=tmp_path / "data").save(tmp_path / "data")
     assert run("train", "popularity", tmp_path / "data", tmp_path / "run")[0] == 0
     (tmp_path / "rows.csv").write_text("user_id,item_id\n3,5\n")
-    _, _, told = run("predict", tmp_path / "run", tmp_path / "rows.csv")
-    note = "note: the scores of popularity are no logits, so these are no probabilities; only the order counts"
-    assert note in told
+    _, printed, told = run("predict", tmp_path / "run", tmp_path / "rows.csv")
+    assert printed.startswith('"user_id","item_id","score"\n')
+    assert "note: popularity gives scores, which are no probabilities; only the order of a user's scores counts" in told
 
 
 def test_a_model_without_steps_has_none_to_measure(run: Cli) -> None:  # noqa: F811

@@ -125,7 +125,8 @@ def test_map_at_12_of_groups_of_any_size_by_hand(tmp_path: Path) -> None:
     assert result.metrics["sampled"]["mean_average_precision@12"] == pytest.approx(np.mean(expected))
     assert not [name for name in result.metrics["sampled"] if "@" in name and not name.endswith("@12")]
     assert Report("test", result).described("sampled") == (
-        "sampled (5 groups, 1 to 40 candidates each: the dataset's own; 1 groups without a positive left out)"
+        "sampled (5 groups, 1 to 40 candidates each: the dataset's own; 1 groups without a positive left out; 1 groups "
+        "hold positives alone, which any model ranks right)"
     )
 
 
@@ -381,7 +382,7 @@ def test_a_split_of_positives_only_is_ranked_among_drawn_negatives(tmp_path: Pat
     table = rng.random((30, 200)).astype(np.float32)
     scorer = TableRanker(table) if kind == "ranker" else TableModel(spec, table)
     result = evaluate_model(scorer, spec, "test", settings=EvaluateSettings(num_negatives=30, seed=1))
-    assert result.left_out == {"rows": "the split's rows are of one class"}
+    assert result.left_out == {"rows": "every row of test is positive"}
     assert result.protocols["sampled"]["candidates"] == "30 uniform negatives a user, seed 1"
     assert result.protocols["sampled"]["most_candidates"] == 31
     assert 0 < result.metrics["sampled"]["hit_rate@10"] < 1
@@ -502,12 +503,13 @@ def test_a_split_of_one_class_has_no_auc_and_says_why_rows_are_left_out(tmp_path
     spec = clicks_without_users(tmp_path, 40)
     (tmp_path / "test-0.csv").write_text("1,0\n" * 40)
     left = evaluate_model(ItemModel(spec, np.zeros(23)), spec, "test")
-    assert (left.metrics, left.left_out["rows"]) == ({}, "the split's rows are of one class")
+    assert (left.metrics, left.left_out["rows"]) == ({}, "every row of test is negative")
     asked = evaluate_model(ItemModel(spec, np.zeros(23)), spec, "test", protocols=["rows"])
     assert asked.metrics == {
         "rows": {"log_loss": pytest.approx(math.log(2)), "accuracy": 0.5, "calibration_error": 0.5}
     }
     assert asked.probabilities is None
+    assert Report("test", asked).notes == ("rows has no AUC: every row of test is negative",)
 
 
 def test_a_split_without_users_names_its_wrong_label_and_a_diverged_model(tmp_path: Path) -> None:
@@ -582,11 +584,58 @@ def test_repeats_alone_leave_rankings_out_and_are_told(tmp_path: Path) -> None:
     spec = dataset(tmp_path, {"train": [(0, 1, 1), (1, 2, 1)], "test": [(0, 1, 1), (1, 2, 1)]})
     ranker = TableRanker(np.zeros((4, 6)))
     found = evaluate_model(ranker, spec, "test")
-    why = "every positive of test is an item that the user acted on before, and only new items are ranked"
+    why = "no positive of test can be ranked: 2 of items that the user acted on before (--repeats keep ranks them)"
     assert found.left_out["full"] == found.left_out["sampled"] == why
     asked = evaluate_model(ranker, spec, "test", protocols=("full", "sampled"))
-    assert asked.metrics == {"full": {}, "sampled": {}}
+    assert (asked.metrics, asked.left_out) == ({}, {"full": why, "sampled": why})
     (warning,) = Report("test", asked).warnings
     assert warning.kind == "mostly_repeats"
     assert warning.message.startswith("sampled leaves out 2 of 2 positives of test: the user acted on the item before")
     assert "If users are meant to come back to their items, as in repeated purchases" in warning.message
+
+
+@pytest.mark.parametrize("protocols", [None, ("full",), ("sampled",), ("full", "sampled")])
+@pytest.mark.parametrize(
+    ("rows", "why"),
+    [
+        ([(1, 1, 0), (2, 2, 0)], "no row of test is positive"),
+        ([(0, 3, 1), (0, 4, 1)], "no positive of test can be ranked: 2 of unknown users"),
+        ([(1, 0, 1), (0, 0, 1)], "no positive of test can be ranked: 1 of unknown users, 1 of unknown items"),
+        ([(1, 2, 1)], "no positive of test can be ranked: 1 of items that training never saw (--cold keep ranks them)"),
+    ],
+)
+def test_a_ranking_without_a_target_says_why(
+    tmp_path: Path, protocols: Sequence[str] | None, rows: list[tuple[int, int, int]], why: str
+) -> None:
+    splits = {"train": [(1, 1, 1), (2, 3, 1)], "test": rows}
+    spec = dataset(tmp_path, splits, group=False, metadata={"vocabularies": "vocabularies"})
+    settings = EvaluateSettings(cold="drop", ks=(1,))
+    found = evaluate_model(TableRanker(np.zeros((4, 6))), spec, "test", protocols=protocols, settings=settings)
+    assert found.metrics == {}
+    assert {found.left_out[name] for name in protocols or ("full", "sampled")} == {why}
+    assert f"protocol {(protocols or ('full',))[0]} left out: {why}" in Report("test", found).sentences
+
+
+def test_titles_count_unknown_items_and_groups_of_one_class(tmp_path: Path) -> None:
+    """User 1 has both classes, 2 positives alone, 3 negatives alone; one positive is of unknown item 0."""
+    test = [(1, 1, 1), (1, 2, 0), (2, 3, 1), (3, 1, 0), (1, 0, 1)]
+    spec = dataset(tmp_path, {"train": [(2, 1, 1)], "test": test}, metadata={"vocabularies": "vocabularies"})
+    report = Report(
+        "test", evaluate_model(TableRanker(np.zeros((4, 6))), spec, "test", settings=EvaluateSettings(ks=(1,)))
+    )
+    assert report.described("rows") == (
+        "rows (5 rows, 3 positive; GAUC leaves out 1 groups without a positive and 1 groups without a negative)"
+    )
+    assert "1 groups without a positive left out; 1 groups hold positives alone" in report.described("sampled")
+    assert "; 1 positives of unknown items left out" in report.described("full")
+
+
+def test_rows_without_a_group_of_both_classes_have_no_gauc_and_say_so(tmp_path: Path) -> None:
+    test = [(1, 1, 1), (1, 2, 1), (2, 3, 0)]
+    spec = dataset(tmp_path, {"train": [(2, 1, 1)], "test": test})
+    found = evaluate_model(TableRanker(np.zeros((4, 6))), spec, "test", protocols=("rows", "full"))
+    apart = "1 groups without a positive and 1 groups without a negative"
+    assert Report("test", found).notes == (
+        f"rows has no GAUC: no group has rows of both classes ({apart})",
+        "full has no standard errors: it ranks a single user",
+    )

@@ -79,26 +79,32 @@ def test_lists_numbers_and_ids_give_the_predictors_probabilities(clicks_ranker: 
 def test_columns_that_a_catalogue_knows_may_be_left_out(ranker: ExportedRanker, user: str | None) -> None:
     full: list[dict[str, Any]] = [{"item_id": 100 + item, "kind": "abc"[item % 3]} for item in range(4)]
     bare_ids: list[dict[str, Any]] = [{"item_id": 100 + item} for item in range(4)]
-    found = ranker.probabilities({"user_id": user}, full)
-    np.testing.assert_allclose(found, expected(ranker, {"user_id": user}, full), atol=1e-6)
-    np.testing.assert_allclose(ranker.probabilities({"user_id": user}, bare_ids), found, atol=1e-6)
+    found = ranker.scores({"user_id": user}, full)
+    np.testing.assert_allclose(found, expected(ranker, {"user_id": user}, full), atol=1e-5)
+    np.testing.assert_allclose(ranker.scores({"user_id": user}, bare_ids), found, atol=1e-5)
 
 
 def test_rows_that_differ_in_their_columns_are_read_too(ranker: ExportedRanker) -> None:
     candidates: list[dict[str, Any]] = [{"item_id": 101, "kind": "b"}, {"item_id": "102", "kind": None}]
     told: list[dict[str, Any]] = [{"item_id": "101", "kind": "b"}, {"item_id": "102", "kind": None}]
-    found = ranker.probabilities({"user_id": "u1"}, candidates)
-    np.testing.assert_allclose(found, expected(ranker, {"user_id": "u1"}, told), atol=1e-6)
+    found = ranker.scores({"user_id": "u1"}, candidates)
+    np.testing.assert_allclose(found, expected(ranker, {"user_id": "u1"}, told), atol=1e-5)
 
 
 def test_no_candidate_gives_nothing(ranker: ExportedRanker) -> None:
-    assert ranker.probabilities({"user_id": "u1"}, []).shape == (0,)
-    assert ranker.probabilities({"user_id": "u1"}, {"item_id": [], "kind": []}).shape == (0,)
+    assert ranker.scores({"user_id": "u1"}, []).shape == (0,)
+    assert ranker.scores({"user_id": "u1"}, {"item_id": [], "kind": []}).shape == (0,)
+
+
+def test_a_model_that_ranks_gives_no_probabilities(ranker: ExportedRanker) -> None:
+    assert ranker.program.signature.outputs == ("sigmoid", "logit")
+    with pytest.raises(BundleError, match="the model ranks and gives no probabilities; ask for scores"):
+        ranker.probabilities({"user_id": "u1"}, [])
 
 
 def test_a_missing_column_is_named(ranker: ExportedRanker) -> None:
     with pytest.raises(RequestError, match="item_id"):
-        ranker.probabilities({"user_id": "u1"}, [{"kind": "a"}])
+        ranker.scores({"user_id": "u1"}, [{"kind": "a"}])
 
 
 @pytest.mark.parametrize(
@@ -121,7 +127,7 @@ def test_a_missing_column_is_named(ranker: ExportedRanker) -> None:
 )
 def test_what_is_no_request_is_told(ranker: ExportedRanker, request_: Any, candidates: Any, told: str) -> None:
     with pytest.raises(RequestError, match=re.escape(told)):
-        ranker.probabilities(request_, candidates)
+        ranker.scores(request_, candidates)
 
 
 def test_another_models_export_is_refused(ranker: ExportedRanker, clicks: Predictor) -> None:  # noqa: F811

@@ -108,7 +108,7 @@ def test_a_request_gets_the_items_that_the_predictor_recommends(pipeline: Path, 
     np.testing.assert_allclose(found["logit"], [each.score for each in expected.items], atol=WRONG)
     by = [tuple(each.decode().split(",")) for each in found["retrieved_by"]]
     assert by == [each.retrieved_by for each in expected.items]
-    assert all(0 < each < 1 for each in found["probability"])
+    assert all(0 < each < 1 for each in found["sigmoid"])
 
 
 def test_no_candidate_has_an_event_of_the_user_in_any_split(pipeline: Path, repository: Path) -> None:

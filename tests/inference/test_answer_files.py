@@ -27,7 +27,7 @@ from tests.inference.conftest import ADULT, trained_neumf
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
-def test_rows_of_every_format_come_back_with_a_probability(predictor: Predictor, tmp_path: Path, suffix: str) -> None:
+def test_rows_of_every_format_come_back_with_a_score(predictor: Predictor, tmp_path: Path, suffix: str) -> None:
     rows = tmp_path / f"rows{suffix}"
     if suffix == ".csv":
         rows.write_text("user_id,item_id,why\nu1,100,a\nu2,129,b\n")
@@ -42,12 +42,12 @@ def test_rows_of_every_format_come_back_with_a_probability(predictor: Predictor,
     assert (found.rows, found.missing_values) == (2, {})
     if suffix == ".csv":
         header, first, second = out.read_text().splitlines()
-        assert header == '"user_id","item_id","why","probability"'
+        assert header == '"user_id","item_id","why","score"'
         scored = [float(first.rsplit(",", 1)[1]), float(second.rsplit(",", 1)[1])]
     elif suffix == ".jsonl":
-        scored = [json.loads(line)["probability"] for line in out.read_text().splitlines()]
+        scored = [json.loads(line)["score"] for line in out.read_text().splitlines()]
     else:
-        scored = pq.read_table(out)["probability"].to_pylist()
+        scored = pq.read_table(out)["score"].to_pylist()
     expected, _ = predictor.predict(pa.table({"user_id": ["u1", "u2"], "item_id": [100, 129]}))
     np.testing.assert_allclose(scored, expected, atol=1e-6)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([rows.name, out.name])
@@ -102,17 +102,17 @@ def test_a_file_of_columns_alone_gives_its_columns_and_the_probability(
     out = tmp_path / f"scored{suffix}"
     assert predict_file(predictor, tmp_path / "rows.csv", out).rows == 0
     if suffix == ".csv":
-        assert out.read_text() == '"user_id","item_id","probability"\n'
+        assert out.read_text() == '"user_id","item_id","score"\n'
     else:
-        assert pq.read_table(out).schema.names == ["user_id", "item_id", "probability"]
+        assert pq.read_table(out).schema.names == ["user_id", "item_id", "score"]
     (tmp_path / "rows.csv").write_text("user_id,why\n")
     with pytest.raises(DataError, match="no column 'item_id'"):
         predict_file(predictor, tmp_path / "rows.csv", out)
 
 
 def test_rows_that_were_scored_already_are_refused(predictor: Predictor, tmp_path: Path) -> None:
-    (tmp_path / "rows.csv").write_text("user_id,item_id,probability\nu1,100,0.5\n")
-    with pytest.raises(DataError, match="has a column 'probability' already; rename or remove it"):
+    (tmp_path / "rows.csv").write_text("user_id,item_id,score\nu1,100,0.5\n")
+    with pytest.raises(DataError, match="has a column 'score' already; rename it, or name"):
         predict_file(predictor, tmp_path / "rows.csv", tmp_path / "out.csv")
 
 
@@ -120,13 +120,13 @@ def test_of_raw_rows_the_columns_asked_for_are_written(predictor: Predictor, tmp
     (tmp_path / "rows.csv").write_text("why,user_id,item_id\na,u1,100\nb,u2,129\n")
     predict_file(predictor, tmp_path / "rows.csv", tmp_path / "whole.parquet")
     whole = pq.read_table(tmp_path / "whole.parquet")
-    for columns in (["item_id", "why"], ["why", "probability", "why"], []):
+    for columns in (["item_id", "why"], ["why", "score", "why"], []):
         predict_file(predictor, tmp_path / "rows.csv", tmp_path / "some.parquet", columns=columns)
-        expected = [*dict.fromkeys(name for name in columns if name != "probability"), "probability"]
+        expected = [*dict.fromkeys(name for name in columns if name != "score"), "score"]
         assert pq.read_table(tmp_path / "some.parquet").equals(whole.select(expected))
     (tmp_path / "rows.csv").write_text("why, user_id, item_id\na,u1,100\nb,u2,129\n")
     predict_file(predictor, tmp_path / "rows.csv", tmp_path / "some.parquet", columns=["item_id"])
-    assert pq.read_table(tmp_path / "some.parquet").equals(whole.select(["item_id", "probability"]))
+    assert pq.read_table(tmp_path / "some.parquet").equals(whole.select(["item_id", "score"]))
     message = (
         r"--columns: .*rows.csv: unknown columns 'user' \(did you mean 'user_id'\?\), 'x'; "
         r"known: 'why', 'user_id', 'item_id'$"
@@ -155,7 +155,7 @@ def test_a_split_comes_back_with_raw_ids_its_labels_and_the_probability_of_its_r
     out = tmp_path / f"scored{suffix}"
     done = predict_split(predictor, spec, "test", out, progress=lambda *step: stages.append(step))
     table = read(out)
-    assert table.column_names == ["user_id", "item_id", "label", "probability"]
+    assert table.column_names == ["user_id", "item_id", "label", "score"]
     assert done.rows == table.num_rows == open_split(spec, "test").num_rows
     assert stages[-1] == ("predict", done.rows, done.rows)
     held = open_split(spec, "test", ["user_id", "item_id", "label"]).read(0, 2**62)
@@ -164,7 +164,7 @@ def test_a_split_comes_back_with_raw_ids_its_labels_and_the_probability_of_its_r
     assert found == predictor.raw_ids("item", held["item_id"]).to_pylist()
     np.testing.assert_array_equal(table.column("label").to_numpy(), held["label"])
     again, _ = predictor.predict(table.select(["user_id", "item_id"]))
-    np.testing.assert_allclose(table.column("probability").to_numpy(), again, rtol=1e-5)
+    np.testing.assert_allclose(table.column("score").to_numpy(), again, rtol=1e-5)
 
 
 def read(file: Path) -> pa.Table:
@@ -243,8 +243,8 @@ def test_of_a_split_the_features_asked_for_are_written(predictor: Predictor, raw
     whole = pq.read_table(tmp_path / "whole.parquet")
     predict_split(predictor, spec, "test", tmp_path / "some.parquet", columns=["kind", "user_id"])
     table = pq.read_table(tmp_path / "some.parquet")
-    assert table.column_names == ["kind", "user_id", "probability"]
-    assert table.select(["user_id", "probability"]).equals(whole.select(["user_id", "probability"]))
+    assert table.column_names == ["kind", "user_id", "score"]
+    assert table.select(["user_id", "score"]).equals(whole.select(["user_id", "score"]))
     assert set(table.column("kind").to_pylist()) <= set("abc")
     with pytest.raises(SettingsError, match=r"--columns: .*, split 'test': unknown column 'title'; known: 'user_id', "):
         predict_split(predictor, spec, "test", tmp_path / "none.csv", columns=["title"])

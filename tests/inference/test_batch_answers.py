@@ -110,7 +110,7 @@ def test_users_of_all_shards_are_those_of_the_file(
     assert all(len(part) == size for part in parts[:-1])
 
 
-def test_probabilities_of_a_parquet_file_and_of_a_split(predictor: Predictor, raw: Path, tmp_path: Path) -> None:
+def test_scores_of_a_parquet_file_and_of_a_split(predictor: Predictor, raw: Path, tmp_path: Path) -> None:
     rows = pa.table({"user_id": [f"u{n % 40}" for n in range(50)], "item_id": [100 + n % 30 for n in range(50)]})
     pq.write_table(rows, tmp_path / "rows.parquet", row_group_size=8)
     counts = predict_shards(predictor, tmp_path / "rows.parquet", tmp_path / "out", How(shard_size=12))
@@ -118,7 +118,7 @@ def test_probabilities_of_a_parquet_file_and_of_a_split(predictor: Predictor, ra
     predict_file(predictor, tmp_path / "rows.parquet", tmp_path / "one.parquet")
     one = pq.read_table(tmp_path / "one.parquet")
     assert whole(tmp_path / "out").select(["user_id", "item_id"]).equals(one.select(["user_id", "item_id"]))
-    assert_close(whole(tmp_path / "out")["probability"].to_numpy(), one["probability"].to_numpy())
+    assert_close(whole(tmp_path / "out")["score"].to_numpy(), one["score"].to_numpy())
     spec = FeatureSpec.load(raw.parent / "data")
     found = predict_shards(predictor, spec, tmp_path / "split", How(shard_size=100), split="test")
     assert found.count == len(whole(tmp_path / "split"))

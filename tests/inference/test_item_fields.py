@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -68,12 +69,15 @@ def test_a_context_is_asked_for_by_the_columns_that_the_model_reads(ease: Predic
 
 
 def test_probabilities_are_given_by_models_of_labels_alone(ease: Predictor, impressions: Predictor) -> None:
-    assert not requests.gives_probabilities(ease)
+    assert not ease.bundle.gives_probabilities
     assert "probability" not in requests.recommend(ease, Wanted(users=("c1",)))["items"][0]
     wanted = Wanted(users=("c1",), context={"device": "phone", "hour": 3}, boosts=("price > 5: 2",), k=24)
     items = requests.recommend(impressions, wanted)["items"]
     rows = [{"user_id": "c1", "item_id": each["item"], "device": "phone", "hour": 3} for each in items]
-    by_hand = requests.predict(impressions, rows).probabilities
+    by_hand = requests.predict(impressions, rows).values
     assert [each["probability"] for each in items] == pytest.approx(list(by_hand), abs=1e-5)
+    bundle = impressions.bundle
+    drawn = bundle.card.model_copy(update={"train": {**bundle.card.train, "negatives": 4}})
+    assert (bundle.outputs, replace(bundle, card=drawn).outputs) == (("probability", "logit"), ("sigmoid", "logit"))
     stranger = Wanted(users=("nobody",), k=3)
     assert "probability" not in requests.recommend(ease, stranger)["items"][0]

@@ -150,11 +150,11 @@ def test_rows_without_a_probability_are_counted(
 ) -> None:
     monkeypatch.setattr(row_files, "ROWS", 2)  # counts are of all blocks
     answers = iter([np.array([0.5, np.nan], np.float32), np.array([np.inf], np.float32)])
-    monkeypatch.setattr(predictor, "probabilities", lambda *_: next(answers))
+    monkeypatch.setattr(predictor, "predict_batch", lambda *_: next(answers))
     (tmp_path / "rows.csv").write_text("user_id,item_id\nu1,100\nu1,101\nu1,102\n")
     why = "the model gives no finite number; a value is too large, or the model is damaged"
     notes = predict_file(predictor, tmp_path / "rows.csv", tmp_path / "out.csv").notes()
-    assert notes == [f"2 of 3 rows have no probability: {why}"]
+    assert notes == [f"2 of 3 rows have no value: {why}"]
 
 
 def test_a_missing_column_is_named_with_the_nearest(predictor: Predictor) -> None:

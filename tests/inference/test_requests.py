@@ -41,8 +41,8 @@ def test_candidates_are_ordered_by_the_probability_of_their_rows(films: Predicto
     assert [each.rank for each in found.items] == [1, 2, 3, 4]
     assert [each.title for each in found.items] == [f"Item, number {each.item}" for each in found.items]
     for each in found.items:
-        assert each.probability == pytest.approx(by_rows[each.index], abs=1e-6)
-        assert each.probability == pytest.approx(1 / (1 + np.exp(-each.score)), abs=1e-6)
+        assert each.score == pytest.approx(by_rows[each.index], abs=1e-5)
+        assert each.probability is None
     assert not found.unknown_user
     assert found.unknown_items == ()
 
@@ -69,7 +69,7 @@ def test_candidates_may_be_rows_of_the_items_own_columns(clicks: Predictor) -> N
     rows = raw_rows(clicks, 6)
     request = {name: value for name, value in rows[0].items() if name in columns_of(clicks, request_names)}
     candidates = [{name: value for name, value in row.items() if name not in request} for row in rows]
-    by_rows = predict(clicks, [{**request, **row} for row in candidates]).probabilities
+    by_rows = predict(clicks, [{**request, **row} for row in candidates]).values
     found = rank(clicks, request, candidates)
     assert {each.index: each.probability for each in found.items} == pytest.approx(dict(enumerate(by_rows)), abs=1e-6)
 
@@ -130,8 +130,8 @@ def test_an_anonymous_visitor_is_an_unknown_user(films: Predictor, past: Predict
     assert found.notes == ("1 of 1 row has no user_id; it is scored with the id of unknown values",)
     assert rank(films, {}, []).unknown_user
     scores = predict(films, [{"item_id": 105}, {"item_id": 119}])
-    assert [each.probability for each in sorted(found.items, key=lambda item: item.index)] == pytest.approx(
-        scores.probabilities, abs=1e-6
+    assert [each.score for each in sorted(found.items, key=lambda item: item.index)] == pytest.approx(
+        scores.values, abs=1e-5
     )
     assert scores.notes == ("2 of 2 rows have no user_id; they are scored with the id of unknown values",)
     refused("request: no column 'user_id'", rank, past, {}, [1, 2])  # 0 is a real user there
@@ -193,11 +193,11 @@ def test_a_model_of_histories_ranks_and_recommends_by_what_it_keeps_of_a_user(pa
     assert all(abs(scores[each["item"]] - each["score"]) > 1e-4 for each in best["items"])
 
 
-def test_rows_get_the_predictors_probabilities(films: Predictor) -> None:
+def test_rows_get_the_predictors_values(films: Predictor) -> None:
     rows = [{"user_id": "u1", "item_id": 100}, {"user_id": "u2", "item_id": "101"}]
     by_hand, _ = films.predict(pa.table({"user_id": ["u1", "u2"], "item_id": [100, 101]}))
-    assert predict(films, rows).probabilities == pytest.approx(by_hand.tolist(), rel=1e-5)
-    assert predict(films, []).to_dict() == {"probabilities": [], "gaps": {}, "notes": []}
+    assert predict(films, rows).values == pytest.approx(by_hand.tolist(), rel=1e-5)
+    assert predict(films, []).to_dict() == {"scores": [], "gaps": {}, "notes": []}
 
 
 def test_gaps_are_counted_and_noted(films: Predictor) -> None:
@@ -249,7 +249,7 @@ def test_usual_requests_are_encoded_value_by_value_with_the_same_answer(
 def test_a_cross_of_both_sides_gives_the_probabilities_of_whole_rows(crossed: Predictor) -> None:
     request = {"user_id": "u1", "device": "d2", "tags": ["t1", "t0"]}
     items = ["i3", "i0", "i4"]
-    by_rows = predict(crossed, [{**request, "item_id": item} for item in items]).probabilities
+    by_rows = predict(crossed, [{**request, "item_id": item} for item in items]).values
     assert len(set(by_rows)) == 3
     found = rank(crossed, request, items)
     assert {each.index: each.probability for each in found.items} == pytest.approx(dict(enumerate(by_rows)), abs=1e-6)
@@ -259,7 +259,7 @@ def test_a_cross_of_both_sides_gives_the_probabilities_of_whole_rows(crossed: Pr
 
 def test_columns_on_the_other_side_are_read_where_a_cross_joins_both(crossed: Predictor) -> None:
     rows = [{"item_id": item, "user_id": user, "tags": ["t1"]} for item, user in (("i3", "u2"), ("i0", "u5"))]
-    by_rows = predict(crossed, [{**row, "device": "d2"} for row in rows]).probabilities
+    by_rows = predict(crossed, [{**row, "device": "d2"} for row in rows]).values
     found = rank(crossed, {"device": "d2"}, rows)
     assert {each.index: each.probability for each in found.items} == pytest.approx(dict(enumerate(by_rows)), abs=1e-6)
 

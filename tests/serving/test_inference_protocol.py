@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from recspec.errors import RequestError
 from recspec.serving.inference_protocol import parse_infer
-from recspec.serving.tensors import Tensor, checked, from_bytes, from_values, shape_of, to_bytes
+from recspec.serving.tensors import EVERY, Tensor, checked, from_bytes, from_values, outputs_of, shape_of, to_bytes
 from recspec.spec.signature import Port
 
 IDS = Port("item", "int32", 1, "row", 10)
@@ -46,7 +46,7 @@ def test_a_request_in_json_is_read() -> None:
     assert asked.inputs["item"].values.tolist() == [[1], [2]]
     assert asked.inputs["item"].values.dtype == np.int32
     assert asked.inputs["price"].values.tolist() == [[0.5], [2.0]]
-    assert asked.outputs == {"probability": False, "logit": False}
+    assert asked.outputs == {EVERY: False}
     assert asked.timeout is None
 
 
@@ -69,7 +69,10 @@ def test_binary_tensors_follow_the_head_in_order() -> None:
 
 def test_every_output_is_binary_where_the_request_says_so() -> None:
     asked = parse_infer(body(tensor(), parameters={"binary_data_output": True}))
-    assert asked.outputs == {"probability": True, "logit": True}
+    assert asked.outputs == {EVERY: True}
+    assert outputs_of(asked.outputs, ("sigmoid", "logit")) == {"sigmoid": True, "logit": True}
+    with pytest.raises(RequestError, match="unknown output 'probability'; known: 'sigmoid', 'logit'"):
+        outputs_of({"probability": True}, ("sigmoid", "logit"))
 
 
 def test_texts_stand_behind_their_lengths() -> None:

@@ -85,7 +85,8 @@ def test_rank_takes_the_user_in_short_or_as_a_column(films: Asked, predictor: Pr
     by_hand = answers.rank(predictor, {"user_id": "u3"}, [105, 100, 7], top_k=2)
     for data in (short, whole):
         fits(data, "Ranking")
-        assert data["items"] == [vars(each) for each in by_hand.items]
+        assert data["items"] == list(by_hand.to_dict()["items"])
+        assert all("probability" not in each for each in data["items"])
         assert data["unknown_items"] == [7]
         assert not data["unknown_user"]
 
@@ -109,16 +110,16 @@ def test_an_id_is_the_same_in_every_spelling_and_of_any_size(films: Asked) -> No
     assert films("POST", "/predict", rows).data["gaps"]["user_id"] == {"missing": 0, "unknown": 1}
 
 
-def test_predict_answers_with_the_bundles_probabilities(both: Asked, runs: dict[str, Path]) -> None:
+def test_predict_answers_with_the_bundles_scores(both: Asked, runs: dict[str, Path]) -> None:
     rows = [{"user_id": "u3", "item_id": 105}, {"user_id": "u4", "item_id": None}]
     data = both("POST", "/predict", {"model": "films", "rows": rows}).data
     fits(data, "RowScores")
     by_hand, _ = Predictor.open(runs["films"], device="cpu").predict(
         pa.table({"user_id": ["u3", "u4"], "item_id": pa.array([105, None])})
     )
-    assert np.float32(data["probabilities"]).tolist() == by_hand.tolist()
+    assert np.float32(data["scores"]).tolist() == by_hand.tolist()
     assert data["gaps"] == {"item_id": {"missing": 1, "unknown": 0}}
-    assert both("POST", "/predict", {"model": "films", "rows": []}).data["probabilities"] == []
+    assert both("POST", "/predict", {"model": "films", "rows": []}).data["scores"] == []
 
 
 def test_users_and_items_are_found(films: Asked) -> None:

@@ -233,7 +233,7 @@ def test_the_newest_version_answers_and_older_ones_where_asked(tmp_path: Path, s
         for asked, version in (("", "10"), ("2", "2"), ("10", "10"), ("1", "1")):
             used, outputs = await kept.infer("many", asked, tensors_of(kept, "many", rows))
             assert used.version == version
-            assert_close(outputs["probability"], expected(tmp_path / "many" / version, rows))
+            assert_close(outputs["sigmoid"], expected(tmp_path / "many" / version, rows))
         made_up_bundle(tmp_path / "many" / "11", specs["neumf"], "neumf", 11)
         await kept.look()
         assert kept.form("many").model.version == "11"
@@ -409,7 +409,7 @@ def test_an_export_computes_where_it_agrees_with_its_bundle(
         for name in ("both", "alone"):
             assert metadata(kept, kept.form(name))["platform"] == "recspec_onnx"
             _, outputs = await kept.infer(name, "", tensors_of(kept, name, rows))
-            assert_close(outputs["probability"], wanted)
+            assert_close(outputs["sigmoid"], wanted)
         assert kept.names == ("both", "alone", "both_raw")
         told = json.loads((folder / "export" / "export.json").read_text())
         told["difference"]["allowed_largest"] = 1e9  # a description can't allow what it likes
@@ -432,7 +432,7 @@ def test_an_export_computes_where_it_agrees_with_its_bundle(
         assert reason.startswith("torch computes, not the export: ")
         assert reason.endswith("export.json: damaged: difference: expected an object; found [1]")
         _, outputs = await kept.infer("both", "", tensors_of(kept, "both", rows))
-        assert_close(outputs["probability"], expected(folder, rows))
+        assert_close(outputs["sigmoid"], expected(folder, rows))
 
     with caplog.at_level(logging.INFO, "recspec.serve"):
         with_repository(body, Source("both", folder), Source("alone", folder / "export"))

@@ -94,13 +94,13 @@ class Serving:
             return answer.code, answer.read().decode()
 
     def score(self) -> list[float]:
-        """Probabilities of `ROWS`."""
+        """Scores of `ROWS`, from 0 to 1."""
         inputs = [
             {"name": name, "datatype": "INT32", "shape": [len(ids), 1], "data": ids} for name, ids in ROWS.items()
         ]
         answer = json.loads(self.ask("/v2/models/films/infer", {"inputs": inputs}))
-        probabilities: list[float] = next(each["data"] for each in answer["outputs"] if each["name"] == "probability")
-        return probabilities
+        scores: list[float] = next(each["data"] for each in answer["outputs"] if each["name"] == "sigmoid")
+        return scores
 
     def metric(self, name: str, **labels: str) -> float:
         """The sum of a metric's samples with these labels."""
@@ -153,7 +153,7 @@ def test_answers_over_both_protocols_are_the_bundles(serving: Serving, folder: P
             serving.addresses.grpc, channel_args=[("grpc.use_local_subchannel_pool", 1)]
         ) as client:
             answer = client.infer("films", inputs, headers={"authorization": f"Bearer {TOKEN}"})
-            assert_close(answer.as_numpy("probability")[:, 0], wanted)
+            assert_close(answer.as_numpy("sigmoid")[:, 0], wanted)
     assert len(serving.pids) == 2
     assert os.getpid() not in serving.pids
 

@@ -49,6 +49,16 @@ class EvaluationResult(Viewed):
         """Protocol -> metric -> value of the model."""
         return self.report.metrics
 
+    @property
+    def left_out(self) -> dict[str, str]:
+        """Protocol or baseline that was not measured -> the reason."""
+        return {**self.report.model.left_out, **self.report.not_fitted}
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """A sentence for each protocol, metric and interval that was left out, and for other data in a comparison."""
+        return self.report.notes
+
     def to_dict(self) -> dict[str, object]:
         """Plain values for JSON, as `recspec evaluate --json` prints them."""
         return self.report.to_dict()

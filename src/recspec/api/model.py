@@ -111,10 +111,12 @@ class Model(Viewed):
     ) -> Any:
         """Rows with a column `probability`: that of the label, from 0 to 1.
 
+        A model that learned interactions, or whose scores only rank, gives a column `score` instead, and a note.
+
         Args:
             rows: A frame of raw rows, a file of them (csv, jsonl or parquet), or a prepared dataset.
             split: Split of a prepared dataset; by default test.
-            columns: Columns to keep before `probability`; by default all columns of raw rows, or the ids and the label
+            columns: Columns to keep before the added one; by default all columns of raw rows, or the ids and the label
                 of a split.
             out: File to write (csv, jsonl or parquet), instead of a frame; or, without an ending, a folder of Parquet
                 shards, which the same call goes on with after it was killed.
@@ -133,7 +135,15 @@ class Model(Viewed):
             DataError: naming every column that is missing, and every value that can't be read.
             SpecError: for an unknown split, or another dataset than the model was trained on.
         """
-        from recspec.inference import SHARD_SIZE, How, predict_shards, predict_split, predict_tables, row_writer
+        from recspec.inference import (
+            SHARD_SIZE,
+            How,
+            note_of_scores,
+            predict_shards,
+            predict_split,
+            predict_tables,
+            row_writer,
+        )
 
         kept = list(columns) if columns is not None else None
         tables: list[pa.Table] = []
@@ -163,11 +173,7 @@ class Model(Viewed):
                 blocks = _blocks(to_table(rows, "rows")) if is_frame(rows) else _rows_of(place)
                 with row_writer(write_to) as write:
                     counts = predict_tables(self.predictor, blocks, write, columns=kept, where=place)
-        notes = list(counts.notes())
-        if not self.predictor.model.gives_logits:
-            notes.append(f"the scores of {self.name} are no logits, so these are no probabilities; "
-                         "only the order counts")  # fmt: skip
-        _tell(notes)
+        _tell([*counts.notes(), *filter(None, [note_of_scores(self.predictor)])])
         if out is not None:
             return Path(out)
         found = _joined(tables)

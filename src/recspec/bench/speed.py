@@ -181,7 +181,7 @@ def _opened(path: Path, form: Form, threads: int, verify: bool) -> tuple[Exporte
         exported = open_exported_model(folder, threads=threads, verify=verify)
         return exported, {"path": str(path), **what, "form": exported.signature.form}
     trained = bundle.load(path, verify=verify)
-    signature = signature_of(trained.spec, trained.model.features(), form)
+    signature = signature_of(trained.spec, trained.model.features(), form, trained.outputs)
     what = {"model": trained.card.model, "format": "torch", "precision": "fp32", "form": form}
     return EagerModel(trained.model, signature), {"path": str(path), **what}
 

@@ -34,9 +34,9 @@ from recspec.calibration import Calibration
 from recspec.distributed import Placement, PlacementSettings, Ranks, Shards, divide, place
 from recspec.errors import BundleError, CheckpointError, DataError, SpecError, listed, nearest, unknown
 from recspec.files import PathError, confined, local, manifest, whole_folder
-from recspec.models import MODELS, Interactions, Model, problems_of_lists
+from recspec.models import MODELS, Interactions, ItemModel, Model, problems_of_lists
 from recspec.nn import CalibrationMap, RowsHeld, without_memory
-from recspec.spec import FILE_NAME, FeatureSpec, find_export_file
+from recspec.spec import FILE_NAME, OUTPUTS, RANKING_OUTPUTS, FeatureSpec, find_export_file
 from recspec.storage import companion_problems, copy_companions
 
 FORMAT = 1
@@ -118,6 +118,24 @@ class Bundle:
     """The tables that are divided among ranks or lie on the host."""
     pipeline: PipelineCard | None = None
     """What makes it a pipeline, whose ranker the model is; None for a model alone."""
+
+    @property
+    def gives_probabilities(self) -> bool:
+        """Whether the sigmoid of a logit is the probability of the label: the model learned the labels of rows.
+
+        A model that learned interactions beside drawn negatives only ranks: its rate of positives is the drawing's. An
+        item model learns no labels; the line that makes its scores logits does, if valid holds rows of both classes.
+        """
+        if isinstance(self.model, ItemModel):
+            learned = "rows" in self.card.metrics
+        else:
+            learned = not self.card.train.get("negatives")
+        return self.model.gives_logits and learned and not self.spec.has_series
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the outputs of a program made of the model."""
+        return OUTPUTS if self.gives_probabilities else RANKING_OUTPUTS
 
 
 def save(

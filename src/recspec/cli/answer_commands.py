@@ -87,7 +87,7 @@ def evaluate(
     print_next("report", run)
 
 
-COLUMNS = Option(metavar="A,B", help="Columns to write before `probability`; by default all columns of a file, or the "
+COLUMNS = Option(metavar="A,B", help="Columns to write before the added one; by default all columns of a file, or the "
                  "ids and the label of a split.")  # fmt: skip
 
 
@@ -111,8 +111,8 @@ def predict(
     allow_outside: Outside = False,
     verify: Verify = True,
 ) -> None:
-    """Add a column `probability` to raw rows, or to the rows of a prepared split."""
-    from recspec.inference import Predictor, predict_file, predict_shards, predict_split
+    """Add a column `probability` to raw rows or a prepared split; `score` if the model only ranks."""
+    from recspec.inference import Predictor, note_of_scores, predict_file, predict_shards, predict_split
     from recspec.spec import FeatureSpec
 
     keep_freed_memory()
@@ -142,9 +142,8 @@ def predict(
         err.print(f"note: {note}")
     if not counts.rows:
         err.print(f"note: {rows} holds no row")
-    if not predictor.model.gives_logits:
-        name = predictor.bundle.card.model
-        err.print(f"note: the scores of {name} are no logits, so these are no probabilities; only the order counts")
+    if note := note_of_scores(predictor):
+        err.print(f"note: {note}", soft_wrap=True)
     if out_file is not None:
         err.print(f"{out_file}: {how_many(counts.rows, 'row')}")
 

@@ -136,7 +136,7 @@ class Predictions:
             by_replacement.setdefault(values.taken, {})[name] = values
         notes = [_note_of_many(values, taken, self.rows) for taken, values in by_replacement.items()]
         if self.not_finite:
-            why = "no probability: the model gives no finite number; a value is too large, or the model is damaged"
+            why = "no value: the model gives no finite number; a value is too large, or the model is damaged"
             notes.insert(0, f"{_some(self.not_finite, self.rows)} {why}")
         notes += [found.note(name, self.rows) for name, found in self.out_of_range.items()]
         notes += [found.note(name, self.rows) for name, found in self.misread.items()]

@@ -3,6 +3,11 @@
 Everything is over groups (users), or over rows under protocol `rows`; AUC by its values of rows
 (`metrics.auc_of_rows`). Draws come from a seed, so the same question gives the same numbers.
 
+Intervals come from the Bayesian bootstrap (Rubin, 1981): a draw gives every value a random weight instead of a random
+count. Half a value at the lowest possible place and half a value at the highest join each draw, so an interval of hits
+is Jeffreys'. Percentiles of resampled values are too narrow for rare hits: of 50 users with 10 % hits, they cover the
+true NDCG in 89 % of samples, and of users with 2 % hits the true HR in 64 %.
+
 Shapes: G groups or rows; D draws.
 """
 
@@ -16,12 +21,19 @@ from numpy.typing import NDArray
 
 from recspec.errors import SettingsError
 from recspec.evaluation.report import LEVEL, Comparison, Evaluation, Interval, Report, is_lower_better
+from recspec.evaluation.warnings import FEWEST_ROWS
+from recspec.metrics import AT_K
 
 Values = NDArray[np.float64]
+Bounds = tuple[float, float]
+
+SHARE: Bounds = (0.0, 1.0)
+SHARES = (*AT_K, "mean_average_precision_with_leak", "mrr", "accuracy", "group_auc")
+"""Metrics whose values lie from 0 to 1; those of groups of unequal weight about so."""
 
 MOST_GROUPS = 1 << 15
-"""Groups drawn one by one. More are first joined into as many bundles at random, whose sums are drawn: that keeps the
-variance of a mean, and bounds the work."""
+"""Groups weighted one by one. More are first joined into as many bundles at random, whose sums are weighted: that keeps
+the variance of a mean, and bounds the work."""
 
 DRAWN = 1 << 22
 """Draws of groups held at once: 32 MB."""
@@ -31,18 +43,21 @@ PERMUTATIONS = 2_000
 
 
 def intervals(evaluation: Evaluation, draws: int, seed: int = 0) -> dict[str, dict[str, Interval]]:
-    """The percentile interval of each metric that is a mean over groups or rows, by protocol.
+    """The interval of each metric that is a mean over groups or rows, by protocol; see `interval`.
 
-    Efron and Tibshirani, "An Introduction to the Bootstrap", 1993, section 13.3.
+    Log loss has none on fewer than `FEWEST_ROWS` rows: one rare large loss would move it, and may be absent.
     """
-    return {
-        protocol: {
-            name: Interval(float(values.mean()), *interval(values.astype(np.float64), draws, seed))
-            for name, values in named.items()
-            if len(values)
-        }
-        for protocol, named in evaluation.values.items()
-    }
+    found: dict[str, dict[str, Interval]] = {}
+    for protocol, named in evaluation.values.items():
+        for name, values in ((name, of.astype(np.float64)) for name, of in named.items() if len(of)):
+            if name == "log_loss" and len(values) < FEWEST_ROWS:
+                continue
+            if name == "auc" and evaluation.positive is not None:
+                ends = interval_of_auc(values, evaluation.positive, draws, seed)
+            else:
+                ends = interval(values, draws, seed, SHARE if name.partition("@")[0] in SHARES else None)
+            found.setdefault(protocol, {})[name] = Interval(float(values.mean()), *ends)
+    return found
 
 
 def compare(
@@ -73,7 +88,8 @@ def compare_values(ours: NDArray[np.floating], theirs: NDArray[np.floating], dra
     differences = theirs.astype(np.float64) - ours
     mean, count = float(differences.mean()), len(differences)
     error = float(differences.std(ddof=1) / math.sqrt(count)) if count > 1 else float("nan")
-    low, high = interval(differences, draws, seed)
+    most = float(np.abs(differences).max())
+    low, high = interval(differences, draws, seed, (-most, most))  # rare differences may all have one sign
     return Comparison(
         ours=float(ours.mean()),
         theirs=float(theirs.mean()),
@@ -86,16 +102,23 @@ def compare_values(ours: NDArray[np.floating], theirs: NDArray[np.floating], dra
     )
 
 
-def interval(values: Values, draws: int, seed: int = 0) -> tuple[float, float]:
-    """The percentile interval of the mean of values (G,), of means over G groups drawn with replacement."""
-    sums, counts = _bundles(values, seed)
-    means = np.empty(draws)
-    rng = np.random.default_rng([seed, 1])
-    for part in _blocks(draws, len(sums)):
-        drawn = rng.integers(0, len(sums), (part.stop - part.start, len(sums)))
-        means[part] = sums[drawn].sum(1) / counts[drawn].sum(1)
-    low, high = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return float(low), float(high)
+def interval(values: Values, draws: int, seed: int = 0, bounds: Bounds | None = None) -> tuple[float, float]:
+    """The interval of the mean of values (G,), which lie in `bounds`; by default between the lowest and the highest."""
+    return _ends(_drawn_means(values, draws, seed, bounds or (float(values.min()), float(values.max()))))
+
+
+def interval_of_auc(values: Values, positive: NDArray[np.bool_], draws: int, seed: int = 0) -> tuple[float, float]:
+    """The interval of an AUC of `auc_of_rows` (G,): each class is drawn alone, as the AUC is a mean over each.
+
+    The class with fewer rows, which decides the error, gets the half values at 0 and 1.
+    """
+    area, rare = float(values.mean()), positive if 2 * positive.sum() <= len(positive) else ~positive
+    means = np.full(draws, -area)
+    for number, rows in enumerate((rare, ~rare)):
+        won = area + (values[rows] - area) * (rows.sum() / len(rows))
+        means += _drawn_means(won, draws, seed + number, None if number else SHARE)
+    low, high = _ends(means)
+    return max(0.0, low), min(1.0, high)
 
 
 def p_of_flips(differences: Values, draws: int, seed: int = 0) -> float:
@@ -145,6 +168,23 @@ def favours(name: str, comparison: Comparison) -> str:
 def better(report: Report, run: str, name: str, comparison: Comparison) -> str:
     """Who a comparison with a run favours; `neither` too if one of the two was trained on other data."""
     return "neither" if {"", run} & set(report.elsewhere) else favours(name, comparison)
+
+
+def _drawn_means(values: Values, draws: int, seed: int, bounds: Bounds | None) -> Values:
+    """(D,) means of values (G,) with random weights, and of half a value at each bound."""
+    sums, counts = _bundles(values, seed)
+    means = np.empty(draws)
+    rng = np.random.default_rng([seed, 1])
+    for part in _blocks(draws, len(sums)):
+        weights = rng.standard_exponential((part.stop - part.start, len(sums)))
+        halves = rng.standard_gamma(0.5 if bounds else 0.0, (len(weights), 2))
+        means[part] = (weights @ sums + halves @ (bounds or SHARE)) / (weights @ counts + halves.sum(1))
+    return means
+
+
+def _ends(means: Values) -> tuple[float, float]:
+    low, high = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return float(low), float(high)
 
 
 def _bundles(values: Values, seed: int) -> tuple[Values, NDArray[np.int64]]:

@@ -58,11 +58,15 @@ def run_protocols(answers: SplitScores, *, beyond: bool = False) -> Evaluation:
         values = values_of(ranking, ks)
         if leaked is not None:
             values |= {f"mean_average_precision_with_leak@{k}": metrics.average_precisions(leaked, k) for k in ks}
-        result.values[protocol] = {**values}
-        result.metrics[protocol] = {name: float(of.mean()) for name, of in values.items() if len(of)}
+        if ranking.num_groups:
+            result.values[protocol] = {**values}
+            result.metrics[protocol] = {name: float(of.mean()) for name, of in values.items()}
+        else:
+            result.left_out[protocol] = question.no_target
         repeats = _count_repeats(question, protocol)
         own_lists = protocol == "sampled" and question.lists_candidates
         unknown = {} if own_lists else {"users": question.num_of_strangers, "items": question.num_of_unknown_items}
+        sure = int((ranking.num_positives == ranking.num_candidates).sum())
         result.protocols[protocol] = {
             "candidates": ranked.candidates,
             "groups": ranking.num_groups,
@@ -72,6 +76,7 @@ def run_protocols(answers: SplitScores, *, beyond: bool = False) -> Evaluation:
             "groups_without_positive": ranking.num_left_out,
             "duplicates_counted_once": ranking.num_duplicates,
             **({"certain": list(certain)} if certain else {}),
+            **({"groups_without_negative": sure} if sure else {}),
             **{f"of_unknown_{kind}_left_out": count for kind, count in unknown.items() if count},
             **({"repeats_left_out": repeats[0], "of_positives": repeats[1]} if repeats[0] else {}),
             **_facts_of_choices(answers, protocol),
@@ -79,9 +84,9 @@ def run_protocols(answers: SplitScores, *, beyond: bool = False) -> Evaluation:
         }
         if slices := slices_of_ranking(question, protocol, ranked, partial(values_of, ks=ks)):
             result.slices[protocol] = slices
-        if beyond:
+        if beyond and ranking.num_groups:
             result.groups[protocol] = _groups(question, protocol, ranked)
-        if ranked.top is not None:
+        if ranked.top is not None and ranking.num_groups:
             result = _with_beyond(result, question, ranked, ks)
     return result
 
@@ -163,4 +168,4 @@ def _with_rows(result: Evaluation, answers: SplitScores) -> Evaluation:
     )
     for name in ("metrics", "values", "protocols"):
         getattr(result, name).update(getattr(found, name))
-    return replace(result, probabilities=found.probabilities)
+    return replace(result, probabilities=found.probabilities, positive=found.positive)

@@ -33,9 +33,6 @@ SHORT_KS = (5, 1)  # if every list is shorter than `DEFAULT_KS`, the first of th
 MOST_PAIRS_OF_EVENTS = 1e10
 """Pairs of item and event beyond which `full` is left out by default: about 20 minutes of SIM on two cores."""
 
-NOTHING_NEW = "every positive of {split} is an item that the user acted on before, and only new items are ranked"
-ALL_STRANGERS = "every positive of {split} is of an unknown user or item, of whom no list can be judged"
-
 
 class EvaluateSettings(config.Settings):
     """Settings of an evaluation."""
@@ -141,7 +138,10 @@ class Question:
         spec, groups, ask = self.spec, self.rows.groups, "ask for it with the protocol's name"
         requests = spec.role("context") + spec.role("history")
         if not self.rows.has_both_classes:
-            why["rows"] = "the split's rows are of one class"
+            kind = "positive" if self.rows.labels.any() else "negative"
+            why["rows"] = (
+                f"every row of {self.split} is {kind}" if len(self.rows.labels) else f"{self.split} has no row"
+            )
         if self.lacks:
             why["full"] = self.lacks
             if spec.group is None:
@@ -157,11 +157,10 @@ class Question:
                 f"it weighs every item against {listed(self.histories)} of each user, {weighed:.1e} pairs of item and "
                 f"event, more than {MOST_PAIRS_OF_EVENTS:.0e}; {ask}, or for fewer users with --users"
             )
-        nobody = "full" not in why and not self.positives.num_pairs and self.num_of_strangers > 0
-        if nobody or ("full" not in why and self.positives.num_pairs and not self.truth.num_pairs):
-            why["full"] = (ALL_STRANGERS if nobody else NOTHING_NEW).format(split=self.split)
-            if self.spec.has_series or not self.lists_candidates:
-                why.setdefault("sampled", why["full"])
+        if not self.lacks and ("full" not in why or not self.lists_candidates) and (nothing := self.no_target):
+            why.setdefault("full", nothing)
+            if spec.has_series or not self.lists_candidates:
+                why.setdefault("sampled", nothing)
         if self.lists_candidates and (groups is None or len(np.unique(groups)) == len(groups)):
             why.setdefault("sampled", "every group is a single row, so there is nothing to rank")
         return tuple(name for name in PROTOCOLS if name not in why), why
@@ -304,6 +303,20 @@ class Question:
             return 0
         strange = (users >= self.first_user) & (items < self.first_item)
         return int(np.count_nonzero(self.rows.labels & strange))
+
+    @property
+    def no_target(self) -> str:
+        """Why no positive of the split is a target of protocol full or of drawn candidates; empty if one is."""
+        if self.truth.num_pairs:
+            return ""
+        causes = {
+            "of unknown users": self.num_of_strangers,
+            "of unknown items": self.num_of_unknown_items,
+            "of items that the user acted on before (--repeats keep ranks them)": self.num_repeats,
+            "of items that training never saw (--cold keep ranks them)": self.num_cold,
+        }
+        told = ", ".join(f"{count:,} {what}" for what, count in causes.items() if count)
+        return f"no positive of {self.split} can be ranked: {told}" if told else f"no row of {self.split} is positive"
 
     @property
     def num_repeats(self) -> int:

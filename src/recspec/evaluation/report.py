@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 
 import numpy as np
@@ -63,6 +63,7 @@ class Evaluation:
     protocols: dict[str, dict[str, object]] = field(default_factory=dict)  # protocol -> facts about its candidates
     values: dict[str, dict[str, PerGroup]] = field(default_factory=dict, repr=False)
     """Protocol -> metric -> one value a group; under `rows` one a row, but of `group_auc` one a group."""
+    positive: NDArray[np.bool_] | None = field(default=None, repr=False)  # of the rows of `values`
     groups: dict[str, Groups] = field(default_factory=dict, repr=False)  # protocol -> whose values these are
     beyond: dict[str, float] = field(default_factory=dict)  # coverage and so on, of the lists of protocol full
     beyond_values: dict[str, PerGroup] = field(default_factory=dict, repr=False)  # of each user
@@ -83,7 +84,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Interval:
-    """A metric with its percentile interval."""
+    """A metric with its interval; see `bootstrap`."""
 
     value: float
     low: float
@@ -101,7 +102,7 @@ class Comparison:
     standard_error: float
     low: float
     high: float
-    """The percentile interval of the difference."""
+    """The ends of the interval of the difference."""
     p_value: float
     """Two-sided, of the paired t-test."""
     p_permutation: float
@@ -237,11 +238,16 @@ class Report:
             by_reason.setdefault(why, []).append(name)
         notes = [*self.cautions, *self.data_notes]
         notes += [f"protocol {name} left out: {why}" for name, why in self.model.left_out.items()]
+        notes += [*self._undefined()]
         for name, facts in self.model.protocols.items():
             if "stages" in facts:
                 recall = facts.get("candidates_recall")
                 share = "" if recall is None else f"; the candidates hold {recall:.4f} of the positives"
                 notes.append(f"protocol {name} measures {facts['stages']}{share}")
+        if self.intervals.get("rows") and "log_loss" in self.metrics["rows"].keys() - self.intervals["rows"].keys():
+            notes.append(
+                f"log loss has no interval: fewer than {warnings.FEWEST_ROWS} rows may lack the rare large losses"
+            )
         notes += [f"{', '.join(names)} left out: {why}" for why, names in by_reason.items()]
         for name, found in self.beside.items():
             rows, of_rows = (_count(found.fitted, each) for each in ("rows", "of_rows"))
@@ -249,16 +255,33 @@ class Report:
                 notes.append(f"{name} was fitted on an even sample of {rows} of {of_rows} rows")
         return tuple(notes)
 
+    def _undefined(self) -> Iterator[str]:
+        """A line for each metric of rows, and each standard error, that these data do not define."""
+        rows, facts = self.metrics.get("rows"), self.model.protocols.get("rows", {})
+        if rows is not None and "auc" not in rows:
+            yield f"rows has no AUC: every row of {self.split} is {'positive' if facts['positives'] else 'negative'}"
+        elif rows is not None and "group_auc" not in rows and _one_class(facts):
+            yield f"rows has no GAUC: no group has rows of both classes ({_one_class(facts)})"
+        for name in self.metrics.keys() - {"rows"}:
+            if self.model.protocols[name]["groups"] == 1:
+                yield f"{name} has no standard errors: it ranks a single {'user' if name == 'full' else 'group'}"
+
     def described(self, protocol: str) -> str:
         """The protocol's name and candidates, in a line."""
         facts = self.model.protocols.get(protocol, {})
         if protocol == "rows":
-            return f"rows ({_count(facts, 'rows')} rows, {_count(facts, 'positives')} positive)"
+            apart = _one_class(facts) if "group_auc" in self.metrics["rows"] else ""
+            notes = f"; GAUC leaves out {apart}" if apart else ""
+            return f"rows ({_count(facts, 'rows')} rows, {_count(facts, 'positives')} positive{notes})"
         fewest, most = (int(str(facts.get(name, 0))) for name in ("fewest_candidates", "most_candidates"))
         many = f"{most:,}" if fewest == most else f"{fewest:,} to {most:,}"
         notes = str(facts.get("candidates", ""))
         if facts.get("groups_without_positive"):
             notes += f"; {_count(facts, 'groups_without_positive')} groups without a positive left out"
+        if facts.get("groups_without_negative"):
+            notes += (
+                f"; {_count(facts, 'groups_without_negative')} groups hold positives alone, which any model ranks right"
+            )
         for kind in ("users", "items"):
             if facts.get(f"of_unknown_{kind}_left_out"):
                 notes += f"; {_count(facts, f'of_unknown_{kind}_left_out')} positives of unknown {kind} left out"
@@ -336,6 +359,12 @@ def difference(model: Evaluation, other: Evaluation, protocol: str, metric: str)
 def _in_errors(difference: float, standard_error: float) -> float:
     """A difference in standard errors; infinite if it is the same in every group."""
     return abs(difference) / standard_error if standard_error else math.inf
+
+
+def _one_class(facts: Mapping[str, object]) -> str:
+    """The groups of rows of one class, in words; empty if there are none."""
+    held = [name for name in ("positive", "negative") if facts.get(f"groups_without_{name}")]
+    return " and ".join(f"{_count(facts, f'groups_without_{name}')} groups without a {name}" for name in held)
 
 
 def _count(facts: Mapping[str, object], name: str) -> str:

@@ -61,10 +61,16 @@ def evaluate_rows(
         ranking = metrics.rank_groups(scores, labels, groups)
         reached["group_auc"] = metrics.mean_area(ranking)
         values["group_auc"] = metrics.areas_of_groups(ranking)
+        without = {"positive": ranking.num_left_out, "negative": ranking.num_groups - len(values["group_auc"])}
+        facts |= {f"groups_without_{name}": count for name, count in without.items() if count}
     defined = {name: value for name, value in reached.items() if not np.isnan(value)}
     kept = {name: of.astype(np.float32) for name, of in values.items() if name in defined}
     return Evaluation(
-        {"rows": defined}, protocols={"rows": {**facts}}, values={"rows": kept}, probabilities=probabilities
+        {"rows": defined},
+        protocols={"rows": {**facts}},
+        values={"rows": kept},
+        positive=labels[sample],
+        probabilities=probabilities,
     )
 
 

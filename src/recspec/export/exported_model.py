@@ -19,7 +19,7 @@ from recspec.batch import Batch
 from recspec.errors import BundleError, nearest, require_extra
 from recspec.files import PathError, confined, local, manifest, read_json
 from recspec.models import Model
-from recspec.spec import EXPORT_FILE, OUTPUTS, Port, Signature, check_description, find_export_file
+from recspec.spec import EXPORT_FILE, Port, Signature, check_description, find_export_file
 
 BLOCK = 1024  # rows that ONNX Runtime computes at once: MLPs of 1024 units are 1.3 times as fast as on 4,096 rows
 Arrays = dict[str, NDArray[Any]]  # input name -> (B, 1) or (B, L)
@@ -28,10 +28,11 @@ TYPES = {"int32": torch.int32, "int64": torch.int64, "float32": torch.float32}
 
 
 class Exportable(nn.Module):
-    """A model as a function of its inputs in the order of the signature: probability (B, 1) and logit (B, 1).
+    """A model as a function of its inputs in the order of the signature: sigmoid (B, 1) and logit (B, 1).
 
-    The probability is calibrated if the model is; the logit is the model's own, as ranking uses it. Both are NaN for a
-    row with an id that `known_ids` can't answer. With `autocast`, matrix products use that type.
+    The sigmoid is the probability, if the model gives any; it is calibrated if the model is. The logit is the model's
+    own, as ranking uses it. Both are NaN for a row with an id that `known_ids` can't answer. With `autocast`, matrix
+    products use that type.
     """
 
     def __init__(self, model: Model, signature: Signature, autocast: torch.dtype | None = None) -> None:
@@ -110,7 +111,7 @@ class ExportedModel(Protocol):
     signature: Signature
 
     def run(self, inputs: Arrays) -> Arrays:
-        """`probability` and `logit`, (B, 1) each."""
+        """The outputs of the signature, (B, 1) each."""
 
 
 def open_exported_model(folder: Path, *, threads: int | None = None, verify: bool = True) -> ExportedModel:
@@ -181,16 +182,17 @@ class OnnxModel:
         self._of_request = {port.name for port in signature.of_level("request")}
 
     def run(self, inputs: Arrays) -> Arrays:
-        """`probability` and `logit`, (B, 1) each. Many rows go in blocks, so that hidden layers stay in the cache."""
+        """The signature's outputs, (B, 1) each. Many rows go in blocks, so that hidden layers stay in the cache."""
         rows = max(len(each) for name, each in inputs.items() if name not in self._of_request)
+        outputs = self.signature.outputs
         if rows <= BLOCK:
-            return dict(zip(OUTPUTS, self._session.run(OUTPUTS, inputs), strict=True))
+            return dict(zip(outputs, self._session.run(outputs, inputs), strict=True))
         parts = [
-            self._session.run(OUTPUTS, {name: each if name in self._of_request else each[start : start + BLOCK]
+            self._session.run(outputs, {name: each if name in self._of_request else each[start : start + BLOCK]
                                         for name, each in inputs.items()})
             for start in range(0, rows, BLOCK)
         ]  # fmt: skip
-        return {name: np.concatenate(part) for name, part in zip(OUTPUTS, zip(*parts, strict=True), strict=True)}
+        return {name: np.concatenate(part) for name, part in zip(outputs, zip(*parts, strict=True), strict=True)}
 
 
 class EagerModel:
@@ -202,10 +204,10 @@ class EagerModel:
         self._call, self.signature = Exportable(model, signature).eval(), signature
 
     def run(self, inputs: Arrays) -> Arrays:
-        """`probability` and `logit`, (B, 1) each."""
+        """The outputs of the signature, (B, 1) each."""
         with torch.inference_mode():
             outputs = self._call(*(torch.from_numpy(inputs[port.name]) for port in self.signature.inputs))
-        return {name: tensor.numpy() for name, tensor in zip(OUTPUTS, outputs, strict=True)}
+        return {name: tensor.numpy() for name, tensor in zip(self.signature.outputs, outputs, strict=True)}
 
 
 class Pt2Model(EagerModel):

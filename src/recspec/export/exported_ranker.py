@@ -19,7 +19,7 @@ from recspec.encoding import Arrays, Encoders, RequestEncoder, raw_names, row_at
 from recspec.errors import BundleError, DataError, RequestError, listed
 from recspec.export.exported_model import ExportedModel, as_inputs, open_exported_model
 from recspec.inference import Predictor, Row, known_columns, table_of
-from recspec.spec import PROBABILITY, Port, Signature
+from recspec.spec import LOGIT, PROBABILITY, Port, Signature
 
 Columns = Mapping[str, Sequence[Any]]
 
@@ -62,6 +62,17 @@ class ExportedRanker:
     def probabilities(self, request: Row, candidates: Sequence[Row] | Columns) -> NDArray[np.float32]:
         """The probability (N,) of each of N candidates, in their order.
 
+        Raises `BundleError` for a model that only ranks; see `scores`.
+        """
+        if PROBABILITY not in self.program.signature.outputs:
+            raise BundleError(
+                f"{self.predictor.bundle.folder}: the model ranks and gives no probabilities; ask for scores"
+            )
+        return self._run(request, candidates, PROBABILITY)
+
+    def scores(self, request: Row, candidates: Sequence[Row] | Columns) -> NDArray[np.float32]:
+        """The logit (N,) of each of N candidates, in their order, of any model.
+
         Missing and unknown values are not reported, and unused columns are skipped; `POST /rank` reports both.
 
         Args:
@@ -71,10 +82,13 @@ class ExportedRanker:
         Raises:
             RequestError: naming every value that can't be read, and columns that belong to the other side.
         """
+        return self._run(request, candidates, LOGIT)
+
+    def _run(self, request: Row, candidates: Sequence[Row] | Columns, output: str) -> NDArray[np.float32]:
         self._check(request, candidates)
         if not len(next(iter(candidates.values()), ()) if isinstance(candidates, Mapping) else candidates):
             return np.zeros(0, np.float32)
-        found: NDArray[np.float32] = self.program.run(self.inputs(request, candidates))[PROBABILITY][:, 0]
+        found: NDArray[np.float32] = self.program.run(self.inputs(request, candidates))[output][:, 0]
         return found
 
     def inputs(self, request: Row, candidates: Sequence[Row] | Columns) -> Arrays:

@@ -36,7 +36,7 @@ from recspec.export.triton_repository import Backend, Batching
 from recspec.files import local, locked, made, manifest, staging, whole_folder
 from recspec.metrics import auc
 from recspec.models import KnownEvents, Model
-from recspec.spec import EXPORT_FILE, FORMS, PROBABILITY, FeatureSpec, Form, Signature, find_export_file, signature_of
+from recspec.spec import EXPORT_FILE, FORMS, FeatureSpec, Form, Signature, find_export_file, signature_of
 from recspec.storage import open_split, synthesize
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def export(
             raise ExportError(f"{out}: holds something that is no export; name another folder, or empty this one")
         try:
             model = trained.model.eval()
-            signature = signature_of(trained.spec, model.features(), settings.form)
+            signature = signature_of(trained.spec, model.features(), settings.form, trained.outputs)
             if settings.format != "pt2":
                 onnx_graph.refuse_output_names(signature)
             tell(f"{'making up' if data is None else 'reading'} rows to check the export on")
@@ -415,7 +415,7 @@ class Check:
     def of(self, exported: ExportedModel) -> Difference:
         """How far an export is from the model, over calls of several sizes."""
         found = [
-            np.abs(exported.run(self._picked(*call))[PROBABILITY][:, 0].astype(np.float64) - expected)
+            np.abs(exported.run(self._picked(*call))[self.signature.outputs[0]][:, 0].astype(np.float64) - expected)
             for call, expected in zip(self.calls, self.expected, strict=True)
         ]
         rows = sum(map(len, found))
@@ -427,7 +427,7 @@ class Check:
         """Probabilities of every row of the sample by an export of the form `rows`."""
         starts = range(0, self.rows, BLOCK)
         calls = (self.call(range(start, min(start + BLOCK, self.rows))) for start in starts)
-        return np.concatenate([exported.run(call)[PROBABILITY][:, 0] for call in calls])
+        return np.concatenate([exported.run(call)[self.signature.outputs[0]][:, 0] for call in calls])
 
     def _calls(self) -> list[tuple[NDArray[np.int64], int]]:
         """Rows of each call (for a ranker: candidates), and the row whose request features it has."""

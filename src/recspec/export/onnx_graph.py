@@ -27,7 +27,7 @@ from recspec.export.onnx_rewrite import (
     refill,
     simplify,
 )
-from recspec.spec import OUTPUTS, Signature
+from recspec.spec import Signature
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -63,7 +63,7 @@ def trace(module: nn.Module, signature: Signature, examples: Sequence[Tensor]) -
 
 
 def to_onnx(
-    program: torch.export.ExportedProgram, signature: Signature, outputs: Sequence[str] = OUTPUTS
+    program: torch.export.ExportedProgram, signature: Signature, outputs: Sequence[str] | None = None
 ) -> ModelProto:
     """A traced program as ONNX, checked.
 
@@ -74,6 +74,7 @@ def to_onnx(
     """
     require_extra("onnx", "onnx")
     require_extra("onnxscript", "onnx")
+    outputs = outputs or signature.outputs
     refuse_output_names(signature, outputs)
     try:
         with quietly():
@@ -96,7 +97,7 @@ def to_onnx(
     return model
 
 
-def refuse_output_names(signature: Signature, outputs: Sequence[str] = OUTPUTS) -> None:
+def refuse_output_names(signature: Signature, outputs: Sequence[str] | None = None) -> None:
     """Refuse features with the name of an output: ONNX keeps inputs and outputs in one list of names.
 
     Raises:
@@ -106,7 +107,7 @@ def refuse_output_names(signature: Signature, outputs: Sequence[str] = OUTPUTS) 
         f"feature '{port.name}': an output of the exported model has this name; rename the column of the raw files, "
         "and prepare and train again"
         for port in signature.inputs
-        if port.name in outputs
+        if port.name in (outputs or signature.outputs)
     ]
     if problems:
         raise ExportError.of("export", problems)

@@ -14,14 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 BEST_FILE = "best.json"
-GIVEN = ("candidate", "brought_by", "probability", "logit")
+GIVEN = ("candidate", "brought_by")
 ITEM, RETRIEVED_BY = "item", "retrieved_by"
 
 
 class Best:
     """Orders candidates and names them."""
 
-    def __init__(self, first: int, items: Sequence[str | int], sources: Sequence[str]) -> None:
+    def __init__(self, first: int, items: Sequence[str | int], sources: Sequence[str], scores: Sequence[str]) -> None:
+        self.given, self._scores = (*GIVEN, *scores), tuple(scores)
         self._first, self._items = first, np.array([str(each).encode() for each in items], object)
         self._sources = sources
 
@@ -31,19 +32,19 @@ class Best:
         return cls(**json.loads((folder / BEST_FILE).read_text(encoding="utf-8")))
 
     def outputs(self, given: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """Raw items, probabilities, logits and the retrievers' names (C, 1), best first, equal ones by id.
+        """Raw items, retrievers' names, and the ranker's outputs (C, 1), best first, equal ones by id.
 
         Raises:
             ValueError: if a score is not finite.
         """
-        ids, bits, probabilities, logits = (given[name][:, 0] for name in GIVEN)
+        ids, bits, squeezed, logits = (given[name][:, 0] for name in self.given)
         if not np.isfinite(logits).all():
             raise ValueError("the ranker gives no finite score for some items; train it again")
         order = np.lexsort((ids, -logits))
         named = {bit: self._named(bit) for bit in np.unique(bits).tolist()}
         sources = np.array([named[bit] for bit in bits[order].tolist()], object)
-        made = (self._items[ids[order] - self._first], sources, probabilities[order], logits[order])
-        return {name: each[:, None] for name, each in zip((ITEM, RETRIEVED_BY, *GIVEN[2:]), made, strict=True)}
+        made = (self._items[ids[order] - self._first], sources, squeezed[order], logits[order])
+        return {name: each[:, None] for name, each in zip((ITEM, RETRIEVED_BY, *self._scores), made, strict=True)}
 
     def _named(self, bits: int) -> bytes:
         return ",".join(name for place, name in enumerate(self._sources) if bits >> place & 1).encode()
@@ -64,7 +65,7 @@ class TritonPythonModel:
         answers = []
         for request in requests:
             try:
-                given = {name: pb.get_input_tensor_by_name(request, name).as_numpy() for name in GIVEN}
+                given = {name: pb.get_input_tensor_by_name(request, name).as_numpy() for name in self.best.given}
                 outputs = [pb.Tensor(name, each) for name, each in self.best.outputs(given).items()]
                 answers.append(pb.InferenceResponse(output_tensors=outputs))
             except ValueError as error:

@@ -32,7 +32,7 @@ from recspec.export.triton_repository import Backend
 from recspec.inference import Predictor
 from recspec.models import ItemModel, Model
 from recspec.retrieval import Pipeline, has_vectors, item_vectors, merging
-from recspec.spec import OUTPUTS, FeatureSpec, Port, Signature, signature_of
+from recspec.spec import FeatureSpec, Port, Signature, signature_of
 
 LARGEST_ERROR = 1e-4
 """Of a retriever's answers, relative to the largest of them."""
@@ -92,6 +92,14 @@ class _Pipeline:
     predictor: Predictor
     pipeline: Pipeline
 
+    @property
+    def _scores(self) -> tuple[Port, ...]:
+        return tuple(Port(name, "float32", 1, "item") for name in self.ranker.outputs)
+
+    @property
+    def _answers(self) -> tuple[Port, ...]:
+        return *_NAMED, *self._scores
+
     def retrievers(self, backend: Backend) -> dict[str, tuple[Port, ...]]:
         """Write a program for each retriever; returns what each reads of a request."""
         items, made = self.predictor.catalogues.items, dict[str, tuple[Port, ...]]()
@@ -141,8 +149,11 @@ class _Pipeline:
             "first": items.first_id,
             "items": self.predictor.catalogues.raw_ids("item", ids).to_pylist(),
             "sources": self.pipeline.names_of((1 << count + 1) - 1),
+            "scores": self.ranker.outputs,
         }
-        _write_json(self._python("best", (*_FOUND, *_SCORES), _ANSWERS, triton_best) / triton_best.BEST_FILE, text)
+        _write_json(
+            self._python("best", (*_FOUND, *self._scores), self._answers, triton_best) / triton_best.BEST_FILE, text
+        )
 
     def ensemble(self, queries: Mapping[str, Sequence[Port]]) -> str:
         """Write the encoders of a request, and the ensemble of all models."""
@@ -154,11 +165,11 @@ class _Pipeline:
         beside = repository.histories_beside(spec, list(asked))
         to, batching = f"{self.name}_request", repository.Batching()
         columns = repository.write_encode(self.staged, to, self.version, signature, encoders, batching, beside)
-        repository.refuse_answer_names(columns, _ANSWERS)
+        repository.refuse_answer_names(columns, self._answers)
         prefix = unused_prefix(port.name for port in columns)
         of_request = {each: f"{prefix}feature.{each}" for each in asked}
         found = {port.name: f"{prefix}candidate.{port.name}" for port in _FOUND}
-        scored = {port.name: f"{prefix}scored.{port.name}" for port in _SCORES}
+        scored = {port.name: f"{prefix}scored.{port.name}" for port in self._scores}
         answers = [f"{prefix}{FOUND}.{place}" for place in range(len(queries))]
         items = {port.name: f"{prefix}{ITEM}{port.name}" for port in self.ranker.of_level("item")}
         steps = [step(to, {port.name: port.name for port in columns}, of_request)]
@@ -170,8 +181,8 @@ class _Pipeline:
         steps.append(step(f"{self.name}_candidates", given, {**found, **brought}))
         read = {port.name: {**items, **of_request}[port.name] for port in self.ranker.inputs}
         steps.append(step(self.name, read, scored))
-        steps.append(step(f"{self.name}_best", {**found, **scored}, {port.name: port.name for port in _ANSWERS}))
-        repository.write_ensemble(self.staged, f"{self.name}_recommend", self.version, columns, _ANSWERS, steps)
+        steps.append(step(f"{self.name}_best", {**found, **scored}, {port.name: port.name for port in self._answers}))
+        repository.write_ensemble(self.staged, f"{self.name}_recommend", self.version, columns, self._answers, steps)
         return f"{self.name}_recommend"
 
     @property
@@ -191,8 +202,7 @@ def _found(name: str) -> Port:
 
 
 _FOUND = (Port(triton_candidates.CANDIDATE, "int64", 1, "item"), Port(triton_candidates.BROUGHT_BY, "int32", 1, "item"))
-_SCORES = tuple(Port(name, "float32", 1, "item") for name in OUTPUTS)
-_ANSWERS = (*(Port(name, "string", 1, "item") for name in (triton_best.ITEM, triton_best.RETRIEVED_BY)), *_SCORES)
+_NAMED = tuple(Port(name, "string", 1, "item") for name in (triton_best.ITEM, triton_best.RETRIEVED_BY))
 
 
 def _write_json(file: Path, content: Mapping[str, object]) -> None:

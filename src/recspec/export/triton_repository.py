@@ -37,7 +37,7 @@ from recspec.errors import ExportError
 from recspec.export import triton_encode, triton_onnx
 from recspec.export.exported_model import unused_prefix
 from recspec.files import confine, confined
-from recspec.spec import OUTPUTS, FeatureSpec, Level, Port, PortType, Signature
+from recspec.spec import FeatureSpec, Level, Port, PortType, Signature
 
 Backend = Literal["onnxruntime", "python"]
 
@@ -251,7 +251,7 @@ def write_raw(
     inside = {port.name: f"{prefix}feature.{port.name}" for port in signature.inputs}
     steps = [
         step(f"{name}_encode", {port.name: port.name for port in columns}, inside),
-        step(name, inside, {each: each for each in OUTPUTS}),
+        step(name, inside, {each: each for each in signature.outputs}),
     ]
     outputs, own = _outputs(signature), _of(signature, batching)
     write_ensemble(folder, f"{name}_raw", version, columns, outputs, steps, own)
@@ -396,7 +396,7 @@ def move_into(repository: Path, staged: Path) -> None:
 
 def _outputs(signature: Signature) -> tuple[Port, ...]:
     level: Level = "row" if signature.form == "rows" else "item"
-    return tuple(Port(name, "float32", 1, level) for name in OUTPUTS)
+    return tuple(Port(name, "float32", 1, level) for name in signature.outputs)
 
 
 def _config(

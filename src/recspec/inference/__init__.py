@@ -16,7 +16,7 @@ from recspec.inference.column_facts import ColumnFacts, facts_of_encoder
 from recspec.inference.directory import Directory
 from recspec.inference.item_fields import MOST_SHOWN, ItemFields, catalogue_columns
 from recspec.inference.pipeline_building import Built, build_pipeline
-from recspec.inference.predictor import Predictor
+from recspec.inference.predictor import Predictor, note_of_scores
 from recspec.inference.recommendation import Recommendation, RecommendedItem, SimilarItems, note_of_unknown_users
 from recspec.inference.request_rows import Row, known_columns, table_of
 from recspec.inference.row_files import ROWS, read_rows, row_writer
@@ -27,8 +27,8 @@ __all__ = [
     "LARGEST_K", "MOST_BOOSTS", "MOST_CONTEXT", "MOST_EXCLUDED", "MOST_ITEMS", "MOST_SHOWN", "ROLES", "ROWS",
     "SHARD_SIZE", "Built", "ColumnFacts", "Counts", "Directory", "How", "ItemFields", "Predictor", "Recommendation",
     "RecommendedItem", "Row", "SimilarItems", "Wanted", "build_pipeline", "catalogue_columns", "explain",
-    "facts_of_encoder", "history_of", "known_columns", "note_of_unknown_users", "predict_file",
-    "predict_shards", "predict_split",
+    "facts_of_encoder", "history_of", "known_columns", "note_of_scores", "note_of_unknown_users",
+    "predict_file", "predict_shards", "predict_split",
     "predict_tables", "read_rows", "read_users", "recommend_shards", "recommend_to_parquet", "recommended",
     "requests", "row_writer", "table_of",
 ]  # fmt: skip

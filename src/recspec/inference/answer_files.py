@@ -35,7 +35,7 @@ def silent(stage: str, done: float, total: float | None) -> None:
 def predict_file(
     predictor: Predictor, rows: Path, out: Path | None, *, columns: Sequence[str] | None = None
 ) -> Predictions:
-    """Score a csv, jsonl or parquet file of raw rows, and write them with `probability` to a file of the kind of `out`.
+    """Score a csv, jsonl or parquet file of raw rows, and write them with `Predictor.column` to a file like `out`.
 
     Writes the columns named in `columns`, in that order, by default all. Without `out`, CSV goes to standard output.
     Files larger than memory pass through in blocks.
@@ -56,25 +56,25 @@ def predict_tables(
     columns: Sequence[str] | None = None,
     where: Path | str = "rows",
 ) -> Predictions:
-    """Score tables of raw rows, and hand each on with `probability`; messages say where the rows are from.
+    """Score tables of raw rows, and hand each on with `Predictor.column`; messages say where the rows are from.
 
     Raises:
-        DataError: if a row holds what it can't, or a column `probability` is there already.
+        DataError: if a row holds what it can't, or the column to add is there already.
         SettingsError: if one of `columns` is not there.
     """
     total = Predictions()
     for table in tables:
-        if "probability" in table.column_names:
-            raise DataError(f"{where}: has a column 'probability' already; rename or remove it")
+        if columns is None and predictor.column in table.column_names:
+            raise DataError(
+                f"{where}: has a column '{predictor.column}' already; rename it, or name other columns to keep"
+            )
         names = {name.strip(): name for name in table.column_names}  # ` ad_id` where blanks follow the commas
-        chosen = () if columns is None else _chosen(columns, list(names), where)
-        probability, found = _predict(predictor, table, total.rows)
+        values, found = _predict(predictor, table, total.rows)
         total += found
-        scored = table.append_column("probability", pa.array(probability))
         if columns is not None:
-            scored = scored.select([*(names[name] for name in chosen), "probability"])
-            scored = scored.rename_columns([*chosen, "probability"])
-        write(scored)
+            chosen = _chosen(columns, list(names), where, predictor.column)
+            table = table.select([names[name] for name in chosen]).rename_columns(chosen)
+        write(table.append_column(predictor.column, pa.array(values)))
     return total
 
 
@@ -98,7 +98,7 @@ def predict_split(
     part: range | None = None,
     progress: Progress = silent,
 ) -> Predictions:
-    """Score a split of a prepared dataset, labelled or not, and write its rows with `probability`.
+    """Score a split of a prepared dataset, labelled or not, and write its rows with `Predictor.column`.
 
     The columns before it are those of the group, the user's and the item's id and the label that the split holds, or
     `columns`: any features that are not lists. Ids are written as raw values where there is a vocabulary, and the
@@ -109,7 +109,7 @@ def predict_split(
     Raises:
         SpecError: an unknown split, or another dataset than the model was trained on.
         SettingsError: if `out` has an ending that is none of .csv, .jsonl, .parquet, or a column is not there, or is
-            called `probability`.
+            called as the one to add.
     """
     _point_to_raw_rows(spec, split)
     held = spec.columns(split)
@@ -117,12 +117,12 @@ def predict_split(
     features = predictor.model.features()
     ids = (spec.group, *(id_feature(spec, role) for role in ROLES), spec.label)
     shown = tuple(dict.fromkeys(name for name in ids if name is not None and name in held))
-    if "probability" in held and "probability" in (shown if columns is None else columns):
-        raise SettingsError(f"{spec.folder}, split '{split}': holds a column 'probability', which is also the name of "
-                            "the predictions; name other columns with --columns")  # fmt: skip
+    if predictor.column in held and predictor.column in (shown if columns is None else columns):
+        raise SettingsError(f"{spec.folder}, split '{split}': holds a column '{predictor.column}', which is also the "
+                            "name of the predictions; name other columns with --columns")  # fmt: skip
     if columns is not None:
         scalars = [name for name in held if not spec.features[name].is_list]
-        shown = _chosen(columns, scalars, f"{spec.folder}, split '{split}'")
+        shown = _chosen(columns, scalars, f"{spec.folder}, split '{split}'", predictor.column)
     vocabularies = {name: found for name in shown if (found := _vocabulary_of(spec, name)) is not None}
     reader = open_split(spec, split, tuple(dict.fromkeys((*features, *shown))))
     total = Predictions()
@@ -135,17 +135,17 @@ def predict_split(
             progress("predict", start, reader.num_rows)
             block = reader.read(start, stop)
             batch = to_device(as_batch({name: block[name] for name in features}, spec), predictor.device)
-            probability = predictor.probabilities(batch, stop - start)
+            values = predictor.predict_batch(batch, stop - start)
             rows = {name: _raw(block[name], spec, name, vocabularies.get(name)) for name in shown}
-            write(pa.table({**rows, "probability": pa.array(probability)}))
+            write(pa.table({**rows, predictor.column: pa.array(values)}))
             total.rows += stop - start
     progress("predict", total.rows, reader.num_rows)
     return total
 
 
-def _chosen(columns: Sequence[str], known: Sequence[str], where: Path | str) -> tuple[str, ...]:
-    """The columns to write before `probability`, each once."""
-    chosen = tuple(dict.fromkeys(name for name in columns if name != "probability"))
+def _chosen(columns: Sequence[str], known: Sequence[str], where: Path | str, added: str) -> tuple[str, ...]:
+    """The columns to write before the added one, each once."""
+    chosen = tuple(dict.fromkeys(name for name in columns if name != added))
     strange = [name for name in chosen if name not in known]
     if strange:
         raise SettingsError(f"--columns: {where}: {unknown('column', strange, known)}")

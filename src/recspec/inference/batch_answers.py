@@ -18,7 +18,7 @@ from recspec.inference import batch_engines, batch_job
 from recspec.inference.answer_files import Progress, silent
 from recspec.inference.batch_engines import Engine, Note
 from recspec.inference.batch_job import SHARD_SIZE, Done, Job
-from recspec.inference.predictor import Predictor
+from recspec.inference.predictor import Predictor, note_of_scores
 from recspec.inference.shard_writer import ShardWriter, Work, count_users, settings_of, shards_of
 from recspec.inference.wanted import Wanted
 from recspec.retrieval import ItemIndex, has_vectors, index_file, item_vectors
@@ -114,7 +114,7 @@ def predict_shards(
     progress: Progress = silent,
     note: Note = untold,
 ) -> Counts:
-    """Write the rows of a Parquet file, or of a split of a prepared dataset, with `probability`, as Parquet shards.
+    """Write rows of a Parquet file, or a split of a prepared dataset, with `Predictor.column`, as Parquet shards.
 
     Raises:
         SettingsError: if `out` holds another job, or a setting is out of range.
@@ -136,6 +136,8 @@ def predict_shards(
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"{rows}: can't be read as parquet: {error}") from None
         asked = {"rows": str(rows.resolve()), **_version(rows)}
+    if said := note_of_scores(predictor):
+        note(said)
     chosen = None if columns is None else list(columns)
     job = Job(answers="probabilities", model=_digest(predictor), input=asked, settings={"columns": chosen},
               count=count, shard_size=how.shard_size)  # fmt: skip

@@ -24,6 +24,9 @@ from recspec.inference.row_files import ROWS
 from recspec.inference.similar import similar
 from recspec.inference.wanted import Wanted
 from recspec.retrieval import Pipeline
+from recspec.spec import PROBABILITY
+
+SCORE = "score"
 
 
 class Predictor:
@@ -51,7 +54,7 @@ class Predictor:
         return cls(bundle.load(path, device=chosen, verify=verify), chosen)
 
     def predict(self, rows: pa.Table) -> tuple[NDArray[np.float32], Predictions]:
-        """Probability (B,) of the label for each of B raw rows, and a report on what was unknown in them.
+        """The value (B,) of `column` for each of B raw rows, and a report on what was unknown in them.
 
         A user's or item's own features may be left out where the catalogue knows them.
 
@@ -60,21 +63,26 @@ class Predictor:
         """
         rows = self.row_encoder.named(rows)
         batch, missing = self.encode(rows)
-        probability = self.probabilities(batch, rows.num_rows)
+        values = self.predict_batch(batch, rows.num_rows)
         found = self.row_encoder.report(rows, missing, *self.row_encoder.unused_columns(rows.column_names))
-        found.not_finite = int(np.count_nonzero(~np.isfinite(probability)))
-        return probability, found
+        found.not_finite = int(np.count_nonzero(~np.isfinite(values)))
+        return values, found
 
     def encode(self, rows: pa.Table, features: Sequence[str] | None = None) -> tuple[Batch, dict[str, MissingValues]]:
         """Features of raw rows, by default all of the model's, and what was missing or unknown in them."""
         return self.row_encoder.encode(rows, features)
 
-    def probabilities(self, batch: Batch, num_rows: int) -> NDArray[np.float32]:
-        """The probability (B,) of the label for each row of a batch of any size."""
+    @property
+    def column(self) -> str:
+        """What rows are given: `probability` of the label, or `score` of a model that only ranks."""
+        return PROBABILITY if self.bundle.gives_probabilities else SCORE
+
+    def predict_batch(self, batch: Batch, num_rows: int) -> NDArray[np.float32]:
+        """The value (B,) of `column` for each row of a batch of any size."""
         with torch.inference_mode():
             parts = [self.model(take(batch, slice(at, at + ROWS))).float() for at in range(0, num_rows, ROWS)]
         logits = torch.cat(parts) if parts else torch.zeros(0)
-        return self.model.probabilities(logits).cpu().numpy()
+        return (self.model.probabilities(logits) if self.bundle.gives_probabilities else logits).cpu().numpy()
 
     @cached_property
     def recommender(self) -> Recommender:
@@ -137,3 +145,11 @@ class Predictor:
     def raw_ids(self, role: Role, ids: NDArray[np.int64]) -> pa.Array:
         """Raw values of prepared ids (N,) of users or items."""
         return self.catalogues.raw_ids(role, ids)
+
+
+def note_of_scores(predictor: Predictor) -> str:
+    """Why rows are given scores; empty if they are given probabilities."""
+    if predictor.bundle.gives_probabilities:
+        return ""
+    name = predictor.bundle.card.model
+    return f"{name} gives scores, which are no probabilities; only the order of a user's scores counts"

@@ -25,7 +25,7 @@ from recspec.evaluation import id_feature
 from recspec.inference.catalogue import ROLES, Role
 from recspec.inference.column_facts import ColumnFacts, facts_of_encoder
 from recspec.inference.columns import has_column
-from recspec.inference.predictor import Predictor
+from recspec.inference.predictor import SCORE, Predictor
 from recspec.inference.request_rows import Row, check_columns, known_columns, problems_by_row, row_name, table_of
 from recspec.inference.wanted import Wanted
 from recspec.models import ItemModel
@@ -41,7 +41,8 @@ class RankedItem:
     title: str | None
     score: float
     """The logit."""
-    probability: float
+    probability: float | None = None
+    """None for a model that only ranks."""
 
 
 @dataclass(frozen=True)
@@ -54,37 +55,42 @@ class Ranking:
     notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        return {**vars(self), "items": tuple({**vars(item)} for item in self.items)}
+        items = ({name: value for name, value in vars(item).items() if name != "probability" or value is not None}
+                 for item in self.items)  # fmt: skip
+        return {**vars(self), "items": tuple(items)}
 
 
 @dataclass(frozen=True)
 class RowScores:
-    """The probability of each row, and for each feature the number of rows without a value or with an unknown one."""
+    """The value of each row, and for each feature the number of rows without a value or with an unknown one."""
 
-    probabilities: tuple[float, ...]
+    values: tuple[float, ...]
+    kind: str
+    """`Predictor.column`: probability or score."""
     missing_values: Mapping[str, MissingValues]
     notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         gaps = {name: {"missing": each.missing, "unknown": each.unknown} for name, each in self.missing_values.items()}
-        return {"probabilities": list(self.probabilities), "gaps": gaps, "notes": list(self.notes)}
+        name = "scores" if self.kind == SCORE else "probabilities"
+        return {name: list(self.values), "gaps": gaps, "notes": list(self.notes)}
 
 
 def predict(predictor: Predictor, rows: Sequence[Row]) -> RowScores:
-    """The probability of each raw row.
+    """The probability of each raw row, or its score by a model that only ranks.
 
     Raises:
         RequestError: naming the rows and columns that can't be read.
     """
     if not rows:
-        return RowScores((), {})
+        return RowScores((), predictor.column, {})
     known = known_columns(predictor.spec, predictor.encoders)
     check_columns(rows, "rows", known)
     table = table_of(rows, "rows", known)
     with _naming("rows"):
-        probabilities, found = predictor.predict(table)
-    _check_finite(probabilities, "rows")
-    return RowScores(tuple(probabilities.tolist()), found.missing_values, tuple(found.notes()))
+        values, found = predictor.predict(table)
+    _check_finite(values, "rows")
+    return RowScores(tuple(values.tolist()), predictor.column, found.missing_values, tuple(found.notes()))
 
 
 def rank(
@@ -238,7 +244,8 @@ def _ranked(
     top_k: int | None,
 ) -> Ranking:
     """The answer, from the encoded request and candidates, and the logits (N,)."""
-    (once, many), probabilities = encoded, predictor.model.probabilities(logits).tolist()
+    (once, many), known = encoded, predictor.bundle.gives_probabilities
+    probabilities = predictor.model.probabilities(logits).tolist() if known else [None] * len(logits)
     logits = logits.cpu()
     _check_finite(logits.numpy(), "candidates")
     order = torch.argsort(logits, descending=True, stable=True)[: len(rows) if top_k is None else top_k].tolist()
@@ -269,7 +276,9 @@ def recommend(predictor: Predictor, wanted: Wanted, *, liked: int = 0) -> dict[s
     found = predictor.recommend(wanted)[0]
     taken = predictor.recommender.liked(wanted.users[0], k=liked) if found.known else ()
     items = [{"rank": rank, **item.to_dict()} for rank, item in enumerate(found.items, start=1)]
-    if gives_probabilities(predictor) and found.answered_by in ("user", "basket", "context"):
+    # an item model's scores here are its own, without the line that makes them logits
+    known = predictor.bundle.gives_probabilities and not isinstance(predictor.model, ItemModel)
+    if known and found.answered_by in ("user", "basket", "context"):
         logits = torch.tensor([each.score - (each.boost or 0.0) for each in found.items])
         for item, probability in zip(items, predictor.model.probabilities(logits).tolist(), strict=True):
             item["probability"] = probability
@@ -309,17 +318,6 @@ def can_recommend(predictor: Predictor) -> bool:
 def can_recommend_in_context(predictor: Predictor) -> bool:
     """Whether `recommend` answers if the request gives the context that the model reads."""
     return knows_users_and_items(predictor) and not predictor.recommender.requesters.crosses_items
-
-
-def gives_probabilities(predictor: Predictor) -> bool:
-    """Whether the sigmoid of a score is the probability of the label.
-
-    It is if the model learned from labels of rows, or is calibrated. Scores of a model that learned from interactions
-    and drawn negatives only rank.
-    """
-    card = predictor.bundle.card
-    of_labels = "rows" in card.metrics or not card.train  # an imported model learned from labels
-    return not isinstance(predictor.model, ItemModel) and (of_labels or card.calibration is not None)
 
 
 def context_columns(predictor: Predictor) -> list[ColumnFacts]:

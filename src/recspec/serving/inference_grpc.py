@@ -29,7 +29,6 @@ from recspec.serving.model_metadata import SERVER, configuration, metadata, stat
 from recspec.serving.ports import bind_grpc
 from recspec.serving.repository import Form, Repository, refuse_load_parameters
 from recspec.serving.server_metrics import NO_MODEL
-from recspec.spec import OUTPUTS
 
 CODES: Mapping[int, grpc.StatusCode] = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
@@ -223,7 +222,7 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
             asked.model_name, asked.model_version, asked.inputs, timeout=max(0.0, min(times)) if times else None
         )
         answer = messages.ModelInferResponse(model_name=asked.model_name, model_version=model.version, id=asked.id)
-        for name in asked.outputs:
+        for name in tensors.outputs_of(asked.outputs, outputs):
             values = outputs[name]
             answer.outputs.add(name=name, datatype="FP32", shape=values.shape)
             answer.raw_output_contents.append(tensors.to_bytes(values))
@@ -386,4 +385,4 @@ def _outputs(request: Message) -> Mapping[str, bool]:
     for each in request.outputs:
         tensors.check_output(each.name, each.parameters, wanted)
         wanted[each.name] = True
-    return wanted or dict.fromkeys(OUTPUTS, True)
+    return wanted or {tensors.EVERY: True}

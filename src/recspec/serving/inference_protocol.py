@@ -19,7 +19,6 @@ from recspec.export import Arrays
 from recspec.serving import model_metadata, tensors
 from recspec.serving.http_bodies import BINARY, first_values, json_response, parse_object
 from recspec.serving.repository import Form, Repository, refuse_load_parameters
-from recspec.spec import OUTPUTS
 
 INFER = "/infer"
 """End of the paths of requests for inference."""
@@ -224,7 +223,7 @@ def _wrong_size(name: str, size: object, why: str) -> RequestError:
 def _outputs(given: object, parameters: Mapping[str, Any]) -> dict[str, bool]:
     binary = parameters.get("binary_data_output", False) is True
     if not given:
-        return dict.fromkeys(OUTPUTS, binary)
+        return {tensors.EVERY: binary}
     if not isinstance(given, list) or not all(isinstance(each, dict) for each in given):
         raise RequestError("'outputs' is no list of objects")
     wanted: dict[str, bool] = {}
@@ -240,7 +239,7 @@ def _answer(asked: tensors.InferRequest, version: str, outputs: Arrays) -> Respo
     if asked.id:
         head["id"] = asked.id
     found, parts = [], list[bytes]()
-    for output, binary in asked.outputs.items():
+    for output, binary in tensors.outputs_of(asked.outputs, outputs).items():
         values = outputs[output]
         tensor: dict[str, Any] = {"name": output, "datatype": "FP32", "shape": list(values.shape)}
         if binary:

@@ -214,7 +214,7 @@ def _answers(predictor: Predictor) -> dict[str, bool]:
     return {
         "recommends": requests.can_recommend(predictor),
         "in_context": requests.can_recommend_in_context(predictor),
-        "probabilities": requests.gives_probabilities(predictor),
+        "probabilities": predictor.bundle.gives_probabilities,
     }
 
 

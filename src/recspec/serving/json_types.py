@@ -275,10 +275,10 @@ class SimilarItems(Scored):
 
 
 class RankedItem(RankedScore):
-    """A candidate in the order of its score."""
+    """A candidate in the order of its score; with a probability if the model learned from labels."""
 
     index: int
-    probability: float
+    probability: float | None = None
 
 
 class Ranking(Scored):
@@ -297,9 +297,10 @@ class MissingValues(Answer):
 
 
 class RowScores(Scored):
-    """The probability of each row."""
+    """The probability of each row, or its score if the model only ranks."""
 
-    probabilities: list[Annotated[float, Field(ge=0, le=1)]]
+    probabilities: list[Annotated[float, Field(ge=0, le=1)]] | None = None
+    scores: list[float] | None = None
     gaps: dict[str, MissingValues]
 
 

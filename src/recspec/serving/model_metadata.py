@@ -10,7 +10,6 @@ from recspec import __version__
 from recspec.export import TYPES
 from recspec.serving.repository import Form, Repository
 from recspec.serving.tensors import DATATYPES
-from recspec.spec import OUTPUTS
 
 SERVER = {
     "name": "recspec",
@@ -29,7 +28,9 @@ def metadata(repository: Repository, form: Form) -> dict[str, Any]:
         "inputs": [
             {"name": port.name, "datatype": DATATYPES[port.dtype], "shape": [-1, port.width]} for port in form.inputs
         ],
-        "outputs": [{"name": name, "datatype": "FP32", "shape": [-1, 1]} for name in OUTPUTS],
+        "outputs": [
+            {"name": name, "datatype": "FP32", "shape": [-1, 1]} for name in form.model.opened.signature.outputs
+        ],
     }
 
 
@@ -42,7 +43,9 @@ def configuration(repository: Repository, form: Form) -> dict[str, Any]:
         "version_policy": {"specific": {"versions": [int(each) for each in repository.versions(form.name)]}},
         "max_batch_size": repository.limits.max_rows,
         "input": [{"name": port.name, "data_type": TYPES[port.dtype], "dims": [port.width]} for port in form.inputs],
-        "output": [{"name": name, "data_type": "TYPE_FP32", "dims": [1]} for name in OUTPUTS],
+        "output": [
+            {"name": name, "data_type": "TYPE_FP32", "dims": [1]} for name in form.model.opened.signature.outputs
+        ],
         "dynamic_batching": {
             "preferred_batch_size": [repository.limits.max_batch_rows],
             "max_queue_delay_microseconds": round(1000 * repository.limits.max_delay_ms),

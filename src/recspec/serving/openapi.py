@@ -82,7 +82,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
                                       body=types.RecommendRequest),
     ("post", "/similar"): Operation("similar", "The items most like one", types.SimilarItems,
                                     body=types.SimilarRequest),
-    ("post", "/predict"): Operation("predict", "The probability of each row", types.RowScores,
+    ("post", "/predict"): Operation("predict", "The probability or score of each row", types.RowScores,
                                     body=types.PredictRequest),
     ("get", "/users"): Operation("users", "Users by part of their id or title", types.Users, query=types.FindRequest),
     ("get", "/items"): Operation("items", "Items by part of their id or title", types.Items, query=types.FindRequest),

@@ -34,7 +34,7 @@ from recspec.files import removed
 from recspec.inference import ROLES, Predictor
 from recspec.serving.private_copies import PrivateCopy
 from recspec.serving.sources import Fingerprint, export_beside
-from recspec.spec import LOGIT, PROBABILITY, Port, Signature, find_export_file, signature_of
+from recspec.spec import Port, Signature, find_export_file, signature_of
 from recspec.storage import Ragged
 
 CHECKED_ROWS = 64
@@ -66,14 +66,15 @@ class TorchModel:
 
     def __init__(self, predictor: Predictor) -> None:
         self._model, self._device = predictor.model, predictor.device
-        self.signature = signature_of(predictor.spec, predictor.model.features(), "rows")
+        self.signature = signature_of(predictor.spec, predictor.model.features(), "rows", predictor.bundle.outputs)
 
     def run(self, inputs: Arrays) -> Arrays:
-        """`probability` and `logit`, (B, 1) each."""
+        """The outputs of the signature, (B, 1) each."""
         with torch.inference_mode():
             tensors = {port: torch.from_numpy(inputs[port.name]).to(self._device) for port in self.signature.inputs}
             logit = self._model(as_model_batch(tensors)).float().unsqueeze(1)
-            return {PROBABILITY: self._model.probabilities(logit).cpu().numpy(), LOGIT: logit.cpu().numpy()}
+            made = self._model.probabilities(logit).cpu().numpy(), logit.cpu().numpy()
+            return dict(zip(self.signature.outputs, made, strict=True))
 
 
 @dataclass(frozen=True)
@@ -211,7 +212,7 @@ def _fastest(folder: Path, torch_model: TorchModel, settings: RepositorySettings
         said = description.get("difference", {}).get("allowed_largest")
         allowed = SAME if said is None else min(said, MOST)
         rows = _any_rows(torch_model.signature)
-        answers = (each.run(rows)[PROBABILITY].astype(np.float64) for each in (exported, torch_model))
+        answers = (each.run(rows)[each.signature.outputs[0]].astype(np.float64) for each in (exported, torch_model))
         drift = float(np.abs(np.subtract(*answers)).max())
         if not drift <= allowed:
             raise BundleError(f"{found}: gives probabilities {drift:.2g} off the bundle's; export it again")

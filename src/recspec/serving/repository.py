@@ -35,7 +35,7 @@ from recspec.serving.private_copies import Copies, OwnCopies, PrivateCopy
 from recspec.serving.server_metrics import NO_MODEL, ServerMetrics
 from recspec.serving.sources import RAW, Fingerprint, Source, find_versions, fingerprint, take_deltas
 from recspec.serving.tensors import Tensor, checked
-from recspec.spec import LOGIT, OUTPUTS, Port
+from recspec.spec import LOGIT, Port
 
 log = logging.getLogger("recspec.serve")
 
@@ -241,11 +241,13 @@ class Repository:
     async def infer(
         self, name: str, version: str, tensors: Mapping[str, Tensor], *, timeout: float | None = None
     ) -> tuple[Model, Arrays]:
-        """The model that answered, and its outputs `probability` and `logit`, (B, 1) each."""
+        """The model that answered, and its outputs, (B, 1) each."""
         with self.use(name, version) as form:
             inputs, rows = checked(tensors, form.inputs, self.limits.max_rows)
             if not rows:
-                return form.model, {output: np.zeros((0, 1), np.float32) for output in OUTPUTS}
+                return form.model, {
+                    output: np.zeros((0, 1), np.float32) for output in form.model.opened.signature.outputs
+                }
             seconds = min(self.limits.timeout_seconds, math.inf if timeout is None else timeout)
             if form.is_raw:
                 began = time.monotonic()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,9 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recspec.errors import RequestError, how_many, listed, nearest, unknown
-from recspec.spec import OUTPUTS, Port, PortType
+from recspec.spec import OUTPUTS, RANKING_OUTPUTS, Port, PortType
 
 Values = NDArray[Any]
+
+EVERY = ""
+"""Stands for every output of the model, in a request that names none."""
+
+KNOWN_OUTPUTS = tuple(dict.fromkeys((*OUTPUTS, *RANKING_OUTPUTS)))
+"""Outputs that some model has."""
 
 DATATYPES: Mapping[PortType, str] = {
     "int32": "INT32",
@@ -72,7 +78,7 @@ class InferRequest:
     id: str
     inputs: Mapping[str, Tensor]
     outputs: Mapping[str, bool]
-    """Name -> whether the answer over HTTP holds it in binary, in the order of the answer."""
+    """Name, or `EVERY`, -> whether the answer over HTTP holds it in binary, in the order of the answer."""
     timeout: float | None
     """Seconds; None for the server's limit."""
 
@@ -100,12 +106,21 @@ def refuse_shared_memory(name: str, parameters: Container[str]) -> None:
         raise wrong_input(name, "shared memory is not supported; send the tensor")
 
 
+def outputs_of(asked: Mapping[str, bool], given: Collection[str]) -> Mapping[str, bool]:
+    """The outputs to send, each with whether it is binary. Raises `RequestError` if the model has no such output."""
+    if EVERY in asked:
+        return dict.fromkeys(given, asked[EVERY])
+    if strange := [name for name in asked if name not in given]:
+        raise RequestError(unknown("output", strange, given))
+    return asked
+
+
 def check_output(name: object, parameters: Mapping[str, Any], wanted: Container[str]) -> None:
     """Refuse an unknown or repeated output, and parameters that are not supported."""
     if parameters.get("classification") or "shared_memory_region" in parameters:
         raise RequestError("an output's 'classification' and shared memory are not supported")
-    if not isinstance(name, str) or name not in OUTPUTS:
-        raise RequestError(unknown("output", str(name)[:80], OUTPUTS))
+    if not isinstance(name, str) or name not in KNOWN_OUTPUTS:
+        raise RequestError(unknown("output", str(name)[:80], KNOWN_OUTPUTS))
     if name in wanted:
         raise RequestError(f"output '{name}' is asked for twice")
 

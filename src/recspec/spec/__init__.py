@@ -8,6 +8,7 @@ from recspec.spec.signature import (
     LOGIT,
     OUTPUTS,
     PROBABILITY,
+    RANKING_OUTPUTS,
     Form,
     Level,
     Port,
@@ -21,6 +22,6 @@ from recspec.spec.yaml_file import FILE_NAME
 
 __all__ = [
     "CHUNK_TYPES", "EXPORT_FILE", "FILE_NAME", "FORMS", "LOGIT", "MOST_IDS", "NO_FILES", "OUTPUTS", "PROBABILITY",
-    "SPLITS", "Chunk", "ChunkType", "Feature", "FeatureSpec", "Form", "Level", "Port", "PortType", "Role", "Signature",
-    "check_description", "find_export_file", "json_schema", "signature_of",
+    "RANKING_OUTPUTS", "SPLITS", "Chunk", "ChunkType", "Feature", "FeatureSpec", "Form", "Level", "Port", "PortType",
+    "Role", "Signature", "check_description", "find_export_file", "json_schema", "signature_of",
 ]  # fmt: skip

@@ -26,6 +26,8 @@ _Read = TypeVar("_Read", bound=BaseModel)
 
 PROBABILITY, LOGIT = "probability", "logit"
 OUTPUTS = (PROBABILITY, LOGIT)
+RANKING_OUTPUTS = ("sigmoid", LOGIT)
+"""Outputs of a model that only ranks: its sigmoid lies between 0 and 1, and is no probability."""
 
 EXPORT_FILE = "export.json"  # describes an export: its signature and its measurements
 OLD_EXPORT_FILE = "sheet.json"  # the earlier name of `EXPORT_FILE`; this release still reads it
@@ -53,10 +55,11 @@ class Port:
 
 @dataclass(frozen=True)
 class Signature:
-    """The inputs of an exported model, in order, and its form; its outputs are `probability` and `logit`."""
+    """The inputs of an exported model, in order, its form, and the names of its two outputs."""
 
     form: Form
     inputs: tuple[Port, ...]
+    outputs: tuple[str, ...] = OUTPUTS
 
     def of_level(self, *levels: Level) -> tuple[Port, ...]:
         """The inputs of some levels."""
@@ -64,13 +67,13 @@ class Signature:
 
     def to_dict(self) -> dict[str, object]:
         """As `export.json` keeps it."""
-        return {"form": self.form, "inputs": [asdict(port) for port in self.inputs], "outputs": list(OUTPUTS)}
+        return {"form": self.form, "inputs": [asdict(port) for port in self.inputs], "outputs": list(self.outputs)}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], where: str = f"{EXPORT_FILE}: signature") -> Signature:
         """Read the output of `to_dict`. Raises `BundleError`, which names the place, if the data has another shape."""
         read = _validated(_SignatureOfFile, data, where)
-        return cls(read.form, tuple(Port(**dict(each)) for each in read.inputs))
+        return cls(read.form, tuple(Port(**dict(each)) for each in read.inputs), tuple(read.outputs))
 
 
 # --- export.json -----------------------------------------------------------------------------------------------------
@@ -103,8 +106,9 @@ class _SignatureOfFile(_OfFile):
 
     @model_validator(mode="after")
     def _is_as_written(self) -> Self:
-        if self.outputs != [*OUTPUTS]:
-            raise ValueError(f"outputs is {shortened(str(self.outputs))}; expected {[*OUTPUTS]}")
+        if self.outputs not in ([*OUTPUTS], [*RANKING_OUTPUTS]):
+            expected = f"{[*OUTPUTS]} or {[*RANKING_OUTPUTS]}"
+            raise ValueError(f"outputs is {shortened(str(self.outputs))}; expected {expected}")
         if len({each.name for each in self.inputs}) < len(self.inputs):
             raise ValueError("two inputs have one name")
         return self
@@ -155,8 +159,14 @@ def find_export_file(folder: Path) -> Path | None:
     return next((file for file in files if file.is_file()), None)
 
 
-def signature_of(spec: FeatureSpec, features: Sequence[str], form: Form) -> Signature:
-    """The inputs of a model's export. Raises `SettingsError` for a ranker whose candidates or requests can't differ."""
+def signature_of(
+    spec: FeatureSpec, features: Sequence[str], form: Form, outputs: tuple[str, ...] = OUTPUTS
+) -> Signature:
+    """The signature of a model's export.
+
+    Raises:
+        SettingsError: for a ranker whose candidates or requests can't differ.
+    """
     items = set(spec.role("item"))
     if form == "ranker" and not items & set(features):
         same = "the model reads no feature of the role 'item', so candidates can't differ"
@@ -174,4 +184,4 @@ def signature_of(spec: FeatureSpec, features: Sequence[str], form: Form) -> Sign
         has_unknown = feature.is_categorical and spec.reserves_unknown(name)
         return Port(name, dtype, feature.length or 1, level, num_ids, feature.is_list, has_unknown)
 
-    return Signature(form, tuple(map(port, features)))
+    return Signature(form, tuple(map(port, features)), outputs)

@@ -6,7 +6,7 @@ function showRows(model, columns) {
   rowFields = columns.rows.map(column => ({name: column.name, ...valueField(column, {begin: true})}));
   at('row-fields').replaceChildren(...rowFields.map(each => each.element));
   at('row-note').textContent = count(columns.rows.length, 'column') + '. A field that is left empty counts as missing.';
-  at('score-head').textContent = model.probabilities ? 'Probability' : 'Score, 0 to 1';
+  at('score-head').textContent = model.probabilities ? 'Probability' : 'Score';
   at('text').value = '';
   at('scores').hidden = true;
   at('row-status').textContent = '';
@@ -26,11 +26,12 @@ async function scoreRows(rows) {
     at('row-status').textContent = '';
     throw error;
   }
-  const found = data.probabilities, one = found.length === 1 ? ': ' + percent(found[0]) : '';
+  const ranks = !data.probabilities, found = data.probabilities ?? data.scores, best = Math.max(...found);
+  const one = found.length === 1 ? ': ' + (ranks ? digits(found[0], 4) : percent(found[0])) : '';
   at('row-status').textContent = count(found.length, 'row') + one + ', in ' + milliseconds(data.milliseconds) + (found.length > 1000 ? '; the first 1,000 are shown' : '');
   at('scores').hidden = !found.length;
   at('scores').tBodies[0].replaceChildren(...found.slice(0, 1000).map((each, place) => make('tr', {},
-    make('td', {className: 'number'}, String(place + 1)), make('td', {className: 'number'}, each.toPrecision(4)), make('td', {}, track(each)))));
+    make('td', {className: 'number'}, String(place + 1)), make('td', {className: 'number'}, each.toPrecision(4)), make('td', {}, track(ranks ? Math.exp(each - best) : each)))));
   at('row-notes').replaceChildren(...data.notes.map(note => make('li', {}, note)));
 }
 
