@@ -172,6 +172,7 @@ _EXPECTED_OF_METADATA = {
     "cut_offs": "a list of whole numbers from 1, such as [12]",
     "encoders": "a path beside the specification",
     "vocabularies": "a path beside the specification",
+    "seen": "a path beside the specification",
     "catalogues": "a mapping from 'user' or 'item' to a file, such as {item: items.parquet}",
 }
 

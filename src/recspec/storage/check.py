@@ -42,13 +42,10 @@ def check(spec: FeatureSpec) -> None:
         problems += [*found, *_series_problems(spec, split, num_rows)]
     try:
         companions(spec)
-    except DataError as error:
-        problems += error.problems
-    problems += companion_problems(spec)
-    try:
         read_seen(spec)
     except DataError as error:
         problems += error.problems or [str(error)]
+    problems += companion_problems(spec)
     if problems:
         raise DataError.of(str(spec.folder), [*published_records(spec, problems), *problems])
 
