@@ -148,7 +148,7 @@ class _Shape:
             self._set("label", name, f"rows are labelled: column '{name}' holds {values}, so models "
                       "learn to predict it (label=null makes every row an interaction)")  # fmt: skip
             return
-        if held:
+        if any(values != {} for values in held.values()):  # none without rows, which is refused later
             raise SettingsError.of(f"{self.rows.where}: settings", [misfit(*each) for each in held.items()])
         if given := [name for name in ("positive", "positive_from") if getattr(settings, name) is not None]:
             raise SettingsError(f"setting {listed(given)}: no column is named like a label, so nothing is 0 or 1; name "
