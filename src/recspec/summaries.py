@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from recspec.errors import how_many
 
-NOTES = ("inferred", "dropped", "changed")
+NOTES = ("warnings", "inferred", "dropped", "changed")
 """What a preparation tells beside its counts."""
 WORDS = {
     "raw_rows": "rows taken", "interactions": "rows kept", "repeats_dropped": "dropped: repeats",

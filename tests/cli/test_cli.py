@@ -430,6 +430,8 @@ def test_from_raw_files_to_recommendations(run: Cli, tmp_path: Path) -> None:
     assert (status, answer["user"], answer["answered_by"], len(answer["items"])) == (0, None, "basket_vectors", 3)
     status, printed, _ = run("similar", trained, "7", "-k", "3", "--filter", "item_id != 2")
     assert (status, "like 7" in printed) == (0, True)
+    status, _, said = run("similar", trained, "-1", "-k", "3")
+    assert (status, "item '-1'" in said) == (2, True)  # an id, and no option
     status, _, said = run("similar", trained, "none", "--filter", "title <")
     assert (status, "filter, character 8" in said, "no item 'none'" in said) == (2, True, True)
     status, printed, _ = run("recommend", trained, "--user", "nobody", "-k", "3")

@@ -20,7 +20,7 @@ from recspec.prepare import PrepareContext
 from recspec.prepare.time_formats import example
 from recspec.spec import FeatureSpec
 from recspec.storage import PREPARE_FILE, Ragged, open_split
-from tests.dataset_cases import RATINGS, prepare_movielens, raw_pairs, write_latest
+from tests.dataset_cases import RATINGS, prepare_movielens, prepare_table, raw_pairs, write_latest
 from tests.made_up_events import NEW_ITEM, NEW_USER, prepared, shop_events, written
 
 Row = tuple[object, ...]
@@ -182,6 +182,17 @@ def test_events_that_are_all_known_are_no_new_ones(tmp_path: Path) -> None:
     (tmp_path / "grown").mkdir()
     with pytest.raises(DataError, match="holds no new event: each of its 599 rows repeats a known one"):
         grow(base, written(tmp_path / "new.csv", known.slice(1)), tmp_path / "grown")
+
+
+def test_a_copy_of_a_known_event_is_no_new_one(tmp_path: Path) -> None:
+    head, other = "user_id,item_id,timestamp\n", "".join(f"u2,j{place},{1_700_000_000 + place}\n" for place in range(5))
+    rows = [f"u1,i{place},{1_700_000_000 + place}\n" for place in range(5)]
+    base = prepare_table(tmp_path / "a.csv", tmp_path / "base", head + other + "".join(rows[:4]))
+    (tmp_path / "new.csv").write_text(head + rows[3] + rows[4] * 2)  # one that is known, a new one and its copy
+    (tmp_path / "grown").mkdir()
+    found = grow(base.spec, tmp_path / "new.csv", tmp_path / "grown").spec
+    whole = prepare_table(tmp_path / "b.csv", tmp_path / "whole", head + other + "".join(rows)).spec
+    assert all(raw_pairs(found, split) == raw_pairs(whole, split) for split in ("train", "valid", "test"))
 
 
 def test_declared_types_hold_for_new_events_too(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import ibis
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pa_csv
@@ -157,7 +158,7 @@ def test_growing_a_part_gives_what_preparing_all_gives(
         return
 
     def with_known_ids(folder: Path, tables: Any, plan: Any, progress: Any, **more: Any) -> FeatureSpec:
-        rows = tables.rows.mutate(**{SPLIT_BEFORE: table.ibis.null("string")})
+        rows = tables.rows.mutate(**{SPLIT_BEFORE: ibis.null("string")})
         before = Before(grown.spec, Encoders.load(grown.spec.folder), kind.timed)
         return write(folder, replace(tables, rows=rows), plan, progress, before=before, **more)
 

@@ -8,6 +8,7 @@ from recspec.evaluation.warnings import (
     Evaluated,
     Probabilities,
     of_baselines,
+    of_label_columns,
     of_probabilities,
     of_repeats,
     of_trace,
@@ -157,3 +158,11 @@ def test_a_ranking_of_few_new_items_is_told(repeats: int, warns: bool) -> None:
     facts = {"full": {"repeats_left_out": repeats, "of_positives": 100}}
     assert bool(of_repeats(facts, "valid")) == warns
     assert of_repeats({"full": {"groups": 3}}, "valid") == []
+
+
+def test_columns_that_alone_order_the_labels_are_named_with_their_auc() -> None:
+    assert of_label_columns({}) == []
+    (warning,) = of_label_columns({"play_time": 1.0, "status": 0.9912})
+    assert warning.kind == "label_column"
+    assert "'play_time' (AUC 1.0000), 'status' (AUC 0.9912)" in warning.message
+    assert "prepare the data without them" in warning.message

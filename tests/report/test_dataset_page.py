@@ -184,7 +184,7 @@ def test_a_column_that_gives_the_label_away_is_suspected(tmp_path: Path) -> None
     held = rows()
     held["price"] = held["label"] * 10 + held["price"] / 10
     found = leaks_of(split_of(tmp_path, held))
-    assert "Column 'price' alone orders the labels of test with AUC 1.0000." in told(found)
+    assert "Column 'price' alone orders the labels of train with AUC 1.0000." in told(found)
 
 
 def test_a_code_that_gives_the_label_away_is_suspected(tmp_path: Path) -> None:

@@ -154,3 +154,11 @@ def test_a_file_that_may_not_be_read_is_said(tmp_path: Path) -> None:
     (tmp_path / "feature_spec.yaml").chmod(0)
     with pytest.raises(SpecError, match=r"can't be read as text: .*Permission denied"):
         FeatureSpec.load(tmp_path)
+
+
+def test_a_trained_model_in_place_of_a_dataset_is_called_so(tmp_path: Path) -> None:
+    (tmp_path / "bundle").mkdir()
+    (tmp_path / "bundle" / "bundle.json").write_text("{}")
+    for folder in (tmp_path, tmp_path / "bundle"):
+        with pytest.raises(SpecError, match="is a trained model, not a prepared dataset; `recspec evaluate RUN DATA`"):
+            FeatureSpec.load(folder)

@@ -24,6 +24,7 @@ from recspec.training.plan import make_plan
 from recspec.training.result import Result
 from recspec.training.settings import TrainSettings
 from tests import made_up
+from tests.dataset_cases import prepare_table
 
 SMALL = {"embedding_dim": 8, "bottom": (16, 8), "top": (32, 16), "dropout": 0.0, "interaction": "dot"}
 GREEDY: dict[str, object] = {
@@ -95,6 +96,18 @@ def test_a_calibration_mends_it_and_ranks_as_before(
     assert after["log_loss_uncalibrated"] == before["log_loss"]
     assert after["log_loss"] < before["log_loss"] - 0.05
     assert after["calibration_error"] < before["calibration_error"] - 0.05
+
+
+def test_a_column_that_orders_the_labels_is_named_where_metrics_are(tmp_path: Path) -> None:
+    rows = [f"{900 + row if row % 3 == 0 else row},{'abcd'[row % 4]},{int(row % 3 == 0)}\n" for row in range(300)]
+    asked = {"context_features": ["seconds", "kind"]}
+    data = prepare_table(tmp_path / "a.csv", tmp_path / "data", "seconds,kind,label\n" + "".join(rows), **asked)
+    named = "order the labels of train almost perfectly, each alone: 'seconds' (AUC 1.0000)"
+    found = run(data.spec, tmp_path / "run", epochs=1)
+    assert any(named in each.message for each in found.warnings)
+    report = evaluate(bundle.load(found.bundle), data.spec)
+    assert any(named in each.message for each in report.warnings)
+    assert f"warning: columns that the model reads {named}" in " ".join(report.sentences)
 
 
 def test_a_healthy_run_has_no_warning(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ class Data(Viewed):
     Attributes:
         path: The folder.
         spec: The feature specification.
-        prepared: What `prepare` counted, and the lists `inferred`, `dropped` and `changed` of sentences.
+        prepared: What `prepare` counted, and the lists `warnings`, `inferred`, `dropped` and `changed` of sentences.
         message: How the last `prepare` ended; empty for a dataset that was opened.
         kind: The kind of frame in which answers go out by default.
     """

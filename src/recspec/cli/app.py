@@ -162,7 +162,9 @@ for command in (
     prepare, check, describe, synthesize, transcode, auto, train, tune, update, evaluate, runs, report, predict,
     recommend, similar, verify, import_tf, export, serve, models, datasets, schema, version, demo,
 ):  # fmt: skip
-    app.command(command.__name__.replace("_", "-"))(command)
+    # An id may begin with a minus: what is no option of `similar` is an argument.
+    of_ids = {"ignore_unknown_options": True} if command is similar else None
+    app.command(command.__name__.replace("_", "-"), context_settings=of_ids)(command)
 for name, measure in (("train", bench_train), ("infer", bench_infer), ("serve", bench_serve)):
     bench_app.command(name)(measure)
 

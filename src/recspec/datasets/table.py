@@ -13,14 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-import ibis
 from ibis.expr.types import Table
 
 from recspec.config import build as build_settings
 from recspec.datasets.table_events import GrowthRules, keep_raw
 from recspec.datasets.table_features import (
     CONTENT,
-    MIXED,
     OURS,
     FeaturePlan,
     Tables,
@@ -29,9 +27,20 @@ from recspec.datasets.table_features import (
     free_name,
     plan_features,
 )
+from recspec.datasets.table_ratings import rated
 from recspec.datasets.table_settings import Settings as Settings
 from recspec.datasets.table_settings import SideFile
-from recspec.datasets.table_shape import settled, threshold, with_features
+from recspec.datasets.table_shape import settled, with_features
+from recspec.datasets.table_splits import (
+    given_split,
+    note_shares,
+    split_clicks,
+    split_interactions,
+    with_key,
+    with_order,
+    words_as_splits,
+)
+from recspec.datasets.table_warnings import warnings
 from recspec.datasets.table_weights import decay_of, is_weighted, weights, without_weightless
 from recspec.errors import DataError, SettingsError, listed, nearest
 from recspec.prepare import (
@@ -45,7 +54,6 @@ from recspec.prepare import (
     SEEN,
     SPLIT,
     SPLIT_BEFORE,
-    SPLIT_WORDS,
     SPLITS,
     TIMESTAMP,
     USER,
@@ -64,10 +72,10 @@ from recspec.prepare import (
     clean,
     clicks,
     count_rows,
-    counts_by,
     fetch,
     find_raw_files,
     interactions,
+    keep_earliest,
     left_join,
     load_columns,
     named_files,
@@ -75,7 +83,6 @@ from recspec.prepare import (
     note_doubtful_time,
     note_untimed,
     prepared,
-    splits,
     splits_by_name,
     stage,
     typed,
@@ -109,6 +116,7 @@ def prepare(context: PrepareContext, settings: Settings) -> Prepared:
             if not count_rows(backend, tables.rows):
                 raise DataError(f"{raw}: holds no row, a header at most; expected one row at least")
             plan.note_places(tables)
+            notes.warnings += warnings(rows, tables, asked)
             if tables.settings.label is None:
                 tables = replace(tables, rows=backend.stage(_kept_columns(tables, plan)))  # they are read several times
                 spec = write_interactions(folder, tables, plan, context.progress)
@@ -274,27 +282,27 @@ def write_interactions(
     assert settings.user is not None
     assert settings.item is not None
     num_rows = count_rows(backend, tables.rows)
-    rated, least = _rated(tables)
-    rows = without_weightless(tables, rated)
-    told = [name for name in rows.columns if name.startswith((*DESCRIBES.values(),))]
+    tables, is_drawn = with_order(tables) if before is None else (tables, False)
+    kept, least = rated(tables)
+    told = [name for name in kept.columns if name.startswith((*DESCRIBES.values(),))]
+    rows = _without_copies(tables, without_weightless(tables, kept), but=(ROW, SPLIT_BEFORE, *told))
     named = rows.select(
         **{USER: rows[settings.user], ITEM: rows[settings.item], TIMESTAMP: rows[tables.time or ROW], ROW: rows[ROW]},
         **{name: rows[column] for name, column in plan.in_rows("user", "item", "context").items()},
         **{name: rows[name] for name in (*told, *([SPLIT_BEFORE] if before else []))},
         **({EVENT_WEIGHT: weights(rows)} if is_weighted(tables) else {}),
-        **({SPLIT: _given_split(tables, rows)} if settings.splits is not None else {}),
+        **({SPLIT: given_split(tables, rows)} if settings.splits is not None else {}),
     )
     described = plan.in_rows("user", "item")
     kept = named.drop(*described, *told)
     order = (TIMESTAMP, ROW)
     cleaned = clean(backend, kept, min_interactions=settings.min_interactions, order=order, repeats=settings.repeats)
-    if "repeats" not in settings.model_fields_set:
-        _note_repeats(tables, kept, cleaned.num_before)
-    split = backend.stage(_split_interactions(tables, cleaned.rows, order))
-    _note_shares(tables, split)
+    split = backend.stage(split_interactions(tables, cleaned.rows, order))
+    note_shares(tables, split)
     train = named.semi_join(split.filter(split[SPLIT] == "train"), ROW)
     events = left_join(named.drop(SPLIT) if SPLIT in named.columns else named, split.select(ROW, SPLIT), ROW)
     order_said = f"by column '{tables.time}'" if tables.time else "as in the file: there is no timestamp"
+    order_said = f"random by seed {settings.seed}: the file is sorted by item" if is_drawn else order_said
 
     def counted(count: int) -> dict[str, object]:
         cleaned.note(backend, notes, count)
@@ -317,7 +325,8 @@ def write_interactions(
     spec = interactions.write(
         backend, folder, source, settings, num_negatives=settings.num_negatives, seed=settings.seed, progress=progress
     )
-    keep_raw(folder, tables, split, GrowthRules.of(tables, split, least, dataset, before))
+    if not is_drawn:  # events that come later have no place in a drawn order
+        keep_raw(folder, tables, split, GrowthRules.of(tables, split, least, dataset, before))
     return spec
 
 
@@ -351,7 +360,7 @@ def _seen(tables: Tables, events: Table, rows: Table) -> Table:
     if SEEN in events.columns:
         events = events.filter(events[SEEN])
     time = {TIMESTAMP: events[tables.time or ROW]} if TIMESTAMP in rows.columns else {}
-    given = {SPLIT: _words_as_splits(settings.splits, events)} if settings.splits is not None else {}
+    given = {SPLIT: words_as_splits(settings.splits, events)} if settings.splits is not None else {}
     named = events.select(
         **{USER: events[settings.user], ITEM: events[settings.item], ROW: events[ROW]}, **time, **given
     )
@@ -359,109 +368,34 @@ def _seen(tables: Tables, events: Table, rows: Table) -> Table:
     return with_splits(named, rows, cuts.get(settings.chosen_split))
 
 
-def _rated(tables: Tables) -> tuple[Table, float | None]:
-    """The rows whose rating is high enough, and the least one; all of them without ratings."""
-    settings, rows = tables.settings, tables.rows
-    name = settings.rating
-    if name is None:
-        return rows, None
-    least = threshold(settings, rows, tables.backend, tables.notes)
-    if least is None:
-        return rows, None
-    kept = rows.filter(rows[name] >= least)
-    left = count_rows(tables.backend, kept)
-    if not left:
-        raise SettingsError(f"setting 'min_rating': no row has '{name}' of {least:g} or more; set it lower")
-    total = count_rows(tables.backend, rows)
-    if left < total:
-        left_out = rows.filter((rows[name] < least) | rows[name].isnull())
-        first = fetch(tables.backend, left_out.order_by(ROW).limit(1)).to_pylist()[0]
-        example = f"user '{first[str(settings.user)]}' and item '{first[str(settings.item)]}'"
-        tables.notes.dropped.append(f"{total - left:,} of {total:,} rows with '{name}' below {least:g} or without one, "
-                                    f"such as that of {example} (min_rating)")  # fmt: skip
-    return kept, least
+def _without_copies(tables: Tables, rows: Table, *, but: Collection[str]) -> Table:
+    """Rows with times without copies of an earlier one, unless `repeats` is set; notes the repeats that are left.
 
-
-def _note_repeats(tables: Tables, rows: Table, count: int) -> None:
-    pairs = count_rows(tables.backend, rows.select(USER, ITEM).distinct())
-    if pairs < count:
-        tables.notes.inferred.append(
-            f"{count - pairs:,} of {count:,} rows repeat an earlier one of the same user and item; all are kept, as "
+    Copies are equal in all columns that are used, `but` for some.
+    """
+    settings, backend, notes = tables.settings, tables.backend, tables.notes
+    if "repeats" in settings.model_fields_set:
+        return rows
+    total = count_rows(backend, rows)
+    pairs = count_rows(backend, rows.select(settings.user, settings.item).distinct())
+    if tables.time is not None and pairs < total:
+        before, rows = (
+            rows,
+            backend.stage(keep_earliest(rows, [name for name in rows.columns if name not in but], [ROW])),
+        )
+        total, copies = (left := count_rows(backend, rows)), total - left
+        if copies:
+            first = fetch(backend, before.anti_join(rows.select(ROW), ROW).order_by(ROW).limit(1)).to_pylist()[0]
+            example = f"user '{first[str(settings.user)]}' and item '{first[str(settings.item)]}'"
+            notes.dropped.append(f"{copies:,} of {total + copies:,} rows equal an earlier one in all that is "
+                                 f"used, '{tables.time}' included, such as that of {example}; they are one event "
+                                 "(repeats=keep takes each as an event)")  # fmt: skip
+    if pairs < total:
+        notes.inferred.append(
+            f"{total - pairs:,} of {total:,} rows repeat an earlier one of the same user and item; all are kept, as "
             "visits or purchases are (repeats=first or repeats=last keeps one of each, repeats=sum adds their weights)"
         )
-
-
-def _note_shares(tables: Tables, rows: Table) -> None:
-    """Say where a split by time is not near the share that was asked for, because rows of one time stay together."""
-    settings = tables.settings
-    if settings.chosen_split != "time":
-        return
-    counted = {row[SPLIT]: row["rows"] for row in fetch(tables.backend, counts_by(rows, SPLIT)).to_pylist()}
-    total = sum(counted.values())
-    other = "share draws rows at random" if settings.label is not None else "leave_one_out takes each user's last ones"
-    for split, share in (("valid", settings.valid), ("test", settings.test)):
-        held = counted.get(split, 0)
-        if share and total >= 1 / share and not share / 2 <= held / total <= share * 2:
-            tables.notes.inferred.append(
-                f"the split {split} holds {held:,} of {total:,} rows ({held / total:.0%}), not a share of {share:g}: "
-                f"the rows of one time stay together (split={other})"
-            )
-
-
-def _split_interactions(tables: Tables, rows: Table, order: Sequence[str]) -> Table:
-    settings = tables.settings
-    if settings.chosen_split == "time":
-        return splits.by_time(rows, time=TIMESTAMP, valid=settings.valid, test=settings.test)
-    if settings.chosen_split == "leave_one_out":
-        return splits.leave_one_out(rows, by=USER, order=order)
-    if settings.chosen_split == "none":
-        return splits.all_train(rows)
-    if not _lacks_valid(tables, rows):
-        return rows
-    if tables.time is not None:
-        return splits.last_of_train(rows, by=USER, order=order)
-    mixed = splits.with_digest(rows, MIXED, row=ROW, seed=settings.seed)
-    return splits.last_of_train(mixed, by=USER, order=[MIXED]).drop(MIXED)
-
-
-# --- ready-made splits -----------------------------------------------------------------------------------------------
-
-
-def _given_split(tables: Tables, rows: Table) -> ibis.expr.types.Column:
-    """The split of each row, from its file or from a column. Raises DataError if the column holds other words."""
-    name = tables.settings.splits
-    split = _words_as_splits(name, rows)
-    if not isinstance(name, str):
-        return split
-    strange = fetch(tables.backend, rows.filter(split.isnull()).select(_value=rows[name].cast("string")).distinct()
-                    .order_by("_value").limit(10)).column("_value")  # fmt: skip
-    if len(strange):
-        held = listed("" if value is None else value for value in strange.to_pylist())
-        raise DataError(f"column '{name}', the splits: holds {held}; expected train, valid or test in every row")
-    return split
-
-
-def _words_as_splits(name: object, rows: Table) -> ibis.expr.types.Column:
-    """The split of each row's file, or that of the words of a column; missing for other words."""
-    if not isinstance(name, str):
-        return rows[FILE_SPLIT]
-    return rows[name].cast("string").strip().lower().cases(*SPLIT_WORDS.items(), else_=None)
-
-
-def _lacks_valid(tables: Tables, rows: Table) -> bool:
-    """Whether ready-made splits have no valid and one is wanted; leaves a note."""
-    held = {row[SPLIT] for row in fetch(tables.backend, counts_by(rows, SPLIT)).to_pylist()}
-    if "train" not in held:
-        raise DataError(f"splits: no row is for train; found {listed(sorted(held))}")
-    settings = tables.settings
-    lacks = "valid" not in held and settings.valid > 0
-    if lacks:
-        share = f"a share of {settings.valid:g} of train"
-        if settings.label is None:
-            share = f"of users with three train rows or more, {'the last' if tables.time else 'a random'} one"
-        tables.notes.inferred.append(f"the splits have no valid, on which training would stop: {share} becomes valid "
-                                     "(valid=0 leaves train whole)")  # fmt: skip
-    return lacks
+    return rows
 
 
 # --- clicks ----------------------------------------------------------------------------------------------------------
@@ -476,7 +410,7 @@ def _write_clicks(folder: Path, tables: Tables, plan: FeaturePlan, progress: Pro
     dated |= tables.time is not None and (bool(plan.in_rows("user", "item")) or settings.reads_times)
     content: dict[str, str] = {}
     if settings.chosen_split == "share":
-        rows, content[CONTENT] = _with_content(tables, rows)
+        rows, content[CONTENT] = with_key(tables, rows)
     wanted = {
         ROW: ROW, LABEL: settings.label, GROUP: group, USER: settings.user, ITEM: settings.item,
         TIMESTAMP: settings.timestamp if dated else None, **plan.in_rows("user", "item", "context"),
@@ -484,13 +418,13 @@ def _write_clicks(folder: Path, tables: Tables, plan: FeaturePlan, progress: Pro
     kept = rows.select(
         **{name: rows[column] for name, column in wanted.items() if column is not None},
         **({EVENT_WEIGHT: weights(rows)} if is_weighted(tables) else {}),
-        **({SPLIT: _given_split(tables, rows)} if settings.splits is not None else {}),
+        **({SPLIT: given_split(tables, rows)} if settings.splits is not None else {}),
         **{name: rows[column] for name, column in content.items()},
     )
-    split = _split(tables, kept)
+    split = split_clicks(tables, kept)
     if plan.in_rows("user", "item") or settings.reads_times or _leaves_out(tables, rated=False):
         split = backend.stage(split)  # it is read several times
-    _note_shares(tables, split)
+    note_shares(tables, split)
     train = split.filter(split[SPLIT] == "train")
     names: Mapping[Literal["user", "item"], str] = {"user": USER, "item": ITEM}
     ids = {role: Column(name, "category") for role, name in names.items() if getattr(settings, role) is not None}
@@ -540,50 +474,9 @@ def _positives_by_split(tables: Tables, rows: Table) -> int:
     return sum(found.values())
 
 
-def _with_content(tables: Tables, rows: Table) -> tuple[Table, str]:
-    """Rows with a column of the first row that has the same values, so that copies fall into one split."""
-    backend = tables.backend
-    values = [name for name in rows.columns if name not in (ROW, FILE_SPLIT)]
-    name = free_name(CONTENT, rows.columns)
-    found = backend.stage(rows.mutate(**{name: rows[ROW].min().over(ibis.window(group_by=values))}))
-    copies = count_rows(backend, found.filter(found[name] != found[ROW]))
-    if copies:
-        total = count_rows(backend, found)
-        tables.notes.inferred.append(f"{copies:,} of {total:,} rows are copies of an earlier one in all columns; they "
-                                     "are kept, in the same split as the first")  # fmt: skip
-    return found, name
-
-
 def _joined(rows: Table, name: str, key: str | None, side: Table | None, wanted: Mapping[str, str]) -> Table:
     if side is None or key is None or not wanted:
         return rows
     ids = free_name(f"{name}_of_file", {*rows.columns, *wanted})
     found = side.select(**{ids: as_ids(side[key], rows[name])}, **{new: side[old] for new, old in wanted.items()})
     return rows.left_join(found, rows[name] == found[ids]).drop(ids)
-
-
-def _split(tables: Tables, rows: Table) -> Table:
-    settings = tables.settings
-    shares = {"valid": settings.valid, "test": settings.test}
-    if settings.chosen_split == "given":
-        return _with_valid(tables, rows)
-    if settings.chosen_split == "time":
-        return splits.by_time(rows, time=TIMESTAMP, **shares)
-    if settings.chosen_split == "group":
-        return splits.by_group(rows, group=GROUP, seed=settings.seed, **shares)
-    if settings.chosen_split == "none":
-        return splits.all_train(rows)
-    return splits.by_share(rows, row=CONTENT, seed=settings.seed, **shares)
-
-
-def _with_valid(tables: Tables, rows: Table) -> Table:
-    """Ready-made splits, with a part of train as valid if there is none."""
-    settings = tables.settings
-    if not _lacks_valid(tables, rows):
-        return rows
-    own, names = rows.filter(rows[SPLIT] == "train"), [*rows.columns]
-    if tables.time is not None:
-        made = splits.by_time(own.drop(SPLIT), time=TIMESTAMP, valid=settings.valid, test=0)
-    else:
-        made = splits.by_share(own.drop(SPLIT), row=ROW, seed=settings.seed, valid=settings.valid, test=0)
-    return made.select(*names).union(rows.filter(rows[SPLIT] != "train").select(*names))

@@ -47,7 +47,7 @@ class GrowthRules(BaseModel):
         settings = tables.settings
         found = {
             "min_rating": least, "rating": settings.rating if least is not None else None,
-            "timestamp": tables.time, "rows": None, "files": (), "repeats": settings.repeats,
+            "timestamp": tables.time, "rows": None, "files": (),
         }  # fmt: skip
         return cls(
             dataset=dataset, settings=settings.model_copy(update=found), found_time_format=tables.notes.time_format,

@@ -249,6 +249,8 @@ class Settings(SignalSettings):
             )
         if self.min_rating is not None and self.rating is None and "rating" in self.model_fields_set:
             raise ValueError("min_rating needs the column of the rating")
+        if self.label is not None and self.label in (self.group, self.user, self.item, *self.features):
+            raise ValueError(f"'{self.label}' is the label; as a feature, an id or the group it would give itself away")
         if self.positive is not None and self.positive_from is not None:
             raise ValueError("positive is for a label of words and positive_from for one of numbers; leave one out")
         if self.half_life is not None and self.timestamp is None:

@@ -6,7 +6,6 @@ Every choice leaves a note. A setting that was given is never changed.
 from __future__ import annotations
 
 import re
-import shlex
 from collections import Counter
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -17,6 +16,8 @@ from ibis.expr.types import Column as Values
 from ibis.expr.types import Table
 
 from recspec.config import build
+from recspec.datasets.table_codes import codes_among
+from recspec.datasets.table_label import assigned, is_label, label_values, misfit
 from recspec.datasets.table_settings import Settings
 from recspec.errors import SettingsError, listed, shortened
 from recspec.prepare import (
@@ -31,16 +32,17 @@ from recspec.prepare import (
     RawRows,
     column_of,
     columns_like_times,
+    columns_of,
     count_rows,
     fetch,
     figures,
-    number_of,
+    label_outcomes,
 )
 
 MOST_VALUES = 1_000  # of numbers that may be codes; pandas writes codes beside a missing one as 5620.0
 ROWS_PER_VALUE = 20  # fewest rows per value of a number that may be a code
 NUM_BUCKETS, FEWEST_BUCKETS = 32, 4  # of numbers with more values; below the fewest rows a number stays a number alone
-HIGHEST_RATING, MOST_RATINGS = 100, 101
+MOST_WORDS = 101  # distinct values of a column of splits that are read
 GLANCED = 1_000  # rows read to propose a label
 CLOCK = re.compile(r"[0-9]{1,2}:[0-9]{2}(?::[0-9]{2})?")  # a time of day, and a zone such as +02:00
 MIDNIGHT = re.compile(r"^0{1,2}:00(:00)?$")
@@ -110,7 +112,7 @@ class _Shape:
         table = self.rows.table
         if table[name].type().is_array():
             return None
-        values = table.select(_value=table[name].cast("string")).distinct().order_by("_value").limit(MOST_RATINGS + 1)
+        values = table.select(_value=table[name].cast("string")).distinct().order_by("_value").limit(MOST_WORDS + 1)
         found = fetch(self.rows.backend, values).column("_value").to_pylist()
         return [value.strip() for value in found if value is not None]
 
@@ -136,21 +138,35 @@ class _Shape:
                       "another)")  # fmt: skip
 
     def _find_label(self) -> None:
+        """Take the first column named like a label whose values fit. Raises SettingsError if those of none fit."""
         settings = self.settings
         if self._given("label"):
             return
         free = [name for name in self.columns if name not in self._named]
-        name = column_of("label", free)
-        barred = settings.of_interactions or settings.split == "leave_one_out" or settings.layout == "sequences"
-        if settings.history is not None and not barred:  # histories of labelled rows need times
-            is_timed = settings.timestamp in self.columns or self._time_among(free, labelled=True) is not None
-            barred = settings.timestamp is None or not is_timed
-        values = {value.lower() for value in self._values(name) or ()} if name is not None and not barred else set()
-        if values and {LABELS.get(value) for value in values} == {0, 1}:
-            self._set("label", name, f"rows are labelled: column '{name}' holds {listed(sorted(values))}, so models "
+        barred = self._bars_label(free)
+        held = {name: label_values(self.rows, name) for name in columns_of("label", free)} if not barred else {}
+        name = next((name for name, values in held.items() if is_label(values, settings)), None)
+        if name is not None:
+            values = listed(value for value in held[name] or () if value)
+            self._set("label", name, f"rows are labelled: column '{name}' holds {values}, so models "
                       "learn to predict it (label=null makes every row an interaction)")  # fmt: skip
-        else:
-            self._set("label", None)
+            return
+        if any(values != {} for values in held.values()):  # none without rows, which is refused later
+            raise SettingsError.of(f"{self.rows.where}: settings", [misfit(*each) for each in held.items()])
+        if given := [name for name in ("positive", "positive_from") if getattr(settings, name) is not None]:
+            raise SettingsError(f"setting {listed(given)}: no column is named like a label, so nothing is 0 or 1; name "
+                                f"it with label=COLUMN; found {listed(self.columns)}")  # fmt: skip
+        self._set("label", None)
+
+    def _bars_label(self, free: Sequence[str]) -> bool:
+        """Whether settings say that rows are interactions, or ask for histories, which labelled rows have by times."""
+        settings = self.settings
+        if settings.of_interactions or settings.split == "leave_one_out" or settings.layout == "sequences":
+            return True
+        if settings.history is None:
+            return False
+        is_timed = settings.timestamp in self.columns or self._time_among(free, labelled=True) is not None
+        return settings.timestamp is None or not is_timed
 
     def _drop_ids(self) -> None:
         for role in ("user", "item"):
@@ -178,7 +194,7 @@ class _Shape:
                 continue
             rarer = min(held, key=held.__getitem__)
             is_plain = {LABELS.get(value.lower()) for value in held} == {0, 1}
-            return _assigned(label=name) if is_plain else _assigned(label=name, positive=rarer)
+            return assigned(label=name) if is_plain else assigned(label=name, positive=rarer)
         return "--set label=COLUMN, with --set positive=WORD or --set positive_from=NUMBER unless it holds 0 and 1"
 
     def _find_time(self) -> None:
@@ -362,7 +378,10 @@ def with_features(
     constant = [
         name
         for name in names
-        if name not in (*dropped, *declared) and counts[name] < 2 and not rows[name].type().is_array()
+        if name not in (*dropped, *declared)
+        and counts[name] < 2
+        and not rows[name].type().is_array()
+        and not _may_miss(rows, backend, name)
     ]
     dropped = [name for name in dropped if name not in declared]
     if dropped:
@@ -371,6 +390,7 @@ def with_features(
     if constant:
         notes.dropped.append(f"columns {listed(constant)}: they hold one value in all rows")
     names = [name for name in names if name not in (*dropped, *constant)]
+    names = _without_outcomes(settings, rows, backend, notes, names, declared, total)
     roles = _roles_of(settings, rows, backend, names)
     update: dict[str, object] = {f"{role}_features": tuple(found) for role, found in roles.items()}
     numbers = [name for name in names if name not in declared and rows[name].type().is_numeric()]
@@ -380,9 +400,12 @@ def with_features(
             and f"{name}_bucket".lower() not in taken_names]  # fmt: skip
     each = {name: counts[name] for name in free
             if counts[name] <= MOST_VALUES and counts[name] * ROWS_PER_VALUE <= total}  # fmt: skip
+    whole = {name: counts[name] for name in free if name not in each and rows[name].type().is_integer()}
+    ids = codes_among(rows, backend, str(settings.label), whole, total)
+    free = [name for name in free if name not in ids]
     size = min(NUM_BUCKETS, total // ROWS_PER_VALUE)
     cut = {name: size for name in free if name not in each} if size >= FEWEST_BUCKETS else {}
-    update["categorical"] = (*settings.categorical, *codes)
+    update["categorical"] = (*settings.categorical, *codes, *ids)
     update["buckets"] = {**settings.buckets, **each, **cut}
     told = [f"{role} {listed(found)}" for role, found in roles.items() if found]
     notes.inferred.append(f"features are all further columns: {'; '.join(told) or 'none'}; a column that is the same "
@@ -390,6 +413,9 @@ def with_features(
     if codes:
         notes.inferred.append(f"{listed(codes)}: whole numbers, taken as categories because of their names "
                               "(numeric=[...] takes them as numbers)")  # fmt: skip
+    if ids:
+        notes.inferred.append(f"{listed(ids)}: whole numbers with a label rate each, unlike that of their neighbours, "
+                              "taken as categories (numeric=[...] takes them as numbers)")  # fmt: skip
     if each:
         notes.inferred.append(f"{listed(each)}: numbers with few values, taken as numbers and, each value, as "
                               "categories (NAME_bucket); numeric=[...] or categorical=[...] takes one")  # fmt: skip
@@ -401,9 +427,22 @@ def with_features(
     return build(Settings, f"{raw}: settings", {**given, **update})
 
 
-def _assigned(**settings: str) -> str:
-    """Settings as a shell takes them."""
-    return " ".join(f"--set {shlex.quote(f'{name}={value}')}" for name, value in settings.items())
+def _without_outcomes(
+    settings: Settings, rows: Table, backend: Backend, notes: Notes, names: list[str], declared: Collection[str],
+    total: int,
+) -> list[str]:  # fmt: skip
+    """The features without those that alone order the labels almost perfectly, unless settings name them."""
+    kinds = {name: rows[name].type() for name in names if name not in declared}
+    judged = [name for name, kind in kinds.items() if kind.is_numeric() or kind.is_string() or kind.is_array()]
+    label = settings.label
+    assert label is not None
+    found, told = label_outcomes(backend, rows, label, judged, total) if judged else ({}, [])
+    notes.warnings += told
+    if found:
+        each = ", ".join(f"'{name}' (AUC {auc:.4f})" for name, auc in found.items())
+        notes.dropped.append(f"columns that alone order the labels, as what is known only after '{label}' does: "
+                             f"{each}; context_features=[...] takes columns by name")  # fmt: skip
+    return [name for name in names if name not in found]
 
 
 def _counts(rows: Table, backend: Backend, names: Sequence[str], total: int) -> tuple[dict[str, int], list[str]]:
@@ -417,6 +456,12 @@ def _counts(rows: Table, backend: Backend, names: Sequence[str], total: int) -> 
     counts = dict.fromkeys(names, 0) | {name: int(found[f"_{place}"]) for place, name in enumerate(scalar)}
     return counts, [name for place, name in enumerate(whole)
                     if total > 1 and total in (found[f"_0_{place}"], found[f"_1_{place}"])]  # fmt: skip
+
+
+def _may_miss(rows: Table, backend: Backend, name: str) -> bool:
+    """Whether a column has a value in some rows and none in others, which tells them apart."""
+    present = count_rows(backend, rows.filter(rows[name].notnull()))
+    return 0 < present < count_rows(backend, rows)
 
 
 def _names_each_row(rows: Table, name: str, distinct: int, total: int) -> bool:
@@ -445,38 +490,3 @@ def _roles_of(settings: Settings, rows: Table, backend: Backend, names: Sequence
             left = [name for name in left if name not in found[role]]
     found["context"] = left
     return found
-
-
-# --- ratings ---------------------------------------------------------------------------------------------------------
-
-
-def threshold(settings: Settings, rows: Table, backend: Backend, notes: Notes) -> float | None:
-    """The rating from which a row is an interaction; None if all are."""
-    name = settings.rating
-    assert name is not None
-    values = _number(rows[name])
-    found = fetch(backend, rows.aggregate(least=values.min(), most=values.max(), kinds=values.nunique(),
-                                          present=values.count(), rows=rows.count())).to_pylist()[0]  # fmt: skip
-    if settings.min_rating is not None:
-        return settings.min_rating
-    every = "every row is an interaction"
-    if not found["present"] or found["kinds"] < 2:
-        notes.inferred.append(f"'{name}' has one value in all rows, so {every}")
-        return None
-    if found["most"] > HIGHEST_RATING or found["kinds"] > MOST_RATINGS:
-        notes.inferred.append(f"'{name}' is no scale of ratings: it holds {found['kinds']:,} values up to "
-                              f"{found['most']:g}, "
-                              f"so {every} (min_rating sets a least one)")  # fmt: skip
-        return None
-    least, most = float(found["least"]), float(found["most"])
-    wanted = least + 0.75 * (most - least)
-    chosen = fetch(backend, rows.filter(values >= wanted).aggregate(least=values.min())).column("least")[0].as_py()
-    notes.inferred.append(
-        f"rows are rated: '{name}' holds {least:g} to {most:g}, and ratings from {chosen:g} on, three quarters up the "
-        "scale, are interactions (min_rating sets another one, rating=null takes every row)"
-    )
-    return float(chosen)
-
-
-def _number(values: Values) -> Values:
-    return number_of(values.strip(), "float64") if values.type().is_string() else values.cast("float64")

@@ -19,6 +19,9 @@ from recspec.encoding.raw_values import UNKNOWN, Ids, KnownValues, Raw
 from recspec.errors import DataError
 from recspec.files import special, whole_file
 
+LONGEST_ID = 1_000
+"""Characters of a raw id of a user or item that a request may name."""
+
 
 @dataclass(frozen=True, eq=False)
 class Vocabulary:

@@ -23,6 +23,7 @@ from recspec.evaluation.saved import data_notes, other_data
 from recspec.evaluation.scoring import FullRanker, Progress, Ranker, SplitScores, check_same_features, scores_of, silent
 from recspec.models import MODELS, FittedItemModel, ItemModel, Model
 from recspec.spec import FeatureSpec
+from recspec.storage import label_columns
 
 Scored = TypeVar("Scored", bound=Model | Ranker)
 OfAll = Callable[[Bundle, Question], FullRanker]
@@ -70,7 +71,8 @@ def evaluate(
                    tuple(against or ()))  # fmt: skip
     data = DataRecord.of(spec) if ranks.is_first else None
     notes = () if data is None else data_notes(trained, data)
-    report = Report(split, model, intervals=found, asked=wanted, data=data, data_notes=notes)
+    report = Report(split, model, intervals=found, asked=wanted, data=data, data_notes=notes,
+                    label_columns=label_columns(spec, reads) if ranks.is_first else {})  # fmt: skip
     report = _beside_runs(report, trained, question, against or {}, ranks, progress, of_all)
     if not (baselines and ranks.is_first):
         return replace(report, seconds=time.monotonic() - started)

@@ -141,6 +141,8 @@ class Report:
     data: DataRecord | None = None
     data_notes: tuple[str, ...] = ()
     """What differs between this dataset and the one that the model was trained on."""
+    label_columns: Mapping[str, float] = field(default_factory=dict)
+    """Columns that the model reads and that alone order the labels of train -> their AUC."""
     seconds: float | None = None
     others: Mapping[str, Report] = field(default_factory=dict, repr=False)
     """Each run of `against` as if it had been evaluated alone, under the same question."""
@@ -218,7 +220,13 @@ class Report:
                         differences.append(Difference(name, f"{protocol}/{metric}", *both, better_by, found[1], count))
         of_probabilities = warnings.of_probabilities(self.model.probabilities, self.split)
         of_repeats = warnings.of_repeats(self.model.protocols, self.split)
-        return (*of_probabilities, *of_repeats, *warnings.of_baselines(differences, self.split, self.chosen_by))
+        of_columns = warnings.of_label_columns(self.label_columns)
+        return (
+            *of_columns,
+            *of_probabilities,
+            *of_repeats,
+            *warnings.of_baselines(differences, self.split, self.chosen_by),
+        )
 
     @property
     def cautions(self) -> tuple[str, ...]:

@@ -14,7 +14,8 @@ import numpy as np
 from recspec.calibration import CalibrationError
 
 Kind = Literal[
-    "worse_than_constant", "overconfident", "still_rising", "worse_than_baseline", "valid_too_small", "mostly_repeats"
+    "worse_than_constant", "overconfident", "still_rising", "worse_than_baseline", "valid_too_small", "mostly_repeats",
+    "label_column",
 ]  # fmt: skip
 
 SIGNIFICANT = 2.0  # standard errors beyond which a difference is not noise
@@ -154,6 +155,18 @@ def of_repeats(protocols: Mapping[str, Mapping[str, object]], split: str) -> lis
             )
             return [ModelWarning("mostly_repeats", message)]
     return []
+
+
+def of_label_columns(found: Mapping[str, float]) -> list[ModelWarning]:
+    """A warning about the columns that the model reads and that alone order the labels, by their AUC."""
+    if not found:
+        return []
+    each = ", ".join(f"'{name}' (AUC {auc:.4f})" for name, auc in found.items())
+    message = (
+        f"columns that the model reads order the labels of train almost perfectly, each alone: {each}; if they are "
+        "known only after the label, the metrics say nothing: prepare the data without them"
+    )
+    return [ModelWarning("label_column", message)]
 
 
 def of_baselines(differences: Sequence[Difference], split: str, chosen_by: str = "") -> list[ModelWarning]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from recspec.encoding import LONGEST_ID
 from recspec.errors import RequestError, shortened
 
 RawId = str | int
@@ -18,8 +19,6 @@ MOST_DIVERSE, MOST_EXPLAINED = 200, 100
 """Largest k with diversity, whose work grows with the square of k, and with explanations."""
 LONGEST_BOOSTS = 10_000
 """Characters of all boosts together."""
-LONGEST_NAME = 1_000
-"""Characters of a raw id or of a name of a column."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +77,8 @@ class Wanted:
         if (length := sum(map(len, self.boosts))) > LONGEST_BOOSTS:
             found.append(f"boosts hold {length:,} characters; expected at most {LONGEST_BOOSTS:,} together")
         for name in ("users", "items", "exclude", "context"):
-            if any(len(str(each)) > LONGEST_NAME for each in getattr(self, name)):
-                found.append(f"{name} holds a text of more than {LONGEST_NAME:,} characters")
+            if any(len(str(each)) > LONGEST_ID for each in getattr(self, name)):
+                found.append(f"{name} holds a text of more than {LONGEST_ID:,} characters")
         return found
 
 

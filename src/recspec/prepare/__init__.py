@@ -2,7 +2,7 @@
 
 from recspec.prepare import clicks, interactions, prepared, splits
 from recspec.prepare.backend import Backend, Part, Share
-from recspec.prepare.column_roles import SPLIT_WORDS, ColumnRole, column_of
+from recspec.prepare.column_roles import SPLIT_WORDS, ColumnRole, column_of, columns_of
 from recspec.prepare.columns import Catalogue, Column, Kind
 from recspec.prepare.context import ENGINES, PrepareContext, Progress, Remark, limit_bytes, silent
 from recspec.prepare.decay import Decay
@@ -31,6 +31,7 @@ from recspec.prepare.names import (
 )
 from recspec.prepare.negatives import Distribution
 from recspec.prepare.notes import Notes
+from recspec.prepare.outcome import doubtful_times, label_outcomes, spanning_values, unused_columns
 from recspec.prepare.part_files import PartFiles, gather
 from recspec.prepare.prepared import Prepared, fingerprint
 from recspec.prepare.raw_files import (
@@ -82,10 +83,11 @@ __all__ = [
     "Invalid", "JsonFile", "Kind", "Notes", "Part", "PartFiles", "Prefixes", "PrepareContext", "Prepared", "Progress",
     "RawLayout", "RawRows", "Reading", "Remark", "Repeats", "Roles", "RowsBy", "Scatter", "Share", "Source", "TextFile",
     "TimeSplitSettings", "UnknownTargets", "Weighting", "at_least", "blocks", "blocks_of_part", "by_share", "by_time",
-    "check_encoding", "check_time_format", "clean", "clicks", "column_of", "columns_like_times", "columns_schema",
-    "count_rows", "counts_by", "declared_columns", "fetch", "figures", "find_raw_files", "fingerprint",
-    "first_left_out", "gather", "interactions", "is_dated", "is_missing_marker", "keep_earliest", "leave_one_out",
-    "left_join", "limit_bytes", "lines_of", "load_columns", "named_files", "nearest_file", "note_doubtful_time",
-    "note_untimed", "number_of", "prepared", "read_header", "shuffled", "silent", "splits", "splits_by_name", "stage",
-    "typed", "with_splits",
+    "check_encoding", "check_time_format", "clean", "clicks", "column_of", "columns_like_times", "columns_of",
+    "columns_schema", "count_rows", "counts_by", "declared_columns", "doubtful_times", "fetch", "figures",
+    "find_raw_files", "fingerprint", "first_left_out", "gather", "interactions", "is_dated", "is_missing_marker",
+    "keep_earliest", "label_outcomes", "leave_one_out", "left_join", "limit_bytes", "lines_of", "load_columns",
+    "named_files", "nearest_file", "note_doubtful_time", "note_untimed", "number_of", "prepared", "read_header",
+    "shuffled", "silent", "spanning_values", "splits", "splits_by_name", "stage", "typed", "unused_columns",
+    "with_splits",
 ]  # fmt: skip

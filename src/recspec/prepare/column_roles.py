@@ -42,12 +42,17 @@ def plain(name: str) -> str:
     return re.sub(r"[\W_]", "", name.partition(":")[0].lower())
 
 
-def column_of(role: ColumnRole, columns: Iterable[str]) -> str | None:
-    """The column whose name is the likeliest for a role, the first among equals."""
+def columns_of(role: ColumnRole, columns: Iterable[str]) -> list[str]:
+    """The columns whose names are usual for a role, the likeliest first, and the first of each name."""
     by_name: dict[str, str] = {}
     for column in columns:
         by_name.setdefault(plain(column), column)
-    return next((by_name[name] for name in NAMES[role] if name in by_name), None)
+    return [by_name[name] for name in NAMES[role] if name in by_name]
+
+
+def column_of(role: ColumnRole, columns: Iterable[str]) -> str | None:
+    """The column whose name is the likeliest for a role, the first among equals."""
+    return next(iter(columns_of(role, columns)), None)
 
 
 def is_usual(name: str) -> bool:

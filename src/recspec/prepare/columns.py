@@ -170,9 +170,11 @@ def _fit_held_numbers(column: Column, raw: pa.Array) -> ScaleEncoder:
     scalers, skews = {}, {}
     for log in asked:
         values = ScaleEncoder(mean=0, std=1, log1p=log).transformed(raw)
-        values = values[~np.isnan(values)]
+        missing, values = bool(np.isnan(values).any()), values[~np.isnan(values)]
         if not log and len(values):
             limits = float(values.min()), float(values.max())
+            if missing and limits[0] == limits[1]:
+                return _present_or_missing(column, limits)
         with np.errstate(over="ignore", invalid="ignore"):  # moments of the largest numbers are infinite
             scaler = Scaler.of(values.mean(), values.std()) if len(values) else Scaler.of(None, None)
             skew = abs((((values - scaler.mean) / scaler.std) ** 3).mean()) if len(values) else 0.0
@@ -198,6 +200,11 @@ def _scale(
     return encoder
 
 
+def _present_or_missing(column: Column, limits: tuple[float, float]) -> ScaleEncoder:
+    """The scale of a number that has one value or none: 1 and, as the mean, 0."""
+    return _scale(column, {False: Scaler(limits[0] - 1, 1.0)}, {False: 0.0}, limits)
+
+
 def _fit_numbers(backend: Backend, rows: Table, column: Column) -> ScaleEncoder:
     """The scale of a number, or of its logarithm."""
     values = rows[column.source]
@@ -206,7 +213,10 @@ def _fit_numbers(backend: Backend, rows: Table, column: Column) -> ScaleEncoder:
     asked = [*forms] if column.log1p is None else [column.log1p]
     moments = {f"{what}_{log}": value for log in asked
                for what, value in (("mean", forms[log].mean()), ("std", forms[log].std(how="pop")))}  # fmt: skip
-    found = fetch(backend, rows.aggregate(least=real.min(), most=real.max(), **moments)).to_pylist()[0]
+    asked_of = {"least": real.min(), "most": real.max(), "missing": values.isnull().any(), **moments}
+    found = fetch(backend, rows.aggregate(**asked_of)).to_pylist()[0]
+    if found["missing"] and found["least"] is not None and found["least"] == found["most"]:
+        return _present_or_missing(column, (found["least"], found["most"]))
     scalers = {log: Scaler.of(found[f"mean_{log}"], found[f"std_{log}"]) for log in asked}
     skews = dict.fromkeys(asked, 0.0)
     if len(asked) > 1 and found["least"] is not None and found["least"] >= 0:

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 class Notes:
     """Sentences with counts and an example; every changed value and every left-out row has one."""
 
+    warnings: list[str] = field(default_factory=list)  # what looks wrong, and the setting that mends it
     inferred: list[str] = field(default_factory=list)  # choices made from the data, such as the type of a column
     dropped: list[str] = field(default_factory=list)  # rows, users, items and values that are left out
     changed: list[str] = field(default_factory=list)  # values kept in another form

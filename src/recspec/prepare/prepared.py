@@ -22,6 +22,7 @@ from recspec.config import Settings
 from recspec.errors import DataError
 from recspec.files import beside, confined, is_own, local, locked, put_in_place, read_json, removed, whole_folder
 from recspec.prepare.context import PrepareContext, Remark
+from recspec.prepare.outcome import warnings_of
 from recspec.spec import FILE_NAME, FeatureSpec
 from recspec.storage import PREPARE_FILE
 
@@ -70,13 +71,22 @@ def run(
             held = finished(folder)
             if held is not None:
                 context.progress(Remark(f"continuing {held}"), 0, None)
-            spec = build(folder)
+            spec = _with_warnings(build(folder))
             spec.save(folder)
             seconds = round(time.perf_counter() - started, 3)
             summary = spec.metadata.get("summary", {})
             record = {**identity, "summary": summary, "seconds": seconds, "continued": held}
             (folder / PREPARE_FILE).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
         return _prepared(out, f"prepared {dataset} in {out}{f', continuing {held}' if held else ''}")
+
+
+def _with_warnings(spec: FeatureSpec) -> FeatureSpec:
+    """The specification with the warnings about its outcome among those of its summary."""
+    summary = spec.metadata.get("summary")
+    counts = dict(summary) if isinstance(summary, Mapping) else {}
+    told = counts.get("warnings")
+    warnings = [*(told if isinstance(told, list) else []), *warnings_of(spec)]
+    return spec.replace(metadata={**spec.metadata, "summary": {**counts, "warnings": warnings}}) if warnings else spec
 
 
 def _prepared(out: Path, message: str) -> Prepared:

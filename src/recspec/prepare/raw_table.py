@@ -19,7 +19,7 @@ import ibis
 from ibis.expr.types import Column as Values
 from ibis.expr.types import Table
 
-from recspec.encoding import TRUTH
+from recspec.encoding import LONGEST_ID, TRUTH
 from recspec.errors import DataError, how_many, listed, nearest, shortened
 from recspec.prepare.decimal_commas import COMMA, with_points
 from recspec.prepare.declared_values import note_markers, split_vectors, typed_as
@@ -187,6 +187,9 @@ class _Typing:
             return typed_as(self.rows, name, declared, is_feature=name in roles.features)
         if name in roles.vectors:
             return split_vectors(values) if values.type().is_string() else None
+        if name in roles.ids and values.type().is_string() and not roles.shown:
+            self.rows.refuse(values.length() > LONGEST_ID, name,
+                             f"expected ids of at most {LONGEST_ID:,} characters, as requests may name")  # fmt: skip
         if name in roles.ids or name in roles.texts or name in roles.categories:
             if values.type().is_integer() and not self.rows.raw[name].type().is_boolean():
                 self._infer("whole numbers, kept as text; `types` can declare them integer", name)

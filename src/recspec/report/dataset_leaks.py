@@ -13,19 +13,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recspec import metrics
 from recspec.errors import SpecError
 from recspec.report.dataset_figures import sample, time_of
 from recspec.report.numbers import percent
 from recspec.spec import FeatureSpec
+from recspec.storage import LABEL_AUC, label_columns
 
-LABEL_AUC = 0.97
-"""AUC of one column alone from which it is suspected to hold the label."""
 TARGET_SHARE = 0.5
 """Share of the targets that one column tells alone from which it is suspected to hold them."""
 FEWEST_ITEMS = 10  # below which telling an item is no feat
 FEWEST_ROWS = 30
-SMOOTHING = 1.0  # rows at the rate of all that each value's rate counts more
 
 
 @dataclass(frozen=True)
@@ -47,8 +44,9 @@ def leaks_of(spec: FeatureSpec) -> Leaks:
         found.remarks.append("There are no two splits to compare, so nothing was looked for.")
         return found
     if not spec.has_series:
-        _add(found, list(_labels_told(spec, held_out)), "No column alone orders the labels of "
-             f"{held_out} as well as AUC {LABEL_AUC}.")  # fmt: skip
+        told = [f"Column '{name}' alone orders the labels of train with AUC {auc:.4f}. Make sure that its value is "
+                "known before the label is." for name, auc in label_columns(spec).items()]  # fmt: skip
+        _add(found, told, f"No column alone orders the labels of train as well as AUC {LABEL_AUC}.")
         _rows_in_train(spec, held_out, found)
     if _has(spec, "item"):
         _add(found, list(_targets_told(spec, held_out)), f"No column beside the item tells the items of {held_out}.")
@@ -78,39 +76,6 @@ def _alone(spec: FeatureSpec, split: str) -> list[str]:
     """Columns of single values that a model may read."""
     names = spec.inputs(is_list=False)
     return [name for name in names if name in spec.columns("train") and name in spec.columns(split)]
-
-
-def _labels_told(spec: FeatureSpec, held_out: str) -> Iterator[str]:
-    """Columns that order the labels of held-out rows almost perfectly by themselves."""
-    names = _alone(spec, held_out)
-    if spec.label not in spec.columns(held_out) or not names:
-        return
-    train, test = (sample(spec, split, [*names, spec.label]) for split in ("train", held_out))
-    learned, labels = np.asarray(train[spec.label]) > 0, np.asarray(test[spec.label]) > 0
-    if not FEWEST_ROWS <= int(labels.sum()) <= len(labels) - FEWEST_ROWS or learned.all() or not learned.any():
-        return
-    for name in names:
-        values, known = np.asarray(test[name]), np.asarray(train[name])
-        if spec.features[name].is_categorical:
-            auc = metrics.auc(_rates(known.astype(np.int64), learned, values.astype(np.int64)), labels)
-        else:
-            auc = metrics.auc(np.nan_to_num(values.astype(np.float64)), labels)
-            auc = max(auc, 1 - auc)
-        if auc >= LABEL_AUC:
-            yield (
-                f"Column '{name}' alone orders the labels of {held_out} with AUC {auc:.4f}. Make sure that its value "
-                "is known before the label is."
-            )
-
-
-def _rates(values: NDArray[np.int64], labels: NDArray[np.bool_], wanted: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The rate of positives in train of each wanted value; of unknown values the rate of all rows."""
-    distinct, place = np.unique(values, return_inverse=True)
-    counts = np.bincount(place)
-    rates = (np.bincount(place, weights=labels) + SMOOTHING * labels.mean()) / (counts + SMOOTHING)
-    at = np.minimum(np.searchsorted(distinct, wanted), len(distinct) - 1)
-    found: NDArray[np.float64] = np.where(distinct[at] == wanted, rates[at], labels.mean())
-    return found
 
 
 def _targets_told(spec: FeatureSpec, held_out: str) -> Iterator[str]:

@@ -22,6 +22,7 @@ from recspec.report.page import Cell, Section, drawing, note, num, page, soft, t
 from recspec.report.page import charts as side_by_side
 from recspec.spec import NO_FILES, FeatureSpec
 from recspec.storage import PREPARE_FILE
+from recspec.summaries import NOTES
 
 MOST_FEATURES = 60
 """Features with a table or chart of their own values."""
@@ -172,10 +173,10 @@ def _notes(spec: FeatureSpec) -> Iterator[Child]:
     except RecspecError:
         return
     summary = record.get("summary") if isinstance(record, dict) else None
-    for name in ("inferred", "dropped", "changed"):
+    for name in NOTES:
         told = summary.get(name) if isinstance(summary, dict) else None
         if isinstance(told, list) and told:
-            yield tag("h3", f"The preparation {name}")
+            yield tag("h3", f"The preparation {name}" if name != "warnings" else "Warnings of the preparation")
             yield tag("ul", [tag("li", str(each)) for each in told[:50]])
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, RootModel, StringConstraints, ValidationError
 from pydantic.config import JsonDict
 
-from recspec.encoding import row_at
+from recspec.encoding import LONGEST_ID, row_at
 from recspec.errors import RequestError
 from recspec.inference import LARGEST_K, MOST_BOOSTS, MOST_CONTEXT, MOST_EXCLUDED, MOST_ITEMS, MOST_SHOWN
 from recspec.serving.http_bodies import parse_object
@@ -27,7 +27,7 @@ def whole_id(value: object) -> object:
 
 
 RawId = Annotated[
-    Annotated[str, StringConstraints(max_length=1000)] | Annotated[int, Field(ge=-(2**63), le=2**64 - 1)],
+    Annotated[str, StringConstraints(max_length=LONGEST_ID)] | Annotated[int, Field(ge=-(2**63), le=2**64 - 1)],
     BeforeValidator(whole_id),
 ]
 RowSchema: JsonDict = {"type": "object", "additionalProperties": {"$ref": "#/components/schemas/RawValue"}}

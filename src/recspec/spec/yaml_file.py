@@ -15,6 +15,7 @@ from recspec.spec.sections import Place
 
 FILE_NAME = "feature_spec.yaml"
 RAW_SUFFIXES = (".csv", ".tsv", ".parquet", ".json", ".jsonl", ".ndjson", ".gz", ".zip")  # raw rows, named by mistake
+BUNDLES = ("bundle.json", "bundle/bundle.json")  # what a trained model's folder holds, named by mistake too
 MAX_BYTES = 16 << 20
 MAX_VALUES = 1_000_000  # in the file once its aliases are followed: far beyond any real file, and quick to refuse
 
@@ -124,6 +125,9 @@ def _find(path: Path) -> Path:
             file = confined(path, FILE_NAME)
         except PathError as error:
             raise SpecError(f"{path}: {error}") from None
+        if not file.is_file() and any((path / name).is_file() for name in BUNDLES):
+            raise SpecError(f"{path}: is a trained model, not a prepared dataset; `recspec evaluate RUN DATA` takes "
+                            "the run first")  # fmt: skip
         if not file.is_file():
             others = sorted(found.name for found in path.glob("*.y*ml"))
             hint = f"; found {listed(others)}: name the one you mean" if others else ""

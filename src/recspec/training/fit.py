@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 import torch
@@ -19,12 +19,12 @@ from recspec.bundle import Card, DataRecord, run_record
 from recspec.bundle import folder as bundle
 from recspec.distributed import Ranks
 from recspec.errors import Interrupted, SettingsError
-from recspec.evaluation import Fitted, ItemFit, RowFit, Tried
+from recspec.evaluation import Fitted, ItemFit, RowFit, Tried, warnings
 from recspec.models import MODELS, FittedItemModel, FittedModel, ItemModel, LogisticRegression
 from recspec.nn import RowsHeld, without_memory
 from recspec.signals import stopping_at_once
 from recspec.spec import FeatureSpec
-from recspec.storage import companions
+from recspec.storage import companions, label_columns
 from recspec.stores import shown
 from recspec.training import run_folder
 from recspec.training.beside import item_baselines
@@ -252,6 +252,8 @@ def _fit(plan: FitPlan, folder: Path, log: RunLog, stop_requested: Callable[[], 
     except Interrupted:
         log.write("interrupted")
         raise
+    told = warnings.of_label_columns(label_columns(plan.spec, found.model.features()))
+    found = replace(found, warnings=(*told, *found.warnings))
     if plan.chosen.value and plan.valid.value and found.value is None:
         what = f"{plan.valid.value} has no positive of an item that is new to its user, or none of a user of train"
         then = "so settings could not be chosen; those that were not given have their defaults"

@@ -17,6 +17,7 @@ from recspec.evaluation import (
     warnings,
 )
 from recspec.nn import CalibrationMap
+from recspec.storage import label_columns
 from recspec.training.beside import item_baselines
 from recspec.training.checkpoints import Progress
 from recspec.training.validation import Validation
@@ -54,6 +55,7 @@ def judge(
     protocol, _, name = validation.metric.partition("/")
     told = [
         *of_run(validation, found, progress),
+        *warnings.of_label_columns(label_columns(validation.model.spec, validation.model.features())),
         *warnings.of_probabilities(found.probabilities, validation.place),
         *warnings.of_repeats(found.protocols, validation.place),
         *_beside(validation, found, others),
