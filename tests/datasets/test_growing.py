@@ -192,7 +192,8 @@ def test_a_copy_of_a_known_event_is_no_new_one(tmp_path: Path) -> None:
     (tmp_path / "grown").mkdir()
     found = grow(base.spec, tmp_path / "new.csv", tmp_path / "grown").spec
     whole = prepare_table(tmp_path / "b.csv", tmp_path / "whole", head + other + "".join(rows)).spec
-    assert all(raw_pairs(found, split) == raw_pairs(whole, split) for split in ("train", "valid", "test"))
+    for split in ("train", "valid", "test"):
+        assert sorted(map(str, raw_pairs(found, split))) == sorted(map(str, raw_pairs(whole, split)))
 
 
 def test_declared_types_hold_for_new_events_too(tmp_path: Path) -> None:
