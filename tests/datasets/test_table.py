@@ -602,12 +602,12 @@ def test_what_is_dropped_is_told_with_a_count_and_an_example(tmp_path: Path) -> 
     raw = write_latest(tmp_path / "raw")
     summary = prepare_movielens(raw, tmp_path / "out", min_rating=2, min_interactions=3).summary
     repeat = "1 of 9 rows repeat an earlier one of the same user and item, such as user '9' and item '10'"
+    alone = "so that no candidate is left beside them, such as one of user '9'"
     assert summary["dropped"] == [
         "2 of 6 items in movies.csv occur in no row, such as '50'; they have no id, so they are never recommended",
         "2 of 11 ratings of fewer than 2 stars, such as that of user '8' for movie '50' (min_rating)",
         f"{repeat}; the earliest counts",
         "2 rows of users with fewer than 3 items, such as user '7' (min_interactions)",
-        "1 held-out rows of users who acted on every item, so that no candidate is left beside them, such as one of "
-        "user '9'",  # the fourth item too, with one star
+        f"1 held-out rows of users who acted on every item, {alone}",  # user 9 on the fourth one, with one star
     ]
     assert json.loads((tmp_path / "out" / "prepare.json").read_text())["summary"]["dropped"] == summary["dropped"]

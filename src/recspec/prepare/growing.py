@@ -245,12 +245,12 @@ def _write_seen(
     base: FeatureSpec, out: Path, encoders: Encoders, events: _Events, codes: Ids, dropped: pa.Table
 ) -> None:
     """The seen items of before and those of some events; dropped ones are known after all splits."""
-    pairs = [(events.users, events.items, np.maximum(codes, 0))]
-    ids = [np.asarray(encoders.encode_column(name, dropped.column(name))) for name in (USER, ITEM)]
+    pairs: list[tuple[Ids, ...]] = [(events.users, events.items, np.maximum(codes, 0))]
+    ids: list[Ids] = [np.asarray(encoders.encode_column(of, dropped.column(of))) for of in (USER, ITEM)]
     pairs.append((*ids, np.full(dropped.num_rows, SPLITS.index("test"))))
     if base.companions.get("seen"):
         held = pq.read_table(base.folder / SEEN_FILE)
-        pairs.append(tuple(np.asarray(held.column(name)) for name in (USER, ITEM, SPLIT)))
+        pairs.append(tuple(np.asarray(held.column(name)).astype(np.int64) for name in (USER, ITEM, SPLIT)))
     users, items, splits = (np.concatenate(each) for each in zip(*pairs, strict=True))
     order = np.lexsort((splits, items, users))
     keys = np.stack([users[order], items[order]])
