@@ -21,6 +21,7 @@ from recspec.files import special, whole_file
 from recspec.spec import FeatureSpec
 
 SEEN_FILE = "seen.parquet"
+ROWS_PER_GROUP = 131_072
 SEEN_SPLITS = ("train", "valid", "test")
 _SCHEMA = pa.schema({"user_id": pa.int32(), "item_id": pa.int32(), "split": pa.int8()})
 
@@ -28,10 +29,15 @@ Pairs = tuple[NDArray[np.int32], NDArray[np.int32]]
 
 
 def write_seen_file(path: Path, batches: Iterable[pa.RecordBatch]) -> None:
-    """Write rows that are sorted already."""
+    """Write rows that are sorted already, in row groups of equal size, so that no engine's batches show in the file."""
     with whole_file(path) as temporary, pq.ParquetWriter(temporary, _SCHEMA) as writer:
+        waiting = _SCHEMA.empty_table()
         for batch in batches:
-            writer.write_table(pa.Table.from_batches([batch]).cast(_SCHEMA))
+            waiting = pa.concat_tables([waiting, pa.Table.from_batches([batch]).cast(_SCHEMA)])
+            while waiting.num_rows >= ROWS_PER_GROUP:
+                writer.write_table(waiting.slice(0, ROWS_PER_GROUP).combine_chunks())
+                waiting = waiting.slice(ROWS_PER_GROUP)
+        writer.write_table(waiting.combine_chunks())
 
 
 def read_seen_pairs(
