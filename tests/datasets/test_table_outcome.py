@@ -110,7 +110,7 @@ DEFECTS = {
     "a label of words": Defect(changed(events, label=drawn("good", "bad", "bad")), ("'good'", "positive=good")),
     "a label of ones and nothing": Defect(changed(events, clicked=drawn("1", "", "")), ("'clicked'", "holds none")),
     "a third of the rows gone": Defect(changed(rated, rating=drawn(1, 2, 3, 4, 5)), ("of 240 rows", "are left out")),
-    "a value that spans lines": Defect(spanning, ("'title'", "1 of 240", "quote=null")),
+    "a value that spans lines": Defect(spanning, ("'title'", "1 value", "quote=null")),
     "an unused label": Defect(changed(events, purchased=drawn(0, 1)), ("'purchased'", "2 values", "label=purchased")),
     "an unused rating": Defect(changed(events, review_score=drawn(1, 2, 3)), ("'review_score'", "rating=review_score")),
     "an unused time": Defect(changed(without(events, "timestamp"), watch_date=drawn("mon", "tue", "wed")),

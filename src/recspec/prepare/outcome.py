@@ -16,9 +16,7 @@ from recspec.errors import how_many, shortened
 from recspec.prepare.backend import Backend
 from recspec.prepare.column_roles import ColumnRole, columns_of, plain
 from recspec.prepare.names import ROW
-from recspec.prepare.raw_files import RawRows
-from recspec.prepare.tables import SECONDS, fetch, figures
-from recspec.prepare.text_files import TextFile
+from recspec.prepare.tables import SECONDS, fetch
 from recspec.spec import FeatureSpec
 from recspec.storage import label_columns, open_split, sample_rows, telling
 
@@ -117,25 +115,6 @@ def unused_columns(backend: Backend, rows: Table, unused: Collection[str], roles
                 f"column '{shortened(name)}' is named like a {role}, and is not used: it holds "
                 f"{how_many(found['kinds'], 'value')} in {how_many(found['rows'], 'row')}, such as "
                 f"'{shortened(str(found['one']))}'; --set {role}={name} uses it, --set {role}=null leaves it unused"
-            )
-    return told
-
-
-def spanning_values(rows: RawRows) -> list[str]:
-    """Warnings about columns of text files with values that span lines, as where a quote is a letter."""
-    if not any(isinstance(part, TextFile) for part in rows.parts):
-        return []
-    texts = [name for name in rows.table.columns if rows.table[name].type().is_string()]
-    spans = {name: rows.table[name].contains("\n") for name in texts}
-    counts = figures(rows.backend, rows.table, {f"_{place}": each.cast("int64").sum()
-                                                for place, each in enumerate(spans.values())})  # fmt: skip
-    told = []
-    for name, count in zip(texts, counts.values(), strict=True):
-        if count:
-            first = rows.first(rows.table.filter(spans[name]).select(ROW)).column(ROW).to_pylist()
-            told.append(
-                f"'{shortened(name)}': the values of {int(count):,} of {sum(rows.counts):,} rows span lines, such as "
-                f"{', '.join(rows.places(first))}; if quotes are letters there, rows were swallowed: --set quote=null"
             )
     return told
 
