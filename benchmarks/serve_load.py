@@ -206,12 +206,12 @@ class Grpc:
         self._client = triton.InferenceServerClient(address)
 
     def __call__(self, question: Question) -> NDArray[np.float64]:
-        """Probabilities."""
+        """Sigmoids of the logits."""
         inputs = []
         for name, array in question.arrays.items():
             tensor = self._triton.InferInput(name, list(array.shape), DATATYPES[array.dtype.name])
             inputs.append(tensor.set_data_from_numpy(array))
-        found = self._client.infer(self._model, inputs, client_timeout=30, headers=BEARER).as_numpy("probability")
+        found = self._client.infer(self._model, inputs, client_timeout=30, headers=BEARER).as_numpy("sigmoid")
         return np.asarray(found[:, 0], np.float64)
 
 
@@ -224,8 +224,8 @@ def recommended(body: bytes, _: Mapping[str, str]) -> NDArray[np.float64]:
 
 
 def ranked(body: bytes, _: Mapping[str, str]) -> NDArray[np.float64]:
-    """Places in the request and probabilities, in turn."""
-    return np.array([number for each in json.loads(body)["items"] for number in (each["index"], each["probability"])])
+    """Places in the request and scores, in turn."""
+    return np.array([number for each in json.loads(body)["items"] for number in (each["index"], each["score"])])
 
 
 def predicted(body: bytes, _: Mapping[str, str]) -> NDArray[np.float64]:
@@ -262,14 +262,14 @@ def questions_of(predictors: Mapping[str, Predictor]) -> dict[str, list[Question
     rank = [
         ask({"model": "films", "user": user, "candidates": items, "top_k": K}, *(
             [number for each in answers.rank(one, {one.spec.user_id: user}, items, top_k=K).items
-             for number in (each.index, each.probability)] for one in pair))
+             for number in (float(each.index), each.score)] for one in pair))
         for user in users
     ]  # fmt: skip
     clicks = predictors["clicks"]
     predict = []
     for _ in range(16):
         rows = [raw_row(clicks, numbers) for _ in range(ROWS)]
-        predict.append(ask({"model": "clicks", "rows": rows}, answers.predict(clicks, rows).probabilities))
+        predict.append(ask({"model": "clicks", "rows": rows}, answers.predict(clicks, rows).values))
     tensors = []
     for _ in range(16):
         arrays = {name: numbers.integers(1, pair[0].spec.num_ids(name), (ROWS, 1)).astype(np.int64)
