@@ -81,8 +81,8 @@ class Seen:
 
     def of(self, user: int) -> Tensor:
         """The items that one user has seen."""
-        own = slice(int(self.offsets[user]), int(self.offsets[user + 1]))
-        return self.items[own][self.is_seen[own]]
+        offsets, items = self.lists
+        return items[int(offsets[user]) : int(offsets[user + 1])]
 
     def known_of(self, user: int) -> Tensor:
         """The items of one user that the model knows of."""
@@ -94,8 +94,11 @@ class Seen:
         """(U,) number of each user's items that the model knows of."""
         return torch.cat([torch.zeros(1, dtype=torch.int64), self.is_known.cumsum(0)])[self.offsets.long()].diff()
 
+    @cached_property
     def lists(self) -> tuple[Tensor, Tensor]:
         """The seen items of all users without the others: offsets (U + 1,) and items."""
+        if bool(self.is_seen.all()):  # as a rule, and then nothing is copied
+            return self.offsets, self.items
         ends = torch.cat([torch.zeros(1, dtype=torch.int64), self.is_seen.cumsum(0)])
         return ends[self.offsets.long()], self.items[self.is_seen]
 

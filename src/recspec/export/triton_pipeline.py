@@ -125,7 +125,7 @@ class _Pipeline:
             if vectors is not None:
                 arrays[vectors] = item_vectors(each.model, known.features)
             described.append({"name": each.name, "needs_user": isinstance(each.model, ItemModel), "vectors": vectors})
-        arrays["seen_offsets"], arrays["seen_items"] = (each.numpy() for each in seen.lists())
+        arrays["seen_offsets"], arrays["seen_items"] = (each.numpy() for each in seen.lists)
         arrays["popular"] = self.pipeline.most_popular(self.pipeline.kept, len(known) + known.first_id)
         features = self.ranker.of_level("item")
         held = as_inputs(known.features, Signature("ranker", features))

@@ -315,9 +315,8 @@ def _leave_out(scores: Tensor, allowed: NDArray[np.bool_]) -> None:
 
 def _pairs(seen: Seen, users: Tensor, first_id: int) -> tuple[Tensor, Tensor]:
     """The user's row and the item's column of every item that the users acted on."""
-    starts, counts = seen.offsets[users], seen.offsets[users + 1] - seen.offsets[users]
+    offsets, items = seen.lists
+    starts, counts = offsets[users], offsets[users + 1] - offsets[users]
     rows = torch.repeat_interleave(torch.arange(len(users)), counts)
     within = torch.arange(len(rows)) - torch.repeat_interleave(counts.cumsum(0) - counts, counts)
-    places = torch.repeat_interleave(starts, counts) + within
-    kept = seen.is_seen[places]
-    return rows[kept], seen.items[places[kept]].long() - first_id
+    return rows, items[torch.repeat_interleave(starts, counts) + within].long() - first_id
