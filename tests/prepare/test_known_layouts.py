@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -351,3 +352,38 @@ def test_texts_that_may_be_lists_are_told(tmp_path: Path) -> None:
     told: dict[str, object] = {"split": "share", "context_features": ["seq"], "lists": ["seq"], "list_separator": "^"}
     asked = prepare_table(tmp_path / "train.csv", tmp_path / "b", None, **told)
     assert asked.spec.features["seq"].length == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("1 |u uid_3 age:25 |i iid_9\n-1 2.0 |u uid_4\n", "Vowpal Wabbit's format; write its features as columns"),
+        ("1 'tag |user a b\n0.5 'tag2 |user a\n", "Vowpal Wabbit's format"),
+        ('::1 - u1 [07/Oct/2017:00:00:01 +0000] "GET /item/7 HTTP/1.1" 200 5\n' * 2, "a web server's log"),
+        (
+            " user_id | item_id \n---------+---------\n       1 |       2\n(1 row)\n",
+            "a table that a database's shell drew",
+        ),
+        ("+---------+---------+\n| user_id | item_id |\n+---------+---------+\n", "export it as CSV"),
+    ],
+)
+def test_layouts_that_are_not_read_are_named(text: str, what: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=re.escape(what)):
+        read(written(tmp_path, "a.txt", text))
+
+
+def test_pipes_around_numbers_are_separators(tmp_path: Path) -> None:
+    rows, _ = read(written(tmp_path, "a.csv", "user_id|item_id\n" + "1 | 2\n" * 3))
+    assert [[*row] for row in rows] == [["user_id", "item_id"]] * 3
+
+
+def test_a_prefix_that_all_columns_share_does_not_hide_their_roles(tmp_path: Path) -> None:
+    raw = written(tmp_path, "a.csv", "e.user_id,e.item_id\n" + "".join(f"{n % 7},{n % 5}\n" for n in range(35)))
+    made = prepare_table(raw, tmp_path / "out")
+    assert (made.summary["users"], made.summary["items"]) == (7, 5)
+
+
+def test_a_matrix_without_a_header_is_told_how_to_become_rows(tmp_path: Path) -> None:
+    lines = [",".join("0105"[(n * k) % 4] for k in range(12)) + "\n" for n in range(30)]
+    with pytest.raises(SettingsError, match="each line is a user and each column an item, write user, item and rating"):
+        prepare_table(written(tmp_path, "a.csv", "".join(lines)), tmp_path / "out")

@@ -181,6 +181,10 @@ class _Shape:
         what = " or ".join({"user": "a user", "item": "an item"}[role] for role in lacks)
         ids = " ".join(f"--set {role}=COLUMN" for role in lacks)
         label = self._label_advice([name for name in self.columns if name not in self._named])
+        if len(self.columns) >= 10 and all(re.fullmatch("column_[0-9]+", name) for name in self.columns):
+            label += (
+                ". If each line is a user and each column an item, write user, item and rating of each cell as a row"
+            )
         raise SettingsError(f"{raw}: no column is named like {what}, and there is no label; found "
                             f"{listed(self.columns)}. If rows are interactions: {ids}; if a column is to be "
                             f"predicted: {label}")  # fmt: skip

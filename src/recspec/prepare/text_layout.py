@@ -10,7 +10,7 @@ from itertools import islice
 
 from recspec.errors import DataError, SettingsError, listed, shortened
 from recspec.prepare.column_roles import is_usual
-from recspec.prepare.known_layouts import KNOWN, TextLayout
+from recspec.prepare.known_layouts import KNOWN, OTHERS, TextLayout
 from recspec.prepare.names import FILE_SPLIT, ROW
 from recspec.prepare.notes import Notes
 from recspec.prepare.sequences import SEQUENCES
@@ -66,6 +66,9 @@ def glance(
 
 
 def _known(file: TextFile, lines: Sequence[str], key: str | None, notes: Notes) -> TextLayout | None:
+    for name, (pattern, remedy) in OTHERS.items():
+        if len(lines) > 1 and pattern.match("".join(lines[:2])):
+            raise DataError(f"{file.path}: its first lines are those of {name}; {remedy}")
     for name, recognise in KNOWN.items():
         if (found := recognise(lines, key)) is not None:
             notes.inferred.append(f"{file.path.name}: read as {name}: {found.told} (columns=[...] reads it otherwise)")
