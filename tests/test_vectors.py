@@ -22,6 +22,7 @@ from recspec.inference.request_rows import table_of
 from recspec.loading.loader import Loader
 from recspec.models import MODELS
 from recspec.serving.opened_model import RepositorySettings, open_version
+from recspec.serving.private_copies import copy_version
 from recspec.spec import FeatureSpec
 from recspec.storage.check import check
 from recspec.training.loop import train
@@ -118,7 +119,7 @@ def test_a_request_scores_items_as_the_pairs_do(
 
 @pytest.mark.parametrize("name", READ)
 def test_raw_vectors_are_read_alike_as_columns_json_and_tensors(
-    name: str, data: Callable[[str], FeatureSpec], trained: Callable[[str], Path]
+    name: str, data: Callable[[str], FeatureSpec], trained: Callable[[str], Path], tmp_path: Path
 ) -> None:
     run, columns = trained(name), raw_rows(data(name))
     predictor = Predictor.open(run)
@@ -126,7 +127,8 @@ def test_raw_vectors_are_read_alike_as_columns_json_and_tensors(
     assert notes.notes()[0] == "1 of 6 rows has no title_vector; a vector of zeros is taken"
     texts = {**columns, **{each: [json.dumps(vector) for vector in columns[each]] for each in VECTORS}}
     assert_close(predictor.predict(pa.table(texts))[0], expected, "texts, as of CSV")
-    opened = open_version(run, RepositorySettings(threads=1))
+    copy = copy_version(bundle.find(run), tmp_path / "copy", verify=True)
+    opened = open_version(copy, (), RepositorySettings(threads=1))
     ports = {port.name: port for port in opened.raw}
     for vector in VECTORS:
         assert (ports[vector].dtype, ports[vector].width) == ("float64", -1)

@@ -532,7 +532,7 @@ def test_a_model_of_columns_named_alike_trains_recommends_and_predicts(tmp_path:
         train(model, spec, tmp_path / f"run{number}", settings=how, model_settings=MODELS[model].Settings())
         predictor = Predictor.open(tmp_path / f"run{number}")
         rows = pa.table({"user_id": ["u1"], "item_id": ["3"], "channel": ["web"]})
-        assert 0 < predictor.predict(rows)[0][0] < 1
+        assert np.isfinite(predictor.predict(rows)[0][0])
         assert len(predictor.items.titles_of(np.array([1, 2])).drop_null()) == 2
         if "context_features" not in features:  # whose value no request for recommendations gives
             found = predictor.recommend(["u1"], k=2)[0].items
