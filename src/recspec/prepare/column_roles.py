@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from os.path import commonprefix
 from typing import Literal
 
 ColumnRole = Literal["user", "item", "timestamp", "rating", "label", "split"]
@@ -46,10 +45,9 @@ def plain(name: str) -> str:
 def columns_of(role: ColumnRole, columns: Iterable[str]) -> list[str]:
     """The columns whose names are usual for a role, the likeliest first, and the first of each name."""
     names, by_name = [*columns], dict[str, str]()
-    shared = commonprefix(names)
-    shared = shared[: shared.rfind(".") + 1]  # of a database's export, such as `events.user_id`
+    one_table = len({name.rpartition(".")[0] for name in names}) == 1  # of a database, as in `events.user_id`
     for column in names:
-        by_name.setdefault(plain(column.removeprefix(shared)), column)
+        by_name.setdefault(plain(column.rpartition(".")[2] if one_table else column), column)
     return [by_name[name] for name in NAMES[role] if name in by_name]
 
 
