@@ -298,7 +298,7 @@ def _held_out_now(tables: Tables, made: Table) -> list[str]:
 
 
 def _finished(base: FeatureSpec, spec: FeatureSpec) -> FeatureSpec:
-    """The saved specification, with what the one before says beyond it. Raises DataError if the features differ."""
+    """The saved specification with further metadata of the earlier one. Raises DataError if the features differ."""
     now, then = ({name: feature.model_copy(update={"cardinality": None}) for name, feature in each.features.items()}
                  for each in (spec, base))  # fmt: skip
     if now != then or spec.channels != base.channels:

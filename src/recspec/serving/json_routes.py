@@ -81,7 +81,7 @@ async def _answer(
 ) -> Response:
     """Read a request, compute its answer on the model's own thread, and add the time that it took.
 
-    `compute` is told the `time.monotonic()` after which nobody waits for the answer.
+    `compute` gets the deadline, a value of `time.monotonic()` after which no client waits for the answer.
     """
     began = time.perf_counter()
     limits, body_reader = repository.limits, repository.body_reader
