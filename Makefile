@@ -6,8 +6,9 @@ bin := .venv/bin
 key := $(subst /,_,$(PYTHON))
 inputs := pyproject.toml constraints.txt scripts/setup.sh
 
-# Settings of the user's own shell that would send packages elsewhere or change what the tests do.
-unexport PYTHONPATH PYTHONHOME PYTHONWARNINGS PYTHONOPTIMIZE PIP_TARGET PIP_PREFIX PIP_USER PYTEST_ADDOPTS
+# Settings of the user's own shell that would send packages elsewhere, change what the tests do, or have every process
+# compile all sources again (PYTHONDONTWRITEBYTECODE).
+unexport PYTHONPATH PYTHONHOME PYTHONWARNINGS PYTHONOPTIMIZE PYTHONDONTWRITEBYTECODE PIP_TARGET PIP_PREFIX PIP_USER PYTEST_ADDOPTS
 
 .PHONY: demo test test-slow moto check check-kernels bench bench-all docs notebooks sbom lock
 .NOTPARALLEL:
