@@ -253,6 +253,8 @@ def as_ids(values: object, what: str) -> tuple[str | int, ...]:
 
     if values is None:
         return ()
+    if hasattr(values, "item") and not hasattr(type(values), "__iter__"):  # a number of NumPy, as frames hold it
+        values = values.item()
     if isinstance(values, (str, int)) and not isinstance(values, bool):
         return (values,)
     if isinstance(values, Mapping) or hasattr(type(values), "columns") or not hasattr(type(values), "__iter__"):

@@ -534,7 +534,7 @@ def _of_all(predictor: Predictor, wanted: Wanted, show: Callable[[str, float, fl
         tables.append(block.table)
         done += block.users
         show("recommend", done, block.of)
-    return _joined(tables)
+    return _titled(predictor, _joined(tables))
 
 
 def _of_answers(predictor: Predictor, answers: Iterable[Recommendation], wanted: Wanted) -> pa.Table:

@@ -47,18 +47,20 @@ class Choice:
 class Chooser:
     """Reads filters, excluded items and boosts of requests; keeps the masks of the latest filters.
 
-    Items that are not `scorable` (N,) are never allowed: the model knows nothing of them.
+    Items that are not `scorable` (N,) are never allowed: the model knows nothing of them. Nor are items that are not
+    `kept` (N,): a pipeline's own filter leaves them out of every answer.
     """
 
-    def __init__(self, known: Catalogues, scorable: NDArray[np.bool_]) -> None:
-        self._known, self.scorable = known, scorable
+    def __init__(self, known: Catalogues, scorable: NDArray[np.bool_], kept: NDArray[np.bool_] | None = None) -> None:
+        self._known, self.scorable, self._kept = known, scorable, kept
         self.raw = RawCatalogue(known.spec, known.encoders)
         self._masks: OrderedDict[str, NDArray[np.bool_]] = OrderedDict()
 
     def choose(self, wanted: Wanted, problems: list[str]) -> Choice:
         """The choice of a request; its problems are added to `problems`."""
         first = int(self._known.spec.reserves_unknown(self._known.spec.item_id))
-        allowed = np.ones(self._known.spec.num_ids(self._known.spec.item_id), bool)
+        num_ids = self._known.spec.num_ids(self._known.spec.item_id)
+        allowed = np.ones(num_ids, bool) if self._kept is None else self._kept.copy()
         allowed[:first] = False
         notes = []
         boosts = self._read(wanted.boosts, problems)

@@ -88,7 +88,8 @@ class Recommender:
         """Reads filters, excluded items and boosts; items without interactions are for models that can score them."""
         counts = self.seen.counts.numpy()
         scores_all = self._bundle.model.scores_unseen_items
-        return Chooser(self._known, np.ones(len(counts), bool) if scores_all else counts > 0)
+        kept = None if self.retrieving is None else self.retrieving.pipeline.kept
+        return Chooser(self._known, np.ones(len(counts), bool) if scores_all else counts > 0, kept)
 
     @cached_property
     def vectors(self) -> Tensor | None:
@@ -227,10 +228,8 @@ class Recommender:
             scores[rows[known], columns[known]] = -torch.inf
         brought = None
         if self.retrieving is not None:
-            pipeline = self.retrieving.pipeline
-            if pipeline.kept is not None:
-                scores[:, ~torch.from_numpy(pipeline.kept[first:])] = -torch.inf
-            brought = np.full(scores.shape, pipeline.popularity_bit if how == "popularity" else 0, np.uint16)
+            popularity = self.retrieving.pipeline.popularity_bit
+            brought = np.full(scores.shape, popularity if how == "popularity" else 0, np.uint16)
         return Scored(scores, torch.arange(first, first + scores.shape[1]).expand(len(users), -1), brought, flat)
 
     def _found(self, index: ItemIndex, users: NDArray[np.int64], asked: Asked) -> Scored:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
 from recspec.encoding import LONGEST_ID
 from recspec.errors import RequestError, shortened
 
@@ -60,7 +62,7 @@ class Wanted:
     def problems(self) -> list[str]:
         """Sizes and numbers out of range, before any work."""
         found = []
-        if isinstance(self.k, bool) or not isinstance(self.k, int) or not 1 <= self.k <= LARGEST_K:
+        if isinstance(self.k, bool) or not isinstance(self.k, (int, np.integer)) or not 1 <= self.k <= LARGEST_K:
             found.append(f"k is {self.k!r}; expected a whole number from 1 to {LARGEST_K:,}")
         elif self.diversity and self.k > MOST_DIVERSE:
             found.append(f"k is {self.k:,}; expected at most {MOST_DIVERSE:,} with diversity")
