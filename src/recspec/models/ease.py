@@ -261,25 +261,23 @@ def _projected(known: Interactions, fitted: csr_array, inverse: NDArray[np.float
 
 def _inverse_of_gram(matrix: csr_array, l2: float, of: str) -> NDArray[np.float64]:
     """(X'X + l2 I)^-1 in fp64, in place, from X as CSR: the memory is that of one matrix."""
-    lapack = require_extra("scipy.linalg.lapack", "baselines")
     size = matrix.shape[1]
     gram = np.empty((size, size))
     by_column = matrix.T.tocsr()
     for rows in _blocks(size, size):
         gram[rows] = (by_column[rows] @ matrix).toarray()
     gram.flat[:: size + 1] += l2
-    # The matrix is symmetric, so its transpose is the column-major matrix that LAPACK needs; no copy is made.
-    factor, failed = lapack.dpotrf(gram.T, lower=1, overwrite_a=1, clean=0)
-    if not failed:
-        factor, failed = lapack.dpotri(factor, lower=1, overwrite_c=1)
+    # The matrix is symmetric, so its transpose is the column-major matrix that LAPACK needs; no copy is made. torch
+    # releases the interpreter's lock, so that a signal can end the process; scipy would hold it for half a minute.
+    factor = torch.from_numpy(gram).mT
+    _, failed = torch.linalg.cholesky_ex(factor, out=(factor, torch.zeros((), dtype=torch.int32)))
     if failed:
         raise SettingsError(
             f"settings.l2 is {l2:g}, too small to invert the {of} x {of} matrix of these interactions; take a larger "
             "one, for example 1"
         )
-    inverse: NDArray[np.float64] = factor.T  # row-major again, its upper triangle filled
-    _mirror_upper(inverse)
-    return inverse
+    torch.cholesky_inverse(factor, out=factor)
+    return gram
 
 
 def _pick_form(settings: EaseSettings, num_users: int, num_items: int) -> _Choice:
@@ -318,13 +316,3 @@ def _blocks(rows: int, width: int) -> Iterator[slice]:
     step = max(1, BLOCK // max(1, width))
     for start in range(0, rows, step):
         yield slice(start, min(rows, start + step))
-
-
-def _mirror_upper(square: NDArray[np.float64]) -> None:
-    """Copy the upper triangle onto the lower one in place, block by block."""
-    size, step = len(square), 1024
-    for start in range(0, size, step):
-        rows = slice(start, min(start + step, size))
-        square[rows.stop :, rows] = square[rows, rows.stop :].T
-        corner = square[rows, rows]
-        square[rows, rows] = np.triu(corner) + np.triu(corner, 1).T
