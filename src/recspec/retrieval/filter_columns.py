@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import re
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -35,6 +36,8 @@ ALWAYS = 8
 """Tests of a request that are made however many items there are."""
 WIDE = 32
 """Bytes of an item's value that cost as much to test as a short one."""
+LISTED = 8
+"""Values of an item's list that cost as much to test as one short value."""
 WHOLE = re.compile(r"\s*[+-]?[0-9]{1,300}\s*", re.ASCII)
 WRITTEN_NUMBER = re.compile(
     r"""(?:[$€£¥]\s*|[A-Z]{3}\s+)?
@@ -56,7 +59,8 @@ class TestedColumn:
     @property
     def cost(self) -> int:
         """Work of one test: 1 for each item, and more if items hold long texts or lists."""
-        return max(len(self.values), int(self.values.nbytes) // WIDE)
+        listed = len(self.held[0].values) if _is_list(self.values.type) else 0
+        return max(len(self.values), int(self.values.nbytes) // WIDE, listed // LISTED)
 
     @cached_property
     def there(self) -> Mask:
@@ -82,13 +86,17 @@ class TestedColumn:
         wrong = next((text for text, number in zip(texts, numbers, strict=True) if number is None), None)
         return np.array([*numbers, None], np.float64)[places], wrong  # None becomes NaN
 
-    def where(self, holds: Callable[[int | float], bool]) -> Mask:
-        """Where texts spell a number for which `holds` is true. Whole numbers are exact, of however many digits."""
-        return np.array([*map(holds, self._exact), False], bool)[self._coded[1]]
-
     @cached_property
-    def _exact(self) -> list[int | float]:
-        return [int(text) if WHOLE.fullmatch(text) else _number(text) or 0.0 for text in self._coded[0]]
+    def ranked(self) -> tuple[list[int | float], NDArray[np.float64]]:
+        """The different numbers that texts spell, ascending, and the place of each row's; NaN where it is missing.
+
+        Whole numbers are exact, of however many digits.
+        """
+        texts, places = self._coded
+        exact = [int(text) if WHOLE.fullmatch(text) else _number(text) or 0.0 for text in texts]
+        numbers = sorted({number for number in exact if number == number})
+        ranks = {number: rank for rank, number in enumerate(numbers)}
+        return numbers, np.array([*(ranks.get(number) for number in exact), None], np.float64)[places]
 
     @cached_property
     def _coded(self) -> tuple[list[str], NDArray[np.int64]]:
@@ -99,9 +107,9 @@ class TestedColumn:
 
     @cached_property
     def held(self) -> tuple[TestedColumn, NDArray[np.int64]]:
-        """All values of a column of lists, and the row of each."""
+        """All values of a column of lists, and where each row's begin and end among them (N + 1,)."""
         lists = self.values.cast(pa.large_list(self.values.type.value_type))
-        return TestedColumn(pc.list_flatten(lists)), _numpy(pc.list_parent_indices(lists))
+        return TestedColumn(pc.list_flatten(lists)), np.append(0, np.cumsum(_numpy(pc.list_value_length(lists))))
 
 
 def evaluate(asked: Filter, column: Callable[[str], TestedColumn], num_rows: int, until: float | None = None) -> Mask:
@@ -195,7 +203,8 @@ def _compared(name: str, sign: str, column: TestedColumn, value: Value) -> Mask:
         return _true(function(column.values, pa.scalar(value, kind)))
     numbers = _numbers(name, column, value)
     if is_text(kind) and _is_large(value):
-        return column.where(lambda number: compare(number, value))
+        known, ranks = column.ranked
+        return np.asarray(compare(ranks, _rank(value, known)))
     if numbers.dtype == np.float32:  # 0.1 means the float32 that is nearest to it
         return np.asarray(compare(numbers, _as_floats([value], numbers.dtype)))
     return np.asarray(compare(numbers, int(value) if isinstance(value, bool) else value))
@@ -215,7 +224,8 @@ def _among(name: str, column: TestedColumn, values: Sequence[Value]) -> Mask:
         return found
     numbers = _numbers(name, column, next((value for value in others if isinstance(value, str)), others[0]))
     if is_text(kind) and any(map(_is_large, others)):
-        return found | column.where({*others}.__contains__)
+        known, ranks = column.ranked
+        return found | np.isin(ranks, [_rank(value, known) for value in others])
     if numbers.dtype.kind == "f":
         return found | np.isin(numbers, _as_floats(others, numbers.dtype))
     bounds = np.iinfo(numbers.dtype)
@@ -223,6 +233,13 @@ def _among(name: str, column: TestedColumn, values: Sequence[Value]) -> Mask:
     broken = [value for value in others if isinstance(value, float)]
     found |= np.isin(numbers, np.array(whole, numbers.dtype))
     return found | np.isin(numbers.astype(np.float64), broken) if broken else found
+
+
+def _rank(value: Value, numbers: Sequence[int | float]) -> float:
+    """The place of a number among ascending ones; between two of them if it is none."""
+    assert not isinstance(value, str)
+    place = bisect_left(numbers, value)
+    return place if place < len(numbers) and numbers[place] == value else place - 0.5
 
 
 def _is_large(value: Value) -> bool:
@@ -287,11 +304,12 @@ def _truth(test: Test, column: TestedColumn) -> Mask:
 def _contains(test: Test, column: TestedColumn) -> Mask:
     value, kind = test.values[0], column.values.type
     if _is_list(kind):
-        held, rows = column.held
-        found = np.zeros(len(column.values), bool)
-        if len(held.values) and not pa.types.is_null(held.values.type):
-            found[rows[_compared(test.column, "==", held, value) & held.there]] = True
-        return found
+        held, ends = column.held
+        if not len(held.values) or pa.types.is_null(held.values.type):
+            return np.zeros(len(column.values), bool)
+        equal = _compared(test.column, "==", held, value) & held.there
+        before = np.append(0, np.cumsum(equal))[ends]
+        return before[1:] > before[:-1]
     if is_text(kind):
         if not isinstance(value, str):
             raise RequestError(f"column '{test.column}' holds texts; write the part to find in quotes")
