@@ -12,7 +12,9 @@ import threading
 import time
 from urllib.parse import urlsplit
 
+import grpc
 import numpy as np
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 PATH = "/v2/models/m/infer"
 
@@ -55,9 +57,6 @@ def over_http(address: str, rows: int, until: float, times: list[float]) -> None
 
 def over_grpc(address: str, rows: int, until: float, times: list[float]) -> None:
     """Ask over one channel with a connection of its own, again and again."""
-    import grpc
-    from tritonclient.grpc import service_pb2, service_pb2_grpc
-
     numbers = np.random.default_rng()
     channel = grpc.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)])
     stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)

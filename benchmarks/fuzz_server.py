@@ -242,7 +242,7 @@ def one_request(target: Target, dice: random.Random) -> tuple[str, bytes]:
         return kind, headed("POST", "/v2/models/films/infer", broken(question.body, dice), dice, question.headers)
     inputs = [{"name": name, "datatype": array.dtype.name.upper(), "shape": list(array.shape), "data": array.tolist()}
               for name, array in question.arrays.items()]  # fmt: skip
-    body = {"id": "x", "inputs": inputs, "outputs": [{"name": "probability"}], "parameters": {"timeout": 0}}
+    body = {"id": "x", "inputs": inputs, "outputs": [{"name": "logit"}], "parameters": {"timeout": 0}}
     model = dice.choice(("films", "films", "films_raw", "clicks", "spare"))
     raw = broken(json.dumps(mutated(body, dice)).encode(), dice)
     return kind, headed("POST", f"/v2/models/{model}/infer", raw, dice, {})

@@ -192,7 +192,7 @@ def main() -> None:
     """Parse, run, print."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--workers", default="1,2")
-    parser.add_argument("--users", type=int, default=1_000_000)
+    parser.add_argument("--users", type=int, default=1_000_000, help="at least 100,000, whom clients ask for")
     parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--out", type=Path, help="JSON file to write")

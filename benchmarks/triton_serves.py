@@ -82,6 +82,7 @@ class Question:
     """What the client asks one model of a server, and what it must hear."""
 
     model: str
+    output: str
     inputs: Arrays
     expected: np.ndarray[Any, Any]
     allowed: float
@@ -141,15 +142,15 @@ def _questions_of(name: str, folder: Path, rows: int, precision: Precision) -> l
     check = Check(trained.model, Signature.from_dict(exported.description["signature"]), sample_of(trained, spec))
     allowed = FP32_DIFFERENCE if precision == "fp32" else 20 * TOLERANCE[precision]
     expected = check.probabilities(EagerModel(trained.model, check.signature))
-    asked = [Question(name, check.inputs, expected, allowed)]
+    output = trained.outputs[0]
+    asked = [Question(name, output, check.inputs, expected, allowed)]
     if exported.description["triton"]["raw"] != f"{name}_raw":
         print(f"{name}: no ensemble of raw values: {exported.description['triton']['raw']}", file=sys.stderr)
         return asked
 
     predictor = Predictor.open(folder / f"run-{name}", device="cpu")
     table = raw_rows(predictor, check.sample.batch)
-    answered, _ = predictor.predict(table)
-    asked.append(Question(f"{name}_raw", tensors_of(table), answered, allowed))
+    asked.append(Question(f"{name}_raw", output, tensors_of(table), sigmoids(predictor, table), allowed))
     if "history" in MODELS[name].needs:
         asked += questions_of_ranker(predictor, f"{name}{RANKER}", folder, spec, precision)
     return asked
@@ -176,9 +177,10 @@ def questions_of_ranker(
     check = Check(model, signature, sample_of(trained, spec))
     inputs = check.call(range(check.rows))
     pairs = {key: np.repeat(each, check.rows, 0) if len(each) == 1 else each for key, each in inputs.items()}
-    rows = EagerModel(model, signature_of(predictor.spec, model.features(), "rows"))
+    output = trained.outputs[0]
+    rows = EagerModel(model, signature_of(predictor.spec, model.features(), "rows", trained.outputs))
     allowed = FP32_DIFFERENCE if precision == "fp32" else 20 * TOLERANCE[precision]
-    asked = [Question(name, inputs, rows.run(pairs)["probability"][:, 0], allowed)]
+    asked = [Question(name, output, inputs, rows.run(pairs)[output][:, 0], allowed)]
 
     assert predictor.encoders is not None
     table = raw_rows(predictor, check.sample.batch)
@@ -189,8 +191,13 @@ def questions_of_ranker(
             place, first = table.column_names.index(port.name), table.column(port.name).to_pylist()[:1]
             table = table.set_column(place, port.name, [first * check.rows])
             columns[port.name] = columns[port.name][:1]
-    answered, _ = predictor.predict(table)
-    return [*asked, Question(f"{name}_raw", columns, answered, allowed)]
+    return [*asked, Question(f"{name}_raw", output, columns, sigmoids(predictor, table), allowed)]
+
+
+def sigmoids(predictor: Predictor, table: Any) -> Any:
+    """The first output of a program for raw rows: probabilities, or the sigmoid of the scores of a model that ranks."""
+    values, _ = predictor.predict(table)
+    return values if predictor.bundle.gives_probabilities else 1 / (1 + np.exp(-values))
 
 
 def tensors_of(table: Any) -> Arrays:
@@ -244,7 +251,7 @@ def question_of_tensorflow(given: Path, folder: Path, precision: Precision) -> Q
         values = columns[port.name][:, None]
         inputs[port.name] = values.astype("S" if port.dtype == "string" else np.float64)
     allowed = FP32_DIFFERENCE if precision == "fp32" else 20 * TOLERANCE[precision]
-    return Question(f"{TENSORFLOW}_raw", inputs, golden["prob"].ravel(), allowed)
+    return Question(f"{TENSORFLOW}_raw", trained.outputs[0], inputs, golden["prob"].ravel(), allowed)
 
 
 def raw_rows(predictor: Predictor, batch: Mapping[str, Any]) -> Any:
@@ -299,7 +306,7 @@ def ours(names: Sequence[str], folder: Path) -> Iterator[tuple[subprocess.Popen[
 # --- the client, under the server's interpreter ----------------------------------------------------------------------
 
 
-def ask(model: str, inputs_file: Path, http: int, grpc: int, *, load: bool, seconds: float) -> Found:
+def ask(model: str, output: str, inputs_file: Path, http: int, grpc: int, *, load: bool, seconds: float) -> Found:
     """Send a model's rows over both protocols in requests of several sizes, and time some of them.
 
     Triton is told to `load` the model first; `recspec serve` loads its models as it starts.
@@ -313,24 +320,24 @@ def ask(model: str, inputs_file: Path, http: int, grpc: int, *, load: bool, seco
             if load:
                 client.load_model(model)  # of an ensemble, what it consists of too
             assert client.is_model_ready(model), f"{model} is not ready"
-            asking = Asking(module, client, model, inputs)
+            asking = Asking(module, client, model, output, inputs)
             for size in SIZES:
                 found["answers"][f"{protocol}/{size}"] = asking.all_rows(size).tolist()
                 found["latency"].append({"protocol": protocol, "rows": size, **asking.timed(size, seconds)})
             if protocol == "grpc":
-                found["joined"] = joined(module, port, model, inputs)
+                found["joined"] = joined(module, port, model, output, inputs)
     return found
 
 
 class Asking:
     """Requests to one model."""
 
-    def __init__(self, module: Any, client: Any, model: str, inputs: Arrays) -> None:
-        self.module, self.client, self.model, self.inputs = module, client, model, inputs
+    def __init__(self, module: Any, client: Any, model: str, output: str, inputs: Arrays) -> None:
+        self.module, self.client, self.model, self.output, self.inputs = module, client, model, output, inputs
         self.rows = max(map(len, inputs.values()))
 
     def one(self, start: int, stop: int) -> np.ndarray[Any, Any]:
-        """Probabilities of some rows."""
+        """The output of some rows."""
         given = []
         for name, values in self.inputs.items():
             part = values if len(values) == 1 else values[start:stop]  # a ranker's request has one row
@@ -339,12 +346,12 @@ class Asking:
             tensor = self.module.InferInput(name, part.shape, "BYTES" if text else kinds[part.dtype.name])
             tensor.set_data_from_numpy(part.astype(object) if text else np.ascontiguousarray(part))
             given.append(tensor)
-        answer: np.ndarray[Any, Any] = self.client.infer(self.model, given).as_numpy("probability")
+        answer: np.ndarray[Any, Any] = self.client.infer(self.model, given).as_numpy(self.output)
         assert answer.shape == (stop - start, 1), answer.shape
         return answer[:, 0]
 
     def all_rows(self, size: int) -> np.ndarray[Any, Any]:
-        """Probabilities of every row (of the first 200 where a request has one)."""
+        """The output of every row (of the first 200 where a request has one)."""
         rows = min(self.rows, 200 * size)
         return np.concatenate([self.one(at, min(at + size, rows)) for at in range(0, rows, size)])
 
@@ -361,7 +368,7 @@ class Asking:
         return {"p50_ms": round(float(p50), 3), "p99_ms": round(float(p99), 3), "requests": len(times) - 5}
 
 
-def joined(module: Any, port: int, model: str, inputs: Arrays, clients: int = 8, each: int = 50) -> Found:
+def joined(module: Any, port: int, model: str, output: str, inputs: Arrays, clients: int = 8, each: int = 50) -> Found:
     """Rows a request and rows a computation when several clients ask for one row at a time."""
 
     def counts(client: Any) -> tuple[int, int]:
@@ -371,7 +378,7 @@ def joined(module: Any, port: int, model: str, inputs: Arrays, clients: int = 8,
 
     def work() -> None:
         with module.InferenceServerClient(f"127.0.0.1:{port}") as client:
-            asking = Asking(module, client, model, inputs)
+            asking = Asking(module, client, model, output, inputs)
             for row in range(each):
                 asking.one(row % asking.rows, row % asking.rows + 1)
 
@@ -398,7 +405,8 @@ def compare(
     for question in asked:
         file = folder / f"{question.model}.npz"
         np.savez(file, **question.inputs)  # type: ignore[arg-type]
-        command = [str(python), __file__, "--ask", question.model, str(file), str(ports["http"]), str(ports["grpc"])]
+        command = [str(python), __file__, "--ask", question.model, question.output, str(file), str(ports["http"]),
+                   str(ports["grpc"])]  # fmt: skip
         if server == "triton":
             command.append("--load")
         done = subprocess.run([*command, "--seconds", str(seconds)], capture_output=True, text=True, check=False)
@@ -451,12 +459,12 @@ def main() -> None:
     given.add_argument("--tensorflow", type=Path, help="folder of a TensorFlow model with golden rows, to ask too")
     given.add_argument("--environment", type=Path, help="folder of the server's environment")
     given.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "triton_serves.json")
-    given.add_argument("--ask", nargs=4, metavar="X", help=argparse.SUPPRESS)
+    given.add_argument("--ask", nargs=5, metavar="X", help=argparse.SUPPRESS)
     given.add_argument("--load", action="store_true", help=argparse.SUPPRESS)
     arguments = given.parse_args()
     if arguments.ask:
-        model, file, http, grpc = arguments.ask
-        found = ask(model, Path(file), int(http), int(grpc), load=arguments.load, seconds=arguments.seconds)
+        model, output, file, http, grpc = arguments.ask
+        found = ask(model, output, Path(file), int(http), int(grpc), load=arguments.load, seconds=arguments.seconds)
         print(json.dumps(found))
         return
 
