@@ -12,8 +12,6 @@ if [ -n "${PYTHON:-}" ]; then
         echo "setup: PYTHON=$PYTHON is not a Python of version 3.11 or newer; name another: make PYTHON=python3.12" >&2
         exit 2
     fi
-    # another version than the one .venv was made with: made anew
-    if fits .venv/bin/python && [ "$(version .venv/bin/python)" != "$(version "$PYTHON")" ]; then rm -rf .venv; fi
     python=$PYTHON
 else
     for python in .venv/bin/python python3 python3.14 python3.13 python3.12 python3.11 python none; do
@@ -25,6 +23,14 @@ else
     fi
 fi
 
+# One setup at a time; the lock lasts as long as this shell, whose file it is.
+exec 9> .venv.lock
+"$python" -c 'import fcntl; fcntl.flock(9, fcntl.LOCK_EX)'
+
+# another version than the one .venv was made with: made anew
+if [ -n "${PYTHON:-}" ] && fits .venv/bin/python && [ "$(version .venv/bin/python)" != "$(version "$PYTHON")" ]; then
+    rm -rf .venv
+fi
 if ! fits .venv/bin/python; then
     echo "setup: making .venv with $("$python" --version); the first time takes some minutes" >&2
     rm -rf .venv
