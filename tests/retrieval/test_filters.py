@@ -378,3 +378,10 @@ def test_numbers_that_were_read_as_text_say_how_to_prepare_them(text: str) -> No
 def test_texts_that_are_no_numbers_are_compared_in_quotes(text: str) -> None:
     with pytest.raises(RequestError, match="write the value in quotes"):
         evaluate(Filter.parse("price < 10"), lambda _: TestedColumn(pa.array([text])), 1)
+
+
+def test_values_of_lists_cost_work_however_short_they_are() -> None:
+    flags = TestedColumn(pa.array([[True, False] * 40, [], None]))
+    assert flags.cost == 80 // filter_columns.LISTED
+    found = evaluate(Filter.parse("flags contains false"), {"flags": flags}.__getitem__, 3)
+    assert found.tolist() == [True, False, False]

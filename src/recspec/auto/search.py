@@ -6,6 +6,7 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import cycle, islice
 from pathlib import Path
@@ -20,6 +21,7 @@ from recspec.auto.state import BEST, RUNS, WRITTEN, Line, State
 from recspec.distributed import Ranks
 from recspec.errors import Interrupted, SettingsError
 from recspec.files import confine, local, locked_inside, made
+from recspec.signals import stopping_at_once
 from recspec.spec import FeatureSpec
 from recspec.training import Event, Result, TrackedSearch, TrainingPlan, has_checkpoint, plan_run, train
 
@@ -109,9 +111,10 @@ class AutoSearch:
         asked = None if self.models is None else sorted(self.models)
         if found is None:
             started = time.monotonic()
-            found, self.plans = begin(
-                self.spec, self.out, self.minutes, self.metric, self.models, self.seed, self.train, self.ranks
-            )
+            with stopping_at_once(f"{self.out}: {STOPPED}") if self.ranks.world_size == 1 else nullcontext():
+                found, self.plans = begin(
+                    self.spec, self.out, self.minutes, self.metric, self.models, self.seed, self.train, self.ranks
+                )
             self.state, self.sign = found, sign_of(found.metric)
             for name, why in found.left_out.items():
                 self.tell(f"left out: {name}: {candidates.main_reason(why)}")

@@ -105,11 +105,16 @@ def plan_run(
     *,
     resume: bool,
 ) -> TrainingPlan | FitPlan:
-    """The plan of `train` with the same arguments; raises what `make_plan` raises and writes nothing."""
-    if model_name in MODELS and issubclass(MODELS[model_name], FittedModel):
-        return make_fit_plan(model_name, spec, settings, model_settings, ranks, resume=resume)
-    so_far = run_folder.settings_of(run) if resume else None
-    return make_plan(model_name, spec, settings, model_settings, ranks, propose=True, so_far=so_far)
+    """The plan of `train` with the same arguments; raises what `make_plan` raises and writes nothing.
+
+    Raises:
+        Interrupted: at a signal to stop.
+    """
+    with stopping_at_once(NOT_BEGUN) if ranks.world_size == 1 else nullcontext():
+        if model_name in MODELS and issubclass(MODELS[model_name], FittedModel):
+            return make_fit_plan(model_name, spec, settings, model_settings, ranks, resume=resume)
+        so_far = run_folder.settings_of(run) if resume else None
+        return make_plan(model_name, spec, settings, model_settings, ranks, propose=True, so_far=so_far)
 
 
 @contextmanager
@@ -125,6 +130,7 @@ def using_threads(number: int) -> Iterator[None]:
             torch.set_num_threads(before)
 
 
+NOT_BEGUN = "stopped as asked before training began; start the same command again"
 EVALUATION_SECONDS = 5.0
 """Time for an evaluation to end after a signal to stop; then the run goes on from its last checkpoint."""
 

@@ -36,12 +36,13 @@ from recspec.errors import (
 from recspec.files import local
 from recspec.loading import Newest
 from recspec.models import MODELS, FittedModel, Ids, require_libraries
+from recspec.signals import stopping_at_once
 from recspec.spec import FeatureSpec
 from recspec.stores import fetched, url_text
 from recspec.training import run_folder
 from recspec.training.build import Built
 from recspec.training.fit import make_fit_plan, run_fit
-from recspec.training.loop import TrainingRun, using_threads
+from recspec.training.loop import NOT_BEGUN, TrainingRun, using_threads
 from recspec.training.plan import make_plan
 from recspec.training.result import Result
 from recspec.training.run_folder import Event
@@ -122,7 +123,8 @@ def update(
         (folder / DATA).mkdir(parents=True)
         from recspec.datasets import grow  # needs Ibis and DuckDB, which training does without
 
-        grown = grow(spec, events, folder / DATA)
+        with stopping_at_once(NOT_BEGUN):
+            grown = grow(spec, events, folder / DATA)
         prepared = time.monotonic()
         if issubclass(kind, FittedModel):
             result = _fit(card, grown, folder, on_event, stop_requested)
