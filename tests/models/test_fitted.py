@@ -252,13 +252,6 @@ def test_operations_of_one_fit_by_hand() -> None:
     assert MODELS["item_knn"].operations(few) == 4e4  # type: ignore[attr-defined]
 
 
-def test_ease_mirrors_triangles_larger_than_a_block() -> None:
-    square = np.random.default_rng(2).normal(size=(2500, 2500))
-    expected = np.triu(square) + np.triu(square, 1).T
-    ease_file._mirror_upper(square)
-    np.testing.assert_array_equal(square, expected)
-
-
 def ease_of(users: int, items: int, **settings: object) -> FittedItemModel:
     spec = specification(users, items)
     model = without_memory(lambda: MODELS["ease"](spec, MODELS["ease"].Settings.model_validate(settings)))
