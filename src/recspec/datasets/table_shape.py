@@ -180,14 +180,23 @@ class _Shape:
             return
         what = " or ".join({"user": "a user", "item": "an item"}[role] for role in lacks)
         ids = " ".join(f"--set {role}=COLUMN" for role in lacks)
+        glance = fetch(self.rows.backend, self.rows.table.order_by(ROW).limit(1).select(self.columns)).to_pylist()
+        first = [str(value) for value in glance[0].values()] if glance else []
+        alike = columns_like_times(self.rows.backend, self.rows.table, {FILE_SPLIT})
+        if len(alike) == 1 and not self._given("timestamp"):
+            ids += f" --set timestamp={alike[0]}"
         label = self._label_advice([name for name in self.columns if name not in self._named])
-        if len(self.columns) >= 10 and all(re.fullmatch("column_[0-9]+", name) for name in self.columns):
+        found, count = listed(self.columns), len(self.columns)
+        if nameless := all(re.fullmatch("column_[0-9]+", name) for name in self.columns):
+            found = f"{count:,} columns without names, column_1 to column_{count}"
+        if nameless and count >= 10 and all(re.fullmatch(r"-?[0-9.]+", value) for value in first):
             label += (
-                ". If each line is a user and each column an item, write user, item and rating of each cell as a row"
+                ". If each line is a user and each column an item, write user, item and rating of each rated cell as "
+                "a row, as stack() of pandas does"
             )
         raise SettingsError(f"{raw}: no column is named like {what}, and there is no label; found "
-                            f"{listed(self.columns)}. If rows are interactions: {ids}; if a column is to be "
-                            f"predicted: {label}")  # fmt: skip
+                            f"{found}, first {shortened(', '.join(first))!r}. If rows are interactions: {ids}; if a "
+                            f"column is to be predicted: {label}")  # fmt: skip
 
     def _label_advice(self, free: Sequence[str]) -> str:
         """Settings that make a column the label: the last one that holds two values."""
@@ -293,17 +302,19 @@ class _Shape:
         is_given = FILE_SPLIT in self.rows.table.columns or self._now("splits") is not None
         if self._given("split") or is_given:
             return
-        time = self._now("timestamp")
-        if settings.group is not None:
-            self._set("split", "group", f"splits keep the rows of each '{settings.group}' together, because the "
-                      "group is set (split=share or split=time splits otherwise)")  # fmt: skip
-        elif (
-            isinstance(time, str)
+        time, group = self._now("timestamp"), self._now("group")
+        is_timed = (
+            settings.group is None
+            and isinstance(time, str)
             and time in self.columns
             and (self._given("timestamp") or self._is_declared_time(time) or self._looks_like_times(time))
-        ):
+        )
+        if is_timed:
             self._set("split", "time", f"the latest rows by '{time}' are valid and test, because rows have times "
                       "(split=share takes random rows)")  # fmt: skip
+        elif group is not None:
+            self._set("split", "group", f"splits keep the rows of each '{group}' together, because the group is set "
+                      "(split=share or split=time splits otherwise)")  # fmt: skip
         else:
             self._set(
                 "split",

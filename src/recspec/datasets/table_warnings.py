@@ -6,7 +6,7 @@ from pathlib import Path
 
 from recspec.datasets.table_features import OURS, Tables
 from recspec.datasets.table_settings import Settings
-from recspec.prepare import ColumnRole, RawRows, doubtful_times, unused_columns
+from recspec.prepare import ColumnRole, RawRows, doubtful_times, unused_columns, unused_types
 
 ROLES: tuple[ColumnRole, ...] = ("label", "rating", "timestamp")
 
@@ -19,7 +19,9 @@ def warnings(raw: RawRows, tables: Tables, asked: Settings) -> list[str]:
             settings.rating, settings.splits, settings.weight, settings.event, settings.group]  # fmt: skip
     open_roles = [role for role in ROLES if settings.label is None and role not in asked.model_fields_set
                   and getattr(settings, role) not in names]  # fmt: skip
-    told = unused_columns(backend, rows, [name for name in names if name not in used], open_roles)
+    unused = [name for name in names if name not in used]
+    told = unused_columns(backend, rows, unused, open_roles)
+    told += unused_types(backend, rows, unused) if settings.label is None and settings.event is None else []
     told += doubtful_times(backend, rows, tables.time) if tables.time and rows[tables.time].type().is_numeric() else []
     return told + without_effect(raw, tables, asked)
 

@@ -31,7 +31,7 @@ from recspec.prepare.names import (
 )
 from recspec.prepare.negatives import Distribution
 from recspec.prepare.notes import Notes
-from recspec.prepare.outcome import doubtful_times, label_outcomes, unused_columns
+from recspec.prepare.outcome import doubtful_times, label_outcomes, unused_columns, unused_types
 from recspec.prepare.part_files import PartFiles, gather
 from recspec.prepare.prepared import Prepared, fingerprint
 from recspec.prepare.raw_files import (
@@ -88,6 +88,6 @@ __all__ = [
     "find_raw_files", "fingerprint", "first_left_out", "gather", "interactions", "is_dated", "is_missing_marker",
     "keep_earliest", "label_outcomes", "leave_one_out", "left_join", "limit_bytes", "lines_of", "load_columns",
     "named_files", "nearest_file", "note_doubtful_time", "note_untimed", "number_of", "prepared", "read_header",
-    "shuffled", "silent", "splits", "splits_by_name", "stage", "typed", "unused_columns",
+    "shuffled", "silent", "splits", "splits_by_name", "stage", "typed", "unused_columns", "unused_types",
     "with_splits",
 ]  # fmt: skip

@@ -18,6 +18,7 @@ NAMES: dict[ColumnRole, tuple[str, ...]] = {
         "articleid", "article", "bookid", "isbn", "songid", "trackid", "artistid", "albumid", "venueid", "poiid", "poi",
         "locationid", "businessid", "placeid", "newsid", "videoid", "gameid", "appid", "adid", "contentid", "goodsid",
         "recipeid", "documentid", "adgroupid", "pageid", "items", "itemids", "itemsequence", "sequence", "itemlist",
+        "stockcode", "animeid", "jokeid", "trackuri", "aid",
     ),
     "timestamp": (
         "timestamp", "time", "ts", "unixtime", "unixreviewtime", "datetime", "date", "eventtime", "createdat",
@@ -31,7 +32,7 @@ NAMES: dict[ColumnRole, tuple[str, ...]] = {
 
 SPLIT_WORDS = {
     **dict.fromkeys(("train", "training", "tr"), "train"),
-    **dict.fromkeys(("valid", "validation", "val", "dev", "validate"), "valid"),
+    **dict.fromkeys(("valid", "validation", "vali", "val", "dev", "validate"), "valid"),
     **dict.fromkeys(("test", "testing", "tst", "holdout"), "test"),
 }
 """Words for a split, in lower case."""

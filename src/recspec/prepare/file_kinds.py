@@ -12,6 +12,7 @@ from recspec.prepare.notes import Notes
 
 OTHER_KINDS = {
     b"PK\x03\x04": ("a zip file, or a spreadsheet", "unpack it, or save it as CSV"),
+    b"\xd0\xcf\x11\xe0": ("an old spreadsheet (.xls)", "save it as CSV"),
     b"PAR1": ("a Parquet file", "name it .parquet"),
     b"\x1f\x8b": ("a gzipped file", "name it .gz"),
     b"\x28\xb5\x2f\xfd": ("a file compressed by zstd", "name it .zst"),

@@ -273,12 +273,19 @@ KNOWN: Mapping[str, Callable[[Sequence[str], str | None], TextLayout | None]] = 
 }  # fmt: skip
 """Name of a layout -> the function that recognises it by its first lines; a file of users or items has a `key`."""
 
-_WOWPAL, _LOGGED = r"-?[0-9]\S*( [0-9.]+)?( '\S+)? ?\|[A-Za-z]\S* \S.*\n", r'\S+ \S+ \S+ \[[^\]\n]+\] "[A-Z]+ .*\n'
+_WOWPAL, _LOGGED = (
+    r"-?[0-9]\S*( [0-9.]+)?( '\S+)? ?\|([A-Za-z]\S* \S| \S+:-?[0-9.]+\s).*\n",
+    r'\S+ \S+ \S+ \[[^\]\n]+\] "[A-Z]+ .*\n',
+)
 OTHERS: Mapping[str, tuple[re.Pattern[str], str]] = {
     "Vowpal Wabbit's format": (re.compile(_WOWPAL * 2), "write its features as columns of a CSV file"),
     "a web server's log": (re.compile(_LOGGED * 2), "write user, item and time as columns of a CSV file"),
     "a table that a database's shell drew": (
-        re.compile(r".*\n *-+(\+-+)+ *\n|\+(-+\+)+\n"), "export it as CSV, as psql does by `\\copy`"
+        re.compile(r".*\n *-+(\+-+)+ *\n|\+(-+\+)+\n|┌[─┬]+┐\n|.*\n\|?( *:?-+:? *\|)+.*\n"),
+        "export it as CSV, as psql does by `\\copy`",
+    ),
+    "records over several lines, as of SNAP": (
+        re.compile(r"([A-Za-z][\w/]*: .*\n){2}"), "write user, item, rating and time of each as a row of a CSV file"
     ),
 }  # fmt: skip
 """Name of a layout that is not read -> the pattern of its first two lines, and what to do."""

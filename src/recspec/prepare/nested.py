@@ -36,7 +36,10 @@ def inside(keys: Mapping[str, tuple[bool, Sequence[str]]], asked: Collection[str
 def check_items(keys: Mapping[str, tuple[bool, Sequence[str]]], item: str | None, where: str) -> None:
     """Refuse objects as items. Raises DataError, which names the setting for the key of their id."""
     items = item if item in keys else column_of("item", keys)
-    if items is None or not keys[items][1] or (item is not None and item.startswith(f"{items}.")):
+    is_inside = any((item or "").startswith(f"{name}.") for name in keys)
+    if items is None and not is_inside and column_of("label", keys) is None:
+        items = next((name for name, (_, inner) in keys.items() if column_of("item", inner)), None)
+    if items is None or not keys[items][1] or is_inside:
         return
     is_list, inner = keys[items]
     likely = column_of("item", inner) or next((key for key in inner if key == "id"), inner[0])

@@ -25,6 +25,7 @@ OWN_ID = 0.75  # ids per event, from which nearly every event has its own
 LOST = 1 / 3  # share of the rows that are left out
 FEW_VALUES, CERTAIN = 20, 30.0  # values of a column; -ln of the chance that all rows of one have the rarer label
 FEW_TIMES, ROWS_PER_TIME = 100, 5  # distinct numbers that are hardly times, in so many rows each or more
+TYPES = r"(event|action|behaviou?r|interaction|activity)(type|name)?|type"
 LIKE: Mapping[ColumnRole, str] = {
     "label": r"(is|was|has|did)?(y|label|target|click|convert|conversion|purchase|bought|buy|like|watch|response"
     r"|outcome|positive)(s|d|ed)?",
@@ -115,6 +116,23 @@ def unused_columns(backend: Backend, rows: Table, unused: Collection[str], roles
                 f"column '{shortened(name)}' is named like a {role}, and is not used: it holds "
                 f"{how_many(found['kinds'], 'value')} in {how_many(found['rows'], 'row')}, such as "
                 f"'{shortened(str(found['one']))}'; --set {role}={name} uses it, --set {role}=null leaves it unused"
+            )
+    return told
+
+
+def unused_types(backend: Backend, rows: Table, unused: Collection[str]) -> list[str]:
+    """Warnings about columns that are named like the types of events, hold several, and are not used."""
+    told = []
+    for name in unused:
+        if not re.fullmatch(TYPES, plain(name.rpartition(".")[2])):
+            continue
+        kinds = rows.select(kind=rows[name].cast("string")).distinct().order_by("kind").limit(FEW_VALUES + 1)
+        held = [kind for kind in fetch(backend, kinds).column("kind").to_pylist() if kind is not None]
+        if 1 < len(held) <= FEW_VALUES:
+            told.append(
+                f"events of all types in column '{shortened(name)}' count alike; --set 'event={name}' --set "
+                f"'event_weights={{{', '.join(f'{shortened(kind)}: 1' for kind in held)}}}' weighs each type, 0 "
+                "leaves it out"
             )
     return told
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,7 +32,15 @@ from recspec.prepare.notes import Notes
 from recspec.prepare.quotes import check_quotes
 from recspec.prepare.sequences import LineFile, flattened, read_lines, sequence_column
 from recspec.prepare.tables import count_rows, fetch
-from recspec.prepare.text_files import ColumnType, JsonFile, TextFile, check_names, json_form, line_numbers
+from recspec.prepare.text_files import (
+    ColumnType,
+    JsonFile,
+    TextFile,
+    check_names,
+    json_form,
+    line_numbers,
+    with_announced_separator,
+)
 from recspec.prepare.text_layout import glance
 
 RawLayout = Literal["rows", "sequences"]
@@ -413,7 +422,8 @@ def _text(
     layout = glance(first, separator=reading.separator, columns=reading.columns, layout=reading.layout,
                     mentioned=reading.mentioned, key=reading.key, notes=notes)  # fmt: skip
     encodings = [first.encoding, *(encoding_of(path, reading.encoding, notes) for path in paths[1:])]
-    plain = [replace(first, path=path, encoding=each) for path, each in zip(paths, encodings, strict=True)]
+    plain = [with_announced_separator(replace(first, path=path, encoding=each, announced=False))
+             for path, each in zip(paths, encodings, strict=True)]  # fmt: skip
     if layout.lines is not None:
         return _by_line(backend, plain, layout, ids, notes, folder)
     files = [_with_layout(file, layout, reading) for file in plain]
@@ -464,8 +474,9 @@ def _read_text(backend: Backend, file: TextFile, reading: Reading, notes: Notes)
 
 def _raw_text(path: Path, reading: Reading, notes: Notes) -> TextFile:
     tabs = unpacked_name(path).endswith((".tsv", ".inter"))
-    return TextFile(path, {}, separator="\t" if tabs else ",", encoding=encoding_of(path, reading.encoding, notes),
-                    quote=reading.quote or "", escape=reading.quote or '"', multiline=True)  # fmt: skip
+    encoding = encoding_of(path, reading.encoding, notes)
+    return with_announced_separator(TextFile(path, {}, separator="\t" if tabs else ",", encoding=encoding,
+                    quote=reading.quote or "", escape=reading.quote or '"', multiline=True))  # fmt: skip
 
 
 def _with_layout(file: TextFile, layout: TextLayout, reading: Reading) -> TextFile:
@@ -520,7 +531,18 @@ def _json(backend: Backend, paths: Sequence[Path], reading: Reading, notes: Note
     columns = {name: kind for name, kind in columns.items() if name not in {of for of, _ in inside.values()}}
     files = [replace(file, columns=columns, inside=inside) for file in files]
     lists |= {name for name, (of, _) in inside.items() if of in lists}
-    return _joined_up(backend, files, [backend.read_json(file) for file in files], texts | lists)
+    staged = _joined_up(backend, files, [backend.read_json(file) for file in files], texts | lists)
+    _check_rows(staged, kinds, {of for of, _ in inside.values()}, paths[0])
+    return staged
+
+
+def _check_rows(staged: Staged, kinds: Mapping[str, object], read: Collection[str], path: Path) -> None:
+    """Refuse one object around the list of objects that are the rows."""
+    rows = next((name for name in kinds if name not in read and all(keys_of(kinds[name]))), None)
+    if rows is not None and sum(staged[2]) == 1:
+        raise DataError(f"{path}: is one object, whose '{shortened(rows)}' holds a list of objects with "
+                        f"{listed(keys_of(kinds[rows])[1])}; expected an object a row, as jq -c "
+                        f"'.{json.dumps(rows)}[]' {path.name} writes them")  # fmt: skip
 
 
 def _inside(keys: Mapping[str, tuple[bool, Sequence[str]]], reading: Reading, path: Path) -> dict[str, tuple[str, str]]:

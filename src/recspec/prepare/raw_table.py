@@ -358,19 +358,19 @@ class _Typing:
         return [f"column '{name}' holds '{one}' and '{other}', equal as numbers and two ids; --set {both}"]
 
     def _note_odd_ids(self, table: Table, name: str) -> None:
-        """Note ids that are kept letter for letter but may be a mistake."""
-        text = table[name]
-        for is_odd, what in (
-            (text != text.strip(), "have blanks around them, which are part of the id"),
-            (is_missing_marker(text),
-             "look like missing values, and are kept as ids; name them in missing_values if they are none"),
-        ):  # fmt: skip
+        """Tell of ids that are kept letter for letter but may be a mistake."""
+        text, notes = table[name], self.rows.notes
+        for is_odd, what, told in (
+            (text != text.strip(), "have blanks around them, which are part of the id", notes.inferred),
+            (is_missing_marker(text), "look like missing values, and are kept as ids", notes.warnings),
+        ):
             kinds = table.filter(is_odd).group_by(text=text).aggregate(rows=ibis._.count()).order_by("text")
             found = fetch(self.rows.backend, kinds)
             if found.num_rows:
                 ids, rows = found.column("text").to_pylist(), sum(found.column("rows").to_pylist())
                 note = f"'{name}': {how_many(len(ids), 'id')}, in {how_many(rows, 'row')}, {what}: {listed(ids[:5])}"
-                self.rows.notes.inferred.append(note)
+                leave_out = f"; --set 'missing_values=[{', '.join(ids)}]' --set invalid_values=drop leaves them out"
+                told.append(note + (leave_out if told is notes.warnings and self.rows.reading.settable else ""))
 
 
 def _label(rows: RawRows, name: str, positive_from: float | None, positive: Sequence[str]) -> Values:

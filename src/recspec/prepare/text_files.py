@@ -44,6 +44,7 @@ class TextFile:
     quote: str = '"'  # around values; empty if quotes are letters like any other
     escape: str = '"'  # before a quote inside a quoted value: the quote again, or a backslash
     multiline: bool = False  # whether quoted values may contain line breaks; DuckDB reads such a file for Spark
+    announced: bool = False  # whether a line before all others names the separator; see `with_announced_separator`
     required: Sequence[str] = ()  # columns without missing values
 
 
@@ -59,6 +60,13 @@ class JsonFile:
     form: JsonForm = "lines"  # other forms are first copied as lines
     inside: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """Columns that are a key of the objects, or lists of objects, under another key: {column: (key, inner key)}."""
+
+
+def with_announced_separator(file: TextFile) -> TextFile:
+    """The file with the separator that its first line names, as Excel writes and reads it: `sep=;`."""
+    with open_text(file) as stream:
+        found = re.fullmatch(r'"?sep=(.)"?[\r\n]*', stream.readline(9), re.IGNORECASE)
+    return file if found is None else replace(file, separator=found[1], announced=True)
 
 
 def file_columns(file: TextFile) -> dict[str, ColumnType]:
@@ -111,7 +119,7 @@ def readable(file: TextFile, copy: Path) -> TextFile:
     Backends read UTF-8, Latin-1 and gzip, and take the first line for the header, even if it is blank. Raises as
     `open_text` does.
     """
-    if file.separator == " " or (file.header and _begins_blank(file)):
+    if file.separator == " " or file.announced or (file.header and _begins_blank(file)):
         return rewritten(file, copy)
     if file.encoding in ENGINE_ENCODINGS and packing(file.path) in (None, "gzip"):
         return file
@@ -145,7 +153,7 @@ def rewritten(file: TextFile, copy: Path) -> TextFile:
             writer.writerows(records)
         else:
             written.writelines(separator.join(values) + "\n" for values in records)
-    return replace(file, path=copy, encoding="utf-8", separator=separator)
+    return replace(file, path=copy, encoding="utf-8", separator=separator, announced=False)
 
 
 def rewritten_json(file: JsonFile, copy: Path) -> JsonFile:
@@ -262,7 +270,7 @@ def line_numbers(file: TextFile | JsonFile, rows: Sequence[int]) -> dict[int, in
 def lines_of(file: TextFile) -> Iterator[tuple[int, str]]:
     """Yield the lines of a text file with their numbers from 1; raises as `open_text` does."""
     with open_text(file) as stream:
-        yield from enumerate(bounded_lines(stream, ROW_BYTES), 1)
+        yield from enumerate(bounded_lines(stream, ROW_BYTES), 1 + file.announced)
 
 
 def numbered_records(file: TextFile, stream: IO[str], *, strict: bool = False) -> Iterator[tuple[int, list[str]]]:
@@ -273,7 +281,7 @@ def numbered_records(file: TextFile, stream: IO[str], *, strict: bool = False) -
     """
     lines = bounded_lines(stream, ROW_BYTES)
     if not (file.quote and len(file.separator) == 1):
-        for number, line in enumerate(lines, 1):
+        for number, line in enumerate(lines, 1 + file.announced):
             text = line.rstrip("\r\n")
             if values := text.split() if file.separator == " " else text and text.split(file.separator):
                 yield number, list(values)
@@ -281,12 +289,12 @@ def numbered_records(file: TextFile, stream: IO[str], *, strict: bool = False) -
     csv.field_size_limit(ROW_BYTES)  # for the whole process, which uses the csv module here alone
     escapes: dict[str, Any] = {} if file.escape == file.quote else {"escapechar": file.escape, "doublequote": False}
     reader = csv.reader(lines, delimiter=file.separator, quotechar=file.quote, strict=strict, **escapes)
-    first = 1
+    first = 1 + file.announced
     try:
         for values in reader:
             if values:
                 yield first, values
-            first = reader.line_num + 1
+            first = reader.line_num + 1 + file.announced
     except csv.Error as error:
         said = str(error)
         if "field larger" in said:
@@ -315,7 +323,10 @@ def open_text(file: TextFile | JsonFile) -> Iterator[IO[str]]:
 @contextmanager
 def _stream(file: TextFile | JsonFile) -> Iterator[IO[str]]:
     with opened(file.path) as stream:
-        yield io.TextIOWrapper(stream, encoding=_codec(file), newline="")
+        text = io.TextIOWrapper(stream, encoding=_codec(file), newline="")
+        if isinstance(file, TextFile) and file.announced:
+            text.readline()
+        yield text
 
 
 def _codec(file: TextFile | JsonFile) -> str:

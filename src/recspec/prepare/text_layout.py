@@ -24,6 +24,7 @@ GLANCED = 1_000  # lines
 NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,3})?")
 DATE = re.compile(r"[0-9]{4}[-/][0-9]{2}[-/][0-9]{2}([T ].*)?")
 WHOLE = re.compile(r"[0-9]+")
+ASIN, REVIEWER = re.compile("[0-9B][0-9A-Z]{9}"), re.compile("A[0-9A-Z]{9,}")  # items and users of Amazon
 EPOCH = (3e8, 4.2e9)  # seconds since 1970, of 1979 to 2103
 HIGHEST_RATING = 100.0
 TRIED = 20  # values whose time is looked for in all formats
@@ -69,6 +70,10 @@ def _known(file: TextFile, lines: Sequence[str], key: str | None, notes: Notes) 
     for name, (pattern, remedy) in OTHERS.items():
         if len(lines) > 1 and pattern.match("".join(lines[:2])):
             raise DataError(f"{file.path}: its first lines are those of {name}; {remedy}")
+    parts = [line.split() for line in lines]
+    if len({len(each) for each in parts}) > 1 and all(each[0] == str(len(each) - 1) for each in parts):
+        raise DataError(f"{file.path}: each line begins with the number of the values behind it, and names no user; "
+                        f"write the number of the line there, as awk '{{$1=NR}}1' {file.path.name} does")  # fmt: skip
     for name, recognise in KNOWN.items():
         if (found := recognise(lines, key)) is not None:
             notes.inferred.append(f"{file.path.name}: read as {name}: {found.told} (columns=[...] reads it otherwise)")
@@ -175,7 +180,10 @@ def _by_position(rows: Sequence[Sequence[str]], generated: Sequence[str], where:
         raise SettingsError(f"{where}: has no header, and its values leave open which column is the user, the item, "
                             f"the rating and the time: {shortened(', '.join(rows[0]))!r}; name them in order, such as "
                             "--set 'columns=[user_id, item_id, rating]'")  # fmt: skip
-    names[others[0]], names[others[1]] = "user_id", "item_id"
+    user, item = others[:2]
+    if all(map(ASIN.fullmatch, held[user])) and all(map(REVIEWER.fullmatch, held[item])):
+        user, item = item, user
+    names[user], names[item] = "user_id", "item_id"
     if time is not None:
         names[time] = "timestamp"
     rating = next((place for place in others[2:] if _are_small(held[place])), None)

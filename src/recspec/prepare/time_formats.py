@@ -30,6 +30,8 @@ WITH_WEEKDAYS = ("%a %b %d %H:%M:%S %Y", "%a %b %d %H:%M:%S %z %Y", "%a, %d %b %
 OF_LOGS = ("%d/%b/%Y:%H:%M:%S %z", "[%d/%b/%Y:%H:%M:%S %z]", "%d/%b/%Y:%H:%M:%S", "%d %b %Y %H:%M:%S %z")
 GUESSES = (*(f"{date}{clock}" for date in DATES for clock in CLOCKS), *WITH_WEEKDAYS, *OF_LOGS)
 """Formats that are tried where no other is given and times are neither numbers nor of ISO 8601."""
+BY_HOUR = "%y%m%d%H"
+"""Hours as 8 digits, which are a plain number too."""
 BOUNDS = {"m": 12, "d": 31, "H": 23, "I": 12, "M": 59, "S": 59}
 
 
@@ -57,6 +59,8 @@ def pattern_of(form: str) -> tuple[str, dict[str, int]]:
     """The regular expression of a time format, and the group number of each code."""
     parts = re.split("(%.)", form)
     named = "^" + "".join(DIRECTIVES[part[1]] if part[:1] == "%" else re.escape(part) for part in parts) + "$"
+    if re.fullmatch("(%[YymdHMS])+", form):  # nothing tells where a number ends
+        named = named.replace("{1,2}", "{2}")
     groups = dict(re.compile(named).groupindex)
     return re.sub(r"\(\?P<[A-Za-z]>", "(", named).replace(r"\ ", " +"), groups
 

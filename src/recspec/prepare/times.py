@@ -18,7 +18,7 @@ from recspec.prepare.names import ROW
 from recspec.prepare.notes import Notes
 from recspec.prepare.raw_files import NUMBER, PLAIN_WHOLE, WHOLE, RawRows, number_of
 from recspec.prepare.tables import fetch
-from recspec.prepare.time_formats import BOUNDS, GUESSES, MONTHS, OFFSET, PER_SECOND, example, fits, pattern_of
+from recspec.prepare.time_formats import BOUNDS, BY_HOUR, GUESSES, MONTHS, OFFSET, PER_SECOND, example, fits, pattern_of
 from recspec.prepare.zones import zone_between
 
 DATE = r"^([0-9]{4})[-/]([0-9]{2})[-/]([0-9]{2})"
@@ -200,6 +200,8 @@ class Times:
                  if per_second > 1 and 3e8 * per_second <= least and most <= 4.2e9 * per_second]  # fmt: skip
         if least >= 19_000_101 and most <= 21_001_231:
             looks.append(("days", "%Y%m%d"))
+        elif all(fits(str(value), BY_HOUR) for value in (least, most)):
+            looks.append(("hours", BY_HOUR))
         taken = f"'{self.name}': numbers, taken as they are; they look like"
         self.rows.notes.inferred.extend(f"{taken} {what}, which time_format={form} makes dates" for what, form in looks)
 
@@ -394,4 +396,6 @@ def _looks_like_time(values: pa.ChunkedArray) -> bool:
     if all(re.fullmatch(r"[0-9]{9,19}(\.[0-9]+)?", text) for text in held):
         numbers = [float(text) for text in held]
         return any(3e8 * per <= min(numbers) and max(numbers) <= 4.2e9 * per for per in PER_SECOND.values())
+    if all(fits(text, BY_HOUR) for text in held):
+        return not all(fits(text, "%Y%m%d") for text in held)
     return any(all(fits(text, form) for text in held) for form in GUESSES)
