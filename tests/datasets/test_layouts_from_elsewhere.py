@@ -93,7 +93,7 @@ LAYOUTS = {
     "RetailRocket": Layout(
         lines(lambda u, i, t: f"{t}123,{u},{KIND[i % 3]},{i},", "timestamp,visitorid,event,itemid,transactionid\n"),
         doubted="events of all types in column 'event' count alike; --set 'event=event' --set "
-        "'event_weights={buy: 1, cart: 1, view: 1}'",
+        """'event_weights={"buy": 1, "cart": 1, "view": 1}'""",
     ),
     "XING": Layout(
         lines(lambda u, i, t: f"{u}\t{i}\t{i % 5}\t{t}", "x.user_id\tx.item_id\tx.interaction_type\tx.created_at\n"),
@@ -209,8 +209,8 @@ def test_ids_that_look_missing_are_doubted(tmp_path: Path) -> None:
     text = LAYOUTS["Diginetica by session"].text
     told = prepare_table(tmp_path / "a.csv", tmp_path / "out", text + "9;5;1;1;2017-12-09\n").summary["warnings"]
     assert (
-        "'userId': 1 id, in 42 rows, look like missing values, and are kept as ids: 'NA'; --set 'missing_values=[NA]' "
-        "--set invalid_values=drop leaves them out"
+        "'userId': 1 id, in 42 rows, look like missing values, and are kept as ids: 'NA'; --set "
+        """'missing_values=["NA"]' --set invalid_values=drop leaves them out"""
     ) in told  # type: ignore[operator]
 
 

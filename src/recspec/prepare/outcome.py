@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import chain
@@ -131,8 +132,7 @@ def unused_types(backend: Backend, rows: Table, unused: Collection[str]) -> list
         if 1 < len(held) <= FEW_VALUES:
             told.append(
                 f"events of all types in column '{shortened(name)}' count alike; --set 'event={name}' --set "
-                f"'event_weights={{{', '.join(f'{shortened(kind)}: 1' for kind in held)}}}' weighs each type, 0 "
-                "leaves it out"
+                f"'event_weights={json.dumps(dict.fromkeys(held, 1))}' weighs each type, 0 leaves it out"
             )
     return told
 

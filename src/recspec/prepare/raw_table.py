@@ -6,6 +6,7 @@ change leaves a note. Values of an unclear type are an error that names their li
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -369,7 +370,7 @@ class _Typing:
             if found.num_rows:
                 ids, rows = found.column("text").to_pylist(), sum(found.column("rows").to_pylist())
                 note = f"'{name}': {how_many(len(ids), 'id')}, in {how_many(rows, 'row')}, {what}: {listed(ids[:5])}"
-                leave_out = f"; --set 'missing_values=[{', '.join(ids)}]' --set invalid_values=drop leaves them out"
+                leave_out = f"; --set 'missing_values={json.dumps(ids)}' --set invalid_values=drop leaves them out"
                 told.append(note + (leave_out if told is notes.warnings and self.rows.reading.settable else ""))
 
 
