@@ -784,8 +784,10 @@ def test_ids_that_may_be_meant_otherwise_are_told(tmp_path: Path, suffix: str) -
     said = prepare_table(tmp_path / f"a.{suffix}", tmp_path / "out", timestamp=None).summary
     assert said["inferred"] == ["'user_id': 1 id, in 1 row, have blanks around them, which are part of the id: ' a'"]
     assert said["warnings"] == [
-        "'user_id': 2 ids, in 3 rows, look like missing values, and are kept as ids: 'NA', 'null'; --set "
-        '\'missing_values=["NA", "null"]\' --set invalid_values=drop leaves them out'
+        (
+            "'user_id': 2 ids, in 3 rows, look like missing values, and are kept as ids: 'NA', 'null'; --set "
+            '\'missing_values=["NA", "null"]\' --set invalid_values=drop leaves them out'
+        )
     ]
 
 
