@@ -139,8 +139,8 @@ LAYOUTS = {
     ),
     "Excel's sep=; without a header": Layout(lines(lambda u, i, t: f"{u};{i};{t}", "sep=;\n")),
     "MySQL's INTO OUTFILE": Layout(
-        lines(lambda u, i, t: f"{u}\t10{i}\t{clock(t, '%Y-%m-%d %X')}\t\\N") + "7\t\\N\t2017-11-24 00:00:00\t\\N\n",
-        settings={"missing_values": ["\\N"], "invalid_values": "drop"}, item="10{}",
+        lines(lambda u, i, t: f"20{u}\t10{i}\t{clock(t, '%Y-%m-%d %X')}\t\\N") + "207\t\\N\t2017-11-24 00:00:00\t\\N\n",
+        settings={"missing_values": ["\\N"], "invalid_values": "drop"}, user="20{}", item="10{}",
     ),
     "psql's CSV": Layout(
         lines(lambda u, i, t: f"{u},{i},{clock(t, '%Y-%m-%d %X')}.25+00", "user_id,item_id,created_at\n"),
@@ -230,7 +230,7 @@ def test_the_queries_of_letor_stay_whole(tmp_path: Path) -> None:
 @pytest.mark.parametrize("settings", [{}, {"timestamp": "hour"}, {"timestamp": "hour", "time_format": "%y%m%d%H"}])
 def test_the_hours_of_avazu_may_be_the_time(settings: dict[str, object], tmp_path: Path) -> None:
     text = "id,click,hour,site_id\n" + "".join(
-        f"{10**18 + row * 7919},{row % 5 == 0:d},141021{row % 24:02d},s{row % 7}\n" for row in range(120)
+        f"{10**16 + row * 7919},{row % 5 == 0:d},141021{row % 24:02d},s{row % 7}\n" for row in range(120)
     )
     result = prepare_table(tmp_path / "a.csv", tmp_path / "out", text, num_negatives=0, **settings)
     said = str(result.summary["inferred"]).replace("\\'", "'")
