@@ -184,7 +184,7 @@ def test_events_are_read_with_their_users_items_and_order(layout: Layout, tmp_pa
         ("".join(f"{len(held)} {' '.join('1' * len(held))}\n" for held in ("ab", "abc", "a", "abc")),
          "write the number of the line there, as awk '{$1=NR}1' events.csv does"),
         ("".join(f"{' '.join('05030')}{' 0' * 20}\n" for _ in range(30)),
-         "found 25 columns without names, column_1 to column_25, first '0, 5, 0, 3, 0"),
+         "found 25 columns without names, column_1 to column_25; the first row is '0, 5, 0, 3, 0"),
         ("99,7.61,-9.43,99,1,2,3,4,5,6\n" * 3, "write user, item and rating of each rated cell as a row"),
         ("1 | price:.23 sqft:.25 age:.05 2006\n0 | price:.18 sqft:.15 age:.35 1976\n", "Vowpal Wabbit's format"),
         ("| user_id | item_id |\n|---|---|\n| 1 | 2 |\n", "a table that a database's shell drew"),

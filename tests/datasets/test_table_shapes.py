@@ -500,11 +500,11 @@ def test_settings_of_interactions_say_what_to_do_for_labelled_rows(tmp_path: Pat
 @pytest.mark.parametrize(
     ("text", "advice"),
     [
-        ("a,y\n1,0\n2,1\n3,1\n", "found 'a', 'y'. If rows are interactions: --set user=COLUMN --set item=COLUMN; if a"),
+        ("a,y\n1,0\n2,1\n3,1\n", "'1, 0'. If rows are interactions: --set user=COLUMN --set item=COLUMN; if a"),
         ("y,a\n<=50K,1\n>50K,2\n<=50K,3\n", "predicted: --set label=y --set 'positive=>50K'"),
         ("a b,y\n1,yes\n2,no\n3,\n", "predicted: --set label=y"),
         ("user,y\na,it\nb,it's\nc,it\n", "predicted: --set label=y --set 'positive=it'\"'\"'s'"),
-        ("user,y\na,1\n", "is named like an item, and there is no label; found 'user', 'y'. If rows are inter"),
+        ("user,y\na,1\n", "like an item, and there is no label; found 'user', 'y'; the first row is 'a, 1'. If rows are inter"),
         ("a\n1\n2\n3\n", "predicted: --set label=COLUMN, with --set positive=WORD or --set positive_from=NUMBER"),
     ],
 )  # fmt: skip

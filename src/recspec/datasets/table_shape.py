@@ -195,8 +195,8 @@ class _Shape:
                 "a row, as stack() of pandas does"
             )
         raise SettingsError(f"{raw}: no column is named like {what}, and there is no label; found "
-                            f"{found}, first {shortened(', '.join(first))!r}. If rows are interactions: {ids}; if a "
-                            f"column is to be predicted: {label}")  # fmt: skip
+                            f"{found}; the first row is {shortened(', '.join(first))!r}. If rows are interactions: "
+                            f"{ids}; if a column is to be predicted: {label}")  # fmt: skip
 
     def _label_advice(self, free: Sequence[str]) -> str:
         """Settings that make a column the label: the last one that holds two values."""
