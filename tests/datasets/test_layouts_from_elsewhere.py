@@ -65,8 +65,8 @@ MPD = [{"name": "x", "pid": user, "tracks": [{"pos": place, "track_uri": f"spoti
 LAYOUTS = {
     "Taobao's UserBehavior": Layout(
         lines(lambda u, i, t: f"{u},{i},{2520000 + i % 3},{('pv', 'buy')[i % 2]},{t}"),
-        refused="first '1, 7, 2520001, buy, 1512409047'. If rows are interactions: --set user=COLUMN --set item=COLUMN "
-        "--set timestamp=column_5;",
+        refused="the first row is '1, 7, 2520001, buy, 1512409047'. If rows are interactions: --set user=COLUMN "
+        "--set item=COLUMN --set timestamp=column_5;",
         settings={"user": "column_1", "item": "column_2", "timestamp": "column_5"},
     ),
     "Gowalla's check-ins": Layout(
