@@ -399,7 +399,7 @@ def test_times_that_were_read_by_a_format_found_in_them_are_read_by_it_again(for
             for step in range(4)]  # fmt: skip
     events = pa.table({name: list(each) for name, each in zip(COLUMNS_OF_EVENTS, zip(*rows, strict=True), strict=True)})
     base = prepared(tmp_path / "base", events, item_features=())
-    assert GrowthRules.load(base.folder).found_time_format == form
+    assert GrowthRules.load(base).found_time_format == form
     (tmp_path / "out").mkdir()
     later = events.slice(0, 1).set_column(2, "timestamp", pa.array([DAYS[form].format(12).replace("2025", "2026")]))
     found = grow(base, written(tmp_path / "new.csv", later), tmp_path / "out").spec

@@ -26,10 +26,11 @@ from recspec.datasets.table_features import (
     catalogue,
     free_name,
     plan_features,
+    with_described,
 )
 from recspec.datasets.table_ratings import rated
+from recspec.datasets.table_settings import Role, SideFile
 from recspec.datasets.table_settings import Settings as Settings
-from recspec.datasets.table_settings import SideFile
 from recspec.datasets.table_shape import settled, with_features
 from recspec.datasets.table_splits import (
     given_split,
@@ -121,7 +122,7 @@ def prepare(context: PrepareContext, settings: Settings) -> Prepared:
                 tables = replace(tables, rows=backend.stage(_kept_columns(tables, plan)))  # they are read several times
                 spec = write_interactions(folder, tables, plan, context.progress)
             else:
-                spec = _write_clicks(folder, tables, plan, context.progress)
+                spec = write_labelled(folder, tables, plan, context.progress)
             return spec.replace(metadata={**spec.metadata, **_told(tables.settings)})
 
     return prepared.run(context, NAME, settings, [*paths, *sides.values()], build)
@@ -333,7 +334,8 @@ def write_interactions(
 def _kept_columns(tables: Tables, plan: FeaturePlan) -> Table:
     """The rows with the columns that something is made from."""
     settings, rows = tables.settings, tables.rows
-    named = (settings.user, settings.item, settings.timestamp, settings.rating, settings.weight, settings.event)
+    named = (settings.user, settings.item, settings.timestamp, settings.rating, settings.weight, settings.event,
+             settings.label, settings.group)  # fmt: skip
     wanted = {
         *named,
         settings.splits if isinstance(settings.splits, str) else None,
@@ -401,16 +403,25 @@ def _without_copies(tables: Tables, rows: Table, *, but: Collection[str]) -> Tab
 # --- clicks ----------------------------------------------------------------------------------------------------------
 
 
-def _write_clicks(folder: Path, tables: Tables, plan: FeaturePlan, progress: Progress) -> FeatureSpec:
+def write_labelled(
+    folder: Path, tables: Tables, plan: FeaturePlan, progress: Progress, *, before: Before | None = None,
+    copies: bool | None = None,
+) -> FeatureSpec:  # fmt: skip
+    """Write rows with a label: splits, catalogues, and the raw rows that an update needs.
+
+    With `before`, the rows are those of a dataset and new ones, and `copies` is what the dataset found of them.
+    """
     backend, settings = tables.backend, tables.settings
     rows = without_weightless(tables, tables.rows)
     assert settings.label is not None
     group = settings.group or settings.user
-    dated = settings.chosen_split in ("time", "given", "none") and tables.time is not None
-    dated |= tables.time is not None and (bool(plan.in_rows("user", "item")) or settings.reads_times)
+    dated = settings.chosen_split in ("time", "given", "none") or settings.reads_times
+    dated |= bool(plan.in_rows("user", "item"))
+    dated &= tables.time is not None and not rows[tables.time].type().is_string()  # of features found later, text
+    told = [name for name in rows.columns if name.startswith((*DESCRIBES.values(),))]
     content: dict[str, str] = {}
     if settings.chosen_split == "share":
-        rows, content[CONTENT] = with_key(tables, rows)
+        rows, content[CONTENT], copies = with_key(tables, rows, copies)
     wanted = {
         ROW: ROW, LABEL: settings.label, GROUP: group, USER: settings.user, ITEM: settings.item,
         TIMESTAMP: settings.timestamp if dated else None, **plan.in_rows("user", "item", "context"),
@@ -420,18 +431,20 @@ def _write_clicks(folder: Path, tables: Tables, plan: FeaturePlan, progress: Pro
         **({EVENT_WEIGHT: weights(rows)} if is_weighted(tables) else {}),
         **({SPLIT: given_split(tables, rows)} if settings.splits is not None else {}),
         **{name: rows[column] for name, column in content.items()},
+        **{name: rows[name] for name in (*told, *([SPLIT_BEFORE] if before else []))},
     )
     split = split_clicks(tables, kept)
-    if plan.in_rows("user", "item") or settings.reads_times or _leaves_out(tables, rated=False):
+    if before is not None or plan.in_rows("user", "item") or settings.reads_times or _leaves_out(tables, rated=False):
         split = backend.stage(split)  # it is read several times
     note_shares(tables, split)
     train = split.filter(split[SPLIT] == "train")
     names: Mapping[Literal["user", "item"], str] = {"user": USER, "item": ITEM}
     ids = {role: Column(name, "category") for role, name in names.items() if getattr(settings, role) is not None}
-    catalogues = {role: catalogue(role, tables, plan, train) for role in ids}
-    kept = split.drop(CONTENT) if CONTENT in split.columns else split
-    kept = _joined(kept, USER, settings.user, tables.users, plan.in_file("user"))
-    kept = _joined(kept, ITEM, settings.item, tables.items, plan.in_file("item"))
+    described = _with_described(tables, plan, split) if told else tables
+    catalogues = {role: catalogue(role, described, plan, train) for role in ids}
+    kept = split.drop(*told, *content)
+    kept = _joined(kept, USER, settings.user, described.users, plan.in_file("user"))
+    kept = _joined(kept, ITEM, settings.item, described.items, plan.in_file("item"))
     positives = _positives_by_split(tables, kept)
     source = clicks.Source(
         dataset=NAME, rows=kept, ids=ids, raw_names={USER: settings.user, ITEM: settings.item},
@@ -442,9 +455,27 @@ def _write_clicks(folder: Path, tables: Tables, plan: FeaturePlan, progress: Pro
         summary={"split": settings.chosen_split, "positives": positives}, notes=tables.notes,
         timed=dated, weighted=is_weighted(tables), decay=decay_of(tables, split),
         histories=settings if settings.history is not None else None, seed=settings.seed,
-        seen=_seen_of_labelled(tables, split),
+        seen=_seen_of_labelled(tables, split), before=before,
     )  # fmt: skip
-    return clicks.write(backend, folder, source, progress=progress)
+    spec = clicks.write(backend, folder, source, progress=progress)
+    held = tables if copies else replace(tables, rows=_kept_columns(tables, plan))  # copies are equal in all columns
+    if not dated:  # times that nothing reads may be text of any form
+        held = replace(held, settings=settings.model_copy(update={"timestamp": None}))
+    keep_raw(folder, held, split, GrowthRules.of(held, split, None, NAME, before, copies))
+    return spec
+
+
+def _with_described(tables: Tables, plan: FeaturePlan, rows: Table) -> Tables:
+    """The tables with the users and items that only rows of new events describe."""
+    settings = tables.settings
+
+    def more(side: Table | None, key: str | None, role: Role, name: str) -> Table | None:
+        if side is None or key is None:
+            return side
+        return tables.backend.stage(with_described(side, key, role, name, rows, plan))
+
+    users = more(tables.users, settings.user, "user", USER)
+    return replace(tables, users=users, items=more(tables.items, settings.item, "item", ITEM))
 
 
 def _seen_of_labelled(tables: Tables, rows: Table) -> Table | None:

@@ -1,4 +1,4 @@
-"""What a dataset of interactions keeps to take new events: its raw events, and the settings they were prepared by.
+"""What a dataset of your own table keeps to take new events: its raw events, and the settings they were prepared by.
 
 DATA/growth.json          settings in which nothing is left to guess
 DATA/raw/events.parquet   every raw event that was read, with its types and the split that it got; Spark writes a folder
@@ -7,6 +7,7 @@ DATA/raw/users.parquet, DATA/raw/items.parquet    the files of users and items, 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
@@ -18,6 +19,7 @@ from recspec.datasets.table_settings import Settings
 from recspec.errors import DataError, problems_in
 from recspec.files import PathError, confined, read_json, whole_file
 from recspec.prepare import ROW, SPLIT, SPLIT_BEFORE, Backend, Before, count_rows, is_dated, left_join
+from recspec.spec import FeatureSpec
 
 GROWTH_FILE = "growth.json"
 RAW = "raw"
@@ -38,11 +40,16 @@ class GrowthRules(BaseModel):
     """The format that the times had, where none was set."""
     dated: bool = False
     """Whether times are seconds since 1970."""
+    copies: bool | None = None
+    """Whether labelled rows of equal features are copies, which split share keeps together; None: another split."""
     events: int = Field(0, ge=0)
     """How many events `EVENTS` holds."""
 
     @classmethod
-    def of(cls, tables: Tables, split: Table, least: float | None, dataset: str, before: Before | None) -> Self:
+    def of(
+        cls, tables: Tables, split: Table, least: float | None, dataset: str, before: Before | None,
+        copies: bool | None = None,
+    ) -> Self:  # fmt: skip
         """The rules by which some tables became `split`; `least` is the rating of an interaction."""
         settings = tables.settings
         found = {
@@ -52,7 +59,7 @@ class GrowthRules(BaseModel):
         return cls(
             dataset=dataset, settings=settings.model_copy(update=found), found_time_format=tables.notes.time_format,
             dated=before.dated if before else tables.time is not None and is_dated(tables.backend, split),
-            events=count_rows(tables.backend, tables.rows),
+            events=count_rows(tables.backend, tables.rows), copies=copies,
         )  # fmt: skip
 
     def save(self, folder: Path) -> None:
@@ -61,16 +68,13 @@ class GrowthRules(BaseModel):
             temporary.write_text(self.model_dump_json(indent=2, exclude_unset=True) + "\n", encoding="utf-8")
 
     @classmethod
-    def load(cls, folder: Path) -> GrowthRules:
-        """Read `growth.json`. Raises DataError if there is none, or a damaged one."""
+    def load(cls, base: FeatureSpec) -> GrowthRules:
+        """Read the `growth.json` of a dataset. Raises DataError if there is none, or a damaged one."""
+        folder = base.folder
         file = folder / GROWTH_FILE
         try:
             if not confined(folder, GROWTH_FILE).is_file():
-                raise DataError(
-                    f"{folder}: takes no new events: it has no {GROWTH_FILE}, which `recspec prepare` writes for "
-                    "interactions (rows without a label) of table and movielens; prepare all events again and train "
-                    "anew"
-                )
+                raise DataError(f"{folder}: takes no new events: {_why_none(base)}")
             found = read_json(file, most=1 << 20)
             if isinstance(found, dict) and found.get("format", FORMAT) != FORMAT:
                 raise DataError(f"{file}: format {found['format']}; this recspec reads {FORMAT}")
@@ -79,6 +83,20 @@ class GrowthRules(BaseModel):
             raise DataError(f"{folder}: {error}") from None
         except ValidationError as error:
             raise DataError.of(f"{file}: damaged", problems_in(error)) from None
+
+
+def _why_none(base: FeatureSpec) -> str:
+    """Why a dataset has no `growth.json`, and what to do."""
+    summary, dataset = base.metadata.get("summary"), base.metadata.get("dataset")
+    order = summary.get("order") if isinstance(summary, Mapping) else None
+    if isinstance(order, str) and order.startswith("random"):
+        return ("its file is sorted by item and has no times, so its rows are in a random order, in which later rows "
+                "have no place; prepare a file with times")  # fmt: skip
+    if dataset == "ncf":
+        return ("its test candidates are listed for the paper's events alone, and figures on other events do not "
+                "compare with theirs; to update a model, prepare the events by `recspec prepare table`")  # fmt: skip
+    again = "prepare all rows again and train anew"
+    return f"it has no {GROWTH_FILE}, which `recspec prepare` writes for table and movielens; {again}"
 
 
 def keep_raw(folder: Path, tables: Tables, split: Table, rules: GrowthRules) -> None:

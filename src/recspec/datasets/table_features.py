@@ -403,7 +403,7 @@ def catalogue(
     title = settings.title if role == "item" else None
     if title is not None and title not in side.columns:
         raise SettingsError(f"setting 'title': no column '{title}'{nearest(title, side.columns)} in the items' file")
-    side = side if events is None else _with_described(side, key, role, name, events, plan)
+    side = side if events is None else with_described(side, key, role, name, events, plan)
     table = fetch(tables.backend, _one_row_each(tables, side, key, train[name], file))
     features = {feature: table.column(column) for feature, column in plan.in_file(role).items()}
     vectors = {plan.in_file(role).get(column.name) for column in columns if column.kind == "vector"}
@@ -415,7 +415,7 @@ def catalogue(
     return Catalogue(pa.table(arrays), name, columns, readable, file=file, latest=latest)
 
 
-def _with_described(side: Table, key: str, role: Role, name: str, events: Table, plan: FeaturePlan) -> Table:
+def with_described(side: Table, key: str, role: Role, name: str, events: Table, plan: FeaturePlan) -> Table:
     """A file of users or items with rows for those that it lacks, from the latest values that events give.
 
     Features take values of train alone.
@@ -431,7 +431,8 @@ def _with_described(side: Table, key: str, role: Role, name: str, events: Table,
     given = {
         column: each.notnull() & train if column in features else each.notnull() for column, each in values.items()
     }
-    latest = latest_given(others, "_id", (TIMESTAMP, ROW), values, given)
+    order = (TIMESTAMP, ROW) if TIMESTAMP in others.columns else (ROW,)
+    latest = latest_given(others, "_id", order, values, given)
     first = ibis.row_number().over(ibis.window(order_by=latest["_id"])) + side.count().as_scalar()
     made = {key: latest["_id"], ROW: first, **{column: latest[column] for column in told}}
     kinds = side.schema()

@@ -1,4 +1,4 @@
-"""A prepared dataset of interactions takes new events: all of its events are prepared again, with the ids it has.
+"""A prepared dataset of your own table takes new events: all of its events are prepared again, with the ids it has.
 
 New users, items and categories get the next ids. Fitted scales stay. In each split, rows that were there before come
 first, so that training can go on from the new ones.
@@ -21,7 +21,7 @@ from ibis.expr.types import Column as Values
 from numpy.typing import NDArray
 
 import recspec
-from recspec.datasets.table import roles_of, write_interactions
+from recspec.datasets.table import roles_of, write_interactions, write_labelled
 from recspec.datasets.table_events import EVENTS, GROWTH_FILE, GrowthRules, read_raw
 from recspec.datasets.table_features import OURS, FeaturePlan, Tables, plan_features
 from recspec.datasets.table_settings import Role, Settings
@@ -53,6 +53,7 @@ from recspec.prepare import (
     number_of,
     silent,
     stage,
+    time_range,
     typed,
 )
 from recspec.spec import FeatureSpec
@@ -81,7 +82,7 @@ def grow(base: FeatureSpec, events: Path, out: Path) -> Grown:
         DataError: if the dataset takes no new events, the file lacks a column, or no event of it is new.
     """
     started = time.perf_counter()
-    rules = GrowthRules.load(base.folder)
+    rules = GrowthRules.load(base)
     _check_rules(base, rules.settings)
     _check_new(base, events)
     before = Before(base, Encoders.load(base.folder), rules.dated)
@@ -90,31 +91,35 @@ def grow(base: FeatureSpec, events: Path, out: Path) -> Grown:
         known = _known(backend, base, rules)
         plan = plan_features(known, base.folder)
         first = 1 + int(fetch(backend, known.rows.aggregate(last=known.rows[ROW].max())).column("last")[0].as_py())
-        new, told = _new_rows(events, rules, known, plan, first, _times(base) if rules.dated else None, work)
+        new, told = _new_rows(events, rules, known, plan, first, work)
         num_rows = count_rows(backend, new)
         if not num_rows:
             raise DataError(f"{events}: holds no row")
         tables = replace(known, rows=backend.stage(_stacked(known.rows, new)), notes=Notes())
-        spec = write_interactions(out, tables, plan, silent, dataset=rules.dataset, before=before)
+        if rules.settings.label is None:
+            spec = write_interactions(out, tables, plan, silent, dataset=rules.dataset, before=before)
+        else:
+            spec = write_labelled(out, tables, plan, silent, before=before, copies=rules.copies)
         made = read_raw(backend, out, "events")
         assert made is not None
         kept = made.filter((made[ROW] >= first) & made[SPLIT_BEFORE].notnull())
-        users = fetch(backend, kept.select(user=kept[str(rules.settings.user)])).column("user")
-        if not len(users):
+        num_kept, user = count_rows(backend, kept), rules.settings.user
+        users = None if user is None else fetch(backend, kept.select(user=kept[user]).distinct()).column("user")
+        if not num_kept:
             raise DataError(f"{events}: holds no new event: each of its {num_rows:,} rows repeats a known one, or its "
                             "rating or weight is too low")  # fmt: skip
         notes = (*told, *before.notes, *_held_out_now(tables, made))
     shutil.rmtree(work, ignore_errors=True)
     after = Encoders.load(out)
     counts = {
-        "events": len(users),
+        "events": num_kept,
         **{f"{of}s": len(after.vocabularies[name]) - len(before.encoders.vocabularies[name])
-           for of, name in (("user", USER), ("item", ITEM))},
-        "left_out": num_rows - len(users),
+           if name in after.vocabularies else 0 for of, name in (("user", USER), ("item", ITEM))},
+        "left_out": num_rows - num_kept,
     }  # fmt: skip
     spec = _finished(base, spec)
     _record(base, spec, events, counts, started)
-    touched = np.unique(after.vocabularies[USER].encode(users))
+    touched = np.unique(after.vocabularies[USER].encode(users)) if users is not None else np.zeros(0, np.int64)
     return Grown(spec, before.first_new, touched[touched > 0], counts, notes)
 
 
@@ -122,14 +127,16 @@ def _check_rules(base: FeatureSpec, settings: Settings) -> None:
     """Refuse rules by which rows were not made that are there; these also bound how many negatives are drawn."""
     drawn, lists = settings.train_negatives, base.role("history")
     length = next((base.features[name].length for name in lists), None)
+    negatives = settings.num_negatives if settings.label is None else 0
     pairs: Mapping[str, tuple[object, object]] = {
-        "num_negatives": (settings.num_negatives + 1, base.metadata.get("test_samples_per_series", 1)),
+        "label": (settings.label is not None, "test_samples_per_series" not in base.metadata),
+        "num_negatives": (negatives + 1, base.metadata.get("test_samples_per_series", 1)),
         "train_negatives": (drawn, base.metadata.get("train_negatives", 0)),
         "history": (settings.history, length),
     }
     wrong = [name for name, (of_rules, of_rows) in pairs.items() if of_rules != of_rows]
     rows = {split: open_split(base, split).num_rows for split in base.splits}
-    if any(count % (settings.num_negatives + 1) for split, count in rows.items() if split != "train"):
+    if any(count % (negatives + 1) for split, count in rows.items() if split != "train"):
         wrong.append("num_negatives")
     wrong += ["train_negatives"] if drawn >= max(1, rows.get("train", 0)) else []
     if wrong:
@@ -161,17 +168,15 @@ def _known(backend: Backend, base: FeatureSpec, rules: GrowthRules) -> Tables:
 
 
 def _new_rows(
-    file: Path, rules: GrowthRules, known: Tables, plan: FeaturePlan, first: int, dates: str | None, work: Path
+    file: Path, rules: GrowthRules, known: Tables, plan: FeaturePlan, first: int, work: Path
 ) -> tuple[Table, list[str]]:
-    """The events of a file as the known ones are, numbered from `first`, and notes on what was changed or dropped.
-
-    `dates` says between which dates the known events are, whose times are seconds then.
-    """
+    """The events of a file as the known ones are, numbered from `first`, and notes on what was changed or dropped."""
     settings, backend = rules.settings, known.backend
-    ids = (str(settings.user), str(settings.item))
+    ids = tuple(name for name in (settings.user, settings.item) if name is not None)
     reading = replace(settings.reading, splits=(), found_time_format=rules.found_time_format, settable=False)
     rows = stage(backend, [file], ids, reading, Notes(), work)
-    aliases = {own: name for own, name in zip((*ids, settings.timestamp), (USER, ITEM, TIMESTAMP), strict=True)
+    own_names = zip((settings.user, settings.item, settings.timestamp), (USER, ITEM, TIMESTAMP), strict=True)
+    aliases = {own: name for own, name in own_names
                if own and own not in rows.raw.columns and name in rows.raw.columns}  # fmt: skip
     rows = replace(rows, raw=rows.raw.rename(aliases))
     _check_columns(rows, settings)
@@ -183,9 +188,10 @@ def _new_rows(
     table = typed(rows, _roles(settings, kinds))
     lists = {place.column: settings.list_separator for place in plan.places for column in plan.columns[place.role]
              if column.name == place.name and (column.kind == "list" or column.is_list)}  # fmt: skip
-    if dates is not None:
+    if rules.dated:
         far = ~table[str(settings.timestamp)].between(*SECONDS)
-        expected = f"seconds since 1970, as the dataset's times are, {dates}"
+        times = time_range(backend, known.rows.select(**{TIMESTAMP: known.rows[settings.timestamp]}))
+        expected = f"seconds since 1970, as the dataset's times are, {times['first']} to {times['last']}"
         _refuse(rows, table, far, str(settings.timestamp), expected)
     values = {name: _conformed(rows, table, column, kinds[column], lists.get(column), column == settings.timestamp)
               for name, column in held.items()}  # fmt: skip
@@ -199,7 +205,8 @@ def _new_rows(
 
 def _check_columns(rows: RawRows, settings: Settings) -> None:
     there = [name for name in rows.raw.columns if name not in OURS]
-    needed = {settings.user: "", settings.item: "", settings.timestamp: ", the time", settings.weight: ", the weight"}
+    needed = {settings.user: "", settings.item: "", settings.timestamp: ", the time", settings.weight: ", the weight",
+              settings.label: ", the label", settings.group: ", the group"}  # fmt: skip
     needed |= {settings.event: ", the type of the event"} if settings.event_weights or settings.seen else {}
     if settings.rating is not None:
         needed[settings.rating] = f", the rating, which is {settings.min_rating:g} or more of an event"
@@ -308,11 +315,6 @@ def _finished(base: FeatureSpec, spec: FeatureSpec) -> FeatureSpec:
     summary = {**old, **own, "updates": 1 + (updates if isinstance(updates, int) else 0)}
     spec.replace(metadata={**base.metadata, **spec.metadata, "summary": summary}).save(spec.folder)
     return FeatureSpec.load(spec.folder)
-
-
-def _times(base: FeatureSpec) -> str:
-    summary = _mapping(base.metadata.get("summary"))
-    return f"{summary.get('first')} to {summary.get('last')}"
 
 
 def _mapping(value: object) -> Mapping[str, object]:

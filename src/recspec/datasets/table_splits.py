@@ -29,9 +29,10 @@ FEWEST_STEPS, SORTED = 50, 0.99  # from one item of a user to the next; the shar
 MOST_COPIES = 0.75  # share of the rows; a row is hardly written more than four times
 
 
-def with_key(tables: Tables, rows: Table) -> tuple[Table, str]:
-    """Rows with the column by which random shares are drawn, and its name: the row, or of copies the first one.
+def with_key(tables: Tables, rows: Table, copies: bool | None) -> tuple[Table, str, bool]:
+    """Rows with the column by which random shares are drawn: the row, or of copies the first one.
 
+    Also returns the column's name, and whether rows of equal features are `copies`, which None leaves to be found.
     Copies are equal in all columns but the label. A key that held the label would leave a test row only those train
     rows of equal features that have the other label.
     """
@@ -40,7 +41,8 @@ def with_key(tables: Tables, rows: Table) -> tuple[Table, str]:
     name = free_name(CONTENT, rows.columns)
     alike = rows[ROW].min().over(ibis.window(group_by=features)) if features else rows[ROW]
     found = backend.stage(rows.mutate(**{name: alike}))
-    return (found if _are_copies(tables, found, name) else found.mutate(**{name: found[ROW]})), name
+    copies = _are_copies(tables, found, name) if copies is None else copies
+    return found if copies else found.mutate(**{name: found[ROW]}), name, copies
 
 
 def _are_copies(tables: Tables, rows: Table, key: str) -> bool:

@@ -70,6 +70,7 @@ from recspec.prepare.tables import (
     is_dated,
     keep_earliest,
     left_join,
+    time_range,
 )
 from recspec.prepare.text_files import PROBLEMS_SHOWN, ROW_BYTES, ColumnType, JsonFile, TextFile, lines_of, read_header
 from recspec.prepare.time_formats import check_time_format
@@ -88,6 +89,6 @@ __all__ = [
     "find_raw_files", "fingerprint", "first_left_out", "gather", "interactions", "is_dated", "is_missing_marker",
     "keep_earliest", "label_outcomes", "leave_one_out", "left_join", "limit_bytes", "lines_of", "load_columns",
     "named_files", "nearest_file", "note_doubtful_time", "note_untimed", "number_of", "prepared", "read_header",
-    "shuffled", "silent", "splits", "splits_by_name", "stage", "typed", "unused_columns", "unused_types",
+    "shuffled", "silent", "splits", "splits_by_name", "stage", "time_range", "typed", "unused_columns", "unused_types",
     "with_splits",
 ]  # fmt: skip

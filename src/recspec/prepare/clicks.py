@@ -17,25 +17,37 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from ibis.expr.types import Table
+from numpy.typing import NDArray
 
 from recspec.encoding import NumberEncoder, ScaleEncoder, Vocabulary
 from recspec.errors import DataError, listed
 from recspec.prepare.backend import Backend, Part
-from recspec.prepare.columns import Catalogue, Column, Fitted, PreparedCatalogue, fit_columns, fit_in_table, metadata
+from recspec.prepare.columns import (
+    Catalogue,
+    Column,
+    Fitted,
+    PreparedCatalogue,
+    fit_columns,
+    fit_in_table,
+    metadata,
+    note_new,
+    take,
+)
 from recspec.prepare.context import Progress
 from recspec.prepare.decay import Decay, stored_weights
 from recspec.prepare.histories import HistorySettings
-from recspec.prepare.interaction_rows import blocks_of_users
+from recspec.prepare.interaction_columns import Before, stage_by_number
+from recspec.prepare.interaction_rows import blocks_of_users, new_in_split
 from recspec.prepare.labelled_histories import ORDER as HISTORY_ORDER
 from recspec.prepare.labelled_histories import BlockHistories, LabelledHistories
 from recspec.prepare.list_memory import check_memory_limit
-from recspec.prepare.names import EVENT_WEIGHT, GROUP, ITEM, LABEL, ROW, SPLIT, SPLITS, TIMESTAMP
+from recspec.prepare.names import EVENT_WEIGHT, GROUP, ITEM, LABEL, NEW, ROW, SPLIT, SPLITS, TIMESTAMP
 from recspec.prepare.notes import Notes
 from recspec.prepare.part_files import PartFiles, gather, part_writers
 from recspec.prepare.seen import write_seen
 from recspec.prepare.tables import blocks_of_part, counts_by, fetch
 from recspec.spec import Chunk, Feature, FeatureSpec
-from recspec.storage import SEEN_FILE, Columns
+from recspec.storage import SEEN_FILE, Columns, SplitWriter
 
 BLOCK_ROWS = 262_144  # rows encoded at once
 BLOCK_NUMBERS = 1 << 24  # numbers of vectors encoded at once
@@ -73,6 +85,7 @@ class Source:
     missing_by_column: Mapping[str, Sequence[str]] = field(default_factory=dict)  # the same, of raw columns by name
     summary: Mapping[str, object] = field(default_factory=dict)
     notes: Notes = field(default_factory=Notes)  # of the dataset; writing adds to them
+    before: Before | None = None  # the dataset that takes these rows, which then hold `SPLIT_BEFORE`
 
 
 def write(backend: Backend, folder: Path, source: Source, *, progress: Progress) -> FeatureSpec:
@@ -88,6 +101,8 @@ def write(backend: Backend, folder: Path, source: Source, *, progress: Progress)
         raise DataError(f"{source.dataset}: none of {total:,} rows is for training; give valid and test smaller shares")
     progress("finding ids", 0, None)
     fitted, histories = _fit(backend, rows, source, folder, counted["train"])
+    if histories is not None and source.before is not None:
+        rows = stage_by_number(backend, rows, histories.everyone, order, folder)
     if histories is not None:
         check_memory_limit(backend.memory_limit, fitted.features, total)
     chunks = _write_splits(backend, folder, rows, source, fitted, histories, counted, progress)
@@ -102,14 +117,15 @@ def _fit(
     """Fit all features and write the encoders and catalogues; users with histories are written with the rows."""
     train = rows.filter(rows[SPLIT] == "train")
     fitted = Fitted(
-        strip=source.strip, missing_values=source.missing_values, missing_by_column=source.missing_by_column
-    )
+        strip=source.strip, missing_values=source.missing_values, missing_by_column=source.missing_by_column,
+        before=source.before.encoders if source.before else None,
+    )  # fmt: skip
     for column in source.ids.values():
         _, vocabulary = fit_in_table(backend, train, column, source.min_count)
         assert vocabulary is not None
         fitted.add_id(column.name, vocabulary, source.raw_names.get(column.name))
     columns = [*chain(*source.columns.values())]
-    single = [column for column in columns if column.kind != "cross"]
+    single = [fitted.fixed(column) for column in columns if column.kind != "cross"]
     found = fit_columns(backend, train, num_train, single, source.min_count)
     for column in columns:
         if column.kind == "cross":
@@ -126,11 +142,13 @@ def _fit(
         catalogues[role] = fitted.add_catalogue(role, column.name, given[role], notes=source.notes, unseen=few)
         if role == "item" or source.histories is None:
             catalogues[role].write(folder / f"{role}s.parquet")
+        if source.before is not None and (held := given[role]) is not None:
+            source.before.notes.extend(note_new(role, column.name, held, source.before.encoders, fitted.encoders))
     histories = None
     if source.histories is not None:
         raw_item = source.raw_names.get(ITEM) or ITEM
         histories = LabelledHistories.fit(
-            backend, rows, fitted, catalogues, source.histories, raw_item, seed=source.seed
+            backend, rows, fitted, catalogues, source.histories, raw_item, source.seed, source.before
         )
     if source.timed:
         fitted.features[TIMESTAMP] = Feature(dtype="float64" if rows[TIMESTAMP].type().is_floating() else "int64")
@@ -170,7 +188,7 @@ def _write_splits(
         ids={role: column.name for role, column in source.ids.items()},
         columns=(*source.ids.values(), *chain(*source.columns.values())), kept=source.kept, grouped=source.grouped,
         timed=source.timed, weighted=source.weighted, decay=source.decay, fitted=fitted, groups=groups,
-        histories=histories, splits=[name for name in SPLITS if name in counted],
+        histories=histories, splits=[name for name in SPLITS if name in counted], grows=source.before is not None,
     )  # fmt: skip
     done = 0
 
@@ -184,7 +202,9 @@ def _write_splits(
     for files, own in backend.each_part(rows, partial(_write_part, plan), report):
         parts.append(files)
         found.add(own)
-    held_out = sum(rows for name, rows in found.rows.items() if name != "train")
+    held_out = sum(found.rows.values()) - found.rows["train"]
+    if source.before is not None:
+        source.before.first_new.update({split: found.rows[split] - found.new[split] for split in SPLITS})
     if histories is not None:
         histories.counts.update(found.histories)
         if not found.rows["train"]:
@@ -221,6 +241,7 @@ class _Plan:
     groups: Vocabulary | None
     histories: LabelledHistories | None
     splits: Sequence[str]
+    grows: bool  # whether rows that are new in their split are written apart
 
 
 @dataclass(frozen=True)
@@ -228,12 +249,14 @@ class _Counts:
     """Rows by split, and what is noted of them."""
 
     rows: Counter[str] = field(default_factory=Counter)
+    new: Counter[str] = field(default_factory=Counter)  # those that a dataset before did not hold in their split
     unknown: Counter[str] = field(default_factory=Counter)  # held-out rows with id 0, by role
     beyond: Counter[str] = field(default_factory=Counter)  # held-out rows beyond the range of train, by number
     histories: Counter[str] = field(default_factory=Counter)  # see `LabelledHistories.counts`
 
     def add(self, other: _Counts) -> None:
         self.rows.update(other.rows)
+        self.new.update(other.new)
         self.unknown.update(other.unknown)
         self.beyond.update(other.beyond)
         self.histories.update(other.histories)
@@ -249,13 +272,14 @@ def _write_part(plan: _Plan, part: Part) -> tuple[PartFiles, _Counts]:
     else:
         numbers = sum(feature.length or 0 for feature in fitted.features.values() if feature.is_vector)
         blocks = blocks_of_part(part, max(1, min(BLOCK_ROWS, BLOCK_NUMBERS // max(1, numbers))))
-    with part_writers(part.folder, dict.fromkeys(plan.splits, fitted.features)) as (writers, users):
+    names = [f"{name}{end}" for end in (("", NEW) if plan.grows else ("",)) for name in plan.splits]
+    with part_writers(part.folder, dict.fromkeys(names, fitted.features)) as (writers, users):
         for block in blocks:
             own = BlockHistories(block, histories) if histories is not None else None
-            for name, writer in writers.items():
+            for name in plan.splits:
                 for rows, lists in _rows_of_split(block, name, own):
                     columns = _columns(rows, plan) | lists
-                    writer.write(columns)
+                    _write_rows(columns, new_in_split(rows), writers[name], writers.get(f"{name}{NEW}"))
                     if name != "train":
                         counts.unknown.update({role: int((np.asarray(columns[identity]) == 0).sum())
                                                for role, identity in plan.ids.items()})  # fmt: skip
@@ -263,8 +287,20 @@ def _write_part(plan: _Plan, part: Part) -> tuple[PartFiles, _Counts]:
             if own is not None and (table := own.catalogue()) is not None:
                 users.write(table)
             part.done(block.num_rows)
-    counts.rows.update({name: writer.num_rows for name, writer in writers.items()})
+    for name in plan.splits:
+        counts.new[name] = writers[f"{name}{NEW}"].num_rows if plan.grows else 0
+        counts.rows[name] = writers[name].num_rows + counts.new[name]
     return PartFiles.of(part.folder, writers), counts
+
+
+def _write_rows(columns: Columns, is_new: NDArray[np.bool_] | None, held: SplitWriter, new: SplitWriter | None) -> None:
+    """Write the rows that are new in their split apart, if a dataset was there before."""
+    if is_new is None or new is None:
+        held.write(columns)
+        return
+    for writer, places in ((held, np.flatnonzero(~is_new)), (new, np.flatnonzero(is_new))):
+        if len(places):
+            writer.write({name: take(column, places) for name, column in columns.items()})
 
 
 def _rows_of_split(batch: pa.Table, split: str, own: BlockHistories | None) -> Iterator[tuple[pa.Table, Columns]]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from ibis.expr.types import Table
 from numpy.typing import NDArray
 
@@ -20,8 +22,10 @@ from recspec.prepare.decay import Decay
 from recspec.prepare.histories import HistoryColumns, HistorySettings, UnknownTargets, prepare_history
 from recspec.prepare.names import EVENT_WEIGHT, ITEM, LABEL, ROW, SPLIT, TIMESTAMP, USER
 from recspec.prepare.notes import Notes
-from recspec.prepare.tables import counts_by, fetch
+from recspec.prepare.tables import counts_by, fetch, left_join
 from recspec.spec import Feature, FeatureSpec
+
+NUMBER = "__number__"  # column with the number of a row's user
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,15 @@ class Before:
     first_new: dict[str, int] = field(default_factory=dict)
     """Split -> number of its first row that it did not hold before; writing fills it."""
     notes: list[str] = field(default_factory=list)  # on new users and items; writing adds to them
+
+
+def stage_by_number(backend: Backend, rows: Table, everyone: Vocabulary, order: Sequence[str], folder: Path) -> Table:
+    """Rows sorted by the number of their user, so that the users of a dataset before keep their order."""
+    file = folder / "work" / "numbers.parquet"
+    pq.write_table(pa.table({USER: everyone.values}), file)
+    numbers = backend.read_parquet([file], row=True)
+    numbered = left_join(rows, numbers.select(USER, **{NUMBER: numbers[ROW]}), USER)
+    return backend.stage_by(numbered, NUMBER, order)
 
 
 @dataclass(frozen=True)

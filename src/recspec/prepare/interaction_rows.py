@@ -136,6 +136,13 @@ def blocks_of_users(part: Part, *, with_histories: bool) -> Iterator[pa.Table]:
     yield from waiting
 
 
+def new_in_split(rows: pa.Table) -> NDArray[np.bool_] | None:
+    """Whether each row was not in its split before; None if there was no dataset before."""
+    if SPLIT_BEFORE not in rows.column_names:
+        return None
+    return np.asarray(~pc.fill_null(pc.equal(rows.column(SPLIT), rows.column(SPLIT_BEFORE)), False).to_numpy())
+
+
 class BlockRows:
     """Makes the rows of each split from a block of users, some at a time."""
 
@@ -153,10 +160,7 @@ class BlockRows:
         self._weights = None if weights is None else stored_weights(weights, self._timestamps, plan.decay)
         self._context = {column.name: encode(column.name, block.column(column.source)) for column in prepared.context}
         self._timelines: dict[int, Timeline] = {}
-        self._is_new = None
-        if SPLIT_BEFORE in block.column_names:
-            same = pc.equal(block.column(SPLIT), block.column(SPLIT_BEFORE))
-            self._is_new = ~pc.fill_null(same, False).to_numpy()
+        self._is_new = new_in_split(block)
 
     def of(self, split: str) -> Iterator[tuple[bool, Columns]]:
         """Yield the columns of one split, and whether its rows are new there; these come last."""

@@ -15,27 +15,29 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from ibis.expr.types import Table
 from numpy.typing import NDArray
 
-from recspec.encoding import Vocabulary
 from recspec.errors import DataError
 from recspec.prepare.backend import Backend, Part
 from recspec.prepare.columns import metadata
 from recspec.prepare.context import Progress
 from recspec.prepare.histories import HistorySettings
-from recspec.prepare.interaction_columns import Before, InteractionColumns, Source, prepare_columns
+from recspec.prepare.interaction_columns import (
+    Before,
+    InteractionColumns,
+    Source,
+    prepare_columns,
+    stage_by_number,
+)
 from recspec.prepare.interaction_rows import BlockRows, Counts, Plan, blocks_of_users
 from recspec.prepare.list_memory import check_memory_limit
-from recspec.prepare.names import EVENT_WEIGHT, ITEM, LABEL, NEW, ROW, SERIES, SPLITS, TIMESTAMP, USER
+from recspec.prepare.names import EVENT_WEIGHT, ITEM, LABEL, NEW, SERIES, SPLITS, TIMESTAMP, USER
 from recspec.prepare.part_files import PartFiles, gather, part_writers
 from recspec.prepare.seen import write_seen
-from recspec.prepare.tables import count_rows, left_join, time_range
+from recspec.prepare.tables import count_rows, time_range
 from recspec.spec import Feature, FeatureSpec
 from recspec.storage import SEEN_FILE
-
-NUMBER = "__number__"  # column with the number of a row's user
 
 
 def write(
@@ -63,8 +65,7 @@ def write(
     times = time_range(backend, rows)
     prepared = prepare_columns(backend, rows, source, settings, isinstance(times["first"], str))
     if source.before:  # whose users keep their numbers
-        numbered = _numbered(backend, rows, prepared.everyone, folder / "work" / "numbers.parquet")
-        rows = backend.stage_by(numbered, NUMBER, source.order)
+        rows = stage_by_number(backend, rows, prepared.everyone, source.order, folder)
     prepared.fitted.encoders.save(folder)
     write_seen(backend, folder, rows if source.seen is None else source.seen)
     if settings.history is None:
@@ -93,13 +94,6 @@ def write(
 # --- the rows --------------------------------------------------------------------------------------------------------
 
 
-def _numbered(backend: Backend, rows: Table, everyone: Vocabulary, file: Path) -> Table:
-    """Rows with the number of their user."""
-    pq.write_table(pa.table({USER: everyone.values}), file)
-    numbers = backend.read_parquet([file], row=True)
-    return left_join(rows, numbers.select(USER, **{NUMBER: numbers[ROW]}), USER)
-
-
 def _write_splits(
     backend: Backend, folder: Path, rows: Table, total: int, plan: Plan, before: Before | None, progress: Progress
 ) -> Counts:
@@ -117,13 +111,9 @@ def _write_splits(
     for files, found in backend.each_part(rows, partial(_write_part, sent), report):
         parts.append(files)
         counts.add(found)
-    chunks = gather(backend, folder, parts)
+    counts.chunks.update(gather(backend, folder, parts))
     if before is not None:
         before.first_new.update({split: counts.rows[split] - counts.new[split] for split in SPLITS})
-    for split in SPLITS:
-        if both := [chunk for name in (split, f"{split}{NEW}") for chunk in chunks.get(name, ())]:
-            joined = tuple(file for chunk in both for file in chunk.files)
-            counts.chunks[split] = (both[0].model_copy(update={"files": joined}),)
     return counts
 
 

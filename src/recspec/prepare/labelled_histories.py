@@ -19,11 +19,12 @@ import pyarrow.compute as pc
 from ibis.expr.types import Table
 from numpy.typing import NDArray
 
-from recspec.encoding import Vocabulary
+from recspec.encoding import Vocabulary, extended
 from recspec.errors import DataError
 from recspec.prepare.backend import Backend
 from recspec.prepare.columns import Fitted, PreparedCatalogue, to_arrow
 from recspec.prepare.histories import HistoryColumns, HistorySettings, Ids, Timeline, pieces, prepare_history
+from recspec.prepare.interaction_columns import Before
 from recspec.prepare.names import ITEM, LABEL, NEGATIVE_HISTORY, ROW, SPLIT, SPLITS, TIMESTAMP, USER
 from recspec.prepare.negatives import Draws, Seen
 from recspec.prepare.notes import Notes
@@ -59,6 +60,7 @@ class LabelledHistories:
         settings: HistorySettings,
         raw_item: str,
         seed: int,
+        before: Before | None,
     ) -> LabelledHistories:
         """Add the features of the lists to `fitted`. Raises DataError if train has no positive row."""
         items, users = (fitted.encoders.vocabularies[name] for name in (ITEM, USER))
@@ -68,11 +70,11 @@ class LabelledHistories:
             raise DataError("no train row has the label 1, so histories would be empty; leave out the setting history")
         counts = np.zeros(len(items) + 1, np.int64)  # items of few rows have the id 0
         np.add.at(counts, items.encode(counted.column(ITEM)), counted.column("rows").to_numpy())
-        columns = prepare_history(
-            fitted, catalogues["item"], settings, raw_item, timed=True, dated=is_dated(backend, rows)
-        )
+        dated, lists = (before.dated, before.spec.role("history")) if before else (is_dated(backend, rows), None)
+        columns = prepare_history(fitted, catalogues["item"], settings, raw_item, timed=True, dated=dated, lists=lists)
         assert columns is not None
         everyone = Vocabulary.of(fetch(backend, counts_by(rows, USER)).column(USER))
+        everyone = extended(users, everyone) if before else everyone
         user_ids = np.append(0, users.encode(everyone.values))
         draws = Draws(settings.negatives, counts[1:], settings.reject_seen)
         return cls(settings, columns, catalogues["user"], everyone, user_ids, items, draws, seed, backend.memory_limit)

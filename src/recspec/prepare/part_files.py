@@ -45,7 +45,7 @@ def part_writers(
 
 
 def gather(backend: Backend, folder: Path, parts: Sequence[PartFiles]) -> dict[str, tuple[Chunk, ...]]:
-    """Move the files of all parts into a folder; the chunks of a split are those of a part.
+    """Move the files of all parts into a folder; the chunks of a split are those of a part, its new rows last.
 
     Parquet files stay apart. Files of other formats, of which a chunk has one, are joined in the order of the parts.
     """
@@ -76,7 +76,15 @@ def gather(backend: Backend, folder: Path, parts: Sequence[PartFiles]) -> dict[s
         users[0].replace(folder / USERS_FILE)
     elif users:
         backend.call(partial(_join, users, folder / USERS_FILE))
-    return chunks
+    return {split: _with_new(chunks.get(split, ()), chunks.get(f"{split}{NEW}", ())) for split in SPLITS
+            if split in chunks or f"{split}{NEW}" in chunks}  # fmt: skip
+
+
+def _with_new(held: tuple[Chunk, ...], new: tuple[Chunk, ...]) -> tuple[Chunk, ...]:
+    """The chunks of a split with the files of its new rows after the others."""
+    if not held or not new:
+        return held or new
+    return tuple(one.model_copy(update={"files": (*one.files, *two.files)}) for one, two in zip(held, new, strict=True))
 
 
 def _joined(share: Share[tuple[Sequence[Path], Path]]) -> None:

@@ -427,7 +427,7 @@ def _label_by_word(rows: RawRows, name: str, positive: Sequence[str]) -> Values:
     rows.problems.extend(
         f"column '{name}', the label: no row holds '{shortened(word)}'{nearest(word, words)}; found {listed(words)}"
         for word in wanted
-        if word not in present
+        if word not in present and rows.reading.settable  # new rows may hold the other label alone
     )
     others = [word for word in words if word not in wanted]
     rows.notes.changed.append(f"label '{name}': {listed(map(shortened, wanted))} as 1 and {listed(others)} as 0")

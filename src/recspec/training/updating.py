@@ -276,7 +276,7 @@ def _slower(part: object, factor: float) -> object:
 
 def _users(grown: Grown, share: float, seed: int) -> Ids:
     """The users with new events, and a share of all others."""
-    everyone = np.arange(grown.spec.num_ids(grown.spec.user_id))
+    everyone = np.arange(grown.spec.num_ids(grown.spec.user_id) if "user_id" in grown.spec.metadata else 0)
     drawn = np.random.default_rng((seed, len(everyone))).random(len(everyone)) < share
     drawn[grown.touched] = True
     return np.flatnonzero(drawn)
