@@ -61,7 +61,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 WITHOUT_IDS = ("adult", "criteo", "outbrain")
 """Datasets of rows that name neither users nor items."""
 TAKE_EVENTS = {"movielens", "table"}
-"""Datasets whose interactions take new events, by the rules in growth.json."""
+"""Datasets that take new events, by the rules in growth.json."""
 
 
 def with_ids(spec: FeatureSpec) -> list[str]:
@@ -88,7 +88,7 @@ def test_the_folder_is_a_whole_dataset(made: Made) -> None:
     assert spec.splits == ("train", "valid", "test")
     assert {path.name for path in made.out.parent.iterdir()} <= {"raw", "out"}
     expected = {"feature_spec.yaml", "prepare.json", "encoders.json", "vocabularies", "train", "valid", "test"}
-    grows = made.case.dataset in TAKE_EVENTS and "test_samples_per_series" in spec.metadata
+    grows = made.case.dataset in TAKE_EVENTS
     expected |= {f"{role}s.parquet" for role in with_ids(spec)} | ({"growth.json", "raw"} if grows else set())
     expected |= {"seen.parquet"} if len(with_ids(spec)) == 2 else set()
     assert {path.name for path in made.out.iterdir()} == expected

@@ -10,12 +10,14 @@ from typing import Any
 import ibis
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
 
 from recspec.datasets import DATASETS, grow, table
 from recspec.encoding import Encoders, ScaleEncoder
+from recspec.errors import DataError
 from recspec.prepare import SPLIT_BEFORE, Before, PrepareContext
 from recspec.spec import FeatureSpec
 from recspec.storage import Ragged, check, open_split
@@ -23,6 +25,7 @@ from recspec.storage import Ragged, check, open_split
 Rows = list[tuple[object, ...]]
 USERS, ITEMS, NUM_EVENTS = 14, 9, 110
 HISTORIES = {"history": 4, "negative_history": True, "train_negatives": 2, "negatives": "popularity"}
+LABELLED = {"label": "clicked", "numeric": ["price", "hour"], "seed": 2}  # other numbers end at those of the first part
 FEATURES = {"user_features": ["town"], "item_features": ["kind", "price", "maker"], "context_features": ["hour"]}
 
 
@@ -51,6 +54,15 @@ KINDS = {
     "given-untimed": Kind({"splits": "half", "history": 3, "timestamp": None}, timed=False),
     "untimed": Kind({"timestamp": None, **HISTORIES}, timed=False),
     "none": Kind({**FEATURES, "split": "none", "history": 4}, late=True),
+    "labelled-share": Kind({**FEATURES, **LABELLED, "split": "share", "context_features": ["hour", "hash"],
+                            "crosses": [["kind", "hash"]], "hashed": {"hash": 9}}, late=True),
+    "labelled-time": Kind({**FEATURES, **LABELLED, "split": "time", "history": 4, "negative_history": True}),
+    "labelled-late": Kind({**FEATURES, **LABELLED, "split": "share", "history": 4, "half_life": "9d"}, late=True),
+    "labelled-group": Kind({**FEATURES, **LABELLED, "split": "group", "group": "user_id"}, late=True),
+    "labelled-given": Kind({**FEATURES, **LABELLED, "splits": "part"}, late=True),
+    "labelled-without-valid": Kind({**FEATURES, **LABELLED, "splits": "half", "timestamp": None}, timed=False),
+    "labelled-without-ids": Kind({**LABELLED, "user": None, "item": None, "split": "share", "group": "town",
+                                  "context_features": ["kind", "price", "hour"]}, late=True),
 }  # fmt: skip
 
 
@@ -70,6 +82,7 @@ def made_up(seed: int) -> pa.Table:
         "hour": times // 3600 % 24 + 0.013 * places, "stars": rng.integers(1, 6, NUM_EVENTS),
         "part": np.array(["train", "valid", "test"])[rng.choice(3, NUM_EVENTS, p=[0.7, 0.15, 0.15])].tolist(),
         "half": np.where(rng.random(NUM_EVENTS) < 0.8, "train", "test").tolist(),
+        "clicked": rng.integers(0, 2, NUM_EVENTS), "hash": [f"h{place % 4}" for place in range(NUM_EVENTS)],
     })  # fmt: skip
 
 
@@ -84,19 +97,21 @@ def prepared(folder: Path, events: pa.Table, settings: Mapping[str, object]) -> 
     folder.mkdir(parents=True)
     pa_csv.write_csv(events, folder / "rows.csv")
     lists = {"lists": ["maker"]} if "maker" in settings.get("item_features", ()) else {}  # type: ignore[operator]
-    asked = table.Settings(**{"num_negatives": 2, **lists, **settings})  # type: ignore[arg-type]
+    drawn = {} if "label" in settings else {"num_negatives": 2, "label": None}
+    asked = table.Settings(**{**drawn, **lists, **settings})  # type: ignore[arg-type]
     DATASETS["table"].prepare(PrepareContext(folder / "rows.csv", folder / "data", threads=1), asked)
     return FeatureSpec.load(folder / "data")
 
 
 def raw_rows(spec: FeatureSpec, split: str, *, negatives: bool = False) -> Rows:
-    """The rows of a split, sorted, with raw values in place of ids; positives alone unless `negatives`."""
+    """The rows of a split, sorted, with raw values in place of ids; drawn negatives only if `negatives`."""
     if split not in spec.splits:
         return []
     encoders, columns = Encoders.load(spec.folder), open_split(spec, split).read(0, 1 << 40)
-    kept = np.flatnonzero(np.asarray(columns["label"]) >= (0 if negatives else 1))
+    is_drawn = not negatives and "test_samples_per_series" in spec.metadata
+    kept = np.flatnonzero(np.asarray(columns["label"]) >= (1 if is_drawn else 0))
     drawn = () if negatives else spec.role("negative_history")
-    names = [name for name in columns if name not in ("series", *drawn)]
+    names = [name for name in columns if name not in ("series", "group", *drawn)]
     found = [decoded(encoders, spec, name, columns[name]) for name in names]
     return sorted((tuple(column[row] for column in found) for row in kept.tolist()), key=str)
 
@@ -131,11 +146,11 @@ def same(one: FeatureSpec, two: FeatureSpec, *, negatives: bool = False) -> None
         assert set(known.values.to_pylist()) >= set(other.values.to_pylist())  # a value that is gone keeps its id
     for split in ("train", "valid", "test"):
         assert raw_rows(one, split, negatives=negatives) == raw_rows(two, split, negatives=negatives), split
-    assert catalogue(one, "item") == catalogue(two, "item")
-    assert catalogue(one, "user") == catalogue(two, "user")
+    for role in one.metadata["catalogues"]:  # type: ignore[attr-defined]
+        assert catalogue(one, role) == catalogue(two, role)
 
 
-QUICK = ("leave-one-out-late", "time", "given", "weighted")
+QUICK = ("leave-one-out-late", "time", "given", "weighted", "labelled-share", "labelled-time")
 
 
 @pytest.mark.parametrize(
@@ -165,3 +180,64 @@ def test_growing_a_part_gives_what_preparing_all_gives(
     write = table.write_interactions
     monkeypatch.setattr(table, "write_interactions", with_known_ids)
     same(grown.spec, prepared(tmp_path / "same ids", everything, kind.settings), negatives=True)
+
+
+def test_a_copy_of_a_labelled_row_goes_to_the_split_of_the_row_in_an_update_too(tmp_path: Path) -> None:
+    """A split by share keeps rows of equal features together, also by a column that no feature is made of."""
+    events = made_up(5).append_column("page", pa.array([f"p{place}" for place in range(NUM_EVENTS)]))
+    events = pa.concat_tables([events, events.slice(0, 9)])  # nine copies show that rows of equal features are copies
+    settings = {**LABELLED, "split": "share", "valid": 0.3, "test": 0.3, "context_features": ["kind", "price", "hour"]}
+    base, again = prepared(tmp_path / "base", events, settings), events.slice(9, 60)
+    other = again.set_column(again.column_names.index("page"), "page", pa.array([f"q{place}" for place in range(60)]))
+    pa_csv.write_csv(pa.concat_tables([again, other]), tmp_path / "new.csv")
+    (tmp_path / "grown").mkdir()
+    grown = grow(base, tmp_path / "new.csv", tmp_path / "grown").spec
+    held = (
+        pq.read_table(grown.folder / "raw" / "events.parquet").sort_by("__row__").column("__split_before__").to_pylist()
+    )
+    first = len(events)
+    assert held[first : first + 60] == held[9:69]
+    assert held[first + 60 :] != held[9:69]
+
+
+def test_labels_of_new_rows_are_read_as_the_known_ones(tmp_path: Path) -> None:
+    """A file may hold one of the words alone, and no user or item may be new."""
+    words = made_up(6)
+    place = words.column_names.index("clicked")
+    said = pa.array([["no", "yes"][value] for value in words.column("clicked").to_pylist()])
+    words = words.set_column(place, "clicked", said)
+    base = prepared(tmp_path / "base", words, {**LABELLED, **FEATURES, "positive": ["yes"], "split": "share"})
+    new = words.filter(pc.equal(words.column("clicked"), "no")).slice(0, 20)
+    pa_csv.write_csv(new, tmp_path / "new.csv")
+    (tmp_path / "grown").mkdir()
+    grown = grow(base, tmp_path / "new.csv", tmp_path / "grown")
+    assert grown.counts == {"events": 20, "users": 0, "items": 0, "left_out": 0}
+    for split in base.splits:
+        columns = open_split(grown.spec, split, ["label"]).read(grown.first_new[split], 1 << 40)
+        assert not np.asarray(columns["label"]).any()
+    pa_csv.write_csv(new.drop_columns(["clicked"]), tmp_path / "bad.csv")
+    with pytest.raises(DataError, match="no column 'clicked', the label"):
+        grow(base, tmp_path / "bad.csv", tmp_path / "grown")
+
+
+def test_a_new_item_of_labelled_rows_has_what_the_rows_say_of_it(tmp_path: Path) -> None:
+    """Its features are in the rows and in the catalogue."""
+    events = made_up(7)
+    names = sorted(set(events.column("item_id").to_pylist()))
+    colours = [("red", "blue")[place % 2] for place in range(len(names))]
+    pq.write_table(pa.table({"item_id": names, "colour": colours}), tmp_path / "items.parquet")
+    settings = {**LABELLED, "items": str(tmp_path / "items.parquet"), "item_features": ["colour"], "split": "share",
+                "context_features": ["price", "hour"]}  # fmt: skip
+    base = prepared(tmp_path / "data", events, settings)
+    new = events.slice(0, 30)
+    new = new.set_column(new.column_names.index("item_id"), "item_id", pa.array(["new"] * 30))
+    pa_csv.write_csv(new.append_column("colour", pa.array(["green"] * 30)), tmp_path / "new.csv")
+    (tmp_path / "grown").mkdir()
+    grown = grow(base, tmp_path / "new.csv", tmp_path / "grown")
+    assert grown.notes == ()
+    assert catalogue(grown.spec, "item")["new"][0] == "green"
+    encoders, columns = (
+        Encoders.load(tmp_path / "grown"),
+        open_split(grown.spec, "train").read(grown.first_new["train"], 99),
+    )
+    assert set(decoded(encoders, grown.spec, "colour", columns["colour"])) == {"green"}

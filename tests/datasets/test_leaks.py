@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,7 +40,10 @@ def made_up_rows(seed: int = 0, *, num_users: int = NUM_USERS) -> list[Row]:
 
 
 def held_out(rows: Sequence[Row], split: str) -> set[Row]:
-    """Rows of valid and test: each user's last two, the latest fifth of all, or those that a column names."""
+    """Rows of valid and test: each user's last two, the latest fifth, those that a column names, or a random fifth."""
+    if split == "share":  # by the place in the file and the seed
+        digests = [hashlib.md5(f"1:{place}".encode()).hexdigest() for place in range(len(rows))]
+        return {row for row, digest in zip(rows, digests, strict=True) if digest < f"{int(0.2 * 2**32):08x}"}
     if split == "given":
         return {row for row, part in parts(rows).items() if part != "train"}
     if split == "time":
@@ -131,7 +135,7 @@ def write_table(folder: Path, rows: Sequence[Row], out: set[Row] = frozenset(), 
     """Each row with features made to leak: `last` is its own item, and `drift` grows with time.
 
     Args:
-        out: Rows whose features are written otherwise.
+        out: Rows whose features and label are written otherwise.
         mark: What stands before them then.
     """
     folder.mkdir(parents=True)
@@ -143,7 +147,8 @@ def write_table(folder: Path, rows: Sequence[Row], out: set[Row] = frozenset(), 
         user, item, time = row
         said = mark if row in out else ""
         lines.append(
-            f"{user},{item},{time},{said}i{item},{said}d{10 * (time - start) // span},{(time // 60) % 2},{split[row]}\n"
+            f"{user},{item},{time},{said}i{item},{said}d{10 * (time - start) // span},"
+            f"{(time // 60 + (row in out)) % 2},{split[row]}\n"
         )
     (folder / "rows.csv").write_text("".join(lines))
     return folder / "rows.csv"
@@ -187,17 +192,26 @@ def test_train_is_the_same_whatever_the_held_out_items_are(dataset: str, split: 
     [
         ("leave_one_out", True),
         ("given", False),
+        ("share", True),
+        ("labelled-time", False),
         *(pytest.param(*each, marks=pytest.mark.slow)
-          for each in (("leave_one_out", False), ("given", True), ("time", False), ("time", True))),
+          for each in (("leave_one_out", False), ("given", True), ("time", False), ("time", True),
+                       ("labelled-given", True))),
     ],
 )  # fmt: skip
 def test_an_update_learns_nothing_of_held_out_rows(split: str, late: bool, tmp_path: Path) -> None:
     """New events are the newest third, or any that are not held out before."""
+    labelled, split = split == "share" or split.startswith("labelled-"), split.removeprefix("labelled-")
     rows = made_up_rows()
     out = held_out(rows, split)
     newest = set(sorted(rows, key=lambda row: row[2])[len(rows) * 2 // 3 :])
     new = {row for place, row in enumerate(rows) if (place % 3 == 0 or row in out if late else row in newest)}
+    if split == "share":  # which takes rows by their place
+        new = set(rows[len(rows) * 2 // 3 :])
     given = {**WRITERS["table"][1], **ALL_DRAWN, **splitting("table", split)}
+    if labelled:
+        given = {name: given[name] for name in given if name not in ALL_DRAWN and name != "num_negatives"}
+        given |= {"label": "clicked", "history": 4, "negative_history": True}
     for name, changed in (("a", rows), ("b", with_other_items(rows, split))):
         whole = write_table(
             tmp_path / name, changed, set(changed) - set(rows) if name == "b" else frozenset(), "other-"
@@ -245,7 +259,7 @@ def table_with(split: str, *, label: bool, history: bool = False) -> Case:
     rows = made_up_rows()
     settings: dict[str, object] = {"user_features": ["last"], "item_features": ["drift"], **splitting("table", split)}
     settings |= {"label": "clicked"} if label else {"num_negatives": 3, "label": None}
-    settings |= ALL_DRAWN if history else {}
+    settings |= ALL_DRAWN if history and not label else {"history": 4, "negative_history": True} if history else {}
 
     def spoil(raw: Path, _: Path) -> None:
         raw.unlink()
@@ -298,6 +312,8 @@ VALUES: Mapping[str, Case] = {
     "table-labelled-time": table_with("time", label=True),
     "table-given": table_with("given", label=False, history=True),
     "table-labelled-given": table_with("given", label=True),
+    "table-labelled-share": table_with("share", label=True),
+    "table-labelled-histories": table_with("time", label=True, history=True),
     "table-labelled-group": replace(table_with("group", label=True), spoil=spoil_groups),
     "adult": Case("adult", write_adult, {"num_buckets": 4, "valid": 0.2}, spoil=spoil_adult),
     "criteo": Case("criteo", write_criteo,
