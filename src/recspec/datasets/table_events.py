@@ -18,13 +18,28 @@ from recspec.datasets.table_features import Tables
 from recspec.datasets.table_settings import Settings
 from recspec.errors import DataError, problems_in
 from recspec.files import PathError, confined, read_json, whole_file
-from recspec.prepare import ROW, SPLIT, SPLIT_BEFORE, Backend, Before, count_rows, is_dated, left_join
+from recspec.prepare import (
+    FILE_SPLIT,
+    ROW,
+    SEEN,
+    SPLIT,
+    SPLIT_BEFORE,
+    WEIGHT,
+    Backend,
+    Before,
+    check_parquet,
+    count_rows,
+    is_dated,
+    left_join,
+)
 from recspec.spec import FeatureSpec
 
 GROWTH_FILE = "growth.json"
 RAW = "raw"
 EVENTS = f"{RAW}/events.parquet"
 FORMAT = 2
+OUR_TYPES = {ROW: "int64", SPLIT_BEFORE: "string", FILE_SPLIT: "string", WEIGHT: "float64", SEEN: "boolean"}
+"""The types of the columns of raw events that no file has."""
 
 
 class GrowthRules(BaseModel):
@@ -113,12 +128,22 @@ def keep_raw(folder: Path, tables: Tables, split: Table, rules: GrowthRules) -> 
 
 
 def read_raw(backend: Backend, folder: Path, name: str) -> Table | None:
-    """A table that `keep_raw` wrote; None if it wrote none. Raises DataError if it can't be read."""
+    """A table that `keep_raw` wrote; None if it wrote none. Raises DataError if it is damaged, or has other columns."""
     try:
         place = confined(folder, f"{RAW}/{name}.parquet")
         names = sorted(each.name for each in place.iterdir()) if place.is_dir() else []  # Spark's
         parts = [f"{RAW}/{place.name}/{name}" for name in names if not name.startswith(("_", "."))]
         files = [confined(folder, part) for part in parts] or [place]
-        return backend.read_parquet(files) if all(file.is_file() for file in files) else None
+        if not all(file.is_file() for file in files):
+            return None
+        for file in files:
+            check_parquet(file)
+        table = backend.read_parquet(files)
+        needed = {ROW, SPLIT_BEFORE} if name == "events" else {ROW}
+        kinds = {column: str(kind.copy(nullable=True)) for column, kind in table.schema().items()}
+        for column, kind in OUR_TYPES.items():
+            if kinds.get(column, None if column in needed else kind) != kind:
+                raise DataError(f"column '{column}' holds {kinds.get(column, 'nothing')}; expected {kind}")
+        return table
     except (PathError, OSError, DataError, ValueError) as error:
         raise DataError(f"{folder}: {RAW}/{name}.parquet can't be read: {error}; prepare it again") from None

@@ -37,6 +37,7 @@ from recspec.prepare import (
     SEEN,
     SHOWN,
     SPLIT_BEFORE,
+    SPLITS,
     TIMESTAMP,
     USER,
     WEIGHT,
@@ -100,8 +101,7 @@ def grow(base: FeatureSpec, events: Path, out: Path) -> Grown:
             spec = write_interactions(out, tables, plan, silent, dataset=rules.dataset, before=before)
         else:
             spec = write_labelled(out, tables, plan, silent, before=before, copies=rules.copies)
-        made = read_raw(backend, out, "events")
-        assert made is not None
+        made = backend.read_parquet([out / EVENTS])
         kept = made.filter((made[ROW] >= first) & made[SPLIT_BEFORE].notnull())
         num_kept, user = count_rows(backend, kept), rules.settings.user
         users = None if user is None else fetch(backend, kept.select(user=kept[user]).distinct()).column("user")
@@ -161,7 +161,31 @@ def _known(backend: Backend, base: FeatureSpec, rules: GrowthRules) -> Tables:
     events = found["events"]
     if events is None or count_rows(backend, events) != rules.events:
         raise DataError(f"{base.folder}: {EVENTS} is damaged: expected {rules.events:,} events; prepare it again")
+    if wrong := _strange_columns(backend, events, rules.settings):
+        raise DataError.of(f"{base.folder}: {EVENTS} is damaged; prepare it again", wrong)
     return Tables(backend, rules.settings, Notes(), events, found["users"], found["items"])
+
+
+def _strange_columns(backend: Backend, events: Table, settings: Settings) -> list[str]:
+    """What is wrong with the columns of known events that have a meaning of their own."""
+    row, split = events[ROW], events[SPLIT_BEFORE]
+    wrong = {
+        f"'{ROW}' repeats a number, or has one below 0": (row.nunique() != events.count()) | (row.min() < 0),
+        f"'{SPLIT_BEFORE}' holds another word than {listed(SPLITS)}": ~(split.isnull() | split.isin(SPLITS)).all(),
+    }
+    told = []
+    for name, what in ((settings.timestamp, "time"), (settings.label, "label")):
+        if name is None:
+            continue
+        if name not in events.columns or not events[name].type().is_numeric():
+            told.append(f"'{name}', the {what}, is not there, or holds no numbers")
+        else:
+            strange = events[name].count() == 0 if what == "time" else ~events[name].isin([0, 1]).fill_null(False).all()
+            wrong[f"'{name}', the {what}, holds {'nothing' if what == 'time' else 'other numbers than 0 and 1'}"] = (
+                strange
+            )
+    found = fetch(backend, events.aggregate(**{f"_{place}": each for place, each in enumerate(wrong.values())}))
+    return told + [what for what, is_so in zip(wrong, found.to_pylist()[0].values(), strict=True) if is_so]
 
 
 # --- the new events --------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from recspec.prepare.columns import Catalogue, Column, Kind
 from recspec.prepare.context import ENGINES, PrepareContext, Progress, Remark, limit_bytes, silent
 from recspec.prepare.decay import Decay
 from recspec.prepare.declared import DeclaredColumn, Invalid, columns_schema, declared_columns, load_columns
-from recspec.prepare.duckdb_backend import DuckDBBackend
+from recspec.prepare.duckdb_backend import DuckDBBackend, check_parquet
 from recspec.prepare.file_kinds import check_encoding
 from recspec.prepare.histories import HistorySettings, Prefixes, TimeSplitSettings, UnknownTargets
 from recspec.prepare.interaction_columns import Before, Source
@@ -84,7 +84,7 @@ __all__ = [
     "Invalid", "JsonFile", "Kind", "Notes", "Part", "PartFiles", "Prefixes", "PrepareContext", "Prepared", "Progress",
     "RawLayout", "RawRows", "Reading", "Remark", "Repeats", "Roles", "RowsBy", "Scatter", "Share", "Source", "TextFile",
     "TimeSplitSettings", "UnknownTargets", "Weighting", "at_least", "blocks", "blocks_of_part", "by_share", "by_time",
-    "check_encoding", "check_time_format", "clean", "clicks", "column_of", "columns_like_times", "columns_of",
+    "check_encoding", "check_parquet", "check_time_format", "clean", "clicks", "column_of", "columns_like_times", "columns_of",
     "columns_schema", "count_rows", "counts_by", "declared_columns", "doubtful_times", "fetch", "figures",
     "find_raw_files", "fingerprint", "first_left_out", "gather", "interactions", "is_dated", "is_missing_marker",
     "keep_earliest", "label_outcomes", "leave_one_out", "left_join", "limit_bytes", "lines_of", "load_columns",
