@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from recspec.datasets import DATASETS, Grown, grow
+from recspec.datasets import DATASETS, Grown, grow, table
 from recspec.datasets.table_events import EVENTS, GROWTH_FILE, GrowthRules
 from recspec.encoding import Encoders
 from recspec.errors import DataError
@@ -20,7 +22,16 @@ from recspec.prepare import PrepareContext
 from recspec.prepare.time_formats import example
 from recspec.spec import FeatureSpec
 from recspec.storage import PREPARE_FILE, Ragged, open_split
-from tests.dataset_cases import RATINGS, prepare_movielens, prepare_table, raw_pairs, write_latest
+from tests.dataset_cases import (
+    CASES,
+    RATINGS,
+    prepare_movielens,
+    prepare_table,
+    raw_pairs,
+    run,
+    write_latest,
+    write_ncf,
+)
 from tests.made_up_events import NEW_ITEM, NEW_USER, prepared, shop_events, written
 
 Row = tuple[object, ...]
@@ -502,6 +513,78 @@ def test_damaged_rules_and_those_of_other_rows_are_refused(tmp_path: Path) -> No
     file.unlink()
     with pytest.raises(DataError, match=r"takes no new events: it has no growth.json, which `recspec prepare` writes"):
         grow(base, events, tmp_path / "out-0")
+
+
+HOSTILE: Sequence[object] = (
+    None, True, -1, 2**64, 10**400, 1e308, "", "..", "../../etc/passwd", "/dev/zero", "a\0b", "\ud800", "x" * 5000, [], [[]],
+    [["a"]], {}, {"train": ["../x"]}, "__row__", "'; DROP TABLE x; --",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["format", "dataset", "found_time_format", "dated", "copies", "events", "settings"])
+def test_rules_with_any_value_are_taken_or_refused_in_one_message(name: str, tmp_path: Path, shop: FeatureSpec) -> None:
+    rules = json.loads((shop.folder / GROWTH_FILE).read_text())
+    (tmp_path / "encoders.json").write_text("")
+    base = shop.replace(folder=tmp_path)
+    names = [*table.Settings.model_fields] if name == "settings" else [name]
+    for place, each in enumerate(names):
+        for value in HOSTILE if name != "settings" else (HOSTILE[place % len(HOSTILE)], HOSTILE[(7 * place) % 19]):
+            changed = {**rules, "settings": {**rules["settings"], each: value}} if name == "settings" else {
+                **rules, name: value}  # fmt: skip
+            (tmp_path / GROWTH_FILE).write_text(json.dumps(changed))
+            try:
+                GrowthRules.load(base)
+            except DataError as error:
+                assert str(tmp_path) in str(error)
+
+
+COLUMNS_OF_STRANGERS = {
+    "__row__": ([None], ["x"], [7], [-1], [True], [[1]]),
+    "__split_before__": ([7], ["never"], [["train"]]),
+    "__seen__": ([1], ["x"]),
+    "__weight__": ([{"a": 1}], ["x"]),
+    "__split__": ([float("inf")],),
+    "timestamp": ([None], ["soon"]),
+}
+
+
+@pytest.mark.parametrize("name", COLUMNS_OF_STRANGERS)
+def test_raw_events_with_strange_columns_are_refused_in_one_message(
+    name: str, tmp_path: Path, shop: FeatureSpec
+) -> None:
+    shutil.copytree(shop.folder, tmp_path / "data")
+    file, new = tmp_path / "data" / EVENTS, written(tmp_path / "new.csv", shop_events()[1])
+    held, base = pq.read_table(file), FeatureSpec.load(tmp_path / "data")
+    others = held.drop_columns([name]) if name in held.column_names else held
+    changed = [others.append_column(name, pa.array(values * len(held))) for values in COLUMNS_OF_STRANGERS[name]]
+    for place, each in enumerate([*changed, *([others] if others is not held else [])]):
+        pq.write_table(each, file)
+        (tmp_path / f"out-{place}").mkdir()
+        with pytest.raises(DataError, match=f"raw/events.parquet .*(?s:.)*'{name}'"):
+            grow(base, new, tmp_path / f"out-{place}")
+        assert not (tmp_path / f"out-{place}" / "feature_spec.yaml").exists()
+
+
+@pytest.mark.parametrize("cut", ["half", "pages"])
+def test_truncated_raw_events_are_refused(cut: str, tmp_path: Path, shop: FeatureSpec) -> None:
+    shutil.copytree(shop.folder, tmp_path / "data")
+    file = tmp_path / "data" / EVENTS
+    held = file.read_bytes()
+    file.write_bytes(held[: len(held) // 2] if cut == "half" else held[:4] + b"\xff" * 400 + held[404:])
+    (tmp_path / "out").mkdir()
+    with pytest.raises(DataError, match=r"raw/events.parquet can't be read: .*; prepare it again"):
+        grow(FeatureSpec.load(tmp_path / "data"), written(tmp_path / "new.csv", shop_events()[1]), tmp_path / "out")
+
+
+def test_a_dataset_that_takes_no_events_says_why(tmp_path: Path) -> None:
+    lines = "".join(f"u{user},i{item:02d}\n" for user in range(20) for item in range(6))
+    made = prepare_table(tmp_path / "a.csv", tmp_path / "drawn", "user_id,item_id\n" + lines).spec
+    ncf = run(CASES["ncf"], write_ncf(tmp_path / "raw"), tmp_path / "ncf").spec
+    (tmp_path / "new.csv").write_text("user_id,item_id\nu1,i09\n")
+    for base, why in ((made, "drawn: takes no new events: its file is sorted by item and has no times, .*; prepare a"),
+                      (ncf, "ncf: takes no new events: its test candidates are listed .*by `recspec prepare table`")):  # fmt: skip
+        with pytest.raises(DataError, match=why):
+            grow(base, tmp_path / "new.csv", tmp_path / "out")
 
 
 def test_rows_that_are_left_out_of_the_file_are_told(tmp_path: Path) -> None:

@@ -179,11 +179,11 @@ def _strange_columns(backend: Backend, events: Table, settings: Settings) -> lis
             continue
         if name not in events.columns or not events[name].type().is_numeric():
             told.append(f"'{name}', the {what}, is not there, or holds no numbers")
+        elif what == "time":
+            wrong[f"'{name}', the time, is empty"] = events[name].count() == 0
         else:
-            strange = events[name].count() == 0 if what == "time" else ~events[name].isin([0, 1]).fill_null(False).all()
-            wrong[f"'{name}', the {what}, holds {'nothing' if what == 'time' else 'other numbers than 0 and 1'}"] = (
-                strange
-            )
+            is_label = events[name].isin([0, 1]).fill_null(False)
+            wrong[f"'{name}', the label, holds other numbers than 0 and 1"] = ~is_label.all()
     found = fetch(backend, events.aggregate(**{f"_{place}": each for place, each in enumerate(wrong.values())}))
     return told + [what for what, is_so in zip(wrong, found.to_pylist()[0].values(), strict=True) if is_so]
 
