@@ -416,13 +416,14 @@ def _explained_errors(memory_limit: int | None, raw: Sequence[Path]) -> Iterator
 
 
 def check_parquet(path: Path) -> None:
-    """Read a Parquet file to its end, to raise an error that names it; slow, so called after a failure only."""
+    """Read a Parquet file to its end. Raises DataError if it is damaged. Slow, so of rows to prepare asked after a failure."""
     try:
         with open_parquet(path) as file:
             for _ in file.iter_batches():
                 pass
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise DataError(f"{path}: damaged, or not a Parquet file: {error}") from None
+        said = " ".join(str(error).split())  # Arrow's takes several lines
+        raise DataError(f"{path}: damaged, or not a Parquet file: {said}") from None
 
 
 def _check_times(path: Path) -> None:
