@@ -416,7 +416,7 @@ def _explained_errors(memory_limit: int | None, raw: Sequence[Path]) -> Iterator
 
 
 def check_parquet(path: Path) -> None:
-    """Read a Parquet file to its end. Raises DataError if it is damaged. Slow, so of rows to prepare asked after a failure."""
+    """Read a Parquet file to its end, which is slow. Raises DataError if it is damaged."""
     try:
         with open_parquet(path) as file:
             for _ in file.iter_batches():
