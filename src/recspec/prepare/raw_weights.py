@@ -71,7 +71,8 @@ def _of_types(rows: RawRows, name: str, by_type: Mapping[str, float]) -> Values:
         rows.problems.append(f"setting 'event_weights': no weight for {_counted(without)} in column '{name}'; give "
                              "each type a weight, or 0 to leave its rows out")  # fmt: skip
     rows.refuse(word == "", name, "expected a type in every row", ", the type of the event")
-    return word.cases(*by_type.items(), else_=None).cast("float64")
+    # As texts: Ibis takes the literal 1.5 for a float64 and drops its cast, and DuckDB makes a decimal of it.
+    return word.cases(*((kind, repr(float(weight))) for kind, weight in by_type.items()), else_=None).cast("float64")
 
 
 def _types(rows: RawRows, name: str) -> tuple[Values, dict[str, int]]:
