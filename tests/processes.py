@@ -10,6 +10,7 @@ import atexit
 import multiprocessing
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -138,6 +139,9 @@ def _become(code: str, argv: list[str], environment: dict[str, str], folder: str
         file = os.open(os.path.join(folder, name), os.O_WRONLY | os.O_CREAT, 0o600)  # noqa: PTH118
         os.dup2(file, number)
         os.close(file)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a script has started the tests with `&`
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
     os.environ.clear()
     os.environ.update(environment)
     sys.argv = argv
