@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from recspec import config
+from recspec.base import config
 from recspec.bench import speed
+from recspec.feature_spec import FeatureSpec
 from recspec.models import MODELS
-from recspec.spec import FeatureSpec
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 

@@ -28,15 +28,15 @@ from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile
 
 from _gpu_subjects import SUBJECTS, Subject
-from recspec import latency, machine
-from recspec.batch import Batch, take
+from recspec.base import latency, machine
 from recspec.bench.profiling import endless, wait, work_of_step
-from recspec.distributed import Ranks
+from recspec.data.storage import synthesize
+from recspec.feature_spec import FILE_NAME, FeatureSpec
+from recspec.loading import Ranks
 from recspec.loading.loader import Loader
 from recspec.models import Model, TrainedItemModel
-from recspec.nn import kernels
-from recspec.spec import FILE_NAME, FeatureSpec
-from recspec.storage import synthesize
+from recspec.models.layers import kernels
+from recspec.models.layers.batch import Batch, take
 from recspec.training import TrainingRun, TrainSettings, arithmetic, make_plan
 
 ROOT = Path(__file__).parents[1]
@@ -546,7 +546,7 @@ def kernel_calls(place: Place, alpha: float | None) -> Iterator[tuple[str, Calla
     """
     if str(ROOT) not in sys.path:
         sys.path.insert(0, str(ROOT))  # this file may be run from anywhere
-    from tests.nn import plain_kernels
+    from tests.layers import plain_kernels
 
     device = place.device
     rows, batch, width, features = (40, 8, 8, 3) if place.small else (200_000, 65_536, 128, 26)
@@ -640,13 +640,13 @@ def _differences(ours: Any, plain: Any) -> Iterator[float]:
 
 # --- the tests and the commands that need a GPU ----------------------------------------------------------------------
 
-TESTS = ("tests/training/test_waits.py", "tests/nn/test_kernels.py", "tests/nn/test_gathered_rows.py",
-         "tests/nn/test_history_search.py", "tests/nn/test_recurrent.py")  # fmt: skip
+TESTS = ("tests/training/test_waits.py", "tests/layers/test_kernels.py", "tests/layers/test_gathered_rows.py",
+         "tests/layers/test_history_search.py", "tests/layers/test_recurrent.py")  # fmt: skip
 
 
 def run_tests(place: Place, seconds: float = 60) -> Figures:
     """The tests that use a GPU where there is one."""
-    chosen = ["tests/nn/test_interactions.py"] if place.small else [*TESTS]
+    chosen = ["tests/layers/test_interactions.py"] if place.small else [*TESTS]
     printed = _ended([sys.executable, "-m", "pytest", "-q", "--maxfail=20", "-p", "no:cacheprovider", *chosen], seconds)
     return {"printed": printed, **({} if printed.endswith("status 0") else {"error": printed[-300:]})}
 

@@ -372,10 +372,10 @@ class Blocks:
 @contextmanager
 def recspec_run(model: str, data: str, train: Mapping[str, Any], sizes: Mapping[str, Any]) -> Iterator[Any]:
     """A training run of this project by its own settings, allocator set as the command line sets it."""
-    from recspec.distributed.ranks import Ranks
-    from recspec.machine import keep_freed_memory
+    from recspec.base.machine import keep_freed_memory
+    from recspec.feature_spec import FeatureSpec
+    from recspec.loading.ranks import Ranks
     from recspec.models import MODELS
-    from recspec.spec import FeatureSpec
     from recspec.training.loop import TrainingRun
     from recspec.training.plan import make_plan
     from recspec.training.settings import TrainSettings
@@ -397,7 +397,7 @@ def time_recspec(model: str, data: str, pace: Pace, *, train: Mapping[str, Any],
 
     from recspec.bench.profiling import endless, profile_steps
     from recspec.bench.speed import matrix_rate, measure_limits
-    from recspec.training.precision import arithmetic
+    from recspec.training.product_rates import arithmetic
 
     with recspec_run(model, data, {"batch_size": pace.batch_size, **train}, sizes) as run:
         clock, device = Clock(pace), torch.device("cpu")
@@ -527,7 +527,7 @@ def measured(script: Path, python: Path, contender: Contender, pace: Pace) -> Fo
     Raises:
         subprocess.CalledProcessError: if it failed; with what it said.
     """
-    from recspec.machine import SPINS
+    from recspec.base.machine import SPINS
 
     environment = {
         **os.environ,
@@ -641,7 +641,7 @@ def compile_source(source: Path) -> None:
 
 def where_and_when() -> Found:
     """Machine, load, date and commit."""
-    from recspec import machine
+    from recspec.base import machine
 
     return {
         "machine": machine.describe(),

@@ -34,10 +34,10 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from recspec import metrics
+from recspec.data.prepare import PrepareContext
 from recspec.datasets import DATASETS
-from recspec.prepare import PrepareContext
-from recspec.spec import FeatureSpec
+from recspec.feature_spec import FeatureSpec
+from recspec.metrics import measures as metrics
 
 Found = dict[str, Any]
 Floats = NDArray[Any]
@@ -233,12 +233,12 @@ def trace(
 
     With `propose`, settings that are not among `settings` are those that the model's own rules propose.
     """
-    from recspec.distributed import Ranks
     from recspec.evaluation.scoring import score_rows
+    from recspec.loading import Ranks
     from recspec.models import MODELS
     from recspec.training.loop import TrainingRun
     from recspec.training.plan import make_plan
-    from recspec.training.precision import arithmetic
+    from recspec.training.product_rates import arithmetic
     from recspec.training.settings import TrainSettings
 
     train = {name.removeprefix("train."): value for name, value in settings.items() if name.startswith("train.")}
@@ -272,7 +272,7 @@ def trace(
 
 def labels_of(spec: FeatureSpec, split: str) -> Floats:
     """The labels of a split."""
-    from recspec.storage import open_split
+    from recspec.data.storage import open_split
 
     column = open_split(spec, split, [spec.label]).read(0, 2**62)[spec.label]
     return np.asarray(column, np.float32) > 0
@@ -300,8 +300,8 @@ def of_trees(spec: FeatureSpec) -> Floats:
     """Test logits of LightGBM: its usual settings, categories as such, rounds until valid stops improving."""
     import lightgbm
 
-    from recspec.storage import open_split
-    from recspec.storage.ragged import Ragged
+    from recspec.data.storage import open_split
+    from recspec.data.storage.ragged import Ragged
 
     sets, names = {}, list(spec.inputs())
     for split in ("train", "valid", "test"):

@@ -33,14 +33,14 @@ import torch
 import yaml
 from numpy.typing import NDArray
 
-from recspec import config
+from recspec.base import config
+from recspec.base.machine import keep_freed_memory
 from recspec.bundle import folder as bundle
+from recspec.data.prepare import PrepareContext
 from recspec.datasets import DATASETS
 from recspec.evaluation import evaluate_model, positives
-from recspec.machine import keep_freed_memory
+from recspec.feature_spec import FeatureSpec
 from recspec.models import MODELS, FittedItemModel, Interactions
-from recspec.prepare import PrepareContext
-from recspec.spec import FeatureSpec
 from recspec.training import TrainSettings, train
 
 PROTOCOLS = ("sampled", "full")

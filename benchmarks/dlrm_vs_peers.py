@@ -88,8 +88,8 @@ def compare(arguments: argparse.Namespace, scratch: Path) -> Found:
 
 def clicks_like_criteo(folder: Path, rows: int) -> Any:
     """Made-up clicks with as many features as Criteo's, ids of the power law that DLRM's made-up ids follow."""
-    from recspec.spec import FeatureSpec
-    from recspec.storage.random_data import synthesize
+    from recspec.data.storage.random_data import synthesize
+    from recspec.feature_spec import FeatureSpec
 
     ids, numbers = features_like_criteo()
     features: dict[str, dict[str, object]] = {
@@ -111,7 +111,7 @@ def write_matrix(spec: Any, folder: Path) -> int:
     """The training split as a matrix of ids (int32), one of numbers and the labels (float32); gives its rows."""
     import numpy as np
 
-    from recspec.storage import open_split
+    from recspec.data.storage import open_split
 
     folder.mkdir()
     ids, numbers = features_like_criteo()

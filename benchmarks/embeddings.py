@@ -4,9 +4,9 @@
 
 A step looks up one id of each table for every row of a batch, takes a given gradient of what comes back, and updates
 the tables. All contenders read the same ids and write the same tables. FBGEMM is measured where it is installed
-(`pip install 'recspec[fbgemm]'`). Page faults a step tell whether freed memory is kept (recspec.machine): without that
-every large tensor is mapped and unmapped at every step; `--malloc default` measures what it costs. On one thread the
-clock is the processor's time, which other work on the machine lengthens less than the time that passes.
+(`pip install 'recspec[fbgemm]'`). Page faults a step tell whether freed memory is kept (recspec.base.machine): without
+that every large tensor is mapped and unmapped at every step; `--malloc default` measures what it costs. On one thread
+the clock is the processor's time, which other work on the machine lengthens less than the time that passes.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from recspec import machine
-from recspec.nn import kernels
-from recspec.nn.embeddings import Embeddings
-from recspec.spec import FeatureSpec
-from recspec.training.optimizer_settings import OptimizerSettings
+from recspec.base import machine
+from recspec.feature_spec import FeatureSpec
+from recspec.models.layers import kernels
+from recspec.models.layers.embeddings import Embeddings
 from recspec.training.optimizers import Optimizers
+from recspec.training.settings import OptimizerSettings
 
 Step = Callable[[dict[str, Tensor], Tensor], None]
 """One step on a batch of ids and the gradient (B, sum of widths) of what is looked up."""

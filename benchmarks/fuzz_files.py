@@ -53,11 +53,11 @@ def make_seeds(base: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    from recspec.data.prepare import PrepareContext
+    from recspec.data.storage import transcode
     from recspec.datasets import DATASETS
+    from recspec.feature_spec import CHUNK_TYPES, ChunkType, FeatureSpec
     from recspec.models import MODELS
-    from recspec.prepare import PrepareContext
-    from recspec.spec import CHUNK_TYPES, ChunkType, FeatureSpec
-    from recspec.storage import transcode
     from recspec.training.loop import train
     from recspec.training.settings import TrainSettings
 
@@ -279,7 +279,7 @@ def change_records(file: Path, dice: random.Random) -> None:
     """A record of a TFRecord file changed, its checksums made right."""
     import numpy as np
 
-    from recspec.storage import masked_crc
+    from recspec.data.storage import masked_crc
 
     data, at, records = file.read_bytes(), 0, []
     while at + 12 <= len(data):
@@ -425,10 +425,10 @@ def _is_changeable(file: Path) -> bool:
 
 
 def open_dataset(case: Case) -> None:
+    from recspec.data.storage import check as dataset_check
+    from recspec.data.storage import transcode
+    from recspec.feature_spec import CHUNK_TYPES, ChunkType, FeatureSpec
     from recspec.report import dataset_summary as card
-    from recspec.spec import CHUNK_TYPES, ChunkType, FeatureSpec
-    from recspec.storage import check as dataset_check
-    from recspec.storage import transcode
 
     source = case.dice.choice(sorted((case.base / "chunks").iterdir()))
     spec = FeatureSpec.load(case.taken(source))
@@ -442,8 +442,8 @@ def open_dataset(case: Case) -> None:
 
 
 def start_training(case: Case) -> None:
+    from recspec.feature_spec import FeatureSpec
     from recspec.models import MODELS
-    from recspec.spec import FeatureSpec
     from recspec.training.loop import train
     from recspec.training.settings import TrainSettings
 
@@ -463,10 +463,10 @@ def start_training(case: Case) -> None:
 
 
 def resume_training(case: Case) -> None:
+    from recspec.base.config import build
     from recspec.bundle import folder as bundle
-    from recspec.config import build
+    from recspec.feature_spec import FeatureSpec
     from recspec.models import MODELS
-    from recspec.spec import FeatureSpec
     from recspec.training.loop import train
     from recspec.training.settings import TrainSettings
 
@@ -486,7 +486,7 @@ def resume_training(case: Case) -> None:
 def open_bundle(case: Case) -> None:
     import pyarrow as pa
 
-    from recspec.files import manifest
+    from recspec.base.files import manifest
     from recspec.inference.predictor import Predictor
 
     kind = case.kind()
@@ -513,8 +513,8 @@ def predict_rows(case: Case) -> None:
 
 
 def predict_prepared(case: Case) -> None:
+    from recspec.feature_spec import FeatureSpec
     from recspec.inference import Predictor, predict_split
-    from recspec.spec import FeatureSpec
 
     kind = case.kind()
     predictor = Predictor.open(case.base / "runs" / kind, device="cpu")
@@ -523,9 +523,9 @@ def predict_prepared(case: Case) -> None:
 
 
 def prepare_table(case: Case) -> None:
-    from recspec.config import build
+    from recspec.base.config import build
+    from recspec.data.prepare import PrepareContext
     from recspec.datasets import DATASETS
-    from recspec.prepare import PrepareContext
 
     table = DATASETS["table"]
     raw = case.taken(case.base / "raw" / case.dice.choice(("rows.csv", "rows.parquet")))
@@ -534,8 +534,8 @@ def prepare_table(case: Case) -> None:
 
 
 def prepare_archive(case: Case) -> None:
+    from recspec.data.prepare import PrepareContext
     from recspec.datasets import DATASETS
-    from recspec.prepare import PrepareContext
 
     movielens = DATASETS["movielens"]
     raw = case.taken(case.base / "raw" / "ml.zip")
@@ -543,8 +543,8 @@ def prepare_archive(case: Case) -> None:
 
 
 def prepare_again(case: Case) -> None:
+    from recspec.data.prepare import PrepareContext
     from recspec.datasets import DATASETS
-    from recspec.prepare import PrepareContext
 
     synthetic = DATASETS["synthetic"]
     out = case.taken(case.base / "data" / "clicks", only="prepare.json")
@@ -553,7 +553,7 @@ def prepare_again(case: Case) -> None:
 
 
 def read_recipe(case: Case) -> None:
-    from recspec.config import build, load_recipe
+    from recspec.base.config import build, load_recipe
     from recspec.models import MODELS
     from recspec.training.settings import TrainSettings
 
@@ -633,14 +633,14 @@ def child(base: Path, seed: int, start: int, only: list[str]) -> None:
     """Cases from `start` on, a line of JSON before and after each, until the parent ends it."""
     import torch
 
-    from recspec.errors import RecspecError, of_the_machine
+    from recspec.base.errors import RecspecError, of_the_machine
 
     torch.set_num_threads(1)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     for module in (
         "recspec.training.loop",
         "recspec.inference",
-        "recspec.storage",
+        "recspec.data.storage",
         "recspec.report.dataset_summary",
         "recspec.datasets",
     ):

@@ -36,7 +36,8 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recspec import __version__, machine
+from recspec import __version__
+from recspec.base import machine
 
 if TYPE_CHECKING:
     from _gpu_tasks import Figures, Task
@@ -74,7 +75,7 @@ class Order:
     def tasks(self) -> list[Task]:
         """The tasks; those of the other phase last, without any that both have."""
         from _gpu_tasks import Place, tasks_of
-        from recspec.distributed import pick_device
+        from recspec.loading import pick_device
 
         place = Place(pick_device(self.device), self.small, Path(self.folder), self.seconds)
         own = [task for task in tasks_of(self.process, self.phase, place) if _fits(task.name, self.only or ("*",))]

@@ -30,7 +30,7 @@ def main() -> None:
     import numpy as np
     import torch
 
-    from recspec.retrieval import IndexSettings, ItemIndex, index_file
+    from recspec.inference import IndexSettings, ItemIndex, index_file
 
     torch.set_num_threads(asked.threads)
     rng = np.random.default_rng(0)

@@ -30,8 +30,8 @@ from pathlib import Path
 from typing import Any
 
 from _side_by_side import Found, where_and_when, write
+from recspec.base.errors import CheckpointError
 from recspec.bundle import checkpoint
-from recspec.errors import CheckpointError
 
 DATA: dict[str, dict[str, Any]] = {
     "neumf": {"kind": "interactions", "num_users": 2000, "num_items": 1000, "num_rows": 60_000, "num_negatives": 20},

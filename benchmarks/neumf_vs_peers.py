@@ -47,7 +47,7 @@ DIFFERENCES = (
 def compare(arguments: argparse.Namespace, scratch: Path) -> Found:
     """All measurements of a run."""
     from recspec.bench.speed import interactions_like_ml_1m
-    from recspec.spec import FeatureSpec
+    from recspec.feature_spec import FeatureSpec
 
     spec = FeatureSpec.load(arguments.data) if arguments.data else interactions_like_ml_1m(scratch / "data")
     rows = write_atomic_file(spec, scratch / "atomic")
@@ -73,7 +73,7 @@ def write_atomic_file(spec: Any, folder: Path) -> int:
     """The training split as RecBole reads it: `ncf/ncf.inter`; gives its rows."""
     import numpy as np
 
-    from recspec.storage import open_split
+    from recspec.data.storage import open_split
 
     (folder / "ncf").mkdir(parents=True)
     rows = 0

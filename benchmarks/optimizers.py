@@ -22,9 +22,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from recspec import machine
-from recspec.training.optimizer_settings import OptimizerSettings
+from recspec.base import machine
 from recspec.training.optimizers import Optimizers
+from recspec.training.settings import OptimizerSettings
 
 RATE = 0.01
 

@@ -202,15 +202,11 @@ def recspec_answers(name: str, folder: Path, threads: int) -> dict[str, Callable
     """Likewise for one of our programs: raw requests through `ExportedRanker`, and the program alone."""
     import torch
 
-    from recspec.export.exported_model import (
-        EagerModel,
-        ExportedModel,
-        open_exported_model,
-    )
+    from recspec.base.machine import wait_politely
+    from recspec.export.exported_model import EagerModel, ExportedModel, open_exported_model
     from recspec.export.exported_ranker import ExportedRanker
+    from recspec.feature_spec.signature import signature_of
     from recspec.inference.predictor import Predictor
-    from recspec.machine import wait_politely
-    from recspec.spec.signature import signature_of
 
     wait_politely()
     torch.set_num_threads(threads)

@@ -109,8 +109,7 @@ def times(ask: Callable[[], None], count: int) -> dict[str, float]:
 @contextmanager
 def stages() -> Iterator[dict[str, list[float]]]:
     """Seconds of each call of the stages."""
-    from recspec.inference import retrieving
-    from recspec.retrieval import ItemIndex, Pipeline
+    from recspec.inference import ItemIndex, Pipeline, retrieving
 
     spent: dict[str, list[float]] = {"search": [], "candidates": [], "rank": []}
 
@@ -142,9 +141,9 @@ def prepared(folder: Path, items: int, history: int) -> Any:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    from recspec.data.prepare import PrepareContext
     from recspec.datasets import DATASETS
-    from recspec.prepare import PrepareContext
-    from recspec.spec import FeatureSpec
+    from recspec.feature_spec import FeatureSpec
 
     target = folder / f"data_{history}"
     if not target.exists():

@@ -109,7 +109,7 @@ def main() -> None:
 
     import torch
 
-    from recspec.machine import keep_freed_memory
+    from recspec.base.machine import keep_freed_memory
 
     torch.set_num_threads(arguments.threads)
     keep_freed_memory()
@@ -139,7 +139,7 @@ def _of_task(
     *,
     costs: bool,
 ) -> dict[str, Any]:
-    from recspec.errors import SettingsError
+    from recspec.base.errors import SettingsError
 
     told = {
         "data": task.raw,
@@ -189,10 +189,10 @@ def _show(title: str, summary: Mapping[str, Found], refused: Mapping[str, str]) 
 
 
 def _prepare(task: Task, root: Path, out: Path) -> Any:
-    from recspec import config
+    from recspec.base import config
+    from recspec.data.prepare import PrepareContext
     from recspec.datasets import DATASETS
-    from recspec.prepare import PrepareContext
-    from recspec.spec import FeatureSpec
+    from recspec.feature_spec import FeatureSpec
 
     dataset = DATASETS[task.dataset]
     dataset.prepare(PrepareContext(root / task.raw, out), config.build(dataset.Settings, task.dataset, task.prepare))
@@ -212,7 +212,7 @@ def _run(task: Task, spec: Any, run: Path, chosen: Mapping[str, object]) -> Foun
 
 
 def _train(task: Task, spec: Any, run: Path, chosen: Mapping[str, object]) -> Any:
-    from recspec import config
+    from recspec.base import config
     from recspec.models import MODELS
     from recspec.training.loop import train
     from recspec.training.settings import TrainSettings

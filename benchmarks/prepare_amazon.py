@@ -21,7 +21,7 @@ from typing import Any
 
 from _preparing import ROOT, counted, megabytes, options, prepare_command
 from _side_by_side import write
-from recspec import machine
+from recspec.base import machine
 
 
 def main() -> None:

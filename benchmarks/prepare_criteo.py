@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 
 from _preparing import ROOT, counted, options, prepare_command
 from _side_by_side import write
-from recspec import machine
+from recspec.base import machine
 
 
 def main() -> None:

@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "ranker_latency.json")
     asked = parser.parse_args()
-    from recspec.machine import SPINS
+    from recspec.base.machine import SPINS
 
     os.environ.setdefault("GOMP_SPINCOUNT", SPINS)  # as the command line; torch reads it when it is loaded
     found: Found = {"threads": asked.threads, "rounds": asked.rounds, "models": {}, **where_and_when()}
@@ -125,7 +125,7 @@ def answer(folder: Path, title: str, threads: int, asked: Any) -> None:
 
     from recspec.bundle import folder as bundle
     from recspec.export.exported_model import EagerModel, open_exported_model
-    from recspec.spec import signature_of
+    from recspec.feature_spec import signature_of
 
     torch.set_num_threads(threads)
     trained = bundle.load(folder / "bundle")
@@ -144,9 +144,9 @@ def quantise(exported: Path, to: Path) -> None:
     """An exported program of rows, narrowed by ONNX Runtime's own tool."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
+    from recspec.base.files import manifest
     from recspec.export.exported_model import OnnxModel
-    from recspec.files import manifest
-    from recspec.spec import EXPORT_FILE
+    from recspec.feature_spec import EXPORT_FILE
 
     to.mkdir()
     shutil.copyfile(exported / EXPORT_FILE, to / EXPORT_FILE)
@@ -186,7 +186,7 @@ def timed(program: Any, request: Mapping[str, Any], candidates: Mapping[str, Any
 
 def spec_of(name: str, folder: Path) -> Any:
     """The features of a model's requests and items."""
-    from recspec.spec import FeatureSpec
+    from recspec.feature_spec import FeatureSpec
 
     if name == "dlrm":
         ids = [f"id_{place}" for place in range(26)]

@@ -23,12 +23,12 @@ from typing import Any
 import torch
 
 from _side_by_side import where_and_when
+from recspec.data.prepare import PrepareContext
+from recspec.data.storage import transcode
 from recspec.datasets import DATASETS
-from recspec.distributed import join
+from recspec.feature_spec import FeatureSpec
+from recspec.loading import join
 from recspec.models import MODELS
-from recspec.prepare import PrepareContext
-from recspec.spec import FeatureSpec
-from recspec.storage import transcode
 from recspec.training import TrainSettings, train
 
 OUT = Path(__file__).parent / "results" / "ranks.json"

@@ -22,10 +22,10 @@ from typing import Any
 
 import numpy as np
 
-from recspec import machine
+from recspec.base import machine
+from recspec.data.storage import BLOCK_ROWS, SplitWriter, open_split
+from recspec.feature_spec import Feature, FeatureSpec
 from recspec.loading.loader import Loader
-from recspec.spec import Feature, FeatureSpec
-from recspec.storage import BLOCK_ROWS, SplitWriter, open_split
 
 ROOT = Path(__file__).parents[1]
 CARDINALITIES = [

@@ -49,7 +49,7 @@ DIFFERENCES = (
 def compare(arguments: argparse.Namespace, scratch: Path) -> Found:
     """All measurements of a run."""
     from recspec.bench.speed import interactions_like_ml_1m
-    from recspec.spec import FeatureSpec
+    from recspec.feature_spec import FeatureSpec
 
     spec = FeatureSpec.load(arguments.data) if arguments.data else interactions_like_ml_1m(scratch / "data")
     rows = write_events(spec, scratch / "events.npy")

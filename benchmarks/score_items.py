@@ -22,8 +22,8 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from recspec.feature_spec import FeatureSpec
     from recspec.models import Model
-    from recspec.spec import FeatureSpec
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "two_tower": ("two_tower", {"dim": 64, "hidden": (128,)}),
@@ -51,7 +51,7 @@ def main() -> None:
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = str(asked.threads)
 
-    from recspec import machine
+    from recspec.base import machine
 
     machine.wait_politely()  # before torch is loaded, as the command line does
 
@@ -118,7 +118,7 @@ def made_up_spec(folder: Path, users: int, items: int) -> FeatureSpec:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from recspec.spec import FeatureSpec
+    from recspec.feature_spec import FeatureSpec
 
     rng = np.random.default_rng(1)
     columns = {

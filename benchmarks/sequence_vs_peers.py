@@ -170,9 +170,9 @@ def write_rows(folder: Path, histories: str, seed: int = 0) -> float:
     """
     import numpy as np
 
-    from recspec import metrics
-    from recspec.spec import FeatureSpec
-    from recspec.storage import Ragged, SplitWriter
+    from recspec.data.storage import Ragged, SplitWriter
+    from recspec.feature_spec import FeatureSpec
+    from recspec.metrics import measures as metrics
 
     fixed = np.random.default_rng(seed)
     taste = fixed.integers(0, TASTES, NUM_CATEGORIES)  # of a category
@@ -224,7 +224,7 @@ def write_rows(folder: Path, histories: str, seed: int = 0) -> float:
 
 
 def _spec(folder: Path) -> Any:
-    from recspec.spec import FeatureSpec
+    from recspec.feature_spec import FeatureSpec
 
     lists = {
         f"{channel}_{name}": {"dtype": "int32", "cardinality": IDS[name], "vocabulary": name, "length": LENGTH,
@@ -270,7 +270,7 @@ def measure_recspec(
     if not passes:
         return time_recspec(model, data, pace, train=train, sizes=sizes)
     from recspec.evaluation import evaluate_model
-    from recspec.training.precision import arithmetic
+    from recspec.training.product_rates import arithmetic
 
     with recspec_run(model, data, {"batch_size": pace.batch_size, **train}, sizes) as run:
         clock = Clock(pace, forever=True)

@@ -40,15 +40,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from recspec import latency, machine
+from recspec.base import latency, machine
 from recspec.bench.load_test import infer_body
+from recspec.data.prepare import PrepareContext
 from recspec.datasets import DATASETS
+from recspec.feature_spec import FeatureSpec
 from recspec.inference import requests as answers
 from recspec.inference.predictor import Predictor
 from recspec.inference.wanted import Wanted
 from recspec.models import MODELS
-from recspec.prepare import PrepareContext
-from recspec.spec import FeatureSpec
 from recspec.training.loop import train
 from recspec.training.settings import TrainSettings
 
@@ -279,7 +279,7 @@ def questions_of(predictors: Mapping[str, Predictor]) -> dict[str, list[Question
 
 
 def _tensors(pair: Sequence[Predictor], ids: Arrays) -> Question:
-    from recspec.spec.signature import signature_of
+    from recspec.feature_spec.signature import signature_of
 
     ports = signature_of(pair[0].spec, pair[0].model.features(), "rows").inputs
     arrays = {port.name: ids[port.name].astype(port.dtype) for port in ports}

@@ -65,8 +65,8 @@ def make_model(name: str, folder: Path) -> Bundle:
 
     from recspec.bundle import folder as bundle
     from recspec.bundle.folder import Card
+    from recspec.feature_spec import FeatureSpec
     from recspec.models import MODELS
-    from recspec.spec import FeatureSpec
 
     columns = COLUMNS[name]
     channels: dict[str, list[str]] = {"label": ["label"]}
@@ -90,7 +90,7 @@ def make_export(name: str, folder: Path, rows: int) -> None:
     """An export in `folder/repository`, and rows with the bundle's own probabilities under the name "" in NAME.npz."""
     from recspec.export.exported_model import EagerModel
     from recspec.export.exporter import ExportSettings, export
-    from recspec.spec.signature import signature_of
+    from recspec.feature_spec.signature import signature_of
 
     made = make_model(name, folder)
     wanted = ExportSettings(format="triton", triton_backend="python", seconds=0.1, threads=1, name=name)

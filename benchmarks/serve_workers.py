@@ -32,11 +32,11 @@ from typing import Any
 import torch
 
 from _workers_client import ask_for
-from recspec import machine
+from recspec.base import machine
 from recspec.bundle import folder as bundle
 from recspec.bundle.folder import Card
+from recspec.feature_spec import FeatureSpec
 from recspec.models import MODELS
-from recspec.spec import FeatureSpec
 
 ITEMS = 20_000
 SETTINGS = {"factors": 32, "layers": (64, 32, 16)}

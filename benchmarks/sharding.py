@@ -30,12 +30,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recspec import machine
-from recspec.distributed import PlacementSettings, Ranks, build, join, place, torchrec_tables
-from recspec.nn.embeddings import Embeddings, RowsHeld
-from recspec.spec import FeatureSpec
-from recspec.training.optimizer_settings import OptimizerSettings
+from recspec.base import machine
+from recspec.feature_spec import FeatureSpec
+from recspec.loading import PlacementSettings, Ranks, build, join, place, torchrec_tables
+from recspec.models.layers.embeddings import Embeddings, RowsHeld
 from recspec.training.optimizers import Optimizers
+from recspec.training.settings import OptimizerSettings
 
 ROOT = Path(__file__).parents[1]
 TABLES, ROWS, BATCH = 26, 100_000, 8192

@@ -241,7 +241,7 @@ def measure(work: Path, name: str, run: Path, split: str = "test") -> tuple[dict
     """Metrics of a run, and the log loss of each row or NDCG@10 of each user."""
     from recspec.bundle import folder as bundle
     from recspec.evaluation import evaluate_model
-    from recspec.spec import FeatureSpec
+    from recspec.feature_spec import FeatureSpec
 
     spec = FeatureSpec.load(work / "data" / name)
     protocol, metric = ("rows", "log_loss") if name in LABELLED else ("full", "ndcg@10")
@@ -459,7 +459,7 @@ def ndcg(score: Scorer, known: Matrix, truth: Matrix) -> np.ndarray:
 def topk_peers(results: Results, name: str) -> None:
     """The best of each grid on valid, fitted to train, and to train and valid, and judged on test."""
     from recspec.evaluation import positives
-    from recspec.spec import FeatureSpec
+    from recspec.feature_spec import FeatureSpec
 
     spec = FeatureSpec.load(results.work / "data" / name)
 

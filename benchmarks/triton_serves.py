@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from recspec.bundle.folder import Bundle
     from recspec.export.exporter import Exported
     from recspec.export.onnx_graph import Precision
+    from recspec.feature_spec import FeatureSpec
     from recspec.inference.predictor import Predictor
-    from recspec.spec import FeatureSpec
 
 SETTINGS: Mapping[str, Mapping[str, object]] = {
     "neumf": {"factors": 16, "layers": (32, 16, 8), "dropout": 0.0},
@@ -99,9 +99,9 @@ def questions(names: Sequence[str], folder: Path, *, rows: int, precision: Preci
 
 def data_of(name: str, folder: Path, rows: int) -> Path:
     """Made-up data of the kind that a model reads: clicks, interactions, or reviews with what their user did before."""
+    from recspec.data.prepare import PrepareContext
     from recspec.datasets import DATASETS
     from recspec.models import MODELS
-    from recspec.prepare import PrepareContext
 
     needs = MODELS[name].needs
     settings: Mapping[str, object]
@@ -125,10 +125,10 @@ def _questions_of(name: str, folder: Path, rows: int, precision: Precision) -> l
     from recspec.bundle import folder as bundle
     from recspec.export.exported_model import EagerModel
     from recspec.export.exporter import TOLERANCE, Check, sample_of
+    from recspec.feature_spec import FeatureSpec
+    from recspec.feature_spec.signature import Signature
     from recspec.inference.predictor import Predictor
     from recspec.models import MODELS
-    from recspec.spec import FeatureSpec
-    from recspec.spec.signature import Signature
     from recspec.training.loop import train
     from recspec.training.settings import TrainSettings
 
@@ -166,7 +166,7 @@ def questions_of_ranker(
     from recspec.export.exported_model import EagerModel
     from recspec.export.exporter import TOLERANCE, Check, ExportSettings, export, sample_of
     from recspec.export.triton_repository import histories_beside, raw_columns
-    from recspec.spec.signature import Signature, signature_of
+    from recspec.feature_spec.signature import Signature, signature_of
 
     model, trained = predictor.model, predictor.bundle
     wanted = ExportSettings(
@@ -232,10 +232,10 @@ def question_of_tensorflow(given: Path, folder: Path, precision: Precision) -> Q
         given: holds `checkpoint`, `columns.json`, and raw rows with TensorFlow's probabilities in `golden.npz`.
     """
     from recspec.bundle import folder as bundle
-    from recspec.encoding.encoders import Encoders
+    from recspec.data.encoding.encoders import Encoders
     from recspec.export.exporter import TOLERANCE
     from recspec.export.triton_repository import raw_columns
-    from recspec.spec.signature import Signature
+    from recspec.feature_spec.signature import Signature
     from recspec.tf_import.wide_deep import import_tf
 
     print(f"{TENSORFLOW}: import and export", file=sys.stderr)
@@ -272,7 +272,7 @@ def raw_rows(predictor: Predictor, batch: Mapping[str, Any]) -> Any:
 
 def raw_values(predictor: Predictor, name: str, batch: Mapping[str, Any]) -> list[str] | list[float]:
     """One raw column: texts, or numbers."""
-    from recspec.encoding.encoder_kinds import ScaleEncoder, VocabularyEncoder
+    from recspec.data.encoding.encoder_kinds import ScaleEncoder, VocabularyEncoder
 
     assert predictor.encoders is not None
     encoder, values = predictor.encoders.encoders[name], batch[name].numpy()

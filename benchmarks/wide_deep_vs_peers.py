@@ -116,7 +116,7 @@ def write_matrix(spec: Any, folder: Path) -> int:
     """
     import numpy as np
 
-    from recspec.storage import Ragged, open_split
+    from recspec.data.storage import Ragged, open_split
 
     folder.mkdir()
     names = spec.inputs()

@@ -4,8 +4,8 @@
     make check-kernels ARGS="--only update --for 90"  # some of them
 
 Spills are bytes of a thread that its registers cannot hold; they go to memory. At the benchmarks' sizes, a spill is an
-error. The variants are those that `kernels` and `recurrence_kernels` of `recspec.nn` launch. Their functions run here
-on tensors without data.
+error. The variants are those that `kernels` and `recurrence_kernels` of `recspec.models.layers` launch. Their functions
+run here on tensors without data.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from recspec.nn import kernels, recurrence_kernels
-from recspec.nn.events import Events
+from recspec.models.layers import kernels, recurrence_kernels
+from recspec.models.layers.events import Events
 
 GENERATIONS = (80, 90, 100)
 """A100; H100 and H200; B200."""

@@ -9,13 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
+from recspec.data.encoding.encoders import Encoders
+from recspec.data.prepare import PrepareContext, prepared
+from recspec.data.storage import open_split
 from recspec.datasets import DATASETS, movielens
-from recspec.encoding.encoders import (
-    Encoders,
-)
-from recspec.prepare import PrepareContext, prepared
-from recspec.spec import FeatureSpec
-from recspec.storage import open_split
+from recspec.feature_spec import FeatureSpec
 from tests import made_up_amazon, made_up_criteo, made_up_outbrain
 
 RATINGS = [  # user, movie, stars, time: movies 10 to 50, each user in shuffled order of time

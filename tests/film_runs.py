@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from recspec import config
+from recspec.base import config
+from recspec.data.prepare import PrepareContext
 from recspec.datasets import DATASETS
+from recspec.feature_spec import FeatureSpec
 from recspec.models import MODELS, FittedModel
-from recspec.prepare import PrepareContext
-from recspec.spec import FeatureSpec
 from recspec.training import TrainSettings, train
 from tests import made_up
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from recspec.evaluation import interactions_of
+from recspec.feature_spec import FeatureSpec
 from recspec.loading import item_features
 from recspec.models import Model, TrainedItemModel
-from recspec.spec import FeatureSpec
 
 
 def informed(model: Model, spec: FeatureSpec) -> Model:

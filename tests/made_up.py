@@ -8,11 +8,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from recspec import metrics
+from recspec.data.prepare import PrepareContext
+from recspec.data.storage import Columns, Ragged, SplitWriter
 from recspec.datasets import DATASETS
-from recspec.prepare import PrepareContext
-from recspec.spec import Chunk, FeatureSpec
-from recspec.storage import Columns, Ragged, SplitWriter
+from recspec.feature_spec import Chunk, FeatureSpec
+from recspec.metrics import measures as metrics
 
 
 def write_films(folder: Path, users: int, title: str, *, kinds: bool) -> None:

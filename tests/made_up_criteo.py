@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from recspec.storage.random_data import power_law
+from recspec.data.storage.random_data import power_law
 
 SIZES = (
     1_400, 550, 5_000_000, 1_500_000, 300, 20, 12_000, 600, 3, 60_000, 5_500, 4_000_000, 3_100, 26, 12_000, 3_000_000,

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_a
 from torch.utils._pytree import tree_flatten, tree_map
 
 import recspec
-from recspec.nn import interactions
+from recspec.models.layers import interactions
 
 DEVICE = torch.device("meta")
 

@@ -8,9 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 
+from recspec.data.prepare import PrepareContext
 from recspec.datasets import DATASETS
-from recspec.prepare import PrepareContext
-from recspec.spec import FeatureSpec
+from recspec.feature_spec import FeatureSpec
 
 NUM_USERS, NUM_ITEMS, NUM_EVENTS, NUM_NEW = 40, 24, 600, 90
 NEW_USER, NEW_ITEM = "zoe", "i90"

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from recspec.bundle import folder as bundle
 from recspec.bundle.folder import Card
+from recspec.data.prepare import PrepareContext
 from recspec.datasets import DATASETS
+from recspec.feature_spec import FeatureSpec
+from recspec.feature_spec.signature import Port
 from recspec.models import MODELS
-from recspec.prepare import PrepareContext
-from recspec.spec import FeatureSpec
-from recspec.spec.signature import Port
 from recspec.training.loop import train
 from recspec.training.settings import TrainSettings
 from tests import made_up

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from recspec.errors import Interrupted
-from recspec.spec import FeatureSpec
+from recspec.base.errors import Interrupted
+from recspec.feature_spec import FeatureSpec
 from recspec.training.run_folder import Event
 from recspec.training.settings import TrainSettings
 

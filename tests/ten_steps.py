@@ -13,15 +13,14 @@ from typing import Any, get_args
 
 import torch
 
-from recspec.distributed import join
-from recspec.distributed.ranks import Ranks
+from recspec.feature_spec import FeatureSpec
+from recspec.loading import join
+from recspec.loading.ranks import Ranks
 from recspec.models import MODELS
-from recspec.spec import FeatureSpec
 from recspec.training.loop import TrainingRun
-from recspec.training.optimizer_settings import READ_BY, OptimizerSettings
 from recspec.training.plan import make_plan
-from recspec.training.precision import arithmetic
-from recspec.training.settings import TrainSettings
+from recspec.training.product_rates import arithmetic
+from recspec.training.settings import READ_BY, OptimizerSettings, TrainSettings
 from tests.variants import switched_on
 
 STEPS = 10

@@ -18,10 +18,11 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "recspec"
 
 LIGHT = {
-    "errors", "machine", "signals", "latency", "prefetch", "spark_session", "files", "config", "metrics", "calibration",
-    "summaries", "spec", "encoding", "storage", "prepare", "datasets", "report", "api", "cli",
+    "base.errors", "base.machine", "base.signals", "base.latency", "base.prefetch", "base.spark_session", "base.files",
+    "base.stores", "base.config", "base.summaries", "metrics", "feature_spec", "data.encoding", "data.storage",
+    "data.prepare", "datasets", "report", "api", "cli",
 }  # fmt: skip
-"""Rooms of the map that load without torch; the others stand on `nn`, which needs it."""
+"""Rooms of the map that load without torch; the others stand on `models.layers`, which needs it."""
 
 EVASIVE = {"util", "utils", "helper", "helpers", "common", "manager", "engine", "runner", "misc"}
 
@@ -33,12 +34,12 @@ MOST_METHODS, MOST_LINES = 15, 300
 class Module:
     """One file of the package."""
 
-    name: str  # `storage.reader`, `errors`; `models` for models/__init__.py
+    name: str  # `data.storage.reader`, `base.errors`; `models` for models/__init__.py
 
     @property
     def room(self) -> str:
         """The entry of the map that it belongs to."""
-        return self.name.split(".")[0]
+        return room_of(self.name)
 
     @property
     def is_face(self) -> bool:
@@ -66,7 +67,7 @@ def _file(name: str) -> Path:
 
 
 def _module(dotted: str) -> str:
-    """`storage` for `recspec.storage.Ragged`, the longest part that is a file; nothing for the package itself."""
+    """`storage` for `recspec.data.storage.Ragged`, the longest part that is a file; nothing for the package itself."""
     parts = dotted.split(".")[1:]
     for end in range(len(parts), 0, -1):
         if (PACKAGE / _file(".".join(parts[:end]))).is_file():
@@ -87,7 +88,7 @@ def _imports(tree: ast.Module) -> Iterator[str]:
 MODULES = [
     Module(".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__"))
     for path in sorted(PACKAGE.rglob("*.py"))
-    if path.relative_to(PACKAGE) != Path("__init__.py")
+    if path.relative_to(PACKAGE) not in {Path("__init__.py"), Path("base/__init__.py"), Path("data/__init__.py")}
 ]
 
 
@@ -109,23 +110,28 @@ def every_module(check: Callable[[Module], None]) -> Callable[[], None]:
 
 @cache
 def rooms() -> tuple[str, ...]:
-    """The map of CONTRIBUTING.md, from top to bottom: the folders and single files of src/recspec."""
+    """The map of CONTRIBUTING.md, from top to bottom: `base.errors`, `data.storage`, `models`."""
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     tree = re.search(r"^src/recspec/\n((?:  .*\n)+)", text, re.MULTILINE)
     assert tree, "CONTRIBUTING.md draws no tree that begins with 'src/recspec/'"
-    return tuple(re.findall(r"^  (\w+)(?:/|\.py) ", tree[1], re.MULTILINE))
+    return tuple(name.replace("/", ".") for name in re.findall(r"^  ([\w/]+?)(?:/|\.py) ", tree[1], re.MULTILINE))
+
+
+def room_of(name: str) -> str:
+    """The entry of the map that a module belongs to: the longest that it begins with."""
+    return max((room for room in rooms() if f"{name}.".startswith(f"{room}.")), key=len, default=name)
 
 
 @cache
 def face(room: str) -> frozenset[str]:
     """What a folder's `__init__.py` lets other folders import."""
-    for node in _parse(PACKAGE / room / "__init__.py").body:
+    for node in _parse(PACKAGE / _file(room)).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             return frozenset(ast.literal_eval(node.value))
     raise AssertionError(f"{room}/__init__.py has no __all__")
 
 
-FOLDERS = sorted({module.room for module in MODULES if module.is_face})
+FOLDERS = sorted({module.name for module in MODULES if module.is_face})
 
 
 # --- what imports what -----------------------------------------------------------------------------------------------
@@ -143,7 +149,7 @@ def test_imports_point_down(module: Module) -> None:
         return
     order = rooms()
     for name in module.imports:
-        room = name.split(".")[0]
+        room = room_of(name)
         if room != module.room:
             assert order.index(room) < order.index(module.room), (
                 f"{module.name} imports {name}, which the map lists later"
@@ -157,12 +163,13 @@ def test_other_folders_are_imported_by_their_face(module: Module) -> None:
         if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("recspec."):
             continue
         assert node.module is not None
-        _, room, *inside = node.module.split(".")
+        name = node.module.removeprefix("recspec.")
+        room = room_of(name)
         if room not in FOLDERS:
             continue
-        where = f"{module.name}, line {node.lineno}"
+        where, inside = f"{module.name}, line {node.lineno}", name != room
         if room == module.room:
-            siblings = all((PACKAGE / room / f"{alias.name}.py").is_file() for alias in node.names)
+            siblings = all((PACKAGE / _file(f"{room}.{alias.name}")).is_file() for alias in node.names)
             assert inside or siblings, f"{where}: imports its own folder's face"
         else:
             assert not inside, f"{where}: reaches into recspec.{room}; import from recspec.{room} itself"
@@ -173,16 +180,16 @@ def test_other_folders_are_imported_by_their_face(module: Module) -> None:
 @pytest.mark.parametrize("room", FOLDERS)
 def test_the_files_of_a_folder_do_not_import_in_a_circle(room: str) -> None:
     graph = {
-        module.name: {name for name in module.imports if name.startswith(f"{room}.")}
+        module.name: {name for name in module.imports if room_of(name) == room and name != room}
         for module in MODULES
-        if module.name.startswith(f"{room}.")
+        if module.room == room and not module.is_face
     }
     list(TopologicalSorter(graph).static_order())
 
 
 def test_tests_mirror_the_folders() -> None:
     tested = {path.parent.name for path in (ROOT / "tests").glob("*/test_*.py")}
-    assert tested == set(FOLDERS)
+    assert tested == {name.split(".")[-1] for name in FOLDERS}
 
 
 @every_module
@@ -216,7 +223,7 @@ for room in sys.argv[1:]:
 
 NOT_FOR_HELP = {
     "torch", "numpy", "pyarrow", "pydantic", "yaml", "duckdb", "ibis", "filelock", "asyncio", "rich.progress",
-    "recspec.api", "recspec.config", "recspec.files", "recspec.spec",
+    "recspec.api", "recspec.base.config", "recspec.base.files", "recspec.feature_spec",
 }  # fmt: skip
 """Modules that `--help` does without; they took more than half of its time."""
 

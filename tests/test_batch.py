@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from recspec.batch import concatenate, num_rows, repeat_rows, take, tile_rows, to_device
+from recspec.models.layers.batch import concatenate, num_rows, repeat_rows, take, tile_rows, to_device
 
 
 def batch() -> dict[str, torch.Tensor]:

@@ -9,9 +9,9 @@ from typing import Literal
 import pytest
 from pydantic import Field, ValidationError, model_validator
 
-from recspec import config
-from recspec.config import Recipe, Settings, assign, build, load_recipe, parse_assignments
-from recspec.errors import SettingsError
+from recspec.base import config
+from recspec.base.config import Recipe, Settings, assign, build, load_recipe, parse_assignments
+from recspec.base.errors import SettingsError
 
 
 class Model(Settings):

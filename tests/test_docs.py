@@ -15,17 +15,17 @@ import pytest
 import yaml
 from scripts.write_tables import SETTINGS, commands, documents, in_step
 
-from recspec import config
-from recspec.config import build, load_recipe
+from recspec.base import config
+from recspec.base.config import build, load_recipe
+from recspec.base.errors import DataError, SpecError
+from recspec.data.storage import check as dataset_check
 from recspec.datasets import DATASETS
-from recspec.errors import DataError, SpecError
+from recspec.feature_spec import CHUNK_TYPES, SPLITS, Chunk, Feature, FeatureSpec, json_schema
+from recspec.feature_spec.sections import CHANNELS, DTYPES, LIST_LENGTH_SPELLINGS, ROLES
 from recspec.models import MODELS
-from recspec.spec import CHUNK_TYPES, SPLITS, Chunk, Feature, FeatureSpec, json_schema
-from recspec.spec.sections import CHANNELS, DTYPES, LIST_LENGTH_SPELLINGS, ROLES
-from recspec.storage import check as dataset_check
 from recspec.training.settings import TrainSettings
 from tests.documented import PAGES, ROOT, anchors, links, name_of
-from tests.spec.files import BROKEN, EXAMPLE, refused
+from tests.feature_spec.files import BROKEN, EXAMPLE, refused
 
 DOCUMENTS = documents()
 
@@ -110,7 +110,7 @@ def test_every_channel_is_documented_with_its_role_and_rule() -> None:
 def test_every_metadata_key_that_is_read_is_documented() -> None:
     read = set()
     for path in (ROOT / "src").rglob("*.py"):
-        name = r"\bmetadata" if path.parent.name == "spec" else r"spec\.metadata"
+        name = r"\bmetadata" if path.parent.name == "feature_spec" else r"spec\.metadata"
         read |= set(re.findall(name + r"(?:\.get\(|\[)\"(\w+)\"", path.read_text(encoding="utf-8")))
     documented = {
         key for row in table_rows(section(text_of(FEATURE_SPEC), "metadata")) for key in re.findall(r"\w+", row[0])

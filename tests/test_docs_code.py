@@ -17,10 +17,10 @@ from scripts.write_tables import SETTINGS
 from typer.main import get_command
 
 from recspec.cli import app as cli
+from recspec.data.prepare import columns_schema
 from recspec.datasets import DATASETS
+from recspec.inference import Filter
 from recspec.models import MODELS
-from recspec.prepare import columns_schema
-from recspec.retrieval import Filter
 from recspec.serving.json_routes import routes
 from tests.documented import PAGES, ROOT, Fence, fences
 

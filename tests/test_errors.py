@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from recspec import errors
-from recspec.errors import (
+from recspec.base import errors
+from recspec.base.errors import (
     DataError,
     MissingExtraError,
     RecspecError,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from recspec.latency import measure, of_times
+from recspec.base.latency import measure, of_times
 
 
 def test_percentiles_and_throughput_of_times_worked_by_hand() -> None:

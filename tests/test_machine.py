@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from recspec import machine
-from recspec.errors import SettingsError
+from recspec.base import machine
+from recspec.base.errors import SettingsError
 
 
 @pytest.mark.parametrize(
@@ -47,9 +47,8 @@ def test_peak_memory_grows_with_what_is_held() -> None:
 
 @pytest.mark.parametrize(("environment", "changed"), [({}, True), ({"MALLOC_ARENA_MAX": "2"}, False)])
 def test_the_allocator_is_left_alone_where_the_user_set_it(environment: dict[str, str], changed: bool) -> None:
-    program = (
-        "import platform; from recspec.machine import keep_freed_memory as keep; print(platform.libc_ver()[0], keep())"
-    )
+    keeps = "from recspec.base.machine import keep_freed_memory as keep"
+    program = f"import platform; {keeps}; print(platform.libc_ver()[0], keep())"
     whole = {**os.environ, **environment}
     done = subprocess.run([sys.executable, "-c", program], env=whole, capture_output=True, text=True, check=True)
     libc, kept = done.stdout.split()
@@ -130,7 +129,7 @@ def test_sets_of_cores_are_read_as_linux_writes_them(text: str, cores: tuple[int
 def test_a_process_and_the_threads_it_has_stay_on_the_cores_given() -> None:
     program = (
         "import os, threading\n"
-        "from recspec.machine import pin\n"
+        "from recspec.base.machine import pin\n"
         "meeting, seen = threading.Event(), []\n"
         "thread = threading.Thread(target=lambda: (meeting.wait(), seen.append(os.sched_getaffinity(0))))\n"
         "thread.start()\n"
@@ -211,7 +210,7 @@ def test_what_becomes_of_freed_memory_is_told(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("MALLOC_ARENA_MAX", "2")
     assert machine.freed_memory() == ("left to the system's allocator", "the environment sets MALLOC_ARENA_MAX")
     monkeypatch.delenv("MALLOC_ARENA_MAX")
-    assert machine.freed_memory()[1] == "recspec.machine.keep_freed_memory() was not called, or not on glibc"
+    assert machine.freed_memory()[1] == "recspec.base.machine.keep_freed_memory() was not called, or not on glibc"
 
 
 def test_instruction_sets_are_read_from_the_processors_flags() -> None:

@@ -12,9 +12,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from recspec import api, metrics
-from recspec.errors import DataError, RequestError
+from recspec import api
+from recspec.base.errors import DataError, RequestError
 from recspec.inference import build_pipeline
+from recspec.metrics import measures as metrics
 from tests.asking import Asked, asking, sources
 from tests.documented import ROOT
 

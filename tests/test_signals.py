@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 import recspec as rs
-from recspec.errors import Interrupted
+from recspec.base.errors import Interrupted
+from recspec.base.signals import handled, stopping_at_once
 from recspec.models import MODELS, FittedItemModel
-from recspec.signals import handled, stopping_at_once
 from tests import made_up
 from tests.processes import Running
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from recspec.errors import DataError, SettingsError
-from recspec.prepare.spark_backend import SparkBackend, _errors_of_spark, _step_failed
-from recspec.spark_session import first_cause, master_problem, not_started, start_session
+from recspec.base.errors import DataError, SettingsError
+from recspec.base.spark_session import first_cause, master_problem, not_started, start_session
+from recspec.data.prepare.spark_backend import SparkBackend, _errors_of_spark, _step_failed
 
 JAVA = """\
 An error occurred while calling None.org.apache.spark.api.java.JavaSparkContext.

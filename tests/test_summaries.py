@@ -2,7 +2,7 @@
 
 import pytest
 
-from recspec.summaries import as_data, shown
+from recspec.base.summaries import as_data, shown
 
 
 @pytest.mark.parametrize(

@@ -13,18 +13,18 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from recspec.batch import Batch
+from recspec.base.errors import BundleError, DataError
 from recspec.bundle import folder as bundle
-from recspec.errors import BundleError, DataError
+from recspec.data.storage.check import check
 from recspec.export.exporter import ExportSettings, export
+from recspec.feature_spec import FeatureSpec
 from recspec.inference.predictor import Predictor
-from recspec.inference.request_rows import table_of
+from recspec.inference.requesters import table_of
 from recspec.loading.loader import Loader
 from recspec.models import MODELS
+from recspec.models.layers.batch import Batch
 from recspec.serving.opened_model import RepositorySettings, open_version
 from recspec.serving.private_copies import copy_version
-from recspec.spec import FeatureSpec
-from recspec.storage.check import check
 from recspec.training.loop import train
 from recspec.training.settings import TrainSettings
 from tests import made_up

@@ -7,8 +7,8 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from recspec.config import Settings
-from recspec.errors import RecspecError
+from recspec.base.config import Settings
+from recspec.base.errors import RecspecError
 
 RANDOM = frozenset({"dropout", "id_dropout", "kl_weight"})
 """Settings that make a step random; they stay at 0 where steps are compared."""

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
         update,
         verify,
     )
-    from recspec.errors import Interrupted, RecspecError
+    from recspec.base.errors import Interrupted, RecspecError
 
 __version__ = "0.1.0"
 
@@ -71,8 +71,8 @@ __all__ = [
     "synthesize", "train", "transcode", "tune", "update", "verify",
 ]  # fmt: skip
 
-_FOLDERS = frozenset({"auto", "datasets", "export", "models", "prepare", "report"})
-"""Verbs that are folders of the package too: `rs.prepare(...)`, and `from recspec.prepare import ...`."""
+_FOLDERS = frozenset({"datasets", "export", "models", "report"})
+"""Verbs that are folders of the package too: `rs.export(...)`, and `from recspec.export import ...`."""
 _OF_ERRORS = frozenset({"Interrupted", "RecspecError"})
 
 
@@ -112,7 +112,7 @@ sys.modules[__name__].__class__ = _Package
 def _from_api(name: str) -> Any:
     from importlib import import_module
 
-    return getattr(import_module("recspec.errors" if name in _OF_ERRORS else "recspec.api"), name)
+    return getattr(import_module("recspec.base.errors" if name in _OF_ERRORS else "recspec.api"), name)
 
 
 def __getattr__(name: str) -> Any:

@@ -17,7 +17,7 @@ from typer.models import OptionInfo
 
 from recspec import api
 from recspec.cli import app as cli
-from recspec.spec import FeatureSpec
+from recspec.feature_spec import FeatureSpec
 from tests import made_up
 
 VERBS: dict[str, Callable[..., object]] = {

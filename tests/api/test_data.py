@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 
 from recspec import api
+from recspec.base.errors import DataError, SettingsError
+from recspec.base.summaries import shown_counts
 from recspec.datasets import DATASETS
-from recspec.errors import DataError, SettingsError
-from recspec.summaries import shown_counts
 from tests.api.conftest import USERS, events, films, prepared
 
 

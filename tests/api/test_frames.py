@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from recspec.api import frames
-from recspec.errors import DataError, SettingsError
+from recspec.base.errors import DataError, SettingsError
 
 COLUMNS: dict[str, list[Any]] = {
     "user": ["007", "7", "é"], "item": [1, 2, 3], "price": [0.5, None, 2.0],

@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from recspec import api
+from recspec.base.errors import BundleError, DataError, RequestError, SettingsError
 from recspec.bundle import run_record
-from recspec.errors import BundleError, DataError, RequestError, SettingsError
 from tests.api.conftest import USERS, events
 
 

@@ -41,14 +41,14 @@ def test_preparing_and_opening_data_load_neither_torch_nor_pandas() -> None:
 def test_a_folder_that_is_a_verb_too_can_be_called_and_imported_from_in_any_order() -> None:
     code = """
 import recspec as rs
-first = callable(rs.prepare), callable(rs.datasets)
-import recspec.prepare as prepare
+first = callable(rs.export), callable(rs.datasets)
+import recspec.export as export
 from recspec.datasets import DATASETS
 from recspec import datasets
-print(*first, prepare is rs.prepare, datasets is rs.datasets, {*rs.datasets()} == {*DATASETS})
+print(*first, export is rs.export, datasets is rs.datasets, {*rs.datasets()} == {*DATASETS})
 """
     assert _in_a_process(code) == "True True True True True"
-    for name in ("auto", "datasets", "export", "models", "prepare", "report"):
+    for name in ("datasets", "export", "models", "report"):
         assert isinstance(getattr(rs, name), ModuleType)
         assert callable(getattr(rs, name))
     assert {*rs.models()} == {*MODELS}
@@ -78,6 +78,6 @@ def test_verbs_show_their_signature_and_text_wherever_they_come_from() -> None:
 
 
 def test_help_of_a_verb_that_is_a_folder_too_begins_with_how_it_is_called() -> None:
-    told = _in_a_process("import recspec as rs; help(rs.prepare)")
-    assert "recspec.prepare - Turn a data frame or raw files into a prepared dataset." in told
-    assert told.index("prepare(raw: ") < told.index("Args:") < told.index("PACKAGE CONTENTS")
+    told = _in_a_process("import recspec as rs; help(rs.export)")
+    assert f"recspec.export - {api.export.__doc__.splitlines()[0]}" in told
+    assert told.index("export(run: ") < told.index("Args:") < told.index("PACKAGE CONTENTS")

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from recspec import api
-from recspec.errors import MissingExtraError, SettingsError
-from recspec.spec import FeatureSpec
+from recspec.base.errors import MissingExtraError, SettingsError
+from recspec.feature_spec import FeatureSpec
 from tests import made_up
 
 SETTINGS: dict[str, object] = {

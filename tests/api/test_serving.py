@@ -15,7 +15,7 @@ from types import ModuleType
 import pytest
 
 from recspec import api
-from recspec.errors import BundleError, MissingExtraError, SettingsError
+from recspec.base.errors import BundleError, MissingExtraError, SettingsError
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")

@@ -16,7 +16,7 @@ import pytest
 
 from recspec import api
 from recspec.api import progress
-from recspec.errors import Interrupted, RecspecError, SettingsError
+from recspec.base.errors import Interrupted, RecspecError, SettingsError
 
 TINY: dict[str, Any] = {"factors": 4, "layers": [8, 4], "batch_size": 64, "negatives": 1, "progress": False}
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from recspec.base.errors import SettingsError
 from recspec.bench.load_test import Call, Server, infer_body, infer_call, request_times, run_load_test
-from recspec.errors import SettingsError
 from tests import made_up
 from tests.asking import serving, sources
 from tests.made_up_models import made_up_bundle

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from recspec.bench.profiling import OVERHEAD, PARTS, Watch, endless, group_of, profile_steps, work_of_step
-from recspec.distributed.ranks import Ranks
+from recspec.data.storage.random_data import synthesize
+from recspec.feature_spec import FeatureSpec
+from recspec.loading.ranks import Ranks
 from recspec.models import MODELS
-from recspec.spec import FeatureSpec
-from recspec.storage.random_data import synthesize
 from recspec.training.loop import TrainingRun
 from recspec.training.plan import make_plan
 from recspec.training.settings import TrainSettings

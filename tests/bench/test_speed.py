@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 import torch
 
-from recspec import config
+from recspec.base import config
+from recspec.base.errors import BundleError, SettingsError
 from recspec.bench import speed as bench
 from recspec.bench.speed import bench_inference, bench_training, clicks_like_outbrain, made_up_inputs
 from recspec.bundle import folder as bundle
 from recspec.bundle.folder import Card
-from recspec.distributed.ranks import Ranks
-from recspec.errors import BundleError, SettingsError
+from recspec.data.storage import Ragged, open_split
 from recspec.export.exporter import ExportSettings, export
+from recspec.feature_spec import FeatureSpec
+from recspec.feature_spec.signature import Port, Signature
+from recspec.loading.ranks import Ranks
 from recspec.models import MODELS, TrainedItemModel
-from recspec.spec import FeatureSpec
-from recspec.spec.signature import Port, Signature
-from recspec.storage import Ragged, open_split
 from recspec.training.settings import TrainSettings
 from tests import made_up
 from tests.model_cases import MODEL_CASES, TRAINED_BY_STEPS

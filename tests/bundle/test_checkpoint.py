@@ -8,10 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from recspec.base.errors import CheckpointError
 from recspec.bundle import checkpoint
 from recspec.bundle.checkpoint import Checkpoint, add_tensor, new_digest
-from recspec.distributed.streamed import Streamed
-from recspec.errors import CheckpointError
+from recspec.loading.sharding import Streamed
 
 
 def a_checkpoint(step: int) -> Checkpoint:
@@ -158,7 +158,7 @@ def test_those_who_do_not_write_hand_over_their_blocks_in_the_order_of_names() -
 def test_some_rows_of_a_file_are_read_and_all_of_it_is_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block_bytes: int
 ) -> None:
-    monkeypatch.setattr("recspec.distributed.streamed.BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr("recspec.loading.sharding.BLOCK_BYTES", block_bytes)
     file = tmp_path / "file"
     checkpoint.write_tensors(file, MIXED, {"format": 1})
     wanted = {"many": (range(1), range(2, 6), range(9, 12)), "none": (), "one": (range(1),), "halves": ()}

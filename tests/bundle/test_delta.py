@@ -11,11 +11,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from recspec.base.errors import BundleError, RecspecError
+from recspec.base.files import manifest
 from recspec.bundle import delta, versions
 from recspec.bundle import folder as bundle
 from recspec.bundle.checkpoint import read_tensors, write_tensors
-from recspec.errors import BundleError, RecspecError
-from recspec.files import manifest
 
 
 def folder_of(path: Path, tables: dict[str, torch.Tensor], **files: str) -> Path:

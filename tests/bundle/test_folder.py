@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from recspec.base.errors import BundleError
 from recspec.bundle import folder as bundle
 from recspec.bundle.checkpoint import write_tensors
 from recspec.bundle.folder import Card, Seen
 from recspec.bundle.same_data import without_seen
-from recspec.errors import BundleError
+from recspec.feature_spec import FeatureSpec
 from recspec.models import MODELS
 from recspec.models.base import Model
-from recspec.spec import FeatureSpec
 from tests import made_up
 
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from recspec import config
+from recspec.base import config
+from recspec.base.errors import BundleError, Interrupted
+from recspec.base.machine import command_line
 from recspec.bundle import data_digest, meaning_digest, run_record
 from recspec.bundle import folder as bundle
-from recspec.errors import BundleError, Interrupted
-from recspec.machine import command_line
+from recspec.feature_spec import FeatureSpec
 from recspec.models import MODELS
-from recspec.spec import FeatureSpec
 from recspec.training import TrainSettings, train
 from tests import made_up
 

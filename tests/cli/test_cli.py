@@ -24,12 +24,12 @@ from recspec.bench import speed
 from recspec.cli import app as cli
 from recspec.cli import console, recommend_commands
 from recspec.datasets import write_movielens_like
+from recspec.feature_spec import FeatureSpec
 from recspec.inference.recommendation import Recommendation, RecommendedItem
-from recspec.spec import FeatureSpec
 from tests import made_up
 from tests.asking import serving, sources
+from tests.feature_spec.files import EXAMPLE
 from tests.made_up_models import made_up_bundle
-from tests.spec.files import EXAMPLE
 
 Cli = Callable[..., tuple[int, str, str]]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from recspec.evaluation.evaluations import BASELINES
-from recspec.spec import FeatureSpec
+from recspec.feature_spec import FeatureSpec
 from tests import made_up
 from tests.cli.test_cli import Cli, run  # noqa: F401  (a fixture)
 

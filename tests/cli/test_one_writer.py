@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from recspec.base.errors import DataError
+from recspec.base.files import locked, locked_inside
 from recspec.cli.app import app
-from recspec.errors import DataError
-from recspec.files import locked, locked_inside
 from recspec.models import MODELS
 from recspec.training import TrainSettings, train
 from tests import made_up

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from recspec import config
+from recspec.base import config
+from recspec.base.errors import BundleError, SettingsError
 from recspec.cli import app as cli
-from recspec.errors import BundleError, SettingsError
+from recspec.feature_spec import FeatureSpec
 from recspec.models import MODELS
-from recspec.spec import FeatureSpec
 from recspec.training import TrainSettings, train
 from tests import made_up
 

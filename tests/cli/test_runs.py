@@ -13,7 +13,7 @@ import pytest
 import recspec.cli
 from recspec.cli import console
 from recspec.cli.app import app, pipeline_app
-from recspec.spec import FeatureSpec
+from recspec.feature_spec import FeatureSpec
 from tests import made_up
 from tests.cli.test_cli import Cli, run  # noqa: F401
 

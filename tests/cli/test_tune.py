@@ -12,10 +12,9 @@ pytest.importorskip("optuna", reason="the extra `tune` is not installed")
 
 from recspec.cli import app as cli
 from recspec.cli.training_display import print_found
-from recspec.spec import FeatureSpec
-from recspec.training import Found, tune
-from recspec.training.importances import Importance, Importances
-from recspec.training.study import Trial
+from recspec.feature_spec import FeatureSpec
+from recspec.training.search import Found, tune
+from recspec.training.search.study import Importance, Importances, Trial
 from tests import made_up
 from tests.made_up_training import made_up_training
 

@@ -11,14 +11,14 @@ import pyarrow as pa
 import pyarrow.csv
 import pytest
 
+from recspec.base.errors import DataError
+from recspec.data.encoding.encoder_kinds import ScaleEncoder
+from recspec.data.encoding.encoders import Encoders
+from recspec.data.encoding.hashing import cross, fingerprint64
+from recspec.data.prepare import prepared
+from recspec.data.storage import open_split
+from recspec.data.storage.check import check
 from recspec.datasets import DATASETS
-from recspec.encoding.encoder_kinds import ScaleEncoder
-from recspec.encoding.encoders import Encoders
-from recspec.encoding.hashing import cross, fingerprint64
-from recspec.errors import DataError
-from recspec.prepare import prepared
-from recspec.storage import open_split
-from recspec.storage.check import check
 from tests.dataset_cases import (
     ADULT,
     Case,

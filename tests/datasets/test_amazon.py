@@ -18,16 +18,17 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
+from recspec.base.errors import DataError, RecspecError, SettingsError, SpecError
+from recspec.base.files import archives
+from recspec.data.encoding.encoders import Encoders
+from recspec.data.prepare import PrepareContext, histories, interaction_rows
+from recspec.data.prepare import staging as user_file
+from recspec.data.prepare.prepared import Prepared
+from recspec.data.storage import Ragged, open_split, tfrecord, transcode
+from recspec.data.storage.check import check
 from recspec.datasets import amazon, reviews, sim_records
 from recspec.datasets.amazon import Settings
-from recspec.encoding.encoders import Encoders
-from recspec.errors import DataError, RecspecError, SettingsError, SpecError
-from recspec.files import archives
-from recspec.prepare import PrepareContext, histories, interaction_rows, user_file
-from recspec.prepare.prepared import Prepared
-from recspec.spec import FeatureSpec
-from recspec.storage import Ragged, open_split, tfrecord, transcode
-from recspec.storage.check import check
+from recspec.feature_spec import FeatureSpec
 from tests import made_up_amazon
 from tests.made_up_amazon import DAY, START, days, write_meta, write_reviews
 

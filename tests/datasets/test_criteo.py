@@ -18,15 +18,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from recspec.base.errors import DataError, SettingsError
+from recspec.base.files import outputs
+from recspec.data.encoding.encoder_kinds import BucketEncoder, ScaleEncoder
+from recspec.data.encoding.encoders import Encoders
+from recspec.data.prepare import PrepareContext, duckdb_backend, prepared, scatter
+from recspec.data.storage import open_split
+from recspec.data.storage.check import check
 from recspec.datasets import DATASETS, criteo
-from recspec.encoding.encoder_kinds import BucketEncoder, ScaleEncoder
-from recspec.encoding.encoders import Encoders
-from recspec.errors import DataError, SettingsError
-from recspec.files import outputs
-from recspec.prepare import PrepareContext, duckdb_backend, prepared, scatter
-from recspec.spec import FeatureSpec
-from recspec.storage import open_split
-from recspec.storage.check import check
+from recspec.feature_spec import FeatureSpec
 from tests import made_up_criteo
 
 ROWS = """\
@@ -408,7 +408,7 @@ def test_a_killed_process_loses_its_last_stage_and_no_more(tmp_path: Path) -> No
 import os, signal, sys
 from pathlib import Path
 from recspec.datasets import criteo
-from recspec.prepare import PrepareContext
+from recspec.data.prepare import PrepareContext
 
 def progress(stage, done, total):
     if stage == "encoding rows":

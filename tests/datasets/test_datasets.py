@@ -17,17 +17,17 @@ import pyarrow.parquet as pq
 import pytest
 from ibis.expr.types import Table
 
+from recspec.base.errors import DataError
+from recspec.data.encoding import raw_columns
+from recspec.data.encoding.encoder_kinds import BucketEncoder, CrossEncoder, HashEncoder, VocabularyEncoder
+from recspec.data.encoding.encoders import Encoders
+from recspec.data.prepare import histories, prepared, tables
+from recspec.data.prepare.duckdb_backend import DuckDBBackend
+from recspec.data.storage import SEEN_SPLITS as SPLITS
+from recspec.data.storage import open_split, read_seen
+from recspec.data.storage.check import check
 from recspec.datasets import DATASETS, outbrain
-from recspec.encoding import raw_columns
-from recspec.encoding.encoder_kinds import BucketEncoder, CrossEncoder, HashEncoder, VocabularyEncoder
-from recspec.encoding.encoders import Encoders
-from recspec.errors import DataError
-from recspec.prepare import histories, prepared, tables
-from recspec.prepare.duckdb_backend import DuckDBBackend
-from recspec.spec import FeatureSpec
-from recspec.storage import SEEN_SPLITS as SPLITS
-from recspec.storage import open_split, read_seen
-from recspec.storage.check import check
+from recspec.feature_spec import FeatureSpec
 from tests.dataset_cases import (
     CASES,
     Case,

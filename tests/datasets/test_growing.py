@@ -15,14 +15,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+from recspec.base.errors import DataError
+from recspec.data.encoding import Encoders
+from recspec.data.prepare import PrepareContext
+from recspec.data.prepare.time_formats import example
+from recspec.data.storage import PREPARE_FILE, Ragged, open_split
 from recspec.datasets import DATASETS, Grown, grow, table
 from recspec.datasets.table_events import EVENTS, GROWTH_FILE, GrowthRules
-from recspec.encoding import Encoders
-from recspec.errors import DataError
-from recspec.prepare import PrepareContext
-from recspec.prepare.time_formats import example
-from recspec.spec import FeatureSpec
-from recspec.storage import PREPARE_FILE, Ragged, open_split
+from recspec.feature_spec import FeatureSpec
 from tests.dataset_cases import (
     CASES,
     RATINGS,

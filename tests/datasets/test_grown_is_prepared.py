@@ -15,12 +15,12 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
 
+from recspec.base.errors import DataError
+from recspec.data.encoding import Encoders, ScaleEncoder
+from recspec.data.prepare import SPLIT_BEFORE, Before, PrepareContext
+from recspec.data.storage import Ragged, check, open_split
 from recspec.datasets import DATASETS, grow, table
-from recspec.encoding import Encoders, ScaleEncoder
-from recspec.errors import DataError
-from recspec.prepare import SPLIT_BEFORE, Before, PrepareContext
-from recspec.spec import FeatureSpec
-from recspec.storage import Ragged, check, open_split
+from recspec.feature_spec import FeatureSpec
 
 Rows = list[tuple[object, ...]]
 USERS, ITEMS, NUM_EVENTS = 14, 9, 110

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from recspec.errors import RecspecError
-from recspec.prepare.prepared import Prepared
+from recspec.base.errors import RecspecError
+from recspec.data.prepare.prepared import Prepared
 from tests.dataset_cases import prepare_table, raw_pairs
 
 START = 1_511_544_070

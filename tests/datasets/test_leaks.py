@@ -13,14 +13,14 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from recspec import metrics
+from recspec.data.encoding.encoders import Encoders
+from recspec.data.prepare import PrepareContext
+from recspec.data.storage import open_split
 from recspec.datasets import DATASETS, grow
-from recspec.encoding.encoders import Encoders
 from recspec.evaluation.interactions import positives
+from recspec.feature_spec import FeatureSpec
 from recspec.loading.sampling import sampler_for
-from recspec.prepare import PrepareContext
-from recspec.spec import FeatureSpec
-from recspec.storage import open_split
+from recspec.metrics import measures as metrics
 from tests import made_up_amazon, made_up_criteo, made_up_outbrain
 from tests.dataset_cases import ADULT, CASES, Case, write_adult
 

@@ -9,13 +9,11 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from recspec.base.errors import DataError
+from recspec.data.encoding.encoders import Encoders
+from recspec.data.storage.check import check
 from recspec.datasets import movielens, write_movielens_like
 from recspec.datasets.movielens import LAYOUTS, recognise
-from recspec.encoding.encoders import (
-    Encoders,
-)
-from recspec.errors import DataError
-from recspec.storage.check import check
 from tests.dataset_cases import (
     CASES,
     MOVIES,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from recspec.errors import DataError, SettingsError
+from recspec.base.errors import DataError, SettingsError
 from tests.dataset_cases import (
     CASES,
     raw_pairs,

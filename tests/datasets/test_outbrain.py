@@ -16,17 +16,17 @@ import pyarrow.parquet as pq
 import pytest
 from numpy.typing import NDArray
 
-from recspec import metrics
+from recspec.base.errors import DataError
+from recspec.data.encoding.encoders import Encoders
+from recspec.data.encoding.hashing import fingerprint64
+from recspec.data.prepare import PrepareContext
+from recspec.data.prepare.prepared import Prepared
+from recspec.data.storage import open_split
+from recspec.data.storage.check import check
 from recspec.datasets import outbrain
 from recspec.datasets.outbrain import CARDINALITIES, Settings
-from recspec.encoding.encoders import Encoders
-from recspec.encoding.hashing import fingerprint64
-from recspec.errors import DataError
-from recspec.prepare import PrepareContext
-from recspec.prepare.prepared import Prepared
-from recspec.spec import FeatureSpec
-from recspec.storage import open_split
-from recspec.storage.check import check
+from recspec.feature_spec import FeatureSpec
+from recspec.metrics import measures as metrics
 from tests import made_up_outbrain
 from tests.made_up_outbrain import DAY, EPOCH
 

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.csv
 import pytest
 
-from recspec import metrics
+from recspec.data.storage import open_split
 from recspec.datasets.synthetic import GENRES, write_movielens_like
-from recspec.storage import open_split
+from recspec.metrics import measures as metrics
 from tests.dataset_cases import (
     CASES,
     Case,

@@ -13,16 +13,14 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
+from recspec.base.errors import DataError, SettingsError, SpecError
+from recspec.base.summaries import shown_counts
+from recspec.data.encoding.encoders import Encoders
+from recspec.data.prepare.columns import boundaries
+from recspec.data.storage import open_split
+from recspec.data.storage.check import check, count_rows
 from recspec.datasets import DATASETS
-from recspec.encoding.encoders import (
-    Encoders,
-)
-from recspec.errors import DataError, SettingsError, SpecError
-from recspec.prepare.columns import boundaries
-from recspec.spec import FeatureSpec
-from recspec.storage import open_split
-from recspec.storage.check import check, count_rows
-from recspec.summaries import shown_counts
+from recspec.feature_spec import FeatureSpec
 from tests.dataset_cases import (
     CASES,
     TABLE_COLUMNS,

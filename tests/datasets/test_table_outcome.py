@@ -15,9 +15,9 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from numpy.random import Generator
 
-from recspec.errors import RecspecError
-from recspec.prepare.prepared import Prepared
-from recspec.storage import open_split
+from recspec.base.errors import RecspecError
+from recspec.data.prepare.prepared import Prepared
+from recspec.data.storage import open_split
 from tests.dataset_cases import Case, prepare_table, raw_pairs, run, write_table
 
 Columns = dict[str, list[str]]

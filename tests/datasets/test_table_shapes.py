@@ -14,14 +14,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from recspec.config import parse_assignments
+from recspec.base.config import parse_assignments
+from recspec.base.errors import DataError, RecspecError, SettingsError
+from recspec.data.encoding import ScaleEncoder
+from recspec.data.encoding.encoders import Encoders
+from recspec.data.prepare.prepared import Prepared
+from recspec.data.storage import open_split
+from recspec.data.storage.check import check
 from recspec.datasets import DATASETS
-from recspec.encoding import ScaleEncoder
-from recspec.encoding.encoders import Encoders
-from recspec.errors import DataError, RecspecError, SettingsError
-from recspec.prepare.prepared import Prepared
-from recspec.storage import open_split
-from recspec.storage.check import check
 from recspec.training.defaults import task_of
 from tests.dataset_cases import Case, bytes_of, prepare_table, raw_pairs, run, write_table
 

@@ -9,12 +9,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from recspec.base.errors import DataError, SettingsError
+from recspec.data.prepare.interaction_columns import Decay, stored_weights
+from recspec.data.prepare.prepared import Prepared
+from recspec.data.storage import Columns, Ragged, open_split
 from recspec.datasets.table_settings import Settings
-from recspec.errors import DataError, SettingsError
-from recspec.prepare.decay import Decay, stored_weights
-from recspec.prepare.prepared import Prepared
-from recspec.spec import FeatureSpec
-from recspec.storage import Columns, Ragged, open_split
+from recspec.feature_spec import FeatureSpec
 from tests.dataset_cases import prepare_table
 
 DAY = 86_400

@@ -17,13 +17,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from recspec.config import build
+from recspec.base.config import build
+from recspec.base.errors import DataError, RecspecError, SettingsError
+from recspec.base.files import archives
+from recspec.data.encoding.encoders import Encoders
+from recspec.data.prepare.prepared import Prepared
+from recspec.data.storage import open_split
 from recspec.datasets import DATASETS
-from recspec.encoding.encoders import Encoders
-from recspec.errors import DataError, RecspecError, SettingsError
-from recspec.files import archives
-from recspec.prepare.prepared import Prepared
-from recspec.storage import open_split
 from tests.dataset_cases import bytes_of, prepare_table, raw_pairs
 
 HEAD = "user_id,item_id,timestamp\n"

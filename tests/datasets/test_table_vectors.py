@@ -10,11 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from recspec.encoding.encoders import Encoders
-from recspec.errors import DataError, SettingsError
-from recspec.prepare import Prepared
-from recspec.storage import Ragged, open_split
-from recspec.storage.check import check
+from recspec.base.errors import DataError, SettingsError
+from recspec.data.encoding.encoders import Encoders
+from recspec.data.prepare import Prepared
+from recspec.data.storage import Ragged, open_split
+from recspec.data.storage.check import check
 from tests.dataset_cases import Case, prepare_table, run, write_table
 
 ROWS = [

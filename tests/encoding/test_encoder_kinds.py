@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 from pydantic import ValidationError
 
-from recspec.encoding.encoder_kinds import (
+from recspec.data.encoding.encoder_kinds import (
     BucketEncoder,
     CrossEncoder,
     Encoder,
@@ -17,10 +17,10 @@ from recspec.encoding.encoder_kinds import (
     Scaler,
     VocabularyEncoder,
 )
-from recspec.encoding.encoders import Encoders
-from recspec.encoding.hashing import cross, fingerprint64
-from recspec.encoding.raw_columns import SMALL
-from recspec.encoding.vocabulary import Vocabulary
+from recspec.data.encoding.encoders import Encoders
+from recspec.data.encoding.hashing import cross, fingerprint64
+from recspec.data.encoding.raw_columns import SMALL
+from recspec.data.encoding.vocabulary import Vocabulary
 
 
 def test_numbers_are_scaled_and_a_missing_one_is_the_mean() -> None:

@@ -10,7 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from recspec.encoding.encoder_kinds import (
+from recspec.base.errors import DataError
+from recspec.data.encoding.encoder_kinds import (
     BucketEncoder,
     CrossEncoder,
     HashEncoder,
@@ -18,9 +19,8 @@ from recspec.encoding.encoder_kinds import (
     ScaleEncoder,
     VocabularyEncoder,
 )
-from recspec.encoding.encoders import Encoders, raw_names
-from recspec.encoding.vocabulary import Vocabulary
-from recspec.errors import DataError
+from recspec.data.encoding.encoders import Encoders, raw_names
+from recspec.data.encoding.vocabulary import Vocabulary
 
 NUMBERS = Vocabulary.of([30, 10, 20])
 

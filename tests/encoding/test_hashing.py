@@ -9,7 +9,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from recspec.encoding.hashing import concatenate, cross, fingerprint64, fingerprint64_of_bytes, fingerprint64_of_one
+from recspec.data.encoding.hashing import (
+    concatenate,
+    cross,
+    fingerprint64,
+    fingerprint64_of_bytes,
+    fingerprint64_of_one,
+)
 
 TEXT = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789" * 4
 

@@ -6,9 +6,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from recspec.encoding import raw_columns
-from recspec.encoding.encoders import Encoders
-from recspec.encoding.raw_columns import split_lists
+from recspec.data.encoding import raw_columns
+from recspec.data.encoding.encoders import Encoders
+from recspec.data.encoding.raw_columns import split_lists
 
 
 @pytest.mark.slow

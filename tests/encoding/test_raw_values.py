@@ -8,10 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recspec.encoding.encoder_kinds import CrossEncoder, HashEncoder, NumberEncoder, ScaleEncoder, VocabularyEncoder
-from recspec.encoding.encoders import Encoders
-from recspec.encoding.raw_columns import SMALL, as_array
-from recspec.encoding.raw_values import (
+from recspec.base.errors import DataError
+from recspec.data.encoding.encoder_kinds import (
+    CrossEncoder,
+    HashEncoder,
+    NumberEncoder,
+    ScaleEncoder,
+    VocabularyEncoder,
+)
+from recspec.data.encoding.encoders import Encoders
+from recspec.data.encoding.raw_columns import SMALL, as_array
+from recspec.data.encoding.raw_values import (
     MISSING_NUMBERS,
     KnownValues,
     cross_ids,
@@ -21,7 +28,6 @@ from recspec.encoding.raw_values import (
     numbers_of,
     whole,
 )
-from recspec.errors import DataError
 from tests.encoding.test_request_encoder import ENCODERS, TEXTS, VOCABULARIES, WHOLE
 
 ALL = Encoders(ENCODERS, VOCABULARIES)

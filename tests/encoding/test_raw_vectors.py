@@ -6,10 +6,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from recspec.encoding.encoder_kinds import VectorEncoder, vector_scale
-from recspec.encoding.encoders import Encoders
-from recspec.encoding.raw_vectors import vectors_of
-from recspec.errors import DataError
+from recspec.base.errors import DataError
+from recspec.data.encoding.encoder_kinds import VectorEncoder, vector_scale
+from recspec.data.encoding.encoders import Encoders
+from recspec.data.encoding.raw_columns import vectors_of
 
 NAN = [np.nan, np.nan]
 SPELLINGS = [

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recspec.encoding import request_encoder
-from recspec.encoding.encoder_kinds import (
+from recspec.base.errors import RecspecError
+from recspec.data.encoding import request_encoder
+from recspec.data.encoding.encoder_kinds import (
     BucketEncoder,
     Encoder,
     HashEncoder,
@@ -20,12 +21,11 @@ from recspec.encoding.encoder_kinds import (
     ScaleEncoder,
     VocabularyEncoder,
 )
-from recspec.encoding.encoders import Encoders
-from recspec.encoding.raw_values import UNKNOWN
-from recspec.encoding.request_encoder import RequestEncoder
-from recspec.encoding.vocabulary import Vocabulary
-from recspec.errors import RecspecError
-from recspec.spec.signature import Port
+from recspec.data.encoding.encoders import Encoders
+from recspec.data.encoding.raw_values import UNKNOWN
+from recspec.data.encoding.request_encoder import RequestEncoder
+from recspec.data.encoding.vocabulary import Vocabulary
+from recspec.feature_spec.signature import Port
 from tests.closeness import assert_close
 
 VOCABULARIES = {"texts": Vocabulary.of(["red", "green", "42", " b"]), "numbers": Vocabulary.of([7, 42, -3, 10**12])}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from recspec.encoding.encoder_kinds import (
+from recspec.data.encoding.encoder_kinds import (
     BucketEncoder,
     CrossEncoder,
     HashEncoder,
@@ -13,8 +13,8 @@ from recspec.encoding.encoder_kinds import (
     ScaleEncoder,
     VocabularyEncoder,
 )
-from recspec.encoding.encoders import Encoders
-from recspec.encoding.row_notes import (
+from recspec.data.encoding.encoders import Encoders
+from recspec.data.encoding.row_notes import (
     UNKNOWN_ID,
     MisreadLists,
     MissingValues,
@@ -27,7 +27,7 @@ from recspec.encoding.row_notes import (
     out_of_range,
     row_at,
 )
-from recspec.encoding.vocabulary import Vocabulary
+from recspec.data.encoding.vocabulary import Vocabulary
 
 
 def test_nothing_to_tell_is_no_note() -> None:

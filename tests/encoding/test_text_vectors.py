@@ -10,12 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 from numpy.typing import NDArray
 
-from recspec.encoding import text_vectors
-from recspec.encoding.encoder_kinds import TextEncoder
-from recspec.encoding.encoders import Encoders
-from recspec.encoding.text_files import load_projection, save_projection
-from recspec.encoding.text_vectors import fit_projection, grams_of
-from recspec.errors import DataError
+from recspec.base.errors import DataError
+from recspec.data.encoding import text_vectors
+from recspec.data.encoding.encoder_kinds import TextEncoder
+from recspec.data.encoding.encoders import Encoders, load_projection, save_projection
+from recspec.data.encoding.text_vectors import fit_projection, grams_of
 
 WORDS = ("red", "blue", "old", "small", "chair", "table", "lamp", "büro", "x1")
 TEXTS = [" ".join(np.random.default_rng(at).choice(WORDS, 3)) for at in range(200)]

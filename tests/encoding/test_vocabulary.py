@@ -9,18 +9,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from recspec.encoding import raw_columns
-from recspec.encoding.encoder_kinds import (
-    CrossEncoder,
-    HashEncoder,
-    VocabularyEncoder,
-)
-from recspec.encoding.encoders import Encoders
-from recspec.encoding.growing import extended
-from recspec.encoding.hashing import cross, fingerprint64
-from recspec.encoding.raw_columns import SMALL, split_lists
-from recspec.encoding.vocabulary import Vocabulary
-from recspec.errors import DataError
+from recspec.base.errors import DataError
+from recspec.data.encoding import raw_columns
+from recspec.data.encoding.encoder_kinds import CrossEncoder, HashEncoder, VocabularyEncoder
+from recspec.data.encoding.encoders import Encoders, extended
+from recspec.data.encoding.hashing import cross, fingerprint64
+from recspec.data.encoding.raw_columns import SMALL, split_lists
+from recspec.data.encoding.vocabulary import Vocabulary
 
 NUMBERS = Vocabulary.of([30, 10, 20])
 

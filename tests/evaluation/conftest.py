@@ -6,8 +6,8 @@ import pytest
 
 from recspec.bundle import folder as bundle
 from recspec.evaluation import EvaluateSettings, Kept, Report, evaluate, save
+from recspec.feature_spec import FeatureSpec
 from recspec.models import MODELS
-from recspec.spec import FeatureSpec
 from recspec.training import TrainSettings, train
 from tests import made_up
 

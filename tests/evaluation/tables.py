@@ -12,13 +12,13 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor, nn
 
-from recspec import config
-from recspec.batch import Batch
+from recspec.base import config
 from recspec.bundle import Bundle, Card
 from recspec.evaluation.row_baselines import ROW_BASELINES
+from recspec.feature_spec import FeatureSpec
 from recspec.models import Interactions
 from recspec.models.base import Model
-from recspec.spec import FeatureSpec
+from recspec.models.layers.batch import Batch
 
 Row = tuple[int, int, int]
 

@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recspec import metrics
-from recspec.encoding import CrossEncoder, Encoders, HashEncoder
-from recspec.errors import MissingExtraError
+from recspec.base.errors import MissingExtraError
+from recspec.data.encoding import CrossEncoder, Encoders, HashEncoder
+from recspec.data.storage import Ragged, open_split
 from recspec.evaluation import boosted_trees as trees
 from recspec.evaluation.boosted_trees import boosted_trees
 from recspec.evaluation.row_baselines import constant
-from recspec.storage import Ragged, open_split
+from recspec.metrics import measures as metrics
 from tests import made_up
 from tests.evaluation.test_row_baselines import logits, mixed_rows, rows_of
 

@@ -6,19 +6,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from recspec.errors import SettingsError
+from recspec.base.errors import SettingsError
 from recspec.evaluation import bootstrap
-from recspec.evaluation.bootstrap import (
-    compare,
-    compare_values,
-    favours,
-    interval,
-    intervals,
-    p_of_flips,
-    p_of_t,
-)
+from recspec.evaluation.bootstrap import compare, compare_values, favours, interval, intervals, p_of_flips, p_of_t
 from recspec.evaluation.report import Comparison, Evaluation, Report
-from recspec.evaluation.scored_rows import evaluate_rows
+from recspec.evaluation.slices import evaluate_rows
 
 Draw = Callable[[np.random.Generator], Evaluation]
 POSITIONS = 1 / np.log2(np.arange(2, 12))

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from recspec.errors import SettingsError
+from recspec.base.errors import SettingsError
 from recspec.evaluation.choosing import MOST_BEYOND, Combination, Tried, choose
 
 

@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recspec.errors import SettingsError
+from recspec.base.errors import SettingsError
 from recspec.evaluation import evaluations
 from recspec.evaluation.evaluations import BASELINES, evaluate, evaluate_baselines, evaluate_model
 from recspec.evaluation.question import EvaluateSettings, Question
 from recspec.evaluation.report import Report
 from recspec.evaluation.row_baselines import logistic_regression
+from recspec.feature_spec import Chunk, FeatureSpec
 from recspec.models import FittedItemModel, Interactions
-from recspec.spec import Chunk, FeatureSpec
 from tests import made_up
 from tests.evaluation.tables import (
     Score,

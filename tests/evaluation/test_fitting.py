@@ -6,13 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recspec import config, metrics
-from recspec.errors import SettingsError
+from recspec.base import config
+from recspec.base.errors import SettingsError
 from recspec.evaluation import evaluate_model, positives
 from recspec.evaluation.fitting import ItemFit, RowFit, Tried, fit_line
 from recspec.evaluation.question import EvaluateSettings, Question
+from recspec.feature_spec import FeatureSpec
+from recspec.metrics import measures as metrics
 from recspec.models import MODELS, FittedItemModel, LogisticRegression
-from recspec.spec import FeatureSpec
 from tests import made_up
 from tests.evaluation.tables import dataset
 

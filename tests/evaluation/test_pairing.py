@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recspec.errors import DataError
+from recspec.base.errors import DataError
 from recspec.evaluation import compare, how_questions_differ, pair, saved
-from recspec.spec import FeatureSpec
+from recspec.feature_spec import FeatureSpec
 from tests.evaluation.conftest import kept
 
 

@@ -12,15 +12,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from recspec import metrics
-from recspec.batch import Batch
-from recspec.calibration import calibration_error
-from recspec.distributed.ranks import Ranks
-from recspec.errors import DataError, SettingsError
+from recspec.base.errors import DataError, SettingsError
 from recspec.evaluation.evaluations import evaluate_model
 from recspec.evaluation.question import EvaluateSettings
 from recspec.evaluation.report import Evaluation, Report
-from recspec.spec import FeatureSpec
+from recspec.feature_spec import FeatureSpec
+from recspec.loading.ranks import Ranks
+from recspec.metrics import measures as metrics
+from recspec.metrics.calibration import calibration_error
+from recspec.models.layers.batch import Batch
 from tests.evaluation.tables import (
     HELD_OUT,
     Score,

@@ -5,13 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recspec import config
-from recspec.errors import SettingsError, SpecError
+from recspec.base import config
+from recspec.base.errors import SettingsError, SpecError
 from recspec.evaluation.evaluations import BASELINES, evaluate, evaluate_baselines, evaluate_model
 from recspec.evaluation.question import EvaluateSettings, Question, draw_candidates
 from recspec.evaluation.report import Report
+from recspec.feature_spec import FeatureSpec
 from recspec.models import Interactions
-from recspec.spec import FeatureSpec
 from tests.evaluation.tables import (
     HELD_OUT,
     RichModel,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from recspec.evaluation.report import Evaluation, Report
-from recspec.evaluation.scored_rows import evaluate_rows
+from recspec.evaluation.slices import evaluate_rows
 
 
 def verdicts(model: Evaluation, baselines: Mapping[str, Evaluation]) -> tuple[str, ...]:

@@ -10,12 +10,12 @@ import pyarrow.parquet as pq
 import pytest
 import sklearn.linear_model
 
-from recspec import metrics
-from recspec.errors import DataError
+from recspec.base.errors import DataError
+from recspec.data.storage import open_split
 from recspec.evaluation import row_baselines
 from recspec.evaluation.row_baselines import ROW_BASELINES, Scorer, constant, logistic_regression
-from recspec.spec import FeatureSpec
-from recspec.storage import open_split
+from recspec.feature_spec import FeatureSpec
+from recspec.metrics import measures as metrics
 from tests import made_up
 
 

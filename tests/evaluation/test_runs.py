@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from recspec.base.errors import DataError, SettingsError
 from recspec.bundle import run_record, versions
-from recspec.errors import DataError, SettingsError
 from recspec.evaluation import find_runs, runs
-from recspec.spec import FeatureSpec
+from recspec.feature_spec import FeatureSpec
 from tests.evaluation.conftest import kept
 
 

@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from recspec.base.errors import BundleError, DataError
+from recspec.base.files import manifest
 from recspec.bundle import folder as bundle
 from recspec.bundle import run_record
-from recspec.encoding import Encoders
-from recspec.errors import BundleError, DataError
+from recspec.data.encoding import Encoders
 from recspec.evaluation import Report, save, saved
 from recspec.evaluation.report import Evaluation
 from recspec.evaluation.saved import held_values, raw_ids
-from recspec.files import manifest
-from recspec.spec import FeatureSpec
+from recspec.feature_spec import FeatureSpec
 from tests import made_up
 from tests.evaluation.conftest import kept
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recspec.errors import DataError
+from recspec.base.errors import DataError
 from recspec.evaluation.evaluations import evaluate_model
 from recspec.evaluation.question import EvaluateSettings, Question
 from recspec.evaluation.scoring import ModelRanker, score_rows

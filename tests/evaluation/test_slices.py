@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from recspec.errors import SettingsError
+from recspec.base.errors import SettingsError
 from recspec.evaluation.columns import _numbers, codes_of, kinds_of_items, ranges
 from recspec.evaluation.evaluations import evaluate_model
 from recspec.evaluation.question import EvaluateSettings, Question

@@ -2,7 +2,6 @@
 
 import pytest
 
-from recspec.calibration import CalibrationError, Lean
 from recspec.evaluation.warnings import (
     Difference,
     Evaluated,
@@ -13,6 +12,7 @@ from recspec.evaluation.warnings import (
     of_repeats,
     of_trace,
 )
+from recspec.metrics.calibration import CalibrationError, Lean
 
 
 def probabilities(

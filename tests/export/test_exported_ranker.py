@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from recspec.errors import BundleError, RequestError
+from recspec.base.errors import BundleError, RequestError
 from recspec.export.exported_ranker import ExportedRanker
 from recspec.export.exporter import ExportSettings, export
 from recspec.inference.predictor import Predictor

@@ -18,12 +18,12 @@ import torch
 from _pytest.mark import ParameterSet
 
 from recspec.api.exporting import Exported
+from recspec.base.errors import BundleError, ExportError, SettingsError
+from recspec.base.files import manifest
 from recspec.bundle import find_export
 from recspec.bundle import folder as bundle
 from recspec.bundle.folder import Bundle, Card
-from recspec.calibration import Calibration
 from recspec.cli import app as cli
-from recspec.errors import BundleError, ExportError, SettingsError
 from recspec.export import exporter, onnx_graph, triton_repository
 from recspec.export.exported_model import (
     Arrays,
@@ -37,10 +37,10 @@ from recspec.export.exported_model import (
 )
 from recspec.export.exporter import LARGEST, Check, Difference, ExportSettings, drift_message, export, sample_of
 from recspec.export.triton_repository import Batching
-from recspec.files import manifest
+from recspec.feature_spec import FORMS, FeatureSpec
+from recspec.feature_spec.signature import OUTPUTS, Port, Signature, signature_of
+from recspec.metrics.calibration import Calibration
 from recspec.models import MODELS
-from recspec.spec import FORMS, FeatureSpec
-from recspec.spec.signature import OUTPUTS, Port, Signature, signature_of
 from tests import made_up
 from tests.models.test_models import build
 

@@ -9,7 +9,7 @@ import pytest
 
 from recspec.export.exported_model import BLOCK, OnnxModel
 from recspec.export.onnx_rewrite import numbers_apart, simplify
-from recspec.spec.signature import Port, Signature
+from recspec.feature_spec.signature import Port, Signature
 from tests.closeness import assert_close
 
 pytest.importorskip("onnxruntime")

@@ -1,4 +1,4 @@
-"""The encoders that travel in a Triton repository give what `recspec.encoding` does, value by value."""
+"""The encoders that travel in a Triton repository give what `recspec.data.encoding` does, value by value."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 from numpy.typing import NDArray
 
-from recspec.datasets import amazon
-from recspec.encoding.encoder_kinds import (
+from recspec.base.errors import DataError, ExportError
+from recspec.data.encoding.encoder_kinds import (
     BucketEncoder,
     CrossEncoder,
     Encoder,
@@ -24,18 +24,18 @@ from recspec.encoding.encoder_kinds import (
     VectorEncoder,
     VocabularyEncoder,
 )
-from recspec.encoding.encoders import Encoders
-from recspec.encoding.raw_values import MISSING_NUMBERS
-from recspec.encoding.text_vectors import fit_projection
-from recspec.encoding.vocabulary import Vocabulary
-from recspec.errors import DataError, ExportError
+from recspec.data.encoding.encoders import Encoders
+from recspec.data.encoding.raw_values import MISSING_NUMBERS
+from recspec.data.encoding.text_vectors import fit_projection
+from recspec.data.encoding.vocabulary import Vocabulary
+from recspec.data.prepare import PrepareContext
+from recspec.datasets import amazon
 from recspec.export.triton_encode import Encoding
 from recspec.export.triton_repository import Batching, Beside, histories_beside, raw_columns, write_raw
+from recspec.feature_spec.signature import Port, Signature, signature_of
 from recspec.inference.predictor import Predictor
-from recspec.prepare import PrepareContext
 from recspec.serving.opened_model import RepositorySettings, open_version
 from recspec.serving.private_copies import copy_version
-from recspec.spec.signature import Port, Signature, signature_of
 from tests import made_up_amazon
 from tests.closeness import assert_close
 from tests.made_up_models import made_up_bundle

@@ -28,7 +28,7 @@ from recspec.export.triton_best import Best
 from recspec.export.triton_candidates import Finding
 from recspec.export.triton_encode import Encoding
 from recspec.inference import Predictor, Wanted, build_pipeline
-from recspec.retrieval.merging import best
+from recspec.inference.merging import best
 from tests.blas import flagging
 from tests.film_runs import film_runs
 

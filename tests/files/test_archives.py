@@ -15,9 +15,9 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
 
-from recspec.errors import DataError, RecspecError
-from recspec.files import archives
-from recspec.files.archives import extract, lines, open_zip, opened
+from recspec.base.errors import DataError, RecspecError
+from recspec.base.files import archives
+from recspec.base.files.archives import extract, lines, open_zip, opened
 from tests.dataset_cases import CASES, Case, run
 
 ADULT = "39, State-gov, 77516, Bachelors, 13, Never-married, Adm-clerical, Not-in-family, White, Male, 2174, 0, 40, United-States, <=50K\n"  # noqa: E501

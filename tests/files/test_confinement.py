@@ -19,25 +19,25 @@ import pyarrow as pa
 import pytest
 import yaml
 
+from recspec.base.errors import BundleError, CheckpointError, DataError, RecspecError, SettingsError, SpecError
+from recspec.base.files import manifest, outputs, paths
+from recspec.base.files.paths import PathError, confined, named_path
 from recspec.bundle import checkpoint
 from recspec.bundle import folder as bundle
 from recspec.bundle.folder import Card
+from recspec.data.encoding.encoder_kinds import VocabularyEncoder
+from recspec.data.encoding.encoders import Encoders
+from recspec.data.encoding.vocabulary import Vocabulary
+from recspec.data.prepare import PrepareContext, prepared
+from recspec.data.storage import PREPARE_FILE, transcode
+from recspec.data.storage.check import check
+from recspec.data.storage.random_data import synthesize
 from recspec.datasets import DATASETS
-from recspec.encoding.encoder_kinds import VocabularyEncoder
-from recspec.encoding.encoders import Encoders
-from recspec.encoding.vocabulary import Vocabulary
-from recspec.errors import BundleError, CheckpointError, DataError, RecspecError, SettingsError, SpecError
 from recspec.evaluation import positives
 from recspec.export.exported_model import open_exported_model
-from recspec.files import manifest, outputs, paths
-from recspec.files.paths import PathError, confined, named_path
+from recspec.feature_spec import FILE_NAME, FeatureSpec, json_schema
 from recspec.inference.predictor import Predictor
 from recspec.models import MODELS
-from recspec.prepare import PrepareContext, prepared
-from recspec.spec import FILE_NAME, FeatureSpec, json_schema
-from recspec.storage import PREPARE_FILE, transcode
-from recspec.storage.check import check
-from recspec.storage.random_data import synthesize
 from recspec.training.loop import train
 from recspec.training.settings import TrainSettings
 from tests import made_up
@@ -414,7 +414,7 @@ def test_a_column_of_a_table_may_have_a_climbing_name(tmp_path: Path) -> None:
 
 def test_a_feature_s_name_is_quoted_in_a_configuration_of_triton() -> None:
     from recspec.export import triton_repository
-    from recspec.spec.signature import Port
+    from recspec.feature_spec.signature import Port
 
     name = 'x" } parameters { key: "EXECUTION_ENV_PATH'
     ports = (Port(name, "int32", 1, "row", 3),)
@@ -425,7 +425,7 @@ def test_a_feature_s_name_is_quoted_in_a_configuration_of_triton() -> None:
 
 def test_numbers_beside_a_name_that_climbs_are_not_written(tmp_path: Path) -> None:
     from recspec.export.triton_repository import Beside, _write_encoders
-    from recspec.spec.signature import Port, Signature
+    from recspec.feature_spec.signature import Port, Signature
 
     beside = {"../../../evil": Beside("items", np.zeros(3, np.int32))}
     encoders = Encoders({"items": VocabularyEncoder(vocabulary="items")}, {"items": Vocabulary(pa.array(["a"]))})
@@ -487,8 +487,8 @@ def test_training_follows_no_link_that_lies_in_its_folder(data: FeatureSpec, tmp
 
 def test_a_search_follows_no_link_that_lies_in_its_folder(data: FeatureSpec, tmp_path: Path, outside: Path) -> None:
     pytest.importorskip("optuna", reason="the extra `tune` is not installed")
-    from recspec.training.search_space import Range
-    from recspec.training.tune import Tuning
+    from recspec.training.search.search_space import Range
+    from recspec.training.search.tune import Tuning
 
     before = contents(outside)
     values: Settings = {"settings": {"factors": 4, "layers": [8, 4]}, "train": {"epochs": 1, "tensorboard": False}}
@@ -503,9 +503,9 @@ def test_a_search_follows_no_link_that_lies_in_its_folder(data: FeatureSpec, tmp
 def test_a_study_can_not_name_a_folder_elsewhere(data: FeatureSpec, tmp_path: Path, outside: Path) -> None:
     """A trial that an ended process left is made again in the folder that the study names, which is emptied first."""
     pytest.importorskip("optuna", reason="the extra `tune` is not installed")
-    from recspec.training.search_space import Range
-    from recspec.training.study import Study
-    from recspec.training.tune import Tuning
+    from recspec.training.search.search_space import Range
+    from recspec.training.search.study import Study
+    from recspec.training.search.tune import Tuning
 
     before = contents(outside)
     values: Settings = {"settings": {"factors": 4, "layers": [8, 4]}, "train": {"epochs": 1, "tensorboard": False}}

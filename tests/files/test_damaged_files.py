@@ -12,13 +12,13 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from recspec.base.errors import CheckpointError, DataError
+from recspec.base.files.paths import PathError, parse_json, read_json
 from recspec.bundle.checkpoint import read_tensors, write_tensors
+from recspec.data.prepare import PrepareContext
+from recspec.data.storage.check import check
 from recspec.datasets import DATASETS
-from recspec.errors import CheckpointError, DataError
-from recspec.files.paths import PathError, parse_json, read_json
-from recspec.prepare import PrepareContext
-from recspec.spec import FeatureSpec
-from recspec.storage.check import check
+from recspec.feature_spec import FeatureSpec
 
 Change = Callable[[dict[str, object]], object]
 

@@ -16,15 +16,15 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
+from recspec.base.errors import BundleError, RecspecError
+from recspec.base.files import manifest
 from recspec.bundle import folder as bundle
 from recspec.bundle.checkpoint import read_tensors, write_tensors
 from recspec.bundle.folder import Card, Seen
-from recspec.errors import BundleError, RecspecError
 from recspec.evaluation import positives
-from recspec.files import manifest
+from recspec.feature_spec import FILE_NAME
 from recspec.inference.predictor import Predictor
 from recspec.models import MODELS
-from recspec.spec import FILE_NAME
 from tests import made_up
 
 

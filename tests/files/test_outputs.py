@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from recspec.base.errors import DataError, SettingsError, of_the_machine
+from recspec.base.files import outputs
 from recspec.cli import app as cli
+from recspec.data.prepare import PrepareContext
+from recspec.data.storage import transcode
+from recspec.data.storage.random_data import synthesize
 from recspec.datasets import DATASETS
-from recspec.errors import DataError, SettingsError, of_the_machine
-from recspec.files import outputs
 from recspec.models import MODELS
-from recspec.prepare import PrepareContext
-from recspec.storage import transcode
-from recspec.storage.random_data import synthesize
 from recspec.tf_import.wide_deep import import_tf
 from recspec.training.loop import train
 from recspec.training.settings import TrainSettings
@@ -29,7 +29,7 @@ from tests import made_up
 HOLDER = """
 import sys, time
 from pathlib import Path
-from recspec.files import outputs
+from recspec.base.files import outputs
 with getattr(outputs, sys.argv[1])(Path(sys.argv[2]), "writing"):
     print("held", flush=True)
     time.sleep(600)

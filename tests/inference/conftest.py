@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from recspec.data.prepare import PrepareContext
 from recspec.datasets import DATASETS
+from recspec.feature_spec import FeatureSpec
 from recspec.inference.predictor import Predictor
 from recspec.models import MODELS
-from recspec.prepare import PrepareContext
-from recspec.spec import FeatureSpec
 from recspec.training.loop import train
 from recspec.training.settings import TrainSettings
 from tests import made_up

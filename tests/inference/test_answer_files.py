@@ -12,17 +12,17 @@ import pyarrow.json as pa_json
 import pyarrow.parquet as pq
 import pytest
 
+from recspec.base.errors import DataError, SettingsError, SpecError
+from recspec.data.storage import check as dataset_check
+from recspec.data.storage import open_split
 from recspec.datasets.adult import LAYOUT
-from recspec.errors import DataError, SettingsError, SpecError
 from recspec.evaluation.evaluations import evaluate_model
+from recspec.feature_spec import FeatureSpec
 from recspec.inference import answer_files, row_files
 from recspec.inference.answer_files import predict_file, predict_split, read_users
 from recspec.inference.predictor import Predictor
 from recspec.inference.row_files import read_rows, row_writer
 from recspec.report import dataset_summary as card
-from recspec.spec import FeatureSpec
-from recspec.storage import check as dataset_check
-from recspec.storage import open_split
 from tests.inference.conftest import ADULT, trained_neumf
 
 

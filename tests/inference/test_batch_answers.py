@@ -16,16 +16,24 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recspec.errors import DataError, RequestError, SettingsError
-from recspec.inference import batch_engines, batch_job
+from recspec.base.errors import DataError, RequestError, SettingsError
+from recspec.feature_spec import FeatureSpec
+from recspec.inference import batch_engines, batch_job, highest
 from recspec.inference.answer_files import predict_file, recommend_to_parquet
 from recspec.inference.batch_answers import Counts, How, predict_shards, recommend_shards
-from recspec.inference.batch_job import Done, Job, Shard
+from recspec.inference.batch_job import (
+    Done,
+    Job,
+    Shard,
+    ShardWriter,
+    Work,
+    count_users,
+    read_bytes_of_users,
+    rows_of,
+    shards_of,
+)
 from recspec.inference.predictor import Predictor
-from recspec.inference.shard_writer import ShardWriter, Work, count_users, read_bytes_of_users, rows_of, shards_of
 from recspec.inference.wanted import Wanted
-from recspec.retrieval import highest
-from recspec.spec import FeatureSpec
 from tests.closeness import assert_close
 
 SMALL = How(shard_size=7)

@@ -9,22 +9,22 @@ import numpy as np
 import pytest
 import torch
 
-from recspec.batch import num_rows
+from recspec.base.errors import BundleError
+from recspec.base.files import manifest
 from recspec.bundle import folder as bundle
 from recspec.bundle.folder import Card
-from recspec.calibration import Calibration
-from recspec.errors import BundleError
 from recspec.evaluation import evaluate, evaluate_model, read_rows, score_rows
 from recspec.export.exported_model import EagerModel, as_inputs
 from recspec.export.exporter import sample_of
-from recspec.files import manifest
+from recspec.feature_spec import FeatureSpec
+from recspec.feature_spec.signature import signature_of
 from recspec.inference import Predictor
-from recspec.metrics import log_loss
+from recspec.metrics.calibration import Calibration
+from recspec.metrics.measures import log_loss
 from recspec.models import MODELS
+from recspec.models.layers.batch import num_rows
 from recspec.serving.opened_model import RepositorySettings, open_version
 from recspec.serving.private_copies import copy_version
-from recspec.spec import FeatureSpec
-from recspec.spec.signature import signature_of
 from tests import made_up
 from tests.model_cases import MODEL_CASES
 from tests.models.test_models import build

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from recspec.encoding import (
+from recspec.data.encoding import (
     BucketEncoder,
     CrossEncoder,
     Encoders,

@@ -13,8 +13,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recspec.inference import directory as directories
-from recspec.inference.directory import Directory
+from recspec.inference import lookup as directories
+from recspec.inference.lookup import Directory
 from recspec.inference.predictor import Predictor
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from recspec.inference.diversity import by_values, by_vectors, diversified, pool_size
+from recspec.inference.ranking import by_values, by_vectors, diversified, pool_size
 from tests.blas import flagging
 
 SCORES = np.array([5.0, 4.5, 4.0, 1.0])  # relevance 1, .875, .75, 0

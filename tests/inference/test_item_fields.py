@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from recspec.inference import Predictor, Wanted, requests
-from recspec.inference import item_fields as fields
+from recspec.inference import lookup as fields
 from recspec.inference.column_facts import ColumnFacts
-from recspec.inference.item_fields import ItemFields
+from recspec.inference.lookup import ItemFields
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from recspec.inference.item_vectors import item_vectors
+from recspec.inference.explanations import item_vectors
 from recspec.inference.predictor import Predictor
 from recspec.models import MODELS
 from recspec.models.two_tower import TwoTower

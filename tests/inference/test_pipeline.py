@@ -16,21 +16,29 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from recspec import config
+from recspec.base import config
+from recspec.base.errors import BundleError, DataError, SettingsError
+from recspec.base.files import manifest
 from recspec.bundle import folder as bundle
 from recspec.bundle import run_record
 from recspec.cli.app import app
+from recspec.data.prepare import PrepareContext
 from recspec.datasets import DATASETS
-from recspec.errors import BundleError, DataError, SettingsError
 from recspec.evaluation import EvaluateSettings, Question, evaluate
-from recspec.files import manifest
-from recspec.inference import Predictor, Wanted, build_pipeline
+from recspec.feature_spec import FeatureSpec
+from recspec.inference import (
+    Candidates,
+    ItemIndex,
+    Pipeline,
+    PipelineRanker,
+    Predictor,
+    Wanted,
+    build_pipeline,
+    index_file,
+)
+from recspec.inference.merging import joined
+from recspec.inference.retrievers import Retriever
 from recspec.models import MODELS, Interactions, ItemModel
-from recspec.prepare import PrepareContext
-from recspec.retrieval import Candidates, ItemIndex, Pipeline, PipelineRanker, index_file
-from recspec.retrieval.merging import joined
-from recspec.retrieval.retrievers import Retriever
-from recspec.spec import FeatureSpec
 from recspec.training import TrainSettings, train
 from tests import made_up
 from tests.film_runs import film_runs

@@ -11,14 +11,14 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from recspec.base.errors import DataError
+from recspec.data.encoding.row_notes import UNKNOWN_ID
 from recspec.datasets.adult import LAYOUT
-from recspec.encoding.row_notes import UNKNOWN_ID
-from recspec.errors import DataError
+from recspec.feature_spec import FeatureSpec
 from recspec.inference import row_files
 from recspec.inference.answer_files import predict_file, predict_split
 from recspec.inference.predictor import Predictor
 from recspec.models import MODELS
-from recspec.spec import FeatureSpec
 from recspec.training.loop import train
 from recspec.training.settings import TrainSettings
 from tests.inference.conftest import ADULT

@@ -11,15 +11,14 @@ import pytest
 import torch
 
 from recspec import api
-from recspec.errors import BundleError, RequestError
-from recspec.inference import recommender
+from recspec.base.errors import BundleError, RequestError
+from recspec.feature_spec import FeatureSpec
+from recspec.inference import ItemIndex, recommender
 from recspec.inference.answer_files import read_users, recommend_to_parquet
 from recspec.inference.predictor import Predictor
+from recspec.inference.retrievers import Retriever, item_vectors
 from recspec.inference.wanted import Wanted
 from recspec.models import MODELS, ItemModel
-from recspec.retrieval import ItemIndex
-from recspec.retrieval.retrievers import Retriever, item_vectors
-from recspec.spec import FeatureSpec
 from recspec.training.loop import train
 from recspec.training.settings import TrainSettings
 

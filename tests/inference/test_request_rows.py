@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from recspec.errors import RequestError
-from recspec.inference.request_rows import table_of
+from recspec.base.errors import RequestError
+from recspec.inference.requesters import table_of
 
 
 def refused(message: str, call: Any, *given: Any, **named: Any) -> None:

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from recspec.encoding import CrossEncoder
-from recspec.errors import RequestError
+from recspec.base.errors import RequestError
+from recspec.data.encoding import CrossEncoder
 from recspec.inference import requests as answers
 from recspec.inference.predictor import Predictor
 from recspec.inference.requests import can_recommend, predict, rank, recommend

@@ -9,11 +9,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from recspec.errors import DataError
+from recspec.base.errors import DataError
+from recspec.feature_spec import FeatureSpec
 from recspec.inference.answer_files import predict_split
 from recspec.inference.predictor import Predictor
 from recspec.models import MODELS
-from recspec.spec import FeatureSpec
 from recspec.training.loop import train
 from recspec.training.settings import TrainSettings
 from tests import made_up

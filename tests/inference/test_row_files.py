@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from recspec.errors import DataError
+from recspec.base.errors import DataError
 from recspec.inference import row_files
 from recspec.inference.row_files import read_rows, row_writer
 

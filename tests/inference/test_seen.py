@@ -11,17 +11,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from recspec import config
+from recspec.base import config
+from recspec.base.errors import DataError, SettingsError
 from recspec.bundle import folder as bundle
+from recspec.data.encoding import Encoders
+from recspec.data.prepare import PrepareContext
+from recspec.data.storage import check, open_split, read_seen
 from recspec.datasets import DATASETS
-from recspec.encoding import Encoders
-from recspec.errors import DataError, SettingsError
 from recspec.evaluation import EvaluateSettings, Question, evaluate, seen_items
+from recspec.feature_spec import FeatureSpec
 from recspec.inference import Predictor, Wanted, build_pipeline
 from recspec.models import MODELS, FittedModel, Interactions
-from recspec.prepare import PrepareContext
-from recspec.spec import FeatureSpec
-from recspec.storage import check, open_split, read_seen
 from recspec.training import TrainSettings, train
 from recspec.training.updating import UpdateSettings, update
 from tests.asking import Asked, asking, sources

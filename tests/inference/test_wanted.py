@@ -16,18 +16,18 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from recspec.errors import RequestError
+from recspec.base.errors import RequestError
+from recspec.feature_spec import FeatureSpec
+from recspec.inference import filter_columns, raw_catalogue
 from recspec.inference.answer_files import recommend_to_parquet
+from recspec.inference.filter_columns import TestedColumn
+from recspec.inference.filters import Test
 from recspec.inference.predictor import Predictor
 from recspec.inference.recommendation import Recommendation, note_of_unknown_users
 from recspec.inference.requests import rank, recommend
 from recspec.inference.wanted import Boost, Wanted
 from recspec.models import MODELS
 from recspec.models.fitted import FittedModel
-from recspec.retrieval import filter_columns, raw_catalogue
-from recspec.retrieval.filter_columns import TestedColumn
-from recspec.retrieval.filters import Test
-from recspec.spec import FeatureSpec
 from recspec.training.loop import train
 from recspec.training.settings import TrainSettings
 

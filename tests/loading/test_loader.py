@@ -11,14 +11,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from recspec.batch import Batch, concatenate
-from recspec.errors import DataError
-from recspec.loading.ahead import Share
+from recspec.base.errors import DataError
+from recspec.data.storage import Columns, Ragged, SplitReader, SplitWriter
+from recspec.data.storage import check as dataset_check
+from recspec.feature_spec import CHUNK_TYPES, ChunkType, FeatureSpec
+from recspec.loading.blocks import Share
 from recspec.loading.loader import Loader
 from recspec.loading.rows import Filling, Layout
-from recspec.spec import CHUNK_TYPES, ChunkType, FeatureSpec
-from recspec.storage import Columns, Ragged, SplitReader, SplitWriter
-from recspec.storage import check as dataset_check
+from recspec.models.layers.batch import Batch, concatenate
 
 TINY = 2000  # bytes: a few dozen rows at a time
 FEATURES: dict[str, dict[str, object]] = {
@@ -508,7 +508,7 @@ def test_values_no_model_may_see_are_named_with_file_column_and_row(
     tags.values[tags.offsets[43] + 1] = 1001
     spec = dataset(tmp_path, {}, kind)
     with monkeypatch.context() as unchecked:
-        unchecked.setattr("recspec.storage.column_plan._checked_values", lambda raw, *_: raw)
+        unchecked.setattr("recspec.data.storage.chunk_file._checked_values", lambda raw, *_: raw)
         writer = SplitWriter(tmp_path, "train", spec.features, kind, rows_per_file=37, label="label")
         with writer:
             writer.write(columns)

@@ -10,11 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from recspec.batch import drawn_of, log_expected_of
-from recspec.errors import SettingsError
-from recspec.loading.ahead import Share
+from recspec.base.errors import SettingsError
+from recspec.feature_spec import FeatureSpec
+from recspec.loading.blocks import Share
 from recspec.loading.sampling import REDRAWS, NegativeSampler, holds_negatives, negatives_by_default, sampler_for
-from recspec.spec import FeatureSpec
+from recspec.models.layers.batch import drawn_of, log_expected_of
 from tests import made_up
 
 NUM_ITEMS = 50

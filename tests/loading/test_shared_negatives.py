@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from recspec.batch import drawn_of, log_expected_of
-from recspec.errors import SettingsError
-from recspec.loading.ahead import Share
-from recspec.loading.shared_negatives import SharedNegatives, ids_present, shared_negatives_for
-from recspec.spec import Chunk, FeatureSpec
-from recspec.storage import Ragged, SplitWriter
+from recspec.base.errors import SettingsError
+from recspec.data.storage import Ragged, SplitWriter
+from recspec.feature_spec import Chunk, FeatureSpec
+from recspec.loading.blocks import Share
+from recspec.loading.sampling import SharedNegatives, ids_present, shared_negatives_for
+from recspec.models.layers.batch import drawn_of, log_expected_of
 
 ITEM, EXPECTED = drawn_of("item_id"), log_expected_of("item_id")
 SHARES = torch.tensor([0.0, 0.5, 0.25, 0.125, 0.125])

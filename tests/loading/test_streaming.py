@@ -10,12 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recspec.loading.ahead import Share
-from recspec.loading.blocks import Block, Part
+from recspec.data.storage import SplitWriter
+from recspec.feature_spec import CHUNK_TYPES, ChunkType, FeatureSpec
+from recspec.loading.blocks import Block, Part, Share
 from recspec.loading.loader import Loader
 from recspec.loading.streaming import Deal
-from recspec.spec import CHUNK_TYPES, ChunkType, FeatureSpec
-from recspec.storage import SplitWriter
 
 ROWS, GROUP = 1000, 20
 

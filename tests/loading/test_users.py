@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from recspec.feature_spec import FeatureSpec
 from recspec.loading import Loader, UserRows
-from recspec.spec import FeatureSpec
 from tests import made_up
 
 USERS = np.array([7, 2, 9, 4, 101, 1, 8])

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recspec.errors import DataError
+from recspec.base.errors import DataError
+from recspec.data.storage import SplitWriter
+from recspec.feature_spec import FeatureSpec
 from recspec.loading import Newest
 from recspec.loading.loader import Loader
-from recspec.loading.weighted import draw_rows
-from recspec.spec import FeatureSpec
-from recspec.storage import SplitWriter
+from recspec.loading.streaming import draw_rows
 
 TINY = 1000  # bytes
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from recspec.errors import SettingsError
+from recspec.base.errors import SettingsError
 from recspec.models.dcnv2 import DcnV2, DcnV2Settings
-from recspec.nn.interactions import CrossNetwork
+from recspec.models.layers.interactions import CrossNetwork
 from tests.models.test_dlrm import TERABYTE_T15, criteo
 
 

@@ -7,12 +7,12 @@ import math
 import pytest
 import torch
 
-from recspec.batch import Batch
-from recspec.errors import SettingsError
+from recspec.base.errors import SettingsError
+from recspec.feature_spec import FeatureSpec
 from recspec.models.dien import Dien, DienSettings
-from recspec.nn.event_networks import NextEvent
-from recspec.nn.events import jagged_events, padded_events
-from recspec.spec import FeatureSpec
+from recspec.models.layers.batch import Batch
+from recspec.models.layers.event_networks import NextEvent
+from recspec.models.layers.events import jagged_events, padded_events
 from tests.models.test_din import ITEM, a_batch, a_spec
 
 SMALL = {"embedding_dim": 3, "hidden": (6, 4), "attention_hidden": (5,), "auxiliary_hidden": (4,)}

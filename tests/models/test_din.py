@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from recspec.batch import Batch
-from recspec.errors import SettingsError, SpecError
+from recspec.base.errors import SettingsError, SpecError
+from recspec.feature_spec import FeatureSpec
 from recspec.models.base import SCORE_FLOATS, Model
 from recspec.models.din import Din, DinSettings
-from recspec.spec import FeatureSpec
+from recspec.models.layers.batch import Batch
 
 
 def a_spec(**extra: object) -> FeatureSpec:

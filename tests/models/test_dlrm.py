@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from recspec.errors import SettingsError
+from recspec.base.errors import SettingsError
+from recspec.feature_spec import FeatureSpec
 from recspec.models.dlrm import Dlrm, DlrmSettings
-from recspec.nn.interactions import dot_interaction
-from recspec.spec import FeatureSpec
+from recspec.models.layers.interactions import dot_interaction
 
 TERABYTE_T15 = (
     7912889, 33823, 17139, 7339, 20046, 4, 7105, 1382, 63, 5554114, 582469, 245828, 11, 2209, 10667, 104, 4, 968, 15,

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from recspec import config
-from recspec.errors import DataError, MissingExtraError, SettingsError
-from recspec.metrics import hit_rate, ndcg, rank_groups
+from recspec.base import config
+from recspec.base.errors import DataError, MissingExtraError, SettingsError
+from recspec.feature_spec import FeatureSpec
+from recspec.metrics.measures import hit_rate, ndcg, rank_groups
 from recspec.models import MODELS, FittedItemModel, Interactions
 from recspec.models import ease as ease_file
 from recspec.models import known_items as known_file
-from recspec.nn import without_memory
-from recspec.spec import FeatureSpec
+from recspec.models.layers import without_memory
 from tests.closeness import assert_close
 
 FORMS = ("primal", "dual", "sparse")
@@ -260,20 +260,20 @@ def ease_of(users: int, items: int, **settings: object) -> FittedItemModel:
 
 
 def test_ease_inverts_the_smaller_matrix_and_takes_the_sparse_form_beyond_both(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recspec.machine.total_memory", lambda: 64 * 10**9)
+    monkeypatch.setattr("recspec.base.machine.total_memory", lambda: 64 * 10**9)
     assert ease_of(943, 1682).how() == "form dual: 943 users, 1,682 items: it inverts a matrix of the fewer"
     assert ease_of(6040, 3706).how() == "form primal: 6,040 users, 3,706 items: it inverts a matrix of the fewer"
     assert ease_of(5_000, 59_047).how().startswith("form dual: 5,000 users")
     told = ease_of(250_000, 59_047).how()
     assert told == ("form sparse: a matrix of 59,047 x 59,047 items needs 55.8 GB, and up to 20,000 rows are inverted")
-    monkeypatch.setattr("recspec.machine.total_memory", lambda: 10**9)
+    monkeypatch.setattr("recspec.base.machine.total_memory", lambda: 10**9)
     assert ease_of(20_000, 10_000).how() == (
         "form sparse: a matrix of 10,000 x 10,000 items needs 1.6 GB, and 0.5 GB are free for it"
     )
 
 
 def test_a_form_that_memory_cannot_hold_is_refused_before_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recspec.machine.total_memory", lambda: 10**9)
+    monkeypatch.setattr("recspec.base.machine.total_memory", lambda: 10**9)
     message = r"form is dual: a matrix of 20,000 x 20,000 users needs 6\.4 GB, and 0\.5 GB are free .* take form sparse"
     with pytest.raises(SettingsError, match=message):
         ease_of(20_000, 50_000, form="dual").how()

@@ -9,11 +9,11 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from recspec.data.storage import open_split
 from recspec.evaluation.row_baselines import LogisticFit
 from recspec.evaluation.scoring import as_batch
+from recspec.feature_spec import FeatureSpec
 from recspec.models import LogisticRegression
-from recspec.spec import FeatureSpec
-from recspec.storage import open_split
 from tests.closeness import assert_close
 
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from recspec.batch import Batch, num_rows, take
+from recspec.feature_spec import FeatureSpec
 from recspec.loading.loader import Loader
 from recspec.models import MODELS
 from recspec.models.base import Model, counts_of
-from recspec.spec import FeatureSpec
-from recspec.training.weight_average import WeightAverage
+from recspec.models.layers.batch import Batch, num_rows, take
+from recspec.training.checkpoints import WeightAverage
 from tests import made_up
 from tests.known_users import informed
 from tests.model_cases import MODEL_CASES, TRAINED_BY_STEPS

@@ -11,21 +11,22 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from recspec import config, metrics
-from recspec.batch import Batch, num_rows, take
+from recspec.base import config
+from recspec.base.errors import RecspecError, SettingsError
 from recspec.bundle import folder as bundle
 from recspec.bundle.folder import Card
-from recspec.errors import RecspecError, SettingsError
+from recspec.data.storage import open_split
 from recspec.evaluation import evaluate_model, positives
 from recspec.evaluation.row_baselines import LogisticFit
 from recspec.evaluation.scoring import score_rows
+from recspec.feature_spec import FeatureSpec
 from recspec.loading.loader import Loader
 from recspec.loading.sampling import item_features
+from recspec.metrics import measures as metrics
 from recspec.models import MODELS, FittedItemModel, LogisticRegression, TrainedItemModel
 from recspec.models.base import Model
-from recspec.nn import without_memory
-from recspec.spec import FeatureSpec
-from recspec.storage import open_split
+from recspec.models.layers import without_memory
+from recspec.models.layers.batch import Batch, num_rows, take
 from recspec.training.loop import train
 from recspec.training.settings import TrainSettings
 from tests import made_up
@@ -93,8 +94,8 @@ def test_a_server_opens_models_without_the_compiler_of_torch(
 import sys
 import recspec.serving
 from recspec.models import MODELS
-from recspec.nn import without_memory
-from recspec.spec import FeatureSpec
+from recspec.models.layers import without_memory
+from recspec.feature_spec import FeatureSpec
 from tests.model_cases import MODEL_CASES, OF_LABELLED_ROWS
 interactions, sequences, labelled = map(FeatureSpec.load, sys.argv[1:])
 for name, kind in MODELS.items():
@@ -113,7 +114,7 @@ def test_models_are_trained_without_the_compiler_of_torch(
 import sys
 from pathlib import Path
 from recspec.models import MODELS
-from recspec.spec import FeatureSpec
+from recspec.feature_spec import FeatureSpec
 from recspec.training import TrainSettings, train
 from tests.model_cases import MODEL_CASES, OF_LABELLED_ROWS, TRAINED_BY_STEPS
 interactions, sequences, labelled, runs = sys.argv[1:]

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from recspec.feature_spec import FeatureSpec
 from recspec.models import Interactions, UserEvents
 from recspec.models.mult_vae import MultVae, MultVaeSettings
-from recspec.spec import FeatureSpec
 from tests.closeness import assert_close
 
 LISTS = [[3, 1], [2, 2, 4, 2], [], [5], [1, 2, 3, 4, 5]]

@@ -9,13 +9,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from recspec import config
-from recspec.batch import Batch, drawn_of, log_expected_of, take
-from recspec.errors import SettingsError
+from recspec.base import config
+from recspec.base.errors import SettingsError
+from recspec.feature_spec import FeatureSpec
 from recspec.models.facts import DataFacts
+from recspec.models.layers import sampled_softmax
+from recspec.models.layers.batch import Batch, drawn_of, log_expected_of, take
 from recspec.models.neumf import NeuMF, NeuMFSettings, repeat_period
-from recspec.nn import sampled_softmax
-from recspec.spec import FeatureSpec
 
 USERS, ITEMS = 30, 20
 SMALL = {"factors": 4, "layers": (8, 6, 4), "dropout": 0.0}
@@ -308,7 +308,7 @@ def _assert_same_loss(model: NeuMF, rows: Batch, expected: torch.Tensor) -> None
 
 
 def test_gradients_are_finite_differences(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recspec.nn.mlp.SMALL", 0)
+    monkeypatch.setattr("recspec.models.layers.mlp.SMALL", 0)
     model, rows = neumf(dropout=0.3, item_bias=True).double(), batch(30, negatives=2)
     torch.manual_seed(0)
     gradients = torch.autograd.grad(model.loss(rows), list(model.parameters()))

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from recspec.batch import Batch
+from recspec.feature_spec import FeatureSpec
 from recspec.loading import Loader
 from recspec.models import MODELS, Model
-from recspec.spec import FeatureSpec
+from recspec.models.layers.batch import Batch
 from tests import made_up
 from tests.model_cases import MODEL_CASES, kind_of_data
 

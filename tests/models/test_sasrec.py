@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from recspec.batch import Batch
-from recspec.errors import SpecError
+from recspec.base.errors import SpecError
+from recspec.feature_spec import FeatureSpec
 from recspec.models import DataFacts, Interactions, UserEvents
+from recspec.models.layers.batch import Batch
 from recspec.models.sasrec import SasRec, SasRecSettings, gap_number
-from recspec.spec import FeatureSpec
 from tests.closeness import assert_close
 from tests.evaluation.tables import dataset
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from recspec.batch import Batch
+from recspec.feature_spec import FeatureSpec
 from recspec.models import MODELS
-from recspec.spec import FeatureSpec
+from recspec.models.layers.batch import Batch
 from tests.known_users import informed
 
 SETTINGS: dict[str, tuple[str, dict[str, object]]] = {

@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from recspec import metrics
-from recspec.batch import Batch, num_rows, take
-from recspec.errors import DataError, SettingsError
+from recspec.base.errors import DataError, SettingsError
+from recspec.feature_spec import FeatureSpec
+from recspec.metrics import measures as metrics
 from recspec.models import sim
+from recspec.models.layers.batch import Batch, num_rows, take
 from recspec.models.sim import Sim, SimSettings, _buckets
-from recspec.spec import FeatureSpec
 
 NUM_ITEMS, NUM_CATEGORIES = 30, 5
 
@@ -280,8 +280,8 @@ def test_scores_of_items_are_those_of_pairs(way: str, monkeypatch: pytest.Monkey
         pairs = model.pair_scores(request, items)
         torch.testing.assert_close(model.score_items(request, items), pairs, atol=1e-5, rtol=1e-5)
         monkeypatch.setattr(sim, "REQUEST_FLOATS", 1)
-        monkeypatch.setattr("recspec.nn.all_items.FLOATS", 7 * 12 * 2)
-        monkeypatch.setattr("recspec.nn.all_items.EVENTS", 3)
+        monkeypatch.setattr("recspec.models.layers.all_items.FLOATS", 7 * 12 * 2)
+        monkeypatch.setattr("recspec.models.layers.all_items.EVENTS", 3)
         torch.testing.assert_close(model.score_items(request, items), pairs, atol=1e-5, rtol=1e-5)
         nobody = {name: values[:0] for name, values in request.items()}
         assert model.score_items(nobody, items).shape == (0, NUM_ITEMS)

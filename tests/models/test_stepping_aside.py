@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from recspec.batch import Batch
+from recspec.feature_spec import FeatureSpec
 from recspec.models import MODELS
 from recspec.models.base import Model
-from recspec.nn import may_replace
-from recspec.spec import FeatureSpec
+from recspec.models.layers import may_replace
+from recspec.models.layers.batch import Batch
 from tests.known_users import informed
 from tests.models.test_model_maths import NAMES, TINY, a_batch, close, gradients, specs  # noqa: F401  a fixture
 
@@ -19,7 +19,7 @@ from tests.models.test_model_maths import NAMES, TINY, a_batch, close, gradients
 def by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small batches too take the code written by hand."""
     for name in ("events.SLICED", "mlp.SMALL", "embeddings.MANY"):
-        monkeypatch.setattr(f"recspec.nn.{name}", 0)
+        monkeypatch.setattr(f"recspec.models.layers.{name}", 0)
 
 
 def a_model(name: str, spec: FeatureSpec) -> Model:

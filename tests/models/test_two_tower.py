@@ -11,14 +11,14 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from recspec import config
-from recspec.batch import Batch, drawn_of, log_expected_of
+from recspec.base import config
+from recspec.base.errors import RecspecError, SettingsError
 from recspec.bundle import folder as bundle
-from recspec.errors import RecspecError, SettingsError
+from recspec.data.storage import SplitWriter
+from recspec.feature_spec import Chunk, FeatureSpec
 from recspec.models.facts import DataFacts
+from recspec.models.layers.batch import Batch, drawn_of, log_expected_of
 from recspec.models.two_tower import TwoTower, TwoTowerSettings
-from recspec.spec import Chunk, FeatureSpec
-from recspec.storage import SplitWriter
 from recspec.training.loop import train
 from recspec.training.settings import TrainSettings
 from tests import made_up

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from recspec import config
-from recspec.errors import SettingsError
+from recspec.base import config
+from recspec.base.errors import SettingsError
+from recspec.feature_spec import FeatureSpec
 from recspec.models import MODELS, FittedItemModel, Interactions, UserEvents
 from recspec.models import gf_cf as gf_cf_file
 from recspec.models import ials as ials_file
 from recspec.models import known_items as known_file
 from recspec.models import markov as markov_file
-from recspec.nn import without_memory
-from recspec.spec import FeatureSpec
+from recspec.models.layers import without_memory
 from tests.closeness import assert_close
 
 KINDS: list[tuple[str, dict[str, object]]] = [
@@ -245,7 +245,7 @@ def test_the_largest_entries_of_a_row_are_kept_the_first_of_equal_ones() -> None
 def test_more_successors_than_memory_holds_are_refused_before_the_work(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("recspec.machine.total_memory", lambda: 10**9)
+    monkeypatch.setattr("recspec.base.machine.total_memory", lambda: 10**9)
     model = unfitted(name, 10, 10**6, k=100, **({"vectors": 0} if name == "gf_cf" else {}))
     with pytest.raises(SettingsError, match=rf"{name}: weights of 0\.8 GB, and 0\.5 GB are free .* take smaller sizes"):
         model.how()

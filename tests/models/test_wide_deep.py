@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from recspec.base.errors import SettingsError
 from recspec.bundle import folder as bundle
-from recspec.errors import SettingsError
+from recspec.data.storage.random_data import synthesize
 from recspec.evaluation import evaluate_model
+from recspec.feature_spec import FeatureSpec
 from recspec.models.wide_deep import WideDeep, WideDeepSettings
-from recspec.spec import FeatureSpec
-from recspec.storage.random_data import synthesize
 from recspec.training.loop import train
 from recspec.training.settings import TrainSettings
 from tests.made_up import OUTBRAIN_CARDINALITIES, OUTBRAIN_WIDTHS, like_outbrain

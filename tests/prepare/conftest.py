@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from recspec.prepare.backend import Backend
+from recspec.data.prepare.backend import Backend
 from tests.prepare.small_tables import connect
 
 

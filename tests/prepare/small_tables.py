@@ -8,13 +8,13 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from recspec.prepare import PrepareContext
-from recspec.prepare.backend import Backend
-from recspec.prepare.notes import Notes
-from recspec.prepare.raw_files import Reading, stage
-from recspec.prepare.raw_table import Roles, typed
-from recspec.prepare.tables import fetch
-from recspec.prepare.text_files import ROW, TextFile
+from recspec.data.prepare import PrepareContext
+from recspec.data.prepare.backend import Backend
+from recspec.data.prepare.names import Notes
+from recspec.data.prepare.raw_files import Reading, stage
+from recspec.data.prepare.raw_table import Roles, typed
+from recspec.data.prepare.tables import fetch
+from recspec.data.prepare.text_files import ROW, TextFile
 
 COLUMNS = {"user": "int64", "item": "string", "stars": "float64"}
 

@@ -9,10 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from recspec.encoding import ScaleEncoder
-from recspec.prepare import columns, tables
-from recspec.prepare.backend import Backend
-from recspec.prepare.columns import Column
+from recspec.data.encoding import ScaleEncoder
+from recspec.data.prepare import columns, tables
+from recspec.data.prepare.backend import Backend
+from recspec.data.prepare.columns import Column
 
 RAW = pa.table({
     "price": pa.array([0.0, 1.0, None, 10.0, 100.0, 1000.0, 10.0, 3.0]),

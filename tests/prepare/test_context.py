@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from recspec.errors import SettingsError
-from recspec.prepare.context import limit_bytes
+from recspec.base.errors import SettingsError
+from recspec.data.prepare.context import limit_bytes
 from tests.prepare.small_tables import connect
 
 

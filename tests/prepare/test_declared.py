@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from recspec.errors import SettingsError
-from recspec.prepare import DeclaredColumn, columns_schema, declared_columns, load_columns
+from recspec.base.errors import SettingsError
+from recspec.data.prepare import DeclaredColumn, columns_schema, declared_columns, load_columns
 
 WHOLE = """\
 # types of my shop

@@ -9,12 +9,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from recspec.errors import DataError, SettingsError
-from recspec.prepare import duckdb_backend
-from recspec.prepare.backend import Backend
-from recspec.prepare.duckdb_backend import DuckDBBackend
-from recspec.prepare.tables import count_rows, fetch
-from recspec.prepare.text_files import ROW, JsonFile, TextFile, problems_of
+from recspec.base.errors import DataError, SettingsError
+from recspec.data.prepare import duckdb_backend
+from recspec.data.prepare.backend import Backend
+from recspec.data.prepare.duckdb_backend import DuckDBBackend
+from recspec.data.prepare.tables import count_rows, fetch
+from recspec.data.prepare.text_files import ROW, JsonFile, TextFile, problems_of
 from tests.prepare.small_tables import COLUMNS, connect, rows, table, written
 
 # --- reading text -----------------------------------------------------------------------------------------------------

@@ -11,14 +11,14 @@ import pyarrow.parquet as pq
 import pytest
 from numpy.typing import NDArray
 
+from recspec.base.errors import DataError, SettingsError
+from recspec.data.prepare import PrepareContext, histories
+from recspec.data.prepare.histories import Timeline, gap_column
+from recspec.data.prepare.negatives import Draws, Seen
+from recspec.data.storage import Columns, Ragged, open_split
 from recspec.datasets import ncf, table
 from recspec.datasets.movielens import Settings as MovieLensSettings
-from recspec.errors import DataError, SettingsError
-from recspec.prepare import PrepareContext, histories
-from recspec.prepare.histories import Timeline, gap_column
-from recspec.prepare.negatives import Draws, Seen
-from recspec.spec import FeatureSpec
-from recspec.storage import Columns, Ragged, open_split
+from recspec.feature_spec import FeatureSpec
 
 DAY = 86_400
 START = 1_300_000_000
@@ -134,7 +134,7 @@ def test_histories_are_the_same_however_few_rows_are_made_at_once(
     asked = {"negative_history": True, "train_negatives": 2, "split": "time", "valid": 0.2, "test": 0.3}
     whole = prepare(tmp_path / "whole", **asked)
     monkeypatch.setattr(histories, "VALUES", 1)
-    monkeypatch.setattr("recspec.prepare.interaction_rows.BLOCK_ROWS", 2)
+    monkeypatch.setattr("recspec.data.prepare.interaction_rows.BLOCK_ROWS", 2)
     pieces = prepare(tmp_path / "pieces", **asked)
     for split in whole.splits:
         for chunk in whole.sources[split]:
@@ -259,7 +259,7 @@ def test_popular_items_are_drawn_as_often_as_they_stand_in_the_interactions(monk
     share = np.bincount(unseen, minlength=5)[1:] / 20_000
     assert share[3] == 0
     assert share[[0, 2]] == pytest.approx([0.25, 0.75], abs=0.015)
-    monkeypatch.setattr("recspec.prepare.negatives.POOL", 1)  # searched, not looked up
+    monkeypatch.setattr("recspec.data.prepare.negatives.POOL", 1)  # searched, not looked up
     assert np.array_equal(drawn(Draws("popularity", counts, reject_seen=False), seen, 1, 20_000), any_item)
 
 

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from recspec.errors import DataError, SettingsError
-from recspec.prepare import Roles
+from recspec.base.errors import DataError, SettingsError
+from recspec.data.prepare import Roles
 from tests.dataset_cases import prepare_table, raw_pairs
 from tests.prepare import small_tables
 from tests.prepare.small_tables import read

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from recspec.prepare.negatives import Seen
+from recspec.data.prepare.negatives import Seen
 
 
 def drawn_by(seen: Seen, users: Iterable[int], count: int) -> NDArray[np.int64]:

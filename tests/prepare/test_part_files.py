@@ -18,12 +18,12 @@ import pyarrow.parquet as pq
 import pytest
 from ibis.expr.types import Table
 
-from recspec.errors import DataError
-from recspec.prepare.backend import Backend, Part, Share, T
-from recspec.prepare.duckdb_backend import DuckDBBackend
-from recspec.prepare.part_files import PartFiles, gather, part_writers
-from recspec.spec import Feature
-from recspec.storage import SplitWriter
+from recspec.base.errors import DataError
+from recspec.data.prepare.backend import Backend, Part, Share, T
+from recspec.data.prepare.duckdb_backend import DuckDBBackend
+from recspec.data.prepare.staging import PartFiles, gather, part_writers
+from recspec.data.storage import SplitWriter
+from recspec.feature_spec import Feature
 from tests.dataset_cases import CASES, Case, run, write_latest
 from tests.prepare.same_rows import same_dataset
 from tests.prepare.small_tables import connect

@@ -10,12 +10,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from recspec.errors import DataError
-from recspec.prepare import duckdb_backend
-from recspec.prepare.backend import Backend
-from recspec.prepare.duckdb_backend import json_keys
-from recspec.prepare.tables import fetch
-from recspec.prepare.text_files import JsonFile, TextFile, line_numbers
+from recspec.base.errors import DataError
+from recspec.data.prepare import duckdb_backend
+from recspec.data.prepare.backend import Backend
+from recspec.data.prepare.duckdb_backend import json_keys
+from recspec.data.prepare.tables import fetch
+from recspec.data.prepare.text_files import JsonFile, TextFile, line_numbers
 from tests.prepare.small_tables import COLUMNS, rows, written
 
 LINE_ENDS = ("\n", "\r\n", "\r", "\r\r\n")

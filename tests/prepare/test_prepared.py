@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from recspec.base.errors import DataError
+from recspec.data.prepare import PrepareContext
 from recspec.datasets import DATASETS
-from recspec.errors import DataError
-from recspec.prepare import PrepareContext
 from tests.dataset_cases import (
     CASES,
     bytes_of,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from recspec.errors import DataError
+from recspec.base.errors import DataError
 from tests.prepare.small_tables import read, written
 
 HEAD = ["user_id", "item_id", "title"]

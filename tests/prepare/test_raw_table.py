@@ -22,19 +22,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from recspec.base.errors import DataError, RecspecError, SettingsError
+from recspec.data.encoding.encoder_kinds import VocabularyEncoder
+from recspec.data.encoding.encoders import Encoders
+from recspec.data.prepare import raw_table
+from recspec.data.prepare.names import Notes
+from recspec.data.prepare.prepared import Prepared
+from recspec.data.prepare.raw_files import Reading, stage
+from recspec.data.prepare.tables import fetch
+from recspec.data.prepare.text_files import ROW
+from recspec.data.prepare.time_formats import check_time_format
+from recspec.data.storage import open_split
 from recspec.datasets import DATASETS
-from recspec.encoding.encoder_kinds import VocabularyEncoder
-from recspec.encoding.encoders import Encoders
-from recspec.errors import DataError, RecspecError, SettingsError
-from recspec.prepare import raw_table
-from recspec.prepare.notes import Notes
-from recspec.prepare.prepared import Prepared
-from recspec.prepare.raw_files import Reading, stage
-from recspec.prepare.tables import fetch
-from recspec.prepare.text_files import ROW
-from recspec.prepare.time_formats import check_time_format
-from recspec.spec import FeatureSpec
-from recspec.storage import open_split
+from recspec.feature_spec import FeatureSpec
 from tests.dataset_cases import Case, bytes_of, prepare_table, raw_pairs, run, write_table
 from tests.prepare.small_tables import connect
 

@@ -31,17 +31,17 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from recspec.base.errors import DataError
+from recspec.data.encoding import Vocabulary
+from recspec.data.prepare import Roles, interaction_rows, interactions
+from recspec.data.prepare.backend import Backend, Part, Share
+from recspec.data.prepare.names import Notes
+from recspec.data.prepare.raw_files import Reading, stage
+from recspec.data.prepare.spark_backend import SparkBackend, _parts
+from recspec.data.prepare.splits import by_time
+from recspec.data.prepare.tables import count_rows, fetch
+from recspec.data.prepare.text_files import ROW, ColumnType, JsonFile, TextFile
 from recspec.datasets import DATASETS, write_movielens_like
-from recspec.encoding import Vocabulary
-from recspec.errors import DataError
-from recspec.prepare import Roles, interaction_rows, interactions
-from recspec.prepare.backend import Backend, Part, Share
-from recspec.prepare.notes import Notes
-from recspec.prepare.raw_files import Reading, stage
-from recspec.prepare.spark_backend import SparkBackend, _parts
-from recspec.prepare.splits import by_time
-from recspec.prepare.tables import count_rows, fetch
-from recspec.prepare.text_files import ROW, ColumnType, JsonFile, TextFile
 from tests import made_up_amazon, made_up_criteo, made_up_outbrain
 from tests.dataset_cases import ADULT, CASES, MOVIES, TABLE_COLUMNS, Case, bytes_of, run, write_latest
 from tests.prepare.same_rows import SPLIT_FOLDERS, same_dataset

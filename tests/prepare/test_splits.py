@@ -11,10 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 from ibis.expr.types import Table
 
-from recspec.prepare.backend import Backend
-from recspec.prepare.splits import by_group, by_share, by_time, folds, leave_one_out
-from recspec.prepare.tables import fetch
-from recspec.prepare.text_files import ROW
+from recspec.data.prepare.backend import Backend
+from recspec.data.prepare.splits import by_group, by_share, by_time, folds, leave_one_out
+from recspec.data.prepare.tables import fetch
+from recspec.data.prepare.text_files import ROW
 from tests.prepare.small_tables import connect
 
 Make = Callable[..., Table]

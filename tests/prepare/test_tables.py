@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from recspec.prepare.backend import Backend
-from recspec.prepare.tables import at_least, clean, count_rows, counts_by, fetch, keep_earliest, left_join
-from recspec.prepare.text_files import ROW
+from recspec.data.prepare.backend import Backend
+from recspec.data.prepare.tables import at_least, clean, count_rows, counts_by, fetch, keep_earliest, left_join
+from recspec.data.prepare.text_files import ROW
 from tests.prepare.small_tables import table
 
 # --- what is done to tables -------------------------------------------------------------------------------------------

@@ -21,15 +21,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from recspec.api.frames import as_ids, to_table
-from recspec.encoding import Encoders, plain
-from recspec.errors import DataError
-from recspec.files import open_parquet
+from recspec.base.errors import DataError
+from recspec.base.files import open_parquet
+from recspec.data.encoding import Encoders, plain
+from recspec.data.prepare.backend import Backend
+from recspec.data.prepare.names import Notes
+from recspec.data.prepare.raw_files import WHOLE as WHOLE_TEXT
+from recspec.data.prepare.raw_files import Reading, stage
+from recspec.data.prepare.tables import fetch
 from recspec.inference import read_rows
-from recspec.prepare.backend import Backend
-from recspec.prepare.notes import Notes
-from recspec.prepare.raw_files import WHOLE as WHOLE_TEXT
-from recspec.prepare.raw_files import Reading, stage
-from recspec.prepare.tables import fetch
 from tests.dataset_cases import prepare_table
 from tests.prepare.small_tables import connect
 

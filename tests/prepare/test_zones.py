@@ -13,12 +13,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from recspec.prepare.backend import Backend
-from recspec.prepare.declared import offset_of
-from recspec.prepare.tables import fetch
-from recspec.prepare.time_formats import pattern_of
-from recspec.prepare.times import ZONED
-from recspec.prepare.zones import Change, zone_between
+from recspec.data.prepare.backend import Backend
+from recspec.data.prepare.declared import offset_of
+from recspec.data.prepare.tables import fetch
+from recspec.data.prepare.time_formats import pattern_of
+from recspec.data.prepare.times import ZONED, Change, zone_between
 
 NAMES = ("Europe/Berlin", "America/New_York", "Asia/Kolkata", "Australia/Lord_Howe", "Africa/Casablanca", "UTC",
          "America/Sao_Paulo", "Pacific/Apia")  # fmt: skip

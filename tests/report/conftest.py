@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recspec import config
+from recspec.base import config
+from recspec.data.prepare import PrepareContext
 from recspec.datasets import DATASETS
+from recspec.feature_spec import FeatureSpec
 from recspec.models import MODELS
-from recspec.prepare import PrepareContext
-from recspec.spec import FeatureSpec
 from recspec.training import TrainSettings, train
 from tests.report.pages import HOSTILE
 

@@ -5,7 +5,7 @@ import pytest
 
 from recspec.report import charts
 from recspec.report.charts import Series
-from recspec.report.markup import Markup
+from recspec.report.page import Markup
 from tests.report.pages import HOSTILE, Page
 
 DRAWN = {

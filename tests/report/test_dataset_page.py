@@ -5,15 +5,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from recspec.base.errors import DataError
+from recspec.data.encoding import NumberEncoder, ScaleEncoder, VocabularyEncoder
+from recspec.data.prepare import PrepareContext
 from recspec.datasets import DATASETS
-from recspec.encoding import NumberEncoder, ScaleEncoder, VocabularyEncoder
-from recspec.errors import DataError
-from recspec.prepare import PrepareContext
+from recspec.feature_spec import FeatureSpec
 from recspec.report import write_dataset_page
-from recspec.report.dataset_figures import figures_of, sample
-from recspec.report.dataset_leaks import Leaks, leaks_of
+from recspec.report.dataset_figures import Leaks, figures_of, leaks_of, sample
 from recspec.report.dataset_values import RawNames, fill_of, numbers_of, top_values
-from recspec.spec import FeatureSpec
 from tests import made_up
 from tests.report.pages import HOSTILE, read
 from tests.report.test_dataset_summary import dataset

@@ -11,12 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from recspec.errors import DataError
+from recspec.base.errors import DataError
+from recspec.data.storage import Ragged
+from recspec.data.storage.check import check, count_rows
+from recspec.feature_spec import FeatureSpec
 from recspec.report import dataset_summary as card
 from recspec.report.dataset_summary import describe
-from recspec.spec import FeatureSpec
-from recspec.storage import Ragged
-from recspec.storage.check import check, count_rows
 
 FEATURES: dict[str, dict[str, object]] = {
     "user": {"cardinality": 4},

@@ -2,7 +2,7 @@
 
 import pytest
 
-from recspec.report.markup import Markup, coded, joined, plain, tag
+from recspec.report.page import Markup, coded, joined, plain, tag
 from tests.report.pages import HOSTILE, Page
 
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from recspec.report import numbers
+from recspec.report import page as numbers
 
 
 @pytest.mark.parametrize(

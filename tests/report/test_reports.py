@@ -10,18 +10,18 @@ import pytest
 import yaml
 from typer.main import get_command
 
+from recspec.base.errors import BundleError, DataError, SettingsError
 from recspec.bundle import folder as bundle
 from recspec.cli import app as cli
-from recspec.errors import BundleError, DataError, SettingsError
 from recspec.evaluation import EvaluateSettings, evaluate, save
+from recspec.feature_spec import FeatureSpec
 from recspec.models import MODELS
 from recspec.report import write_report
-from recspec.report.compare_verdict import favoured, paired
+from recspec.report.compare_page import favoured, paired
 from recspec.report.examples import Shown, history_list
-from recspec.report.pairing import Users
-from recspec.report.run_cost import as_set
+from recspec.report.measured import Users
 from recspec.report.run_facts import main_metric, read_runs
-from recspec.spec import FeatureSpec
+from recspec.report.run_page import as_set
 from recspec.training import TrainSettings, train
 from tests import made_up
 from tests.report.conftest import hostile

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from recspec.errors import DataError, RequestError
+from recspec.base.errors import DataError, RequestError
 from recspec.serving.batching import Arrays, Batcher, Limits
 from recspec.serving.server_metrics import ServerMetrics
 from tests.asking import total

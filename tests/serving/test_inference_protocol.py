@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recspec.errors import RequestError
+from recspec.base.errors import RequestError
+from recspec.feature_spec.signature import Port
 from recspec.serving.inference_protocol import parse_infer
 from recspec.serving.tensors import EVERY, Tensor, checked, from_bytes, from_values, outputs_of, shape_of, to_bytes
-from recspec.spec.signature import Port
 
 IDS = Port("item", "int32", 1, "row", 10)
 TAGS = Port("tags", "int64", 3, "row", 5, True)

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from recspec import config
+from recspec.base import config
+from recspec.data.prepare import PrepareContext
 from recspec.datasets import DATASETS
+from recspec.feature_spec import FeatureSpec
 from recspec.inference import Predictor, Wanted, build_pipeline
 from recspec.inference import requests as answers
 from recspec.models import MODELS
-from recspec.prepare import PrepareContext
 from recspec.serving.openapi import document
-from recspec.spec import FeatureSpec
 from recspec.training import TrainSettings, train
 from tests import made_up
 from tests.asking import Asked, asking, sources

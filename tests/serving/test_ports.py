@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from recspec.errors import SettingsError
+from recspec.base.errors import SettingsError
 from recspec.serving.ports import TRIES, bind_grpc, listen, shared_port, without_ipv6
 
 

@@ -13,8 +13,8 @@ import pytest
 
 pytest.importorskip("starlette")
 
+from recspec.base.errors import BundleError
 from recspec.bundle import folder as bundle
-from recspec.errors import BundleError
 from recspec.inference import Predictor, Wanted
 from recspec.serving import private_copies
 from recspec.serving.opened_model import RepositorySettings, open_version

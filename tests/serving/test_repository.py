@@ -17,10 +17,11 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from recspec.base.errors import BundleError, RequestError, SettingsError
+from recspec.base.files import manifest
 from recspec.bundle import folder as bundle
-from recspec.errors import BundleError, RequestError, SettingsError
 from recspec.export.exporter import ExportSettings, export
-from recspec.files import manifest
+from recspec.feature_spec import FeatureSpec
 from recspec.inference.predictor import Predictor
 from recspec.inference.wanted import Wanted
 from recspec.models import MODELS
@@ -31,7 +32,6 @@ from recspec.serving.private_copies import PrivateCopy, copy_version
 from recspec.serving.repository import Repository
 from recspec.serving.sources import Source, find_versions, sources_of
 from recspec.serving.tensors import DATATYPES, Tensor
-from recspec.spec import FeatureSpec
 from recspec.training.loop import train
 from recspec.training.settings import TrainSettings
 from recspec.training.updating import update

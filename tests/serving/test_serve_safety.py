@@ -25,8 +25,8 @@ pytest.importorskip("starlette")
 
 from tritonclient.grpc import service_pb2  # noqa: E402
 
+from recspec.base.errors import RequestError, SettingsError  # noqa: E402
 from recspec.bench.load_test import Server as Asked  # noqa: E402
-from recspec.errors import RequestError, SettingsError  # noqa: E402
 from recspec.serving.access import Access, check_certificate, check_hosts, is_public, refuse_other_origins  # noqa: E402
 from recspec.serving.batching import Batcher, Limits  # noqa: E402
 from recspec.serving.http_bodies import BodyReader  # noqa: E402

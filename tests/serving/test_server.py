@@ -27,8 +27,8 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc  # noqa: E402
 from tritonclient.utils import InferenceServerException  # noqa: E402
 
 import recspec as rs  # noqa: E402
-from recspec.config import read_token  # noqa: E402
-from recspec.errors import BundleError, SettingsError  # noqa: E402
+from recspec.base.config import read_token  # noqa: E402
+from recspec.base.errors import BundleError, SettingsError  # noqa: E402
 from recspec.inference.predictor import Predictor  # noqa: E402
 from recspec.serving import server as server_module  # noqa: E402
 from recspec.serving.batching import Limits  # noqa: E402

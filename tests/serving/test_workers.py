@@ -26,7 +26,8 @@ import pytest
 grpc = pytest.importorskip("grpc")
 triton_grpc = pytest.importorskip("tritonclient.grpc")
 
-from recspec.errors import BundleError, SettingsError  # noqa: E402
+from recspec.base.errors import BundleError, SettingsError  # noqa: E402
+from recspec.feature_spec import FeatureSpec  # noqa: E402
 from recspec.serving.access import Access  # noqa: E402
 from recspec.serving.line import Ended, Line  # noqa: E402
 from recspec.serving.opened_model import RepositorySettings  # noqa: E402
@@ -35,7 +36,6 @@ from recspec.serving.server import Addresses, Server, ServeSettings, Shared  # n
 from recspec.serving.server_metrics import ServerMetrics, summed, without_gauges  # noqa: E402
 from recspec.serving.sources import Source  # noqa: E402
 from recspec.serving.workers import Workers, server_of, threads_of_each  # noqa: E402
-from recspec.spec import FeatureSpec  # noqa: E402
 from tests.closeness import assert_close  # noqa: E402
 from tests.made_up import interactions  # noqa: E402
 from tests.made_up_models import made_up_bundle  # noqa: E402

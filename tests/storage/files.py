@@ -10,11 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from recspec.errors import DataError
-from recspec.spec import ChunkType, FeatureSpec
-from recspec.storage import Columns, Ragged, SplitWriter, open_split
-from recspec.storage.check import check_split
-from recspec.storage.ragged import rows_of
+from recspec.base.errors import DataError
+from recspec.data.storage import Columns, Ragged, SplitWriter, open_split
+from recspec.data.storage.check import check_split
+from recspec.data.storage.ragged import rows_of
+from recspec.feature_spec import ChunkType, FeatureSpec
 
 FEATURES: dict[str, dict[str, object]] = {
     "user": {"dtype": "int32", "cardinality": 50},

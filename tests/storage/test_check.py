@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from recspec.storage.check import check_split
+from recspec.data.storage.check import check_split
 from tests.storage.files import BEYOND, UNEQUAL, spec_of
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from recspec.errors import DataError, SpecError
-from recspec.storage import transcode
+from recspec.base.errors import DataError, SpecError
+from recspec.data.storage import transcode
 from tests.storage.files import spec_of
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from recspec.storage import crc32c
-from recspec.storage.crc32c import masked_crc, masked_crcs
+from recspec.data.storage import crc32c
+from recspec.data.storage.crc32c import masked_crc, masked_crcs
 
 
 def crc(data: bytes) -> int:

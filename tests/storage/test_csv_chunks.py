@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recspec.errors import DataError, shortened
-from recspec.spec import Feature
-from recspec.storage import Ragged, SplitWriter, open_split, transcode
-from recspec.storage.check import check_split
+from recspec.base.errors import DataError, shortened
+from recspec.data.storage import Ragged, SplitWriter, open_split, transcode
+from recspec.data.storage.check import check_split
+from recspec.feature_spec import Feature
 from tests.storage.files import BEYOND, problems_of, spec_of, text_spec
 
 
@@ -60,7 +60,7 @@ def test_csv_labels_may_be_words_where_the_dtype_is_bool(tmp_path: Path) -> None
 
 
 def test_a_csv_file_larger_than_a_block_is_read_at_random(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recspec.storage.csv_chunks.CSV_BLOCK_BYTES", 64)
+    monkeypatch.setattr("recspec.data.storage.csv_chunks.CSV_BLOCK_BYTES", 64)
     rows = "".join(f"{i},{i % 2}\n" + "\n" * (100 if i == 50 else 0) for i in range(200))
     spec = text_spec(tmp_path, rows, {"a": {"cardinality": 200}}, ["a", "label"])
     reader = open_split(spec, "train")
@@ -145,7 +145,7 @@ ALONE = r"holds a carriage return (\r) without a line feed (\n) after it; end ev
 def test_a_row_that_ends_with_a_carriage_return_alone_is_named(
     text: bytes, row: int, block_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("recspec.storage.csv_chunks.CSV_BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr("recspec.data.storage.csv_chunks.CSV_BLOCK_BYTES", block_bytes)
     spec = text_spec(tmp_path, "", {"a": {"cardinality": 50}}, ["a", "label"])
     (tmp_path / "train.csv").write_bytes(text)
     assert check_split(spec, "train")[0] == [f"train.csv: row {row} {ALONE}"]
@@ -231,8 +231,8 @@ def test_bytes_that_are_not_utf_8_are_named_with_their_row(feature: dict[str, ob
 
 
 def test_a_row_beyond_all_reason_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recspec.storage.csv_chunks.CSV_BLOCK_BYTES", 10)
-    monkeypatch.setattr("recspec.storage.csv_chunks.LINE_BYTES", 1000)
+    monkeypatch.setattr("recspec.data.storage.csv_chunks.CSV_BLOCK_BYTES", 10)
+    monkeypatch.setattr("recspec.data.storage.csv_chunks.LINE_BYTES", 1000)
     spec = text_spec(tmp_path, "0,0\n1,0\n2," + "0" * 2000 + "\n3,0\n", {"a": {"cardinality": 5}}, ["a", "label"])
     longer = r"is longer than 1,000 bytes, the most that are read of one row; rows end with \n or \r\n"
     assert problems_of(spec) == [f"train.csv: row 3 {longer}"]
@@ -253,5 +253,5 @@ def test_a_byte_order_mark_within_a_file_is_no_blank(tmp_path: Path, monkeypatch
     spec = text_spec(tmp_path, "\ufeff0,0\n1,0\n\ufeff2,0\n", {"a": {"cardinality": 5}}, ["a", "label"])
     expected = [r"train.csv, column 'a', row 3: '\ufeff2' is not an integer (int64)"]
     assert problems_of(spec) == expected
-    monkeypatch.setattr("recspec.storage.csv_chunks.CSV_BLOCK_BYTES", 8)
+    monkeypatch.setattr("recspec.data.storage.csv_chunks.CSV_BLOCK_BYTES", 8)
     assert problems_of(spec) == expected

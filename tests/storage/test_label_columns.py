@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from recspec.storage import Ragged, sample_rows, telling
+from recspec.data.storage import Ragged, sample_rows, telling
 
 LABELS = np.arange(400) % 4 == 0
 NOISE = np.random.default_rng(0).permutation(400).astype(np.float64)

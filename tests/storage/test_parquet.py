@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from recspec.storage import Ragged, open_split
+from recspec.data.storage import Ragged, open_split
 from tests.storage.files import problems_of, spec_of, written
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from recspec.storage import Ragged
+from recspec.data.storage import Ragged
 
 
 def test_ragged_pads_and_truncates_each_row_on_its_own() -> None:

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recspec.errors import DataError, SettingsError
-from recspec.spec import CHUNK_TYPES, ChunkType, FeatureSpec
-from recspec.storage import Ragged, open_split
-from recspec.storage.check import check, count_rows
-from recspec.storage.random_data import power_law, synthesize
+from recspec.base.errors import DataError, SettingsError
+from recspec.data.storage import Ragged, open_split
+from recspec.data.storage.check import check, count_rows
+from recspec.data.storage.random_data import power_law, synthesize
+from recspec.feature_spec import CHUNK_TYPES, ChunkType, FeatureSpec
 from tests import made_up
 
 

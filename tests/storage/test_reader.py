@@ -9,13 +9,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from recspec.errors import DataError, SpecError
-from recspec.spec import CHUNK_TYPES, ChunkType, FeatureSpec
-from recspec.storage import Columns, Ragged, SplitWriter, open_split
-from recspec.storage.check import check_split
-from recspec.storage.chunk_file import GroupReader
-from recspec.storage.formats import FORMATS
-from recspec.storage.ragged import concatenate, rows_of
+from recspec.base.errors import DataError, SpecError
+from recspec.data.storage import Columns, Ragged, SplitWriter, open_split
+from recspec.data.storage.check import check_split
+from recspec.data.storage.chunk_file import GroupReader
+from recspec.data.storage.formats import FORMATS
+from recspec.data.storage.ragged import concatenate, rows_of
+from recspec.feature_spec import CHUNK_TYPES, ChunkType, FeatureSpec
 from tests.storage.files import BEYOND, UNEQUAL, assert_equal, problems_of, spec_of, text_spec, written
 
 
@@ -198,6 +198,6 @@ def test_a_parquet_file_whose_footer_counts_other_rows_is_refused(
         num_rows, num_row_groups, schema = 9, true.num_row_groups, true.schema
         row_group = staticmethod(true.row_group)
 
-    monkeypatch.setattr("recspec.storage.parquet.pq.read_metadata", lambda _: Footer)
+    monkeypatch.setattr("recspec.data.storage.parquet.pq.read_metadata", lambda _: Footer)
     states = "can't be read as Parquet: states 9 rows, but its row groups hold 10; write the file again"
     assert problems_of(spec) == [f"train/part-00000.parquet: {states}"]

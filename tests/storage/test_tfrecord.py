@@ -9,10 +9,10 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from recspec.errors import DataError
-from recspec.spec import FeatureSpec
-from recspec.storage import Ragged, masked_crc, open_split, tfrecord
-from recspec.storage.tfrecord import Index, encode
+from recspec.base.errors import DataError
+from recspec.data.storage import Ragged, masked_crc, open_split, tfrecord
+from recspec.data.storage.tfrecord import Index, encode
+from recspec.feature_spec import FeatureSpec
 
 
 def values(rows: list[list[float]], dtype: str = "int64") -> Ragged:

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from recspec.spec import Feature
-from recspec.storage import SplitWriter, open_split
+from recspec.data.storage import SplitWriter, open_split
+from recspec.feature_spec import Feature
 from tests.storage.files import problems_of, spec_of
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recspec.errors import DataError
-from recspec.spec import CHUNK_TYPES, ChunkType, Feature, FeatureSpec
-from recspec.storage import SplitWriter, open_split, transcode
+from recspec.base.errors import DataError
+from recspec.data.storage import SplitWriter, open_split, transcode
+from recspec.feature_spec import CHUNK_TYPES, ChunkType, Feature, FeatureSpec
 from tests.storage.files import assert_equal, list_spec, spec_of, text_spec, written
 
 

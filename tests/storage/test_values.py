@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from recspec.errors import DataError
-from recspec.spec import CHUNK_TYPES, ChunkType, Feature
-from recspec.storage import Ragged, SplitWriter, open_split, transcode
+from recspec.base.errors import DataError
+from recspec.data.storage import Ragged, SplitWriter, open_split, transcode
+from recspec.feature_spec import CHUNK_TYPES, ChunkType, Feature
 from tests.storage.files import NOT_LIST, NOT_SCALAR, list_spec, problems_of, spec_of, text_spec
 
 

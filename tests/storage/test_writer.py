@@ -8,14 +8,14 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from recspec.errors import DataError
-from recspec.spec import ChunkType, Feature
-from recspec.storage import Ragged, SplitWriter, open_split
+from recspec.base.errors import DataError
+from recspec.data.storage import Ragged, SplitWriter, open_split
+from recspec.feature_spec import ChunkType, Feature
 from tests.storage.files import BEYOND, CHANNELS, FEATURES, assert_equal, made_up, spec_of
 
 
 def test_blocks_longer_than_a_row_group_keep_their_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recspec.storage.writer.BLOCK_ROWS", 16)
+    monkeypatch.setattr("recspec.data.storage.writer.BLOCK_ROWS", 16)
     columns = made_up(100)
     spec = spec_of(tmp_path, FEATURES, label="clicked", channels=CHANNELS)
     with SplitWriter(tmp_path, "train", spec.features, rows_per_file=40) as writer:

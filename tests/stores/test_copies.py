@@ -19,10 +19,10 @@ import pytest
 from pyarrow import fs
 
 import recspec as rs
-from recspec.errors import DataError
-from recspec.stores import copies, doors, fetched, parse, resolved, shown, store, writing
-from recspec.stores.store import STATE, Entry, Store
-from recspec.stores.writing import Writing
+from recspec.base.errors import DataError
+from recspec.base.stores import copies, doors, fetched, parse, resolved, shown, store, writing
+from recspec.base.stores.store import STATE, Entry, Store
+from recspec.base.stores.writing import Writing
 from tests.made_up_events import shop_events, written
 
 
@@ -403,7 +403,7 @@ def test_a_run_goes_up_while_it_grows_and_another_machine_continues_it(
 import sys, time
 from pathlib import Path
 from pyarrow import fs
-from recspec.stores import resolved, store, writing
+from recspec.base.stores import resolved, store, writing
 store._filesystem = lambda _: fs.SubTreeFileSystem(sys.argv[1], fs.LocalFileSystem())
 writing.LOOK = 0.02
 with resolved("train", {"run": "hdfs://host/run"}) as changed:

@@ -17,9 +17,9 @@ import pytest
 from pyarrow import fs
 
 import recspec as rs
-from recspec.errors import DataError, RecspecError
-from recspec.stores import copies, parse
-from recspec.stores.store import Store
+from recspec.base.errors import DataError, RecspecError
+from recspec.base.stores import copies, parse
+from recspec.base.stores.store import Store
 from tests.processes import Running
 
 pytestmark = pytest.mark.slow  # a server that is written in Python answers some 50 requests a second

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recspec.files import PathError, confined, local, masked
-from recspec.stores import parse, url_text
-from recspec.stores.urls import Url, local_of, name_problem
+from recspec.base.files import PathError, confined, local, masked
+from recspec.base.stores import parse, url_text
+from recspec.base.stores.store import Url, local_of, name_problem
 
 
 def test_a_url_is_taken_apart() -> None:

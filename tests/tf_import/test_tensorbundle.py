@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recspec.errors import DataError
+from recspec.base.errors import DataError
 from recspec.tf_import import tensorbundle
 from recspec.tf_import.tensorbundle import MOST_INDEX_BYTES, Operation, Slice, TensorBundle, find, operations
 from tests import made_up_tensorflow as tf

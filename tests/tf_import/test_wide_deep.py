@@ -14,14 +14,14 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
+from recspec.base.errors import BundleError, DataError, RecspecError
 from recspec.bundle import folder as bundle
 from recspec.cli import app as cli
-from recspec.encoding.hashing import CROSS_KEY
-from recspec.encoding.row_notes import MISSING_ID, UNKNOWN_ID
-from recspec.errors import BundleError, DataError, RecspecError
+from recspec.data.encoding.hashing import CROSS_KEY
+from recspec.data.encoding.row_notes import MISSING_ID, UNKNOWN_ID
 from recspec.evaluation import evaluate
+from recspec.feature_spec import Chunk, FeatureSpec
 from recspec.inference.predictor import Predictor
-from recspec.spec import Chunk, FeatureSpec
 from recspec.tf_import.tf_columns import Columns
 from recspec.tf_import.wide_deep import Imported, import_tf
 from tests import made_up_tensorflow as tf

@@ -8,8 +8,8 @@ from typing import get_args
 import torch
 from torch import Tensor, nn
 
-from recspec.training.optimizer_settings import OptimizerSettings
 from recspec.training.optimizers import Optimizers
+from recspec.training.settings import OptimizerSettings
 
 EVERY = get_args(OptimizerSettings.model_fields["optimizer"].annotation)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from recspec.distributed.ranks import Ranks
+from recspec.loading.ranks import Ranks
 from recspec.training.loop import Agreement
 
 

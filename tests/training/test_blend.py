@@ -11,15 +11,15 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from recspec import config
+from recspec.base import config
+from recspec.base.errors import BundleError, RecspecError, SettingsError
 from recspec.bundle import Blend, DataRecord, as_part, run_record
 from recspec.bundle import folder as bundle
 from recspec.cli.app import app
-from recspec.errors import BundleError, RecspecError, SettingsError
 from recspec.evaluation import evaluate, evaluate_model, interactions_of
+from recspec.feature_spec import FeatureSpec
 from recspec.inference import Predictor
 from recspec.models import MODELS
-from recspec.spec import FeatureSpec
 from recspec.training import TrainSettings, blend_runs, train
 from tests import made_up
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from recspec.errors import CheckpointError
+from recspec.base.errors import CheckpointError
 from recspec.training.checkpoints import check_same_run, progress_of
 from recspec.training.choices import Choice
 from recspec.training.settings import TrainSettings

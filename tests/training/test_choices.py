@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from recspec.errors import SettingsError
+from recspec.base.errors import SettingsError
 from recspec.models import MODELS, Shapes
 from recspec.models.din import SequenceModel
 from recspec.training.choices import Choice, pick_batch_size, pick_event_products, pick_precision

@@ -10,11 +10,11 @@ import pytest
 import torch
 from pydantic import Field
 
-from recspec import config
+from recspec.base import config
 from recspec.bundle import folder as bundle
-from recspec.distributed.ranks import Ranks
+from recspec.feature_spec import FeatureSpec
+from recspec.loading.ranks import Ranks
 from recspec.models import MODELS, DataFacts, IdFacts, Model, PreparedNegatives, Proposals, Task
-from recspec.spec import FeatureSpec
 from recspec.training import defaults
 from recspec.training.defaults import gather_facts, pick_path, resolve
 from recspec.training.loop import train

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import recspec as rs
+from recspec.base.errors import RecspecError
 from recspec.bundle import folder as bundle
-from recspec.errors import RecspecError
 from recspec.models import MODELS
 
 COLUMNS = {"user": "user", "item": "item", "timestamp": "time"}

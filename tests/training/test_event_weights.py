@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from recspec.bundle import folder as bundle
-from recspec.distributed.ranks import Ranks
+from recspec.feature_spec import FeatureSpec
+from recspec.loading.ranks import Ranks
 from recspec.models import MODELS
-from recspec.spec import FeatureSpec
 from recspec.training.choices import open_rows
 from recspec.training.loop import train
 from recspec.training.plan import make_plan

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from recspec import config
+from recspec.base import config
+from recspec.base.errors import BundleError, DataError, Interrupted, SettingsError, SpecError
 from recspec.bundle import checkpoint
 from recspec.bundle import folder as bundle
-from recspec.distributed import Ranks
-from recspec.errors import BundleError, DataError, Interrupted, SettingsError, SpecError
 from recspec.evaluation.saved import FOLDER
+from recspec.feature_spec import FeatureSpec
+from recspec.loading import Ranks
 from recspec.models import MODELS
 from recspec.report.reports import FILE_NAME
-from recspec.spec import FeatureSpec
 from recspec.training import run_folder
 from recspec.training.fit import FitPlan
 from recspec.training.loop import plan_run, train

@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from recspec.base.errors import SettingsError
 from recspec.bundle import folder as bundle
 from recspec.cli import app as cli
-from recspec.distributed import Ranks
-from recspec.errors import SettingsError
 from recspec.evaluation import evaluate
+from recspec.feature_spec import FeatureSpec
+from recspec.loading import Ranks
 from recspec.models import MODELS
-from recspec.spec import FeatureSpec
 from recspec.training.loop import train
 from recspec.training.plan import make_plan
 from recspec.training.result import Result

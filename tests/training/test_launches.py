@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from recspec.batch import num_rows, to_device
-from recspec.distributed.ranks import Ranks
-from recspec.storage import synthesize
+from recspec.data.storage import synthesize
+from recspec.loading.ranks import Ranks
+from recspec.models.layers.batch import num_rows, to_device
 from recspec.training.build import build_model
 from recspec.training.outline import make_optimizers
 from recspec.training.plan import TrainingPlan, make_plan

@@ -14,16 +14,16 @@ from typing import get_args
 import pytest
 import torch
 
+from recspec.base.errors import CheckpointError, Interrupted, SettingsError, SpecError, TrainingError
 from recspec.bundle import folder as bundle
 from recspec.bundle.checkpoint import read_tensors
-from recspec.errors import CheckpointError, Interrupted, SettingsError, SpecError, TrainingError
+from recspec.data.storage import open_split
+from recspec.data.storage.random_data import synthesize
 from recspec.evaluation import evaluate_model
+from recspec.feature_spec import FeatureSpec
 from recspec.loading.blocks import Part
 from recspec.loading.loader import Loader
 from recspec.models import MODELS
-from recspec.spec import FeatureSpec
-from recspec.storage import open_split
-from recspec.storage.random_data import synthesize
 from recspec.training import choices
 from recspec.training.defaults import MOST_EPOCHS, PATIENCE
 from recspec.training.loop import TrainingRun, train

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from recspec import config
-from recspec.errors import SettingsError
-from recspec.training.optimizer_settings import OptimizerSettings, numbers_beside, updates_rows_exactly
+from recspec.base import config
+from recspec.base.errors import SettingsError
 from recspec.training.optimizers import Optimizers
+from recspec.training.settings import OptimizerSettings, numbers_beside, updates_rows_exactly
 from tests.training.stepping import EVERY, SPARSE_EXACT, settings
 
 

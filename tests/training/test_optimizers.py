@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
+from recspec.base.errors import CheckpointError, SettingsError
 from recspec.bundle import checkpoint
-from recspec.errors import CheckpointError, SettingsError
-from recspec.training.optimizer_settings import OptimizerSettings
 from recspec.training.optimizers import Optimizers
+from recspec.training.settings import OptimizerSettings
 from tests.training.stepping import EVERY, model, settings, sparse
 
 

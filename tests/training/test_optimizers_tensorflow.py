@@ -18,8 +18,8 @@ import pytest
 import torch
 from torch import nn
 
-from recspec.training.optimizer_settings import OptimizerSettings
 from recspec.training.optimizers import Optimizers
+from recspec.training.settings import OptimizerSettings
 
 REQUIREMENTS = ("tensorflow-cpu==2.15.1", "numpy==1.26.4", "protobuf==4.25.9")
 

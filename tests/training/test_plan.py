@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from recspec.bundle import folder as bundle
-from recspec.distributed.ranks import Ranks
+from recspec.feature_spec import FeatureSpec
+from recspec.loading.ranks import Ranks
 from recspec.models import MODELS
-from recspec.nn.embeddings import Embeddings
-from recspec.spec import FeatureSpec
+from recspec.models.layers.embeddings import Embeddings
 from recspec.training.choices import pick_compile
 from recspec.training.loop import TrainingRun, train
 from recspec.training.plan import TrainingPlan, make_plan

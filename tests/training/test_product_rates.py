@@ -61,7 +61,7 @@ def test_rates_are_measured_once_for_a_machine_and_a_torch(
     assert measured() == 1
     changes: list[Callable[[pytest.MonkeyPatch], None]] = [
         lambda patch: patch.setattr(torch, "__version__", "9.9"),
-        lambda patch: patch.setattr("recspec.machine.processor", lambda: "another"),
+        lambda patch: patch.setattr("recspec.base.machine.processor", lambda: "another"),
         lambda patch: patch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2"),
     ]
     for number, change in enumerate(changes, start=2):

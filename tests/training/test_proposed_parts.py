@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from recspec.feature_spec import FeatureSpec
 from recspec.models import MODELS
-from recspec.spec import FeatureSpec
 from recspec.training import train
 from recspec.training.defaults import Resolved, resolve
 from recspec.training.settings import TrainSettings

@@ -14,12 +14,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from recspec.errors import SettingsError
-from recspec.nn import kernels
-from recspec.nn.kernels import sum_rows
-from recspec.training.optimizer_settings import OptimizerSettings
+from recspec.base.errors import SettingsError
+from recspec.models.layers import kernels
+from recspec.models.layers.kernels import sum_rows
 from recspec.training.optimizers import Optimizers
 from recspec.training.row_optimizers import BLOCK, sparse_pays
+from recspec.training.settings import OptimizerSettings
 from tests.closeness import assert_close
 from tests.training.stepping import (
     EVERY,

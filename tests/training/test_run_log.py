@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from recspec.errors import TrainingError
+from recspec.base.errors import TrainingError
 from recspec.training.run_folder import Event, RunLog
 
 

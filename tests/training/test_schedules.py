@@ -6,9 +6,9 @@ from typing import get_args
 
 import pytest
 
-from recspec import config
-from recspec.errors import SettingsError
-from recspec.training.optimizer_settings import (
+from recspec.base import config
+from recspec.base.errors import SettingsError
+from recspec.training.settings import (
     OptimizerSettings,
     Schedule,
     learning_rate_factor,

@@ -10,20 +10,20 @@ import numpy as np
 import pytest
 import torch
 
-from recspec.batch import Batch
+from recspec.base.errors import Interrupted
 from recspec.bundle import folder as bundle
 from recspec.bundle.checkpoint import read_tensors
+from recspec.data.encoding.encoders import Encoders
+from recspec.data.prepare import PrepareContext
+from recspec.data.storage import Ragged, open_split
 from recspec.datasets import DATASETS, write_movielens_like
-from recspec.encoding.encoders import Encoders
-from recspec.errors import Interrupted
 from recspec.evaluation import evaluate
+from recspec.feature_spec import FeatureSpec
 from recspec.inference.predictor import Predictor
 from recspec.loading.loader import Loader
 from recspec.models import MODELS
-from recspec.nn import events
-from recspec.prepare import PrepareContext
-from recspec.spec import FeatureSpec
-from recspec.storage import Ragged, open_split
+from recspec.models.layers import events
+from recspec.models.layers.batch import Batch
 from recspec.training.loop import train
 from recspec.training.product_rates import ProductRates
 from recspec.training.settings import TrainSettings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from recspec.config import assign, build
+from recspec.base.config import assign, build
 from recspec.training.settings import TrainSettings
 
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from recspec.distributed.ranks import Ranks
+from recspec.data.storage import open_split
+from recspec.feature_spec import FeatureSpec
+from recspec.loading.ranks import Ranks
 from recspec.models import MODELS
-from recspec.spec import FeatureSpec
-from recspec.storage import open_split
 from tests import made_up
 from tests.model_cases import MODEL_CASES, TRAINED_BY_STEPS, kind_of_data
 from tests.processes import ranks

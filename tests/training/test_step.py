@@ -11,15 +11,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from recspec.batch import Batch, num_rows
-from recspec.distributed.ranks import Ranks
+from recspec.feature_spec import FeatureSpec
 from recspec.loading.loader import Loader
+from recspec.loading.ranks import Ranks
 from recspec.models import MODELS
-from recspec.spec import FeatureSpec
+from recspec.models.layers.batch import Batch, num_rows
 from recspec.training.choices import Choice
 from recspec.training.loop import TrainingRun
 from recspec.training.plan import TrainingPlan, make_plan
-from recspec.training.precision import arithmetic
+from recspec.training.product_rates import arithmetic
 from recspec.training.settings import TrainSettings
 from tests import made_up
 

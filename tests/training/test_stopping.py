@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from recspec.training.stopping import standard_error, stop_reason
+from recspec.training.validation import standard_error, stop_reason
 
 SLOW_START = (0.501, 0.499, 0.502, 0.5, 0.501, 0.5)
 """AUC of sparse ids in the first epochs, flat within its error."""

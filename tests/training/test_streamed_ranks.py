@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from recspec.spec import FeatureSpec
-from recspec.storage import open_split, transcode
+from recspec.data.storage import open_split, transcode
+from recspec.feature_spec import FeatureSpec
 from tests import made_up
 from tests.processes import COMMAND, Ended, ranks, recspec
 

@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from recspec.config import build
-from recspec.errors import Interrupted, MissingExtraError
+from recspec.base.config import build
+from recspec.base.errors import Interrupted, MissingExtraError
+from recspec.feature_spec import FeatureSpec
 from recspec.models import MODELS
-from recspec.spec import FeatureSpec
-from recspec.training import TrainSettings, Tuning, tracking, train
+from recspec.training import TrainSettings, tracking, train
 from recspec.training.run_folder import RunLog
+from recspec.training.search import Tuning
 from recspec.training.tracking import TrackedSearch, Tracking, metric_name, metrics_of, params_of
 from tests.dataset_cases import prepare_table
 

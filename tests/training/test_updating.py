@@ -18,21 +18,22 @@ import pyarrow.compute as pc
 import pytest
 import torch
 
-from recspec import api, config
+from recspec import api
+from recspec.base import config
+from recspec.base.errors import BundleError, DataError, Interrupted, SpecError, TrainingError
 from recspec.bundle import folder as bundle
 from recspec.bundle import run_record, versions
 from recspec.cli import app as cli
+from recspec.data.encoding import Encoders
+from recspec.data.storage import open_split
 from recspec.datasets import grow
-from recspec.encoding import Encoders
-from recspec.errors import BundleError, DataError, Interrupted, SpecError, TrainingError
 from recspec.evaluation import evaluate
+from recspec.feature_spec import FeatureSpec
 from recspec.inference.predictor import Predictor
 from recspec.inference.wanted import Wanted
 from recspec.loading.blocks import Newest, Part
 from recspec.models import MODELS, FittedModel
-from recspec.nn import Embeddings
-from recspec.spec import FeatureSpec
-from recspec.storage import open_split
+from recspec.models.layers import Embeddings
 from recspec.training import updating
 from recspec.training.loop import train
 from recspec.training.settings import TrainSettings

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from recspec.errors import SettingsError
+from recspec.base.errors import SettingsError
+from recspec.data.storage import SplitReader, open_split
 from recspec.evaluation import interactions
+from recspec.feature_spec import FeatureSpec
 from recspec.models import MODELS
-from recspec.spec import FeatureSpec
-from recspec.storage import SplitReader, open_split
 from recspec.training.checkpoints import Progress
 from recspec.training.choices import Choice
 from recspec.training.loop import train

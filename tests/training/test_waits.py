@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from recspec.batch import Batch, num_rows, to_device
-from recspec.distributed.ranks import Ranks
+from recspec.feature_spec import FeatureSpec
+from recspec.loading.ranks import Ranks
 from recspec.models import MODELS
-from recspec.spec import FeatureSpec
+from recspec.models.layers.batch import Batch, num_rows, to_device
 from recspec.training.build import Built, build_model, make_sampler
 from recspec.training.loop import TrainingRun
 from recspec.training.outline import make_optimizers
@@ -28,7 +28,10 @@ from tests.made_up_device import DEVICE, made_up_device
 from tests.model_cases import MODEL_CASES, TRAINED_BY_STEPS, kind_of_data
 
 LISTS = "models/known_events.py: sizes: list[int] = lengths.tolist()"
-SIZES = "nn/events.py: sizes, starts = tuple(size for size in counts.tolist() if size), counts.cumsum(0) - counts"
+SIZES = (
+    "models/layers/events.py: "
+    "sizes, starts = tuple(size for size in counts.tolist() if size), counts.cumsum(0) - counts"
+)
 
 WAITS: Mapping[str, list[str]] = MappingProxyType(
     {

@@ -10,22 +10,23 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from recspec import config
 from recspec.api.frames import Kind, chosen_kind, from_table, is_frame, kind_of, reason, to_table
 from recspec.api.process import joined
 from recspec.api.progress import Stages, stages
 from recspec.api.verbs import Place, verb
 from recspec.api.views import Section, View, Viewed, figures
-from recspec.errors import DataError, RecspecError, SettingsError, nearest, require_extra, unknown
-from recspec.files import beside, local, read_json, special, staging
-from recspec.spec import ChunkType, FeatureSpec
-from recspec.stores import fetched, url_text
-from recspec.summaries import NOTES, shown, shown_counts
+from recspec.base import config
+from recspec.base.errors import DataError, RecspecError, SettingsError, nearest, require_extra, unknown
+from recspec.base.files import beside, local, read_json, special, staging
+from recspec.base.stores import fetched, url_text
+from recspec.base.summaries import NOTES, shown, shown_counts
+from recspec.feature_spec import ChunkType, FeatureSpec
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from recspec.config import Settings
+    from recspec.base.config import Settings
+
 
 SIDES = ("users", "items")
 """Settings that name a file beside the rows; a frame is accepted in their place."""
@@ -149,7 +150,7 @@ def _what(feature: Any) -> str:
 
 def _summary(spec: FeatureSpec) -> dict[str, object]:
     """What `prepare.json` says, or else the specification; empty for a dataset made elsewhere."""
-    from recspec.storage import PREPARE_FILE
+    from recspec.data.storage import PREPARE_FILE
 
     file = spec.folder / PREPARE_FILE
     record = read_json(file) if file.is_file() else {}
@@ -197,8 +198,8 @@ def prepare(
         DataError: if the data are malformed, no row is left for train, or `out` holds something else.
         MissingExtraError: with the engine spark, without PySpark.
     """
+    from recspec.data.prepare import ENGINES, PrepareContext
     from recspec.datasets import DATASETS
-    from recspec.prepare import ENGINES, PrepareContext
 
     if engine not in ENGINES:
         raise SettingsError(f"--engine: {unknown('value', engine, ENGINES)}")
@@ -335,7 +336,7 @@ def check(data: Place, *, allow_outside: bool = False) -> dict[str, int]:
     Raises:
         SpecError, DataError: with every problem found.
     """
-    from recspec.storage import check as dataset_check
+    from recspec.data.storage import check as dataset_check
 
     spec = load_spec(data, allow_outside=allow_outside)
     dataset_check.check(spec)
@@ -388,8 +389,8 @@ def synthesize(
     Raises:
         SettingsError: for an unknown chunk type or distribution.
     """
-    from recspec.storage import Distribution
-    from recspec.storage import synthesize as run
+    from recspec.data.storage import Distribution
+    from recspec.data.storage import synthesize as run
 
     drawn: Distribution = one_of("--distribution", distribution, get_args(Distribution))
     kind: ChunkType = one_of("--to", to, get_args(ChunkType), "chunk type")
@@ -403,7 +404,7 @@ def transcode(data: Place, out: Place, *, to: str = "parquet", allow_outside: bo
     Raises:
         SettingsError: for an unknown chunk type.
     """
-    from recspec.storage import transcode as run
+    from recspec.data.storage import transcode as run
 
     kind: ChunkType = one_of("--to", to, get_args(ChunkType), "chunk type")
     return Data(run(load_spec(data, allow_outside=allow_outside), Path(out), to=kind))
@@ -420,8 +421,8 @@ def _raw_rows(spec: FeatureSpec, split: str, rows: int | None) -> pa.Table:
     """Rows of a split; ids are raw values where there is a vocabulary, and the unknown one is null."""
     import pyarrow as pa
 
-    from recspec.encoding import Vocabulary
-    from recspec.storage import Ragged, open_split
+    from recspec.data.encoding import Vocabulary
+    from recspec.data.storage import Ragged, open_split
 
     reader = open_split(spec, split)
     columns = reader.read(0, reader.num_rows if rows is None else min(max(0, rows), reader.num_rows))

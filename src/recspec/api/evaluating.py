@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recspec import config
 from recspec.api.data import Data, load_spec
 from recspec.api.frames import Kind, chosen_kind, from_table
 from recspec.api.progress import Stages, stages
 from recspec.api.verbs import Place, verb
 from recspec.api.views import Section, View, Viewed
-from recspec.errors import SettingsError
+from recspec.base import config
+from recspec.base.errors import SettingsError
 
 if TYPE_CHECKING:
     from recspec.evaluation import Comparison, Report, Slice
@@ -208,10 +208,10 @@ def evaluate(
         BundleError: if a run holds no bundle, or a damaged one.
     """
     from recspec.bundle import folder as bundle
-    from recspec.distributed import join
     from recspec.evaluation import EvaluateSettings, save
     from recspec.evaluation import evaluate as run_evaluation
-    from recspec.retrieval import PipelineRanker
+    from recspec.inference import PipelineRanker
+    from recspec.loading import join
 
     spec = load_spec(data, allow_outside=allow_outside)
     asked: dict[str, object] = {

@@ -11,7 +11,7 @@ from recspec.api.data import load_spec
 from recspec.api.progress import bar
 from recspec.api.verbs import Place, verb
 from recspec.api.views import Section, View, Viewed, figures
-from recspec.errors import BundleError, require_extra
+from recspec.base.errors import BundleError, require_extra
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -130,9 +130,9 @@ def verify(run: Place, *, expect: str | None = None) -> str:
 
 def verify_at(run: Place, *, expect: str | None = None) -> tuple[str, Path]:
     """The digest that `verify` returns, and the folder whose files were compared."""
+    from recspec.base.files import manifest
+    from recspec.bundle import find_export
     from recspec.bundle import folder as bundle
-    from recspec.export import find_export
-    from recspec.files import manifest
 
     folder = find_export(Path(run)) or bundle.find(Path(run))
     digest = manifest.check(folder)

@@ -11,10 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from recspec.errors import DataError, MissingExtraError, RecspecError, SettingsError, listed, unknown
+from recspec.base.errors import DataError, MissingExtraError, RecspecError, SettingsError, listed, unknown
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
 
 Kind = Literal["pandas", "polars", "polars_lazy", "pyarrow", "duckdb", "dict", "rows"]
 """A kind of frame: `dict` is a dict of columns (lists), `rows` a list of dicts."""
@@ -59,7 +60,7 @@ def chosen_kind(kind: str | None, otherwise: Kind | None = None) -> Kind:
 
 
 def to_table(frame: object, what: str = "the data frame") -> pa.Table:
-    """A frame of any kind as a pyarrow table of the types that `recspec.encoding.plain` gives.
+    """A frame of any kind as a pyarrow table of the types that `recspec.data.encoding.plain` gives.
 
     The named levels of a pandas index become columns.
 
@@ -97,7 +98,7 @@ def _named(names: Iterable[object]) -> list[str]:
 
 
 def _plain(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
-    from recspec.encoding import plain
+    from recspec.data.encoding import plain
 
     try:
         return plain(column)
@@ -167,7 +168,7 @@ def _of_pandas(frame: Any) -> pa.Table:
 def _column(values: object) -> pa.Array | pa.ChunkedArray:
     import pyarrow as pa
 
-    from recspec.encoding import as_column
+    from recspec.data.encoding import as_column
 
     if isinstance(values, (pa.Array, pa.ChunkedArray)):
         return values
@@ -249,7 +250,7 @@ def _imported(library: str) -> Any:
 
 def as_ids(values: object, what: str) -> tuple[str | int, ...]:
     """Raw ids from one id, a list, a column of a data frame, or a frame of one column."""
-    from recspec.encoding import as_column, plain
+    from recspec.data.encoding import as_column, plain
 
     if values is None:
         return ()

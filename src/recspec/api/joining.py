@@ -12,7 +12,7 @@ from recspec.api.evaluating import kind_of_object
 from recspec.api.model import Model
 from recspec.api.progress import Stages, stages
 from recspec.api.verbs import Place, verb
-from recspec.errors import SettingsError
+from recspec.base.errors import SettingsError
 
 if TYPE_CHECKING:
     from recspec.inference import Built
@@ -59,7 +59,7 @@ def blend(
         SettingsError: unless exactly one of `data` and `like` is given.
         BundleError: for models that can't be blended.
     """
-    from recspec.distributed import pick_device
+    from recspec.loading import pick_device
     from recspec.training import blend_runs
 
     if (data is None) == (like is None):
@@ -100,8 +100,8 @@ def pipeline(
         SettingsError: for a number of candidates out of range.
         BundleError: for models that can't be joined.
     """
-    from recspec.distributed import pick_device
     from recspec.inference import build_pipeline
+    from recspec.loading import pick_device
 
     if isinstance(retriever, Mapping):
         named = [f"{name}={os.fspath(place)}" for name, place in retriever.items()]

@@ -13,14 +13,14 @@ from recspec.api.data import Data, load_spec
 from recspec.api.evaluating import EvaluationResult, evaluate
 from recspec.api.exporting import Exported, export
 from recspec.api.frames import Kind, answered, as_ids, chosen_kind, from_table, is_frame, kind_of, to_table
-from recspec.api.kept import Report, report
+from recspec.api.listing import Report, report
 from recspec.api.progress import Stages, stages
 from recspec.api.serving import Serving, serve
 from recspec.api.updating import Update, update
 from recspec.api.verbs import Place, as_verb, verb
 from recspec.api.views import Section, View, Viewed, figures
-from recspec.errors import DataError, SettingsError
-from recspec.files import LINE_BYTES, LineError, bounded_lines, parse_json
+from recspec.base.errors import DataError, SettingsError
+from recspec.base.files import LINE_BYTES, LineError, bounded_lines, parse_json
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, cast
 
 from pydantic import BaseModel
 
-from recspec import config
-from recspec.errors import RecspecError, SettingsError, unknown
-from recspec.machine import pin
-from recspec.signals import handled
+from recspec.base import config
+from recspec.base.errors import RecspecError, SettingsError, unknown
+from recspec.base.machine import pin
+from recspec.base.signals import handled
 
 if TYPE_CHECKING:
     from recspec.training import TrainSettings
+
 
 PATIENCE = 10.0  # seconds in which the first process of a machine reports an error that all of them found
 
@@ -91,7 +92,7 @@ def keep_to_cores(affinity: str) -> None:
     """Pin this process to its cores, with a thread for each."""
     import torch
 
-    from recspec.distributed import local_ranks
+    from recspec.loading import local_ranks
 
     cores = pin(affinity, *local_ranks())
     if cores is not None:

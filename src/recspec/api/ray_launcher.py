@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from recspec.errors import RecspecError, SettingsError, TrainingError, require_extra
+from recspec.base.errors import RecspecError, SettingsError, TrainingError, require_extra
 
 STARTS_ANEW = 3
 """How often Ray starts the ranks anew after one has died, before it gives up."""
@@ -106,7 +106,7 @@ def rank_on_ray(config: Mapping[str, Any]) -> Iterator[None]:
     import torch
     import torch.distributed as dist
 
-    from recspec.distributed import RankLost
+    from recspec.loading import RankLost
 
     # Ray's process group only tells where the ranks meet: recspec's own names the rank that is lost.
     rank = dist.get_rank()

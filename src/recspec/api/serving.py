@@ -9,14 +9,15 @@ from collections.abc import Callable, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from recspec import config
 from recspec.api.verbs import Place, verb
-from recspec.errors import MissingExtraError, SettingsError, require_extra
+from recspec.base import config
+from recspec.base.errors import MissingExtraError, SettingsError, require_extra
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from recspec.serving import Addresses, BackgroundServer
+
 
 log = logging.getLogger("recspec.serve")
 

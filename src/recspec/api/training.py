@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, overload
 
-from recspec import config
 from recspec.api.data import Data, load_spec
 from recspec.api.evaluating import kind_of_object
 from recspec.api.model import Model, Plan
@@ -15,11 +14,12 @@ from recspec.api.progress import Events, bar, events
 from recspec.api.ray_launcher import rank_on_ray, train_on_ray
 from recspec.api.verbs import Place, verb
 from recspec.api.views import Section, View, Viewed
-from recspec.errors import SettingsError, require_extra
+from recspec.base import config
+from recspec.base.errors import SettingsError, require_extra
 
 if TYPE_CHECKING:
-    from recspec.auto import Leaderboard, State
-    from recspec.training import Found
+    from recspec.training.search import Found, Leaderboard, State
+
 
 TrialEvents = Callable[[int, Mapping[str, object]], None]
 """Receives the number of a trial and each of its events."""
@@ -93,7 +93,7 @@ def train(
         TrainingError: if the loss is no longer a number, or the disk is full.
         Interrupted: after Ctrl-C or SIGTERM.
     """
-    from recspec.distributed import join
+    from recspec.loading import join
     from recspec.training import plan_run
     from recspec.training import train as run_training
 
@@ -228,9 +228,9 @@ def tune(
         MissingExtraError: without Optuna, or a library that the model needs.
         Interrupted: after Ctrl-C or SIGTERM.
     """
-    from recspec.distributed import join
-    from recspec.training import Tuning, parse_space, sections_of
-    from recspec.training import describe as described
+    from recspec.loading import join
+    from recspec.training.search import Tuning, parse_space, sections_of
+    from recspec.training.search import describe as described
 
     require_extra("optuna", "tune")
     values = joined("tune", settings, named)
@@ -336,8 +336,8 @@ def auto(
         DataError: if another process searches in the folder.
         Interrupted: after Ctrl-C or SIGTERM.
     """
-    from recspec.auto import AutoSearch
-    from recspec.distributed import join
+    from recspec.loading import join
+    from recspec.training.search import AutoSearch
 
     spec = load_spec(data, allow_outside=allow_outside)
     only = None if models is None else [models] if isinstance(models, str) else list(models)

@@ -8,14 +8,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from recspec import config
 from recspec.api.data import load_spec, staged
 from recspec.api.frames import is_frame
 from recspec.api.process import stop_on_signal
 from recspec.api.progress import Events, events
 from recspec.api.verbs import Place, verb
 from recspec.api.views import Section, View, Viewed, figures
-from recspec.errors import DataError
+from recspec.base import config
+from recspec.base.errors import DataError
 
 if TYPE_CHECKING:
     from recspec.training import Updated

@@ -8,8 +8,8 @@ from functools import wraps
 from os import PathLike
 from typing import ParamSpec, TypeVar
 
-from recspec import stores
-from recspec.errors import SettingsError, unknown
+from recspec.base import stores
+from recspec.base.errors import SettingsError, unknown
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")

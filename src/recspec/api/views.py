@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 
-from recspec.summaries import shown
+from recspec.base.summaries import shown
 
 WIDEST = 60
 """Characters of a cell in a text view; longer ones are cut."""

@@ -23,8 +23,8 @@ from urllib.parse import quote, urlsplit
 import numpy as np
 from numpy.typing import NDArray
 
-from recspec import latency, machine
-from recspec.errors import SettingsError, nearest
+from recspec.base import latency, machine
+from recspec.base.errors import SettingsError, nearest
 
 NUMPY: Mapping[str, str] = {
     **{f"INT{8 * size}": f"<i{size}" for size in (1, 2, 4, 8)},

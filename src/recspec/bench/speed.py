@@ -11,15 +11,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from recspec import config, latency, machine
+from recspec.base import config, latency, machine
+from recspec.base.errors import SettingsError, unknown
 from recspec.bench.profiling import endless, profile_steps, wait, work_of_step
+from recspec.bundle import find_export
 from recspec.bundle import folder as bundle
-from recspec.distributed import Ranks
-from recspec.errors import SettingsError, unknown
-from recspec.export import Arrays, EagerModel, ExportedModel, find_export, open_exported_model, read_description
+from recspec.data.storage import synthesize
+from recspec.export import Arrays, EagerModel, ExportedModel, open_exported_model, read_description
+from recspec.feature_spec import FeatureSpec, Form, Signature, signature_of
+from recspec.loading import Ranks
 from recspec.models import MODELS, TrainedItemModel
-from recspec.spec import FeatureSpec, Form, Signature, signature_of
-from recspec.storage import synthesize
 from recspec.training import TrainingRun, TrainSettings, arithmetic, make_plan
 
 ML_1M = {"users": 6040, "items": 3706, "rows": 994_169}

@@ -23,9 +23,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from recspec.distributed import Streamed, rows_of_block
-from recspec.errors import CheckpointError
-from recspec.files import PathError, confined, parse_json, special, temporary_name
+from recspec.base.errors import CheckpointError
+from recspec.base.files import PathError, confined, parse_json, special, temporary_name
+from recspec.loading import Streamed, rows_of_block
 
 FORMAT = 1
 PATTERN = "step-*.safetensors"

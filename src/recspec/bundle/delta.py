@@ -16,9 +16,9 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from recspec.base.errors import BundleError, CheckpointError, listed
+from recspec.base.files import PathError, confined, manifest, staging
 from recspec.bundle.checkpoint import bytes_of, read_tensors, write_tensors
-from recspec.errors import BundleError, CheckpointError, listed
-from recspec.files import PathError, confined, manifest, staging
 
 FORMAT = 1
 TENSORS = ".safetensors"

@@ -24,20 +24,21 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
-from recspec import __version__, config
-from recspec.bundle import card_file, versions
-from recspec.bundle.blend import Blend
+from recspec import __version__
+from recspec.base import config
+from recspec.base.errors import BundleError, CheckpointError, DataError, SpecError, listed, nearest, unknown
+from recspec.base.files import PathError, confined, local, manifest, whole_folder
+from recspec.bundle import cards as card_file
+from recspec.bundle import versions
+from recspec.bundle.cards import Blend, PipelineCard, read_pipeline
 from recspec.bundle.checkpoint import Stored, read_tensors, write_tensors
-from recspec.bundle.pipeline_card import PipelineCard, read_pipeline
 from recspec.bundle.same_data import without_seen
-from recspec.calibration import Calibration
-from recspec.distributed import Placement, PlacementSettings, Ranks, Shards, divide, place
-from recspec.errors import BundleError, CheckpointError, DataError, SpecError, listed, nearest, unknown
-from recspec.files import PathError, confined, local, manifest, whole_folder
+from recspec.data.storage import companion_problems, copy_companions
+from recspec.feature_spec import FILE_NAME, OUTPUTS, RANKING_OUTPUTS, FeatureSpec, find_export_file
+from recspec.loading import Placement, PlacementSettings, Ranks, Shards, divide, place
+from recspec.metrics import Calibration
 from recspec.models import MODELS, Interactions, ItemModel, Model, problems_of_lists
-from recspec.nn import CalibrationMap, RowsHeld, without_memory
-from recspec.spec import FILE_NAME, OUTPUTS, RANKING_OUTPUTS, FeatureSpec, find_export_file
-from recspec.storage import companion_problems, copy_companions
+from recspec.models.layers import CalibrationMap, RowsHeld, without_memory
 
 FORMAT = 1
 SHOWN = 5  # runs that a message names

@@ -15,12 +15,13 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from recspec import __version__, machine
+from recspec import __version__
+from recspec.base import machine
+from recspec.base.errors import BundleError, problems_in
+from recspec.base.files import PathError, confined, read_json, whole_file
+from recspec.base.stores import shown
 from recspec.bundle.same_data import data_digest, meaning_digest
-from recspec.errors import BundleError, problems_in
-from recspec.files import PathError, confined, read_json, whole_file
-from recspec.spec import FeatureSpec
-from recspec.stores import shown
+from recspec.feature_spec import FeatureSpec
 
 FILE_NAME = "run.json"
 FORMAT = 1

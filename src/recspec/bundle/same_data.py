@@ -7,10 +7,10 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from recspec.errors import SpecError
-from recspec.files import PathError, confined, read_json
-from recspec.spec import FeatureSpec
-from recspec.storage import PREPARE_FILE
+from recspec.base.errors import SpecError
+from recspec.base.files import PathError, confined, read_json
+from recspec.data.storage import PREPARE_FILE
+from recspec.feature_spec import FeatureSpec
 
 NOT_OF_THE_DATA = ("seconds", "continued")
 """What `prepare.json` says about the preparation alone, which differs from one to the next of equal data."""

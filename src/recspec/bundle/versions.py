@@ -18,9 +18,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from recspec.base.errors import BundleError
+from recspec.base.files import PathError, confine, confined, locked_inside, manifest, staging
 from recspec.bundle import delta
-from recspec.errors import BundleError
-from recspec.files import PathError, confine, confined, locked_inside, manifest, staging
 
 UPDATES = "updates"
 DELTA = "delta.safetensors"

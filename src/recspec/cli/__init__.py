@@ -2,4 +2,6 @@
 
 from recspec.cli.app import main
 
-__all__ = ["main"]
+__all__ = [
+    "main",
+]  # fmt: skip

@@ -10,12 +10,30 @@ from typing import TYPE_CHECKING, Annotated
 from rich.table import Column
 from typer import Argument, Option
 
-from recspec.cli.console import err, out, print_json, print_next, stages, titled_table
-from recspec.cli.options import Data, Device, Engine, Json, Outside, Run, ShardSize, Verify, Workers
+from recspec.base.errors import SettingsError, how_many
+from recspec.base.machine import keep_freed_memory
+from recspec.cli.console import (
+    Data,
+    Device,
+    Engine,
+    Json,
+    Outside,
+    Run,
+    ShardSize,
+    Verify,
+    Workers,
+    err,
+    how_of,
+    out,
+    print_counts,
+    print_json,
+    print_next,
+    shard_problems,
+    stages,
+    tell,
+    titled_table,
+)
 from recspec.cli.process import is_first
-from recspec.cli.shards import how_of, print_counts, shard_problems, tell
-from recspec.errors import SettingsError, how_many
-from recspec.machine import keep_freed_memory
 
 if TYPE_CHECKING:
     from recspec.evaluation import Report, Slice
@@ -112,8 +130,8 @@ def predict(
     verify: Verify = True,
 ) -> None:
     """Add a column `probability` to raw rows or a prepared split; `score` if the model only ranks."""
+    from recspec.feature_spec import FeatureSpec
     from recspec.inference import Predictor, note_of_scores, predict_file, predict_shards, predict_split
-    from recspec.spec import FeatureSpec
 
     keep_freed_memory()
     is_prepared = rows.is_dir() or rows.suffix in (".yaml", ".yml")

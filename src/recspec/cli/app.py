@@ -12,24 +12,19 @@ from typer import Option, Typer
 from typer.models import ArgumentInfo
 
 from recspec import __version__
+from recspec.base.errors import Interrupted, RecspecError, missing_library, of_the_machine
+from recspec.base.machine import wait_politely
 from recspec.cli.answer_commands import evaluate, predict
-from recspec.cli.auto_command import auto
 from recspec.cli.bench_commands import bench_infer, bench_serve, bench_train
-from recspec.cli.console import err, first_line, out, print_json, print_settings
+from recspec.cli.console import Json, err, first_line, out, print_json, print_settings
 from recspec.cli.data_commands import check, describe, prepare, synthesize, transcode
 from recspec.cli.demo_command import demo
 from recspec.cli.export_commands import export, import_tf, verify
-from recspec.cli.options import Json
-from recspec.cli.pipeline_commands import blend, build
 from recspec.cli.process import STOPPED, ended_like_ctrl_c
 from recspec.cli.recommend_commands import recommend, similar
-from recspec.cli.report_command import report
-from recspec.cli.runs_command import runs
+from recspec.cli.report_commands import report, runs
 from recspec.cli.serve_command import serve
-from recspec.cli.training_commands import train, tune
-from recspec.cli.update_command import update
-from recspec.errors import Interrupted, RecspecError, missing_library, of_the_machine
-from recspec.machine import wait_politely
+from recspec.cli.training_commands import auto, blend, build, train, tune, update
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -47,8 +42,8 @@ class Commands(Typer):
 
             @wraps(function)
             def checked(**values: object) -> object:
-                from recspec import stores
-                from recspec.files import local
+                from recspec.base import stores
+                from recspec.base.files import local
 
                 with stores.resolved(function.__name__, {name: values[name] for name in places}) as changed:
                     values |= changed
@@ -131,11 +126,11 @@ def schema(
 ) -> None:
     """Print the JSON Schema of a specification file, for editors."""
     if not columns:
-        from recspec.spec import json_schema
+        from recspec.feature_spec import json_schema
 
         print_json(json_schema())
         return
-    from recspec.prepare import columns_schema
+    from recspec.data.prepare import columns_schema
 
     print_json(columns_schema())
 

@@ -9,10 +9,9 @@ from typing import Annotated, Any, cast
 
 from typer import Argument, Option
 
-from recspec.cli.console import print_figures, print_json, print_lines
-from recspec.cli.options import Device, Json, Set, Verify
+from recspec.base.machine import keep_freed_memory
+from recspec.cli.console import Device, Json, Set, Verify, print_figures, print_json, print_lines
 from recspec.cli.process import one_of, sizes
-from recspec.machine import keep_freed_memory
 
 PROFILED_STEPS = 5
 
@@ -30,11 +29,11 @@ def bench_train(
     json_output: Json = False,
 ) -> None:
     """Measure training speed: samples/s, and shares of the machine's matrix rate and memory bandwidth."""
-    from recspec import config
     from recspec.api import keep_to_cores, settings_of
+    from recspec.base import config
     from recspec.bench import bench_training
-    from recspec.distributed import join
-    from recspec.spec import FeatureSpec
+    from recspec.feature_spec import FeatureSpec
+    from recspec.loading import join
 
     keep_freed_memory()
     model_settings, train_settings = settings_of(model, recipe, config.parse_assignments(settings or []), amp=amp)
@@ -69,7 +68,7 @@ def bench_infer(
 ) -> None:
     """Measure latency (p50 to p99) and rows/s of models and their exports, by batch size."""
     from recspec.bench import bench_inference
-    from recspec.spec import FORMS
+    from recspec.feature_spec import FORMS
 
     keep_freed_memory()
     figures = bench_inference(paths, batch_sizes=sizes("--batch-sizes", batch_sizes),
@@ -101,7 +100,7 @@ def bench_serve(
     json_output: Json = False,
 ) -> None:
     """Measure latency (p50 to p99) and requests/s of a running server, by number of clients."""
-    from recspec import config
+    from recspec.base import config
     from recspec.bench import Server, run_load_test
 
     server = Server(url, config.read_token(os.environ, token_file), tls_ca)

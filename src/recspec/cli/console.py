@@ -1,4 +1,4 @@
-"""Lines, tables and JSON on standard output; remarks and errors on standard error."""
+"""Lines, tables and JSON on standard output; remarks and errors on standard error; shared options."""
 
 from __future__ import annotations
 
@@ -10,17 +10,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
+from typer import Argument, Option
 
-from recspec.summaries import shown
+from recspec.base.errors import how_many
+from recspec.base.summaries import shown
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
     from rich.progress import TaskID
+
+    from recspec.inference import Counts, How, Predictor, Wanted
+
 
 cell = shown
 """A value as a table shows it."""
@@ -41,7 +46,7 @@ class _Output(Console):
     """
 
     def print(self, *objects: Any, **settings: Any) -> None:
-        from recspec.stores import shown as shown_url
+        from recspec.base.stores import shown as shown_url
 
         super().print(*(shown_url(each) if isinstance(each, (str, Path)) else each for each in objects), **settings)
 
@@ -171,7 +176,7 @@ def print_figures(title: str, figures: Mapping[str, object]) -> None:
 
 def print_json(value: object) -> None:
     """Print a value as JSON."""
-    from recspec.stores import shown as shown_url
+    from recspec.base.stores import shown as shown_url
 
     sys.stdout.write(shown_url(json.dumps(value, indent=2, ensure_ascii=False)).translate(_AS_JSON) + "\n")
 
@@ -203,3 +208,48 @@ def step(text: str) -> None:
 def first_line(text: str | None) -> str:
     """The first line of a text."""
     return (text or "").strip().partition("\n")[0]
+
+
+Data = Annotated[Path, Argument(help="Prepared dataset: its folder or its specification file.", metavar="DATA")]
+Run = Annotated[Path, Argument(help="Folder of a run or a bundle.", metavar="RUN")]
+Out = Annotated[Path, Argument(help="Folder to write.", metavar="OUT")]
+Set = Annotated[list[str] | None, Option("--set", metavar="NAME=VALUE", help="Set one setting; repeatable.")]
+Workers = Annotated[int, Option(min=1, metavar="N", help="Processes that write shards, if --out is a folder.")]
+Engine = Annotated[str, Option(help="Engine of the processes that write shards: local, spark or ray.")]
+ShardSize = Annotated[int | None, Option(min=1, metavar="N", help="Users or rows of a shard; by default 16,384.")]
+Json = Annotated[bool, Option("--json", help="Print one JSON object to standard output.")]
+Outside = Annotated[bool, Option("--allow-outside", help="Allow files outside the specification's folder.")]
+Verify = Annotated[bool, Option("--verify/--no-verify", help="Check every file against its manifest.")]
+Device = Annotated[str, Option(help="Device: auto, cpu, cuda or cuda:N.")]
+
+
+def shard_problems(workers: int, engine: str, shard_size: int | None) -> list[str]:
+    """Options of shards that are given without a folder."""
+    given = {"--workers": workers != 1, "--engine": engine != "local", "--shard-size": shard_size is not None}
+    return [f"{name}: goes with --out FOLDER, a name without an ending" for name, is_there in given.items() if is_there]
+
+
+def how_of(workers: int, engine: str, shard_size: int | None) -> How:
+    """How a job is divided."""
+    from recspec.inference import SHARD_SIZE, How
+
+    return How(engine, workers, shard_size or SHARD_SIZE)  # type: ignore[arg-type]  # checked when the job begins
+
+
+def tell(text: str) -> None:
+    """Print a note."""
+    err.print(f"note: {text}", soft_wrap=True)
+
+
+def print_counts(out: Path, counts: Counts, seconds: float, what: str) -> None:
+    """Print what a job wrote."""
+    rate = "" if counts.kept == counts.shards else f", {seconds:,.0f} s"
+    err.print(f"{out}: {how_many(counts.count, what)} in {how_many(counts.shards, 'shard')}{rate}", soft_wrap=True)
+
+
+def print_unknown(predictor: Predictor, wanted: Wanted, users: int) -> None:
+    """Print how many users the model does not know, and what they were answered by."""
+    from recspec.inference import note_of_unknown_users
+
+    if users:
+        tell(note_of_unknown_users(users, predictor.recommender.strangers_answered_by(wanted)))

@@ -8,13 +8,25 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from recspec.cli.console import err, out, print_figures, print_json, print_next, print_section, stages
-from recspec.cli.options import Data, Json, Out, Outside, Set
+from recspec.base.errors import SettingsError, how_many
+from recspec.cli.console import (
+    Data,
+    Json,
+    Out,
+    Outside,
+    Set,
+    err,
+    out,
+    print_figures,
+    print_json,
+    print_next,
+    print_section,
+    stages,
+)
 from recspec.cli.process import fresh_folder
-from recspec.errors import SettingsError, how_many
 
 if TYPE_CHECKING:
-    from recspec.spec import FeatureSpec
+    from recspec.feature_spec import FeatureSpec
 
 
 def prepare(
@@ -27,8 +39,9 @@ def prepare(
     force: Annotated[bool, Option(help="Replace a dataset prepared with other settings.")] = False,
 ) -> None:
     """Turn raw files into a prepared dataset."""
-    from recspec import api, config
-    from recspec.prepare import Remark
+    from recspec import api
+    from recspec.base import config
+    from recspec.data.prepare import Remark
 
     with stages() as show:
 
@@ -113,7 +126,7 @@ def transcode(
 
 def print_prepared(summary: Mapping[str, object], spec: FeatureSpec) -> None:
     """What a preparation counted, then what it inferred, dropped and changed, a line each."""
-    from recspec.summaries import NOTES, shown_counts
+    from recspec.base.summaries import NOTES, shown_counts
 
     notes = {name: summary[name] for name in NOTES if name in summary}
     print_figures("prepared", shown_counts(summary, spec.metadata))

@@ -28,13 +28,13 @@ def demo(
     epochs: Annotated[int, Option(min=1, help="Passes over the training rows.")] = 8,
 ) -> None:
     """Prepare, train, evaluate beside baselines and recommend, in one command."""
+    from recspec.base.machine import keep_freed_memory
     from recspec.bundle import folder as bundle
+    from recspec.data.prepare import PrepareContext
     from recspec.datasets import DATASETS, write_movielens_like
     from recspec.evaluation import evaluate as run_evaluation
+    from recspec.feature_spec import FeatureSpec
     from recspec.inference import Predictor
-    from recspec.machine import keep_freed_memory
-    from recspec.prepare import PrepareContext
-    from recspec.spec import FeatureSpec
 
     keep_freed_memory()
     started = time.perf_counter()

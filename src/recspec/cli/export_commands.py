@@ -8,10 +8,21 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from recspec.cli.console import err, out, print_figures, print_json, print_lines, print_next, print_next_program
-from recspec.cli.options import Json, Outside, Run, Verify
+from recspec.base.machine import keep_freed_memory
+from recspec.cli.console import (
+    Json,
+    Outside,
+    Run,
+    Verify,
+    err,
+    out,
+    print_figures,
+    print_json,
+    print_lines,
+    print_next,
+    print_next_program,
+)
 from recspec.cli.process import sizes
-from recspec.machine import keep_freed_memory
 
 
 def verify(

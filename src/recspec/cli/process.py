@@ -12,9 +12,9 @@ from itertools import chain, count
 from pathlib import Path
 from typing import TypeVar, cast
 
-from recspec.errors import SettingsError, unknown
-from recspec.machine import stop_signals
-from recspec.signals import handled
+from recspec.base.errors import SettingsError, unknown
+from recspec.base.machine import stop_signals
+from recspec.base.signals import handled
 
 NOTICE_SECONDS = 5.0
 """Time for a handler of a signal to run; Python calls it between two instructions of its own."""

@@ -11,15 +11,32 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from recspec.cli.console import err, out, print_json, stages, titled_table
-from recspec.cli.options import Device, Engine, Json, Run, ShardSize, Verify, Workers
-from recspec.cli.shards import how_of, print_counts, print_unknown, shard_problems, tell
-from recspec.errors import SettingsError, how_many
-from recspec.machine import keep_freed_memory
-from recspec.summaries import as_data
+from recspec.base.errors import SettingsError, how_many
+from recspec.base.machine import keep_freed_memory
+from recspec.base.summaries import as_data
+from recspec.cli.console import (
+    Device,
+    Engine,
+    Json,
+    Run,
+    ShardSize,
+    Verify,
+    Workers,
+    err,
+    how_of,
+    out,
+    print_counts,
+    print_json,
+    print_unknown,
+    shard_problems,
+    stages,
+    tell,
+    titled_table,
+)
 
 if TYPE_CHECKING:
     from recspec.inference import Recommendation, RecommendedItem, SimilarItems
+
 
 NEXT_ID = re.compile(r'\s*"((?:[^"]|"")+)"\s*(?:,|$)|([^,]+)(?:,|$)')
 K = Annotated[int, Option("-k", min=1, help="Number of items.")]

@@ -10,8 +10,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from recspec.cli.console import err, print_json
-from recspec.cli.options import Device, Json, Verify
+from recspec.cli.console import Device, Json, Verify, err, print_json
 from recspec.cli.process import end_by_force
 
 

@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
     from recspec.api import Data, Plan
-    from recspec.training import Found, Result
+    from recspec.training import Result
+    from recspec.training.search import Found
+
 
 FEW_STEPS = 5
 WHY_STOPPED = {

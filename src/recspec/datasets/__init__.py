@@ -7,11 +7,15 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from recspec.config import Settings
+from recspec.base.config import Settings
+from recspec.data.prepare import PrepareContext, Prepared
 from recspec.datasets import adult, amazon, criteo, movielens, ncf, outbrain, synthetic, table
 from recspec.datasets.synthetic import write_movielens_like
 from recspec.datasets.table_growth import Grown, grow
-from recspec.prepare import PrepareContext, Prepared
+
+__all__ = [
+    "DATASETS", "Dataset", "Grown", "grow", "write_movielens_like",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)

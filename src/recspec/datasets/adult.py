@@ -17,11 +17,11 @@ import ibis
 from ibis.expr.types import Table
 from pydantic import Field, model_validator
 
-from recspec.config import Settings as BaseSettings
-from recspec.encoding import BucketEncoder
-from recspec.errors import DataError, listed, unknown
-from recspec.files import LineError, bounded_lines, check_unpacked, open_zip, opened
-from recspec.prepare import (
+from recspec.base.config import Settings as BaseSettings
+from recspec.base.errors import DataError, listed, unknown
+from recspec.base.files import LineError, bounded_lines, check_unpacked, open_zip, opened
+from recspec.data.encoding import BucketEncoder
+from recspec.data.prepare import (
     LABEL,
     ROW,
     ROW_BYTES,
@@ -37,7 +37,7 @@ from recspec.prepare import (
     prepared,
     splits,
 )
-from recspec.spec import FeatureSpec
+from recspec.feature_spec import FeatureSpec
 
 NAME = "adult"
 

@@ -16,10 +16,8 @@ import pyarrow.compute as pc
 from ibis.expr.types import Table
 from pydantic import Field, model_validator
 
-from recspec.datasets import reviews, sim_records
-from recspec.datasets.reviews import RATING, Files
-from recspec.errors import DataError, SettingsError, listed
-from recspec.prepare import (
+from recspec.base.errors import DataError, SettingsError, listed
+from recspec.data.prepare import (
     ITEM,
     ROW,
     SPLIT,
@@ -49,7 +47,9 @@ from recspec.prepare import (
     splits,
     with_splits,
 )
-from recspec.spec import FeatureSpec
+from recspec.datasets import reviews, sim_records
+from recspec.datasets.reviews import RATING, Files
+from recspec.feature_spec import FeatureSpec
 
 NAME = "amazon"
 ORDER = (TIMESTAMP, ITEM, ROW)  # the order of a user's reviews: by time, then by item as published, then as in the file

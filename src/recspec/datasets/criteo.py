@@ -24,10 +24,10 @@ import pyarrow.parquet as pq
 from ibis.expr.types import Table
 from numpy.typing import NDArray
 
-from recspec.datasets import criteo_files
-from recspec.datasets.criteo_files import RawFile, SplitRange
-from recspec.datasets.criteo_files import Settings as Settings
-from recspec.encoding import (
+from recspec.base.errors import DataError, listed
+from recspec.base.files import whole_file
+from recspec.base.prefetch import prefetched
+from recspec.data.encoding import (
     ENCODERS_FILE,
     VOCABULARIES,
     BucketEncoder,
@@ -39,10 +39,7 @@ from recspec.encoding import (
     Scaler,
     VocabularyEncoder,
 )
-from recspec.errors import DataError, listed
-from recspec.files import whole_file
-from recspec.prefetch import prefetched
-from recspec.prepare import (
+from recspec.data.prepare import (
     LABEL,
     ROW,
     SPLITS,
@@ -64,8 +61,11 @@ from recspec.prepare import (
     prepared,
     shuffled,
 )
-from recspec.spec import ChunkType, Feature, FeatureSpec
-from recspec.storage import SplitWriter, feature_to_write
+from recspec.data.storage import SplitWriter, feature_to_write
+from recspec.datasets import criteo_files
+from recspec.datasets.criteo_files import RawFile, SplitRange
+from recspec.datasets.criteo_files import Settings as Settings
+from recspec.feature_spec import ChunkType, Feature, FeatureSpec
 
 NAME = "criteo"
 _Values: TypeAlias = Mapping[str, NDArray[Any]]

@@ -11,10 +11,10 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from recspec.config import Settings as BaseSettings
-from recspec.errors import DataError, SettingsError, listed, unknown
-from recspec.files import lines
-from recspec.prepare import PROBLEMS_SHOWN, ROW_BYTES, SPLITS
+from recspec.base.config import Settings as BaseSettings
+from recspec.base.errors import DataError, SettingsError, listed, unknown
+from recspec.base.files import lines
+from recspec.data.prepare import PROBLEMS_SHOWN, ROW_BYTES, SPLITS
 
 DAY = re.compile(r"day_([0-9]+)(\.gz)?")
 INTEGER = re.compile(rb"[+-]?[0-9]{1,18}")

@@ -18,11 +18,9 @@ import pyarrow.parquet as pq
 from ibis.expr.types import Table
 from pydantic import Field
 
-from recspec.datasets import table
-from recspec.datasets.table_features import Tables, plan_features
-from recspec.errors import DataError, listed
-from recspec.files import extract, open_zip
-from recspec.prepare import (
+from recspec.base.errors import DataError, listed
+from recspec.base.files import extract, open_zip
+from recspec.data.prepare import (
     ROW,
     Backend,
     Cleaned,
@@ -38,7 +36,9 @@ from recspec.prepare import (
     fetch,
     prepared,
 )
-from recspec.spec import FeatureSpec
+from recspec.datasets import table
+from recspec.datasets.table_features import Tables, plan_features
+from recspec.feature_spec import FeatureSpec
 
 NAME = "movielens"
 

@@ -20,8 +20,8 @@ from ibis.expr.types import Table
 from numpy.typing import NDArray
 from pydantic import Field
 
-from recspec.errors import DataError, listed
-from recspec.prepare import (
+from recspec.base.errors import DataError, listed
+from recspec.data.prepare import (
     ITEM,
     PROBLEMS_SHOWN,
     ROW,
@@ -47,7 +47,7 @@ from recspec.prepare import (
     prepared,
     read_header,
 )
-from recspec.spec import FeatureSpec
+from recspec.feature_spec import FeatureSpec
 
 NAME = "ncf"
 SUFFIXES = ("train.rating", "test.rating", "test.negative")

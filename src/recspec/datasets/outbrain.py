@@ -23,13 +23,10 @@ import pyarrow.parquet as pq
 from ibis.expr.types import Table
 from pydantic import Field, model_validator
 
-from recspec.config import Settings as BaseSettings
-from recspec.datasets import outbrain_features as features
-from recspec.datasets.outbrain_features import ASPECTS, CLICK_RATES, COUNTED, DAY, LEAK, LIST_LENGTH, NO_FOLD, SEPARATOR
-from recspec.datasets.outbrain_tables import NULL, TABLES, check_tables, each_ad_once, read_tables, recognise, unpacked
-from recspec.encoding import VOCABULARIES, BucketEncoder, HashEncoder, NumberEncoder, ScaleEncoder, Scaler
-from recspec.errors import DataError, how_many, unknown
-from recspec.prepare import (
+from recspec.base.config import Settings as BaseSettings
+from recspec.base.errors import DataError, how_many, unknown
+from recspec.data.encoding import VOCABULARIES, BucketEncoder, HashEncoder, NumberEncoder, ScaleEncoder, Scaler
+from recspec.data.prepare import (
     GROUP,
     LABEL,
     ROW,
@@ -49,7 +46,25 @@ from recspec.prepare import (
     prepared,
     splits,
 )
-from recspec.spec import FeatureSpec
+from recspec.datasets import outbrain_tables as features
+from recspec.datasets.outbrain_tables import (
+    ASPECTS,
+    CLICK_RATES,
+    COUNTED,
+    DAY,
+    LEAK,
+    LIST_LENGTH,
+    NO_FOLD,
+    NULL,
+    SEPARATOR,
+    TABLES,
+    check_tables,
+    each_ad_once,
+    read_tables,
+    recognise,
+    unpacked,
+)
+from recspec.feature_spec import FeatureSpec
 
 NAME = "outbrain"
 EPOCH = 1_465_876_799_998

@@ -18,10 +18,10 @@ import numpy as np
 import pyarrow as pa
 from ibis.expr.types import Table
 
-from recspec.encoding import widened
-from recspec.errors import DataError, SettingsError, listed, unknown
-from recspec.files import lines
-from recspec.prepare import (
+from recspec.base.errors import DataError, SettingsError, listed, unknown
+from recspec.base.files import lines
+from recspec.data.encoding import widened
+from recspec.data.prepare import (
     ITEM,
     PROBLEMS_SHOWN,
     ROW,

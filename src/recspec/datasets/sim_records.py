@@ -17,11 +17,11 @@ import pyarrow.parquet as pq
 import yaml
 from numpy.typing import NDArray
 
-from recspec.encoding import Encoders
-from recspec.errors import SpecError, listed
-from recspec.prepare import Progress
-from recspec.spec import FILE_NAME, Chunk, ChunkType, Feature, FeatureSpec
-from recspec.storage import Ragged, SplitReader, open_split, tfrecord, transcode
+from recspec.base.errors import SpecError, listed
+from recspec.data.encoding import Encoders
+from recspec.data.prepare import Progress
+from recspec.data.storage import Ragged, SplitReader, open_split, tfrecord, transcode
+from recspec.feature_spec import FILE_NAME, Chunk, ChunkType, Feature, FeatureSpec
 
 CHANNELS = {
     "user_features": "user_feat_*", "target_item_features": "item_feat_*_trgt", "positive_history": "item_feat_*_pos",

@@ -14,8 +14,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from recspec import metrics
-from recspec.prepare import (
+from recspec.data.prepare import (
     LABEL,
     ROW,
     TIMESTAMP,
@@ -33,8 +32,9 @@ from recspec.prepare import (
     prepared,
     splits,
 )
-from recspec.spec import FeatureSpec
-from recspec.storage import open_split
+from recspec.data.storage import open_split
+from recspec.feature_spec import FeatureSpec
+from recspec.metrics import measures as metrics
 
 NAME = "synthetic"
 Ids = NDArray[np.int64]

@@ -15,36 +15,9 @@ from typing import Literal
 
 from ibis.expr.types import Table
 
-from recspec.config import build as build_settings
-from recspec.datasets.table_events import GrowthRules, keep_raw
-from recspec.datasets.table_features import (
-    CONTENT,
-    OURS,
-    FeaturePlan,
-    Tables,
-    as_ids,
-    catalogue,
-    free_name,
-    plan_features,
-    with_described,
-)
-from recspec.datasets.table_ratings import rated
-from recspec.datasets.table_settings import Role, SideFile
-from recspec.datasets.table_settings import Settings as Settings
-from recspec.datasets.table_shape import settled, with_features
-from recspec.datasets.table_splits import (
-    given_split,
-    note_shares,
-    split_clicks,
-    split_interactions,
-    with_key,
-    with_order,
-    words_as_splits,
-)
-from recspec.datasets.table_warnings import warnings
-from recspec.datasets.table_weights import decay_of, is_weighted, weights, without_weightless
-from recspec.errors import DataError, SettingsError, listed, nearest
-from recspec.prepare import (
+from recspec.base.config import build as build_settings
+from recspec.base.errors import DataError, SettingsError, listed, nearest
+from recspec.data.prepare import (
     DESCRIBES,
     EVENT_WEIGHT,
     FILE_SPLIT,
@@ -89,7 +62,33 @@ from recspec.prepare import (
     typed,
     with_splits,
 )
-from recspec.spec import FeatureSpec
+from recspec.datasets.table_events import GrowthRules, keep_raw
+from recspec.datasets.table_features import (
+    CONTENT,
+    OURS,
+    FeaturePlan,
+    Tables,
+    as_ids,
+    catalogue,
+    free_name,
+    plan_features,
+    with_described,
+)
+from recspec.datasets.table_settings import Role, SideFile
+from recspec.datasets.table_settings import Settings as Settings
+from recspec.datasets.table_shape import settled, with_features
+from recspec.datasets.table_splits import (
+    given_split,
+    note_shares,
+    split_clicks,
+    split_interactions,
+    with_key,
+    with_order,
+    words_as_splits,
+)
+from recspec.datasets.table_warnings import warnings
+from recspec.datasets.table_weights import decay_of, is_weighted, rated, weights, without_weightless
+from recspec.feature_spec import FeatureSpec
 
 NAME = "table"
 IDS = ("user_id", "item_id")  # names of the columns of sequences, if settings name none

@@ -14,11 +14,9 @@ from typing import Self
 from ibis.expr.types import Table
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from recspec.datasets.table_features import Tables
-from recspec.datasets.table_settings import Settings
-from recspec.errors import DataError, problems_in
-from recspec.files import PathError, confined, read_json, whole_file
-from recspec.prepare import (
+from recspec.base.errors import DataError, problems_in
+from recspec.base.files import PathError, confined, read_json, whole_file
+from recspec.data.prepare import (
     FILE_SPLIT,
     ROW,
     SEEN,
@@ -32,7 +30,9 @@ from recspec.prepare import (
     is_dated,
     left_join,
 )
-from recspec.spec import FeatureSpec
+from recspec.datasets.table_features import Tables
+from recspec.datasets.table_settings import Settings
+from recspec.feature_spec import FeatureSpec
 
 GROWTH_FILE = "growth.json"
 RAW = "raw"

@@ -13,11 +13,9 @@ import pyarrow as pa
 from ibis.expr.types import Column as Values
 from ibis.expr.types import Table
 
-from recspec.datasets.table_settings import Role, Settings
-from recspec.datasets.table_vectors import find_vectors
-from recspec.encoding import BucketEncoder
-from recspec.errors import DataError, SettingsError, how_many, listed, nearest, unknown
-from recspec.prepare import (
+from recspec.base.errors import DataError, SettingsError, how_many, listed, nearest, unknown
+from recspec.data.encoding import BucketEncoder
+from recspec.data.prepare import (
     AS_IN_FILE,
     DESCRIBES,
     EVENT_WEIGHT,
@@ -42,7 +40,9 @@ from recspec.prepare import (
     counts_by,
     fetch,
 )
-from recspec.spec import OUTPUTS
+from recspec.datasets.table_settings import Role, Settings
+from recspec.datasets.table_vectors import find_vectors
+from recspec.feature_spec import OUTPUTS
 
 KINDS = ("numeric", "categorical", "lists", "vectors", "text")  # settings that name features by what they hold
 OURS = (ROW, FILE_SPLIT, WEIGHT, SEEN, SPLIT_BEFORE)  # columns of rows that no file has

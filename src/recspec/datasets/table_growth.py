@@ -21,14 +21,10 @@ from ibis.expr.types import Column as Values
 from numpy.typing import NDArray
 
 import recspec
-from recspec.datasets.table import roles_of, write_interactions, write_labelled
-from recspec.datasets.table_events import EVENTS, GROWTH_FILE, GrowthRules, read_raw
-from recspec.datasets.table_features import OURS, FeaturePlan, Tables, plan_features
-from recspec.datasets.table_settings import Role, Settings
-from recspec.encoding import TRUTH, Encoders
-from recspec.errors import DataError, listed, nearest
-from recspec.files import PathError, confined, read_json, special
-from recspec.prepare import (
+from recspec.base.errors import DataError, listed, nearest
+from recspec.base.files import PathError, confined, read_json, special
+from recspec.data.encoding import TRUTH, Encoders
+from recspec.data.prepare import (
     DESCRIBES,
     FILE_SPLIT,
     ITEM,
@@ -57,8 +53,12 @@ from recspec.prepare import (
     time_range,
     typed,
 )
-from recspec.spec import FeatureSpec
-from recspec.storage import PREPARE_FILE, open_split
+from recspec.data.storage import PREPARE_FILE, open_split
+from recspec.datasets.table import roles_of, write_interactions, write_labelled
+from recspec.datasets.table_events import EVENTS, GROWTH_FILE, GrowthRules, read_raw
+from recspec.datasets.table_features import OURS, FeaturePlan, Tables, plan_features
+from recspec.datasets.table_settings import Role, Settings
+from recspec.feature_spec import FeatureSpec
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,9 @@ import pyarrow as pa
 from ibis.expr.types import Column as Values
 from ibis.expr.types import Table
 
-from recspec.config import build
-from recspec.datasets.table_codes import codes_among
-from recspec.datasets.table_label import assigned, is_label, label_values, misfit
-from recspec.datasets.table_settings import Settings
-from recspec.errors import SettingsError, listed, shortened
-from recspec.prepare import (
+from recspec.base.config import build
+from recspec.base.errors import SettingsError, listed, shortened
+from recspec.data.prepare import (
     CODE_NAME,
     FILE_SPLIT,
     LABELS,
@@ -38,6 +35,8 @@ from recspec.prepare import (
     figures,
     label_outcomes,
 )
+from recspec.datasets.table_label import assigned, codes_among, is_label, label_values, misfit
+from recspec.datasets.table_settings import Settings
 
 MOST_VALUES = 1_000  # of numbers that may be codes; pandas writes codes beside a missing one as 5620.0
 ROWS_PER_VALUE = 20  # fewest rows per value of a number that may be a code

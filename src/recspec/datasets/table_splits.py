@@ -8,9 +8,8 @@ from dataclasses import replace
 import ibis
 from ibis.expr.types import Table
 
-from recspec.datasets.table_features import CONTENT, MIXED, OURS, Tables, free_name
-from recspec.errors import DataError, listed
-from recspec.prepare import (
+from recspec.base.errors import DataError, listed
+from recspec.data.prepare import (
     FILE_SPLIT,
     GROUP,
     ROW,
@@ -23,6 +22,7 @@ from recspec.prepare import (
     figures,
     splits,
 )
+from recspec.datasets.table_features import CONTENT, MIXED, OURS, Tables, free_name
 
 MOST_UNEQUAL = 0.1  # of copies: pairs with different labels, as a share of those in pairs of random rows
 FEWEST_STEPS, SORTED = 50, 0.99  # from one item of a user to the next; the share that goes one way in a sorted file

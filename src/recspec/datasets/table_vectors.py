@@ -9,9 +9,9 @@ import numpy as np
 from ibis.expr.types import Table
 from numpy.typing import NDArray
 
-from recspec.encoding import renumbered, vectors_of
-from recspec.errors import DataError
-from recspec.prepare import LARGEST, ROW, Backend, fetch
+from recspec.base.errors import DataError
+from recspec.data.encoding import renumbered, vectors_of
+from recspec.data.prepare import LARGEST, ROW, Backend, fetch
 
 GLANCED = 1_000  # rows with a value that decide whether a column holds vectors, and their size
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from recspec.data.prepare import ColumnRole, RawRows, doubtful_times, unused_columns, unused_types
 from recspec.datasets.table_features import OURS, Tables
 from recspec.datasets.table_settings import Settings
-from recspec.prepare import ColumnRole, RawRows, doubtful_times, unused_columns, unused_types
 
 ROLES: tuple[ColumnRole, ...] = ("label", "rating", "timestamp")
 

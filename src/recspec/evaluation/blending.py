@@ -16,14 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from recspec.base.errors import SettingsError, unknown
 from recspec.bundle import Bundle, Form, Member, as_part
-from recspec.errors import SettingsError, unknown
 from recspec.evaluation.protocols import run_protocols
 from recspec.evaluation.question import EvaluateSettings, Question
 from recspec.evaluation.report import Metrics
 from recspec.evaluation.scoring import Progress, scores_of, silent
+from recspec.feature_spec import FeatureSpec
 from recspec.models import Ids, ItemModel, Scores
-from recspec.spec import FeatureSpec
 
 MOST_SCORES = 1 << 25
 """Scores of users x items of a member that are held: more users are sampled. 128 MB."""

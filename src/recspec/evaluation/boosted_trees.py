@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recspec.encoding import CrossEncoder, read_encoders
-from recspec.errors import DataError, require_extra
+from recspec.base.errors import DataError, require_extra
+from recspec.data.encoding import CrossEncoder, read_encoders
+from recspec.data.storage import Column, Ragged
 from recspec.evaluation.labelled_rows import (
     Scorer,
     count_both_classes,
@@ -22,9 +23,8 @@ from recspec.evaluation.labelled_rows import (
     row_blocks,
     uniform,
 )
+from recspec.feature_spec import FeatureSpec
 from recspec.models import Ids, Scores
-from recspec.spec import FeatureSpec
-from recspec.storage import Column, Ragged
 
 MOST_VALUES = 1 << 26  # of the matrix, 4 bytes each: 1.6 million rows of 40 columns
 

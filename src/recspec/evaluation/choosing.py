@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from recspec.errors import SettingsError
+from recspec.base.errors import SettingsError
 
 T = TypeVar("T")
 

@@ -15,14 +15,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from recspec.encoding import Encoders
-from recspec.errors import DataError, RecspecError, SettingsError, unknown
+from recspec.base.errors import DataError, RecspecError, SettingsError, unknown
+from recspec.base.summaries import as_data
+from recspec.data.encoding import Encoders
+from recspec.data.storage import open_split
 from recspec.evaluation.interactions import blocks, id_feature, scalar
 from recspec.evaluation.question import Question
+from recspec.feature_spec import FeatureSpec
 from recspec.loading import item_features
-from recspec.spec import FeatureSpec
-from recspec.storage import open_split
-from recspec.summaries import as_data
 
 Owner = Literal["user", "item", "row"]
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TypeVar, cast
 
+from recspec.base.errors import RecspecError, listed
 from recspec.bundle import Bundle, DataRecord
-from recspec.distributed import Ranks
-from recspec.errors import RecspecError, listed
+from recspec.data.storage import label_columns
 from recspec.evaluation.bootstrap import compare, intervals
 from recspec.evaluation.fitting import ItemFit
 from recspec.evaluation.interactions import history_of_items
@@ -21,9 +21,9 @@ from recspec.evaluation.report import Asked, Evaluation, Report
 from recspec.evaluation.row_baselines import ROW_BASELINES
 from recspec.evaluation.saved import data_notes, other_data
 from recspec.evaluation.scoring import FullRanker, Progress, Ranker, SplitScores, check_same_features, scores_of, silent
+from recspec.feature_spec import FeatureSpec
+from recspec.loading import Ranks
 from recspec.models import MODELS, FittedItemModel, ItemModel, Model
-from recspec.spec import FeatureSpec
-from recspec.storage import label_columns
 
 Scored = TypeVar("Scored", bound=Model | Ranker)
 OfAll = Callable[[Bundle, Question], FullRanker]

@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from recspec import config
-from recspec.errors import SettingsError, unknown
+from recspec.base import config
+from recspec.base.errors import SettingsError, unknown
 from recspec.evaluation import warnings
 from recspec.evaluation.choosing import Combination, Tried, choose
 from recspec.evaluation.interactions import history_of_items, interactions_of
@@ -23,9 +23,9 @@ from recspec.evaluation.report import Evaluation, Metrics, is_lower_better
 from recspec.evaluation.row_baselines import STRENGTHS, LogisticFit
 from recspec.evaluation.scoring import scores_of
 from recspec.evaluation.warnings import ModelWarning
+from recspec.feature_spec import FeatureSpec
 from recspec.models import FittedItemModel, FittedModel, Interactions, LogisticRegression, Scores
-from recspec.nn import without_memory
-from recspec.spec import FeatureSpec
+from recspec.models.layers import without_memory
 
 METRIC = FittedItemModel.metric
 

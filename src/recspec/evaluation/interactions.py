@@ -10,10 +10,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from recspec.errors import DataError, SpecError
+from recspec.base.errors import DataError, SpecError
+from recspec.data.storage import Column, Ragged, SplitReader, offsets_of, open_split, ragged_range, read_seen
+from recspec.feature_spec import FeatureSpec
 from recspec.models import Ids, Interactions, ItemModel, UserEvents
-from recspec.spec import FeatureSpec
-from recspec.storage import Column, Ragged, SplitReader, offsets_of, open_split, ragged_range, read_seen
 
 ROWS_PER_BLOCK = 65_536  # rows read at once
 KEYS_HELD = 1 << 25  # pairs of user and item held before repeated ones are dropped: 256 MB, or twice the distinct pairs

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from recspec.errors import DataError
+from recspec.base.errors import DataError
+from recspec.data.storage import Column, Ragged, open_split
 from recspec.evaluation.interactions import blocks, scalar
+from recspec.feature_spec import FeatureSpec
 from recspec.models import Scores
-from recspec.spec import FeatureSpec
-from recspec.storage import Column, Ragged, open_split
 
 
 @dataclass(frozen=True, eq=False)

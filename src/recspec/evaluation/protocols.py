@@ -18,16 +18,15 @@ from functools import partial
 
 import numpy as np
 
-from recspec import metrics
 from recspec.evaluation.beyond import measures_of
 from recspec.evaluation.interactions import group_of, id_feature
 from recspec.evaluation.question import Question
 from recspec.evaluation.rankings import Ranked, rank_full, rank_sampled
 from recspec.evaluation.report import Evaluation, Groups
-from recspec.evaluation.scored_rows import evaluate_rows, sampled
 from recspec.evaluation.scoring import SplitScores
-from recspec.evaluation.slices import slices_of_ranking, slices_of_rows
+from recspec.evaluation.slices import evaluate_rows, sampled, slices_of_ranking, slices_of_rows
 from recspec.metrics import Ranking, Values
+from recspec.metrics import measures as metrics
 
 MOST_LISTED = 100
 """The longest lists whose coverage, diversity and so on are measured; the pairs of a list grow with its square."""

@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from recspec import config
-from recspec.errors import SettingsError, SpecError, listed, unknown
+from recspec.base import config
+from recspec.base.errors import SettingsError, SpecError, listed, unknown
 from recspec.evaluation.interactions import Rows, group_of, id_feature, positives, read_events, read_rows, seen_items
+from recspec.feature_spec import FeatureSpec
 from recspec.metrics import Ranking
 from recspec.models import Ids, Interactions, ItemModel, UserEvents
-from recspec.spec import FeatureSpec
 
 ProtocolName = Literal["rows", "sampled", "full"]
 PROTOCOLS: tuple[ProtocolName, ...] = get_args(ProtocolName)

@@ -13,14 +13,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from recspec import metrics
-from recspec.errors import DataError
+from recspec.base.errors import DataError
 from recspec.evaluation.interactions import Rows, history_of_items
 from recspec.evaluation.question import Question
 from recspec.evaluation.scoring import ModelRanker, Ranker, SplitScores
 from recspec.metrics import Ranking
+from recspec.metrics import measures as metrics
 from recspec.models import Ids, Scores
-from recspec.nn import at_once
+from recspec.models.layers import at_once
 
 SCORES_PER_BLOCK = 1 << 23  # scores of users x items held at once on a CPU: 32 MB in fp32
 

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from recspec import metrics
-from recspec.errors import require_extra
+from recspec.base.errors import require_extra
+from recspec.data.storage import Column, Ragged
 from recspec.evaluation.boosted_trees import boosted_trees
 from recspec.evaluation.choosing import Combination, choose
 from recspec.evaluation.labelled_rows import (
@@ -31,12 +31,13 @@ from recspec.evaluation.labelled_rows import (
     row_blocks,
     uniform,
 )
+from recspec.feature_spec import FeatureSpec
+from recspec.metrics import measures as metrics
 from recspec.models import LogisticRegression
-from recspec.spec import FeatureSpec
-from recspec.storage import Column, Ragged
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
+
 
 MOST_ENTRIES = 1 << 26  # of logistic regression's one-hot matrix, 8 bytes each: 2 million rows of 32 features
 

@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from recspec.base.errors import DataError, RecspecError, SettingsError, of_the_machine, shortened, unknown
 from recspec.bundle import Card, RunRecord, run_record, versions
 from recspec.bundle import folder as bundle
-from recspec.errors import DataError, RecspecError, SettingsError, of_the_machine, shortened, unknown
 from recspec.evaluation.report import is_lower_better
 from recspec.evaluation.saved import SavedEvaluation, saved
 

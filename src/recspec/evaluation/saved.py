@@ -28,12 +28,12 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from recspec import __version__
+from recspec.base.errors import BundleError, DataError, RecspecError, of_the_machine, problems_in, unknown
+from recspec.base.files import PathError, confine, confined, manifest, read_json, whole_file
 from recspec.bundle import Bundle, DataRecord, meaning_digest, run_record
-from recspec.encoding import Vocabulary, VocabularyEncoder, read_encoders
-from recspec.errors import BundleError, DataError, RecspecError, of_the_machine, problems_in, unknown
+from recspec.data.encoding import Vocabulary, VocabularyEncoder, read_encoders
 from recspec.evaluation.report import Evaluation, Report
-from recspec.files import PathError, confine, confined, manifest, read_json, whole_file
-from recspec.spec import FeatureSpec
+from recspec.feature_spec import FeatureSpec
 
 FOLDER = "evaluations"
 FORMAT = 1

@@ -17,18 +17,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recspec.batch import Batch, concatenate, num_rows, take, to_device
+from recspec.base.errors import BundleError, SpecError, unknown
 from recspec.bundle import run_record
-from recspec.distributed import Ranks
-from recspec.errors import BundleError, SpecError, unknown
+from recspec.data.storage import Column, Ragged, open_split
 from recspec.evaluation.interactions import ROWS_PER_BLOCK, Rows, blocks
 from recspec.evaluation.labelled_rows import Scorer
 from recspec.evaluation.question import Question
-from recspec.loading import item_features
+from recspec.feature_spec import Feature, FeatureSpec
+from recspec.loading import Ranks, item_features
 from recspec.models import Ids, ItemModel, Model, Scores
-from recspec.nn import at_once
-from recspec.spec import Feature, FeatureSpec
-from recspec.storage import Column, Ragged, open_split
+from recspec.models.layers import Batch, at_once, concatenate, num_rows, take, to_device
 
 Progress = Callable[[str, float, float | None], None]  # called with a stage, the amount done and the whole amount
 

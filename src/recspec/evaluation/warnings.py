@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from recspec.calibration import CalibrationError
+from recspec.metrics import CalibrationError
 
 Kind = Literal[
     "worse_than_constant", "overconfident", "still_rising", "worse_than_baseline", "valid_too_small", "mostly_repeats",

@@ -1,6 +1,5 @@
 """Exported models: ONNX, AOTInductor, Triton repositories."""
 
-from recspec.bundle import find_export
 from recspec.export.exported_model import (
     Arrays,
     EagerModel,
@@ -9,23 +8,10 @@ from recspec.export.exported_model import (
     open_exported_model,
     read_description,
 )
-from recspec.export.exported_ranker import ExportedRanker
 from recspec.export.exporter import ExportSettings, export
 from recspec.export.triton_repository import TYPES, columns_of, histories_beside, raw_columns
 
 __all__ = [
-    "TYPES",
-    "Arrays",
-    "EagerModel",
-    "ExportSettings",
-    "ExportedModel",
-    "ExportedRanker",
-    "as_model_batch",
-    "columns_of",
-    "export",
-    "find_export",
-    "histories_beside",
-    "open_exported_model",
-    "raw_columns",
-    "read_description",
-]
+    "TYPES", "Arrays", "EagerModel", "ExportSettings", "ExportedModel", "as_model_batch", "columns_of", "export",
+    "histories_beside", "open_exported_model", "raw_columns", "read_description",
+]  # fmt: skip

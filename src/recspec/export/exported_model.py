@@ -15,11 +15,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from recspec.batch import Batch
-from recspec.errors import BundleError, nearest, require_extra
-from recspec.files import PathError, confined, local, manifest, read_json
+from recspec.base.errors import BundleError, nearest, require_extra
+from recspec.base.files import PathError, confined, local, manifest, read_json
+from recspec.feature_spec import EXPORT_FILE, Port, Signature, check_description, find_export_file
 from recspec.models import Model
-from recspec.spec import EXPORT_FILE, Port, Signature, check_description, find_export_file
+from recspec.models.layers import Batch
 
 BLOCK = 1024  # rows that ONNX Runtime computes at once: MLPs of 1024 units are 1.3 times as fast as on 4,096 rows
 Arrays = dict[str, NDArray[Any]]  # input name -> (B, 1) or (B, L)

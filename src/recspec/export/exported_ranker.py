@@ -15,11 +15,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from recspec.encoding import Arrays, Encoders, RequestEncoder, raw_names, row_at
-from recspec.errors import BundleError, DataError, RequestError, listed
+from recspec.base.errors import BundleError, DataError, RequestError, listed
+from recspec.data.encoding import Arrays, Encoders, RequestEncoder, raw_names, row_at
 from recspec.export.exported_model import ExportedModel, as_inputs, open_exported_model
+from recspec.feature_spec import LOGIT, PROBABILITY, Port, Signature
 from recspec.inference import Predictor, Row, known_columns, table_of
-from recspec.spec import LOGIT, PROBABILITY, Port, Signature
 
 Columns = Mapping[str, Sequence[Any]]
 

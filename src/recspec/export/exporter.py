@@ -23,24 +23,25 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from recspec import latency, machine
-from recspec.batch import Batch, num_rows, take
+from recspec.base import latency, machine
+from recspec.base.errors import ExportError, SettingsError, listed, unknown
+from recspec.base.files import local, locked, made, manifest, staging, whole_folder
 from recspec.bundle import Bundle
-from recspec.encoding import Encoders
-from recspec.errors import ExportError, SettingsError, listed, unknown
+from recspec.data.encoding import Encoders
+from recspec.data.storage import open_split, synthesize
 from recspec.evaluation import as_batch, check_same_features
 from recspec.export import onnx_graph, triton_pipeline, triton_repository
 from recspec.export.exported_model import Arrays, EagerModel, Exportable, ExportedModel, OnnxModel, Pt2Model, as_inputs
 from recspec.export.onnx_graph import Precision
 from recspec.export.triton_repository import Backend, Batching
-from recspec.files import local, locked, made, manifest, staging, whole_folder
+from recspec.feature_spec import EXPORT_FILE, FORMS, FeatureSpec, Form, Signature, find_export_file, signature_of
 from recspec.metrics import auc
 from recspec.models import KnownEvents, Model
-from recspec.spec import EXPORT_FILE, FORMS, FeatureSpec, Form, Signature, find_export_file, signature_of
-from recspec.storage import open_split, synthesize
+from recspec.models.layers import Batch, num_rows, take
 
 if TYPE_CHECKING:
     from onnx import ModelProto
+
 
 Format = Literal["onnx", "pt2", "triton"]
 

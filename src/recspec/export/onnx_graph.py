@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from recspec.errors import ExportError, require_extra
+from recspec.base.errors import ExportError, require_extra
 from recspec.export.exported_model import unused_prefix
 from recspec.export.onnx_rewrite import (
     drop_unused,
@@ -27,11 +27,12 @@ from recspec.export.onnx_rewrite import (
     refill,
     simplify,
 )
-from recspec.spec import Signature
+from recspec.feature_spec import Signature
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from onnx import ModelProto, NodeProto, TensorProto
+
 
 Precision = Literal["fp32", "bf16", "fp16", "int8"]
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto, TensorProto
 
+
 FOLDED = frozenset(
     {"Add", "Cast", "Concat", "Gather", "GatherND", "Mul", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
 )

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recspec.retrieval import merging
+from recspec.inference import merging
 
 CANDIDATES_FILE, ARRAYS = "candidates.json", "arrays"
 USER = "user"

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recspec.encoding import raw_values, text_vectors
+from recspec.data.encoding import raw_values, text_vectors
 
 Values = NDArray[Any]
 ENCODE_FILE, OF_ITEMS, OF_TEXTS = "encode.json", "of_items", "of_texts"

@@ -22,17 +22,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from recspec.batch import Batch
+from recspec.base.errors import ExportError, require_extra
 from recspec.bundle import Bundle
-from recspec.errors import ExportError, require_extra
 from recspec.export import onnx_graph, triton_best, triton_candidates
 from recspec.export import triton_repository as repository
 from recspec.export.exported_model import TYPES, OnnxModel, as_inputs, as_model_batch, known_ids, unused_prefix
 from recspec.export.triton_repository import Backend
-from recspec.inference import Predictor
+from recspec.feature_spec import FeatureSpec, Port, Signature, signature_of
+from recspec.inference import Pipeline, Predictor, has_vectors, item_vectors, merging
 from recspec.models import ItemModel, Model
-from recspec.retrieval import Pipeline, has_vectors, item_vectors, merging
-from recspec.spec import FeatureSpec, Port, Signature, signature_of
+from recspec.models.layers import Batch
 
 LARGEST_ERROR = 1e-4
 """Of a retriever's answers, relative to the largest of them."""

@@ -22,7 +22,9 @@ import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from recspec.encoding import (
+from recspec.base.errors import ExportError
+from recspec.base.files import confine, confined
+from recspec.data.encoding import (
     CrossEncoder,
     Encoder,
     Encoders,
@@ -33,11 +35,9 @@ from recspec.encoding import (
     raw_values,
     text_vectors,
 )
-from recspec.errors import ExportError
 from recspec.export import triton_encode, triton_onnx
 from recspec.export.exported_model import unused_prefix
-from recspec.files import confine, confined
-from recspec.spec import FeatureSpec, Level, Port, PortType, Signature
+from recspec.feature_spec import FeatureSpec, Level, Port, PortType, Signature
 
 Backend = Literal["onnxruntime", "python"]
 

@@ -1,6 +1,6 @@
 """A bundle, raw rows in, answers out."""
 
-from recspec.inference import requests
+from recspec.inference import merging, requests
 from recspec.inference.answer_files import (
     predict_file,
     predict_split,
@@ -12,23 +12,28 @@ from recspec.inference.answer_files import (
 from recspec.inference.batch_answers import Counts, How, predict_shards, recommend_shards
 from recspec.inference.batch_job import SHARD_SIZE
 from recspec.inference.catalogue import ROLES
-from recspec.inference.column_facts import ColumnFacts, facts_of_encoder
-from recspec.inference.directory import Directory
-from recspec.inference.item_fields import MOST_SHOWN, ItemFields, catalogue_columns
+from recspec.inference.column_facts import facts_of_encoder
+from recspec.inference.filters import Filter
+from recspec.inference.flat import highest
+from recspec.inference.index import IndexSettings, ItemIndex
+from recspec.inference.lookup import MOST_SHOWN, Directory, ItemFields, catalogue_columns, explain, history_of
+from recspec.inference.pipeline import Candidates, Pipeline
 from recspec.inference.pipeline_building import Built, build_pipeline
+from recspec.inference.pipeline_ranker import PipelineRanker
 from recspec.inference.predictor import Predictor, note_of_scores
+from recspec.inference.raw_catalogue import RawCatalogue
 from recspec.inference.recommendation import Recommendation, RecommendedItem, SimilarItems, note_of_unknown_users
-from recspec.inference.request_rows import Row, known_columns, table_of
+from recspec.inference.requesters import Row, known_columns, table_of
+from recspec.inference.retrievers import has_vectors, item_vectors
 from recspec.inference.row_files import ROWS, read_rows, row_writer
-from recspec.inference.users_items import explain, history_of
 from recspec.inference.wanted import LARGEST_K, MOST_BOOSTS, MOST_CONTEXT, MOST_EXCLUDED, MOST_ITEMS, Wanted
 
 __all__ = [
     "LARGEST_K", "MOST_BOOSTS", "MOST_CONTEXT", "MOST_EXCLUDED", "MOST_ITEMS", "MOST_SHOWN", "ROLES", "ROWS",
-    "SHARD_SIZE", "Built", "ColumnFacts", "Counts", "Directory", "How", "ItemFields", "Predictor", "Recommendation",
-    "RecommendedItem", "Row", "SimilarItems", "Wanted", "build_pipeline", "catalogue_columns", "explain",
-    "facts_of_encoder", "history_of", "known_columns", "note_of_scores", "note_of_unknown_users",
-    "predict_file", "predict_shards", "predict_split",
-    "predict_tables", "read_rows", "read_users", "recommend_shards", "recommend_to_parquet", "recommended",
-    "requests", "row_writer", "table_of",
+    "SHARD_SIZE", "Built", "Candidates", "Counts", "Directory", "Filter", "How", "IndexSettings", "ItemFields",
+    "ItemIndex", "Pipeline", "PipelineRanker", "Predictor", "RawCatalogue", "Recommendation", "RecommendedItem",
+    "Row", "SimilarItems", "Wanted", "build_pipeline", "catalogue_columns", "explain", "facts_of_encoder",
+    "has_vectors", "highest", "history_of", "item_vectors", "known_columns", "merging", "note_of_scores",
+    "note_of_unknown_users", "predict_file", "predict_shards", "predict_split", "predict_tables", "read_rows",
+    "read_users", "recommend_shards", "recommend_to_parquet", "recommended", "requests", "row_writer", "table_of",
 ]  # fmt: skip

@@ -12,18 +12,18 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from recspec.batch import to_device
-from recspec.encoding import Predictions, Vocabulary, as_column, row_at
-from recspec.errors import DataError, SettingsError, SpecError, unknown
+from recspec.base.errors import DataError, SettingsError, SpecError, unknown
+from recspec.data.encoding import Predictions, Vocabulary, as_column, row_at
+from recspec.data.storage import Column, Ragged, open_split
 from recspec.evaluation import as_batch, check_same_features, id_feature
+from recspec.feature_spec import FeatureSpec
 from recspec.inference.catalogue import ROLES
 from recspec.inference.predictor import Predictor
 from recspec.inference.recommender import Asked
-from recspec.inference.request_rows import problems_by_row
+from recspec.inference.requesters import problems_by_row
 from recspec.inference.row_files import ROW_FORMATS, ROWS, parquet_writer, read_rows, row_writer
 from recspec.inference.wanted import Wanted
-from recspec.spec import FeatureSpec
-from recspec.storage import Column, Ragged, open_split
+from recspec.models.layers import to_device
 
 Progress = Callable[[str, float, float | None], None]
 

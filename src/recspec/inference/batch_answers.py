@@ -12,18 +12,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from recspec.errors import DataError, SettingsError, require_extra, unknown
-from recspec.files import manifest, temporary_name
-from recspec.inference import batch_engines, batch_job
+from recspec.base.errors import DataError, SettingsError, require_extra, unknown
+from recspec.base.files import manifest, temporary_name
+from recspec.data.storage import open_split
+from recspec.feature_spec import FeatureSpec
+from recspec.inference import batch_engines, batch_job, index_file
 from recspec.inference.answer_files import Progress, silent
 from recspec.inference.batch_engines import Engine, Note
-from recspec.inference.batch_job import SHARD_SIZE, Done, Job
+from recspec.inference.batch_job import SHARD_SIZE, Done, Job, ShardWriter, Work, count_users, settings_of, shards_of
+from recspec.inference.index import ItemIndex
 from recspec.inference.predictor import Predictor, note_of_scores
-from recspec.inference.shard_writer import ShardWriter, Work, count_users, settings_of, shards_of
+from recspec.inference.retrievers import has_vectors, item_vectors
 from recspec.inference.wanted import Wanted
-from recspec.retrieval import ItemIndex, has_vectors, index_file, item_vectors
-from recspec.spec import FeatureSpec
-from recspec.storage import open_split
 
 MOST_WORKERS = 1024
 

@@ -21,10 +21,9 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from recspec.errors import DataError, RecspecError, require_extra
-from recspec.inference.batch_job import Done, Shard
-from recspec.inference.shard_writer import ShardWriter, Work
-from recspec.spark_session import is_of_spark, start_session, without_pandas_warning
+from recspec.base.errors import DataError, RecspecError, require_extra
+from recspec.base.spark_session import is_of_spark, start_session, without_pandas_warning
+from recspec.inference.batch_job import Done, Shard, ShardWriter, Work
 
 Engine = Literal["local", "spark", "ray"]
 Report = Callable[[Done], None]
@@ -271,5 +270,5 @@ class RayWriter:
 def _reason(error: Exception) -> str:
     """The line of an engine's error that names the first cause."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    own = [line for line in lines if "recspec.errors." in line or "Error: " in line]
+    own = [line for line in lines if "recspec.base.errors." in line or "Error: " in line]
     return (own or lines or [type(error).__name__])[-1][:400]

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recspec.encoding import (
+from recspec.data.encoding import (
     BucketEncoder,
     CrossEncoder,
     Encoder,

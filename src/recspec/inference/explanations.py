@@ -1,4 +1,6 @@
-"""Why an item is recommended: the events of the history that spoke for it.
+"""Vectors of items, and why an item is recommended: the events of the history that spoke for it.
+
+Shapes: N items with an id; D width of a vector; C chosen items.
 
 A model that scores an item by the weights from the user's items (EASE, item-kNN) is explained exactly: the score is the
 sum of one share for each event, of which the largest are named, and a rest. For other models, the events are named that
@@ -19,9 +21,49 @@ from torch import Tensor
 
 from recspec.bundle import Seen
 from recspec.inference.catalogue import Catalogues
-from recspec.inference.item_vectors import scores_of_single_items
 from recspec.inference.requesters import AnsweredBy, Context, Requesters
-from recspec.models import KnownItemsModel
+from recspec.models import ItemModel, KnownItemsModel, Model, UserEvents
+from recspec.models.layers import Embeddings
+
+BLOCK = 1 << 22
+"""Pairs of items that are scored at once."""
+
+
+def item_vectors(model: Model, known: Catalogues) -> Tensor | None:
+    """The vectors (N, D) that a model has of every item by id, or the embeddings of the items' ids; None without.
+
+    They tell which items are alike, so a bias is no part of them.
+    """
+    made = getattr(model, "likeness_vectors", getattr(model, "item_vectors", None))
+    with torch.inference_mode():
+        if made is not None:
+            known.check_items(model.features())
+            vectors: Tensor = made() if isinstance(model, ItemModel) else made(known.items.features)
+            return vectors.detach().float()  # a model's own parameter may be what it returns
+        if isinstance(model, ItemModel):
+            factors = getattr(model, "items", None)  # of a factorisation
+            return factors.detach().float() if isinstance(factors, Tensor) and factors.dim() == 2 else None
+        name, ids = known.spec.item_id, known.items.features[known.spec.item_id]
+        if (rows := getattr(model, "item_embeddings", None)) is not None:
+            embedded: Tensor = rows(ids)
+            return embedded.detach().float()
+        tables = [each for each in model.modules() if isinstance(each, Embeddings) and name in each.widths]
+        parts = [each({name: ids}, (name,)).float() for each in tables if each.widths[name] > 1]
+        return torch.cat(parts, dim=1) if parts else None
+
+
+def scores_of_single_items(model: ItemModel, events: Tensor, items: Tensor) -> Tensor:
+    """(L, C) scores of items for baskets that each hold one event alone."""
+    lists = UserEvents(np.arange(len(events) + 1, dtype=np.int64), events.cpu().numpy().astype(np.int32))
+    with torch.inference_mode():
+        informed = model.knowing(lists.interactions(model.num_items))
+        parts = []
+        step = max(1, BLOCK // max(1, len(items)))
+        for rows in torch.split(torch.arange(len(events), device=model.device), step):
+            users = rows.repeat_interleave(len(items))
+            parts.append(informed.score_pairs(users, items.repeat(len(rows))).view(len(rows), len(items)))
+        return torch.cat(parts).float() if parts else torch.zeros(0, len(items))
+
 
 MOST_EVENTS = 1_000
 """Events of a history that nearest ones are looked for in: the latest."""

@@ -12,25 +12,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from recspec.batch import Batch
-from recspec.bundle import Bundle, DataRecord, PipelineCard, RetrieverCard, meaning_digest, pipeline_card, run_record
+from recspec.base.errors import BundleError, RequestError, SettingsError, listed, shortened
+from recspec.base.files import PathError, copy, local, locked_inside, manifest, named_path, whole_folder
+from recspec.bundle import Bundle, DataRecord, PipelineCard, RetrieverCard, meaning_digest, run_record
+from recspec.bundle import cards as pipeline_card
 from recspec.bundle import folder as bundle
-from recspec.encoding import Encoders
-from recspec.errors import BundleError, RequestError, SettingsError, listed, shortened
+from recspec.data.encoding import Encoders
 from recspec.evaluation import id_feature
-from recspec.files import PathError, copy, local, locked_inside, manifest, named_path, whole_folder
+from recspec.inference import index_file
 from recspec.inference.catalogue import Catalogues
+from recspec.inference.index import ItemIndex
+from recspec.inference.pipeline import may_bring
+from recspec.inference.raw_catalogue import RawCatalogue
+from recspec.inference.retrievers import can_retrieve, has_vectors, item_vectors, request_vectors
 from recspec.models import ItemModel
-from recspec.retrieval import (
-    ItemIndex,
-    RawCatalogue,
-    can_retrieve,
-    has_vectors,
-    index_file,
-    item_vectors,
-    may_bring,
-    request_vectors,
-)
+from recspec.models.layers import Batch
 
 BUNDLE = "bundle"
 SAMPLE = 1_024

@@ -11,20 +11,19 @@ import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
-from recspec.batch import Batch, take
 from recspec.bundle import Bundle
 from recspec.bundle import folder as bundle
-from recspec.distributed import pick_device
-from recspec.encoding import Encoders, MissingValues, Predictions
+from recspec.data.encoding import Encoders, MissingValues, Predictions
+from recspec.feature_spec import PROBABILITY
 from recspec.inference.catalogue import Catalogue, Catalogues, Role
+from recspec.inference.pipeline import Pipeline
 from recspec.inference.recommendation import Recommendation, SimilarItems
-from recspec.inference.recommender import Recommender
+from recspec.inference.recommender import Recommender, similar
 from recspec.inference.row_encoder import RowEncoder
 from recspec.inference.row_files import ROWS
-from recspec.inference.similar import similar
 from recspec.inference.wanted import Wanted
-from recspec.retrieval import Pipeline
-from recspec.spec import PROBABILITY
+from recspec.loading import pick_device
+from recspec.models.layers import Batch, take
 
 SCORE = "score"
 

@@ -1,6 +1,8 @@
-"""The best items for users, baskets and contexts, scored against every item.
+"""The best items for users, baskets and contexts, scored against every item; and items like one item.
 
 Shapes: R users; N items of the catalogue; C candidates of a user; k items of an answer.
+
+Shapes: N items of the catalogue; k items of an answer.
 """
 
 from __future__ import annotations
@@ -14,24 +16,29 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from recspec.batch import Batch
+from recspec.base.errors import BundleError, RequestError, shortened
 from recspec.bundle import Bundle, Seen
-from recspec.errors import BundleError, RequestError
 from recspec.evaluation import id_feature
 from recspec.inference.catalogue import Catalogues
-from recspec.inference.choice import Choice, Chooser
-from recspec.inference.diversity import pool_size
-from recspec.inference.explanations import Explainer, Explanation
-from recspec.inference.item_vectors import item_vectors
-from recspec.inference.ranking import ranked
-from recspec.inference.recommendation import Recommendation, RecommendedItem, described, notes_of
+from recspec.inference.explanations import Explainer, Explanation, item_vectors
+from recspec.inference.index import ItemIndex
+from recspec.inference.pipeline import Pipeline
+from recspec.inference.ranking import Choice, Chooser, pool_size, ranked
+from recspec.inference.recommendation import (
+    Recommendation,
+    RecommendedItem,
+    SimilarItems,
+    described,
+    notes_of,
+    notes_of_short_list,
+)
 from recspec.inference.requesters import AnsweredBy, Context, Requesters
+from recspec.inference.retrievers import request_vectors
 from recspec.inference.retrieving import Retrieving, Scored
 from recspec.inference.row_encoder import RowEncoder
 from recspec.inference.wanted import RawId, Wanted
-from recspec.models import ItemModel
-from recspec.nn import at_once
-from recspec.retrieval import ItemIndex, Pipeline, request_vectors
+from recspec.models import ItemModel, UserEvents
+from recspec.models.layers import Batch, at_once
 
 SCORES = 1 << 24
 """Scores of users x items held at once on a CPU: 64 MB."""
@@ -319,3 +326,72 @@ def _pairs(seen: Seen, users: Tensor, first_id: int) -> tuple[Tensor, Tensor]:
     rows = torch.repeat_interleave(torch.arange(len(users)), counts)
     within = torch.arange(len(rows)) - torch.repeat_interleave(counts.cumsum(0) - counts, counts)
     return rows, items[torch.repeat_interleave(starts, counts) + within].long() - first_id
+
+
+def similar(recommender: Recommender, trained: Bundle, known: Catalogues, wanted: Wanted) -> SimilarItems:
+    """The items most like the one item of a request, by cosines of the model's vectors; equal ones by id.
+
+    A model of users' events without vectors of items (EASE, item-kNN) ranks by its scores for a basket of the item
+    alone. The request's filter and excluded items hold; the item itself is left out.
+
+    Raises:
+        RequestError: with every problem of the request.
+    """
+    assert len(wanted.items) == 1, "one item"
+    _ = recommender.seen  # raises for a model that can't recommend
+    if problems := wanted.problems():
+        raise RequestError.of("similar", problems)
+    choice = recommender.chooser.choose(wanted, problems)
+    vectors = recommender.vectors
+    if choice.basket is None or not len(choice.basket):
+        hint = known.nearest("item", wanted.items[0])
+        problems.append(f"no item '{str(wanted.items[0])[:200]}' in the catalogue of the model{hint}")
+    if vectors is None and not isinstance(trained.model, ItemModel):
+        problems.append("the model has no vectors of items, so it can't tell which are alike")
+    if problems:
+        raise RequestError.of("similar", problems)
+    assert choice.basket is not None
+    first, item = known.items.first_id, choice.basket[:1]
+    scores = _cosines(vectors, item) if vectors is not None else _scores(trained, known, item)
+    scores = scores[:, first:].masked_fill(~torch.from_numpy(choice.allowed[first:]), -torch.inf)
+    ids = torch.arange(first, first + scores.shape[1]).unsqueeze(0)
+    found = ranked(scores, ids, min(wanted.k, scores.shape[1]), choice)
+    kept = found.items[0] >= 0
+    items = described(known, found.items[0, kept], found.scores[0, kept])
+    (own,) = described(known, item, np.zeros(1, np.float32))
+    is_unseen = not recommender.chooser.scorable[item[0]]
+    notes = (
+        *choice.notes,
+        *_notes_of_ties(scores[0], found.scores[0, kept], own.item, is_unseen=is_unseen),
+        *notes_of_short_list(len(items), wanted, "item"),
+    )
+    return SimilarItems(own.item, own.title, "vectors" if vectors is not None else "scores", items, notes)
+
+
+def _notes_of_ties(scores: Tensor, best: NDArray[np.float32], item: str | int, *, is_unseen: bool) -> Iterator[str]:
+    """What to know of items that are listed by id, because the model scores them like others that are not listed."""
+    if not len(best):
+        return
+    why = f"item '{shortened(str(item))}' has no interactions that the model was trained on, so " if is_unseen else ""
+    tied = int((scores == float(best[-1])).sum())
+    last = int(np.count_nonzero(best == best[-1]))
+    if tied == int(scores.isfinite().sum()) and tied > 1:
+        told = f"the model knows no items like it: it scores all {tied:,} items alike, and these are the first by id"
+        yield f"{why}{told}"
+    elif is_unseen:
+        yield f"{why}the model knows little of what is like it"
+    elif tied > last > 1:
+        yield f"the last {last:,} are no more like it than {tied - last:,} others, and stand here by their ids"
+
+
+def _cosines(vectors: Tensor, item: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Tensor:
+    """(1, ids) cosines of vectors of length 1."""
+    return vectors[torch.from_numpy(item)] @ vectors.T
+
+
+def _scores(trained: Bundle, known: Catalogues, item: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Tensor:
+    """(1, ids) scores for a basket of one item."""
+    model = trained.model
+    assert isinstance(model, ItemModel)
+    basket = UserEvents(np.array([0, 1], np.int64), item.astype(np.int32))
+    return model.score_events(basket.interactions(known.spec.num_ids(known.spec.item_id))).float().cpu()

@@ -18,17 +18,16 @@ import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
-from recspec.batch import Batch
-from recspec.encoding import CrossEncoder, MissingValues, column_notes, row_at
-from recspec.errors import DataError, RequestError
+from recspec.base.errors import DataError, RequestError
+from recspec.data.encoding import CrossEncoder, MissingValues, column_notes, row_at
 from recspec.evaluation import id_feature
-from recspec.inference.catalogue import ROLES, Role
+from recspec.inference.catalogue import ROLES, Role, has_column
 from recspec.inference.column_facts import ColumnFacts, facts_of_encoder
-from recspec.inference.columns import has_column
 from recspec.inference.predictor import SCORE, Predictor
-from recspec.inference.request_rows import Row, check_columns, known_columns, problems_by_row, row_name, table_of
+from recspec.inference.requesters import Row, check_columns, known_columns, problems_by_row, row_name, table_of
 from recspec.inference.wanted import Wanted
 from recspec.models import ItemModel
+from recspec.models.layers import Batch
 
 
 @dataclass(frozen=True)

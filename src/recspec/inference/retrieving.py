@@ -13,14 +13,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from recspec.batch import Batch
 from recspec.bundle import Bundle
 from recspec.inference.catalogue import Catalogues
-from recspec.inference.choice import Choice
+from recspec.inference.pipeline import Asked, Candidates, Pipeline, rank
+from recspec.inference.ranking import Choice
 from recspec.inference.requesters import Context, Requesters
 from recspec.inference.row_encoder import RowEncoder
 from recspec.models import Model
-from recspec.retrieval import Asked, Candidates, Pipeline, rank
+from recspec.models.layers import Batch
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,14 +9,22 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from recspec import encoding
-from recspec.batch import Batch
-from recspec.encoding import Encoders, Lists, MissingValues, Predictions, RequestEncoder
-from recspec.errors import DataError, nearest
+from recspec.base.errors import DataError, nearest
+from recspec.data import encoding
+from recspec.data.encoding import Encoders, Lists, MissingValues, Predictions, RequestEncoder
 from recspec.evaluation import id_feature
-from recspec.inference.catalogue import ROLES, Catalogue, Catalogues, own_id
-from recspec.inference.columns import as_tensor, encode_columns, has_column, prepared_columns
-from recspec.spec import signature_of
+from recspec.feature_spec import signature_of
+from recspec.inference.catalogue import (
+    ROLES,
+    Catalogue,
+    Catalogues,
+    as_tensor,
+    encode_columns,
+    has_column,
+    own_id,
+    prepared_columns,
+)
+from recspec.models.layers import Batch
 
 
 class RowEncoder:

@@ -15,10 +15,10 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
-from recspec.encoding import as_column, repeated
-from recspec.errors import DataError, SettingsError, nearest
-from recspec.files import lines, local, open_parquet, special, whole_file
-from recspec.inference.columns import is_list
+from recspec.base.errors import DataError, SettingsError, nearest
+from recspec.base.files import lines, local, open_parquet, special, whole_file
+from recspec.data.encoding import as_column, repeated
+from recspec.inference.catalogue import is_list
 
 ROWS = 65_536
 """Rows read, scored and written at once."""

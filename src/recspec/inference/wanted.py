@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from recspec.encoding import LONGEST_ID
-from recspec.errors import RequestError, shortened
+from recspec.base.errors import RequestError, shortened
+from recspec.data.encoding import LONGEST_ID
 
 RawId = str | int
 

@@ -1,17 +1,60 @@
-"""Blocks of rows: which rows of some splits are wanted, cut into pieces that are read at once."""
+"""Blocks of rows: which rows of some splits are wanted, cut into shares of batches, and their way to a GPU."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from recspec.spec import FeatureSpec
-from recspec.storage import Columns, Ragged, open_split
+from recspec.base.prefetch import prefetched
+from recspec.data.storage import Columns, Ragged, open_split
+from recspec.feature_spec import FeatureSpec
+from recspec.models import Ids
+from recspec.models.layers import Batch
+
+QUEUED_BATCHES = 4
+
+
+@dataclass(frozen=True)
+class Share:
+    """One rank's part of a global batch."""
+
+    batch: Batch
+    num_rows: int
+    """This rank's rows. With 0, where a batch has fewer rows than there are ranks, `batch` is one filler row."""
+    total_rows: int
+    """Rows of the global batch."""
+    first_row: int
+    """Where this rank's rows begin in the global batch."""
+
+
+def arriving(batches: Generator[Share], device: torch.device) -> Generator[Share]:
+    """The same batches, made by a thread that copies to a GPU on a stream of its own."""
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def sent() -> Generator[tuple[Share, torch.cuda.Event]]:
+        with closing(batches):
+            while True:
+                with torch.cuda.stream(stream):
+                    share = next(batches, None)
+                if share is None:
+                    return
+                yield share, stream.record_event()
+
+    with closing(prefetched(sent(), QUEUED_BATCHES)) as arrived:
+        for share, copied in arrived:
+            here = torch.cuda.current_stream(device)
+            here.wait_event(copied)
+            for tensor in share.batch.values():
+                tensor.record_stream(here)  # its memory belongs to the other stream
+            yield share
 
 
 @dataclass(frozen=True)
@@ -168,3 +211,22 @@ def _where(column: NDArray[np.generic] | Ragged, keep: NDArray[np.bool_]) -> NDA
     lengths = column.lengths
     offsets = np.concatenate([[0], np.cumsum(lengths[keep])]).astype(np.int64)
     return Ragged(column.values[np.repeat(keep, lengths)], offsets)
+
+
+class UserRows:
+    """A row for each of some users, which holds the user's id."""
+
+    num_values: Mapping[str, int] = MappingProxyType({})
+    bytes_read = 0
+
+    def __init__(self, spec: FeatureSpec, users: Ids) -> None:
+        self._name, self._users = spec.user_id, users
+
+    def cut(self, rows: int) -> list[Block]:
+        """Blocks of at most `rows` users."""
+        ends = [*range(0, len(self._users), rows), len(self._users)]
+        return [Block(0, first, last, last - first) for first, last in pairwise(ends)]
+
+    def read(self, block: Block) -> Columns:
+        """The users of a block."""
+        return {self._name: self._users[block.first : block.last]}

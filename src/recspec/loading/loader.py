@@ -26,16 +26,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from recspec.batch import Batch
-from recspec.distributed import Ranks
-from recspec.loading.ahead import QUEUED_BATCHES, Share, arriving
-from recspec.loading.blocks import Newest, Part, RowSource, WantedRows, mixed_seed
+from recspec.base.prefetch import prefetched
+from recspec.data.storage import Column, Ragged
+from recspec.feature_spec import FeatureSpec
+from recspec.loading.blocks import QUEUED_BATCHES, Newest, Part, RowSource, Share, WantedRows, arriving, mixed_seed
+from recspec.loading.ranks import Ranks
 from recspec.loading.rows import Filling, Layout, Rows
-from recspec.loading.streaming import Deal, Stream
-from recspec.loading.weighted import RowWeights, draw_rows
-from recspec.prefetch import prefetched
-from recspec.spec import FeatureSpec
-from recspec.storage import Column, Ragged
+from recspec.loading.streaming import Deal, RowWeights, Stream, draw_rows
+from recspec.models.layers import Batch
 
 BLOCK_ROWS = 16_384  # rows of a streamed block where files can be cut anywhere
 MEMORY_BUDGET = 2 << 30  # bytes

@@ -19,9 +19,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from recspec.batch import Batch
-from recspec.spec import FeatureSpec
-from recspec.storage import Column, Columns, Ragged
+from recspec.data.storage import Column, Columns, Ragged
+from recspec.feature_spec import FeatureSpec
+from recspec.models.layers import Batch
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ from recspec.models.ials import Ials
 from recspec.models.interactions import Ids, Interactions, Scores, UserEvents
 from recspec.models.item_knn import ItemKnn
 from recspec.models.item_model import ItemModel, TrainedItemModel
-from recspec.models.known_events import KnownEvents
-from recspec.models.known_items import problems_of_lists
+from recspec.models.known_items import KnownEvents, problems_of_lists
 from recspec.models.logistic_regression import LogisticRegression
 from recspec.models.markov import Markov
 from recspec.models.mult_vae import MultVae
@@ -26,12 +25,12 @@ from recspec.models.two_tower import TwoTower
 from recspec.models.wide_deep import INDICATOR_MOST_IDS, Deep, Wide, WideDeep, WideDeepSettings
 
 __all__ = [
-    "INDICATOR_MOST_IDS", "MODELS", "TRAINING_SPACE", "DataFacts", "Deep", "FittedItemModel", "FittedModel", "IdFacts",
-    "Ids", "Interactions", "ItemModel", "KnownEvents", "KnownItemsModel", "LogisticRegression", "Model",
+    "INDICATOR_MOST_IDS", "MODELS", "TRAINING_SPACE", "DataFacts", "Deep", "FittedItemModel", "FittedModel",
+    "IdFacts", "Ids", "Interactions", "ItemModel", "KnownEvents", "KnownItemsModel", "LogisticRegression", "Model",
     "PreparedNegatives", "Proposals", "Scores", "SequenceModel", "Shapes", "Task", "TrainedItemModel", "UserEvents",
-    "Wide", "WideDeep", "WideDeepSettings", "counts_of", "problems_of_lists",
-    "require_libraries",
+    "Wide", "WideDeep", "WideDeepSettings", "counts_of", "problems_of_lists", "require_libraries",
 ]  # fmt: skip
+
 
 MODELS: dict[str, type[Model]] = {
     NeuMF.name: NeuMF,

@@ -16,13 +16,24 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator, Field
 from torch import Tensor, nn
 
-from recspec import config
-from recspec.batch import Batch, num_rows, repeat_rows, take, tile_rows
-from recspec.errors import require_extra
+from recspec.base import config
+from recspec.base.errors import require_extra
+from recspec.feature_spec import FeatureSpec
 from recspec.models.facts import DataFacts, Proposals
 from recspec.models.known_items import Stored
-from recspec.nn import CalibrationMap, Embeddings, RowsHeld, cross_entropy, kernels, may_replace
-from recspec.spec import FeatureSpec
+from recspec.models.layers import (
+    Batch,
+    CalibrationMap,
+    Embeddings,
+    RowsHeld,
+    cross_entropy,
+    kernels,
+    may_replace,
+    num_rows,
+    repeat_rows,
+    take,
+    tile_rows,
+)
 
 SCORE_FLOATS = 1 << 22
 """Floats of the widest layer that `score_items` computes at once on a CPU: 16 MB."""

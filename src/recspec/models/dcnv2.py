@@ -16,23 +16,14 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from recspec import config
-from recspec.batch import Batch
-from recspec.errors import unknown
-from recspec.models import click_defaults as rules
-from recspec.models.base import (
-    DECAY_SPACE,
-    POSITIVE,
-    TRAINING_SPACE,
-    WIDTHS_SPACE,
-    TableSize,
-    UniformStd,
-    Widths,
-)
+from recspec.base import config
+from recspec.base.errors import unknown
+from recspec.feature_spec import FeatureSpec
+from recspec.models import facts as rules
+from recspec.models.base import DECAY_SPACE, POSITIVE, TRAINING_SPACE, WIDTHS_SPACE, TableSize, UniformStd, Widths
 from recspec.models.facts import DataFacts, Proposals
+from recspec.models.layers import Batch, CrossNetwork, Mlp, RowsHeld, embedding_widths, linear_of_parts
 from recspec.models.tabular import Part, Tabular
-from recspec.nn import CrossNetwork, Mlp, RowsHeld, embedding_widths, linear_of_parts
-from recspec.spec import FeatureSpec
 
 FULL_CROSS = 1024
 """Most columns of x_0 for which cross layers have full matrices by default; beyond, their rank is a quarter of it."""

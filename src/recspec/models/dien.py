@@ -15,12 +15,13 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from recspec.batch import Batch, num_rows
-from recspec.errors import SettingsError
+from recspec.base.errors import SettingsError
+from recspec.feature_spec import FeatureSpec
 from recspec.models.base import Widths
 from recspec.models.din import Head, Made, SequenceModel, SequenceSettings
-from recspec.nn import (
+from recspec.models.layers import (
     AttentionUnit,
+    Batch,
     Events,
     Gru,
     Histories,
@@ -30,8 +31,8 @@ from recspec.nn import (
     attention_to_items,
     events_of,
     last_states_of_items,
+    num_rows,
 )
-from recspec.spec import FeatureSpec
 
 
 class DienSettings(SequenceSettings):

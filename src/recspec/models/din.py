@@ -17,17 +17,18 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from recspec import config
-from recspec.batch import Batch, num_rows
-from recspec.errors import SettingsError
-from recspec.models import click_defaults as rules
+from recspec.base import config
+from recspec.base.errors import SettingsError
+from recspec.feature_spec import FeatureSpec
+from recspec.models import facts as rules
 from recspec.models.base import DECAY_SPACE, TRAINING_SPACE, Model, Shapes, UniformStd, Widths, list_problems
 from recspec.models.facts import DataFacts, Proposals
-from recspec.nn import (
+from recspec.models.layers import (
     ActivatedMlp,
     Activation,
     AfterFirst,
     AttentionUnit,
+    Batch,
     Embeddings,
     Histories,
     RowsHeld,
@@ -36,12 +37,12 @@ from recspec.nn import (
     floats_at_once,
     floats_in_cache,
     ids_and_numbers,
+    num_rows,
     number_widths,
     side_by_side,
     start_glorot,
     weighted_sums,
 )
-from recspec.spec import FeatureSpec
 
 POPULARITY_SHARE = 0.1
 """Share of the decay of click models among negatives by popularity. Three times as much stopped DIN from learning on

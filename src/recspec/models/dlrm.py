@@ -15,14 +15,13 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from recspec import config
-from recspec.batch import Batch
-from recspec.models import click_defaults as rules
+from recspec.base import config
+from recspec.feature_spec import FeatureSpec
+from recspec.models import facts as rules
 from recspec.models.base import DECAY_SPACE, TRAINING_SPACE, WIDTHS_SPACE, TableSize, UniformStd, Widths
 from recspec.models.facts import DataFacts, Proposals
+from recspec.models.layers import Batch, Mlp, RowsHeld, dot_interaction, linear_of_parts
 from recspec.models.tabular import Part, Tabular
-from recspec.nn import Mlp, RowsHeld, dot_interaction, linear_of_parts
-from recspec.spec import FeatureSpec
 
 
 class DlrmSettings(config.Settings):

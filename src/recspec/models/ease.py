@@ -31,16 +31,17 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor, nn
 
-from recspec import machine
-from recspec.errors import SettingsError, require_extra
+from recspec.base import machine
+from recspec.base.errors import SettingsError, require_extra
+from recspec.feature_spec import FeatureSpec
 from recspec.models.fitted import MEMORY_SHARE, OF_A_PAIR, Grid, KnownItemsModel, Recency, rounded
 from recspec.models.interactions import Interactions
 from recspec.models.known_items import ItemWeights, KnownItems, Neighbours
-from recspec.nn import RowsHeld
-from recspec.spec import FeatureSpec
+from recspec.models.layers import RowsHeld
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
+
 
 MOST_DENSE = 20_000
 """Rows of the largest matrix that is inverted unasked: 20,000 take 4.8 GB and some minutes on two cores."""

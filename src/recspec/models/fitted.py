@@ -14,15 +14,14 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from recspec import config, machine
-from recspec.batch import Batch
-from recspec.errors import DataError, SettingsError
+from recspec.base import config, machine
+from recspec.base.errors import DataError, SettingsError
+from recspec.feature_spec import FeatureSpec
 from recspec.models.base import Model
 from recspec.models.interactions import Interactions
 from recspec.models.item_model import ItemModel, sharing
 from recspec.models.known_items import KnownItems
-from recspec.nn import RowsHeld, without_memory
-from recspec.spec import FeatureSpec
+from recspec.models.layers import Batch, RowsHeld, without_memory
 
 MEMORY_SHARE = 0.5
 """Share of the machine's memory that a fit may fill."""

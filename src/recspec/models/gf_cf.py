@@ -23,15 +23,16 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from recspec.errors import require_extra
+from recspec.base.errors import require_extra
+from recspec.feature_spec import FeatureSpec
 from recspec.models.fitted import RECENCIES, Grid, KnownItemsModel, Recency
 from recspec.models.interactions import Interactions
 from recspec.models.known_items import Successors, largest_entries
-from recspec.nn import RowsHeld
-from recspec.spec import FeatureSpec
+from recspec.models.layers import RowsHeld
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
+
 
 BLOCK = 1 << 24
 """Products of entries summed at once for rows of R~' R~: about 200 MB."""

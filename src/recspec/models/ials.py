@@ -22,11 +22,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from recspec.errors import SettingsError, require_extra
+from recspec.base.errors import SettingsError, require_extra
+from recspec.feature_spec import FeatureSpec
 from recspec.models.fitted import RECENCIES, FittedItemModel, Grid, Recency, rounded
 from recspec.models.interactions import Interactions
-from recspec.nn import RowsHeld
-from recspec.spec import FeatureSpec
+from recspec.models.layers import RowsHeld
 
 COMBINATIONS = (
     (64, 3.0, 3.0), (64, 10.0, 10.0), (16, 3.0, 1.0), (64, 1.0, 1.0), (16, 1.0, 3.0), (64, 30.0, 30.0),

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recspec.errors import require_extra
+from recspec.base.errors import require_extra
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
+
 
 Ids = NDArray[np.integer[Any]]
 Scores = NDArray[np.floating[Any]]

@@ -17,11 +17,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from recspec.feature_spec import FeatureSpec
 from recspec.models.fitted import OF_A_PAIR, Grid, KnownItemsModel, Recency
 from recspec.models.interactions import Interactions
 from recspec.models.known_items import Neighbours
-from recspec.nn import RowsHeld
-from recspec.spec import FeatureSpec
+from recspec.models.layers import RowsHeld
 
 BLOCK = 1 << 24
 """Similarities computed at once: 64 MB."""

@@ -14,13 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from recspec import config
-from recspec.batch import Batch
+from recspec.base import config
+from recspec.feature_spec import FeatureSpec
 from recspec.models.base import Model
 from recspec.models.interactions import Ids, Interactions
-from recspec.models.known_events import KnownEvents
-from recspec.nn import RowsHeld, at_once
-from recspec.spec import FeatureSpec
+from recspec.models.known_items import KnownEvents
+from recspec.models.layers import Batch, RowsHeld, at_once
 
 ItemModelType = TypeVar("ItemModelType", bound="ItemModel")
 

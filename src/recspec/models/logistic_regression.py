@@ -17,12 +17,11 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from recspec import config
-from recspec.batch import Batch, num_rows
-from recspec.errors import SettingsError
+from recspec.base import config
+from recspec.base.errors import SettingsError
+from recspec.feature_spec import FeatureSpec
 from recspec.models.fitted import FittedModel
-from recspec.nn import RowsHeld
-from recspec.spec import FeatureSpec
+from recspec.models.layers import Batch, RowsHeld, num_rows
 
 
 class LogisticRegressionSettings(config.Settings):

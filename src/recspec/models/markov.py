@@ -21,15 +21,16 @@ import numpy as np
 from pydantic import Field
 from torch import Tensor
 
-from recspec.errors import require_extra
+from recspec.base.errors import require_extra
+from recspec.feature_spec import FeatureSpec
 from recspec.models.fitted import Grid, KnownItemsModel, Recency
 from recspec.models.interactions import Interactions, UserEvents
 from recspec.models.known_items import Successors, largest_entries
-from recspec.nn import RowsHeld
-from recspec.spec import FeatureSpec
+from recspec.models.layers import RowsHeld
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
+
 
 BLOCK = 1 << 22
 """Pairs of events counted at once: about 100 MB."""

@@ -22,13 +22,13 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from recspec import config
+from recspec.base import config
+from recspec.feature_spec import FeatureSpec
 from recspec.models.base import Widths
 from recspec.models.facts import DataFacts, Proposals
 from recspec.models.interactions import Interactions, UserEvents
 from recspec.models.item_model import TrainedItemModel
-from recspec.nn import RowsHeld
-from recspec.spec import FeatureSpec
+from recspec.models.layers import RowsHeld
 
 
 class MultVaeSettings(config.Settings):

@@ -22,23 +22,25 @@ import torch.nn.functional as F
 from pydantic import Field, field_validator, model_validator
 from torch import Tensor, nn
 
-from recspec import config
-from recspec.batch import Batch, drawn_of, log_expected_of
+from recspec.base import config
+from recspec.feature_spec import FeatureSpec
 from recspec.models.base import TRAINING_SPACE, Model, counts_of
 from recspec.models.facts import DataFacts, Proposals
-from recspec.nn import (
+from recspec.models.layers import (
+    Batch,
     Mlp,
     RowsHeld,
     at_least_fp32,
     cross_entropy,
+    drawn_of,
     exact_in_answers,
     floats_in_cache,
     kernels,
+    log_expected_of,
     may_replace,
     rows_or_nan,
     sampled_softmax,
 )
-from recspec.spec import FeatureSpec
 
 NEGATIVES, FEWEST_POSITIVES, MOST_POSITIVES, MOST_STEPS = 15, 512, 8192, 400
 """Negatives of a positive; the fewest and the most positives of a step; and steps of an epoch above which it grows."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from recspec import config
+from recspec.base import config
+from recspec.feature_spec import FeatureSpec
 from recspec.models.fitted import FittedItemModel
 from recspec.models.interactions import Interactions
-from recspec.nn import RowsHeld
-from recspec.spec import FeatureSpec
+from recspec.models.layers import RowsHeld
 
 
 class PopularitySettings(config.Settings):

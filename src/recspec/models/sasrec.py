@@ -22,16 +22,24 @@ import torch.nn.functional as F
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from recspec import config
-from recspec.batch import Batch
-from recspec.errors import SpecError
+from recspec.base import config
+from recspec.base.errors import SpecError
+from recspec.feature_spec import FeatureSpec
 from recspec.models.facts import DataFacts, Proposals
 from recspec.models.interactions import Interactions
 from recspec.models.item_model import TrainedItemModel
-from recspec.models.known_events import KnownEvents
-from recspec.models.known_items import Stored
-from recspec.nn import Blocks, Embeddings, GatedBlock, RowsHeld, TransformerBlock, at_least_fp32, drop, softmax_loss
-from recspec.spec import FeatureSpec
+from recspec.models.known_items import KnownEvents, Stored
+from recspec.models.layers import (
+    Batch,
+    Blocks,
+    Embeddings,
+    GatedBlock,
+    RowsHeld,
+    TransformerBlock,
+    at_least_fp32,
+    drop,
+    softmax_loss,
+)
 
 STEADY = 256
 """Rows of products are a multiple of this, as oneDNN prepares for each new shape."""

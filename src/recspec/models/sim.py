@@ -19,13 +19,14 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from recspec.batch import Batch, num_rows, take
-from recspec.errors import SettingsError, unknown
+from recspec.base.errors import SettingsError, unknown
+from recspec.feature_spec import FeatureSpec
 from recspec.models.base import Widths
 from recspec.models.dien import DienSettings, Evolution, auxiliary_weight
 from recspec.models.din import Head, Made, SequenceModel, SequenceSettings
-from recspec.nn import (
+from recspec.models.layers import (
     AttentionUnit,
+    Batch,
     Column,
     Events,
     Histories,
@@ -42,9 +43,10 @@ from recspec.nn import (
     kernels,
     latest_best,
     may_replace,
+    num_rows,
+    take,
     weighted_sums,
 )
-from recspec.spec import FeatureSpec
 
 GAP_STEP = 0.5
 """Bucket width of time gaps, which are ln(1 + days): borders at 0.6, 1.7, 3.5, 6.4, 11, 19, 32, 54 days, ..."""

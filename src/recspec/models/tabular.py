@@ -12,13 +12,23 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from recspec import config
-from recspec.batch import Batch, num_rows
-from recspec.errors import SettingsError
+from recspec.base import config
+from recspec.base.errors import SettingsError
+from recspec.feature_spec import FeatureSpec
 from recspec.models import base
 from recspec.models.base import Model, list_problems
-from recspec.nn import Embeddings, Mlp, RowsHeld, at_once, ids_and_numbers, linear_of_parts, number_widths, side_by_side
-from recspec.spec import FeatureSpec
+from recspec.models.layers import (
+    Batch,
+    Embeddings,
+    Mlp,
+    RowsHeld,
+    at_once,
+    ids_and_numbers,
+    linear_of_parts,
+    num_rows,
+    number_widths,
+    side_by_side,
+)
 
 Part = tuple[Tensor, Sequence[int]]
 """Some columns of a tensor, (..., n), and their places in it."""

@@ -22,14 +22,25 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from recspec import config
-from recspec.batch import Batch, drawn_of, log_expected_of, num_rows
-from recspec.errors import SettingsError
-from recspec.models import click_defaults as rules
+from recspec.base import config
+from recspec.base.errors import SettingsError
+from recspec.feature_spec import FeatureSpec
+from recspec.models import facts as rules
 from recspec.models.base import DECAY_SPACE, POSITIVE, TRAINING_SPACE, Model, UniformStd, list_problems
 from recspec.models.facts import DataFacts, Proposals
-from recspec.nn import Embeddings, Mlp, RowsHeld, at_least_fp32, cross_entropy, ids_and_numbers, sampled_softmax
-from recspec.spec import FeatureSpec
+from recspec.models.layers import (
+    Batch,
+    Embeddings,
+    Mlp,
+    RowsHeld,
+    at_least_fp32,
+    cross_entropy,
+    drawn_of,
+    ids_and_numbers,
+    log_expected_of,
+    num_rows,
+    sampled_softmax,
+)
 
 FEWEST_ROWS, MOST_ROWS, MOST_STEPS = 512, 4096, 400
 """The fewest and the most positives of a step, and steps of an epoch above which it grows: the products of a step's

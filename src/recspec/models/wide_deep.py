@@ -22,22 +22,15 @@ import torch.nn.functional as F
 from pydantic import Field, field_validator, model_validator
 from torch import Tensor, nn
 
-from recspec import config
-from recspec.batch import Batch, num_rows
-from recspec.errors import SettingsError, unknown
+from recspec.base import config
+from recspec.base.errors import SettingsError, unknown
+from recspec.feature_spec import FeatureSpec
 from recspec.models import base
-from recspec.models import click_defaults as rules
-from recspec.models.base import (
-    DECAY_SPACE,
-    POSITIVE,
-    TRAINING_SPACE,
-    WIDTHS_SPACE,
-    Model,
-    Widths,
-    scores_of_sums,
-)
+from recspec.models import facts as rules
+from recspec.models.base import DECAY_SPACE, POSITIVE, TRAINING_SPACE, WIDTHS_SPACE, Model, Widths, scores_of_sums
 from recspec.models.facts import DataFacts, Proposals
-from recspec.nn import (
+from recspec.models.layers import (
+    Batch,
     Embeddings,
     Mlp,
     RowsHeld,
@@ -46,11 +39,11 @@ from recspec.nn import (
     embedding_widths,
     ids_and_numbers,
     may_replace,
+    num_rows,
     number_widths,
     runs_on_gpu,
     side_by_side,
 )
-from recspec.spec import FeatureSpec
 
 INDICATOR_MOST_IDS = 10_000
 """The largest cardinality of a one-hot feature in the MLP's input."""

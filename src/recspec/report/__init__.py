@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 from recspec.report import dataset_summary
 
 if TYPE_CHECKING:
-    from recspec.spec import FeatureSpec
+    from recspec.feature_spec import FeatureSpec
 
-__all__ = ["dataset_summary", "write_dataset_page", "write_report"]
+__all__ = [
+    "dataset_summary", "write_dataset_page", "write_report",
+]  # fmt: skip
 
 
 def write_report(runs: Sequence[str | Path], out: str | Path | None = None, *, data: str | Path | None = None) -> Path:

@@ -19,8 +19,8 @@ from xml.etree import ElementTree
 import numpy as np
 from numpy.typing import NDArray
 
-from recspec.errors import require_extra
-from recspec.report.markup import Markup, plain, tag
+from recspec.base.errors import require_extra
+from recspec.report.page import Markup, plain, tag
 
 WIDTH, HEIGHT = 400, 240  # CSS pixels at full size
 MOST_HOVERED = 80

@@ -8,21 +8,37 @@ from pathlib import Path
 
 import numpy as np
 
-from recspec.encoding import Encoder
-from recspec.errors import RecspecError
-from recspec.files import confined, local, read_json, whole_file
+from recspec.base.errors import RecspecError
+from recspec.base.files import confined, local, read_json, whole_file
+from recspec.base.summaries import NOTES
+from recspec.data.encoding import Encoder
+from recspec.data.storage import PREPARE_FILE
+from recspec.feature_spec import NO_FILES, FeatureSpec
 from recspec.report import charts
-from recspec.report.dataset_figures import DatasetFigures, figures_of
-from recspec.report.dataset_leaks import Leaks, leaks_of
+from recspec.report.dataset_figures import DatasetFigures, Leaks, figures_of, leaks_of
 from recspec.report.dataset_summary import Card, FeatureCard, describe
 from recspec.report.dataset_values import Numbers, RawNames, TopValues, fill_of, numbers_of, top_values
-from recspec.report.markup import Child, Markup, coded, tag
-from recspec.report.numbers import data_number, moment, number, percent, size
-from recspec.report.page import Cell, Section, drawing, note, num, page, soft, table, tiles
+from recspec.report.page import (
+    Cell,
+    Child,
+    Markup,
+    Section,
+    coded,
+    data_number,
+    drawing,
+    moment,
+    note,
+    num,
+    number,
+    page,
+    percent,
+    size,
+    soft,
+    table,
+    tag,
+    tiles,
+)
 from recspec.report.page import charts as side_by_side
-from recspec.spec import NO_FILES, FeatureSpec
-from recspec.storage import PREPARE_FILE
-from recspec.summaries import NOTES
 
 MOST_FEATURES = 60
 """Features with a table or chart of their own values."""

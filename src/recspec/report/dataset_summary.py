@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from recspec.spec import NO_FILES, Feature, FeatureSpec
-from recspec.storage import Array, Columns, Ragged, open_split
+from recspec.data.storage import Array, Columns, Ragged, open_split
+from recspec.feature_spec import NO_FILES, Feature, FeatureSpec
 
 COUNTED_IDS = 1 << 28  # largest id whose distinct values are counted: a byte for each id up to it
 

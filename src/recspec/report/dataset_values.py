@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from recspec.encoding import (
+from recspec.base.errors import RecspecError, SpecError
+from recspec.data.encoding import (
     BucketEncoder,
     Encoder,
     Encoders,
@@ -20,10 +21,9 @@ from recspec.encoding import (
     VocabularyEncoder,
     raw_values,
 )
-from recspec.errors import RecspecError, SpecError
+from recspec.data.storage import Ragged, open_split
+from recspec.feature_spec import FeatureSpec
 from recspec.report.dataset_figures import BLOCK, sample
-from recspec.spec import FeatureSpec
-from recspec.storage import Ragged, open_split
 
 TOP = 10
 MOST_COUNTED = 1 << 22

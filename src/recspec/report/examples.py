@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recspec.errors import RecspecError
+from recspec.base.errors import RecspecError
 from recspec.report.dataset_values import RawNames, numbers_of, top_values
-from recspec.report.markup import Markup, plain, tag
+from recspec.report.page import Markup, plain, tag
 from recspec.report.run_facts import RunFacts
 
 if TYPE_CHECKING:
     from recspec.inference import Recommendation
+
 
 LISTED = 10  # items of a list
 HISTORY = 8  # events of a user that are shown

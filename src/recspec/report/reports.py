@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from recspec.errors import DataError, SettingsError, of_the_machine
-from recspec.files import local, whole_file
+from recspec.base.errors import DataError, SettingsError, of_the_machine
+from recspec.base.files import local, whole_file
 from recspec.report.compare_page import compare_page
 from recspec.report.run_facts import read_runs
 from recspec.report.run_page import run_page

@@ -9,16 +9,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recspec.errors import RecspecError
-from recspec.files import PathError, confined, local, parse_json, read_json, special
+from recspec.base.errors import RecspecError
+from recspec.base.files import PathError, confined, local, parse_json, read_json, special
+from recspec.data.storage import PREPARE_FILE
+from recspec.feature_spec import FeatureSpec
 from recspec.report.dataset_figures import DatasetFigures, figures_of
-from recspec.spec import FeatureSpec
-from recspec.storage import PREPARE_FILE
 
 if TYPE_CHECKING:
     from recspec.bundle import Card, DataRecord, RunRecord
     from recspec.evaluation import SavedEvaluation
     from recspec.inference import Predictor
+
 
 LOG = "log.jsonl"
 MOST_LOG = 64 << 20  # bytes of a log that are read

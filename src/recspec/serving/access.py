@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
-from recspec.errors import RequestError, SettingsError
+from recspec.base.errors import RequestError, SettingsError
 
 LOCAL = ("localhost", "127.0.0.1", "::1")
 """Names of the machine itself."""

@@ -24,8 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from recspec import config
-from recspec.errors import RequestError
+from recspec.base import config
+from recspec.base.errors import RequestError
 from recspec.serving.server_metrics import ServerMetrics
 
 Arrays = dict[str, NDArray[Any]]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from recspec.machine import stop_signals
+from recspec.base.machine import stop_signals
 from recspec.serving.batching import Limits
 from recspec.serving.opened_model import RepositorySettings
 from recspec.serving.server import FORCE_SECONDS, Addresses, ServeSettings, log, loop_factory, quiet

@@ -18,7 +18,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from recspec.errors import RecspecError, RequestError, listed
+from recspec.base.errors import RecspecError, RequestError, listed
 from recspec.serving.batching import Limits
 
 JSON = "application/json"

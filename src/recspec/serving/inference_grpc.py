@@ -22,7 +22,7 @@ from google.protobuf.message import DecodeError
 from grpc import aio
 from tritonclient.grpc import service_pb2 as messages
 
-from recspec.errors import RecspecError, RequestError
+from recspec.base.errors import RecspecError, RequestError
 from recspec.serving import tensors
 from recspec.serving.access import Access
 from recspec.serving.model_metadata import SERVER, configuration, metadata, statistics

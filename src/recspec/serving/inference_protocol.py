@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from recspec.errors import RequestError
+from recspec.base.errors import RequestError
 from recspec.export import Arrays
 from recspec.serving import model_metadata, tensors
 from recspec.serving.http_bodies import BINARY, first_values, json_response, parse_object

@@ -12,8 +12,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from recspec.encoding import row_at
-from recspec.errors import RequestError, listed
+from recspec.base.errors import RequestError, listed
+from recspec.data.encoding import row_at
+from recspec.feature_spec import Port
 from recspec.inference import Predictor, Wanted, requests
 from recspec.serving import json_types as types
 from recspec.serving.access import Access
@@ -22,7 +23,6 @@ from recspec.serving.openapi import document
 from recspec.serving.repository import Form, Repository
 from recspec.serving.run_reports import REPORTS, has_report
 from recspec.serving.tensors import DATATYPES, refuse_rows
-from recspec.spec import Port
 
 REQUESTED_MODEL = "recspec.model"
 """Key of a request's scope for the name of the requested model, for the metrics."""

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, RootModel, StringConstraints, ValidationError
 from pydantic.config import JsonDict
 
-from recspec.encoding import LONGEST_ID, row_at
-from recspec.errors import RequestError
+from recspec.base.errors import RequestError
+from recspec.data.encoding import LONGEST_ID, row_at
 from recspec.inference import LARGEST_K, MOST_BOOSTS, MOST_CONTEXT, MOST_EXCLUDED, MOST_ITEMS, MOST_SHOWN
 from recspec.serving.http_bodies import parse_object
 

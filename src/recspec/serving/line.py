@@ -11,7 +11,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from recspec.errors import BundleError, RecspecError
+from recspec.base.errors import BundleError, RecspecError
 
 log = logging.getLogger("recspec.serve")
 

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from recspec.errors import RequestError
+from recspec.base.errors import RequestError
 from recspec.inference import Directory, ItemFields, Predictor, facts_of_encoder, requests
 from recspec.serving import json_types as types
 from recspec.serving.http_bodies import json_response

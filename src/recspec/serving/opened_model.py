@@ -15,10 +15,12 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field
 
-from recspec import config
+from recspec.base import config
+from recspec.base.errors import BundleError, ExportError, RecspecError, of_the_machine
+from recspec.base.files import removed
 from recspec.bundle import versions
-from recspec.encoding import CrossEncoder, Encoders
-from recspec.errors import BundleError, ExportError, RecspecError, of_the_machine
+from recspec.data.encoding import CrossEncoder, Encoders
+from recspec.data.storage import Ragged
 from recspec.evaluation import id_feature
 from recspec.export import (
     Arrays,
@@ -30,12 +32,10 @@ from recspec.export import (
     raw_columns,
     read_description,
 )
-from recspec.files import removed
+from recspec.feature_spec import Port, Signature, find_export_file, signature_of
 from recspec.inference import ROLES, Predictor
 from recspec.serving.private_copies import PrivateCopy
 from recspec.serving.sources import Fingerprint, export_beside
-from recspec.spec import Port, Signature, find_export_file, signature_of
-from recspec.storage import Ragged
 
 CHECKED_ROWS = 64
 """Rows on which an export is compared with its bundle."""

@@ -6,7 +6,7 @@ import contextlib
 import socket
 from collections.abc import Callable, Iterator
 
-from recspec.errors import SettingsError
+from recspec.base.errors import SettingsError
 
 BACKLOG = 2048
 """Most connections that wait to be accepted."""

@@ -18,12 +18,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
+from recspec.base.errors import BundleError
+from recspec.base.files import beside, is_locked, is_own, locked, manifest, removed
 from recspec.bundle import folder as bundle
-from recspec.errors import BundleError
-from recspec.files import beside, is_locked, is_own, locked, manifest, removed
+from recspec.feature_spec import find_export_file
 from recspec.serving.line import Line
 from recspec.serving.sources import EXPORT, Fingerprint, export_beside, fingerprint
-from recspec.spec import find_export_file
 
 PREFIX = "recspec-serve-"
 BUNDLE = "bundle"

@@ -24,9 +24,10 @@ from weakref import WeakSet
 import numpy as np
 import torch
 
-from recspec.errors import BundleError, RecspecError, RequestError, nearest
+from recspec.base.errors import BundleError, RecspecError, RequestError, nearest
+from recspec.base.files import removed
 from recspec.export import Arrays
-from recspec.files import removed
+from recspec.feature_spec import LOGIT, Port
 from recspec.inference import Directory, ItemFields
 from recspec.serving.batching import Batcher, Limits
 from recspec.serving.http_bodies import BodyReader
@@ -35,7 +36,6 @@ from recspec.serving.private_copies import Copies, OwnCopies, PrivateCopy
 from recspec.serving.server_metrics import NO_MODEL, ServerMetrics
 from recspec.serving.sources import RAW, Fingerprint, Source, find_versions, fingerprint, take_deltas
 from recspec.serving.tensors import Tensor, checked
-from recspec.spec import LOGIT, Port
 
 log = logging.getLogger("recspec.serve")
 

@@ -6,7 +6,7 @@ import os
 import stat
 from pathlib import Path
 
-from recspec.errors import RequestError
+from recspec.base.errors import RequestError
 
 REPORTS = "/report/"
 """What the paths of reports begin with."""

@@ -32,8 +32,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from recspec import config
-from recspec.errors import RecspecError, RequestError, SettingsError
+from recspec.base import config
+from recspec.base.errors import RecspecError, RequestError, SettingsError
 from recspec.serving import inference_protocol, json_routes, listing_routes, pages
 from recspec.serving.access import Access, check_certificate, check_hosts, is_public, refuse_other_origins
 from recspec.serving.http_bodies import error_response, json_response
@@ -43,6 +43,7 @@ from recspec.serving.run_reports import REPORTS
 
 if TYPE_CHECKING:
     from grpc import aio
+
 
 ROUTES = (json_routes.routes, inference_protocol.routes, listing_routes.routes, pages.routes)
 """The routes of each file, asked in order: those of many requests come first."""

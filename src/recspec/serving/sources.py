@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from recspec.base.errors import RecspecError, SettingsError
+from recspec.base.files import PathError, named_path
 from recspec.bundle import folder as bundle
 from recspec.bundle import versions
-from recspec.errors import RecspecError, SettingsError
-from recspec.files import PathError, named_path
-from recspec.spec import find_export_file
+from recspec.feature_spec import find_export_file
 
 RAW = "_raw"
 """Suffix of a model's name for its raw form."""

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from recspec.errors import RequestError, how_many, listed, nearest, unknown
-from recspec.spec import OUTPUTS, RANKING_OUTPUTS, Port, PortType
+from recspec.base.errors import RequestError, how_many, listed, nearest, unknown
+from recspec.feature_spec import OUTPUTS, RANKING_OUTPUTS, Port, PortType
 
 Values = NDArray[Any]
 

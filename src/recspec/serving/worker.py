@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from recspec.errors import RecspecError
+from recspec.base.errors import RecspecError
 from recspec.serving.batching import Limits
 from recspec.serving.line import Ended, Line
 from recspec.serving.opened_model import RepositorySettings

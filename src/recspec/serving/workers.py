@@ -22,8 +22,8 @@ from typing import Any
 
 import torch
 
-from recspec import machine
-from recspec.errors import BundleError, RecspecError, SettingsError
+from recspec.base import machine
+from recspec.base.errors import BundleError, RecspecError, SettingsError
 from recspec.serving import worker
 from recspec.serving.access import check_certificate
 from recspec.serving.batching import Limits

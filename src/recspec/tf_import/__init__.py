@@ -2,4 +2,6 @@
 
 from recspec.tf_import.wide_deep import import_tf
 
-__all__ = ["import_tf"]
+__all__ = [
+    "import_tf",
+]  # fmt: skip

@@ -24,9 +24,9 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from recspec.errors import DataError, listed, nearest
-from recspec.files import PathError, confined, special
-from recspec.storage import masked_crc
+from recspec.base.errors import DataError, listed, nearest
+from recspec.base.files import PathError, confined, special
+from recspec.data.storage import masked_crc
 
 Array: TypeAlias = NDArray[np.generic]
 Message: TypeAlias = Mapping[int, Sequence[int | memoryview]]

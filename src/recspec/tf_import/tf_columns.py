@@ -17,7 +17,9 @@ import numpy as np
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from recspec.encoding import (
+from recspec.base.errors import DataError, listed, nearest, unknown
+from recspec.base.files import confined, special
+from recspec.data.encoding import (
     CROSS_KEY,
     BucketEncoder,
     CrossEncoder,
@@ -29,9 +31,7 @@ from recspec.encoding import (
     Vocabulary,
     VocabularyEncoder,
 )
-from recspec.errors import DataError, listed, nearest, unknown
-from recspec.files import confined, special
-from recspec.spec import Feature
+from recspec.feature_spec import Feature
 
 MOST_BYTES = 1 << 28  # of the file of columns, and of a vocabulary's
 IGNORED = ("-1",)  # values that TensorFlow drops from columns of whole numbers, as it drops empty texts

@@ -19,14 +19,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from recspec.base.errors import BundleError, DataError, nearest
+from recspec.base.files import local, locked
 from recspec.bundle import Card
 from recspec.bundle import folder as bundle
-from recspec.encoding import CROSS_KEY, ENCODERS_FILE, VOCABULARIES
-from recspec.errors import BundleError, DataError, nearest
-from recspec.files import local, locked
+from recspec.data.encoding import CROSS_KEY, ENCODERS_FILE, VOCABULARIES
+from recspec.feature_spec import Feature, FeatureSpec
 from recspec.models import INDICATOR_MOST_IDS, Deep, Wide, WideDeep, WideDeepSettings
-from recspec.nn import Embeddings, without_memory
-from recspec.spec import Feature, FeatureSpec
+from recspec.models.layers import Embeddings, without_memory
 from recspec.tf_import import tensorbundle
 from recspec.tf_import.tensorbundle import Operation, Saved, TensorBundle
 from recspec.tf_import.tf_columns import (

@@ -9,10 +9,10 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from recspec.errors import RecspecError
+from recspec.base.errors import RecspecError
 from recspec.evaluation import Evaluation, Question, evaluate_baselines, seconds_of_an_operation
 from recspec.models import MODELS, FittedItemModel
-from recspec.nn import without_memory
+from recspec.models.layers import without_memory
 
 CHEAP = ("markov", "ease", "item_knn")
 """Baselines beside popularity. iALS and GF-CF take many passes, whose number the sizes don't tell."""

@@ -9,23 +9,13 @@ from pathlib import Path
 
 import torch
 
-from recspec.bundle import (
-    MOST_MEMBERS,
-    Blend,
-    Bundle,
-    Card,
-    DataRecord,
-    Member,
-    blend_of,
-    meaning_digest,
-    run_record,
-)
+from recspec.base.errors import BundleError, SettingsError
+from recspec.base.files import local, locked_inside
+from recspec.bundle import MOST_MEMBERS, Blend, Bundle, Card, DataRecord, Member, blend_of, meaning_digest, run_record
 from recspec.bundle import folder as bundle
-from recspec.errors import BundleError, SettingsError
 from recspec.evaluation import check_same_features, choose_weights
-from recspec.files import local, locked_inside
+from recspec.feature_spec import FeatureSpec
 from recspec.models import ItemModel
-from recspec.spec import FeatureSpec
 from recspec.training import run_folder
 
 Progress = Callable[[str, float, float | None], None]

@@ -6,17 +6,21 @@ from dataclasses import dataclass
 
 import torch
 
-from recspec.distributed import Ranks, Shards, build, stores_of, torchrec_tables
 from recspec.loading import (
     NegativeSampler,
+    Ranks,
+    Shards,
     SharedNegatives,
+    build,
     ids_present,
     item_features,
     sampler_for,
     shared_negatives_for,
+    stores_of,
+    torchrec_tables,
 )
 from recspec.models import Model, SequenceModel, TrainedItemModel
-from recspec.nn import Gru
+from recspec.models.layers import Gru
 from recspec.training.optimizers import Optimizers
 from recspec.training.outline import make_optimizers, without_frozen
 from recspec.training.plan import TrainingPlan

@@ -9,19 +9,28 @@ from typing import Generic, Literal, TypeVar, cast, get_args
 
 import torch
 
-from recspec.distributed import Placement, Ranks, place, torchrec_tables
-from recspec.errors import SettingsError, SpecError, listed, unknown
+from recspec.base.errors import SettingsError, SpecError, listed, unknown
+from recspec.base.machine import parse_bytes
 from recspec.evaluation import count_labels
-from recspec.loading import Loader, Newest, Part, UserRows, holds_negatives, negatives_by_default
-from recspec.machine import parse_bytes
+from recspec.feature_spec import NO_FILES, FeatureSpec, Role
+from recspec.loading import (
+    Loader,
+    Newest,
+    Part,
+    Placement,
+    Ranks,
+    UserRows,
+    holds_negatives,
+    negatives_by_default,
+    place,
+    torchrec_tables,
+)
 from recspec.models import Ids, Model, Shapes, TrainedItemModel
-from recspec.nn import Embeddings, kernels
-from recspec.spec import NO_FILES, FeatureSpec, Role
-from recspec.training.optimizer_settings import numbers_beside, updates_rows_exactly
+from recspec.models.layers import Embeddings, kernels
 from recspec.training.outline import Outline
 from recspec.training.product_rates import ONEDNN_PAYS, ProductRates
 from recspec.training.row_optimizers import sparse_pays
-from recspec.training.settings import Precision, TrainSettings
+from recspec.training.settings import Precision, TrainSettings, numbers_beside, updates_rows_exactly
 
 T = TypeVar("T", covariant=True)
 

@@ -13,18 +13,17 @@ import numpy as np
 import torch
 from pydantic import ValidationError
 
-from recspec import config
-from recspec.errors import SpecError
+from recspec.base import config
+from recspec.base.errors import SpecError
+from recspec.base.files import PathError, confined, read_json
+from recspec.data.storage import PREPARE_FILE, Ragged, open_split
 from recspec.evaluation import id_feature
-from recspec.files import PathError, confined, read_json
+from recspec.feature_spec import FeatureSpec, Role
 from recspec.loading import holds_negatives, negatives_by_default
 from recspec.models import DataFacts, IdFacts, Model, PreparedNegatives, Proposals, Task, TrainedItemModel
-from recspec.nn import number_widths, without_memory
-from recspec.spec import FeatureSpec, Role
-from recspec.storage import PREPARE_FILE, Ragged, open_split
+from recspec.models.layers import number_widths, without_memory
 from recspec.training.choices import Choice, pick_valid
-from recspec.training.optimizer_settings import OptimizerSettings
-from recspec.training.settings import TrainSettings
+from recspec.training.settings import OptimizerSettings, TrainSettings
 
 MOST_LABELS = 1 << 20
 """Rows whose labels are read to estimate the share of positives."""

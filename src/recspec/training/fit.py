@@ -14,18 +14,19 @@ from pathlib import Path
 
 import torch
 
-from recspec import __version__, config, machine
+from recspec import __version__
+from recspec.base import config, machine
+from recspec.base.errors import Interrupted, SettingsError
+from recspec.base.signals import stopping_at_once
+from recspec.base.stores import shown
 from recspec.bundle import Card, DataRecord, run_record
 from recspec.bundle import folder as bundle
-from recspec.distributed import Ranks
-from recspec.errors import Interrupted, SettingsError
+from recspec.data.storage import companions, label_columns
 from recspec.evaluation import Fitted, ItemFit, RowFit, Tried, warnings
+from recspec.feature_spec import FeatureSpec
+from recspec.loading import Ranks
 from recspec.models import MODELS, FittedItemModel, FittedModel, ItemModel, LogisticRegression
-from recspec.nn import RowsHeld, without_memory
-from recspec.signals import stopping_at_once
-from recspec.spec import FeatureSpec
-from recspec.storage import companions, label_columns
-from recspec.stores import shown
+from recspec.models.layers import RowsHeld, without_memory
 from recspec.training import run_folder
 from recspec.training.beside import item_baselines
 from recspec.training.choices import Choice, check_splits

@@ -6,18 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from recspec.calibration import Calibration, Method, fit
-from recspec.errors import DataError
-from recspec.evaluation import (
-    Evaluation,
-    ModelWarning,
-    Report,
-    evaluate_rows,
-    is_lower_better,
-    warnings,
-)
-from recspec.nn import CalibrationMap
-from recspec.storage import label_columns
+from recspec.base.errors import DataError
+from recspec.data.storage import label_columns
+from recspec.evaluation import Evaluation, ModelWarning, Report, evaluate_rows, is_lower_better, warnings
+from recspec.metrics import Calibration, Method, fit
+from recspec.models.layers import CalibrationMap
 from recspec.training.beside import item_baselines
 from recspec.training.checkpoints import Progress
 from recspec.training.validation import Validation

@@ -16,28 +16,27 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from recspec import config
+from recspec.base import config
+from recspec.base.errors import Interrupted, SettingsError, TrainingError
+from recspec.base.files import confine, local, locked_inside
+from recspec.base.signals import stopping_at_once
 from recspec.bundle import DataRecord, RunRecord, run_record
-from recspec.distributed import Ranks
-from recspec.errors import Interrupted, SettingsError, TrainingError
-from recspec.files import confine, local, locked_inside
+from recspec.feature_spec import FeatureSpec
+from recspec.loading import Ranks
 from recspec.models import MODELS, FittedModel
-from recspec.signals import stopping_at_once
-from recspec.spec import FeatureSpec
 from recspec.training import run_folder
 from recspec.training.build import Built, build_model, make_sampler
-from recspec.training.checkpoints import Progress, RunCheckpoints
+from recspec.training.checkpoints import Progress, RunCheckpoints, WeightAverage
 from recspec.training.fit import FitPlan, make_fit_plan, run_fit
 from recspec.training.judgement import judge
 from recspec.training.plan import TrainingPlan, make_plan
-from recspec.training.precision import arithmetic
+from recspec.training.product_rates import arithmetic
 from recspec.training.result import Result, keeps_best, write_bundle
 from recspec.training.run_folder import Event, RunLog
 from recspec.training.settings import TrainSettings
 from recspec.training.step import TrainingStep
 from recspec.training.tracking import TrackedSearch, Tracking
 from recspec.training.validation import Validation
-from recspec.training.weight_average import WeightAverage
 
 AGREEING = 2.0
 """Seconds between agreements of ranks; torchrun gives processes that it stops half a minute."""

@@ -10,10 +10,10 @@ from itertools import accumulate
 import torch
 from torch import Tensor, nn
 
-from recspec.errors import CheckpointError, SettingsError, listed, nearest
-from recspec.nn import kernels
-from recspec.training.optimizer_settings import KEPT, OptimizerSettings, learning_rate_factor
+from recspec.base.errors import CheckpointError, SettingsError, listed, nearest
+from recspec.models.layers import kernels
 from recspec.training.row_optimizers import form_of, laid_as, make_optimizer
+from recspec.training.settings import KEPT, OptimizerSettings, learning_rate_factor
 
 
 class Optimizers:

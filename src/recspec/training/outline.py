@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from recspec.distributed import stores_of
-from recspec.errors import SettingsError, unknown
+from recspec.base.errors import SettingsError, unknown
+from recspec.loading import stores_of
 from recspec.models import Model
-from recspec.nn import Embeddings, RowsHeld, without_memory
+from recspec.models.layers import Embeddings, RowsHeld, without_memory
 from recspec.training.optimizers import Optimizers
 from recspec.training.settings import TrainSettings
 

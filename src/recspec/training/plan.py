@@ -10,16 +10,16 @@ from functools import cache, partial
 import numpy as np
 import torch
 
-from recspec import __version__, config, machine
-from recspec.distributed import Placement, Ranks
-from recspec.errors import SettingsError, unknown
+from recspec import __version__
+from recspec.base import config, machine
+from recspec.base.errors import SettingsError, unknown
+from recspec.base.stores import shown
+from recspec.data.storage import companions
 from recspec.evaluation import interactions_of
-from recspec.loading import Loader, Newest
+from recspec.feature_spec import FeatureSpec
+from recspec.loading import Loader, Newest, Placement, Ranks
 from recspec.models import MODELS, FittedModel, Ids, Interactions, Model, TrainedItemModel
-from recspec.nn import RowsHeld, kernels
-from recspec.spec import FeatureSpec
-from recspec.storage import companions
-from recspec.stores import shown
+from recspec.models.layers import RowsHeld, kernels
 from recspec.training import choices
 from recspec.training.choices import Choice, CompileMode
 from recspec.training.defaults import MOST_EPOCHS, pick_path, resolve

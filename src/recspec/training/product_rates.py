@@ -1,4 +1,4 @@
-"""How fast this CPU multiplies matrices in each arithmetic: measured once, and kept in the user's cache folder.
+"""The arithmetic of a step, and how fast this CPU multiplies matrices in each.
 
 The name of a CPU and its flags do not tell. Intel's AVX-512 BF16 without AMX multiplies bf16 half as fast as fp32, and
 AMD's twice as fast; at narrow products a BLAS may reach a quarter of oneDNN's rate (docs/decisions.md).
@@ -10,8 +10,8 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal
@@ -19,11 +19,27 @@ from typing import Annotated, Literal
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from recspec import machine
-from recspec.distributed import Ranks
-from recspec.errors import RecspecError
-from recspec.files import read_json, whole_file
-from recspec.training.precision import arithmetic
+from recspec.base import machine
+from recspec.base.errors import RecspecError
+from recspec.base.files import read_json, whole_file
+from recspec.loading import Ranks
+
+
+@contextmanager
+def arithmetic(precision: str, deterministic: bool) -> Iterator[None]:
+    """Set the precision of matrix products and, if asked, deterministic kernels until the end of the block."""
+    before, was_deterministic = torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()
+    if deterministic:  # cuBLAS needs this variable and reads it at its first use
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+    torch.set_float32_matmul_precision("highest" if precision == "fp32" else "medium")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+        if deterministic:  # torch's function loads its compiler
+            torch.use_deterministic_algorithms(was_deterministic)
+
 
 WIDE, NARROW = (512, 256, 256), (2048, 32, 80)
 """Rows, inputs and outputs of a layer of an MLP, and of a layer over events (of DIN's attention)."""
@@ -32,8 +48,9 @@ ROUNDS = 7
 ONEDNN_PAYS = 2.0
 """Speed of narrow products through oneDNN, relative to the BLAS, from which they go that way.
 
-oneDNN needs even steps (recspec.nn.events): more places, a mask, more copies. At equal rates they make a step of SIM
-1.05, of DIN 1.19 and of DIEN 1.26 times as long (docs/decisions.md). Narrow products are a third to a half of it."""
+oneDNN needs even steps (recspec.models.layers.events): more places, a mask, more copies. At equal rates they make a
+step of SIM 1.05, of DIN 1.19 and of DIEN 1.26 times as long (docs/decisions.md). Narrow products are a third to a
+half of it."""
 MOST_BYTES = 1 << 12
 """Size of a file of rates, ten times as large as needed."""
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import torch
 
+from recspec.base.errors import DataError
 from recspec.bundle import Card, Seen, checkpoint
 from recspec.bundle import folder as bundle
-from recspec.calibration import Calibration
-from recspec.errors import DataError
 from recspec.evaluation import ModelWarning, id_feature, interactions_of, positives, seen_items
+from recspec.feature_spec import FeatureSpec
+from recspec.metrics import Calibration
 from recspec.models import Interactions, ItemModel, Model
-from recspec.spec import FeatureSpec
 from recspec.training.build import Built
 from recspec.training.checkpoints import Progress
 from recspec.training.judgement import Judgement

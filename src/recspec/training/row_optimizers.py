@@ -29,9 +29,9 @@ from torch import Tensor, nn, optim
 from torch.optim.adagrad import adagrad
 from torch.optim.adam import adam
 
-from recspec.errors import SettingsError, listed
-from recspec.nn import kernels, uncompiled
-from recspec.training.optimizer_settings import OptimizerSettings, moves_every_row
+from recspec.base.errors import SettingsError, listed
+from recspec.models.layers import kernels, uncompiled
+from recspec.training.settings import OptimizerSettings, moves_every_row
 
 Group: TypeAlias = dict[str, Any]
 """Parameters and the settings they share; torch calls this a group."""

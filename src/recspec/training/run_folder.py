@@ -12,9 +12,9 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
+from recspec.base.errors import SettingsError, TrainingError, listed
+from recspec.base.files import is_own, removed
 from recspec.bundle import checkpoint, run_record, versions
-from recspec.errors import SettingsError, TrainingError, listed
-from recspec.files import is_own, removed
 from recspec.training import tracking
 from recspec.training.tracking import Tracking
 

@@ -1,20 +1,169 @@
-"""The settings of training."""
+"""The settings of training and of its optimizers, with what follows from them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from recspec import config
-from recspec.distributed import PlacementSettings
-from recspec.errors import listed
+from recspec.base import config
+from recspec.base.errors import listed
+from recspec.base.machine import Affinity, parse_bytes
 from recspec.evaluation import PROTOCOLS
-from recspec.loading import Distribution
-from recspec.machine import Affinity, parse_bytes
-from recspec.training.optimizer_settings import READ_BY, OptimizerSettings
+from recspec.loading import Distribution, PlacementSettings
 from recspec.training.tracking import check_address
+
+Schedule = Literal["constant", "linear", "polynomial", "step"]
+
+
+class OptimizerSettings(config.Settings):
+    """How parameters are updated: the optimizer, its settings, and its learning rate over the run."""
+
+    optimizer: Literal["adam", "adamw", "sgd", "adagrad", "rmsprop", "ftrl", "rowwise_adagrad"] = Field(
+        "adam", description="name of the optimizer"
+    )
+    learning_rate: float = Field(1e-3, gt=0, description="peak learning rate; the schedule multiplies it")
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
+        (0.9, 0.999), description="decay rates of Adam and AdamW"
+    )
+    momentum: float = Field(0.0, ge=0, lt=1, description="momentum of SGD and RMSprop")
+    eps: float | None = Field(
+        None,
+        gt=0,
+        description="term added to the optimizer's denominator; by default 1e-8 for Adam and AdamW, 1e-7 for "
+        "RMSprop, 1e-10 for Adagrad and row-wise Adagrad. Not used by FTRL and SGD",
+    )
+    weight_decay: float = Field(
+        0.0, ge=0, description="weight decay: decoupled in AdamW, otherwise added to the gradient"
+    )
+    rho: float = Field(0.9, ge=0, lt=1, description="decay rate of RMSprop's mean square")
+    initial_accumulator: float | None = Field(
+        None, ge=0, description="initial sum of squares of Adagrad and FTRL; by default 0 for Adagrad, 0.1 for FTRL"
+    )
+    l1: float = Field(0.0, ge=0, description="L1 regularisation of FTRL: adds l1 |w| to the loss")
+    l2: float = Field(0.0, ge=0, description="L2 regularisation of FTRL: adds l2 w^2 to the loss")
+    schedule: Schedule = Field(
+        "constant",
+        description="learning rate after warm-up: constant, linear or polynomial decay to zero, or reduced in steps",
+    )
+    decay_power: float = Field(2.0, gt=0, description="exponent of the polynomial schedule")
+    decay_start: float = Field(0.0, ge=0, lt=1, description="fraction of the run after which the decay starts")
+    decay_end: float = Field(
+        1.0, gt=0, description="fraction of the run at which the rate reaches zero; above 1, the run ends earlier"
+    )
+    step_epochs: tuple[float, ...] = Field(
+        (), description="epochs at which the learning rate is multiplied by step_factors, with schedule step"
+    )
+    step_factors: tuple[Annotated[float, Field(gt=0, le=1)], ...] = Field(
+        (0.1,), description="factors at step_epochs: one for each, or one for all"
+    )
+    warmup_epochs: float = Field(0.0, ge=0, description="number of epochs of linear warm-up; may be a fraction")
+
+    @model_validator(mode="after")
+    def _optimizer_agrees(self) -> OptimizerSettings:
+        if self.schedule == "step" and not self.step_epochs:
+            raise ValueError("schedule 'step' needs step_epochs, as [5, 8]")
+        if self.schedule == "step" and len(self.step_factors) not in (1, len(self.step_epochs)):
+            raise ValueError(
+                f"step_factors holds {len(self.step_factors)} numbers for the {len(self.step_epochs)} of step_epochs; "
+                "give one for each, or one for all"
+            )
+        if self.decay_end <= self.decay_start:
+            raise ValueError(f"decay_end {self.decay_end} is not after decay_start {self.decay_start}")
+        if self.optimizer == "ftrl" and self.initial_accumulator == 0:
+            raise ValueError("initial_accumulator is 0, and FTRL divides by its root; give a number above 0, as 0.1")
+        return self
+
+
+READ_BY: Mapping[str, frozenset[str]] = {
+    "betas": frozenset({"adam", "adamw"}),
+    "momentum": frozenset({"sgd", "rmsprop"}),
+    "eps": frozenset({"adam", "adamw", "adagrad", "rowwise_adagrad", "rmsprop"}),
+    "rho": frozenset({"rmsprop"}),
+    "initial_accumulator": frozenset({"adagrad", "rowwise_adagrad", "ftrl"}),
+    "l1": frozenset({"ftrl"}),
+    "l2": frozenset({"ftrl"}),
+}
+"""Settings that only some optimizers read, and those optimizers."""
+
+_ADAM = {"step": "number", "exp_avg": "weight", "exp_avg_sq": "weight"}
+KEPT: Mapping[str, Mapping[str, str]] = {
+    "adam": _ADAM,
+    "adamw": _ADAM,
+    "sgd": {"momentum_buffer": "weight"},
+    "adagrad": {"step": "number", "sum": "weight"},
+    "rmsprop": {"step": "count", "square": "weight", "velocity": "weight", "row_step": "row"},
+    "ftrl": {"accumulator": "weight", "linear": "weight"},
+    "rowwise_adagrad": {"sum": "column"},
+}
+"""Each optimizer's state of a parameter: shaped as the weight, its rows or a column of them, or a number or a count."""
+
+
+def numbers_beside(settings: OptimizerSettings, width: int) -> float:
+    """Numbers of optimizer state for each weight of a table of that width."""
+    kept = KEPT[settings.optimizer].items()
+    kinds = [kind for name, kind in kept if settings.momentum or name not in ("momentum_buffer", "velocity")]
+    return kinds.count("weight") + (kinds.count("row") + kinds.count("column")) / width
+
+
+def updates_rows_exactly(settings: OptimizerSettings, *, from_zero: bool) -> bool:
+    """Whether a sparse gradient gives the same table as the whole gradient; `from_zero`: its weights start at zero."""
+    if settings.weight_decay or (settings.momentum and settings.optimizer in READ_BY["momentum"]):
+        return False
+    if settings.optimizer == "ftrl":
+        return from_zero and settings.schedule == "constant" and not settings.warmup_epochs
+    return settings.optimizer in ("sgd", "adagrad", "rowwise_adagrad", "rmsprop")
+
+
+def moves_every_row(settings: OptimizerSettings) -> str | None:
+    """The setting, if any, that makes the optimizer move rows without a gradient."""
+    if settings.optimizer == "adamw":
+        return "optimizer 'adamw'"
+    if settings.momentum and settings.optimizer in READ_BY["momentum"]:
+        return f"momentum {settings.momentum:g}"
+    return f"weight_decay {settings.weight_decay:g}" if settings.weight_decay else None
+
+
+def learning_rate_factor(settings: OptimizerSettings, step: int, *, steps_per_epoch: int, epochs: int) -> float:
+    """The factor of the learning rate at step number `step`; 0 is the first.
+
+    Warm-up and decay multiply each other, so a schedule may decay during warm-up. A decay starts at the end of the
+    warm-up if `decay_start` is earlier.
+    """
+    total, warmup = max(1, epochs * steps_per_epoch), round(settings.warmup_epochs * steps_per_epoch)
+    start, stop = max(warmup, round(settings.decay_start * total)), round(settings.decay_end * total)
+    match settings.schedule:
+        case "constant":
+            factor = 1.0
+        case "linear":
+            factor = polynomial_decay(step, start=start, stop=stop, power=1.0)
+        case "polynomial":
+            factor = polynomial_decay(step, start=start, stop=stop, power=settings.decay_power)
+        case "step":
+            at = [round(epoch * steps_per_epoch) for epoch in settings.step_epochs]
+            factor = step_decay(step, at=at, factors=settings.step_factors)
+    return warm_up(step, steps=warmup) * factor
+
+
+def warm_up(step: int, *, steps: int) -> float:
+    """Linear climb: 1 / steps at the first step, 1 from step `steps - 1` on. Without a warm-up, always 1."""
+    return min(1.0, (step + 1) / steps) if steps > 0 else 1.0
+
+
+def polynomial_decay(step: int, *, start: int, stop: int, power: float) -> float:
+    """1 up to step `start`, then ((stop - step) / (stop - start)) ** power, and 0 from `stop` on."""
+    if step <= start:
+        return 1.0
+    return float((max(0, stop - step) / (stop - start)) ** power) if stop > start else 0.0
+
+
+def step_decay(step: int, *, at: Sequence[int], factors: Sequence[float]) -> float:
+    """The product of the factors of the entries of `at` that the run has reached; a single factor serves them all."""
+    each = factors if len(factors) > 1 else [*factors] * len(at)
+    return math.prod(factor for reached, factor in zip(at, each, strict=True) if step >= reached)
+
 
 Precision = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
 

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from recspec.batch import Batch, num_rows, take
-from recspec.distributed import Ranks
+from recspec.loading import Ranks
 from recspec.models import Model, counts_of
-from recspec.nn import Dice, follow_together, sparse_rows
+from recspec.models.layers import Batch, Dice, follow_together, num_rows, sparse_rows, take
 from recspec.training.build import Built
 
 

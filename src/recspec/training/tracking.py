@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlsplit
 
-from recspec.errors import MissingExtraError, shortened
-from recspec.files import PathError, confined, read_json, whole_file
+from recspec.base.errors import MissingExtraError, shortened
+from recspec.base.files import PathError, confined, read_json, whole_file
 
 STATE = "mlflow.json"
 VARIABLE, EXPERIMENT = "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"

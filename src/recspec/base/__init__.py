@@ -1,0 +1,1 @@
+"""What everything stands on: errors, settings, the machine, files and stores."""

@@ -1,0 +1,337 @@
+"""Typed settings from recipes (YAML) and from `--set name=value`; unknown names are refused."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import UnionType
+from typing import ClassVar, TypeVar, Union, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator, model_validator
+
+from recspec.base.errors import SettingsError, nearest, shortened, unknown
+from recspec.base.files import PathError, local, read_text
+
+MOST_RECIPE_BYTES = 1 << 20
+MOST_INTEGER = (1 << 63) - 1
+"""Largest whole number of a setting."""
+RECIPE_SECTIONS = ("about", "model", "settings", "train")
+RECIPES = Path(__file__).with_name("recipes")
+"""The published recipes in an installed recspec; in a clone they lie in its root."""
+TOKEN_VARIABLE = "RECSPEC_TOKEN"
+
+
+@dataclass(frozen=True)
+class OldName:
+    """The former name of a setting, read for one release."""
+
+    now: str  # the setting that took its place
+    values: Mapping[object, object]  # the present value of each former one; the others do what the default does now
+
+
+class Settings(BaseModel):
+    """Frozen settings that refuse unknown names."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    old_names: ClassVar[Mapping[str, OldName]] = {}
+
+    @classmethod
+    def renamed(cls, values: Mapping[str, object]) -> dict[str, object]:
+        """The values under the present names."""
+        kept = {name: value for name, value in values.items() if name not in cls.old_names}
+        for name, old in cls.old_names.items():
+            if isinstance(value := values.get(name), Hashable) and value in old.values:
+                kept[old.now] = old.values[value]
+        return kept
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_old_names(cls, values: object) -> object:
+        if not isinstance(values, Mapping) or not (found := [name for name in cls.old_names if name in values]):
+            return values
+        for name in found:
+            now = f"setting '{name}' is now '{cls.old_names[name].now}'"
+            warnings.warn(f"{now}; the old name ends with the next release", FutureWarning, stacklevel=2)
+        return cls.renamed(values)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _true_is_no_number(cls, value: object, info: ValidationInfo) -> object:
+        """Python takes true for 1; nobody who writes `epochs: yes` means one epoch."""
+        annotation = cls.model_fields[str(info.field_name)].annotation
+        if isinstance(value, bool) and bool not in (annotation, *get_args(annotation)):
+            raise ValueError("YAML reads yes, no, on and off as true and false; put text in quotes")
+        return value
+
+    @field_validator("*")
+    @classmethod
+    def _fits_64_bits(cls, value: object) -> object:
+        values: Iterable[object] = value.values() if isinstance(value, Mapping) else [value]
+        for each in itertools.chain.from_iterable(one if isinstance(one, (list, tuple)) else [one] for one in values):
+            if isinstance(each, int) and abs(each) > MOST_INTEGER:
+                raise ValueError(f"holds {each}; the largest whole number is {MOST_INTEGER:,}")
+        return value
+
+
+SettingsType = TypeVar("SettingsType", bound=BaseModel)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A recipe file: which model, its settings, how to train it; `about` is for people."""
+
+    model: str | None = None
+    settings: Mapping[str, object] = field(default_factory=dict)
+    train: Mapping[str, object] = field(default_factory=dict)
+    about: object = None
+
+
+def recipe_file(path: str | Path) -> Path:
+    """The file of a recipe; `recipes/NAME.yaml` is a published one where the folder has no such file.
+
+    Raises:
+        SettingsError: if there is no such file.
+    """
+    file = local(path, "the recipe")
+    if file.is_file():
+        return file
+    if str(file.parent) == RECIPES.name and (published := RECIPES / file.name).is_file():
+        return published
+    folder = file.parent if file.parent.is_dir() else RECIPES
+    known = [found.name for found in folder.iterdir()] if folder.is_dir() else []
+    raise SettingsError(f"recipe {file}: no such file{nearest(file.name, known)}")
+
+
+def load_recipe(path: str | Path) -> Recipe:
+    """Read a recipe; raises `SettingsError` if it is missing, not YAML, or has a section that recipes don't have."""
+    file = recipe_file(path)
+    try:
+        data = _read_yaml(read_text(file, most=MOST_RECIPE_BYTES)) or {}
+    except PathError as error:
+        raise SettingsError(f"recipe {error}") from None
+    except ValueError as error:
+        raise SettingsError(f"recipe {file}: {error}") from None
+    if not isinstance(data, dict):
+        raise SettingsError(f"recipe {file}: expected sections {', '.join(RECIPE_SECTIONS)}")
+    problems = [unknown("section", str(name), RECIPE_SECTIONS) for name in data if name not in RECIPE_SECTIONS]
+    if not isinstance(data.get("model"), (str, type(None))):
+        problems.append(f"section 'model' holds {data['model']!r}; expected a model's name")
+    for name in ("settings", "train"):
+        if not isinstance(data.get(name) or {}, dict):
+            problems.append(f"section '{name}' holds {data[name]!r}; expected settings, one `name: value` a line")
+    if problems:
+        raise SettingsError.of(f"recipe {file}", problems)
+    return Recipe(data.get("model"), data.get("settings") or {}, data.get("train") or {}, data.get("about"))
+
+
+def parse_assignments(assignments: Iterable[str]) -> dict[str, object]:
+    """`["epochs=3", "layers=[64, 32]"]` -> names and values.
+
+    A value in brackets, braces or quotes is read as YAML. Any other is one plain YAML scalar: a number, a truth value,
+    null, or else text in which no character has a meaning (`%d/%m/%Y`, `#`, `|`, `a: b`). Raises `SettingsError`, which
+    names every entry without a `=`.
+    """
+    values: dict[str, object] = {}
+    problems = []
+    for assignment in assignments:
+        name, equals, text = assignment.partition("=")
+        if not equals or not name.strip():
+            problems.append(f"'{shortened(assignment)}' is not of the form name=value")
+            continue
+        try:
+            values[name.strip()] = _read_value(text.strip()) if text.strip() or not text else text  # a tab is a value
+        except ValueError as error:
+            problems.append(f"'{shortened(assignment)}': the value is {str(error).removeprefix('line 1, ')}")
+    if problems:
+        raise SettingsError.of("--set", problems)
+    return values
+
+
+class _Loader(yaml.SafeLoader):
+    """Of two equal names, YAML keeps the last in silence; this refuses them."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
+        first: dict[str, int] = {}
+        for key, _ in node.value:
+            name, line = str(key.value), key.start_mark.line + 1
+            if name in first:
+                problem = f"'{name}' stands twice, first in line {first[name]}; remove one"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+            first[name] = line
+        return super().construct_mapping(node, deep)
+
+
+def _read_value(text: str) -> object:
+    """The value of a setting named on the command line; a `ValueError` says where it is not valid."""
+    if text.startswith(("[", "{", '"', "'")):
+        return _read_yaml(text)
+    loader = _Loader("")
+    try:
+        tag = loader.resolve(yaml.ScalarNode, text, (True, False))  # type: ignore[no-untyped-call]
+        if tag.rpartition(":")[2] in ("bool", "float", "int", "null", "timestamp"):  # YAML's `=` and `<<` are text here
+            return loader.construct_object(yaml.ScalarNode(tag, text))
+    except (ValueError, yaml.YAMLError) as error:  # a date such as 2020-13-45
+        raise ValueError(f"not valid YAML: {error}") from None
+    return text
+
+
+def _read_yaml(text: str) -> object:
+    """The data of a YAML text; a `ValueError` says where it is not valid."""
+    try:
+        return _Loader(text).get_single_data()
+    except yaml.YAMLError as error:
+        raise ValueError(yaml_problem(error)) from None
+    except (ValueError, RecursionError) as error:  # a date such as 2020-13-45; a thousand brackets
+        raise ValueError(f"not valid YAML: {error}") from None
+
+
+def yaml_problem(error: yaml.YAMLError) -> str:
+    """`line 3, column 7: not valid YAML: ...`."""
+    mark = getattr(error, "problem_mark", None)
+    line = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
+    return f"{line}not valid YAML: {getattr(error, 'problem', None) or error}"
+
+
+def assign(values: Mapping[str, object], sections: Mapping[str, type[BaseModel]]) -> dict[str, dict[str, object]]:
+    """Sort settings named on the command line into the sections that own them.
+
+    `train.epochs` names its section; `epochs` alone is enough where only one section has the name. Raises
+    `SettingsError`, which names every unknown or ambiguous name.
+    """
+    sorted_values: dict[str, dict[str, object]] = {section: {} for section in sections}
+    problems = []
+    for name, value in values.items():
+        section, dot, bare = name.partition(".")
+        if dot and section in sections:
+            paths = {section: _path(bare, sections[section])}
+        else:
+            paths = {owner: _path(name, model) for owner, model in sections.items()}
+        owners = [owner for owner, path in paths.items() if path]
+        if len(owners) == 1:
+            table, path = sorted_values[owners[0]], paths[owners[0]]
+            for key in path[:-1]:
+                inner = table.setdefault(key, Entries())
+                assert isinstance(inner, dict)
+                table = inner
+            table[path[-1]] = value
+        elif owners:
+            problems.append(f"'{name}' is a setting of {' and of '.join(owners)}; say {owners[0]}.{name}")
+        else:
+            listing = "`recspec datasets`" if "prepare" in sections else "`recspec models`"
+            problems.append(f"unknown setting '{name}'{_hint(name, sections)}; see {listing}")
+    if problems:
+        raise SettingsError.of("--set", problems)
+    return sorted_values
+
+
+def _hint(name: str, sections: Mapping[str, type[BaseModel]]) -> str:
+    """The nearest setting, in the form the name was given in: with its section or without."""
+    section, dot, bare = name.partition(".")
+    if not dot:
+        return nearest(name, [field for model in sections.values() for field in model.model_fields])
+    own = nearest(bare, sections[section].model_fields) if section in sections else ""
+    dotted = [f"{owner}.{field}" for owner, model in sections.items() for field in model.model_fields]
+    return own.replace("'", f"'{section}.", 1) or nearest(name, dotted)
+
+
+class Entries(dict[str, object]):
+    """Some entries of a setting that is a table; the others stay as they are."""
+
+
+def _path(name: str, model: type[BaseModel]) -> list[str]:
+    """Where a value goes: to its setting, or into the table of one, as `parts.wide.optimizer`; else nowhere."""
+    setting, dot, entry = name.partition(".")
+    if name in model.model_fields or (issubclass(model, Settings) and name in model.old_names):
+        return [name]
+    annotation = model.model_fields[setting].annotation if dot and setting in model.model_fields else None
+    if get_origin(annotation) is not dict:
+        return []
+    if (
+        get_origin(get_args(annotation)[1]) is dict and "." in entry
+    ):  # a part's name may hold dots, its setting has none
+        return [setting, *entry.rpartition(".")[::2]]
+    return [setting, entry]
+
+
+def _over(below: object, above: object) -> object:
+    """The value of a later layer, its entries put into the earlier one's table where it has some only."""
+    if not isinstance(above, Entries) or not isinstance(below, Mapping):
+        return above
+    return {**below, **{key: _over(below.get(key), value) for key, value in above.items()}}
+
+
+def build(model: type[SettingsType], where: str, *layers: Mapping[str, object]) -> SettingsType:
+    """Settings from layers of values, of which later ones win. Raises `SettingsError`, which names every fault."""
+    values: dict[str, object] = {}
+    for layer in layers:
+        values.update({name: _over(values.get(name), value) for name, value in layer.items()})
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        raise SettingsError.of(where, settings_problems(error, model)) from None
+
+
+def complete(settings: SettingsType) -> SettingsType:
+    """The same settings as if every one had been given, so that none is proposed in its place."""
+    return settings.model_copy(update=dict(settings))
+
+
+SHAPES = {
+    "string_type": "text; put it in quotes",
+    "tuple_type": "a list, as [a, b]; a list of lists is [[a, b], [c, d]]",
+    "dict_type": "names and values, as {name: value}",
+    "too_short": "a list of at least {min_length}",
+}  # pydantic's error type -> the value that YAML should hold
+
+
+def settings_problems(error: ValidationError, model: type[BaseModel]) -> Sequence[str]:
+    """What pydantic found, in our words: one sentence a setting."""
+    problems = []
+    for detail in error.errors():
+        name = _setting_name(detail["loc"], model)
+        if detail["type"] == "extra_forbidden":
+            problems.append(unknown("setting", name, model.model_fields))
+        elif detail["type"] == "missing":
+            problems.append(f"setting '{name}' is missing")
+        elif detail["type"] in SHAPES:
+            shape = SHAPES[detail["type"]].replace("{min_length}", str(detail.get("ctx", {}).get("min_length")))
+            problems.append(f"setting '{name}' is {shortened(repr(detail['input']))}: expected {shape}")
+        else:
+            what = detail["msg"].removeprefix("Value error, ")
+            where = f"setting '{name}' is {shortened(repr(detail['input']))}: " if name else ""
+            kept = what if what[:4].isupper() else f"{what[0].lower()}{what[1:]}"
+            problems.append(f"{where}{kept}")
+    return problems
+
+
+def _setting_name(loc: Sequence[str | int], model: type[BaseModel]) -> str:
+    """`layers[1]`; without pydantic's names for the branches of a union."""
+    if not loc:
+        return ""
+    field = model.model_fields.get(str(loc[0]))
+    is_union = field is not None and get_origin(field.annotation) in (Union, UnionType)
+    parts = [part for part in loc[1:] if isinstance(part, int) or not is_union]
+    return str(loc[0]) + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)
+
+
+def read_token(environment: Mapping[str, str], file: Path | None = None) -> str | None:
+    """The bearer token of a server from a file, else from the variable RECSPEC_TOKEN, else None.
+
+    Raises:
+        SettingsError: if it can't be read, is empty, or does not fit into a header.
+    """
+    where = f"token file {file}" if file is not None else TOKEN_VARIABLE
+    if file is None and TOKEN_VARIABLE not in environment:
+        return None
+    try:
+        token = (file.read_text(encoding="utf-8") if file is not None else environment[TOKEN_VARIABLE]).strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{where}: can't be read: {error}") from None
+    if not token or not token.isascii() or not token.isprintable() or " " in token:
+        raise SettingsError(f"{where}: expected one line of letters, digits and signs without spaces")
+    return token

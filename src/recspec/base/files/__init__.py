@@ -1,0 +1,56 @@
+"""Files and folders: confined paths, whole outputs, manifests, archives."""
+
+from recspec.base.files import manifest
+from recspec.base.files.archives import (
+    LINE_BYTES,
+    LineError,
+    bounded_lines,
+    check_unpacked,
+    extract,
+    is_gzip,
+    lines,
+    most_unpacked,
+    open_zip,
+    opened,
+    packing,
+    too_much,
+    unpacked_name,
+)
+from recspec.base.files.outputs import (
+    beside,
+    clear_abandoned,
+    is_locked,
+    is_own,
+    locked,
+    locked_inside,
+    made,
+    open_parquet,
+    put_in_place,
+    removed,
+    staging,
+    temporary_name,
+    turn,
+    whole_file,
+    whole_folder,
+)
+from recspec.base.files.paths import (
+    PathError,
+    confine,
+    confined,
+    copy,
+    local,
+    masked,
+    named_path,
+    parse_json,
+    read_json,
+    read_text,
+    special,
+)
+
+__all__ = [
+    "LINE_BYTES", "LineError", "PathError", "beside", "bounded_lines", "check_unpacked", "clear_abandoned",
+    "confine", "confined", "copy", "extract", "is_gzip", "is_locked", "is_own", "lines", "local", "locked",
+    "locked_inside", "made", "manifest", "masked", "most_unpacked", "named_path", "open_parquet", "open_zip",
+    "opened", "packing", "parse_json", "put_in_place", "read_json", "read_text", "removed", "special", "staging",
+    "temporary_name", "too_much", "turn", "unpacked_name", "whole_file", "whole_folder",
+]  # fmt: skip

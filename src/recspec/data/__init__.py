@@ -1,0 +1,1 @@
+"""Raw rows to data: encoders, columns on disk, preparation."""

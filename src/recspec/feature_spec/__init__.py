@@ -1,0 +1,27 @@
+"""The Dataset Feature Specification, and the tensors that its features become."""
+
+from recspec.feature_spec.model import NO_FILES, SPLITS, FeatureSpec
+from recspec.feature_spec.sections import CHUNK_TYPES, MOST_IDS, Chunk, ChunkType, Feature, Role, json_schema
+from recspec.feature_spec.signature import (
+    EXPORT_FILE,
+    FORMS,
+    LOGIT,
+    OUTPUTS,
+    PROBABILITY,
+    RANKING_OUTPUTS,
+    Form,
+    Level,
+    Port,
+    PortType,
+    Signature,
+    check_description,
+    find_export_file,
+    signature_of,
+)
+from recspec.feature_spec.yaml_file import FILE_NAME
+
+__all__ = [
+    "CHUNK_TYPES", "EXPORT_FILE", "FILE_NAME", "FORMS", "LOGIT", "MOST_IDS", "NO_FILES", "OUTPUTS", "PROBABILITY",
+    "RANKING_OUTPUTS", "SPLITS", "Chunk", "ChunkType", "Feature", "FeatureSpec", "Form", "Level", "Port",
+    "PortType", "Role", "Signature", "check_description", "find_export_file", "json_schema", "signature_of",
+]  # fmt: skip

@@ -1,0 +1,75 @@
+"""Blocks that two or more models use."""
+
+from recspec.models.layers import kernels
+from recspec.models.layers.all_items import (
+    AfterFirst,
+    attention_to_items,
+    floats_at_once,
+    floats_in_cache,
+    last_states_of_items,
+    weighted_sums,
+)
+from recspec.models.layers.attention import Blocks, GatedBlock, TransformerBlock, buckets_of
+from recspec.models.layers.batch import (
+    Batch,
+    concatenate,
+    drawn_of,
+    log_expected_of,
+    num_rows,
+    repeat_rows,
+    take,
+    tile_rows,
+    to_device,
+)
+from recspec.models.layers.calibration_map import CalibrationMap
+from recspec.models.layers.dropout import drop
+from recspec.models.layers.embeddings import (
+    Embeddings,
+    RowsHeld,
+    embedding_widths,
+    ids_and_numbers,
+    number_widths,
+    rows_or_nan,
+    side_by_side,
+)
+from recspec.models.layers.event_networks import AttentionUnit, Gru, NextEvent
+from recspec.models.layers.events import Events, events_of
+from recspec.models.layers.execution import at_once, uncompiled, without_memory
+from recspec.models.layers.gathered_rows import sparse_rows
+from recspec.models.layers.hand_written import may_replace
+from recspec.models.layers.histories import Histories
+from recspec.models.layers.history_search import (
+    History,
+    PaddedHistory,
+    StoredHistory,
+    TableHistory,
+    TargetQueries,
+    latest_best,
+)
+from recspec.models.layers.interactions import CrossNetwork, dot_interaction, linear_of_parts
+from recspec.models.layers.kernels import segments, sum_rows
+from recspec.models.layers.losses import at_least_fp32, cross_entropy, sampled_softmax, softmax_loss
+from recspec.models.layers.mlp import (
+    ActivatedMlp,
+    Activation,
+    Dice,
+    Mlp,
+    aligned_linear,
+    exact_in_answers,
+    follow_together,
+    runs_on_gpu,
+    start_glorot,
+)
+from recspec.models.layers.stored_rows import Column
+
+__all__ = [
+    "ActivatedMlp", "Activation", "AfterFirst", "AttentionUnit", "Batch", "Blocks", "CalibrationMap", "Column",
+    "CrossNetwork", "Dice", "Embeddings", "Events", "GatedBlock", "Gru", "Histories", "History", "Mlp", "NextEvent",
+    "PaddedHistory", "RowsHeld", "StoredHistory", "TableHistory", "TargetQueries", "TransformerBlock",
+    "aligned_linear", "at_least_fp32", "at_once", "attention_to_items", "buckets_of", "concatenate",
+    "cross_entropy", "dot_interaction", "drawn_of", "drop", "embedding_widths", "events_of", "exact_in_answers",
+    "floats_at_once", "floats_in_cache", "follow_together", "ids_and_numbers", "kernels", "last_states_of_items",
+    "latest_best", "linear_of_parts", "log_expected_of", "may_replace", "num_rows", "number_widths", "repeat_rows",
+    "rows_or_nan", "runs_on_gpu", "sampled_softmax", "segments", "side_by_side", "softmax_loss", "sparse_rows",
+    "start_glorot", "sum_rows", "take", "tile_rows", "to_device", "uncompiled", "weighted_sums", "without_memory",
+]  # fmt: skip

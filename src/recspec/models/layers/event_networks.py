@@ -1,0 +1,216 @@
+"""Networks over a user's events: attention units, the auxiliary loss of DIEN, recurrences.
+
+Shapes: B rows; T events; D width of an event's vector; H of a state.
+
+Shapes: B rows; T events; X width of an event's vector; H of a state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from recspec.models.layers import kernels
+from recspec.models.layers.events import Events, at, padded_events
+from recspec.models.layers.hand_written import (
+    EventWeights,
+    FusedRecurrence,
+    NextEventLoss,
+    Recurrence,
+    may_replace,
+    own_precision,
+)
+from recspec.models.layers.losses import at_least_fp32
+from recspec.models.layers.mlp import ActivatedMlp, Activation, start_glorot
+from recspec.models.layers.recurrence_kernels import can_recur
+
+
+class AttentionUnit(nn.Module):
+    """The weight of each event for the target: (T, D) events, (B, D) targets -> (T,).
+
+    An MLP over [h, t, h - t, h * t]: Zhou et al.: Deep Interest Network, KDD 2018, section 4.3, without a softmax.
+    The first layer multiplies an event's part once an event and a target's part once a row; h - t belongs to both.
+    A layer with PReLU brings targets of another width to the events' width.
+    """
+
+    def __init__(self, event_dim: int, target_dim: int, hidden: Sequence[int], kind: Activation) -> None:
+        super().__init__()
+        self.dim = event_dim
+        if target_dim != event_dim:
+            self.bring = ActivatedMlp((target_dim, event_dim), "prelu")
+        self.mlp = ActivatedMlp((4 * event_dim, *hidden), kind)
+        self.out = nn.Linear(hidden[-1], 1)
+        start_glorot(self.out)
+
+    def forward(self, happened: Tensor, target: Tensor, events: Events) -> Tensor:
+        """Weights of the events (T,)."""
+        target = self.brought(target)
+        if not may_replace(self.mlp, self.out):
+            wide = events.spread(target)
+            joined = torch.cat([happened, wide, happened - wide, happened * wide], dim=1)
+            return self.after_first(self.mlp.first(joined), events.mask)
+        if events.in_large_steps and self.mlp.can_replace(happened):
+            return self._by_blocks(happened, target, events)
+        joined = happened * events.spread(target)
+        first = self.of_events(happened) + events.spread(self.of_targets(target)) + self.of_products(joined)
+        return self.after_first(first, events.mask)
+
+    def _by_blocks(self, happened: Tensor, target: Tensor, events: Events) -> Tensor:
+        event, _, difference, product = self._parts
+        with own_precision(happened, events):
+            happened, target = happened.to(product.dtype), target.to(product.dtype)
+            parts = (happened, target, self.of_targets(target), event + difference, product, *self.mlp.tail)
+            return cast(Tensor, EventWeights.apply(events, self.mlp.kind, *parts, *self.out.parameters()))  # type: ignore[no-untyped-call]
+
+    def brought(self, target: Tensor) -> Tensor:
+        """Targets (B, target_dim) at the events' width."""
+        return cast(Tensor, self.bring(target)) if hasattr(self, "bring") else target
+
+    def of_events(self, happened: Tensor) -> Tensor:
+        """The events' part of the first layer: (T, D) -> (T, hidden[0])."""
+        event, _, difference, _ = self._parts
+        return F.linear(happened, event + difference)
+
+    def of_targets(self, target: Tensor) -> Tensor:
+        """The targets' part of the first layer: (B, D) -> (B, hidden[0])."""
+        _, own, difference, _ = self._parts
+        return F.linear(target, own - difference, self.mlp.first.bias)
+
+    def of_products(self, joined: Tensor) -> Tensor:
+        """The part of the products h * t in the first layer: (..., D) -> (..., hidden[0])."""
+        return F.linear(joined, self._parts[3])
+
+    def after_first(self, x: Tensor, present: Tensor | None = None) -> Tensor:
+        """Weights (N,) from the first layer's output (N, hidden[0])."""
+        return cast(Tensor, self.out(self.mlp.after_first(x, present))).squeeze(1)
+
+    @property
+    def _parts(self) -> tuple[Tensor, ...]:
+        """Columns of the first layer for h, t, h - t and h * t."""
+        return torch.split(self.mlp.first.weight, self.dim, dim=1)
+
+
+class NextEvent(nn.Module):
+    """The auxiliary network of DIEN: tells the next event from a sampled item by the state before it.
+
+    Zhou et al.: Deep Interest Evolution Network, AAAI 2019, equation 7, with a network instead of the inner product,
+    as in the authors' code. The loss of an event is -ln sigmoid(f(h, next)) - ln(1 - sigmoid(f(h, sampled))), in nats.
+    It is averaged over each row's events but the first, then over rows; a row of one event adds 0. So every row stands
+    alone, and ranks that share a batch get the gradient of the whole batch. Computed from logits, no probability
+    rounds to 0.
+    """
+
+    def __init__(self, hidden_dim: int, event_dim: int, hidden: tuple[int, ...]) -> None:
+        super().__init__()
+        self.widths = (hidden_dim, event_dim)
+        self.mlp = ActivatedMlp((hidden_dim + event_dim, *hidden), "sigmoid")
+        self.out = nn.Linear(hidden[-1], 1)
+        start_glorot(self.out)
+
+    def forward(self, states: Tensor, happened: Tensor, sampled: Tensor, events: Events) -> Tensor:
+        """The loss: (T, H), (T, D), (T, D) -> ()."""
+        plain, given = may_replace(self.mlp, self.out), (states, happened, sampled)
+        if plain and events.in_large_steps and all(self.mlp.can_replace(each) for each in given):
+            return self._by_blocks(*given, events)
+        earlier, later = events.successors()
+        before, right_and_wrong = at(states, earlier), [at(each, later) for each in (happened, sampled)]
+        if plain:
+            of_state, of_event = self._parts
+            known = F.linear(before, of_state, self.mlp.first.bias)
+            firsts = [known + F.linear(each, of_event) for each in right_and_wrong]
+        else:
+            firsts = [self.mlp.first(torch.cat([before, each], dim=1)) for each in right_and_wrong]
+        right, wrong = (at_least_fp32(self.out(self.mlp.after_first(first)).squeeze(1)) for first in firsts)
+        losses = F.softplus(-right) + F.softplus(wrong)
+        losses = losses / (events.lengths - 1).clamp(min=1)[at(events.rows, later)]
+        follows = events.follows(earlier, later)
+        return (losses if follows is None else losses * follows).sum() / max(1, events.num_rows)
+
+    def _by_blocks(self, states: Tensor, happened: Tensor, sampled: Tensor, events: Events) -> Tensor:
+        with own_precision(happened, events):
+            of_state, of_event = self._parts
+            given = (each.to(of_event.dtype) for each in (states, happened, sampled))
+            parts = (*given, of_state, of_event, self.mlp.first.bias)
+            return cast(Tensor, NextEventLoss.apply(events, *parts, *self.mlp.tail, *self.out.parameters()))  # type: ignore[no-untyped-call]
+
+    @property
+    def _parts(self) -> tuple[Tensor, ...]:
+        """Columns of the first layer for a state and for an event."""
+        return torch.split(self.mlp.first.weight, list(self.widths), dim=1)
+
+
+class Gru(nn.Module):
+    """A recurrence over each row's events: (T, X) -> states (T, H) and the last state of each row (B, H).
+
+        u = sigmoid(W_u x + U_u h + b_u)      r = sigmoid(W_r x + U_r h + b_r)
+        c = tanh(W_c x + r * (U_c h) + b_c)   h' = (1 - u) h + u c
+
+    Zhou et al.: Deep Interest Evolution Network, AAAI 2019, equations 2 to 5. With an attention a for each event it is
+    AUGRU, equations 14 to 16: a u replaces u, so an event without attention does not change the state. An empty
+    history ends in zeros. Weights start uniform within 1 / sqrt(H), biases at 0.
+    """
+
+    def __init__(self, input_dim: int, hidden_dim: int) -> None:
+        super().__init__()
+        self.hidden_dim = hidden_dim
+        self.backend: kernels.Backend | None = None
+        """What computes the recurrence; by default Triton on a GPU that has it, else torch."""
+        self.weight_x = nn.Parameter(torch.empty(3 * hidden_dim, input_dim))
+        self.weight_h = nn.Parameter(torch.empty(3 * hidden_dim, hidden_dim))
+        self.bias = nn.Parameter(torch.zeros(3 * hidden_dim))
+        for weight in (self.weight_x, self.weight_h):
+            nn.init.uniform_(weight, -(hidden_dim**-0.5), hidden_dim**-0.5)
+
+    def forward(self, x: Tensor, events: Events, attention: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """States (T, H) after each event, and last states (B, H)."""
+        with own_precision(x, events):  # errors of a narrow type would add up over the steps
+            parameters = self.weight_x, self.weight_h, self.bias
+            if may_replace() and kernels.uses_triton(self.backend, x.device) and can_recur(self.weight_h, events):
+                return cast(
+                    tuple[Tensor, Tensor],
+                    FusedRecurrence.apply(x, attention, *parameters, events),  # type: ignore[no-untyped-call]
+                )
+            dtype = self.weight_h.dtype
+            x, attention = x.to(dtype), None if attention is None else attention.to(dtype)
+            if events.present is not None:
+                return _padded_recurrence(x, attention, *parameters, events)
+            if not may_replace():
+                return self._plain(x, attention, events)
+            return cast(
+                tuple[Tensor, Tensor],
+                Recurrence.apply(x, attention, *parameters, events),  # type: ignore[no-untyped-call]
+            )
+
+    def _plain(self, x: Tensor, attention: Tensor | None, events: Events) -> tuple[Tensor, Tensor]:
+        """Events in the jagged form, by way of the padded one."""
+        weights = None if attention is None else events.padded(attention).flatten()
+        parameters, padded = (self.weight_x, self.weight_h, self.bias), padded_events(events.there)
+        states, last = _padded_recurrence(events.padded(x).flatten(0, 1), weights, *parameters, padded)
+        return states.index_select(0, events.places), last
+
+
+def _padded_recurrence(
+    x: Tensor, attention: Tensor | None, weight_x: Tensor, weight_h: Tensor, bias: Tensor, events: Events
+) -> tuple[Tensor, Tensor]:
+    """`Gru` over events in the padded form; a place without an event passes the state on."""
+    hidden = weight_h.shape[1]
+    inputs = F.linear(x, weight_x, bias).view(events.num_rows, events.length, 3 * hidden)
+    shape = (events.num_rows, events.length, 1)
+    present = cast(Tensor, events.present).view(shape)
+    weights = None if attention is None else attention.view(shape)
+    state = x.new_zeros(events.num_rows, hidden)
+    states = []
+    for step in range(events.length):
+        u, r, c = F.linear(state, weight_h).chunk(3, dim=1)
+        x_u, x_r, x_c = inputs[:, step].chunk(3, dim=1)
+        update, candidate = torch.sigmoid(x_u + u), torch.tanh(x_c + torch.sigmoid(x_r + r) * c)
+        if weights is not None:
+            update = update * weights[:, step]
+        state = torch.where(present[:, step], state + update * (candidate - state), state)
+        states.append(state)
+    every = torch.stack(states, dim=1) if states else x.new_zeros(events.num_rows, 0, hidden)
+    return every.flatten(0, 1), state

@@ -1,0 +1,497 @@
+"""A search finds the better model, repeats every line, goes on where it was stopped, and distrusts its own file."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from recspec.base import config
+from recspec.base.errors import Interrupted, SettingsError
+from recspec.bundle import DataRecord, run_record
+from recspec.bundle import folder as bundle
+from recspec.cli.console import out
+from recspec.cli.training_commands import print_board
+from recspec.data.prepare import PrepareContext
+from recspec.datasets import DATASETS
+from recspec.evaluation import Question
+from recspec.feature_spec import FeatureSpec
+from recspec.inference import Predictor
+from recspec.loading import Ranks
+from recspec.models import MODELS, Model
+from recspec.training import TrainSettings, defaults, train
+from recspec.training.search import AutoSearch, beginning, ending, main_reason
+from recspec.training.search import candidates as cost
+from recspec.training.search.auto import MOST_ATTEMPTS
+from recspec.training.search.beginning import begin
+from recspec.training.search.leaderboard import _verdict
+from recspec.training.search.state import (
+    BEST,
+    BOARD,
+    RECIPE,
+    RUNS,
+    STATE,
+    Ending,
+    Judged,
+    Line,
+    State,
+    check_metric,
+    judge,
+    question_of,
+)
+from tests import made_up
+
+FEW = {"epochs": 2, "batch_size": 512, "precision": "fp32"}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> FeatureSpec:
+    return made_up.interactions(tmp_path_factory.mktemp("auto") / "data", num_rows=1200)
+
+
+@pytest.fixture(scope="module")
+def clicks(tmp_path_factory: pytest.TempPathFactory) -> FeatureSpec:
+    return made_up.clicks(tmp_path_factory.mktemp("auto") / "clicks", num_rows=1200)
+
+
+def a_search(spec: FeatureSpec, out: Path, models: tuple[str, ...], **more: object) -> AutoSearch:
+    values: dict[str, object] = {"minutes": 600.0, "train": FEW, "most_variants": 0, **more}
+    return AutoSearch(spec, out, models=models, **values)  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_a_search_leaves_a_winner_that_serves_and_lines_that_can_be_repeated(data: FeatureSpec, tmp_path: Path) -> None:
+    board = a_search(data, tmp_path / "out", ("popularity", "ease", "neumf"), most_variants=2).run()
+    names = [str(line["name"]) for line in board.lines]
+    assert {"popularity", "ease", "neumf", "neumf-2", "neumf-3"} == set(names)
+    valid = [float(str(line["valid"])) for line in board.lines]
+    assert valid == sorted(valid, reverse=True)
+    assert board.metric == "full/ndcg@10"
+    first = board.lines[0]
+    assert all(math.isfinite(float(str(first[each]))) for each in ("valid_error", "test", "test_error", "p50_ms"))
+    assert json.loads((tmp_path / "out" / BOARD).read_text()) == board.to_dict()
+    assert "standard errors" in board.verdict
+    assert board.seconds_of_losers < board.seconds
+
+    user = Predictor.open(tmp_path / "out" / BEST).busiest_user()
+    assert len(Predictor.open(tmp_path / "out" / BEST).recommend([user], k=3)[0].items) == 3
+    assert first["trained_again_on"] == ["train", "valid"]
+    record = run_record.read(tmp_path / "out" / BEST)
+    assert record is not None
+    assert (record.kind, record.data) == ("auto", DataRecord.of(data))
+
+    again = config.load_recipe(tmp_path / "out" / RUNS / "neumf" / RECIPE)
+    settings = config.build(MODELS["neumf"].Settings, "recipe", again.settings)
+    train_settings = config.build(TrainSettings, "recipe", again.train)
+    repeated = train("neumf", data, tmp_path / "again", settings=train_settings, model_settings=settings)
+    there = bundle.load(tmp_path / "out" / RUNS / "neumf").model.state_dict()
+    for name, weight in bundle.load(repeated.bundle).model.state_dict().items():
+        assert torch.equal(weight, there[name]), name
+
+
+def test_labelled_rows_are_judged_by_log_loss(clicks: FeatureSpec, tmp_path: Path) -> None:
+    given = {**FEW, "epochs": 1, "calibration": "temperature"}
+    board = a_search(clicks, tmp_path / "out", ("wide_deep", "dlrm"), train=given).run()
+    assert board.metric == "rows/log_loss"
+    values = [float(str(line["valid"])) for line in board.lines]
+    assert len(values) == 2
+    assert values == sorted(values)
+    assert board.lines[0]["trained_again_on"] == ["train", "valid"], "though nothing is left to calibrate on"
+    recipe = config.load_recipe(tmp_path / "out" / BEST / RECIPE)
+    assert recipe.train["train_splits"] == ["train", "valid"]
+    # The calibrated log loss would be that of the rows that the calibration was fitted to.
+    assert f"by {values[1] - values[0]:.4f} in rows/log_loss" in board.verdict
+
+
+def test_a_stopped_search_goes_on(data: FeatureSpec, tmp_path: Path) -> None:
+    trained: list[str] = []
+
+    def search() -> AutoSearch:
+        found = a_search(data, tmp_path / "out", ("popularity", "ease"))
+        found.on_event = lambda name, _: trained.append(name)
+        return found
+
+    stopped = search()
+    stopped.stop_requested = lambda: "ease" in trained
+    with pytest.raises(Interrupted, match="the same command goes on"):
+        stopped.run()
+    assert set(trained) == {"popularity", "ease"}
+    trained.clear()
+    board = search().run()
+    assert "popularity" not in trained  # it had ended; the fit of ease starts again
+    assert {str(line["name"]) for line in board.lines} == {"popularity", "ease"}
+
+
+def opened_tests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The metric of each evaluation of test, noted as it happens."""
+    found: list[str] = []
+
+    def noted(model: Model, question: Question, metric: str, *more: object) -> Judged:
+        if question.split == "test":
+            found.append(model.name)
+        return judge(model, question, metric, *more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ending, "judge", noted)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after", [0, 1, 2])
+def test_a_stopped_final_evaluation_goes_on_and_opens_test_for_no_other_choice(
+    data: FeatureSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    opened, told = opened_tests(monkeypatch), list[str]()
+    monkeypatch.setattr(ending, "offered", lambda *_: [])  # without a blend
+    names = ("popularity", "ease", "item_knn")
+    stopped = a_search(data, tmp_path / "out", names, tell=told.append)
+    stopped.stop_requested = lambda: sum(each.startswith("final evaluation") for each in told) > after
+    with pytest.raises(Interrupted, match="the same command goes on"):
+        stopped.run()
+    state = json.loads((tmp_path / "out" / STATE).read_text())
+    assert len(state["ending"]["places"]) == after == len(opened)
+    chosen, spent = state["ending"]["judged"], state["spent"]
+
+    # More minutes would let other candidates train; the choice for which test was opened comes first.
+    told.clear()
+    found = a_search(data, tmp_path / "out", names, tell=told.append, most_variants=4, minutes=6000.0)
+    board = found.run()
+    assert f"final evaluation: {after} of 3 candidates are judged" in told[0]
+    assert [line["name"] for line in board.lines[:3]] == chosen
+    assert opened == [*chosen, chosen[0]], "each once, the winner again for its second training"
+    assert board.seconds > spent
+    assert board.share_of_losers == pytest.approx(
+        sum(line["seconds"] for line in state["lines"] if line["name"] != chosen[0]) / board.seconds
+    )
+    assert "standard errors" in board.verdict
+
+    # Once it is done, the same command says the same without opening test.
+    again = a_search(data, tmp_path / "out", names).run()
+    assert again.lines == board.lines
+    assert len(opened) == 4
+    assert (tmp_path / "out" / BEST / RECIPE).is_file()
+
+
+def test_a_second_training_that_was_stopped_goes_on(data: FeatureSpec, tmp_path: Path) -> None:
+    events: list[str] = []
+
+    def search() -> AutoSearch:
+        found = a_search(data, tmp_path / "out", ("neumf",), train={**FEW, "checkpoint_minutes": 0})
+        found.on_event = lambda name, event: events.append(f"{name} {event['event']}")
+        return found
+
+    stopped = search()
+    stopped.stop_requested = lambda: "neumf, again start" in events
+    with pytest.raises(Interrupted, match="the same command goes on"):
+        stopped.run()
+    assert "neumf, again interrupted" in events
+    events.clear()
+    board = search().run()
+    assert not any(each.startswith("neumf ") for each in events)
+    assert board.lines[0]["trained_again_on"] == ["train", "valid"]
+    assert RECIPE in [each.name for each in (tmp_path / "out" / BEST).iterdir()]
+
+
+def test_what_cannot_be_measured_is_told_and_leaves_a_winner(
+    data: FeatureSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: object) -> Judged:
+        raise MemoryError
+
+    monkeypatch.setattr(ending, "judge", failing)
+    board = a_search(data, tmp_path / "out", ("popularity", "ease")).run()
+    assert "not enough memory" in str(board.lines[0]["problem"])
+    assert bundle.find(tmp_path / "out" / BEST).is_dir()
+
+
+def test_a_model_that_runs_out_of_memory_does_not_end_the_search(
+    data: FeatureSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def too_large(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(MODELS["ease"], "_fit", too_large)
+    board = a_search(data, tmp_path / "out", ("popularity", "ease")).run()
+    assert [line["name"] for line in board.lines] == ["popularity"]
+    assert "not enough memory" in board.left_out["ease"]
+
+
+def test_a_model_that_ends_the_process_is_given_up(data: FeatureSpec, tmp_path: Path) -> None:
+    class Killed(BaseException):
+        pass
+
+    def search() -> AutoSearch:
+        return a_search(data, tmp_path / "out", ("popularity", "ease"))
+
+    def kill(name: str, _: object) -> None:
+        if name == "ease":
+            raise Killed
+
+    for _ in range(MOST_ATTEMPTS):
+        found = search()
+        found.on_event = kill
+        with pytest.raises(Killed):
+            found.run()
+    board = search().run()
+    assert [line["name"] for line in board.lines] == ["popularity"]
+    assert board.left_out["ease"] == "the process ended 3 times while it trained"
+
+
+def test_a_fit_gets_an_even_share_of_the_time(data: FeatureSpec, tmp_path: Path) -> None:
+    search = a_search(data, tmp_path, ("popularity",), minutes=1.0)
+    lines = [Line(name=name, model=name) for name in ("popularity", "ease", "ials", "neumf", "dlrm")]
+    search.state = State(dataset="", metric="full/ndcg@10", seed=0, spent=8.0, lines=lines)
+    assert search.left_to_train == 40.0
+    assert search._seconds_to_fit() == 10.0  # three fits, and one share for the two that train by steps
+    lines[0].ended = lines[1].ended = "fitted"
+    search.state.spent = 28.0
+    assert search._seconds_to_fit() == 10.0
+
+
+def test_one_folder_holds_one_search(data: FeatureSpec, tmp_path: Path) -> None:
+    a_search(data, tmp_path / "out", ("popularity",)).run()
+    with pytest.raises(SettingsError, match="holds another search; name another folder") as caught:
+        a_search(data, tmp_path / "out", ("popularity",), seed=1, metric="full/hit_rate@10").run()
+    assert "seed was 0, and is 1" in str(caught.value)
+    assert "metric was 'full/ndcg@10', and is 'full/hit_rate@10'" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("metric", "said"),
+    [
+        ("full/foo", "metric 'full/foo': unknown metric 'foo'"),
+        ("full/ndgc@10", "did you mean 'ndcg@10'"),
+        ("full/ndcg@0", "unknown metric 'ndcg@0'"),
+        ("full/auc", "unknown metric 'auc'"),
+        ("rows/ndcg@10", "unknown metric"),
+        ("fll/ndcg@10", "did you mean 'full'"),
+        ("ndcg@10", "a metric is PROTOCOL/NAME"),
+        ("", "a metric is PROTOCOL/NAME"),
+        ("full/ndcg@" + "9" * 5000, "unknown metric"),
+    ],
+)
+def test_an_unknown_metric_is_refused_before_anything_is_written(
+    data: FeatureSpec, tmp_path: Path, metric: str, said: str
+) -> None:
+    with pytest.raises(SettingsError, match=re.escape(said)):
+        a_search(data, tmp_path / "out", ("popularity",), metric=metric).run()
+    assert not (tmp_path / "out" / STATE).exists()
+
+
+@pytest.mark.parametrize("metric", ["full/hit_rate@7", "sampled/mrr", "rows/group_auc", "rows/log_loss"])
+def test_known_metrics_pass(metric: str) -> None:
+    check_metric(metric)
+
+
+@pytest.fixture(scope="module")
+def searched(data: FeatureSpec, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a search that has ended."""
+    folder = tmp_path_factory.mktemp("searched") / "out"
+    a_search(data, folder, ("popularity",)).run()
+    return folder
+
+
+def test_a_stored_metric_of_no_evaluation_is_damage_told_once(
+    data: FeatureSpec, searched: Path, tmp_path: Path
+) -> None:
+    file = shutil.copytree(searched, tmp_path / "out") / STATE
+    state = json.loads(file.read_text())
+    for text in (json.dumps({**state, "metric": "full/foo"}), "{", json.dumps({**state, "size": -1})):
+        file.write_text(text)
+        with pytest.raises(SettingsError) as caught:
+            a_search(data, tmp_path / "out", ("popularity",)).run()
+        assert str(caught.value).count("damaged") == 1, str(caught.value)
+        assert str(caught.value).count(STATE) == 1, str(caught.value)
+
+
+def test_repeats_that_leave_few_positives_are_told(tmp_path: Path) -> None:
+    # The item before the last, that of valid, is new to five users of forty.
+    rows = [f"u{user},i{user % 5 + (turn if user < 5 else turn % 3)},{turn}" for user in range(40) for turn in range(8)]
+    (tmp_path / "again.csv").write_text("user_id,item_id,timestamp\n" + "\n".join(rows) + "\n")
+    table, context = DATASETS["table"], PrepareContext(tmp_path / "again.csv", tmp_path / "again")
+    table.prepare(context, table.Settings(num_negatives=0, repeats="keep"))
+    told: list[str] = []
+    search = a_search(FeatureSpec.load(tmp_path / "again"), tmp_path / "out", ("popularity",), tell=told.append)
+    board = search.run()
+    assert any(each.startswith("warning: full leaves out") for each in told)
+    assert board.to_dict()["warnings"] == list(board.warnings)
+    assert "the user acted on the item before" in board.warnings[0]
+
+
+@pytest.mark.parametrize(
+    "damage", ["{", "[]", '{"lines": 3}', "name", "model", "long", "twice", "none", "users", "each", "nan"]
+)
+def test_a_damaged_state_is_told(data: FeatureSpec, searched: Path, tmp_path: Path, damage: str) -> None:
+    file = shutil.copytree(searched, tmp_path / "out") / STATE
+    state = json.loads(file.read_text())
+    if damage == "name":
+        state["lines"][0]["name"] = "../../outside"
+        damage = json.dumps(state)
+    elif damage == "model":
+        state["lines"][0]["model"] = "nonesuch"
+        damage = json.dumps(state)
+    elif damage in ("users", "each"):
+        damage = json.dumps({**state, damage: -1 if damage == "users" else {"ease": -1.0}})
+    elif damage in ("long", "twice", "none"):
+        state["lines"][0]["values"] = [0.5] * (5000 if damage == "long" else 1)
+        state["lines"] = state["lines"] * {"long": 1, "twice": 2, "none": 0}[damage]
+        damage = json.dumps(state)
+    elif damage == "nan":
+        damage = json.dumps({**state, "spent": float("nan")})
+    file.write_text(damage)
+    with pytest.raises(SettingsError, match="damaged"):
+        a_search(data, tmp_path / "out", ("popularity",)).run()
+    assert not (tmp_path / "outside").exists()
+
+
+def test_models_that_do_not_fit_are_told(data: FeatureSpec, clicks: FeatureSpec, tmp_path: Path) -> None:
+    told: list[str] = []
+    board = a_search(data, tmp_path / "out", ("popularity", "din", "logistic_regression"), tell=told.append).run()
+    assert "history" in board.left_out["din"]
+    assert "train holds interactions alone" in board.left_out["logistic_regression"]
+    assert told[0].startswith("left out: logistic_regression: ")
+    assert told[1].startswith("left out: din: Din needs a feature in the role 'history'")
+    assert main_reason("no item; prepare one\nno user") == "no item"
+    with pytest.raises(SettingsError, match="did you mean 'neumf'"):
+        a_search(data, tmp_path / "other", ("neumv",)).run()
+    with pytest.raises(SettingsError, match="no model can train on it"):
+        a_search(clicks, tmp_path / "other", ("din",)).run()
+
+
+@pytest.mark.parametrize(
+    ("lead", "blended", "said"),
+    [
+        ((0.03, 0.01), False, "a leads b by 0.0300 in full/mrr on valid, 3.0 standard errors: the lead is significant"),
+        ((0.01, 0.01), False, "a leads b by 0.0100 in full/mrr on valid, 1.0 standard errors: no significant lead;"),
+        (
+            (-0.03, 0.01),
+            False,
+            "a was ahead in the search, but now trails b by 0.0300 in full/mrr on valid, 3.0 standard",
+        ),
+        ((0.0, 0.0), False, "a and b are equal on valid in full/mrr"),
+        (None, False, "a leads b on valid; the standard error of the lead is unknown"),
+        ((0.03, 0.01), True, "a leads b by 0.0300 in full/mrr on valid; its weights were chosen on users of valid, so"),
+        (
+            (-0.03, 0.01),
+            True,
+            "a was ahead in the search, but now trails b by 0.0300 in full/mrr on valid, 3.0 standard",
+        ),
+        (None, True, "a leads b on valid; the standard error of the lead is unknown"),
+    ],
+)
+def test_verdicts_by_hand(lead: tuple[float, float] | None, blended: bool, said: str) -> None:
+    lines = [Line(name=name, model=name, values=[1.0]) for name in "ab"]
+    found = _verdict(lines, Ending(judged=["a", "b"], lead=lead), "full/mrr", blended=blended)
+    assert found.startswith(said)
+    assert ("no evidence" in found) == (blended and lead is not None and lead[0] > 0)
+
+
+def test_users_to_rank_by_hand() -> None:
+    # 1 ms a user: 10 s rank all 800 four times over. 100 ms a user: 500 users take 50 s, more than 10 s.
+    assert cost.users_to_rank({"a": 0.001, "b": 0.1}, 800, 10.0) == (800, ["b"])
+    assert cost.users_to_rank({"a": 0.004}, 100_000, 10.0) == (625, [])
+    assert cost.users_to_rank({}, 100_000, 10.0) == (2000, [])
+    assert cost.users_to_rank({"a": 0.001}, 20, 10.0) == (20, [])
+
+
+def test_cheap_fits_come_first_and_long_ones_are_left_out(
+    data: FeatureSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(beginning, "seconds_of_an_operation", lambda: 1.0)
+    seconds = {"popularity": 200.0, "ease": 250.0, "ials": 100.0}
+    for name, each in seconds.items():
+        monkeypatch.setattr(MODELS[name], "operations", lambda _, each=each: each)
+    state, _ = begin(data, tmp_path, 10.0, None, tuple(seconds), 0, {}, Ranks())
+    assert [line.name for line in state.lines] == ["ials", "popularity"]
+    assert state.left_out["ease"] == "one fit takes 250 of 600 s; give more --minutes"
+    with pytest.raises(SettingsError, match="no model can train in 1 minutes"):
+        begin(data, tmp_path, 1.0, None, tuple(seconds), 0, {}, Ranks())
+
+
+def test_models_trained_by_steps_begin_with_the_cheapest(
+    data: FeatureSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    each = {"dcnv2": 3e-4, "mult_vae": 2e-4, "neumf": 4e-4, "wide_deep": 1e-4}
+    monkeypatch.setattr(cost, "seconds_each", lambda model, _: each[model.name])
+    state, _ = begin(data, tmp_path, 10.0, None, (*each, "popularity"), 0, {}, Ranks())
+    assert [line.name for line in state.lines] == ["popularity", "wide_deep", "mult_vae", "dcnv2", "neumf"]
+
+
+def test_every_candidate_is_on_the_leaderboard_or_left_out_with_a_reason(
+    data: FeatureSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def left(search: AutoSearch) -> float:
+        return 0.0 if any(line.values for line in search.state.lines) else 60.0
+
+    monkeypatch.setattr(AutoSearch, "left_to_train", property(left))
+    models = ("popularity", "ease", "neumf", "din")
+    board = a_search(data, tmp_path / "out", models).run()
+    assert [line["name"] for line in board.lines] == ["popularity"]
+    assert {*board.left_out} == {"ease", "neumf", "din"}
+    for name in ("ease", "neumf"):
+        assert board.left_out[name] == "not begun: no time was left; give more --minutes"
+
+    monkeypatch.setattr(AutoSearch, "left_to_train", 0.0)
+    with pytest.raises(SettingsError, match=r"no model was trained: popularity: not begun: no time was left; give"):
+        a_search(data, tmp_path / "none", ("popularity",)).run()
+
+
+def test_the_leaderboard_says_how_many_users_each_figure_is_of(
+    data: FeatureSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cost, "MOST_USERS", 7)
+    told: list[str] = []
+    board = a_search(data, tmp_path / "out", ("popularity", "ease"), tell=told.append).run()
+    known = {split: len(question_of(data, split, "full/ndcg@10").ranked_users) for split in ("valid", "test")}
+    assert known["valid"] > 7
+    assert f"all candidates are judged on 7 of the {known['valid']} users of valid" in told
+    assert board.users == {
+        "valid": (7, known["valid"]),
+        "valid_error": (known["valid"], known["valid"]),  # as there was time for all of them
+        "test": (known["test"], known["test"]),
+    }
+    assert board.to_dict()["users"] == {name: {"ranked": some, "of": of} for name, (some, of) in board.users.items()}
+    assert a_search(data, tmp_path / "out", ("popularity", "ease")).run().users == board.users
+
+    with out.capture() as printed:
+        print_board(board)
+    assert (
+        f"users ranked: 7 of {known['valid']} for valid, {known['valid']} of {known['valid']} for its standard error "
+        f"and the lead, {known['test']} of {known['test']} for test\n" in printed.get()
+    )
+
+
+def test_every_model_is_ranked_in_full_though_train_would_take_less(
+    data: FeatureSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("FEW_PAIRS", "MOST_PAIRS", "PAIRS_PER_SAMPLE"):
+        monkeypatch.setattr(defaults, name, 0)
+    board = a_search(data, tmp_path / "out", ("popularity", "neumf")).run()
+    assert {line["name"] for line in board.lines} == {"popularity", "neumf"}
+
+
+def test_few_items_are_judged_by_a_shorter_list(tmp_path: Path) -> None:
+    rows = [f"u{user},i{(user * (turn + 1)) % 7},{turn}" for user in range(60) for turn in range(5)]
+    (tmp_path / "few.csv").write_text("\n".join(["user,item,timestamp", *dict.fromkeys(rows)]) + "\n", encoding="utf-8")
+    table = DATASETS["table"]
+    context = PrepareContext(tmp_path / "few.csv", tmp_path / "few")
+    table.prepare(context, table.Settings(repeats="first", num_negatives=0))
+    few = FeatureSpec.load(tmp_path / "few")
+    board = a_search(few, tmp_path / "out", ("popularity", "ease", "neumf")).run()
+    assert len(board.lines) == 3
+    assert board.metric in ("full/ndcg@5", "full/ndcg@1")
+    assert a_search(few, tmp_path / "out", ("popularity", "ease", "neumf")).run().metric == board.metric
+
+
+def test_repeats_alone_are_told_at_the_start(tmp_path: Path) -> None:
+    rows = [f"u{user},i{item}" for _ in range(4) for user in range(12) for item in range(3)]
+    (tmp_path / "again.csv").write_text("user_id,item_id\n" + "\n".join([*rows, "x,i9", "x,i8"]) + "\n")
+    table, context = DATASETS["table"], PrepareContext(tmp_path / "again.csv", tmp_path / "again")
+    table.prepare(context, table.Settings(num_negatives=0, repeats="keep"))
+    with pytest.raises(SettingsError, match=r"full/ndcg@10 judges nothing.*--metric rows/auc"):
+        a_search(FeatureSpec.load(tmp_path / "again"), tmp_path / "out", ("ease", "neumf")).run()
+    assert not (tmp_path / "out" / "auto.json").exists()
