@@ -17,9 +17,33 @@ from recspec.models import MODELS
 RECIPES = Path(__file__).parents[1] / "recipes"
 
 CRITEO_T15 = (
-    7912889, 33823, 17139, 7339, 20046, 4, 7105, 1382, 63, 5554114, 582469, 245828, 11, 2209, 10667, 104, 4, 968, 15,
-    8165896, 2675940, 7156453, 302516, 12022, 97, 35,
-)  # fmt: skip
+    7912889,
+    33823,
+    17139,
+    7339,
+    20046,
+    4,
+    7105,
+    1382,
+    63,
+    5554114,
+    582469,
+    245828,
+    11,
+    2209,
+    10667,
+    104,
+    4,
+    968,
+    15,
+    8165896,
+    2675940,
+    7156453,
+    302516,
+    12022,
+    97,
+    35,
+)
 """Cardinalities published for Criteo Terabyte with ids of fewer than 15 occurrences left out."""
 
 CRITEO_NUMBERS = 13
@@ -123,10 +147,16 @@ def books(most: int) -> FeatureSpec:
     """Amazon's books as SIM was published with them."""
     of_item = {name: min(ids + 1, most) for name, ids in speed.BOOKS_ITEM.items()}
     events = {
-        f"{role}_{name}": {"dtype": "int32", "length": speed.BOOKS_LENGTH, "padding": 0, "cardinality": ids,
-                           "vocabulary": name}
-        for role in ("history", "negative_history") for name, ids in of_item.items()
-    }  # fmt: skip
+        f"{role}_{name}": {
+            "dtype": "int32",
+            "length": speed.BOOKS_LENGTH,
+            "padding": 0,
+            "cardinality": ids,
+            "vocabulary": name,
+        }
+        for role in ("history", "negative_history")
+        for name, ids in of_item.items()
+    }
     scalars = _ids({**{name: ids + 1 for name, ids in speed.BOOKS_USER.items()}, **of_item}, most)
     roles = {role: [f"{role}_{name}" for name in of_item] for role in ("history", "negative_history")}
     return _spec({**scalars, **events}, {"user": [*speed.BOOKS_USER], "item": [*of_item], **roles})
@@ -138,37 +168,76 @@ DLRM: Mapping[str, object] = {"embedding_dim": 4, "bottom": (8, 4), "top": (16, 
 
 SUBJECTS: Mapping[str, Subject] = {
     "dlrm": Subject(
-        criteo, 65536, 8, DLRM, "dlrm-criteo-terabyte-t15", answers=32768, published=4.55e6, published_answers=14.8e6,
+        criteo,
+        65536,
+        8,
+        DLRM,
+        "dlrm-criteo-terabyte-t15",
+        answers=32768,
+        published=4.55e6,
+        published_answers=14.8e6,
         train={"learning_rate": 0.1},
     ),
     "neumf": Subject(
-        movielens, 1 << 20, 8, {"factors": 4, "layers": (8, 8, 4)}, "neumf-ml-20m", negatives=4, published=34.08e6,
+        movielens,
+        1 << 20,
+        8,
+        {"factors": 4, "layers": (8, 8, 4)},
+        "neumf-ml-20m",
+        negatives=4,
+        published=34.08e6,
         published_answers=82.7e6,
     ),
     "wide_deep": Subject(
-        outbrain, 131072, 4, {"hidden": (16, 8), "embedding_dim": 4, "embedding_dims": {}}, "wide-deep-outbrain",
-        published=2.31e6, published_answers=10.35e6, rounding=0.3,  # on a CPU, 1e-7 of the first weights makes .11
+        outbrain,
+        131072,
+        4,
+        {"hidden": (16, 8), "embedding_dim": 4, "embedding_dims": {}},
+        "wide-deep-outbrain",
+        published=2.31e6,
+        published_answers=10.35e6,
+        rounding=0.3,  # on a CPU, 1e-7 of the first weights makes .11
     ),
     "sim": Subject(
-        books, 131072, 2, {**HISTORY, "gru_hidden": 8, "top_k": 5, "search_hidden": (8,), "auxiliary_hidden": (8,)},
-        "sim-amazon-books", published=0.565e6, published_answers=1.48e6,
+        books,
+        131072,
+        2,
+        {**HISTORY, "gru_hidden": 8, "top_k": 5, "search_hidden": (8,), "auxiliary_hidden": (8,)},
+        "sim-amazon-books",
+        published=0.565e6,
+        published_answers=1.48e6,
     ),
     "dcnv2": Subject(
         criteo, 65536, 4, {**DLRM, "cross_layers": 2, "cross_rank": 4}, "dcnv2-criteo-terabyte-t15", published=1.37e6
     ),
     "mult_vae": Subject(
-        movielens, 24576, 3, {"hidden": (8,), "latent": 4}, train={**ADAM, "learning_rate": 0.004}, published=365_474,
+        movielens,
+        24576,
+        3,
+        {"hidden": (8,), "latent": 4},
+        train={**ADAM, "learning_rate": 0.004},
+        published=365_474,
         users=138_000,
     ),
     "sasrec": Subject(
-        movielens, 1024, 20, {"dim": 8, "hidden": 8, "length": 10}, "sasrec-ml-1m", train={"average": 0.0},
+        movielens,
+        1024,
+        20,
+        {"dim": 8, "hidden": 8, "length": 10},
+        "sasrec-ml-1m",
+        train={"average": 0.0},
         users=138_000,
     ),
     "two_tower": Subject(
-        movielens, 16384, 8, {"dim": 8, "embedding_dim": 8, "hidden": (8,)}, settings={"hidden": (128,)}, train=ADAM,
+        movielens,
+        16384,
+        8,
+        {"dim": 8, "embedding_dim": 8, "hidden": (8,)},
+        settings={"hidden": (128,)},
+        train=ADAM,
         negatives=1,
     ),
     "din": Subject(books, 65536, 2, HISTORY, train=ADAM),
     "dien": Subject(books, 65536, 2, {**HISTORY, "gru_hidden": 8, "auxiliary_hidden": (8,)}, train=ADAM),
-}  # fmt: skip
+}
 """The ten models trained by steps, in the order of what a figure of them is worth."""

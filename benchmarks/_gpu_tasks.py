@@ -488,8 +488,15 @@ class Bench:
         model = run.model
         if isinstance(model, TrainedItemModel):
             return {model.user_id: torch.arange(1, 1 + min(rows, model.num_users - 1), device=self.place.device)}
-        loader = Loader(run.plan.spec, "train", batch_size=rows, features=model.features(), device=self.place.device,
-                        shuffle=False, memory_budget=1 << 36)  # fmt: skip
+        loader = Loader(
+            run.plan.spec,
+            "train",
+            batch_size=rows,
+            features=model.features(),
+            device=self.place.device,
+            shuffle=False,
+            memory_budget=1 << 36,
+        )
         batch = {name: tensor.contiguous() for name, tensor in next(iter(loader.batches())).batch.items()}
         return take(batch, slice(0, rows))
 
@@ -526,8 +533,15 @@ class Bench:
         return found
 
 
-WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "aten::item", "aten::nonzero",
-         "aten::_unique2", "aten::unique_consecutive")  # fmt: skip
+WAITS = (
+    "cudaStreamSynchronize",
+    "cudaDeviceSynchronize",
+    "cudaEventSynchronize",
+    "aten::item",
+    "aten::nonzero",
+    "aten::_unique2",
+    "aten::unique_consecutive",
+)
 """Names of calls that let the host wait for the device, in a profile."""
 
 
@@ -620,8 +634,11 @@ def check_kernels(place: Place, *, timed: bool) -> Figures:
                 try:
                     if timed:
                         seconds, plainly = seconds_of(ours, quick), seconds_of(plain, quick)
-                        found[what] = {"milliseconds": 1000 * seconds, "milliseconds_plain": 1000 * plainly,
-                                       "bytes_per_second": bytes_of / seconds}  # fmt: skip
+                        found[what] = {
+                            "milliseconds": 1000 * seconds,
+                            "milliseconds_plain": 1000 * plainly,
+                            "bytes_per_second": bytes_of / seconds,
+                        }
                         continue
                     apart = max(_differences(ours(), plain()))
                     found[what] = {"difference": apart}
@@ -640,8 +657,13 @@ def _differences(ours: Any, plain: Any) -> Iterator[float]:
 
 # --- the tests and the commands that need a GPU ----------------------------------------------------------------------
 
-TESTS = ("tests/training/test_waits.py", "tests/layers/test_kernels.py", "tests/layers/test_gathered_rows.py",
-         "tests/layers/test_history_search.py", "tests/layers/test_recurrent.py")  # fmt: skip
+TESTS = (
+    "tests/training/test_waits.py",
+    "tests/layers/test_kernels.py",
+    "tests/layers/test_gathered_rows.py",
+    "tests/layers/test_history_search.py",
+    "tests/layers/test_recurrent.py",
+)
 
 
 def run_tests(place: Place, seconds: float = 60) -> Figures:
@@ -673,8 +695,16 @@ def run_commands(place: Place, seconds: float = 60) -> Figures:
 def _ended(command: Sequence[str], seconds: float) -> str:
     """What a command printed, and its status at the end."""
     try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, errors="replace", timeout=seconds,
-                              env={**os.environ, "PYTHONPATH": _path()}, check=False)  # fmt: skip
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=seconds,
+            env={**os.environ, "PYTHONPATH": _path()},
+            check=False,
+        )
     except subprocess.TimeoutExpired as late:
         return f"{late.stdout or b''!r}\nnot done within {seconds:.0f} s"
     return f"{done.stdout[-4000:]}\n{done.stderr[-2000:]}\nstatus {done.returncode}"

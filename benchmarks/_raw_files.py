@@ -63,8 +63,10 @@ def write_movielens_1m(folder: Path, rows: list[tuple[int, int, int, int]]) -> N
     """The layout of MovieLens 1M."""
     _write(folder / "ratings.dat", "".join("::".join(map(str, row)) + "\n" for row in rows))
     _write(folder / "movies.dat", "".join("::".join(map(str, movie)) + "\n" for movie in titles()))
-    people = (f"{user}::{'FM'[user % 2]}::{(1, 18, 25, 56)[user % 4]}::{user % 21}::{10_000 + user % 30}\n"
-              for user in range(1, USERS + 1))  # fmt: skip
+    people = (
+        f"{user}::{'FM'[user % 2]}::{(1, 18, 25, 56)[user % 4]}::{user % 21}::{10_000 + user % 30}\n"
+        for user in range(1, USERS + 1)
+    )
     _write(folder / "users.dat", "".join(people))
 
 
@@ -103,12 +105,22 @@ def write_adult(folder: Path, rng: np.random.Generator) -> None:
         loss = int(rng.integers(1, 3_000)) if rng.random() < 0.1 else 0
         rich = rng.random() < 1 / (1 + np.exp(12 - 0.6 * education - 0.1 * hours))
         cells = [
-            rng.integers(17, 80), rng.choice(["Private", "State-gov", "?"]), rng.integers(10_000, 400_000),
-            rng.choice(["Bachelors", "HS-grad", "Masters"]), education, rng.choice(["Divorced", "Never-married"]),
-            rng.choice(["Sales", "Adm-clerical", "?"]), rng.choice(["Husband", "Own-child"]),
-            rng.choice(["White", "Black"]), rng.choice(["Male", "Female"]), gain, loss, hours,
-            rng.choice(["Canada", "Cuba", "?"]), ">50K" if rich else "<=50K",
-        ]  # fmt: skip
+            rng.integers(17, 80),
+            rng.choice(["Private", "State-gov", "?"]),
+            rng.integers(10_000, 400_000),
+            rng.choice(["Bachelors", "HS-grad", "Masters"]),
+            education,
+            rng.choice(["Divorced", "Never-married"]),
+            rng.choice(["Sales", "Adm-clerical", "?"]),
+            rng.choice(["Husband", "Own-child"]),
+            rng.choice(["White", "Black"]),
+            rng.choice(["Male", "Female"]),
+            gain,
+            loss,
+            hours,
+            rng.choice(["Canada", "Cuba", "?"]),
+            ">50K" if rich else "<=50K",
+        ]
         return ", ".join(map(str, cells))
 
     _write(folder / "adult.data", "".join(row() + "\n" for _ in range(2000)))

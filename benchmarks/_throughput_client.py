@@ -87,10 +87,16 @@ class Grpc:
         self._left, self._window, self._first, self._of_stream = b"", WINDOW, WINDOW, 0
         settings = struct.pack(">HI", 4, 2**31 - 1)  # the window of a stream
         wide = struct.pack(">I", 2**31 - 1 - WINDOW)
-        head = _fields({
-            ":method": "POST", ":scheme": "http", ":path": "/inference.GRPCInferenceService/ModelInfer",
-            ":authority": f"{host}:{port}", "te": "trailers", "content-type": "application/grpc",
-        })  # fmt: skip
+        head = _fields(
+            {
+                ":method": "POST",
+                ":scheme": "http",
+                ":path": "/inference.GRPCInferenceService/ModelInfer",
+                ":authority": f"{host}:{port}",
+                "te": "trailers",
+                "content-type": "application/grpc",
+            }
+        )
         self._head = head
         start = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(SETTINGS, 0, 0, settings)
         self.socket.sendall(start + _frame(WINDOW_UPDATE, 0, 0, wide))
@@ -186,14 +192,24 @@ def _fields(headers: dict[str, str]) -> bytes:
 def http_request(host: str, port: int, model: str, inputs: Arrays) -> bytes:
     """A request over HTTP with binary tensors, which asks for the probabilities in binary."""
     parts = [array.tobytes() for array in inputs.values()]
-    tensors = [{"name": name, "shape": array.shape, "datatype": DATATYPES[array.dtype.name],
-                "parameters": {"binary_data_size": len(part)}}
-               for (name, array), part in zip(inputs.items(), parts, strict=True)]  # fmt: skip
+    tensors = [
+        {
+            "name": name,
+            "shape": array.shape,
+            "datatype": DATATYPES[array.dtype.name],
+            "parameters": {"binary_data_size": len(part)},
+        }
+        for (name, array), part in zip(inputs.items(), parts, strict=True)
+    ]
     head = {"inputs": tensors, "outputs": [{"name": OUTPUT, "parameters": {"binary_data": True}}]}
     text = json.dumps(head, separators=(",", ":")).encode()
-    lines = [f"POST /v2/models/{model}/infer HTTP/1.1", f"Host: {host}:{port}",
-             "Content-Type: application/octet-stream", f"Inference-Header-Content-Length: {len(text)}",
-             f"Content-Length: {len(text) + sum(map(len, parts))}"]  # fmt: skip
+    lines = [
+        f"POST /v2/models/{model}/infer HTTP/1.1",
+        f"Host: {host}:{port}",
+        "Content-Type: application/octet-stream",
+        f"Inference-Header-Content-Length: {len(text)}",
+        f"Content-Length: {len(text) + sum(map(len, parts))}",
+    ]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + b"".join([text, *parts])
 
 
@@ -267,10 +283,15 @@ def load(connections: Sequence[Connection], requests: Sequence[bytes], warmup: f
             after = now
     busy = time.process_time() - busy
     p50, p99 = (float(1000 * np.quantile(times, share)) for share in (0.5, 0.99))
-    return {"clients": len(connections), "asked": asked, "answers": len(times),
-            "per_second": round(len(times) / (after - first), 1),
-            "p50_ms": round(p50, 3), "p99_ms": round(p99, 3),
-            "client_busy": round(busy / (after - first + warmup), 2)}  # fmt: skip
+    return {
+        "clients": len(connections),
+        "asked": asked,
+        "answers": len(times),
+        "per_second": round(len(times) / (after - first), 1),
+        "p50_ms": round(p50, 3),
+        "p99_ms": round(p99, 3),
+        "client_busy": round(busy / (after - first + warmup), 2),
+    }
 
 
 def differs(connection: Connection, requests: Sequence[bytes], expected: Sequence[Any], read: Any) -> float:

@@ -61,28 +61,56 @@ class Training:
 
 TRAININGS: Mapping[str, Training] = {
     "neumf": Training(
-        None, 65_536, 3,
-        {"train.learning_rate": LEARNING_RATE, "train.negatives": NEUMF["negatives"],
-         **{name: NEUMF[name] for name in ("factors", "layers", "dropout")}},
+        None,
+        65_536,
+        3,
+        {
+            "train.learning_rate": LEARNING_RATE,
+            "train.negatives": NEUMF["negatives"],
+            **{name: NEUMF[name] for name in ("factors", "layers", "dropout")},
+        },
     ),
     "wide_deep": Training(
-        None, 4096, 2,
-        {"train.optimizer": "rmsprop", **{f"train.{name}": value for name, value in OPTIMIZER.items()},
-         **SETTINGS["published"]},
+        None,
+        4096,
+        2,
+        {
+            "train.optimizer": "rmsprop",
+            **{f"train.{name}": value for name, value in OPTIMIZER.items()},
+            **SETTINGS["published"],
+        },
     ),
     "dlrm": Training(
-        "criteo", 8192, 2,
-        {"train.optimizer": "adagrad", "train.learning_rate": RATE, "train.eps": EPS,
-         "train.parts": {"embeddings": {"optimizer": "rowwise_adagrad"}},
-         "embedding_dim": WIDTH, "bottom": BOTTOM, "top": DLRM_TOP},
+        "criteo",
+        8192,
+        2,
+        {
+            "train.optimizer": "adagrad",
+            "train.learning_rate": RATE,
+            "train.eps": EPS,
+            "train.parts": {"embeddings": {"optimizer": "rowwise_adagrad"}},
+            "embedding_dim": WIDTH,
+            "bottom": BOTTOM,
+            "top": DLRM_TOP,
+        },
     ),
     "dcnv2": Training(
-        "criteo", 4096, 10,
-        {"train.optimizer": "adagrad", "train.learning_rate": DCNV2_RATE, "embedding_dim": DCNV2_WIDTH, "bottom": (),
-         "cross_layers": CROSSES, "cross_rank": 0, "top": TOP, "structure": "parallel"},
+        "criteo",
+        4096,
+        10,
+        {
+            "train.optimizer": "adagrad",
+            "train.learning_rate": DCNV2_RATE,
+            "embedding_dim": DCNV2_WIDTH,
+            "bottom": (),
+            "cross_layers": CROSSES,
+            "cross_rank": 0,
+            "top": TOP,
+            "structure": "parallel",
+        },
     ),
     **{model: Training("histories", 4096, 10, {**SEQUENCES, **OURS[model]["recspec"]}) for model in OURS},
-}  # fmt: skip
+}
 WARM_UP = 2
 
 ROWS = {"criteo": 131_072, "histories": 65_536}
@@ -155,15 +183,23 @@ def take_outbrain(tree: Tree) -> None:
     """Prepare, train and export Wide & Deep at Outbrain's sizes."""
     belongs = {**{name: item for name, (_, _, item) in IDS.items()}, **OUTBRAIN_NUMBERS}
     table = {
-        "user": None, "item": None, "timestamp": None, "label": "clicked", "numeric": [*OUTBRAIN_NUMBERS],
+        "user": None,
+        "item": None,
+        "timestamp": None,
+        "label": "clicked",
+        "numeric": [*OUTBRAIN_NUMBERS],
         "item_features": [name for name, item in belongs.items() if item],
         "context_features": [name for name, item in belongs.items() if not item],
         "hashed": {name: buckets for name, (buckets, *_) in IDS.items()},
-    }  # fmt: skip
+    }
     model = {
-        "hidden": HIDDEN, "embedding_dims": {name: width for name, (_, width, _) in IDS.items()},
-        "train.optimizer": "adagrad", "train.epochs": 1, "train.batch_size": 500, "train.tensorboard": False,
-    }  # fmt: skip
+        "hidden": HIDDEN,
+        "embedding_dims": {name: width for name, (_, width, _) in IDS.items()},
+        "train.optimizer": "adagrad",
+        "train.epochs": 1,
+        "train.batch_size": 500,
+        "train.tensorboard": False,
+    }
     tree.recspec("prepare", "table", "../speed/outbrain/clicks.csv", "outbrain-data", *sets(table))
     tree.recspec("train", "wide_deep", "outbrain-data", "outbrain-run", *sets(model))
     for name, more in EXPORTS.items():

@@ -24,12 +24,15 @@ def question(rows: int) -> tuple[bytes, dict[str, str]]:
     numbers = np.random.default_rng()
     names = {"user_id": 100_000, "item_id": 10_000}
     parts = [numbers.integers(0, most, (rows, 1)).astype(np.int32).tobytes() for most in names.values()]
-    head = json.dumps({
-        "inputs": [{"name": name, "datatype": "INT32", "shape": [rows, 1],
-                    "parameters": {"binary_data_size": len(part)}}
-                   for name, part in zip(names, parts, strict=True)],
-        "outputs": [{"name": "probability", "parameters": {"binary_data": True}}],
-    }).encode()  # fmt: skip
+    head = json.dumps(
+        {
+            "inputs": [
+                {"name": name, "datatype": "INT32", "shape": [rows, 1], "parameters": {"binary_data_size": len(part)}}
+                for name, part in zip(names, parts, strict=True)
+            ],
+            "outputs": [{"name": "probability", "parameters": {"binary_data": True}}],
+        }
+    ).encode()
     return b"".join([head, *parts]), {"inference-header-content-length": str(len(head))}
 
 
@@ -86,8 +89,16 @@ def main() -> None:
     took = time.perf_counter() - began
     times = np.sort(np.concatenate([np.array(each) for each in lists]))
     p50, p99 = (float(1000 * np.quantile(times, share)) for share in (0.5, 0.99))
-    print(json.dumps({"answers": len(times), "per_second": round(len(times) / took, 1), "p50_ms": round(p50, 3),
-                      "p99_ms": round(p99, 3)}))  # fmt: skip
+    print(
+        json.dumps(
+            {
+                "answers": len(times),
+                "per_second": round(len(times) / took, 1),
+                "p50_ms": round(p50, 3),
+                "p99_ms": round(p99, 3),
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

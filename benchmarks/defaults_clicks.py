@@ -59,11 +59,28 @@ CRITEO_NUMBERS, CRITEO_IDS = [f"I{n}" for n in range(1, 14)], [f"C{n}" for n in 
 def adult(raw: Path, share: float) -> tuple[pa.Table, Mapping[str, Any]]:
     """Who earns over 50,000 dollars a year."""
     names = [
-        "age", "workclass", "fnlwgt", "education", "education_num", "marital_status", "occupation", "relationship",
-        "race", "gender", "capital_gain", "capital_loss", "hours_per_week", "native_country", "income",
-    ]  # fmt: skip
-    lines = [line.rstrip(".").split(", ") for name in ("adult.data", "adult.test")
-             for line in (raw / "adult" / name).read_text().splitlines() if line.count(",") == 14]  # fmt: skip
+        "age",
+        "workclass",
+        "fnlwgt",
+        "education",
+        "education_num",
+        "marital_status",
+        "occupation",
+        "relationship",
+        "race",
+        "gender",
+        "capital_gain",
+        "capital_loss",
+        "hours_per_week",
+        "native_country",
+        "income",
+    ]
+    lines = [
+        line.rstrip(".").split(", ")
+        for name in ("adult.data", "adult.test")
+        for line in (raw / "adult" / name).read_text().splitlines()
+        if line.count(",") == 14
+    ]
     kept = lines[:: round(1 / share)]
     columns = dict(zip(names, zip(*kept, strict=True), strict=True))
     table = pa.table({**columns, "label": [int(">50K" in value) for value in columns.pop("income")]})
@@ -107,14 +124,21 @@ def movielens_1m(raw: Path) -> tuple[pa.Table, Mapping[str, Any]]:
     at = raw / "movielens-1m"
     rows = [line.split("::") for line in (at / "ratings.dat").read_text().splitlines()]
     people = {each[0]: each for each in (line.split("::") for line in (at / "users.dat").read_text().splitlines())}
-    films = {each[0]: each for each in
-             (line.split("::") for line in (at / "movies.dat").read_text(encoding="latin-1").splitlines())}  # fmt: skip
+    films = {
+        each[0]: each
+        for each in (line.split("::") for line in (at / "movies.dat").read_text(encoding="latin-1").splitlines())
+    }
     rows = [each for each in rows if int(each[0]) % 8 == 0]
     features = {name: [people[each[0]][at] for each in rows] for at, name in ((1, "gender"), (2, "age"), (3, "job"))}
-    table = pa.table({
-        "user": [each[0] for each in rows], "movie": [each[1] for each in rows], **features,
-        "genres": [films[each[1]][2] for each in rows], "rating": [float(each[2]) for each in rows],
-    })  # fmt: skip
+    table = pa.table(
+        {
+            "user": [each[0] for each in rows],
+            "movie": [each[1] for each in rows],
+            **features,
+            "genres": [films[each[1]][2] for each in rows],
+            "rating": [float(each[2]) for each in rows],
+        }
+    )
     more = {"user_features": tuple(features), "item_features": ("genres",), "lists": ("genres",)}
     return table, {**MOVIES, **more, "categorical": tuple(features)}
 
@@ -125,8 +149,14 @@ def movielens_small(raw: Path) -> tuple[pa.Table, Mapping[str, Any]]:
     rows, films = pa.csv.read_csv(at / "ratings.csv"), pa.csv.read_csv(at / "movies.csv").to_pydict()
     genres = dict(zip(films["movieId"], films["genres"], strict=True))
     movie = rows["movieId"].to_pylist()
-    table = pa.table({"user": rows["userId"], "movie": rows["movieId"], "rating": rows["rating"],
-                      "genres": [genres[each] for each in movie]})  # fmt: skip
+    table = pa.table(
+        {
+            "user": rows["userId"],
+            "movie": rows["movieId"],
+            "rating": rows["rating"],
+            "genres": [genres[each] for each in movie],
+        }
+    )
     return table, {**MOVIES, "item_features": ("genres",), "lists": ("genres",)}
 
 
@@ -136,10 +166,14 @@ def movielens_100k(raw: Path) -> tuple[pa.Table, Mapping[str, Any]]:
     rows = [line.split("\t") for line in (at / "u.data").read_text().splitlines()]
     people = {each[0]: each for each in (line.split("|") for line in (at / "u.user").read_text().splitlines())}
     features = {name: [people[each[0]][at] for each in rows] for at, name in ((1, "age"), (2, "gender"), (3, "job"))}
-    table = pa.table({
-        "user": [each[0] for each in rows], "movie": [each[1] for each in rows],
-        "rating": [float(each[2]) for each in rows], **features,
-    })  # fmt: skip
+    table = pa.table(
+        {
+            "user": [each[0] for each in rows],
+            "movie": [each[1] for each in rows],
+            "rating": [float(each[2]) for each in rows],
+            **features,
+        }
+    )
     more = {"user_features": tuple(features), "numeric": ("age",), "categorical": ("gender", "job")}
     return table, {**MOVIES, **more}
 
@@ -255,19 +289,30 @@ def trace(
                 run.progress.epoch, run.progress.batch = epoch, 0
                 with run._averaged():
                     logits = {split: score_rows(run.model, spec, split) for split in truth}
-                row = {"epoch": epoch, "train_loss": float(np.mean([loss for loss, _ in losses])),
-                       "seconds": time.process_time() - started}  # fmt: skip
+                row = {
+                    "epoch": epoch,
+                    "train_loss": float(np.mean([loss for loss, _ in losses])),
+                    "seconds": time.process_time() - started,
+                }
                 for split, labels in truth.items():
                     row[f"{split}_auc"] = metrics.auc(logits[split], labels)
                     row[f"{split}_log_loss"] = metrics.log_loss(logits[split], labels)
                 rows.append(row)
-                best = {"auc": max(rows, key=lambda each: each["valid_auc"])["epoch"],
-                        "log_loss": min(rows, key=lambda each: each["valid_log_loss"])["epoch"]}  # fmt: skip
+                best = {
+                    "auc": max(rows, key=lambda each: each["valid_auc"])["epoch"],
+                    "log_loss": min(rows, key=lambda each: each["valid_log_loss"])["epoch"],
+                }
                 kept |= {name: logits["test"] for name, at in best.items() if at == epoch}
                 if epoch - max(best.values()) >= PATIENCE or row["seconds"] > seconds:
                     break
-    return {"batch_size": plan.batch_size.value, "precision": plan.precision.value, "best": best, "trace": rows,
-            "parameters": run.model.num_parameters(), "logits": kept}  # fmt: skip
+    return {
+        "batch_size": plan.batch_size.value,
+        "precision": plan.precision.value,
+        "best": best,
+        "trace": rows,
+        "parameters": run.model.num_parameters(),
+        "logits": kept,
+    }
 
 
 def labels_of(spec: FeatureSpec, split: str) -> Floats:

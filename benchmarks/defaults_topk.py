@@ -177,10 +177,15 @@ def facts(spec: FeatureSpec) -> dict[str, Any]:
     known = positives(spec, ["train"])
     users, items = int(np.count_nonzero(np.diff(known.offsets))), int(np.count_nonzero(known.counts))
     return {
-        "rows": known.num_pairs, "users": users, "items": items, "catalogue": known.num_items - 1,
-        "rows_per_user": known.num_pairs / users, "rows_per_item": known.num_pairs / items,
-        "density": known.num_pairs / users / items, "scale": known.scale,
-    }  # fmt: skip
+        "rows": known.num_pairs,
+        "users": users,
+        "items": items,
+        "catalogue": known.num_items - 1,
+        "rows_per_user": known.num_pairs / users,
+        "rows_per_item": known.num_pairs / items,
+        "density": known.num_pairs / users / items,
+        "scale": known.scale,
+    }
 
 
 # --- experiments -----------------------------------------------------------------------------------------------------
@@ -277,10 +282,13 @@ def run_training(
 
         with tempfile.TemporaryDirectory() as scratch:
             result = train(
-                trial["model"], spec, Path(scratch) / "run", on_event=follow,
+                trial["model"],
+                spec,
+                Path(scratch) / "run",
+                on_event=follow,
                 settings=config.build(TrainSettings, "train", how),
                 model_settings=config.build(MODELS[trial["model"]].Settings, "settings", own),
-            )  # fmt: skip
+            )
             model = bundle.load(result.bundle).model
         return {
             **measure(model, spec),

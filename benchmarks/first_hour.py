@@ -29,8 +29,16 @@ from urllib.request import Request, urlopen
 HERE = Path(__file__).resolve().parent
 STEPS = ("recommendations", "comparison", "endpoint")
 LIBRARIES = {"recspec": "recspec", "recbole": "RecBole", "lenskit": "LensKit", "rectools": "RecTools"}
-THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS", "RAYON_NUM_THREADS",
-           "POLARS_MAX_THREADS", "LK_NUM_THREADS", "LK_NUM_PROCS")  # fmt: skip
+THREADS = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "NUMBA_NUM_THREADS",
+    "RAYON_NUM_THREADS",
+    "POLARS_MAX_THREADS",
+    "LK_NUM_THREADS",
+    "LK_NUM_PROCS",
+)
 
 
 def main() -> None:
@@ -74,8 +82,7 @@ def _first_answer(module: Any, events: Any) -> object:
         url = f"http://127.0.0.1:{server.server_port}"
         threading.Thread(target=server.handle_request, daemon=True).start()
     route, question = module.ASK
-    request = Request(f"{url}{route}", json.dumps(question).encode(),
-                      {"Content-Type": "application/json"})  # fmt: skip
+    request = Request(f"{url}{route}", json.dumps(question).encode(), {"Content-Type": "application/json"})
     with urlopen(request, timeout=60) as answer:
         said = answer.read()
     if hasattr(server, "stop"):
@@ -87,8 +94,9 @@ def compare(arguments: argparse.Namespace) -> None:
     """Every library and step once a round, in turns; the medians as a table and a file."""
     from _side_by_side import ENVIRONMENTS, environments, interpreters, write
 
-    python, missing = interpreters([name for name in LIBRARIES if name in ENVIRONMENTS],
-                                   arguments.environments or environments())  # fmt: skip
+    python, missing = interpreters(
+        [name for name in LIBRARIES if name in ENVIRONMENTS], arguments.environments or environments()
+    )
     python["recspec"] = Path(sys.executable)
     lines, own = _lines()
     runs: dict[str, dict[str, list[dict[str, float]]]] = {name: {step: [] for step in STEPS} for name in python}
@@ -102,13 +110,15 @@ def compare(arguments: argparse.Namespace) -> None:
             step: {
                 "lines": lines[name][step],
                 "own_code": own[name].get(step, ""),
-                **{each: round(statistics.median(run[each] for run in runs[name][step]), 1)
-                   for each in ("seconds", "cpu_seconds")},
+                **{
+                    each: round(statistics.median(run[each] for run in runs[name][step]), 1)
+                    for each in ("seconds", "cpu_seconds")
+                },
             }
             for step in STEPS
         }
         for name in python
-    }  # fmt: skip
+    }
     print(f"{'':10}" + "".join(f"{step:>32}" for step in STEPS))
     for name, steps in found.items():
         cells = (f"{each['lines']} lines, {each['seconds']} s, {each['cpu_seconds']} CPU s" for each in steps.values())
@@ -119,12 +129,17 @@ def compare(arguments: argparse.Namespace) -> None:
 
 
 def _measured(python: Path, library: str, step: str, raw: Path) -> dict[str, float]:
-    environment = {**os.environ, **dict.fromkeys(THREADS, "1"), "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1",
-                   "PYTHONWARNINGS": "ignore"}  # fmt: skip
+    environment = {
+        **os.environ,
+        **dict.fromkeys(THREADS, "1"),
+        "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1",
+        "PYTHONWARNINGS": "ignore",
+    }
     with tempfile.TemporaryDirectory() as folder:
         command = [python, __file__, raw.resolve(), "--measure", library, step]
-        done = subprocess.run([str(each) for each in command], env=environment, cwd=folder, capture_output=True,
-                              text=True)  # fmt: skip
+        done = subprocess.run(
+            [str(each) for each in command], env=environment, cwd=folder, capture_output=True, text=True
+        )
     if done.returncode:
         print(done.stderr, file=sys.stderr)
         done.check_returncode()

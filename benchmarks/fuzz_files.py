@@ -106,11 +106,46 @@ def make_seeds(base: Path) -> None:
 # --- how it is changed -----------------------------------------------------------------------------------------------
 
 HOSTILE: tuple[Any, ...] = (
-    None, True, False, 0, 1, -1, 2**31, 2**63 - 1, 2**63, 10**30, 0.5, 1e308, float("nan"), float("inf"), "", " ",
-    "auto", "..", ".", "../canary/secret", "/dev/zero", "/etc/passwd", "s3://b/x", "a\0b", "\ud800", "x" * 300,
-    "é\u202e", "'\";--",
-    "int64", "float16", "label", [], {}, [[]], [None], {"a": {}}, "2020-13-45", "!!python/name:os.system", b"\xff",
-)  # fmt: skip
+    None,
+    True,
+    False,
+    0,
+    1,
+    -1,
+    2**31,
+    2**63 - 1,
+    2**63,
+    10**30,
+    0.5,
+    1e308,
+    float("nan"),
+    float("inf"),
+    "",
+    " ",
+    "auto",
+    "..",
+    ".",
+    "../canary/secret",
+    "/dev/zero",
+    "/etc/passwd",
+    "s3://b/x",
+    "a\0b",
+    "\ud800",
+    "x" * 300,
+    "é\u202e",
+    "'\";--",
+    "int64",
+    "float16",
+    "label",
+    [],
+    {},
+    [[]],
+    [None],
+    {"a": {}},
+    "2020-13-45",
+    "!!python/name:os.system",
+    b"\xff",
+)
 
 
 def change_tree(tree: Any, dice: random.Random) -> Any:
@@ -209,15 +244,25 @@ def change_parquet(file: Path, dice: random.Random) -> None:
     place = dice.randrange(table.num_columns)
     name, column = table.column_names[place], table.column(place)
     kinds = (
-        pa.string(), pa.float64(), pa.int64(), pa.uint8(), pa.bool_(), pa.timestamp("us"), pa.large_string(),
-        pa.binary(), pa.decimal128(10, 2), pa.list_(pa.int64()), pa.dictionary(pa.int32(), pa.string()),
-    )  # fmt: skip
+        pa.string(),
+        pa.float64(),
+        pa.int64(),
+        pa.uint8(),
+        pa.bool_(),
+        pa.timestamp("us"),
+        pa.large_string(),
+        pa.binary(),
+        pa.decimal128(10, 2),
+        pa.list_(pa.int64()),
+        pa.dictionary(pa.int32(), pa.string()),
+    )
     match dice.randrange(8):
         case 0:
             table = table.drop_columns([name])
         case 1:
-            table = table.rename_columns([str(dice.choice(HOSTILE)) if n == place else each
-                                          for n, each in enumerate(table.column_names)])  # fmt: skip
+            table = table.rename_columns(
+                [str(dice.choice(HOSTILE)) if n == place else each for n, each in enumerate(table.column_names)]
+            )
         case 2:
             with suppress(pa.ArrowException):
                 table = table.set_column(place, name, column.cast(dice.choice(kinds), safe=False))
@@ -451,8 +496,11 @@ def start_training(case: Case) -> None:
     spec = FeatureSpec.load(case.taken(case.base / "data" / kind))
     model = case.dice.choice(("neumf",) if kind == "interactions" else ("wide_deep", "dlrm", "dcnv2"))
     small = {
-        "neumf": {"factors": 4, "layers": (8, 4)}, "wide_deep": {"hidden": (8,)}, "dcnv2": {}, "dlrm": {},
-    }[model]  # fmt: skip
+        "neumf": {"factors": 4, "layers": (8, 4)},
+        "wide_deep": {"hidden": (8,)},
+        "dcnv2": {},
+        "dlrm": {},
+    }[model]
     train(
         model,
         spec,
@@ -600,16 +648,32 @@ class Watch:
     def __init__(self, base: Path) -> None:
         self.inside = ""
         self.touched: list[str] = []
-        read_only = (base, sys.prefix, sys.base_prefix, Path(__file__).parents[1], "/usr", "/etc", "/proc", "/sys",
-                     "/lib", importlib.import_module("recspec").__path__[0])  # fmt: skip
+        read_only = (
+            base,
+            sys.prefix,
+            sys.base_prefix,
+            Path(__file__).parents[1],
+            "/usr",
+            "/etc",
+            "/proc",
+            "/sys",
+            "/lib",
+            importlib.import_module("recspec").__path__[0],
+        )
         self.readable = tuple(os.path.realpath(each) for each in read_only)
         self.canary = os.path.realpath(base / "canary")
         sys.addaudithook(self._hear)
 
     def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
         if not self.inside or event not in (
-            "open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.symlink", "os.truncate",
-        ):  # fmt: skip
+            "open",
+            "os.rename",
+            "os.remove",
+            "os.mkdir",
+            "os.rmdir",
+            "os.symlink",
+            "os.truncate",
+        ):
             return
         writes = event != "open" or bool(arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
         paths = arguments[:2] if event == "os.rename" else arguments[1:2] if event == "os.symlink" else arguments[:1]
@@ -676,8 +740,15 @@ def child(base: Path, seed: int, start: int, only: list[str]) -> None:
             outcome, told = "crashed", "an error without a message"
         shutil.rmtree(folder, ignore_errors=True)
         pages = int(Path("/proc/self/statm").read_text().split()[1])
-        answer = {"case": number, "target": case.target, "outcome": outcome, "told": told[-3000:],
-                  "changed": case.changed, "touched": touched, "bytes": pages * resource.getpagesize()}  # fmt: skip
+        answer = {
+            "case": number,
+            "target": case.target,
+            "outcome": outcome,
+            "told": told[-3000:],
+            "changed": case.changed,
+            "touched": touched,
+            "bytes": pages * resource.getpagesize(),
+        }
         print(json.dumps(answer), file=answers, flush=True)
         number += 1
 

@@ -65,12 +65,52 @@ GROWTH = 0.15
 """Of the server's memory, from the second quarter of the run to the last."""
 REFUSED = (503, 504)
 WEIRD: Sequence[Any] = (
-    None, True, False, 0, -1, 1, 2**31, 2**53, 2**63 - 1, -(2**63), 2**64, 1e308, -1e-308, 0.5, "", "x", "x" * 1001,
-    "\x00", "ü\u2028", "user_id", "9" * 40, [], {}, [[]], [{}], {"": ""}, [None], "1|2|3",
-)  # fmt: skip
-METHODS = ("ServerLive", "ServerReady", "ServerMetadata", "ModelReady", "ModelMetadata", "ModelConfig",
-           "ModelStatistics", "ModelInfer", "ModelInfer", "ModelInfer", "RepositoryIndex", "RepositoryModelLoad",
-           "SystemSharedMemoryStatus", "ModelStreamInfer", "Nothing")  # fmt: skip
+    None,
+    True,
+    False,
+    0,
+    -1,
+    1,
+    2**31,
+    2**53,
+    2**63 - 1,
+    -(2**63),
+    2**64,
+    1e308,
+    -1e-308,
+    0.5,
+    "",
+    "x",
+    "x" * 1001,
+    "\x00",
+    "ü\u2028",
+    "user_id",
+    "9" * 40,
+    [],
+    {},
+    [[]],
+    [{}],
+    {"": ""},
+    [None],
+    "1|2|3",
+)
+METHODS = (
+    "ServerLive",
+    "ServerReady",
+    "ServerMetadata",
+    "ModelReady",
+    "ModelMetadata",
+    "ModelConfig",
+    "ModelStatistics",
+    "ModelInfer",
+    "ModelInfer",
+    "ModelInfer",
+    "RepositoryIndex",
+    "RepositoryModelLoad",
+    "SystemSharedMemoryStatus",
+    "ModelStreamInfer",
+    "Nothing",
+)
 
 
 @dataclass
@@ -155,8 +195,13 @@ def broken(body: bytes, dice: random.Random) -> bytes:
 
 def headed(method: str, path: str, body: bytes, dice: random.Random, more: Mapping[str, str]) -> bytes:
     """A request as bytes, its head now and then wrong."""
-    headers = [("Host", "localhost"), ("Authorization", f"Bearer {TOKEN}"), ("Content-Type", "application/json"),
-               ("Content-Length", str(len(body))), *more.items()]  # fmt: skip
+    headers = [
+        ("Host", "localhost"),
+        ("Authorization", f"Bearer {TOKEN}"),
+        ("Content-Type", "application/json"),
+        ("Content-Length", str(len(body))),
+        *more.items(),
+    ]
     if dice.random() < 0.1:
         body = gzip.compress(body)[: dice.choice((None, None, -3))]
         headers = [*headers[:3], ("Content-Encoding", "gzip"), ("Content-Length", str(len(body)))]
@@ -166,11 +211,24 @@ def headed(method: str, path: str, body: bytes, dice: random.Random, more: Mappi
         body = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in parts if part) + b"0\r\n\r\n"
         headers = [*headers[:3], ("Transfer-Encoding", "chunked"), *more.items()]
     if dice.random() < 0.2:
-        wrong = (("Host", "evil.example"), ("Host", ""), ("Origin", "http://evil"), ("Content-Length", "-1"),
-                 ("Content-Length", "1" * 30), ("Content-Length", "3"), ("Transfer-Encoding", "gzip, chunked"),
-                 ("Authorization", "bearer no"), ("Content-Type", "text/html"), ("Content-Encoding", "br"),
-                 ("Expect", "100-continue"), ("Upgrade", "websocket"), ("Connection", "Upgrade, close"),
-                 ("Inference-Header-Content-Length", "7"), ("X" * 300, "y" * 3000), ("X", "\x00"))  # fmt: skip
+        wrong = (
+            ("Host", "evil.example"),
+            ("Host", ""),
+            ("Origin", "http://evil"),
+            ("Content-Length", "-1"),
+            ("Content-Length", "1" * 30),
+            ("Content-Length", "3"),
+            ("Transfer-Encoding", "gzip, chunked"),
+            ("Authorization", "bearer no"),
+            ("Content-Type", "text/html"),
+            ("Content-Encoding", "br"),
+            ("Expect", "100-continue"),
+            ("Upgrade", "websocket"),
+            ("Connection", "Upgrade, close"),
+            ("Inference-Header-Content-Length", "7"),
+            ("X" * 300, "y" * 3000),
+            ("X", "\x00"),
+        )
         headers.append(dice.choice(wrong))
         if dice.random() < 0.3:
             del headers[dice.randrange(len(headers))]
@@ -240,8 +298,10 @@ def one_request(target: Target, dice: random.Random) -> tuple[str, bytes]:
     question = dice.choice(target.tensors)
     if kind == "binary":
         return kind, headed("POST", "/v2/models/films/infer", broken(question.body, dice), dice, question.headers)
-    inputs = [{"name": name, "datatype": array.dtype.name.upper(), "shape": list(array.shape), "data": array.tolist()}
-              for name, array in question.arrays.items()]  # fmt: skip
+    inputs = [
+        {"name": name, "datatype": array.dtype.name.upper(), "shape": list(array.shape), "data": array.tolist()}
+        for name, array in question.arrays.items()
+    ]
     body = {"id": "x", "inputs": inputs, "outputs": [{"name": "logit"}], "parameters": {"timeout": 0}}
     model = dice.choice(("films", "films", "films_raw", "clicks", "spare"))
     raw = broken(json.dumps(mutated(body, dice)).encode(), dice)
@@ -472,8 +532,10 @@ def fuzz(minutes: float, seed: int, folder: Path) -> dict[str, Any]:
         stop, none = threading.Event(), threading.Event()
         cases: list[Case] = [over_http, over_http, answered, Calls(target), State()]
         threads = [threading.Thread(target=each.run, args=(stop, none)) for each in clients]
-        threads += [threading.Thread(target=repeat, args=(each, target, f"{seed}/{number}", stop, findings))
-                    for number, each in enumerate(cases)]  # fmt: skip
+        threads += [
+            threading.Thread(target=repeat, args=(each, target, f"{seed}/{number}", stop, findings))
+            for number, each in enumerate(cases)
+        ]
         for thread in threads:
             thread.start()
         ends = time.monotonic() + 60 * minutes
@@ -505,12 +567,16 @@ def _figures(
         findings.add(f"memory grew from {early / 2**20:.0f} to {late / 2**20:.0f} MiB")
     step = max(1, len(sizes) // 12)
     return {
-        "minutes": minutes, "seed": seed, "cases": findings.tried.total(), "tried": dict(findings.tried.most_common()),
+        "minutes": minutes,
+        "seed": seed,
+        "cases": findings.tried.total(),
+        "tried": dict(findings.tried.most_common()),
         "answers": dict(findings.answers.most_common()),
         "correct_answers": {each.kind: len(each.times) for each in clients},
         "rss_mib": [round(size / 2**20) for size in sizes[::step]],
-        "findings": len(findings.found), "found": findings.found[:50],
-    }  # fmt: skip
+        "findings": len(findings.found),
+        "found": findings.found[:50],
+    }
 
 
 def main() -> None:

@@ -101,12 +101,21 @@ def columns_file() -> dict[str, Any]:
     """What `recspec import-tf` must be told."""
     role = {True: "item", False: "context"}
     ids = [
-        {"name": name, "kind": "hash", "dtype": "int64", "num_buckets": buckets, "wide": True, "embedding_dim": width,
-         "role": role[items]}
+        {
+            "name": name,
+            "kind": "hash",
+            "dtype": "int64",
+            "num_buckets": buckets,
+            "wide": True,
+            "embedding_dim": width,
+            "role": role[items],
+        }
         for name, (buckets, width, items) in IDS.items()
-    ]  # fmt: skip
-    numbers = [{"name": name, "kind": "numeric", "wide": True, "deep": True, "role": role[items]}
-               for name, items in NUMBERS.items()]  # fmt: skip
+    ]
+    numbers = [
+        {"name": name, "kind": "numeric", "wide": True, "deep": True, "role": role[items]}
+        for name, items in NUMBERS.items()
+    ]
     return {"label": "clicked", "columns": [*ids, *numbers]}
 
 
@@ -184,8 +193,10 @@ def tensorflow_answers(folder: Path, threads: int) -> dict[str, Callable[[Reques
         return lambda *_: probabilities(by_examples(examples=given))
 
     def tensors(request: Request, items: list[Request]) -> Any:
-        given = {name: np.full((len(items), 1), value, np.int64 if name in IDS else np.float32)
-                 for name, value in request.items()}  # fmt: skip
+        given = {
+            name: np.full((len(items), 1), value, np.int64 if name in IDS else np.float32)
+            for name, value in request.items()
+        }
         for name in items[0]:
             values = [item[name] for item in items]
             given[name] = np.array(values, np.int64 if name in IDS else np.float32)[:, None]
@@ -382,12 +393,16 @@ def main() -> None:
     results = {
         name: {
             "difference": differences[name],
-            "latency": {str(size): {**dict(zip(("p50_ms", "p99_ms"), np.percentile(found, (50, 99)).round(4).tolist(),
-                                               strict=True)), "requests": len(found)}
-                        for size, found in by_size.items()},
+            "latency": {
+                str(size): {
+                    **dict(zip(("p50_ms", "p99_ms"), np.percentile(found, (50, 99)).round(4).tolist(), strict=True)),
+                    "requests": len(found),
+                }
+                for size, found in by_size.items()
+            },
         }
         for name, by_size in times.items()
-    }  # fmt: skip
+    }
     print_table(results)
     here = where_and_when()
     arithmetic = {name: precision for name, (_, precision, _) in EXPORTS.items()}

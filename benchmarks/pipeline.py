@@ -42,8 +42,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = asked.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        lines = [line for ranker in ("wide_deep", *(["sim"] if asked.history else []))
-                 for line in measured(folder, ranker, asked)]  # fmt: skip
+        lines = [
+            line
+            for ranker in ("wide_deep", *(["sim"] if asked.history else []))
+            for line in measured(folder, ranker, asked)
+        ]
     if asked.out is not None:
         told = {"arguments": {**vars(asked), "folder": None, "out": None}, "lines": lines}
         asked.out.write_text(json.dumps(told, indent=2) + "\n")
@@ -123,8 +126,10 @@ def stages() -> Iterator[dict[str, list[float]]]:
         return call
 
     places: list[tuple[str, Any, str]] = [
-        ("search", ItemIndex, "search"), ("candidates", Pipeline, "candidates"), ("rank", retrieving, "rank"),
-    ]  # fmt: skip
+        ("search", ItemIndex, "search"),
+        ("candidates", Pipeline, "candidates"),
+        ("rank", retrieving, "rank"),
+    ]
     kept = [getattr(owner, name) for _, owner, name in places]
     for (stage, owner, name), function in zip(places, kept, strict=True):
         setattr(owner, name, timed(stage, function))

@@ -49,16 +49,24 @@ class Task:
 
 
 TASKS = {
-    "neumf": Task(
-        "neumf", "movielens", "movielens-100k", "neumf-ml-latest-small.yaml", "sampled", "ndcg@10", {}
-    ),
+    "neumf": Task("neumf", "movielens", "movielens-100k", "neumf-ml-latest-small.yaml", "sampled", "ndcg@10", {}),
     "wide_deep": Task("wide_deep", "adult", "adult", "wide-deep-adult.yaml", "rows", "auc", {}),
     "dlrm": Task(
-        "dlrm", "criteo", "criteo-kaggle/train_first80k.tsv", "dlrm-criteo-sample.yaml", "rows", "auc",
+        "dlrm",
+        "criteo",
+        "criteo-kaggle/train_first80k.tsv",
+        "dlrm-criteo-sample.yaml",
+        "rows",
+        "auc",
         {"rows": [50000, 10000, 20000], "min_count": 2, "buckets": True, "scale": True},
     ),
     "dcnv2": Task(
-        "dcnv2", "criteo", "criteo-kaggle/train_first80k.tsv", "dcnv2-criteo-sample.yaml", "rows", "auc",
+        "dcnv2",
+        "criteo",
+        "criteo-kaggle/train_first80k.tsv",
+        "dcnv2-criteo-sample.yaml",
+        "rows",
+        "auc",
         {"rows": [50000, 10000, 20000], "min_count": 2, "buckets": True, "scale": True},
     ),
     "din": Task("din", "amazon", "amazon-beauty", "din-amazon-beauty.yaml", "rows", "auc", {"min_reviews": 5}),
@@ -68,18 +76,24 @@ TASKS = {
     ),
     **{
         f"{model}_ml_100k": Task(
-            model, "movielens", "movielens-100k", recipe, "rows", "auc",
-            {"history": history, "prefixes": 50, "num_negatives": 50, "min_history": 1}, {"epochs": 8},
+            model,
+            "movielens",
+            "movielens-100k",
+            recipe,
+            "rows",
+            "auc",
+            {"history": history, "prefixes": 50, "num_negatives": 50, "min_history": 1},
+            {"epochs": 8},
         )
         for model, recipe, history in (
-            ("din", "din-ml-1m.yaml", 20), ("dien", "din-ml-1m.yaml", 20), ("sim", "sim-ml-1m.yaml", 250)
+            ("din", "din-ml-1m.yaml", 20),
+            ("dien", "din-ml-1m.yaml", 20),
+            ("sim", "sim-ml-1m.yaml", 250),
         )
     },
     "sasrec": Task("sasrec", "table", "amazon-s3rec/Beauty.txt", "sasrec-amazon-beauty.yaml", "full", "ndcg@10", {}),
-    "sasrec_ml_100k": Task(
-        "sasrec", "movielens", "movielens-100k", "sasrec-amazon-beauty.yaml", "full", "ndcg@10", {}
-    ),
-}  # fmt: skip
+    "sasrec_ml_100k": Task("sasrec", "movielens", "movielens-100k", "sasrec-amazon-beauty.yaml", "full", "ndcg@10", {}),
+}
 
 BASE = "fp32"
 SETTINGS: dict[str, Mapping[str, object]] = {

@@ -121,8 +121,9 @@ def plain_sql(raw: str, folder: str, memory_limit: str) -> None:
 
     connection = duckdb.connect(config={"memory_limit": memory_limit, "temp_directory": f"{folder}/spill"})
     numbers, categories = [f"I{number}" for number in range(1, 14)], [f"C{number}" for number in range(1, 27)]
-    types = ", ".join(f"'{name}': '{'VARCHAR' if name in categories else 'BIGINT'}'" for name in
-                      ("label", *numbers, *categories))  # fmt: skip
+    types = ", ".join(
+        f"'{name}': '{'VARCHAR' if name in categories else 'BIGINT'}'" for name in ("label", *numbers, *categories)
+    )
     scan = f"read_csv('{raw}', delim='\t', header=false, quote='', escape='', columns={{{types}}}, auto_detect=false)"
     connection.execute(f"COPY (SELECT * FROM {scan}) TO '{folder}/raw.parquet' (COMPRESSION lz4)")
     for name in categories:

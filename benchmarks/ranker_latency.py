@@ -38,15 +38,25 @@ EXPORTS: Mapping[str, tuple[str, str]] = {"fp32": ("fp32", "ranker"), "int8": ("
 """Precision and form."""
 LENGTH, NUM_IDS, NUM_CATEGORIES = 50, 100_000, 1_000
 OF_SEQUENCES: Mapping[str, Any] = {
-    "embedding_dim": 16, "hidden": (512, 256, 128), "activation": "relu", "attention_hidden": (80, 40),
+    "embedding_dim": 16,
+    "hidden": (512, 256, 128),
+    "activation": "relu",
+    "attention_hidden": (80, 40),
     "attention_activation": "relu",
-}  # fmt: skip
+}
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "dlrm": {},
     "din": OF_SEQUENCES,
-    "sim": {**OF_SEQUENCES, "search_dim": 64, "search_hidden": (512, 256, 128), "top_k": 20, "short": "din",
-            "short_length": 10, "heads": 2},
-}  # fmt: skip
+    "sim": {
+        **OF_SEQUENCES,
+        "search_dim": 64,
+        "search_hidden": (512, 256, 128),
+        "top_k": 20,
+        "short": "din",
+        "short_length": 10,
+        "heads": 2,
+    },
+}
 
 
 def main() -> None:
@@ -198,10 +208,15 @@ def spec_of(name: str, folder: Path) -> Any:
         items = {"item_id": NUM_IDS, "category": NUM_CATEGORIES}
         features = {each: {"dtype": "int32", "cardinality": count} for each, count in items.items()}
         features |= {
-            f"history_{each}": {"dtype": "int32", "cardinality": count, "vocabulary": each, "length": LENGTH,
-                                "padding": 0}
+            f"history_{each}": {
+                "dtype": "int32",
+                "cardinality": count,
+                "vocabulary": each,
+                "length": LENGTH,
+                "padding": 0,
+            }
             for each, count in items.items()
-        }  # fmt: skip
+        }
         features["user_id"] = {"dtype": "int32", "cardinality": 20_000}
         channels = {"user": ["user_id"], "item": [*items], "history": [f"history_{each}" for each in items]}
     features["label"] = {"dtype": "float32"}

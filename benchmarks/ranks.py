@@ -64,9 +64,22 @@ def main() -> None:
         large = synthetic.Settings(kind="clicks", num_rows=200_000, num_users=20_000, num_items=5000)  # type: ignore[call-arg]
         synthetic.prepare(PrepareContext(Path(), folder / "large"), large)
         for world_size in (1, 2):
-            command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", f"{world_size}",
-                       "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", __file__,
-                       "--worker", str(folder), "--seeds", str(arguments.seeds)]  # fmt: skip
+            command = [
+                sys.executable,
+                "-m",
+                "torch.distributed.run",
+                "--nproc-per-node",
+                f"{world_size}",
+                "--rdzv-backend",
+                "c10d",
+                "--rdzv-endpoint",
+                "localhost:0",
+                __file__,
+                "--worker",
+                str(folder),
+                "--seeds",
+                str(arguments.seeds),
+            ]
             subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True)
         found = {size: json.loads((folder / f"{size}.json").read_text()) for size in (1, 2)}
     speeds = {case: (found[1].pop(case), found[2].pop(case)) for case in SPEEDS}
@@ -95,10 +108,20 @@ def work(folder: Path, seeds: int) -> None:
                 for seed in range(seeds):
                     run = folder / f"{ranks.world_size}-{rows}-{precision}-{seed}"
                     settings = TrainSettings.model_validate(
-                        {"epochs": 2, "batch_size": 1024, "optimizer": "adagrad", "learning_rate": 0.05, "log_every": 1,
-                         "precision": precision, "memory_budget": budget, "tensorboard": False, "seed": seed,
-                         "keep_best": False, "checkpoint_minutes": 1000}
-                    )  # fmt: skip
+                        {
+                            "epochs": 2,
+                            "batch_size": 1024,
+                            "optimizer": "adagrad",
+                            "learning_rate": 0.05,
+                            "log_every": 1,
+                            "precision": precision,
+                            "memory_budget": budget,
+                            "tensorboard": False,
+                            "seed": seed,
+                            "keep_best": False,
+                            "checkpoint_minutes": 1000,
+                        }
+                    )
                     own = MODELS["dlrm"].Settings.model_validate({"dropout": 0.0})
                     train("dlrm", spec, run, settings=settings, model_settings=own, ranks=ranks)
                     if ranks.is_first:
@@ -108,9 +131,16 @@ def work(folder: Path, seeds: int) -> None:
         for case, (model, precision, given) in SPEEDS.items():
             run = folder / f"{ranks.world_size}-{case}"
             settings = TrainSettings.model_validate(
-                {"epochs": 2, "batch_size": 8192, "learning_rate": 0.01, "precision": precision, "tensorboard": False,
-                 "keep_best": False, "checkpoint_minutes": 1000}
-            )  # fmt: skip
+                {
+                    "epochs": 2,
+                    "batch_size": 8192,
+                    "learning_rate": 0.01,
+                    "precision": precision,
+                    "tensorboard": False,
+                    "keep_best": False,
+                    "checkpoint_minutes": 1000,
+                }
+            )
             own = MODELS[model].Settings.model_validate(given)
             train(model, large, run, settings=settings, model_settings=own, ranks=ranks)
             if ranks.is_first:

@@ -75,11 +75,19 @@ DATASETS: Mapping[str, tuple[str, Sequence[str]]] = {
     "table-clicks": ("table table/clicks.csv", (*TABLE, *CLICKS)),
     "table-hashed": (
         "table table/clicks.csv",
-        (*TABLE, *CLICKS, "buckets={price: 4}", "hashed={tags: 9, device: 50}",
-         "crosses=[[device, price_bucket], [who, what]]", "cross_cardinality=1000", "split=group"),
+        (
+            *TABLE,
+            *CLICKS,
+            "buckets={price: 4}",
+            "hashed={tags: 9, device: 50}",
+            "crosses=[[device, price_bucket], [who, what]]",
+            "cross_cardinality=1000",
+            "split=group",
+        ),
     ),
     "table-interactions": (
-        "table table/clicks.csv", (*TABLE, "num_negatives=5", "item_features=[price]", "context_features=[device]"),
+        "table table/clicks.csv",
+        (*TABLE, "num_negatives=5", "item_features=[price]", "context_features=[device]"),
     ),
     "adult": ("adult adult", ("num_buckets=8", "cross_cardinality=1000")),
     "criteo": ("criteo criteo/train.txt.gz", ("min_count=2", "buckets=true", "scale=true")),
@@ -87,7 +95,7 @@ DATASETS: Mapping[str, tuple[str, Sequence[str]]] = {
     "criteo-days": ("criteo criteo_days", ("min_count=2", "min_counts={C3: 1}")),
     "amazon": ("amazon amazon", ("min_reviews=5", "history=20", "categories=path", "brand=true")),
     "amazon-tfrecord": ("amazon amazon", ("min_reviews=5", "format=tfrecord", "train_files=2", "prebatch=4")),
-}  # fmt: skip
+}
 """Check -> the dataset with its raw files, and its settings."""
 
 CHUNK_TYPES = ("split_binary", "csv", "tfrecord", "parquet")
@@ -95,34 +103,56 @@ CHUNK_TYPES = ("split_binary", "csv", "tfrecord", "parquet")
 MODELS: Mapping[str, tuple[str, str, Sequence[str]]] = {
     "neumf": ("neumf", "movielens-latest", ("train.metric=full/ndcg@10",)),
     "neumf-popularity": (
-        "neumf", "synthetic-interactions",
+        "neumf",
+        "synthetic-interactions",
         ("item_bias=true", "settings.l2=0.01", "train.negative_distribution=popularity", "train.reject_positives=true"),
     ),
     "wide_deep": ("wide_deep", "outbrain", ("hidden=[64, 32]",)),
     "wide_deep-ftrl": (
-        "wide_deep", "table-hashed",
-        ("hidden=[64, 32]", "train.optimizer=adagrad", "train.precision=fp32",
-         "train.parts={wide: {optimizer: ftrl, learning_rate: 0.05, l1: 0.001}}"),
+        "wide_deep",
+        "table-hashed",
+        (
+            "hidden=[64, 32]",
+            "train.optimizer=adagrad",
+            "train.precision=fp32",
+            "train.parts={wide: {optimizer: ftrl, learning_rate: 0.05, l1: 0.001}}",
+        ),
     ),
     "wide_deep-adult": ("wide_deep", "adult", ("hidden=[32]", "indicators=[education]", "train.schedule=polynomial")),
     "dlrm": (
-        "dlrm", "criteo",
-        ("embedding_dim=16", "bottom=[32, 16]", "top=[64, 32]", "train.optimizer=adagrad",
-         "train.parts={embeddings: {optimizer: rowwise_adagrad}}"),
+        "dlrm",
+        "criteo",
+        (
+            "embedding_dim=16",
+            "bottom=[32, 16]",
+            "top=[64, 32]",
+            "train.optimizer=adagrad",
+            "train.parts={embeddings: {optimizer: rowwise_adagrad}}",
+        ),
     ),
     "dlrm-2 processes": ("dlrm", "criteo-days", ("embedding_dim=16", "bottom=[32, 16]", "top=[32]")),
     "dcnv2": ("dcnv2", "synthetic-clicks", ("embedding_dim=8", "bottom=[16]", "top=[32]", "cross_rank=8")),
     "dcnv2-parallel": (
-        "dcnv2", "criteo-binary",
-        ("embedding_dim=8", "bottom=[]", "top=[32]", "cross_rank=0", "structure=parallel", "dropout=0.2",
-         "train.memory_budget=100KB", "train.clip_norm=1.0", "train.average=0.9"),
+        "dcnv2",
+        "criteo-binary",
+        (
+            "embedding_dim=8",
+            "bottom=[]",
+            "top=[32]",
+            "cross_rank=0",
+            "structure=parallel",
+            "dropout=0.2",
+            "train.memory_budget=100KB",
+            "train.clip_norm=1.0",
+            "train.average=0.9",
+        ),
     ),
     "din": ("din", "amazon", ("hidden=[32]", "train.accumulate=2")),
     "din-softmax": ("din", "movielens-1m", ("hidden=[32]", "softmax=true", "activation=dice")),
     "dien": ("dien", "amazon", ("hidden=[32]",)),
     "sim": ("sim", "amazon", ("hidden=[32]", "top_k=5")),
     "sim-hard": ("sim", "amazon", ("hidden=[32]", "search=hard", "top_k=5")),
-}  # fmt: skip
+}
 """Check -> the model, what it is trained on, and its settings."""
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 """Starts the training of `dlrm-2 processes`."""
@@ -150,7 +180,7 @@ QUESTIONS: Sequence[tuple[str, Mapping[str, Any] | None]] = (
     ("/recommend", {"model": "films", "user": "nobody", "k": 5}),
     ("/users?model=films&query=1&limit=5", None),
     ("/items?model=films&query=Film&limit=5", None),
-)  # fmt: skip
+)
 """Routes of the server, and what they are asked."""
 
 
@@ -481,8 +511,14 @@ def _options() -> argparse.ArgumentParser:
     options.add_argument("a", help="commit, or folder with a source tree")
     options.add_argument("b", help="commit or folder to compare with it")
     options.add_argument("--only", nargs="+", help="groups or patterns of checks; all by default")
-    options.add_argument("--expect", action="append", type=Expected.parse, default=[], metavar="NAME[:KEY]=REASON",
-                         help="documented difference; may be repeated")  # fmt: skip
+    options.add_argument(
+        "--expect",
+        action="append",
+        type=Expected.parse,
+        default=[],
+        metavar="NAME[:KEY]=REASON",
+        help="documented difference; may be repeated",
+    )
     options.add_argument("--speed", action="store_true", help="measure training and single requests in turns, too")
     options.add_argument("--models", nargs="+", help="models whose training --speed measures; all by default")
     options.add_argument("--rounds", type=int, default=3, help="turns of --speed")

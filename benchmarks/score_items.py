@@ -104,8 +104,9 @@ def measured(folder: Path, name: str, asked: argparse.Namespace) -> dict[str, An
     line: dict[str, Any] = {"model": name, "settings": settings, "items": asked.items}
     for way, spent in times.items():
         line[way] = {
-            "cpu_ms": round(median(cpu for cpu, _ in spent), 3), "wall_ms": round(median(wall for _, wall in spent), 3)
-        }  # fmt: skip
+            "cpu_ms": round(median(cpu for cpu, _ in spent), 3),
+            "wall_ms": round(median(wall for _, wall in spent), 3),
+        }
     for way in ("recommend", "full"):
         ratios = [ours[0] / theirs[0] for ours, theirs in zip(times[way], times["product"], strict=True)]
         line[f"{way} / product"] = round(median(ratios), 2)
@@ -173,9 +174,12 @@ def made_up_run(folder: Path, spec: FeatureSpec, kind: str, settings: dict[str, 
                 tensor.copy_(torch.randn(tensor.shape, generator=numbers) * 0.1)
     flags = torch.ones(events.size, dtype=torch.bool)
     seen = Seen(
-        torch.arange(users + 1) * EVENTS, torch.from_numpy(events.ravel().astype(np.int32)), flags, flags,
+        torch.arange(users + 1) * EVENTS,
+        torch.from_numpy(events.ravel().astype(np.int32)),
+        flags,
+        flags,
         torch.from_numpy(np.bincount(events.ravel(), minlength=items) + 1),
-    )  # fmt: skip
+    )
     bundle.save(folder, model, Card(model=kind, settings=chosen.model_dump(mode="json")), seen=seen)
 
 

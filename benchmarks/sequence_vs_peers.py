@@ -227,11 +227,16 @@ def _spec(folder: Path) -> Any:
     from recspec.feature_spec import FeatureSpec
 
     lists = {
-        f"{channel}_{name}": {"dtype": "int32", "cardinality": IDS[name], "vocabulary": name, "length": LENGTH,
-                              "padding": 0}
+        f"{channel}_{name}": {
+            "dtype": "int32",
+            "cardinality": IDS[name],
+            "vocabulary": name,
+            "length": LENGTH,
+            "padding": 0,
+        }
         for channel in ("history", "negative_history")
         for name in OF_EVENTS
-    }  # fmt: skip
+    }
     return FeatureSpec.from_dict(
         {
             "feature_spec": {

@@ -70,8 +70,10 @@ Arrays = dict[str, NDArray[Any]]
 def make_models(folder: Path) -> dict[str, Path]:
     """Two models of interactions that differ, and one of clicks."""
     synthetic = DATASETS["synthetic"]
-    sizes = {"interactions": {"num_users": 2000, "num_items": 1000, "num_rows": 40_000, "num_negatives": 20},
-             "clicks": {"num_users": 2000, "num_items": 1000, "num_rows": 20_000}}  # fmt: skip
+    sizes = {
+        "interactions": {"num_users": 2000, "num_items": 1000, "num_rows": 40_000, "num_negatives": 20},
+        "clicks": {"num_users": 2000, "num_items": 1000, "num_rows": 20_000},
+    }
     specs = {}
     for kind, chosen in sizes.items():
         synthetic.prepare(
@@ -98,9 +100,28 @@ def make_models(folder: Path) -> dict[str, Path]:
 @contextmanager
 def serving(models: Mapping[str, Path], log: Path, *more: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """The server as a process of its own: its id and its addresses."""
-    command = [sys.executable, "-m", "recspec", "serve", *(f"{name}={path}" for name, path in models.items()), "--json",
-               "--http-port", "0", "--grpc-port", "0", "--threads", "1", "--watch", "0",
-               "--max-body-mb", str(BODY_MB), "--timeout", "20", "--control", *more]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "recspec",
+        "serve",
+        *(f"{name}={path}" for name, path in models.items()),
+        "--json",
+        "--http-port",
+        "0",
+        "--grpc-port",
+        "0",
+        "--threads",
+        "1",
+        "--watch",
+        "0",
+        "--max-body-mb",
+        str(BODY_MB),
+        "--timeout",
+        "20",
+        "--control",
+        *more,
+    ]
     given: dict[str, Any] = {"stdout": subprocess.PIPE, "text": True, "env": {**os.environ, "RECSPEC_TOKEN": TOKEN}}
     with log.open("w") as errors, subprocess.Popen(command, stderr=errors, **given) as served:
         assert served.stdout is not None
@@ -254,17 +275,33 @@ def questions_of(predictors: Mapping[str, Predictor]) -> dict[str, list[Question
         return Question(json.dumps(body).encode(), JSON, tuple(np.array(each, np.float64) for each in expected))
 
     recommend = [
-        ask({"model": "films", "user": user, "k": K}, *(
-            [number for each in answers.recommend(one, Wanted(users=(user,), k=K))["items"]
-             for number in (int(each["item"]), each["score"])] for one in pair))
+        ask(
+            {"model": "films", "user": user, "k": K},
+            *(
+                [
+                    number
+                    for each in answers.recommend(one, Wanted(users=(user,), k=K))["items"]
+                    for number in (int(each["item"]), each["score"])
+                ]
+                for one in pair
+            ),
+        )
         for user in users
-    ]  # fmt: skip
+    ]
     rank = [
-        ask({"model": "films", "user": user, "candidates": items, "top_k": K}, *(
-            [number for each in answers.rank(one, {one.spec.user_id: user}, items, top_k=K).items
-             for number in (float(each.index), each.score)] for one in pair))
+        ask(
+            {"model": "films", "user": user, "candidates": items, "top_k": K},
+            *(
+                [
+                    number
+                    for each in answers.rank(one, {one.spec.user_id: user}, items, top_k=K).items
+                    for number in (float(each.index), each.score)
+                ]
+                for one in pair
+            ),
+        )
         for user in users
-    ]  # fmt: skip
+    ]
     clicks = predictors["clicks"]
     predict = []
     for _ in range(16):
@@ -272,8 +309,10 @@ def questions_of(predictors: Mapping[str, Predictor]) -> dict[str, list[Question
         predict.append(ask({"model": "clicks", "rows": rows}, answers.predict(clicks, rows).values))
     tensors = []
     for _ in range(16):
-        arrays = {name: numbers.integers(1, pair[0].spec.num_ids(name), (ROWS, 1)).astype(np.int64)
-                  for name in pair[0].model.features()}  # fmt: skip
+        arrays = {
+            name: numbers.integers(1, pair[0].spec.num_ids(name), (ROWS, 1)).astype(np.int64)
+            for name in pair[0].model.features()
+        }
         tensors.append(_tensors(pair, arrays))
     return {"recommend": recommend, "rank": rank, "predict": predict, "tensors": tensors}
 
@@ -309,16 +348,26 @@ def hostile_requests() -> dict[str, bytes]:
 
     def post(path: str, body: bytes, *headers: str, length: int | None = None) -> bytes:
         size = len(body) if length is None else length
-        told = ["POST " + path + " HTTP/1.1", "Host: localhost", f"Content-Length: {size}",
-                f"Authorization: Bearer {TOKEN}", *headers]  # fmt: skip
+        told = [
+            "POST " + path + " HTTP/1.1",
+            "Host: localhost",
+            f"Content-Length: {size}",
+            f"Authorization: Bearer {TOKEN}",
+            *headers,
+        ]
         return "\r\n".join(told).encode() + b"\r\n\r\n" + body
 
     large = BODY_MB * 2**20
     bearing = b" HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer " + TOKEN.encode() + b"\r\n"
     chunked, closing = bearing + b"Transfer-Encoding: chunked\r\n\r\n", bearing + b"Connection: close\r\n\r\n"
     infer = "/v2/models/films/infer"
-    head = json.dumps({"inputs": [{"name": "user_id", "datatype": "INT64", "shape": [2**40, 1],
-                                   "parameters": {"binary_data_size": 8}}]}).encode()  # fmt: skip
+    head = json.dumps(
+        {
+            "inputs": [
+                {"name": "user_id", "datatype": "INT64", "shape": [2**40, 1], "parameters": {"binary_data_size": 8}}
+            ]
+        }
+    ).encode()
     chunk = b"%x\r\n" % 2**16 + b" " * 2**16 + b"\r\n"
     return {
         "no HTTP": b"\x16\x03\x01\x02\x00\x01\x00" + bytes(range(256)),
@@ -333,8 +382,7 @@ def hostile_requests() -> dict[str, bytes]:
         "chunks and a length": post("/recommend", b"5\r\n12345\r\n0\r\n\r\n", "Transfer-Encoding: chunked"),
         "chunks that are none": b"POST /recommend" + chunked + b"zz\r\n",
         "more than is taken": post("/predict", b" " * (large + 1)),
-        "more than is taken, in chunks": b"POST /predict" + chunked
-        + chunk * (large // 2**16 + 2) + b"0\r\n\r\n",
+        "more than is taken, in chunks": b"POST /predict" + chunked + chunk * (large // 2**16 + 2) + b"0\r\n\r\n",
         "packed a thousand times": post("/predict", gzip.compress(b" " * (64 << 20)), "Content-Encoding: gzip"),
         "packed badly": post("/predict", b"\x1f\x8b" + b"x" * 50, "Content-Encoding: gzip"),
         "lists in lists": post("/predict", b'{"rows":[{"a":' + b"[" * 1000 + b"]" * 1000 + b"}]}"),
@@ -349,13 +397,22 @@ def hostile_requests() -> dict[str, bytes]:
         "an unknown method": b"BREW /" + closing,
         "a tensor that lies": post(infer, head + b"12345678", f"Inference-Header-Content-Length: {len(head)}"),
         "a head that lies": post(infer, head, f"Inference-Header-Content-Length: {10**12}"),
-        "ids out of range": post(infer, json.dumps({"inputs": [
-            {"name": name, "datatype": kind, "shape": [1, 1], "data": [2**31 - 1]}
-            for name in ("user_id", "item_id") for kind in ("INT32", "INT64")]}).encode()),
+        "ids out of range": post(
+            infer,
+            json.dumps(
+                {
+                    "inputs": [
+                        {"name": name, "datatype": kind, "shape": [1, 1], "data": [2**31 - 1]}
+                        for name in ("user_id", "item_id")
+                        for kind in ("INT32", "INT64")
+                    ]
+                }
+            ).encode(),
+        ),
         "a version that is none": post("/v2/models/films/versions/999999999999999999999/infer", b"{}"),
         "a model from elsewhere": post("/v2/repository/models/..%2f..%2ftmp/load", b"{}"),
         "a load with files": post("/v2/repository/models/clicks/load", b'{"parameters":{"file:1/model.onnx":"AAAA"}}'),
-    }  # fmt: skip
+    }
 
 
 def send_hostile(address: str, said: bytes, *, to_grpc: bool = False) -> int | None:
@@ -452,11 +509,18 @@ def _figures(
         times = [spent for each in of_kind for spent in each.times]
         by_model = sum((each.by_model for each in of_kind), Counter[int]())
         told = latency.of_times(times or [float("nan")], ROWS).to_dict()
-        lines.append({"asked": kind, "clients": len(of_kind), "answers": len(times),
-                      "wrong_or_missing": sum(len(each.problems) for each in of_kind),
-                      "of_first": by_model[0], "of_second": by_model[1],
-                      "requests_per_second": round(len(times) / took, 1),
-                      **{name: told[name] for name in ("p50_ms", "p95_ms", "p99_ms")}})  # fmt: skip
+        lines.append(
+            {
+                "asked": kind,
+                "clients": len(of_kind),
+                "answers": len(times),
+                "wrong_or_missing": sum(len(each.problems) for each in of_kind),
+                "of_first": by_model[0],
+                "of_second": by_model[1],
+                "requests_per_second": round(len(times) / took, 1),
+                **{name: told[name] for name in ("p50_ms", "p95_ms", "p99_ms")},
+            }
+        )
         if kind != "JSON /predict" and not (by_model[0] and by_model[1]):
             problems.append(f"{kind}: {dict(by_model)} answers by model; expected some of both")
     problems += [f"a 5xx of bad input: {each}" for each in hostile if each.rsplit(": ", 1)[1].startswith("5")]
@@ -464,9 +528,16 @@ def _figures(
         problems.append(f"of {len(hostile_requests())} kinds of hostile requests {len(hostile)} were sent")
     if sizes["end"] > (1 + GROWTH) * sizes["start"]:
         problems.append(f"memory grew from {sizes['start']:,} to {sizes['end']:,} bytes")
-    return {"seconds": round(took, 1), "lines": lines, "hostile": {"sent": hostile.total(), "answers": dict(hostile)},
-            "rss_bytes": dict(sizes), "reload_seconds": round(reload_seconds, 3), "problems": problems[:50],
-            "num_problems": len(problems), "machine": machine.describe()}  # fmt: skip
+    return {
+        "seconds": round(took, 1),
+        "lines": lines,
+        "hostile": {"sent": hostile.total(), "answers": dict(hostile)},
+        "rss_bytes": dict(sizes),
+        "reload_seconds": round(reload_seconds, 3),
+        "problems": problems[:50],
+        "num_problems": len(problems),
+        "machine": machine.describe(),
+    }
 
 
 def show(figures: Mapping[str, Any]) -> None:

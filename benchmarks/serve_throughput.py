@@ -133,8 +133,19 @@ def ask(
     pid, ports = server
     told = json.dumps({**pace, "rows": rows, "requests": REQUESTS})
     client = Path(__file__).with_name("_throughput_client.py")
-    command = ["taskset", "-c", str(CLIENT_CORE), sys.executable, str(client), protocol, "127.0.0.1",
-               str(ports[protocol]), model, str(folder / f"{model}.npz"), told]  # fmt: skip
+    command = [
+        "taskset",
+        "-c",
+        str(CLIENT_CORE),
+        sys.executable,
+        str(client),
+        protocol,
+        "127.0.0.1",
+        str(ports[protocol]),
+        model,
+        str(folder / f"{model}.npz"),
+        told,
+    ]
     before = cpu_seconds(list(family(pid)))
     found: Found = json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
     spent = cpu_seconds(list(family(pid))) - before
@@ -177,8 +188,10 @@ def print_table(lines: Sequence[Found], goal_ms: float) -> None:
         theirs, ours = line["triton"], line["recspec"]
         ratio = ours["per_second"] / theirs["per_second"] if theirs["per_second"] else float("inf")
         cells = [f"{each['per_second']:,.0f} ({each['clients']})" for each in (theirs, ours)]
-        print(f"{line['model']:<12}{line['protocol']:<10}{line['rows']:>5}{cells[0]:>16}{cells[1]:>16}{ratio:>7.2f}"
-              f"{theirs['cpu_ms']:>9.3f}{ours['cpu_ms']:>9.3f}")  # fmt: skip
+        print(
+            f"{line['model']:<12}{line['protocol']:<10}{line['rows']:>5}{cells[0]:>16}{cells[1]:>16}{ratio:>7.2f}"
+            f"{theirs['cpu_ms']:>9.3f}{ours['cpu_ms']:>9.3f}"
+        )
 
 
 def main() -> None:

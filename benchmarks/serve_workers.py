@@ -65,8 +65,22 @@ def make_model(folder: Path, users: int) -> Path:
 @contextmanager
 def serving(model: Path, workers: int, log: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """The server as a process of its own: its id and its addresses."""
-    command = [sys.executable, "-m", "recspec", "serve", f"m={model}", "--json", "--http-port", "0", "--threads", "1",
-               "--watch", "0", "--workers", str(workers)]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "recspec",
+        "serve",
+        f"m={model}",
+        "--json",
+        "--http-port",
+        "0",
+        "--threads",
+        "1",
+        "--watch",
+        "0",
+        "--workers",
+        str(workers),
+    ]
     with log.open("w") as errors, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as served:
         assert served.stdout is not None
         try:
@@ -149,8 +163,13 @@ def killed(told: dict[str, Any], pids: Sequence[int], rows: int) -> dict[str, An
         each.join()
     after = [at for at in done if at > began]
     gaps = [b - a for a, b in zip([began, *after], after, strict=False)]
-    return {"answers": len(done), "lost": len(lost), "what": sorted(set(lost)), "seconds_to_another": round(back, 2),
-            "longest_pause_seconds": round(max(gaps), 3)}  # fmt: skip
+    return {
+        "answers": len(done),
+        "lost": len(lost),
+        "what": sorted(set(lost)),
+        "seconds_to_another": round(back, 2),
+        "longest_pause_seconds": round(max(gaps), 3),
+    }
 
 
 def metric(told: dict[str, Any], name: str) -> float:
@@ -204,9 +223,13 @@ def main() -> None:
         print(f"weights: {tables:,} bytes", flush=True)
         lines = [measure(model, int(each), given.rows, given.seconds, folder) for each in given.workers.split(",")]
     for line in lines:
-        best = {kind: max((each["per_second"] for each in line["load"]
-                           if each["protocol"] == kind and each["p99_ms"] <= GOAL_MS), default=0.0)
-                for kind in ("http", "grpc")}  # fmt: skip
+        best = {
+            kind: max(
+                (each["per_second"] for each in line["load"] if each["protocol"] == kind and each["p99_ms"] <= GOAL_MS),
+                default=0.0,
+            )
+            for kind in ("http", "grpc")
+        }
         line["per_second_at_goal"] = best
         print({name: line[name] for name in line if name != "load"})
     if given.out is not None:

@@ -52,9 +52,22 @@ def main() -> None:
     if arguments.worker:
         work(arguments)
         return
-    command = [arguments.python, "-m", "torch.distributed.run", "--nproc-per-node", f"{arguments.ranks}",
-               "--master-port", "0", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", __file__,
-               *sys.argv[1:], "--worker"]  # fmt: skip
+    command = [
+        arguments.python,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        f"{arguments.ranks}",
+        "--master-port",
+        "0",
+        "--rdzv-backend",
+        "c10d",
+        "--rdzv-endpoint",
+        "localhost:0",
+        __file__,
+        *sys.argv[1:],
+        "--worker",
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     report = json.loads(done.stdout.splitlines()[-1])

@@ -44,8 +44,10 @@ def main() -> None:
     chosen = parser.parse_args()
     found = where_and_when()
     print(f"{machine_line(found)}, load {found['load_average']:.1f}, {found['date']}, commit {found['commit']}\n")
-    print("| rows | s | driver's Python: CPU s, peak MB | driver's JVM: CPU s "
-          "| executors: CPU s in Python, in JVMs, peak MB of a Python process |\n|---|---|---|---|---|")  # fmt: skip
+    print(
+        "| rows | s | driver's Python: CPU s, peak MB | driver's JVM: CPU s "
+        "| executors: CPU s in Python, in JVMs, peak MB of a Python process |\n|---|---|---|---|---|"
+    )
     with tempfile.TemporaryDirectory() as folder:
         for times in chosen.times:
             rows = times * chosen.rows
@@ -61,8 +63,13 @@ def main() -> None:
 
 
 def _measured(dataset: str, raw: Path, out: Path, rows: int, source: Path) -> str:
-    env = {**os.environ, "PYTHONPATH": str(source), "SPARK_LOCAL_IP": HOST, "OMP_NUM_THREADS": "1",
-           "PYSPARK_PYTHON": sys.executable}  # fmt: skip
+    env = {
+        **os.environ,
+        "PYTHONPATH": str(source),
+        "SPARK_LOCAL_IP": HOST,
+        "OMP_NUM_THREADS": "1",
+        "PYSPARK_PYTHON": sys.executable,
+    }
     with ExitStack() as stack:
         where = ["--host", HOST, "--webui-port", "0"]
         log = stack.enter_context(tempfile.NamedTemporaryFile())
@@ -91,8 +98,10 @@ def _measured(dataset: str, raw: Path, out: Path, rows: int, source: Path) -> st
     python = [seen for seen in workers_seen.values() if not seen.is_java]
     java = sum(seen.cpu for seen in workers_seen.values() if seen.is_java)
     peak = max((seen.peak for seen in python), default=0)
-    return (f"| {rows:,} | {took:.0f} | {python_driver.cpu:.1f}, {python_driver.peak:.0f} | {jvm:.0f} | "
-            f"{sum(seen.cpu for seen in python):.1f}, {java:.0f}, {peak:.0f} |")  # fmt: skip
+    return (
+        f"| {rows:,} | {took:.0f} | {python_driver.cpu:.1f}, {python_driver.peak:.0f} | {jvm:.0f} | "
+        f"{sum(seen.cpu for seen in python):.1f}, {java:.0f}, {peak:.0f} |"
+    )
 
 
 @contextmanager
@@ -102,8 +111,9 @@ def _running(
     script = Path(pyspark.__file__).parent / "bin" / "spark-class"
     command = [str(script), f"org.apache.spark.deploy.{name}", *arguments]
     with tempfile.TemporaryDirectory() as work:
-        process = subprocess.Popen(command, env={**env, "SPARK_WORKER_DIR": work}, cwd=work,
-                                   stdout=subprocess.DEVNULL, stderr=log)  # fmt: skip
+        process = subprocess.Popen(
+            command, env={**env, "SPARK_WORKER_DIR": work}, cwd=work, stdout=subprocess.DEVNULL, stderr=log
+        )
         try:
             yield process
         finally:

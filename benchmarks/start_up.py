@@ -154,8 +154,10 @@ def first_answer(folder: Path, env: Mapping[str, str]) -> Took:
     """`recspec serve` to its first list of items."""
     body = json.dumps({"user": "1", "k": 10})
     with started_process(["serve", f"m={folder / 'served'}", "--http-port", 0, "--grpc-port", 0], env) as (
-        process, started, said,
-    ):  # fmt: skip
+        process,
+        started,
+        said,
+    ):
         while not (listening := re.search(rb" at http://([\d.:]+)", os.pread(said.fileno(), 1 << 20, 0))):
             wait_for(process, started)
         while True:

@@ -126,8 +126,12 @@ def _pairs(pairs: Iterator[tuple[str, str]], least: int) -> Frame:
 
 def debian_depends(_: Path) -> Frame:
     """What each package of Debian depends on."""
-    names = ((each["Package"], name.split()[0].split(":")[0]) for each in _debian()
-             for name in re.split(r"[,|]", each.get("Depends", "")) if name.strip())  # fmt: skip
+    names = (
+        (each["Package"], name.split()[0].split(":")[0])
+        for each in _debian()
+        for name in re.split(r"[,|]", each.get("Depends", ""))
+        if name.strip()
+    )
     return _pairs(names, 5)
 
 
@@ -246,8 +250,11 @@ def measure(work: Path, name: str, run: Path, split: str = "test") -> tuple[dict
     spec = FeatureSpec.load(work / "data" / name)
     protocol, metric = ("rows", "log_loss") if name in LABELLED else ("full", "ndcg@10")
     found = evaluate_model(bundle.load(bundle.find(run)).model, spec, split, protocols=(protocol,))
-    kept = {each: float(value) for each, value in found.metrics[protocol].items()
-            if each in ("log_loss", "auc", "ndcg@10", "hit_rate@10")}  # fmt: skip
+    kept = {
+        each: float(value)
+        for each, value in found.metrics[protocol].items()
+        if each in ("log_loss", "auc", "ndcg@10", "hit_rate@10")
+    }
     return kept, np.asarray(found.values[protocol][metric])
 
 
@@ -322,8 +329,15 @@ def train(results: Results, name: str, kind: str, models: list[str], threads: in
 def usual(model: str, strength: float) -> dict[str, Any]:
     """A recipe as CTR libraries publish them: Adam at .001, batches of 2,048, wide MLPs, patience."""
     parts = {"dcnv2": ["embeddings"], "dlrm": ["embeddings"], "wide_deep": ["deep.embeddings", "wide.tables"]}[model]
-    train = {"optimizer": "adam", "learning_rate": 0.001, "batch_size": 2048, "epochs": 60, "patience": 4,
-             "calibration": "none", "parts": {part: {"weight_decay": strength} for part in parts}}  # fmt: skip
+    train = {
+        "optimizer": "adam",
+        "learning_rate": 0.001,
+        "batch_size": 2048,
+        "epochs": 60,
+        "patience": 4,
+        "calibration": "none",
+        "parts": {part: {"weight_decay": strength} for part in parts},
+    }
     return {"model": model, "settings": USUAL[model], "train": train}
 
 
@@ -358,11 +372,20 @@ def lightgbm(results: Results, name: str, threads: int) -> None:
     (x, y), (vx, vy), (tx, ty) = ((part.drop(columns="label"), part["label"].to_numpy()) for part in parts)
     best: tuple[float, Any, dict[str, Any]] = (np.inf, None, {})
     for leaves, least in itertools.product((7, 31, 127), (20, 200)):
-        given = {"objective": "binary", "num_leaves": leaves, "min_data_in_leaf": least, "learning_rate": 0.05,
-                 "cat_smooth": 10, "seed": 0, "num_threads": threads, "verbosity": -1}  # fmt: skip
+        given = {
+            "objective": "binary",
+            "num_leaves": leaves,
+            "min_data_in_leaf": least,
+            "learning_rate": 0.05,
+            "cat_smooth": 10,
+            "seed": 0,
+            "num_threads": threads,
+            "verbosity": -1,
+        }
         held = lgb.Dataset(x, y)
-        model = lgb.train(given, held, 3000, [lgb.Dataset(vx, vy, reference=held)],
-                          callbacks=[lgb.early_stopping(50, verbose=False)])  # fmt: skip
+        model = lgb.train(
+            given, held, 3000, [lgb.Dataset(vx, vy, reference=held)], callbacks=[lgb.early_stopping(50, verbose=False)]
+        )
         loss = model.best_score["valid_0"]["binary_logloss"]
         best = min(best, (loss, model, {"num_leaves": leaves, "min_data_in_leaf": least}), key=lambda each: each[0])
     probability = np.clip(best[1].predict(tx), 1e-12, 1 - 1e-12)
@@ -370,8 +393,16 @@ def lightgbm(results: Results, name: str, threads: int) -> None:
     from sklearn.metrics import roc_auc_score
 
     test = {"log_loss": float(values.mean()), "auc": float(roc_auc_score(ty, probability))}
-    results.add(name, "peer", "lightgbm", values, valid={"log_loss": best[0]}, test=test, settings=best[2],
-                cpu=time.process_time() - started)  # fmt: skip
+    results.add(
+        name,
+        "peer",
+        "lightgbm",
+        values,
+        valid={"log_loss": best[0]},
+        test=test,
+        settings=best[2],
+        cpu=time.process_time() - started,
+    )
 
 
 Matrix = Any  # of scipy.sparse, in rows
@@ -479,8 +510,16 @@ def topk_peers(results: Results, name: str) -> None:
             best = max(best, (float(ndcg(fit(train, **given), train, valid).mean()), given), key=lambda each: each[0])
         for kind, known in (("peer", train), ("peer-again", both)):
             users = ndcg(fit(known, **best[1]), both, test)
-            results.add(name, kind, peer, users, valid={"ndcg@10": best[0]}, test={"ndcg@10": float(users.mean())},
-                        settings=best[1], cpu=time.process_time() - started)  # fmt: skip
+            results.add(
+                name,
+                kind,
+                peer,
+                users,
+                valid={"ndcg@10": best[0]},
+                test={"ndcg@10": float(users.mean())},
+                settings=best[1],
+                cpu=time.process_time() - started,
+            )
 
 
 # --- the table -------------------------------------------------------------------------------------------------------

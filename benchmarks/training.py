@@ -99,8 +99,12 @@ def _part(part: ModuleType, told: Sequence[str], arguments: argparse.Namespace) 
 def _row(table: Found) -> dict[str, Any]:
     """A model's line: recspec's speed and shares, its ratio over each peer, and the profile of its step."""
     ours, first = table["results"]["recspec"], table["runs"]["recspec"][0]
-    limits = ("gflop_per_step", "matrix_rate_gflops_per_second", "megabytes_per_step",
-              "memory_bandwidth_gigabytes_per_second")  # fmt: skip
+    limits = (
+        "gflop_per_step",
+        "matrix_rate_gflops_per_second",
+        "megabytes_per_step",
+        "memory_bandwidth_gigabytes_per_second",
+    )
     return {
         "model": table["model"],
         **ours,

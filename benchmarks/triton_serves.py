@@ -405,8 +405,16 @@ def compare(
     for question in asked:
         file = folder / f"{question.model}.npz"
         np.savez(file, **question.inputs)  # type: ignore[arg-type]
-        command = [str(python), __file__, "--ask", question.model, question.output, str(file), str(ports["http"]),
-                   str(ports["grpc"])]  # fmt: skip
+        command = [
+            str(python),
+            __file__,
+            "--ask",
+            question.model,
+            question.output,
+            str(file),
+            str(ports["http"]),
+            str(ports["grpc"]),
+        ]
         if server == "triton":
             command.append("--load")
         done = subprocess.run([*command, "--seconds", str(seconds)], capture_output=True, text=True, check=False)

@@ -33,11 +33,28 @@ from _side_by_side import where_and_when
 STEPS, SHARE = 10, 0.1
 MODELS: dict[str, dict[str, Any]] = {
     "ease": {"settings.l2": 500.0},
-    "neumf": {"train.batch_size": 20_480, "use_mlp": False, "factors": 64, "item_bias": True, "loss": "softmax",
-              "train.negatives": 4, "train.learning_rate": 0.002, "train.epochs": 10},
-    "sasrec": {"dim": 64, "hidden": 64, "blocks": 2, "length": 50, "dropout": 0.2, "train.epochs": 12,
-               "train.batch_size": 128, "train.learning_rate": 0.001, "train.metric": "full/ndcg@10"},
-}  # fmt: skip
+    "neumf": {
+        "train.batch_size": 20_480,
+        "use_mlp": False,
+        "factors": 64,
+        "item_bias": True,
+        "loss": "softmax",
+        "train.negatives": 4,
+        "train.learning_rate": 0.002,
+        "train.epochs": 10,
+    },
+    "sasrec": {
+        "dim": 64,
+        "hidden": 64,
+        "blocks": 2,
+        "length": 50,
+        "dropout": 0.2,
+        "train.epochs": 12,
+        "train.batch_size": 128,
+        "train.learning_rate": 0.001,
+        "train.metric": "full/ndcg@10",
+    },
+}
 PREPARATION = {"num_negatives": 20}
 LOAD_THREADS, PAUSE = 2, 0.1
 
@@ -110,8 +127,13 @@ def measure(model: str, data: Path, parts: list[Path], asked: argparse.Namespace
         of = next(each for each in against if each["metric"] == "ndcg@10")
         alone = rs.evaluate(anew, version / "data", protocol="full", progress=False).to_frame().to_pylist()
         error = next(each["standard_error"] for each in alone if each["metric"] == "ndcg@10")
-        step |= {"retrained": of["ours"], "updated": of["theirs"], "difference": of["difference"],
-                 "paired_error": of["standard_error"], "standard_error": error}  # fmt: skip
+        step |= {
+            "retrained": of["ours"],
+            "updated": of["theirs"],
+            "difference": of["difference"],
+            "paired_error": of["standard_error"],
+            "standard_error": error,
+        }
         shutil.rmtree(anew)
         say(model, step)
     return found
@@ -136,9 +158,14 @@ def updated(run: Path, events: Path, server: Server, settings: list[str]) -> dic
         time.sleep(0.05)
     told = json.loads(done.stdout)
     return {
-        "seconds": took, "cpu_seconds": cpu, "served_after": time.monotonic() - started,
-        **told["seconds"], **told["counts"], "delta_bytes": told["delta_bytes"], "bundle_bytes": told["bundle_bytes"],
-    }  # fmt: skip
+        "seconds": took,
+        "cpu_seconds": cpu,
+        "served_after": time.monotonic() - started,
+        **told["seconds"],
+        **told["counts"],
+        "delta_bytes": told["delta_bytes"],
+        "bundle_bytes": told["bundle_bytes"],
+    }
 
 
 def cpu_of_children() -> float:

@@ -36,9 +36,13 @@ GENERATIONS = (80, 90, 100)
 
 META = torch.device("meta")
 TYPES = {
-    torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.int64: "i64", torch.int32: "i32",
+    torch.float32: "fp32",
+    torch.float16: "fp16",
+    torch.bfloat16: "bf16",
+    torch.int64: "i64",
+    torch.int32: "i32",
     torch.bool: "i1",
-}  # fmt: skip
+}
 
 
 Launch = tuple[Callable[..., None], tuple[tuple[str, Any], ...], tuple[tuple[str, int], ...]]

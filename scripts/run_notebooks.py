@@ -75,8 +75,9 @@ def _outputs(code: str, place: str, names: dict[str, Any], number: int) -> list[
         found.append({"name": "stdout", "output_type": "stream", "text": _lines(printed.getvalue())})
     for value in shown:
         if value is not None:
-            found.append({"data": _views(value), "execution_count": number, "metadata": {},
-                          "output_type": "execute_result"})  # fmt: skip
+            found.append(
+                {"data": _views(value), "execution_count": number, "metadata": {}, "output_type": "execute_result"}
+            )
     return found
 
 

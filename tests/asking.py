@@ -50,11 +50,20 @@ async def ask(
     sent = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
     told = {"host": "localhost", **({"content-type": "application/json"} if sent else {}), **(headers or {})}
     scope = {
-        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method, "scheme": "http",
-        "path": path, "raw_path": path.encode(), "query_string": query.encode(), "root_path": "",
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": method,
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": query.encode(),
+        "root_path": "",
         "headers": [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in told.items()],
-        "client": ("127.0.0.1", 1), "server": ("here", 80), "state": {},
-    }  # fmt: skip
+        "client": ("127.0.0.1", 1),
+        "server": ("here", 80),
+        "state": {},
+    }
     left: list[Message] = [{"type": "http.request", "body": sent, "more_body": False}]
     got: list[Message] = []
 

@@ -16,15 +16,40 @@ if not Path("/dev/nvidiactl").exists():
 KEPT = {"RECSPEC_DATA", "RECSPEC_TENSORFLOW"}
 MEANT_FOR_OTHERS = {
     # a proxy would get what a test asks its own server
-    "http_proxy", "https_proxy", "all_proxy", "grpc_proxy", "no_proxy",
+    "http_proxy",
+    "https_proxy",
+    "all_proxy",
+    "grpc_proxy",
+    "no_proxy",
     # torchrun's, or a batch system's: a test would be taken for one rank of many
-    "rank", "local_rank", "group_rank", "role_rank", "world_size", "local_world_size", "master_addr", "master_port",
+    "rank",
+    "local_rank",
+    "group_rank",
+    "role_rank",
+    "world_size",
+    "local_world_size",
+    "master_addr",
+    "master_port",
     # width and colours of help and tables
-    "columns", "lines", "no_color", "force_color", "clicolor", "clicolor_force", "py_colors", "tty_compatible",
-    "tty_interactive", "terminal_width", "typer_use_rich",
+    "columns",
+    "lines",
+    "no_color",
+    "force_color",
+    "clicolor",
+    "clicolor_force",
+    "py_colors",
+    "tty_compatible",
+    "tty_interactive",
+    "terminal_width",
+    "typer_use_rich",
     # memory, threads and Spark, which some tests set themselves
-    "glibc_tunables", "gomp_spincount", "omp_wait_policy", "spark_home", "spark_conf_dir", "pyspark_submit_args",
-}  # fmt: skip
+    "glibc_tunables",
+    "gomp_spincount",
+    "omp_wait_policy",
+    "spark_home",
+    "spark_conf_dir",
+    "pyspark_submit_args",
+}
 OF_OTHERS = ("MALLOC_", "MLFLOW_", "TORCHELASTIC_")
 """Variables of the environment, in lower case, that change what is tested and say nothing about the machine."""
 

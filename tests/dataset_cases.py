@@ -17,11 +17,18 @@ from recspec.feature_spec import FeatureSpec
 from tests import made_up_amazon, made_up_criteo, made_up_outbrain
 
 RATINGS = [  # user, movie, stars, time: movies 10 to 50, each user in shuffled order of time
-    (3, 10, 4.0, 500), (3, 20, 3.0, 100), (3, 30, 5.0, 300),
-    (7, 20, 2.0, 50), (7, 30, 4.0, 40),
+    (3, 10, 4.0, 500),
+    (3, 20, 3.0, 100),
+    (3, 30, 5.0, 300),
+    (7, 20, 2.0, 50),
+    (7, 30, 4.0, 40),
     (8, 50, 1.0, 10),
-    (9, 40, 5.0, 7), (9, 10, 4.5, 8), (9, 20, 0.5, 9), (9, 10, 3.0, 6), (9, 30, 3.5, 2),
-]  # fmt: skip
+    (9, 40, 5.0, 7),
+    (9, 10, 4.5, 8),
+    (9, 20, 0.5, 9),
+    (9, 10, 3.0, 6),
+    (9, 30, 3.5, 2),
+]
 MOVIES = {
     10: ("Ten, The (1990)", "Drama|War"),
     20: ('"Twenty"', "Comedy"),
@@ -64,8 +71,10 @@ def write_1m(folder: Path, *, users: bool = True) -> Path:
 def write_100k(folder: Path) -> Path:
     folder.mkdir(parents=True)
     (folder / "u.data").write_text("".join(f"{u}\t{m}\t{s:g}\t{t}\n" for u, m, s, t in RATINGS))
-    flags = {m: "|".join(str(int(g in genres.split("|"))) for g in movielens.GENRES_100K) for m, (_, genres) in
-             MOVIES.items()}  # fmt: skip
+    flags = {
+        m: "|".join(str(int(g in genres.split("|"))) for g in movielens.GENRES_100K)
+        for m, (_, genres) in MOVIES.items()
+    }
     movies = [f"{movie}|{title}|01-Jan-1995||http://x|{flags[movie]}\n" for movie, (title, _) in MOVIES.items()]
     (folder / "u.item").write_text("".join(movies), encoding="latin-1")
     (folder / "u.user").write_text("3|24|M|technician|85711\n7|53|F|other|94043\n8|23|M|writer|32067\n")
@@ -165,35 +174,104 @@ CASES = {
     "movielens-10m": Case("movielens", lambda folder: write_1m(folder, users=False), {"num_negatives": 3}),
     "movielens-100k": Case("movielens", write_100k, {"num_negatives": 3}),
     "ncf": Case("ncf", write_ncf),
-    "table-interactions": Case("table", write_table, {**TABLE_COLUMNS, "label": None, "repeats": "first",
-                               "num_negatives": 1, "item_features": ["price"], "context_features": ["device"]}),
-    "table-clicks": Case("table", write_table, {**TABLE_COLUMNS, "label": "clicked", "item_features": ["tags"],
-                         "lists": ["tags"], "context_features": ["price", "device"]}),
-    "table-vectors": Case("table", write_vectors, {"label": "clicked", "items": "items.jsonl",
-                          "item_features": ["image"], "context_features": ["mood"], "text": ["title"],
-                          "text_dim": 3}),
-    "table-weights": Case("table", write_table, {**TABLE_COLUMNS, "label": None, "num_negatives": 1, "half_life": 300,
-                          "event": "clicked", "event_weights": {"0": 1, "1": 2.5}, "repeats": "keep"}),
-    "labelled-histories": Case("table", write_table, {**TABLE_COLUMNS, "label": "clicked", "history": 5,
-                               "split": "time", "negative_history": True, "item_features": ["device"],
-                               "context_features": ["price"]}),
-    "table-hashed": Case("table", write_table, {**TABLE_COLUMNS, "label": "clicked", "item_features": ["tags"],
-                         "lists": ["tags"], "context_features": ["price", "device"], "buckets": {"price": 4},
-                         "hashed": {"tags": 9, "device": 50}, "crosses": [["device", "price_bucket"], ["who", "what"]],
-                         "cross_cardinality": 1000}),
+    "table-interactions": Case(
+        "table",
+        write_table,
+        {
+            **TABLE_COLUMNS,
+            "label": None,
+            "repeats": "first",
+            "num_negatives": 1,
+            "item_features": ["price"],
+            "context_features": ["device"],
+        },
+    ),
+    "table-clicks": Case(
+        "table",
+        write_table,
+        {
+            **TABLE_COLUMNS,
+            "label": "clicked",
+            "item_features": ["tags"],
+            "lists": ["tags"],
+            "context_features": ["price", "device"],
+        },
+    ),
+    "table-vectors": Case(
+        "table",
+        write_vectors,
+        {
+            "label": "clicked",
+            "items": "items.jsonl",
+            "item_features": ["image"],
+            "context_features": ["mood"],
+            "text": ["title"],
+            "text_dim": 3,
+        },
+    ),
+    "table-weights": Case(
+        "table",
+        write_table,
+        {
+            **TABLE_COLUMNS,
+            "label": None,
+            "num_negatives": 1,
+            "half_life": 300,
+            "event": "clicked",
+            "event_weights": {"0": 1, "1": 2.5},
+            "repeats": "keep",
+        },
+    ),
+    "labelled-histories": Case(
+        "table",
+        write_table,
+        {
+            **TABLE_COLUMNS,
+            "label": "clicked",
+            "history": 5,
+            "split": "time",
+            "negative_history": True,
+            "item_features": ["device"],
+            "context_features": ["price"],
+        },
+    ),
+    "table-hashed": Case(
+        "table",
+        write_table,
+        {
+            **TABLE_COLUMNS,
+            "label": "clicked",
+            "item_features": ["tags"],
+            "lists": ["tags"],
+            "context_features": ["price", "device"],
+            "buckets": {"price": 4},
+            "hashed": {"tags": 9, "device": 50},
+            "crosses": [["device", "price_bucket"], ["who", "what"]],
+            "cross_cardinality": 1000,
+        },
+    ),
     "amazon": Case("amazon", made_up_amazon.write, {"min_reviews": 5, "categories": "path", "brand": True}),
-    "movielens-histories": Case("movielens", write_1m, {"num_negatives": 3, "history": 3, "negative_history": True,
-                                "train_negatives": 1, "negatives": "popularity"}),
-    "by-time-movielens": Case("movielens", write_latest, {"num_negatives": 2, "history": 3, "split": "time",
-                              "valid_share": 0.2, "test_share": 0.2}),
+    "movielens-histories": Case(
+        "movielens",
+        write_1m,
+        {"num_negatives": 3, "history": 3, "negative_history": True, "train_negatives": 1, "negatives": "popularity"},
+    ),
+    "by-time-movielens": Case(
+        "movielens",
+        write_latest,
+        {"num_negatives": 2, "history": 3, "split": "time", "valid_share": 0.2, "test_share": 0.2},
+    ),
     "adult": Case("adult", write_adult, {"num_buckets": 4, "cross_cardinality": 1000}),
     "outbrain": Case("outbrain", lambda folder: made_up_outbrain.write(folder, num_rows=2000)),
-    "criteo-days": Case("criteo", lambda folder: made_up_criteo.write_days(folder, [400, 300, 301]),
-                        {"min_count": 2, "min_counts": {"C3": 1}, "buckets": True, "scale": True}),
+    "criteo-days": Case(
+        "criteo",
+        lambda folder: made_up_criteo.write_days(folder, [400, 300, 301]),
+        {"min_count": 2, "min_counts": {"C3": 1}, "buckets": True, "scale": True},
+    ),
     "criteo-binary": Case("criteo", write_criteo, {"format": "split_binary", "num_numerical": 2, "num_categorical": 3}),
     "synthetic-clicks": Case("synthetic", nothing, {"num_rows": 2000}),
     "synthetic-interactions": Case("synthetic", nothing, {"kind": "interactions", "num_rows": 3000}),
-}  # fmt: skip
+}
 
 
 def run(case: Case, raw: Path, out: Path, **extra: object) -> prepared.Prepared:

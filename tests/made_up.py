@@ -98,9 +98,15 @@ def vectors(folder: Path, *, labelled: bool = False) -> FeatureSpec:
             mood = rng.normal(size=2).round(4).tolist()
             lines.append(f'u{user},i{item},{time},{rng.integers(2)},"{mood}"\n')
     (raw / "rows.csv").write_text("user_id,item_id,timestamp,clicked,mood\n" + "".join(lines))
-    settings = {"users": "users.jsonl", "items": "items.jsonl", "user_features": ["user_vector"],
-                "item_features": ["item_vector"], "context_features": ["mood"],
-                "text": ["title"], "text_dim": 4}  # fmt: skip
+    settings = {
+        "users": "users.jsonl",
+        "items": "items.jsonl",
+        "user_features": ["user_vector"],
+        "item_features": ["item_vector"],
+        "context_features": ["mood"],
+        "text": ["title"],
+        "text_dim": 4,
+    }
     own = {"label": "clicked", "split": "share"} if labelled else {"label": None, "history": 4, "num_negatives": 3}
     table = DATASETS["table"]
     table.prepare(PrepareContext(raw / "rows.csv", folder / "data", threads=1), table.Settings(**settings, **own))  # type: ignore[arg-type]
@@ -113,11 +119,16 @@ NUM_CATEGORIES = 6
 def _features_of_sequences(length: int, num_users: int, num_items: int) -> FeatureSpec:
     ids = {"item_id": num_items + 1, "category": NUM_CATEGORIES + 1}
     lists = {
-        f"{channel}_{name}": {"dtype": "int32", "cardinality": count, "vocabulary": name, "length": length,
-                              "padding": 0}
+        f"{channel}_{name}": {
+            "dtype": "int32",
+            "cardinality": count,
+            "vocabulary": name,
+            "length": length,
+            "padding": 0,
+        }
         for channel in ("history", "negative_history")
         for name, count in ids.items()
-    }  # fmt: skip
+    }
     return FeatureSpec.from_dict(
         {
             "feature_spec": {
@@ -147,8 +158,11 @@ def _write_catalogues(folder: Path, rows: Columns, num_users: int, category: NDA
     items = pa.array(np.arange(1, len(category) + 1, dtype=np.int32))
     pq.write_table(pa.table({"item_id": items, "category": category.astype(np.int32)}), folder / "items.parquet")
     user = np.asarray(rows["user_id"])
-    histories = {name: column.tolist() for name, column in rows.items()
-                 if name.startswith("history") and isinstance(column, Ragged)}  # fmt: skip
+    histories = {
+        name: column.tolist()
+        for name, column in rows.items()
+        if name.startswith("history") and isinstance(column, Ragged)
+    }
     place = {int(user): row for row, user in enumerate(user)}
     of_users: dict[str, object] = {"user_id": pa.array(np.arange(num_users, dtype=np.int32))}
     for name, lists in histories.items():
@@ -196,15 +210,31 @@ def _drawn_sequences(
 
 
 OUTBRAIN_CARDINALITIES = {
-    "document_id": 300_000, "document_id_promo": 100_000, "platform": 4, "source_id": 4_000, "geo_location": 2_500,
-    "geo_location_country": 300, "geo_location_state": 2_000, "publisher_id": 1_000, "ad_id": 250_000,
-    "advertiser_id": 2_500, "source_id_promo": 4_000, "publisher_id_promo": 1_000, "campaign_id": 5_000,
-    "topic_id_list": 350, "entity_id_list": 10_000, "category_id_list": 100,
-}  # fmt: skip
+    "document_id": 300_000,
+    "document_id_promo": 100_000,
+    "platform": 4,
+    "source_id": 4_000,
+    "geo_location": 2_500,
+    "geo_location_country": 300,
+    "geo_location_state": 2_000,
+    "publisher_id": 1_000,
+    "ad_id": 250_000,
+    "advertiser_id": 2_500,
+    "source_id_promo": 4_000,
+    "publisher_id_promo": 1_000,
+    "campaign_id": 5_000,
+    "topic_id_list": 350,
+    "entity_id_list": 10_000,
+    "category_id_list": 100,
+}
 OUTBRAIN_WIDTHS = {
     **dict.fromkeys(OUTBRAIN_CARDINALITIES, 64),
-    "document_id": 128, "document_id_promo": 128, "ad_id": 128, "campaign_id": 128, "platform": 19,
-}  # fmt: skip
+    "document_id": 128,
+    "document_id_promo": 128,
+    "ad_id": 128,
+    "campaign_id": 128,
+    "platform": 19,
+}
 """The published widths of the embeddings, 1235 numbers in all."""
 
 

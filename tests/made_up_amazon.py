@@ -30,8 +30,14 @@ def _review(review: Review, release: int) -> dict[str, Any]:
     user, item, time = review
     text = {"title": "Fine", "text": 'so "so" \\', "helpful_vote": 0}
     if release == 2023:
-        return {"rating": 5.0, **text, "asin": f"{item}-V", "parent_asin": item, "user_id": user,
-                "timestamp": time * 1000}  # fmt: skip
+        return {
+            "rating": 5.0,
+            **text,
+            "asin": f"{item}-V",
+            "parent_asin": item,
+            "user_id": user,
+            "timestamp": time * 1000,
+        }
     return {"reviewerID": user, "asin": item, "reviewText": "it's", "overall": 5.0, "unixReviewTime": time, **text}
 
 
@@ -52,8 +58,10 @@ def made_up(num_users: int, num_items: int, num_reviews: int, seed: int = 0) -> 
     users = _uneven(rng, num_users, num_reviews)
     items = _uneven(rng, num_items, num_reviews)
     times = START + rng.integers(0, 1500, num_reviews) * DAY
-    return [(f"A{user:09d}", f"B{item:09d}", time) for user, item, time in
-            zip(users.tolist(), items.tolist(), times.tolist(), strict=True)]  # fmt: skip
+    return [
+        (f"A{user:09d}", f"B{item:09d}", time)
+        for user, item, time in zip(users.tolist(), items.tolist(), times.tolist(), strict=True)
+    ]
 
 
 def _uneven(rng: np.random.Generator, count: int, draws: int) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -18,9 +18,33 @@ from numpy.typing import NDArray
 from recspec.data.storage.random_data import power_law
 
 SIZES = (
-    1_400, 550, 5_000_000, 1_500_000, 300, 20, 12_000, 600, 3, 60_000, 5_500, 4_000_000, 3_100, 26, 12_000, 3_000_000,
-    10, 4_800, 2_100, 4, 4_000_000, 17, 15, 200_000, 90, 100_000,
-)  # fmt: skip
+    1_400,
+    550,
+    5_000_000,
+    1_500_000,
+    300,
+    20,
+    12_000,
+    600,
+    3,
+    60_000,
+    5_500,
+    4_000_000,
+    3_100,
+    26,
+    12_000,
+    3_000_000,
+    10,
+    4_800,
+    2_100,
+    4,
+    4_000_000,
+    17,
+    15,
+    200_000,
+    90,
+    100_000,
+)
 """How many values each category may take, much like Kaggle's file; further ones begin from the first again."""
 MISSING = (
     0,
@@ -90,8 +114,10 @@ def _blocks(num_rows: int) -> Iterator[int]:
 def _rows(
     rng: np.random.Generator, size: int, num_numerical: int, num_categorical: int
 ) -> tuple[bytes, NDArray[np.float32]]:
-    numbers = [np.floor(rng.lognormal(1.5 + place % 4, 1.5, size)).astype(np.int64) - 1 - place % 3 % 2
-               for place in range(num_numerical)]  # fmt: skip
+    numbers = [
+        np.floor(rng.lognormal(1.5 + place % 4, 1.5, size)).astype(np.int64) - 1 - place % 3 % 2
+        for place in range(num_numerical)
+    ]
     no_number = [rng.random(size) < 0.1 * (place % 4) for place in range(num_numerical)]
     hashes = [_hashes(power_law(rng, size, SIZES[place % 26], ALPHA), place) for place in range(num_categorical)]
     no_value = [rng.random(size) < MISSING[place % 26] for place in range(num_categorical)]

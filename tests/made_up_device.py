@@ -25,9 +25,17 @@ from recspec.models.layers import interactions
 DEVICE = torch.device("meta")
 
 NUMBERS_READ = (
-    "_local_scalar_dense", "_unique", "_unique2", "bincount", "equal", "masked_select", "nonzero", "unique_consecutive",
-    "unique_dim", "_coalesce",
-)  # fmt: skip
+    "_local_scalar_dense",
+    "_unique",
+    "_unique2",
+    "bincount",
+    "equal",
+    "masked_select",
+    "nonzero",
+    "unique_consecutive",
+    "unique_dim",
+    "_coalesce",
+)
 """Operations whose result, or its shape, a CPU has to know."""
 
 

@@ -28,10 +28,15 @@ def shop_events() -> tuple[pa.Table, pa.Table]:
     items[new[::7]] = NEW_ITEM
     kinds = ["new" if item == NEW_ITEM else "abc"[int(item[1:]) % 3] for item in items]
     times = 1_600_000_000 + np.arange(total) * 3600
-    table = pa.table({
-        "user_id": users.tolist(), "item_id": items.tolist(), "timestamp": times, "kind": kinds,
-        "hour": (times // 3600 % 24).astype(float),
-    })  # fmt: skip
+    table = pa.table(
+        {
+            "user_id": users.tolist(),
+            "item_id": items.tolist(),
+            "timestamp": times,
+            "kind": kinds,
+            "hour": (times // 3600 % 24).astype(float),
+        }
+    )
     return table.slice(0, NUM_EVENTS), table.slice(NUM_EVENTS)
 
 

@@ -68,8 +68,9 @@ def shop(folder: Path, title: str) -> dict[str, Path]:
     for item in range(24):
         picture = f"https://pictures.example/{item}.png" if item % 2 else f'"{pixel}"'
         tags, stock = ("new|eco", "eco", "")[item % 3], ("true", "false")[item % 5 == 0]
-        lines.append(f'p{item},"{title} {item}",{"abc"[item % 3]},{item + 0.5},{stock},{tags},'
-                     f"2026-01-{item + 1:02d},{picture}")  # fmt: skip
+        lines.append(
+            f'p{item},"{title} {item}",{"abc"[item % 3]},{item + 0.5},{stock},{tags},2026-01-{item + 1:02d},{picture}'
+        )
     (folder / "items.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
     users = [f"c{user},Customer {user},{20 + user}" for user in range(30)]
     (folder / "users.csv").write_text("\n".join(["customer,name,age", *users]) + "\n")
@@ -89,8 +90,10 @@ def shop(folder: Path, title: str) -> dict[str, Path]:
         settings = table.Settings(**own, **more)  # type: ignore[call-arg]
         table.prepare(PrepareContext(folder / f"{name}.csv", folder / name, threads=1), settings)
     for name, model, data in (
-        ("ease", "ease", "bought"), ("ials", "ials", "bought"), ("clicks", "logistic_regression", "shown"),
-    ):  # fmt: skip
+        ("ease", "ease", "bought"),
+        ("ials", "ials", "bought"),
+        ("clicks", "logistic_regression", "shown"),
+    ):
         chosen: dict[str, dict[str, object]] = {"ease": {"l2": 5.0}, "ials": {"factors": 4, "l2": 1.0, "alpha": 1.0}}
         made[name] = folder / f"run_{name}"
         of_model = MODELS[model].Settings.model_validate(chosen.get(name, {}))

@@ -68,8 +68,12 @@ def entry(
 
 
 def slice_proto(extents: Sequence[tuple[int, int]]) -> bytes:
-    return proto(*((1, proto(*([(1, start)] if start else []), *([(2, length)] if length >= 0 else [])))
-                   for start, length in extents))  # fmt: skip
+    return proto(
+        *(
+            (1, proto(*([(1, start)] if start else []), *([(2, length)] if length >= 0 else [])))
+            for start, length in extents
+        )
+    )
 
 
 def ordered(number: int) -> bytes:
@@ -160,8 +164,12 @@ def write_bundle(
 def graph(*operations: tuple[str, str, Sequence[str], Mapping[str, int]]) -> bytes:
     """A MetaGraphDef of nodes: name, type, inputs, integer attributes."""
     nodes = [
-        proto((1, name.encode()), (2, kind.encode()), *((3, own.encode()) for own in inputs),
-              *((5, proto((1, key.encode()), (2, proto((3, value))))) for key, value in numbers.items()))
+        proto(
+            (1, name.encode()),
+            (2, kind.encode()),
+            *((3, own.encode()) for own in inputs),
+            *((5, proto((1, key.encode()), (2, proto((3, value))))) for key, value in numbers.items()),
+        )
         for name, kind, inputs, numbers in operations
-    ]  # fmt: skip
+    ]
     return proto((1, proto((1, b"serve"))), (2, proto(*((1, node) for node in nodes))))

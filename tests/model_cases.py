@@ -53,8 +53,16 @@ MODEL_CASES: Mapping[str, ModelCase] = {
     ),
     "sim": ModelCase(
         {"embedding_dim": 8, "hidden": (32, 16), "short": "din", "short_length": 2, "top_k": 8},
-        {"embedding_dim": 4, "hidden": [8], "attention_hidden": [8], "auxiliary_hidden": [8], "search_hidden": [8],
-         "short_length": 2, "top_k": 2, "heads": 2},
+        {
+            "embedding_dim": 4,
+            "hidden": [8],
+            "attention_hidden": [8],
+            "auxiliary_hidden": [8],
+            "search_hidden": [8],
+            "short_length": 2,
+            "top_k": 2,
+            "heads": 2,
+        },
     ),
     "mult_vae": ModelCase(
         {"hidden": (32,), "latent": 16, "dropout": 0.2},
@@ -73,7 +81,8 @@ MODEL_CASES: Mapping[str, ModelCase] = {
         "item_tower",
     ),
     "markov": ModelCase(
-        {"window": 50, "decay": 1.0, "source": 0.5, "recency": 1.0}, {"k": 2}  # the order of this data says nothing
+        {"window": 50, "decay": 1.0, "source": 0.5, "recency": 1.0},
+        {"k": 2},  # the order of this data says nothing
     ),
     "gf_cf": ModelCase({"vectors": 8, "k": 60, "recency": 1.0, "alpha": 0.3}, {"vectors": 2, "k": 3}),
     "popularity": ModelCase({}, {}, reaches=0.5),
@@ -81,7 +90,7 @@ MODEL_CASES: Mapping[str, ModelCase] = {
     "ease": ModelCase({"l2": 50.0}, {"l2": 5.0}),
     "logistic_regression": ModelCase({"l2": 10.0}, {"l2": 10.0}, reaches=0.6),
     "ials": ModelCase({"factors": 16, "l2": 10.0, "alpha": 3.0}, {"factors": 2, "iterations": 1}),
-}  # fmt: skip
+}
 
 TRAINED_BY_STEPS = sorted(name for name, model in MODELS.items() if not issubclass(model, FittedModel))
 """Models of which the promises of gradient training are asked."""

@@ -106,8 +106,14 @@ def ranks(
 ) -> Iterator[list[Running]]:
     """The processes of all ranks, which meet at `store`, held by the test; those that run at the end are killed."""
     store = store or a_store()
-    shared = {"WORLD_SIZE": f"{world_size}", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{store.port}",
-              "TORCHELASTIC_USE_AGENT_STORE": "True", "OMP_NUM_THREADS": "1", **environment}  # fmt: skip
+    shared = {
+        "WORLD_SIZE": f"{world_size}",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": f"{store.port}",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "OMP_NUM_THREADS": "1",
+        **environment,
+    }
     processes = [
         Running(code, *arguments, **{**shared, "RANK": f"{rank}", "LOCAL_RANK": f"{rank}"})
         for rank in range(world_size)

@@ -25,15 +25,17 @@ def write(folder: Path, *, customers: int = 60, items: int = 40, seed: int = 0) 
     numbers = np.arange(items)
     tables = {
         "purchases": pa.table({"customer": customer, "sku": sku, "bought_at": bought_at}),
-        "products": pa.table({
-            "sku": [f"sku-{item}" for item in numbers],
-            "name": [f"{CATEGORIES[item % len(CATEGORIES)]} no. {item}" for item in numbers],
-            "category": [CATEGORIES[item % len(CATEGORIES)] for item in numbers],
-            "price": (5 + numbers * 7 % 60).tolist(),
-            "in_stock": (numbers % 5 > 0).tolist(),
-            "is_new": (numbers % 7 == 0).tolist(),
-        }),
+        "products": pa.table(
+            {
+                "sku": [f"sku-{item}" for item in numbers],
+                "name": [f"{CATEGORIES[item % len(CATEGORIES)]} no. {item}" for item in numbers],
+                "category": [CATEGORIES[item % len(CATEGORIES)] for item in numbers],
+                "price": (5 + numbers * 7 % 60).tolist(),
+                "in_stock": (numbers % 5 > 0).tolist(),
+                "is_new": (numbers % 7 == 0).tolist(),
+            }
+        ),
         "customers": pa.table({"customer": names, "country": [("de", "fr", "it")[len(name) % 3] for name in names]}),
-    }  # fmt: skip
+    }
     for name, table in tables.items():
         pyarrow.csv.write_csv(table, folder / f"{name}.csv")

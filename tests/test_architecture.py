@@ -18,10 +18,26 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "recspec"
 
 LIGHT = {
-    "base.errors", "base.machine", "base.signals", "base.latency", "base.prefetch", "base.spark_session", "base.files",
-    "base.stores", "base.config", "base.summaries", "metrics", "feature_spec", "data.encoding", "data.storage",
-    "data.prepare", "datasets", "report", "api", "cli",
-}  # fmt: skip
+    "base.errors",
+    "base.machine",
+    "base.signals",
+    "base.latency",
+    "base.prefetch",
+    "base.spark_session",
+    "base.files",
+    "base.stores",
+    "base.config",
+    "base.summaries",
+    "metrics",
+    "feature_spec",
+    "data.encoding",
+    "data.storage",
+    "data.prepare",
+    "datasets",
+    "report",
+    "api",
+    "cli",
+}
 """Rooms of the map that load without torch; the others stand on `models.layers`, which needs it."""
 
 EVASIVE = {"util", "utils", "helper", "helpers", "common", "manager", "engine", "runner", "misc"}
@@ -222,9 +238,21 @@ for room in sys.argv[1:]:
 
 
 NOT_FOR_HELP = {
-    "torch", "numpy", "pyarrow", "pydantic", "yaml", "duckdb", "ibis", "filelock", "asyncio", "rich.progress",
-    "recspec.api", "recspec.base.config", "recspec.base.files", "recspec.feature_spec",
-}  # fmt: skip
+    "torch",
+    "numpy",
+    "pyarrow",
+    "pydantic",
+    "yaml",
+    "duckdb",
+    "ibis",
+    "filelock",
+    "asyncio",
+    "rich.progress",
+    "recspec.api",
+    "recspec.base.config",
+    "recspec.base.files",
+    "recspec.feature_spec",
+}
 """Modules that `--help` does without; they took more than half of its time."""
 
 

@@ -163,18 +163,40 @@ def test_a_recipe_that_is_not_there_names_the_nearest(tmp_path: Path) -> None:
 def test_values_are_read_as_yaml() -> None:
     assignments = ["a=1", "b=0.5", "c=[64, 32]", "d=true", "e=text", "f=", " g = {x: 1}", "h=a=b", "i='no'"]
     assert parse_assignments(assignments) == {
-        "a": 1, "b": 0.5, "c": [64, 32], "d": True, "e": "text", "f": None, "g": {"x": 1}, "h": "a=b", "i": "no",
-    }  # fmt: skip
+        "a": 1,
+        "b": 0.5,
+        "c": [64, 32],
+        "d": True,
+        "e": "text",
+        "f": None,
+        "g": {"x": 1},
+        "h": "a=b",
+        "i": "no",
+    }
 
 
 def test_no_character_of_a_plain_value_has_a_meaning() -> None:
-    texts = [*"%@`#*&!|>:;,-?=", *(f"{mark}name" for mark in "%@`#*&!|>-?:"), "%d.%m.%Y %H:%M", "order #", "a: b",
-             "- a", "<<", "a [b]", "# a", "\\t"]  # fmt: skip
+    texts = [
+        *"%@`#*&!|>:;,-?=",
+        *(f"{mark}name" for mark in "%@`#*&!|>-?:"),
+        "%d.%m.%Y %H:%M",
+        "order #",
+        "a: b",
+        "- a",
+        "<<",
+        "a [b]",
+        "# a",
+        "\\t",
+    ]
     for text in texts:
         assert parse_assignments([f"a={text}"]) == {"a": text}
     assert parse_assignments(["a= x ", "b=~", "c=null", "d=-1.5", "e=''"]) == {
-        "a": "x", "b": None, "c": None, "d": -1.5, "e": "",
-    }  # fmt: skip
+        "a": "x",
+        "b": None,
+        "c": None,
+        "d": -1.5,
+        "e": "",
+    }
 
 
 def test_every_entry_that_is_no_assignment_is_told() -> None:
@@ -297,14 +319,10 @@ class Tables(Settings):
 
 def test_one_entry_of_a_table_is_set_and_the_others_stay() -> None:
     recipe = {"widths": {"a": 1, "b": 2}, "parts": {"wide": {"optimizer": "ftrl", "rate": 1}, "deep": {"rate": 2}}}
-    assigned = assign(
-        {"widths.b": 5, "train.parts.wide.rate": 3, "parts.deep.mlp.rate": 4}, {"train": Tables}
-    )["train"]  # fmt: skip
+    assigned = assign({"widths.b": 5, "train.parts.wide.rate": 3, "parts.deep.mlp.rate": 4}, {"train": Tables})["train"]
     made = build(Tables, "here", recipe, assigned)
     assert made.widths == {"a": 1, "b": 5}
-    assert made.parts == {
-        "wide": {"optimizer": "ftrl", "rate": 3}, "deep": {"rate": 2}, "deep.mlp": {"rate": 4}
-    }  # fmt: skip
+    assert made.parts == {"wide": {"optimizer": "ftrl", "rate": 3}, "deep": {"rate": 2}, "deep.mlp": {"rate": 4}}
 
 
 def test_a_whole_table_takes_the_place_of_another() -> None:

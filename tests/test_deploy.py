@@ -105,12 +105,17 @@ def test_the_image_is_built_from_files_whose_hashes_are_known(tmp_path: Path) ->
     dockerfile = (DEPLOY / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
     installs = re.findall(r"pip install (.*?) (?=&&)", dockerfile)
     hashed = [each for each in installs if "--require-hashes" in each]
-    (torch,) = [each for each in installs if "--require-hashes" not in each
-                and not {"--dry-run", "--no-deps"} & {*each.split()}]  # fmt: skip
+    (torch,) = [
+        each for each in installs if "--require-hashes" not in each and not {"--dry-run", "--no-deps"} & {*each.split()}
+    ]
     assert len(hashed) == 2
     assert torch.split()[-1] == "torch"
-    report = {"install": [{"metadata": {"name": name}} for name in ("PyYAML", "typing_extensions", "torch", "recspec",
-                                                                   "nvidia-cublas-cu12")]}  # fmt: skip
+    report = {
+        "install": [
+            {"metadata": {"name": name}}
+            for name in ("PyYAML", "typing_extensions", "torch", "recspec", "nvidia-cublas-cu12")
+        ]
+    }
     (tmp_path / "wanted.json").write_text(json.dumps(report))
     lock = DEPLOY.parent / "requirements.lock"
     entries = locked_requirements.entries(lock, locked_requirements.names_in(tmp_path / "wanted.json"))

@@ -130,8 +130,12 @@ def test_documented_messages_are_those_that_are_given(tmp_path: Path) -> None:
     documented = [row[1] for row in table_rows(section(text_of(FEATURE_SPEC), "What is checked"))]
     assert refused(tmp_path, "a: [1, 2\nb: 3\n")[0].split(": ", 1)[1] in documented
     assert refused(tmp_path, "a: &loop\n  b: *loop\n")[0].split(": ", 1)[1] in documented
-    spec = FeatureSpec.from_dict({"feature_spec": {"user": {"cardinality": "auto"}, "label": {}},
-                                  "channel_spec": {"context": ["user"], "label": ["label"]}})  # fmt: skip
+    spec = FeatureSpec.from_dict(
+        {
+            "feature_spec": {"user": {"cardinality": "auto"}, "label": {}},
+            "channel_spec": {"context": ["user"], "label": ["label"]},
+        }
+    )
     with pytest.raises(SpecError) as caught:
         spec.num_ids("user")
     assert str(caught.value) in documented

@@ -190,14 +190,23 @@ _BESIDES: dict[str, Sequence[Callable[[Sequence[str]], None]]] = {
 
 
 def test_a_wrong_command_is_found() -> None:
-    for wrong in ("recspec trian neumf data run", "recspec train neumf data", "recspec train neumf data run --sett x",
-                  "recspec train neumf data run --set dim=3", "recspec recommend run -k many",
-                  "recspec prepare table a.csv out --set usr=customer", "recspec train neumf d r --set train.epoch=3",
-                  "recspec train neumf d r --recipe recipes/none.yaml"):  # fmt: skip
+    for wrong in (
+        "recspec trian neumf data run",
+        "recspec train neumf data",
+        "recspec train neumf data run --sett x",
+        "recspec train neumf data run --set dim=3",
+        "recspec recommend run -k many",
+        "recspec prepare table a.csv out --set usr=customer",
+        "recspec train neumf d r --set train.epoch=3",
+        "recspec train neumf d r --recipe recipes/none.yaml",
+    ):
         with pytest.raises(Exception, match=r"\S") as caught:
             check_command(shlex.split(wrong)[1:])
         assert not isinstance(caught.value, KeyError), wrong
-    for words, check in ((["make", "dem"], check_target), (["pip", "recspec[srve]"], check_extras),
-                         (["curl", "localhost:8000/recomend"], check_route)):  # fmt: skip
+    for words, check in (
+        (["make", "dem"], check_target),
+        (["pip", "recspec[srve]"], check_extras),
+        (["curl", "localhost:8000/recomend"], check_route),
+    ):
         with pytest.raises(AssertionError):
             check(words)

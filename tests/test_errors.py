@@ -42,9 +42,7 @@ def test_a_plain_message_is_its_own_problem() -> None:
 
 
 def test_every_error_is_in_one_tree_and_says_what_it_is_for() -> None:
-    found = [
-        value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, Exception)
-    ]  # fmt: skip
+    found = [value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, Exception)]
     assert len(found) == 11
     for kind in found:
         assert issubclass(kind, RecspecError)

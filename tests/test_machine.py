@@ -57,9 +57,12 @@ def test_the_allocator_is_left_alone_where_the_user_set_it(environment: dict[str
 
 @pytest.mark.parametrize(
     ("environment", "expected"),
-    [({}, {"GOMP_SPINCOUNT": "10000"}), ({"GOMP_SPINCOUNT": "7"}, {"GOMP_SPINCOUNT": "7"}),
-     ({"OMP_WAIT_POLICY": "active"}, {"OMP_WAIT_POLICY": "active"})],
-)  # fmt: skip
+    [
+        ({}, {"GOMP_SPINCOUNT": "10000"}),
+        ({"GOMP_SPINCOUNT": "7"}, {"GOMP_SPINCOUNT": "7"}),
+        ({"OMP_WAIT_POLICY": "active"}, {"OMP_WAIT_POLICY": "active"}),
+    ],
+)
 def test_waiting_threads_sleep_unless_the_user_says_otherwise(
     monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], expected: dict[str, str]
 ) -> None:

@@ -27,8 +27,12 @@ every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: pat
 
 def test_there_are_five() -> None:
     assert [path.stem for path in NOTEBOOKS] == [
-        "1_first_recommendations", "2_click_prediction", "3_sequences", "4_own_model", "5_serve_and_export",
-    ]  # fmt: skip
+        "1_first_recommendations",
+        "2_click_prediction",
+        "3_sequences",
+        "4_own_model",
+        "5_serve_and_export",
+    ]
 
 
 @every_notebook

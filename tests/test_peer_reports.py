@@ -284,8 +284,12 @@ def test_what_was_bought_again_is_no_target_that_train_gives_away(tmp_path: Path
     model = api.train("item_knn", data, tmp_path / "run", progress=False)
     assert "20" in model.evaluate(data).left_out["full"]
     first = api.prepare(frame, tmp_path / "first", repeats="first", progress=False)
-    pairs = [(row["user_id"], row["item_id"]) for split in first.splits for row in first.to_frame(split, kind="rows")
-             if row["label"]]  # fmt: skip
+    pairs = [
+        (row["user_id"], row["item_id"])
+        for split in first.splits
+        for row in first.to_frame(split, kind="rows")
+        if row["label"]
+    ]
     assert len(pairs) == len({*pairs}) == 100
 
 

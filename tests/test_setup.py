@@ -40,8 +40,11 @@ def clone(tmp_path: Path) -> Path:
 def set_up(clone: Path, what: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         ["/bin/sh", clone / "scripts" / "setup.sh", what],
-        env={**os.environ, "PYTHON": "", "HASHES": "", **environment}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        env={**os.environ, "PYTHON": "", "HASHES": "", **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def test_what_pip_says_is_kept_in_a_file(clone: Path) -> None:

@@ -87,11 +87,17 @@ def test_the_reference_shows_every_parameter(site: Path) -> None:
 
 
 def test_what_is_loaded_is_recognised() -> None:
-    for loads in ('<script src="https://cdn.example/a.js">', "<img alt=x src='//a.example/i.png'>",
-                  '<link rel="stylesheet" href="http://fonts.example/f.css">'):  # fmt: skip
+    for loads in (
+        '<script src="https://cdn.example/a.js">',
+        "<img alt=x src='//a.example/i.png'>",
+        '<link rel="stylesheet" href="http://fonts.example/f.css">',
+    ):
         assert LOADED.search(loads), loads
-    for followed in ('<a href="https://example.org">', '<img src="_images/a.png">',
-                     '<link rel="canonical" href="https://example.org/">'):  # fmt: skip
+    for followed in (
+        '<a href="https://example.org">',
+        '<img src="_images/a.png">',
+        '<link rel="canonical" href="https://example.org/">',
+    ):
         assert not LOADED.search(followed), followed
 
 

@@ -47,12 +47,15 @@ OSError: [Errno 28] No space left on device
 
 @pytest.mark.parametrize(
     ("said", "cause"),
-    [(JAVA, "org.apache.spark.SparkException: Could not parse Master URL: 'local[x]'"),
-     (MEMORY, "java.lang.OutOfMemoryError: Java heap space"),
-     (PYTHON, "OSError: [Errno 28] No space left on device"),
-     ("[CAST_INVALID_INPUT] The value\n'x' is malformed", "[CAST_INVALID_INPUT] The value 'x' is malformed"),
-     ("", "no reason was given"), ("x" * 1000, "x" * 300)],
-)  # fmt: skip
+    [
+        (JAVA, "org.apache.spark.SparkException: Could not parse Master URL: 'local[x]'"),
+        (MEMORY, "java.lang.OutOfMemoryError: Java heap space"),
+        (PYTHON, "OSError: [Errno 28] No space left on device"),
+        ("[CAST_INVALID_INPUT] The value\n'x' is malformed", "[CAST_INVALID_INPUT] The value 'x' is malformed"),
+        ("", "no reason was given"),
+        ("x" * 1000, "x" * 300),
+    ],
+)
 def test_the_first_cause_of_an_error_of_spark_is_one_line(said: str, cause: str) -> None:
     assert first_cause(said) == cause
 
@@ -76,11 +79,17 @@ def test_a_session_that_does_not_start_names_its_master_and_the_cause() -> None:
 
 @pytest.mark.parametrize(
     ("master", "problem"),
-    [("nonsense", "SPARK_MASTER is 'nonsense', which is no master of Spark; expected such as local[4], spark://HOST"),
-     ("", "SPARK_MASTER is '', which is no master of Spark"),
-     ("spark://host", "SPARK_MASTER is 'spark://host'; expected spark://HOST:PORT"),
-     ("spark://host:0", "expected spark://HOST:PORT"), ("spark://a:b", "expected spark://HOST:PORT")],
-)  # fmt: skip
+    [
+        (
+            "nonsense",
+            "SPARK_MASTER is 'nonsense', which is no master of Spark; expected such as local[4], spark://HOST",
+        ),
+        ("", "SPARK_MASTER is '', which is no master of Spark"),
+        ("spark://host", "SPARK_MASTER is 'spark://host'; expected spark://HOST:PORT"),
+        ("spark://host:0", "expected spark://HOST:PORT"),
+        ("spark://a:b", "expected spark://HOST:PORT"),
+    ],
+)
 def test_a_value_that_is_no_master_is_refused(master: str, problem: str) -> None:
     assert problem in str(master_problem(master))
 

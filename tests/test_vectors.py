@@ -133,9 +133,7 @@ def test_raw_vectors_are_read_alike_as_columns_json_and_tensors(
     for vector in VECTORS:
         assert (ports[vector].dtype, ports[vector].width) == ("float64", -1)
     assert (ports["title"].dtype, ports["title"].width) == ("string", 1)
-    tensors = {
-        port: np.array(columns[port], float if port in VECTORS else object).reshape(6, -1) for port in ports
-    }  # fmt: skip
+    tensors = {port: np.array(columns[port], float if port in VECTORS else object).reshape(6, -1) for port in ports}
     encoded = opened.encode(tensors, 6)
     output = "probability" if predictor.column == "probability" else "logit"
     assert_close(opened.run(encoded)[output].ravel(), expected, "the Open Inference Protocol")

@@ -21,13 +21,30 @@ from recspec.feature_spec import FeatureSpec
 from tests import made_up
 
 VERBS: dict[str, Callable[..., object]] = {
-    "prepare": api.prepare, "check": api.check, "describe": api.describe, "synthesize": api.synthesize,
-    "transcode": api.transcode, "auto": api.auto, "train": api.train, "tune": api.tune, "evaluate": api.evaluate,
-    "predict": api.predict, "recommend": api.recommend, "similar": api.similar,
-    "verify": api.verify, "import-tf": api.import_tf, "export": api.export, "serve": api.serve, "models": api.models,
-    "datasets": api.datasets, "runs": api.runs, "report": api.report, "pipeline blend": api.blend,
-     "pipeline build": api.pipeline, "update": api.update,
-}  # fmt: skip
+    "prepare": api.prepare,
+    "check": api.check,
+    "describe": api.describe,
+    "synthesize": api.synthesize,
+    "transcode": api.transcode,
+    "auto": api.auto,
+    "train": api.train,
+    "tune": api.tune,
+    "evaluate": api.evaluate,
+    "predict": api.predict,
+    "recommend": api.recommend,
+    "similar": api.similar,
+    "verify": api.verify,
+    "import-tf": api.import_tf,
+    "export": api.export,
+    "serve": api.serve,
+    "models": api.models,
+    "datasets": api.datasets,
+    "runs": api.runs,
+    "report": api.report,
+    "pipeline blend": api.blend,
+    "pipeline build": api.pipeline,
+    "update": api.update,
+}
 OF_COMMANDS_ALONE = {"demo", "version", "schema", "bench train", "bench infer", "bench serve"}
 """`demo` is a script of the others, and `bench` measures processes."""
 
@@ -41,11 +58,14 @@ OTHERWISE: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "recommend": {"user": "users"},  # one id or several
     }
 )
-NOT_THE_SAME: Mapping[tuple[str, str], str] = MappingProxyType({
-    ("export", "batch_sizes"): "text between commas on the command line",
-    ("prepare", "dataset"): "the command names it first; a frame is a table",
-    ("pipeline build", "retriever"): "required", ("serve", "force"): "the command ends its process",
-})  # fmt: skip
+NOT_THE_SAME: Mapping[tuple[str, str], str] = MappingProxyType(
+    {
+        ("export", "batch_sizes"): "text between commas on the command line",
+        ("prepare", "dataset"): "the command names it first; a frame is a table",
+        ("pipeline build", "retriever"): "required",
+        ("serve", "force"): "the command ends its process",
+    }
+)
 
 
 def commands() -> dict[str, Callable[..., object]]:
@@ -169,8 +189,16 @@ def test_a_command_and_its_verb_give_the_same_bundle_and_the_same_figures(
 def test_the_same_raw_rows_are_the_same_dataset_from_a_file_and_from_a_frame(typed: Typed, tmp_path: Path) -> None:
     made_up.write_films(tmp_path, 30, "film", kinds=True)
     rows, items = (pd.read_csv(tmp_path / name, dtype={"item_id": str}) for name in ("rows.csv", "items.csv"))
-    typed("prepare", "table", tmp_path / "rows.csv", tmp_path / "typed", "--set", "items=items.csv",
-          "--set", "item_features=[kind]")  # fmt: skip
+    typed(
+        "prepare",
+        "table",
+        tmp_path / "rows.csv",
+        tmp_path / "typed",
+        "--set",
+        "items=items.csv",
+        "--set",
+        "item_features=[kind]",
+    )
     (tmp_path / "items.csv").unlink()
     framed = api.prepare(rows, tmp_path / "called", items=items, item_features=["kind"], progress=False)
     filed = api.open_data(tmp_path / "typed")

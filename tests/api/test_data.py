@@ -46,14 +46,29 @@ def test_the_same_frame_is_not_prepared_again_and_another_one_needs_force(tmp_pa
 
 
 def test_counts_are_shown_in_words_and_without_what_means_nothing() -> None:
-    summary = {"interactions": 8, "users": 2, "first": 0, "last": 8, "raw_rows": 9, "repeats_dropped": 1,
-               "of_users_with_too_few_dropped": 0, "order": "as in the file: there is no timestamp",
-               "rows": {"train": 6, "valid": 1, "test": 202}, "inferred": ["a"]}  # fmt: skip
+    summary = {
+        "interactions": 8,
+        "users": 2,
+        "first": 0,
+        "last": 8,
+        "raw_rows": 9,
+        "repeats_dropped": 1,
+        "of_users_with_too_few_dropped": 0,
+        "order": "as in the file: there is no timestamp",
+        "rows": {"train": 6, "valid": 1, "test": 202},
+        "inferred": ["a"],
+    }
     metadata = {"test_samples_per_series": 101}
     assert shown_counts(summary, metadata) == {
-        "rows taken": 9, "rows kept": 8, "users": 2, "dropped: repeats": 1, "order": summary["order"],
-        "train": "6 rows", "valid": "1 row", "test": "2 events, each among 100 others",
-    }  # fmt: skip
+        "rows taken": 9,
+        "rows kept": 8,
+        "users": 2,
+        "dropped: repeats": 1,
+        "order": summary["order"],
+        "train": "6 rows",
+        "valid": "1 row",
+        "test": "2 events, each among 100 others",
+    }
     timed = shown_counts({"first": "2024-01-01 00:00:00", "rows": {"train": 10}}, {"train_negatives": 4})
     assert timed == {"first (UTC)": "2024-01-01 00:00:00", "train": "2 events, each among 4 others"}
     assert shown_counts({"first": 3, "rows": {"train": 0}}, {}) == {"first": 3, "train": "0 rows"}
@@ -74,10 +89,12 @@ def test_rows_come_back_with_raw_values_in_the_kind_that_came_in(data: api.Data)
 def test_labels_lists_and_vectors_of_a_frame_are_inferred_and_a_keyword_changes_them(tmp_path: Path) -> None:
     rows = 200
     frame = {
-        "user_id": [f"u{row % 20}" for row in range(rows)], "item_id": [row % 17 for row in range(rows)],
-        "clicked": [row % 3 == 0 for row in range(rows)], "tags": [["a"] * (row % 3) for row in range(rows)],
+        "user_id": [f"u{row % 20}" for row in range(rows)],
+        "item_id": [row % 17 for row in range(rows)],
+        "clicked": [row % 3 == 0 for row in range(rows)],
+        "tags": [["a"] * (row % 3) for row in range(rows)],
         "embedding": [[0.5, row / rows] for row in range(rows)],
-    }  # fmt: skip
+    }
     features = ["tags", "embedding"]
     data = api.prepare(frame, tmp_path / "clicks", context_features=features, progress=False)
     assert data.spec.features["tags"].is_list
@@ -89,16 +106,19 @@ def test_labels_lists_and_vectors_of_a_frame_are_inferred_and_a_keyword_changes_
     assert every_row.prepared["interactions"] == rows
 
 
-@pytest.mark.parametrize(("keywords", "said"), [
-    ({"usr": "customer"}, r"prepare: unknown setting 'usr' \(did you mean 'user'\?\)"),
-    ({"forced": True}, r"unknown setting 'forced' \(did you mean 'force'\?\)"),
-    ({"user": "custmer", "item": "film"}, r"custmer.*did you mean 'customer'"),
-    ({"dataset": "tabel"}, r"unknown dataset 'tabel' \(did you mean 'table'\?\)"),
-    ({"dataset": "movielens"}, "a data frame is for dataset='table'"),
-    ({"engine": "duckdbb"}, "did you mean 'duckdb'"),
-    ({"user": "customer", "settings": {"user": "film"}}, "'user' is given as a keyword and in settings"),
-    ({"valid": 2}, "prepare: setting 'valid' is 2"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("keywords", "said"),
+    [
+        ({"usr": "customer"}, r"prepare: unknown setting 'usr' \(did you mean 'user'\?\)"),
+        ({"forced": True}, r"unknown setting 'forced' \(did you mean 'force'\?\)"),
+        ({"user": "custmer", "item": "film"}, r"custmer.*did you mean 'customer'"),
+        ({"dataset": "tabel"}, r"unknown dataset 'tabel' \(did you mean 'table'\?\)"),
+        ({"dataset": "movielens"}, "a data frame is for dataset='table'"),
+        ({"engine": "duckdbb"}, "did you mean 'duckdb'"),
+        ({"user": "customer", "settings": {"user": "film"}}, "'user' is given as a keyword and in settings"),
+        ({"valid": 2}, "prepare: setting 'valid' is 2"),
+    ],
+)
 def test_a_wrong_keyword_gets_one_sentence_with_the_nearest_name(
     tmp_path: Path, keywords: dict[str, object], said: str
 ) -> None:

@@ -18,21 +18,29 @@ EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["p
 
 NOWHERE = "nowhere"
 COMMANDS = [
-    *((library, "baselines", ["train", name, NOWHERE, "run"])
-      for name, model in MODELS.items() for library in model.libraries),
+    *(
+        (library, "baselines", ["train", name, NOWHERE, "run"])
+        for name, model in MODELS.items()
+        for library in model.libraries
+    ),
     ("scipy", "baselines", ["tune", "ease", NOWHERE, "out"]),
     ("scipy", "baselines", ["bench", "train", "ease", "--data", NOWHERE]),
     ("optuna", "tune", ["tune", "neumf", NOWHERE, "out"]),
     ("ray", "ray", ["train", "neumf", NOWHERE, "run", "--launcher", "ray"]),
-    *((library, "onnx", ["export", NOWHERE, "out", "--format", kind])
-      for library in ("onnx", "onnxscript", "onnxruntime") for kind in ("onnx", "triton")),
+    *(
+        (library, "onnx", ["export", NOWHERE, "out", "--format", kind])
+        for library in ("onnx", "onnxscript", "onnxruntime")
+        for kind in ("onnx", "triton")
+    ),
     ("matplotlib", "report", ["report", NOWHERE]),
     ("matplotlib", "report", ["describe", NOWHERE, "--html", "page.html"]),
     ("pyspark", "spark", ["prepare", "table", NOWHERE, "data", "--engine", "spark"]),
-    *((library, "serve", ["serve", NOWHERE])
-      for library in ("starlette", "uvicorn", "httptools", "orjson", "prometheus_client")),
+    *(
+        (library, "serve", ["serve", NOWHERE])
+        for library in ("starlette", "uvicorn", "httptools", "orjson", "prometheus_client")
+    ),
     ("grpc", "serve", ["serve", NOWHERE, "--grpc-port", "0"]),
-]  # fmt: skip
+]
 
 Run = Callable[..., str]
 
@@ -66,8 +74,13 @@ def test_a_missing_library_is_the_first_thing_that_is_said(
 
 def test_every_fitted_model_names_what_its_training_needs() -> None:
     assert {name for name, model in MODELS.items() if model.libraries} == {
-        "ease", "gf_cf", "ials", "item_knn", "logistic_regression", "markov",
-    }  # fmt: skip
+        "ease",
+        "gf_cf",
+        "ials",
+        "item_knn",
+        "logistic_regression",
+        "markov",
+    }
 
 
 def test_tracking_that_is_asked_for_needs_mlflow_before_anything_is_read(

@@ -17,9 +17,12 @@ from recspec.api import frames
 from recspec.base.errors import DataError, SettingsError
 
 COLUMNS: dict[str, list[Any]] = {
-    "user": ["007", "7", "é"], "item": [1, 2, 3], "price": [0.5, None, 2.0],
-    "tags": [["a", "b"], [], ["c"]], "at": [datetime.datetime(2024, 1, day) for day in (1, 2, 3)],
-}  # fmt: skip
+    "user": ["007", "7", "é"],
+    "item": [1, 2, 3],
+    "price": [0.5, None, 2.0],
+    "tags": [["a", "b"], [], ["c"]],
+    "at": [datetime.datetime(2024, 1, day) for day in (1, 2, 3)],
+}
 
 
 class Stream:
@@ -76,8 +79,13 @@ def test_categories_views_decimals_and_named_indexes_become_plain_columns() -> N
     unnamed = frame.set_axis(["u", "v", "w"])
     unnamed.index.name = None
     assert frames.to_table(unnamed).column_names == ["kind", "n"]
-    views = pa.table({"a": pa.array(["x"], pa.string_view()), "b": pa.array([Decimal("1.5")]),
-                      "c": pa.array([["x"]], pa.list_(pa.string_view()))})  # fmt: skip
+    views = pa.table(
+        {
+            "a": pa.array(["x"], pa.string_view()),
+            "b": pa.array([Decimal("1.5")]),
+            "c": pa.array([["x"]], pa.list_(pa.string_view())),
+        }
+    )
     large = {"a": np.array([1, 2**63], np.uint64), "b": np.array([1, 2], np.uint64)}
     assert frames.to_table(large).to_pydict() == {"a": ["1", "9223372036854775808"], "b": [1, 2]}
     kinds = frames.to_table(views).schema.types
@@ -91,12 +99,16 @@ def test_lists_and_dictionaries_of_any_layout_keep_their_values_and_nulls() -> N
         pa.array([0, 1, None, 0], pa.uint32()), pa.array(["x", "y"], pa.string_view())
     )
     vectors = [[1.0, 2.0], None, [3.0, 4.0], [5.0, 6.0]]
-    table = pa.table({
-        "words": words, "views": views, "lists": pa.array(lists, pa.list_(pa.string())),
-        "large": pa.array(lists, pa.large_list(pa.string_view())),
-        "fixed": pa.array(vectors, pa.list_(pa.float32(), 2)),
-        "list_views": pa.array(lists, pa.list_view(pa.string())),
-    })  # fmt: skip
+    table = pa.table(
+        {
+            "words": words,
+            "views": views,
+            "lists": pa.array(lists, pa.list_(pa.string())),
+            "large": pa.array(lists, pa.large_list(pa.string_view())),
+            "fixed": pa.array(vectors, pa.list_(pa.float32(), 2)),
+            "list_views": pa.array(lists, pa.list_view(pa.string())),
+        }
+    )
     texts = ["x", "y", None, "x"]
     expected = {"words": texts, "views": texts, "lists": lists, "large": lists, "fixed": vectors, "list_views": lists}
     for shown, rows in ((table, slice(None)), (table.slice(1, 2), slice(1, 3)), (table.slice(0, 0), slice(0, 0))):
@@ -108,16 +120,19 @@ def test_columns_of_numpy_pandas_and_arrow_stand_in_one_dict() -> None:
     assert frames.to_table(mixed).to_pydict() == {"a": [1, 2], "b": ["x", None], "c": [0.5, 1.5], "d": [True, False]}
 
 
-@pytest.mark.parametrize(("frame", "said"), [
-    (7, "found int"),
-    ("rows.csv", "found str"),
-    ([1, 2], "found list"),
-    ({"a": [1, 2], "b": [1]}, "the data frame: can't be read"),
-    ({"a": ["x", 1]}, "each column of one type"),
-    ({"a": "abc"}, "expected a list of values"),
-    (pd.Series([1]), "found Series of pandas"),
-    (pa.table([[1], [2]], ["a", "a"]), "more than one column 'a'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("frame", "said"),
+    [
+        (7, "found int"),
+        ("rows.csv", "found str"),
+        ([1, 2], "found list"),
+        ({"a": [1, 2], "b": [1]}, "the data frame: can't be read"),
+        ({"a": ["x", 1]}, "each column of one type"),
+        ({"a": "abc"}, "expected a list of values"),
+        (pd.Series([1]), "found Series of pandas"),
+        (pa.table([[1], [2]], ["a", "a"]), "more than one column 'a'"),
+    ],
+)
 def test_what_is_no_frame_is_refused_in_one_sentence(frame: object, said: str) -> None:
     with pytest.raises(DataError, match=said) as caught:
         frames.to_table(frame)
@@ -181,10 +196,16 @@ def test_names_that_are_no_texts_keep_their_values() -> None:
     assert frames.to_table(pd.DataFrame({"x": ["b"], 1: ["a"]})).to_pydict() == {"x": ["b"], "1": ["a"]}
 
 
-@pytest.mark.parametrize("frame", [
-    {1: [1], "1": [2]}, [{1: 1, "1": 2}], pd.DataFrame({1: [1], "1": [2]}),
-    pd.DataFrame([[1, 2]], columns=["1", "1"]), pa.table([[1], [2]], names=["1", "1"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "frame",
+    [
+        {1: [1], "1": [2]},
+        [{1: 1, "1": 2}],
+        pd.DataFrame({1: [1], "1": [2]}),
+        pd.DataFrame([[1, 2]], columns=["1", "1"]),
+        pa.table([[1], [2]], names=["1", "1"]),
+    ],
+)
 def test_columns_of_one_name_are_refused_in_every_kind(frame: object) -> None:
     with pytest.raises(DataError, match=r"the data frame: has more than one column '?1'?; rename them"):
         frames.to_table(frame)

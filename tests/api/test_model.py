@@ -223,8 +223,20 @@ def test_a_run_of_other_data_is_never_the_better_one(model: api.Model, data: api
     result = api.compare([model, other], data, **asked)
     frame = result.comparisons()
     assert isinstance(frame, pd.DataFrame)
-    assert list(frame.columns) == ["run", "protocol", "metric", "ours", "theirs", "difference", "standard_error",
-                                   "low", "high", "p_value", "p_permutation", "better"]  # fmt: skip
+    assert list(frame.columns) == [
+        "run",
+        "protocol",
+        "metric",
+        "ours",
+        "theirs",
+        "difference",
+        "standard_error",
+        "low",
+        "high",
+        "p_value",
+        "p_permutation",
+        "better",
+    ]
     compared = result.report.against[str(other.path)]["full"]
     assert frame["metric"].tolist() == list(compared)
     assert frame["difference"].tolist() == [each.difference for each in compared.values()]
@@ -272,15 +284,18 @@ def test_a_wrong_keyword_gets_the_nearest_known_one(model: api.Model, data: api.
         api.open(7)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("keywords", "said"), [
-    ({}, "name users, take all=True, or give items or a context"),
-    ({"users": "u1", "all": True}, "leave users out"),
-    ({"users": "u1", "out": "a.csv"}, "ends in .parquet"),
-    ({"items": "f1", "out": "a.parquet"}, "names users"),
-    ({"all": True, "explain": True}, "goes with named users"),
-    ({"users": "u1", "k": 0}, "k is 0; expected a whole number"),
-    ({"users": "u1", "filter": "knd = 'a'"}, "did you mean 'kind'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("keywords", "said"),
+    [
+        ({}, "name users, take all=True, or give items or a context"),
+        ({"users": "u1", "all": True}, "leave users out"),
+        ({"users": "u1", "out": "a.csv"}, "ends in .parquet"),
+        ({"items": "f1", "out": "a.parquet"}, "names users"),
+        ({"all": True, "explain": True}, "goes with named users"),
+        ({"users": "u1", "k": 0}, "k is 0; expected a whole number"),
+        ({"users": "u1", "filter": "knd = 'a'"}, "did you mean 'kind'"),
+    ],
+)
 def test_a_wrong_request_is_told_before_any_work(model: api.Model, keywords: dict[str, object], said: str) -> None:
     with pytest.raises((SettingsError, RequestError), match=said):
         model.recommend(**keywords)  # type: ignore[arg-type]
@@ -299,10 +314,14 @@ def test_nothing_is_printed(model: api.Model, data: api.Data, capfd: pytest.Capt
 
 
 def test_a_model_of_labelled_rows_predicts_and_says_why_it_recommends_nothing(tmp_path: Path) -> None:
-    rows = {"age": [20 + row % 50 for row in range(300)], "job": [f"j{row % 4}" for row in range(300)],
-            "label": [int(row % 50 > 25) for row in range(300)]}  # fmt: skip
-    data = api.prepare(rows, tmp_path / "data", user=None, item=None, label="label",
-                       context_features=["age", "job"], progress=False)  # fmt: skip
+    rows = {
+        "age": [20 + row % 50 for row in range(300)],
+        "job": [f"j{row % 4}" for row in range(300)],
+        "label": [int(row % 50 > 25) for row in range(300)],
+    }
+    data = api.prepare(
+        rows, tmp_path / "data", user=None, item=None, label="label", context_features=["age", "job"], progress=False
+    )
     model = api.train("logistic_regression", data, tmp_path / "run", progress=False)
     found = model.predict({"age": [20, 69], "job": ["j0", "j1"]}, kind="rows")
     assert found[0]["probability"] < 0.5 < found[1]["probability"]
@@ -329,9 +348,15 @@ def test_answers_for_all_users_may_be_a_folder_of_shards(model: api.Model, tmp_p
 @pytest.mark.filterwarnings("ignore:ease gives scores", "ignore:not read")
 def test_rows_keep_their_index_and_the_types_of_their_columns(model: api.Model) -> None:
     large = 2**53 + 1  # beside a missing value, pandas would make it a fraction, and so another number
-    rows = events()[["customer", "film"]].iloc[[9, 3, 5]].assign(
-        order=pd.array([large, None, 7], dtype="Int64"), price=[Decimal("0.10")] * 3,
-        kind=pd.Categorical(["x", "y", "x"]))  # fmt: skip
+    rows = (
+        events()[["customer", "film"]]
+        .iloc[[9, 3, 5]]
+        .assign(
+            order=pd.array([large, None, 7], dtype="Int64"),
+            price=[Decimal("0.10")] * 3,
+            kind=pd.Categorical(["x", "y", "x"]),
+        )
+    )
     scored = model.predict(rows)
     pd.testing.assert_frame_equal(scored.drop(columns="score"), rows)
     assert scored["score"].tolist() == model.predict(rows, kind="dict")["score"]

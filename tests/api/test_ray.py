@@ -18,9 +18,17 @@ from recspec.feature_spec import FeatureSpec
 from tests import made_up
 
 SETTINGS: dict[str, object] = {
-    "embedding_dim": 4, "bottom": [8, 4], "top": [8], "dropout": 0.0, "train.epochs": 3, "train.batch_size": 333,
-    "train.tensorboard": False, "train.precision": "fp32", "train.log_every": 1, "train.checkpoint_minutes": 0,
-}  # fmt: skip
+    "embedding_dim": 4,
+    "bottom": [8, 4],
+    "top": [8],
+    "dropout": 0.0,
+    "train.epochs": 3,
+    "train.batch_size": 333,
+    "train.tensorboard": False,
+    "train.precision": "fp32",
+    "train.log_every": 1,
+    "train.checkpoint_minutes": 0,
+}
 
 
 @pytest.fixture(scope="module")

@@ -65,8 +65,15 @@ def test_a_search_finds_a_model_and_goes_on(data: api.Data, tmp_path: Path) -> N
     pytest.importorskip("optuna")
     seen: list[int] = []
     space = {"settings.l2": [1, 100]}
-    first = api.tune("ease", data, tmp_path / "search", trials=1, space=space, only=True,
-                     progress=lambda trial, _: seen.append(trial))  # fmt: skip
+    first = api.tune(
+        "ease",
+        data,
+        tmp_path / "search",
+        trials=1,
+        space=space,
+        only=True,
+        progress=lambda trial, _: seen.append(trial),
+    )
     assert set(seen) == {0}
     found = api.tune("ease", data, tmp_path / "search", trials=2, space=space, only=True, progress=False)
     assert len(first.found.trials) == 1

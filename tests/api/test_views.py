@@ -60,8 +60,11 @@ def test_a_text_view_has_columns_and_a_long_one_says_how_much_is_left_out() -> N
 
 def test_names_of_columns_and_titles_of_a_dataset_are_escaped(tmp_path: Path) -> None:
     name = "<img src=x onerror=alert(1)>"
-    frame = {"user_id": [f"u{row % 9}" for row in range(90)], "item_id": [row % 10 for row in range(90)],
-             name: [f"<b>{row % 3}" for row in range(90)]}  # fmt: skip
+    frame = {
+        "user_id": [f"u{row % 9}" for row in range(90)],
+        "item_id": [row % 10 for row in range(90)],
+        name: [f"<b>{row % 3}" for row in range(90)],
+    }
     data = api.prepare(frame, tmp_path / "<i>data", context_features=[name], progress=False)
     for view in (data, data.describe()):
         page = Tags(view._repr_html_())
@@ -73,8 +76,14 @@ def test_names_of_columns_and_titles_of_a_dataset_are_escaped(tmp_path: Path) ->
 def test_models_evaluations_plans_and_listings_have_views(data: api.Data, model: api.Model) -> None:
     result = model.evaluate(data, protocol="full", bootstrap=20, slice="activity", against=model, progress=False)
     planned = api.train("ease", data, "nowhere", plan=True)
-    views = {"Model: ease in ": model, "EvaluationResult of ease on test": result, "plan of ease": model.plan,
-             "models": api.models(), "datasets": api.datasets(), "1 run in": api.runs(model.path)}  # fmt: skip
+    views = {
+        "Model: ease in ": model,
+        "EvaluationResult of ease on test": result,
+        "plan of ease": model.plan,
+        "models": api.models(),
+        "datasets": api.datasets(),
+        "1 run in": api.runs(model.path),
+    }
     for begins, view in views.items():
         assert repr(view).startswith(begins), begins
         assert set(Tags(view._repr_html_()).tags) <= ALLOWED

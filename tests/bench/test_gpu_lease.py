@@ -65,8 +65,13 @@ def test_published_figures_and_sizes_are_those_of_one_a100(modules: SimpleNamesp
     assert sum(modules.subjects.CRITEO_T15) == 32_709_138
     batches = {name: subjects[name].batch for name in published}
     assert batches == {
-        "neumf": 1 << 20, "wide_deep": 131072, "dlrm": 65536, "sim": 131072, "dcnv2": 65536, "mult_vae": 24576
-    }  # fmt: skip
+        "neumf": 1 << 20,
+        "wide_deep": 131072,
+        "dlrm": 65536,
+        "sim": 131072,
+        "dcnv2": 65536,
+        "mult_vae": 24576,
+    }
 
 
 @pytest.mark.parametrize(
@@ -198,8 +203,9 @@ def test_a_late_task_ends_its_own_process_alone(modules: SimpleNamespace, tmp_pa
     assert process.kills == 1
     assert lease.found == {"task of hangs": {"error": "ended after 30 s on the device"}}
     assert [(each.name, each.done, each.restarts) for each in lease.workers] == [
-        ("works", set(), 0), ("hangs", {"task of hangs"}, 1)
-    ]  # fmt: skip
+        ("works", set(), 0),
+        ("hangs", {"task of hangs"}, 1),
+    ]
     line = json.loads((tmp_path / "lines.jsonl").read_text())
     assert line["task"] == "task of hangs"
 

@@ -61,8 +61,14 @@ def test_a_profile_shares_out_the_whole_step(rows: FeatureSpec, tmp_path: Path) 
         assert sum(line["ms"] for line in found[table]) == pytest.approx(found["ms_per_step"], abs=0.01)
     groups = {line["what"]: line["share"] for line in found["operations"]}
     assert groups.keys() == {
-        "matrix products", "rows of tables", "elementwise", "copies", "loader", "optimizer", OVERHEAD
-    }  # fmt: skip
+        "matrix products",
+        "rows of tables",
+        "elementwise",
+        "copies",
+        "loader",
+        "optimizer",
+        OVERHEAD,
+    }
     assert all(share >= 0 for share in groups.values())
     calls = {line["what"]: line["calls"] for line in found["largest"]}
     assert calls.get("aten::mm", 0) + calls.get("aten::addmm", 0) >= 4  # the layers, forward and backward

@@ -119,8 +119,15 @@ def test_values_that_differ_from_run_to_run_are_left_out(same: ModuleType) -> No
 def test_every_kind_of_difference_is_named(same: ModuleType) -> None:
     weights = np.arange(4, dtype=np.float32)
     a = {"same": 1, "number": 1, "type": 1, "gone": 0, "weights": weights, "shape": weights, "equal": weights}
-    b = {"same": 1, "number": 2, "type": 1.0, "weights": weights + np.array([0, 0, 0.5, 0], np.float32),
-         "shape": weights[:3], "equal": weights.copy(), "new": 0}  # fmt: skip
+    b = {
+        "same": 1,
+        "number": 2,
+        "type": 1.0,
+        "weights": weights + np.array([0, 0, 0.5, 0], np.float32),
+        "shape": weights[:3],
+        "equal": weights.copy(),
+        "new": 0,
+    }
     assert dict(same.differences(a, b)) == {
         "number": "1 / 2",
         "type": "1 / 1.0",

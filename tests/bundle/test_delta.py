@@ -88,9 +88,23 @@ def test_a_delta_of_another_bundle_is_refused(tmp_path: Path, pair: tuple[Path, 
     [
         (lambda _, h: h.update(format=2), "delta format 2; this recspec reads 1"),
         (lambda _, h: h.update(files=["x"]), "its header names no files"),
-        *((lambda _, h, name=name: h["files"].update({name: "same"}), "which no manifest covers; a delta holds")
-          for name in ("../evil", "/tmp/evil", "export/model.onnx", "run.json", "report.html", "evaluations/a.json",
-                       "manifest.json", ".hidden", "below/.hidden/x", "a/../export/model.onnx", "./export/x", "a//x")),
+        *(
+            (lambda _, h, name=name: h["files"].update({name: "same"}), "which no manifest covers; a delta holds")
+            for name in (
+                "../evil",
+                "/tmp/evil",
+                "export/model.onnx",
+                "run.json",
+                "report.html",
+                "evaluations/a.json",
+                "manifest.json",
+                ".hidden",
+                "below/.hidden/x",
+                "a/../export/model.onnx",
+                "./export/x",
+                "a//x",
+            )
+        ),
         (lambda _, h: h["files"].update({"evil": "whole"}), "damaged: .*whole/evil"),
         (lambda _, h: h["files"].update(kept=7), "neither same, whole nor tensors"),
         (lambda _, h: h["files"].pop("other"), "its files are not as they were written"),
@@ -104,7 +118,7 @@ def test_a_delta_of_another_bundle_is_refused(tmp_path: Path, pair: tuple[Path, 
         (lambda t, _: t["rows/weights.safetensors/table"].fill_(0), "its files are not as they were written"),
         (lambda t, _: t.update(manifest=torch.zeros(2, dtype=torch.uint8)), "manifest.json"),
     ],
-)  # fmt: skip
+)
 def test_a_forged_delta_under_a_right_digest_is_refused(
     tmp_path: Path, pair: tuple[Path, Path], change: object, message: str
 ) -> None:

@@ -105,8 +105,11 @@ def test_a_run_that_broke_off_and_went_on_keeps_the_time_of_its_start(data: Feat
 def test_a_damaged_record_is_one_message(tmp_path: Path) -> None:
     assert run_record.read(tmp_path) is None
     file = tmp_path / "run.json"
-    for text, what in (("{", "damaged"), ('{"format": 7}', "format 7; this recspec reads 1"),
-                       ('{"format": 1, "kind": "odd"}', "2 problems")):  # fmt: skip
+    for text, what in (
+        ("{", "damaged"),
+        ('{"format": 7}', "format 7; this recspec reads 1"),
+        ('{"format": 1, "kind": "odd"}', "2 problems"),
+    ):
         file.write_text(text)
         with pytest.raises(BundleError, match=what) as caught:
             run_record.read(tmp_path)

@@ -190,7 +190,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], list[str]]] = {
         lambda f: (worked_example(f) / "test_data.csv").write_text(""),
         ["test", "no row"],
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", BROKEN)
@@ -248,8 +248,16 @@ def test_a_label_that_is_none_is_told_alike_by_check_training_and_evaluation(run
 
 def test_the_start_says_what_is_frozen_capped_and_not_divided(run: Cli, tmp_path: Path) -> None:
     folder = worked_example(tmp_path / "data")
-    settings = ["embedding_dim=4", "bottom=[4]", "top=[4]", "epochs=1", "frozen=[embeddings, bottom]",
-                "max_table_size=100", "shard_embeddings=always", "interaction=dot"]  # fmt: skip
+    settings = [
+        "embedding_dim=4",
+        "bottom=[4]",
+        "top=[4]",
+        "epochs=1",
+        "frozen=[embeddings, bottom]",
+        "max_table_size=100",
+        "shard_embeddings=always",
+        "interaction=dot",
+    ]
     options = [part for each in settings for part in ("--set", each)]
     status, _, said = run("train", "dlrm", folder, tmp_path / "run", *options)
     assert status == 0, said
@@ -266,8 +274,22 @@ def test_the_start_says_what_is_frozen_capped_and_not_divided(run: Cli, tmp_path
 
 def test_training_begins_with_what_matters_and_tells_the_rest_where_it_is_asked_to(run: Cli, tmp_path: Path) -> None:
     folder = worked_example(tmp_path / "data")
-    options = ["--set", "epochs=2", "--set", "factors=4", "--set", "layers=[8,4]", "--set", "negatives=2",
-               "--set", "precision=fp32", "--set", "train.threads=1", "--device", "cpu"]  # fmt: skip
+    options = [
+        "--set",
+        "epochs=2",
+        "--set",
+        "factors=4",
+        "--set",
+        "layers=[8,4]",
+        "--set",
+        "negatives=2",
+        "--set",
+        "precision=fp32",
+        "--set",
+        "train.threads=1",
+        "--device",
+        "cpu",
+    ]
     status, _, said = run("train", "neumf", folder, tmp_path / "run", *options)
     assert status == 0, said
     lines = said.splitlines()
@@ -291,8 +313,18 @@ def test_training_begins_with_what_matters_and_tells_the_rest_where_it_is_asked_
 
 
 def test_an_open_ended_run_shows_no_length_and_says_why_it_stopped(run: Cli, data: FeatureSpec, tmp_path: Path) -> None:
-    options = ["--set", "factors=4", "--set", "layers=[8,4]", "--set", "learning_rate=0.3", "--set", "patience=1",
-               "--set", "train.batch_size=4000"]  # fmt: skip
+    options = [
+        "--set",
+        "factors=4",
+        "--set",
+        "layers=[8,4]",
+        "--set",
+        "learning_rate=0.3",
+        "--set",
+        "patience=1",
+        "--set",
+        "train.batch_size=4000",
+    ]
     status, _, said = run("train", "neumf", data.folder, tmp_path / "run", *options)
     assert status == 0, said
     assert "; epochs until valid no longer improves, 1000 at most; valid full/ndcg@10 is measured" in said
@@ -306,8 +338,22 @@ def test_an_open_ended_run_shows_no_length_and_says_why_it_stopped(run: Cli, dat
 
 def test_a_plan_is_shown_without_training(run: Cli, tmp_path: Path) -> None:
     folder, made = worked_example(tmp_path / "data"), tmp_path / "run"
-    options = ["--set", "factors=4", "--set", "layers=[8,4]", "--set", "negatives=2", "--set", "precision=fp32",
-               "--set", "train.threads=1", "--set", "epochs=10", "--device", "cpu"]  # fmt: skip
+    options = [
+        "--set",
+        "factors=4",
+        "--set",
+        "layers=[8,4]",
+        "--set",
+        "negatives=2",
+        "--set",
+        "precision=fp32",
+        "--set",
+        "train.threads=1",
+        "--set",
+        "epochs=10",
+        "--device",
+        "cpu",
+    ]
     status, printed, said = run("train", "neumf", folder, made, *options, "--plan", "--json")
     assert status == 0, said
     plan = json.loads(printed)
@@ -450,8 +496,24 @@ def test_from_raw_files_to_recommendations(run: Cli, tmp_path: Path) -> None:
     assert {"hit_rate@5", "hit_rate@2"} <= set(json.loads(printed)["metrics"]["sampled"])
     assert "hit_rate@10" not in json.loads(printed)["metrics"]["sampled"]
 
-    asked = ("--protocol", "full", "--slice", "activity", "--slice", "popularity", "--bootstrap", "50",
-             "--cold", "drop", "--known", "train", "--repeats", "keep", "--against", trained)  # fmt: skip
+    asked = (
+        "--protocol",
+        "full",
+        "--slice",
+        "activity",
+        "--slice",
+        "popularity",
+        "--bootstrap",
+        "50",
+        "--cold",
+        "drop",
+        "--known",
+        "train",
+        "--repeats",
+        "keep",
+        "--against",
+        trained,
+    )
     status, printed, said = run("evaluate", trained, made, *asked, "--json")
     assert status == 0, said
     found = json.loads(printed)
@@ -620,8 +682,19 @@ def bundle_folder(tmp_path_factory: pytest.TempPathFactory, data: FeatureSpec) -
 
 
 def test_serve_tells_where_and_ends_when_it_is_asked_to(bundle_folder: Path) -> None:
-    command = [sys.executable, "-m", "recspec", "serve", str(bundle_folder), f"second={bundle_folder}", "--json",
-               "--http-port", "0", "--grpc-port", "0"]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "recspec",
+        "serve",
+        str(bundle_folder),
+        f"second={bundle_folder}",
+        "--json",
+        "--http-port",
+        "0",
+        "--grpc-port",
+        "0",
+    ]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, **pipes) as served:
         assert served.stdout is not None

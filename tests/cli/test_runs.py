@@ -25,8 +25,11 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> FeatureSpec:
 
 
 def test_each_next_command_does_what_it_says_from_train_to_runs(
-    run: Cli, data: FeatureSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
-) -> None:  # fmt: skip
+    run: Cli,  # noqa: F811
+    data: FeatureSpec,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     place = tmp_path / "my run"
     status, _, said = run("train", "popularity", data.folder, place)
     assert status == 0, said
@@ -55,8 +58,10 @@ def test_each_next_command_does_what_it_says_from_train_to_runs(
 
 
 def test_what_is_wrong_in_a_folder_is_told_after_the_table(
-    run: Cli, data: FeatureSpec, tmp_path: Path  # noqa: F811
-) -> None:  # fmt: skip
+    run: Cli,  # noqa: F811
+    data: FeatureSpec,
+    tmp_path: Path,
+) -> None:
     assert run("runs", tmp_path)[:2] == (0, f"no run in {tmp_path}\n")
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "run.json").write_text("[" * 100_000)

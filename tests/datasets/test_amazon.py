@@ -160,9 +160,12 @@ def test_the_latest_events_are_kept(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("settings", "targets"),
-    [({"min_history": 2}, ["pen", "cup"]), ({"prefixes": "last"}, ["cup", "hat"]),
-     ({"min_history": 0}, ["cup", "bag", "pen", "cup", "pen", "hat", "mug"])],
-)  # fmt: skip
+    [
+        ({"min_history": 2}, ["pen", "cup"]),
+        ({"prefixes": "last"}, ["cup", "hat"]),
+        ({"min_history": 0}, ["cup", "bag", "pen", "cup", "pen", "hat", "mug"]),
+    ],
+)
 def test_which_prefixes_are_rows(settings: dict[str, object], targets: list[str], tmp_path: Path) -> None:
     rows = raw_rows(by_hand(tmp_path, **settings).spec, "train")
     assert [row["item_id"] for row in rows[::2]] == targets
@@ -173,15 +176,17 @@ def test_the_category_is_the_last_of_the_first_path(tmp_path: Path) -> None:
     items = pq.read_table(tmp_path / "out" / "items.parquet").to_pylist()
     encoders = Encoders.load(tmp_path / "out")
     names = encoders.vocabularies["item_id"].values.to_pylist()
-    assert {name: (item["category_text"], item["brand_text"], item["title"]) for name, item in
-            zip(names, items, strict=True)} == {
+    assert {
+        name: (item["category_text"], item["brand_text"], item["title"])
+        for name, item in zip(names, items, strict=True)
+    } == {
         "axe": ("no_category", "no_brand", None),
         "bag": ("no_category", "no_brand", None),
         "cup": ("Home", "no_brand", None),
         "hat": ("Hats", "no_brand", None),
         "mug": ("no_category", "no_brand", None),
         "pen": ("Pens", "Bic", "Pen, it's"),
-    }  # fmt: skip
+    }
     assert encoders.vocabularies["category"].values.to_pylist() == ["Hats", "Home", "Pens", "no_category"]
     row = raw_rows(result.spec, "test")[0]
     assert row["history_category"] == ["Home", "no_category", "Pens", "Home"]
@@ -315,13 +320,23 @@ def test_by_default_no_negative_is_what_the_user_reviewed(tmp_path: Path) -> Non
 
 
 def test_a_split_by_time_knows_nothing_of_the_future(tmp_path: Path) -> None:
-    early = [(user, item, START + 10 * place + number) for number, user in enumerate("abc")
-             for place, item in enumerate(["pen", "cup", "hat"])]  # fmt: skip
+    early = [
+        (user, item, START + 10 * place + number)
+        for number, user in enumerate("abc")
+        for place, item in enumerate(["pen", "cup", "hat"])
+    ]
     late = [("a", "new", START + 1000), ("a", "cup", START + 1001), ("b", "hat", START + 1002)]
     write_reviews(tmp_path / "raw" / "reviews_T.json", [*early, *late])
     write_meta(tmp_path / "raw" / "meta_T.json", [{"asin": "new", "categories": [["Future"]]}])
-    result = prepare(tmp_path / "raw", tmp_path / "out", min_reviews=2, split="time", valid_share=0,
-                     test_share=0.25, reject_seen=False)  # fmt: skip
+    result = prepare(
+        tmp_path / "raw",
+        tmp_path / "out",
+        min_reviews=2,
+        split="time",
+        valid_share=0,
+        test_share=0.25,
+        reject_seen=False,
+    )
     spec = result.spec
     vocabularies = Encoders.load(spec.folder).vocabularies
     assert vocabularies["item_id"].values.to_pylist() == ["cup", "hat", "pen"]
@@ -347,7 +362,7 @@ PRODUCTS = [
     {"main_category": "Home", "title": "Cup", "categories": [], "parent_asin": "cup"},
     {"main_category": None, "categories": [], "parent_asin": "bag"},
     {"main_category": "Fashion", "categories": ["Wear", "Hats"], "parent_asin": "hat"},
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(
@@ -460,8 +475,11 @@ GOOD = '{"reviewerID": "ann", "asin": "pen", "unixReviewTime": 1300000000}\n'
 
 
 def test_malformed_reviews_are_named_by_line(tmp_path: Path) -> None:
-    raw = with_reviews(tmp_path, GOOD + '\n{"reviewerID": "ann", "unixReviewTime": 1}\n{"reviewerID": "ann"\n'
-                       '{"reviewerID": "b", "asin": "c", "unixReviewTime": "noon"}\n')  # fmt: skip
+    raw = with_reviews(
+        tmp_path,
+        GOOD + '\n{"reviewerID": "ann", "unixReviewTime": 1}\n{"reviewerID": "ann"\n'
+        '{"reviewerID": "b", "asin": "c", "unixReviewTime": "noon"}\n',
+    )
     with pytest.raises(DataError) as caught:
         prepare(raw, tmp_path / "out", min_reviews=1)
     assert "reviews_A.json: 3 problems" in str(caught.value)
@@ -558,7 +576,7 @@ def test_texts_in_literals_come_out_as_they_are(line: str, title: str, tmp_path:
         ({"prebatch": 8}, "'prebatch' say how records are written; set format=tfrecord too"),
         ({"split": "time", "valid": False}, "with split=time set valid_share=0"),
     ],
-)  # fmt: skip
+)
 def test_settings_that_contradict_each_other_are_refused(settings: dict[str, object], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         Settings.model_validate(settings)
@@ -601,16 +619,38 @@ def test_records_hold_the_rows_left_padded_under_the_published_names(hand: Featu
     spec = by_hand(tmp_path, name="records", format="tfrecord", train_files=3, test_files=1).spec
     check(spec)
     assert [path.name for path in sorted((tmp_path / "records" / "train").iterdir())] == [
-        "part_0.tfrecord", "part_1.tfrecord", "part_2.tfrecord",
-    ]  # fmt: skip
+        "part_0.tfrecord",
+        "part_1.tfrecord",
+        "part_2.tfrecord",
+    ]
     index = tfrecord.Index.of(tmp_path / "records" / "test" / "part_0.tfrecord")
-    names = ["label", "user_feat_0", "item_feat_0_trgt", "item_feat_1_trgt", "item_feat_0_pos", "item_feat_1_pos",
-             "item_feat_0_neg", "item_feat_1_neg"]  # fmt: skip
+    names = [
+        "label",
+        "user_feat_0",
+        "item_feat_0_trgt",
+        "item_feat_1_trgt",
+        "item_feat_0_pos",
+        "item_feat_1_pos",
+        "item_feat_0_neg",
+        "item_feat_1_neg",
+    ]
     held = index.read(0, len(index), names)
     assert len(index) == 4
     first = rows_of(hand, "test")[0]
-    for name, source in zip(names, ["label", "user_id", "item_id", "category", "history_item_id", "history_category",
-                                    "negative_history_item_id", "negative_history_category"], strict=True):  # fmt: skip
+    for name, source in zip(
+        names,
+        [
+            "label",
+            "user_id",
+            "item_id",
+            "category",
+            "history_item_id",
+            "history_category",
+            "negative_history_item_id",
+            "negative_history_category",
+        ],
+        strict=True,
+    ):
         value = first[source]
         expected = [0] * (100 - len(value)) + value if isinstance(value, list) else [int(value)]
         assert held[name].values[held[name].offsets[0] : held[name].offsets[1]].tolist() == expected, name
@@ -651,8 +691,14 @@ def published(folder: Path, **settings: object) -> Path:
 def test_records_of_the_reference_are_read_as_they_were_meant(prebatch: int, hand: FeatureSpec, tmp_path: Path) -> None:
     raw = published(tmp_path, prebatch=prebatch, train_files=2)
     train = {path.name for path in (raw / "train").iterdir()}
-    assert train == {0: {"part_0.tfrecord", "part_1.tfrecord"}, 100: {"remainder.tfrecord"},
-                     3: {"part_0.tfrecord", "part_1.tfrecord", "remainder.tfrecord"}}[prebatch]  # fmt: skip
+    assert (
+        train
+        == {
+            0: {"part_0.tfrecord", "part_1.tfrecord"},
+            100: {"remainder.tfrecord"},
+            3: {"part_0.tfrecord", "part_1.tfrecord", "remainder.tfrecord"},
+        }[prebatch]
+    )
     result = prepare(raw, tmp_path / "read")
     spec = result.spec
     check(spec)
@@ -730,9 +776,11 @@ def test_an_empty_history_is_all_padding() -> None:
 
 @pytest.mark.parametrize(
     ("name", "reviews", "users", "items"),
-    [("amazon-musical-instruments", 10_261, 1_429, 900),
-     pytest.param("amazon-beauty", 198_502, 22_363, 12_101, marks=pytest.mark.slow)],
-)  # fmt: skip
+    [
+        ("amazon-musical-instruments", 10_261, 1_429, 900),
+        pytest.param("amazon-beauty", 198_502, 22_363, 12_101, marks=pytest.mark.slow),
+    ],
+)
 def test_real_categories_have_the_published_sizes(
     name: str, reviews: int, users: int, items: int, tmp_path: Path, real_data: Callable[[str], Path]
 ) -> None:

@@ -43,8 +43,13 @@ ROWS = """\
 """
 """Two integers and two categories. Train is the first six rows with the shares below."""
 SMALL: Mapping[str, object] = {
-    "num_numerical": 2, "num_categorical": 2, "min_count": 1, "shuffle": False, "valid": 0.2, "test": 0.2,
-}  # fmt: skip
+    "num_numerical": 2,
+    "num_categorical": 2,
+    "min_count": 1,
+    "shuffle": False,
+    "valid": 0.2,
+    "test": 0.2,
+}
 
 
 def write(path: Path, text: str = ROWS) -> Path:
@@ -91,12 +96,19 @@ def test_a_small_file_worked_by_hand(tmp_path: Path) -> None:
     assert column(spec, "train", "I1") == pytest.approx([math.log(4), 0, 0, 0, math.log(10), math.log(4)])
     assert column(spec, "train", "I2") == pytest.approx([0, math.log(8), math.log(3), math.log(5), 0, math.log(4)])
     assert spec.metadata["summary"] == {
-        "rows": {"train": 6, "valid": 2, "test": 2}, "left_out": 0, "positives": 5, "numbers_without_logarithm": 2,
+        "rows": {"train": 6, "valid": 2, "test": 2},
+        "left_out": 0,
+        "positives": 5,
+        "numbers_without_logarithm": 2,
         "changed": ["2 numbers of -3 or less have no ln(x + 3), so they count as missing"],
-    }  # fmt: skip
+    }
     assert {name: feature.dtype for name, feature in spec.features.items()} == {
-        "I1": "float32", "I2": "float32", "C1": "int8", "C2": "int8", "label": "bool",
-    }  # fmt: skip
+        "I1": "float32",
+        "I2": "float32",
+        "C1": "int8",
+        "C2": "int8",
+        "label": "bool",
+    }
     assert spec.role("context") == ("I1", "I2", "C1", "C2")
 
 
@@ -180,8 +192,10 @@ def test_shares_and_counts_keep_the_order_of_time(tmp_path: Path) -> None:
             PrepareContext(raw, tmp_path / name, threads=1), criteo.Settings.model_validate({**given, **settings})
         )
         assert [column(made.spec, split, "label") for split in ("train", "valid", "test")] == [
-            [1, 0, 0, 1, 0, 1], [0, 1], [0, 1],
-        ]  # fmt: skip
+            [1, 0, 0, 1, 0, 1],
+            [0, 1],
+            [0, 1],
+        ]
 
 
 def test_rows_beyond_those_asked_for_are_left_out(tmp_path: Path) -> None:
@@ -325,11 +339,13 @@ def test_columns_of_small_vocabularies_are_joined_at_once() -> None:
 
 
 def test_rows_may_have_numbers_or_categories_alone(tmp_path: Path) -> None:
-    spec = prepare(write(tmp_path / "a", "1\t2\n0\t3\n"), tmp_path / "1", num_numerical=1, num_categorical=0, valid=0,
-                   test=0)  # fmt: skip
+    spec = prepare(
+        write(tmp_path / "a", "1\t2\n0\t3\n"), tmp_path / "1", num_numerical=1, num_categorical=0, valid=0, test=0
+    )
     assert spec.role("context") == ("I1",)
-    spec = prepare(write(tmp_path / "b", "1\tx\n0\t\n"), tmp_path / "2", num_numerical=0, num_categorical=1, valid=0,
-                   test=0)  # fmt: skip
+    spec = prepare(
+        write(tmp_path / "b", "1\tx\n0\t\n"), tmp_path / "2", num_numerical=0, num_categorical=1, valid=0, test=0
+    )
     assert column(spec, "train", "C1") == [1, 0]
 
 
@@ -554,7 +570,7 @@ def _is_fresh(folder: Path) -> FeatureSpec:
             ),
         ),
     ],
-)  # fmt: skip
+)
 def test_malformed_files_are_told(text: str, message: str, tmp_path: Path) -> None:
     raw = write(tmp_path / "train.txt", text)
     with pytest.raises(DataError, match=message) as caught:
@@ -690,12 +706,22 @@ def test_spark_prepares_the_same_rows_of_days(tmp_path: Path, monkeypatch: pytes
     if shutil.which("java") is None:
         pytest.skip("Spark needs a command `java`")
     made_up_criteo.write_days(tmp_path / "raw", [900, 700], suffix=".gz")
-    settings = {"num_numerical": 13, "num_categorical": 26, "min_count": 3, "buckets": True, "scale": True,
-                "shuffle": True}  # fmt: skip
+    settings = {
+        "num_numerical": 13,
+        "num_categorical": 26,
+        "min_count": 3,
+        "buckets": True,
+        "scale": True,
+        "shuffle": True,
+    }
     prepare(tmp_path / "raw", tmp_path / "duckdb", **settings)
     with pytest.raises(Stop):
-        prepare(tmp_path / "raw", tmp_path / "spark", run={"engine": "spark", "threads": 2,
-                "progress": stop_at("finding ids")}, **settings)  # fmt: skip
+        prepare(
+            tmp_path / "raw",
+            tmp_path / "spark",
+            run={"engine": "spark", "threads": 2, "progress": stop_at("finding ids")},
+            **settings,
+        )
     monkeypatch.setenv("SPARK_MASTER", "local[2]")  # as on a cluster, whose settings are left alone
     monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
     prepare(tmp_path / "raw", tmp_path / "spark", run={"engine": "spark"}, **settings)

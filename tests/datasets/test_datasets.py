@@ -258,8 +258,9 @@ def test_the_same_elsewhere_is_the_same_byte_for_byte(
 def test_other_settings_are_refused_and_change_nothing(made: Made) -> None:
     before = bytes_of(made.out)
     name, value = next(iter(made.case.other.items()))
-    with pytest.raises(DataError, match=f"pass --force to replace it, or name another place: settings: {name} was .*, "
-                       f"now {value}"):  # fmt: skip
+    with pytest.raises(
+        DataError, match=f"pass --force to replace it, or name another place: settings: {name} was .*, now {value}"
+    ):
         run(made.case, made.raw, made.out, settings=made.case.other)
     assert bytes_of(made.out) == before
 
@@ -285,8 +286,11 @@ def test_preparing_does_not_load_torch() -> None:
 
 @pytest.mark.parametrize("dataset", ["movielens", "outbrain", "adult"])
 def test_a_zip_that_takes_far_more_space_unpacked_is_refused(dataset: str, tmp_path: Path) -> None:
-    names = {"movielens": ["ratings.csv", "movies.csv"], "adult": ["adult.data", "adult.test"],
-             "outbrain": [f"{name}.csv" for name in outbrain.TABLES]}[dataset]  # fmt: skip
+    names = {
+        "movielens": ["ratings.csv", "movies.csv"],
+        "adult": ["adult.data", "adult.test"],
+        "outbrain": [f"{name}.csv" for name in outbrain.TABLES],
+    }[dataset]
     with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         for name in names:
             archive.writestr(name, b"0" * 10)

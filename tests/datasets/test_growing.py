@@ -303,11 +303,17 @@ def test_a_folder_is_no_file_of_events(tmp_path: Path, shop: FeatureSpec) -> Non
 def catalogue_of_items() -> pa.Table:
     """Items of the shop, with features of every kind and columns that are only shown."""
     names = [f"i{number:02d}" for number in range(24)]
-    return pa.table({
-        "item_id": names, "name": [f"Thing {name}" for name in names], "sort": ["abc"[n % 3] for n in range(24)],
-        "price in EUR": [n + 0.25 for n in range(24)], "makers": ["Ann|Bob" if n % 2 else "Cy" for n in range(24)],
-        "year": [2000 + n for n in range(24)], "in print": [True, False] * 12,
-    })  # fmt: skip
+    return pa.table(
+        {
+            "item_id": names,
+            "name": [f"Thing {name}" for name in names],
+            "sort": ["abc"[n % 3] for n in range(24)],
+            "price in EUR": [n + 0.25 for n in range(24)],
+            "makers": ["Ann|Bob" if n % 2 else "Cy" for n in range(24)],
+            "year": [2000 + n for n in range(24)],
+            "in print": [True, False] * 12,
+        }
+    )
 
 
 def with_items_file(folder: Path, *, in_lists: bool, **settings: object) -> FeatureSpec:
@@ -370,8 +376,10 @@ def test_a_feature_of_another_name_than_its_column_is_shown_from_its_own_column(
     pq.write_table(items, folder / "items.parquet")
     base = prepared(folder, shop_events()[0], items="items.parquet", item_features=["hour"])
     (tmp_path / "grown").mkdir()
-    events = written(tmp_path / "new.csv", events_that_describe(shop_events()[1]).append_column(
-        "hour_item", pa.array(["late"] * len(shop_events()[1]))))  # fmt: skip
+    events = written(
+        tmp_path / "new.csv",
+        events_that_describe(shop_events()[1]).append_column("hour_item", pa.array(["late"] * len(shop_events()[1]))),
+    )
     found = grow(base, events, tmp_path / "grown")
     assert found.notes == ()
     items = pq.read_table(found.spec.folder / "items.parquet")
@@ -407,8 +415,11 @@ DAYS = {"%d.%m.%Y": "{0:02}.11.2025", "%m/%d/%Y": "11/{0:02}/2025"}
 @pytest.mark.parametrize("form", DAYS)
 def test_times_that_were_read_by_a_format_found_in_them_are_read_by_it_again(form: str, tmp_path: Path) -> None:
     """A file whose few times fit several formats has the dataset's, and a message names it."""
-    rows = [(f"u{user}", f"p{(user + step) % 5}", DAYS[form].format(11 + step + user)) for user in range(6)
-            for step in range(4)]  # fmt: skip
+    rows = [
+        (f"u{user}", f"p{(user + step) % 5}", DAYS[form].format(11 + step + user))
+        for user in range(6)
+        for step in range(4)
+    ]
     events = pa.table({name: list(each) for name, each in zip(COLUMNS_OF_EVENTS, zip(*rows, strict=True), strict=True)})
     base = prepared(tmp_path / "base", events, item_features=())
     assert GrowthRules.load(base).found_time_format == form
@@ -493,16 +504,24 @@ def test_damaged_rules_and_those_of_other_rows_are_refused(tmp_path: Path) -> No
     def with_settings(**changed: object) -> dict[str, object]:
         return {**rules, "settings": {**settings, **changed}}
 
-    for number, (changed, message) in enumerate((
-        ({**rules, "format": 9}, "format 9; this recspec reads 2"),
-        (with_settings(split="never"), r"growth.json: damaged.*split"),
-        (with_settings(encoding="../x"), r"growth.json: damaged.*encoding '../x' is not known"),
-        (with_settings(num_negatives=10**12), "growth.json: other rows than the dataset's, by 'num_negatives'; prep"),
-        (with_settings(train_negatives=10**12), "growth.json: other rows than the dataset's, by 'train_negatives'; "),
-        (with_settings(history=6), "growth.json: other rows than the dataset's, by 'history'; prepare it again"),
-        ({**rules, "events": 599}, "raw/events.parquet is damaged: expected 599 events; prepare it again"),
-        (with_settings(item_features=[]), "growth.json: other features than the dataset's; prepare it again"),
-    )):  # fmt: skip
+    for number, (changed, message) in enumerate(
+        (
+            ({**rules, "format": 9}, "format 9; this recspec reads 2"),
+            (with_settings(split="never"), r"growth.json: damaged.*split"),
+            (with_settings(encoding="../x"), r"growth.json: damaged.*encoding '../x' is not known"),
+            (
+                with_settings(num_negatives=10**12),
+                "growth.json: other rows than the dataset's, by 'num_negatives'; prep",
+            ),
+            (
+                with_settings(train_negatives=10**12),
+                "growth.json: other rows than the dataset's, by 'train_negatives'; ",
+            ),
+            (with_settings(history=6), "growth.json: other rows than the dataset's, by 'history'; prepare it again"),
+            ({**rules, "events": 599}, "raw/events.parquet is damaged: expected 599 events; prepare it again"),
+            (with_settings(item_features=[]), "growth.json: other features than the dataset's; prepare it again"),
+        )
+    ):
         file.write_text(json.dumps(changed))
         (tmp_path / f"out-{number}").mkdir()
         with pytest.raises(DataError, match=message):
@@ -517,9 +536,27 @@ def test_damaged_rules_and_those_of_other_rows_are_refused(tmp_path: Path) -> No
 
 
 HOSTILE: Sequence[object] = (
-    None, True, -1, 2**64, 10**400, 1e308, "", "..", "../../etc/passwd", "/dev/zero", "a\0b", "\ud800", "x" * 5000,
-    [], [[]], [["a"]], {}, {"train": ["../x"]}, "__row__", "'; DROP TABLE x; --",
-)  # fmt: skip
+    None,
+    True,
+    -1,
+    2**64,
+    10**400,
+    1e308,
+    "",
+    "..",
+    "../../etc/passwd",
+    "/dev/zero",
+    "a\0b",
+    "\ud800",
+    "x" * 5000,
+    [],
+    [[]],
+    [["a"]],
+    {},
+    {"train": ["../x"]},
+    "__row__",
+    "'; DROP TABLE x; --",
+)
 
 
 @pytest.mark.parametrize("name", ["format", "dataset", "found_time_format", "dated", "copies", "events", "settings"])
@@ -531,8 +568,11 @@ def test_rules_with_any_value_are_taken_or_refused_as_an_error_of_the_data(
     names = [*table.Settings.model_fields] if name == "settings" else [name]
     for place, each in enumerate(names):
         for value in HOSTILE if name != "settings" else (HOSTILE[place % len(HOSTILE)], HOSTILE[(7 * place) % 19]):
-            changed = {**rules, "settings": {**rules["settings"], each: value}} if name == "settings" else {
-                **rules, name: value}  # fmt: skip
+            changed = (
+                {**rules, "settings": {**rules["settings"], each: value}}
+                if name == "settings"
+                else {**rules, name: value}
+            )
             (tmp_path / GROWTH_FILE).write_text(json.dumps(changed))
             with suppress(DataError):
                 GrowthRules.load(base)
@@ -605,8 +645,10 @@ def test_rows_that_are_left_out_of_the_file_are_told(tmp_path: Path) -> None:
 
 
 def test_sequences_go_on(tmp_path: Path) -> None:
-    lines = [" ".join(["1" + str(user), *(str(200 + (user + place) % 7) for place in range(3 + user % 3))])
-             for user in range(9)]  # fmt: skip
+    lines = [
+        " ".join(["1" + str(user), *(str(200 + (user + place) % 7) for place in range(3 + user % 3))])
+        for user in range(9)
+    ]
     (tmp_path / "all.txt").write_text("\n".join(lines) + "\n")
     table = DATASETS["table"]
     table.prepare(PrepareContext(tmp_path / "all.txt", tmp_path / "data"), table.Settings(num_negatives=1))
@@ -641,8 +683,13 @@ def test_types_of_events_weigh_and_count_as_seen_in_an_update_too(tmp_path: Path
     found = grow(base, written(tmp_path / "new.csv", some), tmp_path / "grown")
     assert found.counts["events"] == 8  # all but the one of weight 0
     encoders = Encoders.load(found.spec.folder)
-    pairs = {(user, item) for each in (some.slice(1, 1), some.slice(8)) for user, item in zip(
-        *(encoders.vocabularies[name].encode(each.column(name)).tolist() for name in ("user_id", "item_id")),
-        strict=True)}  # fmt: skip
+    pairs = {
+        (user, item)
+        for each in (some.slice(1, 1), some.slice(8))
+        for user, item in zip(
+            *(encoders.vocabularies[name].encode(each.column(name)).tolist() for name in ("user_id", "item_id")),
+            strict=True,
+        )
+    }
     held = pq.read_table(found.spec.folder / "seen.parquet").to_pydict()
     assert pairs <= set(zip(held["user_id"], held["item_id"], strict=True))

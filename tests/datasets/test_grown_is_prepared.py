@@ -54,16 +54,34 @@ KINDS = {
     "given-untimed": Kind({"splits": "half", "history": 3, "timestamp": None}, timed=False),
     "untimed": Kind({"timestamp": None, **HISTORIES}, timed=False),
     "none": Kind({**FEATURES, "split": "none", "history": 4}, late=True),
-    "labelled-share": Kind({**FEATURES, **LABELLED, "split": "share", "context_features": ["hour", "hash"],
-                            "crosses": [["kind", "hash"]], "hashed": {"hash": 9}}, late=True),
+    "labelled-share": Kind(
+        {
+            **FEATURES,
+            **LABELLED,
+            "split": "share",
+            "context_features": ["hour", "hash"],
+            "crosses": [["kind", "hash"]],
+            "hashed": {"hash": 9},
+        },
+        late=True,
+    ),
     "labelled-time": Kind({**FEATURES, **LABELLED, "split": "time", "history": 4, "negative_history": True}),
     "labelled-late": Kind({**FEATURES, **LABELLED, "split": "share", "history": 4, "half_life": "9d"}, late=True),
     "labelled-group": Kind({**FEATURES, **LABELLED, "split": "group", "group": "user_id"}, late=True),
     "labelled-given": Kind({**FEATURES, **LABELLED, "splits": "part"}, late=True),
     "labelled-without-valid": Kind({**FEATURES, **LABELLED, "splits": "half", "timestamp": None}, timed=False),
-    "labelled-without-ids": Kind({**LABELLED, "user": None, "item": None, "split": "share", "group": "town",
-                                  "context_features": ["kind", "price", "hour"]}, late=True),
-}  # fmt: skip
+    "labelled-without-ids": Kind(
+        {
+            **LABELLED,
+            "user": None,
+            "item": None,
+            "split": "share",
+            "group": "town",
+            "context_features": ["kind", "price", "hour"],
+        },
+        late=True,
+    ),
+}
 
 
 def made_up(seed: int) -> pa.Table:
@@ -74,16 +92,23 @@ def made_up(seed: int) -> pa.Table:
     items = (rng.random(NUM_EVENTS) * (3 + places * (ITEMS - 3) / NUM_EVENTS)).astype(int)
     times = 1_600_000_000 + 7_200 * np.sort(rng.integers(0, 80, NUM_EVENTS))  # some at the same time
     towns = [None if rng.random() < 0.1 else f"town {(user + place // 40) % 4}" for place, user in enumerate(users)]
-    return pa.table({
-        "user_id": [f"u{user * 7 % 16:02d}" for user in users], "item_id": [f"i{item * 5 % 11:02d}" for item in items],
-        "timestamp": times, "town": towns, "kind": [f"k{item % 4}" for item in items],
-        "price": [1.37 * item + 0.777 * (place // 30) for place, item in enumerate(items)],  # no mean is a price
-        "maker": [f"m{place % 5}|m{item}" for place, item in enumerate(items)],
-        "hour": times // 3600 % 24 + 0.013 * places, "stars": rng.integers(1, 6, NUM_EVENTS),
-        "part": np.array(["train", "valid", "test"])[rng.choice(3, NUM_EVENTS, p=[0.7, 0.15, 0.15])].tolist(),
-        "half": np.where(rng.random(NUM_EVENTS) < 0.8, "train", "test").tolist(),
-        "clicked": rng.integers(0, 2, NUM_EVENTS), "hash": [f"h{place % 4}" for place in range(NUM_EVENTS)],
-    })  # fmt: skip
+    return pa.table(
+        {
+            "user_id": [f"u{user * 7 % 16:02d}" for user in users],
+            "item_id": [f"i{item * 5 % 11:02d}" for item in items],
+            "timestamp": times,
+            "town": towns,
+            "kind": [f"k{item % 4}" for item in items],
+            "price": [1.37 * item + 0.777 * (place // 30) for place, item in enumerate(items)],  # no mean is a price
+            "maker": [f"m{place % 5}|m{item}" for place, item in enumerate(items)],
+            "hour": times // 3600 % 24 + 0.013 * places,
+            "stars": rng.integers(1, 6, NUM_EVENTS),
+            "part": np.array(["train", "valid", "test"])[rng.choice(3, NUM_EVENTS, p=[0.7, 0.15, 0.15])].tolist(),
+            "half": np.where(rng.random(NUM_EVENTS) < 0.8, "train", "test").tolist(),
+            "clicked": rng.integers(0, 2, NUM_EVENTS),
+            "hash": [f"h{place % 4}" for place in range(NUM_EVENTS)],
+        }
+    )
 
 
 def in_two(events: pa.Table, kind: Kind, seed: int) -> tuple[pa.Table, pa.Table]:
@@ -226,8 +251,13 @@ def test_a_new_item_of_labelled_rows_has_what_the_rows_say_of_it(tmp_path: Path)
     names = sorted(set(events.column("item_id").to_pylist()))
     colours = [("red", "blue")[place % 2] for place in range(len(names))]
     pq.write_table(pa.table({"item_id": names, "colour": colours}), tmp_path / "items.parquet")
-    settings = {**LABELLED, "items": str(tmp_path / "items.parquet"), "item_features": ["colour"], "split": "share",
-                "context_features": ["price", "hour"]}  # fmt: skip
+    settings = {
+        **LABELLED,
+        "items": str(tmp_path / "items.parquet"),
+        "item_features": ["colour"],
+        "split": "share",
+        "context_features": ["price", "hour"],
+    }
     base = prepared(tmp_path / "data", events, settings)
     new = events.slice(0, 30)
     new = new.set_column(new.column_names.index("item_id"), "item_id", pa.array(["new"] * 30))

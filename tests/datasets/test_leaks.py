@@ -56,8 +56,10 @@ def held_out(rows: Sequence[Row], split: str) -> set[Row]:
 
 def parts(rows: Sequence[Row]) -> dict[Row, str]:
     """Ready-made splits: of rows in order of time every eighth is for valid, and every eighth for test."""
-    return {row: {1: "valid", 5: "test"}.get(place % 8, "train")
-            for place, row in enumerate(sorted(rows, key=lambda row: row[2]))}  # fmt: skip
+    return {
+        row: {1: "valid", 5: "test"}.get(place % 8, "train")
+        for place, row in enumerate(sorted(rows, key=lambda row: row[2]))
+    }
 
 
 def with_other_items(rows: Sequence[Row], split: str) -> list[Row]:
@@ -170,8 +172,11 @@ BY_TIME: Mapping[str, Mapping[str, object]] = {
 
 def splitting(dataset: str, split: str) -> dict[str, object]:
     """The settings of a split."""
-    return {"time": {"split": "time", **BY_TIME.get(dataset, {})}, "given": {"splits": "part", "label": None},
-            "group": {"split": "group", "group": "user_id"}}.get(split, {"split": split})  # fmt: skip
+    return {
+        "time": {"split": "time", **BY_TIME.get(dataset, {})},
+        "given": {"splits": "part", "label": None},
+        "group": {"split": "group", "group": "user_id"},
+    }.get(split, {"split": split})
 
 
 @pytest.mark.parametrize(
@@ -194,11 +199,18 @@ def test_train_is_the_same_whatever_the_held_out_items_are(dataset: str, split: 
         ("given", False),
         ("share", True),
         ("labelled-time", False),
-        *(pytest.param(*each, marks=pytest.mark.slow)
-          for each in (("leave_one_out", False), ("given", True), ("time", False), ("time", True),
-                       ("labelled-given", True))),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in (
+                ("leave_one_out", False),
+                ("given", True),
+                ("time", False),
+                ("time", True),
+                ("labelled-given", True),
+            )
+        ),
     ],
-)  # fmt: skip
+)
 def test_an_update_learns_nothing_of_held_out_rows(split: str, late: bool, tmp_path: Path) -> None:
     """New events are the newest third, or any that are not held out before."""
     labelled, split = split == "share" or split.startswith("labelled-"), split.removeprefix("labelled-")
@@ -316,11 +328,14 @@ VALUES: Mapping[str, Case] = {
     "table-labelled-histories": table_with("time", label=True, history=True),
     "table-labelled-group": replace(table_with("group", label=True), spoil=spoil_groups),
     "adult": Case("adult", write_adult, {"num_buckets": 4, "valid": 0.2}, spoil=spoil_adult),
-    "criteo": Case("criteo", write_criteo,
-                   {"num_numerical": 2, "num_categorical": 3, "min_count": 2, "buckets": True, "scale": True},
-                   spoil=spoil_criteo),
+    "criteo": Case(
+        "criteo",
+        write_criteo,
+        {"num_numerical": 2, "num_categorical": 3, "min_count": 2, "buckets": True, "scale": True},
+        spoil=spoil_criteo,
+    ),
     "outbrain": Case("outbrain", lambda folder: made_up_outbrain.write(folder, num_rows=2000), spoil=spoil_outbrain),
-}  # fmt: skip
+}
 WITHOUT = {"synthetic": "reads no file"}
 
 
@@ -375,8 +390,12 @@ def test_the_leak_alone_is_worth_nothing(split: str, tmp_path: Path) -> None:
     spec = prepare("table", write_table(tmp_path / "raw", rows), tmp_path / "out", settings)
     test = columns_of(spec, "test")
     labels = test["label"].astype(np.float64)
-    for scores in (matches(spec, "test"), -matches(spec, "test"), rates(spec, "drift")[test["drift"]],
-                   rates(spec, "last")[test["last"]]):  # fmt: skip
+    for scores in (
+        matches(spec, "test"),
+        -matches(spec, "test"),
+        rates(spec, "drift")[test["drift"]],
+        rates(spec, "last")[test["last"]],
+    ):
         assert metrics.auc(scores, labels) == pytest.approx(0.5, abs=0.05)
 
 

@@ -218,9 +218,12 @@ RealData = Callable[[str], Path]
 
 @pytest.mark.parametrize(
     ("name", "users", "items", "ratings"),
-    [("movielens-100k", 943, 1682, 100_000), ("movielens-latest-small", 610, 9724, 100_836),
-     pytest.param("movielens-1m", 6040, 3706, 1_000_209, marks=pytest.mark.slow)],
-)  # fmt: skip
+    [
+        ("movielens-100k", 943, 1682, 100_000),
+        ("movielens-latest-small", 610, 9724, 100_836),
+        pytest.param("movielens-1m", 6040, 3706, 1_000_209, marks=pytest.mark.slow),
+    ],
+)
 def test_real_movielens_has_the_published_sizes(
     name: str, users: int, items: int, ratings: int, tmp_path: Path, real_data: RealData
 ) -> None:

@@ -94,14 +94,23 @@ TABLES: Mapping[str, list[str]] = {
         "500,9,\\N,2016-06-10 00:00:00",
     ],
     "documents_categories": [
-        "document_id,category_id,confidence_level", "100,1611,0.9", "100,1403,0.1", "200,1611,0.5", "300,1403,0.8",
+        "document_id,category_id,confidence_level",
+        "100,1611,0.9",
+        "100,1403,0.1",
+        "200,1611,0.5",
+        "300,1403,0.8",
     ],
     "documents_topics": [
-        "document_id,topic_id,confidence_level", "100,9,0.3", "100,5,0.3", "100,2,0.1", "100,7,0.6", "200,7,1.0",
+        "document_id,topic_id,confidence_level",
+        "100,9,0.3",
+        "100,5,0.3",
+        "100,2,0.1",
+        "100,7,0.6",
+        "200,7,1.0",
         "999,1,0.5",
     ],
     "documents_entities": ["document_id,entity_id,confidence_level", "100,f9eec25663db4cd8,0.5", "200,0033,0.5"],
-}  # fmt: skip
+}
 
 BY_HAND = {"test": 0, "valid": 0, "folds": 2}
 """Settings under which all of the first eleven days are for train."""
@@ -205,9 +214,11 @@ def test_click_rates_of_train_rows_come_from_the_other_fold(by_hand: FeatureSpec
     train = columns_of(by_hand, "train")
     lower = np.isin(train["group"], FOLDS[0])
     ads = {ad: train["ad_id"] == hashed(str(ad), "ad_id") for ad in (1, 2, 3)}
-    rates = {"ad_id_ctr": {(0, 1): 0, (0, 2): 9 / 12, (1, 1): 1, (1, 2): 0, (1, 3): 0},
-             "advertiser_id_ctr": {(0, 1): 9 / 24, (1, 2): 12 / 24, (1, 3): 0},
-             "campaign_id_ctr": {(0, 1): 3 / 24, (0, 2): 9 / 12, (1, 1): 1, (1, 3): 1}}  # fmt: skip
+    rates = {
+        "ad_id_ctr": {(0, 1): 0, (0, 2): 9 / 12, (1, 1): 1, (1, 2): 0, (1, 3): 0},
+        "advertiser_id_ctr": {(0, 1): 9 / 24, (1, 2): 12 / 24, (1, 3): 0},
+        "campaign_id_ctr": {(0, 1): 3 / 24, (0, 2): 9 / 12, (1, 1): 1, (1, 3): 1},
+    }
     for name, found in rates.items():
         for (fold, ad), rate in found.items():
             chosen = train[name][ads[ad] & (lower == (fold == 0))]
@@ -239,8 +250,11 @@ def test_a_rate_of_too_few_rows_is_zero(tmp_path: Path) -> None:
 def test_days_outside_ten_years_count_as_none_and_unreadable_times_as_missing(tmp_path: Path) -> None:
     times = ["2016-07-01 00:00:00", "1999-01-01 00:00:00", "2016-06-15 04:59:59", "soon"]
     documents = [f"{document},1,1,{time}" for document, time in zip((100, 200, 300, 400), times, strict=True)]
-    spec = prepare(write(tmp_path / "raw", documents_meta=["document_id,source_id,publisher_id,publish_time",
-                   *documents]), tmp_path / "out", **BY_HAND).spec  # fmt: skip
+    spec = prepare(
+        write(tmp_path / "raw", documents_meta=["document_id,source_id,publisher_id,publish_time", *documents]),
+        tmp_path / "out",
+        **BY_HAND,
+    ).spec
     test = columns_of(spec, "test")
     assert test["publish_time_days_since_published"].tolist() == [0.0] * 3
     # ad 2: 10 days and a second; ad 3: the median of train, where ad 1 counts 0 days and ad 2, a second before, 0 too
@@ -350,8 +364,10 @@ def test_a_train_rows_label_changes_no_feature_of_its_own_display(raw: Path, mad
     assert (one["label"][own] != two["label"][own]).any()
     assert not changed_features(one, two, own)
     assert "ad_id_ctr" in changed_features(one, two)  # of rows in other folds
-    leaky = [columns_of(prepare(files, tmp_path / f"leaky {number}", folds=0).spec, "train")
-             for number, files in enumerate((raw, copy))]  # fmt: skip
+    leaky = [
+        columns_of(prepare(files, tmp_path / f"leaky {number}", folds=0).spec, "train")
+        for number, files in enumerate((raw, copy))
+    ]
     assert "ad_id_ctr" in changed_features(*leaky, own)
 
 
@@ -453,8 +469,9 @@ def test_views_at_and_after_the_display_change_nothing_but_the_leak_and_the_sour
     kept = [line for line in lines[1:] if int(line.split(",")[2]) < last.get(line.split(",")[0], 0)]
     assert len(kept) < len(lines) - 1
     (tmp_path / "raw" / "page_views.csv").write_text("\n".join([lines[0], *kept]) + "\n")
-    one, two = (prepare(files, tmp_path / name, page_views=True).spec for files, name in
-                ((raw, "a"), (tmp_path / "raw", "b")))  # fmt: skip
+    one, two = (
+        prepare(files, tmp_path / name, page_views=True).spec for files, name in ((raw, "a"), (tmp_path / "raw", "b"))
+    )
     for split in one.splits:
         changed = changed_features(columns_of(one, split), columns_of(two, split))
         assert changed <= {"is_leak", "traffic_source"}

@@ -54,8 +54,14 @@ def test_without_a_timestamp_the_files_order_counts_and_is_said(tmp_path: Path) 
         prepare_table(tmp_path / "a.csv", tmp_path / "b", timestamp="time")
 
 
-@pytest.mark.parametrize("times", [["2020-01-03", "2020-01-01", "2020-01-02"], ["2020-01-01 10:00:03",
-                         "2020-01-01 10:00:01", "2020-01-01 10:00:02"], ["1.75", "1.25", "1.5"]])  # fmt: skip
+@pytest.mark.parametrize(
+    "times",
+    [
+        ["2020-01-03", "2020-01-01", "2020-01-02"],
+        ["2020-01-01 10:00:03", "2020-01-01 10:00:01", "2020-01-01 10:00:02"],
+        ["1.75", "1.25", "1.5"],
+    ],
+)
 def test_times_may_be_dates_or_fractions(times: list[str], tmp_path: Path) -> None:
     rows = [f"ann,{item},{time}\n" for item, time in zip("xyz", times, strict=True)]
     text = "user_id,item_id,timestamp\n" + "".join(rows) + f"bob,w,{times[0]}\n"
@@ -74,8 +80,16 @@ def test_users_and_items_files_bring_titles_and_features(tmp_path: Path) -> None
     (tmp_path / "items.csv").write_text("sku,name,price,tags\nb,Bread,2.5,food|fresh\na,Axe,30,tool\nq,Quill,1,\n")
     (tmp_path / "users.csv").write_text("who,age\n2,40\n1,20\n")
     text = "who,sku\n1,a\n1,b\n1,c\n2,b\n2,c\n3,a\n"
-    settings = {"user": "who", "item": "sku", "items": "items.csv", "users": "users.csv", "title": "name",
-                "user_features": ["age"], "item_features": ["price", "tags"], "lists": ["tags"]}  # fmt: skip
+    settings = {
+        "user": "who",
+        "item": "sku",
+        "items": "items.csv",
+        "users": "users.csv",
+        "title": "name",
+        "user_features": ["age"],
+        "item_features": ["price", "tags"],
+        "lists": ["tags"],
+    }
     spec = prepare_table(tmp_path / "a.csv", tmp_path / "out", text, **settings).spec
     items = pq.read_table(tmp_path / "out" / "items.parquet").to_pydict()
     assert items["title"] == ["Axe", "Bread", None]
@@ -90,8 +104,9 @@ def test_users_and_items_files_bring_titles_and_features(tmp_path: Path) -> None
 
 def test_features_in_the_rows_are_the_latest_of_each_item(tmp_path: Path) -> None:
     text = "user_id,item_id,kind,place\n1,a,old,home\n2,a,new,work\n1,b,x,work\n1,c,x,home\n2,b,,home\n3,d,x,home\n"
-    spec = prepare_table(tmp_path / "a.csv", tmp_path / "out", text, item_features=["kind"],
-                         context_features=["place"]).spec  # fmt: skip
+    spec = prepare_table(
+        tmp_path / "a.csv", tmp_path / "out", text, item_features=["kind"], context_features=["place"]
+    ).spec
     items = pq.read_table(tmp_path / "out" / "items.parquet").column("kind").to_pylist()
     assert Encoders.load(tmp_path / "out").vocabulary_of("kind").decode(items).to_pylist() == ["new", None, None, "x"]
     assert spec.role("context") == ("place",)
@@ -134,8 +149,14 @@ def test_split_none_makes_every_row_train(tmp_path: Path) -> None:
 @pytest.mark.parametrize("split", ["share", "time", "group"])
 def test_labelled_rows_are_split_as_asked_and_kept_as_given(split: str, tmp_path: Path) -> None:
     path = write_table(tmp_path / "raw")
-    settings = {**TABLE_COLUMNS, "label": "clicked", "split": split, "valid": 0.2, "test": 0.2,
-                "context_features": ["price"]}  # fmt: skip
+    settings = {
+        **TABLE_COLUMNS,
+        "label": "clicked",
+        "split": split,
+        "valid": 0.2,
+        "test": 0.2,
+        "context_features": ["price"],
+    }
     result = prepare_table(path, tmp_path / "out", **settings)
     given = pa.csv.read_csv(path)
     rows = result.summary["rows"]
@@ -144,8 +165,10 @@ def test_labelled_rows_are_split_as_asked_and_kept_as_given(split: str, tmp_path
     assert result.summary["positives"] == sum(given.column("clicked").to_pylist())
     assert result.spec.group == "group"
     assert not result.spec.has_series
-    groups = [set(np.asarray(open_split(result.spec, name, ["group"]).read(0, 400)["group"]).tolist())
-              for name in result.spec.splits]  # fmt: skip
+    groups = [
+        set(np.asarray(open_split(result.spec, name, ["group"]).read(0, 400)["group"]).tolist())
+        for name in result.spec.splits
+    ]
     assert (split == "group") == groups[0].isdisjoint(groups[1] | groups[2])
     train = open_split(result.spec, "train", ["price"]).read(0, 400)["price"]
     assert np.mean(np.asarray(train)) == pytest.approx(0, abs=1e-6)  # fitted on train alone
@@ -156,8 +179,9 @@ def test_labelled_rows_are_split_as_asked_and_kept_as_given(split: str, tmp_path
 def test_values_seen_only_after_train_or_too_seldom_are_unknown(tmp_path: Path) -> None:
     rows = [f"{user},{item},{time},1\n" for time, (user, item) in enumerate(["ax", "ax", "ay", "bx", "ax", "az"])]
     settings = {"label": "y", "split": "time", "valid": 0, "test": 0.2, "min_count": 2}
-    spec = prepare_table(tmp_path / "a.csv", tmp_path / "out", "user_id,item_id,timestamp,y\n" + "".join(rows),
-                         **settings).spec  # fmt: skip
+    spec = prepare_table(
+        tmp_path / "a.csv", tmp_path / "out", "user_id,item_id,timestamp,y\n" + "".join(rows), **settings
+    ).spec
     test = open_split(spec, "test", ["user_id", "item_id"]).read(0, 9)
     assert (test["user_id"].tolist(), test["item_id"].tolist()) == ([1], [0])  # type: ignore[union-attr]
     assert spec.splits == ("train", "test")
@@ -167,8 +191,15 @@ def test_values_seen_only_after_train_or_too_seldom_are_unknown(tmp_path: Path) 
 def test_unknown_items_keep_the_features_of_their_file(tmp_path: Path) -> None:
     (tmp_path / "items.csv").write_text("item_id,kind\na,tool\nb,tool\nc,food\n")
     rows = [f"{item},{time},1\n" for time, item in enumerate("acacacab")]
-    settings = {"user": None, "label": "y", "split": "time", "valid": 0, "test": 0.2, "items": "items.csv",
-                "item_features": ["kind"]}  # fmt: skip
+    settings = {
+        "user": None,
+        "label": "y",
+        "split": "time",
+        "valid": 0,
+        "test": 0.2,
+        "items": "items.csv",
+        "item_features": ["kind"],
+    }
     spec = prepare_table(tmp_path / "a.csv", tmp_path / "out", "item_id,timestamp,y\n" + "".join(rows), **settings).spec
     test = open_split(spec, "test", ["item_id", "kind"]).read(0, 9)
     assert (test["item_id"].tolist(), test["kind"].tolist()) == ([0], [2])  # type: ignore[union-attr]
@@ -187,8 +218,9 @@ def test_a_label_may_begin_at_a_number_of_stars(tmp_path: Path) -> None:
 
 def test_rows_without_users_and_items_have_a_context_alone(tmp_path: Path) -> None:
     text = "age,job,rich\n" + "".join(f"{age},{'ab'[age % 2]},{age % 3 // 2}\n" for age in range(60))
-    spec = prepare_table(tmp_path / "a.csv", tmp_path / "out", text, user=None, item=None, label="rich",
-                         context_features=["age", "job"]).spec  # fmt: skip
+    spec = prepare_table(
+        tmp_path / "a.csv", tmp_path / "out", text, user=None, item=None, label="rich", context_features=["age", "job"]
+    ).spec
     assert spec.inputs() == ("age", "job")
     assert not (tmp_path / "out" / "users.parquet").exists()
     check(spec)
@@ -209,8 +241,9 @@ def test_parquet_with_every_type_is_read(tmp_path: Path) -> None:
     for number in range(2):
         (tmp_path / "raw").mkdir(exist_ok=True)
         pq.write_table(table.slice(number * 20, 20), tmp_path / "raw" / f"{number}.parquet")
-    spec = prepare_table(tmp_path / "raw", tmp_path / "out", context_features=["flag", "amount", "tags"],
-                         categorical=["flag"]).spec  # fmt: skip
+    spec = prepare_table(
+        tmp_path / "raw", tmp_path / "out", context_features=["flag", "amount", "tags"], categorical=["flag"]
+    ).spec
     assert spec.features["flag"].cardinality == 3
     assert spec.features["tags"].length == 2
     check(spec)
@@ -334,9 +367,15 @@ def test_a_table_hashes_cuts_and_crosses_by_setting(tmp_path: Path) -> None:
     encoders = Encoders.load(spec.folder)
     kinds = {name: encoder.kind for name, encoder in encoders.encoders.items()}
     assert kinds == {
-        "user_id": "vocabulary", "item_id": "vocabulary", "tags": "hash", "price": "scale", "price_bucket": "bucket",
-        "device": "hash", "device_x_price_bucket": "cross", "who_x_what": "cross",
-    }  # fmt: skip
+        "user_id": "vocabulary",
+        "item_id": "vocabulary",
+        "tags": "hash",
+        "price": "scale",
+        "price_bucket": "bucket",
+        "device": "hash",
+        "device_x_price_bucket": "cross",
+        "who_x_what": "cross",
+    }
     assert spec.role("context") == ("price", "price_bucket", "device", "device_x_price_bucket", "who_x_what")
     assert spec.features["tags"].length == 2
     rows = pyarrow.csv.read_csv(raw)
@@ -407,18 +446,27 @@ def test_settings_of_buckets_and_crosses_that_do_not_fit_are_refused(settings: d
 
 def test_the_real_part_of_outbrain_goes_through_prepare_table(real_data: Callable[[str], Path], tmp_path: Path) -> None:
     settings = {
-        "label": "clicked", "user": None, "item": "ad_id", "timestamp": None, "group": "display_id", "split": "group",
-        "context_features": ["document_id", "platform", "geo_location", "day"], "categorical": ["day"],
-        "hashed": {"document_id": 1000, "geo_location": 2000}, "buckets": {"platform": [2, 3]},
+        "label": "clicked",
+        "user": None,
+        "item": "ad_id",
+        "timestamp": None,
+        "group": "display_id",
+        "split": "group",
+        "context_features": ["document_id", "platform", "geo_location", "day"],
+        "categorical": ["day"],
+        "hashed": {"document_id": 1000, "geo_location": 2000},
+        "buckets": {"platform": [2, 3]},
         "crosses": [["platform_bucket", "geo_location"], ["ad_id", "platform_bucket"]],
-    }  # fmt: skip
+    }
     raw = real_data("outbrain") / "clicks_events_first1959displays.csv"
     result = run(Case("table", nothing, settings), raw, tmp_path / "out")
     assert sum(result.summary["rows"].values()) == 9_999  # type: ignore[attr-defined]
     assert result.summary["positives"] == 1_959
     check(result.spec)
-    groups = [set(np.asarray(open_split(result.spec, split, ["group"]).read(0, 10**9)["group"])) for split in
-              result.spec.splits]  # fmt: skip
+    groups = [
+        set(np.asarray(open_split(result.spec, split, ["group"]).read(0, 10**9)["group"]))
+        for split in result.spec.splits
+    ]
     assert len(set().union(*groups)) == 1_959 == sum(map(len, groups))
 
 
@@ -432,16 +480,26 @@ def test_any_column_name_may_stand_in_rows_users_and_items_at_once(labelled: boo
     alike, users, items = list(ALIKE), ["u1", "u2", "u3"], ["i1", "i2", "i3", "i4", "i5"]
     rows = [(user, item) for user in users for item in items[:4]]
     header = ",".join(["who", "what", "when", "clicked", "Price", *alike])
-    lines = [f"{user},{item},{place},{place % 2},1.5,{','.join(f'{n}-r{place % 3}' for n in alike)}"
-             for place, (user, item) in enumerate(rows)]  # fmt: skip
+    lines = [
+        f"{user},{item},{place},{place % 2},1.5,{','.join(f'{n}-r{place % 3}' for n in alike)}"
+        for place, (user, item) in enumerate(rows)
+    ]
     (tmp_path / "rows.csv").write_text("\n".join([header, *lines]) + "\n")
     for role, key, ids in (("users", "who", users), ("items", "what", items)):
         table = [",".join([key, "price", *alike]), *(f"{i},cheap,{','.join(f'{n}-{i}' for n in alike)}" for i in ids)]
         (tmp_path / f"{role}.csv").write_text("\n".join(table) + "\n")
     features = {f"{role}_features": [*alike, *(["price"] if role == "item" else [])] for role in ("user", "item")}
-    settings = {"user": "who", "item": "what", "timestamp": "when", "users": "users.csv", "items": "items.csv",
-                **features, "context_features": alike, "split": "time" if labelled else None,
-                **({"label": "clicked"} if labelled else {})}  # fmt: skip
+    settings = {
+        "user": "who",
+        "item": "what",
+        "timestamp": "when",
+        "users": "users.csv",
+        "items": "items.csv",
+        **features,
+        "context_features": alike,
+        "split": "time" if labelled else None,
+        **({"label": "clicked"} if labelled else {}),
+    }
     spec = prepare_table(tmp_path / "rows.csv", tmp_path / "out", None, **settings).spec
     check(spec)
     encoders = Encoders.load(spec.folder)
@@ -463,16 +521,25 @@ def test_any_column_name_may_stand_in_rows_users_and_items_at_once(labelled: boo
     assert "title_text" in shown
     assert len({name.lower() for name in shown}) == len(shown)
     changed = spec.metadata["summary"]["changed"]  # type: ignore[index]
-    assert ("item feature 'channel_item' is the column 'channel' of items.csv, because the plain name is another "
-            "column's") in changed  # fmt: skip
+    assert (
+        "item feature 'channel_item' is the column 'channel' of items.csv, because the plain name is another column's"
+    ) in changed
     assert any(note.startswith("context feature 'label_context' is the column 'label' of the rows") for note in changed)
 
 
 def test_settings_of_a_renamed_feature_take_its_plain_name_or_its_own(tmp_path: Path) -> None:
     (tmp_path / "items.csv").write_text("item_id,tag,size\n1,a|b,1\n2,b,2\n")
     text = "user_id,item_id,tag,size,clicked\nu,1,x,9,1\nu,2,y,8,0\nv,1,x,7,0\nv,2,x,9,1\n"
-    asked = {"items": "items.csv", "item_features": ["tag", "size_item"], "context_features": ["tag"],
-             "lists": ["tag_item"], "buckets": {"size": [2]}, "label": "clicked", "valid": 0, "test": 0.1}  # fmt: skip
+    asked = {
+        "items": "items.csv",
+        "item_features": ["tag", "size_item"],
+        "context_features": ["tag"],
+        "lists": ["tag_item"],
+        "buckets": {"size": [2]},
+        "label": "clicked",
+        "valid": 0,
+        "test": 0.1,
+    }
     spec = prepare_table(tmp_path / "a.csv", tmp_path / "out", text, **asked).spec
     assert spec.role("item") == ("item_id", "tag_item", "size_item", "size_item_bucket")
     assert spec.features["tag_item"].is_list

@@ -48,8 +48,11 @@ def clicks(rng: Generator) -> Columns:
     """A label that a number and a category order a little."""
     size, kind = rng.normal(size=NUM_ROWS), rng.integers(4, size=NUM_ROWS)
     label = rng.random(NUM_ROWS) < 1 / (1 + np.exp(-(size + kind - 2)))
-    return {"size": [f"{each:.3f}" for each in size], "kind": [f"k{each}" for each in kind],
-            "label": texts(label.astype(int))}  # fmt: skip
+    return {
+        "size": [f"{each:.3f}" for each in size],
+        "kind": [f"k{each}" for each in kind],
+        "label": texts(label.astype(int)),
+    }
 
 
 def csv_of(columns: Mapping[str, list[str]]) -> str:
@@ -102,8 +105,11 @@ DEFECTS = {
     "a user for each event": Defect(changed(events, user_id=lambda rng: rng.permutation(NUM_ROWS)), ("user", "240")),
     "nobody positive": Defect(changed(clicks, label=lambda _: np.zeros(NUM_ROWS, int)), ("'label'", "240 rows")),
     "everybody positive": Defect(changed(clicks, label=lambda _: np.ones(NUM_ROWS, int)), ("'label'", "240 rows")),
-    "a given label of one class": Defect(changed(clicks, label=lambda _: np.zeros(NUM_ROWS, int)),
-                                         ("every row of train", "label 0", "positive="), {"label": "label"}),
+    "a given label of one class": Defect(
+        changed(clicks, label=lambda _: np.zeros(NUM_ROWS, int)),
+        ("every row of train", "label 0", "positive="),
+        {"label": "label"},
+    ),
     "a label of 1 and 2": Defect(changed(events, click=drawn(1, 2)), ("'click'", "label=click", "positive=")),
     "a label of -1 and 1": Defect(changed(events, click=drawn(-1, 1)), ("'click'", "label=click", "positive=")),
     "stars under label": Defect(changed(events, label=drawn(1, 2, 3, 4, 5)), ("rating=label", "positive_from=4")),
@@ -113,19 +119,23 @@ DEFECTS = {
     "a value that spans lines": Defect(spanning, ("'title'", "1 value", "quote=null")),
     "an unused label": Defect(changed(events, purchased=drawn(0, 1)), ("'purchased'", "2 values", "label=purchased")),
     "an unused rating": Defect(changed(events, review_score=drawn(1, 2, 3)), ("'review_score'", "rating=review_score")),
-    "an unused time": Defect(changed(without(events, "timestamp"), watch_date=drawn("mon", "tue", "wed")),
-                             ("'watch_date'", "3 values", "timestamp=watch_date")),
-    "a setting without effect": Defect(without(events, "timestamp"), ("'min_rating' (4.0) has no effect", "rating="),
-                                       {"min_rating": 4}),
+    "an unused time": Defect(
+        changed(without(events, "timestamp"), watch_date=drawn("mon", "tue", "wed")),
+        ("'watch_date'", "3 values", "timestamp=watch_date"),
+    ),
+    "a setting without effect": Defect(
+        without(events, "timestamp"), ("'min_rating' (4.0) has no effect", "rating="), {"min_rating": 4}
+    ),
     "a setting of interactions": Defect(clicks, ("'min_interactions' (5)", "label"), {"min_interactions": 5}),
     "a setting of labels": Defect(events, ("'min_count' (3)", "label"), {"min_count": 3}),
     "items ascend and no time": Defect(sorted_by_item, ("ascend", "steps", "timestamp=COLUMN")),
     "an outcome beside the label": Defect(outcome, ("'watched_s' (AUC 1.0000)", "context_features")),
     "a named outcome": Defect(outcome, ("'watched_s'", "AUC 1.0000"), {"context_features": ["watched_s", "size"]}),
-    "quantities as times": Defect(changed(events, timestamp=drawn(1, 2, 3)), ("'timestamp'", "3 numbers from 1 to 3"),
-                                   {"timestamp": "timestamp"}),
+    "quantities as times": Defect(
+        changed(events, timestamp=drawn(1, 2, 3)), ("'timestamp'", "3 numbers from 1 to 3"), {"timestamp": "timestamp"}
+    ),
     "a rating for no rating": Defect(changed(rated, rating=drawn(*[4, 5] * 5, 1, 2, 3, 99)), ("'rating'", "99")),
-}  # fmt: skip
+}
 
 
 def told(columns: Columns, **asked: object) -> str:
@@ -189,8 +199,10 @@ def test_rows_written_twice_stay_in_one_split_whatever_their_label_is_called(tmp
     rng = np.random.default_rng(0)
     rows = [f"{each:.6f},{rng.choice(['no', 'yes'])}\n" for each in rng.normal(size=200)]
     made = prepare_table(tmp_path / "a.csv", tmp_path / "out", "size,bought\n" + "".join(rows * 2), label="bought")
-    held = [set(np.asarray(open_split(made.spec, split, ["size"]).read(0, 999)["size"]).tolist())
-            for split in ("train", "valid", "test")]  # fmt: skip
+    held = [
+        set(np.asarray(open_split(made.spec, split, ["size"]).read(0, 999)["size"]).tolist())
+        for split in ("train", "valid", "test")
+    ]
     assert sum(map(len, held)) == len(set.union(*held)) == 200
     assert "200 of 400 rows are copies of an earlier one" in str(made.summary["inferred"])
 

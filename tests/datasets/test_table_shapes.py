@@ -44,10 +44,12 @@ def test_the_files_of_a_folder_that_are_not_read_are_named(tmp_path: Path) -> No
         (tmp_path / "raw" / name).write_text("user_id,item_id\nu1,i1\nu1,i2\nu1,i3\nu2,i1\n")
     result = prepare_table(tmp_path / "raw", tmp_path / "out", num_negatives=0)
     assert "'README.md', 'old/', 'plan.xlsx': not read, because they are no files of rows" in str(
-        result.summary["dropped"]).replace('"', "")  # fmt: skip
+        result.summary["dropped"]
+    ).replace('"', "")
     named = prepare_table(tmp_path / "raw", tmp_path / "b", files=["b.csv"], num_negatives=0)
     assert "'README.md', 'a.csv', 'old/', 'plan.xlsx': not read, because setting 'files' names others" in str(
-        named.summary["dropped"]).replace("\\", "")  # fmt: skip
+        named.summary["dropped"]
+    ).replace("\\", "")
 
 
 # --- separators, headers, names --------------------------------------------------------------------------------------
@@ -91,12 +93,19 @@ def test_separators_have_names(name: str, mark: str) -> None:
 
 def test_columns_without_a_header_are_named_by_position(tmp_path: Path) -> None:
     text = "x,ann,3\ny,ann,1\nz,ann,2\nw,bob,1\n"
-    result = prepare_table(tmp_path / "a.csv", tmp_path / "out", text, columns=["sku", "customer", "when"], item="sku",
-                           timestamp="when")  # fmt: skip
+    result = prepare_table(
+        tmp_path / "a.csv", tmp_path / "out", text, columns=["sku", "customer", "when"], item="sku", timestamp="when"
+    )
     assert raw_pairs(result.spec, "test") == [("ann", "x")]
     assert "the user is column 'customer', because of its name" in inferred(result)
-    named = prepare_table(tmp_path / "b.csv", tmp_path / "b", "SKU,Customer,When\n" + text,
-                          columns=["sku", "customer", "when"], item="sku", timestamp="when")  # fmt: skip
+    named = prepare_table(
+        tmp_path / "b.csv",
+        tmp_path / "b",
+        "SKU,Customer,When\n" + text,
+        columns=["sku", "customer", "when"],
+        item="sku",
+        timestamp="when",
+    )
     assert pairs_of(named) == pairs_of(result)  # its first line is the header
     with pytest.raises(SettingsError, match=r"names 2 columns, and the first line of .*a\.csv has 3, separated by ','"):
         prepare_table(tmp_path / "a.csv", tmp_path / "c", columns=["sku", "customer"])
@@ -126,8 +135,9 @@ def test_empty_and_repeated_names_of_columns_are_made_different(tmp_path: Path) 
     text = ",user_id,item_id,Price,price,price,row,__row__,column_1\n" + "".join(
         f"0,u{row % 3},i{row % 4},{row},{row % 2},2,{row % 5},7,c{row % 2}\n" for row in range(20)
     )
-    result = prepare_table(tmp_path / "a.csv", tmp_path / "out", text,
-                           context_features=["Price", "price_2", "row", "column_1"])  # fmt: skip
+    result = prepare_table(
+        tmp_path / "a.csv", tmp_path / "out", text, context_features=["Price", "price_2", "row", "column_1"]
+    )
     assert result.spec.role("context") == ("Price", "price_2", "row", "column_1")
     changed = str(result.summary["changed"])
     assert "column 1 of a.csv has no name; it is 'column_1_2' here" in changed
@@ -138,8 +148,24 @@ def test_empty_and_repeated_names_of_columns_are_made_different(tmp_path: Path) 
 
 
 NAME = st.text(st.characters(codec="utf-8", exclude_characters="\0\r\n"), max_size=8)
-ODD = ("row", "count", "index", "label (count)", "__row__", "__split__", "_rows", "split", "group", "series",
-       "_first_row", "timestamp", "", "a b", "%", "x.y")  # fmt: skip
+ODD = (
+    "row",
+    "count",
+    "index",
+    "label (count)",
+    "__row__",
+    "__split__",
+    "_rows",
+    "split",
+    "group",
+    "series",
+    "_first_row",
+    "timestamp",
+    "",
+    "a b",
+    "%",
+    "x.y",
+)
 HOSTILE = st.one_of(NAME, st.sampled_from(ODD))
 
 
@@ -154,8 +180,15 @@ def test_any_names_of_columns_and_separators_are_read(
         writer = csv.writer(file, delimiter=separator, quoting=csv.QUOTE_ALL)
         writer.writerow(["WHO", "WHAT", "y", *names])
         writer.writerows([f"u{row % 3}", f"i{row % 4}", row % 2, *(f"v{row % 3}" for _ in names)] for row in range(24))
-    asked: dict[str, object] = {"user": "WHO", "item": "WHAT", "label": "y" if labelled else None, "timestamp": None,
-                                "separator": separator, "splits": None, "split": None}  # fmt: skip
+    asked: dict[str, object] = {
+        "user": "WHO",
+        "item": "WHAT",
+        "label": "y" if labelled else None,
+        "timestamp": None,
+        "separator": separator,
+        "splits": None,
+        "split": None,
+    }
     spec = prepare_table(folder / "a.csv", folder / "out", **asked).spec
     check(spec)
     if labelled:
@@ -216,8 +249,13 @@ def test_rows_with_a_label_need_neither_user_nor_item(tmp_path: Path) -> None:
 
 
 def test_columns_that_number_or_name_rows_or_never_change_are_no_features(tmp_path: Path) -> None:
-    text = labelled_text(60, number=lambda row: row + 1, name=lambda row: f"x{row}", same=lambda _: 7,
-                         day=lambda row: f"2024-01-{1 + row % 28:02d}")  # fmt: skip
+    text = labelled_text(
+        60,
+        number=lambda row: row + 1,
+        name=lambda row: f"x{row}",
+        same=lambda _: 7,
+        day=lambda row: f"2024-01-{1 + row % 28:02d}",
+    )
     result = prepare_table(tmp_path / "a.csv", tmp_path / "out", text, label="y")
     assert result.spec.role("context") == ("age", "job", "city_id", "paid")
     dropped = str(result.summary["dropped"])
@@ -233,8 +271,10 @@ def test_columns_that_number_or_name_rows_or_never_change_are_no_features(tmp_pa
 def labelled_at(tmp_path: Path, values: Sequence[str], *columns: str, **settings: object) -> Prepared:
     """A dataset of labelled rows with dates in the column `at`, of ten users and seven items if these are columns."""
     row = {"user_id": lambda place: f"u{place % 10}", "item_id": lambda place: f"i{place % 7}"}
-    lines = [",".join([*(row[name](place) for name in columns), str(place % 2), str(place % 3), at])
-             for place, at in enumerate(values)]  # fmt: skip
+    lines = [
+        ",".join([*(row[name](place) for name in columns), str(place % 2), str(place % 3), at])
+        for place, at in enumerate(values)
+    ]
     text = "\n".join([",".join([*columns, "label", "kind", "at"]), *lines]) + "\n"
     tmp_path.mkdir(exist_ok=True)
     return prepare_table(tmp_path / "a.csv", tmp_path / "out", text, **settings)
@@ -311,8 +351,12 @@ def test_a_declared_time_splits_rows_whatever_it_looks_like(
     assert labelled_at(tmp_path, values, **settings).summary["split"] == "time"
     values[7] = "soon"
     with pytest.raises(DataError, match=r"column 'at': line 9 is 'soon'"):
-        prepare_table(tmp_path / "b.csv", tmp_path / "b", "label,at\n" + "".join(
-            f"{place % 2},{at}\n" for place, at in enumerate(values)), **settings)  # fmt: skip
+        prepare_table(
+            tmp_path / "b.csv",
+            tmp_path / "b",
+            "label,at\n" + "".join(f"{place % 2},{at}\n" for place, at in enumerate(values)),
+            **settings,
+        )
 
 
 def test_a_date_that_a_setting_names_as_a_category_is_one(tmp_path: Path) -> None:
@@ -338,8 +382,9 @@ def test_numbers_are_also_cut_into_buckets_fitted_on_train(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("name", ["zip", "postal_code", "deviceId"])
 def test_codes_that_are_mostly_digits_are_categories(tmp_path: Path, name: str) -> None:
-    text = f"{name},label\n" + "".join(f"{'98117-5258' if row % 40 == 3 else 98100 + row % 7},{row % 2}\n"
-                                       for row in range(80))  # fmt: skip
+    text = f"{name},label\n" + "".join(
+        f"{'98117-5258' if row % 40 == 3 else 98100 + row % 7},{row % 2}\n" for row in range(80)
+    )
     result = prepare_table(tmp_path / "a.csv", tmp_path / "out", text)
     assert result.spec.features[name].cardinality == 8 + 1  # seven codes, a longer one, and unknown ones
     with pytest.raises(DataError, match=r"'price': line 5 is '98117-5258'.*categorical=\[price\]"):
@@ -471,8 +516,10 @@ def test_labelled_rows_with_times_are_split_by_time_and_with_a_group_by_group(tm
 def test_copies_of_a_row_fall_into_one_split(tmp_path: Path) -> None:
     rows = [f"{row},{row % 3},{row % 2}\n" for row in range(150)]
     result = prepare_table(tmp_path / "a.csv", tmp_path / "out", "size,kind,label\n" + "".join(rows * 2))
-    held = [set(np.round(np.asarray(open_split(result.spec, split, ["size"]).read(0, 999)["size"]), 5).tolist())
-            for split in result.spec.splits]  # fmt: skip
+    held = [
+        set(np.round(np.asarray(open_split(result.spec, split, ["size"]).read(0, 999)["size"]), 5).tolist())
+        for split in result.spec.splits
+    ]
     assert len(held) == 3
     assert sum(map(len, held)) == 150
     assert "150 of 300 rows are copies of an earlier one in all columns" in inferred(result)
@@ -507,7 +554,7 @@ def test_settings_of_interactions_say_what_to_do_for_labelled_rows(tmp_path: Pat
         ("user,y\na,1\n", "there is no label; found 'user', 'y'; the first row is 'a, 1'. If rows are inter"),
         ("a\n1\n2\n3\n", "predicted: --set label=COLUMN, with --set positive=WORD or --set positive_from=NUMBER"),
     ],
-)  # fmt: skip
+)
 def test_rows_of_unknown_purpose_are_refused_with_settings_of_their_own_columns(
     text: str, advice: str, tmp_path: Path
 ) -> None:
@@ -571,8 +618,14 @@ def test_lines_of_whole_numbers_of_many_lengths_are_sequences(tmp_path: Path) ->
 
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
 def test_lists_of_items_are_sequences(ending: str, tmp_path: Path) -> None:
-    table = pa.table({"user": ["a", "b", "c"], "items": [["x", "y", "z"], ["w"], []], "times": [[30, 10, 20], [5], []],
-                      "tags": [["p"], ["p", "q"], ["q"]]})  # fmt: skip
+    table = pa.table(
+        {
+            "user": ["a", "b", "c"],
+            "items": [["x", "y", "z"], ["w"], []],
+            "times": [[30, 10, 20], [5], []],
+            "tags": [["p"], ["p", "q"], ["q"]],
+        }
+    )
     path = tmp_path / f"a.{ending}"
     if ending == "parquet":
         pq.write_table(table, path)
@@ -626,8 +679,15 @@ def test_files_may_be_the_splits(ending: str, labelled: bool, tmp_path: Path) ->
     (tmp_path / "raw").mkdir()
     for place, (split, name) in enumerate(names.items()):
         label = {"label": lambda row: row % 2} if labelled else {}
-        rows = [{"user_id": f"u{row % 4}", "item_id": f"i{row % 6}", "size": row,
-                 **{name: made(row) for name, made in label.items()}} for row in range(place, 40 + place)]  # fmt: skip
+        rows = [
+            {
+                "user_id": f"u{row % 4}",
+                "item_id": f"i{row % 6}",
+                "size": row,
+                **{name: made(row) for name, made in label.items()},
+            }
+            for row in range(place, 40 + place)
+        ]
         if split != "train":
             rows = rows[:9]
         path = tmp_path / "raw" / f"{name}.{ending}"
@@ -637,8 +697,9 @@ def test_files_may_be_the_splits(ending: str, labelled: bool, tmp_path: Path) ->
         elif ending == "jsonl":
             path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         else:
-            path.write_text(",".join(table.column_names) + "\n"
-                            + "".join(",".join(map(str, row.values())) + "\n" for row in rows))  # fmt: skip
+            path.write_text(
+                ",".join(table.column_names) + "\n" + "".join(",".join(map(str, row.values())) + "\n" for row in rows)
+            )
     (tmp_path / "raw" / "README.txt").write_text("made up\n")
     found = prepare_table(tmp_path / "raw", tmp_path / "out")
     files = {split: f"{name}.{ending}" for split, name in names.items()}

@@ -22,11 +22,16 @@ HEAD = "user_id,item_id,timestamp,kind,plays\n"
 EVENTS = HEAD + "".join(
     f"{user},{item},{1_700_000_000 + day * DAY},{kind},{plays}\n"
     for user, item, day, kind, plays in [
-        ("ann", "a", 0, "view", 2), ("ann", "b", 10, "cart", 1), ("ann", "a", 20, "purchase", 3),
-        ("ann", "c", 30, "view", 1), ("ann", "d", 40, "view", 4),
-        ("bob", "a", 5, "view", 1), ("bob", "b", 6, "view", 0), ("zoe", "z", 20, "view", 7),
+        ("ann", "a", 0, "view", 2),
+        ("ann", "b", 10, "cart", 1),
+        ("ann", "a", 20, "purchase", 3),
+        ("ann", "c", 30, "view", 1),
+        ("ann", "d", 40, "view", 4),
+        ("bob", "a", 5, "view", 1),
+        ("bob", "b", 6, "view", 0),
+        ("zoe", "z", 20, "view", 7),
     ]
-)  # fmt: skip
+)
 
 
 def prepared(folder: Path, text: str = EVENTS, **settings: object) -> Prepared:
@@ -215,9 +220,15 @@ def test_types_may_be_labels(tmp_path: Path) -> None:
     assert np.asarray(columns_of(made.spec, "train")["label"]).tolist() == [0, 1, 1, 0, 0, 0, 0, 0]
     assert "label 'kind': 'purchase', 'cart' as 1 and 'view' as 0" in made.summary["changed"]
     weighed = prepared(
-        tmp_path / "both", event="kind", positive=["purchase"], split="share", valid=0, test=0, weight="plays",
+        tmp_path / "both",
+        event="kind",
+        positive=["purchase"],
+        split="share",
+        valid=0,
+        test=0,
+        weight="plays",
         event_weights={"view": 1, "cart": 1, "purchase": 5},
-    )  # fmt: skip
+    )
     assert np.asarray(columns_of(weighed.spec, "train")["label"]).tolist() == [0, 0, 1, 0, 0, 0, 0]
     assert weights(weighed.spec) == [2, 1, 15, 1, 4, 1, 7]
 
@@ -340,8 +351,12 @@ def test_train_rows_with_few_clicks_before_them_are_dropped_on_demand(tmp_path: 
 def test_histories_need_a_click_and_a_time(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no train row has the label 1, so histories would be empty"):
         prepared(
-            tmp_path, "user_id,item_id,timestamp,clicked\na,x,1,0\nb,x,2,0\na,y,9,1\nb,y,9,1\n", history=3,
-            split="time", valid=0, test=0.5,
-        )  # fmt: skip
+            tmp_path,
+            "user_id,item_id,timestamp,clicked\na,x,1,0\nb,x,2,0\na,y,9,1\nb,y,9,1\n",
+            history=3,
+            split="time",
+            valid=0,
+            test=0.5,
+        )
     with pytest.raises(SettingsError, match="split share needs a label; name its column, or use leave_one_out or time"):
         prepared(tmp_path, "user_id,item_id,clicked\na,x,1\nb,x,0\n", history=3, split="share")

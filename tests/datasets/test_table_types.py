@@ -63,9 +63,14 @@ def test_an_invalid_value_is_refused_dropped_or_missing(tmp_path: Path) -> None:
     asked = {"types": {"price": "number"}, "context_features": ["price"], "num_negatives": 0}
     with pytest.raises(DataError) as error:
         prepare_table(tmp_path / "a.csv", tmp_path / "a", PRICED, **asked)
-    assert str(error.value).splitlines()[0].endswith(
-        "a.csv: column 'price': line 4 is 'x'; declared number; expected a number; invalid_values=drop leaves such "
-        "rows out")  # fmt: skip
+    assert (
+        str(error.value)
+        .splitlines()[0]
+        .endswith(
+            "a.csv: column 'price': line 4 is 'x'; declared number; expected a number; invalid_values=drop leaves such "
+            "rows out"
+        )
+    )
     dropped = prepare_table(tmp_path / "a.csv", tmp_path / "b", **asked, invalid_values="drop")
     assert dropped.summary["interactions"] == 8
     assert "1 row of a.csv, by invalid values: column 'price': line 4 is 'x'" in noted(dropped, "dropped")
@@ -90,8 +95,13 @@ def test_rows_without_an_id_or_a_time_are_dropped_if_asked(tmp_path: Path) -> No
     assert "column 'user_id' has no value in 1 row, such as line 14" in told
     assert "line 16 is 'yesterday', line 17 is missing" in told
     with pytest.raises(DataError, match="no row is left"):
-        prepare_table(tmp_path / "c.csv", tmp_path / "c", "user_id,item_id,n\nu,i,x\n", types={"n": "integer"},
-                      invalid_values="drop")  # fmt: skip
+        prepare_table(
+            tmp_path / "c.csv",
+            tmp_path / "c",
+            "user_id,item_id,n\nu,i,x\n",
+            types={"n": "integer"},
+            invalid_values="drop",
+        )
     with pytest.raises(DataError, match=r"expected a time of ISO 8601|expected a number"):  # a time is never missing
         prepare_table(tmp_path / "a.csv", tmp_path / "d", invalid_values="missing")
 
@@ -106,12 +116,18 @@ def test_times_are_read_in_their_zone_and_format(tmp_path: Path) -> None:
     mixed = mixed.replace("03 ", "2024-07-03 ")
     with pytest.raises(DataError, match="declare a zone for those without one"):
         prepare_table(tmp_path / "m.csv", tmp_path / "m", mixed, timestamp="bought")
-    both = prepare_table(tmp_path / "m.csv", tmp_path / "n", types={"bought": {"type": "time", "zone": "+02:00"}},
-                         num_negatives=0)  # fmt: skip
+    both = prepare_table(
+        tmp_path / "m.csv", tmp_path / "n", types={"bought": {"type": "time", "zone": "+02:00"}}, num_negatives=0
+    )
     assert (both.summary["first"], both.summary["last"]) == ("2024-07-01 12:00:00", "2024-07-03 10:00:00")
     twice = "user_id,item_id,at\nu,a,2024-10-27 02:30\nu,b,2024-10-27 04:00\nu,c,2024-10-27 05:00\n"
-    result = prepare_table(tmp_path / "t.csv", tmp_path / "t", twice, num_negatives=0,
-                           types={"at": {"type": "time", "zone": "Europe/Berlin"}})  # fmt: skip
+    result = prepare_table(
+        tmp_path / "t.csv",
+        tmp_path / "t",
+        twice,
+        num_negatives=0,
+        types={"at": {"type": "time", "zone": "Europe/Berlin"}},
+    )
     assert result.summary["first"] == "2024-10-27 00:30:00"
     assert "'at': 1 times are in an hour that the clocks of Europe/Berlin skip or show twice" in noted(
         result, "changed"
@@ -126,19 +142,30 @@ def test_a_declaration_that_does_not_fit_its_column_is_refused(tmp_path: Path) -
         ("item_id", {"type": "vector", "length": 2}, "column 'item_id' holds ids, and is declared vector"),
         ("prcie", "number", "no column 'prcie'; found 'user_id', 'item_id', 'timestamp'"),
         ("usr_id", "text", "no column 'usr_id' (did you mean 'user_id'?)"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(RecspecError) as error:
             prepare_table(tmp_path / "a.csv", tmp_path / "out", ROWS, types={column: declared})
         assert said in str(error.value)
     with pytest.raises(DataError, match="models take no times as features"):
-        prepare_table(tmp_path / "b.csv", tmp_path / "out", "user_id,item_id,made\nu,i,2024-01-01\n",
-                      types={"made": "time"}, timestamp=None, item_features=["made"])  # fmt: skip
+        prepare_table(
+            tmp_path / "b.csv",
+            tmp_path / "out",
+            "user_id,item_id,made\nu,i,2024-01-01\n",
+            types={"made": "time"},
+            timestamp=None,
+            item_features=["made"],
+        )
 
 
 def test_a_declared_time_splits_labelled_rows_by_time_whatever_its_values_look_like(tmp_path: Path) -> None:
     text = "user_id,item_id,seen,click\n" + "".join(f"u{n % 3},i{n % 4},{n if n else 'x'},{n % 2}\n" for n in range(30))
-    result = prepare_table(tmp_path / "a.csv", tmp_path / "a", text, invalid_values="drop",
-                           types={"seen": {"type": "time", "format": "seconds"}})  # fmt: skip
+    result = prepare_table(
+        tmp_path / "a.csv",
+        tmp_path / "a",
+        text,
+        invalid_values="drop",
+        types={"seen": {"type": "time", "format": "seconds"}},
+    )
     assert result.summary["split"] == "time"
     assert "don't look like times" not in noted(result, "inferred")
     assert "line 2 is 'x'" in noted(result, "dropped")
@@ -150,8 +177,9 @@ def test_a_file_of_items_has_types_too(tmp_path: Path) -> None:
     with pytest.raises(DataError) as error:
         prepare_table(tmp_path / "a.csv", tmp_path / "a", ROWS, **asked)
     assert [each.split(";")[0] for each in error.value.problems] == [
-        "column 'made': line 2 is '2024-13-01'", "column 'price': line 2 is 'abc'",
-    ]  # fmt: skip
+        "column 'made': line 2 is '2024-13-01'",
+        "column 'price': line 2 is 'abc'",
+    ]
     prepare_table(tmp_path / "a.csv", tmp_path / "b", **asked, invalid_values="missing")
     held = {row["item_id"]: row for row in pq.read_table(tmp_path / "b" / "items.parquet").to_pylist()}
     assert sorted(str(row["made"]) for row in held.values()) == ["2024-12-01", "2024-12-02", "None", "None", "None"]
@@ -186,8 +214,12 @@ def test_types_are_a_file_beside_the_raw_one_or_a_path(tmp_path: Path) -> None:
     (tmp_path / "raw" / "columns.yaml").write_text("price: {type: number, missing: [x, n/a, '-1']}\n")
     asked = {"context_features": ["price"], "num_negatives": 0}
     named = prepare_table(tmp_path / "raw" / "a.csv", tmp_path / "a", PRICED, types="columns.yaml", **asked)
-    plain = prepare_table(tmp_path / "raw" / "a.csv", tmp_path / "b", **asked,
-                          types={"price": {"type": "number", "missing": ["x", "n/a", "-1"]}})  # fmt: skip
+    plain = prepare_table(
+        tmp_path / "raw" / "a.csv",
+        tmp_path / "b",
+        **asked,
+        types={"price": {"type": "number", "missing": ["x", "n/a", "-1"]}},
+    )
     record = json.loads((tmp_path / "a" / "prepare.json").read_text())
     assert record["settings"]["types"] == {"price": {"type": "number", "missing": ["x", "n/a", "-1"]}}
     assert record["settings"] == json.loads((tmp_path / "b" / "prepare.json").read_text())["settings"]
@@ -197,8 +229,17 @@ def test_types_are_a_file_beside_the_raw_one_or_a_path(tmp_path: Path) -> None:
 
 
 def test_types_are_the_same_from_csv_json_lines_and_parquet(tmp_path: Path) -> None:
-    rows = [{"user_id": f"{n % 3:03d}", "item_id": f"i{n % 4}", "at": f"2024-01-{n + 1:02d} 10:00", "price": n * 1.5,
-             "zip": f"0{n}", "flag": n % 2 == 0} for n in range(9)]  # fmt: skip
+    rows = [
+        {
+            "user_id": f"{n % 3:03d}",
+            "item_id": f"i{n % 4}",
+            "at": f"2024-01-{n + 1:02d} 10:00",
+            "price": n * 1.5,
+            "zip": f"0{n}",
+            "flag": n % 2 == 0,
+        }
+        for n in range(9)
+    ]
     with (tmp_path / "a.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, [*rows[0]])
         writer.writeheader()
@@ -207,8 +248,13 @@ def test_types_are_the_same_from_csv_json_lines_and_parquet(tmp_path: Path) -> N
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
     types = {"at": {"type": "time", "zone": "Asia/Kolkata"}, "price": "number", "zip": "text", "flag": "text"}
     for ending in ("csv", "jsonl", "parquet"):
-        prepare_table(tmp_path / f"a.{ending}", tmp_path / ending, types=types, num_negatives=0,
-                      context_features=["price", "zip", "flag"])  # fmt: skip
+        prepare_table(
+            tmp_path / f"a.{ending}",
+            tmp_path / ending,
+            types=types,
+            num_negatives=0,
+            context_features=["price", "zip", "flag"],
+        )
         assert Encoders.load(tmp_path / ending).vocabulary_of("flag").values.to_pylist() == ["false", "true"]
     assert bytes_of(tmp_path / "csv") == bytes_of(tmp_path / "jsonl") == bytes_of(tmp_path / "parquet")
 
@@ -219,8 +265,10 @@ def test_types_are_the_same_from_csv_json_lines_and_parquet(tmp_path: Path) -> N
 @pytest.mark.parametrize("ending", [*PACK])
 def test_a_compressed_file_is_read_as_the_plain_one(ending: str, tmp_path: Path) -> None:
     plain = prepare_table(tmp_path / "plain.csv", tmp_path / "plain", ROWS, num_negatives=0)
-    objects = "".join(json.dumps(dict(zip(HEAD.strip().split(","), line.split(","), strict=True))) + "\n"
-                      for line in ROWS.splitlines()[1:])  # fmt: skip
+    objects = "".join(
+        json.dumps(dict(zip(HEAD.strip().split(","), line.split(","), strict=True))) + "\n"
+        for line in ROWS.splitlines()[1:]
+    )
     for name, text in (("a.csv", ROWS), ("a.jsonl", objects)):
         (tmp_path / f"{name}{ending}").write_bytes(PACK[ending](text.encode()))
         found = prepare_table(tmp_path / f"{name}{ending}", tmp_path / name, num_negatives=0)
@@ -261,11 +309,18 @@ def test_wrong_bytes_are_named_by_line_and_character(tmp_path: Path) -> None:
         assert raw_pairs(result.spec, "train") == [("é", "ü")]
 
 
-@pytest.mark.parametrize(("start", "said"), [
-    (b"PK\x03\x04", "a zip file, or a spreadsheet; unpack it"), (b"PAR1", "name it .parquet"),
-    (zstd(b"a,b\n"), "name it .zst"), (bz2.compress(b"a"), "name it .bz2"),
-    (gzip.compress(b"a", mtime=0), "name it .gz"), (b"SQLite format 3\0", "an SQLite database"),
-], ids=["zip", "parquet", "zst", "bz2", "gz", "sqlite"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("start", "said"),
+    [
+        (b"PK\x03\x04", "a zip file, or a spreadsheet; unpack it"),
+        (b"PAR1", "name it .parquet"),
+        (zstd(b"a,b\n"), "name it .zst"),
+        (bz2.compress(b"a"), "name it .bz2"),
+        (gzip.compress(b"a", mtime=0), "name it .gz"),
+        (b"SQLite format 3\0", "an SQLite database"),
+    ],
+    ids=["zip", "parquet", "zst", "bz2", "gz", "sqlite"],
+)
 def test_a_file_of_another_kind_is_told_by_its_first_bytes(start: bytes, said: str, tmp_path: Path) -> None:
     for name in ("a.csv", "a.jsonl"):
         (tmp_path / name).write_bytes(start + b"\n\n")
@@ -282,14 +337,22 @@ names = letters.filter(lambda name: name.strip() == name and not name.lower().st
 
 @settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    st.lists(names, min_size=3, max_size=3, unique_by=str.casefold), st.lists(letters, min_size=6, max_size=6),
-    st.sampled_from([",", ";", "\t", "|"]), st.sampled_from(["\n", "\r\n"]),
-    st.sampled_from(["utf-8", "utf-8-sig", "utf-16"]), st.sampled_from(["", ".gz", ".zst", ".bz2"]),
-)  # fmt: skip
+    st.lists(names, min_size=3, max_size=3, unique_by=str.casefold),
+    st.lists(letters, min_size=6, max_size=6),
+    st.sampled_from([",", ";", "\t", "|"]),
+    st.sampled_from(["\n", "\r\n"]),
+    st.sampled_from(["utf-8", "utf-8-sig", "utf-16"]),
+    st.sampled_from(["", ".gz", ".zst", ".bz2"]),
+)
 def test_any_names_and_texts_are_kept_letter_for_letter(
-    tmp_path_factory: pytest.TempPathFactory, head: list[str], texts: list[str], separator: str, end: str,
-    encoding: str, ending: str,
-) -> None:  # fmt: skip
+    tmp_path_factory: pytest.TempPathFactory,
+    head: list[str],
+    texts: list[str],
+    separator: str,
+    end: str,
+    encoding: str,
+    ending: str,
+) -> None:
     folder = tmp_path_factory.mktemp("odd")
     held = io.StringIO(newline="")
     writer = csv.writer(held, delimiter=separator, lineterminator=end, quoting=csv.QUOTE_ALL)
@@ -297,8 +360,18 @@ def test_any_names_and_texts_are_kept_letter_for_letter(
     path = folder / f"a.csv{ending}"
     path.write_bytes(PACK.get(ending, bytes)(held.getvalue().encode(encoding)))
     types = {head[0]: "text", head[1]: {"type": "text", "missing": []}, head[2]: {"type": "number", "missing": "?"}}
-    result = prepare_table(path, folder / "out", user=head[0], item=head[1], timestamp=None, types=types,
-                           separator=separator, context_features=[head[2]], num_negatives=0, label=None)  # fmt: skip
+    result = prepare_table(
+        path,
+        folder / "out",
+        user=head[0],
+        item=head[1],
+        timestamp=None,
+        types=types,
+        separator=separator,
+        context_features=[head[2]],
+        num_negatives=0,
+        label=None,
+    )
     encoders = Encoders.load(folder / "out")
     assert {*encoders.vocabulary_of("user_id").values.to_pylist()} == {*texts}
     assert {*encoders.vocabulary_of("item_id").values.to_pylist()} == {f"{text}!" for text in texts}
@@ -339,8 +412,12 @@ def test_a_file_that_a_setting_names_lies_beside_the_raw_files_or_is_a_path(
     for folder in ("raw", "other"):
         Path(folder).mkdir()
     Path("raw/a.csv").write_text(PRICED)
-    for out, place, named in (("a", "other", f"other/{name}"), ("b", "other", str(tmp_path / "other" / name)),
-                              ("c", "raw", name), ("d", "raw", f"raw/{name}")):  # fmt: skip
+    for out, place, named in (
+        ("a", "other", f"other/{name}"),
+        ("b", "other", str(tmp_path / "other" / name)),
+        ("c", "raw", name),
+        ("d", "raw", f"raw/{name}"),
+    ):
         (Path(place) / name).write_text(text)
         prepare_table(Path("raw/a.csv"), Path(out), **{setting: {"train": named} if setting == "splits" else named})
         record = json.loads((Path(out) / "prepare.json").read_text())

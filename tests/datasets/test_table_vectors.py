@@ -18,9 +18,13 @@ from recspec.data.storage.check import check
 from tests.dataset_cases import Case, prepare_table, run, write_table
 
 ROWS = [
-    ("ann", "x", "[0.5, -1]"), ("ann", "y", ""), ("ann", "z", "[1, 2.5]"), ("bob", "x", "[2, 0.5]"),
-    ("bob", "y", "[0.1, 0.2]"), ("cat", "z", "[3, 4.5]"),
-]  # fmt: skip
+    ("ann", "x", "[0.5, -1]"),
+    ("ann", "y", ""),
+    ("ann", "z", "[1, 2.5]"),
+    ("bob", "x", "[2, 0.5]"),
+    ("bob", "y", "[0.1, 0.2]"),
+    ("cat", "z", "[3, 4.5]"),
+]
 TEXT = "user_id,item_id,mood\n" + "".join(f'{user},{item},"{mood}"\n' for user, item, mood in ROWS)
 IMAGES = {"x": [3.0, 4.5, 0.0], "y": None, "z": [0.0, 0.0, 1.0]}
 
@@ -161,8 +165,10 @@ def test_texts_of_items_users_or_rows_become_vectors(tmp_path: Path) -> None:
     made = prepare_texts(tmp_path / "a.csv", tmp_path / "out", text, **given)
     roles = {role: made.spec.role(role) for role in ("user", "item", "context")}  # type: ignore[arg-type]
     assert roles == {
-        "user": ("user_id", "about_vector"), "item": ("item_id", "title_vector"), "context": ("query_vector",)
-    }  # fmt: skip
+        "user": ("user_id", "about_vector"),
+        "item": ("item_id", "title_vector"),
+        "context": ("query_vector",),
+    }
     assert all(made.spec.features[f"{name}_vector"].is_vector for name in ("title", "about", "query"))
     check(made.spec)
     items = pq.read_table(tmp_path / "out" / "items.parquet")
@@ -175,8 +181,10 @@ def test_texts_of_items_users_or_rows_become_vectors(tmp_path: Path) -> None:
 
 def test_a_text_of_labelled_rows_is_fitted_to_train_alone(tmp_path: Path) -> None:
     words = ("red", "blue", "chair", "table", "lamp")
-    rows = [f"u{at % 7},{at % 5},{words[at % 5]} {words[at * 3 % 4]},{at % 2},{'train' if at < 40 else 'test'}\n"
-            for at in range(60)]  # fmt: skip
+    rows = [
+        f"u{at % 7},{at % 5},{words[at % 5]} {words[at * 3 % 4]},{at % 2},{'train' if at < 40 else 'test'}\n"
+        for at in range(60)
+    ]
     text = "user_id,item_id,query,clicked,split\n" + "".join(rows)
     one = prepare_texts(tmp_path / "a.csv", tmp_path / "one", text, text=["query"], text_dim=3)
     assert "query_vector" in one.spec.features

@@ -42,14 +42,17 @@ def test_sums_in_another_order_give_the_same_scaler() -> None:
     assert Scaler.of(0.1 + 0.2 + 0.3, 1.0) == Scaler.of(0.3 + 0.2 + 0.1, 1.0)
 
 
-@pytest.mark.parametrize(("mean", "std"), [
-    (2.0**53 + 2, 1157.0),  # order numbers
-    (1761001810123.25, 40.0),  # milliseconds since 1970
-    (-1e9 - 0.37, 1.0),
-    (2.0**53 + 2, 0.0),
-    (123456789012.0, 1e12),
-    (float("inf"), float("nan")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("mean", "std"),
+    [
+        (2.0**53 + 2, 1157.0),  # order numbers
+        (1761001810123.25, 40.0),  # milliseconds since 1970
+        (-1e9 - 0.37, 1.0),
+        (2.0**53 + 2, 0.0),
+        (123456789012.0, 1e12),
+        (float("inf"), float("nan")),
+    ],
+)
 def test_a_mean_that_is_large_beside_the_deviation_keeps_its_digits(mean: float, std: float) -> None:
     scaler = Scaler.of(mean, std)
     assert scaler.mean == mean or abs(scaler.mean - mean) <= 1e-4 * scaler.std
@@ -85,8 +88,11 @@ def test_whole_numbers_are_hashed_alike_however_they_are_spelled(spelled: object
 @pytest.mark.parametrize("spell", [str, int, float])
 def test_many_values_are_hashed_like_few(spell: type) -> None:
     values = [spell(number % 50) for number in range(SMALL)]
-    assert column(WORDS, [*values, None]) == [*column(WORDS, values[:50]) * (SMALL // 50), *column(
-        WORDS, values[: SMALL % 50]), 0]  # fmt: skip
+    assert column(WORDS, [*values, None]) == [
+        *column(WORDS, values[:50]) * (SMALL // 50),
+        *column(WORDS, values[: SMALL % 50]),
+        0,
+    ]
 
 
 def test_lists_are_hashed_value_by_value_without_empty_ones() -> None:

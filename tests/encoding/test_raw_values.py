@@ -73,8 +73,15 @@ def test_texts_get_the_numbers_that_a_column_gives_them(name: str, texts: list[s
 @given(rows=st.lists(st.tuples(st.none() | TEXTS, st.none() | TEXTS, SPELLED), min_size=1, max_size=5))
 def test_a_cross_of_values_is_that_of_columns(rows: list[tuple[str | None, str | None, str]], needs_all: bool) -> None:
     columns = ("text", "whole", "bucket")
-    encoder = CrossEncoder(columns=columns, cardinality=500, whole=("whole",), boundaries={"bucket": (0.0, 5.0)},
-                           needs_all=needs_all, strip=True, missing_values=("?", "-1"))  # fmt: skip
+    encoder = CrossEncoder(
+        columns=columns,
+        cardinality=500,
+        whole=("whole",),
+        boundaries={"bucket": (0.0, 5.0)},
+        needs_all=needs_all,
+        strip=True,
+        missing_values=("?", "-1"),
+    )
     parts = [[*values] for values in zip(*rows, strict=True)]
     table = pa.table({name: pa.array(part, pa.string()) for name, part in zip(columns, parts, strict=True)})
     expected = Encoders({"cross": encoder}).encode(table)["cross"]

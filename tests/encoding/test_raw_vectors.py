@@ -21,7 +21,7 @@ SPELLINGS = [
     pa.array([["1.5", "-2"], None, [""]]),
     pa.array([[1.5, -2], None, [None, None]], pa.list_(pa.float32(), 2)),
     pa.chunked_array([[[1.5, -2]], [None, []]], pa.large_list(pa.float64())),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("values", SPELLINGS)

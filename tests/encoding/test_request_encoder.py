@@ -183,8 +183,13 @@ def test_the_encoders_refuse_what_it_leaves_to_them() -> None:
 
 
 def test_numbers_that_there_is_something_to_tell_of_are_left_to_the_encoders() -> None:
-    for name, usual, strange in (("scale", 170.0, 1e6), ("scale", -160.0, -1e6), ("scale, log", 5.0, 1e90),
-                                 ("number, cut", 50.0, 51.0), ("number, cut", -2.0, -3.0)):  # fmt: skip
+    for name, usual, strange in (
+        ("scale", 170.0, 1e6),
+        ("scale", -160.0, -1e6),
+        ("scale, log", 5.0, 1e90),
+        ("number, cut", 50.0, 51.0),
+        ("number, cut", -2.0, -3.0),
+    ):
         quick = RequestEncoder(Encoders(ENCODERS, VOCABULARIES), [port(name)])
         assert quick.columns({name: [usual]}, strict=True) is not None, name
         assert quick.columns({name: [usual, strange]}, strict=True) is None, name

@@ -119,9 +119,15 @@ def test_numbers_that_are_cut_or_far_from_all_that_was_fitted_are_told_and_add_u
         "free": NumberEncoder(),
         "list": NumberEncoder(length=3, separator="|", high=1),
     }
-    rows = {"gain": [1e308, -1e9, 99_999.0, None], "money": [1e308, 1.0, None, 2.0], "age": [-1, 0, 120, 500],
-            "share": [0.5, 2.0, None, 1.0], "free": [1e308, 0.0, 0.0, 0.0], "list": ["5|6", "1", "", None],
-            "other": [1e308] * 4}  # fmt: skip
+    rows = {
+        "gain": [1e308, -1e9, 99_999.0, None],
+        "money": [1e308, 1.0, None, 2.0],
+        "age": [-1, 0, 120, 500],
+        "share": [0.5, 2.0, None, 1.0],
+        "free": [1e308, 0.0, 0.0, 0.0],
+        "list": ["5|6", "1", "", None],
+        "other": [1e308] * 4,
+    }
     found = out_of_range(pa.table(rows), Encoders(kinds, {}), [*kinds, "other"])
     assert found == {
         "gain": OutOfRange(0, 2, "[, ]", 0.0),

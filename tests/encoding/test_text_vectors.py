@@ -36,8 +36,9 @@ def test_a_case_by_hand() -> None:
     assert len(made.buckets) == 2
     assert made.rarity.tolist() == [1, 1]
     # both weigh (1, 1) / sqrt(2), the one direction there is, so the first number is 1 before the mean square becomes 1
-    np.testing.assert_allclose(made.vectors(["a", "a b", "b", ""]), np.array([[1, 0], [1, 0], [0, 0], [0, 0]]) * 2**0.5,
-                               rtol=1e-6)  # fmt: skip
+    np.testing.assert_allclose(
+        made.vectors(["a", "a b", "b", ""]), np.array([[1, 0], [1, 0], [0, 0], [0, 0]]) * 2**0.5, rtol=1e-6
+    )
     # counted twice, `a` weighs 1 + ln 2 beside 1
     first = 1 + np.log(2)
     expected = (first + first) / np.hypot(first, first)

@@ -60,8 +60,9 @@ def test_evaluate_measures_the_lists_of_full(tmp_path: Path) -> None:
     spec = dataset(tmp_path, splits)
     table = np.tile([9.0, 1, 2, 3, 4, 5], (4, 1))
     table[1, 2] = 4.5
-    report = evaluate(trained(TableModel(spec, table)), spec, "test", protocols=["full"],
-                      settings=EvaluateSettings(ks=(1, 2)))  # fmt: skip
+    report = evaluate(
+        trained(TableModel(spec, table)), spec, "test", protocols=["full"], settings=EvaluateSettings(ks=(1, 2))
+    )
     found = report.model.beyond
     assert found["coverage@1"] == pytest.approx(1 / 6)
     assert found["coverage@2"] == pytest.approx(3 / 6)

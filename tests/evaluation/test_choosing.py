@@ -89,5 +89,6 @@ def test_each_combination_is_told_and_enough_is_enough() -> None:
     told: list[Tried] = []
     choose(STRENGTHS, lambda each: (1.0, each), lower=False, on_tried=told.append, enough=lambda: len(told) == 2)
     assert [(each.settings, each.value, each.best) for each in told] == [
-        ({"l2": 30.0}, 1.0, True), ({"l2": 10.0}, 1.0, False),
-    ]  # fmt: skip
+        ({"l2": 30.0}, 1.0, True),
+        ({"l2": 10.0}, 1.0, False),
+    ]

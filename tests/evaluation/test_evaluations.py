@@ -214,8 +214,9 @@ def test_a_dataset_without_users_and_items_has_the_baselines_of_rows_and_says_on
     rows = random_displays()
     spec = displays(tmp_path, rows)
     (tmp_path / "train.csv").write_text((tmp_path / "test.csv").read_text())
-    spec = spec.replace(sources={**spec.sources, "train": [Chunk(**{**spec.sources["test"][0].model_dump(),
-                                                                   "files": ["train.csv"]})]})  # fmt: skip
+    spec = spec.replace(
+        sources={**spec.sources, "train": [Chunk(**{**spec.sources["test"][0].model_dump(), "files": ["train.csv"]})]}
+    )
     few = partial(logistic_regression, most_entries=1200)
     monkeypatch.setattr(evaluations, "ROW_BASELINES", {"logistic_regression": few})
     report = evaluate(trained(Score(spec)), spec, "test", baselines=True)

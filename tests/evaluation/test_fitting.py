@@ -81,8 +81,12 @@ def test_settings_of_scoring_are_chosen_for_the_best_fit_which_is_not_repeated(d
     fit._fitted = lambda *of: fitted.append(of) or original(*of)  # type: ignore[method-assign, func-returns-value]
     found = fit.run()
     assert [dict(each.settings) for each in found.tried] == [
-        {}, {"recency": 0.9}, {"recency": 0.7}, {"recency": 0.544}, {"recency": 0.423},
-    ]  # fmt: skip
+        {},
+        {"recency": 0.9},
+        {"recency": 0.7},
+        {"recency": 0.544},
+        {"recency": 0.423},
+    ]
     assert len(fitted) == 1
     assert found.model.settings.model_dump()["recency"] == 0.544
     monotone = evaluate_model(found.model, data, "valid", protocols=("full",)).metrics

@@ -309,8 +309,10 @@ def test_full_equals_plain_loops_in_every_block_size(
 ) -> None:
     monkeypatch.setattr("recspec.evaluation.rankings.SCORES_PER_BLOCK", scores_per_block)
     rng = np.random.default_rng(1)
-    pairs = {split: {(int(u), int(i)) for u, i in rng.integers(0, (20, 40), (n, 2))} for split, n in
-             (("train", 200), ("valid", 40), ("test", 60))}  # fmt: skip
+    pairs = {
+        split: {(int(u), int(i)) for u, i in rng.integers(0, (20, 40), (n, 2))}
+        for split, n in (("train", 200), ("valid", 40), ("test", 60))
+    }
     spec = dataset(tmp_path, {s: [(u, i, 1) for u, i in sorted(p)] for s, p in pairs.items()}, users=20, items=40)
     table = rng.random((20, 40)).astype(np.float32)
     expected = reference_full(table, pairs["train"] | pairs["valid"], pairs["test"], 5)

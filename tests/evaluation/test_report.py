@@ -35,8 +35,9 @@ def test_gauc_is_judged_by_its_standard_error_over_groups() -> None:
     model, other = (evaluate_rows(np.where(labels, np.repeat(of, 2), 0.5), labels, groups=groups) for of in right)
     assert model.metrics["rows"]["group_auc"] == pytest.approx(6 / 12)
     assert model.standard_errors["rows"]["group_auc"] == pytest.approx(np.sqrt(0.25 / 11))
-    alone = [Evaluation({"rows": {"group_auc": of.metrics["rows"]["group_auc"]}}, values=of.values)
-             for of in (model, other)]  # fmt: skip
+    alone = [
+        Evaluation({"rows": {"group_auc": of.metrics["rows"]["group_auc"]}}, values=of.values) for of in (model, other)
+    ]
     (verdict,) = verdicts(alone[0], {"b": alone[1]})
     errors = 1 / 12 / (np.std(right[1] - right[0].astype(float), ddof=1) / np.sqrt(12))
     told = f"group_auc 0.5833 against 0.5000 ({errors:.1f} standard errors)"

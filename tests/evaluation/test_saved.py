@@ -73,9 +73,11 @@ def test_values_stand_beside_raw_ids_and_the_number_of_events(run: Path, small_d
 
 def test_asking_the_same_again_replaces_it_and_asking_otherwise_does_not(run: Path, small_data: FeatureSpec) -> None:
     (_, first), (_, again), (_, other), (_, valid) = (
-        kept(run, small_data), kept(run, small_data), kept(run, small_data, repeats="keep"),
+        kept(run, small_data),
+        kept(run, small_data),
+        kept(run, small_data, repeats="keep"),
         kept(run, small_data, "valid"),
-    )  # fmt: skip
+    )
     assert first.file == again.file
     files = {each.file for each in (first, other, valid)}
     assert len(files) == 3

@@ -29,8 +29,10 @@ def sliced(folder: Path, *by: str) -> Evaluation:
 def test_activity_by_hand(tmp_path: Path) -> None:
     parts = sliced(tmp_path, "activity").slices["full"]["activity"]
     assert {name: (part.count, part.positives) for name, part in parts.items()} == {
-        "new: 0": (1, 1), "1 event": (1, 2), "3 events": (1, 1)
-    }  # fmt: skip
+        "new: 0": (1, 1),
+        "1 event": (1, 2),
+        "3 events": (1, 1),
+    }
     # User 0: item 3 is fourth. User 1, who acted on 0: item 1 is first. User 2, on 0 to 2: item 3 is first.
     assert [part.metrics["mrr"] for part in parts.values()] == [0.25, 1.0, 1.0]
 
@@ -40,15 +42,18 @@ def test_popularity_by_hand(tmp_path: Path) -> None:
     parts = found.slices["full"]["popularity"]
     # Item 1 is of the tail; item 3 was never trained on: fourth, third beside 1 and 2, and first.
     assert {name: (part.count, part.positives) for name, part in parts.items()} == {
-        "tail": (1, 1), "not in training": (3, 3)
-    }  # fmt: skip
+        "tail": (1, 1),
+        "not in training": (3, 3),
+    }
     assert parts["tail"].metrics["mrr"] == 1.0
     assert parts["not in training"].metrics["mrr"] == pytest.approx((1 / 4 + 1 / 3 + 1) / 3)
     assert parts["not in training"].standard_errors["mrr"] > 0
     rows = found.slices["rows"]["popularity"]
     assert {name: (part.count, part.positives) for name, part in rows.items()} == {
-        "head": (1, 0), "tail": (1, 1), "not in training": (4, 3)
-    }  # fmt: skip
+        "head": (1, 0),
+        "tail": (1, 1),
+        "not in training": (4, 3),
+    }
     assert rows["not in training"].metrics["auc"] == 1.0
 
 

@@ -29,14 +29,20 @@ FORMS = ("ranker", "rows")
 
 
 @pytest.fixture(scope="module", params=FORMS)
-def ranker(request: pytest.FixtureRequest, films: Predictor,  # noqa: F811
-           tmp_path_factory: pytest.TempPathFactory) -> ExportedRanker:  # fmt: skip
+def ranker(
+    request: pytest.FixtureRequest,
+    films: Predictor,  # noqa: F811
+    tmp_path_factory: pytest.TempPathFactory,
+) -> ExportedRanker:
     return exported(films, tmp_path_factory.mktemp("exports") / "films", request.param)
 
 
 @pytest.fixture(scope="module", params=FORMS)
-def clicks_ranker(request: pytest.FixtureRequest, clicks: Predictor,  # noqa: F811
-                  tmp_path_factory: pytest.TempPathFactory) -> ExportedRanker:  # fmt: skip
+def clicks_ranker(
+    request: pytest.FixtureRequest,
+    clicks: Predictor,  # noqa: F811
+    tmp_path_factory: pytest.TempPathFactory,
+) -> ExportedRanker:
     return exported(clicks, tmp_path_factory.mktemp("exports") / "clicks", request.param)
 
 

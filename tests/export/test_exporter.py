@@ -286,12 +286,10 @@ def with_numbers(names: Sequence[str], folder: Path) -> Bundle:
                 for name, (dtype, cardinality) in columns.items()
             },
             "source_spec": {},
-            "channel_spec": {
-                "user": ["user"], "item": ["item"], "context": [*names], "label": ["label"]
-            },
+            "channel_spec": {"user": ["user"], "item": ["item"], "context": [*names], "label": ["label"]},
             "metadata": {},
         }
-    )  # fmt: skip
+    )
     model = build("wide_deep", spec, hidden=(64, 64))
     bundle.save(folder, model, Card(model="wide_deep", settings=model.settings.model_dump(mode="json")))
     return bundle.load(folder)
@@ -395,13 +393,21 @@ def test_rows_of_many_events_are_checked_in_smaller_number(
 @pytest.mark.parametrize(
     ("mean", "largest", "drift", "broken"),
     [
-        (0.00029, 0.01004, "drift by 0.00029 (allowed: 0.0005) on average and 0.01004 (allowed: 0.01) at most",
-         "largest difference"),
+        (
+            0.00029,
+            0.01004,
+            "drift by 0.00029 (allowed: 0.0005) on average and 0.01004 (allowed: 0.01) at most",
+            "largest difference",
+        ),
         (0.0006, 0.002, "drift by 0.0006 (allowed: 0.0005) on average and 0.002 (allowed: 0.01) at most", "mean"),
-        (0.000501, 0.02, "drift by 0.000501 (allowed: 0.0005) on average and 0.02 (allowed: 0.01) at most",
-         "mean and the largest difference"),
+        (
+            0.000501,
+            0.02,
+            "drift by 0.000501 (allowed: 0.0005) on average and 0.02 (allowed: 0.01) at most",
+            "mean and the largest difference",
+        ),
     ],
-)  # fmt: skip
+)
 def test_the_error_names_the_bound_that_was_broken_with_digits_that_show_it(
     mean: float, largest: float, drift: str, broken: str
 ) -> None:
@@ -708,14 +714,23 @@ def test_the_same_model_can_be_used_after_it_was_traced(bundled: Callable[..., B
     [
         ("rows", None, "recspec serve out"),
         ("ranker", None, "recspec bench infer run out --form ranker"),
-        ("rows", {"model": "ctr", "raw": "none: unknown"},
-         "tritonserver --model-repository=out --model-control-mode=explicit --load-model=ctr"),
-        ("rows", {"model": "ctr", "raw": "ctr_raw"},
-         "tritonserver --model-repository=out --model-control-mode=explicit --load-model=ctr_raw"),
-        ("ranker", {"model": "ctr", "raw": "ctr_raw", "recommend": "ctr_recommend"},
-         "tritonserver --model-repository=out --model-control-mode=explicit --load-model=ctr_recommend"),
+        (
+            "rows",
+            {"model": "ctr", "raw": "none: unknown"},
+            "tritonserver --model-repository=out --model-control-mode=explicit --load-model=ctr",
+        ),
+        (
+            "rows",
+            {"model": "ctr", "raw": "ctr_raw"},
+            "tritonserver --model-repository=out --model-control-mode=explicit --load-model=ctr_raw",
+        ),
+        (
+            "ranker",
+            {"model": "ctr", "raw": "ctr_raw", "recommend": "ctr_recommend"},
+            "tritonserver --model-repository=out --model-control-mode=explicit --load-model=ctr_recommend",
+        ),
     ],
-)  # fmt: skip
+)
 def test_the_next_command_is_one_that_takes_the_export(
     form: str,
     triton: dict[str, str] | None,
@@ -805,8 +820,9 @@ def test_a_description_that_is_not_as_written_is_refused_by_file_and_field(
     port = {"name": "item_id", "dtype": "int64", "width": 1, "level": "row", "num_ids": 9, "is_list": False}
     description: Any = {
         "signature": {"form": "rows", "inputs": [port], "outputs": ["probability", "logit"]},
-        "difference": {"allowed_largest": 0.1}, "precision": "fp32",
-    }  # fmt: skip
+        "difference": {"allowed_largest": 0.1},
+        "precision": "fp32",
+    }
     file = tmp_path / "export.json"
     file.write_text(json.dumps(description))
     assert read_description(tmp_path) == description

@@ -50,9 +50,13 @@ def as_exported() -> object:
         helper.make_node("Identity", ["probability"], ["logit"]),
     ]
     constants = {
-        "one": np.array([1]), "five": np.array(5), "flat": np.array([-1, 4]), "table": table, "weight": weight,
+        "one": np.array([1]),
+        "five": np.array(5),
+        "flat": np.array([-1, 4]),
+        "table": table,
+        "weight": weight,
         "bias": np.array([1, 2, 3, 4], np.float32),
-    }  # fmt: skip
+    }
     return graph(nodes, constants, {"probability": 4, "logit": 4})
 
 
@@ -103,9 +107,10 @@ def test_numbers_are_found_on_both_sides_and_alone(numbers: list[str], first: bo
         ]
         rows = len(numbers) + 2 if "wide" in parts else len(parts)
         given = {
-            "table": np.arange(10, dtype=np.float32).reshape(5, 2), "flat": np.array([-1, 2]),
+            "table": np.arange(10, dtype=np.float32).reshape(5, 2),
+            "flat": np.array([-1, 2]),
             "weight": np.arange(3 * rows, dtype=np.float32).reshape(rows, 3),
-        }  # fmt: skip
+        }
         return simplify(graph(nodes, given, {"probability": 3, "logit": 3}))
 
     parts = ("numbers", "wide") if first else ("wide", "numbers")

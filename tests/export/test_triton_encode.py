@@ -152,18 +152,51 @@ print(made["colour"][0, 0], made["hashed"][0, 0])
 
 
 ODD_NUMBERS = [
-    "1", "+1", " .5 ", "5.", "1E5", "-0", "", "1_000", "１２", "0x10", "1e400", "1e-400", "nan", "-NaN", "inf", "1e",
-    ".", "--1", "1,5", "\u20037", "7\x00", "true", "FALSE ", "yes", *MISSING_NUMBERS, "N/A", "\\N",
-]  # fmt: skip
+    "1",
+    "+1",
+    " .5 ",
+    "5.",
+    "1E5",
+    "-0",
+    "",
+    "1_000",
+    "１２",
+    "0x10",
+    "1e400",
+    "1e-400",
+    "nan",
+    "-NaN",
+    "inf",
+    "1e",
+    ".",
+    "--1",
+    "1,5",
+    "\u20037",
+    "7\x00",
+    "true",
+    "FALSE ",
+    "yes",
+    *MISSING_NUMBERS,
+    "N/A",
+    "\\N",
+]
 
 
 @pytest.mark.parametrize("text", ODD_NUMBERS)
 def test_a_text_is_the_same_number_here_as_where_prepare_reads_it_or_refused_in_both(text: str) -> None:
     number, whole = NumberEncoder(missing=-5.0), Vocabulary.of([0, 1, 7])
     encoders = Encoders({"number": number, "whole": VocabularyEncoder(vocabulary="whole")}, {"whole": whole})
-    features = [{"name": name, "columns": [name], "width": 1, "dtype": "float64", "is_list": False,
-                 "encoder": encoder.model_dump(mode="json")}
-                for name, encoder in encoders.encoders.items()]  # fmt: skip
+    features = [
+        {
+            "name": name,
+            "columns": [name],
+            "width": 1,
+            "dtype": "float64",
+            "is_list": False,
+            "encoder": encoder.model_dump(mode="json"),
+        }
+        for name, encoder in encoders.encoders.items()
+    ]
     encoding = Encoding({"columns": [], "features": features}, {"whole": [0, 1, 7]})
     given = {"number": np.array([[0.0]]), "whole": np.array([[text.encode()]], object)}
     assert encoding.encode(given)["whole"][0, 0] == whole.encode([text])[0]

@@ -114,8 +114,10 @@ def test_a_request_gets_the_items_that_the_predictor_recommends(pipeline: Path, 
 def test_no_candidate_has_an_event_of_the_user_in_any_split(pipeline: Path, repository: Path) -> None:
     """Scores of the retrievers are random here; the files hold who has seen what."""
     predictor, finding = Predictor.open(pipeline, device="cpu"), Finding.load(repository / "shop_candidates" / "1")
-    widths = [(31 if name == "ease" else finding._arrays[f"vectors_{place}"].shape[1])
-              for place, name in enumerate(("ease", "factors", "two_tower"))]  # fmt: skip
+    widths = [
+        (31 if name == "ease" else finding._arrays[f"vectors_{place}"].shape[1])
+        for place, name in enumerate(("ease", "factors", "two_tower"))
+    ]
     rng, events = np.random.default_rng(0), (pipeline.parent / "rows.csv").read_text().split()
     for user in ("u0", "u7", "u39"):
         (number,) = predictor.catalogues.user_ids([user])

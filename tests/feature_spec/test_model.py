@@ -222,15 +222,24 @@ def test_a_model_is_told_every_role_that_it_lacks() -> None:
 @pytest.mark.parametrize(
     ("metadata", "role", "remedy"),
     [
-        ({"dataset": "movielens", "test_samples_per_series": 3}, "history",
-         "prepare it with --set history=50 (recspec prepare movielens ...)"),
-        ({"dataset": "table"}, "history",
-         "rows with a label have no history; prepare rows without a label, or train another model"),
-        ({"dataset": "table"}, "user",
-         "prepare rows that have the user's id, with --set user=COLUMN, or train another model"),
+        (
+            {"dataset": "movielens", "test_samples_per_series": 3},
+            "history",
+            "prepare it with --set history=50 (recspec prepare movielens ...)",
+        ),
+        (
+            {"dataset": "table"},
+            "history",
+            "rows with a label have no history; prepare rows without a label, or train another model",
+        ),
+        (
+            {"dataset": "table"},
+            "user",
+            "prepare rows that have the user's id, with --set user=COLUMN, or train another model",
+        ),
         ({"dataset": "adult"}, "item", "adult has none; train another model"),
     ],
-)  # fmt: skip
+)
 def test_a_prepared_dataset_gets_a_missing_role_by_preparing_it_otherwise(
     metadata: dict[str, object], role: str, remedy: str
 ) -> None:

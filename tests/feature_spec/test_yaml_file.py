@@ -109,17 +109,35 @@ def test_rows_in_place_of_a_specification_are_told_from_it(name: str, tmp_path: 
         ("a: [1, 2\nb: 3\n", "line 2, column 2: not valid YAML: expected ',' or ']', but got ':'"),
         ("a:\n\tb: 1\n", "line 2, column 1: not valid YAML: found character '\\t' that cannot start any token"),
         ("a: 1\n---\nb: 2\n", "line 2, column 1: not valid YAML: but found another document"),
-        ("a: !!python/name:os.system\n", ("line 1, column 4: not valid YAML: could not determine a constructor for the "
-         "tag 'tag:yaml.org,2002:python/name:os.system'")),
+        (
+            "a: !!python/name:os.system\n",
+            (
+                "line 1, column 4: not valid YAML: could not determine a constructor for the "
+                "tag 'tag:yaml.org,2002:python/name:os.system'"
+            ),
+        ),
         ("a: 2020-13-45\n", "not valid YAML: month must be in 1..12"),
         ("a: &loop\n  b: *loop\n", "line 1, column 4: not valid YAML: a value that holds itself"),
         ("a: " + "[" * 1500, "not valid YAML: lists and mappings are nested too deeply"),
-        ("a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 40)),
-         "line 19, column 6: not valid YAML: its aliases make more than 1,000,000 values of it"),
+        (
+            "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 40)),
+            "line 19, column 6: not valid YAML: its aliases make more than 1,000,000 values of it",
+        ),
     ],
-    ids=["empty", "a word", "a list", "a bracket", "a tab", "two documents", "an object", "a date", "a loop", "deep",
-         "a bomb"],
-)  # fmt: skip
+    ids=[
+        "empty",
+        "a word",
+        "a list",
+        "a bracket",
+        "a tab",
+        "two documents",
+        "an object",
+        "a date",
+        "a loop",
+        "deep",
+        "a bomb",
+    ],
+)
 def test_what_is_no_specification(text: str, message: str, tmp_path: Path) -> None:
     assert refused(tmp_path, text) == [f"{tmp_path / 'feature_spec.yaml'}: {message}"]
 

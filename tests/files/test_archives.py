@@ -158,10 +158,16 @@ def test_a_gzipped_file_is_counted_while_it_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("low_cap")
-@pytest.mark.parametrize(("dataset", "packed"), [
-    ("table-clicks", "*.csv"), ("table-clicks", "*.jsonl"), ("amazon", "reviews_*"), ("amazon", "meta_*"),
-    ("criteo-days", "day_*"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("dataset", "packed"),
+    [
+        ("table-clicks", "*.csv"),
+        ("table-clicks", "*.jsonl"),
+        ("amazon", "reviews_*"),
+        ("amazon", "meta_*"),
+        ("criteo-days", "day_*"),
+    ],
+)
 def test_a_gzipped_file_that_unpacks_to_too_much_is_refused(dataset: str, packed: str, tmp_path: Path) -> None:
     raw = CASES[dataset].write(tmp_path / "raw")
     folder = raw if raw.is_dir() else raw.parent
@@ -198,8 +204,11 @@ def test_lines_are_bounded_to_the_byte(tmp_path: Path) -> None:
 def test_a_line_without_an_end_is_refused_by_every_reader_of_lines(dataset: str, file: str, tmp_path: Path) -> None:
     raw = CASES[dataset].write(tmp_path / "raw")
     raw = raw if raw.is_dir() else raw.parent
-    (path,) = (each for each in raw.iterdir() if file == "zip" or each.name.startswith(file) or
-               each.name.endswith(file)) if file != "zip" else (raw / "adult.test",)  # fmt: skip
+    (path,) = (
+        (each for each in raw.iterdir() if file == "zip" or each.name.startswith(file) or each.name.endswith(file))
+        if file != "zip"
+        else (raw / "adult.test",)
+    )
     path.write_bytes(path.read_bytes() + b"7" * (3 << 20))
     given = zip_of(raw, tmp_path / "adult.zip") if file == "zip" else raw
     with pytest.raises(DataError, match="longer than 2,097,152"):

@@ -88,12 +88,16 @@ def test_a_tensor_of_any_bytes_is_read_or_named(legacy: bool, tmp_path: Path) ->
     spec = FeatureSpec.from_dict(
         {
             "feature_spec": {"u": {"cardinality": 9}, "i": {"cardinality": 9}, "label": {}},
-            "source_spec": {"train": [{"type": "torch_tensor", "features": ["u", "i"], "files": ["a.pt"]},
-                                      {"type": "csv", "features": ["label"], "files": ["b.csv"]}]},
+            "source_spec": {
+                "train": [
+                    {"type": "torch_tensor", "features": ["u", "i"], "files": ["a.pt"]},
+                    {"type": "csv", "features": ["label"], "files": ["b.csv"]},
+                ]
+            },
             "channel_spec": {"user": ["u"], "item": ["i"], "label": ["label"]},
         },
         tmp_path,
-    )  # fmt: skip
+    )
     (tmp_path / "b.csv").write_text("1\n0\n1\n")
     check(spec)
     said = []

@@ -218,9 +218,14 @@ def replaced(column: str, value: object, kind: pa.DataType) -> Callable[[Path], 
     return rewrite
 
 
-IDS = {"empty lists": ([], pa.list_(pa.int32())), "nulls": (None, pa.int64()), "empty texts": ("", pa.string()),
-       "untyped nulls": (None, pa.null()), "lists of nulls": (None, pa.list_(pa.int64())),
-       "numbers": (1.0, pa.float64())}  # fmt: skip
+IDS = {
+    "empty lists": ([], pa.list_(pa.int32())),
+    "nulls": (None, pa.int64()),
+    "empty texts": ("", pa.string()),
+    "untyped nulls": (None, pa.null()),
+    "lists of nulls": (None, pa.list_(pa.int64())),
+    "numbers": (1.0, pa.float64()),
+}
 
 CONTRADICTIONS: dict[str, tuple[Callable[[Path], object], str]] = {
     "negative offset": (at("offsets", 3, -5), "'offsets' does not rise from 0 to"),
@@ -271,27 +276,35 @@ CONTRADICTIONS: dict[str, tuple[Callable[[Path], object], str]] = {
         "'item_id' is encoded as 1000 ids; its cardinality is 61",
     ),
     "encoder without a vocabulary": (
-        encoders_with(lambda data: data["item_id"].update(vocabulary="gone")), "gone.parquet: can't be read as Parquet"
+        encoders_with(lambda data: data["item_id"].update(vocabulary="gone")),
+        "gone.parquet: can't be read as Parquet",
     ),
     "catalogue reversed": (
         reversed_rows("items.parquet"),
         "items.parquet: row 1 is of 'item_id' 60; expected 1, because rows are in the order of ids",
     ),
-    **{f"catalogue whose ids are {what}": (
-        replaced("item_id", *held), r"items.parquet: column 'item_id' holds [\w<>: ]+; expected its ids"
-       ) for what, held in IDS.items()},
+    **{
+        f"catalogue whose ids are {what}": (
+            replaced("item_id", *held),
+            r"items.parquet: column 'item_id' holds [\w<>: ]+; expected its ids",
+        )
+        for what, held in IDS.items()
+    },
     "title of binary bytes": (
-        replaced("title", b"\xff", pa.binary()), "items.parquet: damaged, or of another specification: Invalid UTF8"
+        replaced("title", b"\xff", pa.binary()),
+        "items.parquet: damaged, or of another specification: Invalid UTF8",
     ),
     "catalogue with a column twice": (
-        twice("items.parquet", "item_id"), "items.parquet: has more than one column 'item_id'; rename them"
+        twice("items.parquet", "item_id"),
+        "items.parquet: has more than one column 'item_id'; rename them",
     ),
     "vocabulary with its column twice": (
         twice("vocabularies/item_id.parquet", "value"),
         "item_id.parquet: not a vocabulary .one column 'value' in Parquet.: Multiple matches for .*value",
     ),
     "vocabulary of bytes": (
-        not_utf8("vocabularies/item_id.parquet", "value"), "item_id.parquet: not a vocabulary .*Invalid UTF8"
+        not_utf8("vocabularies/item_id.parquet", "value"),
+        "item_id.parquet: not a vocabulary .*Invalid UTF8",
     ),
     "title of bytes": (not_utf8("items.parquet", "title"), "items.parquet: damaged.*Invalid UTF8"),
     "users reversed": (reversed_rows("users.parquet"), "users.parquet: row 1 is of 'user_id' 120; expected 1"),
@@ -303,7 +316,7 @@ CONTRADICTIONS: dict[str, tuple[Callable[[Path], object], str]] = {
     "card of bytes": (lambda folder: (folder / "bundle.json").write_bytes(b"\xff\xfe"), "can't be read as text"),
     "deep encoders": (text_of("encoders.json", "[" * 100_000), "encoders.json"),
     "deep specification": (text_of(FILE_NAME, "a: " + "[" * 5000), "nested too deeply"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", CONTRADICTIONS)

@@ -90,8 +90,13 @@ def adult(tmp_path_factory: pytest.TempPathFactory) -> Predictor:
 def sequential(raw: Path) -> Predictor:
     """DIN on the same interactions, each row with the last five events before it."""
     table = DATASETS["table"]
-    asked = {"items": "items.csv", "item_features": ("kind",), "num_negatives": 10, "history": 5,
-             "negative_history": True}  # fmt: skip
+    asked = {
+        "items": "items.csv",
+        "item_features": ("kind",),
+        "num_negatives": 10,
+        "history": 5,
+        "negative_history": True,
+    }
     table.prepare(PrepareContext(raw / "rows.csv", raw.parent / "past"), table.Settings.model_validate(asked))
     settings = TrainSettings(epochs=1, batch_size=500, tensorboard=False)
     din = MODELS["din"].Settings.model_validate({"embedding_dim": 4, "hidden": (8,)})
@@ -160,7 +165,12 @@ def crossed(tmp_path_factory: pytest.TempPathFactory) -> Predictor:
     rows = [f"u{row % 7},i{row % 5},d{row % 3},t{row % 4}|t{row % 2},{int(row % 6 < 2)}" for row in range(300)]
     (folder / "rows.csv").write_text("\n".join(["user_id,item_id,device,tags,label", *rows]) + "\n")
     table = DATASETS["table"]
-    asked = {"label": "label", "context_features": ("device", "tags"), "lists": ("tags",),
-             "crosses": (("device", "item_id"),), "cross_cardinality": 50}  # fmt: skip
+    asked = {
+        "label": "label",
+        "context_features": ("device", "tags"),
+        "lists": ("tags",),
+        "crosses": (("device", "item_id"),),
+        "cross_cardinality": 50,
+    }
     table.prepare(PrepareContext(folder / "rows.csv", folder / "data"), table.Settings.model_validate(asked))
     return trained("wide_deep", FeatureSpec.load(folder / "data"), folder / "run", {"hidden": (8,), "dropout": 0.0})

@@ -73,10 +73,15 @@ def test_shards_hold_what_one_file_holds(name: str, request: pytest.FixtureReque
 
 def test_shards_filter_exclude_and_vary_as_recommend_does(ials: Predictor, tmp_path: Path) -> None:
     kind = ials.recommender.chooser.raw.column("kind")[0].as_py()
-    for place, wanted in enumerate([
-        Wanted(k=4, filter=f"kind == '{kind}'"), Wanted(k=4, exclude=("101", "102"), include_seen=True),
-        Wanted(k=4, diversity=0.5), Wanted(k=4, boosts=(f"kind == '{kind}': 1.5",)), Wanted(k=30),
-    ]):  # fmt: skip
+    for place, wanted in enumerate(
+        [
+            Wanted(k=4, filter=f"kind == '{kind}'"),
+            Wanted(k=4, exclude=("101", "102"), include_seen=True),
+            Wanted(k=4, diversity=0.5),
+            Wanted(k=4, boosts=(f"kind == '{kind}': 1.5",)),
+            Wanted(k=30),
+        ]
+    ):
         out = tmp_path / f"out{place}"
         recommend_shards(ials, None, out, wanted, SMALL, note=quiet)
         assert_same(whole(out), one_file(ials, tmp_path / f"{place}.parquet", wanted))
@@ -110,8 +115,14 @@ def test_users_of_all_shards_are_those_of_the_file(
     file = tmp_path_factory.mktemp("users") / "users.txt"
     file.write_text("\n".join(lines), encoding="utf-8", newline="")
     users = [line.encode().strip().decode() for line in lines if line.encode().strip()]
-    job = Job(answers="recommendations", model="", input={"users": str(file)}, settings={}, count=count_users(file),
-              shard_size=size)  # fmt: skip
+    job = Job(
+        answers="recommendations",
+        model="",
+        input={"users": str(file)},
+        settings={},
+        count=count_users(file),
+        shard_size=size,
+    )
     parts = [read_bytes_of_users(file, shard.start, shard.stop) for shard in shards_of(job)]
     assert [user for part in parts for user in part] == users
     assert len(parts) == job.num_shards

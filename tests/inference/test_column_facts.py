@@ -35,7 +35,8 @@ PIXEL = "data:image/gif;base64,R0lGODlhAQABAAAAACH5BAEKAAEALAAAAAABAAEAAAICTAEAO
 COLUMNS: dict[str, tuple[Any, ColumnFacts]] = {
     "few texts": (pa.array(["b", "a", "a", None, "", "b", "a"]), ColumnFacts("x", "choice", ("a", "b"))),
     "a dictionary of texts": (
-        pa.array(["b", "a", "a", "b"]).dictionary_encode(), ColumnFacts("x", "choice", ("a", "b")),
+        pa.array(["b", "a", "a", "b"]).dictionary_encode(),
+        ColumnFacts("x", "choice", ("a", "b")),
     ),
     "texts that are hardly twice there": (pa.array(["a", "b", "c", "a", "d"]), ColumnFacts("x", "text")),
     "many texts": (pa.array([str(n % (MOST_VALUES + 1)) for n in range(1000)]), ColumnFacts("x", "text")),
@@ -43,7 +44,8 @@ COLUMNS: dict[str, tuple[Any, ColumnFacts]] = {
     "no text": (pa.array(["", None], pa.string()), ColumnFacts("x", "other")),
     "nothing": (pa.nulls(3), ColumnFacts("x", "other")),
     "lists in one text": (
-        pa.array(["new|eco", "eco", "", "new|eco", "eco"]), ColumnFacts("x", "choices", ("eco", "new")),
+        pa.array(["new|eco", "eco", "", "new|eco", "eco"]),
+        ColumnFacts("x", "choices", ("eco", "new")),
     ),
     "lists": (pa.array([["a"], ["a", "b"], None, ["b", "a"]]), ColumnFacts("x", "choices", ("a", "b"))),
     "a vector": (pa.array([[0.5, 1.0]] * 3), ColumnFacts("x", "other")),
@@ -59,7 +61,8 @@ COLUMNS: dict[str, tuple[Any, ColumnFacts]] = {
     ),
     "days": (pa.array([date(2024, 3, 1), None]), ColumnFacts("x", "date", (), "2024-03-01", "2024-03-01")),
     "days as texts": (
-        pa.array(["2024-03-01", "2023-01-02 10:00", None]), ColumnFacts("x", "date", (), "2023-01-02", "2024-03-01"),
+        pa.array(["2024-03-01", "2023-01-02 10:00", None]),
+        ColumnFacts("x", "date", (), "2023-01-02", "2024-03-01"),
     ),
     "addresses of pictures": (
         pa.array(["https://a.example/1.PNG", "http://b.example/2.jpg?w=9", PIXEL.replace("gif", "png")][:2]),
@@ -67,10 +70,11 @@ COLUMNS: dict[str, tuple[Any, ColumnFacts]] = {
     ),
     "other addresses": (pa.array(["https://a.example/1", "https://a.example/2"]), ColumnFacts("x", "text")),
     "a script": (
-        pa.array(["javascript:alert(1)//.png"] * 2), ColumnFacts("x", "choice", ("javascript:alert(1)//.png",)),
+        pa.array(["javascript:alert(1)//.png"] * 2),
+        ColumnFacts("x", "choice", ("javascript:alert(1)//.png",)),
     ),
     "bytes": (pa.array([b"a", b"b"]), ColumnFacts("x", "other")),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", COLUMNS)
@@ -109,21 +113,29 @@ def test_values_are_shown_within_limits() -> None:
     assert shown("date", date(2024, 1, 2), "2024-01-03") == ["2024-01-02", "2024-01-03"]
     long = PIXEL + "A" * LONGEST_IMAGE
     assert shown("image", PIXEL, "javascript:alert(1)", "//a.example/1.png", 5, long, "HTTPS://a.example/1") == [
-        PIXEL, None, None, None, None, "HTTPS://a.example/1",
-    ]  # fmt: skip
+        PIXEL,
+        None,
+        None,
+        None,
+        None,
+        "HTTPS://a.example/1",
+    ]
     assert shown("text", b"\xff") == [None]
 
 
 ENCODED: dict[str, tuple[Callable[[], Any], ColumnFacts]] = {
     "few values": (
-        lambda: VocabularyEncoder(vocabulary="few"), ColumnFacts("x", "choice", ("a", "b"), example="a"),
+        lambda: VocabularyEncoder(vocabulary="few"),
+        ColumnFacts("x", "choice", ("a", "b"), example="a"),
     ),
     "few values of a list": (
-        lambda: VocabularyEncoder(vocabulary="few", length=2), ColumnFacts("x", "choices", ("a", "b")),
+        lambda: VocabularyEncoder(vocabulary="few", length=2),
+        ColumnFacts("x", "choices", ("a", "b")),
     ),
     "many values": (lambda: VocabularyEncoder(vocabulary="many"), ColumnFacts("x", "text", example="0")),
     "many numbers": (
-        lambda: VocabularyEncoder(vocabulary="numbers"), ColumnFacts("x", "number", is_whole=True, example=0),
+        lambda: VocabularyEncoder(vocabulary="numbers"),
+        ColumnFacts("x", "number", is_whole=True, example=0),
     ),
     "hashed": (lambda: HashEncoder(cardinality=9), ColumnFacts("x", "text")),
     "hashed numbers": (lambda: HashEncoder(cardinality=9, whole=True), ColumnFacts("x", "number", is_whole=True)),
@@ -137,7 +149,8 @@ ENCODED: dict[str, tuple[Callable[[], Any], ColumnFacts]] = {
         ColumnFacts("x", "number", (), 0.0, 23.0, example=12.0),
     ),
     "counts": (  # e^2 - 1 = 6.39
-        lambda: ScaleEncoder(mean=2.0, std=1.0, log1p=True), ColumnFacts("x", "number", example=6.39),
+        lambda: ScaleEncoder(mean=2.0, std=1.0, log1p=True),
+        ColumnFacts("x", "number", example=6.39),
     ),
     "numbers as they are": (lambda: NumberEncoder(), ColumnFacts("x", "number")),
     "a list of numbers": (lambda: NumberEncoder(length=3), ColumnFacts("x", "other")),
@@ -146,7 +159,7 @@ ENCODED: dict[str, tuple[Callable[[], Any], ColumnFacts]] = {
         lambda: CrossEncoder(columns=("x", "y"), cardinality=9, whole=("x",)),
         ColumnFacts("x", "number", is_whole=True),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", ENCODED)

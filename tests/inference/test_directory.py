@@ -67,10 +67,17 @@ def test_the_id_itself_comes_before_beginnings_of_others(films: Predictor) -> No
 
 
 def test_the_order_is_the_id_beginnings_words_parts_all_words() -> None:
-    items = held([
-        ("a1", "Supermen", 9), ("a2", "Men in black", 1), ("men", "Alien", 0), ("a4", "X men", 2), ("MEN", None, 5),
-        ("a6", "Omen", 8), ("a7", "Black, the men", 3),
-    ])  # fmt: skip
+    items = held(
+        [
+            ("a1", "Supermen", 9),
+            ("a2", "Men in black", 1),
+            ("men", "Alien", 0),
+            ("a4", "X men", 2),
+            ("MEN", None, 5),
+            ("a6", "Omen", 8),
+            ("a7", "Black, the men", 3),
+        ]
+    )
     assert found(items, "men") == ["men", "MEN", "a2", "a7", "a4", "a1", "a6"]
     assert found(items, "black men") == ["a7", "a2"]
     assert found(items, "men black") == ["a7", "a2"]

@@ -19,23 +19,25 @@ from recspec.inference import Filter, filter_columns
 from recspec.inference.filter_columns import TestedColumn, evaluate
 from recspec.inference.filters import TOKEN
 
-SHOP = pa.table({
-    "price": [10.0, 49.99, None, 50.0, float("nan")],
-    "small": pa.array([0.1, 0.2, None, 1, 2], pa.float32()),
-    "category": ["shoes", "socks", None, "it's", "Shoes"],
-    "in_stock": [True, False, True, None, True],
-    "flag": [1, 0, 1, 1, None],
-    "count": pa.array([2**53 + 1, 2**53, 0, -1, 5], pa.int64()),
-    "spelled": ["1", " 2.5 ", "n/a", None, "true"],
-    "tags": [["a", "b"], [], None, ["c", None], ["a"]],
-    "sizes": pa.array([[1, 2], [3], None, [], [2]], pa.list_(pa.int32())),
-    "since": [date(2024, 1, 31), date(2023, 5, 1), None, date(2024, 2, 1), date(1969, 12, 31)],
-    "at": pa.array([0, 1_700_000_000, None, 3, 4], pa.timestamp("s", "UTC")),
-    "two words": ["x", "y", "z", "x", None],
-    "code": pa.array(["p", "q", "p", None, "q"]).dictionary_encode(),
-    "nothing": pa.nulls(5),
-    "odd": [{"a": 1}] * 5,
-})  # fmt: skip
+SHOP = pa.table(
+    {
+        "price": [10.0, 49.99, None, 50.0, float("nan")],
+        "small": pa.array([0.1, 0.2, None, 1, 2], pa.float32()),
+        "category": ["shoes", "socks", None, "it's", "Shoes"],
+        "in_stock": [True, False, True, None, True],
+        "flag": [1, 0, 1, 1, None],
+        "count": pa.array([2**53 + 1, 2**53, 0, -1, 5], pa.int64()),
+        "spelled": ["1", " 2.5 ", "n/a", None, "true"],
+        "tags": [["a", "b"], [], None, ["c", None], ["a"]],
+        "sizes": pa.array([[1, 2], [3], None, [], [2]], pa.list_(pa.int32())),
+        "since": [date(2024, 1, 31), date(2023, 5, 1), None, date(2024, 2, 1), date(1969, 12, 31)],
+        "at": pa.array([0, 1_700_000_000, None, 3, 4], pa.timestamp("s", "UTC")),
+        "two words": ["x", "y", "z", "x", None],
+        "code": pa.array(["p", "q", "p", None, "q"]).dictionary_encode(),
+        "nothing": pa.nulls(5),
+        "odd": [{"a": 1}] * 5,
+    }
+)
 
 
 def kept(text: str, table: pa.Table = SHOP) -> list[int]:
@@ -157,14 +159,24 @@ def test_what_can_not_be_read_or_tested_is_refused_with_its_place(text: str, say
     assert len(str(error.value)) < 2_000
 
 
-OPERATORS = {"==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt,
-             ">=": operator.ge}  # fmt: skip
+OPERATORS = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
 NUMBERS = st.integers(-3, 3) | st.sampled_from([0.5, -1.5, 2.0])
 TEXTS = st.sampled_from(["a", "b", "ab", "", "it's", 'say "x"', "ä", "A"])
-ROWS = st.fixed_dictionaries({
-    "n": st.none() | NUMBERS, "t": st.none() | TEXTS, "b": st.none() | st.booleans(),
-    "l": st.none() | st.lists(TEXTS, max_size=3),
-})  # fmt: skip
+ROWS = st.fixed_dictionaries(
+    {
+        "n": st.none() | NUMBERS,
+        "t": st.none() | TEXTS,
+        "b": st.none() | st.booleans(),
+        "l": st.none() | st.lists(TEXTS, max_size=3),
+    }
+)
 SCHEMA = pa.schema({"n": pa.float64(), "t": pa.string(), "b": pa.bool_(), "l": pa.list_(pa.string())})
 
 
@@ -225,9 +237,33 @@ def test_a_filter_is_what_python_says_of_each_row(expression: tuple[str, Any], r
 
 
 @settings(max_examples=100)
-@given(st.text(st.characters(), max_size=60) | st.lists(st.sampled_from(
-    ["price", "tags", "and", "or", "not", "in", "(", ")", "'a'", "5", "<", "==", ",", "is", "missing", "contains", "`"]
-), max_size=12).map(" ".join))  # fmt: skip
+@given(
+    st.text(st.characters(), max_size=60)
+    | st.lists(
+        st.sampled_from(
+            [
+                "price",
+                "tags",
+                "and",
+                "or",
+                "not",
+                "in",
+                "(",
+                ")",
+                "'a'",
+                "5",
+                "<",
+                "==",
+                ",",
+                "is",
+                "missing",
+                "contains",
+                "`",
+            ]
+        ),
+        max_size=12,
+    ).map(" ".join)
+)
 def test_any_text_is_a_filter_or_an_error_of_ours(text: str) -> None:
     try:
         rows = kept(text)
@@ -310,12 +346,14 @@ def test_several_values_are_found_as_one_is(text: str, rows: list[int]) -> None:
     ],
 )
 def test_whole_numbers_are_exact_of_any_size_and_type(text: str, rows: list[int]) -> None:
-    table = pa.table({
-        "id": ["9007199254740993", "9007199254740992", None, f"{2**127 - 1}", "5.5"],
-        "wide": pa.array([Decimal(2**127 - 1), Decimal(2**63), Decimal(1), None, Decimal(2)], pa.decimal256(60, 0)),
-        "count": pa.array([2**62 + 1, 2**62, 1, 0, 5]),
-        "large": pa.array([2**64 - 1, 2**64 - 2, 0, None, 3], pa.uint64()),
-    })  # fmt: skip
+    table = pa.table(
+        {
+            "id": ["9007199254740993", "9007199254740992", None, f"{2**127 - 1}", "5.5"],
+            "wide": pa.array([Decimal(2**127 - 1), Decimal(2**63), Decimal(1), None, Decimal(2)], pa.decimal256(60, 0)),
+            "count": pa.array([2**62 + 1, 2**62, 1, 0, 5]),
+            "large": pa.array([2**64 - 1, 2**64 - 2, 0, None, 3], pa.uint64()),
+        }
+    )
     assert kept(text, table) == rows
 
 
@@ -354,10 +392,14 @@ def test_a_column_in_several_pieces_is_one() -> None:
 @pytest.mark.parametrize(
     ("text", "column"),
     [
-        ("Preis in EUR < 10", "Preis in EUR"), ("price and list price < 10", "list price"), ("a-b == 1", "a-b"),
-        ("in == 1", "in"), ("2nd price < 3", "2nd price"), ("list price (net) > 3", "list price (net)"),
+        ("Preis in EUR < 10", "Preis in EUR"),
+        ("price and list price < 10", "list price"),
+        ("a-b == 1", "a-b"),
+        ("in == 1", "in"),
+        ("2nd price < 3", "2nd price"),
+        ("list price (net) > 3", "list price (net)"),
     ],
-)  # fmt: skip
+)
 def test_a_column_that_lacks_its_backticks_is_named_with_them(text: str, column: str) -> None:
     columns = ["price", "Preis in EUR", "list price", "list price (net)", "a-b", "in", "2nd price"]
     with pytest.raises(RequestError, match=re.escape(f"put the column's name in backticks: `{column}` (near ")):

@@ -59,9 +59,11 @@ def test_lists_are_left_out_where_faiss_is_missing(tmp_path: Path, monkeypatch: 
 def tensors(**changed: torch.Tensor | None) -> dict[str, torch.Tensor]:
     """Those of an approximate index of three items, with some changed or left out."""
     made: dict[str, torch.Tensor | None] = {
-        "ids": torch.tensor([1, 2, 5]), "vectors": torch.ones(3, 2), "centroids": torch.ones(2, 2),
+        "ids": torch.tensor([1, 2, 5]),
+        "vectors": torch.ones(3, 2),
+        "centroids": torch.ones(2, 2),
         "assignments": torch.tensor([0, 1, 1], dtype=torch.int32),
-    }  # fmt: skip
+    }
     return {name: tensor for name, tensor in {**made, **changed}.items() if tensor is not None}
 
 
@@ -104,9 +106,15 @@ def test_a_hostile_file_is_refused(
 
 @pytest.mark.parametrize(
     "damage",
-    [lambda data: data[:0], lambda data: data[:100], lambda data: data[:-1], lambda data: b"\xff" * 64 + data[64:],
-     lambda data: data.replace(b'"recspec"', b'"another"'), lambda data: b"IxSQ" + data],
-)  # fmt: skip
+    [
+        lambda data: data[:0],
+        lambda data: data[:100],
+        lambda data: data[:-1],
+        lambda data: b"\xff" * 64 + data[64:],
+        lambda data: data.replace(b'"recspec"', b'"another"'),
+        lambda data: b"IxSQ" + data,
+    ],
+)
 def test_a_damaged_file_is_refused(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
     saved(tmp_path)
     file = tmp_path / index_file.FILE_NAME

@@ -25,15 +25,27 @@ def impressions(shop_runs: dict[str, Path]) -> Predictor:
 
 def test_each_column_is_there_once_without_id_and_title(ease: Predictor) -> None:
     kinds = {each.name: each.kind for each in ItemFields(ease).columns}
-    assert kinds == {"category": "choice", "price": "number", "in_stock": "truth", "tags": "choices", "added": "date",
-                     "image": "image"}  # fmt: skip
+    assert kinds == {
+        "category": "choice",
+        "price": "number",
+        "in_stock": "truth",
+        "tags": "choices",
+        "added": "date",
+        "image": "image",
+    }
 
 
 def test_items_are_shown_with_their_fields_in_the_order_of_the_request(ease: Predictor) -> None:
     last, unknown, first = ItemFields(ease).of(["p23", "nothing", "p0"])
     assert last["title"] == "<img src=x onerror=document.title=1> 23"
-    assert last["fields"] == {"category": "c", "price": 23.5, "in_stock": True, "tags": None, "added": "2026-01-24",
-                              "image": "https://pictures.example/23.png"}  # fmt: skip
+    assert last["fields"] == {
+        "category": "c",
+        "price": 23.5,
+        "in_stock": True,
+        "tags": None,
+        "added": "2026-01-24",
+        "image": "https://pictures.example/23.png",
+    }
     assert unknown == {"item": "nothing", "is_known": False, "title": None, "fields": {}}
     assert (first["item"], first["fields"]["tags"], first["fields"]["in_stock"]) == ("p0", ["new", "eco"], False)
     assert ItemFields(ease).of([]) == []
@@ -51,8 +63,13 @@ def test_columns_that_are_too_many_or_too_large_are_not_shown(ease: Predictor, m
 
 
 def test_every_column_that_is_shown_can_be_filtered_by(ease: Predictor) -> None:
-    tests = {"choice": "{} in ('a', 'b')", "number": "{} >= 3 and {} <= 9", "truth": "{} == true",
-             "choices": "{} contains 'eco'", "date": "{} >= '2026-01-03'"}  # fmt: skip
+    tests = {
+        "choice": "{} in ('a', 'b')",
+        "number": "{} >= 3 and {} <= 9",
+        "truth": "{} == true",
+        "choices": "{} contains 'eco'",
+        "date": "{} >= '2026-01-03'",
+    }
     for column in ItemFields(ease).columns:
         if column.kind in tests:
             found = ease.recommend(Wanted(users=("c1",), filter=tests[column.kind].replace("{}", column.name)))

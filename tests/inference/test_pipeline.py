@@ -113,8 +113,9 @@ def test_no_candidate_is_excluded_or_forbidden(pipeline: Path) -> None:
     allowed = np.zeros(31, bool)
     allowed[3:12] = True
     hidden = [ids(3, 4, 5)] * 20 + [np.arange(31)] * 20
-    found = made.candidates([(each.model, {"user_id": users}) for each in made.retrievers], 40, allowed=allowed,
-                            excluded=hidden)  # fmt: skip
+    found = made.candidates(
+        [(each.model, {"user_id": users}) for each in made.retrievers], 40, allowed=allowed, excluded=hidden
+    )
     assert [sorted(each.ids.tolist()) for each in found] == [[6, 7, 8, 9, 10, 11]] * 20 + [[]] * 20
 
 
@@ -173,8 +174,10 @@ def test_the_command_builds_and_tells_what_it_built(runs: Mapping[str, Path], tm
     assert found.exit_code == 0, found.output
     told = json.loads(found.stdout)
     assert [(each["name"], each["model"], each["items"]) for each in told["retrievers"]] == [
-        ("ials_2", "ials", 30), ("ials_3", "ials", 30), ("ials", "ease", 30),
-    ]  # fmt: skip
+        ("ials_2", "ials", 30),
+        ("ials_3", "ials", 30),
+        ("ials", "ease", 30),
+    ]
     assert (told["items"], told["kept_by_the_filter"], told["candidates"]) == (30, 20, 5)
     assert told["retrievers"][0]["search"].startswith("exact search of 30 items")
     shown = CliRunner().invoke(app, ["pipeline", "build", str(tmp_path / "b"), *asked])
@@ -209,13 +212,16 @@ def test_all_problems_are_named_before_anything_is_written(runs: Mapping[str, Pa
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(("filter_text", "told"), [
-    ("x" * 10_001, "the filter has 10,001 characters; expected at most 10,000"),
-    ("kind == '\udcff'", "is no UTF-8 text"),
-    ("knd == 'a'", "filter: character 1: no column 'knd' (did you mean 'kind'?)"),
-    ("kind == 'none'", "keeps none of the 30 items"),
-    ("kind ==", "filter"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("filter_text", "told"),
+    [
+        ("x" * 10_001, "the filter has 10,001 characters; expected at most 10,000"),
+        ("kind == '\udcff'", "is no UTF-8 text"),
+        ("knd == 'a'", "filter: character 1: no column 'knd' (did you mean 'kind'?)"),
+        ("kind == 'none'", "keeps none of the 30 items"),
+        ("kind ==", "filter"),
+    ],
+)
 def test_a_filter_that_keeps_nothing_or_cannot_be_read_is_refused(
     runs: Mapping[str, Path], tmp_path: Path, filter_text: str, told: str
 ) -> None:
@@ -254,17 +260,22 @@ def test_names_twice_strange_names_and_pipelines_in_pipelines_are_refused(
 # --- damaged pipelines -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("content", "told"), [
-    ("{", "pipeline.json"),
-    ("[]", "damaged"),
-    ('{"format": 2}', "pipeline format 2; this recspec reads 1"),
-    ('{"format": 1, "candidates": 0, "retrievers": []}', "candidates: Input should be greater"),
-    ('{"format": 1, "candidates": 5, "retrievers": [{"name": "../x", "has_index": true}]}', "retrievers.0.name"),
-    ('{"format": 1, "candidates": 5, "retrievers": [{"name": "gone", "has_index": true}]}', "no such folder"),
-    ('{"format": 1, "candidates": 5, "retrievers": [{"name": "ease", "has_index": true}]}', "finds no candidates"),
-    ('{"format": 1, "candidates": 5, "filter": "x ==", "retrievers": [{"name": "ease", "has_index": false}]}',
-     "pipeline.json: filter"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("{", "pipeline.json"),
+        ("[]", "damaged"),
+        ('{"format": 2}', "pipeline format 2; this recspec reads 1"),
+        ('{"format": 1, "candidates": 0, "retrievers": []}', "candidates: Input should be greater"),
+        ('{"format": 1, "candidates": 5, "retrievers": [{"name": "../x", "has_index": true}]}', "retrievers.0.name"),
+        ('{"format": 1, "candidates": 5, "retrievers": [{"name": "gone", "has_index": true}]}', "no such folder"),
+        ('{"format": 1, "candidates": 5, "retrievers": [{"name": "ease", "has_index": true}]}', "finds no candidates"),
+        (
+            '{"format": 1, "candidates": 5, "filter": "x ==", "retrievers": [{"name": "ease", "has_index": false}]}',
+            "pipeline.json: filter",
+        ),
+    ],
+)
 def test_a_damaged_pipeline_is_refused(pipeline: Path, tmp_path: Path, content: str, told: str) -> None:
     shutil.copytree(pipeline / "bundle", tmp_path / "bundle")
     (tmp_path / "bundle" / "pipeline.json").write_text(content)

@@ -41,8 +41,9 @@ def test_raw_rows_get_what_their_prepared_split_gets_though_values_are_missing_o
         pq.write_table(pa.Table.from_pylist(rows), raw)
     predict_file(adult, raw, tmp_path / "raw.out.parquet")
     predict_split(adult, FeatureSpec.load(folder / "data"), "test", tmp_path / "split.parquet")
-    found, expected = (pq.read_table(tmp_path / name)["probability"].to_pylist()
-                       for name in ("raw.out.parquet", "split.parquet"))  # fmt: skip
+    found, expected = (
+        pq.read_table(tmp_path / name)["probability"].to_pylist() for name in ("raw.out.parquet", "split.parquet")
+    )
     assert found == expected
     assert len(set(found)) == 4
 
@@ -218,9 +219,11 @@ def test_lists_of_ids_are_taken_as_they_are_where_recspec_did_not_prepare(
     else:  # without padding, and a list that is longer than the model reads
         lists = ["[1, 2, 4]", "[4]", "[3, 1]", "[]"]
         rows.write_text(
-            "".join(f'{{"u": {u}, "i": {i}, "tags": {tags}}}\n'
-                    for u, i, tags in zip(table["u"], table["i"], lists, strict=True))
-        )  # fmt: skip
+            "".join(
+                f'{{"u": {u}, "i": {i}, "tags": {tags}}}\n'
+                for u, i, tags in zip(table["u"], table["i"], lists, strict=True)
+            )
+        )
     predict_file(with_lists, rows, tmp_path / "out.parquet")
     batch = {name: torch.tensor(table[name].to_pylist()) + spec.shift(name) for name in ("u", "i")}
     shift = spec.shift("tags")

@@ -40,9 +40,13 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (raw / "items.csv").write_text(ITEMS)
     table = DATASETS["table"]
     settings = table.Settings(  # type: ignore[call-arg]
-        user="user", item="sku", timestamp="time", items="items.csv", item_features=("price", "kind", "labels"),
+        user="user",
+        item="sku",
+        timestamp="time",
+        items="items.csv",
+        item_features=("price", "kind", "labels"),
         lists=("labels",),
-    )  # fmt: skip
+    )
     table.prepare(PrepareContext(raw / "rows.csv", raw / "data"), settings)
     return raw / "data"
 
@@ -157,8 +161,11 @@ def test_hashed_features_can_not_be_filtered_by(shop: Path, tmp_path: Path) -> N
 
 
 def test_a_dataset_that_recspec_did_not_prepare_has_ids_and_numbers() -> None:
-    features = {"user": {"dtype": "int32", "cardinality": 3}, "item": {"dtype": "int32", "cardinality": 4},
-                "label": {"dtype": "float32"}}  # fmt: skip
+    features = {
+        "user": {"dtype": "int32", "cardinality": 3},
+        "item": {"dtype": "int32", "cardinality": 4},
+        "label": {"dtype": "float32"},
+    }
     channels = {"user_ch": ["user"], "item_ch": ["item"], "label_ch": ["label"]}
     spec = FeatureSpec.from_dict(
         {"feature_spec": features, "source_spec": {}, "channel_spec": channels, "metadata": {}}

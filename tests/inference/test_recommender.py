@@ -44,8 +44,12 @@ def test_a_known_user_whom_the_model_has_no_event_of_gets_the_most_popular_items
     rng = np.random.default_rng(0)
     shown = [(user, item) for user in range(30) for item in rng.choice(20, 8, replace=False).tolist()]
     clicks = [int(user != 7 and rng.random() < 0.6) for user, _ in shown]
-    rows = {"user": [f"u{user}" for user, _ in shown], "item": [f"i{item}" for _, item in shown], "clicked": clicks,
-            "time": [*range(len(shown))]}  # fmt: skip
+    rows = {
+        "user": [f"u{user}" for user, _ in shown],
+        "item": [f"i{item}" for _, item in shown],
+        "clicked": clicks,
+        "time": [*range(len(shown))],
+    }
     api.prepare(rows, tmp_path / "data", label="clicked", progress=False)
     predictor = api.train(name, tmp_path / "data", tmp_path / "run", progress=False).predictor
     flat, other, stranger = predictor.recommend(["u7", "u1", "nobody"], k=4)
@@ -165,8 +169,11 @@ def test_unknown_users_in_a_file_get_popular_items(predictor: Predictor, tmp_pat
     assert recommend_to_parquet(predictor, users, tmp_path / "some.parquet", Wanted(k=2)) == (2, 1)
     rows = pq.read_table(tmp_path / "some.parquet").to_pylist()
     assert [(row["user"], row["known"]) for row in rows] == [
-        ("u1", True), ("u1", True), ("nobody", False), ("nobody", False),
-    ]  # fmt: skip
+        ("u1", True),
+        ("u1", True),
+        ("nobody", False),
+        ("nobody", False),
+    ]
     recommend_to_parquet(predictor, [], tmp_path / "none.parquet", Wanted(k=2))
     assert pq.read_table(tmp_path / "none.parquet").num_rows == 0
 

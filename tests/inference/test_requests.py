@@ -107,17 +107,31 @@ def test_the_request_and_the_candidates_are_named_in_what_is_refused(films: Pred
     refused("request: no column 'user_id' (did you mean 'user'?)", rank, films, {"user": "u1"}, [105])
     refused("request.user_id is an object", rank, films, {"user_id": {}}, [105])
     refused("candidate 2 (candidates[1].item_id) is an object", rank, films, {"user_id": "u1"}, [105, {"item_id": {}}])
-    refused("candidate 1 (candidates[0].item_id) is a whole number of 129 bits; expected at most 128",
-            rank, films, {"user_id": "u1"}, [2**128])  # fmt: skip
+    refused(
+        "candidate 1 (candidates[0].item_id) is a whole number of 129 bits; expected at most 128",
+        rank,
+        films,
+        {"user_id": "u1"},
+        [2**128],
+    )
 
 
 def test_ids_that_files_made_elsewhere_do_not_have_are_refused_by_row(bare: Predictor) -> None:
     assert [each.item for each in rank(bare, {"u": 0}, [5, 0]).items] in ([5, 0], [0, 5])
     assert not rank(bare, {"u": 0}, [0]).unknown_user
-    refused("candidates: column 'i': candidate 2 (candidates[1]) is 6; expected an id in [0, 6)",
-            rank, bare, {"u": 0}, [5, 6])  # fmt: skip
-    refused("rows: column 'i': row 2 (rows[1]) is 6; expected an id in [0, 6)",
-            predict, bare, [{"u": 0, "i": 5}, {"u": 0, "i": 6}])  # fmt: skip
+    refused(
+        "candidates: column 'i': candidate 2 (candidates[1]) is 6; expected an id in [0, 6)",
+        rank,
+        bare,
+        {"u": 0},
+        [5, 6],
+    )
+    refused(
+        "rows: column 'i': row 2 (rows[1]) is 6; expected an id in [0, 6)",
+        predict,
+        bare,
+        [{"u": 0, "i": 5}, {"u": 0, "i": 6}],
+    )
     refused("request: column 'u': its value is 8; expected an id in [0, 8)", rank, bare, {"u": 8}, [5])
     refused("request: no column 'u'", rank, bare, {}, [5])
 
@@ -210,8 +224,9 @@ def test_gaps_are_counted_and_noted(films: Predictor) -> None:
 def test_a_column_that_nothing_reads_is_noted(films: Predictor) -> None:
     row = {"user_id": "u1", "item_id": 100, "kinds": "a", "label": 1}
     assert predict(films, [row]).notes == ("not read: 'kinds'",)
-    refused("rows: no column 'item_id' (did you mean 'item_ids'?)",
-            predict, films, [{"user_id": "u1", "item_ids": 100}])  # fmt: skip
+    refused(
+        "rows: no column 'item_id' (did you mean 'item_ids'?)", predict, films, [{"user_id": "u1", "item_ids": 100}]
+    )
 
 
 def test_usual_requests_are_encoded_value_by_value_with_the_same_answer(
@@ -227,8 +242,11 @@ def test_usual_requests_are_encoded_value_by_value_with_the_same_answer(
         slow = rank(films, request, full, top_k=3)
     assert [item.index for item in quick.items] == [item.index for item in slow.items]
     np.testing.assert_allclose([item.score for item in quick.items], [item.score for item in slow.items], rtol=1e-6)
-    assert (quick.unknown_user, quick.unknown_items, quick.notes) == (False, (), ()) == (
-        slow.unknown_user, slow.unknown_items, slow.notes)  # fmt: skip
+    assert (
+        (quick.unknown_user, quick.unknown_items, quick.notes)
+        == (False, (), ())
+        == (slow.unknown_user, slow.unknown_items, slow.notes)
+    )
     for unusual in (
         ({"user_id": "nobody"}, full),
         ({"user_id": None}, full),
@@ -288,7 +306,17 @@ def test_values_of_the_request_are_read_once_however_many_candidates_there_are(
 
 
 def test_problems_with_a_cross_name_the_side_they_are_on(crossed: Predictor) -> None:
-    refused("request: column 'device': holds lists; expected one value a row",
-            rank, crossed, {"user_id": "u1", "device": ["d1"], "tags": ["t1"]}, ["i1", "i2"])  # fmt: skip
-    refused("candidates: column 'item_id': holds lists; expected one value a row",
-            rank, crossed, {"user_id": "u1", "device": "d1", "tags": ["t1"]}, [{"item_id": ["i1"]}])  # fmt: skip
+    refused(
+        "request: column 'device': holds lists; expected one value a row",
+        rank,
+        crossed,
+        {"user_id": "u1", "device": ["d1"], "tags": ["t1"]},
+        ["i1", "i2"],
+    )
+    refused(
+        "candidates: column 'item_id': holds lists; expected one value a row",
+        rank,
+        crossed,
+        {"user_id": "u1", "device": "d1", "tags": ["t1"]},
+        [{"item_id": ["i1"]}],
+    )

@@ -46,8 +46,9 @@ def test_values_of_json_lines_keep_their_types_and_dates_stay_text(tmp_path: Pat
     (tmp_path / "rows.jsonl").write_text(text)
     (rows,) = read_rows(tmp_path / "rows.jsonl")
     assert rows.to_pylist() == [
-        {"id": "007", "day": "2020-01-02", "x": 1.0, "late": None}, {"id": "7", "day": None, "x": 0.5, "late": [1]}
-    ]  # fmt: skip
+        {"id": "007", "day": "2020-01-02", "x": 1.0, "late": None},
+        {"id": "7", "day": None, "x": 0.5, "late": [1]},
+    ]
 
 
 VALUES = [

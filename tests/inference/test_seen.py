@@ -36,10 +36,15 @@ def shop(seed: int = 0) -> Events:
     rng, events = np.random.default_rng(seed), Events()
     for user in range(USERS):
         for place, item in enumerate(rng.permutation(ITEMS)[:EACH]):
-            events.append({
-                "user_id": f"u{user:02d}", "item_id": f"i{item:02d}", "stars": 1 if place % 3 == user % 3 else 5,
-                "kind": "hide" if place % 4 == user % 4 else "buy", "timestamp": 1_700_000_000 + 1_000 * place + user,
-            })  # fmt: skip
+            events.append(
+                {
+                    "user_id": f"u{user:02d}",
+                    "item_id": f"i{item:02d}",
+                    "stars": 1 if place % 3 == user % 3 else 5,
+                    "kind": "hide" if place % 4 == user % 4 else "buy",
+                    "timestamp": 1_700_000_000 + 1_000 * place + user,
+                }
+            )
     return events
 
 
@@ -192,7 +197,7 @@ def _pairs(found: Interactions) -> tuple[np.ndarray, np.ndarray]:
         ({"seen": ["buy"]}, "seen names types of events, one at least; name their column with event"),
         ({"event": "kind", "seen": []}, "seen names types of events, one at least; name their column with event"),
     ],
-)  # fmt: skip
+)
 def test_types_without_a_column_are_refused(settings: dict[str, object], told: str, tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=told):
         prepared(tmp_path / "refused", shop(), **settings)
@@ -222,8 +227,11 @@ def test_each_event_is_known_from_the_split_on_in_which_it_happened(split: str, 
     up_to = {name: named(data, read_seen(data, data.splits[: place + 1])) for place, name in enumerate(data.splits)}
     ids = Encoders.load(data.folder).vocabularies
     known = {name: {*ids[name].values.to_pylist()} for name in ("user_id", "item_id")}
-    all_events = {(e["user_id"], e["item_id"]) for e in events
-                  if e["user_id"] in known["user_id"] and e["item_id"] in known["item_id"]}  # fmt: skip
+    all_events = {
+        (e["user_id"], e["item_id"])
+        for e in events
+        if e["user_id"] in known["user_id"] and e["item_id"] in known["item_id"]
+    }
     assert up_to[data.splits[-1]] == all_events
     times = {(e["user_id"], e["item_id"]): int(str(e["timestamp"])) for e in events}
     kinds = {(e["user_id"], e["item_id"]): e["part"] for e in events}
@@ -345,7 +353,7 @@ def test_a_dataset_made_elsewhere_is_read_to_its_last_split(tmp_path: Path) -> N
         (lambda table: table.rename_columns(["user", "item_id", "split"]), "expected the columns user_id, item_id,"),
         (lambda table: table.set_column(1, table.schema.field(1), _beyond(table)), "holds ids of 'item_id' from 1000"),
     ],
-)  # fmt: skip
+)
 def test_a_damaged_file_of_seen_items_is_refused(
     change: Callable[[pa.Table], pa.Table], told: str, tmp_path: Path
 ) -> None:

@@ -280,9 +280,11 @@ def test_unknown_users_are_said_to_be_answered_by_what_they_are(
     ease: Predictor, films: Predictor, clicks: Predictor
 ) -> None:
     for predictor, wanted in (
-        (ease, Wanted(k=2)), (ease, Wanted(k=2, items=("105",))), (films, Wanted(k=2, items=("105",))),
+        (ease, Wanted(k=2)),
+        (ease, Wanted(k=2, items=("105",))),
+        (films, Wanted(k=2, items=("105",))),
         (clicks, Wanted(k=2, context={"hour": 3, "speed": 0.5})),
-    ):  # fmt: skip
+    ):
         (answer,) = predictor.recommend(replace(wanted, users=("nobody" if predictor is not clicks else 10**9,)))
         assert predictor.recommender.strangers_answered_by(wanted) == answer.answered_by
     assert note_of_unknown_users(1, "popularity") == "1 of them is unknown, and gets the most popular items"
@@ -411,8 +413,12 @@ def test_every_problem_is_told_at_once_and_before_any_work(films: Predictor) -> 
     wrong = {"filter": "kind == 'a' and", "boosts": ("x", "knd: 1"), "context": {"a": 1}, "diverse_by": "tags"}
     found = problems(ask, films, "u3", diversity=0.1, **wrong)
     assert [line[4:].split(":")[0] for line in found.splitlines()[1:]] == [
-        "boost 'x'", "boost", "context", "diverse_by", "filter, character 16",
-    ]  # fmt: skip
+        "boost 'x'",
+        "boost",
+        "context",
+        "diverse_by",
+        "filter, character 16",
+    ]
 
 
 @pytest.mark.parametrize("name", ["films", "bare", "ease", "knn", "ials", "sequential", "past", "clicks"])
@@ -433,11 +439,16 @@ def test_promises_of_generated_requests(name: str, request: pytest.FixtureReques
         exclude = [*draw.choice(every, draw.integers(0, count)).tolist(), "none such"][: draw.integers(0, count)]
         basket = draw.choice(every, draw.integers(0, 6)).tolist()
         wanted = Wanted(
-            users=tuple(chosen), items=tuple(basket), context=context, exclude=tuple(exclude),
-            k=int(draw.integers(1, min(100, 2 * count))), include_seen=bool(draw.integers(2)),
+            users=tuple(chosen),
+            items=tuple(basket),
+            context=context,
+            exclude=tuple(exclude),
+            k=int(draw.integers(1, min(100, 2 * count))),
+            include_seen=bool(draw.integers(2)),
             filter=f"{predictor.spec.item_id} != '{every[3]}'" if isinstance(every[3], str) else None,
-            diversity=float(draw.choice([0.0, 0.3, 1.0])) if has_vectors else 0.0, explain=bool(draw.integers(2)),
-        )  # fmt: skip
+            diversity=float(draw.choice([0.0, 0.3, 1.0])) if has_vectors else 0.0,
+            explain=bool(draw.integers(2)),
+        )
         answers = predictor.recommend(wanted)
         assert len(answers) == (len(chosen) or int(wanted.is_anonymous))
         for answer in answers:
@@ -467,8 +478,9 @@ def test_equal_scores_go_by_id_under_a_filter(films: Predictor, monkeypatch: pyt
     expected = [item for item in sorted(kind) if kind[item] == "b"]
     assert items(ask(films, "u3", k=4, include_seen=True, filter="kind == 'b'")) == expected[:4]
     assert items(ask(films, "u3", k=4, include_seen=True, filter="kind == 'b'", exclude=(expected[1],))) == [
-        expected[0], *expected[2:5],
-    ]  # fmt: skip
+        expected[0],
+        *expected[2:5],
+    ]
 
 
 def test_items_that_nobody_acted_on_come_from_models_that_score_them(

@@ -18,12 +18,15 @@ def tables(**settings: object) -> Embeddings:
     spec = FeatureSpec.from_dict(
         {
             "feature_spec": {
-                "page": {"cardinality": 4}, "hour": {"cardinality": 3}, "shop": {"cardinality": 5},
-                "seen": {"cardinality": 4, "length": 3, "padding": 0, "vocabulary": "page"}, "label": {},
+                "page": {"cardinality": 4},
+                "hour": {"cardinality": 3},
+                "shop": {"cardinality": 5},
+                "seen": {"cardinality": 4, "length": 3, "padding": 0, "vocabulary": "page"},
+                "label": {},
             },
             "channel_spec": {"context": ["page", "hour", "shop", "seen"], "label": ["label"]},
         }
-    )  # fmt: skip
+    )
     return Embeddings(spec, {"page": 2, "hour": 2, "shop": 3, "seen": 2}, **settings)  # type: ignore[arg-type]
 
 
@@ -113,9 +116,11 @@ def test_rows_start_glorot_normal_or_with_the_deviation_given() -> None:
 
 def test_gradients_of_many_ids_are_those_of_few(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = FeatureSpec.from_dict(
-        {"feature_spec": {"a": {"cardinality": 9}, "b": {"cardinality": 5}, "label": {}},
-         "channel_spec": {"context": ["a", "b"], "label": ["label"]}}
-    )  # fmt: skip
+        {
+            "feature_spec": {"a": {"cardinality": 9}, "b": {"cardinality": 5}, "label": {}},
+            "channel_spec": {"context": ["a", "b"], "label": ["label"]},
+        }
+    )
     tables = Embeddings(spec, {"a": 4, "b": 4})
     batch = {"a": torch.randint(0, 9, (50,)), "b": torch.randint(0, 5, (50,), dtype=torch.int32)}
     weights, gradients = torch.randn(50, 8), []
@@ -129,10 +134,17 @@ def test_gradients_of_many_ids_are_those_of_few(monkeypatch: pytest.MonkeyPatch)
 def test_one_updating_lookup_gives_rows_of_a_batch_and_vectors_of_other_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     """FBGEMM's lookup is played by sums of bags in torch, which is what it computes."""
     spec = FeatureSpec.from_dict(
-        {"feature_spec": {"item": {"cardinality": 9}, "kind": {"cardinality": 5}, "user": {"cardinality": 7},
-                          "tags": {"cardinality": 6, "length": 3, "padding": 0}, "label": {}},
-         "channel_spec": {"item": ["item", "kind"], "user": ["user", "tags"], "label": ["label"]}}
-    )  # fmt: skip
+        {
+            "feature_spec": {
+                "item": {"cardinality": 9},
+                "kind": {"cardinality": 5},
+                "user": {"cardinality": 7},
+                "tags": {"cardinality": 6, "length": 3, "padding": 0},
+                "label": {},
+            },
+            "channel_spec": {"item": ["item", "kind"], "user": ["user", "tags"], "label": ["label"]},
+        }
+    )
     tables = Embeddings(spec, {"item": 4, "user": 4, "kind": 2, "tags": 4}, more_ids={"item": 10})
     assert (tables.ids_per_row("4"), tables.ids_per_row("2")) == (1 + 10 + 1 + 3, 1)
     batch = {"user": torch.tensor([1, 2]), "tags": torch.tensor([[1, 2, 0], [0, 0, 0]])}
@@ -183,8 +195,13 @@ def test_where_an_unknown_row_would_end_a_gpus_use_it_gives_nan(
         monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     found = embeddings(wrong)
     assert [sorted({*(found[row].isnan().nonzero()[:, 0] // 2).tolist()}) for row in range(6)] == [
-        [], [], [1], [0], [2], [],
-    ]  # fmt: skip
+        [],
+        [],
+        [1],
+        [0],
+        [2],
+        [],
+    ]
     torch.testing.assert_close(found[[0, 1, 5]], expected[[0, 1, 1]])
     found.sum().backward()
     assert all(store.grad is not None for store in embeddings.stores.values())

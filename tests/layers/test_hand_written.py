@@ -308,8 +308,12 @@ def test_modules_that_expect_a_call_may_not_be_replaced() -> None:
     def nothing(*_: object) -> None: ...
 
     module = nn.Sequential(nn.Linear(2, 2))
-    for register in (module[0].register_forward_hook, module[0].register_forward_pre_hook,
-                     module[0].register_full_backward_hook, module.register_full_backward_pre_hook):  # fmt: skip
+    for register in (
+        module[0].register_forward_hook,
+        module[0].register_forward_pre_hook,
+        module[0].register_full_backward_hook,
+        module.register_full_backward_pre_hook,
+    ):
         handle = register(nothing)  # type: ignore[operator]
         assert not may_replace(module)
         handle.remove()

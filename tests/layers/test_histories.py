@@ -94,11 +94,14 @@ class TestHistories:
         with pytest.raises(SpecError, match="Din needs a feature in the role 'history'"):
             Histories(a_spec(history=[]), "Din")
 
-    @pytest.mark.parametrize(("last", "kept"), [
-        (2, [[1, 2], [], [5, 6], [7]]),
-        (1, [[2], [], [6], [7]]),
-        (None, [[1, 2], [], [3, 4, 5, 6], [7]]),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        ("last", "kept"),
+        [
+            (2, [[1, 2], [], [5, 6], [7]]),
+            (1, [[2], [], [6], [7]]),
+            (None, [[1, 2], [], [3, 4, 5, 6], [7]]),
+        ],
+    )
     @pytest.mark.parametrize("padded", [False, True])
     def test_the_latest_events_alone(
         self, last: int | None, kept: list[list[int]], padded: bool, monkeypatch: pytest.MonkeyPatch

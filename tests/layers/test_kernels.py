@@ -602,9 +602,15 @@ def test_triton_needs_a_compiler_and_headers_to_launch_kernels(tmp_path: Path, m
 def test_all_that_needs_gradients_is_refused_with_fbgemm(clicks: FeatureSpec, tmp_path: Path) -> None:
     with pytest.raises(SettingsError) as caught:
         run(
-            clicks, tmp_path / "run", "fbgemm", accumulate=2, clip_norm=1.0, sparse_gradients="never", compile=True,
+            clicks,
+            tmp_path / "run",
+            "fbgemm",
+            accumulate=2,
+            clip_norm=1.0,
+            sparse_gradients="never",
+            compile=True,
             optimizer="adam",
-        )  # fmt: skip
+        )
     message = str(caught.value)
     for what in ("accumulate is 2", "clip_norm is 1.0", "sparse_gradients is never", "compile is true"):
         assert f"train.{what}, which needs gradients" in message

@@ -23,8 +23,10 @@ def test_a_table_larger_than_a_share_is_cut_by_rows_into_the_fewest_pieces_that_
     plan = plan_sharding([table("a", 90), table("b", 6, first=90), table("c", 3, first=96)], 3)
     # A share is 33: a becomes three pieces of 30, then b and c go to the first two ranks.
     assert [plan.held("s", rank) for rank in range(3)] == [
-        (range(30), range(90, 96)), (range(30, 60), range(96, 99)), (range(60, 90),)
-    ]  # fmt: skip
+        (range(30), range(90, 96)),
+        (range(30, 60), range(96, 99)),
+        (range(60, 90),),
+    ]
     assert plan.bytes == (36, 33, 30)
 
 

@@ -192,9 +192,18 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> FeatureSpec:
 
 def training(data: FeatureSpec, run: Path, epochs: int = 5) -> list[str]:
     """Arguments of `recspec`."""
-    chosen = {"factors": 4, "layers": [8, 4], "dropout": 0.2, "train.epochs": epochs, "train.batch_size": 1000,
-              "train.learning_rate": 0.01, "train.log_every": 1, "train.checkpoint_minutes": 0,
-              "train.tensorboard": False, "train.precision": "fp32"}  # fmt: skip
+    chosen = {
+        "factors": 4,
+        "layers": [8, 4],
+        "dropout": 0.2,
+        "train.epochs": epochs,
+        "train.batch_size": 1000,
+        "train.learning_rate": 0.01,
+        "train.log_every": 1,
+        "train.checkpoint_minutes": 0,
+        "train.tensorboard": False,
+        "train.precision": "fp32",
+    }
     assignments = [part for name, value in chosen.items() for part in ("--set", f"{name}={json.dumps(value)}")]
     return ["train", "neumf", str(data.folder), str(run), *assignments]
 
@@ -202,11 +211,28 @@ def training(data: FeatureSpec, run: Path, epochs: int = 5) -> list[str]:
 def torchrun(*arguments: str, restarts: int = 0) -> subprocess.Popen[str]:
     """Two processes of `recspec`; their words on standard error."""
     return subprocess.Popen(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0",
-         "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--max-restarts", f"{restarts}",
-         "-m", "recspec", *arguments],
-        stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--nproc-per-node",
+            "2",
+            "--master-port",
+            "0",
+            "--rdzv-backend",
+            "c10d",
+            "--rdzv-endpoint",
+            "localhost:0",
+            "--max-restarts",
+            f"{restarts}",
+            "-m",
+            "recspec",
+            *arguments,
+        ],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
 
 
 def kill_second(job: subprocess.Popen[str], run: Path, how: signal.Signals = signal.SIGKILL) -> int:
@@ -294,8 +320,9 @@ def test_torchrun_starts_a_job_anew_and_it_goes_on_by_itself(data: FeatureSpec, 
     job = torchrun(*training(data, run), restarts=3)
     kill_second(job, run)
     assert ended_with(job) == 0
-    starts = [event for event in map(json.loads, (run / "log.jsonl").read_text().splitlines())
-              if event["event"] == "start"]  # fmt: skip
+    starts = [
+        event for event in map(json.loads, (run / "log.jsonl").read_text().splitlines()) if event["event"] == "start"
+    ]
     assert [start["resumed_at_step"] > 0 for start in starts] == [False, True]
     assert weights(run) == weights(whole)
 

@@ -41,9 +41,9 @@ def clicks(tmp_path_factory: pytest.TempPathFactory) -> FeatureSpec:
 
 
 def placed(spec: FeatureSpec, ranks: Ranks, model: str = "wide_deep", **values: Any) -> Placement:
-    chosen = PlacementSettings.model_validate({
-        f"{what}_embeddings" if what != "memory" else "embedding_memory": f"{value}" for what, value in values.items()
-    })  # fmt: skip
+    chosen = PlacementSettings.model_validate(
+        {f"{what}_embeddings" if what != "memory" else "embedding_memory": f"{value}" for what, value in values.items()}
+    )
     settings = MODELS[model].Settings.model_validate({"wide_deep": WIDE_DEEP, "dlrm": DLRM}.get(model, {}))
     return place(partial(MODELS[model], spec, settings), ranks, chosen, lambda _, width: 4 * width)
 
@@ -146,10 +146,11 @@ def test_fetched_rows_are_looked_up_as_rows_that_are_here(
         return found.detach()
 
     batch = {
-        "user_id": torch.tensor([7, 0, 7, 390]), "hour": torch.tensor([1, 1, 23, 0]),
+        "user_id": torch.tensor([7, 0, 7, 390]),
+        "hour": torch.tensor([1, 1, 23, 0]),
         "item_id": torch.tensor([1, 2, 3, 4]),
         "tags": torch.tensor([[1, 2, 0, 0], [0, 0, 0, 0], [3, 3, 3, 3], [5, 0, 0, 0]]),
-    }  # fmt: skip
+    }
     batch["tags"] = nn.functional.pad(batch["tags"], (0, (clicks.features["tags"].length or 4) - 4))
     for names in (None, ("tags",), ("hour", "item_id")):
         whole, there = make(), None
@@ -178,24 +179,32 @@ COMMON = {"batch_size": 333, "log_every": 1, "tensorboard": False, "precision": 
 
 CASES: Mapping[str, tuple[str, Mapping[str, object], Mapping[str, object]]] = {
     "adagrad, rows seen, micro-batches": (
-        "dlrm", DLRM, {"optimizer": "adagrad", "accumulate": 4, "sparse_gradients": "always", "epochs": 2}
+        "dlrm",
+        DLRM,
+        {"optimizer": "adagrad", "accumulate": 4, "sparse_gradients": "always", "epochs": 2},
     ),
     "sgd, tables cut by rows": ("wide_deep", WIDE_DEEP, {"optimizer": "sgd", "sparse_gradients": "always"}),
     "adam of all rows, clipped, averaged": (
-        "wide_deep", WIDE_DEEP,
+        "wide_deep",
+        WIDE_DEEP,
         {"optimizer": "adam", "sparse_gradients": "never", "clip_norm": 0.05, "average": 0.9, "learning_rate": 0.005},
     ),
     "row-wise adagrad and ftrl, tables on the host": (
-        "wide_deep", WIDE_DEEP,
-        {"optimizer": "rowwise_adagrad", "parts": {"wide": {"optimizer": "ftrl"}}, "offload_embeddings": "always",
-         "keep_best": False},
+        "wide_deep",
+        WIDE_DEEP,
+        {
+            "optimizer": "rowwise_adagrad",
+            "parts": {"wide": {"optimizer": "ftrl"}},
+            "offload_embeddings": "always",
+            "keep_best": False,
+        },
     ),
     "rmsprop, several widths, held-out rows": (
         "dcnv2",
         {"embedding_dim": "rule", "bottom": [4], "top": [8], "cross_layers": 2, "cross_rank": 2, "dropout": 0.0},
         {"optimizer": "rmsprop", "sparse_gradients": "always", "valid_share": 0.2, "learning_rate": 0.01},
     ),
-}  # fmt: skip
+}
 
 TRAIN = """
 import json, sys
@@ -225,10 +234,13 @@ def train_on(world_size: int, runs: list[tuple[Any, ...]]) -> None:
 def train_alone(spec: FeatureSpec, folder: Path, case: str, *, resume: bool = False, **values: object) -> None:
     model, model_settings, settings = CASES[case]
     train(
-        model, spec, folder, resume=resume,
+        model,
+        spec,
+        folder,
+        resume=resume,
         settings=TrainSettings.model_validate({**COMMON, "epochs": 1, **settings, **values}),
         model_settings=MODELS[model].Settings.model_validate(model_settings),
-    )  # fmt: skip
+    )
 
 
 def on_two(spec: FeatureSpec, folder: Path, case: str, *, resume: bool = False, **values: object) -> tuple[Any, ...]:
@@ -264,8 +276,14 @@ def runs(data_of: Mapping[str, FeatureSpec], tmp_path_factory: pytest.TempPathFa
     train_alone(data, root / "one" / "two epochs", RESUMED, epochs=2)
     train_alone(data, root / "one-two", RESUMED)
     on_both = [on_two(data_of[case], root / "two" / case, case) for case in CASES]
-    train_on(2, [*on_both, on_two(data, root / "one-two", RESUMED, resume=True, epochs=2),
-                 on_two(data, root / "two-one", RESUMED)])  # fmt: skip
+    train_on(
+        2,
+        [
+            *on_both,
+            on_two(data, root / "one-two", RESUMED, resume=True, epochs=2),
+            on_two(data, root / "two-one", RESUMED),
+        ],
+    )
     train_alone(data, root / "two-one", RESUMED, resume=True, epochs=2)
     return root
 

@@ -170,8 +170,14 @@ def test_items_without_a_positive_row_are_never_drawn(spec: FeatureSpec) -> None
 
 def test_data_without_a_positive_row_is_refused(spec: FeatureSpec, tmp_path: Path) -> None:
     with SplitWriter(tmp_path, "valid", spec.features) as writer:
-        writer.write({"user_id": np.array([1], np.int32), "item_id": np.array([1], np.int32),
-                      "tags": Ragged.of([[]], np.int32), "label": np.array([0], np.float32)})  # fmt: skip
+        writer.write(
+            {
+                "user_id": np.array([1], np.int32),
+                "item_id": np.array([1], np.int32),
+                "tags": Ragged.of([[]], np.int32),
+                "label": np.array([0], np.float32),
+            }
+        )
     other = spec.replace(sources={**spec.sources, "valid": writer.chunks})
     with pytest.raises(SettingsError, match=r"no 'item_id' has a positive row .* set settings.loss=binary"):
         shared_negatives_for(other, 1, features=("item_id",), splits=("valid",))

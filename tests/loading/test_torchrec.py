@@ -41,19 +41,26 @@ WIDE_DEEP = {"embedding_dim": 4, "hidden": [8], "dropout": 0.0}
 CASES: Mapping[str, tuple[str, Mapping[str, object], Mapping[str, object]]] = {
     "row-wise adagrad, as the planner cuts": ("dlrm", DLRM, {"optimizer": "rowwise_adagrad", "learning_rate": 0.05}),
     "adagrad, by columns": (
-        "dlrm", DLRM,
+        "dlrm",
+        DLRM,
         {"optimizer": "adagrad", "learning_rate": 0.05, "initial_accumulator": 0.1, "shard_cut": "column_wise"},
     ),
     "sgd, whole tables, micro-batches, a rate that falls": (
-        "dlrm", DLRM,
+        "dlrm",
+        DLRM,
         {"optimizer": "sgd", "learning_rate": 0.5, "schedule": "linear", "accumulate": 4, "shard_cut": "table_wise"},
     ),
     "adagrad, by rows, and tables of width 1 by recspec": (
-        "wide_deep", WIDE_DEEP,
-        {"optimizer": "adagrad", "learning_rate": 0.05, "parts": {"wide": {"optimizer": "ftrl"}},
-         "shard_cut": "row_wise"},
+        "wide_deep",
+        WIDE_DEEP,
+        {
+            "optimizer": "adagrad",
+            "learning_rate": 0.05,
+            "parts": {"wide": {"optimizer": "ftrl"}},
+            "shard_cut": "row_wise",
+        },
     ),
-}  # fmt: skip
+}
 BY_ROWS, BY_COLUMNS = list(CASES)[:2]
 BY_TORCHREC = {"shard_embeddings": "always", "shard_by": "torchrec"}
 
@@ -72,8 +79,14 @@ def of_case(spec: FeatureSpec, folder: Path, case: str, *, resume: bool = False,
 
 def train_alone(spec: FeatureSpec, folder: Path, case: str, *, resume: bool = False, **values: object) -> None:
     _, model, model_settings, chosen, _, _ = of_case(spec, folder, case, **values)
-    train(model, spec, folder, resume=resume, settings=TrainSettings.model_validate(chosen),
-          model_settings=MODELS[model].Settings.model_validate(model_settings))  # fmt: skip
+    train(
+        model,
+        spec,
+        folder,
+        resume=resume,
+        settings=TrainSettings.model_validate(chosen),
+        model_settings=MODELS[model].Settings.model_validate(model_settings),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -87,13 +100,16 @@ def runs(clicks: FeatureSpec, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for case in CASES:
         train_alone(clicks, root / "one" / case, case)
     resumed = [root / "two-three" / case for case in (BY_ROWS, BY_COLUMNS)]
-    train_on(2, [
-        *(of_case(clicks, root / "two" / case, case) for case in CASES),
-        *(of_case(clicks, folder, folder.name) for folder in resumed),
-        of_case(clicks, root / "two-one", BY_ROWS),
-        of_case(clicks, root / "recspec", BY_ROWS, shard_by="recspec"),
-        of_case(clicks, root / "fp16", BY_ROWS, shard_precision="fp16"),
-    ])  # fmt: skip
+    train_on(
+        2,
+        [
+            *(of_case(clicks, root / "two" / case, case) for case in CASES),
+            *(of_case(clicks, folder, folder.name) for folder in resumed),
+            of_case(clicks, root / "two-one", BY_ROWS),
+            of_case(clicks, root / "recspec", BY_ROWS, shard_by="recspec"),
+            of_case(clicks, root / "fp16", BY_ROWS, shard_precision="fp16"),
+        ],
+    )
     train_alone(clicks, root / "two-one", BY_ROWS, resume=True, epochs=2)
     train_on(3, [of_case(clicks, folder, folder.name, resume=True, epochs=2) for folder in resumed])
     for case in (BY_ROWS, BY_COLUMNS):
@@ -240,9 +256,15 @@ def test_a_torchrec_that_does_not_load_is_told(clicks: FeatureSpec, monkeypatch:
 def test_all_that_torchrec_cannot_do_is_told_at_once(clicks: FeatureSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torchrec_tables, "why_not", lambda: None)
     message = refused(
-        clicks, "wide_deep", optimizer="adam", clip_norm=1.0, average=0.9, sparse_gradients="never",
-        offload_embeddings="always", shard_precision="bf16",
-    )  # fmt: skip
+        clicks,
+        "wide_deep",
+        optimizer="adam",
+        clip_norm=1.0,
+        average=0.9,
+        sparse_gradients="never",
+        offload_embeddings="always",
+        shard_precision="bf16",
+    )
     head, *problems = [line.strip(" -") for line in message.splitlines()]
     assert head == f"{HEAD}: 6 problems"
     needs = "which needs gradients, and TorchRec updates tables in the backward pass and leaves none"

@@ -90,8 +90,9 @@ def test_group_auc_weighs_by_rows_and_leaves_one_class_out() -> None:
 
 def test_numbers_of_groups_have_the_mean_and_the_standard_error_of_gauc() -> None:
     # The groups above: AUC 1/2, 1/2 and 1 of 3, 2 and 4 rows, so GAUC 13/18 and mean weight 3.
-    ranking = rank_groups([0.5, 0.9, 0.1, 0.4, 0.4, 0.8, 0.2, 0.2, 0.1], [1, 0, 0, 1, 0, 1, 0, 0, 0],
-                          [7, 7, 7, 2, 2, 9, 9, 9, 9])  # fmt: skip
+    ranking = rank_groups(
+        [0.5, 0.9, 0.1, 0.4, 0.4, 0.8, 0.2, 0.2, 0.1], [1, 0, 0, 1, 0, 1, 0, 0, 0], [7, 7, 7, 2, 2, 9, 9, 9, 9]
+    )
     gauc = 13 / 18
     expected = {2: gauc + 2 / 3 * (0.5 - gauc), 7: gauc + (0.5 - gauc), 9: gauc + 4 / 3 * (1 - gauc)}
     found = metrics.areas_of_groups(ranking)

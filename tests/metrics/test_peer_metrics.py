@@ -90,8 +90,10 @@ def ranking(lists: list[list[int]]) -> Ranking:
 
 def line(library: str, found: Mapping[str, Values]) -> str:
     """A row of the table in the documents."""
-    cells = (", ".join(f"{value:.4f}".removeprefix("0") for value in found[name]) if name in found else "none"
-             for name in NAMES)  # fmt: skip
+    cells = (
+        ", ".join(f"{value:.4f}".removeprefix("0") for value in found[name]) if name in found else "none"
+        for name in NAMES
+    )
     return f"| {library} | {' | '.join(cells)} |"
 
 

@@ -129,8 +129,11 @@ class TestAuxiliaryLoss:
         assert not hasattr(model, "next_event")
         some: Batch = {name: value for name, value in a_batch().items() if not name.startswith("negative")}
         assert torch.isfinite(model.loss(some))
-        with pytest.raises(SettingsError, match=r"dien: auxiliary is 0.5, and no feature plays the role 'negative_hi.*"
-                           r"prepare the dataset with --set negative_history=true, or set auxiliary to 0"):  # fmt: skip
+        with pytest.raises(
+            SettingsError,
+            match=r"dien: auxiliary is 0.5, and no feature plays the role 'negative_hi.*"
+            r"prepare the dataset with --set negative_history=true, or set auxiliary to 0",
+        ):
             a_dien(without_negatives(), auxiliary=0.5)
 
 

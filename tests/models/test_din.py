@@ -125,9 +125,7 @@ class TestAttention:
 
 def test_reads_inputs_and_histories_and_neither_gaps_nor_sampled_ids() -> None:
     read = set(a_din().features())
-    assert read == set(a_batch()) - {
-        "label", "history_gap", "negative_history_item_id", "negative_history_category"
-    }  # fmt: skip
+    assert read == set(a_batch()) - {"label", "history_gap", "negative_history_item_id", "negative_history_category"}
 
 
 def test_the_published_sizes_and_first_slopes() -> None:
@@ -156,9 +154,11 @@ def test_lists_of_numbers_and_lacking_roles_are_refused() -> None:
     with pytest.raises(SettingsError, match="din: feature 'clicks' is a list of numbers, which din does not take"):
         a_din(a_spec(clicks={"dtype": "float32", "length": 3}))
     bare = FeatureSpec.from_dict(
-        {"feature_spec": {"item_id": {"cardinality": 3}, "label": {}},
-         "channel_spec": {"item": ["item_id"], "label": ["label"]}}
-    )  # fmt: skip
+        {
+            "feature_spec": {"item_id": {"cardinality": 3}, "label": {}},
+            "channel_spec": {"item": ["item_id"], "label": ["label"]},
+        }
+    )
     with pytest.raises(SpecError, match="Din needs a feature in the role 'history'"):
         a_din(bare)
     with pytest.raises(ValueError, match="every width is at least 1"):

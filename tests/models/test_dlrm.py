@@ -11,9 +11,33 @@ from recspec.models.dlrm import Dlrm, DlrmSettings
 from recspec.models.layers.interactions import dot_interaction
 
 TERABYTE_T15 = (
-    7912889, 33823, 17139, 7339, 20046, 4, 7105, 1382, 63, 5554114, 582469, 245828, 11, 2209, 10667, 104, 4, 968, 15,
-    8165896, 2675940, 7156453, 302516, 12022, 97, 35,
-)  # fmt: skip
+    7912889,
+    33823,
+    17139,
+    7339,
+    20046,
+    4,
+    7105,
+    1382,
+    63,
+    5554114,
+    582469,
+    245828,
+    11,
+    2209,
+    10667,
+    104,
+    4,
+    968,
+    15,
+    8165896,
+    2675940,
+    7156453,
+    302516,
+    12022,
+    97,
+    35,
+)
 """Rows of the 26 tables of Criteo Terabyte at a frequency limit of 15."""
 
 
@@ -71,9 +95,7 @@ def test_the_top_reads_the_numbers_and_every_pair() -> None:
         model.embeddings.stores["2"].copy_(torch.arange(14.0).view(7, 2))  # C1 rows 0-2, C2 rows 3-6
         model.bottom.first.weight.copy_(torch.eye(2))
         model.bottom.first.bias.zero_()
-    batch = {
-        "I1": torch.tensor([1.0]), "I2": torch.tensor([-2.0]), "C1": torch.tensor([1]), "C2": torch.tensor([0])
-    }  # fmt: skip
+    batch = {"I1": torch.tensor([1.0]), "I2": torch.tensor([-2.0]), "C1": torch.tensor([1]), "C2": torch.tensor([0])}
     # Bottom: relu(1, -2) = (1, 0). C1: (2, 3); C2: (6, 7). Pairs: (2,3).(1,0) = 2, (6,7).(1,0) = 6, (6,7).(2,3) = 33.
     assert torch.cat(model._interactions(batch), dim=1).tolist() == [[1.0, 0.0, 2.0, 6.0, 33.0]]
 

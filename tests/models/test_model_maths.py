@@ -20,8 +20,10 @@ from tests.model_cases import MODEL_CASES, TRAINED_BY_STEPS
 from tests.variants import variants
 
 FURTHER: Mapping[str, Mapping[str, object]] = {
-    "wide_deep": {"indicators": ["hour"]}, "dcnv2": {"cross_rank": 3}, "sim": {"short_length": 3}
-}  # fmt: skip
+    "wide_deep": {"indicators": ["hour"]},
+    "dcnv2": {"cross_rank": 3},
+    "sim": {"short_length": 3},
+}
 """Settings of further branches of a model."""
 TINY = {name: {**case.tiny, **FURTHER.get(name, {})} for name, case in MODEL_CASES.items()}
 NAMES = TRAINED_BY_STEPS

@@ -136,9 +136,12 @@ def run_training(name: str, spec: FeatureSpec, run: Path, **settings: object) ->
     """Train a model by steps with these settings, or fit it, which takes none of them."""
     chosen = {**settings, "learning_rate": 0.01} if name in TRAINED_BY_STEPS else {}
     train(
-        name, spec, run, settings=TrainSettings.model_validate({**chosen, "tensorboard": False}),
+        name,
+        spec,
+        run,
+        settings=TrainSettings.model_validate({**chosen, "tensorboard": False}),
         model_settings=MODELS[name].Settings.model_validate(MODEL_CASES[name].fits),
-    )  # fmt: skip
+    )
 
 
 def a_batch(spec: FeatureSpec, rows: int = 37) -> Batch:

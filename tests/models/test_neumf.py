@@ -273,9 +273,15 @@ def proposed(rows: int, **others: object) -> dict[str, object]:
 
 def test_interactions_get_factors_with_a_softmax() -> None:
     assert proposed(7403) == {
-        "use_mlp": False, "factors": 128, "item_bias": True, "l2_positives": 0.03, "loss": "softmax",
-        "train.negatives": 15, "train.batch_size": 8192, "train.learning_rate": 0.002,
-    }  # fmt: skip
+        "use_mlp": False,
+        "factors": 128,
+        "item_bias": True,
+        "l2_positives": 0.03,
+        "loss": "softmax",
+        "train.negatives": 15,
+        "train.batch_size": 8192,
+        "train.learning_rate": 0.002,
+    }
 
 
 @pytest.mark.parametrize(

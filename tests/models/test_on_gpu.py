@@ -20,10 +20,29 @@ from tests.model_cases import MODEL_CASES, kind_of_data
 WHOLE = ("neumf", "wide_deep", "dcnv2", "din", "dien", "sim", "two_tower")
 
 LAUNCH_NOTHING = {
-    "_unsafe_view", "alias", "as_strided", "detach", "empty", "empty_like", "empty_strided", "expand", "lift_fresh",
-    "new_empty", "new_empty_strided", "permute", "select", "slice", "split", "split_with_sizes", "squeeze", "t",
-    "transpose", "unbind", "unsqueeze", "view",
-}  # fmt: skip
+    "_unsafe_view",
+    "alias",
+    "as_strided",
+    "detach",
+    "empty",
+    "empty_like",
+    "empty_strided",
+    "expand",
+    "lift_fresh",
+    "new_empty",
+    "new_empty_strided",
+    "permute",
+    "select",
+    "slice",
+    "split",
+    "split_with_sizes",
+    "squeeze",
+    "t",
+    "transpose",
+    "unbind",
+    "unsqueeze",
+    "view",
+}
 """Operations that look at memory in another way, or reserve it."""
 
 

@@ -220,8 +220,9 @@ def test_side_features_are_added_to_item_vectors(tmp_path: Path) -> None:
     tables = described.tables({name: items[name] for name in ("brand", "kinds")}, ("brand",))
     store, kinds = described.tables.stores["4"], described.tables.first_row["kinds"]
     price = described.numbers.weight[:, 0]
-    assert_close(model.item_vectors()[1], model.items[1] + tables[1] + store[kinds + torch.tensor([1, 3])].mean(0)
-                 + 2 * price)  # fmt: skip
+    assert_close(
+        model.item_vectors()[1], model.items[1] + tables[1] + store[kinds + torch.tensor([1, 3])].mean(0) + 2 * price
+    )
     assert_close(model.item_vectors()[6], model.items[6] + tables[6] + 0.5 * price)
     model.loss(batch(model.spec, 1, 3)).backward()
     assert price.grad_fn is not None
@@ -242,8 +243,17 @@ def test_items_without_other_features_have_none_to_add(spec: FeatureSpec) -> Non
 
 
 def proposed(rows: int, num_users: int, items: int, **more: object) -> dict[str, object]:
-    facts = DataFacts(**{"task": "interactions", "rows": rows, "samples": rows, "positive_share": 1.0,
-                         "users": num_users, "items": items, **more})  # fmt: skip
+    facts = DataFacts(
+        **{
+            "task": "interactions",
+            "rows": rows,
+            "samples": rows,
+            "positive_share": 1.0,
+            "users": num_users,
+            "items": items,
+            **more,
+        }
+    )
     return {name: value for name, (value, _) in SasRec.defaults(facts).items()}
 
 

@@ -50,10 +50,14 @@ def a_spec(*, ids: Mapping[str, int] | None = None, gaps: bool = True, negatives
         {
             "feature_spec": {**features, **lists, **others, "label": {"dtype": "float32"}},
             "channel_spec": {
-                **roles, "user": ["user_id"], "item": [*ids, "price"], "context": ["hour"], "label": ["label"],
+                **roles,
+                "user": ["user_id"],
+                "item": [*ids, "price"],
+                "context": ["hour"],
+                "label": ["label"],
             },
         }
-    )  # fmt: skip
+    )
 
 
 def a_batch(spec: FeatureSpec, rows: int = 16, length: int = 12, seed: int = 0) -> Batch:
@@ -218,8 +222,13 @@ def test_reading_tables_and_laying_vectors_out_give_the_same_loss_and_gradients(
         loss.backward()
         gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
         assert [name for name, gradient in gradients.items() if gradient is None] == []
-        found.append({**{name: cast(Tensor, own) for name, own in gradients.items()}, "loss": loss.detach(),
-                      "logits": model(batch).detach()})  # fmt: skip
+        found.append(
+            {
+                **{name: cast(Tensor, own) for name, own in gradients.items()},
+                "loss": loss.detach(),
+                "logits": model(batch).detach(),
+            }
+        )
     for other in found[1:]:
         for name, left in found[0].items():
             torch.testing.assert_close(left, other[name], atol=1e-5, rtol=1e-4, msg=lambda text, name=name: name + text)
@@ -273,8 +282,10 @@ def test_scores_of_items_are_those_of_pairs(way: str, monkeypatch: pytest.Monkey
     spec = a_spec()
     model, batch = build(spec, **WAYS[way]), a_batch(spec)
     items = {
-        "item_id": torch.arange(NUM_ITEMS), "category": torch.arange(NUM_ITEMS) % 5, "price": torch.rand(NUM_ITEMS),
-    }  # fmt: skip
+        "item_id": torch.arange(NUM_ITEMS),
+        "category": torch.arange(NUM_ITEMS) % 5,
+        "price": torch.rand(NUM_ITEMS),
+    }
     request = {name: values for name, values in batch.items() if name in model.features() and name not in items}
     with torch.inference_mode():
         pairs = model.pair_scores(request, items)
@@ -382,9 +393,12 @@ def long_ago(rows: int, seed: int) -> tuple[FeatureSpec, Batch, float]:
     probability = 1 / (1 + np.exp(3 - 14 * share))
     label = random.random(rows) < probability
     batch = {
-        "item_id": target, "category": category[target], "label": label.astype(np.float32),
-        "history_item_id": events, "history_category": category[events],
-    }  # fmt: skip
+        "item_id": target,
+        "category": category[target],
+        "label": label.astype(np.float32),
+        "history_item_id": events,
+        "history_category": category[events],
+    }
     return spec, {name: torch.from_numpy(values) for name, values in batch.items()}, metrics.auc(probability, label)
 
 
@@ -396,9 +410,15 @@ def test_learns_what_happened_long_ago(search: str) -> None:
     for long_length in (None, 0):
         torch.manual_seed(0)
         settings = SimSettings(
-            embedding_dim=8, search=search, top_k=10, short="din", hidden=(32,), search_hidden=(32,), heads=2,  # type: ignore[arg-type]
+            embedding_dim=8,
+            search=search,
+            top_k=10,
+            short="din",
+            hidden=(32,),
+            search_hidden=(32,),
+            heads=2,  # type: ignore[arg-type]
             long_length=long_length,
-        )  # fmt: skip
+        )
         model = Sim(spec, settings).train()
         optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
         for _ in range(4):

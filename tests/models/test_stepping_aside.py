@@ -40,8 +40,10 @@ def layers(model: Model) -> dict[str, nn.Module]:
 def sides(spec: FeatureSpec, batch: Batch) -> tuple[Batch, Batch]:
     """Some requests and some items."""
     items = spec.role("item")
-    return ({key: value[:3] for key, value in batch.items() if key not in items and key != spec.label},
-            {key: value[3:7] for key, value in batch.items() if key in items})  # fmt: skip
+    return (
+        {key: value[:3] for key, value in batch.items() if key not in items and key != spec.label},
+        {key: value[3:7] for key, value in batch.items() if key in items},
+    )
 
 
 @pytest.mark.parametrize("pre", [False, True], ids=["forward hook", "pre-hook"])

@@ -35,13 +35,20 @@ def a_spec(*, lists: bool = False, reserved: bool = True) -> FeatureSpec:
     }
     if lists:
         features["history_item_id"] = {
-            "dtype": "int32", "cardinality": 8, "vocabulary": "item_id", "length": 4, "padding": 0
-        }  # fmt: skip
+            "dtype": "int32",
+            "cardinality": 8,
+            "vocabulary": "item_id",
+            "length": 4,
+            "padding": 0,
+        }
         features["history_gap"] = {"dtype": "float32", "length": 4}
     channels = {
-        "user": ["user_id"], "item": ["item_id", "category", "price"], "context": ["hour"], "label": ["label"],
+        "user": ["user_id"],
+        "item": ["item_id", "category", "price"],
+        "context": ["hour"],
+        "label": ["label"],
         **({"history": ["history_item_id", "history_gap"]} if lists else {}),
-    }  # fmt: skip
+    }
     metadata = {"user_id": "user_id", "item_id": "item_id", **({"vocabularies": "vocabularies"} if reserved else {})}
     return FeatureSpec.from_dict({"feature_spec": features, "channel_spec": channels, "metadata": metadata})
 
@@ -260,10 +267,12 @@ def by_category(folder: Path) -> FeatureSpec:
 def test_items_that_training_never_saw_are_ranked_by_their_features(tmp_path: Path) -> None:
     spec = by_category(tmp_path / "data")
     train(
-        "two_tower", spec, tmp_path / "run",
+        "two_tower",
+        spec,
+        tmp_path / "run",
         settings=TrainSettings(epochs=12, batch_size=128, negatives=1, learning_rate=0.01, tensorboard=False),
         model_settings=TwoTowerSettings(dim=8, embedding_dim=8, id_dropout=0.3, temperature=0.3, loss="softmax"),
-    )  # fmt: skip
+    )
     model = bundle.load(tmp_path / "run").model
     assert model.scores_unseen_items
     table = pq.read_table(spec.folder / "items.parquet", partitioning=None)
@@ -283,9 +292,12 @@ def test_items_that_training_never_saw_are_ranked_by_their_features(tmp_path: Pa
 def test_the_softmax_on_labelled_rows_is_judged_by_auc(tmp_path: Path) -> None:
     spec = made_up.clicks(tmp_path / "clicks", num_rows=1000)
     result = train(
-        "two_tower", spec, tmp_path / "run", settings=TrainSettings(epochs=2, tensorboard=False),
+        "two_tower",
+        spec,
+        tmp_path / "run",
+        settings=TrainSettings(epochs=2, tensorboard=False),
         model_settings=TwoTowerSettings(dim=4, embedding_dim=4, loss="softmax"),
-    )  # fmt: skip
+    )
     assert result.best_epoch is not None
     trained = bundle.load(tmp_path / "run")
     assert set(trained.card.metrics["rows"]) == {"auc", "group_auc"}

@@ -42,8 +42,11 @@ def fitted(name: str, seen: Interactions, *, weighted: bool = False, **settings:
 
 def unfitted(name: str, users: int, items: int, *, weighted: bool = False, **settings: object) -> FittedItemModel:
     features: Mapping[str, object] = {
-        "user": {"cardinality": users}, "item": {"cardinality": items}, "label": {}, "w": {},
-    }  # fmt: skip
+        "user": {"cardinality": users},
+        "item": {"cardinality": items},
+        "label": {},
+        "w": {},
+    }
     channels = {"user": ["user"], "item": ["item"], "label": ["label"]}
     metadata = {"event_weight": "w"} if weighted else {}
     spec = FeatureSpec.from_dict({"feature_spec": features, "channel_spec": channels, "metadata": metadata})

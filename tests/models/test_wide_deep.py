@@ -56,9 +56,11 @@ def test_the_published_sizes_give_the_published_number_of_parameters() -> None:
 def test_the_linear_part_starts_at_zero() -> None:
     wide = build(a_spec(**MIXED), use_deep=False)
     batch = {
-        "a": torch.tensor([1, 2]), "b": torch.tensor([3, 0]), "price": torch.tensor([0.5, -2.0]),
+        "a": torch.tensor([1, 2]),
+        "b": torch.tensor([3, 0]),
+        "price": torch.tensor([0.5, -2.0]),
         "tags": torch.tensor([[1, 4, 0], [0, 0, 0]]),
-    }  # fmt: skip
+    }
     assert torch.equal(wide(batch), torch.zeros(2))
 
 
@@ -71,9 +73,11 @@ def test_the_linear_part_worked_by_hand() -> None:
         wide.wide.bias.fill_(0.25)
         wide.wide.cross_weights.copy_(100 * torch.arange(12.0).view(12, 1))
     batch = {
-        "a": torch.tensor([1, 2]), "b": torch.tensor([3, 0]), "price": torch.tensor([0.5, -2.0]),
+        "a": torch.tensor([1, 2]),
+        "b": torch.tensor([3, 0]),
+        "price": torch.tensor([0.5, -2.0]),
         "tags": torch.tensor([[1, 4, 0], [0, 0, 0]]),
-    }  # fmt: skip
+    }
     # Row 1: a=1 -> 1; b=3 -> 6; tags 1, 4 -> 8 + 11; 10 x .5 = 5; cross 1 x 4 + 3 = 7 -> 700; bias .25.
     # Row 2: a=2 -> 2; b=0 -> 3; no tag; 10 x -2 = -20; cross 2 x 4 + 0 = 8 -> 800; bias .25.
     torch.testing.assert_close(wide(batch), torch.tensor([731.25, 785.25]))
@@ -88,9 +92,11 @@ def test_the_deep_part_worked_by_hand() -> None:
         model.deep.out.weight.copy_(torch.tensor([[0.5, 7.0]]))
         model.deep.out.bias.fill_(1.0)
     batch = {
-        "a": torch.tensor([1, 2]), "b": torch.tensor([3, 0]), "price": torch.tensor([0.5, -2.0]),
+        "a": torch.tensor([1, 2]),
+        "b": torch.tensor([3, 0]),
+        "price": torch.tensor([0.5, -2.0]),
         "tags": torch.tensor([[1, 4, 0], [0, 0, 0]]),
-    }  # fmt: skip
+    }
     # Row 1: 1 + 6 + 2 x (8 + 11) / 2 + 4 x .5 = 28, the second unit is stopped: .5 x 28 + 1 = 15.
     # Row 2: 2 + 3 + 0 - 8 = -3, both are stopped: 1.
     torch.testing.assert_close(model(batch), torch.tensor([15.0, 1.0]))
@@ -103,8 +109,11 @@ def test_both_parts_add_up() -> None:
         both.wide.tables.stores["1"].normal_()
         both.wide.slopes.normal_()
     batch = {
-        "a": torch.tensor([1]), "b": torch.tensor([3]), "price": torch.tensor([0.5]), "tags": torch.tensor([[1, 4, 0]])
-    }  # fmt: skip
+        "a": torch.tensor([1]),
+        "b": torch.tensor([3]),
+        "price": torch.tensor([0.5]),
+        "tags": torch.tensor([[1, 4, 0]]),
+    }
     torch.testing.assert_close(both(batch), both.wide(batch) + both.deep(batch))
 
 
@@ -172,21 +181,26 @@ def test_items_are_scored_as_their_pairs_whatever_the_crosses(crosses: tuple[tup
     spec = FeatureSpec.from_dict(
         {
             "feature_spec": {
-                "a": {"cardinality": 5}, "price": {}, "b": {"cardinality": 7}, "c": {"cardinality": 3},
-                "tags": {"cardinality": 6, "length": 3, "padding": 0}, "label": {},
+                "a": {"cardinality": 5},
+                "price": {},
+                "b": {"cardinality": 7},
+                "c": {"cardinality": 3},
+                "tags": {"cardinality": 6, "length": 3, "padding": 0},
+                "label": {},
             },
             "channel_spec": {"context": ["a", "price"], "item": ["b", "c", "tags"], "label": ["label"]},
         }
-    )  # fmt: skip
+    )
     model = build(spec, crosses=crosses, indicators=["c"], embedding_dims={"b": 3})
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_()
     request = {"a": torch.tensor([1, 4]), "price": torch.tensor([0.5, -1.0])}
     items = {
-        "b": torch.arange(7), "c": torch.arange(7) % 3,
+        "b": torch.arange(7),
+        "c": torch.arange(7) % 3,
         "tags": torch.tensor([[1, 2, 0], [0, 0, 0], [5, 0, 0], [1, 1, 1], [2, 3, 4], [3, 0, 0], [4, 5, 0]]),
-    }  # fmt: skip
+    }
     with torch.inference_mode():
         torch.testing.assert_close(model.score_items(request, items), model.pair_scores(request, items))
         none = {name: tensor[:0] for name, tensor in items.items()}
@@ -214,9 +228,12 @@ def test_every_shape_of_data_trains_evaluates_and_comes_back(
     data = synthesize(shaped, tmp_path / "data", 300)
     settings = TrainSettings(epochs=2, batch_size=64, tensorboard=False, valid_share=0.2)
     train(
-        "wide_deep", data, tmp_path / "run", settings=settings,
+        "wide_deep",
+        data,
+        tmp_path / "run",
+        settings=settings,
         model_settings=WideDeepSettings.model_validate({"hidden": (8,), "embedding_dim": 4, **parts}),
-    )  # fmt: skip
+    )
     model = bundle.load(tmp_path / "run").model
     found = evaluate_model(model, data, "test").metrics["rows"]
     assert 0 < found["auc"] < 1
@@ -225,9 +242,12 @@ def test_every_shape_of_data_trains_evaluates_and_comes_back(
 def test_every_wrong_name_is_told_at_once() -> None:
     with pytest.raises(SettingsError) as told:
         build(
-            a_spec(**MIXED), wide_features=["pric"], embedding_dims={"price": 3}, indicators=["z"],
+            a_spec(**MIXED),
+            wide_features=["pric"],
+            embedding_dims={"price": 3},
+            indicators=["z"],
             crosses=[["a", "tags"]],
-        )  # fmt: skip
+        )
     message = str(told.value)
     assert "wide_features: unknown feature 'pric'" in message
     assert "did you mean 'price'" in message

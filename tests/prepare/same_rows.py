@@ -24,9 +24,14 @@ def same_dataset(one: Path, two: Path) -> None:
     assert specs[1] == specs[0]
     by_rows = {"clicks_test.parquet", "users.parquet"}  # Spark writes the first, and may join the second
     parts = (*SPLIT_FOLDERS, RAW)
-    others = [{name: held for name, held in bytes_of(folder).items()
-               if name not in (*by_rows, "feature_spec.yaml") and not name.startswith(parts)}
-              for folder in (one, two)]  # fmt: skip
+    others = [
+        {
+            name: held
+            for name, held in bytes_of(folder).items()
+            if name not in (*by_rows, "feature_spec.yaml") and not name.startswith(parts)
+        }
+        for folder in (one, two)
+    ]
     assert sorted(others[1]) == sorted(others[0])
     assert [name for name in others[0] if others[0][name] != others[1][name]] == []
     for name in by_rows:

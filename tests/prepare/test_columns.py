@@ -14,13 +14,15 @@ from recspec.data.prepare import columns, tables
 from recspec.data.prepare.backend import Backend
 from recspec.data.prepare.columns import Column
 
-RAW = pa.table({
-    "price": pa.array([0.0, 1.0, None, 10.0, 100.0, 1000.0, 10.0, 3.0]),
-    "delta": pa.array([-1.0, 0.5, 2.0, -30.0, None, 0.0, 0.0, 90.0]),
-    "shop": pa.array(["a", "b", None, "a", "b", "c", "a", "é"]),
-    "tags": pa.array(["x|y", "y", None, "", "x|y|z", "z", "y", "y"]),
-    "none": pa.nulls(8, pa.float64()),
-})  # fmt: skip
+RAW = pa.table(
+    {
+        "price": pa.array([0.0, 1.0, None, 10.0, 100.0, 1000.0, 10.0, 3.0]),
+        "delta": pa.array([-1.0, 0.5, 2.0, -30.0, None, 0.0, 0.0, 90.0]),
+        "shop": pa.array(["a", "b", None, "a", "b", "c", "a", "é"]),
+        "tags": pa.array(["x|y", "y", None, "", "x|y|z", "z", "y", "y"]),
+        "none": pa.nulls(8, pa.float64()),
+    }
+)
 COLUMNS = (
     Column("plain", "number", raw="price"),
     Column("chosen", "number", raw="price", log1p=None),
@@ -46,17 +48,27 @@ def test_columns_of_a_small_table_are_fitted_in_memory_as_by_a_query_each(
     found = list(columns.fit_columns(backend, rows, RAW.num_rows, COLUMNS, 2))
     assert list(map(told, found)) == list(map(told, expected))
     logs = {column.name: getattr(encoder, "log1p", None) for column, (encoder, _) in zip(COLUMNS, found, strict=True)}
-    assert logs == {"plain": False, "chosen": True, "both": False, "none": False, "limited": False, "logged": True,
-                    **dict.fromkeys(("price_bucket", "shop", "hashed", "tags"))}  # fmt: skip
-    limits = {column.name: (getattr(each, "low", None), getattr(each, "high", None))
-              for column, (each, _) in zip(COLUMNS, found, strict=True)}  # fmt: skip
+    assert logs == {
+        "plain": False,
+        "chosen": True,
+        "both": False,
+        "none": False,
+        "limited": False,
+        "logged": True,
+        **dict.fromkeys(("price_bucket", "shop", "hashed", "tags")),
+    }
+    limits = {
+        column.name: (getattr(each, "low", None), getattr(each, "high", None))
+        for column, (each, _) in zip(COLUMNS, found, strict=True)
+    }
     assert limits == {**dict.fromkeys(limits, (None, None)), "limited": (-30.0, 90.0)}
 
 
 def test_a_seldom_number_is_not_huge_where_it_occurs() -> None:
     seldom = pa.array([0.0] * 99 + [1.0])
-    (limited, _), (plain, _) = (columns.fit(Column("x", "number", log1p=None, limited=each), seldom)
-                                for each in (True, False))  # fmt: skip
+    (limited, _), (plain, _) = (
+        columns.fit(Column("x", "number", log1p=None, limited=each), seldom) for each in (True, False)
+    )
     assert isinstance(limited, ScaleEncoder)
     assert isinstance(plain, ScaleEncoder)
     assert (limited.mean, limited.std) == (0.01, 0.25)  # the range 0 to 1 takes 4 deviations

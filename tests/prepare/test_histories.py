@@ -25,10 +25,17 @@ START = 1_300_000_000
 
 # user, item, days after the start; brands of the items below
 EVENTS = [
-    ("ann", "a", 0), ("ann", "b", 1), ("ann", "a", 1), ("ann", "c", 4), ("ann", "d", 9), ("ann", "e", 10),
-    ("bob", "b", 2), ("bob", "e", 5), ("bob", "f", 11),
+    ("ann", "a", 0),
+    ("ann", "b", 1),
+    ("ann", "a", 1),
+    ("ann", "c", 4),
+    ("ann", "d", 9),
+    ("ann", "e", 10),
+    ("bob", "b", 2),
+    ("bob", "e", 5),
+    ("bob", "f", 11),
     ("cat", "f", 3),
-]  # fmt: skip
+]
 BRANDS = {"a": "x", "b": "y", "c": "", "d": "x", "e": "y", "f": "x"}
 IDS = {item: number for number, item in enumerate("abcdef", 1)}
 
@@ -120,8 +127,13 @@ def test_events_of_unknown_items_are_passed_over() -> None:
     users, ids = np.array([1, 1, 1, 1, 2, 2]), np.array([4, 0, 5, 6, 0, 7])
     timeline = Timeline.of(users, ids)
     assert [ids[timeline.histories(np.array([row]), 2).values].tolist() for row in range(6)] == [
-        [], [4], [4], [4, 5], [], []
-    ]  # fmt: skip
+        [],
+        [4],
+        [4],
+        [4, 5],
+        [],
+        [],
+    ]
     whole = timeline.histories(np.array([3, 5]), 2, with_own=True)
     assert ids[whole.values].tolist() == [5, 6, 7]
     assert whole.lengths.tolist() == [2, 1]
@@ -313,16 +325,21 @@ def test_settings_say_which_train_rows_stay() -> None:
         4,
     ]
     assert MovieLensSettings(history=9, min_history=1, prefixes=2).leaves_out == [
-        "with fewer than 1 events before them (min_history)", "beyond prefixes=2"
-    ]  # fmt: skip
+        "with fewer than 1 events before them (min_history)",
+        "beyond prefixes=2",
+    ]
 
 
 def test_the_encoders_say_how_raw_histories_are_read(tmp_path: Path) -> None:
     spec = prepare(tmp_path)
     kept = json.loads(spec.path("encoders.json").read_text())
     assert kept["history_item_id"] == {
-        "kind": "vocabulary", "vocabulary": "item_id", "separator": "|", "length": 3, "keep": "last"
-    }  # fmt: skip
+        "kind": "vocabulary",
+        "vocabulary": "item_id",
+        "separator": "|",
+        "length": 3,
+        "keep": "last",
+    }
     assert kept["brand"] == {"kind": "vocabulary", "vocabulary": "brand", "missing": "no_brand"}
     assert kept["history_gap"] == {"log1p": True, "kind": "number", "separator": "|", "length": 3, "keep": "last"}
 

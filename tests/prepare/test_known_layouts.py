@@ -83,7 +83,10 @@ NETFLIX = "1:\n15,4,2000-11-24\n7,3,2003-12-03\n2:\n15,5,2001-01-01\n"
 def test_items_stand_over_their_users(tmp_path: Path) -> None:
     rows, _ = read(written(tmp_path, "a.txt", NETFLIX))
     assert [tuple(row.values()) for row in rows] == [
-        ("1", "15", "4", "2000-11-24"), ("1", "7", "3", "2003-12-03"), ("2", "15", "5", "2001-01-01")]  # fmt: skip
+        ("1", "15", "4", "2000-11-24"),
+        ("1", "7", "3", "2003-12-03"),
+        ("2", "15", "5", "2001-01-01"),
+    ]
     assert [*rows[0]] == ["item_id", "user_id", "rating", "timestamp"]
     assert [*read(written(tmp_path, "b.txt", "1:\n15\n7\n"))[0][0]] == ["item_id", "user_id"]
     with pytest.raises(DataError, match=r"line 6: is '7,3'; expected an item such as 123:, or user_id and rating and"):
@@ -106,20 +109,33 @@ def test_titles_may_hold_commas(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "rows"),
     [
-        ("1 3:1 7:1\n-1 2:1 9:1\n", [{"label": "1", "field_1": "3", "field_2": "7"},
-                                     {"label": "-1", "field_1": "2", "field_2": "9"}]),
+        (
+            "1 3:1 7:1\n-1 2:1 9:1\n",
+            [{"label": "1", "field_1": "3", "field_2": "7"}, {"label": "-1", "field_1": "2", "field_2": "9"}],
+        ),
         ("+1 3:1 7:1\n0 2:1\n", [{"label": "1", "indices": ["3", "7"]}, {"label": "0", "indices": ["2"]}]),
-        ("1 3:0.5\n0 2:4 3:1 # note\n", [{"label": "1", "feature_2": "0", "feature_3": "0.5"},
-                                         {"label": "0", "feature_2": "4", "feature_3": "1"}]),
-        ("2 qid:8 1:0.5\n0 qid:9 1:2\n", [{"label": "2", "qid": "8", "feature_1": "0.5"},
-                                          {"label": "0", "qid": "9", "feature_1": "2"}]),
-        ("1 0:3:1 1:9:0.5\n0 0:4:1 1:9:1\n1 0:4:1\n", [{"label": "1", "field_0": "3", "field_1": "0.5"},
-                                                       {"label": "0", "field_0": "4", "field_1": "1"},
-                                                       {"label": "1", "field_0": "4", "field_1": None}]),
-        ("1 0:3:1 0:5:1 1:9:1\n0 0:4:1 1:8:1\n", [{"label": "1", "field_0": ["3", "5"], "field_1": "9"},
-                                                  {"label": "0", "field_0": ["4"], "field_1": "8"}]),
+        (
+            "1 3:0.5\n0 2:4 3:1 # note\n",
+            [{"label": "1", "feature_2": "0", "feature_3": "0.5"}, {"label": "0", "feature_2": "4", "feature_3": "1"}],
+        ),
+        (
+            "2 qid:8 1:0.5\n0 qid:9 1:2\n",
+            [{"label": "2", "qid": "8", "feature_1": "0.5"}, {"label": "0", "qid": "9", "feature_1": "2"}],
+        ),
+        (
+            "1 0:3:1 1:9:0.5\n0 0:4:1 1:9:1\n1 0:4:1\n",
+            [
+                {"label": "1", "field_0": "3", "field_1": "0.5"},
+                {"label": "0", "field_0": "4", "field_1": "1"},
+                {"label": "1", "field_0": "4", "field_1": None},
+            ],
+        ),
+        (
+            "1 0:3:1 0:5:1 1:9:1\n0 0:4:1 1:8:1\n",
+            [{"label": "1", "field_0": ["3", "5"], "field_1": "9"}, {"label": "0", "field_0": ["4"], "field_1": "8"}],
+        ),
     ],
-)  # fmt: skip
+)
 def test_sparse_rows_become_columns(text: str, rows: list[dict[str, object]], tmp_path: Path) -> None:
     assert read(written(tmp_path, "a.txt", text))[0] == rows
 
@@ -145,8 +161,14 @@ def test_indices_of_sparse_rows_are_categories(tmp_path: Path) -> None:
 
 # --- places of columns -----------------------------------------------------------------------------------------------
 
-WHEN = ("2024-05-13T16:00:00Z", "05/13/2024 16:00", "Mon May 13 16:00:00 +0000 2024", "20240513", "1715616000",
-        "1715616000000")  # fmt: skip
+WHEN = (
+    "2024-05-13T16:00:00Z",
+    "05/13/2024 16:00",
+    "Mon May 13 16:00:00 +0000 2024",
+    "20240513",
+    "1715616000",
+    "1715616000000",
+)
 
 
 @pytest.mark.parametrize("separator", [",", "\t", "::", "|"])
@@ -182,13 +204,17 @@ def test_a_file_of_items_without_a_header_begins_with_their_ids(tmp_path: Path) 
 
 # --- JSON and Python -------------------------------------------------------------------------------------------------
 
-OBJECTS = [{"user_id": "u1", "item_id": "Dr. 'X' \"Y\"", "n": 3, "ok": True, "none": None},
-           {"user_id": "u2", "item_id": "é", "n": 4, "ok": False, "none": "x"}]  # fmt: skip
+OBJECTS = [
+    {"user_id": "u1", "item_id": "Dr. 'X' \"Y\"", "n": 3, "ok": True, "none": None},
+    {"user_id": "u2", "item_id": "é", "n": 4, "ok": False, "none": "x"},
+]
 FORMS = {
-    "lines": "".join(json.dumps(each) + "\n" for each in OBJECTS), "literals": "\n".join(map(repr, OBJECTS)),
-    "list": json.dumps(OBJECTS), "indented": json.dumps(OBJECTS, indent=2),
+    "lines": "".join(json.dumps(each) + "\n" for each in OBJECTS),
+    "literals": "\n".join(map(repr, OBJECTS)),
+    "list": json.dumps(OBJECTS),
+    "indented": json.dumps(OBJECTS, indent=2),
     "one by one": "\n".join(json.dumps(each, indent=1) for each in OBJECTS),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -203,12 +229,15 @@ def test_objects_are_read_in_every_form(form: str, name: str, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("{'a': __import__('os')}", "line 2: is no Python dictionary"), ("{'a': {1, 2}}", "line 2: is no Python"),
-        ("{'a': " + "(" * 300 + "}", "line 2: is no Python"), ("{'a': b'x'}", "line 2: is no Python"),
-        ("{'a': " + "-" * 200_000 + "1}", "line 2: is no Python"), ("[1]", "line 2: is no Python"),
+        ("{'a': __import__('os')}", "line 2: is no Python dictionary"),
+        ("{'a': {1, 2}}", "line 2: is no Python"),
+        ("{'a': " + "(" * 300 + "}", "line 2: is no Python"),
+        ("{'a': b'x'}", "line 2: is no Python"),
+        ("{'a': " + "-" * 200_000 + "1}", "line 2: is no Python"),
+        ("[1]", "line 2: is no Python"),
         ("{'a': '" + "x" * (2 << 20) + "'}", "line 2: a Python literal is longer than 2,097,152 characters"),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_plain_dictionary_is_refused_and_never_run(line: str, expected: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=expected):
         read(written(tmp_path, "a.json", f"{{'a': 'b'}}\n{line}\n"))
@@ -242,7 +271,9 @@ def test_a_named_key_of_objects_holds_the_ids(name: str, tmp_path: Path) -> None
         read(path, item="item_id")
     rows, notes = read(path, item="items.item_id", mentioned=frozenset({"user.id"}))
     assert [(row["user.id"], row["items.item_id"], str(row["items.n"])) for row in rows] == [
-        ("u1", "a", "1"), ("u1", "b", "2")]  # fmt: skip
+        ("u1", "a", "1"),
+        ("u1", "b", "2"),
+    ]
     assert ("1 row whose 'items.item_id' holds no item" in str(notes.dropped)) == name.endswith("jsonl")
 
 
@@ -326,10 +357,16 @@ def test_ids_equal_as_numbers_are_refused_with_the_setting_that_joins_them(tmp_p
 
 @pytest.mark.parametrize(
     ("start", "what"),
-    [(b"\x89HDF\r\n", "an HDF5 file"), (b"<!DOCTYPE html><html>", "a web page"), (b"@relation x\n", "an ARFF file"),
-     (b"version https://git-lfs.github.com/spec/v1\n", "a pointer of Git LFS"), (b"\x80\x04\x95abc", "a pickle"),
-     (b"INSERT INTO `a` VALUES (1);", "an SQL dump"), (b"%%MatrixMarket matrix\n", "a MatrixMarket file")],
-)  # fmt: skip
+    [
+        (b"\x89HDF\r\n", "an HDF5 file"),
+        (b"<!DOCTYPE html><html>", "a web page"),
+        (b"@relation x\n", "an ARFF file"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "a pointer of Git LFS"),
+        (b"\x80\x04\x95abc", "a pickle"),
+        (b"INSERT INTO `a` VALUES (1);", "an SQL dump"),
+        (b"%%MatrixMarket matrix\n", "a MatrixMarket file"),
+    ],
+)
 def test_files_of_other_kinds_are_named(start: bytes, what: str, tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(start)
     with pytest.raises(DataError, match=f"its first bytes are those of {what}"):
@@ -348,7 +385,8 @@ def test_texts_that_may_be_lists_are_told(tmp_path: Path) -> None:
     )
     result = prepare_table(tmp_path / "train.csv", tmp_path / "out", text, split="share", context_features=["seq"])
     assert "60 values such as '0^1' may be lists; --set 'lists=[seq]' --set 'list_separator=^' reads them" in str(
-        result.summary["inferred"])  # fmt: skip
+        result.summary["inferred"]
+    )
     told: dict[str, object] = {"split": "share", "context_features": ["seq"], "lists": ["seq"], "list_separator": "^"}
     asked = prepare_table(tmp_path / "train.csv", tmp_path / "b", None, **told)
     assert asked.spec.features["seq"].length == 2

@@ -52,8 +52,10 @@ def test_parts_become_one_dataset(backend: Backend, tmp_path: Path) -> None:
     out.mkdir()
     chunks = gather(backend, out, parts)
     files = {split: [file for chunk in of for file in chunk.files] for split, of in chunks.items()}
-    assert files == {"train": ["train/part-00000.parquet", "train/part-00001.parquet"],
-                     "valid": ["valid/part-00000.parquet"]}  # fmt: skip
+    assert files == {
+        "train": ["train/part-00000.parquet", "train/part-00001.parquet"],
+        "valid": ["valid/part-00000.parquet"],
+    }
     assert [pq.read_table(out / name).column("label").to_pylist() for name in files["train"]] == [[1, 2], [3]]
     assert pq.read_table(out / "users.parquet").column("history").to_pylist() == [[1, 2], [3, 4], [5, 6]]
     assert sorted(path.name for path in out.iterdir()) == ["train", "users.parquet", "valid"]

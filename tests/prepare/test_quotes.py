@@ -36,8 +36,10 @@ def test_rows_that_a_quote_swallows_are_refused(separator: str, place: int, tmp_
     assert "'title': 1 value of a.tsv span lines, the first from line 12 on" in str(notes.inferred)
 
 
-@pytest.mark.parametrize(("title", "expected"), [('"Heroes" live', "goes on behind its closing quote"),
-                                                 ('"never closed', "a quote is never closed")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("title", "expected"),
+    [('"Heroes" live', "goes on behind its closing quote"), ('"never closed', "a quote is never closed")],
+)
 def test_quotes_that_no_reading_explains_name_the_setting(title: str, expected: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=f"{expected}.*--set quote=null"):
         read(written(tmp_path / "a.tsv", table(["a", title, "b"])))

@@ -58,9 +58,33 @@ def items(out: Path) -> dict[object, dict[str, object]]:
 
 # --- the names of files ----------------------------------------------------------------------------------------------
 
-HOSTILE = ("userId=1", "data[1]", "a*", "a?", "{a,b}", "it's", 'say "x"', "two  words", "Zürich 日本", "-dash", "--out",
-           "%20", "back\\slash", "new\nline", "**", "[!a]", "~", "$HOME", "a;b", "#1", "s3:bucket", "CON", ".hidden",
-           "_temporary", "label=1")  # fmt: skip
+HOSTILE = (
+    "userId=1",
+    "data[1]",
+    "a*",
+    "a?",
+    "{a,b}",
+    "it's",
+    'say "x"',
+    "two  words",
+    "Zürich 日本",
+    "-dash",
+    "--out",
+    "%20",
+    "back\\slash",
+    "new\nline",
+    "**",
+    "[!a]",
+    "~",
+    "$HOME",
+    "a;b",
+    "#1",
+    "s3:bucket",
+    "CON",
+    ".hidden",
+    "_temporary",
+    "label=1",
+)
 
 
 def spoil(folder: Path) -> None:
@@ -101,8 +125,11 @@ def test_the_name_of_a_file_or_folder_means_nothing(name: str, tmp_path: Path) -
 
 
 @settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.text(st.characters(codec="utf-8", exclude_characters="/\0"), min_size=1, max_size=20)
-       .filter(lambda name: name not in (".", "..") and len(name.encode()) < 200))  # fmt: skip
+@given(
+    st.text(st.characters(codec="utf-8", exclude_characters="/\0"), min_size=1, max_size=20).filter(
+        lambda name: name not in (".", "..") and len(name.encode()) < 200
+    )
+)
 def test_any_name_of_a_file_is_read(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
     folder = tmp_path_factory.mktemp("any") / name
     folder.mkdir()
@@ -124,15 +151,17 @@ def shop(rows: int = 60) -> pa.Table:
         {
             "user_id": [f"{rng.integers(12):03d}" for _ in range(rows)],
             "item_id": [["0007", "7", "1216X", "0195153448", "GIFT CARD", "é"][rng.integers(6)] for _ in range(rows)],
-            "timestamp": pa.array([start + datetime.timedelta(minutes=int(each)) for each in rng.permutation(rows) * 7],
-                                  pa.timestamp("us", "UTC")),
+            "timestamp": pa.array(
+                [start + datetime.timedelta(minutes=int(each)) for each in rng.permutation(rows) * 7],
+                pa.timestamp("us", "UTC"),
+            ),
             "price": [None if row % 7 == 0 else round(float(rng.normal(20, 5)), 2) for row in range(rows)],
             "count": [int(rng.integers(1, 9)) for _ in range(rows)],
             "gift": [bool(rng.integers(2)) for _ in range(rows)],
             "zip": [["01234", "99999", None][rng.integers(3)] for _ in range(rows)],
             "shop": [["north", "süd", 'a "b", c'][rng.integers(3)] for _ in range(rows)],
         }
-    )  # fmt: skip
+    )
 
 
 def by_pandas(table: pa.Table, folder: Path) -> list[Path]:
@@ -219,8 +248,14 @@ def test_a_late_value_decides_the_type_as_well_as_an_early_one(tmp_path: Path) -
     lines[59_000] = "u1,1216X,59000,8.5,7\n"
     text = "user_id,item_id,timestamp,size,sku\n" + "".join(lines)
     (tmp_path / "items.csv").write_text("item_id,weight\n1,5\n2,6\n1216X,7\nGIFTCARD,8\n")
-    result = prepare_table(tmp_path / "a.csv", tmp_path / "out", text, items="items.csv", item_features=["weight"],
-                           context_features=["size"])  # fmt: skip
+    result = prepare_table(
+        tmp_path / "a.csv",
+        tmp_path / "out",
+        text,
+        items="items.csv",
+        item_features=["weight"],
+        context_features=["size"],
+    )
     assert items(tmp_path / "out")["1216X"]["weight_text"] == 7
     assert result.spec.features["size"].dtype == "float32"
 
@@ -240,8 +275,14 @@ def times_of(tmp_path: Path, times: Sequence[str], **asked: object) -> tuple[lis
 
 
 def test_times_of_several_zones_are_instants(tmp_path: Path) -> None:
-    times = ["2024-01-01 12:00:00+04:00", "2024-01-01T09:00:00Z", "2024-01-01 05:00:00-05:00", "2024-01-01T09:30+0000",
-             "2024-01-01 14:30:00+05:30", "2024-01-01 09:00:00 UTC"]  # fmt: skip
+    times = [
+        "2024-01-01 12:00:00+04:00",
+        "2024-01-01T09:00:00Z",
+        "2024-01-01 05:00:00-05:00",
+        "2024-01-01T09:30+0000",
+        "2024-01-01 14:30:00+05:30",
+        "2024-01-01 09:00:00 UTC",
+    ]
     found, summary = times_of(tmp_path, times)
     nine = 1704099600
     assert found == [nine - 3600, nine, nine + 3600, nine + 1800, nine, nine]
@@ -261,10 +302,14 @@ def test_a_clock_change_does_not_move_the_last_purchase(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("times", "message"),
     [
-        (["2024-01-01 12:00:00+04:00", "2024-01-01 12:00:00", "2024-01-01 12:00:00Z"],
-         "line 3 is '2024-01-01 12:00:00'; 1 times without one and 2 with a time zone; they can't be compared"),
-        ([*map(str, range(1_700_000_000, 1_700_000_250)), "yesterday", "soon", *map(str, range(1, 300))],
-         "line 252 is 'yesterday', line 253 is 'soon'; expected a number, as 549 other values are"),
+        (
+            ["2024-01-01 12:00:00+04:00", "2024-01-01 12:00:00", "2024-01-01 12:00:00Z"],
+            "line 3 is '2024-01-01 12:00:00'; 1 times without one and 2 with a time zone; they can't be compared",
+        ),
+        (
+            [*map(str, range(1_700_000_000, 1_700_000_250)), "yesterday", "soon", *map(str, range(1, 300))],
+            "line 252 is 'yesterday', line 253 is 'soon'; expected a number, as 549 other values are",
+        ),
         (["2024-01-01", "2024-02-30", "2024-01-03"], "line 3 is '2024-02-30'; there is no such day"),
         (["02/03/2024", "03/04/2024"], "line 2 is '02/03/2024', line 3 is '03/04/2024'; expected a number, or a time"),
         (["02/03/2024", "03/04/2024"], "in several ways: --set 'time_format=%m/%d/%Y' or --set 'time_format=%d/%m/%Y'"),
@@ -275,7 +320,7 @@ def test_a_clock_change_does_not_move_the_last_purchase(tmp_path: Path) -> None:
         (["1", "", "3"], "line 3 is missing; expected a number"),
         (["soon", "later"], "line 2 is 'soon', line 3 is 'later'; expected a number"),
     ],
-)  # fmt: skip
+)
 def test_times_that_can_not_be_told_name_their_lines(times: list[str], message: str, tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         times_of(tmp_path, times)
@@ -287,14 +332,19 @@ def test_times_that_can_not_be_told_name_their_lines(times: list[str], message: 
 @pytest.mark.parametrize(
     ("form", "text", "expected"),
     [
-        ("%m/%d/%Y", "02/25/2024", 1708819200), ("%d/%m/%y %H:%M", "25/2/24 01:30", 1708824600),
-        ("%d-%b-%Y %I:%M:%S %p", "25-Feb-2024 12:30:05 AM", 1708821005), ("%b %d, %Y", "Feb 25, 2024", 1708819200),
-        ("%Y%m%d", "20240225", 1708819200), ("%d.%m.%Y %H:%M:%S.%f %z", "25.02.2024 03:00:00.5 +02:00", 1708822800.5),
-        ("milliseconds", "1708819200250", 1708819200.25), ("microseconds", "1708819200000000", 1708819200),
-        ("%d %B %Y", "5 September 2023", 1693872000), ("%A, %d.%m.%Y", "Sunday, 25.02.2024", 1708819200),
+        ("%m/%d/%Y", "02/25/2024", 1708819200),
+        ("%d/%m/%y %H:%M", "25/2/24 01:30", 1708824600),
+        ("%d-%b-%Y %I:%M:%S %p", "25-Feb-2024 12:30:05 AM", 1708821005),
+        ("%b %d, %Y", "Feb 25, 2024", 1708819200),
+        ("%Y%m%d", "20240225", 1708819200),
+        ("%d.%m.%Y %H:%M:%S.%f %z", "25.02.2024 03:00:00.5 +02:00", 1708822800.5),
+        ("milliseconds", "1708819200250", 1708819200.25),
+        ("microseconds", "1708819200000000", 1708819200),
+        ("%d %B %Y", "5 September 2023", 1693872000),
+        ("%A, %d.%m.%Y", "Sunday, 25.02.2024", 1708819200),
         ("%a %d %b %Y %H:%M:%S %Z", "Sun 25 Feb 2024 00:00:00 GMT", 1708819200),
     ],
-)  # fmt: skip
+)
 def test_a_time_format_may_be_declared(form: str, text: str, expected: float, tmp_path: Path) -> None:
     found, _ = times_of(tmp_path, [text, text], time_format=form)
     assert found == [expected] * 2
@@ -600,8 +650,9 @@ def test_text_in_parquet_that_holds_numbers_stays_text_and_is_said(tmp_path: Pat
     assert "'price' is taken as a category, for the file calls it text, though 3 of its 4 values are numbers" in str(
         result.summary["inferred"]
     )
-    result = prepare_table(tmp_path / "a.parquet", tmp_path / "b", timestamp=None, context_features=["price"],
-                           numeric=["price"])  # fmt: skip
+    result = prepare_table(
+        tmp_path / "a.parquet", tmp_path / "b", timestamp=None, context_features=["price"], numeric=["price"]
+    )
     assert not result.spec.features["price"].is_categorical
     assert "'price': 1 value taken as missing: 'n/a' (the first in row 3)" in str(result.summary["changed"])
 
@@ -609,8 +660,14 @@ def test_text_in_parquet_that_holds_numbers_stays_text_and_is_said(tmp_path: Pat
 @pytest.mark.parametrize("missing", [["-999"], [-999]])
 def test_declared_missing_values_are_missing_in_every_column(missing: list[object], tmp_path: Path) -> None:
     text = "user_id,item_id,price,place\nu1,x,1,-999\nu2,x,-999,b\nu3,x,2,-999\n"
-    spec = prepare_table(tmp_path / "a.csv", tmp_path / "out", text, timestamp=None, missing_values=missing,
-                         context_features=["price", "place"]).spec  # fmt: skip
+    spec = prepare_table(
+        tmp_path / "a.csv",
+        tmp_path / "out",
+        text,
+        timestamp=None,
+        missing_values=missing,
+        context_features=["price", "place"],
+    ).spec
     assert numbers(spec, "price")[1] == 0
     encoders = Encoders.load(tmp_path / "out")
     assert encoders.vocabulary_of("place").values.to_pylist() == ["b"]
@@ -622,10 +679,14 @@ def test_declared_missing_values_are_missing_in_every_column(missing: list[objec
 WORDS = [("True", "False"), ("yes", "no"), ("Y", "N"), ("t", "f"), ("1", "0"), ("1.0", "0.0"), ("TRUE", "FALSE")]
 
 
-@pytest.mark.parametrize(("ending", "words"), [
-    pytest.param(ending, words, marks=[] if ending == ".csv" or words in WORDS[:2] else [pytest.mark.slow])
-    for ending in (".csv", ".jsonl", ".parquet") for words in WORDS
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("ending", "words"),
+    [
+        pytest.param(ending, words, marks=[] if ending == ".csv" or words in WORDS[:2] else [pytest.mark.slow])
+        for ending in (".csv", ".jsonl", ".parquet")
+        for words in WORDS
+    ],
+)
 def test_a_label_may_be_written_in_words(ending: str, words: tuple[str, str], tmp_path: Path) -> None:
     rows = [{"user_id": f"u{row % 3}", "item_id": "x", "y": words[row % 3 > 0]} for row in range(30)]
     if ending == ".csv":
@@ -670,8 +731,11 @@ def test_a_folder_of_files_is_read_file_after_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ending", [".jsonl", ".ndjson", ".json", ".jsonl.gz"])
 def test_json_lines_are_read(ending: str, tmp_path: Path) -> None:
-    rows = [{"user_id": "007", "item_id": 7, "tags": ["a", "b"], "row": 1}, {"user_id": 8, "item_id": "7"},
-            {"user_id": "007", "item_id": "0.5", "tags": None, "late": True}]  # fmt: skip
+    rows = [
+        {"user_id": "007", "item_id": 7, "tags": ["a", "b"], "row": 1},
+        {"user_id": 8, "item_id": "7"},
+        {"user_id": "007", "item_id": "0.5", "tags": None, "late": True},
+    ]
     text = "\n".join(json.dumps(row) for row in rows) + "\n\n"
     path = tmp_path / f"a{ending}"
     path.write_bytes(gzip.compress(text.encode()) if ending.endswith(".gz") else text.encode())
@@ -747,8 +811,9 @@ def test_a_sequence_a_line_is_read(tmp_path: Path) -> None:
     assert raw_pairs(result.spec, "valid") == [("7", "c")]
     assert result.summary["dropped"] == ["1 users of a.txt: their line holds no item"]
     (tmp_path / "b.csv").write_text("7;a;b\n8;c\n")
-    assert raw_pairs(prepare_table(tmp_path / "b.csv", tmp_path / "b", layout="sequences", separator=";").spec,
-                     "test") == [("7", "b")]  # fmt: skip
+    assert raw_pairs(
+        prepare_table(tmp_path / "b.csv", tmp_path / "b", layout="sequences", separator=";").spec, "test"
+    ) == [("7", "b")]
     with pytest.raises(ValueError, match="layout sequences has users and items alone; leave out label"):
         prepare_table(tmp_path / "a.txt", tmp_path / "c", layout="sequences", label="y")
 
@@ -766,9 +831,12 @@ def test_a_time_column_taken_for_its_name_is_doubted_where_another_looks_like_ti
     said = str(prepare_table(tmp_path / "a.csv", tmp_path / "out", text).summary["inferred"])
     assert "the time is column 'timestamp', because of its name; its values don't look like times" in said
     assert "those of 'bought' do (--set timestamp=bought)" in said
-    for sure in (prepare_table(tmp_path / "a.csv", tmp_path / "b", text, timestamp="timestamp"),
-                 prepare_table(tmp_path / "c.csv", tmp_path / "c", text.replace(",9,", ",1704067200,")
-                               .replace(",5,", ",1704067300,"))):  # fmt: skip
+    for sure in (
+        prepare_table(tmp_path / "a.csv", tmp_path / "b", text, timestamp="timestamp"),
+        prepare_table(
+            tmp_path / "c.csv", tmp_path / "c", text.replace(",9,", ",1704067200,").replace(",5,", ",1704067300,")
+        ),
+    ):
         assert "because of its name" not in str(sure.summary.get("inferred"))
 
 
@@ -794,12 +862,18 @@ def test_ids_that_may_be_meant_otherwise_are_told(tmp_path: Path, suffix: str) -
 def test_what_is_inferred_of_a_catalogue_names_its_file(tmp_path: Path) -> None:
     (tmp_path / "items.csv").write_text("item_id,price\nx,1.5\ny,2\n")
     text = "user_id,item_id,timestamp,price\na,x,1,3\na,y,2,4\n"
-    summary = prepare_table(tmp_path / "a.csv", tmp_path / "out", text, items="items.csv", item_features=["price"],
-                            context_features=["price"]).summary  # fmt: skip
+    summary = prepare_table(
+        tmp_path / "a.csv",
+        tmp_path / "out",
+        text,
+        items="items.csv",
+        item_features=["price"],
+        context_features=["price"],
+    ).summary
     assert summary["inferred"] == ["'price' of items.csv: numbers", "'price': whole numbers"]
     assert (
         "columns of items.csv have other names in the prepared items.parquet, for display: 'price' is 'price_text'"
-    ) in str(summary["changed"]).replace('"', "")  # fmt: skip
+    ) in str(summary["changed"]).replace('"', "")
 
 
 def test_every_column_of_a_catalogue_and_its_new_name_are_told(tmp_path: Path) -> None:
@@ -825,8 +899,9 @@ def test_every_column_of_a_catalogue_and_its_new_name_are_told(tmp_path: Path) -
         in inferred
     )
     assert "prepared items.parquet, for display: 'Name' is 'title', 'Kind' is 'Kind_text'" in changed
-    declared = prepare_table(tmp_path / "a.csv", tmp_path / "b", **asked,
-                             types={"Weight": {"type": "number", "invalid": "missing"}})  # fmt: skip
+    declared = prepare_table(
+        tmp_path / "a.csv", tmp_path / "b", **asked, types={"Weight": {"type": "number", "invalid": "missing"}}
+    )
     shown = pq.read_table(declared.spec.folder / "items.parquet")
     assert shown.column("Weight").to_pylist() == [3.0, None, 5.0]
     assert {"title", "Kind_text"} <= {*shown.column_names}
@@ -925,8 +1000,9 @@ def test_any_values_are_read_letter_for_letter_or_refused_by_line(
         writer.writerow(["user_id", "item_id", "size"])
         writer.writerows(rows)
     try:
-        spec = prepare_table(folder / "a.csv", folder / "out", timestamp=None, context_features=["size"],
-                             repeats="keep").spec  # fmt: skip
+        spec = prepare_table(
+            folder / "a.csv", folder / "out", timestamp=None, context_features=["size"], repeats="keep"
+        ).spec
     except RecspecError as error:
         said = str(error)
         if " line " not in said and "no interaction" not in said:
@@ -948,14 +1024,20 @@ def test_a_declared_type_reaches_the_encoders(tmp_path: Path) -> None:
 @pytest.mark.parametrize("labelled", [False, True])
 def test_spark_reads_every_kind_of_file_as_duckdb_does(labelled: bool, tmp_path: Path) -> None:
     pytest.importorskip("pyspark")
-    asked = {"context_features": ["price", "count", "zip", "shop"],
-             **({"label": "gift", "split": "time"} if labelled else {"repeats": "keep"})}  # fmt: skip
+    asked = {
+        "context_features": ["price", "count", "zip", "shop"],
+        **({"label": "gift", "split": "time"} if labelled else {"repeats": "keep"}),
+    }
     folder = tmp_path / "userId=1" / "a[1]*"
     folder.mkdir(parents=True)
     for path in by_pandas(shop(), folder):
         for engine in ("duckdb", "spark"):
-            run(Case("table", write_table, {"num_negatives": 1, **asked}), path, tmp_path / f"{engine} {path.name}",
-                engine=engine)  # fmt: skip
+            run(
+                Case("table", write_table, {"num_negatives": 1, **asked}),
+                path,
+                tmp_path / f"{engine} {path.name}",
+                engine=engine,
+            )
         assert bytes_of(tmp_path / f"duckdb {path.name}") == bytes_of(tmp_path / f"spark {path.name}")
 
 
@@ -1005,8 +1087,12 @@ def test_a_nan_of_parquet_is_missing_though_its_statistics_leave_it_out(tmp_path
 def typed_file(folder: Path, name: str, values: pa.Array, *, file: str = "rows.parquet") -> Path:
     """Interactions of 8 users with 5 items in Parquet, and a column `name`, which may replace one of theirs."""
     rows = range(len(values))
-    columns = {"user_id": [f"u{row % 8}" for row in rows], "item_id": [f"i{row % 5}" for row in rows],
-               "timestamp": [10**9 + row for row in rows], name: values}  # fmt: skip
+    columns = {
+        "user_id": [f"u{row % 8}" for row in rows],
+        "item_id": [f"i{row % 5}" for row in rows],
+        "timestamp": [10**9 + row for row in rows],
+        name: values,
+    }
     pq.write_table(pa.table(columns), folder / file)
     return folder / file
 
@@ -1019,11 +1105,17 @@ def spoiled(value: float, kind: pa.DataType | None = None) -> pa.Array:
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), 1e308, 1e39])
 @pytest.mark.parametrize(
     "asked",
-    [{"context_features": ["price"]}, {"item_features": ["price"]}, {"user_features": ["price"]},
-     {"rating": "price"}, {"label": "price", "positive_from": 3}, {"weight": "price"},
-     {"context_features": ["price"], "types": {"price": "number"}},
-     {"context_features": ["price"], "buckets": {"price": 4}}],
-)  # fmt: skip
+    [
+        {"context_features": ["price"]},
+        {"item_features": ["price"]},
+        {"user_features": ["price"]},
+        {"rating": "price"},
+        {"label": "price", "positive_from": 3},
+        {"weight": "price"},
+        {"context_features": ["price"], "types": {"price": "number"}},
+        {"context_features": ["price"], "buckets": {"price": 4}},
+    ],
+)
 def test_a_number_of_parquet_that_float32_can_not_hold_is_an_error_that_names_its_rows(
     value: float, asked: dict[str, object], tmp_path: Path
 ) -> None:
@@ -1128,18 +1220,24 @@ DAY, LISTED = datetime.date(2024, 1, 31), [[[1.5], [2.5]]]
 
 @pytest.mark.parametrize(
     ("values", "asked", "message"),
-    [([DAY], {"rating": "x"}, "column 'x' holds timestamp; expected numbers"),
-     ([[1.5]], {"rating": "x"}, "column 'x' holds array<float64>; expected numbers"),
-     ([DAY], {"label": "x"}, "column 'x', the label: holds timestamp; expected numbers or text"),
-     ([[1]], {"label": "x", "positive_from": 1}, "the label: holds array<int64>; expected numbers or text"),
-     ([datetime.timedelta(1)], {"label": "x", "positive_from": 1}, "the label: holds interval"),
-     (LISTED, {"context_features": ["x"]}, "holds array<array<float64>>; a list must hold texts or numbers"),
-     ([{"a": 1}], {"context_features": ["x"]}, "struct<a: int64>, not numbers; take it out of the features, or write"),
-     ([{"a": 1}], {"context_features": ["x"], "numeric": ["x"]}, "not numbers; take it out of `numeric`"),
-     ([2.0, None], {"context_features": ["x"], "categorical": ["x"]}, "holds float64; a category .* as Int64"),
-     ([[0.5, 1e308]], {"context_features": ["x"]}, "row 1 holds a number as large as 1e\\+308 in its vector"),
-     ([b"\xff"], {"context_features": ["x"], "categorical": ["x"]}, "holds binary that is no text .*in UTF-8")],
-)  # fmt: skip
+    [
+        ([DAY], {"rating": "x"}, "column 'x' holds timestamp; expected numbers"),
+        ([[1.5]], {"rating": "x"}, "column 'x' holds array<float64>; expected numbers"),
+        ([DAY], {"label": "x"}, "column 'x', the label: holds timestamp; expected numbers or text"),
+        ([[1]], {"label": "x", "positive_from": 1}, "the label: holds array<int64>; expected numbers or text"),
+        ([datetime.timedelta(1)], {"label": "x", "positive_from": 1}, "the label: holds interval"),
+        (LISTED, {"context_features": ["x"]}, "holds array<array<float64>>; a list must hold texts or numbers"),
+        (
+            [{"a": 1}],
+            {"context_features": ["x"]},
+            "struct<a: int64>, not numbers; take it out of the features, or write",
+        ),
+        ([{"a": 1}], {"context_features": ["x"], "numeric": ["x"]}, "not numbers; take it out of `numeric`"),
+        ([2.0, None], {"context_features": ["x"], "categorical": ["x"]}, "holds float64; a category .* as Int64"),
+        ([[0.5, 1e308]], {"context_features": ["x"]}, "row 1 holds a number as large as 1e\\+308 in its vector"),
+        ([b"\xff"], {"context_features": ["x"], "categorical": ["x"]}, "holds binary that is no text .*in UTF-8"),
+    ],
+)
 def test_values_of_a_type_that_is_none_of_a_columns_role_are_one_message(
     values: list[object], asked: dict[str, object], message: str, tmp_path: Path
 ) -> None:

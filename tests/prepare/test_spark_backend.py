@@ -50,10 +50,35 @@ from tests.prepare.test_duckdb_backend import COLUMNS, MALFORMED, OBJECTS, READ_
 
 WRITE_PART = interactions._write_part
 HOSTILE = (
-    "userId=1", "data[1]", "a*", "?", "{a,b}", "it's", 'double"quote', "sp ace ", "é☃", "-leading", "%20", "a%2Fb",
-    "c:d", "s3:", "x,y", "back\\slash", "_hidden", ".hidden", "#part", "tab\t", "new\nline", "$HOME", "~", "a=1=2",
-    "`;|&", "copied._COPYING_", "a=", "=",
-)  # fmt: skip
+    "userId=1",
+    "data[1]",
+    "a*",
+    "?",
+    "{a,b}",
+    "it's",
+    'double"quote',
+    "sp ace ",
+    "é☃",
+    "-leading",
+    "%20",
+    "a%2Fb",
+    "c:d",
+    "s3:",
+    "x,y",
+    "back\\slash",
+    "_hidden",
+    ".hidden",
+    "#part",
+    "tab\t",
+    "new\nline",
+    "$HOME",
+    "~",
+    "a=1=2",
+    "`;|&",
+    "copied._COPYING_",
+    "a=",
+    "=",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -291,10 +316,17 @@ def test_columns_may_be_called_like_those_that_spark_adds(spark: Backend, tmp_pa
 
 @pytest.mark.slow
 def test_decimals_are_whole_numbers_by_the_rule_of_duckdb(spark: Backend, tmp_path: Path) -> None:
-    decimals = {"small": (38, 0, "5"), "large": (38, 0, f"{2**64}"), "scaled": (38, 10, f"{2**53 + 1}"),
-                "price": (10, 2, "1.5"), "tiny": (38, 20, "0.0000000001")}  # fmt: skip
-    columns = {name: pa.array([Decimal(text), Decimal(0), None], pa.decimal128(digits, scale))
-               for name, (digits, scale, text) in decimals.items()}  # fmt: skip
+    decimals = {
+        "small": (38, 0, "5"),
+        "large": (38, 0, f"{2**64}"),
+        "scaled": (38, 10, f"{2**53 + 1}"),
+        "price": (10, 2, "1.5"),
+        "tiny": (38, 20, "0.0000000001"),
+    }
+    columns = {
+        name: pa.array([Decimal(text), Decimal(0), None], pa.decimal128(digits, scale))
+        for name, (digits, scale, text) in decimals.items()
+    }
     columns["unsigned"] = pa.array([2**64 - 1, 0, None], pa.uint64())
     pq.write_table(pa.table(columns), tmp_path / "rows.parquet")
     with connect("duckdb", folder=tmp_path / "work", threads=1) as duckdb:
@@ -302,8 +334,14 @@ def test_decimals_are_whole_numbers_by_the_rule_of_duckdb(spark: Backend, tmp_pa
         for engine in (spark, duckdb):
             rows = stage(engine, [tmp_path / "rows.parquet"], ("user", "item"), Reading(), Notes(), tmp_path)
             found.append(fetch(engine, rows.table.order_by(ROW).select(*columns)).to_pydict())
-    expected = {"small": 5, "large": f"{2**64}", "scaled": 2**53 + 1, "price": 1.5, "tiny": 1e-10,
-                "unsigned": f"{2**64 - 1}"}  # fmt: skip
+    expected = {
+        "small": 5,
+        "large": f"{2**64}",
+        "scaled": 2**53 + 1,
+        "price": 1.5,
+        "tiny": 1e-10,
+        "unsigned": f"{2**64 - 1}",
+    }
     assert found[0] == found[1]
     assert {name: values[0] for name, values in found[0].items()} == expected
 
@@ -379,9 +417,11 @@ def check_a_name(spark: Backend, folder: Path, name: str) -> None:
     table = spark.read_text(TextFile(folder / name, {"a": "int64", "b": "string"}))
     staged = spark.stage(table.order_by(ROW), folder / f"{name} staged")
     assert staged.columns == (ROW, "a", "b")
-    assert fetch(spark, staged.order_by(ROW)).to_pylist() == fetch(spark, staged).to_pylist() == [
-        {ROW: 0, "a": 1, "b": "x"}, {ROW: 1, "a": 2, "b": "y"}
-    ]  # fmt: skip
+    assert (
+        fetch(spark, staged.order_by(ROW)).to_pylist()
+        == fetch(spark, staged).to_pylist()
+        == [{ROW: 0, "a": 1, "b": "x"}, {ROW: 1, "a": 2, "b": "y"}]
+    )
 
 
 @pytest.mark.slow
@@ -450,8 +490,15 @@ def large_table(folder: Path) -> Path:
     folder.mkdir(parents=True)
     rng = np.random.default_rng(0)
     users, items = rng.zipf(1.3, ROWS) % 2000, rng.integers(700, size=ROWS)
-    columns = zip(users, items, rng.integers(50_000, size=ROWS), rng.integers(2, size=ROWS), rng.normal(size=ROWS),
-                  rng.integers(16, size=ROWS), strict=True)  # fmt: skip
+    columns = zip(
+        users,
+        items,
+        rng.integers(50_000, size=ROWS),
+        rng.integers(2, size=ROWS),
+        rng.normal(size=ROWS),
+        rng.integers(16, size=ROWS),
+        strict=True,
+    )
     texts = ["|".join(tag for place, tag in enumerate("abcd") if held >> place & 1) for held in range(16)]
     rows = [
         f"u{user},{item},{10**9 + time},{clicked},{price:.4f},{texts[held]},{'mobile' if held % 3 else ''}\n"
@@ -489,16 +536,32 @@ def shop_rows(folder: Path) -> pa.Table:
         price[place] = str(marks[place % 4])
     held = rng.integers(16, size=ROWS).tolist()
     tags = [[tag for place, tag in enumerate("abcd") if held_ >> place & 1] for held_ in held]
-    table = pa.table({
-        "who": [f"{user:04d}" for user in users.tolist()], "what": [str(item) for item in items.tolist()],
-        "when": times, "clicked": np.where(rng.random(ROWS) < 0.3, "yes", "No").tolist(), "price": price, "tags": tags,
-        "age": [str(number) for number in rng.integers(18, 80, ROWS).tolist()],
-        "device": [f"d{number % 7}" if number % 3 else "" for number in held],
-    })  # fmt: skip
+    table = pa.table(
+        {
+            "who": [f"{user:04d}" for user in users.tolist()],
+            "what": [str(item) for item in items.tolist()],
+            "when": times,
+            "clicked": np.where(rng.random(ROWS) < 0.3, "yes", "No").tolist(),
+            "price": price,
+            "tags": tags,
+            "age": [str(number) for number in rng.integers(18, 80, ROWS).tolist()],
+            "device": [f"d{number % 7}" if number % 3 else "" for number in held],
+        }
+    )
     rows = (f"{user:04d},{'n/a' if user % 50 == 0 else 18 + user % 60},d{user % 5}\n" for user in range(5, 2000))
     (folder / "users.csv").write_text("who,age,device\n" + "".join(rows))
-    rows = (json.dumps({"what": str(item), "title": f"Item {item}", "price": item / 4 if item % 9 else None,
-                        "tags": ["ab"[item % 2], f"t{item % 11}"]}) + "\n" for item in range(20, 800))  # fmt: skip
+    rows = (
+        json.dumps(
+            {
+                "what": str(item),
+                "title": f"Item {item}",
+                "price": item / 4 if item % 9 else None,
+                "tags": ["ab"[item % 2], f"t{item % 11}"],
+            }
+        )
+        + "\n"
+        for item in range(20, 800)
+    )
     (folder / "items.jsonl").write_text("".join(rows))
     return table
 
@@ -556,10 +619,20 @@ def large_criteo(folder: Path) -> Path:
 
 
 OF_TABLE = {**TABLE_COLUMNS, "item_features": ["price"], "context_features": ["device"]}
-LABELLED = {**TABLE_COLUMNS, "label": "clicked", "item_features": ["tags"], "lists": ["tags"],
-            "context_features": ["price", "device"]}  # fmt: skip
-SHOP = {"user_features": ["age", "device"], "item_features": ["price", "tags"], "context_features": ["price", "device"],
-        "title": "title", "num_negatives": 20}  # fmt: skip
+LABELLED = {
+    **TABLE_COLUMNS,
+    "label": "clicked",
+    "item_features": ["tags"],
+    "lists": ["tags"],
+    "context_features": ["price", "device"],
+}
+SHOP = {
+    "user_features": ["age", "device"],
+    "item_features": ["price", "tags"],
+    "context_features": ["price", "device"],
+    "title": "title",
+    "num_negatives": 20,
+}
 BY_TIME = {"split": "time", "valid_share": 0.1, "test_share": 0.1}
 LARGE: Mapping[str, Case] = {
     **{name: replace(case, write=case.large) for name, case in CASES.items() if case.large},
@@ -572,29 +645,86 @@ LARGE: Mapping[str, Case] = {
     "table-labels": Case("table", large_table, LABELLED),
     "table-labels-time": Case("table", large_table, {**LABELLED, "split": "time"}),
     "table-parquet": Case("table", large_parquet, LABELLED),
-    "table-files-repeats": Case("table", shop_csv, {**TABLE_COLUMNS, "files": ["rows-2.csv", "rows-0.csv"],
-                                "users": "users.csv", "items": "items.jsonl", "repeats": "keep", **SHOP}),
-    "table-gzip-time": Case("table", shop_csv, {**TABLE_COLUMNS, "files": ["rows-1.CSV.GZ"], "rows": 12_000,
-                            "split": "time", "item_features": ["tags", "price"], "user_features": ["age", "device"],
-                            "lists": ["tags"], "history": 5, "missing_values": ["d1"]}),
-    "table-json": Case("table", shop_json, {**TABLE_COLUMNS, "item_features": ["tags", "price"],
-                       "numeric": ["price", "age"], "user_features": ["age"], "negatives": "popularity"}),
-    "table-labels-files": Case("table", shop_json, {**TABLE_COLUMNS, "label": "clicked", "split": "group",
-                               "users": "users.csv", "items": "items.jsonl", "numeric": ["price", "age"],
-                               "min_count": 3, "buckets": {"age": 5}, **SHOP}),
-    "table-sequences": Case("table", large_sequences, {"user": "who", "item": "what", "layout": "sequences",
-                            "files": ["b.txt", "a.txt"], "repeats": "keep", "history": 20}),
+    "table-files-repeats": Case(
+        "table",
+        shop_csv,
+        {
+            **TABLE_COLUMNS,
+            "files": ["rows-2.csv", "rows-0.csv"],
+            "users": "users.csv",
+            "items": "items.jsonl",
+            "repeats": "keep",
+            **SHOP,
+        },
+    ),
+    "table-gzip-time": Case(
+        "table",
+        shop_csv,
+        {
+            **TABLE_COLUMNS,
+            "files": ["rows-1.CSV.GZ"],
+            "rows": 12_000,
+            "split": "time",
+            "item_features": ["tags", "price"],
+            "user_features": ["age", "device"],
+            "lists": ["tags"],
+            "history": 5,
+            "missing_values": ["d1"],
+        },
+    ),
+    "table-json": Case(
+        "table",
+        shop_json,
+        {
+            **TABLE_COLUMNS,
+            "item_features": ["tags", "price"],
+            "numeric": ["price", "age"],
+            "user_features": ["age"],
+            "negatives": "popularity",
+        },
+    ),
+    "table-labels-files": Case(
+        "table",
+        shop_json,
+        {
+            **TABLE_COLUMNS,
+            "label": "clicked",
+            "split": "group",
+            "users": "users.csv",
+            "items": "items.jsonl",
+            "numeric": ["price", "age"],
+            "min_count": 3,
+            "buckets": {"age": 5},
+            **SHOP,
+        },
+    ),
+    "table-sequences": Case(
+        "table",
+        large_sequences,
+        {
+            "user": "who",
+            "item": "what",
+            "layout": "sequences",
+            "files": ["b.txt", "a.txt"],
+            "repeats": "keep",
+            "history": 20,
+        },
+    ),
     "amazon": Case("amazon", large_amazon, {"min_reviews": 5, "brand": True, "categories": "path"}),
-    "amazon-time": Case("amazon", large_amazon, {"min_reviews": 5, "min_item_reviews": 3, "repeats": "drop",
-                        **BY_TIME}),
+    "amazon-time": Case(
+        "amazon", large_amazon, {"min_reviews": 5, "min_item_reviews": 3, "repeats": "drop", **BY_TIME}
+    ),
     "adult": Case("adult", large_adult),
     "outbrain": Case("outbrain", lambda folder: made_up_outbrain.write(folder, num_rows=ROWS)),
-    "outbrain-views": Case("outbrain", lambda folder: made_up_outbrain.write(folder, num_rows=ROWS),
-                           {"page_views": True, "submission": True}),
+    "outbrain-views": Case(
+        "outbrain",
+        lambda folder: made_up_outbrain.write(folder, num_rows=ROWS),
+        {"page_views": True, "submission": True},
+    ),
     "criteo": Case("criteo", large_criteo, {"num_numerical": 2, "num_categorical": 3, "buckets": True, "scale": True}),
     "synthetic-clicks": Case("synthetic", lambda folder: folder, {"num_rows": ROWS}),
     "synthetic-interactions": Case("synthetic", lambda folder: folder, {"kind": "interactions", "num_rows": ROWS}),
-}  # fmt: skip
+}
 
 
 def test_every_registered_dataset_is_asked_of_spark() -> None:
@@ -635,9 +765,10 @@ def test_layouts_and_dialects_are_read_as_duckdb_reads_them(spark: Backend, tmp_
     texts = {
         "a.csv": 'user_id;item_id;when;price\n1;"a \\"b\\"; c";Sat Oct  7 00:00:00 -0700 2017;1.234,5\n'
         "2;b;Sun Oct 15 00:00:00 GMT 2017;0,25\n",
-        "b.txt": "1:\n15,4,2000-11-24\n7,3,2003-12-03\n", "c.txt": "1 0:3:1 0:4:1 1:9:0.5\n0 0:4:1 1:9:1\n",
+        "b.txt": "1:\n15,4,2000-11-24\n7,3,2003-12-03\n",
+        "c.txt": "1 0:3:1 0:4:1 1:9:0.5\n0 0:4:1 1:9:1\n",
         "d.json": "{'user_id': 'u', 'items': [{'item_id': 'x', 'n': 1}, {'item_id': 'y', 'n': None}]}\n",
-    }  # fmt: skip
+    }
     nested = [{"user_id": "u", "items": [{"item_id": "x", "n": 1}, {"item_id": "y", "n": None}]}]
     pq.write_table(pa.Table.from_pylist(nested), tmp_path / "e.parquet")
     for name, text in texts.items():
@@ -645,9 +776,11 @@ def test_layouts_and_dialects_are_read_as_duckdb_reads_them(spark: Backend, tmp_
     ids = Roles(ids=("user_id", "item_id"))
     asked: dict[str, tuple[Roles | None, dict[str, object]]] = {
         "a.csv": (replace(ids, time="when", features=("price",)), {"decimal": ","}),
-        "b.txt": (replace(ids, time="timestamp", numbers=("rating",)), {}), "c.txt": (None, {}),
-        "d.json": (None, {"item": "items.item_id"}), "e.parquet": (None, {"item": "items.item_id"}),
-    }  # fmt: skip
+        "b.txt": (replace(ids, time="timestamp", numbers=("rating",)), {}),
+        "c.txt": (None, {}),
+        "d.json": (None, {"item": "items.item_id"}),
+        "e.parquet": (None, {"item": "items.item_id"}),
+    }
     for name, (roles, reading) in asked.items():
         one, two = (read(tmp_path / name, roles, engine, **reading) for engine in (None, spark))
         assert one == two, name

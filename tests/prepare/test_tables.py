@@ -34,8 +34,12 @@ def test_repeats_may_be_kept(backend: Backend, tmp_path: Path) -> None:
     acted = table(backend, tmp_path, user_id=["u", "u", "u"], item_id=[1, 2, 1], timestamp=[1, 2, 3])
     for repeats, kept in (("first", [1, 2]), ("keep", [1, 2, 3])):
         cleaned = clean(
-            backend, acted, min_interactions=1, order=["timestamp", ROW], repeats=repeats  # type: ignore[arg-type]
-        )  # fmt: skip
+            backend,
+            acted,
+            min_interactions=1,
+            order=["timestamp", ROW],
+            repeats=repeats,  # type: ignore[arg-type]
+        )
         times = fetch(backend, cleaned.rows.order_by("timestamp")).column("timestamp").to_pylist()
         assert times == kept
 

@@ -36,9 +36,10 @@ from tests.prepare.small_tables import connect
 WHOLE: Mapping[pa.DataType, tuple[int, int]] = {
     **{getattr(pa, f"int{bits}")(): (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (8, 16, 32, 64)},
     **{getattr(pa, f"uint{bits}")(): (0, 2**bits - 1) for bits in (8, 16, 32, 64)},
-    pa.decimal128(5, 0): (-99_999, 99_999), pa.decimal128(38, 0): (1 - 10**38, 10**38 - 1),
+    pa.decimal128(5, 0): (-99_999, 99_999),
+    pa.decimal128(38, 0): (1 - 10**38, 10**38 - 1),
     pa.decimal128(38, 9): (1 - 10**29, 10**29 - 1),
-}  # fmt: skip
+}
 """Types of whole numbers that engines read, with the least and largest value."""
 
 
@@ -108,9 +109,13 @@ KINDS: Mapping[str, tuple[pa.DataType, list[int]]] = {
 def test_frames_and_files_of_any_kind_get_the_same_ids(case: str, tmp_path: Path) -> None:
     of, numbers = KINDS[case]
     values = [numbers[row % len(numbers)] for row in range(60)]
-    table = pa.table({
-        "user_id": [f"u{row % 8}" for row in range(60)], "item_id": array(values, of), "timestamp": range(60),
-    })  # fmt: skip
+    table = pa.table(
+        {
+            "user_id": [f"u{row % 8}" for row in range(60)],
+            "item_id": array(values, of),
+            "timestamp": range(60),
+        }
+    )
     pq.write_table(table, tmp_path / "rows.parquet")
     pa_csv.write_csv(table.set_column(1, "item_id", pa.array(map(str, values))), tmp_path / "rows.csv")
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"item_id": value}) + "\n" for value in values))
@@ -118,8 +123,12 @@ def test_frames_and_files_of_any_kind_get_the_same_ids(case: str, tmp_path: Path
     encoders = Encoders.load(tmp_path / "out")
     assert encoders.vocabulary_of("item_id").values.to_pylist() == sorted(map(str, numbers))
     found = {path.name: next(read_rows(path)) for path in tmp_path.glob("rows.*")}
-    frames = {"pyarrow": table, "pandas": table.to_pandas(), "duckdb": duckdb.from_arrow(table),
-              "rows": [{"item_id": value} for value in values]}  # fmt: skip
+    frames = {
+        "pyarrow": table,
+        "pandas": table.to_pandas(),
+        "duckdb": duckdb.from_arrow(table),
+        "rows": [{"item_id": value} for value in values],
+    }
     with suppress(ImportError):
         frames["polars"] = importlib.import_module("polars").from_arrow(table)
     found |= {name: to_table(frame) for name, frame in frames.items()}
@@ -131,10 +140,12 @@ def test_frames_and_files_of_any_kind_get_the_same_ids(case: str, tmp_path: Path
 
 def test_more_than_64_bits_come_in_from_every_library() -> None:
     frames: list[object] = [
-        {"x": [1, None, 2**100]}, {"x": [1, float("nan"), 2**100]}, [{"x": 1}, {"x": None}, {"x": 2**100}],
+        {"x": [1, None, 2**100]},
+        {"x": [1, float("nan"), 2**100]},
+        [{"x": 1}, {"x": None}, {"x": 2**100}],
         pd.DataFrame({"x": [1, None, 2**100]}, dtype=object),
         duckdb.sql(f"FROM (VALUES (1::UHUGEINT), (NULL), ('{2**100}'::UHUGEINT)) AS t(x)"),
-    ]  # fmt: skip
+    ]
     with suppress(ImportError):
         polars = importlib.import_module("polars")
         wide = polars.Series([1, None, 2**100], dtype=polars.Int128)
@@ -206,6 +217,8 @@ def test_files_that_differ_only_in_how_they_store_a_column_are_one_table(backend
 
 
 def test_the_pattern_of_whole_numbers_ends_where_64_bits_do() -> None:
-    fits = {number: re.search(WHOLE_TEXT, str(number)) is not None for number in (
-        0, 10**18, 9 * 10**18, 2**63 - 2, 2**63 - 1, 2**63, 93 * 10**17, 10**19, 1 - 2**63, -(10**19))}  # fmt: skip
+    fits = {
+        number: re.search(WHOLE_TEXT, str(number)) is not None
+        for number in (0, 10**18, 9 * 10**18, 2**63 - 2, 2**63 - 1, 2**63, 93 * 10**17, 10**19, 1 - 2**63, -(10**19))
+    }
     assert fits == {number: abs(number) < 2**63 for number in fits}

@@ -19,8 +19,16 @@ from recspec.data.prepare.tables import fetch
 from recspec.data.prepare.time_formats import pattern_of
 from recspec.data.prepare.times import ZONED, Change, zone_between
 
-NAMES = ("Europe/Berlin", "America/New_York", "Asia/Kolkata", "Australia/Lord_Howe", "Africa/Casablanca", "UTC",
-         "America/Sao_Paulo", "Pacific/Apia")  # fmt: skip
+NAMES = (
+    "Europe/Berlin",
+    "America/New_York",
+    "Asia/Kolkata",
+    "Australia/Lord_Howe",
+    "Africa/Casablanca",
+    "UTC",
+    "America/Sao_Paulo",
+    "Pacific/Apia",
+)
 BERLIN_2024 = [Change(1_711_846_800, 3600, 7200), Change(1_729_990_800, 7200, 3600)]  # 31 March, 27 October, 01:00 UTC
 clocks = st.datetimes(datetime(1971, 1, 1), datetime(2037, 12, 31)).map(lambda each: each.replace(microsecond=0))
 
@@ -45,8 +53,9 @@ def test_an_offset_is_a_zone_without_changes(name: str, offset: int) -> None:
 
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(NAMES), st.lists(clocks, min_size=1, max_size=40))
-def test_instants_are_those_of_python(backend: Backend, tmp_path_factory: pytest.TempPathFactory, name: str,
-                                      times: list[datetime]) -> None:  # fmt: skip
+def test_instants_are_those_of_python(
+    backend: Backend, tmp_path_factory: pytest.TempPathFactory, name: str, times: list[datetime]
+) -> None:
     around = [seconds(time) for time in times]
     zone = zone_between(name, min(around), max(around))
     for change in zone.changes[:5]:  # clocks before, within and after the hours that come twice or not at all

@@ -8,9 +8,15 @@ from itertools import pairwise
 from pathlib import Path
 
 HOSTILE = (
-    "</script><script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "<b>bold</b> & 'quoted'",
-    "$\\frac{1}{$ `code`", "\u202egnp.exe\x00\x07", "javascript:alert(1)", "]]><!-- --", "名前 🎬 \u0301",
-)  # fmt: skip
+    "</script><script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>',
+    "<b>bold</b> & 'quoted'",
+    "$\\frac{1}{$ `code`",
+    "\u202egnp.exe\x00\x07",
+    "javascript:alert(1)",
+    "]]><!-- --",
+    "名前 🎬 \u0301",
+)
 """Texts of ids and titles that would be markup, formulas or control codes, if they were let."""
 
 VOID = {"meta", "br", "hr", "img", "input", "link"}

@@ -10,8 +10,12 @@ from tests.report.pages import HOSTILE, Page
 
 DRAWN = {
     "lines": lambda name: charts.lines(
-        "c", [Series(name, [0, 1, 2], [3, 1, 2], ["a", "b", "c"]), Series("two", [0, 1], [1, 2])],
-        title=name, x="epoch", y="loss", marks={name: 1.0},
+        "c",
+        [Series(name, [0, 1, 2], [3, 1, 2], ["a", "b", "c"]), Series("two", [0, 1], [1, 2])],
+        title=name,
+        x="epoch",
+        y="loss",
+        marks={name: 1.0},
     ),
     "columns": lambda name: charts.columns("c", [1, 2, 4, 8], [3, 0, 1], title=name, x="events", y="users", log=True),
     "grouped": lambda name: charts.grouped(
@@ -23,7 +27,7 @@ DRAWN = {
     "reliability": lambda name: charts.reliability(
         "c", [Series(name, [0.1, 0.9], [0.2, 0.8], ["low", "high"])], title=name
     ),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(params=[*DRAWN])

@@ -37,16 +37,25 @@ def split_of(folder: Path, columns: dict[str, np.ndarray], metadata: dict[str, o
     }
     context = [name for name in columns if name not in ("user", "item", "label", "time")]
     channels = {"user": ["user"], "item": ["item"], "context": context, "label": ["label"]}
-    sections = {"feature_spec": {name: features[name] for name in columns}, "source_spec": sources,
-                "channel_spec": channels, "metadata": {"timestamp": "time", **(metadata or {})}}  # fmt: skip
+    sections = {
+        "feature_spec": {name: features[name] for name in columns},
+        "source_spec": sources,
+        "channel_spec": channels,
+        "metadata": {"timestamp": "time", **(metadata or {})},
+    }
     return FeatureSpec.from_dict(sections, folder)
 
 
 def rows(count: int = 400) -> dict[str, np.ndarray]:
     """Rows without a leak, in order of time."""
     rng = np.random.default_rng(0)
-    return {"user": np.arange(count) % 50, "item": rng.integers(0, 30, count), "price": rng.normal(size=count).round(3),
-            "label": rng.integers(0, 2, count), "time": np.arange(count)}  # fmt: skip
+    return {
+        "user": np.arange(count) % 50,
+        "item": rng.integers(0, 30, count),
+        "price": rng.normal(size=count).round(3),
+        "label": rng.integers(0, 2, count),
+        "time": np.arange(count),
+    }
 
 
 def told(leaks: Leaks) -> str:
@@ -94,8 +103,16 @@ def with_gaps(tmp_path: Path) -> FeatureSpec:
     lines += ["u0,a0,1,10,100", "stranger,a1,0,12,101", "u1,unheard,1,,102", "u2,a2,0,17,103"]
     write_lines(tmp_path / "rows.csv", ["user,ad,clicked,price,time", *lines])
     table = DATASETS["table"]
-    settings = table.Settings(user="user", item="ad", label="clicked", timestamp="time",  # type: ignore[call-arg]
-                              context_features=["price"], split="time", valid=0, test=4 / 24)  # fmt: skip
+    settings = table.Settings(
+        user="user",
+        item="ad",
+        label="clicked",
+        timestamp="time",  # type: ignore[call-arg]
+        context_features=["price"],
+        split="time",
+        valid=0,
+        test=4 / 24,
+    )
     table.prepare(PrepareContext(tmp_path / "rows.csv", tmp_path / "data", threads=1), settings)
     return FeatureSpec.load(tmp_path / "data")
 

@@ -195,8 +195,12 @@ def test_ids_beyond_what_is_counted_are_not_counted(tmp_path: Path, monkeypatch:
 
 
 def test_figures_add_up_over_blocks() -> None:
-    spec = FeatureSpec.from_dict({"feature_spec": {"tags": {"cardinality": 99, "length": 9}, "label": {}},
-                                  "channel_spec": {"context": ["tags"], "label": ["label"]}})  # fmt: skip
+    spec = FeatureSpec.from_dict(
+        {
+            "feature_spec": {"tags": {"cardinality": 99, "length": 9}, "label": {}},
+            "channel_spec": {"context": ["tags"], "label": ["label"]},
+        }
+    )
     figures = card._Figures(spec.features["tags"])
     for rows in ([[1], [2, 3]], [[4, 5, 6, 7]], [[]]):
         lists = Ragged.of(rows)

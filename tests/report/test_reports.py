@@ -92,17 +92,36 @@ def test_a_run_that_was_not_evaluated_names_the_command(runs: tuple[Path, Path],
 def test_the_report_of_a_run_has_every_section(evaluated: tuple[Path, Path], page_of_run: Page) -> None:
     page = page_of_run
     assert page.inside["h2"] == [
-        "Verdict", "Metrics beside baselines", "Slices", "Coverage and popularity", "Calibration", "Example lists",
-        "Learning curves", "Data", "Plan", "Time and memory", "Make it again",
-    ]  # fmt: skip
+        "Verdict",
+        "Metrics beside baselines",
+        "Slices",
+        "Coverage and popularity",
+        "Calibration",
+        "Example lists",
+        "Learning curves",
+        "Data",
+        "Plan",
+        "Time and memory",
+        "Make it again",
+    ]
     assert page.inside["h1"] == ["Run knn & co"]
     record = read_runs([evaluated[1]])[0].data_record
     assert record is not None
     for told in (
-        record.digest, record.path, "ndcg@3", "popularity", "95 % interval", "Density", "Held out, to be found", "Seed",
-        "Latest events, the newest first", "recspec prepare table RAW", "Peak memory of the process", "By kind",
+        record.digest,
+        record.path,
+        "ndcg@3",
+        "popularity",
+        "95 % interval",
+        "Density",
+        "Held out, to be found",
+        "Seed",
+        "Latest events, the newest first",
+        "recspec prepare table RAW",
+        "Peak memory of the process",
+        "By kind",
         "Users by how many events the model knows of them",
-    ):  # fmt: skip
+    ):
         assert told in page.shown, told
     users = [each for each in page.inside["bdi"] if each.startswith("u ")]
     assert len(users) == 5
@@ -166,10 +185,15 @@ def test_a_damaged_log_or_evaluation_is_told_and_left_out(evaluated: tuple[Path,
     (kept,) = (run / "evaluations").glob("*.json")
     saved = json.loads(kept.read_text())
     saved["report"] |= {
-        "slices": 3, "exposure": {"model": {"shares": ["x"], "items": None}}, "beyond_accuracy": [], "notes": "x",
-        "verdicts": [1], "warnings": [{"message": HOSTILE[0]}, 3], "protocols": {"full": {"candidates": HOSTILE[1]}},
+        "slices": 3,
+        "exposure": {"model": {"shares": ["x"], "items": None}},
+        "beyond_accuracy": [],
+        "notes": "x",
+        "verdicts": [1],
+        "warnings": [{"message": HOSTILE[0]}, 3],
+        "protocols": {"full": {"candidates": HOSTILE[1]}},
         "standard_errors": {"full": {"ndcg@3": "x"}},
-    }  # fmt: skip
+    }
     kept.write_text(json.dumps(saved))
     (run / "evaluations" / "other.json").write_text("{}")
     page = report(run, out=tmp_path / "report.html")
@@ -194,11 +218,20 @@ def test_an_evaluation_of_an_earlier_model_is_told_apart(evaluated: tuple[Path, 
 def test_a_comparison_says_which_run_is_better_and_for_whom(comparison: Page) -> None:
     page = comparison
     assert page.inside["h2"] == [
-        "Verdict", "Differences", "Who gains and who loses", "Slices", "Coverage and popularity", "Lists side by side",
-        "Curves and calibration", "What differs", "Cost and commands",
-    ]  # fmt: skip
-    assert any(f"knn & co {word} <i>popularity." in page.shown
-               for word in ("is better than", "is worse than", "can't be told from"))  # fmt: skip
+        "Verdict",
+        "Differences",
+        "Who gains and who loses",
+        "Slices",
+        "Coverage and popularity",
+        "Lists side by side",
+        "Curves and calibration",
+        "What differs",
+        "Cost and commands",
+    ]
+    assert any(
+        f"knn & co {word} <i>popularity." in page.shown
+        for word in ("is better than", "is worse than", "can't be told from")
+    )
     for told in ("of the users, worse for", "events before the split", "gains with knn & co", "permutation"):
         assert told in page.shown, told
 
@@ -265,8 +298,14 @@ def test_models_of_rows_are_compared_without_lists(clicks: Path, tmp_path: Path)
 
 
 def test_users_by_hand() -> None:
-    users = Users("ndcg@10", ["a", "b", "c", "d"], np.array([1, 2, 3, 4]), np.array([0.0, 1.0, 0.5, 0.0]),
-                  np.array([1.0, 0.0, 0.5, 1.0]), "events")  # fmt: skip
+    users = Users(
+        "ndcg@10",
+        ["a", "b", "c", "d"],
+        np.array([1, 2, 3, 4]),
+        np.array([0.0, 1.0, 0.5, 0.0]),
+        np.array([1.0, 0.0, 0.5, 1.0]),
+        "events",
+    )
     assert users.gains.tolist() == [1.0, -1.0, 0.0, 1.0]
     assert users.shares == (0.5, 0.25)
     assert users.most(3, gaining=True) == ["d", "a"], "of equal gains the user with more events first"

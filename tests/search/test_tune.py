@@ -47,9 +47,15 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> FeatureSpec:
 
 def a_search(data: FeatureSpec, out: Path, **changed: object) -> Tuning:
     values: dict[str, object] = {
-        "model": "neumf", "spec": data, "out": out, "values": VALUES, "asked": RATES, "only": True,
-        "trials": 3, **changed,
-    }  # fmt: skip
+        "model": "neumf",
+        "spec": data,
+        "out": out,
+        "values": VALUES,
+        "asked": RATES,
+        "only": True,
+        "trials": 3,
+        **changed,
+    }
     return Tuning(**values)  # type: ignore[arg-type]
 
 
@@ -328,13 +334,19 @@ def test_what_worked_elsewhere_is_tried_after_the_defaults(
     data: FeatureSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tune, "train", made_up_training(lambda rate: [1 - abs(rate - 0.01)]))
-    space = {"train.learning_rate": Range(1e-4, 0.1, log=True), "settings.factors": OneOf((4, 8)),
-             "train.average": Range(0.1, 0.9)}  # fmt: skip
+    space = {
+        "train.learning_rate": Range(1e-4, 0.1, log=True),
+        "settings.factors": OneOf((4, 8)),
+        "train.average": Range(0.1, 0.9),
+    }
     earlier = a_search(data, tmp_path / "earlier", asked=space, trials=10).run()
     best = sorted(earlier.trials, key=lambda trial: -(trial.value or 0))[:3]
     before = contents(tmp_path / "earlier")
-    space = {"train.learning_rate": Range(1e-4, 0.1, log=True), "settings.factors": OneOf((4, 16)),
-             "settings.dropout": Range(0.0, 0.5)}  # fmt: skip
+    space = {
+        "train.learning_rate": Range(1e-4, 0.1, log=True),
+        "settings.factors": OneOf((4, 16)),
+        "settings.dropout": Range(0.0, 0.5),
+    }
     found = a_search(data, tmp_path / "new", asked=space, trials=5, like=[tmp_path / "earlier"]).run()
     assert contents(tmp_path / "earlier") == before, "nothing is written there"
     first, *others, drawn = found.trials

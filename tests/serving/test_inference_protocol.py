@@ -120,8 +120,11 @@ def test_a_head_that_is_sent_again_is_read_with_its_own_bytes() -> None:
 
 def test_ports_of_one_type_have_each_its_own_range() -> None:
     ports = (Port("a", "int32", 1, "row", 10), Port("b", "int32", 1, "row", 3), Port("c", "int64", 1, "row", 2**40))
-    given = {"a": from_values("a", "INT32", [2], [9, 0]), "b": from_values("b", "INT32", [2], [2, 0]),
-             "c": from_values("c", "INT64", [2], [2**40 - 1, 0])}  # fmt: skip
+    given = {
+        "a": from_values("a", "INT32", [2], [9, 0]),
+        "b": from_values("b", "INT32", [2], [2, 0]),
+        "c": from_values("c", "INT64", [2], [2**40 - 1, 0]),
+    }
     assert checked(given, ports, 10)[1] == 2
     for name, value, most in (("b", 3, 3), ("b", -1, 3), ("a", -(2**31), 10), ("c", -1, 2**40), ("c", 2**40, 2**40)):
         wrong = from_values(name, given[name].datatype, [2], [0, value])
@@ -178,7 +181,7 @@ def test_ports_of_one_type_have_each_its_own_range() -> None:
         (body(tensor(data=None, parameters={"binary_data_size": -1})), "binary_data_size is -1"),
         (body(tensor(data=None, parameters={"binary_data_size": "8"})), "binary_data_size is 8"),
     ],
-)  # fmt: skip
+)
 def test_a_request_that_is_wrong_is_told_so(sent: bytes, message: str) -> None:
     with pytest.raises(RequestError, match=message) as refused:
         parse_infer(sent)
@@ -247,7 +250,7 @@ def given_tensors(**changes: Tensor | None) -> dict[str, Tensor]:
         ({"price": from_bytes("price", "FP32", [2], np.array([0, np.nan], "<f4").tobytes())}, r"price\[1\]\) is nan"),
         ({"price": from_values("price", "FP32", [2], [1e39, 0])}, r"row 1 \(price\[0\]\) is inf; expected a finite"),
     ],
-)  # fmt: skip
+)
 def test_tensors_that_a_model_does_not_take_are_refused(changes: dict[str, Tensor | None], message: str) -> None:
     with pytest.raises(RequestError, match=message) as refused:
         checked(given_tensors(**changes), PORTS, 10)

@@ -186,7 +186,10 @@ WRONG: dict[str, tuple[int, str, object, str]] = {
     # "nested too deeply" or "expected a JSON object", by how deep this Python recurses
     "as deep as JSON may be": (400, "/predict", b"[" * 1023 + b"]" * 1023, ""),
     "that deep in a row": (
-        400, "/predict", b'{"rows":[{"user_id":' + b"[" * 1020 + b"]" * 1020 + b"}]}", "rows[0].user_id) holds"
+        400,
+        "/predict",
+        b'{"rows":[{"user_id":' + b"[" * 1020 + b"]" * 1020 + b"}]}",
+        "rows[0].user_id) holds",
     ),
     "deeper lists": (400, "/predict", b"[" * 9000 + b"]" * 9000, "is not JSON"),
     "deep in an object": (400, "/predict", b'{"rows": ' + b"[" * 900 + b"]" * 900 + b"}", "found a list"),
@@ -201,7 +204,7 @@ WRONG: dict[str, tuple[int, str, object, str]] = {
     "an unknown model": (404, "/recommend", {"user": 1, "model": "film"}, "no model 'film' (did you mean 'films'?)"),
     "an unknown version": (404, "/recommend", {"user": 1, "version": "7"}, "model 'films' has no version '7'"),
     "a version that is none": (404, "/recommend", {"user": 1, "version": "²"}, "has no version"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", WRONG)
@@ -309,8 +312,9 @@ def test_the_openapi_document_names_every_route_and_only_those(films: Asked) -> 
         (route.path, method.lower())
         for file in (json_routes, listing_routes, pages)
         for route in file.routes(films.repository)
-        for method in (route.methods or ()) if method != "HEAD"
-    }  # fmt: skip
+        for method in (route.methods or ())
+        if method != "HEAD"
+    }
     assert {(path, method) for path, methods in said["paths"].items() for method in methods} == there
     assert said["openapi"] == "3.1.0"
     jsonschema.Draft202012Validator.check_schema({"$defs": said["components"]["schemas"]})
@@ -405,10 +409,26 @@ HEADERS = st.fixed_dictionaries(
     },
 )
 PATHS = st.sampled_from(
-    [*ASKED_OF, "/users", "/items", "/models", "/metrics", "/", "/docs", "/openapi.json", "/v2", "/v2/models/films",
-     "/v2/models/films/infer", "/v2/models/films_raw/infer", "/v2/models/clicks/versions/1/infer",
-     "/v2/models/films/versions/9/infer", "/v2/models/stats", "/v2/models/films/config", "/v2/repository/index"]
-)  # fmt: skip
+    [
+        *ASKED_OF,
+        "/users",
+        "/items",
+        "/models",
+        "/metrics",
+        "/",
+        "/docs",
+        "/openapi.json",
+        "/v2",
+        "/v2/models/films",
+        "/v2/models/films/infer",
+        "/v2/models/films_raw/infer",
+        "/v2/models/clicks/versions/1/infer",
+        "/v2/models/films/versions/9/infer",
+        "/v2/models/stats",
+        "/v2/models/films/config",
+        "/v2/repository/index",
+    ]
+)
 TENSORS = st.fixed_dictionaries(
     {},
     optional={
@@ -457,8 +477,13 @@ def mutated(draw: st.DrawFn, bodies: st.SearchStrategy[bytes]) -> bytes:
     at = draw(st.integers(0, len(body)))
     how = draw(st.sampled_from(["as it is", "as it is", "cut", "doubled", "amid", "behind"]))
     more = draw(st.binary(max_size=12))
-    return {"as it is": body, "cut": body[:at], "doubled": body * 2, "amid": body[:at] + more + body[at:],
-            "behind": body + more}[how]  # fmt: skip
+    return {
+        "as it is": body,
+        "cut": body[:at],
+        "doubled": body * 2,
+        "amid": body[:at] + more + body[at:],
+        "behind": body + more,
+    }[how]
 
 
 def check(asked: Asked, method: str, target: str, body: bytes, headers: dict[str, str]) -> None:
@@ -531,11 +556,27 @@ def test_requests_are_what_the_document_says() -> None:
 
 
 def test_recommend_takes_what_a_shop_asks(films: Asked, predictor: Predictor) -> None:
-    body = {"user": "u3", "k": 3, "filter": "title contains '1'", "exclude": ["zz"],
-            "boosts": ["title contains '12': 1"], "diversity": 0.5, "diverse_by": "title", "explain": True}  # fmt: skip
+    body = {
+        "user": "u3",
+        "k": 3,
+        "filter": "title contains '1'",
+        "exclude": ["zz"],
+        "boosts": ["title contains '12': 1"],
+        "diversity": 0.5,
+        "diverse_by": "title",
+        "explain": True,
+    }
     data = films("POST", "/recommend", body).data
-    wanted = Wanted(("u3",), k=3, filter="title contains '1'", exclude=("zz",), diversity=0.5, diverse_by="title",
-                    boosts=("title contains '12': 1",), explain=True)  # fmt: skip
+    wanted = Wanted(
+        ("u3",),
+        k=3,
+        filter="title contains '1'",
+        exclude=("zz",),
+        diversity=0.5,
+        diverse_by="title",
+        boosts=("title contains '12': 1",),
+        explain=True,
+    )
     by_hand = answers.recommend(predictor, wanted)
     assert {name: data[name] for name in by_hand} == by_hand
     assert data["items"][0]["because"]["kind"] == "nearest"

@@ -57,8 +57,10 @@ def test_columns_for_forms(asked: Asked) -> None:
 def test_models_say_how_they_can_be_asked(asked: Asked) -> None:
     data = asked("GET", "/models").data
     fits(data, "Models")
-    told = {each["name"]: (each["recommends"], each["in_context"], each["probabilities"], each["report"])
-            for each in data["models"]}  # fmt: skip
+    told = {
+        each["name"]: (each["recommends"], each["in_context"], each["probabilities"], each["report"])
+        for each in data["models"]
+    }
     assert told == {"ease": (True, True, False, None), "clicks": (False, True, True, None)}
 
 
@@ -148,11 +150,19 @@ def test_the_report_needs_the_token_or_an_address_that_the_server_signed(
         assert (path, asked("GET", address).status) == ("/report/ease", 200)
         until, key = (part.partition("=")[2] for part in query.split("&"))
         for other in (
-            f"/report/ials?{query}", f"/models?{query}", f"/recommend?{query}", f"{path}?until={until}",
-            f"{path}?until={int(until) + 1}&key={key}", f"{path}?until={until}&key={key[:-1]}", f"{path}?key={key}",
-            f"{path}?until=%C2%B2&key={key}", f"{path}?until={until}&key=%C3%A9", f"{path}?until={'9' * 30}&key={key}",
-            f"{path}?{'&'.join(['a=b'] * 20)}&{query}", f"/report/ease/?{query}",
-        ):  # fmt: skip
+            f"/report/ials?{query}",
+            f"/models?{query}",
+            f"/recommend?{query}",
+            f"{path}?until={until}",
+            f"{path}?until={int(until) + 1}&key={key}",
+            f"{path}?until={until}&key={key[:-1]}",
+            f"{path}?key={key}",
+            f"{path}?until=%C2%B2&key={key}",
+            f"{path}?until={until}&key=%C3%A9",
+            f"{path}?until={'9' * 30}&key={key}",
+            f"{path}?{'&'.join(['a=b'] * 20)}&{query}",
+            f"/report/ease/?{query}",
+        ):
             assert asked("GET", other).status == 401, other
         monkeypatch.setattr(accesses.time, "time", lambda: float(until) + 1)
         assert asked("GET", address).status == 401

@@ -303,9 +303,11 @@ def test_rows_are_scored_from_controls_and_from_what_is_pasted(
         assert shown == pytest.approx(list(found.probabilities), rel=1e-3)
         assert page.texts("#row-notes li") == list(found.notes)
     for written, told in (
-        ("[{]", "The rows are not JSON"), ('[{"hour": {}}]', "row 1 (rows[0].hour) is an object"),
-        ("a,b\n1", "Row 1 has 1 values for 2 columns."), ("a,b", "CSV needs a line with the names"),
-    ):  # fmt: skip
+        ("[{]", "The rows are not JSON"),
+        ('[{"hour": {}}]', "row 1 (rows[0].hour) is an object"),
+        ("a,b\n1", "Row 1 has 1 values for 2 columns."),
+        ("a,b", "CSV needs a line with the names"),
+    ):
         page.page.fill("#text", written)
         page.page.click("text=Score these rows")
         page.wait(f"document.getElementById('problem').textContent.includes({json.dumps(told)})")

@@ -33,8 +33,10 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
     table.prepare(PrepareContext(folder / "rows.csv", folder / "data"), prepared)
     spec = FeatureSpec.load(folder / "data")
     own: dict[str, dict[str, object]] = {
-        "ease": {"l2": 5.0}, "ials": {"factors": 4, "l2": 1.0, "alpha": 1.0}, "neumf": {"factors": 4, "layers": (8, 4)},
-    }  # fmt: skip
+        "ease": {"l2": 5.0},
+        "ials": {"factors": 4, "l2": 1.0, "alpha": 1.0},
+        "neumf": {"factors": 4, "layers": (8, 4)},
+    }
     for name, settings in own.items():
         steps = {"epochs": 1, "batch_size": 500} if name == "neumf" else {}
         given = TrainSettings.model_validate({"tensorboard": False, **steps})

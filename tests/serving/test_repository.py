@@ -302,13 +302,24 @@ def test_a_broken_bundle_leaves_the_old_one_serving_and_is_told(
     with_repository(body, Source("ctr", model))
 
 
-@pytest.mark.parametrize("error", [
-    MemoryError("Unable to allocate 3.64 TiB"), KeyError("x"), AssertionError(), TypeError("a"), ZeroDivisionError("b"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError("Unable to allocate 3.64 TiB"),
+        KeyError("x"),
+        AssertionError(),
+        TypeError("a"),
+        ZeroDivisionError("b"),
+    ],
+)
 def test_whatever_opening_a_folder_raises_is_its_model_s_reason_alone(
-    model: Path, specs: dict[str, FeatureSpec], error: Exception, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+    model: Path,
+    specs: dict[str, FeatureSpec],
+    error: Exception,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     other = made_up_bundle(tmp_path / "other", specs["neumf"], "neumf")
 
     def opened(copy: PrivateCopy, *rest: Any) -> Any:

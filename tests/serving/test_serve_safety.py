@@ -402,14 +402,17 @@ PREDICT = b'{"rows": [{"user_id": "u1", "item_id": 1}]}'
 SMUGGLED = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
-@pytest.mark.parametrize("upgrade", [
-    "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQ\r\n",
-    "Upgrade: foo\r\nConnection: upgrade\r\n",
-    "connection: keep-alive, uPGRADE\r\nupgrade:websocket\r\nSec-WebSocket-Key: x\r\n",
-    "Upgrade: h2c\r\nUpgrade: foo\r\nConnection: Upgrade\r\n",
-    "Connection: Upgrade\r\n",
-    "Upgrade: h2c\r\n",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "upgrade",
+    [
+        "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQ\r\n",
+        "Upgrade: foo\r\nConnection: upgrade\r\n",
+        "connection: keep-alive, uPGRADE\r\nupgrade:websocket\r\nSec-WebSocket-Key: x\r\n",
+        "Upgrade: h2c\r\nUpgrade: foo\r\nConnection: Upgrade\r\n",
+        "Connection: Upgrade\r\n",
+        "Upgrade: h2c\r\n",
+    ],
+)
 @pytest.mark.parametrize("apart", [False, True])
 def test_a_request_to_upgrade_the_protocol_is_read_like_any_other(running: Running, upgrade: str, apart: bool) -> None:
     """Otherwise its body would be read as the next request."""

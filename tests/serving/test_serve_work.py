@@ -168,8 +168,12 @@ def fields(path: str) -> list[str]:
     return list(said["components"]["schemas"][name]["properties"])
 
 
-ALL = {f"{method} {route.path}": (method, route) for route in routes() for method in sorted(route.methods or ())
-       if method != "HEAD"}  # fmt: skip
+ALL = {
+    f"{method} {route.path}": (method, route)
+    for route in routes()
+    for method in sorted(route.methods or ())
+    if method != "HEAD"
+}
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -185,8 +189,10 @@ def test_work_of_a_route_grows_with_the_request_and_no_faster(served: Served, na
     sent = base if method == "POST" else None
     for parameter in route.param_convertors:
         served.check(lambda n, p=parameter: asked(address(route, **{p: "x" * n}), sent), f"{name}, a long {parameter}")
-    for what, query in (("many", lambda n: "&".join(f"c{each}=1" for each in range(n))),
-                        ("a long one", lambda n: "query=" + "x" * n)):  # fmt: skip
+    for what, query in (
+        ("many", lambda n: "&".join(f"c{each}=1" for each in range(n))),
+        ("a long one", lambda n: "query=" + "x" * n),
+    ):
         served.check(lambda n, q=query: asked(f"{address(route)}?{q(n)}", sent), f"{name}, parameters: {what}")
     served.check(lambda n: asked(address(route), sent, {f"x-{e}": "1" for e in range(n)}), f"{name}, headers")
     for field in fields(route.path) if method == "POST" else ():

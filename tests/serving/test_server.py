@@ -348,7 +348,7 @@ def test_wrong_requests_have_their_status_and_a_message(running: Running) -> Non
         ("GET", "/v2", None, {"host": "a b"}, 400, "expected one header 'Host' with a name or address; found 'a b'"),
         ("GET", "/v2", None, {"origin": "http://evil.example"}, 403, "pages of other origins"),
         ("GET", "/v2", None, {"origin": "http://[bad"}, 403, "pages of other origins"),
-    ):  # fmt: skip
+    ):
         found, _, told = running.send(method, path, body, **headers)
         assert (found, message in told["error"]) == (status, True), (path, found, told)
     assert running.send("GET", "/v2", origin=f"http://{running.host}")[0] == 200
@@ -422,8 +422,10 @@ def grpc_request(**more: Any) -> Any:
 
 
 def test_the_example_of_tritonclient_in_the_documents_answers_over_http_and_grpc(tmp_path: Path) -> None:
-    rows = [{"user_id": 1 + n % 42, "item_id": 1 + n % 12, "price": 4.0 + n % 3, "hour": n % 24, "clicked": n % 5 // 4}
-            for n in range(400)]  # fmt: skip
+    rows = [
+        {"user_id": 1 + n % 42, "item_id": 1 + n % 12, "price": 4.0 + n % 3, "hour": n % 24, "clicked": n % 5 // 4}
+        for n in range(400)
+    ]
     data = rs.prepare(rows, tmp_path / "data", label="clicked", progress=False)
     rs.train("wide_deep", data, tmp_path / "run", hidden=[4], epochs=1, progress=False)
     (example,) = (each for each in fences(ROOT / "docs" / "serving.md") if "import tritonclient.http" in each.text)
@@ -474,8 +476,14 @@ def test_a_bug_behind_infer_is_a_500_without_a_word_of_python(bundles: dict[str,
     async def ask() -> None:
         repository = Broken([Source("neumf", bundles["neumf"])])
         await repository.start()
-        scope = {"type": "http", "method": "POST", "path": "/v2/models/neumf/versions/1/infer", "http_version": "1.1",
-                 "headers": [(b"host", b"localhost")], "query_string": b""}  # fmt: skip
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": "/v2/models/neumf/versions/1/infer",
+            "http_version": "1.1",
+            "headers": [(b"host", b"localhost")],
+            "query_string": b"",
+        }
         with pytest.raises(KeyError):  # uvicorn writes it to the log
             await application(repository)(scope, receive, send)
         await repository.close()

@@ -8,10 +8,19 @@ from prometheus_client.parser import text_string_to_metric_families
 from recspec.serving.server_metrics import ServerMetrics
 
 NAMES = {
-    "recspec_requests_total", "recspec_rows_total", "recspec_batches_total", "recspec_rejected_total",
-    "recspec_loads_total", "recspec_queued_requests", "recspec_models", "recspec_held_bytes",
-    "recspec_request_seconds", "recspec_queue_seconds", "recspec_compute_seconds", "recspec_batch_rows",
-}  # fmt: skip
+    "recspec_requests_total",
+    "recspec_rows_total",
+    "recspec_batches_total",
+    "recspec_rejected_total",
+    "recspec_loads_total",
+    "recspec_queued_requests",
+    "recspec_models",
+    "recspec_held_bytes",
+    "recspec_request_seconds",
+    "recspec_queue_seconds",
+    "recspec_compute_seconds",
+    "recspec_batch_rows",
+}
 
 
 def test_every_metric_is_described_before_anything_is_counted() -> None:

@@ -55,9 +55,11 @@ class Serving:
     def __init__(self, folder: Path, watch_seconds: float = 0) -> None:
         self._runner = asyncio.Runner()
         self.workers = server_of(
-            [Source("films", folder)], ANY, token=TOKEN,
+            [Source("films", folder)],
+            ANY,
+            token=TOKEN,
             repository=RepositorySettings(watch_seconds=watch_seconds, control=True, threads=1),
-        )  # fmt: skip
+        )
         assert isinstance(self.workers, Workers)
         self.addresses: Addresses = self._runner.run(self.workers.start())
         self._thread = threading.Thread(target=self._runner.get_loop().run_forever)

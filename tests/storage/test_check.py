@@ -25,4 +25,4 @@ def test_a_check_finds_every_problem_of_every_column(tmp_path: Path) -> None:
         "1.csv, column 'b', row 1: 'x' is not an integer (int64)",
         "2.csv, column 'label', row 1: nan is not a finite number",
         f"{UNEQUAL} 3 rows of 'a', 'b' in '1.csv'; 1 rows of 'label' in '2.csv'",
-    ]  # fmt: skip
+    ]

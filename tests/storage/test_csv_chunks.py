@@ -91,7 +91,7 @@ def test_a_csv_file_larger_than_a_block_is_read_at_random(tmp_path: Path, monkey
         ('"[1]"\n"[1, x]"', {"cardinality": 5, "length": 3}, "row 2: 'x' is not an integer (int64)"),
         ('"[1]"\n"[2, 5]"', {"cardinality": 5, "length": 3}, f"row 2: 5 {BEYOND}"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_cell_is_named(cells: str, feature: dict[str, object], problem: str, tmp_path: Path) -> None:
     rows = "".join(f"{cell},0\n" for cell in cells.split("\n"))
     spec = text_spec(tmp_path, rows, {"a": feature}, ["a", "label"])
@@ -168,8 +168,30 @@ def test_a_line_break_in_a_cell_is_named(rows: str, tmp_path: Path) -> None:
     assert problems_of(spec) == [f"train.csv, row 2: {QUOTE}"]
 
 
-NOT_DECIMAL = ["0x1", "0X1", "-0x1", "0b1", "0o1", "1_0", "1__0", "_1", "\u0663", "\uff19", "\u00b2",
-               "\u00a01", "1\u2009", "1\x0b", "\x0c1", "1\0", "\u22121", "--1", "- 1", "1 2", "1;2", "one"]  # fmt: skip
+NOT_DECIMAL = [
+    "0x1",
+    "0X1",
+    "-0x1",
+    "0b1",
+    "0o1",
+    "1_0",
+    "1__0",
+    "_1",
+    "\u0663",
+    "\uff19",
+    "\u00b2",
+    "\u00a01",
+    "1\u2009",
+    "1\x0b",
+    "\x0c1",
+    "1\0",
+    "\u22121",
+    "--1",
+    "- 1",
+    "1 2",
+    "1;2",
+    "one",
+]
 
 
 @pytest.mark.parametrize(
@@ -185,9 +207,18 @@ def test_an_id_is_a_decimal_integer_whatever_stands_beside_it(text: str, other: 
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("1", 1), ("-0", 0), ("007", 7), (" 1 ", 1), ("\t1\t", 1), ('"1"', 1), ("0" * 30 + "1", 1),
-     ("9223372036854775806", 2**63 - 2), ("1000000000000000000", 10**18)],
-)  # fmt: skip
+    [
+        ("1", 1),
+        ("-0", 0),
+        ("007", 7),
+        (" 1 ", 1),
+        ("\t1\t", 1),
+        ('"1"', 1),
+        ("0" * 30 + "1", 1),
+        ("9223372036854775806", 2**63 - 2),
+        ("1000000000000000000", 10**18),
+    ],
+)
 @pytest.mark.parametrize("length", [None, 3])
 def test_decimal_integers_are_read_up_to_64_bits(text: str, value: int, length: int | None, tmp_path: Path) -> None:
     features: dict[str, dict[str, object]] = {"a": {"cardinality": 2**63 - 1}}

@@ -164,9 +164,7 @@ def published_sim(*, length: int = 100) -> FeatureSpec:
     columns = ["label", "user_feat_0", *items]
     return FeatureSpec.from_dict(
         {
-            "feature_spec": {
-                "label": {"dtype": "bool"}, "user_feat_0": {"dtype": "int64", "cardinality": 50}, **items
-            },
+            "feature_spec": {"label": {"dtype": "bool"}, "user_feat_0": {"dtype": "int64", "cardinality": 50}, **items},
             "source_spec": {
                 split: [{"type": "tfrecord", "features": columns, "files": [f"{split}/part_0.tfrecord"]}]
                 for split in ("train", "test")
@@ -179,7 +177,7 @@ def published_sim(*, length: int = 100) -> FeatureSpec:
                 "label": ["label"],
             },
         }
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("kind", ["tfrecord", "parquet", "split_binary"])

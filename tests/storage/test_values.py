@@ -135,7 +135,7 @@ def test_a_writer_that_knows_the_label_refuses_others(tmp_path: Path) -> None:
         (pa.array([1]), {"cardinality": 5, "length": 3}, NOT_LIST),
         (pa.array([["x"]]), {"cardinality": 5, "length": 3}, "holds string; expected ids (int64)"),
     ],
-)  # fmt: skip
+)
 def test_a_column_of_a_wrong_type_is_named(
     column: pa.Array, feature: dict[str, object], problem: str, tmp_path: Path
 ) -> None:

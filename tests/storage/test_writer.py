@@ -61,7 +61,7 @@ def test_a_writer_refuses_what_could_not_be_read_back(tmp_path: Path) -> None:
     assert list(caught.value.problems) == [
         f"split 'train' being written, column 'item', row 4: 5 {BEYOND}",
         "split 'train' being written, column 'label', row 4: nan is not a finite number",
-    ]  # fmt: skip
+    ]
     with pytest.raises(DataError) as caught:
         writer.write({"itm": np.array([1, 2]), "label": np.array([0])})
     assert list(caught.value.problems) == [

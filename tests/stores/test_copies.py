@@ -364,8 +364,15 @@ def test_readers_see_a_dataset_when_all_of_it_is_there(base: Path, order: list[s
     assert list(changed) == ["out"]
     kept = [each for each in order if "writers" not in each]
     unfinished = f"{STATE}/unfinished.json"
-    assert kept == [unfinished, "train/part", "zzz", "feature_spec.yaml", "prepare.json", "-train/old",
-                    f"-{unfinished}"]  # fmt: skip
+    assert kept == [
+        unfinished,
+        "train/part",
+        "zzz",
+        "feature_spec.yaml",
+        "prepare.json",
+        "-train/old",
+        f"-{unfinished}",
+    ]
     assert fetched("hdfs://host/data") == out  # what was written needs no reading
     assert not [each for each in (base / "data" / STATE).rglob("*") if each.is_file()]
 

@@ -59,13 +59,21 @@ def bucket(endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> fs
 
 
 def surroundings(endpoint: str, cache: Path) -> dict[str, str]:
-    return {"AWS_ENDPOINT_URL": endpoint, "AWS_ACCESS_KEY_ID": "an-id", "AWS_SECRET_ACCESS_KEY": "a-secret",
-            "AWS_EC2_METADATA_DISABLED": "true", "RECSPEC_CACHE": str(cache)}  # fmt: skip
+    return {
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_ACCESS_KEY_ID": "an-id",
+        "AWS_SECRET_ACCESS_KEY": "a-secret",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "RECSPEC_CACHE": str(cache),
+    }
 
 
 def put_events(bucket: fs.FileSystem, name: str = "shop/raw/events.csv") -> None:
-    rows = [f"u{user},i{(user * 7 + step * step) % 40},{1_600_000_000 + user * 1000 + step * 60}\n"
-            for user in range(120) for step in range(8)]  # fmt: skip
+    rows = [
+        f"u{user},i{(user * 7 + step * step) % 40},{1_600_000_000 + user * 1000 + step * 60}\n"
+        for user in range(120)
+        for step in range(8)
+    ]
     with bucket.open_output_stream(name) as out:
         out.write(("user,item,timestamp\n" + "".join(rows)).encode())
 
@@ -88,8 +96,9 @@ def test_prepare_train_evaluate_report_and_serve(bucket: fs.FileSystem) -> None:
 
     with bucket.open_output_stream("shop/recipe.yaml") as out:
         out.write(b"model: popularity\n")
-    model = rs.train("popularity", "s3://shop/data", "s3://shop/runs/first", recipe="s3://shop/recipe.yaml",
-                     progress=False)  # fmt: skip
+    model = rs.train(
+        "popularity", "s3://shop/data", "s3://shop/runs/first", recipe="s3://shop/recipe.yaml", progress=False
+    )
     assert {"run.json", "log.jsonl", "bundle/manifest.json"} <= names(bucket, "runs/first")
     with bucket.open_input_file("shop/runs/first/run.json") as file:
         record = file.read().decode()

@@ -77,9 +77,11 @@ def test_a_variable_cut_into_slices_is_put_together(cuts: list[tuple[tuple[int, 
 
 def test_slices_far_along_and_odd_names_have_keys_too(tmp_path: Path) -> None:
     array = np.arange(20_000, dtype=np.int32)
-    cuts = [((0, 64), ), ((64, 8128), ), ((8192, 11_808), )]  # fmt: skip
-    same(read_all(tf.write_bundle(tmp_path / "model", {"tä/b\x00c": array}, cuts={"tä/b\x00c": cuts})),
-         {"tä/b\x00c": array})  # fmt: skip
+    cuts = [((0, 64),), ((64, 8128),), ((8192, 11_808),)]
+    same(
+        read_all(tf.write_bundle(tmp_path / "model", {"tä/b\x00c": array}, cuts={"tä/b\x00c": cuts})),
+        {"tä/b\x00c": array},
+    )
 
 
 def test_the_key_of_a_slice_is_tensorflows() -> None:

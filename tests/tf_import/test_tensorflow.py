@@ -143,10 +143,7 @@ def raw_rows(folder: Path, file: str) -> pa.Table:
     """The rows as raw values; those of `absent` lack what the Examples lacked."""
     rows = np.load(folder / f"{'gaps' if file == 'gaps' else 'rows'}.npz")
     absent = np.load(folder / "absent.npz") if file == "absent" else {}
-    return pa.table({
-        name: pa.array(rows[name].tolist(), mask=absent.get(name))
-        for name in rows if name != "label"
-    })  # fmt: skip
+    return pa.table({name: pa.array(rows[name].tolist(), mask=absent.get(name)) for name in rows if name != "label"})
 
 
 @pytest.mark.slow

@@ -32,27 +32,60 @@ LINEAR = "linear/linear_model"
 COLUMNS: list[dict[str, object]] = [
     {"name": "n0", "kind": "numeric", "wide": True, "deep": True, "mean": 0.5, "std": 2.0},
     {"name": "age", "kind": "numeric", "deep": True},
-    {"name": "age_bucketized", "kind": "bucketized", "key": "age", "boundaries": [10, 18, 30, 65], "wide": True,
-     "deep": True},
+    {
+        "name": "age_bucketized",
+        "kind": "bucketized",
+        "key": "age",
+        "boundaries": [10, 18, 30, 65],
+        "wide": True,
+        "deep": True,
+    },
     {"name": "c_id", "kind": "identity", "num_buckets": 20, "default_value": 3, "wide": True, "embedding_dim": 3},
     {"name": "c_hash", "kind": "hash", "num_buckets": 30, "wide": True, "embedding_dim": 2},
     {"name": "c_vocab", "kind": "vocabulary", "vocabulary": ["red", "green"], "wide": True, "indicator": True},
-    {"name": "c_num", "kind": "vocabulary", "dtype": "int64", "vocabulary": [5, 10], "num_oov_buckets": 5, "wide": True,
-     "indicator": True},
+    {
+        "name": "c_num",
+        "kind": "vocabulary",
+        "dtype": "int64",
+        "vocabulary": [5, 10],
+        "num_oov_buckets": 5,
+        "wide": True,
+        "indicator": True,
+    },
     {"name": "c_ihash", "kind": "hash", "dtype": "int64", "num_buckets": 40, "wide": True, "embedding_dim": 2},
-    {"name": "age_bucketized_X_c_hash", "kind": "cross", "keys": ["age_bucketized", "c_hash"], "num_buckets": 1000,
-     "wide": True},
-    {"name": "c_ihash_X_c_vocab_X_hour", "kind": "cross", "keys": ["c_ihash", "c_vocab", "hour"],
-     "dtypes": {"hour": "int64"}, "num_buckets": 1000, "wide": True, "embedding_dim": 3},
-]  # fmt: skip
+    {
+        "name": "age_bucketized_X_c_hash",
+        "kind": "cross",
+        "keys": ["age_bucketized", "c_hash"],
+        "num_buckets": 1000,
+        "wide": True,
+    },
+    {
+        "name": "c_ihash_X_c_vocab_X_hour",
+        "kind": "cross",
+        "keys": ["c_ihash", "c_vocab", "hour"],
+        "dtypes": {"hour": "int64"},
+        "num_buckets": 1000,
+        "wide": True,
+        "embedding_dim": 3,
+    },
+]
 
 ROWS: list[dict[str, object]] = [
     {"n0": 0.5, "age": 18, "c_id": 7, "c_hash": "u1", "c_vocab": "red", "c_num": 10, "c_ihash": -3, "hour": 7},
     {"n0": -1.5, "age": 3, "c_id": 99, "c_hash": "u1", "c_vocab": "blue", "c_num": 11, "c_ihash": 4711, "hour": 0},
     {"n0": 2.0, "age": 65, "c_id": -1, "c_hash": "", "c_vocab": "", "c_num": -1, "c_ihash": -1, "hour": 23},
-    {"n0": 0.0, "age": 9.5, "c_id": None, "c_hash": None, "c_vocab": None, "c_num": None, "c_ihash": None,
-     "hour": None},
-]  # fmt: skip
+    {
+        "n0": 0.0,
+        "age": 9.5,
+        "c_id": None,
+        "c_hash": None,
+        "c_vocab": None,
+        "c_num": None,
+        "c_ihash": None,
+        "hour": None,
+    },
+]
 
 IDS: dict[str, list[int | None]] = {
     "age_bucketized": [2, 0, 4, 0],
@@ -66,11 +99,28 @@ IDS: dict[str, list[int | None]] = {
 }
 """What TensorFlow 2.15.1 makes of the rows; empty texts and -1 are dropped but from crosses, and null adds nothing."""
 
-NUM_IDS = {"age_bucketized": 5, "c_id": 20, "c_hash": 30, "c_vocab": 2, "c_num": 7, "c_ihash": 40,
-           "age_bucketized_X_c_hash": 1000, "c_ihash_X_c_vocab_X_hour": 1000}  # fmt: skip
+NUM_IDS = {
+    "age_bucketized": 5,
+    "c_id": 20,
+    "c_hash": 30,
+    "c_vocab": 2,
+    "c_num": 7,
+    "c_ihash": 40,
+    "age_bucketized_X_c_hash": 1000,
+    "c_ihash_X_c_vocab_X_hour": 1000,
+}
 
-ORDER = ("age", "age_bucketized", "c_hash_embedding", "c_id_embedding", "c_ihash_X_c_vocab_X_hour_embedding",
-         "c_ihash_embedding", "c_num_indicator", "c_vocab_indicator", "n0")  # fmt: skip
+ORDER = (
+    "age",
+    "age_bucketized",
+    "c_hash_embedding",
+    "c_id_embedding",
+    "c_ihash_X_c_vocab_X_hour_embedding",
+    "c_ihash_embedding",
+    "c_num_indicator",
+    "c_vocab_indicator",
+    "n0",
+)
 """The MLP's inputs as TensorFlow sorts them: `X` comes before `e`."""
 
 WIDTHS = {"c_id": 3, "c_hash": 2, "c_ihash": 2, "c_ihash_X_c_vocab_X_hour": 3}
@@ -187,8 +237,10 @@ def test_missing_values_are_counted(made: Path) -> None:
 
 
 def test_variables_in_slices_make_the_same_bundle(made: Path, tmp_path: Path) -> None:
-    cuts = {f"{INPUTS}/c_hash_embedding/embedding_weights": [((0, 10), (0, 2)), ((10, 20), (0, 2))],
-            f"{LINEAR}/c_id/weights": [((0, 7), (0, 1)), ((7, 13), (0, 1))]}  # fmt: skip
+    cuts = {
+        f"{INPUTS}/c_hash_embedding/embedding_weights": [((0, 10), (0, 2)), ((10, 20), (0, 2))],
+        f"{LINEAR}/c_id/weights": [((0, 7), (0, 1)), ((7, 13), (0, 1))],
+    }
     model = tf.write_bundle(tmp_path / "model", VARIABLES, cuts=cuts, shards=2)
     import_tf(model, tmp_path / "bundle", described(tmp_path))
     one, other = (bundle.load(path).model.state_dict() for path in (made, tmp_path / "bundle"))
@@ -198,8 +250,11 @@ def test_variables_in_slices_make_the_same_bundle(made: Path, tmp_path: Path) ->
 
 def test_one_part_alone_is_a_model_too(tmp_path: Path) -> None:
     linear = {name: array for name, array in VARIABLES.items() if not name.startswith("dnn/")}
-    wide = [{key: value for key, value in column.items() if key not in ("deep", "embedding_dim", "indicator")}
-            for column in COLUMNS if column.get("wide")]  # fmt: skip
+    wide = [
+        {key: value for key, value in column.items() if key not in ("deep", "embedding_dim", "indicator")}
+        for column in COLUMNS
+        if column.get("wide")
+    ]
     (tmp_path / "wide").mkdir()
     made = imported(tmp_path / "wide", wide, linear)
     assert made.summary["MLP"] == "none"
@@ -238,9 +293,11 @@ def test_roles_and_the_label_are_as_the_file_says(tmp_path: Path) -> None:
 def test_a_vocabulary_may_lie_in_a_file(tmp_path: Path) -> None:
     (tmp_path / "words.txt").write_text("red\ngreen\n")
     (tmp_path / "numbers.txt").write_text("5\n10\n")
-    columns = [{**column, "vocabulary_file": f"{file}.txt"} if file else dict(column)
-               for column in COLUMNS
-               for file in [{"c_vocab": "words", "c_num": "numbers"}.get(str(column["name"]))]]  # fmt: skip
+    columns = [
+        {**column, "vocabulary_file": f"{file}.txt"} if file else dict(column)
+        for column in COLUMNS
+        for file in [{"c_vocab": "words", "c_num": "numbers"}.get(str(column["name"]))]
+    ]
     for column in columns:
         if "vocabulary_file" in column:
             del column["vocabulary"]
@@ -264,8 +321,12 @@ def without(*names: str) -> dict[str, np.ndarray]:
 
 
 def test_missing_variables_are_named_with_what_asks_for_them(tmp_path: Path) -> None:
-    gone = (f"{LINEAR}/c_id/weights", f"{INPUTS}/c_hash_embedding/embedding_weights", "dnn/logits/bias",
-            "dnn/hiddenlayer_1/bias")  # fmt: skip
+    gone = (
+        f"{LINEAR}/c_id/weights",
+        f"{INPUTS}/c_hash_embedding/embedding_weights",
+        "dnn/logits/bias",
+        "dnn/hiddenlayer_1/bias",
+    )
     assert refused(tmp_path, variables=without(*gone)) == [
         "variable 'dnn/hiddenlayer_1/bias' is missing, which the units of dnn/hiddenlayer_1 asks for",
         (
@@ -312,8 +373,10 @@ def test_variables_that_no_column_asks_for_are_named_and_those_of_training_are_n
 def test_other_shapes_and_types_are_named(tmp_path: Path) -> None:
     columns = changed("c_id", num_buckets=21, embedding_dim=4)
     other = {**VARIABLES, "dnn/logits/bias": np.zeros(1, np.int32), "dnn/logits/kernel": np.zeros((3, 2), np.float32)}
-    inputs = ("age 1 + age_bucketized 5 + c_hash_embedding 2 + c_id_embedding 4 + c_ihash_X_c_vocab_X_hour_embedding 3 "
-              "+ c_ihash_embedding 2 + c_num_indicator 7 + c_vocab_indicator 2 + n0 1 = 27")  # fmt: skip
+    inputs = (
+        "age 1 + age_bucketized 5 + c_hash_embedding 2 + c_id_embedding 4 + c_ihash_X_c_vocab_X_hour_embedding 3 "
+        "+ c_ihash_embedding 2 + c_num_indicator 7 + c_vocab_indicator 2 + n0 1 = 27"
+    )
     assert refused(tmp_path, columns, other) == [
         f"variable 'dnn/hiddenlayer_0/kernel' has shape (26, 4); the MLP's input ({inputs}) asks for (27, 4)",
         (
@@ -567,10 +630,12 @@ def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
         ("[" * 100_000, "not JSON: "),
         ("[]", 'expected an object with a list "columns", one object a feature column'),
         ('{"columns": []}', 'expected an object with a list "columns", one object a feature column'),
-        ('{"columns": [{"name": "c", "kind": "hash", "num_buckets": 9, "wide": true}], "label": 3}',
-         "label is 3; expected a name"),
+        (
+            '{"columns": [{"name": "c", "kind": "hash", "num_buckets": 9, "wide": true}], "label": 3}',
+            "label is 3; expected a name",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_file_that_is_none_of_columns_is_refused(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "columns.json").write_text(text)
     with pytest.raises(DataError, match=r"columns\.json: ") as caught:
@@ -661,8 +726,13 @@ def test_the_golden_ids_are_tensorflows_plus_one(real_data: Callable[[str], Path
     golden_rows(folder, tmp_path / "rows.parquet")
     golden = np.load(folder / "golden.npz")
     encoded = Columns.load(folder / "columns.json").encoders().encode(pq.read_table(tmp_path / "rows.parquet"))
-    for name, theirs in {"c_id": "ids_c_id", "c_hash": "ids_c_hash", "c_vocab": "ids_c_vocab",
-                         "c_ihash": "ids_c_ihash", "c_hash_X_c_vocab": "ids_cross"}.items():  # fmt: skip
+    for name, theirs in {
+        "c_id": "ids_c_id",
+        "c_hash": "ids_c_hash",
+        "c_vocab": "ids_c_vocab",
+        "c_ihash": "ids_c_ihash",
+        "c_hash_X_c_vocab": "ids_cross",
+    }.items():
         np.testing.assert_array_equal(encoded[name], golden[theirs] + 1, err_msg=name)
 
 

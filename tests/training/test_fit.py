@@ -142,8 +142,9 @@ def test_a_stopped_fit_leaves_no_bundle(data: FeatureSpec, tmp_path: Path) -> No
 def test_what_the_dataset_lacks_is_told(data: FeatureSpec, tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"train\.train_splits: unknown split 'trian'"):
         run("ease", data, tmp_path / "run", {"train_splits": ["trian"]})
-    bare = FeatureSpec.from_dict({"feature_spec": {"x": {"cardinality": 3}, "label": {}},
-                                  "channel_spec": {"context": ["x"], "label": ["label"]}})  # fmt: skip
+    bare = FeatureSpec.from_dict(
+        {"feature_spec": {"x": {"cardinality": 3}, "label": {}}, "channel_spec": {"context": ["x"], "label": ["label"]}}
+    )
     with pytest.raises(SpecError):
         run("ease", bare, tmp_path / "run")
 
@@ -227,8 +228,9 @@ def test_a_bundle_whose_settings_ask_for_other_shapes_is_refused(data: FeatureSp
 def repeated(folder: Path, valid: list[tuple[int, int, int]]) -> FeatureSpec:
     """Twelve users with two items each, and a valid split."""
     folder.mkdir()
-    return dataset(folder, {"train": [(u, u % 6 + n, 1) for u in range(12) for n in (0, 1)], "valid": valid},
-                   users=12, items=8)  # fmt: skip
+    return dataset(
+        folder, {"train": [(u, u % 6 + n, 1) for u in range(12) for n in (0, 1)], "valid": valid}, users=12, items=8
+    )
 
 
 def test_a_fit_warns_of_a_valid_split_of_repeats(tmp_path: Path) -> None:

@@ -28,9 +28,14 @@ from tests.dataset_cases import prepare_table
 
 SMALL = {"embedding_dim": 8, "bottom": (16, 8), "top": (32, 16), "dropout": 0.0, "interaction": "dot"}
 GREEDY: dict[str, object] = {
-    "epochs": 8, "batch_size": 200, "learning_rate": 0.05, "metric": "rows/auc", "keep_best": False,
-    "calibration": "none", "weight_decay": 0.0,
-}  # fmt: skip
+    "epochs": 8,
+    "batch_size": 200,
+    "learning_rate": 0.05,
+    "metric": "rows/auc",
+    "keep_best": False,
+    "calibration": "none",
+    "weight_decay": 0.0,
+}
 """Settings that learn the training rows by heart."""
 
 
@@ -210,8 +215,14 @@ def test_the_last_lines_of_train_are_the_warnings_and_the_next_command(
         both = capsys.readouterr()
         return both.err.strip().splitlines(), both.out
 
-    small = {"embedding_dim": 8, "bottom": "[16,8]", "top": "[32,16]", "dropout": "0", "interaction": "dot",
-             "train.tensorboard": "false"}  # fmt: skip
+    small = {
+        "embedding_dim": 8,
+        "bottom": "[16,8]",
+        "top": "[32,16]",
+        "dropout": "0",
+        "interaction": "dot",
+        "train.tensorboard": "false",
+    }
     train_settings = {f"train.{name}": str(value).lower() for name, value in GREEDY.items()}
     assigned = [f"--set={name}={value}" for name, value in {**small, **train_settings}.items()]
     (*_, before, last, following), _ = printed("train", "dlrm", clicks.folder, tmp_path / "run", *assigned)

@@ -196,8 +196,10 @@ def test_a_share_of_train_picks_the_best_epoch_where_there_is_no_valid(
 def test_held_out_rows_and_the_others_are_all_rows(without_valid: FeatureSpec) -> None:
     def seen(part: Part | None) -> list[tuple[float, ...]]:
         loader = Loader(without_valid, "train", batch_size=300, part=part)
-        rows = [zip(*(t.flatten(1).sum(1) if t.dim() > 1 else t for t in share.batch.values()), strict=True)
-                for share in loader.batches()]  # fmt: skip
+        rows = [
+            zip(*(t.flatten(1).sum(1) if t.dim() > 1 else t for t in share.batch.values()), strict=True)
+            for share in loader.batches()
+        ]
         return sorted(tuple(float(value) for value in row) for batch in rows for row in batch)
 
     for share in (0.0, 0.3, 0.999):
@@ -227,8 +229,15 @@ def test_a_target_ends_the_run_and_the_bundle_is_written(data: FeatureSpec, tmp_
 
 
 def test_patience_ends_the_run_and_the_best_epoch_is_kept(data: FeatureSpec, tmp_path: Path) -> None:
-    folder = run(data, tmp_path / "run", epochs=40, patience=2, learning_rate=0.2, model={"dropout": 0.0},
-                 metric="sampled/ndcg@10")  # fmt: skip
+    folder = run(
+        data,
+        tmp_path / "run",
+        epochs=40,
+        patience=2,
+        learning_rate=0.2,
+        model={"dropout": 0.0},
+        metric="sampled/ndcg@10",
+    )
     epochs = events(folder, "epoch")
     values = [event["metrics"]["sampled"]["ndcg@10"] for event in epochs]  # type: ignore[index]
     done = events(folder, "done")[0]
@@ -348,9 +357,12 @@ def test_the_start_says_which_features_are_not_read(clicks: FeatureSpec, tmp_pat
 def test_frozen_parts_keep_their_first_weights(clicks: FeatureSpec, tmp_path: Path, sparse: str) -> None:
     first = weights(run_wide_deep(clicks, tmp_path / "first", epochs=0))
     folder = run_wide_deep(
-        clicks, tmp_path / "run", frozen=["deep.embeddings", "wide.bias"], sparse_gradients=sparse,
+        clicks,
+        tmp_path / "run",
+        frozen=["deep.embeddings", "wide.bias"],
+        sparse_gradients=sparse,
         parts={"deep.embeddings": {"learning_rate": 0.5}},
-    )  # fmt: skip
+    )
     for name, value in weights(folder).items():
         frozen = name.startswith("deep.embeddings") or name == "wide.bias"
         assert torch.equal(value, first[name]) == frozen, name
@@ -420,9 +432,18 @@ def test_sparse_gradients_are_chosen_where_they_pay_and_change_nothing(clicks: F
 
 
 def command(data: FeatureSpec, folder: Path, *more: str) -> list[str]:
-    assignments = ["factors=4", "layers=[8,4]", "dropout=0.2", "train.batch_size=500", "train.epochs=4",
-                   "train.learning_rate=0.01", "train.log_every=1", "train.tensorboard=false",
-                   "train.checkpoint_minutes=0", "train.precision=fp32"]  # fmt: skip
+    assignments = [
+        "factors=4",
+        "layers=[8,4]",
+        "dropout=0.2",
+        "train.batch_size=500",
+        "train.epochs=4",
+        "train.learning_rate=0.01",
+        "train.log_every=1",
+        "train.tensorboard=false",
+        "train.checkpoint_minutes=0",
+        "train.precision=fp32",
+    ]
     chosen = [part for assignment in assignments for part in ("--set", assignment)]
     return ["train", "neumf", str(data.folder), str(folder), *chosen, *more]
 
@@ -501,9 +522,13 @@ def test_the_loss_of_an_epoch_resumed_half_way_is_a_mean(data: FeatureSpec, tmp_
     model_settings = MODELS["neumf"].Settings.model_validate(SMALL)
     with pytest.raises(Interrupted, match="stopped at step 8 as asked; nothing is lost"):
         train(
-            "neumf", data, halves, settings=settings(epochs=1, batch_size=500), model_settings=model_settings,
+            "neumf",
+            data,
+            halves,
+            settings=settings(epochs=1, batch_size=500),
+            model_settings=model_settings,
             stop_requested=lambda: next(stop),
-        )  # fmt: skip
+        )
     run(data, halves, epochs=1, batch_size=500, resume=True)
     losses = [events(folder, "epoch")[0]["train_loss"] for folder in (whole, halves)]
     assert losses[0] == pytest.approx(losses[1], rel=0.2)
@@ -554,10 +579,11 @@ def test_a_specification_without_files_says_how_to_make_some(data: FeatureSpec, 
 
 
 def test_a_user_without_an_id_trains_and_has_no_seen_items(tmp_path: Path) -> None:
-    parts = {"feature_spec": {"age": {}, "item_id": {"cardinality": 9}, "label": {}},
-             "channel_spec": {"user": ["age"], "item": ["item_id"], "label": ["label"]},
-             "source_spec": {"train": [{"type": "csv", "features": ["age", "item_id", "label"],
-                                        "files": ["a.csv"]}]}}  # fmt: skip
+    parts = {
+        "feature_spec": {"age": {}, "item_id": {"cardinality": 9}, "label": {}},
+        "channel_spec": {"user": ["age"], "item": ["item_id"], "label": ["label"]},
+        "source_spec": {"train": [{"type": "csv", "features": ["age", "item_id", "label"], "files": ["a.csv"]}]},
+    }
     folder = run_wide_deep(synthesize(FeatureSpec.from_dict(parts), tmp_path / "data", 50), tmp_path / "run")
     assert bundle.load(folder).seen is None
 
@@ -602,10 +628,19 @@ def test_two_processes_train_as_one_and_their_bundle_answers(data: FeatureSpec, 
 
 @pytest.mark.slow
 def test_two_processes_with_sparse_gradients_and_parts_train_as_one(clicks: FeatureSpec, tmp_path: Path) -> None:
-    assignments = ["hidden=[8]", "embedding_dim=4", "train.batch_size=333", "train.epochs=2", "dropout=0",
-                   "train.optimizer=rmsprop", "train.sparse_gradients=always", "train.log_every=1",
-                   "train.parts={wide: {optimizer: ftrl, learning_rate: 0.1}}", "train.tensorboard=false",
-                   "train.precision=fp32"]  # fmt: skip
+    assignments = [
+        "hidden=[8]",
+        "embedding_dim=4",
+        "train.batch_size=333",
+        "train.epochs=2",
+        "dropout=0",
+        "train.optimizer=rmsprop",
+        "train.sparse_gradients=always",
+        "train.log_every=1",
+        "train.parts={wide: {optimizer: ftrl, learning_rate: 0.1}}",
+        "train.tensorboard=false",
+        "train.precision=fp32",
+    ]
     chosen = [part for assignment in assignments for part in ("--set", assignment)]
     one, two = tmp_path / "one", tmp_path / "two"
     train_command = ["train", "wide_deep", clicks.folder]

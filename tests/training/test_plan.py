@@ -48,9 +48,21 @@ def test_every_choice_is_logged_with_its_reason(data: Mapping[str, FeatureSpec],
     start = json.loads((tmp_path / "run" / "log.jsonl").read_text().splitlines()[0])
     choices = start["choices"]
     assert list(choices)[:14] == [
-        "path", "batch_size", "precision", "threads", "freed_memory", "optimizer", "negatives", "rows", "valid",
-        "metric", "tables", "embedding_backend", "sparse_gradients", "compile",
-    ]  # fmt: skip
+        "path",
+        "batch_size",
+        "precision",
+        "threads",
+        "freed_memory",
+        "optimizer",
+        "negatives",
+        "rows",
+        "valid",
+        "metric",
+        "tables",
+        "embedding_backend",
+        "sparse_gradients",
+        "compile",
+    ]
     assert start["batch_size"] == 8192
     assert choices["batch_size"].startswith("8,192: 512 of ")
     assert choices["settings.loss"].startswith("softmax: ")
@@ -113,11 +125,15 @@ TABLE = ("embeddings.stores.16",)
         ({"compile": True, "accumulate": 2}, Ranks(device=GPU), (), (), "default", "train.accumulate is 2"),
         ({"compile": True}, Ranks(device=GPU), (), TABLE, "default", "some tables have sparse gradients, or their"),
         (
-            {"compile": True, "sparse_gradients": "always"}, Ranks(device=GPU), TABLE, (), "default",
+            {"compile": True, "sparse_gradients": "always"},
+            Ranks(device=GPU),
+            TABLE,
+            (),
+            "default",
             "some tables have sparse gradients, or their rows are fetched",
         ),
     ],
-)  # fmt: skip
+)
 def test_cuda_graphs_are_chosen_where_every_step_is_alike(
     values: dict[str, object], ranks: Ranks, sparse: Sequence[str], fetched: Sequence[str], mode: str, reason: str
 ) -> None:

@@ -101,9 +101,12 @@ def test_a_damaged_file_is_measured_anew(name: str, measured: Callable[[], int],
     assert json.loads(the_file(tmp_path).read_text()) == GOOD
 
 
-@given(st.binary(max_size=200) | st.recursive(st.floats() | st.text() | st.booleans(), st.lists).map(
-    lambda value: json.dumps({**GOOD, "wide_bf16": value}).encode("utf-8", "replace")
-))  # fmt: skip
+@given(
+    st.binary(max_size=200)
+    | st.recursive(st.floats() | st.text() | st.booleans(), st.lists).map(
+        lambda value: json.dumps({**GOOD, "wide_bf16": value}).encode("utf-8", "replace")
+    )
+)
 def test_any_file_is_rates_or_none(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
     file = tmp_path_factory.getbasetemp() / "any rates"
     file.write_bytes(data)

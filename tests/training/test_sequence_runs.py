@@ -144,14 +144,19 @@ def test_what_was_done_before_the_rows_that_were_kept_is_not_recommended(tmp_pat
 
 def test_published_histories_without_padding_are_trained_on_with_a_note(rows: FeatureSpec, tmp_path: Path) -> None:
     names = [name for name in rows.role("history") if rows.features[name].is_categorical]
-    features = {name: one.model_copy(update={"padding": None} if name in names else {}) for name, one in
-                rows.features.items()}  # fmt: skip
+    features = {
+        name: one.model_copy(update={"padding": None} if name in names else {}) for name, one in rows.features.items()
+    }
     channels = {name: held for name, held in rows.channels.items() if "history" not in name}
     bare = rows.replace(features=features, channels={**channels, "positive_history": tuple(names)})
     log = (run("din", bare, tmp_path / "run", epochs=0) / "log.jsonl").read_text()
     notes = [event["message"] for event in map(json.loads, log.splitlines()) if event["event"] == "note"]
-    assert [note for note in notes if note.startswith(f"'{names[0]}', '{names[1]}' declare no padding, so id 0 counts "
-            "as an event") and "`recspec prepare amazon FOLDER OUT`" in note]  # fmt: skip
+    assert [
+        note
+        for note in notes
+        if note.startswith(f"'{names[0]}', '{names[1]}' declare no padding, so id 0 counts as an event")
+        and "`recspec prepare amazon FOLDER OUT`" in note
+    ]
 
 
 # --- several processes, and one that ends early ----------------------------------------------------------------------

@@ -52,8 +52,9 @@ def the_cases(folder: Path) -> dict[str, dict[str, Any]]:
         }
     negatives = {"negatives": 3, "optimizer": "sgd"}
     cases["neumf, popular negatives"] = {
-        **cases["neumf"], "train": {**negatives, "negative_distribution": "popularity", "reject_positives": True}
-    }  # fmt: skip
+        **cases["neumf"],
+        "train": {**negatives, "negative_distribution": "popularity", "reject_positives": True},
+    }
     cases["neumf, softmax"] = {
         **cases["neumf"],
         "settings": {**cases["neumf"]["settings"], "loss": "softmax"},
@@ -62,8 +63,9 @@ def the_cases(folder: Path) -> dict[str, dict[str, Any]]:
     mixed = {"negatives": 2, "negative_distribution": "popularity", "reject_positives": True, "optimizer": "sgd"}
     cases["two_tower, mixed negatives"] = {**cases["two_tower"], "data": data["interactions"], "train": mixed}
     cases["dlrm, rows of tables"] = {
-        **cases["dlrm"], "train": {"optimizer": "rowwise_adagrad", "sparse_gradients": "always"}
-    }  # fmt: skip
+        **cases["dlrm"],
+        "train": {"optimizer": "rowwise_adagrad", "sparse_gradients": "always"},
+    }
     dice = {"activation": "dice", "attention_activation": "dice"}
     for name in ("din", "sim"):
         cases[f"{name}, dice"] = {**cases[name], "settings": {**cases[name]["settings"], **dice}, "steps": 1}
@@ -109,8 +111,12 @@ def on_two_ranks(
 
 
 NAMES_OF_CASES = [
-    *NAMES, "neumf, popular negatives", "neumf, softmax", "two_tower, mixed negatives", "dlrm, rows of tables"
-]  # fmt: skip
+    *NAMES,
+    "neumf, popular negatives",
+    "neumf, softmax",
+    "two_tower, mixed negatives",
+    "dlrm, rows of tables",
+]
 WITH_DICE = ["din, dice", "sim, dice"]
 
 

@@ -49,10 +49,21 @@ def whole(clicks: FeatureSpec, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 def command(data: FeatureSpec, run: Path, *more: str) -> list[str]:
-    assignments = ["embedding_dim=4", "bottom=[8,4]", "top=[8]", "dropout=0", "train.batch_size=333", "train.epochs=3",
-                   "train.memory_budget=20kB", "train.optimizer=adagrad", "train.log_every=1",
-                   "train.tensorboard=false", "train.precision=fp32", "train.checkpoint_minutes=0",
-                   "train.keep_best=false"]  # fmt: skip
+    assignments = [
+        "embedding_dim=4",
+        "bottom=[8,4]",
+        "top=[8]",
+        "dropout=0",
+        "train.batch_size=333",
+        "train.epochs=3",
+        "train.memory_budget=20kB",
+        "train.optimizer=adagrad",
+        "train.log_every=1",
+        "train.tensorboard=false",
+        "train.precision=fp32",
+        "train.checkpoint_minutes=0",
+        "train.keep_best=false",
+    ]
     chosen = [part for assignment in assignments for part in ("--set", assignment)]
     return ["train", "dlrm", str(data.folder), str(run), *chosen, *more]
 

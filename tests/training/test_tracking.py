@@ -30,10 +30,18 @@ HAS_MLFLOW = importlib.util.find_spec("mlflow") is not None
 # --- names -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "expected"), [
-    ("full/ndcg@10", "full/ndcg_at_10"), ("rows/log_loss", "rows/log_loss"), ("a b.c:d-e", "a b.c:d-e"),
-    ("prix €/é", "prix _/_"), ("", "_"), ("/", "_"), ("x" * 400, "x" * 250),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("full/ndcg@10", "full/ndcg_at_10"),
+        ("rows/log_loss", "rows/log_loss"),
+        ("a b.c:d-e", "a b.c:d-e"),
+        ("prix €/é", "prix _/_"),
+        ("", "_"),
+        ("/", "_"),
+        ("x" * 400, "x" * 250),
+    ],
+)
 def test_names_are_written_as_mlflow_takes_them(name: str, expected: str) -> None:
     assert metric_name(name) == expected
 
@@ -41,8 +49,15 @@ def test_names_are_written_as_mlflow_takes_them(name: str, expected: str) -> Non
 def test_events_become_curves_and_the_best_values() -> None:
     step = {"event": "step", "time": 1.0, "step": 50, "steps": 100, "loss": 0.5, "learning_rates": {"wide": 0.1}}
     assert metrics_of(step) == {"step/loss": 0.5, "step/learning_rates/wide": 0.1}
-    epoch = {"event": "epoch", "time": 1.0, "epoch": 1, "step": 50, "train_loss": 0.4, "open_ended": True,
-             "metrics": {"full": {"ndcg@10": 0.25, "mrr": math.nan}}}  # fmt: skip
+    epoch = {
+        "event": "epoch",
+        "time": 1.0,
+        "epoch": 1,
+        "step": 50,
+        "train_loss": 0.4,
+        "open_ended": True,
+        "metrics": {"full": {"ndcg@10": 0.25, "mrr": math.nan}},
+    }
     assert metrics_of(epoch) == {"epoch/train_loss": 0.4, "valid/full/ndcg_at_10": 0.25}
     done = {"event": "done", "time": 1.0, "bundle": "run/bundle", "best": 0.25, "metrics": {"full": {"ndcg@10": 0.25}}}
     assert metrics_of(done) == {"done/best": 0.25, "best/full/ndcg_at_10": 0.25}
@@ -50,10 +65,21 @@ def test_events_become_curves_and_the_best_values() -> None:
 
 
 def test_settings_become_parameters() -> None:
-    start = {"event": "start", "model": "neumf", "model_settings": {"factors": 8, "layers": [64, 32]},
-             "train": {"epochs": 3, "metric": None}, "choices": {"threads": "1"}, "text": "x"}  # fmt: skip
-    assert params_of(start) == {"model": "neumf", "settings.factors": "8", "settings.layers": "[64, 32]",
-                                "train.epochs": "3", "train.metric": "null"}  # fmt: skip
+    start = {
+        "event": "start",
+        "model": "neumf",
+        "model_settings": {"factors": 8, "layers": [64, 32]},
+        "train": {"epochs": 3, "metric": None},
+        "choices": {"threads": "1"},
+        "text": "x",
+    }
+    assert params_of(start) == {
+        "model": "neumf",
+        "settings.factors": "8",
+        "settings.layers": "[64, 32]",
+        "train.epochs": "3",
+        "train.metric": "null",
+    }
     assert len(params_of({"event": "start", "model": "x" * 10_000})["model"]) < 6_000
 
 
@@ -203,12 +229,25 @@ def runs_of(client: Any) -> list[Any]:
 
 
 def go(
-    name: str, data: FeatureSpec, run: Path, *, stop: Callable[[], bool] = lambda: False, resume: bool = False,
-    own: dict[str, object] | None = None, **values: object,
-) -> None:  # fmt: skip
+    name: str,
+    data: FeatureSpec,
+    run: Path,
+    *,
+    stop: Callable[[], bool] = lambda: False,
+    resume: bool = False,
+    own: dict[str, object] | None = None,
+    **values: object,
+) -> None:
     settings = build(TrainSettings, "train", {"tensorboard": False, **values})
-    train(name, data, run, settings=settings, model_settings=build(MODELS[name].Settings, "settings", own or {}),
-          resume=resume, stop_requested=stop)  # fmt: skip
+    train(
+        name,
+        data,
+        run,
+        settings=settings,
+        model_settings=build(MODELS[name].Settings, "settings", own or {}),
+        resume=resume,
+        stop_requested=stop,
+    )
 
 
 SMALL = {"batch_size": 200, "precision": "fp32", "log_every": 1, "checkpoint_minutes": 0, "negatives": 1}
@@ -230,8 +269,9 @@ def test_a_run_is_tracked_and_its_bundle_is_a_model_that_opens(data: FeatureSpec
     assert (run.data.params["model"], run.data.params["train.epochs"]) == ("neumf", "2")
     assert run.data.params["dataset"] == str(data.folder.resolve())
     curve = client.get_metric_history(run.info.run_id, "valid/full/ndcg_at_10")
-    assert [(each.step, each.value) for each in curve] == [(each["step"], each["metrics"]["full"]["ndcg@10"])
-                                                           for each in epochs]  # fmt: skip
+    assert [(each.step, each.value) for each in curve] == [
+        (each["step"], each["metrics"]["full"]["ndcg@10"]) for each in epochs
+    ]
     assert len(client.get_metric_history(run.info.run_id, "step/loss")) == sum(line["event"] == "step" for line in log)
     (version,) = client.search_model_versions("name='shop-neumf'")
     assert (str(version.version), version.run_id) == ("1", run.info.run_id)
@@ -273,5 +313,6 @@ def test_a_fit_and_a_search_with_its_trials_are_tracked(data: FeatureSpec, clien
     assert [each.path for each in client.list_artifacts(parent.info.run_id)] == ["bundle"]
     assert not client.list_artifacts(next(iter(runs.values())).info.run_id)
     assert {each.run_id for each in client.search_model_versions("name='shop-ease'")} == {
-        fitted.info.run_id, parent.info.run_id,
-    }  # fmt: skip
+        fitted.info.run_id,
+        parent.info.run_id,
+    }

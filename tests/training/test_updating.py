@@ -55,16 +55,26 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     prepared(folder / "plain", known)
     prepared(folder / "sequences", known, **LONG)
     return {
-        "interactions": folder / "plain" / "data", "clicks": folder / "plain" / "data",
-        "sequences": folder / "sequences" / "data", "new": written(folder / "new.csv", new),
-    }  # fmt: skip
+        "interactions": folder / "plain" / "data",
+        "clicks": folder / "plain" / "data",
+        "sequences": folder / "sequences" / "data",
+        "new": written(folder / "new.csv", new),
+    }
 
 
 def trained(name: str, data: Path, run: Path, **settings: object) -> Path:
     """A run of a model at small sizes."""
-    asked = TrainSettings(threads=1) if issubclass(MODELS[name], FittedModel) else TrainSettings(
-        epochs=1, threads=1, tensorboard=False, batch_size=128, **settings  # type: ignore[arg-type]
-    )  # fmt: skip
+    asked = (
+        TrainSettings(threads=1)
+        if issubclass(MODELS[name], FittedModel)
+        else TrainSettings(
+            epochs=1,
+            threads=1,
+            tensorboard=False,
+            batch_size=128,
+            **settings,  # type: ignore[arg-type]
+        )
+    )
     own = config.build(MODELS[name].Settings, "settings", MODEL_CASES[name].tiny)
     train(name, FeatureSpec.load(data), run, settings=asked, model_settings=own)
     return run
@@ -294,8 +304,14 @@ def test_a_new_item_is_found_by_its_own_columns_and_has_its_title(tmp_path: Path
     known, new = shop_events()
     names = [f"i{number:02d}" for number in range(24)]
     (tmp_path / "shop").mkdir()
-    items = pa.table({"item_id": names, "name": names, "sort": ["abc"[n % 3] for n in range(24)],
-                      "price in EUR": [n + 0.25 for n in range(24)]})  # fmt: skip
+    items = pa.table(
+        {
+            "item_id": names,
+            "name": names,
+            "sort": ["abc"[n % 3] for n in range(24)],
+            "price in EUR": [n + 0.25 for n in range(24)],
+        }
+    )
     written(tmp_path / "shop" / "items.csv", items)
     spec = prepared(tmp_path / "shop", known, items="items.csv", title="name", item_features=["sort", "price in EUR"])
     told = {"name": "New thing", "sort": "odd", "price in EUR": "99.5"}

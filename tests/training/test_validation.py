@@ -25,9 +25,13 @@ from tests import made_up
 def validation_by(metric: str, steps_per_epoch: int = 1, **values: object) -> Validation:
     """The validation of a plan that chose this metric."""
     plan = SimpleNamespace(
-        valid=Choice("valid", ""), metric=Choice(metric, ""), settings=TrainSettings.model_validate(values),
-        proposed={}, spec=SimpleNamespace(folder=Path("data")), steps_per_epoch=steps_per_epoch,
-    )  # fmt: skip
+        valid=Choice("valid", ""),
+        metric=Choice(metric, ""),
+        settings=TrainSettings.model_validate(values),
+        proposed={},
+        spec=SimpleNamespace(folder=Path("data")),
+        steps_per_epoch=steps_per_epoch,
+    )
     return Validation(SimpleNamespace(plan=plan, model=None))  # type: ignore[arg-type]
 
 

@@ -92,13 +92,18 @@ class Data(Viewed):
             for name, feature in self.spec.features.items()
         ]
         notes = [
-            f"{name}: {sentence}" for name in NOTES if isinstance(told := self.prepared.get(name), list)
+            f"{name}: {sentence}"
+            for name in NOTES
+            if isinstance(told := self.prepared.get(name), list)
             for sentence in told
-        ]  # fmt: skip
+        ]
         name = str(self.spec.metadata.get("dataset") or self.path.name)
         tables = [figures("counts", counts)] if counts else []
-        return View(f"Data: {name} in {self.path}, splits {', '.join(self.splits) or 'none'}",
-                    [*tables, Section("features", ("feature", "roles", "kind", "ids"), features)], notes)  # fmt: skip
+        return View(
+            f"Data: {name} in {self.path}, splits {', '.join(self.splits) or 'none'}",
+            [*tables, Section("features", ("feature", "roles", "kind", "ids"), features)],
+            notes,
+        )
 
 
 class Description(Viewed):
@@ -434,6 +439,9 @@ def _raw_rows(spec: FeatureSpec, split: str, rows: int | None) -> pa.Table:
             array = Vocabulary.load(file).decode(values.astype("int64"))
         else:
             array = pa.array(values - spec.shift(name) if spec.shift(name) else values)
-        found[name] = pa.LargeListArray.from_arrays(pa.array(column.offsets, pa.int64()), array) \
-            if isinstance(column, Ragged) else array  # fmt: skip
+        found[name] = (
+            pa.LargeListArray.from_arrays(pa.array(column.offsets, pa.int64()), array)
+            if isinstance(column, Ragged)
+            else array
+        )
     return pa.table(found)

@@ -76,11 +76,17 @@ class EvaluationResult(Viewed):
                 for metric, value in metrics.items():
                     own = name == self.model
                     interval = self.report.intervals.get(protocol, {}).get(metric) if own else None
-                    found.append({
-                        "model": name, "protocol": protocol, "metric": metric, "value": float(value),
-                        "standard_error": errors.get(protocol, {}).get(metric) if own else None,
-                        "low": interval.low if interval else None, "high": interval.high if interval else None,
-                    })  # fmt: skip
+                    found.append(
+                        {
+                            "model": name,
+                            "protocol": protocol,
+                            "metric": metric,
+                            "value": float(value),
+                            "standard_error": errors.get(protocol, {}).get(metric) if own else None,
+                            "low": interval.low if interval else None,
+                            "high": interval.high if interval else None,
+                        }
+                    )
         texts, numbers = ("model", "protocol", "metric"), ("value", "standard_error", "low", "high")
         schema = pa.schema({**dict.fromkeys(texts, pa.string()), **dict.fromkeys(numbers, pa.float64())})
         return from_table(pa.Table.from_pylist(found, schema=schema), chosen_kind(kind, self.kind))
@@ -93,11 +99,17 @@ class EvaluationResult(Viewed):
 
         numbers = ("ours", "theirs", "difference", "standard_error", "low", "high", "p_value", "p_permutation")
         found = [
-            {"run": run, "protocol": protocol, "metric": name, **{each: getattr(one, each) for each in numbers},
-             "better": self._better(run, name, one)}
+            {
+                "run": run,
+                "protocol": protocol,
+                "metric": name,
+                **{each: getattr(one, each) for each in numbers},
+                "better": self._better(run, name, one),
+            }
             for run, compared in self.report.against.items()
-            for protocol, named in compared.items() for name, one in named.items()
-        ]  # fmt: skip
+            for protocol, named in compared.items()
+            for name, one in named.items()
+        ]
         texts = dict.fromkeys(("run", "protocol", "metric"), pa.string())
         schema = pa.schema({**texts, **dict.fromkeys(numbers, pa.float64()), "better": pa.string()})
         return from_table(pa.Table.from_pylist(found, schema=schema), chosen_kind(kind, self.kind))
@@ -105,30 +117,50 @@ class EvaluationResult(Viewed):
     def _view(self) -> View:
         report, sections = self.report, list[Section]()
         for protocol in report.shown:
-            beside = {name: dict(found.metrics[protocol]) for name, found in report.beside.items()
-                      if found.metrics.get(protocol)}  # fmt: skip
+            beside = {
+                name: dict(found.metrics[protocol])
+                for name, found in report.beside.items()
+                if found.metrics.get(protocol)
+            }
             metrics, intervals = dict(report.metrics[protocol]), report.intervals.get(protocol, {})
             if protocol == "full":
                 metrics |= report.model.beyond
                 beside = {name: found | report.beside[name].beyond for name, found in beside.items()}
             rows = [
-                (metric, f"{value:.4f}", *_interval(intervals, metric),
-                 *(f"{found[metric]:.4f}" if metric in found else "" for found in beside.values()))
+                (
+                    metric,
+                    f"{value:.4f}",
+                    *_interval(intervals, metric),
+                    *(f"{found[metric]:.4f}" if metric in found else "" for found in beside.values()),
+                )
                 for metric, value in metrics.items()
-            ]  # fmt: skip
+            ]
             columns = ("", self.model, *(["95 %"] if intervals else []), *beside)
             sections.append(Section(f"{report.split}, {report.described(protocol)}", columns, rows))
             for by, parts in report.model.slices.get(protocol, {}).items():
                 sections.append(_slices(f"{protocol} by {by}", parts))
         for run, compared in report.against.items():
-            columns = ("", self.model, str(run), f"{run} minus {self.model}", "error", "p (t-test)", "p (permutation)",
-                       "better")  # fmt: skip
+            columns = (
+                "",
+                self.model,
+                str(run),
+                f"{run} minus {self.model}",
+                "error",
+                "p (t-test)",
+                "p (permutation)",
+                "better",
+            )
             lines = [
-                (f"{protocol}/{name}", *(f"{x:.4f}" for x in (each.ours, each.theirs, each.difference,
-                                                              each.standard_error)),
-                 f"{each.p_value:.3g}", f"{each.p_permutation:.3g}", self._better(run, name, each))
-                for protocol, named in compared.items() for name, each in named.items()
-            ]  # fmt: skip
+                (
+                    f"{protocol}/{name}",
+                    *(f"{x:.4f}" for x in (each.ours, each.theirs, each.difference, each.standard_error)),
+                    f"{each.p_value:.3g}",
+                    f"{each.p_permutation:.3g}",
+                    self._better(run, name, each),
+                )
+                for protocol, named in compared.items()
+                for name, each in named.items()
+            ]
             sections.append(Section(f"{self.model} against {run}", columns, lines))
         notes = [*report.sentences, *([self.why_not_kept] if self.why_not_kept else [])]
         return View(f"EvaluationResult of {self.model} on {report.split}", sections, notes, report.cautions)
@@ -215,19 +247,33 @@ def evaluate(
 
     spec = load_spec(data, allow_outside=allow_outside)
     asked: dict[str, object] = {
-        "ks": tuple(dict.fromkeys(_several(k))) or None, "users": users, "diversity": diversity,
-        "bootstrap": bootstrap, "slices": tuple(dict.fromkeys(_several(slice))),
-        "known": known, "cold": cold, "repeats": repeats,
-    }  # fmt: skip
+        "ks": tuple(dict.fromkeys(_several(k))) or None,
+        "users": users,
+        "diversity": diversity,
+        "bootstrap": bootstrap,
+        "slices": tuple(dict.fromkeys(_several(slice))),
+        "known": known,
+        "cold": cold,
+        "repeats": repeats,
+    }
     chosen = config.build(EvaluateSettings, "evaluate", asked)
     with join(device) as ranks:
         trained = bundle.load(Path(run), ranks=ranks, verify=verify)
         names = dict.fromkeys(os.fspath(each) for each in _several(against))
         with stages(progress if ranks.is_first else False) as show:
             others = {name: bundle.load(name, ranks=ranks, verify=verify) for name in names}
-            report = run_evaluation(trained, spec, split, protocols=_several(protocol) or None, baselines=baselines,
-                                    settings=chosen, against=others, ranks=trained.shards.evaluating, progress=show,
-                                    of_all=PipelineRanker)  # fmt: skip
+            report = run_evaluation(
+                trained,
+                spec,
+                split,
+                protocols=_several(protocol) or None,
+                baselines=baselines,
+                settings=chosen,
+                against=others,
+                ranks=trained.shards.evaluating,
+                progress=show,
+                of_all=PipelineRanker,
+            )
         kept = {}
         if ranks.is_first:
             kept = {name: save(each, others[name], spec) for name, each in report.others.items()}
@@ -236,8 +282,14 @@ def evaluate(
     told = [f"{name}: {why}" if name else why for name, why in why_not.items()]
     file = kept[""].file if kept else None
     files = [each.file for each in reversed(kept.values()) if each.file is not None]
-    return EvaluationResult(report, trained.card.model, kind_of_object(data), file=file, files=files,
-                            why_not_kept="; ".join(told) if kept else "the first process keeps it")  # fmt: skip
+    return EvaluationResult(
+        report,
+        trained.card.model,
+        kind_of_object(data),
+        file=file,
+        files=files,
+        why_not_kept="; ".join(told) if kept else "the first process keeps it",
+    )
 
 
 @verb

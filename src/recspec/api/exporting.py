@@ -91,8 +91,14 @@ def export(
     from recspec.export import export as run_export
 
     chosen: dict[str, Any] = {"format": format, "precision": precision, "form": form, "triton_backend": triton_backend}
-    settings = ExportSettings(**chosen, tolerance=tolerance, allow_drift=allow_drift, threads=threads, name=name,
-                              batch_sizes=tuple(batch_sizes))  # fmt: skip
+    settings = ExportSettings(
+        **chosen,
+        tolerance=tolerance,
+        allow_drift=allow_drift,
+        threads=threads,
+        name=name,
+        batch_sizes=tuple(batch_sizes),
+    )
     if format != "pt2":
         for library in ("onnx", "onnxscript", "onnxruntime"):
             require_extra(library, "onnx")
@@ -110,8 +116,14 @@ def export(
     whole = str(made.description.get("triton", {}).get("recommend", "none: take --format triton --form ranker"))
     of_ranker = f"of a pipeline the ranker alone is exported, without retrievers and filter; {whole[6:]}"
     drifts = "the program drifts beyond its tolerance; it was written all the same"
-    notes = [note for note, holds in ((of_ranker, trained.pipeline is not None and whole.startswith("none: ")),
-                                      (drifts, made.description["difference"]["drifts"])) if holds]  # fmt: skip
+    notes = [
+        note
+        for note, holds in (
+            (of_ranker, trained.pipeline is not None and whole.startswith("none: ")),
+            (drifts, made.description["difference"]["drifts"]),
+        )
+        if holds
+    ]
     return Exported(made.folder, made.description, tuple(notes))
 
 

@@ -66,8 +66,15 @@ def blend(
         raise SettingsError("pipeline blend: give --data DATA to choose weights on its valid, or --like BLEND")
     spec = load_spec(data, allow_outside=allow_outside) if data is not None else None
     with stages(progress) as show:
-        made = blend_runs(Path(out), [Path(run) for run in runs], spec=spec, like=None if like is None else Path(like),
-                          metric=metric, device=pick_device(device), progress=show)  # fmt: skip
+        made = blend_runs(
+            Path(out),
+            [Path(run) for run in runs],
+            spec=spec,
+            like=None if like is None else Path(like),
+            metric=metric,
+            device=pick_device(device),
+            progress=show,
+        )
     opened = data if isinstance(data, Data) else None if spec is None else Data(spec)
     model = BlendedModel(out, device=device, kind=kind_of_object(data), data=opened)
     model.blended = made
@@ -111,10 +118,18 @@ def pipeline(
     if isinstance(candidates, bool) or not 1 <= candidates <= 100_000:
         raise SettingsError(f"pipeline: candidates is {candidates!r}; expected a whole number from 1 to 100,000")
     with stages(progress) as show:
-        made = build_pipeline(Path(out), named, Path(ranker), candidates=candidates, filter=filter,
-                              device=pick_device(device), progress=show)  # fmt: skip
+        made = build_pipeline(
+            Path(out),
+            named,
+            Path(ranker),
+            candidates=candidates,
+            filter=filter,
+            device=pick_device(device),
+            progress=show,
+        )
     source = ranker if isinstance(ranker, Model) else None
-    model = PipelineModel(out, device=device, kind=source.kind if source else "pyarrow",
-                          data=source.data if source else None)  # fmt: skip
+    model = PipelineModel(
+        out, device=device, kind=source.kind if source else "pyarrow", data=source.data if source else None
+    )
     model.built = made
     return model

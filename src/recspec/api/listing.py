@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 class Listing(Viewed, Mapping[str, type[BaseModel]]):
     """Names with their descriptions and settings: `listing["sasrec"]` is the class of the settings."""
 
-    def __init__(self, what: str, about: Mapping[str, str], settings: Mapping[str, type[BaseModel]],
-                 values: Mapping[str, object]) -> None:  # fmt: skip
+    def __init__(
+        self, what: str, about: Mapping[str, str], settings: Mapping[str, type[BaseModel]], values: Mapping[str, object]
+    ) -> None:
         self._what, self._about, self._settings, self._values = what, about, settings, values
 
     def __getitem__(self, name: str) -> type[BaseModel]:
@@ -39,10 +40,15 @@ class Listing(Viewed, Mapping[str, type[BaseModel]]):
     def settings(self, name: str) -> View:
         """The settings of one, with their defaults, as a table."""
         rows = [
-            (field, "required" if each.is_required() else json.dumps(each.get_default(call_default_factory=True),
-                                                                     default=str), each.description or "")
+            (
+                field,
+                "required"
+                if each.is_required()
+                else json.dumps(each.get_default(call_default_factory=True), default=str),
+                each.description or "",
+            )
             for field, each in self._settings[name].model_fields.items()
-        ]  # fmt: skip
+        ]
         return View(f"settings of {name}", [Section("", ("name", "default", "what it is"), rows)])
 
     def to_dict(self) -> dict[str, object]:
@@ -61,8 +67,10 @@ def models() -> Listing:
     from recspec.training import TrainSettings
 
     about = {name: f"{_first_line(model.__doc__)} Needs: {', '.join(model.needs)}." for name, model in MODELS.items()}
-    schemas = {name: {"needs": list(model.needs), "settings": model.Settings.model_json_schema()["properties"]}
-               for name, model in MODELS.items()}  # fmt: skip
+    schemas = {
+        name: {"needs": list(model.needs), "settings": model.Settings.model_json_schema()["properties"]}
+        for name, model in MODELS.items()
+    }
     values = {"models": schemas, "train": TrainSettings.model_json_schema()["properties"]}
     return Listing("models", about, {name: model.Settings for name, model in MODELS.items()}, values)
 
@@ -112,28 +120,51 @@ class Runs(Viewed):
         import pyarrow as pa
 
         texts, numbers = ("run", "data", "model", "metric"), ("valid", "test")
-        schema = pa.schema({**dict.fromkeys(texts, pa.string()), **dict.fromkeys(numbers, pa.float64()),
-                            "time": pa.string(), "seconds": pa.float64(), "bytes": pa.int64()})  # fmt: skip
+        schema = pa.schema(
+            {
+                **dict.fromkeys(texts, pa.string()),
+                **dict.fromkeys(numbers, pa.float64()),
+                "time": pa.string(),
+                "seconds": pa.float64(),
+                "bytes": pa.int64(),
+            }
+        )
         rows = [dict(zip(schema.names, row, strict=True)) for row in self._rows()]
         return from_table(pa.Table.from_pylist(rows, schema=schema), chosen_kind(kind))
 
     def _rows(self) -> list[tuple[object, ...]]:
         return [
-            (each.path, each.data_shown, each.model, self._metric or each.metric,
-             *(each.value(split, self._metric) for split in ("valid", "test")), each.time, each.seconds, each.size)
+            (
+                each.path,
+                each.data_shown,
+                each.model,
+                self._metric or each.metric,
+                *(each.value(split, self._metric) for split in ("valid", "test")),
+                each.time,
+                each.seconds,
+                each.size,
+            )
             for each in self.found.runs
-        ]  # fmt: skip
+        ]
 
     def _view(self) -> View:
         columns = ("run", "data", "model", "metric", "valid", "test", "made (UTC)", "seconds", "MB")
-        rows = [(*row[:-3], each.made, row[-2], each.megabytes)
-                for each, row in zip(self.found.runs, self._rows(), strict=True)]  # fmt: skip
+        rows = [
+            (*row[:-3], each.made, row[-2], each.megabytes)
+            for each, row in zip(self.found.runs, self._rows(), strict=True)
+        ]
         problems = [f"{each.path}: {each.problem}" for each in self.found.runs if each.problem]
-        differing = [f"{each.path}: on {split} with {choices}" for each in self.found.runs
-                     for split, choices in each.choices.items()]  # fmt: skip
+        differing = [
+            f"{each.path}: on {split} with {choices}"
+            for each in self.found.runs
+            for split, choices in each.choices.items()
+        ]
         counted = "1 run" if len(self) == 1 else f"{len(self)} runs"
-        return View(f"{counted} in {self.found.folder}", [Section("", columns, rows)],
-                    [*differing, *problems, *self.found.problems])  # fmt: skip
+        return View(
+            f"{counted} in {self.found.folder}",
+            [Section("", columns, rows)],
+            [*differing, *problems, *self.found.problems],
+        )
 
 
 @verb
@@ -175,8 +206,10 @@ class Report:
 
     def _repr_html_(self) -> str:
         page = escape(self.path.read_text(encoding="utf-8"), quote=True)
-        return (f"<iframe srcdoc=\"{page}\" sandbox='allow-scripts' title='report' "
-                f"style='width:100%;height:{HEIGHT}px;border:1px solid #8888'></iframe>")  # fmt: skip
+        return (
+            f"<iframe srcdoc=\"{page}\" sandbox='allow-scripts' title='report' "
+            f"style='width:100%;height:{HEIGHT}px;border:1px solid #8888'></iframe>"
+        )
 
 
 @verb

@@ -157,12 +157,22 @@ class Model(Viewed):
             raise SettingsError(f"predict: {place} holds raw rows, which have no split; leave split={split!r} out")
         if out is not None and not Path(out).suffix:
             if is_frame(rows):
-                raise SettingsError(f"out {out}: a folder of shards is made of a Parquet file or a prepared dataset; "
-                                    "expected one of these as rows, or the name of a file to write")  # fmt: skip
+                raise SettingsError(
+                    f"out {out}: a folder of shards is made of a Parquet file or a prepared dataset; "
+                    "expected one of these as rows, or the name of a file to write"
+                )
             with stages(progress) as show:
-                predict_shards(self.predictor, load_spec(place, allow_outside=allow_outside) if is_prepared else place,
-                               Path(out), How(engine, workers, shard_size or SHARD_SIZE), split=split or "test",
-                               columns=kept, allow_outside=allow_outside, progress=show, note=_tell_one)  # fmt: skip
+                predict_shards(
+                    self.predictor,
+                    load_spec(place, allow_outside=allow_outside) if is_prepared else place,
+                    Path(out),
+                    How(engine, workers, shard_size or SHARD_SIZE),
+                    split=split or "test",
+                    columns=kept,
+                    allow_outside=allow_outside,
+                    progress=show,
+                    note=_tell_one,
+                )
             return Path(out)
         _refuse_shards("predict", workers, engine, shard_size)
         with stages(progress) as show:
@@ -250,10 +260,18 @@ class Model(Viewed):
         asked = chosen_kind(kind, kind_of(users) if is_frame(users) and not isinstance(users, Sequence) else self.kind)
         named = as_ids(users, "users")
         wanted = Wanted(
-            users=named, items=as_ids(items, "items"), context=dict(context or {}), k=k, filter=filter,
-            exclude=as_ids(exclude, "exclude"), include_seen=include_seen, diversity=diversity, diverse_by=diverse_by,
-            boosts=(boost,) if isinstance(boost, str) else tuple(boost or ()), explain=explain,
-        )  # fmt: skip
+            users=named,
+            items=as_ids(items, "items"),
+            context=dict(context or {}),
+            k=k,
+            filter=filter,
+            exclude=as_ids(exclude, "exclude"),
+            include_seen=include_seen,
+            diversity=diversity,
+            diverse_by=diverse_by,
+            boosts=(boost,) if isinstance(boost, str) else tuple(boost or ()),
+            explain=explain,
+        )
         problems = []
         if all and named:
             problems.append("users: all=True recommends to every user; leave users out")
@@ -261,8 +279,9 @@ class Model(Viewed):
             problems.append("name users, take all=True, or give items or a context")
         in_shards = out is not None and not Path(out).suffix
         if out is not None and Path(out).suffix not in ("", ".parquet"):
-            problems.append(f"out {out}: expected a name that ends in .parquet, or without an ending for a folder of "
-                            "shards")  # fmt: skip
+            problems.append(
+                f"out {out}: expected a name that ends in .parquet, or without an ending for a folder of shards"
+            )
         if in_shards and not all:
             problems.append("users: a folder of shards is for all=True")
         if out is not None and columns:
@@ -281,8 +300,9 @@ class Model(Viewed):
         _refuse_shards("recommend", workers, engine, shard_size)
         if out is not None:
             with stages(progress) as show:
-                count, unknown = recommend_to_parquet(self.predictor, None if all else named, Path(out), wanted,
-                                                      progress=show)  # fmt: skip
+                count, unknown = recommend_to_parquet(
+                    self.predictor, None if all else named, Path(out), wanted, progress=show
+                )
             if unknown:
                 how = self.predictor.recommender.strangers_answered_by(wanted)
                 _tell([f"{count:,} users: {note_of_unknown_users(unknown, how)}"])
@@ -333,12 +353,14 @@ class Model(Viewed):
         found = self.predictor.similar(item, k=k, filter=filter, exclude=as_ids(exclude, "exclude"))
         _tell(found.notes)
         own = self.predictor.raw_ids("item", _no_ids()).type
-        table = pa.table({
-            "rank": pa.array(range(1, len(found.items) + 1), pa.int32()),
-            "item": pa.array([each.item for each in found.items], own),
-            "title": pa.array([each.title for each in found.items], pa.string()),
-            "score": pa.array([each.score for each in found.items], pa.float64()),
-        })  # fmt: skip
+        table = pa.table(
+            {
+                "rank": pa.array(range(1, len(found.items) + 1), pa.int32()),
+                "item": pa.array([each.item for each in found.items], own),
+                "title": pa.array([each.title for each in found.items], pa.string()),
+                "score": pa.array([each.score for each in found.items], pa.float64()),
+            }
+        )
         return from_table(_titled(self.predictor, table), chosen_kind(kind, self.kind))
 
     @verb
@@ -364,11 +386,14 @@ class Model(Viewed):
         items = [each.item for each in events] + ([None] if rest is not None else [])
         titles = [each.title for each in events] + (["(rest)"] if rest is not None else [])
         values = [each.value for each in events] + ([rest] if rest is not None else [])
-        table = pa.table({
-            "item": pa.array(items, self.predictor.raw_ids("item", _no_ids()).type),
-            "title": pa.array(titles, pa.string()), "value": pa.array(values, pa.float64()),
-            "by": pa.array([by] * len(items), pa.string()),
-        })  # fmt: skip
+        table = pa.table(
+            {
+                "item": pa.array(items, self.predictor.raw_ids("item", _no_ids()).type),
+                "title": pa.array(titles, pa.string()),
+                "value": pa.array(values, pa.float64()),
+                "by": pa.array([by] * len(items), pa.string()),
+            }
+        )
         return from_table(table, chosen_kind(kind, self.kind))
 
     @verb
@@ -544,8 +569,11 @@ def _of_answers(predictor: Predictor, answers: Iterable[Recommendation], wanted:
     rows = [(answer, rank, item) for answer in answers for rank, item in enumerate(answer.items, start=1)]
     users = [answer.user for answer, _, _ in rows]
     texts = {type(user) for user in users} - {type(None)} != {int}
-    ids = pa.array([None if user is None else str(user) for user in users], pa.string()) if texts \
-        else pa.array(users, pa.int64())  # fmt: skip
+    ids = (
+        pa.array([None if user is None else str(user) for user in users], pa.string())
+        if texts
+        else pa.array(users, pa.int64())
+    )
     columns = {
         "user": ids,
         "known": pa.array([answer.known for answer, _, _ in rows], pa.bool_()),
@@ -559,8 +587,9 @@ def _of_answers(predictor: Predictor, answers: Iterable[Recommendation], wanted:
     if wanted.explain:
         columns["because"] = pa.array([_because(item.because) for _, _, item in rows], pa.string())
     if predictor.pipeline is not None:
-        columns["retrieved_by"] = pa.array([list(item.retrieved_by or ()) for _, _, item in rows],
-                                           pa.list_(pa.string()))  # fmt: skip
+        columns["retrieved_by"] = pa.array(
+            [list(item.retrieved_by or ()) for _, _, item in rows], pa.list_(pa.string())
+        )
     return _titled(predictor, pa.table(columns))
 
 
@@ -569,8 +598,9 @@ def _with(columns: Sequence[str] | None, predictor: Predictor, table: pa.Table) 
     from recspec.inference import catalogue_columns
 
     names = [columns] if isinstance(columns, str) else list(columns or ())
-    found = catalogue_columns(predictor, [name for name in names if name not in table.column_names],
-                              table.column("item").to_pylist())  # fmt: skip
+    found = catalogue_columns(
+        predictor, [name for name in names if name not in table.column_names], table.column("item").to_pylist()
+    )
     for name, values in found.items():
         table = table.append_column(name, values)
     return table
@@ -613,9 +643,16 @@ def _of_users(answers: Iterable[Recommendation]) -> list[str]:
     for answer in answers:
         for note in answer.notes:
             users.setdefault(note, {}).update({} if answer.user is None else {answer.user: None})
-    told = {note: (f"user {next(iter(named))}: " if len(named) == 1 else
-                   f"{len(named):,} users, such as {next(iter(named))}: " if named else "")
-            for note, named in users.items()}  # fmt: skip
+    told = {
+        note: (
+            f"user {next(iter(named))}: "
+            if len(named) == 1
+            else f"{len(named):,} users, such as {next(iter(named))}: "
+            if named
+            else ""
+        )
+        for note, named in users.items()
+    }
     return [f"{who}{note}" for note, who in told.items()]
 
 

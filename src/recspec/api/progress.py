@@ -47,8 +47,9 @@ class Bar:
         """Show where a training is: epoch, loss and the best value on valid so far."""
         if event["event"] == "step":
             total = None if event.get("open_ended") else _number(event, "steps")
-            self.stage(f"epoch {_number(event, 'epoch'):.1f}  loss {_number(event, 'loss'):.4f}",
-                       _number(event, "step"), total)  # fmt: skip
+            self.stage(
+                f"epoch {_number(event, 'epoch'):.1f}  loss {_number(event, 'loss'):.4f}", _number(event, "step"), total
+            )
         elif event["event"] == "epoch" and event.get("best") is not None:
             best = f"best {event.get('metric')} {_number(event, 'best'):.4f}"
             self.stage(f"epoch {_number(event, 'epoch'):g}  {best}", 0, None)

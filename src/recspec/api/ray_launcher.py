@@ -59,16 +59,20 @@ def train_on_ray(
         folder = run.resolve() / FOLDER
         job = secrets.token_hex(8)
         noted = folder / f"problems-{job}"
-        config = {"given": {**given, "run": str(run.resolve()), "device": "cuda" if uses_gpus else "cpu"},
-                  "job": job, "problems": str(noted)}  # fmt: skip
+        config = {
+            "given": {**given, "run": str(run.resolve()), "device": "cuda" if uses_gpus else "cpu"},
+            "job": job,
+            "problems": str(noted),
+        }
         trainer = TorchTrainer(
             work,
             train_loop_config=config,
             scaling_config=ScalingConfig(num_workers=processes, use_gpu=uses_gpus),
             torch_config=TorchConfig(backend="nccl" if uses_gpus else "gloo"),
-            run_config=RunConfig(name=job, storage_path=str(folder),
-                                 failure_config=FailureConfig(max_failures=STARTS_ANEW)),
-        )  # fmt: skip
+            run_config=RunConfig(
+                name=job, storage_path=str(folder), failure_config=FailureConfig(max_failures=STARTS_ANEW)
+            ),
+        )
         failed: Exception | None = None
         with _followed(run / "log.jsonl", show):
             try:
@@ -117,9 +121,11 @@ def rank_on_ray(config: Mapping[str, Any]) -> Iterator[None]:
     dist.destroy_process_group()
     # torchrun says the same of a job that it may start anew: a run of this job continues, any other one is refused.
     os.environ.update(
-        MASTER_PORT=f"{int(port)}", TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RUN_ID=config["job"],
+        MASTER_PORT=f"{int(port)}",
+        TORCHELASTIC_USE_AGENT_STORE="True",
+        TORCHELASTIC_RUN_ID=config["job"],
         TORCHELASTIC_RESTART_COUNT="1",
-    )  # fmt: skip
+    )
     try:
         yield
     except RankLost:

@@ -143,15 +143,29 @@ def serve(
 
     named = [models] if isinstance(models, (str, os.PathLike)) else list(models)
     sources = sources_of([os.fspath(each) for each in named])
-    limits = {"max_batch_rows": max_batch, "max_delay_ms": max_delay_ms, "max_queue": queue, "max_rows": max_rows,
-              "max_body_bytes": int(max_body_mb * 2**20), "max_held_bytes": int(max_held_mb * 2**20),
-              "max_requests": max_requests, "timeout_seconds": timeout}  # fmt: skip
+    limits = {
+        "max_batch_rows": max_batch,
+        "max_delay_ms": max_delay_ms,
+        "max_queue": queue,
+        "max_rows": max_rows,
+        "max_body_bytes": int(max_body_mb * 2**20),
+        "max_held_bytes": int(max_held_mb * 2**20),
+        "max_requests": max_requests,
+        "timeout_seconds": timeout,
+    }
     if grpc_port is None:
         grpc_port = ServeSettings().grpc_port if http_port else 0
     hosts = (allowed_host,) if isinstance(allowed_host, str) else tuple(allowed_host or ())
-    listening = {"host": host, "http_port": http_port, "grpc_port": grpc_port if grpc else None,
-                 "allowed_hosts": hosts, "insecure": insecure, "tls_cert": _path(tls_cert),
-                 "tls_key": _path(tls_key), "workers": workers}  # fmt: skip
+    listening = {
+        "host": host,
+        "http_port": http_port,
+        "grpc_port": grpc_port if grpc else None,
+        "allowed_hosts": hosts,
+        "insecure": insecure,
+        "tls_cert": _path(tls_cert),
+        "tls_key": _path(tls_key),
+        "workers": workers,
+    }
     opening = {"device": device, "threads": threads, "watch_seconds": watch, "verify": verify, "control": control}
     settings = config.build(ServeSettings, "serve", listening)
     given: dict[str, Any] = {

@@ -27,22 +27,44 @@ TrialEvents = Callable[[int, Mapping[str, object]], None]
 
 @overload
 def train(
-    model: str, data: Place, run: Place, *, recipe: Place | None = ..., resume: bool = ...,
-    force: bool = ..., amp: bool = ...,
-    plan: Literal[False] = ..., launcher: Literal["ray"] | None = ..., processes: int = ...,
-    device: str = ..., allow_outside: bool = ...,
-    settings: Mapping[str, object] | None = ..., progress: bool | Events | None = ..., **named: object,
-) -> Model: ...  # fmt: skip
+    model: str,
+    data: Place,
+    run: Place,
+    *,
+    recipe: Place | None = ...,
+    resume: bool = ...,
+    force: bool = ...,
+    amp: bool = ...,
+    plan: Literal[False] = ...,
+    launcher: Literal["ray"] | None = ...,
+    processes: int = ...,
+    device: str = ...,
+    allow_outside: bool = ...,
+    settings: Mapping[str, object] | None = ...,
+    progress: bool | Events | None = ...,
+    **named: object,
+) -> Model: ...
 
 
 @overload
 def train(
-    model: str, data: Place, run: Place, *, recipe: Place | None = ..., resume: bool = ...,
-    force: bool = ..., amp: bool = ...,
-    plan: Literal[True], launcher: Literal["ray"] | None = ..., processes: int = ...,
-    device: str = ..., allow_outside: bool = ...,
-    settings: Mapping[str, object] | None = ..., progress: bool | Events | None = ..., **named: object,
-) -> Plan: ...  # fmt: skip
+    model: str,
+    data: Place,
+    run: Place,
+    *,
+    recipe: Place | None = ...,
+    resume: bool = ...,
+    force: bool = ...,
+    amp: bool = ...,
+    plan: Literal[True],
+    launcher: Literal["ray"] | None = ...,
+    processes: int = ...,
+    device: str = ...,
+    allow_outside: bool = ...,
+    settings: Mapping[str, object] | None = ...,
+    progress: bool | Events | None = ...,
+    **named: object,
+) -> Plan: ...
 
 
 @verb
@@ -110,10 +132,16 @@ def train(
     if launcher is None and processes > 1:
         raise SettingsError(f"processes is {processes} without a launcher; take launcher ray, or start torchrun")
     if launcher is not None and not plan:
-        given = {"model": model, "data": str(spec.folder.resolve()),
-                 "recipe": recipe and str(config.recipe_file(Path(recipe)).resolve()),
-                 "resume": resume, "force": force, "amp": amp, "allow_outside": allow_outside,
-                 "settings": values}  # fmt: skip
+        given = {
+            "model": model,
+            "data": str(spec.folder.resolve()),
+            "recipe": recipe and str(config.recipe_file(Path(recipe)).resolve()),
+            "resume": resume,
+            "force": force,
+            "amp": amp,
+            "allow_outside": allow_outside,
+            "settings": values,
+        }
         with events(progress) as show:
             train_on_ray(_train_on_ray, processes, folder, device, given, show)
         return Model(folder, kind=kind_of_object(data), data=data if isinstance(data, Data) else Data(spec))
@@ -124,9 +152,19 @@ def train(
             choices = {name: str(choice) for name, choice in planned.choices.items()}
             return Plan(f"plan of {model} on {spec.folder}", choices, planned.to_dict(), planned.notes)
         with events(progress if ranks.is_first else False) as show:
-            result = run_training(model, spec, folder, settings=train_settings, model_settings=model_settings,
-                                  ranks=ranks, resume=resume, force=force, baselines=True, on_event=show,
-                                  stop_requested=stop_requested)  # fmt: skip
+            result = run_training(
+                model,
+                spec,
+                folder,
+                settings=train_settings,
+                model_settings=model_settings,
+                ranks=ranks,
+                resume=resume,
+                force=force,
+                baselines=True,
+                on_event=show,
+                stop_requested=stop_requested,
+            )
     opened = data if isinstance(data, Data) else Data(spec)
     return Model(folder, device=device, kind=kind_of_object(data), data=opened, result=result)
 
@@ -162,18 +200,21 @@ class Search(Viewed):
 
     def _view(self) -> View:
         found = self.found
-        order = sorted(found.trials, key=lambda trial: (trial is not found.best, trial.state != "complete",
-                                                        trial.number))  # fmt: skip
+        order = sorted(
+            found.trials, key=lambda trial: (trial is not found.best, trial.state != "complete", trial.number)
+        )
         rows = [
-            (f"{trial.number}", "" if trial.value is None else f"{trial.value:.5f}",
-             "best" if trial is found.best else trial.state,
-             ", ".join(f"{name.partition('.')[2]} {value}" for name, value in trial.settings.items()))
+            (
+                f"{trial.number}",
+                "" if trial.value is None else f"{trial.value:.5f}",
+                "best" if trial is found.best else trial.state,
+                ", ".join(f"{name.partition('.')[2]} {value}" for name, value in trial.settings.items()),
+            )
             for trial in order
-        ]  # fmt: skip
+        ]
         title = f"{found.counts}; {found.metric or 'no metric yet'} on valid"
         left = [f"{found.left} more to run; the same call goes on"] if found.left else []
-        return View(f"Search in {self._folder}: {title}",
-                    [Section("", ("trial", "value", "", "settings"), rows)], left)  # fmt: skip
+        return View(f"Search in {self._folder}: {title}", [Section("", ("trial", "value", "", "settings"), rows)], left)
 
 
 @verb
@@ -256,11 +297,22 @@ def tune(
                 shown.event(event)
 
         tuning = Tuning(
-            model, spec, folder, given, asked, trials, only=only,
+            model,
+            spec,
+            folder,
+            given,
+            asked,
+            trials,
+            only=only,
             fixed=[f"{section}.{name}" for section, each in fixed.items() for name in _names(each)],
-            like=[Path(each) for each in _places(like)], minutes=budget, seed=seed, workers=workers,
-            ranks=ranks, on_event=show, stop_requested=stop_requested,
-        )  # fmt: skip
+            like=[Path(each) for each in _places(like)],
+            minutes=budget,
+            seed=seed,
+            workers=workers,
+            ranks=ranks,
+            on_event=show,
+            stop_requested=stop_requested,
+        )
         if tell is not None:
             tell(f"searching {described(tuning.space)}")
         found = tuning.run()
@@ -301,8 +353,11 @@ class AutoResult(Viewed):
         columns = ("name", "valid", "valid_error", "test", "test_error", "seconds", "epochs", "megabytes", "p50_ms")
         rows = [tuple(line.get(name) for name in columns) for line in board.lines]
         left_out = [f"left out: {name}: {why.partition(chr(10))[0]}" for name, why in board.left_out.items()]
-        return View(f"AutoResult: {board.metric}, chosen on valid", [Section("", columns, rows)],
-                    [board.verdict, *board.warnings, *left_out])  # fmt: skip
+        return View(
+            f"AutoResult: {board.metric}, chosen on valid",
+            [Section("", columns, rows)],
+            [board.verdict, *board.warnings, *left_out],
+        )
 
 
 @verb
@@ -351,12 +406,18 @@ def auto(
                 shown.stage(f"{name}: epoch {event['epoch']}, best {event.get('best')}", 0, None)
 
         board = AutoSearch(
-            spec, Path(out), minutes, metric, only, seed, ranks=ranks,
+            spec,
+            Path(out),
+            minutes,
+            metric,
+            only,
+            seed,
+            ranks=ranks,
             look=display.look if display else lambda _state, _left: None,
             on_event=display.show if display else show,
             tell=display.tell if display else lambda _: None,
             stop_requested=stop_requested,
-        ).run()  # fmt: skip
+        ).run()
     return AutoResult(board, data if isinstance(data, Data) else Data(spec))
 
 

@@ -28,9 +28,13 @@ class Section:
         lines = [list(map(_line, self.columns)), *cells] if any(self.columns) else cells
         widths = [max((len(line[at]) for line in lines), default=0) for at in range(len(self.columns))]
         left = [all(isinstance(row[at], (str, type(None))) for row in self.rows) for at in range(len(self.columns))]
-        texts = ["  ".join(text.ljust(width) if is_text else text.rjust(width)
-                           for text, width, is_text in zip(line, widths, left, strict=True)).rstrip()
-                 for line in lines]  # fmt: skip
+        texts = [
+            "  ".join(
+                text.ljust(width) if is_text else text.rjust(width)
+                for text, width, is_text in zip(line, widths, left, strict=True)
+            ).rstrip()
+            for line in lines
+        ]
         return "\n".join(
             [*([_line(self.title)] if self.title else []), *(f"  {text}" for text in texts), *self._rest()]
         )

@@ -103,14 +103,41 @@ NAMES_SHOWN, CHARACTERS_SHOWN, LIST_SHOWN = 40, 200, 2_000  # names in a message
 
 # Errors of the disk, of a path or of permissions, which our own mistakes do not cause; some libraries give no number.
 _OF_THE_MACHINE = {
-    "EACCES", "EBUSY", "EDQUOT", "EEXIST", "EFBIG", "EIO", "EISDIR", "ELOOP", "EMFILE", "ENAMETOOLONG", "ENFILE",
-    "ENODEV", "ENOENT", "ENOSPC", "ENOTDIR", "ENOTEMPTY", "ENXIO", "EPERM", "EROFS", "ESTALE", "ETXTBSY",
-}  # fmt: skip
+    "EACCES",
+    "EBUSY",
+    "EDQUOT",
+    "EEXIST",
+    "EFBIG",
+    "EIO",
+    "EISDIR",
+    "ELOOP",
+    "EMFILE",
+    "ENAMETOOLONG",
+    "ENFILE",
+    "ENODEV",
+    "ENOENT",
+    "ENOSPC",
+    "ENOTDIR",
+    "ENOTEMPTY",
+    "ENXIO",
+    "EPERM",
+    "EROFS",
+    "ESTALE",
+    "ETXTBSY",
+}
 _SAID_IN_WORDS = (
-    "no space left on device", "disk quota exceeded", "read-only file system", "permission denied", "file too large",
-    "database or disk is full", "attempt to write a readonly database", "unable to open database file",
-    "input/output error", "file write failed", "allocate memory",
-)  # fmt: skip
+    "no space left on device",
+    "disk quota exceeded",
+    "read-only file system",
+    "permission denied",
+    "file too large",
+    "database or disk is full",
+    "attempt to write a readonly database",
+    "unable to open database file",
+    "input/output error",
+    "file write failed",
+    "allocate memory",
+)
 
 
 def of_the_machine(error: BaseException | None) -> str | None:

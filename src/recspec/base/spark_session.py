@@ -29,8 +29,10 @@ def start_session(settings: Mapping[str, str], other_engine: str) -> Any:
     sql = require_extra("pyspark.sql", "spark")
     master = os.environ.get("SPARK_MASTER")
     if not {"SPARK_MASTER", "JAVA_HOME"} & set(os.environ) and shutil.which("java") is None:
-        raise SettingsError("--engine spark: needs Java, and neither JAVA_HOME nor a command `java` was found; "
-                            f"install a JDK (17 or newer), or use --engine {other_engine}")  # fmt: skip
+        raise SettingsError(
+            "--engine spark: needs Java, and neither JAVA_HOME nor a command `java` was found; "
+            f"install a JDK (17 or newer), or use --engine {other_engine}"
+        )
     if master is not None and (problem := master_problem(master)):
         raise SettingsError(problem)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # otherwise workers start the system's python3
@@ -68,8 +70,10 @@ def master_problem(master: str) -> str | None:
                 return None
         except OSError as error:
             silent.append(f"{shortened(place)} ({error.strerror or error})")
-    return (f"SPARK_MASTER is '{shortened(master)}', and no master answers at {', '.join(silent)}; start it, or "
-            "correct SPARK_MASTER")  # fmt: skip
+    return (
+        f"SPARK_MASTER is '{shortened(master)}', and no master answers at {', '.join(silent)}; start it, or "
+        "correct SPARK_MASTER"
+    )
 
 
 def not_started(master: str | None, said: str, other_engine: str) -> str:
@@ -78,8 +82,10 @@ def not_started(master: str | None, said: str, other_engine: str) -> str:
     cause = first_cause(said)
     if "JAVA_GATEWAY_EXITED" in said:
         cause = "Java ended at once, and printed the reason above"
-    return (f"Spark could not be started {where}: {cause}; correct SPARK_MASTER or the configuration of Spark, or use "
-            f"--engine {other_engine}")  # fmt: skip
+    return (
+        f"Spark could not be started {where}: {cause}; correct SPARK_MASTER or the configuration of Spark, or use "
+        f"--engine {other_engine}"
+    )
 
 
 def first_cause(said: str) -> str:

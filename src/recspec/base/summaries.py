@@ -11,12 +11,15 @@ from recspec.base.errors import how_many
 NOTES = ("warnings", "inferred", "dropped", "changed")
 """What a preparation tells beside its counts."""
 WORDS = {
-    "raw_rows": "rows taken", "interactions": "rows kept", "repeats_dropped": "dropped: repeats",
+    "raw_rows": "rows taken",
+    "interactions": "rows kept",
+    "repeats_dropped": "dropped: repeats",
     "invalid_dropped": "dropped: rows with invalid values",
     "of_users_with_too_few_dropped": "dropped: rows of users with too few",
     "users_without_possible_negatives": "dropped: held-out rows of users who met every item",
-    "first": "first (UTC)", "last": "last (UTC)",
-}  # fmt: skip
+    "first": "first (UTC)",
+    "last": "last (UTC)",
+}
 
 
 def shown(value: object) -> str:

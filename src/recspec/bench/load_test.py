@@ -29,8 +29,11 @@ from recspec.base.errors import SettingsError, nearest
 NUMPY: Mapping[str, str] = {
     **{f"INT{8 * size}": f"<i{size}" for size in (1, 2, 4, 8)},
     **{f"UINT{8 * size}": f"<u{size}" for size in (1, 2, 4, 8)},
-    "FP16": "<f2", "FP32": "<f4", "FP64": "<f8", "BOOL": "?",
-}  # fmt: skip
+    "FP16": "<f2",
+    "FP32": "<f4",
+    "FP64": "<f8",
+    "BOOL": "?",
+}
 """The protocol's datatypes of fixed size -> numpy's."""
 
 TIMEOUT = 60.0
@@ -171,10 +174,14 @@ def infer_body(arrays: Mapping[str, NDArray[Any]], datatypes: Mapping[str, str])
     """A body with binary tensors that asks for binary answers, and the length of its JSON."""
     parts = [np.ascontiguousarray(array).tobytes() for array in arrays.values()]
     inputs = [
-        {"name": name, "datatype": datatypes[name], "shape": list(array.shape),
-         "parameters": {"binary_data_size": len(part)}}
+        {
+            "name": name,
+            "datatype": datatypes[name],
+            "shape": list(array.shape),
+            "parameters": {"binary_data_size": len(part)},
+        }
         for (name, array), part in zip(arrays.items(), parts, strict=True)
-    ]  # fmt: skip
+    ]
     head = json.dumps({"inputs": inputs, "parameters": {"binary_data_output": True}}).encode()
     return b"".join([head, *parts]), len(head)
 

@@ -30,13 +30,22 @@ OUTBRAIN_ROWS = 1_000_000
 """Made-up rows in Outbrain's shape. A step costs as much with its 60 million, since a million exceed every cache."""
 
 OUTBRAIN_ITEM = {
-    "ad_id": 250_000, "document_id_promo": 100_000, "campaign_id": 5_000, "advertiser_id": 2_500,
-    "source_id_promo": 4_000, "publisher_id_promo": 1_000,
-}  # fmt: skip
+    "ad_id": 250_000,
+    "document_id_promo": 100_000,
+    "campaign_id": 5_000,
+    "advertiser_id": 2_500,
+    "source_id_promo": 4_000,
+    "publisher_id_promo": 1_000,
+}
 OUTBRAIN_CONTEXT = {
-    "document_id": 300_000, "platform": 4, "source_id": 4_000, "publisher_id": 1_000, "geo_location": 2_500,
-    "geo_location_country": 300, "geo_location_state": 2_000,
-}  # fmt: skip
+    "document_id": 300_000,
+    "platform": 4,
+    "source_id": 4_000,
+    "publisher_id": 1_000,
+    "geo_location": 2_500,
+    "geo_location_country": 300,
+    "geo_location_state": 2_000,
+}
 OUTBRAIN_LISTS = {"topic_id_list": 350, "entity_id_list": 10_000, "category_id_list": 100}
 OUTBRAIN_NUMBERS = 13
 """Cardinalities and numbers published for Wide & Deep on Outbrain; a list holds up to three ids."""

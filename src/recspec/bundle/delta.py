@@ -77,14 +77,18 @@ def apply(base: Path, file: Path, out: Path) -> None:
     if header.get("format") != FORMAT:
         raise BundleError(f"{file}: delta format {header.get('format')!r}; this recspec reads {FORMAT}")
     if header.get("base") != manifest.digest(base):
-        raise BundleError(f"{file}: is not a delta of {base}: the digests of the manifests differ; apply the deltas in "
-                          "order, or copy the whole run")  # fmt: skip
+        raise BundleError(
+            f"{file}: is not a delta of {base}: the digests of the manifests differ; apply the deltas in "
+            "order, or copy the whole run"
+        )
     files = header.get("files")
     if not isinstance(files, dict) or not all(isinstance(name, str) for name in files):
         raise BundleError(f"{file}: damaged: its header names no files")
     if foreign := [name for name in files if not manifest.covers(name)]:
-        raise BundleError(f"{file}: brings {listed(foreign)}, which no manifest covers; a delta holds a bundle's files "
-                          "alone, so get it from its writer again")  # fmt: skip
+        raise BundleError(
+            f"{file}: brings {listed(foreign)}, which no manifest covers; a delta holds a bundle's files "
+            "alone, so get it from its writer again"
+        )
     try:
         for name, how in files.items():
             place = confined(out, name)

@@ -40,8 +40,9 @@ if TYPE_CHECKING:
 
 
 PROTOCOLS = Option(help="Protocol: rows, sampled or full; repeatable; by default every protocol that fits the data.")
-CUT_OFFS = Option("-k", "--k", min=1, metavar="N",
-                  help="Cut-off, as in MAP@12; repeatable; by default the dataset's own.")  # fmt: skip
+CUT_OFFS = Option(
+    "-k", "--k", min=1, metavar="N", help="Cut-off, as in MAP@12; repeatable; by default the dataset's own."
+)
 
 
 USERS = Option(min=1, metavar="N", help="Number of users that protocol full ranks, drawn evenly; by default all.")
@@ -88,10 +89,25 @@ def evaluate(
     keep_freed_memory()
     with stages(show=is_first()) as progress:
         result = api.evaluate(
-            run, data, split, protocol=protocol, k=k, baselines=baselines, users=users, known=known, cold=cold,
-            repeats=repeats, bootstrap=bootstrap, against=against, slice=slice_by, diversity=diversity, device=device,
-            allow_outside=allow_outside, verify=verify, progress=progress,
-        )  # fmt: skip
+            run,
+            data,
+            split,
+            protocol=protocol,
+            k=k,
+            baselines=baselines,
+            users=users,
+            known=known,
+            cold=cold,
+            repeats=repeats,
+            bootstrap=bootstrap,
+            against=against,
+            slice=slice_by,
+            diversity=diversity,
+            device=device,
+            allow_outside=allow_outside,
+            verify=verify,
+            progress=progress,
+        )
     if not is_first():
         return
     if json_output:
@@ -105,8 +121,11 @@ def evaluate(
     print_next("report", run)
 
 
-COLUMNS = Option(metavar="A,B", help="Columns to write before the added one; by default all columns of a file, or the "
-                 "ids and the label of a split.")  # fmt: skip
+COLUMNS = Option(
+    metavar="A,B",
+    help="Columns to write before the added one; by default all columns of a file, or the "
+    "ids and the label of a split.",
+)
 
 
 def predict(
@@ -146,9 +165,17 @@ def predict(
     if out_file is not None and in_shards:
         started = time.perf_counter()
         with stages() as progress:
-            found = predict_shards(predictor, spec or rows, out_file, how_of(workers, engine, shard_size),
-                                   split=split or "test", columns=chosen, allow_outside=allow_outside,
-                                   progress=progress, note=tell)  # fmt: skip
+            found = predict_shards(
+                predictor,
+                spec or rows,
+                out_file,
+                how_of(workers, engine, shard_size),
+                split=split or "test",
+                columns=chosen,
+                allow_outside=allow_outside,
+                progress=progress,
+                note=tell,
+            )
         print_counts(out_file, found, time.perf_counter() - started, "row")
         return
     if spec is None:
@@ -181,8 +208,11 @@ def print_report(report: Report, model: str) -> None:
             table.add_row(metric, f"{value:.4f}", *_interval(report, protocol, metric), *others)
         if protocol == "full":
             for measure, value in report.model.beyond.items():
-                others = (f"{found.beyond[measure]:.4f}" if measure in found.beyond else ""
-                          for name, found in report.beside.items() if name in beside)  # fmt: skip
+                others = (
+                    f"{found.beyond[measure]:.4f}" if measure in found.beyond else ""
+                    for name, found in report.beside.items()
+                    if name in beside
+                )
                 table.add_row(measure, f"{value:.4f}", *_interval(report, protocol, measure), *others)
         out.print(table)
         for by, parts in report.model.slices.get(protocol, {}).items():
@@ -213,8 +243,14 @@ def print_comparisons(report: Report) -> None:
             for name, each in metrics.items():
                 cells = (each.ours, each.theirs, each.difference, each.standard_error)
                 who = {"ours": "model", "theirs": "other", "neither": ""}[better(report, run, name, each)]
-                table.add_row(name, *(f"{cell:.4f}" for cell in cells), f"{each.low:.4f} to {each.high:.4f}",
-                              f"{each.p_value:.3g}", f"{each.p_permutation:.3g}", who)  # fmt: skip
+                table.add_row(
+                    name,
+                    *(f"{cell:.4f}" for cell in cells),
+                    f"{each.low:.4f} to {each.high:.4f}",
+                    f"{each.p_value:.3g}",
+                    f"{each.p_permutation:.3g}",
+                    who,
+                )
             out.print(table)
 
 

@@ -154,9 +154,31 @@ app.add_typer(bench_app, name="bench")
 pipeline_app = Commands(help="Put trained models together.", no_args_is_help=True)
 app.add_typer(pipeline_app, name="pipeline")
 for command in (
-    prepare, check, describe, synthesize, transcode, auto, train, tune, update, evaluate, runs, report, predict,
-    recommend, similar, verify, import_tf, export, serve, models, datasets, schema, version, demo,
-):  # fmt: skip
+    prepare,
+    check,
+    describe,
+    synthesize,
+    transcode,
+    auto,
+    train,
+    tune,
+    update,
+    evaluate,
+    runs,
+    report,
+    predict,
+    recommend,
+    similar,
+    verify,
+    import_tf,
+    export,
+    serve,
+    models,
+    datasets,
+    schema,
+    version,
+    demo,
+):
     # An id may begin with a minus: what is no option of `similar` is an argument.
     of_ids = {"ignore_unknown_options": True} if command is similar else None
     app.command(command.__name__.replace("_", "-"), context_settings=of_ids)(command)

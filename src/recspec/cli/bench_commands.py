@@ -40,8 +40,16 @@ def bench_train(
     spec = FeatureSpec.load(data) if data is not None else None
     keep_to_cores(train_settings.affinity)
     with join(device) as ranks:
-        figures = bench_training(model, spec, settings=train_settings, model_settings=model_settings, ranks=ranks,
-                                 steps=steps, warmup=warmup, profiled=PROFILED_STEPS if profile else 0)  # fmt: skip
+        figures = bench_training(
+            model,
+            spec,
+            settings=train_settings,
+            model_settings=model_settings,
+            ranks=ranks,
+            steps=steps,
+            warmup=warmup,
+            profiled=PROFILED_STEPS if profile else 0,
+        )
         if not ranks.is_first:
             return
     if json_output:
@@ -71,10 +79,15 @@ def bench_infer(
     from recspec.feature_spec import FORMS
 
     keep_freed_memory()
-    figures = bench_inference(paths, batch_sizes=sizes("--batch-sizes", batch_sizes),
-                              threads=sizes("--threads", threads) if threads is not None else (),
-                              form=one_of("--form", form, FORMS), seconds=seconds, warmup=warmup,
-                              verify=verify)  # fmt: skip
+    figures = bench_inference(
+        paths,
+        batch_sizes=sizes("--batch-sizes", batch_sizes),
+        threads=sizes("--threads", threads) if threads is not None else (),
+        form=one_of("--form", form, FORMS),
+        seconds=seconds,
+        warmup=warmup,
+        verify=verify,
+    )
     if json_output:
         print_json(figures)
     else:

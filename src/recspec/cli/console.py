@@ -107,9 +107,15 @@ def stages(*, show: bool = True) -> Iterator[Stage]:
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     bars = Progress(
-        TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%{task.fields[amount]}"),
-        TimeElapsedColumn(), TimeRemainingColumn(), console=err, disable=not (show and err.is_terminal), transient=True,
-    )  # fmt: skip
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f}%{task.fields[amount]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=err,
+        disable=not (show and err.is_terminal),
+        transient=True,
+    )
     tasks: dict[str, TaskID] = {}
 
     def progress(stage: str, done: float, total: float | None) -> None:

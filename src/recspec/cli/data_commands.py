@@ -51,8 +51,16 @@ def prepare(
             else:
                 show(stage, done, total)
 
-        made = api.prepare(raw, out_folder, dataset=dataset, settings=config.parse_assignments(settings or []),
-                           engine=engine, memory_limit=memory_limit, force=force, progress=progress)  # fmt: skip
+        made = api.prepare(
+            raw,
+            out_folder,
+            dataset=dataset,
+            settings=config.parse_assignments(settings or []),
+            engine=engine,
+            memory_limit=memory_limit,
+            force=force,
+            progress=progress,
+        )
     err.print(made.message)
     print_prepared(made.prepared, made.spec)
     if "valid" in made.splits:

@@ -16,10 +16,17 @@ from recspec.cli.recommend_commands import print_recommendation
 from recspec.cli.training_commands import train
 
 DEMO_SETTINGS = (
-    "settings.factors=64", "settings.layers=[64,64,32]", "settings.dropout=0.0", "settings.item_bias=true",
-    "settings.l2=0.012", "settings.l2_hidden=0.08", "train.batch_size=8192", "train.negatives=8",
-    "train.learning_rate=0.004", "train.schedule=linear",
-)  # fmt: skip
+    "settings.factors=64",
+    "settings.layers=[64,64,32]",
+    "settings.dropout=0.0",
+    "settings.item_bias=true",
+    "settings.l2=0.012",
+    "settings.l2_hidden=0.08",
+    "train.batch_size=8192",
+    "train.negatives=8",
+    "train.learning_rate=0.004",
+    "train.schedule=linear",
+)
 
 
 def demo(

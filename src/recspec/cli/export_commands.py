@@ -94,11 +94,22 @@ def export(
 
     keep_freed_memory()
     made = api.export(
-        run, out_folder, format=format_, precision=precision, form=form, data=data, tolerance=tolerance,
-        allow_drift=allow_drift, name=name, triton_backend=triton_backend,
-        batch_sizes=sizes("--batch-sizes", batch_sizes), threads=threads, allow_outside=allow_outside, verify=verify,
+        run,
+        out_folder,
+        format=format_,
+        precision=precision,
+        form=form,
+        data=data,
+        tolerance=tolerance,
+        allow_drift=allow_drift,
+        name=name,
+        triton_backend=triton_backend,
+        batch_sizes=sizes("--batch-sizes", batch_sizes),
+        threads=threads,
+        allow_outside=allow_outside,
+        verify=verify,
         progress=lambda stage: err.print(f"{stage} ..."),
-    )  # fmt: skip
+    )
     if json_output:
         print_json(made.description)
     else:

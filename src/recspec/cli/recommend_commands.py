@@ -40,19 +40,37 @@ if TYPE_CHECKING:
 
 NEXT_ID = re.compile(r'\s*"((?:[^"]|"")+)"\s*(?:,|$)|([^,]+)(?:,|$)')
 K = Annotated[int, Option("-k", min=1, help="Number of items.")]
-Filter = Annotated[str | None, Option("--filter", metavar="EXPRESSION",
-                   help="Only items that this keeps, such as 'in_stock and price < 50'.")]  # fmt: skip
+Filter = Annotated[
+    str | None,
+    Option("--filter", metavar="EXPRESSION", help="Only items that this keeps, such as 'in_stock and price < 50'."),
+]
 Exclude = Annotated[str | None, Option(metavar="A,B", help="Raw ids of items to leave out.")]
-Items = Annotated[str | None, Option(metavar="A,B", help="A basket of raw item ids, oldest first, in place of the "
-                  "user's history; without a user, it is answered by itself.")]  # fmt: skip
-Context = Annotated[list[str] | None, Option(metavar="COLUMN=VALUE",
-                    help="Raw column of the request, for models that read it; repeatable.")]  # fmt: skip
+Items = Annotated[
+    str | None,
+    Option(
+        metavar="A,B",
+        help="A basket of raw item ids, oldest first, in place of the "
+        "user's history; without a user, it is answered by itself.",
+    ),
+]
+Context = Annotated[
+    list[str] | None,
+    Option(metavar="COLUMN=VALUE", help="Raw column of the request, for models that read it; repeatable."),
+]
 Diversity = Annotated[float, Option(min=0, max=1, help="Weight of variety against scores, from 0 to 1.")]
-DiverseBy = Annotated[str | None, Option(metavar="COLUMN", help="Column of the catalogue that tells which items are "
-                      "alike; by default the model's vectors of items.")]  # fmt: skip
+DiverseBy = Annotated[
+    str | None,
+    Option(
+        metavar="COLUMN",
+        help="Column of the catalogue that tells which items are alike; by default the model's vectors of items.",
+    ),
+]
 Columns = Annotated[str | None, Option(metavar="A,B", help="Columns of the item catalogue to show.")]
-BOOST = Option(metavar="EXPRESSION:WEIGHT", help="Add WEIGHT spreads of a user's scores to the items that the "
-               "expression keeps, such as 'is_new: 1.5'; repeatable.")  # fmt: skip
+BOOST = Option(
+    metavar="EXPRESSION:WEIGHT",
+    help="Add WEIGHT spreads of a user's scores to the items that the "
+    "expression keeps, such as 'is_new: 1.5'; repeatable.",
+)
 
 
 def recommend(
@@ -122,16 +140,31 @@ def recommend(
         raise SettingsError.of("recommend", problems)
     chosen = [] if in_shards else [*(user or []), *(read_users(users) if users else [])]
     wanted = Wanted(
-        users=tuple(chosen), items=_ids(items), context=given, k=k, filter=filter_text, exclude=_ids(exclude),
-        include_seen=include_seen, diversity=diversity, diverse_by=diverse_by, boosts=tuple(boost or ()),
+        users=tuple(chosen),
+        items=_ids(items),
+        context=given,
+        k=k,
+        filter=filter_text,
+        exclude=_ids(exclude),
+        include_seen=include_seen,
+        diversity=diversity,
+        diverse_by=diverse_by,
+        boosts=tuple(boost or ()),
         explain=explain,
-    )  # fmt: skip
+    )
     predictor = Predictor.open(run, device=device, verify=verify)
     if out_file is not None and in_shards:
         started = time.perf_counter()
         with stages() as progress:
-            counts = recommend_shards(predictor, None if all_users else users, out_file, wanted,
-                                      how_of(workers, engine, shard_size), progress=progress, note=tell)  # fmt: skip
+            counts = recommend_shards(
+                predictor,
+                None if all_users else users,
+                out_file,
+                wanted,
+                how_of(workers, engine, shard_size),
+                progress=progress,
+                note=tell,
+            )
         print_counts(out_file, counts, time.perf_counter() - started, "user")
         print_unknown(predictor, wanted, counts.unknown)
         return
@@ -146,8 +179,10 @@ def recommend(
         print_unknown(predictor, wanted, unknown_users)
         return
     answers, names = predictor.recommend(wanted), [name.strip() for name in (columns or "").split(",") if name.strip()]
-    shown = [{name: each.to_pylist() for name, each in found.items()} for found in (
-        catalogue_columns(predictor, names, [item.item for item in answer.items]) for answer in answers)]  # fmt: skip
+    shown = [
+        {name: each.to_pylist() for name, each in found.items()}
+        for found in (catalogue_columns(predictor, names, [item.item for item in answer.items]) for answer in answers)
+    ]
     if json_output:
         print_json([_with_columns(answer, fields) for answer, fields in zip(answers, shown, strict=True)])
     else:

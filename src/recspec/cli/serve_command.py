@@ -97,12 +97,34 @@ def serve(
         err.print(f"{', '.join(serving.models)} at {serving.url} (a page to try it; /docs: routes){grpc_too}")
 
     api.serve(
-        models, host=host, http_port=http_port, grpc_port=grpc_port, grpc=grpc, token_file=token_file,
-        allowed_host=allowed_host, control=control, insecure=insecure, tls_cert=tls_cert, tls_key=tls_key,
-        max_batch=max_batch, max_delay_ms=max_delay_ms, queue=queue, max_rows=max_rows, max_body_mb=max_body_mb,
-        max_held_mb=max_held_mb, max_requests=max_requests, timeout=timeout, threads=threads, workers=workers,
-        watch=watch, device=device, verify=verify, block=True, ready=ready, force=end_by_force,
-    )  # fmt: skip
+        models,
+        host=host,
+        http_port=http_port,
+        grpc_port=grpc_port,
+        grpc=grpc,
+        token_file=token_file,
+        allowed_host=allowed_host,
+        control=control,
+        insecure=insecure,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        max_batch=max_batch,
+        max_delay_ms=max_delay_ms,
+        queue=queue,
+        max_rows=max_rows,
+        max_body_mb=max_body_mb,
+        max_held_mb=max_held_mb,
+        max_requests=max_requests,
+        timeout=timeout,
+        threads=threads,
+        workers=workers,
+        watch=watch,
+        device=device,
+        verify=verify,
+        block=True,
+        ready=ready,
+        force=end_by_force,
+    )
     sys.stdout.flush()
     sys.stderr.flush()
     # Everything is closed. Threads of gRPC and torch sometimes abort an interpreter that ends the usual way.

@@ -70,10 +70,16 @@ def train(
 
     keep_freed_memory()
     asked: dict[str, Any] = {
-        "recipe": recipe, "resume": resume, "force": force, "amp": amp, "device": device,
-        "allow_outside": allow_outside, "settings": config.parse_assignments(settings or []),
-        "launcher": launcher, "processes": processes,
-    }  # fmt: skip
+        "recipe": recipe,
+        "resume": resume,
+        "force": force,
+        "amp": amp,
+        "device": device,
+        "allow_outside": allow_outside,
+        "settings": config.parse_assignments(settings or []),
+        "launcher": launcher,
+        "processes": processes,
+    }
     if plan:
         planned = api.train(model, data, run, plan=True, **asked)
         if is_first():
@@ -92,9 +98,12 @@ def train(
 
 
 BUDGET = Option(min=0, metavar="MINUTES", help="Minutes before the search stops; the same command continues it.")
-SPACE = Option(metavar="NAME=VALUES", help="Values to search, beside or instead of those of the model's own space: "
-               "'[16, 32, 64]', '0.0..0.5', '1e-4..1e-2 log', '0 or 1e-6..1e-2 log', or 'x0.1..x10 log' around the "
-               "default.")  # fmt: skip
+SPACE = Option(
+    metavar="NAME=VALUES",
+    help="Values to search, beside or instead of those of the model's own space: "
+    "'[16, 32, 64]', '0.0..0.5', '1e-4..1e-2 log', '0 or 1e-6..1e-2 log', or 'x0.1..x10 log' around the "
+    "default.",
+)
 LIKE = Option(metavar="SEARCH", help="Folder of an earlier search of this model; its best trials are tried early.")
 
 
@@ -127,11 +136,23 @@ def tune(
     if search:
         err.print("note: --search is now --space; the old name ends with the next release")
     searched = api.tune(
-        model, data, out_folder, trials=trials, budget=budget, workers=workers,
-        space=[*(space or []), *(search or [])], only=only, like=like, recipe=recipe,
-        settings=config.parse_assignments(settings or []), seed=seed, device=device, allow_outside=allow_outside,
-        progress=show_trial, tell=step,
-    )  # fmt: skip
+        model,
+        data,
+        out_folder,
+        trials=trials,
+        budget=budget,
+        workers=workers,
+        space=[*(space or []), *(search or [])],
+        only=only,
+        like=like,
+        recipe=recipe,
+        settings=config.parse_assignments(settings or []),
+        seed=seed,
+        device=device,
+        allow_outside=allow_outside,
+        progress=show_trial,
+        tell=step,
+    )
     found = searched.found
     if json_output:
         print_json(found.to_dict())
@@ -173,8 +194,10 @@ def update(
     err.print(", ".join(how_many(counts[f"{thing}s"], f"new {thing}") for thing in ("event", "user", "item")) + left)
     for note in found.notes:
         err.print(f"note: {note}")
-    err.print(f"{found.folder}: the new version, in {seconds['all']:.1f} s (data {seconds['data']:.1f}, model "
-              f"{seconds['train']:.1f}); delta {found.delta_bytes:,} bytes, bundle {found.bundle_bytes:,}")  # fmt: skip
+    err.print(
+        f"{found.folder}: the new version, in {seconds['all']:.1f} s (data {seconds['data']:.1f}, model "
+        f"{seconds['train']:.1f}); delta {found.delta_bytes:,} bytes, bundle {found.bundle_bytes:,}"
+    )
     print_next("serve", run)
     if json_output:
         print_json(updated.to_dict())
@@ -187,11 +210,15 @@ LIKE_BLEND = Option(
 )
 
 
-RETRIEVER = Option("--retriever", metavar="RUN", help="Run or bundle of a model that finds candidates, as PATH or "
-                   "NAME=PATH; repeatable.")  # fmt: skip
+RETRIEVER = Option(
+    "--retriever",
+    metavar="RUN",
+    help="Run or bundle of a model that finds candidates, as PATH or NAME=PATH; repeatable.",
+)
 RANKER = Option("--ranker", metavar="RUN", help="Run or bundle of the model that ranks the candidates.")
-FILTER = Option("--filter", metavar="EXPR", help="Expression over columns of the item catalogue; other items are never "
-                "recommended.")  # fmt: skip
+FILTER = Option(
+    "--filter", metavar="EXPR", help="Expression over columns of the item catalogue; other items are never recommended."
+)
 
 
 def blend(
@@ -209,8 +236,9 @@ def blend(
 
     keep_freed_memory()
     with stages() as progress:
-        model = api.blend(target, runs, data, like=like, metric=metric, device=device, allow_outside=allow_outside,
-                          progress=progress)  # fmt: skip
+        model = api.blend(
+            target, runs, data, like=like, metric=metric, device=device, allow_outside=allow_outside, progress=progress
+        )
     made = model.blended
     if json_output:
         print_json(made.to_dict())
@@ -221,8 +249,10 @@ def blend(
     out.print(table)
     if made.value is not None:
         best = max(made.alone)
-        out.print(f"{metric} on valid: {made.value:.4f}, {made.value - best:+.4f} against the best model alone "
-                  f"({made.users:,} users)")  # fmt: skip
+        out.print(
+            f"{metric} on valid: {made.value:.4f}, {made.value - best:+.4f} against the best model alone "
+            f"({made.users:,} users)"
+        )
     out.print(f"wrote {made.bundle}")
     if data is not None:
         print_next_of(target, model.data, data)
@@ -242,13 +272,21 @@ def build(
 
     keep_freed_memory()
     with stages() as progress:
-        made = api.pipeline(target, retriever=retriever, ranker=ranker, candidates=candidates, filter=filter_text,
-                            device=device, progress=progress).built  # fmt: skip
+        made = api.pipeline(
+            target,
+            retriever=retriever,
+            ranker=ranker,
+            candidates=candidates,
+            filter=filter_text,
+            device=device,
+            progress=progress,
+        ).built
     if json_output:
         print_json(made.to_dict())
         return
-    table = titled_table(f"{made.card.candidates:,} candidates, ranked by {made.model}", "retriever", "model", "items",
-                         "search")  # fmt: skip
+    table = titled_table(
+        f"{made.card.candidates:,} candidates, ranked by {made.model}", "retriever", "model", "items", "search"
+    )
     for each in made.retrievers:
         table.add_row(each.name, each.model, f"{each.items:,}", each.search)
     out.print(table)
@@ -259,9 +297,17 @@ def build(
 
 
 COLUMNS = {
-    "name": "model", "valid": "valid", "valid_error": "+-", "test": "test", "test_error": "+-", "seconds": "seconds",
-    "epochs": "epochs", "ended": "ended by", "megabytes": "MB", "p50_ms": "ms a request",
-}  # fmt: skip
+    "name": "model",
+    "valid": "valid",
+    "valid_error": "+-",
+    "test": "test",
+    "test_error": "+-",
+    "seconds": "seconds",
+    "epochs": "epochs",
+    "ended": "ended by",
+    "megabytes": "MB",
+    "p50_ms": "ms a request",
+}
 """Figures of a line -> heading."""
 USERS = {"valid": "for valid", "valid_error": "for its standard error and the lead", "test": "for test"}
 """Figures that are of users -> their name in a sentence."""
@@ -286,8 +332,17 @@ def auto(
     keep_freed_memory()
     only = None if models is None else [name.strip() for name in models.split(",") if name.strip()]
     with _Display(minutes) as display:
-        result = api.auto(data, out_folder, minutes=minutes, metric=metric, models=only, seed=seed, device=device,
-                         allow_outside=allow_outside, progress=display)  # fmt: skip
+        result = api.auto(
+            data,
+            out_folder,
+            minutes=minutes,
+            metric=metric,
+            models=only,
+            seed=seed,
+            device=device,
+            allow_outside=allow_outside,
+            progress=display,
+        )
     board = result.board
     if json_output:
         print_json(board.to_dict())

@@ -42,17 +42,36 @@ from recspec.feature_spec import FeatureSpec
 NAME = "adult"
 
 CATEGORIES = (
-    "workclass", "education", "marital_status", "occupation", "relationship", "race", "gender", "native_country",
-)  # fmt: skip
+    "workclass",
+    "education",
+    "marital_status",
+    "occupation",
+    "relationship",
+    "race",
+    "gender",
+    "native_country",
+)
 NUMBERS = ("age", "education_num", "capital_gain", "capital_loss", "hours_per_week")
 SKEWED = ("capital_gain", "capital_loss")  # numbers with a scaled logarithm
 AGES = (18, 25, 30, 35, 40, 45, 50, 55, 60, 65)  # the tutorial's boundaries of ages
 BUCKETS = tuple(f"{name}_bucket" for name in NUMBERS)
 
 LAYOUT = (
-    "age", "workclass", "fnlwgt", "education", "education_num", "marital_status", "occupation", "relationship", "race",
-    "gender", "capital_gain", "capital_loss", "hours_per_week", "native_country",
-)  # fmt: skip
+    "age",
+    "workclass",
+    "fnlwgt",
+    "education",
+    "education_num",
+    "marital_status",
+    "occupation",
+    "relationship",
+    "race",
+    "gender",
+    "capital_gain",
+    "capital_loss",
+    "hours_per_week",
+    "native_country",
+)
 """The files' columns before the label; `fnlwgt` is the number of people that a row represents."""
 LABELS = {"<=50K": 0, ">50K": 1}
 MISSING = "?"
@@ -60,15 +79,18 @@ FILES = ("adult.data", "adult.test")
 PROBLEMS_SHOWN = 10
 Crosses = tuple[tuple[str, ...], ...]
 TUTORIAL: Crosses = (
-    ("education", "occupation"), ("native_country", "occupation"), ("age_bucket", "education", "occupation"),
-)  # fmt: skip
+    ("education", "occupation"),
+    ("native_country", "occupation"),
+    ("age_bucket", "education", "occupation"),
+)
 """The crosses of the first tutorials."""
 EARNED: Crosses = (
-    ("capital_gain_bucket", "capital_loss_bucket"), ("age_bucket", "capital_gain_bucket"),
+    ("capital_gain_bucket", "capital_loss_bucket"),
+    ("age_bucket", "capital_gain_bucket"),
     *((name, "capital_gain_bucket") for name in ("marital_status", "relationship", "gender", "native_country")),
     *((name, "capital_loss_bucket") for name in ("marital_status", "relationship", "gender", "workclass")),
     ("workclass", "occupation"),
-)  # fmt: skip
+)
 """Of 83 pairs and triples, those that together raised the AUC of a logistic regression in 4 folds of adult.data."""
 
 
@@ -111,9 +133,15 @@ def prepare(context: PrepareContext, settings: Settings) -> Prepared:
             rows = splits.by_share(rows, row=ROW, valid=settings.valid, test=0, seed=settings.seed)
             rows = rows.mutate(**{SPLIT: ibis.ifelse(rows["file"] == FILES[1], "test", rows[SPLIT])}).drop("file")
             source = clicks.Source(
-                dataset=NAME, rows=rows, ids={}, columns={"context": columns(settings)}, strip=True,
-                missing_values=(MISSING,), summary={"positives": positives}, notes=notes,
-            )  # fmt: skip
+                dataset=NAME,
+                rows=rows,
+                ids={},
+                columns={"context": columns(settings)},
+                strip=True,
+                missing_values=(MISSING,),
+                summary={"positives": positives},
+                notes=notes,
+            )
             return clicks.write(backend, folder, source, progress=context.progress)
 
     return prepared.run(context, NAME, settings, _inputs(context.raw), build)
@@ -171,8 +199,9 @@ def _write_clean(raw: Path, path: Path, notes: Notes) -> int:
     if problems:
         raise DataError.of(str(raw), problems)
     notes.dropped.append("column 'fnlwgt': it is a weight of the row and describes no person")
-    notes.changed += [f"{count:,} values '{MISSING}' of column '{name}' count as missing"
-                      for name, count in missing.items()]  # fmt: skip
+    notes.changed += [
+        f"{count:,} values '{MISSING}' of column '{name}' count as missing" for name, count in missing.items()
+    ]
     return positives
 
 

@@ -105,8 +105,11 @@ class Settings(HistorySettings, TimeSplitSettings):
             problems.append("valid=false is for split leave_one_out; with split=time set valid_share=0")
         if self.format == "tfrecord":
             wrong = {"history": None, "negative_history": False, "categories": "path", "split": "time"}
-            problems += [f"format=tfrecord can't hold {name}={value}" for name, value in wrong.items()
-                         if getattr(self, name) == value]  # fmt: skip
+            problems += [
+                f"format=tfrecord can't hold {name}={value}"
+                for name, value in wrong.items()
+                if getattr(self, name) == value
+            ]
         elif given := [name for name in ("prebatch", "train_files", "test_files") if name in self.model_fields_set]:
             problems.append(f"{listed(given)} say how records are written; set format=tfrecord too")
         if problems:
@@ -165,16 +168,23 @@ def _build(backend: Backend, folder: Path, files: Files, settings: Settings, pro
     items = reviews.describe(files.meta, wanted, progress)
     split = _split(rows, settings)
     source = Source(
-        dataset=NAME, rows=split, order=ORDER, items=_catalogue(items.table, settings),
+        dataset=NAME,
+        rows=split,
+        order=ORDER,
+        items=_catalogue(items.table, settings),
         raw_names={USER: layout.user, ITEM: layout.item},
-        vocabularies="train" if settings.split == "time" else "all", unknown_targets=settings.unknown_targets,
+        vocabularies="train" if settings.split == "time" else "all",
+        unknown_targets=settings.unknown_targets,
         summary=lambda _: {
-            "category": files.category, "layout": layout.releases, **dropped, **_metadata_summary(items, files, notes),
+            "category": files.category,
+            "layout": layout.releases,
+            **dropped,
+            **_metadata_summary(items, files, notes),
             "split": settings.split,
         },
         notes=notes,
         seen=with_splits(raw, split, "all" if settings.split == "time" else "user") if settings.min_rating else None,
-    )  # fmt: skip
+    )
     return interactions.write(
         backend, folder, source, settings, num_negatives=settings.num_negatives, seed=settings.seed, progress=progress
     )
@@ -186,15 +196,35 @@ def _filtered(
     """Stage the filtered reviews, and count those that each filter leaves out."""
     stars, least, users = settings.min_rating, settings.min_item_reviews, settings.min_reviews
     filters: list[tuple[bool, str, str, str, Callable[[Table], Table]]] = [
-        (stars is not None, "reviews_of_few_stars", "min_rating", f"of fewer than {stars or 0:g} stars",
-         lambda rows: rows.filter(rows[RATING] >= stars)),
-        (settings.repeats == "drop", "repeats", "repeats", "that repeat an earlier one of the same user and item",
-         lambda rows: keep_earliest(rows, [USER, ITEM], [TIMESTAMP, ROW])),
-        (least > 1, "of_items_with_too_few", "min_item_reviews", f"of items with fewer than {least:,}",
-         lambda rows: at_least(rows, ITEM, least)),
-        (users > 1, "of_users_with_too_few", "min_reviews", f"of users with fewer than {users:,}",
-         lambda rows: at_least(rows, USER, users)),
-    ]  # fmt: skip
+        (
+            stars is not None,
+            "reviews_of_few_stars",
+            "min_rating",
+            f"of fewer than {stars or 0:g} stars",
+            lambda rows: rows.filter(rows[RATING] >= stars),
+        ),
+        (
+            settings.repeats == "drop",
+            "repeats",
+            "repeats",
+            "that repeat an earlier one of the same user and item",
+            lambda rows: keep_earliest(rows, [USER, ITEM], [TIMESTAMP, ROW]),
+        ),
+        (
+            least > 1,
+            "of_items_with_too_few",
+            "min_item_reviews",
+            f"of items with fewer than {least:,}",
+            lambda rows: at_least(rows, ITEM, least),
+        ),
+        (
+            users > 1,
+            "of_users_with_too_few",
+            "min_reviews",
+            f"of users with fewer than {users:,}",
+            lambda rows: at_least(rows, USER, users),
+        ),
+    ]
     rows, left = raw, count_rows(backend, raw)
     if not left:
         raise DataError(f"{path}: holds no review; expected one at least")
@@ -249,6 +279,8 @@ def _metadata_summary(items: reviews.Items, files: Files, notes: Notes) -> dict[
         none = f"none: no meta_{files.category}.json.gz beside the reviews"
         return {"metadata": none, "items_without_category": without}
     return {
-        "metadata": files.meta.name, "items_described": items.described, "items_without_category": without,
+        "metadata": files.meta.name,
+        "items_described": items.described,
+        "items_without_category": without,
         "repeated_lines_about_items": items.repeated,
-    }  # fmt: skip
+    }

@@ -91,9 +91,14 @@ def prepare(context: PrepareContext, settings: Settings) -> Prepared:
             return _write(backend, folder, encoded, settings, context.progress)
 
     return prepared.run(
-        context, NAME, settings, [file.path for file in files], build, resumable=True,
+        context,
+        NAME,
+        settings,
+        [file.path for file in files],
+        build,
+        resumable=True,
         finished=lambda folder: _finished_stages(folder / "work", len(files), settings),
-    )  # fmt: skip
+    )
 
 
 def _write(backend: Backend, folder: Path, encoded: _Encoded, settings: Settings, progress: Progress) -> FeatureSpec:
@@ -125,9 +130,12 @@ def _write(backend: Backend, folder: Path, encoded: _Encoded, settings: Settings
     chunks = gather(backend, folder, parts)
     channels = {"context": tuple(name for name in encoded.features if name != LABEL), "label": (LABEL,)}
     metadata = {
-        "dataset": NAME, "catalogues": {}, "encoders": ENCODERS_FILE, "vocabularies": VOCABULARIES,
+        "dataset": NAME,
+        "catalogues": {},
+        "encoders": ENCODERS_FILE,
+        "vocabularies": VOCABULARIES,
         "summary": dict(encoded.summary),
-    }  # fmt: skip
+    }
     return FeatureSpec(encoded.features, chunks, channels, metadata, folder)
 
 
@@ -305,10 +313,12 @@ class _Stages:
         counts = [int(fact["rows"]) for fact in facts]
         ranges = sorted(criteo_files.split_ranges(self.files, counts, self.settings), key=lambda found: found.start)
         rows = _Rows(
-            [(_numbered_from(end - count, table), end - count, end)
-             for table, count, end in zip(staged, counts, accumulate(counts), strict=True)],
+            [
+                (_numbered_from(end - count, table), end - count, end)
+                for table, count, end in zip(staged, counts, accumulate(counts), strict=True)
+            ],
             ranges,
-        )  # fmt: skip
+        )
         train = rows.of("train")
         everything = ibis.union(*(table for table, *_ in rows.parts))
         sizes = self._vocabularies(everything if self.settings.vocabulary_from == "all" else train)
@@ -420,9 +430,13 @@ class _Stages:
         return tuple(float(cut) for cut in _once(self.work / f"boundaries-{name}.json", cuts))
 
     def _deal(
-        self, rows: _Rows, encoders: Encoders, features: Mapping[str, Feature], scatters: Mapping[str, Scatter],
+        self,
+        rows: _Rows,
+        encoders: Encoders,
+        features: Mapping[str, Feature],
+        scatters: Mapping[str, Scatter],
         sizes: Mapping[str, int],
-    ) -> list[Path]:  # fmt: skip
+    ) -> list[Path]:
         """Encode each file's rows into buckets; return their folders."""
         folders: list[Path] = []
         small, large = [*sizes], list[str]()
@@ -465,8 +479,13 @@ class _Stages:
             ids = self.backend.read_parquet([self._vocabulary(name)])
             ids = ids.select(**{f"_{name}": ids["value"], f"_{name}_id": ids["id"]})
             joined = joined.left_join(ids, joined[name] == ids[f"_{name}"])
-        return joined.select(**{name: ibis.coalesce(joined[f"_{name}_id"], 0) if name in small else joined[name]
-                                for name in table.columns if name not in leave})  # fmt: skip
+        return joined.select(
+            **{
+                name: ibis.coalesce(joined[f"_{name}_id"], 0) if name in small else joined[name]
+                for name in table.columns
+                if name not in leave
+            }
+        )
 
     def _large(self, number: int, name: str, table: Table, first: int, count: int) -> Path:
         """The file of the ids of one column of a file, in the order of its rows.

@@ -61,8 +61,11 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Settings:
-        problems = [unknown("column in min_counts", name, self.categories)
-                    for name in self.min_counts if name not in self.categories]  # fmt: skip
+        problems = [
+            unknown("column in min_counts", name, self.categories)
+            for name in self.min_counts
+            if name not in self.categories
+        ]
         problems += [f"min_counts: {name}: {count} is below 0" for name, count in self.min_counts.items() if count < 0]
         if not self.num_numerical + self.num_categorical:
             problems.append("num_numerical and num_categorical are both 0; a row needs a feature")
@@ -178,8 +181,10 @@ def check_width(path: Path, settings: Settings) -> None:
     mark = next((mark for mark in (b",", b";", b"|") if head.count(mark) + 1 == expected != found), None)
     if mark is not None or (found == expected and head.split(b"\t")[0].isalpha()):
         what = f"separates columns by '{mark.decode()}'" if mark is not None else "begins with a header"
-        raise DataError(f"{path}: {what}; Criteo's own files have tabs and no header; `recspec prepare table "
-                        f"{path} OUT` reads this one")  # fmt: skip
+        raise DataError(
+            f"{path}: {what}; Criteo's own files have tabs and no header; `recspec prepare table "
+            f"{path} OUT` reads this one"
+        )
     if found != expected:
         raise DataError(
             f"{path}: has {found} columns, separated by tabs; expected {expected}: the label, {settings.num_numerical} "

@@ -46,9 +46,26 @@ CHECKSUMS = {"ml-1m.zip": "c4d9eecfca2ab87c1945afe126590906", "ml-20m.zip": "cd2
 """MD5 that GroupLens publishes beside its downloads."""
 
 GENRES_100K = (
-    "unknown", "Action", "Adventure", "Animation", "Children's", "Comedy", "Crime", "Documentary", "Drama", "Fantasy",
-    "Film-Noir", "Horror", "Musical", "Mystery", "Romance", "Sci-Fi", "Thriller", "War", "Western",
-)  # fmt: skip
+    "unknown",
+    "Action",
+    "Adventure",
+    "Animation",
+    "Children's",
+    "Comedy",
+    "Crime",
+    "Documentary",
+    "Drama",
+    "Fantasy",
+    "Film-Noir",
+    "Horror",
+    "Musical",
+    "Mystery",
+    "Romance",
+    "Sci-Fi",
+    "Thriller",
+    "War",
+    "Western",
+)
 NO_GENRES = "(no genres listed)"
 USER_COLUMN, ITEM_COLUMN = "userId", "movieId"  # as the newer releases call them
 USER_FEATURES = ("gender", "age", "occupation", "zip")
@@ -87,14 +104,29 @@ class Layout:
 
 
 LAYOUTS = (
-    Layout("100K", "u.data", "u.item", "u.user", "\t", False,
-           ("movie_id", "title", "released", "video_released", "url", *GENRES_100K),
-           ("user_id", "age", "gender", "occupation", "zip")),
-    Layout("1M", "ratings.dat", "movies.dat", "users.dat", "::", False,
-           ("movie_id", "title", "genres"), ("user_id", "gender", "age", "occupation", "zip")),
+    Layout(
+        "100K",
+        "u.data",
+        "u.item",
+        "u.user",
+        "\t",
+        False,
+        ("movie_id", "title", "released", "video_released", "url", *GENRES_100K),
+        ("user_id", "age", "gender", "occupation", "zip"),
+    ),
+    Layout(
+        "1M",
+        "ratings.dat",
+        "movies.dat",
+        "users.dat",
+        "::",
+        False,
+        ("movie_id", "title", "genres"),
+        ("user_id", "gender", "age", "occupation", "zip"),
+    ),
     Layout("10M", "ratings.dat", "movies.dat", None, "::", False, ("movie_id", "title", "genres")),
     Layout("20M, 25M, latest", "ratings.csv", "movies.csv", None, ",", True, ("movieId", "title", "genres")),
-)  # fmt: skip
+)
 
 
 def prepare(context: PrepareContext, settings: Settings) -> Prepared:
@@ -114,9 +146,14 @@ def prepare(context: PrepareContext, settings: Settings) -> Prepared:
 
 
 def _build(
-    backend: Backend, folder: Path, layout: Layout, files: Mapping[str, Path], checksum: str | None,
-    settings: Settings, progress: Progress,
-) -> FeatureSpec:  # fmt: skip
+    backend: Backend,
+    folder: Path,
+    layout: Layout,
+    files: Mapping[str, Path],
+    checksum: str | None,
+    settings: Settings,
+    progress: Progress,
+) -> FeatureSpec:
     progress("reading ratings", 0, None)
     ratings = _read_ratings(backend, layout, files[layout.ratings])
     num_ratings, least = count_rows(backend, ratings), settings.min_rating
@@ -142,11 +179,23 @@ def _as_of_table(settings: Settings, layout: Layout) -> table.Settings:
     by_time = {"valid": settings.valid_share, "test": settings.test_share} if settings.split == "time" else {}
     rated = {"rating": "rating", "min_rating": settings.min_rating} if settings.min_rating is not None else {}
     of_users = {"users": layout.users, "user_features": USER_FEATURES, "categorical": USER_FEATURES}
-    return table.Settings.model_validate({
-        **settings.model_dump(include=same), **by_time, **rated, **(of_users if layout.users else {}),
-        "user": USER_COLUMN, "item": ITEM_COLUMN, "items": layout.movies, "item_features": ("genres",),
-        "lists": ("genres",), "title": "title", "repeats": "first", "layout": "rows", "label": None,
-    })  # fmt: skip
+    return table.Settings.model_validate(
+        {
+            **settings.model_dump(include=same),
+            **by_time,
+            **rated,
+            **(of_users if layout.users else {}),
+            "user": USER_COLUMN,
+            "item": ITEM_COLUMN,
+            "items": layout.movies,
+            "item_features": ("genres",),
+            "lists": ("genres",),
+            "title": "title",
+            "repeats": "first",
+            "layout": "rows",
+            "label": None,
+        }
+    )
 
 
 def _staged(backend: Backend, held: pa.Table, file: Path) -> Table:
@@ -160,8 +209,14 @@ def _staged(backend: Backend, held: pa.Table, file: Path) -> Table:
 def _read_ratings(backend: Backend, layout: Layout, path: Path) -> Table:
     names = (USER_COLUMN, ITEM_COLUMN, "rating", "timestamp")
     kinds: dict[str, ColumnType] = {name: "float64" if name == "rating" else "int64" for name in names}
-    file = TextFile(path, kinds, separator=layout.separator, header=layout.header, quote='"' if layout.header else "",
-                    required=names)  # fmt: skip
+    file = TextFile(
+        path,
+        kinds,
+        separator=layout.separator,
+        header=layout.header,
+        quote='"' if layout.header else "",
+        required=names,
+    )
     return backend.read_text(file)
 
 
@@ -169,17 +224,22 @@ def _movies(backend: Backend, layout: Layout, path: Path) -> pa.Table:
     held = _small_table(backend, layout, path, layout.movie_columns)
     genres = held.column("genres") if "genres" in held.column_names else _genres_of_flags(held)
     year = pc.struct_field(pc.extract_regex(held.column("title"), r"\((?P<year>[0-9]{4})\)\s*$"), "year")
-    return pa.table({
-        ITEM_COLUMN: held.column(layout.movie_columns[0]), "title": held.column("title"),
-        "genres": pc.if_else(pc.equal(genres, NO_GENRES), None, genres), "year": year.cast(pa.int32()),
-    })  # fmt: skip
+    return pa.table(
+        {
+            ITEM_COLUMN: held.column(layout.movie_columns[0]),
+            "title": held.column("title"),
+            "genres": pc.if_else(pc.equal(genres, NO_GENRES), None, genres),
+            "year": year.cast(pa.int32()),
+        }
+    )
 
 
 def _genres_of_flags(table: pa.Table) -> pa.Array:
     """`Action|Comedy` from one column of 0 and 1 for each genre."""
     rows = zip(*(table.column(genre).to_pylist() for genre in GENRES_100K), strict=True)
-    return pa.array(["|".join(g for g, flag in zip(GENRES_100K, row, strict=True) if flag == "1") for row in rows],
-                    pa.string())  # fmt: skip
+    return pa.array(
+        ["|".join(g for g, flag in zip(GENRES_100K, row, strict=True) if flag == "1") for row in rows], pa.string()
+    )
 
 
 def _users(backend: Backend, layout: Layout, path: Path) -> pa.Table:
@@ -191,8 +251,16 @@ def _small_table(backend: Backend, layout: Layout, path: Path, names: Sequence[s
     """A file of users or movies: text, except the id in its first column and ages."""
     columns: dict[str, ColumnType] = {name: "int64" if name in (names[0], "age") else "string" for name in names}
     separator = "|" if layout.separator == "\t" else layout.separator
-    file = TextFile(path, columns, separator=separator, header=layout.header, encoding=_encoding(path),
-                    quote='"' if layout.header else "", multiline=True, required=(names[0],))  # fmt: skip
+    file = TextFile(
+        path,
+        columns,
+        separator=separator,
+        header=layout.header,
+        encoding=_encoding(path),
+        quote='"' if layout.header else "",
+        multiline=True,
+        required=(names[0],),
+    )
     return fetch(backend, backend.read_text(file).order_by(ROW).drop(ROW))
 
 

@@ -118,9 +118,15 @@ def _build(
         return {"repeats_dropped": cleaned.num_before + len(candidates) - kept, **_oddities(candidates, notes)}
 
     source = Source(
-        dataset=NAME, rows=rows, order=("_is_test", *order), items=_titles(backend, titles) if titles else None,
-        candidates=candidates, summary=summary, timed=timed, notes=notes,
-    )  # fmt: skip
+        dataset=NAME,
+        rows=rows,
+        order=("_is_test", *order),
+        items=_titles(backend, titles) if titles else None,
+        candidates=candidates,
+        summary=summary,
+        timed=timed,
+        notes=notes,
+    )
     num_negatives = len(candidates.column("negatives")[0])
     return interactions.write(
         backend, folder, source, settings, num_negatives=num_negatives, seed=settings.seed, progress=progress
@@ -141,8 +147,10 @@ def _all_have_times(files: _Files, notes: Notes) -> bool:
     """Whether both files have times, in a fourth column; pinterest-20 has three."""
     without = [path.name for path in (files.train, files.test) if _width(path) < 4]
     if without:
-        notes.inferred.append(f"no times: {' and '.join(without)} without a fourth column, so each user's rows are in "
-                              "the order of the file")  # fmt: skip
+        notes.inferred.append(
+            f"no times: {' and '.join(without)} without a fourth column, so each user's rows are in "
+            "the order of the file"
+        )
     return not without
 
 

@@ -71,11 +71,22 @@ EPOCH = 1_465_876_799_998
 """Start of the publisher's timestamps, in milliseconds since 1970: 2016-06-14 04:00 UTC, less 2 ms."""
 MOST_DAYS = 3650  # days since publication above this or below 0 count as 0
 CARDINALITIES: Mapping[str, int] = {
-    "ad_id": 250_000, "document_id": 300_000, "document_id_promo": 100_000, "campaign_id": 5_000,
-    "advertiser_id": 2_500, "source_id": 4_000, "source_id_promo": 4_000, "publisher_id": 1_000,
-    "publisher_id_promo": 1_000, "geo_location": 2_500, "geo_location_state": 2_000, "geo_location_country": 300,
-    "category_id_list": 100, "topic_id_list": 350, "entity_id_list": 10_000,
-}  # fmt: skip
+    "ad_id": 250_000,
+    "document_id": 300_000,
+    "document_id_promo": 100_000,
+    "campaign_id": 5_000,
+    "advertiser_id": 2_500,
+    "source_id": 4_000,
+    "source_id_promo": 4_000,
+    "publisher_id": 1_000,
+    "publisher_id_promo": 1_000,
+    "geo_location": 2_500,
+    "geo_location_state": 2_000,
+    "geo_location_country": 300,
+    "category_id_list": 100,
+    "topic_id_list": 350,
+    "entity_id_list": 10_000,
+}
 """Published number of ids of each hashed feature."""
 UNLABELLED = "clicks_test"  # the publisher's rows without a label, which are in no split
 AFTER = 10**12  # offset of row numbers of clicks_test.csv, so that its rows follow those of clicks_train.csv
@@ -108,10 +119,14 @@ class Settings(BaseSettings):
     def _make_sense(self) -> Settings:
         if self.folds == 1:
             raise ValueError("folds 1 leaves no row to take click rates from; give 2 or more, or 0 as published")
-        problems = [unknown("hashed feature", name, CARDINALITIES) for name in self.cardinalities
-                    if name not in CARDINALITIES]  # fmt: skip
-        problems += [f"the cardinality of '{name}' is {count}; expected 2 or more: id 0 is what is missing"
-                     for name, count in self.cardinalities.items() if count < 2]  # fmt: skip
+        problems = [
+            unknown("hashed feature", name, CARDINALITIES) for name in self.cardinalities if name not in CARDINALITIES
+        ]
+        problems += [
+            f"the cardinality of '{name}' is {count}; expected 2 or more: id 0 is what is missing"
+            for name, count in self.cardinalities.items()
+            if count < 2
+        ]
         if problems:
             raise ValueError("; ".join(problems))
         return self
@@ -152,8 +167,9 @@ def _build(
     progress("counting clicks", 0, None)
     statistics, scalers = features.statistics_of_keys(backend, rows, settings.folds)
     progress("comparing documents", 0, None)
-    weights = {aspect: backend.stage(features.tf_idf(tables[f"documents_{aspect}"], key))
-               for aspect, key in ASPECTS.items()}  # fmt: skip
+    weights = {
+        aspect: backend.stage(features.tf_idf(tables[f"documents_{aspect}"], key)) for aspect, key in ASPECTS.items()
+    }
     pairs = backend.stage(features.with_similarities(backend, rows, weights))
     full = features.with_readers(backend, rows, reader, weights) if reader else rows
     for key, table in statistics.items():  # the click rates and counts of each row's fold
@@ -169,9 +185,16 @@ def _build(
         if summary[name]:
             notes.inferred.append(f"{summary[name]:,} displays have {what}; they stay as they are")
     source = clicks.Source(
-        dataset=NAME, rows=full.filter(full[SPLIT] != UNLABELLED), ids={}, columns=columns, grouped="ids",
-        kept=(LEAK,) if reader else (), missing_values=(NULL,), summary=summary, notes=notes,
-    )  # fmt: skip
+        dataset=NAME,
+        rows=full.filter(full[SPLIT] != UNLABELLED),
+        ids={},
+        columns=columns,
+        grouped="ids",
+        kept=(LEAK,) if reader else (),
+        missing_values=(NULL,),
+        summary=summary,
+        notes=notes,
+    )
     (folder / VOCABULARIES).mkdir()  # stays empty, because all ids are hashed
     spec = clicks.write(backend, folder, source, progress=progress)
     if settings.submission:
@@ -187,8 +210,13 @@ def _build(
 def _displays(tables: Mapping[str, Table], settings: Settings) -> Table:
     events = tables["events"].drop(ROW)
     train = settings.valid * (1 - settings.test)
-    labelled = splits.by_group(events.semi_join(tables["clicks_train"], "display_id"), group="display_id",
-                               valid=train, test=settings.test, seed=settings.seed)  # fmt: skip
+    labelled = splits.by_group(
+        events.semi_join(tables["clicks_train"], "display_id"),
+        group="display_id",
+        valid=train,
+        test=settings.test,
+        seed=settings.seed,
+    )
     late = labelled["timestamp"] // DAY >= settings.train_days
     displays = labelled.mutate(split=ibis.ifelse(late, "test", labelled[SPLIT]))
     displays = splits.folds(displays, group="display_id", folds=max(settings.folds, 1), seed=settings.seed)
@@ -232,8 +260,9 @@ def _check_displays(backend: Backend, rows: Table) -> None:
 def _summary(backend: Backend, rows: Table) -> dict[str, object]:
     labelled = rows.filter(rows[SPLIT] != UNLABELLED)
     clicked = labelled.group_by(GROUP).aggregate(clicks=labelled[LABEL].sum())
-    counts = clicked.aggregate(displays=clicked.count(), none=(clicked["clicks"] == 0).sum(),
-                               several=(clicked["clicks"] > 1).sum())  # fmt: skip
+    counts = clicked.aggregate(
+        displays=clicked.count(), none=(clicked["clicks"] == 0).sum(), several=(clicked["clicks"] > 1).sum()
+    )
     found = fetch(backend, counts).to_pylist()[0]
     none, several = (int(found[name] or 0) for name in ("none", "several"))
     return {"displays": found["displays"], "displays_without_click": none, "displays_with_several_clicks": several}
@@ -263,21 +292,26 @@ def _columns(
         return Column(name, "number", encoder=encoder)
 
     item = [
-        *map(hashed, ("ad_id", "document_id_promo", "campaign_id", "advertiser_id", "source_id_promo",
-                      "publisher_id_promo")),
-        *(Column(name, "number", encoder=NumberEncoder())
-          for name in (*map(features.similarity_name, ASPECTS), *(f"{key}_ctr" for key in CLICK_RATES))),
+        *map(
+            hashed,
+            ("ad_id", "document_id_promo", "campaign_id", "advertiser_id", "source_id_promo", "publisher_id_promo"),
+        ),
+        *(
+            Column(name, "number", encoder=NumberEncoder())
+            for name in (*map(features.similarity_name, ASPECTS), *(f"{key}_ctr" for key in CLICK_RATES))
+        ),
         *map(count, COUNTED),
         days("publish_time_promo_days_since_published"),
-    ]  # fmt: skip
+    ]
     # Not hashed, because with few ids two of the three platforms would share one.
     platform = Column("platform", "bucket", encoder=BucketEncoder(boundaries=(2.0, 3.0)))
     context = [
-        hashed("document_id"), platform,
+        hashed("document_id"),
+        platform,
         *map(hashed, ("geo_location", "geo_location_state", "geo_location_country", "source_id", "publisher_id")),
         *(listed_ids(f"{key}_list") for key in ASPECTS.values()),
         days("publish_time_days_since_published"),
-    ]  # fmt: skip
+    ]
     if settings.page_views:
         item += features.reader_item_columns()
         context += features.reader_context_columns(backend, rows)

@@ -42,20 +42,25 @@ TABLES: Mapping[str, Mapping[str, ColumnType]] = {
     "clicks_train": {"display_id": "int64", "ad_id": "int64", "clicked": "int64"},
     "clicks_test": {"display_id": "int64", "ad_id": "int64"},
     "events": {
-        "display_id": "int64", "uuid": "string", "document_id": "int64", "timestamp": "int64", "platform": "string",
+        "display_id": "int64",
+        "uuid": "string",
+        "document_id": "int64",
+        "timestamp": "int64",
+        "platform": "string",
         "geo_location": "string",
     },
-    "promoted_content": {
-        "ad_id": "int64", "document_id": "int64", "campaign_id": "int64", "advertiser_id": "int64"
-    },
+    "promoted_content": {"ad_id": "int64", "document_id": "int64", "campaign_id": "int64", "advertiser_id": "int64"},
     "documents_meta": {
-        "document_id": "int64", "source_id": "string", "publisher_id": "string", "publish_time": "string"
+        "document_id": "int64",
+        "source_id": "string",
+        "publisher_id": "string",
+        "publish_time": "string",
     },
     "documents_categories": {"document_id": "int64", "category_id": "int64", "confidence_level": "float64"},
     "documents_topics": {"document_id": "int64", "topic_id": "int64", "confidence_level": "float64"},
     "documents_entities": {"document_id": "int64", "entity_id": "string", "confidence_level": "float64"},
     "page_views": {"uuid": "string", "document_id": "int64", "timestamp": "int64", "traffic_source": "int64"},
-}  # fmt: skip
+}
 """Columns to read of each table; those with missing values are read as text."""
 UNIQUE = {"events": "display_id", "promoted_content": "ad_id", "documents_meta": "document_id"}
 
@@ -207,9 +212,13 @@ def _extract(archive: Path, member: str, target: Path, limit: str | None) -> Non
 LIST_LENGTH = 3
 SEPARATOR = "|"
 CLICK_RATES: Mapping[str, int] = {
-    "ad_id": 5, "document_id_promo": 5, "publisher_id_promo": 10, "source_id_promo": 10, "advertiser_id": 10,
+    "ad_id": 5,
+    "document_id_promo": 5,
+    "publisher_id_promo": 10,
+    "source_id_promo": 10,
+    "advertiser_id": 10,
     "campaign_id": 10,
-}  # fmt: skip
+}
 """Keys with a click rate, and the least number of rows for it; with fewer, it is 0."""
 COUNTED = ("ad_id", "document_id_promo")
 NO_FOLD = -1  # the fold of rows outside train; their rates come from all of train
@@ -240,13 +249,17 @@ def _statistics_of(backend: Backend, train: Table, key: str, least: int, folds: 
     clicks = present[LABEL].count(where=present[LABEL] == 1)  # counted, because DuckDB's sums are wider than int64
     by_fold = backend.stage(present.group_by(key, "fold").aggregate(_clicks=clicks, _rows=present.count()))
     totals = backend.stage(present.group_by(key).aggregate(_all_clicks=clicks, _all_rows=present.count()))
-    all_of_it = totals.select(key, fold=ibis.literal(NO_FOLD, "int64"), _clicks="_all_clicks", _rows="_all_rows",
-                              _count="_all_rows")  # fmt: skip
+    all_of_it = totals.select(
+        key, fold=ibis.literal(NO_FOLD, "int64"), _clicks="_all_clicks", _rows="_all_rows", _count="_all_rows"
+    )
     own = left_join(by_fold, totals, key)
     others = {"_clicks": own["_all_clicks"], "_rows": own["_all_rows"], "_count": own["_all_rows"]}
     if folds:
-        others = {"_clicks": own["_all_clicks"] - own["_clicks"], "_rows": own["_all_rows"] - own["_rows"],
-                  "_count": own["_all_rows"] - 1}  # fmt: skip
+        others = {
+            "_clicks": own["_all_clicks"] - own["_clicks"],
+            "_rows": own["_all_rows"] - own["_rows"],
+            "_count": own["_all_rows"] - 1,
+        }
     table = own.select(key, "fold", **others).union(all_of_it)
     rate = ibis.ifelse(table["_rows"] >= least, table["_clicks"].cast("float64") / table["_rows"].cast("float64"), 0.0)
     columns: dict[str, Values] = {f"{key}_ctr": rate}
@@ -298,8 +311,10 @@ def with_similarities(backend: Backend, rows: Table, weights: Mapping[str, Table
         promoted = unit.rename(document_id_promo="document_id", _weight="weight", _aspect="aspect")
         promoted = promoted.semi_join(pairs, "document_id_promo")
         found = pairs.inner_join(landing, "document_id")
-        met = found.inner_join(promoted, [found["document_id_promo"] == promoted["document_id_promo"],
-                                          found["aspect"] == promoted["_aspect"]])  # fmt: skip
+        met = found.inner_join(
+            promoted,
+            [found["document_id_promo"] == promoted["document_id_promo"], found["aspect"] == promoted["_aspect"]],
+        )
         cosine = {similarity_name(aspect): (met["weight"] * met["_weight"]).sum().round(6)}
         summed = met.group_by("document_id", "document_id_promo").aggregate(**cosine)
         result = left_join(result, backend.stage(summed), "document_id", "document_id_promo")
@@ -368,13 +383,19 @@ def readers_of(backend: Backend, tables: Mapping[str, Table], displays: Table) -
 
 def _sources(views: Table, displays: Table) -> Table:
     """The traffic source of the landing page: of its latest view up to the display, on the same day."""
-    landed = views.select(_uuid="uuid", _document="document_id", _time="timestamp", _row=ROW,
-                          traffic_source="traffic_source")  # fmt: skip
+    landed = views.select(
+        _uuid="uuid", _document="document_id", _time="timestamp", _row=ROW, traffic_source="traffic_source"
+    )
     shown = displays.select("display_id", "uuid", "document_id", "timestamp")
-    found = shown.inner_join(landed, [
-        shown["uuid"] == landed["_uuid"], shown["document_id"] == landed["_document"],
-        landed["_time"] <= shown["timestamp"], landed["_time"] // DAY == shown["timestamp"] // DAY,
-    ])  # fmt: skip
+    found = shown.inner_join(
+        landed,
+        [
+            shown["uuid"] == landed["_uuid"],
+            shown["document_id"] == landed["_document"],
+            landed["_time"] <= shown["timestamp"],
+            landed["_time"] // DAY == shown["timestamp"] // DAY,
+        ],
+    )
     aged = found.mutate(_age=-found["_time"], _order=-found["_row"])
     return keep_earliest(aged, ["display_id"], ["_age", "_order"]).select("display_id", "traffic_source")
 

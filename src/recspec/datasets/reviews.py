@@ -235,13 +235,15 @@ def describe(path: Path | None, wanted: Sequence[str], progress: Progress) -> It
                 packed.append(pa.array(titles, pa.string()))
                 titles = []
     packed.append(pa.array(titles, pa.string()))
-    table = pa.table({
-        ITEM: pa.array(wanted, pa.string()),
-        "category": pa.array([each[-1] for each in paths], pa.string()).take(pa.array(path_of)),
-        "categories": pa.array(list(paths), pa.list_(pa.string())).take(pa.array(path_of)),
-        "brand": pa.array(list(brands), pa.string()).take(pa.array(brand_of)),
-        "title": widened(pa.chunked_array(packed)).take(pa.array(title_of)),
-    })  # fmt: skip
+    table = pa.table(
+        {
+            ITEM: pa.array(wanted, pa.string()),
+            "category": pa.array([each[-1] for each in paths], pa.string()).take(pa.array(path_of)),
+            "categories": pa.array(list(paths), pa.list_(pa.string())).take(pa.array(path_of)),
+            "brand": pa.array(list(brands), pa.string()).take(pa.array(brand_of)),
+            "title": widened(pa.chunked_array(packed)).take(pa.array(title_of)),
+        }
+    )
     return Items(table, described, repeated)
 
 

@@ -24,9 +24,12 @@ from recspec.data.storage import Ragged, SplitReader, open_split, tfrecord, tran
 from recspec.feature_spec import FILE_NAME, Chunk, ChunkType, Feature, FeatureSpec
 
 CHANNELS = {
-    "user_features": "user_feat_*", "target_item_features": "item_feat_*_trgt", "positive_history": "item_feat_*_pos",
-    "negative_history": "item_feat_*_neg", "label": "label",
-}  # fmt: skip
+    "user_features": "user_feat_*",
+    "target_item_features": "item_feat_*_trgt",
+    "positive_history": "item_feat_*_pos",
+    "negative_history": "item_feat_*_neg",
+    "label": "label",
+}
 """The channels, and the names of their features."""
 PUBLISHED_SPEC = "published_feature_spec.yaml"
 """File beside recspec's own specification, with `dimensions` for `length` and cardinalities as in the reference."""
@@ -129,8 +132,11 @@ def _specification(spec: FeatureSpec, names: Mapping[str, str], sources: dict[st
 
 def _rename_companions(spec: FeatureSpec, names: Mapping[str, str]) -> None:
     known = Encoders.load(spec.folder)
-    renamed = {names[name]: encoder.model_copy(update={"column": getattr(encoder, "column", None) or name})
-               for name, encoder in known.encoders.items() if name in names}  # fmt: skip
+    renamed = {
+        names[name]: encoder.model_copy(update={"column": getattr(encoder, "column", None) or name})
+        for name, encoder in known.encoders.items()
+        if name in names
+    }
     Encoders(renamed, known.vocabularies).save(spec.folder)
     for file in filter(None, (spec.catalogue("user"), spec.catalogue("item"))):
         table = pq.read_table(file)

@@ -89,12 +89,15 @@ def _make_clicks(backend: Backend, folder: Path, settings: Settings, progress: P
     item_columns = (Column("price", "number"), Column("tags", "list", separator="|"))
     context_columns = (Column("hour", "category"), Column("speed", "number"))
     source = clicks.Source(
-        dataset=NAME, rows=splits.by_share(table, row=ROW, valid=0.1, test=0.1, seed=settings.seed),
+        dataset=NAME,
+        rows=splits.by_share(table, row=ROW, valid=0.1, test=0.1, seed=settings.seed),
         ids={"user": Column("user_id", "category"), "item": Column("item_id", "category")},
         columns={"user": user_columns, "item": item_columns, "context": context_columns},
         users=Catalogue(users, "user_id", user_columns),
-        items=Catalogue(items, "item_id", item_columns, {"title": "title"}), grouped="values", kept=("probability",),
-    )  # fmt: skip
+        items=Catalogue(items, "item_id", item_columns, {"title": "title"}),
+        grouped="values",
+        kept=("probability",),
+    )
     return _with_best(clicks.write(backend, folder, source, progress=progress), _best_of_clicks)
 
 
@@ -125,11 +128,21 @@ def _draw_clicks(settings: Settings, rng: Generator) -> tuple[pa.Table, pa.Table
     genders = np.array(["f", "m"])[gender]
     users = pa.table({"user_id": user_ids, "age": age, "gender": genders})
     items = pa.table({"item_id": item_ids, "price": price, "tags": tag_texts, "title": _titles(num_items, rng)})
-    rows = pa.table({
-        "user_id": user_ids[user], "item_id": item_ids[item], "age": age[user], "gender": genders[user],
-        "price": price[item], "tags": tag_texts[item], "hour": hour, "speed": np.round(speed, 3), "label": label,
-        "group": user_ids[user], "probability": probability,
-    })  # fmt: skip
+    rows = pa.table(
+        {
+            "user_id": user_ids[user],
+            "item_id": item_ids[item],
+            "age": age[user],
+            "gender": genders[user],
+            "price": price[item],
+            "tags": tag_texts[item],
+            "hour": hour,
+            "speed": np.round(speed, 3),
+            "label": label,
+            "group": user_ids[user],
+            "probability": probability,
+        }
+    )
     return users, items, rows
 
 
@@ -202,29 +215,119 @@ def _with_best(spec: FeatureSpec, best: Callable[[FeatureSpec, str], dict[str, f
     """The specification with the scores of the best possible model in its summary."""
     summary = spec.metadata["summary"]
     assert isinstance(summary, Mapping)
-    scores = {split: {name: round(float(value), 6) for name, value in best(spec, split).items()}
-              for split in ("valid", "test")}  # fmt: skip
+    scores = {
+        split: {name: round(float(value), 6) for name, value in best(spec, split).items()}
+        for split in ("valid", "test")
+    }
     return spec.replace(metadata={**spec.metadata, "summary": {**summary, "best_possible": scores}})
 
 
 # --- raw files in the layout of MovieLens ----------------------------------------------------------------------------
 
 GENRES = (
-    "Action", "Adventure", "Animation", "Children", "Comedy", "Crime", "Documentary", "Drama", "Fantasy", "Film-Noir",
-    "Horror", "Musical", "Mystery", "Romance", "Sci-Fi", "Thriller", "War", "Western",
-)  # fmt: skip
+    "Action",
+    "Adventure",
+    "Animation",
+    "Children",
+    "Comedy",
+    "Crime",
+    "Documentary",
+    "Drama",
+    "Fantasy",
+    "Film-Noir",
+    "Horror",
+    "Musical",
+    "Mystery",
+    "Romance",
+    "Sci-Fi",
+    "Thriller",
+    "War",
+    "Western",
+)
 FIRST_WORDS = (
-    "Silent", "Golden", "Broken", "Hidden", "Crimson", "Distant", "Electric", "Forgotten", "Last", "Burning", "Quiet",
-    "Winter", "Midnight", "Paper", "Velvet", "Hollow", "Northern", "Savage", "Gentle", "Iron", "Lonely", "Scarlet",
-    "Second", "Sleeping", "Stolen", "Summer", "Tangled", "Wandering", "Wild", "Wooden", "Empty", "Endless", "Fallen",
-    "First", "Frozen", "Glass", "Infinite", "Little", "Lost", "Painted",
-)  # fmt: skip
+    "Silent",
+    "Golden",
+    "Broken",
+    "Hidden",
+    "Crimson",
+    "Distant",
+    "Electric",
+    "Forgotten",
+    "Last",
+    "Burning",
+    "Quiet",
+    "Winter",
+    "Midnight",
+    "Paper",
+    "Velvet",
+    "Hollow",
+    "Northern",
+    "Savage",
+    "Gentle",
+    "Iron",
+    "Lonely",
+    "Scarlet",
+    "Second",
+    "Sleeping",
+    "Stolen",
+    "Summer",
+    "Tangled",
+    "Wandering",
+    "Wild",
+    "Wooden",
+    "Empty",
+    "Endless",
+    "Fallen",
+    "First",
+    "Frozen",
+    "Glass",
+    "Infinite",
+    "Little",
+    "Lost",
+    "Painted",
+)
 SECOND_WORDS = (
-    "Harbor", "River", "Garden", "Empire", "Promise", "Letters", "Mountain", "Station", "Circus", "Orchard", "Shadow",
-    "Kingdom", "Voyage", "Witness", "Bridge", "Island", "Carnival", "Detective", "Lighthouse", "Machine", "Melody",
-    "Mirror", "Morning", "Neighbor", "Ocean", "Palace", "Planet", "Road", "Season", "Secret", "Soldier", "Stranger",
-    "Teacher", "Thief", "Tiger", "Tower", "Treasure", "Valley", "Window", "Wolf",
-)  # fmt: skip
+    "Harbor",
+    "River",
+    "Garden",
+    "Empire",
+    "Promise",
+    "Letters",
+    "Mountain",
+    "Station",
+    "Circus",
+    "Orchard",
+    "Shadow",
+    "Kingdom",
+    "Voyage",
+    "Witness",
+    "Bridge",
+    "Island",
+    "Carnival",
+    "Detective",
+    "Lighthouse",
+    "Machine",
+    "Melody",
+    "Mirror",
+    "Morning",
+    "Neighbor",
+    "Ocean",
+    "Palace",
+    "Planet",
+    "Road",
+    "Season",
+    "Secret",
+    "Soldier",
+    "Stranger",
+    "Teacher",
+    "Thief",
+    "Tiger",
+    "Tower",
+    "Treasure",
+    "Valley",
+    "Window",
+    "Wolf",
+)
 MOST_STRANDS = 4  # finer tastes inside a genre, where there are enough items
 ITEMS_PER_STRAND = 40  # least number of items of a strand; users who rate 70 items must not run out of items they like
 FAVOURITES = 3  # number of genres that a user rates most
@@ -253,8 +356,9 @@ def write_movielens_like(
     catalogue = _Catalogue(num_items, seed)
     catalogue.write(folder / "movies.csv")
     counts = _ratings_per_user(num_users, num_items, num_ratings, np.random.default_rng((seed, 1)))
-    schema = pa.schema([("userId", pa.int64()), ("movieId", pa.int64()), ("rating", pa.string()),
-                        ("timestamp", pa.int64())])  # fmt: skip
+    schema = pa.schema(
+        [("userId", pa.int64()), ("movieId", pa.int64()), ("rating", pa.string()), ("timestamp", pa.int64())]
+    )
     options = pa.csv.WriteOptions(quoting_style="none", quoting_header="none")
     with pa.csv.CSVWriter(folder / "ratings.csv", schema, write_options=options) as writer:
         for number, (start, stop) in enumerate(_blocks(counts, ratings_per_block)):

@@ -99,8 +99,11 @@ def prepare(context: PrepareContext, settings: Settings) -> Prepared:
     raw, notes = context.raw, Notes()
     if not (raw.is_file() or raw.is_dir()):
         raise DataError(f"{raw}: no such file or folder{nearest_file(raw)}; expected CSV, JSON lines or Parquet")
-    named = {name: str(value) for name in ("users", "items", "types")
-             if isinstance(value := getattr(settings, name), (str, SideFile))}  # fmt: skip
+    named = {
+        name: str(value)
+        for name in ("users", "items", "types")
+        if isinstance(value := getattr(settings, name), (str, SideFile))
+    }
     beside = {setting: named_files(raw, setting, [name])[0] for setting, name in named.items()}
     settings = _with_types(settings, beside.get("types"), raw)
     sides: dict[str, Path] = {side: beside[side] for side in ("users", "items") if side in beside}
@@ -258,21 +261,32 @@ def roles_of(settings: Settings) -> Roles:
     return Roles(
         ids=tuple(name for name in (settings.user, settings.item) if name is not None),
         texts={*settings.lists, *settings.hashed, *settings.text, *([settings.group] if settings.group else [])},
-        categories={*settings.categorical}, vectors={*settings.vectors}, features=settings.features,
+        categories={*settings.categorical},
+        vectors={*settings.vectors},
+        features=settings.features,
         numbers={*settings.numeric, *([settings.rating] if settings.rating else [])},
-        time=settings.timestamp if needs_time else None, label=settings.label,
-        positive_from=settings.positive_from, positive=settings.positive or (),
-        cut={*settings.buckets}, weights=settings.weighting,
-    )  # fmt: skip
+        time=settings.timestamp if needs_time else None,
+        label=settings.label,
+        positive_from=settings.positive_from,
+        positive=settings.positive or (),
+        cut={*settings.buckets},
+        weights=settings.weighting,
+    )
 
 
 # --- interactions ----------------------------------------------------------------------------------------------------
 
 
 def write_interactions(
-    folder: Path, tables: Tables, plan: FeaturePlan, progress: Progress, *, dataset: str = NAME,
-    summary: Callable[[int, Cleaned], Mapping[str, object]] | None = None, before: Before | None = None,
-) -> FeatureSpec:  # fmt: skip
+    folder: Path,
+    tables: Tables,
+    plan: FeaturePlan,
+    progress: Progress,
+    *,
+    dataset: str = NAME,
+    summary: Callable[[int, Cleaned], Mapping[str, object]] | None = None,
+    before: Before | None = None,
+) -> FeatureSpec:
     """Write rows without a label: splits, catalogues, and the raw events that an update needs.
 
     `summary` gives a dataset's own counts, from the number of raw rows and what is left of them. With `before`, the
@@ -312,16 +326,27 @@ def write_interactions(
         return {"raw_rows": num_rows + notes.num_invalid, **invalid, **cleaned.summary(count), "order": order_said}
 
     source = Source(
-        dataset=dataset, rows=split, order=order, timed=tables.time is not None,
-        users=catalogue("user", tables, plan, train, events), items=catalogue("item", tables, plan, train, events),
-        context=plan.columns["context"], raw_names={USER: settings.user, ITEM: settings.item},
+        dataset=dataset,
+        rows=split,
+        order=order,
+        timed=tables.time is not None,
+        users=catalogue("user", tables, plan, train, events),
+        items=catalogue("item", tables, plan, train, events),
+        context=plan.columns["context"],
+        raw_names={USER: settings.user, ITEM: settings.item},
         vocabularies="train" if settings.chosen_split in ("time", "given") else "all",
-        unknown_targets=settings.unknown_targets, missing_values=settings.missing_values,
-        missing_by_column=settings.missing_by_column, summary=counted, notes=notes,
-        weighted=is_weighted(tables), decay=decay_of(tables, split), unseen_items=settings.unseen_items,
+        unknown_targets=settings.unknown_targets,
+        missing_values=settings.missing_values,
+        missing_by_column=settings.missing_by_column,
+        summary=counted,
+        notes=notes,
+        weighted=is_weighted(tables),
+        decay=decay_of(tables, split),
+        unseen_items=settings.unseen_items,
         seen=_seen(tables, tables.rows, split) if _leaves_out(tables, rated=least is not None) else None,
-        holds_out=settings.chosen_split != "none", before=before,
-    )  # fmt: skip
+        holds_out=settings.chosen_split != "none",
+        before=before,
+    )
     spec = interactions.write(
         backend, folder, source, settings, num_negatives=settings.num_negatives, seed=settings.seed, progress=progress
     )
@@ -333,8 +358,16 @@ def write_interactions(
 def _kept_columns(tables: Tables, plan: FeaturePlan) -> Table:
     """The rows with the columns that something is made from."""
     settings, rows = tables.settings, tables.rows
-    named = (settings.user, settings.item, settings.timestamp, settings.rating, settings.weight, settings.event,
-             settings.label, settings.group)  # fmt: skip
+    named = (
+        settings.user,
+        settings.item,
+        settings.timestamp,
+        settings.rating,
+        settings.weight,
+        settings.event,
+        settings.label,
+        settings.group,
+    )
     wanted = {
         *named,
         settings.splits if isinstance(settings.splits, str) else None,
@@ -388,9 +421,11 @@ def _without_copies(tables: Tables, rows: Table, *, but: Collection[str]) -> Tab
         if copies:
             first = fetch(backend, before.anti_join(rows.select(ROW), ROW).order_by(ROW).limit(1)).to_pylist()[0]
             example = f"user '{first[str(settings.user)]}' and item '{first[str(settings.item)]}'"
-            notes.dropped.append(f"{copies:,} of {total + copies:,} rows equal an earlier one in all that is "
-                                 f"used, '{tables.time}' included, such as that of {example}; they are one event "
-                                 "(repeats=keep takes each as an event)")  # fmt: skip
+            notes.dropped.append(
+                f"{copies:,} of {total + copies:,} rows equal an earlier one in all that is "
+                f"used, '{tables.time}' included, such as that of {example}; they are one event "
+                "(repeats=keep takes each as an event)"
+            )
     if pairs < total:
         notes.inferred.append(
             f"{total - pairs:,} of {total:,} rows repeat an earlier one of the same user and item; all are kept, as "
@@ -403,9 +438,14 @@ def _without_copies(tables: Tables, rows: Table, *, but: Collection[str]) -> Tab
 
 
 def write_labelled(
-    folder: Path, tables: Tables, plan: FeaturePlan, progress: Progress, *, before: Before | None = None,
+    folder: Path,
+    tables: Tables,
+    plan: FeaturePlan,
+    progress: Progress,
+    *,
+    before: Before | None = None,
     copies: bool | None = None,
-) -> FeatureSpec:  # fmt: skip
+) -> FeatureSpec:
     """Write rows with a label: splits, catalogues, and the raw rows that an update needs.
 
     With `before`, the rows are those of a dataset and new ones, and `copies` is what the dataset found of them.
@@ -422,9 +462,14 @@ def write_labelled(
     if settings.chosen_split == "share":
         rows, content[CONTENT], copies = with_key(tables, rows, copies)
     wanted = {
-        ROW: ROW, LABEL: settings.label, GROUP: group, USER: settings.user, ITEM: settings.item,
-        TIMESTAMP: settings.timestamp if dated else None, **plan.in_rows("user", "item", "context"),
-    }  # fmt: skip
+        ROW: ROW,
+        LABEL: settings.label,
+        GROUP: group,
+        USER: settings.user,
+        ITEM: settings.item,
+        TIMESTAMP: settings.timestamp if dated else None,
+        **plan.in_rows("user", "item", "context"),
+    }
     kept = rows.select(
         **{name: rows[column] for name, column in wanted.items() if column is not None},
         **({EVENT_WEIGHT: weights(rows)} if is_weighted(tables) else {}),
@@ -446,16 +491,27 @@ def write_labelled(
     kept = _joined(kept, ITEM, settings.item, described.items, plan.in_file("item"))
     positives = _positives_by_split(tables, kept)
     source = clicks.Source(
-        dataset=NAME, rows=kept, ids=ids, raw_names={USER: settings.user, ITEM: settings.item},
+        dataset=NAME,
+        rows=kept,
+        ids=ids,
+        raw_names={USER: settings.user, ITEM: settings.item},
         columns={**plan.columns, "context": [*plan.columns["context"], *plan.crosses]},
-        users=catalogues.get("user"), items=catalogues.get("item"), grouped="values" if group is not None else False,
-        min_count=settings.min_count, missing_values=settings.missing_values,
+        users=catalogues.get("user"),
+        items=catalogues.get("item"),
+        grouped="values" if group is not None else False,
+        min_count=settings.min_count,
+        missing_values=settings.missing_values,
         missing_by_column=settings.missing_by_column,
-        summary={"split": settings.chosen_split, "positives": positives}, notes=tables.notes,
-        timed=dated, weighted=is_weighted(tables), decay=decay_of(tables, split),
-        histories=settings if settings.history is not None else None, seed=settings.seed,
-        seen=_seen_of_labelled(tables, split), before=before,
-    )  # fmt: skip
+        summary={"split": settings.chosen_split, "positives": positives},
+        notes=tables.notes,
+        timed=dated,
+        weighted=is_weighted(tables),
+        decay=decay_of(tables, split),
+        histories=settings if settings.history is not None else None,
+        seed=settings.seed,
+        seen=_seen_of_labelled(tables, split),
+        before=before,
+    )
     spec = clicks.write(backend, folder, source, progress=progress)
     held = tables if copies else replace(tables, rows=_kept_columns(tables, plan))  # copies are equal in all columns
     if not dated:  # times that nothing reads may be text of any form

@@ -62,20 +62,31 @@ class GrowthRules(BaseModel):
 
     @classmethod
     def of(
-        cls, tables: Tables, split: Table, least: float | None, dataset: str, before: Before | None,
+        cls,
+        tables: Tables,
+        split: Table,
+        least: float | None,
+        dataset: str,
+        before: Before | None,
         copies: bool | None = None,
-    ) -> Self:  # fmt: skip
+    ) -> Self:
         """The rules by which some tables became `split`; `least` is the rating of an interaction."""
         settings = tables.settings
         found = {
-            "min_rating": least, "rating": settings.rating if least is not None else None,
-            "timestamp": tables.time, "rows": None, "files": (),
-        }  # fmt: skip
+            "min_rating": least,
+            "rating": settings.rating if least is not None else None,
+            "timestamp": tables.time,
+            "rows": None,
+            "files": (),
+        }
         return cls(
-            dataset=dataset, settings=settings.model_copy(update=found), found_time_format=tables.notes.time_format,
+            dataset=dataset,
+            settings=settings.model_copy(update=found),
+            found_time_format=tables.notes.time_format,
             dated=before.dated if before else tables.time is not None and is_dated(tables.backend, split),
-            events=count_rows(tables.backend, tables.rows), copies=copies,
-        )  # fmt: skip
+            events=count_rows(tables.backend, tables.rows),
+            copies=copies,
+        )
 
     def save(self, folder: Path) -> None:
         """Write `growth.json` into a dataset's folder."""
@@ -105,11 +116,15 @@ def _why_none(base: FeatureSpec) -> str:
     summary, dataset = base.metadata.get("summary"), base.metadata.get("dataset")
     order = summary.get("order") if isinstance(summary, Mapping) else None
     if isinstance(order, str) and order.startswith("random"):
-        return ("its file is sorted by item and has no times, so its rows are in a random order, in which later rows "
-                "have no place; prepare a file with times")  # fmt: skip
+        return (
+            "its file is sorted by item and has no times, so its rows are in a random order, in which later rows "
+            "have no place; prepare a file with times"
+        )
     if dataset == "ncf":
-        return ("its test candidates are listed for the paper's events alone, and figures on other events do not "
-                "compare with theirs; to update a model, prepare the events by `recspec prepare table`")  # fmt: skip
+        return (
+            "its test candidates are listed for the paper's events alone, and figures on other events do not "
+            "compare with theirs; to update a model, prepare the events by `recspec prepare table`"
+        )
     again = "prepare all rows again and train anew"
     return f"it has no {GROWTH_FILE}, which `recspec prepare` writes for table and movielens; {again}"
 

@@ -144,8 +144,11 @@ def plan_features(tables: Tables, raw: Path) -> FeaturePlan:
             hint = nearest(name, settings.features)
             problems.append(f"'{name}' is set as numeric, categorical, list or vector, but is no feature{hint}")
     for setting in ("hashed", "buckets"):
-        problems += [f"setting '{setting}': {_no_feature(name, settings, tables, settings.features)}"
-                     for name in getattr(settings, setting) if name not in settings.features]  # fmt: skip
+        problems += [
+            f"setting '{setting}': {_no_feature(name, settings, tables, settings.features)}"
+            for name in getattr(settings, setting)
+            if name not in settings.features
+        ]
     crosses = _crosses([*chain(*found.values())], settings, tables, problems)
     if problems:
         raise SettingsError.of(f"{raw}: settings", problems)
@@ -252,8 +255,11 @@ def _crosses(features: Sequence[Column], settings: Settings, tables: Tables, pro
         found.append(Column("_x_".join(cross), "cross", size=settings.cross_cardinality, crossed=crossed))
     named = [column.name for column in (*features, *found)]
     doubled = [name for name in dict.fromkeys(named) if named.count(name) > 1]
-    problems += [f"two features would be named '{name}'; rename a column" for name in doubled
-                 if settings.features.count(name) < 2]  # fmt: skip
+    problems += [
+        f"two features would be named '{name}'; rename a column"
+        for name in doubled
+        if settings.features.count(name) < 2
+    ]
     return found
 
 
@@ -265,13 +271,18 @@ def _named_columns_problems(tables: Tables) -> list[str]:
     if "timestamp" in settings.model_fields_set or settings.chosen_split == "time" or settings.reads_times:
         named["timestamp"] = settings.timestamp
     columns = [name for name in tables.rows.columns if name not in OURS]
-    problems = [f"setting '{setting}': no column '{name}'{nearest(name, columns)}; found {listed(columns)}"
-                for setting, name in named.items() if name is not None and name not in columns]  # fmt: skip
+    problems = [
+        f"setting '{setting}': no column '{name}'{nearest(name, columns)}; found {listed(columns)}"
+        for setting, name in named.items()
+        if name is not None and name not in columns
+    ]
     for setting, table, key in (("users", tables.users, settings.user), ("items", tables.items, settings.item)):
         if table is not None and (key is None or key not in table.columns):
-            problems.append(f"setting '{setting}': the file has no column '{key}' to join by; "
-                            f"found {listed(name for name in table.columns if name not in OURS)}; name its own, such "
-                            f"as --set '{setting}={{file: {getattr(settings, setting)}, key: COLUMN}}'")  # fmt: skip
+            problems.append(
+                f"setting '{setting}': the file has no column '{key}' to join by; "
+                f"found {listed(name for name in table.columns if name not in OURS)}; name its own, such "
+                f"as --set '{setting}={{file: {getattr(settings, setting)}, key: COLUMN}}'"
+            )
     doubled = [(role, name) for role, names in settings.by_role.items() for name in names if names.count(name) > 1]
     return problems + [f"{role} feature '{name}' is named twice" for role, name in dict.fromkeys(doubled)]
 
@@ -346,8 +357,10 @@ def _vectors(
     if found is None:
         return None
     if not declared:
-        tables.notes.inferred.append(f"'{name}': vectors of {found.size} numbers, all scaled by one factor "
-                                     f"(lists=[{place.asked}] takes their values as categories)")  # fmt: skip
+        tables.notes.inferred.append(
+            f"'{name}': vectors of {found.size} numbers, all scaled by one factor "
+            f"(lists=[{place.asked}] takes their values as categories)"
+        )
     if found.missing:
         lack = f"{found.missing:,} of {found.num_rows:,} rows {'has' if found.missing == 1 else 'have'} no vector"
         tables.notes.changed.append(f"'{name}': {lack}, such as row {found.first_missing:,}; zeros are taken")
@@ -366,12 +379,17 @@ def _column(name: str, values: Values, settings: Settings, problems: list[str], 
     else:
         chosen = "number"
     if chosen == "number" and not kind.is_numeric():
-        remedy = "take it out of `numeric`, or out of the features" if name in settings.numeric else (
-            "take it out of the features, or write its values as columns of numbers or text")  # fmt: skip
+        remedy = (
+            "take it out of `numeric`, or out of the features"
+            if name in settings.numeric
+            else ("take it out of the features, or write its values as columns of numbers or text")
+        )
         problems.append(f"feature '{name}' holds {kind}, not numbers; {remedy}")
     if chosen == "category" and kind.is_floating() and name not in settings.hashed:
-        problems.append(f"feature '{name}' holds {kind}; a category must be text or whole numbers, which pandas keeps "
-                        "beside missing ones as Int64")  # fmt: skip
+        problems.append(
+            f"feature '{name}' holds {kind}; a category must be text or whole numbers, which pandas keeps "
+            "beside missing ones as Int64"
+        )
     if chosen == "list" and not (kind.is_array() or kind.is_string()):
         problems.append(f"feature '{name}' holds {kind}; a list must be text with a separator, or a Parquet list")
     if chosen == "list" and kind.is_array() and kind.value_type.is_nested():
@@ -408,8 +426,11 @@ def catalogue(
     features = {feature: table.column(column) for feature, column in plan.in_file(role).items()}
     vectors = {plan.in_file(role).get(column.name) for column in columns if column.kind == "vector"}
     by_column = {column: feature for feature, column in plan.in_file(role).items()}
-    shown = {column: by_column.get(column, f"{AS_IN_FILE}{column}") for column in side.columns
-             if column not in (key, *OURS, *vectors)}  # fmt: skip
+    shown = {
+        column: by_column.get(column, f"{AS_IN_FILE}{column}")
+        for column in side.columns
+        if column not in (key, *OURS, *vectors)
+    }
     arrays = {name: table.column(key), **features, **{new: table.column(old) for old, new in shown.items()}}
     readable = {new: shown[old] for new, old in _readable(tables, plan, role, file, title, [*shown]).items()}
     return Catalogue(pa.table(arrays), name, columns, readable, file=file, latest=latest)
@@ -436,9 +457,11 @@ def with_described(side: Table, key: str, role: Role, name: str, events: Table, 
     first = ibis.row_number().over(ibis.window(order_by=latest["_id"])) + side.count().as_scalar()
     made = {key: latest["_id"], ROW: first, **{column: latest[column] for column in told}}
     kinds = side.schema()
-    return side.union(latest.select(
-        **{column: made.get(column, ibis.null(kinds[column])).cast(kinds[column]) for column in side.columns}
-    ))  # fmt: skip
+    return side.union(
+        latest.select(
+            **{column: made.get(column, ibis.null(kinds[column])).cast(kinds[column]) for column in side.columns}
+        )
+    )
 
 
 def latest_given(
@@ -448,10 +471,12 @@ def latest_given(
     place = ibis.row_number().over(ibis.window(group_by=key, order_by=list(order)))
     flags = {f"_given_{number}": given[name] for number, name in enumerate(values)}
     placed = rows.select(key, **values, **flags, _place=place)
-    return placed.group_by(key).aggregate(**{
-        name: placed[name].argmax(placed["_place"], where=placed[f"_given_{number}"])
-        for number, name in enumerate(values)
-    })  # fmt: skip
+    return placed.group_by(key).aggregate(
+        **{
+            name: placed[name].argmax(placed["_place"], where=placed[f"_given_{number}"])
+            for number, name in enumerate(values)
+        }
+    )
 
 
 def _latest(tables: Tables, train: Table, role: Role, key: str, names: Sequence[str]) -> pa.Table:
@@ -468,11 +493,15 @@ def _note_varying(tables: Tables, train: Table, role: Role, key: str, names: Seq
     backend = tables.backend
     each = backend.stage(train.group_by(key).aggregate(**{name: train[name].nunique() for name in names}))
     if tables.settings.label is None:
-        done = (f"every row has its {role}'s latest value of train; if the value belongs to the event, name the column "
-                "in context_features")  # fmt: skip
+        done = (
+            f"every row has its {role}'s latest value of train; if the value belongs to the event, name the column "
+            "in context_features"
+        )
     else:
-        done = (f"rows keep their own; what a request leaves out is taken from {role}s.parquet, which has the latest "
-                "value of train")  # fmt: skip
+        done = (
+            f"rows keep their own; what a request leaves out is taken from {role}s.parquet, which has the latest "
+            "value of train"
+        )
     for name in names:
         several = each.filter(each[name] > 1)
         found = fetch(backend, several.aggregate(count=several.count(), first=several[key].min())).to_pylist()[0]
@@ -503,8 +532,9 @@ def _readable(
         readable[column if is_free else free_name(f"{column}_text", taken)] = column
     renamed = [f"'{column}' is '{name}'" for name, column in readable.items() if name != column]
     if renamed:
-        tables.notes.changed.append(f"columns of {file} have other names in the prepared {role}s.parquet, for display: "
-                                    f"{', '.join(renamed)}")  # fmt: skip
+        tables.notes.changed.append(
+            f"columns of {file} have other names in the prepared {role}s.parquet, for display: {', '.join(renamed)}"
+        )
     return readable
 
 
@@ -530,8 +560,9 @@ def _one_row_each(tables: Tables, side: Table, key: str, like: Values, file: str
     side = side.mutate(**{key: as_ids(side[key], like)})
     strange = count_rows(backend, side.filter(side[key].isnull())) - without
     if strange:
-        notes.dropped.append(f"{how_many(strange, 'row')} of {file} whose '{key}' is no whole number, as the ids of "
-                             "all rows are")  # fmt: skip
+        notes.dropped.append(
+            f"{how_many(strange, 'row')} of {file} whose '{key}' is no whole number, as the ids of all rows are"
+        )
     side = side.filter(side[key].notnull())
     counted = counts_by(side, key)
     twice = fetch(backend, counted.filter(counted["rows"] > 1).order_by(key).limit(5))

@@ -106,17 +106,23 @@ def grow(base: FeatureSpec, events: Path, out: Path) -> Grown:
         num_kept, user = count_rows(backend, kept), rules.settings.user
         users = None if user is None else fetch(backend, kept.select(user=kept[user]).distinct()).column("user")
         if not num_kept:
-            raise DataError(f"{events}: holds no new event: each of its {num_rows:,} rows repeats a known one, or its "
-                            "rating or weight is too low")  # fmt: skip
+            raise DataError(
+                f"{events}: holds no new event: each of its {num_rows:,} rows repeats a known one, or its "
+                "rating or weight is too low"
+            )
         notes = (*told, *before.notes, *_held_out_now(tables, made))
     shutil.rmtree(work, ignore_errors=True)
     after = Encoders.load(out)
     counts = {
         "events": num_kept,
-        **{f"{of}s": len(after.vocabularies[name]) - len(before.encoders.vocabularies[name])
-           if name in after.vocabularies else 0 for of, name in (("user", USER), ("item", ITEM))},
+        **{
+            f"{of}s": len(after.vocabularies[name]) - len(before.encoders.vocabularies[name])
+            if name in after.vocabularies
+            else 0
+            for of, name in (("user", USER), ("item", ITEM))
+        },
         "left_out": num_rows - num_kept,
-    }  # fmt: skip
+    }
     spec = _finished(base, spec)
     _record(base, spec, events, counts, started)
     touched = np.unique(after.vocabularies[USER].encode(users)) if users is not None else np.zeros(0, np.int64)
@@ -200,8 +206,7 @@ def _new_rows(
     reading = replace(settings.reading, splits=(), found_time_format=rules.found_time_format, settable=False)
     rows = stage(backend, [file], ids, reading, Notes(), work)
     own_names = zip((settings.user, settings.item, settings.timestamp), (USER, ITEM, TIMESTAMP), strict=True)
-    aliases = {own: name for own, name in own_names
-               if own and own not in rows.raw.columns and name in rows.raw.columns}  # fmt: skip
+    aliases = {own: name for own, name in own_names if own and own not in rows.raw.columns and name in rows.raw.columns}
     rows = replace(rows, raw=rows.raw.rename(aliases))
     _check_columns(rows, settings)
     there = {name for name in rows.raw.columns if name not in OURS}
@@ -210,15 +215,21 @@ def _new_rows(
     for name, (column, kind) in _described(known, plan, there).items():
         held[name], kinds[column] = column, kind
     table = typed(rows, _roles(settings, kinds))
-    lists = {place.column: settings.list_separator for place in plan.places for column in plan.columns[place.role]
-             if column.name == place.name and (column.kind == "list" or column.is_list)}  # fmt: skip
+    lists = {
+        place.column: settings.list_separator
+        for place in plan.places
+        for column in plan.columns[place.role]
+        if column.name == place.name and (column.kind == "list" or column.is_list)
+    }
     if rules.dated:
         far = ~table[str(settings.timestamp)].between(*SECONDS)
         times = time_range(backend, known.rows.select(**{TIMESTAMP: known.rows[settings.timestamp]}))
         expected = f"seconds since 1970, as the dataset's times are, {times['first']} to {times['last']}"
         _refuse(rows, table, far, str(settings.timestamp), expected)
-    values = {name: _conformed(rows, table, column, kinds[column], lists.get(column), column == settings.timestamp)
-              for name, column in held.items()}  # fmt: skip
+    values = {
+        name: _conformed(rows, table, column, kinds[column], lists.get(column), column == settings.timestamp)
+        for name, column in held.items()
+    }
     values |= {name: table[name] for name in (WEIGHT, SEEN) if name in table.columns}
     ready_made = settings.splits if isinstance(settings.splits, str) else FILE_SPLIT
     if ready_made in known.rows.columns and ready_made not in values:
@@ -229,13 +240,22 @@ def _new_rows(
 
 def _check_columns(rows: RawRows, settings: Settings) -> None:
     there = [name for name in rows.raw.columns if name not in OURS]
-    needed = {settings.user: "", settings.item: "", settings.timestamp: ", the time", settings.weight: ", the weight",
-              settings.label: ", the label", settings.group: ", the group"}  # fmt: skip
+    needed = {
+        settings.user: "",
+        settings.item: "",
+        settings.timestamp: ", the time",
+        settings.weight: ", the weight",
+        settings.label: ", the label",
+        settings.group: ", the group",
+    }
     needed |= {settings.event: ", the type of the event"} if settings.event_weights or settings.seen else {}
     if settings.rating is not None:
         needed[settings.rating] = f", the rating, which is {settings.min_rating:g} or more of an event"
-    missing = [f"no column '{name}'{what}{nearest(name, there)}" for name, what in needed.items()
-               if name is not None and name not in there]  # fmt: skip
+    missing = [
+        f"no column '{name}'{what}{nearest(name, there)}"
+        for name, what in needed.items()
+        if name is not None and name not in there
+    ]
     if missing:
         between = "; " if len(missing) == 1 else "\n  "
         raise DataError(f"{DataError.of(rows.where, missing)}{between}found {listed(there)}", missing)
@@ -245,8 +265,9 @@ def _described(known: Tables, plan: FeaturePlan, there: Collection[str]) -> dict
     """The columns of a file that describe users or items as their files do: by the name that events hold them under."""
     found: dict[str, tuple[str, DataType]] = {}
     sides: tuple[tuple[Role, str | None, Table | None], ...] = (
-        ("user", known.settings.user, known.users), ("item", known.settings.item, known.items)
-    )  # fmt: skip
+        ("user", known.settings.user, known.users),
+        ("item", known.settings.item, known.items),
+    )
     for role, key, side in sides:
         if side is None:
             continue
@@ -264,8 +285,13 @@ def _roles(settings: Settings, kinds: Mapping[str, DataType]) -> Roles:
     roles = roles_of(settings)
     others = {name: kind for name, kind in kinds.items() if name not in (*roles.ids, roles.time)}
     texts = {name for name, kind in others.items() if kind.is_string()}
-    return replace(roles, texts=texts, categories=(), numbers={*roles.numbers} - texts,
-                   features=[name for name in others if name not in texts])  # fmt: skip
+    return replace(
+        roles,
+        texts=texts,
+        categories=(),
+        numbers={*roles.numbers} - texts,
+        features=[name for name in others if name not in texts],
+    )
 
 
 def _conformed(rows: RawRows, table: Table, name: str, kind: DataType, separator: str | None, is_time: bool) -> Values:
@@ -276,8 +302,10 @@ def _conformed(rows: RawRows, table: Table, name: str, kind: DataType, separator
         return values.cast(kind)
     if own.is_array() or kind.is_array():
         if separator is None or not (own.is_string() or kind.is_string()):
-            raise DataError(f"{rows.where}: column '{name}' holds {own}; the events that the dataset holds have {kind} "
-                            "there, so write it in the same way")  # fmt: skip
+            raise DataError(
+                f"{rows.where}: column '{name}' holds {own}; the events that the dataset holds have {kind} "
+                "there, so write it in the same way"
+            )
         if own.is_array():
             return values.cast("array<string>").join(separator)
         return values.split(separator).filter(lambda each: each != "").cast(kind)
@@ -301,16 +329,22 @@ def _refuse(rows: RawRows, table: Table, wrong: BooleanValue, name: str, expecte
     held = table.filter(wrong).order_by(ROW).limit(SHOWN).select(ROW, _value=table[name])
     found = fetch(rows.backend, held).to_pydict()
     if found[ROW]:
-        said = ", ".join(f"{place} is {value:.17g}" if isinstance(value, float) else f"{place} is {value!r}"
-                         for place, value in zip(rows.places(found[ROW]), found["_value"], strict=True))  # fmt: skip
+        said = ", ".join(
+            f"{place} is {value:.17g}" if isinstance(value, float) else f"{place} is {value!r}"
+            for place, value in zip(rows.places(found[ROW]), found["_value"], strict=True)
+        )
         raise DataError(f"{rows.where}: column '{name}': {said}; expected {expected}")
 
 
 def _stacked(known: Table, new: Table) -> Table:
     """Known and new events one below the other; null where one lacks a column."""
     kinds = {**new.schema(), **known.schema()}
-    both = [table.select(**{name: (table[name] if name in table.columns else ibis.null()).cast(kind)
-                            for name, kind in kinds.items()}) for table in (known, new)]  # fmt: skip
+    both = [
+        table.select(
+            **{name: (table[name] if name in table.columns else ibis.null()).cast(kind) for name, kind in kinds.items()}
+        )
+        for table in (known, new)
+    ]
     return both[0].union(both[1])
 
 
@@ -330,8 +364,10 @@ def _held_out_now(tables: Tables, made: Table) -> list[str]:
 
 def _finished(base: FeatureSpec, spec: FeatureSpec) -> FeatureSpec:
     """The saved specification with further metadata of the earlier one. Raises DataError if the features differ."""
-    now, then = ({name: feature.model_copy(update={"cardinality": None}) for name, feature in each.features.items()}
-                 for each in (spec, base))  # fmt: skip
+    now, then = (
+        {name: feature.model_copy(update={"cardinality": None}) for name, feature in each.features.items()}
+        for each in (spec, base)
+    )
     if now != then or spec.channels != base.channels:
         raise DataError(f"{base.folder / GROWTH_FILE}: other features than the dataset's; prepare it again")
     old, own = (_mapping(each.metadata.get("summary")) for each in (base, spec))

@@ -27,8 +27,9 @@ CLEAR = 5.0  # standard deviations by which the rates must differ more than chan
 
 def codes_among(rows: Table, backend: Backend, label: str, distinct: Mapping[str, int], total: int) -> list[str]:
     """The columns of whole numbers whose values differ in label rate while their neighbours do not resemble them."""
-    judged = [name for name, count in distinct.items()
-              if FEWEST_CODES <= count <= min(MOST_CODES, total // ROWS_PER_VALUE)]  # fmt: skip
+    judged = [
+        name for name, count in distinct.items() if FEWEST_CODES <= count <= min(MOST_CODES, total // ROWS_PER_VALUE)
+    ]
     return [name for name in judged if _are_codes(rows, backend, label, name)]
 
 

@@ -33,8 +33,9 @@ HALF_LIFE = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+) *([a-z]?)")
 def _half_life(text: str) -> str:
     found = HALF_LIFE.fullmatch(text.strip().lower())
     if found is None or (found[2] and found[2] not in UNITS) or not 0 < float(found[1]) < 1e15:
-        raise ValueError("expected a time such as 90d, 12h or 2w (s, m, h, d, w, y), or a number in the units of the "
-                         "timestamps")  # fmt: skip
+        raise ValueError(
+            "expected a time such as 90d, 12h or 2w (s, m, h, d, w, y), or a number in the units of the timestamps"
+        )
     return text.strip().lower()
 
 
@@ -98,9 +99,11 @@ class SignalSettings(HistorySettings):
         if self.seen is not None and not (self.seen and self.event):
             raise ValueError("seen names types of events, one at least; name their column with event")
         if self.event is not None and not (self.event_weights or self.positive or self.seen):
-            raise ValueError(f"event names the column '{self.event}', of which nothing is used; give its types weights "
-                             "with event_weights, or name those of label 1 with positive, or those that count as seen "
-                             "with seen")  # fmt: skip
+            raise ValueError(
+                f"event names the column '{self.event}', of which nothing is used; give its types weights "
+                "with event_weights, or name those of label 1 with positive, or those that count as seen "
+                "with seen"
+            )
         if self.event_weights and not any(self.event_weights.values()):
             raise ValueError("event_weights are all 0, so no event is left; give one type a weight above 0")
         return self
@@ -127,9 +130,14 @@ Buckets = Annotated[int, Field(ge=2)] | tuple[float, ...]
 
 
 SEPARATORS = {
-    **dict.fromkeys(("\\t", "tab", "tabs"), "\t"), **dict.fromkeys(("space", "spaces", "blank", "blanks", "\\s+"), " "),
-    "comma": ",", "semicolon": ";", "pipe": "|", "colon": ":", "\\|": "|",
-}  # fmt: skip
+    **dict.fromkeys(("\\t", "tab", "tabs"), "\t"),
+    **dict.fromkeys(("space", "spaces", "blank", "blanks", "\\s+"), " "),
+    "comma": ",",
+    "semicolon": ";",
+    "pipe": "|",
+    "colon": ":",
+    "\\|": "|",
+}
 
 
 def _separator(text: object) -> object:
@@ -351,13 +359,17 @@ class Settings(SignalSettings):
         if self.half_life is not None and self.timestamp is None:
             raise ValueError("half_life needs the column of the timestamp")
         if self.half_life is not None and self.repeats == "sum":
-            raise ValueError("repeats sum counts old events as if they were the last, so half_life could not halve "
-                             "their weights; take repeats=keep, with which each event keeps its own")  # fmt: skip
+            raise ValueError(
+                "repeats sum counts old events as if they were the last, so half_life could not halve "
+                "their weights; take repeats=keep, with which each event keeps its own"
+            )
         if self.label is not None and self.history is not None and (self.user is None or self.item is None):
             raise ValueError("history needs the columns of user and item, whose earlier events it holds")
         if self.label is not None and self.history is not None and self.timestamp is None:
-            raise ValueError("history of rows with a label needs the column of the timestamp, which tells what a user "
-                             "did before a row")  # fmt: skip
+            raise ValueError(
+                "history of rows with a label needs the column of the timestamp, which tells what a user "
+                "did before a row"
+            )
         if split == "time" and self.timestamp is None:
             raise ValueError("split time needs the column of the timestamp")
         if split == "group" and self.group is None and self.user is None:

@@ -124,8 +124,12 @@ class _Shape:
         values = self._values(name) if name is not None else None
         splits = {SPLIT_WORDS.get(value.lower()) for value in values or ()}
         if values and None not in splits and "train" in splits and len(splits) > 1:
-            self._set("splits", name, f"the splits are ready-made: column '{name}' holds {listed(values)} "
-                      "(splits=null, with split set, makes others)")  # fmt: skip
+            self._set(
+                "splits",
+                name,
+                f"the splits are ready-made: column '{name}' holds {listed(values)} "
+                "(splits=null, with split set, makes others)",
+            )
 
     def _find_id(self, role: ColumnRole) -> None:
         asked = self._now(role)
@@ -133,8 +137,11 @@ class _Shape:
             return
         name = column_of(role, [name for name in self.columns if name not in self._named])
         if name is not None:
-            self._set(role, name, f"the {role} is column '{shortened(name)}', because of its name ({role}=COLUMN names "
-                      "another)")  # fmt: skip
+            self._set(
+                role,
+                name,
+                f"the {role} is column '{shortened(name)}', because of its name ({role}=COLUMN names another)",
+            )
 
     def _find_label(self) -> None:
         """Take the first column named like a label whose values fit. Raises SettingsError if those of none fit."""
@@ -147,14 +154,20 @@ class _Shape:
         name = next((name for name, values in held.items() if is_label(values, settings)), None)
         if name is not None:
             values = listed(value for value in held[name] or () if value)
-            self._set("label", name, f"rows are labelled: column '{name}' holds {values}, so models "
-                      "learn to predict it (label=null makes every row an interaction)")  # fmt: skip
+            self._set(
+                "label",
+                name,
+                f"rows are labelled: column '{name}' holds {values}, so models "
+                "learn to predict it (label=null makes every row an interaction)",
+            )
             return
         if any(values != {} for values in held.values()):  # none without rows, which is refused later
             raise SettingsError.of(f"{self.rows.where}: settings", [misfit(*each) for each in held.items()])
         if given := [name for name in ("positive", "positive_from") if getattr(settings, name) is not None]:
-            raise SettingsError(f"setting {listed(given)}: no column is named like a label, so nothing is 0 or 1; name "
-                                f"it with label=COLUMN; found {listed(self.columns)}")  # fmt: skip
+            raise SettingsError(
+                f"setting {listed(given)}: no column is named like a label, so nothing is 0 or 1; name "
+                f"it with label=COLUMN; found {listed(self.columns)}"
+            )
         self._set("label", None)
 
     def _bars_label(self, free: Sequence[str]) -> bool:
@@ -193,9 +206,11 @@ class _Shape:
                 ". If each line is a user and each column an item, write user, item and rating of each rated cell as "
                 "a row, as stack() of pandas does"
             )
-        raise SettingsError(f"{raw}: no column is named like {what}, and there is no label; found "
-                            f"{found}; the first row is {shortened(', '.join(first))!r}. If rows are interactions: "
-                            f"{ids}; if a column is to be predicted: {label}")  # fmt: skip
+        raise SettingsError(
+            f"{raw}: no column is named like {what}, and there is no label; found "
+            f"{found}; the first row is {shortened(', '.join(first))!r}. If rows are interactions: "
+            f"{ids}; if a column is to be predicted: {label}"
+        )
 
     def _label_advice(self, free: Sequence[str]) -> str:
         """Settings that make a column the label: the last one that holds two values."""
@@ -218,8 +233,9 @@ class _Shape:
         if found is not None:
             name, why = found
             self._set("timestamp", name)
-            self.notes.inferred.insert(0, f"the time is column '{shortened(name)}', because {why} (timestamp=null "
-                                       "ignores it)")  # fmt: skip
+            self.notes.inferred.insert(
+                0, f"the time is column '{shortened(name)}', because {why} (timestamp=null ignores it)"
+            )
 
     def _time_among(self, free: Sequence[str], *, labelled: bool) -> tuple[str, str] | None:
         """The column of times, and why it is: because of its type, its name and its values, or its values alone."""
@@ -275,15 +291,20 @@ class _Shape:
     def _has_clock(self, name: str) -> bool:
         """Whether some of a column's first dates have a time of day other than midnight."""
         glance = fetch(self.rows.backend, self.rows.table.order_by(ROW).select(name).limit(GLANCED)).column(name)
-        return any(MIDNIGHT.search(clock) is None for value in glance.to_pylist() if value is not None
-                   for clock in CLOCK.findall(str(value))[:1])  # fmt: skip
+        return any(
+            MIDNIGHT.search(clock) is None
+            for value in glance.to_pylist()
+            if value is not None
+            for clock in CLOCK.findall(str(value))[:1]
+        )
 
     def _leaves_rows(self, name: str) -> bool:
         """Whether every row has a value, and none has so many rows that a split by time could miss valid or test."""
         table = self.rows.table
         counted = table.group_by(_value=table[name]).aggregate(_rows=table.count())
-        asked = counted.aggregate(most=counted["_rows"].max(), all=counted["_rows"].sum(),
-                                  missing=counted["_value"].isnull().any())  # fmt: skip
+        asked = counted.aggregate(
+            most=counted["_rows"].max(), all=counted["_rows"].sum(), missing=counted["_value"].isnull().any()
+        )
         found = fetch(self.rows.backend, asked).to_pylist()[0]
         shares = [share for share in (self.settings.valid, self.settings.test) if share]
         return not found["missing"] and all(int(found["most"]) <= share * int(found["all"]) for share in shares)
@@ -309,11 +330,19 @@ class _Shape:
             and (self._given("timestamp") or self._is_declared_time(time) or self._looks_like_times(time))
         )
         if is_timed:
-            self._set("split", "time", f"the latest rows by '{time}' are valid and test, because rows have times "
-                      "(split=share takes random rows)")  # fmt: skip
+            self._set(
+                "split",
+                "time",
+                f"the latest rows by '{time}' are valid and test, because rows have times "
+                "(split=share takes random rows)",
+            )
         elif group is not None:
-            self._set("split", "group", f"splits keep the rows of each '{group}' together, because the group is set "
-                      "(split=share or split=time splits otherwise)")  # fmt: skip
+            self._set(
+                "split",
+                "group",
+                f"splits keep the rows of each '{group}' together, because the group is set "
+                "(split=share or split=time splits otherwise)",
+            )
         else:
             self._set(
                 "split",
@@ -332,8 +361,10 @@ class _Shape:
         alike = columns_like_times(self.rows.backend, self.rows.table, {*self.columns, FILE_SPLIT} - {*free})
         if not alike:
             return "no column looks like times"
-        return (f"no column is taken as the time ({listed(alike)} may be the time, or dates of something else; "
-                f"timestamp={alike[0]} makes the latest rows valid and test)")  # fmt: skip
+        return (
+            f"no column is taken as the time ({listed(alike)} may be the time, or dates of something else; "
+            f"timestamp={alike[0]} makes the latest rows valid and test)"
+        )
 
     # --- rating -------------------------------------------------------------------------------------------------------
 
@@ -347,8 +378,10 @@ class _Shape:
     def _note_unused(self) -> None:
         unused = [name for name in self.columns if name not in self._named]
         if unused:
-            self.notes.inferred.append(f"not used: {listed(unused)}; to use them, name them in user_features, "
-                                       "item_features or context_features")  # fmt: skip
+            self.notes.inferred.append(
+                f"not used: {listed(unused)}; to use them, name them in user_features, "
+                "item_features or context_features"
+            )
 
     # --- features of labelled rows ------------------------------------------------------------------------------------
 
@@ -399,8 +432,10 @@ def with_features(
     ]
     dropped = [name for name in dropped if name not in declared]
     if dropped:
-        notes.dropped.append(f"columns {listed(dropped)}: they number or name each row, so they tell nothing of "
-                             "other rows (context_features=[...] takes columns by name)")  # fmt: skip
+        notes.dropped.append(
+            f"columns {listed(dropped)}: they number or name each row, so they tell nothing of "
+            "other rows (context_features=[...] takes columns by name)"
+        )
     if constant:
         notes.dropped.append(f"columns {listed(constant)}: they hold one value in all rows")
     names = [name for name in names if name not in (*dropped, *constant)]
@@ -410,10 +445,14 @@ def with_features(
     numbers = [name for name in names if name not in declared and rows[name].type().is_numeric()]
     codes = [name for name in numbers if rows[name].type().is_integer() and CODE_NAME.search(name)]
     taken_names = {column.lower() for column in rows.columns}
-    free = [name for name in numbers if name not in codes and counts[name] > 2
-            and f"{name}_bucket".lower() not in taken_names]  # fmt: skip
-    each = {name: counts[name] for name in free
-            if counts[name] <= MOST_VALUES and counts[name] * ROWS_PER_VALUE <= total}  # fmt: skip
+    free = [
+        name
+        for name in numbers
+        if name not in codes and counts[name] > 2 and f"{name}_bucket".lower() not in taken_names
+    ]
+    each = {
+        name: counts[name] for name in free if counts[name] <= MOST_VALUES and counts[name] * ROWS_PER_VALUE <= total
+    }
     whole = {name: counts[name] for name in free if name not in each and rows[name].type().is_integer()}
     ids = codes_among(rows, backend, str(settings.label), whole, total)
     free = [name for name in free if name not in ids]
@@ -422,29 +461,44 @@ def with_features(
     update["categorical"] = (*settings.categorical, *codes, *ids)
     update["buckets"] = {**settings.buckets, **each, **cut}
     told = [f"{role} {listed(found)}" for role, found in roles.items() if found]
-    notes.inferred.append(f"features are all further columns: {'; '.join(told) or 'none'}; a column that is the same "
-                          "in all rows of a user (or item) is the user's (item's)")  # fmt: skip
+    notes.inferred.append(
+        f"features are all further columns: {'; '.join(told) or 'none'}; a column that is the same "
+        "in all rows of a user (or item) is the user's (item's)"
+    )
     if codes:
-        notes.inferred.append(f"{listed(codes)}: whole numbers, taken as categories because of their names "
-                              "(numeric=[...] takes them as numbers)")  # fmt: skip
+        notes.inferred.append(
+            f"{listed(codes)}: whole numbers, taken as categories because of their names "
+            "(numeric=[...] takes them as numbers)"
+        )
     if ids:
-        notes.inferred.append(f"{listed(ids)}: whole numbers with a label rate each, unlike that of their neighbours, "
-                              "taken as categories (numeric=[...] takes them as numbers)")  # fmt: skip
+        notes.inferred.append(
+            f"{listed(ids)}: whole numbers with a label rate each, unlike that of their neighbours, "
+            "taken as categories (numeric=[...] takes them as numbers)"
+        )
     if each:
-        notes.inferred.append(f"{listed(each)}: numbers with few values, taken as numbers and, each value, as "
-                              "categories (NAME_bucket); numeric=[...] or categorical=[...] takes one")  # fmt: skip
+        notes.inferred.append(
+            f"{listed(each)}: numbers with few values, taken as numbers and, each value, as "
+            "categories (NAME_bucket); numeric=[...] or categorical=[...] takes one"
+        )
     if cut:
-        notes.inferred.append(f"{listed(cut)}: taken as numbers and, cut into at most {size} buckets with about equal "
-                              "numbers of train rows, as categories (NAME_bucket); numeric=[...] takes the numbers "
-                              "alone")  # fmt: skip
+        notes.inferred.append(
+            f"{listed(cut)}: taken as numbers and, cut into at most {size} buckets with about equal "
+            "numbers of train rows, as categories (NAME_bucket); numeric=[...] takes the numbers "
+            "alone"
+        )
     given = {name: getattr(settings, name) for name in settings.model_fields_set}
     return build(Settings, f"{raw}: settings", {**given, **update})
 
 
 def _without_outcomes(
-    settings: Settings, rows: Table, backend: Backend, notes: Notes, names: list[str], declared: Collection[str],
+    settings: Settings,
+    rows: Table,
+    backend: Backend,
+    notes: Notes,
+    names: list[str],
+    declared: Collection[str],
     total: int,
-) -> list[str]:  # fmt: skip
+) -> list[str]:
     """The features without those that alone order the labels almost perfectly, unless settings name them."""
     kinds = {name: rows[name].type() for name in names if name not in declared}
     judged = [name for name, kind in kinds.items() if kind.is_numeric() or kind.is_string() or kind.is_array()]
@@ -454,8 +508,10 @@ def _without_outcomes(
     notes.warnings += told
     if found:
         each = ", ".join(f"'{name}' (AUC {auc:.4f})" for name, auc in found.items())
-        notes.dropped.append(f"columns that alone order the labels, as what is known only after '{label}' does: "
-                             f"{each}; context_features=[...] takes columns by name")  # fmt: skip
+        notes.dropped.append(
+            f"columns that alone order the labels, as what is known only after '{label}' does: "
+            f"{each}; context_features=[...] takes columns by name"
+        )
     return [name for name in names if name not in found]
 
 
@@ -468,8 +524,9 @@ def _counts(rows: Table, backend: Backend, names: Sequence[str], total: int) -> 
         asked |= {f"_{start}_{place}": (rows[name] == rows[ROW] + start).cast("int64").sum() for start in (0, 1)}
     found = figures(backend, rows, asked)
     counts = dict.fromkeys(names, 0) | {name: int(found[f"_{place}"]) for place, name in enumerate(scalar)}
-    return counts, [name for place, name in enumerate(whole)
-                    if total > 1 and total in (found[f"_0_{place}"], found[f"_1_{place}"])]  # fmt: skip
+    return counts, [
+        name for place, name in enumerate(whole) if total > 1 and total in (found[f"_0_{place}"], found[f"_1_{place}"])
+    ]
 
 
 def _may_miss(rows: Table, backend: Backend, name: str) -> bool:
@@ -493,9 +550,11 @@ def _roles_of(settings: Settings, rows: Table, backend: Backend, names: Sequence
             continue
         each = rows.group_by(_key=rows[key]).aggregate(
             _rows=rows.count(),
-            **{f"_{place}": rows[name].nunique() + rows[name].isnull().any().cast("int64")
-               for place, name in enumerate(scalar)},
-        )  # fmt: skip
+            **{
+                f"_{place}": rows[name].nunique() + rows[name].isnull().any().cast("int64")
+                for place, name in enumerate(scalar)
+            },
+        )
         several = each.filter(each["_rows"] > 1)
         most = {f"_{place}": ibis._[f"_{place}"].max() for place in range(len(scalar))}
         held = fetch(backend, several.aggregate(_count=several.count(), **most)).to_pylist()[0]

@@ -140,8 +140,10 @@ def given_split(tables: Tables, rows: Table) -> ibis.expr.types.Column:
     split = words_as_splits(name, rows)
     if not isinstance(name, str):
         return split
-    strange = fetch(tables.backend, rows.filter(split.isnull()).select(_value=rows[name].cast("string")).distinct()
-                    .order_by("_value").limit(10)).column("_value")  # fmt: skip
+    strange = fetch(
+        tables.backend,
+        rows.filter(split.isnull()).select(_value=rows[name].cast("string")).distinct().order_by("_value").limit(10),
+    ).column("_value")
     if len(strange):
         held = listed("" if value is None else value for value in strange.to_pylist())
         raise DataError(f"column '{name}', the splits: holds {held}; expected train, valid or test in every row")
@@ -166,8 +168,10 @@ def _lacks_valid(tables: Tables, rows: Table) -> bool:
         share = f"a share of {settings.valid:g} of train"
         if settings.label is None:
             share = f"of users with three train rows or more, {'the last' if tables.time else 'a random'} one"
-        tables.notes.inferred.append(f"the splits have no valid, on which training would stop: {share} becomes valid "
-                                     "(valid=0 leaves train whole)")  # fmt: skip
+        tables.notes.inferred.append(
+            f"the splits have no valid, on which training would stop: {share} becomes valid "
+            "(valid=0 leaves train whole)"
+        )
     return lacks
 
 
@@ -204,8 +208,9 @@ def _sorted_by_item(tables: Tables) -> str | None:
         "ascend": [steps["_item"] > steps["_last"], steps["_number"] > steps["_least"]],
         "descend": [steps["_item"] < steps["_last"], steps["_number"] < steps["_least"]],
     }
-    asked = {f"{way}_{place}": test.cast("int64").sum()
-             for way, tests in ways.items() for place, test in enumerate(tests)}  # fmt: skip
+    asked = {
+        f"{way}_{place}": test.cast("int64").sum() for way, tests in ways.items() for place, test in enumerate(tests)
+    }
     found = figures(tables.backend, steps, {"steps": steps.count(), **asked})
     count = int(found.pop("steps"))
     most = max(found, key=lambda name: found[name] or 0)

@@ -15,10 +15,24 @@ def warnings(raw: RawRows, tables: Tables, asked: Settings) -> list[str]:
     """What looks wrong in the raw rows under the settings that were `asked` for and those that were inferred."""
     backend, settings, rows = tables.backend, tables.settings, tables.rows
     names = [name for name in rows.columns if name not in OURS]
-    used = [*settings.features, *settings.declared, settings.user, settings.item, settings.timestamp, settings.label,
-            settings.rating, settings.splits, settings.weight, settings.event, settings.group]  # fmt: skip
-    open_roles = [role for role in ROLES if settings.label is None and role not in asked.model_fields_set
-                  and getattr(settings, role) not in names]  # fmt: skip
+    used = [
+        *settings.features,
+        *settings.declared,
+        settings.user,
+        settings.item,
+        settings.timestamp,
+        settings.label,
+        settings.rating,
+        settings.splits,
+        settings.weight,
+        settings.event,
+        settings.group,
+    ]
+    open_roles = [
+        role
+        for role in ROLES
+        if settings.label is None and role not in asked.model_fields_set and getattr(settings, role) not in names
+    ]
     unused = [name for name in names if name not in used]
     told = unused_columns(backend, rows, unused, open_roles)
     told += unused_types(backend, rows, unused) if settings.label is None and settings.event is None else []
@@ -55,5 +69,8 @@ def without_effect(raw: RawRows, tables: Tables, asked: Settings) -> list[str]:
         "encoding": "no file is text" if no_text else "",
     }
     given = [name for name in asked.model_fields_set if getattr(asked, name) != Settings.model_fields[name].default]
-    return [f"setting '{name}' ({getattr(asked, name)}) has no effect: {why[name]}"
-            for name in sorted(given) if why.get(name)]  # fmt: skip
+    return [
+        f"setting '{name}' ({getattr(asked, name)}) has no effect: {why[name]}"
+        for name in sorted(given)
+        if why.get(name)
+    ]

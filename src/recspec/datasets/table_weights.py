@@ -52,8 +52,10 @@ def without_weightless(tables: Tables, rows: Table) -> Table:
         left = fetch(backend, kept.select(_label=kept[settings.label]).distinct()).column("_label").to_pylist()
         before = fetch(backend, rows.select(_label=rows[settings.label]).distinct()).num_rows
         if len(left) < before:
-            raise DataError(f"setting '{how}': rows of weight 0 are left out, and these are all rows with label "
-                            f"{1 - int(left[0])}; give them a weight above 0, or leave the setting out")  # fmt: skip
+            raise DataError(
+                f"setting '{how}': rows of weight 0 are left out, and these are all rows with label "
+                f"{1 - int(left[0])}; give them a weight above 0, or leave the setting out"
+            )
     first = int(fetch(backend, dropped.aggregate(row=dropped[ROW].min())).column("row")[0].as_py())
     tables.notes.dropped.append(f"{count:,} of {total:,} rows, whose weight is 0, such as row {first + 1:,} ({how})")
     return kept
@@ -66,8 +68,10 @@ def decay_of(tables: Tables, rows: Table) -> Decay | None:
         return None
     half_life, in_seconds = settings.half_life_in
     if in_seconds and not is_dated(tables.backend, rows):
-        raise SettingsError(f"setting 'half_life': is {settings.half_life}, but the times of column "
-                            f"'{settings.timestamp}' are no dates; give a number in the same units")  # fmt: skip
+        raise SettingsError(
+            f"setting 'half_life': is {settings.half_life}, but the times of column "
+            f"'{settings.timestamp}' are no dates; give a number in the same units"
+        )
     train = rows.filter(rows[SPLIT] == "train")
     end = fetch(tables.backend, train.aggregate(end=train[TIMESTAMP].max())).column("end")[0].as_py()
     if end is None:
@@ -97,8 +101,10 @@ def rated(tables: Tables) -> tuple[Table, float | None]:
         left_out = rows.filter((rows[name] < least) | rows[name].isnull())
         first = fetch(tables.backend, left_out.order_by(ROW).limit(1)).to_pylist()[0]
         example = f"user '{first[str(settings.user)]}' and item '{first[str(settings.item)]}'"
-        tables.notes.dropped.append(f"{total - left:,} of {total:,} rows with '{name}' below {least:g} or without one, "
-                                    f"such as that of {example} (min_rating)")  # fmt: skip
+        tables.notes.dropped.append(
+            f"{total - left:,} of {total:,} rows with '{name}' below {least:g} or without one, "
+            f"such as that of {example} (min_rating)"
+        )
     return kept, least
 
 
@@ -107,8 +113,12 @@ def _threshold(settings: Settings, rows: Table, backend: Backend, notes: Notes) 
     name = settings.rating
     assert name is not None
     values = _number(rows[name])
-    found = fetch(backend, rows.aggregate(least=values.min(), most=values.max(), kinds=values.nunique(),
-                                          present=values.count(), rows=rows.count())).to_pylist()[0]  # fmt: skip
+    found = fetch(
+        backend,
+        rows.aggregate(
+            least=values.min(), most=values.max(), kinds=values.nunique(), present=values.count(), rows=rows.count()
+        ),
+    ).to_pylist()[0]
     if settings.min_rating is not None:
         return settings.min_rating
     every = "every row is an interaction"
@@ -125,10 +135,13 @@ def _threshold(settings: Settings, rows: Table, backend: Backend, notes: Notes) 
             return None
         above = fetch(backend, rows.filter(values > 0).aggregate(least=values.min())).column("least")[0].as_py()
         if above is None:
-            raise SettingsError(f"setting 'min_rating': {held}, none above 0; set min_rating to the least that is an "
-                                "interaction, or rating=null to take every row")  # fmt: skip
-        notes.inferred.append(f"{held}, so those above 0 are interactions (min_rating sets a least one, rating=null "
-                              "takes every row)")  # fmt: skip
+            raise SettingsError(
+                f"setting 'min_rating': {held}, none above 0; set min_rating to the least that is an "
+                "interaction, or rating=null to take every row"
+            )
+        notes.inferred.append(
+            f"{held}, so those above 0 are interactions (min_rating sets a least one, rating=null takes every row)"
+        )
         return float(above)
     wanted = least + 0.75 * (most - least)
     chosen = fetch(backend, rows.filter(values >= wanted).aggregate(least=values.min())).column("least")[0].as_py()
@@ -146,8 +159,10 @@ def _warn_of_lone_value(name: str, least: float, rows: Table, backend: Backend, 
     most, second = found["_value"]
     if most - second > second - least:
         held = how_many(found["_rows"][0], "row")
-        notes.warnings.append(f"'{name}' holds {most:g} in {held}, and else {least:g} to {second:g}: if "
-                              f"{most:g} means no rating, --set 'missing_values=[{most:g}]'")  # fmt: skip
+        notes.warnings.append(
+            f"'{name}' holds {most:g} in {held}, and else {least:g} to {second:g}: if "
+            f"{most:g} means no rating, --set 'missing_values=[{most:g}]'"
+        )
 
 
 def _number(values: Values) -> Values:

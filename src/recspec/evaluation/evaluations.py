@@ -67,12 +67,20 @@ def evaluate(
     question = Question(spec, split, protocols, asked, reads=reads, trained_on=fitted_on)
     model = run_protocols(_answers(trained, question, ranks, progress, of_all), beyond=True)
     found = intervals(model, asked.bootstrap, asked.seed) if asked.bootstrap else {}
-    wanted = Asked(None if protocols is None else tuple(protocols), asked.model_dump(mode="json"), baselines,
-                   tuple(against or ()))  # fmt: skip
+    wanted = Asked(
+        None if protocols is None else tuple(protocols), asked.model_dump(mode="json"), baselines, tuple(against or ())
+    )
     data = DataRecord.of(spec) if ranks.is_first else None
     notes = () if data is None else data_notes(trained, data)
-    report = Report(split, model, intervals=found, asked=wanted, data=data, data_notes=notes,
-                    label_columns=label_columns(spec, reads) if ranks.is_first else {})  # fmt: skip
+    report = Report(
+        split,
+        model,
+        intervals=found,
+        asked=wanted,
+        data=data,
+        data_notes=notes,
+        label_columns=label_columns(spec, reads) if ranks.is_first else {},
+    )
     report = _beside_runs(report, trained, question, against or {}, ranks, progress, of_all)
     if not (baselines and ranks.is_first):
         return replace(report, seconds=time.monotonic() - started)
@@ -97,9 +105,14 @@ def _train_splits(trained: Bundle) -> list[str]:
 
 
 def _beside_runs(
-    report: Report, trained: Bundle, question: Question, against: Mapping[str, Bundle], ranks: Ranks,
-    progress: Progress, of_all: OfAll | None,
-) -> Report:  # fmt: skip
+    report: Report,
+    trained: Bundle,
+    question: Question,
+    against: Mapping[str, Bundle],
+    ranks: Ranks,
+    progress: Progress,
+    of_all: OfAll | None,
+) -> Report:
     """The report with other runs' evaluations under its question, and their comparisons."""
     assert report.asked is not None
     asked, model = question.settings, report.model
@@ -120,11 +133,14 @@ def _beside_runs(
             continue
         own = intervals(found, asked.bootstrap, asked.seed) if asked.bootstrap else {}
         others[name] = Report(
-            report.split, replace(found, left_out=model.left_out), intervals=own,
-            asked=replace(report.asked, baselines=False, against=()), data=report.data,
+            report.split,
+            replace(found, left_out=model.left_out),
+            intervals=own,
+            asked=replace(report.asked, baselines=False, against=()),
+            data=report.data,
             data_notes=() if report.data is None else data_notes(other, report.data),
             seconds=time.monotonic() - started,
-        )  # fmt: skip
+        )
     return replace(report, against=compared, others=others, not_alone=not_alone, elsewhere=elsewhere)
 
 

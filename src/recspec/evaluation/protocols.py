@@ -116,8 +116,12 @@ def _with_beyond(result: Evaluation, question: Question, ranked: Ranked, ks: Seq
 def values_of(ranking: Ranking, ks: Sequence[int]) -> dict[str, Values]:
     """The groups' values of each metric at each cut-off, and of MRR; without those that are 1 for any model."""
     certain = metrics.certain(ranking, ks)
-    values = {f"{name}@{k}": at_k(ranking, k) for k in ks for name, at_k in metrics.AT_K.items()
-              if f"{name}@{k}" not in certain}  # fmt: skip
+    values = {
+        f"{name}@{k}": at_k(ranking, k)
+        for k in ks
+        for name, at_k in metrics.AT_K.items()
+        if f"{name}@{k}" not in certain
+    }
     return {**values, "mrr": metrics.reciprocal_ranks(ranking)}
 
 

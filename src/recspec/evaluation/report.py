@@ -167,8 +167,11 @@ class Report:
         """What is said below the metrics: verdicts, protocols that are not shown, notes and warnings."""
         verdicts = [line for line in self.verdicts if line.partition(":")[0] in self.shown]
         hidden = [name for name in self.metrics if name not in self.shown]
-        more = [f"{' and '.join(hidden)}: measured too and kept; --protocol NAME (protocol=NAME) shows one"] \
-            if hidden else []  # fmt: skip
+        more = (
+            [f"{' and '.join(hidden)}: measured too and kept; --protocol NAME (protocol=NAME) shows one"]
+            if hidden
+            else []
+        )
         notes = self.notes[len(self.cautions) :]
         return (*verdicts, *more, *notes, *(f"warning: {each.message}" for each in self.warnings))
 

@@ -113,8 +113,9 @@ def find_runs(folder: Path, *, sort: str = "time", split: str = "test", depth: i
         SettingsError: for a metric that no run has on the split.
     """
     if not folder.is_dir():
-        raise DataError(f"{shown(folder)}: {'not a folder' if folder.exists() else 'no such folder'}; name one that "
-                        "holds runs")  # fmt: skip
+        raise DataError(
+            f"{shown(folder)}: {'not a folder' if folder.exists() else 'no such folder'}; name one that holds runs"
+        )
     search = _Search(depth)
     runs = _with_one_metric(_with_data_shown([describe(path) for path in search.run(folder)]))
     return RunList(shown(folder), tuple(_sorted(runs, sort, split)), tuple(search.told()))

@@ -345,8 +345,9 @@ def _values(found: Evaluation, protocol: str, total: int) -> Iterator[tuple[str,
     named: Mapping[str, NDArray[Any]] = found.values.get(protocol, {})
     if protocol == "full":
         named = {**named, **found.beyond_values}
-    yield from ((name, of) for name, of in named.items()
-                if len(of) == total or (protocol == "rows" and 0 < len(of) < total))  # fmt: skip
+    yield from (
+        (name, of) for name, of in named.items() if len(of) == total or (protocol == "rows" and 0 < len(of) < total)
+    )
 
 
 def _filled(values: NDArray[Any], rows: int) -> pa.Array:
@@ -400,7 +401,11 @@ def _numbers(found: object) -> dict[str, dict[str, float]]:
     if not isinstance(found, Mapping):
         return {}
     return {
-        str(protocol): {str(name): float(of) for name, of in named.items()
-                        if isinstance(of, (int, float)) and not isinstance(of, bool) and abs(of) <= sys.float_info.max}
-        for protocol, named in found.items() if isinstance(named, Mapping)
-    }  # fmt: skip
+        str(protocol): {
+            str(name): float(of)
+            for name, of in named.items()
+            if isinstance(of, (int, float)) and not isinstance(of, bool) and abs(of) <= sys.float_info.max
+        }
+        for protocol, named in found.items()
+        if isinstance(named, Mapping)
+    }

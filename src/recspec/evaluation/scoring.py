@@ -132,9 +132,15 @@ def scores_of(
         ranker = partial(ModelRanker, model, question)
         calibrated = model.calibrated if model.calibration is not None else None
         return SplitScores(
-            question, rows, ranker, model.gives_logits, calibrated=calibrated, ranks=ranks, progress=progress,
+            question,
+            rows,
+            ranker,
+            model.gives_logits,
+            calibrated=calibrated,
+            ranks=ranks,
+            progress=progress,
             known_by=known_by,
-        )  # fmt: skip
+        )
     if isinstance(model, Scorer):
         return SplitScores(question, cache(partial(_logits, model, question)), _no_ranker)
     question.spec.require(("user", "item"), "a ranker")

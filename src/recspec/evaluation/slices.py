@@ -63,9 +63,14 @@ def evaluate_rows(
             reached["calibration_error_uncalibrated"] = calibration_error(scores, labels).value
         if have_own_labels and 0 < facts["positives"] < facts["rows"]:
             constant, error = _against_the_rate(values["log_loss"], labels, labels[sample])
-            probabilities = Probabilities(**facts, log_loss=reached["log_loss"], log_loss_of_constant=constant,
-                                          standard_error=error, calibration=found,
-                                          is_calibrated=calibrated is not None)  # fmt: skip
+            probabilities = Probabilities(
+                **facts,
+                log_loss=reached["log_loss"],
+                log_loss_of_constant=constant,
+                standard_error=error,
+                calibration=found,
+                is_calibrated=calibrated is not None,
+            )
     if groups is not None:
         ranking = metrics.rank_groups(scores, labels, groups)
         reached["group_auc"] = metrics.mean_area(ranking)

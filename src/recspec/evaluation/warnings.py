@@ -14,9 +14,14 @@ import numpy as np
 from recspec.metrics import CalibrationError
 
 Kind = Literal[
-    "worse_than_constant", "overconfident", "still_rising", "worse_than_baseline", "valid_too_small", "mostly_repeats",
+    "worse_than_constant",
+    "overconfident",
+    "still_rising",
+    "worse_than_baseline",
+    "valid_too_small",
+    "mostly_repeats",
     "label_column",
-]  # fmt: skip
+]
 
 SIGNIFICANT = 2.0  # standard errors beyond which a difference is not noise
 SMALLEST_ERROR = 0.02

@@ -188,10 +188,15 @@ class OnnxModel:
         if rows <= BLOCK:
             return dict(zip(outputs, self._session.run(outputs, inputs), strict=True))
         parts = [
-            self._session.run(outputs, {name: each if name in self._of_request else each[start : start + BLOCK]
-                                        for name, each in inputs.items()})
+            self._session.run(
+                outputs,
+                {
+                    name: each if name in self._of_request else each[start : start + BLOCK]
+                    for name, each in inputs.items()
+                },
+            )
             for start in range(0, rows, BLOCK)
-        ]  # fmt: skip
+        ]
         return {name: np.concatenate(part) for name, part in zip(outputs, zip(*parts, strict=True), strict=True)}
 
 

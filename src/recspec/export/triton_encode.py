@@ -34,10 +34,15 @@ class Encoding:
     ) -> None:
         self.columns: list[dict[str, Any]] = described["columns"]
         self._features = [
-            SimpleNamespace(**{**each, "encoder": SimpleNamespace(**each["encoder"]),
-                               "items": SimpleNamespace(**each["items"]) if "items" in each else None})
+            SimpleNamespace(
+                **{
+                    **each,
+                    "encoder": SimpleNamespace(**each["encoder"]),
+                    "items": SimpleNamespace(**each["items"]) if "items" in each else None,
+                }
+            )
             for each in described["features"]
-        ]  # fmt: skip
+        ]
         self._of_items, self._of_texts = of_items or {}, of_texts or {}
         self._vocabularies = {name: raw_values.KnownValues(values) for name, values in vocabularies.items()}
 
@@ -143,8 +148,10 @@ def _numbers_of_events(feature: SimpleNamespace, values: Values, offsets: NDArra
     wrong = np.flatnonzero(own != counts)
     if len(wrong):
         row, name = wrong[0], feature.columns[-1]
-        raise ValueError(f"row {row + 1} holds {own[row]} numbers in '{name}' beside {counts[row]} items; expected one "
-                         "for each, or none in any row")  # fmt: skip
+        raise ValueError(
+            f"row {row + 1} holds {own[row]} numbers in '{name}' beside {counts[row]} items; expected one "
+            "for each, or none in any row"
+        )
     return raw_values.encode_numbers(feature.encoder, numbers)
 
 

@@ -104,8 +104,10 @@ class _Pipeline:
         items, made = self.predictor.catalogues.items, dict[str, tuple[Port, ...]]()
         for each in self.pipeline.retrievers:
             if each.name in TAKEN:
-                raise ExportError(f"a retriever is called '{each.name}', as a part of the ensemble; build the pipeline "
-                                  "anew with NAME=RUN")  # fmt: skip
+                raise ExportError(
+                    f"a retriever is called '{each.name}', as a part of the ensemble; build the pipeline "
+                    "anew with NAME=RUN"
+                )
             model, own = each.model.eval(), f"{self.name}_{each.name}"
             made[own] = _request_ports(self.predictor.spec, model)
             to = repository.write_program(self.staged, own, self.version, made[own], (_found(FOUND),), backend)
@@ -132,9 +134,11 @@ class _Pipeline:
         found = (*_FOUND, *(replace(port, name=f"{ITEM}{port.name}") for port in features))
         to = self._python("candidates", self._given, found, triton_candidates, merging)
         text = {
-            "first_user": self.predictor.catalogues.users.first_id, "count": self.pipeline.card.candidates,
-            "retrievers": described, "features": [port.name for port in found[len(_FOUND) :]],
-        }  # fmt: skip
+            "first_user": self.predictor.catalogues.users.first_id,
+            "count": self.pipeline.card.candidates,
+            "retrievers": described,
+            "features": [port.name for port in found[len(_FOUND) :]],
+        }
         _write_json(to / triton_candidates.CANDIDATES_FILE, text)
         (to / triton_candidates.ARRAYS).mkdir()
         for key, array in arrays.items():
@@ -233,8 +237,9 @@ def _write_query(to: Path, query: Query) -> None:
         given = {port.name: each.numpy() for port, each in zip(query.ports, example, strict=True)}
         error = np.abs(session.run([FOUND], given)[0] - expected).max() / max(1.0, np.abs(expected).max())
         if not error <= LARGEST_ERROR:
-            raise ExportError(f"{to.parent.name}: the program's answers differ from the retriever's by {error:.2g} of "
-                              "the largest")  # fmt: skip
+            raise ExportError(
+                f"{to.parent.name}: the program's answers differ from the retriever's by {error:.2g} of the largest"
+            )
 
 
 def _drawn(port: Port, generator: torch.Generator) -> Tensor:

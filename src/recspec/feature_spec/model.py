@@ -148,8 +148,9 @@ class FeatureSpec:
         """Features a CTR model reads (roles user, item, context), optionally only ids or numbers, lists or scalars."""
         names = dict.fromkeys((*self.role("user"), *self.role("item"), *self.role("context")))
         kinds = {name: (self.features[name].is_categorical, self.features[name].is_list) for name in names}
-        return tuple(name for name, (ids, lists) in kinds.items()
-                     if categorical in (None, ids) and is_list in (None, lists))  # fmt: skip
+        return tuple(
+            name for name, (ids, lists) in kinds.items() if categorical in (None, ids) and is_list in (None, lists)
+        )
 
     def vocabulary(self, name: str) -> str:
         """Identity of a categorical feature's id space: its own name unless it names another."""
@@ -197,8 +198,10 @@ class FeatureSpec:
         if split not in self.splits:
             said = unknown("split", split, self.splits)
             if self.metadata.get("split") == "none" and split in ("valid", "test"):  # table was asked for all in train
-                said = (f"there is no split {split}: split=none put every row into train, so nothing is held out; "
-                        "measure and choose on a dataset prepared with another split")  # fmt: skip
+                said = (
+                    f"there is no split {split}: split=none put every row into train, so nothing is held out; "
+                    "measure and choose on a dataset prepared with another split"
+                )
             raise SpecError(f"{self.folder}: {said}")
         return tuple(name for chunk in self.sources[split] for name in chunk.features)
 

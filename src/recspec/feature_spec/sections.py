@@ -65,9 +65,16 @@ CHANNELS: Mapping[str, Channel] = {
 }
 
 _TORCH_DTYPES = {
-    "half": "float16", "float": "float32", "double": "float64", "char": "int8", "byte": "uint8", "short": "int16",
-    "int": "int32", "long": "int64", "bool_": "bool",
-}  # fmt: skip
+    "half": "float16",
+    "float": "float32",
+    "double": "float64",
+    "char": "int8",
+    "byte": "uint8",
+    "short": "int16",
+    "int": "int32",
+    "long": "int64",
+    "bool_": "bool",
+}
 
 
 def canonical_dtype(value: object) -> object:

@@ -126,8 +126,9 @@ def _find(path: Path) -> Path:
         except PathError as error:
             raise SpecError(f"{path}: {error}") from None
         if not file.is_file() and any((path / name).is_file() for name in BUNDLES):
-            raise SpecError(f"{path}: is a trained model, not a prepared dataset; `recspec evaluate RUN DATA` takes "
-                            "the run first")  # fmt: skip
+            raise SpecError(
+                f"{path}: is a trained model, not a prepared dataset; `recspec evaluate RUN DATA` takes the run first"
+            )
         if not file.is_file():
             others = sorted(found.name for found in path.glob("*.y*ml"))
             hint = f"; found {listed(others)}: name the one you mean" if others else ""

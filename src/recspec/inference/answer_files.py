@@ -118,8 +118,10 @@ def predict_split(
     ids = (spec.group, *(id_feature(spec, role) for role in ROLES), spec.label)
     shown = tuple(dict.fromkeys(name for name in ids if name is not None and name in held))
     if predictor.column in held and predictor.column in (shown if columns is None else columns):
-        raise SettingsError(f"{spec.folder}, split '{split}': holds a column '{predictor.column}', which is also the "
-                            "name of the predictions; name other columns with --columns")  # fmt: skip
+        raise SettingsError(
+            f"{spec.folder}, split '{split}': holds a column '{predictor.column}', which is also the "
+            "name of the predictions; name other columns with --columns"
+        )
     if columns is not None:
         scalars = [name for name in held if not spec.features[name].is_list]
         shown = _chosen(columns, scalars, f"{spec.folder}, split '{split}'", predictor.column)

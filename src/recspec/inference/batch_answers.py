@@ -96,8 +96,14 @@ def recommend_shards(
         asked, count = dict[str, Any](all=True), len(predictor.users)
     else:
         asked, count = {"users": str(users.resolve()), **_version(users)}, count_users(users)
-    job = Job(answers="recommendations", model=_digest(predictor), input=asked, settings=settings_of(wanted),
-              count=count, shard_size=how.shard_size)  # fmt: skip
+    job = Job(
+        answers="recommendations",
+        model=_digest(predictor),
+        input=asked,
+        settings=settings_of(wanted),
+        count=count,
+        shard_size=how.shard_size,
+    )
     through_index = predictor.pipeline is None and not wanted.boosts and has_vectors(predictor.model)
     return _run(predictor, job, out, how, progress, note, through_index=through_index)
 
@@ -139,8 +145,14 @@ def predict_shards(
     if said := note_of_scores(predictor):
         note(said)
     chosen = None if columns is None else list(columns)
-    job = Job(answers="probabilities", model=_digest(predictor), input=asked, settings={"columns": chosen},
-              count=count, shard_size=how.shard_size)  # fmt: skip
+    job = Job(
+        answers="probabilities",
+        model=_digest(predictor),
+        input=asked,
+        settings={"columns": chosen},
+        count=count,
+        shard_size=how.shard_size,
+    )
     return _run(predictor, job, out, how, progress, note, allow_outside=allow_outside)
 
 
@@ -169,8 +181,13 @@ def _run(
         if shards:
             if through_index:
                 _make_index(predictor, out)
-            work = Work(str(predictor.bundle.folder.resolve()), str(out.resolve()), str(predictor.device),
-                        allow_outside, through_index)  # fmt: skip
+            work = Work(
+                str(predictor.bundle.folder.resolve()),
+                str(out.resolve()),
+                str(predictor.device),
+                allow_outside,
+                through_index,
+            )
             if how.engine == "spark":
                 batch_engines.write_by_spark(work, shards, how.workers, done)
             elif how.engine == "ray":

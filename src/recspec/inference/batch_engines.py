@@ -197,9 +197,11 @@ def write_by_spark(work: Work, shards: Sequence[Shard], workers: int, done: Repo
     """
     own = {"spark.ui.enabled": "false", "spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
     settings = {
-        "spark.master": os.environ.get("SPARK_MASTER", f"local[{workers}]"), "spark.app.name": "recspec batch job",
-        "spark.ui.showConsoleProgress": "false", **({} if "SPARK_MASTER" in os.environ else own),
-    }  # fmt: skip
+        "spark.master": os.environ.get("SPARK_MASTER", f"local[{workers}]"),
+        "spark.app.name": "recspec batch job",
+        "spark.ui.showConsoleProgress": "false",
+        **({} if "SPARK_MASTER" in os.environ else own),
+    }
     session = start_session(settings, "local")
     try:
         session.sparkContext.setLogLevel("OFF")
@@ -245,9 +247,13 @@ def write_by_ray(work: Work, shards: Sequence[Shard], workers: int, done: Report
         data.DataContext.get_current().enable_progress_bars = False
         rows = [{name: getattr(each, name) for name in COLUMNS} for each in shards]
         made = data.from_items(rows, override_num_blocks=len(rows)).map_batches(
-            RayWriter, fn_constructor_args=(work.to_dict(),), batch_size=1, batch_format="pyarrow",
-            compute=data.ActorPoolStrategy(size=min(workers, len(rows))), num_cpus=1,
-        )  # fmt: skip
+            RayWriter,
+            fn_constructor_args=(work.to_dict(),),
+            batch_size=1,
+            batch_format="pyarrow",
+            compute=data.ActorPoolStrategy(size=min(workers, len(rows))),
+            num_cpus=1,
+        )
         for row in made.iter_rows():
             done(Done(int(row["number"]), int(row["count"]), int(row["unknown"])))
     except errors.RayError as error:

@@ -236,9 +236,10 @@ class ShardWriter:
             return check(target, self.job, shard.number)
         with whole_file(target) as temporary:
             count, unknown = (
-                self._recommend(shard, temporary) if self.job.answers == "recommendations"
+                self._recommend(shard, temporary)
+                if self.job.answers == "recommendations"
                 else self._predict(shard, temporary)
-            )  # fmt: skip
+            )
         return Done(shard.number, count, unknown)
 
     def _recommend(self, shard: Shard, file: Path) -> tuple[int, int]:
@@ -264,8 +265,14 @@ class ShardWriter:
         columns, asked = self.job.settings["columns"], self.job.input
         kept: list[pa.Table] = []
         if "split" in asked:
-            predict_split(self.predictor, self.spec, asked["split"], kept.append, columns=columns,
-                          part=range(shard.start, shard.stop))  # fmt: skip
+            predict_split(
+                self.predictor,
+                self.spec,
+                asked["split"],
+                kept.append,
+                columns=columns,
+                part=range(shard.start, shard.stop),
+            )
         else:
             rows = rows_of(Path(asked["rows"]), shard.start, shard.stop)
             predict_tables(self.predictor, rows, kept.append, columns=columns, where=asked["rows"])

@@ -256,8 +256,10 @@ class Catalogues:
         if lacking:
             file = self.spec.catalogue("item")
             where = f"{self.spec.folder}: no catalogue of items" if file is None else f"{file}"
-            raise BundleError(f"{where}: lacks {listed(lacking)}, which the model reads of every item; score rows with "
-                              "`recspec predict`, or train on a dataset whose catalogue holds them")  # fmt: skip
+            raise BundleError(
+                f"{where}: lacks {listed(lacking)}, which the model reads of every item; score rows with "
+                "`recspec predict`, or train on a dataset whose catalogue holds them"
+            )
 
     def of(self, role: Role) -> Catalogue:
         """Every user or item."""
@@ -275,11 +277,22 @@ class Catalogues:
         """A hint at the known id that differs from an unknown one only in blanks, case, zeros or a `.0`; else empty."""
         text = str(raw)[:MOST_OF_AN_ID]
         bare = text.strip()
-        forms = (bare, f"{text} ", f" {text}", bare.removesuffix(".0"), bare.lstrip("0"), bare.lower(), bare.upper(),
-                 bare.capitalize())  # fmt: skip
+        forms = (
+            bare,
+            f"{text} ",
+            f" {text}",
+            bare.removesuffix(".0"),
+            bare.lstrip("0"),
+            bare.lower(),
+            bare.upper(),
+            bare.capitalize(),
+        )
         others = [form for form in dict.fromkeys(forms) if form and form != str(raw)]
-        found = [form for form, number in zip(others, self._ids(role, others), strict=True)
-                 if number >= self.of(role).first_id]  # fmt: skip
+        found = [
+            form
+            for form, number in zip(others, self._ids(role, others), strict=True)
+            if number >= self.of(role).first_id
+        ]
         return f" (did you mean '{found[0]}'?)" if found else ""
 
     def _ids(self, role: Role, raw: Sequence[str | int]) -> NDArray[np.int64]:

@@ -26,8 +26,13 @@ Column: TypeAlias = Any
 """A pyarrow array, or a chunked one (pyarrow has no types)."""
 
 COMPARISONS: Mapping[str, Callable[[Any, Any], Any]] = {
-    "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
-}  # fmt: skip
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
 
 
 MOST_TESTED = 1 << 25
@@ -198,8 +203,14 @@ def _compared(name: str, sign: str, column: TestedColumn, value: Value) -> Mask:
     if _is_time(kind):
         return np.asarray(compare(column.micros, _moment(name, value)))
     if is_text(kind) and isinstance(value, str):
-        function = {"==": pc.equal, "!=": pc.not_equal, "<": pc.less, "<=": pc.less_equal, ">": pc.greater,
-                    ">=": pc.greater_equal}[sign]  # fmt: skip
+        function = {
+            "==": pc.equal,
+            "!=": pc.not_equal,
+            "<": pc.less,
+            "<=": pc.less_equal,
+            ">": pc.greater,
+            ">=": pc.greater_equal,
+        }[sign]
         return _true(function(column.values, pa.scalar(value, kind)))
     numbers = _numbers(name, column, value)
     if is_text(kind) and _is_large(value):

@@ -308,8 +308,10 @@ class ItemIndex:
         with self._lock:
             if held is self._rows and made.copied_bytes <= KEPT_BYTES:
                 self._selections[key] = made
-                while (len(self._selections) > KEPT_SELECTIONS
-                       or sum(each.copied_bytes for each in self._selections.values()) > KEPT_BYTES):  # fmt: skip
+                while (
+                    len(self._selections) > KEPT_SELECTIONS
+                    or sum(each.copied_bytes for each in self._selections.values()) > KEPT_BYTES
+                ):
                     self._selections.popitem(last=False)
         return made
 

@@ -129,13 +129,16 @@ def _content_problems(tensors: dict[str, torch.Tensor], header: Header) -> list[
         if not bool(centroids.isfinite().all()):
             problems.append("'centroids' holds numbers that are not finite")
         if centroids.shape[1] != vectors.shape[1] or not 0 < len(centroids) <= max(1, len(vectors)):
-            problems.append(f"'centroids' has shape {tuple(centroids.shape)}; expected 1 to {len(vectors):,} rows of "
-                            f"{vectors.shape[1]}")  # fmt: skip
+            problems.append(
+                f"'centroids' has shape {tuple(centroids.shape)}; expected 1 to {len(vectors):,} rows of "
+                f"{vectors.shape[1]}"
+            )
         if len(assignments) != len(vectors):
             problems.append(f"'assignments' has {len(assignments):,} rows; expected {len(vectors):,}")
         elif len(assignments) and not 0 <= int(assignments.min()) <= int(assignments.max()) < len(centroids):
-            problems.append(f"'assignments' holds {assignments.min()} to {assignments.max()}; expected 0 to "
-                            f"{len(centroids) - 1}")  # fmt: skip
+            problems.append(
+                f"'assignments' holds {assignments.min()} to {assignments.max()}; expected 0 to {len(centroids) - 1}"
+            )
         if header.num_probes > len(centroids):
             problems.append(f"header: num_probes is {header.num_probes}; expected at most {len(centroids)}")
     return problems

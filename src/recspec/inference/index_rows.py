@@ -66,8 +66,15 @@ def group(rows: FlatRows, num_lists: int, seed: int) -> InvertedLists:
     dim = rows.vectors.shape[1]
     rng = np.random.default_rng(seed)
     sample = np.sort(rng.choice(len(rows), min(len(rows), ROWS_PER_CENTROID * num_lists), replace=False))
-    kmeans = faiss.Kmeans(dim, num_lists, niter=10, seed=seed, spherical=True, min_points_per_centroid=1,
-                          max_points_per_centroid=ROWS_PER_CENTROID)  # fmt: skip
+    kmeans = faiss.Kmeans(
+        dim,
+        num_lists,
+        niter=10,
+        seed=seed,
+        spherical=True,
+        min_points_per_centroid=1,
+        max_points_per_centroid=ROWS_PER_CENTROID,
+    )
     kmeans.train(np.ascontiguousarray(rows.vectors[sample]))
     centroids = np.array(kmeans.centroids, np.float32).reshape(num_lists, dim)
     return InvertedLists(rows, centroids, _assigned(_quantizer(centroids), rows.vectors), 1)

@@ -175,15 +175,21 @@ class ItemFields:
         places = pa.array(ids[known] - self._known.items.first_id)
         titles = iter(self._known.items.titles_of(ids[known]).to_pylist())
         raw = iter(self._known.raw_ids("item", np.asarray(ids[known])).to_pylist())
-        values = {facts.name: iter(shown_values(facts, self._raw.column(facts.name).take(places).to_pylist()))
-                  for facts in self.columns}  # fmt: skip
+        values = {
+            facts.name: iter(shown_values(facts, self._raw.column(facts.name).take(places).to_pylist()))
+            for facts in self.columns
+        }
         return [
-            {"item": next(raw), "is_known": True, "title": next(titles),
-             "fields": {name: next(each) for name, each in values.items()}}
+            {
+                "item": next(raw),
+                "is_known": True,
+                "title": next(titles),
+                "fields": {name: next(each) for name, each in values.items()},
+            }
             if is_known
             else {"item": item, "is_known": False, "title": None, "fields": {}}
             for item, is_known in zip(items, known.tolist(), strict=True)
-        ]  # fmt: skip
+        ]
 
 
 def history_of(predictor: Predictor, user: str | int) -> pa.Table:

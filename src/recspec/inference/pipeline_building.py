@@ -196,8 +196,10 @@ def _check(ranker: Path, first: Bundle, paths: Sequence[Path], trained: Sequence
     for path, each in zip(paths, trained, strict=True):
         lacking = [name for name in each.model.features() if name in each.spec.role("context") and name not in own]
         if lacking:
-            problems.append(f"{path}: reads {listed(lacking)} of a request's context, which the ranker does not read; "
-                            "take a ranker that does")  # fmt: skip
+            problems.append(
+                f"{path}: reads {listed(lacking)} of a request's context, which the ranker does not read; "
+                "take a ranker that does"
+            )
     ours = meaning_digest(first.spec)
     problems += [
         f"{path}: was trained on other data than {ranker}; train both on one prepared folder"

@@ -69,8 +69,13 @@ class Recommendation:
     def to_dict(self) -> dict[str, object]:
         """The answer as plain values, for JSON."""
         items = [item.to_dict() for item in self.items]
-        return {"user": self.user, "known": self.known, "answered_by": self.answered_by, "items": items,
-                "notes": list(self.notes)}  # fmt: skip
+        return {
+            "user": self.user,
+            "known": self.known,
+            "answered_by": self.answered_by,
+            "items": items,
+            "notes": list(self.notes),
+        }
 
 
 def described(

@@ -140,8 +140,7 @@ class Recommender:
         asked = self.check(wanted)
         users: Sequence[RawId | None] = [None] if wanted.is_anonymous else wanted.users
         ids = np.array([self._known.users.first_id - 1]) if wanted.is_anonymous else self._known.user_ids(wanted.users)
-        return [answer for block in self.blocks(len(ids))
-                for answer in self._answers(users[block], ids[block], asked)]  # fmt: skip
+        return [answer for block in self.blocks(len(ids)) for answer in self._answers(users[block], ids[block], asked)]
 
     def strangers_answered_by(self, wanted: Wanted) -> AnsweredBy:
         """What users that the model does not know are answered by, who are all alike to it."""
@@ -178,8 +177,10 @@ class Recommender:
         scores = np.full((len(users), width), -np.inf, np.float32)
         boosts = np.zeros((len(users), width), np.float32) if asked.choice.boosts is not None else None
         brought = None if self.retrieving is None else np.zeros((len(users), width), np.uint16)
-        waiting = [(how, np.array([place for place, each in enumerate(answered_by) if each == how]))
-                   for how in dict.fromkeys(answered_by)]  # fmt: skip
+        waiting = [
+            (how, np.array([place for place, each in enumerate(answered_by) if each == how]))
+            for how in dict.fromkeys(answered_by)
+        ]
         while waiting:  # users whose items the model tells not apart come back for popularity
             how, rows = waiting.pop(0)
             candidates = self._candidates(users[rows], how, asked)
@@ -188,8 +189,14 @@ class Recommender:
                 for row in alike.tolist():
                     answered_by[row] = "popularity"
             by_vectors = bool(asked.wanted.diversity) and asked.wanted.diverse_by is None
-            found = ranked(candidates.scores, candidates.ids, width, asked.choice, diversity=asked.wanted.diversity,
-                           vectors=self.vectors if by_vectors else None)  # fmt: skip
+            found = ranked(
+                candidates.scores,
+                candidates.ids,
+                width,
+                asked.choice,
+                diversity=asked.wanted.diversity,
+                vectors=self.vectors if by_vectors else None,
+            )
             items[rows], scores[rows] = found.items, found.scores
             if boosts is not None:
                 boosts[rows] = found.boosts
@@ -245,9 +252,11 @@ class Recommender:
         vectors = request_vectors(model, request)
         wanted, seen, first = asked.wanted, self.seen, self._known.users.first_id
         nothing = np.zeros(0, np.int64)
-        hidden = None if wanted.include_seen else [
-            seen.of(user).numpy().astype(np.int64) if user >= first else nothing for user in users.tolist()
-        ]  # fmt: skip
+        hidden = (
+            None
+            if wanted.include_seen
+            else [seen.of(user).numpy().astype(np.int64) if user >= first else nothing for user in users.tolist()]
+        )
         allowed = None if asked.choice.allowed[index.rows.ids].all() else asked.choice.allowed
         count = pool_size(wanted.k) if wanted.diversity else wanted.k
         scores, ids = index.search(vectors, count, allowed=allowed, excluded=hidden)
@@ -290,8 +299,15 @@ class Recommender:
             found = described(self._known, items, scores, boosts, because, names)
             brings = self.retrieving is not None and self.retrieving.pipeline.brings_unseen
             near = "" if is_known[row] or user is None else self._known.nearest("user", user)
-            notes = notes_of(how, asked.wanted, len(found), known=bool(is_known[row]), near=near, has_basket=has_basket,
-                             unseen=0 if brings else asked.choice.unknown)  # fmt: skip
+            notes = notes_of(
+                how,
+                asked.wanted,
+                len(found),
+                known=bool(is_known[row]),
+                near=near,
+                has_basket=has_basket,
+                unseen=0 if brings else asked.choice.unknown,
+            )
             unexplained = (UNEXPLAINED,) if asked.wanted.explain and len(found) and not any(because) else ()
             all_notes = (*notes, *unexplained, *asked.choice.notes, *asked.context.notes)
             yield Recommendation(next(raw) if is_known[row] else user, bool(is_known[row]), found, all_notes, how)

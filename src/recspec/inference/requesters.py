@@ -155,8 +155,11 @@ class Requesters:
     def asked(self) -> list[str]:
         """Features that no catalogue knows, which differ from request to request."""
         users = self._known.users
-        return [name for name in self._wanted if name not in users.features and name not in users.lists
-                and name not in self._spec.role("history")]  # fmt: skip
+        return [
+            name
+            for name in self._wanted
+            if name not in users.features and name not in users.lists and name not in self._spec.role("history")
+        ]
 
     @property
     def columns(self) -> tuple[list[str], list[str]]:

@@ -54,8 +54,10 @@ class Ranking:
     notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        items = ({name: value for name, value in vars(item).items() if name != "probability" or value is not None}
-                 for item in self.items)  # fmt: skip
+        items = (
+            {name: value for name, value in vars(item).items() if name != "probability" or value is not None}
+            for item in self.items
+        )
         return {**vars(self), "items": tuple(items)}
 
 
@@ -186,9 +188,10 @@ def _joined(
     has = partial(has_column, predictor.encoders)
     both = [*asked.column_names, *items.column_names]
     crossed = {
-        name for name in (*ours, *theirs)
+        name
+        for name in (*ours, *theirs)
         if has(name, both) and not has(name, asked.column_names) and not has(name, items.column_names)
-    }  # fmt: skip
+    }
     moved = _moved(id_name(predictor, "user"), ours, [*asked.column_names], [*items.column_names], has)
     given = _moved(id_name(predictor, "item"), theirs, [*items.column_names], [*asked.column_names], has)
     of_request = [name for name in ours if name not in crossed | moved] + [name for name in theirs if name in given]

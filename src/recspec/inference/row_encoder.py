@@ -101,8 +101,11 @@ class RowEncoder:
         if self._encoders is None:
             return [*self._features]
         past, items = self._spec.role("history"), self.histories.of_items
-        return [name for name in self._features
-                if name not in past or name == items or not self._spec.features[name].is_categorical]  # fmt: skip
+        return [
+            name
+            for name in self._features
+            if name not in past or name == items or not self._spec.features[name].is_categorical
+        ]
 
     def anonymous_id(self, columns: Sequence[str]) -> str | None:
         """The user's id if no column holds it and unknown users have an id; such rows belong to an unknown user.

@@ -130,9 +130,13 @@ class WantedRows:
     """The wanted rows of one or several splits: all, those with a positive label, those of a `part`."""
 
     def __init__(
-        self, spec: FeatureSpec, splits: Sequence[str], features: Sequence[str], positives_only: bool,
+        self,
+        spec: FeatureSpec,
+        splits: Sequence[str],
+        features: Sequence[str],
+        positives_only: bool,
         part: Part | Newest | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._spec, self._features, self._part = spec, features, part
         self._label = spec.label if positives_only else None
         self._chooses = positives_only or part is not None

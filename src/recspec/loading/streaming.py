@@ -52,8 +52,10 @@ class RowWeights:
         single: NDArray[np.float32] = weights.astype(np.float32)
         wrong = ~(np.isfinite(single) & (single > 0))
         if wrong.any():
-            raise DataError(f"feature '{self._name}', the weight of events: holds {single[wrong][0]:g}; expected "
-                            "numbers above 0 in every row (train.event_weights=ignore trains without)")  # fmt: skip
+            raise DataError(
+                f"feature '{self._name}', the weight of events: holds {single[wrong][0]:g}; expected "
+                "numbers above 0 in every row (train.event_weights=ignore trains without)"
+            )
         return single
 
     @cached_property

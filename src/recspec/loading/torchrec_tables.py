@@ -170,8 +170,9 @@ def with_torchrec(
     for name, module, key, weight in stores_of(model):
         if name in updates:
             place = shards.stores[name].place
-            made.stores[name] = TorchRecStore(place, weight, made.placement.plan, name, made.ranks, updates[name],
-                                              precision)  # fmt: skip
+            made.stores[name] = TorchRecStore(
+                place, weight, made.placement.plan, name, made.ranks, updates[name], precision
+            )
         if name in made:
             module.fetch[key] = partial(made.fetch, made.stores[name])
     return made
@@ -181,9 +182,15 @@ class TorchRecStore(Store):
     """A store whose rows, with their optimizer's state, TorchRec holds."""
 
     def __init__(
-        self, place: int, weight: nn.Parameter, plan: ShardingPlan, name: str, ranks: Ranks,
-        update: kernels.FusedUpdate | None, precision: str,
-    ) -> None:  # fmt: skip
+        self,
+        place: int,
+        weight: nn.Parameter,
+        plan: ShardingPlan,
+        name: str,
+        ranks: Ranks,
+        update: kernels.FusedUpdate | None,
+        precision: str,
+    ) -> None:
         super().__init__(place, weight, plan, name, ranks)
         self.update = update
         self.tables: dict[str, Table] = {}
@@ -268,9 +275,12 @@ class TorchRecStore(Store):
 
 
 def _shard(
-    tables: Mapping[str, Table], pieces: Mapping[str, Sequence[Piece]], ranks: Ranks,
-    update: kernels.FusedUpdate | None, precision: str,
-) -> Any:  # fmt: skip
+    tables: Mapping[str, Table],
+    pieces: Mapping[str, Sequence[Piece]],
+    ranks: Ranks,
+    update: kernels.FusedUpdate | None,
+    precision: str,
+) -> Any:
     from fbgemm_gpu.split_embedding_configs import EmbOptimType
     from torchrec.distributed.embedding import EmbeddingCollectionSharder
     from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs_registry

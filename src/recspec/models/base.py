@@ -84,10 +84,12 @@ def scores_of_sums(ours: Tensor, theirs: Tensor, floats: int, score: Callable[[T
         return score(ours.unsqueeze(1) + theirs)
     wide = max(1, floats // max(1, theirs.shape[1]))  # items of a block
     step = max(1, wide // max(1, len(theirs)))  # requests of a block
-    return torch.cat([
-        torch.cat([score(part.unsqueeze(1) + some) for some in torch.split(theirs, wide)], dim=1)
-        for part in torch.split(ours, step)
-    ])  # fmt: skip
+    return torch.cat(
+        [
+            torch.cat([score(part.unsqueeze(1) + some) for some in torch.split(theirs, wide)], dim=1)
+            for part in torch.split(ours, step)
+        ]
+    )
 
 
 def counts_of(name: str) -> str:

@@ -54,13 +54,16 @@ class Dlrm(Tabular):
         {
             **TRAINING_SPACE,
             "embedding_dim,bottom": [
-                (8, (64, 8)), (16, (64, 16)), (32, (128, 32)), (64, (256, 64)),
+                (8, (64, 8)),
+                (16, (64, 16)),
+                (32, (128, 32)),
+                (64, (256, 64)),
             ],
             "top": WIDTHS_SPACE,
             "dropout": "0.0..0.6",
             "train.parts.embeddings.weight_decay": DECAY_SPACE,
         }
-    )  # fmt: skip
+    )
     settings: DlrmSettings
 
     @classmethod

@@ -50,8 +50,16 @@ class FittedModel(Model):
     """
 
     reads: ClassVar[tuple[str, ...]] = (
-        "train_splits", "metric", "minutes", "valid_users", "seed", "threads", "affinity", "mlflow", "tensorboard",
-    )  # fmt: skip
+        "train_splits",
+        "metric",
+        "minutes",
+        "valid_users",
+        "seed",
+        "threads",
+        "affinity",
+        "mlflow",
+        "tensorboard",
+    )
     """Settings of training that it reads."""
 
     libraries: ClassVar[tuple[str, ...]] = ("scipy",)

@@ -29,9 +29,19 @@ from recspec.models.interactions import Interactions
 from recspec.models.layers import RowsHeld
 
 COMBINATIONS = (
-    (64, 3.0, 3.0), (64, 10.0, 10.0), (16, 3.0, 1.0), (64, 1.0, 1.0), (16, 1.0, 3.0), (64, 30.0, 30.0),
-    (128, 10.0, 10.0), (16, 10.0, 3.0), (128, 3.0, 3.0), (64, 10.0, 3.0), (32, 30.0, 10.0), (16, 3.0, 3.0),
-)  # fmt: skip
+    (64, 3.0, 3.0),
+    (64, 10.0, 10.0),
+    (16, 3.0, 1.0),
+    (64, 1.0, 1.0),
+    (16, 1.0, 3.0),
+    (64, 30.0, 30.0),
+    (128, 10.0, 10.0),
+    (16, 10.0, 3.0),
+    (128, 3.0, 3.0),
+    (64, 10.0, 3.0),
+    (32, 30.0, 10.0),
+    (16, 3.0, 3.0),
+)
 """Factors, L2 strength in multiples of `Interactions.scale`, and alpha, compared on valid in this order.
 
 What matters is l2 relative to alpha: equal ones are best or near with 64 factors; l2 of ten times alpha and more

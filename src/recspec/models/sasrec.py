@@ -156,9 +156,10 @@ class SasRec(TrainedItemModel):
             "blocks": (1 + dense, described),
             "length": (LENGTHS[dense], described),
             "dropout": (0.5 if of_item < DENSE_ITEMS else 0.2, described),
-            "loss": ("full", "a softmax over all items costs little") if full
+            "loss": ("full", "a softmax over all items costs little")
+            if full
             else ("sampled", f"a softmax over {facts.items:,} items would cost too much"),
-        }  # fmt: skip
+        }
         if not full:
             found["num_negatives"] = (2048, "as many as cost little, shared by the events of a step")
         return found

@@ -106,10 +106,14 @@ class Tabular(Model):
             return self._pairs(ours, theirs)
         wide = max(1, at_once(base.SCORE_FLOATS, self.device) // self.pair_floats)  # items of a block
         step = max(1, wide // count)  # requests of a block
-        return torch.cat([
-            torch.cat([self._pairs(_rows(ours, at, step), _rows(theirs, to, wide)) for to in range(0, count, wide)], 1)
-            for at in range(0, num_rows(request), step)
-        ])  # fmt: skip
+        return torch.cat(
+            [
+                torch.cat(
+                    [self._pairs(_rows(ours, at, step), _rows(theirs, to, wide)) for to in range(0, count, wide)], 1
+                )
+                for at in range(0, num_rows(request), step)
+            ]
+        )
 
     def _columns_of(self, batch: Batch) -> list[Part]:
         """The parts of x_0 from a batch's features, (rows, n), with their columns in x_0.

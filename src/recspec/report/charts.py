@@ -72,9 +72,14 @@ def lines(
         for place, each in enumerate(series):
             few = len(each.x) <= MOST_HOVERED
             chart.axes.plot(
-                each.x, each.y, color=_colour(place), linewidth=1.8, linestyle=_dash(place),
-                marker=MARKERS[place % len(MARKERS)] if few and len(each.x) <= 30 else None, markersize=4,
-            )  # fmt: skip
+                each.x,
+                each.y,
+                color=_colour(place),
+                linewidth=1.8,
+                linestyle=_dash(place),
+                marker=MARKERS[place % len(MARKERS)] if few and len(each.x) <= 30 else None,
+                markersize=4,
+            )
             if few:
                 chart.hover(each.x, each.y, each.hover)
         for at in (marks or {}).values():
@@ -130,8 +135,15 @@ def grouped(
     with _drawing() as chart:
         for place, (who, heights) in enumerate(series.items()):
             at = np.arange(len(labels)) + (place - (count - 1) / 2) * 0.8 / count
-            bars = chart.axes.bar(at, heights, 0.8 / count, color=_colour(place), edgecolor=INK, linewidth=0.3,
-                                  hatch=HATCHES[place % len(HATCHES)])  # fmt: skip
+            bars = chart.axes.bar(
+                at,
+                heights,
+                0.8 / count,
+                color=_colour(place),
+                edgecolor=INK,
+                linewidth=0.3,
+                hatch=HATCHES[place % len(HATCHES)],
+            )
             told = [f"{label}: {value:,.4g}" for label, value in zip(labels, heights, strict=True)]
             chart.hover_patches(bars, [f"{who}, {text}" for text in told])
         if level is not None:
@@ -168,8 +180,15 @@ def reliability(name: str, series: Sequence[Series], *, title: str) -> Markup:
         top = max((float(np.max(v)) for each in series for v in (each.x, each.y) if len(v)), default=1.0)
         chart.axes.plot([0, top], [0, top], color=SOFT, linewidth=1, linestyle=(0, (4, 3)))
         for place, each in enumerate(series):
-            chart.axes.plot(each.x, each.y, color=_colour(place), linestyle=_dash(place), linewidth=1.4,
-                            marker=MARKERS[place % len(MARKERS)], markersize=5)  # fmt: skip
+            chart.axes.plot(
+                each.x,
+                each.y,
+                color=_colour(place),
+                linestyle=_dash(place),
+                linewidth=1.4,
+                marker=MARKERS[place % len(MARKERS)],
+                markersize=5,
+            )
             chart.hover(each.x, each.y, each.hover)
         chart.label("mean probability", "share of positives")
         svg = chart.svg(name, title, _described(series, "mean probability", "share of positives"))
@@ -213,12 +232,17 @@ def legend(place: int, name: str, *, patch: bool = False) -> Markup:
             for at in (4, 8, 12)
             if HATCHES[place % len(HATCHES)] == "///"
         ]
-        sample += [tag("circle", cx=at, cy=6, r=1.2, fill="var(--ink)")
-                   for at in (6, 12, 18) if HATCHES[place % len(HATCHES)] == "..."]  # fmt: skip
+        sample += [
+            tag("circle", cx=at, cy=6, r=1.2, fill="var(--ink)")
+            for at in (6, 12, 18)
+            if HATCHES[place % len(HATCHES)] == "..."
+        ]
     else:
         dash = DASHES[place % len(DASHES)] or None
-        sample = [tag("line", x1=0, x2=24, y1=6, y2=6, stroke=colour, stroke_width=2, stroke_dasharray=dash),
-                  _marker(place, colour)]  # fmt: skip
+        sample = [
+            tag("line", x1=0, x2=24, y1=6, y2=6, stroke=colour, stroke_width=2, stroke_dasharray=dash),
+            _marker(place, colour),
+        ]
     svg = tag("svg", *sample, width=24, height=12, viewBox="0 0 24 12", aria_hidden="true")
     return tag("span", svg, " ", plain(name, 60), class_="key")
 
@@ -267,11 +291,19 @@ def _drawing() -> Iterator[_Chart]:
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(
             {
-                "svg.fonttype": "none", "svg.hashsalt": "recspec", "text.parse_math": False,
-                "axes.unicode_minus": False, "axes.formatter.useoffset": False, "font.size": 10, "axes.edgecolor": LINE,
-                "axes.labelcolor": SOFT, "xtick.color": SOFT, "ytick.color": SOFT, "hatch.linewidth": 0.5,
+                "svg.fonttype": "none",
+                "svg.hashsalt": "recspec",
+                "text.parse_math": False,
+                "axes.unicode_minus": False,
+                "axes.formatter.useoffset": False,
+                "font.size": 10,
+                "axes.edgecolor": LINE,
+                "axes.labelcolor": SOFT,
+                "xtick.color": SOFT,
+                "ytick.color": SOFT,
+                "hatch.linewidth": 0.5,
             }
-        )  # fmt: skip
+        )
         yield _Chart()
 
 
@@ -330,11 +362,20 @@ class _Chart:
         written = io.StringIO()
         self.figure.savefig(written, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
         root = ElementTree.fromstring(written.getvalue())
-        labels = [tag("title", plain(title), id=f"{name}-title"),
-                  tag("desc", plain(description, 600), id=f"{name}-desc")]  # fmt: skip
+        labels = [
+            tag("title", plain(title), id=f"{name}-title"),
+            tag("desc", plain(description, 600), id=f"{name}-desc"),
+        ]
         kept = [_element(child, name, self.tooltips) for child in root]
-        return tag("svg", labels, kept, viewBox=root.get("viewBox"), class_="chart", role="img",
-                   aria_labelledby=f"{name}-title {name}-desc")  # fmt: skip
+        return tag(
+            "svg",
+            labels,
+            kept,
+            viewBox=root.get("viewBox"),
+            class_="chart",
+            role="img",
+            aria_labelledby=f"{name}-title {name}-desc",
+        )
 
 
 def _element(node: ElementTree.Element, name: str, tooltips: Mapping[str, str]) -> Markup | None:

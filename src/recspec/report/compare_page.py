@@ -174,15 +174,20 @@ def _runs_table(runs: Sequence[RunFacts], beside: Paired) -> Markup:
         record, drawn = run.data_record, Markup("")
         if found is not None:
             drawn = charts.whisker(found.low, found.value, found.high, least, most, runs.index(run))
-        rows.append([
-            tag("strong", run.name), run.card.model,
-            num(None if found is None else found.value, best=run is best),
-            num(None, "–" if found is None else interval_text(found)),
-            drawing(drawn),
-            _apart(runs[0], run, beside), num(run.start.get("parameters")),
-            num(run.card.trained.get("seconds"), duration(run.card.trained.get("seconds"))),
-            num(_size(run), size(_size(run))), "–" if record is None else record.name,
-        ])  # fmt: skip
+        rows.append(
+            [
+                tag("strong", run.name),
+                run.card.model,
+                num(None if found is None else found.value, best=run is best),
+                num(None, "–" if found is None else interval_text(found)),
+                drawing(drawn),
+                _apart(runs[0], run, beside),
+                num(run.start.get("parameters")),
+                num(run.card.trained.get("seconds"), duration(run.card.trained.get("seconds"))),
+                num(_size(run), size(_size(run))),
+                "–" if record is None else record.name,
+            ]
+        )
     heads = [
         "Run",
         "Model",
@@ -196,8 +201,9 @@ def _runs_table(runs: Sequence[RunFacts], beside: Paired) -> Markup:
         "Data",
     ]
     direction = "lower" if is_lower_better(metric) else "higher"
-    return table(f"The runs by {metric}, {direction} is better; ★ marks one that is clearly better than all others",
-                 heads, rows)  # fmt: skip
+    return table(
+        f"The runs by {metric}, {direction} is better; ★ marks one that is clearly better than all others", heads, rows
+    )
 
 
 def _clearly_best(order: Sequence[RunFacts]) -> RunFacts | None:
@@ -226,13 +232,19 @@ def _differences(base: RunFacts, other: RunFacts, pair: Pair) -> Markup:
     for name in sorted(pair.comparisons, key=lambda each: each != pair.main):
         found = pair.comparisons[name]
         reach = max(abs(found.low), abs(found.high), 1e-12)
-        rows.append([
-            tag("strong", name) if name == pair.main else name, num(found.ours), num(found.theirs),
-            num(found.difference, signed(found.difference)), num(None, f"{signed(found.low)} to {signed(found.high)}"),
-            drawing(_around_zero(found.low, found.difference, found.high, reach)),
-            num(found.p_value, p_value(found.p_value)), num(found.p_permutation, p_value(found.p_permutation)),
-            _judged(base, other, pair, name),
-        ])  # fmt: skip
+        rows.append(
+            [
+                tag("strong", name) if name == pair.main else name,
+                num(found.ours),
+                num(found.theirs),
+                num(found.difference, signed(found.difference)),
+                num(None, f"{signed(found.low)} to {signed(found.high)}"),
+                drawing(_around_zero(found.low, found.difference, found.high, reach)),
+                num(found.p_value, p_value(found.p_value)),
+                num(found.p_permutation, p_value(found.p_permutation)),
+                _judged(base, other, pair, name),
+            ]
+        )
     heads = [
         "Metric",
         f"#{base.name}",
@@ -314,14 +326,32 @@ def _gains(name: str, base: RunFacts, other: RunFacts, users: Users) -> Iterator
     gains = users.gains
     reach = float(np.abs(gains).max()) or 1.0
     counts, edges = np.histogram(gains, np.linspace(-reach, reach, BINS + 1))
-    drawn = [charts.columns(f"{name}-spread", edges.tolist(), counts.tolist(), title="Gains of single users",
-                            x=f"gain in {_word(users.metric)}", y="users")]  # fmt: skip
+    drawn = [
+        charts.columns(
+            f"{name}-spread",
+            edges.tolist(),
+            counts.tolist(),
+            title="Gains of single users",
+            x=f"gain in {_word(users.metric)}",
+            y="users",
+        )
+    ]
     if len(ranges) > 1:
         found = [each.gain for each in ranges]
         title = "Mean gain by the user's activity, with 95 % intervals"
-        drawn.insert(0, charts.ranges(f"{name}-ranges", [each.name for each in ranges], [each.value for each in found],
-                     [each.low for each in found], [each.high for each in found], title=title, x=users.what,
-                     y="gain"))  # fmt: skip
+        drawn.insert(
+            0,
+            charts.ranges(
+                f"{name}-ranges",
+                [each.name for each in ranges],
+                [each.value for each in found],
+                [each.low for each in found],
+                [each.high for each in found],
+                title=title,
+                x=users.what,
+                y="gain",
+            ),
+        )
     yield side_by_side(*drawn)
     if ranges:
         rows: list[list[Child | Cell]] = []
@@ -329,12 +359,19 @@ def _gains(name: str, base: RunFacts, other: RunFacts, users: Users) -> Iterator
             up, down = each.users.shares
             gain = each.gain
             told = "gain" if gain.value > 0 else "lose"
-            rows.append([
-                each.name, num(len(each.users.ids)), num(float(each.users.base.mean())),
-                num(float(each.users.other.mean())), num(gain.value, signed(gain.value)),
-                num(None, f"{signed(gain.low)} to {signed(gain.high)}"), num(up, percent(up)),
-                num(down, percent(down)), f"they {told}" if gain.is_clear else "not clear",
-            ])  # fmt: skip
+            rows.append(
+                [
+                    each.name,
+                    num(len(each.users.ids)),
+                    num(float(each.users.base.mean())),
+                    num(float(each.users.other.mean())),
+                    num(gain.value, signed(gain.value)),
+                    num(None, f"{signed(gain.low)} to {signed(gain.high)}"),
+                    num(up, percent(up)),
+                    num(down, percent(down)),
+                    f"they {told}" if gain.is_clear else "not clear",
+                ]
+            )
         heads = [
             users.what.capitalize(),
             "#Users",
@@ -478,8 +515,11 @@ def curves_section(runs: Runs) -> Section:
 def settings_section(runs: Runs) -> Section:
     """What differs between the runs' settings."""
     body: list[Child] = []
-    for title, held in (("Data", [_data(run) for run in runs]), ("Model", [run.card.settings for run in runs]),
-                        ("Training", [run.card.train for run in runs])):  # fmt: skip
+    for title, held in (
+        ("Data", [_data(run) for run in runs]),
+        ("Model", [run.card.settings for run in runs]),
+        ("Training", [run.card.train for run in runs]),
+    ):
         names = dict.fromkeys(name for each in held for name in each)
         different = [name for name in names if len({_text(each.get(name, "–")) for each in held}) > 1]
         if different:
@@ -498,14 +538,26 @@ def cost_section(runs: Runs) -> Section:
         peak = run.record.peak_memory if run.record is not None else None
         whole = run.record.seconds if run.record is not None else None
         device = str(run.card.trained.get("device", "–"))
-        rows.append([
-            tag("strong", run.name), num(seconds, duration(seconds)), num(whole, duration(whole)),
-            num(peak, size(peak)), num(len([*run.of("epoch")]) or None), num(run.start.get("parameters")), device,
-        ])  # fmt: skip
+        rows.append(
+            [
+                tag("strong", run.name),
+                num(seconds, duration(seconds)),
+                num(whole, duration(whole)),
+                num(peak, size(peak)),
+                num(len([*run.of("epoch")]) or None),
+                num(run.start.get("parameters")),
+                device,
+            ]
+        )
     heads = ["Run", "#Training", "#Whole command", "#Peak memory", "#Epochs", "#Parameters", "Device"]
     body: list[Child] = [table("What the runs took", heads, rows), tag("h3", "Make them again")]
-    body.append(command(*(train_command(run) for run in runs), *(evaluate_command(run) for run in runs),
-                        ["recspec", "report", *(run.path for run in runs)]))  # fmt: skip
+    body.append(
+        command(
+            *(train_command(run) for run in runs),
+            *(evaluate_command(run) for run in runs),
+            ["recspec", "report", *(run.path for run in runs)],
+        )
+    )
     body.append(soft("Each run has a report of its own: recspec report RUN."))
     return Section("cost", "Cost and commands", tuple(body))
 
@@ -518,8 +570,9 @@ def _slices(runs: Runs, by: str, held: Sequence[Mapping[str, Any]], metric: str)
         for each in held:
             values, errors = (numbers(mapping(each, name, of)) for of in ("metrics", "standard_errors"))
             found.append(of_metric(metric, values[metric], errors.get(metric)) if metric in values else None)
-        row += [num(None) if one is None else num(one.value, f"{number(one.value)} ({interval_text(one)})")
-                for one in found]  # fmt: skip
+        row += [
+            num(None) if one is None else num(one.value, f"{number(one.value)} ({interval_text(one)})") for one in found
+        ]
         rows.append(row)
     return table(f"{metric} by {by}", ["Slice", "#Users or rows", *(f"#{run.name}" for run in runs)], rows)
 
@@ -541,10 +594,16 @@ def compare_page(runs: Sequence[RunFacts]) -> str:
     told = f" beside {', '.join(names[1:])}. A difference is the other run's metric minus that of {names[0]}."
     lead = tag("p", tag("strong", names[0]), told, class_="lead")
     sections = [
-        verdict_section(runs, beside), differences_section(runs, beside), users_section(runs, beside),
-        slices_section(runs, beside), exposure_section(runs), lists_section(runs, beside), curves_section(runs),
-        settings_section(runs), cost_section(runs),
-    ]  # fmt: skip
+        verdict_section(runs, beside),
+        differences_section(runs, beside),
+        users_section(runs, beside),
+        slices_section(runs, beside),
+        exposure_section(runs),
+        lists_section(runs, beside),
+        curves_section(runs),
+        settings_section(runs),
+        cost_section(runs),
+    ]
     if not any(run.has_users for run in runs):  # they score rows and recommend nothing
         sections = [each for each in sections if each.name not in ("users", "exposure", "lists")]
     return page(f"Comparison of {' and '.join([', '.join(names[:-1]), names[-1]])}", lead, sections)

@@ -283,8 +283,11 @@ def leaks_of(spec: FeatureSpec) -> Leaks:
         found.remarks.append("There are no two splits to compare, so nothing was looked for.")
         return found
     if not spec.has_series:
-        told = [f"Column '{name}' alone orders the labels of train with AUC {auc:.4f}. Make sure that its value is "
-                "known before the label is." for name, auc in label_columns(spec).items()]  # fmt: skip
+        told = [
+            f"Column '{name}' alone orders the labels of train with AUC {auc:.4f}. Make sure that its value is "
+            "known before the label is."
+            for name, auc in label_columns(spec).items()
+        ]
         _add(found, told, f"No column alone orders the labels of train as well as AUC {LABEL_AUC}.")
         _rows_in_train(spec, held_out, found)
     if _has(spec, "item"):

@@ -167,8 +167,9 @@ def _over_time(figures: DatasetFigures, what: str) -> Markup | None:
             for label, each in zip(labels, share.tolist(), strict=True)
         ]
         series.append(charts.Series(name, np.arange(len(share)), 100 * share, told))
-    return charts.lines("over-time", series, title=f"When the {what} of each split happened", x="", y="% of the split",
-                        names=labels)  # fmt: skip
+    return charts.lines(
+        "over-time", series, title=f"When the {what} of each split happened", x="", y="% of the split", names=labels
+    )
 
 
 def _moments(seconds: Sequence[float], span: float) -> list[str]:
@@ -201,8 +202,11 @@ def _leaks(leaks: Leaks) -> Iterator[Child]:
         for each in leaks.suspected:
             yield note(tag("strong", "Suspected leak: "), each, kind="bad")
     else:
-        yield note(tag("strong", "No leak is suspected. "), "The checks below are simple: they look at one column at a "
-                   "time, and at an even sample of large splits.", kind="good")  # fmt: skip
+        yield note(
+            tag("strong", "No leak is suspected. "),
+            "The checks below are simple: they look at one column at a time, and at an even sample of large splits.",
+            kind="good",
+        )
     if leaks.remarks:
         yield tag("h3", "Good to know")
         yield tag("ul", [tag("li", coded(each)) for each in leaks.remarks])
@@ -244,8 +248,9 @@ def _features(spec: FeatureSpec, card: Card, names: RawNames) -> Markup:
         if of.cardinality is not None or _is_filled(of, names.encoder(name)):
             share = of.zero_share
         told = percent(share) if of.cardinality is not None else _up_to(share)
-        rows.append([name, ", ".join(of.roles), _kind(of), num(ids), num(occur), num(share, told),
-                     num(None, _lengths(of))])  # fmt: skip
+        rows.append(
+            [name, ", ".join(of.roles), _kind(of), num(ids), num(occur), num(share, told), num(None, _lengths(of))]
+        )
     heads = ["Feature", "Roles", "Kind", "#Ids", "#Ids that occur", "#Missing or unknown", "#Values in a list"]
     return table("Features over all splits", heads, rows)
 
@@ -315,13 +320,25 @@ def _numbers(numbers: object, split: str) -> Iterator[Child]:
     if not held:
         return
     rows = [
-        [name, num(of.filled, _up_to(of.filled)),
-         *(num(each, data_number(each)) for each in (*of.quantiles, of.mean)),
-         "raw" if of.is_raw else "prepared"]
+        [
+            name,
+            num(of.filled, _up_to(of.filled)),
+            *(num(each, data_number(each)) for each in (*of.quantiles, of.mean)),
+            "raw" if of.is_raw else "prepared",
+        ]
         for name, of in held.items()
-    ]  # fmt: skip
-    heads = ["Feature", "#Missing", "#Least", "#Lower quarter", "#Median", "#Upper quarter", "#Largest", "#Mean",
-             "Units"]  # fmt: skip
+    ]
+    heads = [
+        "Feature",
+        "#Missing",
+        "#Least",
+        "#Lower quarter",
+        "#Median",
+        "#Upper quarter",
+        "#Largest",
+        "#Mean",
+        "Units",
+    ]
     yield table(f"Numbers of {split}", heads, rows)
     if any(of.filled for of in held.values()):
         yield soft("Where a missing number holds the mean, the other columns and the charts leave these rows out.")

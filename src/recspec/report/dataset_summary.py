@@ -140,15 +140,19 @@ class _Figures:
         feature, some = self.feature, self.count > 0
         read = some or bool(self.lengths.any())
         return FeatureCard(
-            roles=spec.roles_of(name), dtype=str(spec.storage_dtype(name)), cardinality=feature.cardinality,
-            vocabulary=spec.vocabulary(name) if feature.is_categorical else None, length=feature.length,
+            roles=spec.roles_of(name),
+            dtype=str(spec.storage_dtype(name)),
+            cardinality=feature.cardinality,
+            vocabulary=spec.vocabulary(name) if feature.is_categorical else None,
+            length=feature.length,
             vector=feature.vector,
-            minimum=self.minimum if some else None, maximum=self.maximum if some else None,
+            minimum=self.minimum if some else None,
+            maximum=self.maximum if some else None,
             mean=self.total / self.count if some and not feature.is_categorical else None,
             distinct=int(self.seen.sum()) if feature.is_categorical and self.seen is not None and read else None,
             zero_share=self.zeros / self.count if some else None,
             list_lengths=_quantiles(self.lengths) if feature.is_list and not feature.is_vector and read else None,
-        )  # fmt: skip
+        )
 
 
 def _quantiles(counts: NDArray[np.int64]) -> dict[str, float]:

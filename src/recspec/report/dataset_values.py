@@ -83,8 +83,10 @@ class RawNames:
         if isinstance(encoder, VocabularyEncoder) and self.encoders is not None:
             known = self.encoders.vocabulary_of(name)
             inside = np.where((ids > 0) & (ids <= len(known)), ids, 0)
-            raw = [str(each) if each is not None else f"id {number}"
-                   for each, number in zip(known.decode(inside).to_pylist(), ids.tolist(), strict=True)]  # fmt: skip
+            raw = [
+                str(each) if each is not None else f"id {number}"
+                for each, number in zip(known.decode(inside).to_pylist(), ids.tolist(), strict=True)
+            ]
         elif isinstance(encoder, BucketEncoder):
             raw = [_bucket(encoder, number) for number in ids.tolist()]
         else:
@@ -129,8 +131,11 @@ def top_values(
     Hashed features are left out, because nothing tells what their ids stand for; so are those of very many ids.
     """
     wanted = [name for name in spec.inputs(categorical=True) if only is None or name in only]
-    held = [name for name in spec.columns(split) if name in wanted and _is_countable(spec, name)
-            and not _is_hashed(names.encoder(name))]  # fmt: skip
+    held = [
+        name
+        for name in spec.columns(split)
+        if name in wanted and _is_countable(spec, name) and not _is_hashed(names.encoder(name))
+    ]
     counts = {name: np.zeros(spec.num_ids(name), np.int64) for name in held}
     for block in open_split(spec, split, held).batches(BLOCK) if held else ():
         for name in held:
@@ -158,9 +163,13 @@ def numbers_of(spec: FeatureSpec, split: str, names: RawNames) -> Mapping[str, N
             counts, edges = np.histogram(values, 24)
             cuts = np.quantile(values, (0, 0.25, 0.5, 0.75, 1)).tolist()
             found[name] = Numbers(
-                tuple(cuts), float(values.mean()), tuple(edges.tolist()), tuple(counts.tolist()), is_raw,
+                tuple(cuts),
+                float(values.mean()),
+                tuple(edges.tolist()),
+                tuple(counts.tolist()),
+                is_raw,
                 None if filled is None else float(filled.mean()),
-            )  # fmt: skip
+            )
     return found
 
 

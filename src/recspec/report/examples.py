@@ -129,8 +129,14 @@ class Examples:
         seen = predictor.recommender.seen
         known = seen.known_of(number).numpy() if 0 <= number < len(self._lengths) else np.zeros(0, np.int64)
         length = int(self._lengths[number]) if 0 <= number < len(self._lengths) else 0
-        return Shown(user, length, history, frozenset(self._raw("item", held)), self._titled(held),
-                     tuple(np.isin(held, known).tolist()))  # fmt: skip
+        return Shown(
+            user,
+            length,
+            history,
+            frozenset(self._raw("item", held)),
+            self._titled(held),
+            tuple(np.isin(held, known).tolist()),
+        )
 
     def _held(self, number: int) -> NDArray[np.int64]:
         """Items of a user's held-out positives."""

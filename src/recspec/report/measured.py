@@ -85,9 +85,10 @@ class Answer:
     def title(self) -> str:
         """Split and protocol in words."""
         words = {
-            "full": "every user, all items ranked", "sampled": "each list's own candidates ranked",
+            "full": "every user, all items ranked",
+            "sampled": "each list's own candidates ranked",
             "rows": "every row scored",
-        }  # fmt: skip
+        }
         return f"{self.saved.split}: {words.get(self.protocol, self.protocol)}"
 
     @cached_property
@@ -384,8 +385,9 @@ def pairs_of(base: RunFacts, other: RunFacts) -> tuple[list[Pair], list[str]]:
                 if elsewhere := [
                     run for run, saved in ((base, ours), (other, theirs)) if run.was_trained_elsewhere(saved)
                 ]:
-                    reasons |= dict.fromkeys(f"{run.name} was trained on other data than it was measured on."
-                                             for run in elsewhere)  # fmt: skip
+                    reasons |= dict.fromkeys(
+                        f"{run.name} was trained on other data than it was measured on." for run in elsewhere
+                    )
                     continue
                 try:
                     values = pair(ours, theirs, protocol)

@@ -209,8 +209,13 @@ def page(title: str, lead: Child, sections: Sequence[Section]) -> str:
 
 
 def _section(section: Section) -> Markup:
-    return tag("section", tag("h2", section.title, id=f"{section.name}-title"), *section.body, id=section.name,
-               aria_labelledby=f"{section.name}-title")  # fmt: skip
+    return tag(
+        "section",
+        tag("h2", section.title, id=f"{section.name}-title"),
+        *section.body,
+        id=section.name,
+        aria_labelledby=f"{section.name}-title",
+    )
 
 
 def _digest(text: str) -> str:
@@ -254,15 +259,24 @@ def table(
     A head that begins with `#` is of numbers, an empty one of small charts.
     """
     held = [[each if isinstance(each, Cell) else Cell(each) for each in row] for row in rows]
-    first = [tag("th", head.removeprefix("#"), scope="col", class_="n" if head.startswith("#") else None) if head
-             else tag("td") for head in heads]  # fmt: skip
+    first = [
+        tag("th", head.removeprefix("#"), scope="col", class_="n" if head.startswith("#") else None)
+        if head
+        else tag("td")
+        for head in heads
+    ]
     body = [
         tag("tr", *(_cell(cell, "th" if named and not place else "td") for place, cell in enumerate(row)))
         for row in held
     ]
     can_sort = sorts and len(held) > 2
-    made = tag("table", tag("caption", plain(caption)), tag("thead", tag("tr", *first)), tag("tbody", *body),
-               class_="sorts" if can_sort else None)  # fmt: skip
+    made = tag(
+        "table",
+        tag("caption", plain(caption)),
+        tag("thead", tag("tr", *first)),
+        tag("tbody", *body),
+        class_="sorts" if can_sort else None,
+    )
     return tag("div", made, class_="scroll", role="region", aria_label=plain(caption), tabindex="0")
 
 

@@ -68,8 +68,11 @@ def _plan_body(run: RunFacts) -> Iterator[Child]:
 def _tried(run: RunFacts) -> Child:
     """Settings that were tried, and which were chosen; None if none were."""
     held = run.card.trained.get("tried")
-    tried = [(_settings_text(each.get("settings")), real(each.get("value"))) for each in held if isinstance(each, dict)
-             ] if isinstance(held, list) else []  # fmt: skip
+    tried = (
+        [(_settings_text(each.get("settings")), real(each.get("value"))) for each in held if isinstance(each, dict)]
+        if isinstance(held, list)
+        else []
+    )
     known = [value for _, value in tried if value is not None]
     if not known:
         return None
@@ -247,8 +250,11 @@ def _summary(run: RunFacts) -> Iterator[Child]:
             yield note(problem)
     summary = run.spec.metadata.get("summary")
     held = summary if isinstance(summary, dict) else {}
-    shown = {name.replace("_", " ").capitalize(): number(value) for name, value in held.items()
-             if isinstance(value, (int, float, str))}  # fmt: skip
+    shown = {
+        name.replace("_", " ").capitalize(): number(value)
+        for name, value in held.items()
+        if isinstance(value, (int, float, str))
+    }
     users, items, events = (real(held.get(name)) for name in ("users", "items", "interactions"))
     if users and items and events:
         shown["Density"] = percent(events / (users * items), 2)
@@ -300,9 +306,18 @@ def _examples_body(run: RunFacts) -> Iterator[Child]:
 
 
 SECTIONS = (
-    verdict_section, metrics_section, slices_section, exposure_section, calibration_section, examples_section,
-    curves_section, data_section, plan_section, cost_section, reproduce_section,
-)  # fmt: skip
+    verdict_section,
+    metrics_section,
+    slices_section,
+    exposure_section,
+    calibration_section,
+    examples_section,
+    curves_section,
+    data_section,
+    plan_section,
+    cost_section,
+    reproduce_section,
+)
 
 
 def run_page(run: RunFacts) -> str:
@@ -310,7 +325,16 @@ def run_page(run: RunFacts) -> str:
     record = run.data_record
     data = f", trained on {record.name}" if record is not None else ""
     when = run.record.started if run.record is not None else ""
-    lead = tag("p", "Model ", tag("strong", run.card.model), data, f", {when[:10]}" if when else "", ". Folder ",
-               tag("code", str(run.path)), ".", class_="lead")  # fmt: skip
+    lead = tag(
+        "p",
+        "Model ",
+        tag("strong", run.card.model),
+        data,
+        f", {when[:10]}" if when else "",
+        ". Folder ",
+        tag("code", str(run.path)),
+        ".",
+        class_="lead",
+    )
     left_out = () if run.has_users else (exposure_section, examples_section)
     return page(f"Run {run.name}", lead, [section(run) for section in SECTIONS if section not in left_out])

@@ -87,8 +87,10 @@ def evaluate_command(run: RunFacts) -> list[str]:
 def _verdict(run: RunFacts) -> Iterator[Child]:
     answer = first_answer(run)
     if answer is None:
-        yield note("This run has not been evaluated on a test split yet, so this report can't say how good it is. "
-                   "What validation said in training stands under Learning curves. To fill this in:")  # fmt: skip
+        yield note(
+            "This run has not been evaluated on a test split yet, so this report can't say how good it is. "
+            "What validation said in training stands under Learning curves. To fill this in:"
+        )
         yield command(evaluate_command(run))
     else:
         yield from _judged(answer)
@@ -173,8 +175,10 @@ def _metrics_table(run: RunFacts, answer: Answer) -> Markup:
     scale = {who: of for who, of in held.items() if who != CONSTANT} or held  # it is too far away to compare the others
     least = min(of[main].low for of in scale.values())
     most = max(of[main].high for of in scale.values())
-    best = {name: (min if is_lower_better(name) else max)(of[name].value for of in held.values() if name in of)
-            for name in (main, *others)}  # fmt: skip
+    best = {
+        name: (min if is_lower_better(name) else max)(of[name].value for of in held.values() if name in of)
+        for name in (main, *others)
+    }
     rows: list[list[Child | Cell]] = []
     for who in order:
         of = held[who]
@@ -290,9 +294,17 @@ def _slices_table(answer: Answer, by: str, parts: Mapping[str, Any]) -> Markup:
     rows: list[list[Child | Cell]] = []
     for name, part, values, found in held:
         few = " (few: read it with care)" if (real(part.get("count")) or 0) < 30 else ""
-        rows.append([f"{name}{few}", num(part.get("count")), num(found.value), num(None, interval_text(found)),
-                     drawing(charts.whisker(found.low, found.value, found.high, least, most)),
-                     _beside(found, of_all), *(num(values.get(each)) for each in others)])  # fmt: skip
+        rows.append(
+            [
+                f"{name}{few}",
+                num(part.get("count")),
+                num(found.value),
+                num(None, interval_text(found)),
+                drawing(charts.whisker(found.low, found.value, found.high, least, most)),
+                _beside(found, of_all),
+                *(num(values.get(each)) for each in others),
+            ]
+        )
     counted = "Rows" if answer.protocol == "rows" else "Users"
     heads = ["Slice", f"#{counted}", f"#{main}", "#95 % interval", "", "Beside all", *(f"#{name}" for name in others)]
     return table(f"Metrics by {by}; over all: {main} {number(of_all.value) if of_all else '–'}", heads, rows)
@@ -326,9 +338,15 @@ def exposure_chart(series: Mapping[str, list[float]]) -> Markup | None:
     held = {who: [100 * each for each in of] for who, of in series.items() if len(of) == len(PARTS)}
     if not held:
         return None
-    return charts.grouped("exposure", PARTS, held, title="Which items are recommended, from popular to rare",
-                          x="tenth of training's interactions, from the most popular items", y="% of recommendations",
-                          level=10)  # fmt: skip
+    return charts.grouped(
+        "exposure",
+        PARTS,
+        held,
+        title="Which items are recommended, from popular to rare",
+        x="tenth of training's interactions, from the most popular items",
+        y="% of recommendations",
+        level=10,
+    )
 
 
 def beyond_of(answer: Answer) -> dict[str, dict[str, float]]:
@@ -412,8 +430,15 @@ def _calibration_body(run: RunFacts) -> Iterator[Child]:
     yield from _judged_calibration(held)
     yield side_by_side(charts.reliability("reliability", [series], title="Probabilities and what came true"))
     rows = [[num(n), num(x), num(y), num(y - x)] for n, x, y in _bins(answer)]
-    yield details("The bins as a table", table("Bins of equally many rows", ["#Rows", "#Mean probability",
-                  "#Share of positives", "#Difference"], rows, named=False))  # fmt: skip
+    yield details(
+        "The bins as a table",
+        table(
+            "Bins of equally many rows",
+            ["#Rows", "#Mean probability", "#Share of positives", "#Difference"],
+            rows,
+            named=False,
+        ),
+    )
 
 
 def _judged_calibration(held: Mapping[str, object]) -> Iterator[Child]:
@@ -425,8 +450,13 @@ def _judged_calibration(held: Mapping[str, object]) -> Iterator[Child]:
     told = f"Calibration error {number(error)}; perfect probabilities would have {number(chance)} by chance on as "
     told += "many rows."
     if beyond:
-        yield note(coded(f"The probabilities are {of.get('lean')}. {told} `recspec train --resume --set "
-                   "train.calibration=temperature` mends that without changing any ranking."), kind="bad")  # fmt: skip
+        yield note(
+            coded(
+                f"The probabilities are {of.get('lean')}. {told} `recspec train --resume --set "
+                "train.calibration=temperature` mends that without changing any ranking."
+            ),
+            kind="bad",
+        )
     else:
         yield note(f"The probabilities come true. {told}", kind="good")
     loss, constant = real(held.get("log_loss")), real(held.get("log_loss_of_constant"))
@@ -530,6 +560,8 @@ def _varies(values: Any) -> bool:
 
 def _curves_table(epochs: Sequence[Mapping[str, Any]]) -> Markup:
     names = list(dict.fromkeys(name for each in epochs for name in _metrics(each)))[:12]
-    rows = [[number(each["epoch"]), number(each.get("train_loss")), *(number(_metric(each, name)) for name in names)]
-            for each in epochs]  # fmt: skip
+    rows = [
+        [number(each["epoch"]), number(each.get("train_loss")), *(number(_metric(each, name)) for name in names)]
+        for each in epochs
+    ]
     return table("Valid after each epoch", ["Epoch", "#Training loss", *(f"#{name}" for name in names)], rows)

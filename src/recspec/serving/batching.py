@@ -48,13 +48,16 @@ class Limits(config.Settings):
 
     max_batch_rows: int = Field(4096, ge=1, description="rows computed together")
     max_delay_ms: float = Field(
-        0.0, ge=0, le=10_000,
+        0.0,
+        ge=0,
+        le=10_000,
         description="milliseconds an idle model waits for more requests to batch; 0: it never waits",
-    )  # fmt: skip
+    )
     max_queue: int = Field(512, ge=1, description="waiting requests of a model; more are refused with 503")
     max_rows: int = Field(65_536, ge=1, description="rows of a request; more are refused with 413")
-    max_body_bytes: int = Field(32 << 20, ge=1024,
-                                description="bytes of a request's body; a larger one is refused with 413")  # fmt: skip
+    max_body_bytes: int = Field(
+        32 << 20, ge=1024, description="bytes of a request's body; a larger one is refused with 413"
+    )
     max_requests: int = Field(1024, ge=1, description="requests answered at once by each protocol; more get 503")
     max_held_bytes: int = Field(512 << 20, ge=1024, description="bytes of all requests being answered; more get 503")
     timeout_seconds: float = Field(
@@ -274,8 +277,9 @@ class Batcher:
 
     def _give_up(self) -> None:
         """Abandon a computation, for which no request waits any more."""
-        log.error("model '%s': a computation runs for more than %g s; it is given up", self.name,
-                  self.limits.timeout_seconds)  # fmt: skip
+        log.error(
+            "model '%s': a computation runs for more than %g s; it is given up", self.name, self.limits.timeout_seconds
+        )
         self._running, self.given_up = None, self.given_up + 1
         self._worker.work.put(None)
         self._worker = _Worker(f"model-{self.name}", self._initialize)

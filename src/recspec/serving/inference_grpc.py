@@ -200,8 +200,10 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
         max_rows, contents = self._repository.limits.max_rows, list(request.raw_input_contents)
         if not contents:
             head = _head(request, max_rows)
-            inputs = {each.name: _typed(each.name, each, shape)
-                      for each, (_, _, shape) in zip(request.inputs, head.inputs, strict=True)}  # fmt: skip
+            inputs = {
+                each.name: _typed(each.name, each, shape)
+                for each, (_, _, shape) in zip(request.inputs, head.inputs, strict=True)
+            }
         else:
             if len(contents) != len(request.inputs):
                 _head(request, max_rows)  # may know a better reason
@@ -210,8 +212,10 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
             del request.raw_input_contents[:]
             text = request.SerializeToString()
             head = _known_head(text, max_rows) if len(text) <= tensors.KNOWN_BYTES else _raw_head(text, max_rows)
-            inputs = {declared[0]: tensors.from_bytes(*declared, data)
-                      for declared, data in zip(head.inputs, contents, strict=True)}  # fmt: skip
+            inputs = {
+                declared[0]: tensors.from_bytes(*declared, data)
+                for declared, data in zip(head.inputs, contents, strict=True)
+            }
         return tensors.InferRequest(
             request.model_name, request.model_version, request.id, inputs, head.outputs, head.timeout
         )

@@ -78,25 +78,30 @@ def _json(kind: type[BaseModel]) -> dict[str, Any]:
 
 OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("post", "/rank"): Operation("rank", "The best candidates for one request", types.Ranking, body=types.RankRequest),
-    ("post", "/recommend"): Operation("recommend", "The best items for a user, basket or context", types.Recommendation,
-                                      body=types.RecommendRequest),
-    ("post", "/similar"): Operation("similar", "The items most like one", types.SimilarItems,
-                                    body=types.SimilarRequest),
-    ("post", "/predict"): Operation("predict", "The probability or score of each row", types.RowScores,
-                                    body=types.PredictRequest),
+    ("post", "/recommend"): Operation(
+        "recommend", "The best items for a user, basket or context", types.Recommendation, body=types.RecommendRequest
+    ),
+    ("post", "/similar"): Operation(
+        "similar", "The items most like one", types.SimilarItems, body=types.SimilarRequest
+    ),
+    ("post", "/predict"): Operation(
+        "predict", "The probability or score of each row", types.RowScores, body=types.PredictRequest
+    ),
     ("get", "/users"): Operation("users", "Users by part of their id or title", types.Users, query=types.FindRequest),
     ("get", "/items"): Operation("items", "Items by part of their id or title", types.Items, query=types.FindRequest),
-    ("post", "/catalogue"): Operation("catalogue", "Items with their fields in the catalogue", types.Catalogue,
-                                      body=types.CatalogueRequest),
-    ("get", "/columns"): Operation("columns", "Columns of items, contexts and rows, for forms", types.Columns,
-                                   query=types.ColumnsRequest),
+    ("post", "/catalogue"): Operation(
+        "catalogue", "Items with their fields in the catalogue", types.Catalogue, body=types.CatalogueRequest
+    ),
+    ("get", "/columns"): Operation(
+        "columns", "Columns of items, contexts and rows, for forms", types.Columns, query=types.ColumnsRequest
+    ),
     ("get", "/models"): Operation("models", "The models, the requests they answer, and their columns", types.Models),
     ("get", "/metrics"): Operation("metrics", "Counters and times, for Prometheus", "text/plain"),
     ("get", "/"): Operation("page", "A page to try a model on", "text/html"),
     ("get", "/report/{model}"): Operation("report", "The report of a model's run", "text/html", path=("model",)),
     ("get", "/docs"): Operation("docs", "These routes on a page", "text/html"),
     ("get", "/openapi.json"): Operation("openapi", "This document, OpenAPI 3.1", "application/json"),
-}  # fmt: skip
+}
 
 
 def document() -> dict[str, Any]:

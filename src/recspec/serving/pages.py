@@ -59,8 +59,10 @@ def page_text() -> str:
     text, style = (folder.joinpath(name).read_text(encoding="utf-8") for name in ("page.html", "page.css"))
     scripts = [folder.joinpath(name).read_text(encoding="utf-8") for name in SCRIPTS]
     script = "'use strict';\n{\n" + "\n".join(scripts) + "}\n"
-    parts = {'<link rel="stylesheet" href="page.css">': f"<style>{style}</style>",
-             '<script src="page.js"></script>': f"<script>{script}</script>"}  # fmt: skip
+    parts = {
+        '<link rel="stylesheet" href="page.css">': f"<style>{style}</style>",
+        '<script src="page.js"></script>': f"<script>{script}</script>",
+    }
     for place, part in parts.items():
         assert text.count(place) == 1, place
         text = text.replace(place, part)

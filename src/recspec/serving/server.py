@@ -76,8 +76,9 @@ class ServeSettings(config.Settings):
 
     host: str = Field("127.0.0.1", min_length=1, description="address to listen at; 0.0.0.0 admits other machines")
     http_port: int = Field(8000, ge=0, le=65_535, description="HTTP port; 0 picks a free one")
-    grpc_port: int | None = Field(8001, ge=0, le=65_535,
-                                  description="gRPC port; 0 picks a free one, none turns gRPC off")  # fmt: skip
+    grpc_port: int | None = Field(
+        8001, ge=0, le=65_535, description="gRPC port; 0 picks a free one, none turns gRPC off"
+    )
     allowed_hosts: tuple[str, ...] = Field((), description="further host names of the server")
     insecure: bool = Field(False, description="admit other machines without a token")
     tls_cert: Path | None = Field(None, description="certificate in PEM, with its chain; HTTPS and gRPC over TLS")
@@ -250,9 +251,14 @@ class Server:
                 from recspec.serving import inference_grpc
 
                 self._grpc, grpc_port = await inference_grpc.start(
-                    self.repository, self._access, settings.host, grpc_port, is_shared=shared is not None,
-                    max_connections=settings.max_connections, certificate=self._certificate,
-                )  # fmt: skip
+                    self.repository,
+                    self._access,
+                    settings.host,
+                    grpc_port,
+                    is_shared=shared is not None,
+                    max_connections=settings.max_connections,
+                    certificate=self._certificate,
+                )
         except BaseException:
             listening.close()
             await self.repository.close()
@@ -289,11 +295,17 @@ class Server:
         given = uvicorn.Config(
             self._app,
             http=partial(_Protocol, max_connections=settings.max_connections),  # type: ignore[arg-type]
-            ws="none", lifespan="off", log_config=None, access_log=False, server_header=False, proxy_headers=False,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
             timeout_keep_alive=settings.keep_alive_seconds,
             timeout_graceful_shutdown=max(1, round(settings.shutdown_seconds)),
-            ssl_certfile=settings.tls_cert, ssl_keyfile=settings.tls_key,
-        )  # fmt: skip
+            ssl_certfile=settings.tls_cert,
+            ssl_keyfile=settings.tls_key,
+        )
         server = _Http(given)
         # HTTP and gRPC end together, so uvicorn leaves signals alone.
         server.capture_signals = contextlib.nullcontext  # type: ignore[assignment, method-assign]

@@ -24,31 +24,58 @@ class ServerMetrics(Collector):
 
     def __init__(self) -> None:
         kept = self.registry = CollectorRegistry()
-        self.requests = Counter("recspec_requests_total",
-                                "Requests answered, by protocol, route, model (- for none) and status.",
-                                ("protocol", "route", "model", "status"), registry=kept)  # fmt: skip
-        self.rows = Counter("recspec_rows_total", "Rows scored through the Open Inference Protocol, by model.",
-                            ("model",), registry=kept)  # fmt: skip
-        self.batches = Counter("recspec_batches_total",
-                               "Batches computed for the Open Inference Protocol, by model.",
-                               ("model",), registry=kept)  # fmt: skip
-        self.rejected = Counter("recspec_rejected_total",
-                                "Requests refused or given up, by model and reason (queue, time, stuck).",
-                                ("model", "reason"), registry=kept)  # fmt: skip
-        self.loads = Counter("recspec_loads_total",
-                             "Models loaded, reloaded, unloaded or refused, by model and outcome.",
-                             ("model", "outcome"), registry=kept)  # fmt: skip
+        self.requests = Counter(
+            "recspec_requests_total",
+            "Requests answered, by protocol, route, model (- for none) and status.",
+            ("protocol", "route", "model", "status"),
+            registry=kept,
+        )
+        self.rows = Counter(
+            "recspec_rows_total",
+            "Rows scored through the Open Inference Protocol, by model.",
+            ("model",),
+            registry=kept,
+        )
+        self.batches = Counter(
+            "recspec_batches_total",
+            "Batches computed for the Open Inference Protocol, by model.",
+            ("model",),
+            registry=kept,
+        )
+        self.rejected = Counter(
+            "recspec_rejected_total",
+            "Requests refused or given up, by model and reason (queue, time, stuck).",
+            ("model", "reason"),
+            registry=kept,
+        )
+        self.loads = Counter(
+            "recspec_loads_total",
+            "Models loaded, reloaded, unloaded or refused, by model and outcome.",
+            ("model", "outcome"),
+            registry=kept,
+        )
         self.models = Gauge("recspec_models", "Versions of models that are loaded.", registry=kept)
         self.held_bytes = Gauge("recspec_held_bytes", "Bytes of request bodies in memory.", registry=kept)
-        self.request_seconds = Histogram("recspec_request_seconds",
-                                         "Time from a request's head to its answer, by protocol and route.",
-                                         ("protocol", "route"), buckets=SECONDS, registry=kept)  # fmt: skip
-        self.queue_seconds = Histogram("recspec_queue_seconds", "Time a request waited for its batch, by model.",
-                                       ("model",), buckets=SECONDS, registry=kept)  # fmt: skip
-        self.compute_seconds = Histogram("recspec_compute_seconds", "Time to compute a batch, by model.",
-                                         ("model",), buckets=SECONDS, registry=kept)  # fmt: skip
-        self.batch_rows = Histogram("recspec_batch_rows", "Rows of a computed batch, by model.",
-                                    ("model",), buckets=ROWS, registry=kept)  # fmt: skip
+        self.request_seconds = Histogram(
+            "recspec_request_seconds",
+            "Time from a request's head to its answer, by protocol and route.",
+            ("protocol", "route"),
+            buckets=SECONDS,
+            registry=kept,
+        )
+        self.queue_seconds = Histogram(
+            "recspec_queue_seconds",
+            "Time a request waited for its batch, by model.",
+            ("model",),
+            buckets=SECONDS,
+            registry=kept,
+        )
+        self.compute_seconds = Histogram(
+            "recspec_compute_seconds", "Time to compute a batch, by model.", ("model",), buckets=SECONDS, registry=kept
+        )
+        self.batch_rows = Histogram(
+            "recspec_batch_rows", "Rows of a computed batch, by model.", ("model",), buckets=ROWS, registry=kept
+        )
         self._of_requests: dict[tuple[str, str, str, str], tuple[Counter, Histogram]] = {}
         """Finding a metric by its labels takes longer than counting."""
         self.queued: Callable[[], Iterable[tuple[str, str, int]]] = tuple
@@ -66,8 +93,11 @@ class ServerMetrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Every metric, without the time at which each counter was made."""
-        queued = GaugeMetricFamily("recspec_queued_requests", "Requests that wait for a batch, by model and version.",
-                                   labels=("model", "version"))  # fmt: skip
+        queued = GaugeMetricFamily(
+            "recspec_queued_requests",
+            "Requests that wait for a batch, by model and version.",
+            labels=("model", "version"),
+        )
         for model, version, waiting in self.queued():
             queued.add_metric((model, version), waiting)
         yield queued

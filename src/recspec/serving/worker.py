@@ -38,9 +38,10 @@ class Work:
 def run(work: Work, end: socket.socket) -> None:
     """Serve until the supervisor says stop, or ends; `end` is the worker's end of the line to it."""
     logging.basicConfig(
-        level=logging.WARNING, stream=sys.stderr,
+        level=logging.WARNING,
+        stream=sys.stderr,
         format=f"%(asctime)s %(levelname)s %(name)s worker {work.number}: %(message)s",
-    )  # fmt: skip
+    )
     logging.getLogger("recspec").setLevel(logging.INFO)
     quiet()
     for number in (signal.SIGINT, signal.SIGHUP):  # the terminal's reach the supervisor too, which then says stop

@@ -33,10 +33,25 @@ Message: TypeAlias = Mapping[int, Sequence[int | memoryview]]
 """The values of a protocol buffer by field number: integers, and the bytes of texts and messages."""
 
 TYPES: Mapping[int, str] = {
-    1: "float32", 2: "float64", 3: "int32", 4: "uint8", 5: "int16", 6: "int8", 7: "string", 8: "complex64",
-    9: "int64", 10: "bool", 14: "bfloat16", 17: "uint16", 18: "complex128", 19: "float16", 20: "resource",
-    21: "variant", 22: "uint32", 23: "uint64",
-}  # fmt: skip
+    1: "float32",
+    2: "float64",
+    3: "int32",
+    4: "uint8",
+    5: "int16",
+    6: "int8",
+    7: "string",
+    8: "complex64",
+    9: "int64",
+    10: "bool",
+    14: "bfloat16",
+    17: "uint16",
+    18: "complex128",
+    19: "float16",
+    20: "resource",
+    21: "variant",
+    22: "uint32",
+    23: "uint64",
+}
 """Names of TensorFlow's DataType."""
 NUMBERS = frozenset(TYPES.values()) - {"string", "resource", "variant"}
 MOST_INDEX_BYTES, MOST_GRAPH_BYTES = 1 << 28, 1 << 31
@@ -59,8 +74,10 @@ class Slice:
         """The part as an index into an array of this shape; None if it does not fit."""
         if len(self.extents) != len(shape):
             return None
-        places = [slice(start, size if length is None else start + length)
-                  for (start, length), size in zip(self.extents, shape, strict=True)]  # fmt: skip
+        places = [
+            slice(start, size if length is None else start + length)
+            for (start, length), size in zip(self.extents, shape, strict=True)
+        ]
         fits = all(0 <= place.start <= place.stop <= size for place, size in zip(places, shape, strict=True))
         return tuple(places) if fits else None
 

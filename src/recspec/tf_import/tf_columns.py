@@ -168,9 +168,13 @@ class Cross(_Ids):
 
 Column: TypeAlias = Numeric | Identity | Hash | Words | Bucketized | Cross
 KINDS: Mapping[str, type[Column]] = {
-    "numeric": Numeric, "identity": Identity, "hash": Hash, "vocabulary": Words, "bucketized": Bucketized,
+    "numeric": Numeric,
+    "identity": Identity,
+    "hash": Hash,
+    "vocabulary": Words,
+    "bucketized": Bucketized,
     "cross": Cross,
-}  # fmt: skip
+}
 
 
 def num_weights(column: Column) -> int:
@@ -252,8 +256,10 @@ class Columns:
     def features(self) -> dict[str, Feature]:
         """The feature of each column that is read."""
         ids = {column.name: None if isinstance(column, Numeric) else num_weights(column) + 1 for column in self.read}
-        return {name: Feature(dtype="int64", cardinality=each) if each else Feature(dtype="float32")
-                for name, each in ids.items()}  # fmt: skip
+        return {
+            name: Feature(dtype="int64", cardinality=each) if each else Feature(dtype="float32")
+            for name, each in ids.items()
+        }
 
     def encoders(self) -> Encoders:
         """Encoders from raw values to recspec's ids: TensorFlow's plus one, or 0 if TensorFlow has none."""
@@ -290,10 +296,12 @@ class Columns:
         by_name = {other.name: other for other in self.columns}
         others = {key: by_name.get(key) for key in cross.keys}
         return CrossEncoder(
-            columns=tuple(_raw_column(key, other) for key, other in others.items()), cardinality=cross.num_buckets + 1,
+            columns=tuple(_raw_column(key, other) for key, other in others.items()),
+            cardinality=cross.num_buckets + 1,
             boundaries={other.key: other.boundaries for other in others.values() if isinstance(other, Bucketized)},
-            whole=tuple(key for key, other in others.items() if _is_whole(cross, key, other)), needs_all=True,
-        )  # fmt: skip
+            whole=tuple(key for key, other in others.items() if _is_whole(cross, key, other)),
+            needs_all=True,
+        )
 
 
 def _raw_column(key: str, column: Column | None) -> str:

@@ -49,10 +49,23 @@ PASSED_OVER = re.compile(
 )
 """Variables of training alone; also those whose name begins with another variable's, as `kernel/Adagrad` does."""
 
-MOVES = frozenset({
-    "Const", "ExpandDims", "Squeeze", "Shape", "StridedSlice", "Pack", "Reshape", "Cast", "Identity", "MatMul",
-    "VarHandleOp", "VariableV2", "ReadVariableOp",
-})  # fmt: skip
+MOVES = frozenset(
+    {
+        "Const",
+        "ExpandDims",
+        "Squeeze",
+        "Shape",
+        "StridedSlice",
+        "Pack",
+        "Reshape",
+        "Cast",
+        "Identity",
+        "MatMul",
+        "VarHandleOp",
+        "VariableV2",
+        "ReadVariableOp",
+    }
+)
 """Operations of a numeric column that leave its numbers as they are."""
 
 
@@ -179,8 +192,10 @@ def _problems(columns: Columns, expected: Expected, variables: TensorBundle) -> 
     yield from (f"variable '{name}' {found[name].shape}: {_unasked(columns, expected, name)}" for name in strange)
     for column in columns.deep:
         if embedding_dim(column) is None and num_weights(column) >= INDICATOR_MOST_IDS:
-            yield (f"column '{column.name}' enters the MLP one-hot with {num_weights(column):,} ids; wide_deep takes "
-                   f"fewer than {INDICATOR_MOST_IDS:,}")  # fmt: skip
+            yield (
+                f"column '{column.name}' enters the MLP one-hot with {num_weights(column):,} ids; wide_deep takes "
+                f"fewer than {INDICATOR_MOST_IDS:,}"
+            )
 
 
 def _unasked(columns: Columns, expected: Expected, name: str) -> str:
@@ -270,12 +285,15 @@ def _specification(columns: Columns, folder: Path) -> FeatureSpec:
 def _settings(columns: Columns, hidden: Sequence[int]) -> WideDeepSettings:
     widths = {column.name: embedding_dim(column) for column in columns.deep}
     given: dict[str, object] = {
-        "dropout": 0.0, "combiner": "mean", "use_wide": bool(columns.wide), "use_deep": bool(columns.deep),
+        "dropout": 0.0,
+        "combiner": "mean",
+        "use_wide": bool(columns.wide),
+        "use_deep": bool(columns.deep),
         "embedding_dims": {name: width for name, width in widths.items() if width is not None},
         "indicators": [c.name for c in columns.deep if widths[c.name] is None and not isinstance(c, Numeric)],
         "wide_features": [column.name for column in columns.wide],
         "deep_features": [column.name for column in columns.deep],
-    }  # fmt: skip
+    }
     return WideDeepSettings.model_validate(given | ({"hidden": hidden} if hidden else {}))
 
 

@@ -47,8 +47,13 @@ class Blended:
             }
             for place, (run, part) in enumerate(zip(self.runs, self.members, strict=True))
         ]
-        return {"bundle": str(self.bundle), "metric": self.metric, "value": self.value, "users": self.users,
-                "members": found}  # fmt: skip
+        return {
+            "bundle": str(self.bundle),
+            "metric": self.metric,
+            "value": self.value,
+            "users": self.users,
+            "members": found,
+        }
 
     def lines(self) -> Iterator[tuple[str, str, str, str, str]]:
         """Run, model, metric alone, form and weight of each run, for people."""

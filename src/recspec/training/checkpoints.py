@@ -68,10 +68,22 @@ class WeightAverage:
 
 MAY_CHANGE = frozenset(
     {
-        "affinity", "checkpoint_minutes", "embedding_backend", "keep_checkpoints", "log_every", "mlflow", "tensorboard",
-        "threads", "minutes", "calibration", "patience", "falling_patience", "target", *PlacementSettings.model_fields,
+        "affinity",
+        "checkpoint_minutes",
+        "embedding_backend",
+        "keep_checkpoints",
+        "log_every",
+        "mlflow",
+        "tensorboard",
+        "threads",
+        "minutes",
+        "calibration",
+        "patience",
+        "falling_patience",
+        "target",
+        *PlacementSettings.model_fields,
     }
-)  # fmt: skip
+)
 """Settings that a continued run may change."""
 
 

@@ -98,8 +98,9 @@ def check_calibration(spec: FeatureSpec, settings: TrainSettings, valid: Choice[
         if 0 < positives < rows:
             return
         lacks = f"rows of one class: {positives:,} of {rows:,} rows of {listed(splits)} are positive"
-    raise SettingsError(f"{spec.folder}: train.calibration is {settings.calibration}, and there are {lacks}; "
-                        "set train.calibration=none")  # fmt: skip
+    raise SettingsError(
+        f"{spec.folder}: train.calibration is {settings.calibration}, and there are {lacks}; set train.calibration=none"
+    )
 
 
 def pick_negatives(spec: FeatureSpec, settings: TrainSettings, kind: type[Model] = Model) -> Choice[int]:

@@ -144,7 +144,7 @@ def make_fit_plan(
         notes=tuple(notes),
         device=ranks.device,
         world_size=ranks.world_size,
-    )  # fmt: skip
+    )
 
 
 def check_settings(kind: type[FittedModel], settings: TrainSettings) -> None:
@@ -263,8 +263,9 @@ def _fit(plan: FitPlan, folder: Path, log: RunLog, stop_requested: Callable[[], 
         log.write("note", message=doubt)
     where = bundle.save(folder / run_folder.BUNDLE, found.model, _card(plan, found, seconds), seen=seen)
     speed = found.num_pairs / max(seconds, 1e-9)
-    result = Result(where, 0.0, found.metrics, speed, seconds, "fitted", {}, found.warnings, metric=found.metric,
-                    baselines=beside)  # fmt: skip
+    result = Result(
+        where, 0.0, found.metrics, speed, seconds, "fitted", {}, found.warnings, metric=found.metric, baselines=beside
+    )
     for warning in result.warnings:
         log.write("warning", **warning.to_dict())
     log.write(

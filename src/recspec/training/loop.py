@@ -87,8 +87,9 @@ def train(
             run_folder.remove_run(run)
         with using_threads(plan.threads.value):
             if isinstance(plan, FitPlan):
-                return run_fit(plan, run, ranks, on_event, stop_requested, resume=resume, baselines=baselines,
-                               part_of=part_of)  # fmt: skip
+                return run_fit(
+                    plan, run, ranks, on_event, stop_requested, resume=resume, baselines=baselines, part_of=part_of
+                )
             training = TrainingRun(plan, run, ranks, on_event, stop_requested, baselines=baselines, part_of=part_of)
             with closing(training.log):
                 return training.train(resume)
@@ -178,10 +179,15 @@ class TrainingRun:
         if self.ranks.is_first:
             run_folder.sign(self.folder)
             self.record = run_record.begin(
-                self.folder, "trained", self.plan.model, DataRecord.of(self.plan.spec),
-                device=str(self.ranks.device), world_size=self.ranks.world_size,
-                precision=self.plan.precision.value, threads=self.plan.threads.value,
-            )  # fmt: skip
+                self.folder,
+                "trained",
+                self.plan.model,
+                DataRecord.of(self.plan.spec),
+                device=str(self.ranks.device),
+                world_size=self.ranks.world_size,
+                precision=self.plan.precision.value,
+                threads=self.plan.threads.value,
+            )
         self.ranks.barrier()
         if self.ranks.is_first:
             self.log.open()

@@ -121,8 +121,12 @@ def _kept_rates(surroundings: tuple[str, ...]) -> ProductRates:
 def measure_rates() -> ProductRates:
     """Measure, in a quarter of a second on a core of a server."""
     kinds: list[tuple[str, Literal["fp32", "tf32", "bf16"]]] = [
-        ("wide", "fp32"), ("wide", "tf32"), ("wide", "bf16"), ("narrow", "fp32"), ("narrow", "tf32"),
-    ]  # fmt: skip
+        ("wide", "fp32"),
+        ("wide", "tf32"),
+        ("wide", "bf16"),
+        ("narrow", "fp32"),
+        ("narrow", "tf32"),
+    ]
     layers = {
         f"{shape}_{precision}": _layer(WIDE if shape == "wide" else NARROW, precision) for shape, precision in kinds
     }

@@ -24,8 +24,15 @@ BEST = "best.safetensors"
 JOB = ".job"
 LOG, CURVES = "log.jsonl", "tensorboard"
 WRITTEN = (
-    BUNDLE, CHECKPOINTS, f"{CHECKPOINTS}/{BEST}", JOB, LOG, CURVES, run_record.FILE_NAME, tracking.STATE,
-)  # fmt: skip
+    BUNDLE,
+    CHECKPOINTS,
+    f"{CHECKPOINTS}/{BEST}",
+    JOB,
+    LOG,
+    CURVES,
+    run_record.FILE_NAME,
+    tracking.STATE,
+)
 """Files and folders that a run writes."""
 KEPT = ("evaluations", "report.html")
 """What later commands keep beside them, about the model of the run."""

@@ -105,8 +105,21 @@ def metrics_of(event: Mapping[str, object]) -> dict[str, float]:
 def params_of(start: Mapping[str, object]) -> dict[str, str]:
     """The parameters of a run, from the first event of its log."""
     sections = {"settings": start.get("model_settings"), "train": start.get("train")}
-    plain = ("model", "dataset", "recspec", "torch", "parameters", "rows", "negatives", "batch_size", "device",
-             "precision", "world_size", "metric", "splits")  # fmt: skip
+    plain = (
+        "model",
+        "dataset",
+        "recspec",
+        "torch",
+        "parameters",
+        "rows",
+        "negatives",
+        "batch_size",
+        "device",
+        "precision",
+        "world_size",
+        "metric",
+        "splits",
+    )
     found = {name: start[name] for name in plain if start.get(name) is not None}
     for section, values in sections.items():
         for name, value in values.items() if isinstance(values, Mapping) else ():
@@ -377,8 +390,11 @@ def log_params(client: Any, run: str, params: Mapping[str, str]) -> None:
 
 def send_result(client: Any, run: str, folder: Path, bundle: Path, tracking: Tracking | None = None) -> None:
     """Send the bundle, file by file, and the report if there is one."""
-    files = [(file, f"bundle/{file.parent.relative_to(bundle).as_posix()}".removesuffix("/."))
-             for file in sorted(bundle.rglob("*")) if file.is_file()]  # fmt: skip
+    files = [
+        (file, f"bundle/{file.parent.relative_to(bundle).as_posix()}".removesuffix("/."))
+        for file in sorted(bundle.rglob("*"))
+        if file.is_file()
+    ]
     if (report := folder / REPORT).is_file():
         files.append((report, ""))
     for file, place in files:

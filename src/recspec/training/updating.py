@@ -303,8 +303,9 @@ def _dataset_of(base: Path, given: FeatureSpec | None) -> FeatureSpec:
             raise BundleError(f"{error}; if the dataset of {base} has moved, name it with --data (data=)") from None
     own = FeatureSpec.load(base)
     if meaning_digest(own) != meaning_digest(spec):
-        raise DataError(f"{spec.folder}: is not the dataset that {base} was trained on: features, vocabularies or "
-                        "catalogues differ")  # fmt: skip
+        raise DataError(
+            f"{spec.folder}: is not the dataset that {base} was trained on: features, vocabularies or catalogues differ"
+        )
     return spec
 
 
@@ -321,9 +322,14 @@ def _fit(
 
 
 def _train(
-    base: Path, card: Card, grown: Grown, folder: Path, settings: UpdateSettings, on_event: Callable[[Event], None],
+    base: Path,
+    card: Card,
+    grown: Grown,
+    folder: Path,
+    settings: UpdateSettings,
+    on_event: Callable[[Event], None],
     stop_requested: Callable[[], bool],
-) -> Result:  # fmt: skip
+) -> Result:
     """Train the model on from its weights."""
     ranks = Ranks()
     own = config.build(MODELS[card.model].Settings, "bundle.json: settings", card.settings)
@@ -348,9 +354,15 @@ def _train_settings(card: Card, settings: UpdateSettings) -> TrainSettings:
     train = TrainSettings.renamed(card.train)
     rate, parts = train.get("learning_rate"), train.get("parts")
     changed: dict[str, object] = {
-        "epochs": settings.epochs, "minutes": None, "patience": None, "falling_patience": None, "target": None,
-        "keep_checkpoints": 1, "schedule": "constant", "warmup_epochs": 0,
-    }  # fmt: skip
+        "epochs": settings.epochs,
+        "minutes": None,
+        "patience": None,
+        "falling_patience": None,
+        "target": None,
+        "keep_checkpoints": 1,
+        "schedule": "constant",
+        "warmup_epochs": 0,
+    }
     if isinstance(rate, (int, float)):
         changed["learning_rate"] = rate * settings.learning_rate
     if isinstance(parts, dict):

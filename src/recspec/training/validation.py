@@ -191,10 +191,14 @@ class Validation:
             at = values.index(min(values) if lower else max(values))
             error = standard_error(values[at], progress.count, bounded=not lower)
             if abs(values[at] - values[kept]) > STRONGLY * error:
-                told = (f"{each} {values[place]:.4f} (epoch {progress.trace['epoch'][place]:g})"
-                        for each, place in (("the best", at), ("the bundle's", kept)))  # fmt: skip
-                notes.append(f"{name} and {self.metric} disagree: {name}: {', '.join(told)}; "
-                             f"train.metric={name} would keep the other")  # fmt: skip
+                told = (
+                    f"{each} {values[place]:.4f} (epoch {progress.trace['epoch'][place]:g})"
+                    for each, place in (("the best", at), ("the bundle's", kept))
+                )
+                notes.append(
+                    f"{name} and {self.metric} disagree: {name}: {', '.join(told)}; "
+                    f"train.metric={name} would keep the other"
+                )
         return notes
 
     @property

@@ -24,9 +24,17 @@ LINE_BYTES = 16 << 20
 LEAST_CAP, MOST_TIMES = 10**9, 100
 """A packed file may unpack to the larger of 1 GB and 100 times its size; text shrinks to a fifth or a tenth."""
 _ZIP_DAMAGE = (
-    zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, EOFError, OSError, ValueError, LookupError,
-    RuntimeError, OverflowError,
-)  # fmt: skip
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+    struct.error,
+    EOFError,
+    OSError,
+    ValueError,
+    LookupError,
+    RuntimeError,
+    OverflowError,
+)
 """What zipfile raises for bytes that are no zip, an unknown method and an encrypted member."""
 _DAMAGE = (EOFError, zlib.error, OSError)
 """What the unpacking of compressed files raises."""
@@ -70,8 +78,10 @@ def check_unpacked(archive: zipfile.ZipFile, member: str, limit: str | None = No
         raise SettingsError(f"setting 'max_unpacked': '{limit}' is not an amount; expected such as '20GB'") from None
     if packed.file_size > most:
         sizes = f"{packed.compress_size:,} bytes in the zip and {packed.file_size:,} unpacked"
-        raise DataError(f"{archive.filename}: '{member}' takes {sizes}, more than {most:,}; if that is right, allow it "
-                        f"by --set max_unpacked={packed.file_size}")  # fmt: skip
+        raise DataError(
+            f"{archive.filename}: '{member}' takes {sizes}, more than {most:,}; if that is right, allow it "
+            f"by --set max_unpacked={packed.file_size}"
+        )
 
 
 def most_unpacked(packed_bytes: int) -> int:
@@ -183,8 +193,10 @@ class _Counted(io.RawIOBase):
 def too_much(path: Path) -> DataError:
     """The error for a compressed file that unpacks to more than is allowed."""
     size = path.stat().st_size
-    return DataError(f"{path}: takes {size:,} bytes packed and more than {most_unpacked(size):,} unpacked; if that is "
-                     "right, unpack it yourself and name the unpacked file")  # fmt: skip
+    return DataError(
+        f"{path}: takes {size:,} bytes packed and more than {most_unpacked(size):,} unpacked; if that is "
+        "right, unpack it yourself and name the unpacked file"
+    )
 
 
 # --- lines -----------------------------------------------------------------------------------------------------------

@@ -202,6 +202,9 @@ def open_parquet(path: Path, metadata: pq.FileMetaData | None = None) -> pq.Parq
     schema = metadata.schema.to_arrow_schema()
     names = [name for name, kind in zip(schema.names, schema.types, strict=True) if "dictionary<" in str(kind)]
     leaves = [metadata.schema.column(place) for place in range(metadata.num_columns)]
-    coded = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"
-             and any(f"{leaf.path}.".startswith(f"{name}.") for name in names)]  # fmt: skip
+    coded = [
+        leaf.path
+        for leaf in leaves
+        if leaf.physical_type == "BYTE_ARRAY" and any(f"{leaf.path}.".startswith(f"{name}.") for name in names)
+    ]
     return pq.ParquetFile(path, metadata=metadata, read_dictionary=coded)

@@ -99,8 +99,10 @@ def check_finished(store: Store) -> None:
     marks = [Url(each.scheme, each.host, (*each.parts, *UNFINISHED.split("/"))) for each in folders]
     for folder, there in zip(folders, store.exists(marks), strict=True):
         if there:
-            raise DataError(f"{folder}: its writer has not finished; wait for it, or repeat the command that wrote it "
-                            "(train with --resume)")  # fmt: skip
+            raise DataError(
+                f"{folder}: its writer has not finished; wait for it, or repeat the command that wrote it "
+                "(train with --resume)"
+            )
 
 
 def place_of(url: Url) -> Path:
@@ -187,8 +189,10 @@ def _make(store: Store, listing: Listing, folder: Path, place: Path) -> None:
     if free_bytes(folder) < need:
         make_room(need, keep=folder)
     if (free := free_bytes(folder)) < need:
-        raise DataError(f"{store.url}: takes {need:,} bytes, and the disk of {cache()} has {free:,}; name a larger one "
-                        "in RECSPEC_CACHE")  # fmt: skip
+        raise DataError(
+            f"{store.url}: takes {need:,} bytes, and the disk of {cache()} has {free:,}; name a larger one "
+            "in RECSPEC_CACHE"
+        )
     own.mkdir(exist_ok=True) if "" not in listing else None
     store.download(missing, folder, lambda name: _file(own, name))
 

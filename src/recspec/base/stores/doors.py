@@ -25,8 +25,21 @@ from recspec.base.stores.writing import Writing
 
 FOLDERS = ("out", "out_folder", "target", "run")
 """Parameters that name a folder to write, in the verbs of `WRITERS`."""
-WRITERS = ("prepare", "synthesize", "transcode", "train", "tune", "auto", "blend", "build", "pipeline", "export",
-           "import_tf", "demo", "update")  # fmt: skip
+WRITERS = (
+    "prepare",
+    "synthesize",
+    "transcode",
+    "train",
+    "tune",
+    "auto",
+    "blend",
+    "build",
+    "pipeline",
+    "export",
+    "import_tf",
+    "demo",
+    "update",
+)
 KEEPS = ("train", "auto", "tune", "update")
 """Writers of a run: they go on with what is there."""
 FILES = {"describe": "html", "report": "out", "predict": "out", "recommend": "out"}
@@ -128,8 +141,10 @@ class _Door:
     def _folder(self, url: Url) -> Path:
         rank, size = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
         if size != int(os.environ.get("LOCAL_WORLD_SIZE", "1")):
-            raise DataError(f"{url}: the processes of several hosts share the folder of a run; name a folder on a disk "
-                            "that all of them see, and copy it to the store afterwards")  # fmt: skip
+            raise DataError(
+                f"{url}: the processes of several hosts share the folder of a run; name a folder on a disk "
+                "that all of them see, and copy it to the store afterwards"
+            )
         job = f"{os.environ.get('TORCHELASTIC_RUN_ID')} {os.getppid()}" if size > 1 else ""
         token = hashlib.sha256(job.encode()).hexdigest()[:16] if job else secrets.token_hex(8)
         writing = Writing(Store(url), keeps=self.verb in KEEPS, token=token)

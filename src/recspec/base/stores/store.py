@@ -90,11 +90,15 @@ def parse(text: str, what: str) -> Url:
         raise PathError(f"{where} is a URL of the scheme '{scheme}'; supported: {known}")
     host, _, key = rest.partition("/")
     if "@" in host:
-        raise PathError(f"{where} holds a user or a password; leave it out: credentials come from the environment or a "
-                        "profile of the store")  # fmt: skip
+        raise PathError(
+            f"{where} holds a user or a password; leave it out: credentials come from the environment or a "
+            "profile of the store"
+        )
     if "?" in rest or "#" in rest:
-        raise PathError(f"{where} holds '?' or '#'; expected a bucket and a key alone: settings of the store, such as "
-                        "AWS_ENDPOINT_URL, come from the environment")  # fmt: skip
+        raise PathError(
+            f"{where} holds '?' or '#'; expected a bucket and a key alone: settings of the store, such as "
+            "AWS_ENDPOINT_URL, come from the environment"
+        )
     if scheme == "file":
         if host not in ("", "localhost"):
             raise PathError(f"{where} names the host '{host}'; expected file:///PATH with three slashes")
@@ -196,8 +200,10 @@ class Store:
                 found = self.filesystem.get_file_info(selector)
         files = [each for each in found if each.type == fs.FileType.File]
         if len(files) > MOST_OBJECTS:
-            raise DataError(f"{self.url}: holds {len(files):,} objects, more than the {MOST_OBJECTS:,} that are read; "
-                            "name a folder in it")  # fmt: skip
+            raise DataError(
+                f"{self.url}: holds {len(files):,} objects, more than the {MOST_OBJECTS:,} that are read; "
+                "name a folder in it"
+            )
         start = len(self.root.strip("/")) + 1
         named = {each.path.removeprefix("/")[start:]: each for each in files}
         named = {name: each for name, each in named.items() if STATE not in name.split("/")}
@@ -254,8 +260,10 @@ class Store:
                             break
                         file.write(data)
                 if left:
-                    raise Replaced(f"{self.url}: the object '{name}' is not {entry.size:,} bytes long, as the store "
-                                    "says; it was replaced meanwhile, or the store is damaged: try again")  # fmt: skip
+                    raise Replaced(
+                        f"{self.url}: the object '{name}' is not {entry.size:,} bytes long, as the store "
+                        "says; it was replaced meanwhile, or the store is damaged: try again"
+                    )
                 temporary.replace(target)
             finally:
                 temporary.unlink(missing_ok=True)
@@ -334,8 +342,10 @@ class Store:
             for variable in _SECRETS:
                 if len(secret := os.environ.get(variable, "")) > 3:
                     said = said.replace(secret, "***")
-            raise DataError(f"{self.url}: can't be {done}: {said}; check the name, the network and the credentials of "
-                            "the store in the environment") from None  # fmt: skip
+            raise DataError(
+                f"{self.url}: can't be {done}: {said}; check the name, the network and the credentials of "
+                "the store in the environment"
+            ) from None
 
 
 class Replaced(DataError):

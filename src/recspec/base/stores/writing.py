@@ -60,8 +60,10 @@ class Writing:
         alive = self._others()
         if alive:
             self.unlock()
-            raise DataError(f"{self.url}: {alive[0]} is writing there; wait for it, end it, or name another place. A "
-                            f"writer that died counts as alive for {DEAD:.0f} s")  # fmt: skip
+            raise DataError(
+                f"{self.url}: {alive[0]} is writing there; wait for it, end it, or name another place. A "
+                f"writer that died counts as alive for {DEAD:.0f} s"
+            )
 
     def _others(self) -> list[str]:
         """The other writers that live; the objects of dead ones are removed."""

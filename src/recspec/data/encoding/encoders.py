@@ -206,8 +206,10 @@ class Encoders:
         """The names here of the columns that a feature is made from; None for each that is missing."""
         encoder = self.encoder(feature)
         if isinstance(encoder, CrossEncoder):
-            return [next((name for name in chain([raw], self.made_from(raw)) if name in columns), None)
-                    for raw in encoder.columns]  # fmt: skip
+            return [
+                next((name for name in chain([raw], self.made_from(raw)) if name in columns), None)
+                for raw in encoder.columns
+            ]
         return [next((name for name in (feature, encoder.column) if name in columns), None)]
 
     def made_from(self, raw: str) -> Iterator[str]:

@@ -67,8 +67,14 @@ def fingerprint64_of_one(text: bytes) -> int:
 def _prints(bytes_: _Bytes) -> Prints:
     prints = np.full(len(bytes_.starts), _K2, np.uint64)
     shorter, lengths = 0, bytes_.lengths
-    for longest, hashed in ((3, _up_to_3), (7, _up_to_7), (16, _up_to_16), (32, _up_to_32), (64, _up_to_64),
-                            (np.iinfo(np.int64).max, _longer)):  # fmt: skip
+    for longest, hashed in (
+        (3, _up_to_3),
+        (7, _up_to_7),
+        (16, _up_to_16),
+        (32, _up_to_32),
+        (64, _up_to_64),
+        (np.iinfo(np.int64).max, _longer),
+    ):
         rows = np.flatnonzero((lengths <= longest) & (lengths > shorter))
         if len(rows):
             prints[rows] = hashed(bytes_.take(rows))

@@ -39,12 +39,17 @@ class RequestEncoder:
 
     def __init__(self, encoders: Encoders, ports: Sequence[Port]) -> None:
         found = {port.name: encoders.encoders.get(port.name) for port in ports}
-        self._ids = [(name, _sources(name, encoder), _RememberedIds(encoders, name)) for name, encoder in found.items()
-                     if isinstance(encoder, (VocabularyEncoder, HashEncoder)) and encoder.length is None]  # fmt: skip
+        self._ids = [
+            (name, _sources(name, encoder), _RememberedIds(encoders, name))
+            for name, encoder in found.items()
+            if isinstance(encoder, (VocabularyEncoder, HashEncoder)) and encoder.length is None
+        ]
         numbers = {name: encoder for name, encoder in found.items() if encoder and _is_one_number(encoder)}
         self._types = {port.name: np.dtype(port.dtype) for port in ports}
-        self._numbers = [_Alike({name: numbers[name] for name in alike}, self._types[alike[0]])
-                         for alike in _alike(numbers, self._types)]  # fmt: skip
+        self._numbers = [
+            _Alike({name: numbers[name] for name in alike}, self._types[alike[0]])
+            for alike in _alike(numbers, self._types)
+        ]
         self._sources_of_numbers = [_sources(name, numbers[name]) for alike in self._numbers for name in alike.names]
         self._names_of_ids = tuple(name for name, *_ in self._ids)
         self.features = frozenset((*self._names_of_ids, *numbers))
@@ -117,10 +122,12 @@ def _alike(encoders: Mapping[str, Encoder], types: Mapping[str, np.dtype[Any]]) 
 
 def _stacked(encoders: Sequence[Encoder]) -> Any:
     """The settings of encoders that do the same: each number becomes a column (C, 1) of theirs."""
-    return SimpleNamespace(**{
-        name: np.array([[getattr(each, name)] for each in encoders]) if isinstance(value, float) else value
-        for name, value in encoders[0]
-    })  # fmt: skip
+    return SimpleNamespace(
+        **{
+            name: np.array([[getattr(each, name)] for each in encoders]) if isinstance(value, float) else value
+            for name, value in encoders[0]
+        }
+    )
 
 
 class _RememberedIds:

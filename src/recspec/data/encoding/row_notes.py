@@ -159,8 +159,10 @@ def _note_of_many(features: Mapping[str, MissingValues], taken: str, rows: int) 
         for kind, count in (("no", values.missing), ("an unknown", values.unknown)):
             if count:
                 counted.setdefault((kind, count), []).append(name)
-    parts = [f"{count:,} {'has' if count == 1 else 'have'} {kind} {', '.join(names)}"
-             for (kind, count), names in counted.items()]  # fmt: skip
+    parts = [
+        f"{count:,} {'has' if count == 1 else 'have'} {kind} {', '.join(names)}"
+        for (kind, count), names in counted.items()
+    ]
     then = f"they are scored with {taken}" if taken in (UNKNOWN_ID, MISSING_ID) else f"{taken} is taken"
     return f"of {rows:,} row{'s' * (rows != 1)} {'; '.join(parts)}: {then}"
 

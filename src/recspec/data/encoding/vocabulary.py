@@ -89,8 +89,10 @@ class Vocabulary:
         """The id of each text, or of each whole number where the values are numbers; 0 where it is unknown or None."""
         if not self.is_numeric:
             return self._known_texts.find(keys)
-        return self._find_numbers(np.array([0 if key is None else key for key in keys], np.int64),
-                                  np.array([key is not None for key in keys], bool))  # fmt: skip
+        return self._find_numbers(
+            np.array([0 if key is None else key for key in keys], np.int64),
+            np.array([key is not None for key in keys], bool),
+        )
 
     def _find_texts(self, array: pa.Array) -> Ids:
         if len(array) <= SMALL:

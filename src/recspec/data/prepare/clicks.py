@@ -114,9 +114,11 @@ def _fit(
     """Fit all features and write the encoders and catalogues; users with histories are written with the rows."""
     train = rows.filter(rows[SPLIT] == "train")
     fitted = Fitted(
-        strip=source.strip, missing_values=source.missing_values, missing_by_column=source.missing_by_column,
+        strip=source.strip,
+        missing_values=source.missing_values,
+        missing_by_column=source.missing_by_column,
         before=source.before.encoders if source.before else None,
-    )  # fmt: skip
+    )
     for column in source.ids.values():
         _, vocabulary = fit_in_table(backend, train, column, source.min_count)
         assert vocabulary is not None
@@ -160,8 +162,10 @@ def _note_logarithms(source: Source, fitted: Fitted) -> None:
     free = [column.name for column in chain(*source.columns.values()) if column.log1p is None]
     logs = [name for name in free if getattr(fitted.encoders.encoders[name], "log1p", False)]
     if logs:
-        source.notes.inferred.append(f"{listed(logs)}: skewed in train, so models read the scaled "
-                                     "logarithm ln(1 + x) (numeric=[...] keeps the numbers)")  # fmt: skip
+        source.notes.inferred.append(
+            f"{listed(logs)}: skewed in train, so models read the scaled "
+            "logarithm ln(1 + x) (numeric=[...] keeps the numbers)"
+        )
 
 
 def _write_splits(
@@ -183,10 +187,18 @@ def _write_splits(
     fitted.features[LABEL] = Feature(dtype="float32")
     plan = _Plan(
         ids={role: column.name for role, column in source.ids.items()},
-        columns=(*source.ids.values(), *chain(*source.columns.values())), kept=source.kept, grouped=source.grouped,
-        timed=source.timed, weighted=source.weighted, decay=source.decay, fitted=fitted, groups=groups,
-        histories=histories, splits=[name for name in SPLITS if name in counted], grows=source.before is not None,
-    )  # fmt: skip
+        columns=(*source.ids.values(), *chain(*source.columns.values())),
+        kept=source.kept,
+        grouped=source.grouped,
+        timed=source.timed,
+        weighted=source.weighted,
+        decay=source.decay,
+        fitted=fitted,
+        groups=groups,
+        histories=histories,
+        splits=[name for name in SPLITS if name in counted],
+        grows=source.before is not None,
+    )
     done = 0
 
     def report(rows: int) -> None:
@@ -209,8 +221,11 @@ def _write_splits(
             least = source.histories.min_history
             raise DataError(f"{source.dataset}: no train row has {least} events before it; lower min_history")
         histories.note(source.notes)
-    source.notes.changed += [f"{count:,} of {held_out:,} held-out rows have {role} id 0: train lacks their {role}"
-                             for role, count in found.unknown.items() if count]  # fmt: skip
+    source.notes.changed += [
+        f"{count:,} of {held_out:,} held-out rows have {role} id 0: train lacks their {role}"
+        for role, count in found.unknown.items()
+        if count
+    ]
     source.notes.changed += [
         f"'{name}': {count:,} of {held_out:,} held-out rows are beyond the range of train, and take "
         "its nearer end (numeric=[...] keeps numbers)"
@@ -278,8 +293,12 @@ def _write_part(plan: _Plan, part: Part) -> tuple[PartFiles, _Counts]:
                     columns = _columns(rows, plan) | lists
                     _write_rows(columns, new_in_split(rows), writers[name], writers.get(f"{name}{NEW}"))
                     if name != "train":
-                        counts.unknown.update({role: int((np.asarray(columns[identity]) == 0).sum())
-                                               for role, identity in plan.ids.items()})  # fmt: skip
+                        counts.unknown.update(
+                            {
+                                role: int((np.asarray(columns[identity]) == 0).sum())
+                                for role, identity in plan.ids.items()
+                            }
+                        )
                         counts.beyond.update({column.name: _num_outside(fitted, column, rows) for column in limited})
             if own is not None and (table := own.catalogue()) is not None:
                 users.write(table)

@@ -210,8 +210,11 @@ def _fit_numbers(backend: Backend, rows: Table, column: Column) -> ScaleEncoder:
     real = values.cast("float64")  # the largest whole number has no successor
     forms = {False: values, True: real.sign() * (real.abs() + 1).ln()}
     asked = [*forms] if column.log1p is None else [column.log1p]
-    moments = {f"{what}_{log}": value for log in asked
-               for what, value in (("mean", forms[log].mean()), ("std", forms[log].std(how="pop")))}  # fmt: skip
+    moments = {
+        f"{what}_{log}": value
+        for log in asked
+        for what, value in (("mean", forms[log].mean()), ("std", forms[log].std(how="pop")))
+    }
     asked_of = {"least": real.min(), "most": real.max(), "missing": values.isnull().any(), **moments}
     found = fetch(backend, rows.aggregate(**asked_of)).to_pylist()[0]
     if found["missing"] and found["least"] is not None and found["least"] == found["most"]:
@@ -336,9 +339,13 @@ class Fitted:
     """
 
     def __init__(
-        self, *, strip: bool = False, missing_values: Sequence[str] = (),
-        missing_by_column: Mapping[str, Sequence[str]] | None = None, before: Encoders | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        *,
+        strip: bool = False,
+        missing_values: Sequence[str] = (),
+        missing_by_column: Mapping[str, Sequence[str]] | None = None,
+        before: Encoders | None = None,
+    ) -> None:
         self._strip, self._missing, self._missing_by_column = strip, tuple(missing_values), missing_by_column or {}
         self._before = before or Encoders({}, {})
         self.features: dict[str, Feature] = {}
@@ -474,8 +481,10 @@ def _places(table: pa.Table, key: str, ids: Vocabulary, role: str) -> pa.Array:
     found, first, count = np.unique(places[known], return_index=True, return_counts=True)
     if (count > 1).any():
         twice = ids.decode(found[count > 1][:5]).to_pylist()
-        raise DataError(f"the {role} catalogue names {int((count > 1).sum())} ids more than once, such as "
-                        f"{listed(map(str, twice))}; expected one row each")  # fmt: skip
+        raise DataError(
+            f"the {role} catalogue names {int((count > 1).sum())} ids more than once, such as "
+            f"{listed(map(str, twice))}; expected one row each"
+        )
     take = np.full(len(ids), -1)
     take[found - 1] = known[first]
     return pa.array(take, mask=take < 0)
@@ -483,15 +492,15 @@ def _places(table: pa.Table, key: str, ids: Vocabulary, role: str) -> pa.Array:
 
 def _equal_as_numbers(some: pa.ChunkedArray, others: pa.Array) -> tuple[str, str] | None:
     """Two ids that are one whole number and other texts, such as 3 and 3.0, or 7 and 007."""
-    found = ({int(float(text)): text for text in map(str, each.to_pylist()) if WHOLE_ID.fullmatch(text)}
-             for each in (some, others))  # fmt: skip
+    found = (
+        {int(float(text)): text for text in map(str, each.to_pylist()) if WHOLE_ID.fullmatch(text)}
+        for each in (some, others)
+    )
     ours, theirs = found
     return next(((text, theirs[number]) for number, text in ours.items() if number in theirs), None)
 
 
-def _note_unmatched(
-    catalogue: Catalogue, ids: Vocabulary, role: str, notes: Notes, unseen: str, raw: str
-) -> None:  # fmt: skip
+def _note_unmatched(catalogue: Catalogue, ids: Vocabulary, role: str, notes: Notes, unseen: str, raw: str) -> None:
     """Note the users or items that only the file names, and those that it lacks; refuse a file that lacks all."""
     everyone = np.arange(1, len(ids) + 1)
     if catalogue.latest is not None:

@@ -30,16 +30,30 @@ Type = Literal["text", "integer", "number", "time", "list", "vector"]
 TYPES: tuple[Type, ...] = get_args(Type)
 Invalid = Literal["refuse", "drop", "missing"]
 OTHER_NAMES: Mapping[str, Type] = {
-    "string": "text", "str": "text", "category": "text", "int": "integer", "int64": "integer", "float": "number",
-    "float64": "number", "double": "number", "date": "time", "datetime": "time", "timestamp": "time",
-}  # fmt: skip
+    "string": "text",
+    "str": "text",
+    "category": "text",
+    "int": "integer",
+    "int64": "integer",
+    "float": "number",
+    "float64": "number",
+    "double": "number",
+    "date": "time",
+    "datetime": "time",
+    "timestamp": "time",
+}
 """Names of types in other tools."""
 ONLY = {"format": "time", "zone": "time", "separator": "list", "length": "vector"}
 """Keys that only one type has."""
 EXPECTED = {
-    "type": "text", "missing": "texts, in quotes: [n/a, \"-1\"]", "format": "text", "zone": "text",
-    "separator": "a text of one character or more", "length": "a whole number from 1 on", "invalid": "text",
-}  # fmt: skip
+    "type": "text",
+    "missing": 'texts, in quotes: [n/a, "-1"]',
+    "format": "text",
+    "zone": "text",
+    "separator": "a text of one character or more",
+    "length": "a whole number from 1 on",
+    "invalid": "text",
+}
 OFFSET = re.compile(r"([+-])(0[0-9]|1[0-4]):?([0-5][0-9])")
 MOST_BYTES = 1 << 20  # of a file of types
 DEEPEST = 4  # lists and tables inside each other
@@ -59,8 +73,10 @@ def check_zone(name: str) -> str:
         return name
     known = available_timezones()
     if name not in known:
-        raise ValueError(f"zone '{shortened(name)}' is not known on this machine{nearest(name, known)}; expected such "
-                         "as Europe/Berlin, UTC or +02:00")  # fmt: skip
+        raise ValueError(
+            f"zone '{shortened(name)}' is not known on this machine{nearest(name, known)}; expected such "
+            "as Europe/Berlin, UTC or +02:00"
+        )
     return name
 
 

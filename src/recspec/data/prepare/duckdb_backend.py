@@ -128,8 +128,9 @@ class DuckDBBackend(Backend):
     def _stage_text(self, file: TextFile, into: Path | None, watch: Watch | None) -> Path:
         columns = file_columns(file)
         whole = _holds_whole_numbers(file.path)
-        read_as = {name: DUCKDB_TYPES["string" if kind == "int64" and not whole else kind]
-                   for name, kind in columns.items()}  # fmt: skip
+        read_as = {
+            name: DUCKDB_TYPES["string" if kind == "int64" and not whole else kind] for name, kind in columns.items()
+        }
         types = ", ".join(f"{quoted(name)}: '{kind}'" for name, kind in read_as.items())
         mark, escape = quoted(file.quote), quoted(file.escape if file.quote else "")
         options = (
@@ -141,8 +142,11 @@ class DuckDBBackend(Backend):
         return self._write_text(f"SELECT {selected} FROM read_csv({self._plain(file.path)}, {options})", into, watch)
 
     def _stage_json(self, file: JsonFile, into: Path | None) -> Path:
-        read_as = {name: "VARCHAR[]" if kind == "list" else "VARCHAR" for name, kind in file.columns.items()
-                   if name not in file.inside}  # fmt: skip
+        read_as = {
+            name: "VARCHAR[]" if kind == "list" else "VARCHAR"
+            for name, kind in file.columns.items()
+            if name not in file.inside
+        }
         read_as |= {of: "JSON[]" if file.columns[name] == "list" else "JSON" for name, (of, _) in file.inside.items()}
         types = ", ".join(f"{quoted(name)}: '{kind}'" for name, kind in read_as.items())
         options = f"{_json_options(file.path)}, records='true', columns={{{types}}}, hive_partitioning=false"
@@ -437,9 +441,11 @@ def _check_times(path: Path) -> None:
                 millis = np.asarray(values.cast(pa.int64()).fill_null(0))
                 far = np.flatnonzero((millis > MOST_MILLIS) | (millis < -MOST_MILLIS))
                 if len(far):
-                    raise DataError(f"{path}: column '{name}': row {row + int(far[0]) + 1:,} is a time of "
-                                    f"{millis[far[0]]:,} milliseconds since 1970; expected one up to the year 294,246, "
-                                    "so correct it or leave the row out")  # fmt: skip
+                    raise DataError(
+                        f"{path}: column '{name}': row {row + int(far[0]) + 1:,} is a time of "
+                        f"{millis[far[0]]:,} milliseconds since 1970; expected one up to the year 294,246, "
+                        "so correct it or leave the row out"
+                    )
             row += batch.num_rows
 
 

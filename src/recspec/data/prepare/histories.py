@@ -133,9 +133,15 @@ class HistoryColumns:
 
 
 def prepare_history(
-    fitted: Fitted, items: PreparedCatalogue, settings: HistorySettings, raw_item: str, *, timed: bool, dated: bool,
+    fitted: Fitted,
+    items: PreparedCatalogue,
+    settings: HistorySettings,
+    raw_item: str,
+    *,
+    timed: bool,
+    dated: bool,
     lists: Collection[str] | None = None,
-) -> HistoryColumns | None:  # fmt: skip
+) -> HistoryColumns | None:
     """The columns of the lists; their features and encoders go to `fitted`. `raw_item` is the column of the ids.
 
     Rows are `timed` if their timestamps hold times and not only an order, and `dated` if these count seconds. `lists`

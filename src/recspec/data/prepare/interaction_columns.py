@@ -128,9 +128,10 @@ def prepare_columns(
     """Fit the features of interactions; `dated` timestamps count seconds since 1970."""
     before, notes = source.before, source.notes
     fitted = Fitted(
-        missing_values=source.missing_values, missing_by_column=source.missing_by_column,
+        missing_values=source.missing_values,
+        missing_by_column=source.missing_by_column,
         before=before.encoders if before else None,
-    )  # fmt: skip
+    )
     train = rows.filter(rows[SPLIT] == "train")
     known, unseen = (rows, "occur in no row") if source.vocabularies == "all" else (train, "occur in no train row")
     counted = fetch(backend, counts_by(known, ITEM))

@@ -46,8 +46,10 @@ def check_memory_limit(memory_limit: int | None, features: Mapping[str, Feature]
     least = WRITING_BYTES + len(SPLITS) * LIST_BYTES * values * min(rows, BLOCK_ROWS)
     if memory_limit is not None and lists and least > memory_limit:
         held = f"rows with {values:,} values in lists ({listed(sorted(lists))})"
-        raise SettingsError(f"--memory-limit of {memory_limit / 1e6:,.0f} MB is too little for {held}; give "
-                            f"{-(-least // 10**8) * 100:,} MB or more, or make the lists shorter")  # fmt: skip
+        raise SettingsError(
+            f"--memory-limit of {memory_limit / 1e6:,.0f} MB is too little for {held}; give "
+            f"{-(-least // 10**8) * 100:,} MB or more, or make the lists shorter"
+        )
 
 
 EVENT_BLOCK_ROWS = 1_000_000  # interactions of whole users in a block: about 100 MB with their candidates

@@ -73,11 +73,18 @@ def write(
     most = total * (1 + max(num_negatives, settings.train_negatives))
     check_memory_limit(backend.memory_limit, prepared.fitted.features, most)
     plan = Plan(
-        prepared, settings, num_negatives, seed, backend.memory_limit, by_series=source.vocabularies == "train",
-        unknown_targets=source.unknown_targets, weighted=source.weighted, decay=source.decay,
+        prepared,
+        settings,
+        num_negatives,
+        seed,
+        backend.memory_limit,
+        by_series=source.vocabularies == "train",
+        unknown_targets=source.unknown_targets,
+        weighted=source.weighted,
+        decay=source.decay,
         listed=_listed_negatives(source.candidates, prepared),
         seen=folder / SEEN_FILE if source.seen is not None else None,
-    )  # fmt: skip
+    )
     counts = _write_splits(backend, folder, rows, total, plan, source.before, progress)
     if not counts.rows["train"] and prepared.history is not None:
         raise DataError(

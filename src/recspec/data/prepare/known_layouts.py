@@ -56,9 +56,11 @@ def _wrong(file: TextFile, line: int, text: str, expected: str) -> DataError:
 
 ATOMIC = re.compile(r"([^:]+):(token|token_seq|float|float_seq)")
 ATOMIC_TYPES = {
-    "token": DeclaredColumn(type="text"), "float": DeclaredColumn(type="number"),
-    "token_seq": DeclaredColumn(type="list", separator=" "), "float_seq": DeclaredColumn(type="vector"),
-}  # fmt: skip
+    "token": DeclaredColumn(type="text"),
+    "float": DeclaredColumn(type="number"),
+    "token_seq": DeclaredColumn(type="list", separator=" "),
+    "float_seq": DeclaredColumn(type="vector"),
+}
 
 
 def _atomic(lines: Sequence[str], key: str | None) -> TextLayout | None:  # noqa: ARG001
@@ -87,10 +89,14 @@ def _behaviors(lines: Sequence[str], key: str | None) -> TextLayout | None:  # n
         return None
     read = LineLayout(lambda _: dict.fromkeys(BEHAVIORS, "string"), _impressions)
     return TextLayout(
-        "\t", False, BEHAVIORS, lines=read, roles={"group": "impression_id"},
+        "\t",
+        False,
+        BEHAVIORS,
+        lines=read,
+        roles={"group": "impression_id"},
         told="each news of an impression is a row, labelled by its click, and impressions are the groups",
         lost="the column of the user's earlier clicks (history=50 makes histories of the rows' own clicks)",
-    )  # fmt: skip
+    )
 
 
 def _impressions(file: TextFile, _: Mapping[str, ColumnType]) -> Iterator[Row]:
@@ -103,8 +109,13 @@ def _impressions(file: TextFile, _: Mapping[str, ColumnType]) -> Iterator[Row]:
         for shown in parts[4].split():
             item, clicked = shown[:-2], shown[-1:]
             if not item or shown[-2:] not in ("-0", "-1"):
-                raise _wrong(file, number, shown, "a news and its click, such as N123-1; MIND's test set has no "
-                             "clicks, so it can be neither trained on nor measured")  # fmt: skip
+                raise _wrong(
+                    file,
+                    number,
+                    shown,
+                    "a news and its click, such as N123-1; MIND's test set has no "
+                    "clicks, so it can be neither trained on nor measured",
+                )
             yield number, (parts[0], parts[1], parts[2], item, clicked)
 
 
@@ -139,8 +150,9 @@ def _under_headings(lines: Sequence[str], key: str | None) -> TextLayout | None:
             elif line.strip():
                 values = [part.strip() for part in _parts(line, ",")]
                 if len(values) != len(names) - 1 or not item:
-                    raise _wrong(file, number, line, f"an item such as 123:, or {' and '.join(names[1:])} "
-                                 "separated by commas")  # fmt: skip
+                    raise _wrong(
+                        file, number, line, f"an item such as 123:, or {' and '.join(names[1:])} separated by commas"
+                    )
                 yield number, (item, *values)
 
     read = LineLayout(lambda _: dict.fromkeys(names, "string"), rows)
@@ -181,8 +193,14 @@ def _sparse(lines: Sequence[str], key: str | None) -> TextLayout | None:  # noqa
             grouped = re.match(rf"{LABEL}\s+qid:", lines[0]) is not None
             told = "an index of value 1 is a category of its field or place, another value is a number; what libsvm "
             told += "leaves out of numbers is 0"
-            return TextLayout(" ", False, (), lines=LineLayout(_sparse_columns, _sparse_rows, typed=True),
-                              roles={"group": "qid"} if grouped else {}, told=f"{kind}: {told}")  # fmt: skip
+            return TextLayout(
+                " ",
+                False,
+                (),
+                lines=LineLayout(_sparse_columns, _sparse_rows, typed=True),
+                roles={"group": "qid"} if grouped else {},
+                told=f"{kind}: {told}",
+            )
     return None
 
 
@@ -225,8 +243,12 @@ def _sparse_columns(files: Sequence[TextFile]) -> dict[str, ColumnType]:
                 numbers |= {own} if float(value) != 1 else set()
                 several |= {own} if name and fields.count(name) > 1 else set()
                 if own in numbers and (len(known) > 1 or own in several):
-                    raise _wrong(file, number, f"{name}:{index}:{value}", f"the value 1, because field {name} has "
-                                 "several indices; a field of numbers has one index")  # fmt: skip
+                    raise _wrong(
+                        file,
+                        number,
+                        f"{name}:{index}:{value}",
+                        f"the value 1, because field {name} has several indices; a field of numbers has one index",
+                    )
     kinds: dict[str, ColumnType] = {"label": "string"}
     if grouped:
         kinds["qid"] = "string"
@@ -240,9 +262,11 @@ def _sparse_columns(files: Sequence[TextFile]) -> dict[str, ColumnType]:
     else:
         kinds["indices"] = "list"
     if len(kinds) > MOST_COLUMNS:
-        raise DataError(f"{files[0].path}: has {len(kinds):,} columns of sparse numbers; expected {MOST_COLUMNS:,} at "
-                        "most; read it with scikit-learn's load_svmlight_file, keep fewer of them, and save these as "
-                        "Parquet")  # fmt: skip
+        raise DataError(
+            f"{files[0].path}: has {len(kinds):,} columns of sparse numbers; expected {MOST_COLUMNS:,} at "
+            "most; read it with scikit-learn's load_svmlight_file, keep fewer of them, and save these as "
+            "Parquet"
+        )
     return kinds
 
 
@@ -267,10 +291,13 @@ def _sparse_rows(file: TextFile, columns: Mapping[str, ColumnType]) -> Iterator[
 
 
 KNOWN: Mapping[str, Callable[[Sequence[str], str | None], TextLayout | None]] = {
-    "RecBole's atomic file": _atomic, "MIND's impressions": _behaviors, "MIND's news": _news,
-    "items over their users, as of Netflix": _under_headings, "Netflix's titles": _titles,
+    "RecBole's atomic file": _atomic,
+    "MIND's impressions": _behaviors,
+    "MIND's news": _news,
+    "items over their users, as of Netflix": _under_headings,
+    "Netflix's titles": _titles,
     "sparse rows": _sparse,
-}  # fmt: skip
+}
 """Name of a layout -> the function that recognises it by its first lines; a file of users or items has a `key`."""
 
 _WOWPAL, _LOGGED = (
@@ -285,7 +312,8 @@ OTHERS: Mapping[str, tuple[re.Pattern[str], str]] = {
         "export it as CSV, as psql does by `\\copy`",
     ),
     "records over several lines, as of SNAP": (
-        re.compile(r"([A-Za-z][\w/]*: .*\n){2}"), "write user, item, rating and time of each as a row of a CSV file"
+        re.compile(r"([A-Za-z][\w/]*: .*\n){2}"),
+        "write user, item, rating and time of each as a row of a CSV file",
     ),
-}  # fmt: skip
+}
 """Name of a layout that is not read -> the pattern of its first two lines, and what to do."""

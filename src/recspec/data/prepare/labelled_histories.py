@@ -85,8 +85,10 @@ class LabelledHistories:
             notes.dropped.append(f"{short:,} train rows {' or '.join(self.settings.leaves_out)}")
         if self.settings.negative_history and (events := self.counts["events"]):
             skipped = self.counts["skipped"]
-            notes.inferred.append(f"negative histories: of {events:,} positive events, {skipped:,} stand beside what "
-                                  "the user skipped before them, the others beside a drawn item")  # fmt: skip
+            notes.inferred.append(
+                f"negative histories: of {events:,} positive events, {skipped:,} stand beside what "
+                "the user skipped before them, the others beside a drawn item"
+            )
 
 
 class BlockHistories:
@@ -160,8 +162,9 @@ class BlockHistories:
         is_skipped = ~self._is_positive & (self._items > 0) & (self._splits <= code)
         latest = np.maximum.accumulate(np.where(is_skipped, places, -1))
         events = self._timeline(code).events
-        earliest = np.maximum(np.concatenate([[-1], events[:-1]])[: len(events)] + 1,
-                              np.searchsorted(self.users, self.users[events]))  # fmt: skip
+        earliest = np.maximum(
+            np.concatenate([[-1], events[:-1]])[: len(events)] + 1, np.searchsorted(self.users, self.users[events])
+        )
         has = (latest[events] >= earliest) & (self._items[latest[events]] != self._items[events])
         found = np.zeros(len(self.users), np.int64)
         found[events[has]] = self._items[latest[events[has]]]

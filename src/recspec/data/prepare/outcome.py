@@ -140,8 +140,9 @@ def unused_types(backend: Backend, rows: Table, unused: Collection[str]) -> list
 def doubtful_times(backend: Backend, rows: Table, name: str) -> list[str]:
     """A warning if a column of times holds few small numbers, as quantities do."""
     times = rows[name]
-    found = fetch(backend, rows.aggregate(least=times.min(), most=times.max(), kinds=times.nunique(),
-                                          rows=times.count())).to_pylist()[0]  # fmt: skip
+    found = fetch(
+        backend, rows.aggregate(least=times.min(), most=times.max(), kinds=times.nunique(), rows=times.count())
+    ).to_pylist()[0]
     if not found["rows"] or found["most"] >= SECONDS[0] or found["kinds"] > FEW_TIMES:
         return []
     if found["kinds"] * ROWS_PER_TIME > found["rows"] or found["rows"] < FEWEST_EVENTS:
@@ -171,9 +172,11 @@ def label_outcomes(
             continue
         first = int(held.argmax())
         value, own = found.column(name)[first].as_py(), labels[first]
-        told.append(f"'{shortened(name)}': all {held.sum():,} sampled rows with '{shortened(str(value))}' have label "
-                    f"{int(own)}, and {(labels == own).mean():.0%} of all rows; if it is known only after '{label}', "
-                    "leave it out by naming the other features (context_features=[...])")  # fmt: skip
+        told.append(
+            f"'{shortened(name)}': all {held.sum():,} sampled rows with '{shortened(str(value))}' have label "
+            f"{int(own)}, and {(labels == own).mean():.0%} of all rows; if it is known only after '{label}', "
+            "leave it out by naming the other features (context_features=[...])"
+        )
     return alone, told
 
 

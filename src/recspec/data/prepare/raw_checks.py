@@ -127,11 +127,15 @@ def _check_lines(backend: Backend, file: TextFile, table: Table, notes: Notes, *
     if not given and all(
         _holds_rows(value, names.index(name), len(names), file.separator) for _, name, value in values
     ):
-        raise DataError(f"{what} spans lines, each of which has {len(names)} columns if quotes are letters, so rows "
-                        f"may be lost in it; {KEEP}")  # fmt: skip
+        raise DataError(
+            f"{what} spans lines, each of which has {len(names)} columns if quotes are letters, so rows "
+            f"may be lost in it; {KEEP}"
+        )
     for name, count in found.items():
-        notes.inferred.append(f"'{name}': {how_many(count, 'value')} of {file.path.name} span lines, the first from "
-                              f"line {line:,} on (quote=null takes quotes as letters)")  # fmt: skip
+        notes.inferred.append(
+            f"'{name}': {how_many(count, 'value')} of {file.path.name} span lines, the first from "
+            f"line {line:,} on (quote=null takes quotes as letters)"
+        )
 
 
 def _holds_rows(value: str, place: int, num_columns: int, separator: str) -> bool:
@@ -163,19 +167,24 @@ def _check_marks(backend: Backend, file: TextFile, table: Table, notes: Notes) -
         twice = next((value for value, count in own.items() if counted.get(value, 0) > count), None)
         called = f"column '{shortened(names[place])}'"
         if twice is not None and file.separator == "\t":
-            raise DataError(f"{file.path}: {called} holds '{shortened(twice)}' with and without quotes, which would be "
-                            f"one value; {KEEP}")  # fmt: skip
+            raise DataError(
+                f"{file.path}: {called} holds '{shortened(twice)}' with and without quotes, which would be "
+                f"one value; {KEEP}"
+            )
         example = f"'{shortened(twice)}' also without" if twice is not None else f"'{shortened(next(iter(own)))}'"
-        notes.changed.append(f"{called} of {file.path.name}: {how_many(sum(own.values()), 'value')} in quotes though "
-                             f"others have none, such as {example}; quote=null keeps them")  # fmt: skip
+        notes.changed.append(
+            f"{called} of {file.path.name}: {how_many(sum(own.values()), 'value')} in quotes though "
+            f"others have none, such as {example}; quote=null keeps them"
+        )
 
 
 def _mixed_columns(file: TextFile, num_columns: int) -> set[int]:
     """The columns of texts that are not in quotes throughout the first rows."""
     bare: set[int] = set()
     for _, parts in islice(_plain_lines(file, num_columns), GLANCED):
-        bare |= {place for place, part in enumerate(parts)
-                 if part and part[0] != file.quote and not NUMERIC.fullmatch(part)}  # fmt: skip
+        bare |= {
+            place for place, part in enumerate(parts) if part and part[0] != file.quote and not NUMERIC.fullmatch(part)
+        }
     return bare
 
 

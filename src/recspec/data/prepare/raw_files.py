@@ -126,8 +126,9 @@ def named_files(raw: Path, setting: str, names: Sequence[str]) -> list[Path]:
 
 def nearest_file(*paths: Path) -> str:
     """A hint at a file of a similar name beside the first path that has one; else nothing."""
-    hints = (nearest(path.name, [found.name for found in path.parent.iterdir()])
-             for path in paths if path.parent.is_dir())  # fmt: skip
+    hints = (
+        nearest(path.name, [found.name for found in path.parent.iterdir()]) for path in paths if path.parent.is_dir()
+    )
     return next(filter(None, hints), "")
 
 
@@ -153,8 +154,10 @@ def find_raw_files(folder: Path, others: Collection[Path], files: Sequence[str],
         _note_left_out([path for path in inside if path not in held[0]], notes, "they are no files of rows")
         return held[0]
     names = listed(path.name for path in found)
-    raise DataError(f"{folder}: expected files of one kind, Parquet, JSON lines or CSV, found {names}; name those you "
-                    f"mean, such as --set 'files=[{found[0].name if found else 'rows.csv'}]'")  # fmt: skip
+    raise DataError(
+        f"{folder}: expected files of one kind, Parquet, JSON lines or CSV, found {names}; name those you "
+        f"mean, such as --set 'files=[{found[0].name if found else 'rows.csv'}]'"
+    )
 
 
 def _note_left_out(paths: Sequence[Path], notes: Notes, why: str) -> None:
@@ -303,9 +306,16 @@ class RawRows:
         return (declared and declared.invalid) or self.reading.invalid_values
 
     def refuse(
-        self, wrong: BooleanValue, name: str, expected: str, called: str = "", *, remedy: str = "",
-        always: bool = False, nullable: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        wrong: BooleanValue,
+        name: str,
+        expected: str,
+        called: str = "",
+        *,
+        remedy: str = "",
+        always: bool = False,
+        nullable: bool = False,
+    ) -> None:
         """Add a problem that names the first rows for which `wrong` is true, if there are any.
 
         If settings say so, drop these rows instead, or, if `nullable`, leave their values to be taken as missing; not
@@ -413,8 +423,10 @@ def _some_rows(table: Table, count: int, reading: Reading, notes: Notes) -> Tabl
     if reading.rows_by == "first":
         notes.dropped.append(f"{count - reading.rows:,} of {count:,} rows: the first {reading.rows:,} are read (rows)")
         return table.filter(table[ROW] < reading.rows)
-    notes.dropped.append(f"{count - reading.rows:,} of {count:,} rows: {reading.rows:,} random ones are read (rows, "
-                         f"rows_by, seed {reading.seed})")  # fmt: skip
+    notes.dropped.append(
+        f"{count - reading.rows:,} of {count:,} rows: {reading.rows:,} random ones are read (rows, "
+        f"rows_by, seed {reading.seed})"
+    )
     digest = (ibis.literal(f"rows:{reading.seed}:") + table[ROW].cast("string")).hexdigest("md5")
     chosen = table.select(ROW, _digest=digest).order_by(["_digest", ROW]).limit(reading.rows)
     return table.semi_join(chosen.select(ROW), ROW)
@@ -425,11 +437,20 @@ def _text(
 ) -> tuple[Staged, TextLayout]:
     """Stage text files; the first one's layout is that of all."""
     first = _raw_text(paths[0], reading, notes)
-    layout = glance(first, separator=reading.separator, columns=reading.columns, layout=reading.layout,
-                    mentioned=reading.mentioned, key=reading.key, notes=notes)  # fmt: skip
+    layout = glance(
+        first,
+        separator=reading.separator,
+        columns=reading.columns,
+        layout=reading.layout,
+        mentioned=reading.mentioned,
+        key=reading.key,
+        notes=notes,
+    )
     encodings = [first.encoding, *(encoding_of(path, reading.encoding, notes) for path in paths[1:])]
-    plain = [with_announced_separator(replace(first, path=path, encoding=each, announced=False))
-             for path, each in zip(paths, encodings, strict=True)]  # fmt: skip
+    plain = [
+        with_announced_separator(replace(first, path=path, encoding=each, announced=False))
+        for path, each in zip(paths, encodings, strict=True)
+    ]
     if layout.lines is not None:
         return _by_line(backend, plain, layout, ids, notes, folder)
     files = [_with_layout(file, layout, reading) for file in plain]
@@ -450,8 +471,10 @@ def _by_line(
     if layout.sequences:
         columns = dict.fromkeys(ids, "string")
     parts = [LineFile(file, layout, columns) for file in files]
-    tables = [read_lines(backend, part, notes, folder / f"lines-{number}-{part.path.name}.parquet")
-              for number, part in enumerate(parts)]  # fmt: skip
+    tables = [
+        read_lines(backend, part, notes, folder / f"lines-{number}-{part.path.name}.parquet")
+        for number, part in enumerate(parts)
+    ]
     if layout.lines.typed:
         types = {name: DeclaredColumn(type=LINE_TYPES[kind]) for name, kind in columns.items() if name != "label"}
         layout = replace(layout, types=types)
@@ -470,8 +493,10 @@ def _read_text(backend: Backend, file: TextFile, reading: Reading, notes: Notes)
             table = backend.read_text(escaped)
         except DataError:
             raise error from None
-        notes.changed.append(f"{file.path.name}: a backslash stands before quotes inside of values, and is left out "
-                             "with any letter behind it kept, because quotes are not doubled there")  # fmt: skip
+        notes.changed.append(
+            f"{file.path.name}: a backslash stands before quotes inside of values, and is left out "
+            "with any letter behind it kept, because quotes are not doubled there"
+        )
         file = escaped
     if file.quote:
         check_quotes(backend, file, table, notes, given=reading.quote_given)
@@ -481,8 +506,17 @@ def _read_text(backend: Backend, file: TextFile, reading: Reading, notes: Notes)
 def _raw_text(path: Path, reading: Reading, notes: Notes) -> TextFile:
     tabs = unpacked_name(path).endswith((".tsv", ".inter"))
     encoding = encoding_of(path, reading.encoding, notes)
-    return with_announced_separator(TextFile(path, {}, separator="\t" if tabs else ",", encoding=encoding,
-                    quote=reading.quote or "", escape=reading.quote or '"', multiline=True))  # fmt: skip
+    return with_announced_separator(
+        TextFile(
+            path,
+            {},
+            separator="\t" if tabs else ",",
+            encoding=encoding,
+            quote=reading.quote or "",
+            escape=reading.quote or '"',
+            multiline=True,
+        )
+    )
 
 
 def _with_layout(file: TextFile, layout: TextLayout, reading: Reading) -> TextFile:
@@ -494,16 +528,24 @@ def _with_layout(file: TextFile, layout: TextLayout, reading: Reading) -> TextFi
             file, separator=separator, columns=(), layout="rows", mentioned=frozenset(names), notes=Notes()
         ).names
     quote = layout.quote if len(separator) == 1 and separator != " " else ""
-    return replace(file, separator=separator, header=layout.header, names=names, columns=dict.fromkeys(names, "string"),
-                   quote=quote)  # fmt: skip
+    return replace(
+        file,
+        separator=separator,
+        header=layout.header,
+        names=names,
+        columns=dict.fromkeys(names, "string"),
+        quote=quote,
+    )
 
 
 def _differing(path: Path, names: Collection[str], first: Path, expected: Collection[str]) -> DataError:
     ours, others = [name for name in names if name not in expected], [name for name in expected if name not in names]
     only = [f"only {path.name} has {listed(ours)}"] if ours else []
     only += [f"only {first.name} has {listed(others)}"] if others else []
-    return DataError(f"{path}: columns differ from those of {first.name}: {'; '.join(only) or 'another order'}; name "
-                     f"the files you mean, such as --set 'files=[{shortened(first.name)}]'")  # fmt: skip
+    return DataError(
+        f"{path}: columns differ from those of {first.name}: {'; '.join(only) or 'another order'}; name "
+        f"the files you mean, such as --set 'files=[{shortened(first.name)}]'"
+    )
 
 
 def _joined_up(backend: Backend, parts: Sequence[Part], tables: Sequence[Table], texts: Collection[str]) -> Staged:
@@ -526,9 +568,11 @@ def _json(backend: Backend, paths: Sequence[Path], reading: Reading, notes: Note
     if not kinds:
         raise DataError(f"{paths[0]}: holds no object with a key; expected a JSON object a line")
     if all(isinstance(kind, dict) for kind in kinds.values()) and len(kinds) > 1:
-        raise DataError(f"{paths[0]}: holds objects under each of {listed(kinds)}, as tables by columns or ids have; "
-                        "expected an object a row, as pandas' to_json(..., orient='records', lines=True) writes "
-                        "them")  # fmt: skip
+        raise DataError(
+            f"{paths[0]}: holds objects under each of {listed(kinds)}, as tables by columns or ids have; "
+            "expected an object a row, as pandas' to_json(..., orient='records', lines=True) writes "
+            "them"
+        )
     lists = {name for name in kinds if all(isinstance(keys.get(name, []), list) for keys in found)}
     texts = {name for name in kinds if all(keys.get(name, "VARCHAR") == "VARCHAR" for keys in found)}
     inside = _inside({name: keys_of(kinds[name]) for name in kinds}, reading, paths[0])
@@ -546,9 +590,11 @@ def _check_rows(staged: Staged, kinds: Mapping[str, object], read: Collection[st
     """Refuse one object around the list of objects that are the rows."""
     rows = next((name for name in kinds if name not in read and all(keys_of(kinds[name]))), None)
     if rows is not None and sum(staged[2]) == 1:
-        raise DataError(f"{path}: is one object, whose '{shortened(rows)}' holds a list of objects with "
-                        f"{listed(keys_of(kinds[rows])[1])}; expected an object a row, as jq -c "
-                        f"'.{json.dumps(rows)}[]' {path.name} writes them")  # fmt: skip
+        raise DataError(
+            f"{path}: is one object, whose '{shortened(rows)}' holds a list of objects with "
+            f"{listed(keys_of(kinds[rows])[1])}; expected an object a row, as jq -c "
+            f"'.{json.dumps(rows)}[]' {path.name} writes them"
+        )
 
 
 def _inside(keys: Mapping[str, tuple[bool, Sequence[str]]], reading: Reading, path: Path) -> dict[str, tuple[str, str]]:
@@ -565,19 +611,27 @@ def _parquet(backend: Backend, paths: Sequence[Path], reading: Reading) -> Stage
             counts.append(pq.read_metadata(path).num_rows)
         except (pa.ArrowException, OSError, ValueError) as error:
             raise DataError(f"{path}: not a Parquet file: {error}") from None
-        wide = [f"column '{shortened(each.name)}' is {each.type}" for each in schema
-                if pa.types.is_decimal256(each.type) and each.type.precision > MOST_DIGITS]  # fmt: skip
+        wide = [
+            f"column '{shortened(each.name)}' is {each.type}"
+            for each in schema
+            if pa.types.is_decimal256(each.type) and each.type.precision > MOST_DIGITS
+        ]
         if wide:
-            raise DataError(f"{path}: {'; '.join(wide)}; expected decimals of at most {MOST_DIGITS} digits; cast them, "
-                            "or write text")  # fmt: skip
+            raise DataError(
+                f"{path}: {'; '.join(wide)}; expected decimals of at most {MOST_DIGITS} digits; cast them, "
+                "or write text"
+            )
         if "" in schema.names:
             raise DataError(f"{path}: column {schema.names.index('') + 1} has an empty name; name it")
         check_names(path, schema.names)
         if not schema.equals(expected):
             if {*schema.names} != {*expected.names}:
                 raise _differing(path, schema.names, paths[0], expected.names)
-            kinds = [f"'{shortened(a.name)}' is {shortened(str(a.type))}, not {shortened(str(b.type))}"
-                     for a, b in zip(schema, expected, strict=True) if not a.equals(b)]  # fmt: skip
+            kinds = [
+                f"'{shortened(a.name)}' is {shortened(str(a.type))}, not {shortened(str(b.type))}"
+                for a, b in zip(schema, expected, strict=True)
+                if not a.equals(b)
+            ]
             raise DataError(f"{path}: columns differ from those of {paths[0].name}: {'; '.join(kinds[:SHOWN])}")
     table = backend.read_parquet(paths, row=True)
     structs = {name: fields_of(table[name].type()) for name in _columns(table)}
@@ -602,9 +656,11 @@ def _flattened(backend: Backend, staged: Staged, reading: Reading, notes: Notes,
     if items is None:
         if reading.layout == "sequences":
             where = _path_of(parts[0])
-            raise DataError(f"{where}: layout sequences needs a column with lists of items; found "
-                            f"{listed(_columns(table))}; "
-                            "name it with item=COLUMN, or leave layout out")  # fmt: skip
+            raise DataError(
+                f"{where}: layout sequences needs a column with lists of items; found "
+                f"{listed(_columns(table))}; "
+                "name it with item=COLUMN, or leave layout out"
+            )
         return staged
     ends = [0, *accumulate(counts)]
     tables = []

@@ -50,14 +50,22 @@ def with_points(rows: RawRows, as_written: Collection[str]) -> RawRows:
     Problems of `rows` name numbers with a point, which may be a fraction or thousands.
     """
     table, declared = rows.table, rows.reading.types
-    names = [name for name in table.columns if name not in (ROW, *as_written) and table[name].type().is_string()
-             and (name not in declared or declared[name].type in ("integer", "number"))]  # fmt: skip
+    names = [
+        name
+        for name in table.columns
+        if name not in (ROW, *as_written)
+        and table[name].type().is_string()
+        and (name not in declared or declared[name].type in ("integer", "number"))
+    ]
     asked: dict[str, Values] = {}
     for place, name in enumerate(names):
         text = table[name].strip()
         number = text.re_search(COMMA) | text.re_search(GROUPED) | text.re_search(NUMBER)
-        tests = {"commas": text.re_search(COMMA), "points": text.re_search(NUMBER) & text.contains("."),
-                 "rest": (text != "") & ~number & ~is_missing_marker(text)}  # fmt: skip
+        tests = {
+            "commas": text.re_search(COMMA),
+            "points": text.re_search(NUMBER) & text.contains("."),
+            "rest": (text != "") & ~number & ~is_missing_marker(text),
+        }
         asked |= {f"{what}_{place}": test.cast("int64").sum() for what, test in tests.items()}
     found = figures(rows.backend, table, asked) if asked else {}
     changed: dict[str, Values] = {}
@@ -68,9 +76,13 @@ def with_points(rows: RawRows, as_written: Collection[str]) -> RawRows:
         text = table[name].strip()
         if points:
             with_point = text.re_search(NUMBER) & text.contains(".")
-            rows.refuse(with_point & ~text.re_search(GROUPED) if commas else with_point, name,
-                        "expected a decimal comma, as the setting decimal says", nullable=True,
-                        remedy="; write it with a comma, or declare the column text in types")  # fmt: skip
+            rows.refuse(
+                with_point & ~text.re_search(GROUPED) if commas else with_point,
+                name,
+                "expected a decimal comma, as the setting decimal says",
+                nullable=True,
+                remedy="; write it with a comma, or declare the column text in types",
+            )
         if commas:
             is_number = text.re_search(COMMA) | text.re_search(GROUPED)
             changed[name] = ibis.ifelse(is_number, text.replace(".", "").replace(",", "."), table[name])
@@ -99,8 +111,10 @@ def typed_as(rows: RawRows, name: str, declared: DeclaredColumn, *, is_feature: 
         case "integer" | "number":
             return _numbers(rows, name, declared)
     if is_feature:
-        rows.problems.append(f"feature '{name}' is declared time, and models take no times as features; leave it out "
-                             "of the features, or declare it text or number")  # fmt: skip
+        rows.problems.append(
+            f"feature '{name}' is declared time, and models take no times as features; leave it out "
+            "of the features, or declare it text or number"
+        )
         return None
     seconds = Times(rows, name, needed=False).seconds()  # a check: the column stays as it is
     return ibis.ifelse(seconds.isnull(), None, values) if rows.invalid(name) == "missing" else None
@@ -120,8 +134,9 @@ def _numbers(rows: RawRows, name: str, declared: DeclaredColumn) -> Values | Non
         rows.refuse(wrong, name, f"declared {declared.type}; expected {what}", nullable=True)
         return finite(rows, name, number_of(text, kind))
     if not values.type().is_numeric():
-        rows.problems.append(f"column '{name}' holds {values.type()}, and is declared {declared.type}; declare it time "
-                             "or text")  # fmt: skip
+        rows.problems.append(
+            f"column '{name}' holds {values.type()}, and is declared {declared.type}; declare it time or text"
+        )
         return None
     if kind == "int64" and not values.type().is_integer():
         beyond = values.abs() >= 2.0**63
@@ -184,8 +199,9 @@ JOINED = r"^[^|^]+([|^][^|^]+)+$"
 INVALID = "__invalid__"  # where a row holds an invalid value, for the moment of a query
 MOST_WORDS = 20  # of a label, to name the rarest
 LABELS = {
-    **dict.fromkeys(("1", "1.0", "true", "t", "yes", "y"), 1), **dict.fromkeys(("0", "0.0", "false", "f", "no", "n"), 0)
-}  # fmt: skip
+    **dict.fromkeys(("1", "1.0", "true", "t", "yes", "y"), 1),
+    **dict.fromkeys(("0", "0.0", "false", "f", "no", "n"), 0),
+}
 """Spellings of a label, in any case."""
 
 
@@ -287,12 +303,16 @@ class _Typing:
     def _finite(self, typed: Mapping[str, Values | None]) -> dict[str, Values]:
         """The columns of numbers, of files with types, that hold one too large for float32, without it."""
         rows, roles = self.rows.table, self.roles
-        names = [name for name in dict.fromkeys([*roles.numbers, *roles.features]) if name in typed and name
-                 not in (*roles.texts, *roles.categories) and not rows[name].type().is_string()]  # fmt: skip
+        names = [
+            name
+            for name in dict.fromkeys([*roles.numbers, *roles.features])
+            if name in typed and name not in (*roles.texts, *roles.categories) and not rows[name].type().is_string()
+        ]
         held = {name: rows[name] if (values := typed[name]) is None else values for name in names}
         held = {name: values for name, values in held.items() if values.type().is_floating()}
-        counts = {f"_{place}": (values.abs() > LARGEST).cast("int64").sum()
-                  for place, values in enumerate(held.values())}  # fmt: skip
+        counts = {
+            f"_{place}": (values.abs() > LARGEST).cast("int64").sum() for place, values in enumerate(held.values())
+        }
         found = figures(self.rows.backend, rows, counts) if held else {}
         wrong = [name for name, count in zip(held, found.values(), strict=True) if count]
         return {name: finite(self.rows, name, held[name]) for name in wrong}
@@ -305,21 +325,26 @@ class _Typing:
         declared = self.rows.reading.types.get(name)
         if name == roles.label:
             if declared is not None and declared.type in ("time", "list", "vector"):
-                self.rows.problems.append(f"column '{name}' is the label, and is declared {declared.type}; declare it "
-                                          "text, integer or number")  # fmt: skip
+                self.rows.problems.append(
+                    f"column '{name}' is the label, and is declared {declared.type}; declare it text, integer or number"
+                )
                 return None
             return _label(self.rows, name, roles.positive_from, roles.positive)
         if declared is not None and name in roles.ids and declared.type in ("list", "vector"):
-            self.rows.problems.append(f"column '{name}' holds ids, and is declared {declared.type}; declare it text or "
-                                      "integer")  # fmt: skip
+            self.rows.problems.append(
+                f"column '{name}' holds ids, and is declared {declared.type}; declare it text or integer"
+            )
             return None
         if declared is not None:
             return typed_as(self.rows, name, declared, is_feature=name in roles.features)
         if name in roles.vectors:
             return split_vectors(values) if values.type().is_string() else None
         if name in roles.ids and values.type().is_string() and not roles.shown:
-            self.rows.refuse(values.length() > LONGEST_ID, name,
-                             f"expected ids of at most {LONGEST_ID:,} characters, as requests may name")  # fmt: skip
+            self.rows.refuse(
+                values.length() > LONGEST_ID,
+                name,
+                f"expected ids of at most {LONGEST_ID:,} characters, as requests may name",
+            )
         if name in roles.ids or name in roles.texts or name in roles.categories:
             if values.type().is_integer() and not self.rows.raw[name].type().is_boolean():
                 self._infer("whole numbers, kept as text; `types` can declare them integer", name)
@@ -345,8 +370,11 @@ class _Typing:
         """Counts of every text column to judge."""
         rows, roles = self.rows.table, self.roles
         judged = [*roles.categories, *roles.numbers, *roles.features] if not roles.shown else rows.columns
-        names = [name for name in dict.fromkeys(judged) if name in rows.columns and name != ROW
-                 and rows[name].type().is_string()]  # fmt: skip
+        names = [
+            name
+            for name in dict.fromkeys(judged)
+            if name in rows.columns and name != ROW and rows[name].type().is_string()
+        ]
         holds = chain.from_iterable(_tests(rows[name]) for name in names)
         counts = {f"_{place}": each.cast("int64").sum() for place, each in enumerate(holds)}
         found = iter(figures(self.rows.backend, rows, counts).values())
@@ -356,10 +384,15 @@ class _Typing:
     def _long(self) -> set[str]:
         """Features of whole numbers, in files with types, that hold one of as many digits as `CODE` has."""
         rows, roles = self.rows.table, self.roles
-        names = [name for name in dict.fromkeys(roles.features) if name in rows.columns
-                 and name not in (*roles.numbers, *roles.cut) and rows[name].type().is_integer()]  # fmt: skip
-        counts = {f"_{place}": (rows[name].cast("float64").abs() >= 1e15).cast("int64").sum()
-                  for place, name in enumerate(names)}  # fmt: skip
+        names = [
+            name
+            for name in dict.fromkeys(roles.features)
+            if name in rows.columns and name not in (*roles.numbers, *roles.cut) and rows[name].type().is_integer()
+        ]
+        counts = {
+            f"_{place}": (rows[name].cast("float64").abs() >= 1e15).cast("int64").sum()
+            for place, name in enumerate(names)
+        }
         found = figures(self.rows.backend, rows, counts) if names else {}
         return {name for name, count in zip(names, found.values(), strict=True) if count}
 
@@ -395,17 +428,25 @@ class _Typing:
                 text = self.rows.table.filter(self.rows.table[name].strip().re_search(JOINED))
                 value = str(self.rows.first(text.select(ROW, _value=text[name])).column("_value")[0])
                 mark = next(each for each in value if each in "|^")
-                self.rows.notes.inferred.append(f"'{name}': {how_many(seen.joined, 'value')} such as "
-                                                f"'{shortened(value)}' may be lists; --set 'lists=[{name}]' --set "
-                                                f"'list_separator={mark}' reads them so")  # fmt: skip
+                self.rows.notes.inferred.append(
+                    f"'{name}': {how_many(seen.joined, 'value')} such as "
+                    f"'{shortened(value)}' may be lists; --set 'lists=[{name}]' --set "
+                    f"'list_separator={mark}' reads them so"
+                )
         elif asked:
             self._refuse_text(name, seen)
         elif seen.written * 2 > seen.rest:
-            self._infer("text, though most values are numbers with separators or units; write them with a point and "
-                        "nothing else, such as 1234.5, to have numbers", name)  # fmt: skip
+            self._infer(
+                "text, though most values are numbers with separators or units; write them with a point and "
+                "nothing else, such as 1234.5, to have numbers",
+                name,
+            )
         else:
-            self._infer("text, though most values are numbers; types={COLUMN: {type: number, invalid: missing}} takes "
-                        "the others as missing", name)  # fmt: skip
+            self._infer(
+                "text, though most values are numbers; types={COLUMN: {type: number, invalid: missing}} takes "
+                "the others as missing",
+                name,
+            )
         return None
 
     def _number(self, name: str) -> Values:
@@ -427,9 +468,13 @@ class _Typing:
             commas = self.rows.table.filter(text.re_search(COMMA) & ~text.re_search("^[+-]?[0-9]{1,3}(,[0-9]{3})+$"))
             if self.rows.reading.settable and count_rows(self.rows.backend, commas):
                 advice = f"take commas as decimal marks with --set decimal=comma, {advice}"
-        self.rows.refuse((text != "") & ~is_missing_marker(text) & ~text.re_search(NUMBER), name,
-                         f"{seen.numbers:,} of its {seen.present:,} values are numbers", nullable=True,
-                         remedy=f"; {advice} or keep the column as text with categorical=[{name}]")  # fmt: skip
+        self.rows.refuse(
+            (text != "") & ~is_missing_marker(text) & ~text.re_search(NUMBER),
+            name,
+            f"{seen.numbers:,} of its {seen.present:,} values are numbers",
+            nullable=True,
+            remedy=f"; {advice} or keep the column as text with categorical=[{name}]",
+        )
 
     def _with_ids(self, table: Table) -> Table:
         """The rows, all of which have ids. Raises DataError if some have none, unless settings drop these."""
@@ -446,8 +491,10 @@ class _Typing:
             if isinstance(self.rows.parts[0], JsonFile) and name not in self.rows.texts:  # objects are read as texts
                 objects = table.filter(table[name].cast("string").startswith("{"))
                 if held := self.rows.first(objects.select(ROW)).column(ROW).to_pylist():
-                    problems.append(f"column '{name}' holds objects, such as {', '.join(self.rows.places(held))}; ids "
-                                    "must be text or whole numbers; write the value that tells them apart")  # fmt: skip
+                    problems.append(
+                        f"column '{name}' holds objects, such as {', '.join(self.rows.places(held))}; ids "
+                        "must be text or whole numbers; write the value that tells them apart"
+                    )
                     continue
             if not self.roles.shown and kind.is_string() and name not in self.rows.reading.types:
                 problems += self._equal_ids(table, name)
@@ -464,8 +511,10 @@ class _Typing:
                 self.rows.notes.num_invalid += count
                 table = table.filter(table[name].notnull())
             else:
-                problems.append(f"column '{name}' has no value in {rows}; leave these rows out, or give them an id"
-                                f"{self.rows.reading.advice('them')}")  # fmt: skip
+                problems.append(
+                    f"column '{name}' has no value in {rows}; leave these rows out, or give them an id"
+                    f"{self.rows.reading.advice('them')}"
+                )
         if problems:
             raise DataError.of(self.rows.where, problems)
         for name in ids if not self.roles.shown else ():
@@ -536,8 +585,14 @@ def _label(rows: RawRows, name: str, positive_from: float | None, positive: Sequ
 
 def _example(rows: RawRows, values: Values) -> str:
     """The setting that makes the rarest text of a label a 1, as a shell takes it, if the texts are few."""
-    held = fetch(rows.backend, rows.table.filter(values.notnull()).group_by(word=values.cast("string").strip())
-                 .aggregate(rows=ibis._.count()).order_by("rows", "word").limit(MOST_WORDS + 1))  # fmt: skip
+    held = fetch(
+        rows.backend,
+        rows.table.filter(values.notnull())
+        .group_by(word=values.cast("string").strip())
+        .aggregate(rows=ibis._.count())
+        .order_by("rows", "word")
+        .limit(MOST_WORDS + 1),
+    )
     found = held.column("word").to_pylist()
     return shlex.quote(f"positive={found[0]}") if 0 < len(found) <= MOST_WORDS else "positive=TEXT"
 

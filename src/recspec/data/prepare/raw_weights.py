@@ -68,8 +68,10 @@ def _of_types(rows: RawRows, name: str, by_type: Mapping[str, float]) -> Values:
     _refuse_absent(rows, "event_weights", name, by_type, counts)
     without = {kind: count for kind, count in counts.items() if kind and kind not in by_type}
     if without:
-        rows.problems.append(f"setting 'event_weights': no weight for {_counted(without)} in column '{name}'; give "
-                             "each type a weight, or 0 to leave its rows out")  # fmt: skip
+        rows.problems.append(
+            f"setting 'event_weights': no weight for {_counted(without)} in column '{name}'; give "
+            "each type a weight, or 0 to leave its rows out"
+        )
     rows.refuse(word == "", name, "expected a type in every row", ", the type of the event")
     # As texts: Ibis takes the literal 1.5 for a float64 and drops its cast, and DuckDB makes a decimal of it.
     return word.cases(*((kind, repr(float(weight))) for kind, weight in by_type.items()), else_=None).cast("float64")

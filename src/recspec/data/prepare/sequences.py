@@ -55,9 +55,11 @@ def check_items(keys: Mapping[str, tuple[bool, Sequence[str]]], item: str | None
         return
     is_list, inner = keys[items]
     likely = column_of("item", inner) or next((key for key in inner if key == "id"), inner[0])
-    raise DataError(f"{where}: column '{shortened(items)}' holds {'lists of ' if is_list else ''}objects with "
-                    f"{listed(inner)}; expected ids; name the key of the item's id, such as --set "
-                    f"'item={items}.{likely}'")  # fmt: skip
+    raise DataError(
+        f"{where}: column '{shortened(items)}' holds {'lists of ' if is_list else ''}objects with "
+        f"{listed(inner)}; expected ids; name the key of the item's id, such as --set "
+        f"'item={items}.{likely}'"
+    )
 
 
 BLOCK_EVENTS = 100_000

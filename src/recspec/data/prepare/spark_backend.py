@@ -30,9 +30,13 @@ from recspec.data.prepare.text_files import ColumnType, JsonFile, TextFile, expl
 
 SPARK_TYPES: Mapping[ColumnType, str] = {"int64": "BIGINT", "float64": "DOUBLE", "string": "STRING"}
 SPARK_LOCAL = (
-    "spark.driver.bindAddress", "spark.driver.host", "spark.driver.memory", "spark.local.dir", "spark.ui.enabled",
+    "spark.driver.bindAddress",
+    "spark.driver.host",
+    "spark.driver.memory",
+    "spark.local.dir",
+    "spark.ui.enabled",
     "spark.sql.shuffle.partitions",
-)  # fmt: skip
+)
 """Settings for a session on this machine only."""
 SPARK_ENCODINGS = {"utf-8": "UTF-8", "latin-1": "ISO-8859-1"}
 SPARK_READ = {"recursiveFileLookup": "true", "__globPaths__": "false"}
@@ -98,9 +102,15 @@ class SparkBackend(Backend):
         frame = self._reader().csv(
             _uri(self._linked([source.path])),
             schema=", ".join(f"{plain[name]} {SPARK_TYPES[kind]}" for name, kind in columns.items()),
-            sep=source.separator, header=file.header, encoding=SPARK_ENCODINGS[source.encoding], mode="FAILFAST",
-            quote=file.quote, escape=file.escape if file.quote else "", nullValue="", emptyValue="",
-        )  # fmt: skip
+            sep=source.separator,
+            header=file.header,
+            encoding=SPARK_ENCODINGS[source.encoding],
+            mode="FAILFAST",
+            quote=file.quote,
+            escape=file.escape if file.quote else "",
+            nullValue="",
+            emptyValue="",
+        )
         target = self._folder / next(self._names)
         table = self._read(file, frame, [plain[name] for name in file.columns], target)
         if into is None:

@@ -190,8 +190,11 @@ def gather(backend: Backend, folder: Path, parts: Sequence[PartFiles]) -> dict[s
         users[0].replace(folder / USERS_FILE)
     elif users:
         backend.call(partial(_join, users, folder / USERS_FILE))
-    return {split: _with_new(chunks.get(split, ()), chunks.get(f"{split}{NEW}", ())) for split in SPLITS
-            if split in chunks or f"{split}{NEW}" in chunks}  # fmt: skip
+    return {
+        split: _with_new(chunks.get(split, ()), chunks.get(f"{split}{NEW}", ()))
+        for split in SPLITS
+        if split in chunks or f"{split}{NEW}" in chunks
+    }
 
 
 def _with_new(held: tuple[Chunk, ...], new: tuple[Chunk, ...]) -> tuple[Chunk, ...]:

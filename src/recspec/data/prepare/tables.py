@@ -142,12 +142,16 @@ class Cleaned:
             example = f"user '{left_out[USER]}' and item '{left_out[ITEM]}'"
             repeat, counts = ("an earlier", "earliest") if self.repeats == "first" else ("a later", "latest")
             summed = ", with the weights of all" if self.repeats == "sum" else ""
-            notes.dropped.append(f"{self.num_before - distinct:,} of {self.num_before:,} rows repeat {repeat} one of "
-                                 f"the same user and item, such as {example}; the {counts} counts{summed}")  # fmt: skip
+            notes.dropped.append(
+                f"{self.num_before - distinct:,} of {self.num_before:,} rows repeat {repeat} one of "
+                f"the same user and item, such as {example}; the {counts} counts{summed}"
+            )
         if distinct > kept:
             left_out = first_left_out(backend, self.distinct, self.rows)
-            notes.dropped.append(f"{distinct - kept:,} rows of users with fewer than {self.min_interactions:,} items, "
-                                 f"such as user '{left_out[USER]}' (min_interactions)")  # fmt: skip
+            notes.dropped.append(
+                f"{distinct - kept:,} rows of users with fewer than {self.min_interactions:,} items, "
+                f"such as user '{left_out[USER]}' (min_interactions)"
+            )
 
 
 def first_left_out(backend: Backend, rows: Table, kept: Table) -> Mapping[str, object]:

@@ -92,13 +92,18 @@ def _name_problems(names: Sequence[str]) -> list[str]:
     by_plain: dict[str, list[str]] = {}
     for name in names:
         by_plain.setdefault(name.lower(), []).append(name)
-    problems = [f"column '{name}' has a name that recspec needs for itself; rename it"
-                for name in by_plain if name in (ROW, FILE_SPLIT, WEIGHT, SEEN, SPLIT_BEFORE)
-                or name.startswith((*DESCRIBES.values(),))]  # fmt: skip
+    problems = [
+        f"column '{name}' has a name that recspec needs for itself; rename it"
+        for name in by_plain
+        if name in (ROW, FILE_SPLIT, WEIGHT, SEEN, SPLIT_BEFORE) or name.startswith((*DESCRIBES.values(),))
+    ]
     problems += ["a column has an empty name; name it"] if "" in by_plain else []
     for same in by_plain.values():
-        problems += [f"column '{shortened(name)}' stands more than once; rename all but one"
-                     for name in dict.fromkeys(same) if same.count(name) > 1]  # fmt: skip
+        problems += [
+            f"column '{shortened(name)}' stands more than once; rename all but one"
+            for name in dict.fromkeys(same)
+            if same.count(name) > 1
+        ]
         if len(set(same)) > 1:
             problems.append(f"columns {listed(dict.fromkeys(same))} differ in case alone; rename all but one")
     return problems
@@ -201,8 +206,10 @@ def _literal(number: int, text: str) -> str:
             raise ValueError
         return json.dumps(found, ensure_ascii=False, allow_nan=False)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        raise LineError(f"line {number:,}: is no Python dictionary of texts, numbers, lists and dictionaries, as the "
-                        f"first line is: {shortened(text)!r}") from None  # fmt: skip
+        raise LineError(
+            f"line {number:,}: is no Python dictionary of texts, numbers, lists and dictionaries, as the "
+            f"first line is: {shortened(text)!r}"
+        ) from None
 
 
 def _json_values(stream: IO[str]) -> Iterator[tuple[int, str]]:
@@ -339,8 +346,10 @@ def _problem(file: TextFile | JsonFile, error: LineError | UnicodeError) -> str:
     held, place = str(error), ""
     if isinstance(error, UnicodeDecodeError):
         held, place = f"byte 0x{error.object[error.start]:02x} ({error.reason})", _place_of_wrong_byte(file)
-    return (f"{place}is not {file.encoding} text: {held}; convert the file to utf-8, or name its encoding where the "
-            "dataset has that setting, as in --set encoding=cp1252")  # fmt: skip
+    return (
+        f"{place}is not {file.encoding} text: {held}; convert the file to utf-8, or name its encoding where the "
+        "dataset has that setting, as in --set encoding=cp1252"
+    )
 
 
 def _place_of_wrong_byte(file: TextFile | JsonFile) -> str:
@@ -398,9 +407,11 @@ def _odd_first_line(file: TextFile) -> str:
     if len(rows) < PROBLEMS_SHOWN or len(widths) != 1 or len(rows[0][1]) in widths:
         return ""
     number, first = rows[0]
-    return (f"line {number:,}: has {how_many(len(first), 'column')}, and the {len(rows) - 1} lines behind it have "
-            f"{widths.pop():,} separated by {file.separator!r}: {shortened(file.separator.join(first))!r}; correct it "
-            "if it is the header, or leave it out")  # fmt: skip
+    return (
+        f"line {number:,}: has {how_many(len(first), 'column')}, and the {len(rows) - 1} lines behind it have "
+        f"{widths.pop():,} separated by {file.separator!r}: {shortened(file.separator.join(first))!r}; correct it "
+        "if it is the header, or leave it out"
+    )
 
 
 def _line_problems(file: TextFile, stream: IO[str]) -> Iterator[str]:

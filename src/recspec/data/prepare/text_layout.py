@@ -31,9 +31,15 @@ FEWEST, FEW_RATINGS = 20, 10  # rows that tell ids from ratings; most different 
 
 
 def glance(
-    file: TextFile, *, separator: str | None, columns: Sequence[str], layout: str | None, mentioned: Collection[str],
-    key: str | None = None, notes: Notes,
-) -> TextLayout:  # fmt: skip
+    file: TextFile,
+    *,
+    separator: str | None,
+    columns: Sequence[str],
+    layout: str | None,
+    mentioned: Collection[str],
+    key: str | None = None,
+    notes: Notes,
+) -> TextLayout:
     """The layout of a file, given what settings say; everything inferred leaves a note.
 
     `file.separator` is the usual separator of such a file. `mentioned` are the column names in settings; `key` is the
@@ -57,8 +63,10 @@ def glance(
         return replace(SEQUENCES, separator=mark)
     chosen = separator or _separator(file, lines)
     if separator is None and chosen != file.separator:
-        notes.inferred.append(f"{file.path.name}: columns are separated by {NAMED[chosen]}, as in the first line "
-                              f"(separator='{chosen.replace(chr(9), chr(92) + 't')}')")  # fmt: skip
+        notes.inferred.append(
+            f"{file.path.name}: columns are separated by {NAMED[chosen]}, as in the first line "
+            f"(separator='{chosen.replace(chr(9), chr(92) + 't')}')"
+        )
     with_separator = replace(file, separator=chosen, quote=file.quote if len(chosen) == 1 and chosen != " " else "")
     with open_text(with_separator) as stream:
         rows = [values for _, values in islice(numbered_records(with_separator, stream), GLANCED)]
@@ -71,8 +79,10 @@ def _known(file: TextFile, lines: Sequence[str], key: str | None, notes: Notes) 
             raise DataError(f"{file.path}: its first lines are those of {name}; {remedy}")
     parts = [line.split() for line in lines]
     if len({len(each) for each in parts}) > 1 and all(each[0] == str(len(each) - 1) for each in parts):
-        raise DataError(f"{file.path}: each line begins with the number of the values behind it, and names no user; "
-                        f"write the number of the line there, as awk '{{$1=NR}}1' {file.path.name} does")  # fmt: skip
+        raise DataError(
+            f"{file.path}: each line begins with the number of the values behind it, and names no user; "
+            f"write the number of the line there, as awk '{{$1=NR}}1' {file.path.name} does"
+        )
     for name, recognise in KNOWN.items():
         if (found := recognise(lines, key)) is not None:
             notes.inferred.append(f"{file.path.name}: read as {name}: {found.told} (columns=[...] reads it otherwise)")
@@ -117,9 +127,13 @@ def _sequences(lines: Sequence[str], separator: str | None) -> tuple[str, int, i
 
 
 def _named(
-    file: TextFile, rows: Sequence[Sequence[str]], columns: Sequence[str], mentioned: Collection[str], key: str | None,
+    file: TextFile,
+    rows: Sequence[Sequence[str]],
+    columns: Sequence[str],
+    mentioned: Collection[str],
+    key: str | None,
     notes: Notes,
-) -> TextLayout:  # fmt: skip
+) -> TextLayout:
     first, name = list(rows[0]), file.path.name
     if columns:
         if len(columns) != len(first):
@@ -163,8 +177,9 @@ def _by_position(rows: Sequence[Sequence[str]], generated: Sequence[str], where:
     names = [*generated]
     if not 2 <= len(names) <= 4:
         return tuple(names)
-    held = [[row[place].strip() for row in rows if len(row) > place and row[place].strip()]
-            for place in range(len(names))]  # fmt: skip
+    held = [
+        [row[place].strip() for row in rows if len(row) > place and row[place].strip()] for place in range(len(names))
+    ]
     written = [place for place, values in enumerate(held) if values and all(map(_is_written_time, values[:TRIED]))]
     counted = [place for place, values in enumerate(held) if _are_times(values)]
     others = [place for place in range(len(names)) if place not in written]
@@ -176,9 +191,11 @@ def _by_position(rows: Sequence[Sequence[str]], generated: Sequence[str], where:
         return tuple(names)
     ratings = [place for place in others if _are_ratings(held[place])]
     if (early and any(_are_small(held[place]) for place in others[1:])) or _is_rating_first(others, ratings, len(rows)):
-        raise SettingsError(f"{where}: has no header, and its values leave open which column is the user, the item, "
-                            f"the rating and the time: {shortened(', '.join(rows[0]))!r}; name them in order, such as "
-                            "--set 'columns=[user_id, item_id, rating]'")  # fmt: skip
+        raise SettingsError(
+            f"{where}: has no header, and its values leave open which column is the user, the item, "
+            f"the rating and the time: {shortened(', '.join(rows[0]))!r}; name them in order, such as "
+            "--set 'columns=[user_id, item_id, rating]'"
+        )
     user, item = others[:2]
     if all(map(ASIN.fullmatch, held[user])) and all(map(REVIEWER.fullmatch, held[item])):
         user, item = item, user

@@ -10,22 +10,60 @@ PER_SECOND = {"seconds": 1, "milliseconds": 10**3, "microseconds": 10**6, "nanos
 OFFSET = r"[+-](?:0[0-9]|1[0-4])(?::?[0-5][0-9])?"
 """An offset from UTC; no zone is further than 14 hours from it."""
 DIRECTIVES = {
-    "Y": r"(?P<Y>[0-9]{4})", "y": r"(?P<y>[0-9]{2})", "m": r"(?P<m>[0-9]{1,2})", "d": r"(?P<d>[0-9]{1,2})",
-    "b": r"(?P<b>[A-Za-z]{3})[A-Za-z]*", "B": r"(?P<b>[A-Za-z]{3})[A-Za-z]*", "H": r"(?P<H>[0-9]{1,2})",
-    "I": r"(?P<I>[0-9]{1,2})", "M": r"(?P<M>[0-9]{1,2})", "S": r"(?P<S>[0-9]{1,2})", "f": r"(?P<f>[0-9]{1,9})",
-    "p": r"(?P<p>[AaPp])\.?[Mm]\.?", "z": rf"(?P<z>Z|z|UTC|GMT|{OFFSET})", "Z": "(?P<z>Z|z|UTC|GMT)",
-    "a": "(?:[Mm]on|[Tt]ue|[Ww]ed|[Tt]hu|[Ff]ri|[Ss]at|[Ss]un)[a-z]*", "%": "%",
-}  # fmt: skip
+    "Y": r"(?P<Y>[0-9]{4})",
+    "y": r"(?P<y>[0-9]{2})",
+    "m": r"(?P<m>[0-9]{1,2})",
+    "d": r"(?P<d>[0-9]{1,2})",
+    "b": r"(?P<b>[A-Za-z]{3})[A-Za-z]*",
+    "B": r"(?P<b>[A-Za-z]{3})[A-Za-z]*",
+    "H": r"(?P<H>[0-9]{1,2})",
+    "I": r"(?P<I>[0-9]{1,2})",
+    "M": r"(?P<M>[0-9]{1,2})",
+    "S": r"(?P<S>[0-9]{1,2})",
+    "f": r"(?P<f>[0-9]{1,9})",
+    "p": r"(?P<p>[AaPp])\.?[Mm]\.?",
+    "z": rf"(?P<z>Z|z|UTC|GMT|{OFFSET})",
+    "Z": "(?P<z>Z|z|UTC|GMT)",
+    "a": "(?:[Mm]on|[Tt]ue|[Ww]ed|[Tt]hu|[Ff]ri|[Ss]at|[Ss]un)[a-z]*",
+    "%": "%",
+}
 """Python's codes of `time_format` and the text they match; a weekday must be there and is not compared."""
 DIRECTIVES["A"] = DIRECTIVES["a"]
 MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
-DATES = ("%Y-%m-%d", "%Y/%m/%d", "%Y.%m.%d", "%m/%d/%Y", "%d/%m/%Y", "%d.%m.%Y", "%d-%m-%Y", "%m-%d-%Y", "%m/%d/%y",
-         "%d/%m/%y", "%d.%m.%y", "%d-%m-%y", "%m-%d-%y", "%y/%m/%d", "%y.%m.%d", "%y-%m-%d", "%d %b %Y", "%b %d, %Y",
-         "%b %d %Y", "%d-%b-%Y", "%d-%b-%y",
-         "%d%b%Y")  # fmt: skip
+DATES = (
+    "%Y-%m-%d",
+    "%Y/%m/%d",
+    "%Y.%m.%d",
+    "%m/%d/%Y",
+    "%d/%m/%Y",
+    "%d.%m.%Y",
+    "%d-%m-%Y",
+    "%m-%d-%Y",
+    "%m/%d/%y",
+    "%d/%m/%y",
+    "%d.%m.%y",
+    "%d-%m-%y",
+    "%m-%d-%y",
+    "%y/%m/%d",
+    "%y.%m.%d",
+    "%y-%m-%d",
+    "%d %b %Y",
+    "%b %d, %Y",
+    "%b %d %Y",
+    "%d-%b-%Y",
+    "%d-%b-%y",
+    "%d%b%Y",
+)
 CLOCKS = ("", " %H:%M", " %H:%M:%S", " %H:%M:%S.%f", " %I:%M %p", " %I:%M:%S %p", "T%H:%M:%S", ", %H:%M")
-WITH_WEEKDAYS = ("%a %b %d %H:%M:%S %Y", "%a %b %d %H:%M:%S %z %Y", "%a, %d %b %Y %H:%M:%S", "%a, %d %b %Y %H:%M:%S %z",
-                 "%a, %d-%b-%y %H:%M:%S %z", "%a, %d %b %Y", "%a, %b %d, %Y")  # fmt: skip
+WITH_WEEKDAYS = (
+    "%a %b %d %H:%M:%S %Y",
+    "%a %b %d %H:%M:%S %z %Y",
+    "%a, %d %b %Y %H:%M:%S",
+    "%a, %d %b %Y %H:%M:%S %z",
+    "%a, %d-%b-%y %H:%M:%S %z",
+    "%a, %d %b %Y",
+    "%a, %b %d, %Y",
+)
 """Times of C, Twitter, e-mails (RFC 2822), HTTP (RFC 850), and dates in full."""
 OF_LOGS = ("%d/%b/%Y:%H:%M:%S %z", "[%d/%b/%Y:%H:%M:%S %z]", "%d/%b/%Y:%H:%M:%S", "%d %b %Y %H:%M:%S %z")
 GUESSES = (*(f"{date}{clock}" for date in DATES for clock in CLOCKS), *WITH_WEEKDAYS, *OF_LOGS)
@@ -78,7 +116,23 @@ def fits(text: str, form: str) -> bool:
 
 def example(form: str) -> str:
     """A time in this format."""
-    values = {"Y": "2024", "y": "24", "m": "02", "d": "25", "b": "Feb", "B": "February", "H": "12", "I": "12",
-              "M": "30", "S": "00", "f": "250", "p": "PM", "z": "+01:00", "Z": "UTC", "a": "Sun", "A": "Sunday",
-              "%": "%"}  # fmt: skip
+    values = {
+        "Y": "2024",
+        "y": "24",
+        "m": "02",
+        "d": "25",
+        "b": "Feb",
+        "B": "February",
+        "H": "12",
+        "I": "12",
+        "M": "30",
+        "S": "00",
+        "f": "250",
+        "p": "PM",
+        "z": "+01:00",
+        "Z": "UTC",
+        "a": "Sun",
+        "A": "Sunday",
+        "%": "%",
+    }
     return re.sub("%(.)", lambda found: values[found[1]], form)

@@ -151,8 +151,10 @@ class Times:
         values, unit = self.rows.table[self.name], self._format
         kind, declared = values.type(), self._declared
         if declared is not None and declared.type not in ("time", "integer", "number"):
-            self.rows.problems.append(f"column '{self.name}' is the timestamp, and is declared {declared.type}; "
-                                      "declare it time, integer or number")  # fmt: skip
+            self.rows.problems.append(
+                f"column '{self.name}' is the timestamp, and is declared {declared.type}; "
+                "declare it time, integer or number"
+            )
             return values
         if kind.is_timestamp():
             self._refuse(self._missing, "expected a time in every row")
@@ -182,8 +184,10 @@ class Times:
         """Seconds since 1970 in UTC, of what clocks show in the declared zone, or in UTC if there is none."""
         name, notes = self._zone, self.rows.notes
         if name is None:
-            notes.inferred.append(f"'{self.name}': times without a zone, taken as UTC (types={{{self.name}: {{type: "
-                                  "time, zone: Europe/Berlin}} takes another zone)")  # fmt: skip
+            notes.inferred.append(
+                f"'{self.name}': times without a zone, taken as UTC (types={{{self.name}: {{type: "
+                "time, zone: Europe/Berlin}} takes another zone)"
+            )
             return clock
         rows = self.rows.table
         least, most = (
@@ -196,16 +200,21 @@ class Times:
             return zone.instants(clock)
         doubtful = fetch(self.rows.backend, rows.aggregate(count=zone.doubtful(clock).sum())).column("count")[0].as_py()
         if doubtful:
-            notes.changed.append(f"'{self.name}': {doubtful:,} times are in an hour that the clocks of {name} skip or "
-                                 "show twice; each is read as if the clocks had not been changed yet")  # fmt: skip
+            notes.changed.append(
+                f"'{self.name}': {doubtful:,} times are in an hour that the clocks of {name} skip or "
+                "show twice; each is read as if the clocks had not been changed yet"
+            )
         return zone.instants(clock)
 
     def _judged(self, text: StringValue) -> Values:
         """Numbers or dates of ISO 8601, by the majority of values."""
         rows = self.rows.table
         tests = {"number": text.re_search(NUMBER), "zoned": text.re_search(ZONED), "unzoned": text.re_search(UNZONED)}
-        counted = rows.aggregate(present=rows[self.name].count(), plain=text.re_search(PLAIN_WHOLE).cast("int64").sum(),
-                                 **{name: test.cast("int64").sum() for name, test in tests.items()})  # fmt: skip
+        counted = rows.aggregate(
+            present=rows[self.name].count(),
+            plain=text.re_search(PLAIN_WHOLE).cast("int64").sum(),
+            **{name: test.cast("int64").sum() for name, test in tests.items()},
+        )
         found = {name: int(value or 0) for name, value in fetch(self.rows.backend, counted).to_pylist()[0].items()}
         missing = self._missing
         if found["number"] > found["zoned"] + found["unzoned"]:
@@ -218,17 +227,22 @@ class Times:
         if found["zoned"] and found["unzoned"] and self._zone is None:
             what = {"zoned": "with a time zone", "unzoned": "without one"}
             few, many = sorted(("unzoned", "zoned"), key=found.__getitem__)
-            self._refuse(tests[few], f"{found[few]:,} times {what[few]} and {found[many]:,} {what[many]}; "
-                         "they can't be compared: give all times a zone, or none, or declare a zone for those "
-                         "without one (types)", always=True)  # fmt: skip
+            self._refuse(
+                tests[few],
+                f"{found[few]:,} times {what[few]} and {found[many]:,} {what[many]}; "
+                "they can't be compared: give all times a zone, or none, or declare a zone for those "
+                "without one (types)",
+                always=True,
+            )
         fits = tests["zoned"] | tests["unzoned"]
         other = "; or set time_format" if self.rows.reading.settable else ""
         self._refuse(missing | ~fits, f"expected a time of ISO 8601, as {told:,} other values are{other}")
         if found["zoned"]:
             self.rows.notes.changed.append(f"'{self.name}': times with zones, made UTC")
         clock = text.re_extract(f"{DATE}{CLOCK}", 4)
-        full = ibis.cases((clock == "", "00:00:00"), (clock.length() == 6, clock.substr(1, 5) + ":00"),
-                          else_=clock.substr(1, 8))  # fmt: skip
+        full = ibis.cases(
+            (clock == "", "00:00:00"), (clock.length() == 6, clock.substr(1, 5) + ":00"), else_=clock.substr(1, 8)
+        )
         date = text.substr(0, 10).replace("/", "-")
         zone = text.re_extract(f"{DATE}{CLOCK}{ZONE}$", 8) if found["zoned"] else None
         return self._instant(date + " " + full, text.re_extract(r"[.,]([0-9]+)", 1), zone, fits)
@@ -266,8 +280,10 @@ class Times:
             self._refuse(endless, f"expected a number of {unit or 'seconds'}, below 2^63")
             numbers = ibis.ifelse(endless, ibis.null("float64"), numbers)
         if self._zone is not None:
-            self.rows.problems.append(f"column '{self.name}' holds numbers, which count from 1970 in UTC; leave its "
-                                      "zone out, or declare the format of its dates")  # fmt: skip
+            self.rows.problems.append(
+                f"column '{self.name}' holds numbers, which count from 1970 in UTC; leave its "
+                "zone out, or declare the format of its dates"
+            )
         if unit is None:
             self._note_unit(numbers)
         per_second = PER_SECOND[unit or "seconds"]
@@ -285,8 +301,11 @@ class Times:
         least, most = found.to_pylist()[0].values()
         if least is None:
             return
-        looks = [(f"{unit} since 1970", unit) for unit, per_second in PER_SECOND.items()
-                 if per_second > 1 and 3e8 * per_second <= least and most <= 4.2e9 * per_second]  # fmt: skip
+        looks = [
+            (f"{unit} since 1970", unit)
+            for unit, per_second in PER_SECOND.items()
+            if per_second > 1 and 3e8 * per_second <= least and most <= 4.2e9 * per_second
+        ]
         if least >= 19_000_101 and most <= 21_001_231:
             looks.append(("days", "%Y%m%d"))
         elif all(fits(str(value), BY_HOUR) for value in (least, most)):
@@ -322,20 +341,26 @@ class Times:
         """Refuse the values that do not fit a format; a format that fits none is itself the problem."""
         good, rows = text.re_search(pattern_of(form)[0]), self.rows.table
         wrong = self._missing | ~good
-        found = fetch(self.rows.backend, rows.aggregate(present=text.count(), good=good.cast("int64").sum(),
-                                                        wrong=wrong.cast("int64").sum())).to_pylist()[0]  # fmt: skip
+        found = fetch(
+            self.rows.backend,
+            rows.aggregate(present=text.count(), good=good.cast("int64").sum(), wrong=wrong.cast("int64").sum()),
+        ).to_pylist()[0]
         present, count = int(found["present"]), int(found["wrong"] or 0)
         setting = "format" if self._declared is not None and self._declared.format is not None else "time_format"
         if found["good"] or not present:
             all_but = f"fits all but {count:,} {'value' if count == 1 else 'values'}"
             by = f", by {setting}" if self._format is not None else ""
-            self._refuse(wrong, f"expected a time such as {example(form)!r}{by}; {form} {all_but}",
-                         remedy=f"; correct {'it' if count == 1 else 'them'}")  # fmt: skip
+            self._refuse(
+                wrong,
+                f"expected a time such as {example(form)!r}{by}; {form} {all_but}",
+                remedy=f"; correct {'it' if count == 1 else 'them'}",
+            )
             return
         likely, _ = _likely(self.rows, text)
         other = f"{likely[0]} fits them" if len(likely) == 1 else f"give the {setting} that these values have"
-        self._refuse(text.notnull(), f"{setting} {form}, such as {example(form)!r}, fits no value; {other}",
-                     always=True)  # fmt: skip
+        self._refuse(
+            text.notnull(), f"{setting} {form}, such as {example(form)!r}, fits no value; {other}", always=True
+        )
 
     def _guessed(self, text: StringValue) -> Values:
         """Times in the one usual format that all or most values fit; a problem if there is none, or several."""
@@ -383,9 +408,12 @@ def _refuse_few_far(rows: RawRows, name: str, seconds: Values) -> None:
     count, near = int(found["far"] or 0), int(found["present"]) - int(found["far"] or 0)
     if 0 < count < near:
         them = "it" if count == 1 else "them"
-        rows.refuse(far, name, f"expected a time between 1973 and 2065, as {near:,} other values are",
-                    remedy=f"; correct {them}, or set 'types={{{name}: number}}' for numbers that are no times since "
-                    "1970")  # fmt: skip
+        rows.refuse(
+            far,
+            name,
+            f"expected a time between 1973 and 2065, as {near:,} other values are",
+            remedy=f"; correct {them}, or set 'types={{{name}: number}}' for numbers that are no times since 1970",
+        )
 
 
 def _likely(source: RawRows, text: StringValue) -> tuple[list[str], str]:
@@ -415,8 +443,11 @@ def _likely(source: RawRows, text: StringValue) -> tuple[list[str], str]:
         both, alone = tests[best] & tests[form], ~tests[best] & tests[form]
         asked |= {f"_both{place}": both.cast("int64").sum(), f"_alone{place}": alone.cast("int64").sum()}
     held = fetch(source.backend, rows.aggregate(**asked)).to_pylist()[0]
-    mixed = [form for place, form in enumerate(forms) if held[f"_both{place}"] and form != best
-             and (held[f"_alone{place}"] or counts[form] == counts[best])]  # fmt: skip
+    mixed = [
+        form
+        for place, form in enumerate(forms)
+        if held[f"_both{place}"] and form != best and (held[f"_alone{place}"] or counts[form] == counts[best])
+    ]
     return [best, *mixed], f"{counts[best]:,} of {found['present']:,} values at most"
 
 
@@ -439,8 +470,9 @@ def _fitting(source: RawRows, text: StringValue) -> list[str]:
     """The formats of `GUESSES` that all values fit."""
     texts = _glance(source, text)
     forms = [form for form in GUESSES if texts and all(fits(each, form) for each in texts)]
-    tests = {f"_{place}": (text.isnull() | (text == "") | _within(text, form)).all()
-             for place, form in enumerate(forms)}  # fmt: skip
+    tests = {
+        f"_{place}": (text.isnull() | (text == "") | _within(text, form)).all() for place, form in enumerate(forms)
+    }
     found = fetch(source.backend, source.table.aggregate(**tests)).to_pylist()[0] if tests else {}
     return [form for place, form in enumerate(forms) if found[f"_{place}"]]
 
@@ -452,8 +484,10 @@ def note_doubtful_time(backend: Backend, rows: Table, time: str, known: Collecti
     """Note that the time column, chosen by its name, does not look like times but another column does."""
     alike = columns_like_times(backend, rows, {*known} - {time})
     if alike and time not in alike:
-        notes.inferred.append(f"the time is column '{time}', because of its name; its values don't look like times, "
-                              f"those of {listed(alike)} do (--set timestamp={alike[0]})")  # fmt: skip
+        notes.inferred.append(
+            f"the time is column '{time}', because of its name; its values don't look like times, "
+            f"those of {listed(alike)} do (--set timestamp={alike[0]})"
+        )
 
 
 def note_untimed(backend: Backend, rows: Table, asked: str, known: Collection[str], notes: Notes) -> None:

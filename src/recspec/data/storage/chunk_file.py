@@ -345,8 +345,10 @@ def check_lengths(columns: Columns, num_rows: int) -> None:
     """Raises `DataError` if a read gave another number of rows than the file was opened with: rows would be lost."""
     wrong = {name: len(column) for name, column in columns.items() if len(column) != num_rows}
     for name, found in list(wrong.items())[:1]:
-        raise DataError(f"holds {found:,} rows of '{name}' where {num_rows:,} were counted: the file is damaged, or "
-                        "was changed while it was read")  # fmt: skip
+        raise DataError(
+            f"holds {found:,} rows of '{name}' where {num_rows:,} were counted: the file is damaged, or "
+            "was changed while it was read"
+        )
 
 
 class FileWriter(ABC):

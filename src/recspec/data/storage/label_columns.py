@@ -37,8 +37,11 @@ def label_columns(spec: FeatureSpec, read: Collection[str] | None = None) -> dic
     if spec.has_series or "train" not in spec.splits or not {*spec.role("label")} & {*spec.columns("train")}:
         return {}
     ids = {spec.metadata.get(f"{role}_id") for role in ("user", "item")}
-    names = [name for name in spec.inputs() if name not in ids and name in spec.columns("train")
-             and (read is None or name in read)]  # fmt: skip
+    names = [
+        name
+        for name in spec.inputs()
+        if name not in ids and name in spec.columns("train") and (read is None or name in read)
+    ]
     if not names:
         return {}
     reader = open_split(spec, "train", [*names, spec.label])

@@ -80,6 +80,7 @@ def read_seen(spec: FeatureSpec, splits: Sequence[str] = SEEN_SPLITS) -> Pairs |
     pairs = read_seen_pairs(path := spec.beside(name), splits, most=math.prod(counts.values()))
     for ids, (feature, most) in zip(pairs, counts.items(), strict=True):
         if len(ids) and not 0 < int(ids.min()) <= int(ids.max()) < most:
-            raise DataError(f"{path}: damaged: holds ids of '{feature}' from {ids.min()} to {ids.max()}; expected 1 to "
-                            f"{most - 1}")  # fmt: skip
+            raise DataError(
+                f"{path}: damaged: holds ids of '{feature}' from {ids.min()} to {ids.max()}; expected 1 to {most - 1}"
+            )
     return pairs

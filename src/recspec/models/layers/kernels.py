@@ -146,10 +146,19 @@ def gather_rows(
 
 
 def _gather_rows(
-    ids: tl.tensor, firsts: tl.tensor, stops: tl.tensor, store: tl.tensor, out: tl.tensor, rows: tl.tensor,
-    num_ids: tl.tensor, num_rows: tl.tensor, features: tl.tensor, width: tl.constexpr, block_n: tl.constexpr,
-    block_d: tl.constexpr
-) -> None:  # fmt: skip
+    ids: tl.tensor,
+    firsts: tl.tensor,
+    stops: tl.tensor,
+    store: tl.tensor,
+    out: tl.tensor,
+    rows: tl.tensor,
+    num_ids: tl.tensor,
+    num_rows: tl.tensor,
+    features: tl.tensor,
+    width: tl.constexpr,
+    block_n: tl.constexpr,
+    block_d: tl.constexpr,
+) -> None:
     place = tl.program_id(0).to(tl.int64) * block_n + tl.arange(0, block_n)
     known = place < num_ids
     own = tl.load(ids + place, mask=known, other=-1).to(tl.int64)
@@ -192,9 +201,14 @@ def add_rows(into: Tensor, rows: Tensor, gradient: Tensor) -> None:
 
 
 def _add_rows(
-    rows: tl.tensor, gradient: tl.tensor, into: tl.tensor, num_ids: tl.tensor, width: tl.constexpr,
-    block_n: tl.constexpr, block_d: tl.constexpr
-) -> None:  # fmt: skip
+    rows: tl.tensor,
+    gradient: tl.tensor,
+    into: tl.tensor,
+    num_ids: tl.tensor,
+    width: tl.constexpr,
+    block_n: tl.constexpr,
+    block_d: tl.constexpr,
+) -> None:
     place = tl.program_id(0).to(tl.int64) * block_n + tl.arange(0, block_n)
     row = tl.load(rows + place, mask=place < num_ids, other=-1).to(tl.int64)
     column = tl.program_id(1) * block_d + tl.arange(0, block_d)
@@ -269,10 +283,20 @@ def _attend_sizes(store: Tensor, rows: Tensor, heads: int, mean: bool) -> tuple[
 
 
 def _attend(
-    store: tl.tensor, rows: tl.tensor, present: tl.tensor, queries: tl.tensor, scores: tl.tensor, sums: tl.tensor,
-    length: tl.constexpr, columns: tl.constexpr, width: tl.constexpr, heads: tl.constexpr, mean: tl.constexpr,
-    block_l: tl.constexpr, block_d: tl.constexpr
-) -> None:  # fmt: skip
+    store: tl.tensor,
+    rows: tl.tensor,
+    present: tl.tensor,
+    queries: tl.tensor,
+    scores: tl.tensor,
+    sums: tl.tensor,
+    length: tl.constexpr,
+    columns: tl.constexpr,
+    width: tl.constexpr,
+    heads: tl.constexpr,
+    mean: tl.constexpr,
+    block_l: tl.constexpr,
+    block_d: tl.constexpr,
+) -> None:
     own = tl.program_id(0).to(tl.int64)
     event, number = tl.arange(0, block_l), tl.arange(0, block_d)
     dim: tl.constexpr = columns * width
@@ -299,10 +323,21 @@ def _attend(
 
 
 def _attend_backward(
-    store: tl.tensor, rows: tl.tensor, present: tl.tensor, queries: tl.tensor, gradient: tl.tensor,
-    of_queries: tl.tensor, of_store: tl.tensor, length: tl.constexpr, columns: tl.constexpr, width: tl.constexpr,
-    heads: tl.constexpr, mean: tl.constexpr, block_l: tl.constexpr, block_d: tl.constexpr
-) -> None:  # fmt: skip
+    store: tl.tensor,
+    rows: tl.tensor,
+    present: tl.tensor,
+    queries: tl.tensor,
+    gradient: tl.tensor,
+    of_queries: tl.tensor,
+    of_store: tl.tensor,
+    length: tl.constexpr,
+    columns: tl.constexpr,
+    width: tl.constexpr,
+    heads: tl.constexpr,
+    mean: tl.constexpr,
+    block_l: tl.constexpr,
+    block_d: tl.constexpr,
+) -> None:
     own = tl.program_id(0).to(tl.int64)
     event, number = tl.arange(0, block_l), tl.arange(0, block_d)
     dim: tl.constexpr = columns * width
@@ -454,11 +489,27 @@ CHUNK = 64
 
 
 def _update_rows(
-    ids: tl.tensor, order: tl.tensor, gradient: tl.tensor, sum_ids: tl.tensor, sums: tl.tensor, weight: tl.tensor,
-    first: tl.tensor, second: tl.tensor, corrections: tl.tensor, num_ids: tl.tensor, num_rows: tl.tensor,
-    lr: tl.tensor, eps: tl.tensor, rest1: tl.tensor, rest2: tl.tensor, width: tl.constexpr, block_n: tl.constexpr,
-    block_d: tl.constexpr, chunk: tl.constexpr, rule: tl.constexpr
-) -> None:  # fmt: skip
+    ids: tl.tensor,
+    order: tl.tensor,
+    gradient: tl.tensor,
+    sum_ids: tl.tensor,
+    sums: tl.tensor,
+    weight: tl.tensor,
+    first: tl.tensor,
+    second: tl.tensor,
+    corrections: tl.tensor,
+    num_ids: tl.tensor,
+    num_rows: tl.tensor,
+    lr: tl.tensor,
+    eps: tl.tensor,
+    rest1: tl.tensor,
+    rest2: tl.tensor,
+    width: tl.constexpr,
+    block_n: tl.constexpr,
+    block_d: tl.constexpr,
+    chunk: tl.constexpr,
+    rule: tl.constexpr,
+) -> None:
     place = tl.program_id(0).to(tl.int64)
     row = tl.load(ids + place).to(tl.int64)
     whole = row != tl.load(ids + place - 1, mask=place > 0, other=-1)
@@ -560,9 +611,14 @@ def _dot_blocks(features: int, width: int) -> tuple[int, int, str]:
 
 
 def _dots(
-    vectors: tl.tensor, out: tl.tensor, features: tl.constexpr, width: tl.constexpr, block_f: tl.constexpr,
-    block_d: tl.constexpr, precision: tl.constexpr
-) -> None:  # fmt: skip
+    vectors: tl.tensor,
+    out: tl.tensor,
+    features: tl.constexpr,
+    width: tl.constexpr,
+    block_f: tl.constexpr,
+    block_d: tl.constexpr,
+    precision: tl.constexpr,
+) -> None:
     row = tl.program_id(0).to(tl.int64)
     feature = tl.arange(0, block_f)
     gram = tl.zeros((block_f, block_f), tl.float32)
@@ -577,9 +633,15 @@ def _dots(
 
 
 def _dots_backward(
-    vectors: tl.tensor, gradient: tl.tensor, out: tl.tensor, features: tl.constexpr, width: tl.constexpr,
-    block_f: tl.constexpr, block_d: tl.constexpr, precision: tl.constexpr
-) -> None:  # fmt: skip
+    vectors: tl.tensor,
+    gradient: tl.tensor,
+    out: tl.tensor,
+    features: tl.constexpr,
+    width: tl.constexpr,
+    block_f: tl.constexpr,
+    block_d: tl.constexpr,
+    precision: tl.constexpr,
+) -> None:
     row = tl.program_id(0).to(tl.int64)
     feature = tl.arange(0, block_f)
     one, other = feature[:, None], feature[None, :]

@@ -116,11 +116,24 @@ def _launch(hidden: int, events: Events) -> tuple[tuple[int], tuple[int | bool |
 
 
 def _recur(
-    gates: tl.tensor, attention: tl.tensor, weight_h: tl.tensor, starts: tl.tensor, order: tl.tensor,
-    lengths: tl.tensor, states: tl.tensor, recalled: tl.tensor, last: tl.tensor, num_rows: tl.tensor,
-    num_events: tl.tensor, num_steps: tl.tensor, hidden: tl.constexpr, rows: tl.constexpr, units: tl.constexpr,
-    full: tl.constexpr, precision: tl.constexpr
-) -> None:  # fmt: skip
+    gates: tl.tensor,
+    attention: tl.tensor,
+    weight_h: tl.tensor,
+    starts: tl.tensor,
+    order: tl.tensor,
+    lengths: tl.tensor,
+    states: tl.tensor,
+    recalled: tl.tensor,
+    last: tl.tensor,
+    num_rows: tl.tensor,
+    num_events: tl.tensor,
+    num_steps: tl.tensor,
+    hidden: tl.constexpr,
+    rows: tl.constexpr,
+    units: tl.constexpr,
+    full: tl.constexpr,
+    precision: tl.constexpr,
+) -> None:
     row = tl.program_id(0) * rows + tl.arange(0, rows)
     own = tl.load(order + row, mask=row < num_rows, other=0)
     length = tl.load(lengths + own, mask=row < num_rows, other=0)
@@ -176,12 +189,29 @@ def _recur(
 
 
 def _recur_backward(
-    of_states: tl.tensor, of_last: tl.tensor, gates: tl.tensor, attention: tl.tensor, weight_h: tl.tensor,
-    starts: tl.tensor, order: tl.tensor, lengths: tl.tensor, states: tl.tensor, recalled: tl.tensor, slopes: tl.tensor,
-    of_attention: tl.tensor, before: tl.tensor, carried: tl.tensor, num_rows: tl.tensor, num_events: tl.tensor,
-    num_steps: tl.tensor, hidden: tl.constexpr, rows: tl.constexpr, units: tl.constexpr, full: tl.constexpr,
-    precision: tl.constexpr
-) -> None:  # fmt: skip
+    of_states: tl.tensor,
+    of_last: tl.tensor,
+    gates: tl.tensor,
+    attention: tl.tensor,
+    weight_h: tl.tensor,
+    starts: tl.tensor,
+    order: tl.tensor,
+    lengths: tl.tensor,
+    states: tl.tensor,
+    recalled: tl.tensor,
+    slopes: tl.tensor,
+    of_attention: tl.tensor,
+    before: tl.tensor,
+    carried: tl.tensor,
+    num_rows: tl.tensor,
+    num_events: tl.tensor,
+    num_steps: tl.tensor,
+    hidden: tl.constexpr,
+    rows: tl.constexpr,
+    units: tl.constexpr,
+    full: tl.constexpr,
+    precision: tl.constexpr,
+) -> None:
     row = (tl.program_id(0) * rows + tl.arange(0, rows)).to(tl.int64)
     own = tl.load(order + row, mask=row < num_rows, other=0)
     length = tl.load(lengths + own, mask=row < num_rows, other=0)
@@ -246,14 +276,16 @@ def _recur_backward(
                 source = start + unit
                 part = tl.load(
                     slopes + place[:, None] * (4 * hidden) + source[None, :],
-                    mask=there[:, None] & (source < 3 * hidden)[None, :], other=0.0,
-                )  # fmt: skip
+                    mask=there[:, None] & (source < 3 * hidden)[None, :],
+                    other=0.0,
+                )
                 # The slopes' columns are of U_c h, u and r; the weights' rows of u, r and c.
                 gate_row = tl.where(source < hidden, source + 2 * hidden, source - hidden)
                 weight_of = tl.load(
                     weight_h + gate_row[:, None] * hidden + column[None, :],
-                    mask=(source < 3 * hidden)[:, None] & (column < hidden)[None, :], other=0.0,
-                )  # fmt: skip
+                    mask=(source < 3 * hidden)[:, None] & (column < hidden)[None, :],
+                    other=0.0,
+                )
                 total += tl.dot(part, weight_of, input_precision=precision)
             known = (row < num_rows)[:, None] & (column < hidden)[None, :]
             carry = carried + row[:, None] * hidden + column[None, :]

@@ -92,9 +92,15 @@ class AutoSearch:
                 self._tracked.wait()
                 raise Interrupted(f"{self.out}: {STOPPED}")
             end = Finish(
-                self.spec, self.state, self.out, self.ranks, self.on_event, self.tell, self.stop_requested,
+                self.spec,
+                self.state,
+                self.out,
+                self.ranks,
+                self.on_event,
+                self.tell,
+                self.stop_requested,
                 self._tracked,
-            )  # fmt: skip
+            )
             board = end.run(self.left)
             asked = self.train.get("mlflow")
             if problem := _track(self._tracked, asked if isinstance(asked, str) else None, self.spec, board):
@@ -291,8 +297,12 @@ def _track(search: TrackedSearch, asked: str | None, spec: FeatureSpec, board: L
     """Tell MLflow the winner, if candidates are tracked. Returns what failed."""
     best, bundle = board.lines[0], board.best / "bundle"
     return search.finish(
-        asked, spec.folder, bundle=bundle if bundle.is_dir() else board.best,
+        asked,
+        spec.folder,
+        bundle=bundle if bundle.is_dir() else board.best,
         start={"model": best["model"], "metric": board.metric, "verdict": board.verdict},
-        done={"metrics": {split: {board.metric: best.get(split)} for split in ("valid", "test")},
-              "seconds": board.seconds},
-    )  # fmt: skip
+        done={
+            "metrics": {split: {board.metric: best.get(split)} for split in ("valid", "test")},
+            "seconds": board.seconds,
+        },
+    )

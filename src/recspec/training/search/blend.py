@@ -57,9 +57,15 @@ def blended(
     shutil.rmtree(target, ignore_errors=True)
     try:
         made = blend_runs(
-            target, [out / RUNS / line.name for line in lines], spec=spec, metric=state.deciding, users=users,
-            device=ranks.device, progress=check, enough=lambda: time.monotonic() > until,
-        )  # fmt: skip
+            target,
+            [out / RUNS / line.name for line in lines],
+            spec=spec,
+            metric=state.deciding,
+            users=users,
+            device=ranks.device,
+            progress=check,
+            enough=lambda: time.monotonic() > until,
+        )
         members = [line.name for line, part in zip(lines, made.members, strict=True) if part is not None]
         if len(members) < 2:
             return Blending(why_not=f"no other model improves {members[0]}")
@@ -71,8 +77,13 @@ def blended(
     except candidates.FAILURES as error:
         return Blending(why_not=candidates.told(error))
     write_blend(target, {name: out / RUNS / name for name in members}, state.dataset, metric=state.deciding)
-    line = Line(name=BLEND, model=BLEND, values=[sign_of(state.deciding) * value], ended="blended",
-                seconds=time.monotonic() - started)  # fmt: skip
+    line = Line(
+        name=BLEND,
+        model=BLEND,
+        values=[sign_of(state.deciding) * value],
+        ended="blended",
+        seconds=time.monotonic() - started,
+    )
     return Blending(members=members, line=line)
 
 

@@ -98,9 +98,18 @@ class SecondTraining:
         resume = has_checkpoint(again) and not fitted
         if not resume:
             shutil.rmtree(again, ignore_errors=True)
-        train(spec=self.spec, model_name=line.model, run=again, settings=train_settings, model_settings=own,
-              ranks=self.ranks, resume=resume, part_of=self.tracked, stop_requested=self.stop_requested,
-              on_event=lambda event: self.on_event(f"{line.name}, again", event))  # fmt: skip
+        train(
+            spec=self.spec,
+            model_name=line.model,
+            run=again,
+            settings=train_settings,
+            model_settings=own,
+            ranks=self.ranks,
+            resume=resume,
+            part_of=self.tracked,
+            stop_requested=self.stop_requested,
+            on_event=lambda event: self.on_event(f"{line.name}, again", event),
+        )
         write_again(run, again, asked)
 
     def _blend(self, line: Line, members: Sequence[str]) -> None:
@@ -174,8 +183,11 @@ class Finish:
             self._put_in_place(winner, ending)
             for name in (*ending.judged, *((AGAIN,) if ending.trained_again else ())):
                 if name not in ending.places:
-                    self.tell(f"final evaluation: {winner.name}, trained again" if name == AGAIN else
-                              f"final evaluation: {name}")  # fmt: skip
+                    self.tell(
+                        f"final evaluation: {winner.name}, trained again"
+                        if name == AGAIN
+                        else f"final evaluation: {name}"
+                    )
                     ending.places[name] = self._measure(name, ending)
                     self._save()
             ending.done = True

@@ -128,9 +128,16 @@ class Leaderboard:
         left_out = {**state.left_out, **failed}
         blended = bool(state.members(ranked[0]))
         return cls(
-            state.deciding, tuple(lines), _verdict(ranked, ending, state.deciding, blended=blended), folder / BEST,
-            state.spent, losers, left_out, tuple(state.warnings), ending.users_of,
-        )  # fmt: skip
+            state.deciding,
+            tuple(lines),
+            _verdict(ranked, ending, state.deciding, blended=blended),
+            folder / BEST,
+            state.spent,
+            losers,
+            left_out,
+            tuple(state.warnings),
+            ending.users_of,
+        )
 
     @property
     def share_of_losers(self) -> float:

@@ -301,10 +301,12 @@ class Tuning:
         if found.best is None:
             return
         problem = self._tracked.finish(
-            self._plan.settings.mlflow, self.spec.folder, bundle=self.out / BUNDLE,
+            self._plan.settings.mlflow,
+            self.spec.folder,
+            bundle=self.out / BUNDLE,
             start={"model": self.model, "metric": found.metric, "model_settings": found.best.settings},
             done={"metrics": {found.metric: found.best.value}, "trials": len(found.trials)},
-        )  # fmt: skip
+        )
         if problem is not None:
             self.on_event(found.best.number, {"event": "note", "message": problem})
 
