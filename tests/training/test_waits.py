@@ -27,7 +27,7 @@ from tests.closeness import assert_close
 from tests.made_up_device import DEVICE, made_up_device
 from tests.model_cases import MODEL_CASES, TRAINED_BY_STEPS, kind_of_data
 
-LISTS = "models/known_events.py: sizes: list[int] = lengths.tolist()"
+LISTS = "models/known_items.py: sizes: list[int] = lengths.tolist()"
 SIZES = (
     "models/layers/events.py: "
     "sizes, starts = tuple(size for size in counts.tolist() if size), counts.cumsum(0) - counts"
