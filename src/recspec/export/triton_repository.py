@@ -343,7 +343,8 @@ def _feature(port: Port, encoders: Encoders, beside: Mapping[str, Beside]) -> di
 def _copy_module(module: ModuleType, to: Path) -> None:
     """Copy a module so that it imports the copies beside it instead of recspec."""
     source = Path(str(module.__file__)).read_text(encoding="utf-8")
-    source = re.sub(r"^from recspec\.(?:data\.encoding|inference) import ([\w, ]+)$", r"import \1", source, flags=re.MULTILINE)
+    folders = r"^from recspec\.(?:data\.encoding|inference) import ([\w, ]+)$"
+    source = re.sub(folders, r"import \1", source, flags=re.MULTILINE)
     source = re.sub(r"^from recspec\.(?:\w+\.)*(\w+) import", r"from \1 import", source, flags=re.MULTILINE)
     to.write_text(source, encoding="utf-8")
 
