@@ -269,7 +269,7 @@ class DuckDBBackend(Backend):
         return target.replace(into) if into is not None else target
 
 
-@lru_cache(256)
+@lru_cache(2048)
 def _sql(table: Relation) -> str:
     """A table's query; Ibis takes 10 to 20 ms to write one, a third of the CPU time of preparing a small file."""
     return str(ibis.to_sql(table.to_expr(), dialect="duckdb"))
