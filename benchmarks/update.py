@@ -163,7 +163,6 @@ def updated(run: Path, events: Path, server: Server, settings: list[str]) -> dic
         "served_after": time.monotonic() - started,
         **told["seconds"],
         **told["counts"],
-        "delta_bytes": told["delta_bytes"],
         "bundle_bytes": told["bundle_bytes"],
     }
 

@@ -49,8 +49,8 @@ OF_COMMANDS_ALONE = {"demo", "version", "schema", "bench train", "bench infer", 
 """`demo` is a script of the others, and `bench` measures processes."""
 
 ARGUMENTS = {"out_folder": "out", "target": "out"}
-FORM = {"json", "verbose", "search"}
-"""Options about what is printed, and the former name of one."""
+FORM = {"json", "verbose"}
+"""Options about what is printed."""
 API_ALONE = {"progress", "kind", "settings", "tell", "block", "ready", "self", "named"}
 """How progress and answers are handed over; `settings` and keywords are the command's `--set`."""
 OTHERWISE: Mapping[str, Mapping[str, str]] = MappingProxyType(

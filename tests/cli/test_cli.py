@@ -450,7 +450,7 @@ def test_from_raw_files_to_recommendations(run: Cli, tmp_path: Path) -> None:
     assert (status, "num_negatives was 10, now 5" in said) == (2, True)
 
     status, _, said = run(
-        "train", "neumf", made, trained, "--set", "factors=4", "--set", "layers=[8,4]", "--set", "epochs=2", "--amp"
+        "train", "neumf", made, trained, "--set", "factors=4", "--set", "layers=[8,4]", "--set", "epochs=2"
     )
     assert status == 0, said
     assert "epoch 2/2" in said

@@ -48,7 +48,6 @@ def test_each_next_command_does_what_it_says_from_train_to_runs(
     assert re.search(told, printed)
     (place / "updates" / "0001" / "bundle").mkdir(parents=True)
     (place / "updates" / "0001" / "bundle" / "bundle.json").touch()
-    (place / "updates" / "0001" / "delta.safetensors").touch()
     assert run("runs")[2] == "* my run: 1 update since; the newest answers\n"
     shutil.rmtree(place / "updates")
     status, printed, _ = run("runs", tmp_path, "--json", "--sort", "rows/auc")

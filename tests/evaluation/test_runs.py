@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from recspec.base.errors import DataError, SettingsError
-from recspec.bundle import run_record, versions
+from recspec.bundle import run_record
 from recspec.evaluation import find_runs, runs
 from recspec.feature_spec import FeatureSpec
 from tests.evaluation.conftest import kept
@@ -52,10 +52,9 @@ def test_a_run_says_how_often_it_was_updated(folder: Path) -> None:
     for number in ("0001", "0002", "0003"):
         (folder / "a" / "knn" / "updates" / number).mkdir(parents=True)
     for number in ("0001", "0002"):
-        (folder / "a" / "knn" / "updates" / number / versions.DELTA).touch()
-    (folder / "a" / "knn" / "updates" / "0001" / "bundle").mkdir()
-    (folder / "a" / "knn" / "updates" / "0001" / "bundle" / "bundle.json").touch()  # the second delta came alone
-    assert [each.updates for each in find_runs(folder, sort="run").runs] == [1, 0, 0]
+        (folder / "a" / "knn" / "updates" / number / "bundle").mkdir()
+        (folder / "a" / "knn" / "updates" / number / "bundle" / "bundle.json").touch()
+    assert [each.updates for each in find_runs(folder, sort="run").runs] == [2, 0, 0]
 
 
 def test_runs_on_different_data_name_their_folders(folder: Path) -> None:

@@ -193,5 +193,5 @@ def test_another_or_a_changed_dataset_is_told(run: Path, small_data: FeatureSpec
     (run / "run.json").write_text("{")
     (note,) = kept(run, moved)[0].notes
     assert "run.json: damaged" in note
-    (run / "run.json").unlink()  # as an older version left it
+    (run / "run.json").unlink()
     assert kept(run, moved)[0].notes == ()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
+from recspec import api
 from recspec.base.errors import BundleError, RecspecError
 from recspec.base.files import manifest
 from recspec.bundle import folder as bundle
@@ -102,15 +102,14 @@ def test_a_manifest_that_is_none_is_refused(copied: Path, text: str, told: str) 
     assert bundle.load(copied, verify=False).card.model == "neumf"
 
 
-def test_a_bundle_of_an_older_version_opens_with_one_warning(copied: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_bundle_without_its_manifest_opens_only_unchecked(copied: Path) -> None:
     (copied / "manifest.json").unlink()
-    with caplog.at_level(logging.WARNING):
+    told = r"has no manifest\.json to check its files by; write it again, or pass --no-verify"
+    with pytest.raises(BundleError, match=told):
         Predictor.open(copied)
-    (record,) = caplog.records
-    assert "has no manifest.json, so its files can't be checked" in record.getMessage()
-    caplog.clear()
-    bundle.load(copied, verify=False)
-    assert not caplog.records
+    with pytest.raises(BundleError, match=told):
+        api.verify(copied)
+    assert bundle.load(copied, verify=False).card.model == "neumf"
 
 
 # --- files that contradict each other, manifest or not ---------------------------------------------------------------

@@ -497,10 +497,10 @@ def test_a_served_model_keeps_what_depends_on_its_weights_alone(model: Path) -> 
     assert opened.predictor.model.deep._first_parts == {}  # type: ignore[union-attr]
 
 
-def test_a_delta_beside_the_bundle_is_taken_while_requests_are_answered(
+def test_an_update_of_a_run_is_taken_while_requests_are_answered(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A server that holds a copy of the base gets the deltas alone, and a damaged one leaves the version before."""
+    """A server that holds a copy of the run gets the new bundle file by file, and takes it once it is whole."""
     known, new = shop_events()
     spec = prepared(tmp_path / "shop", known)
     own = MODELS["popularity"].Settings()
@@ -509,29 +509,32 @@ def test_a_delta_beside_the_bundle_is_taken_while_requests_are_answered(
     served = tmp_path / "served"
     shutil.copytree(run / "bundle", served / "bundle")
     update(run, written(tmp_path / "new.csv", new))
-    file = served / "updates" / "0001" / "delta.safetensors"
+    made, copy = (each / "updates" / "0001" / "bundle" for each in (run, served))
 
     caplog.set_level("INFO", "recspec.serve")
 
     async def body(kept: Repository) -> None:
         with kept.use("served") as before:
             num_users = before.model.opened.signature
-            file.parent.mkdir(parents=True)
-            file.write_bytes(b"damaged")
+            copy.mkdir(parents=True)
+            shutil.copyfile(made / "bundle.json", copy / "bundle.json")
             await kept.look()
             assert kept.form("served").model is before.model
-            assert "damaged or cut off" in str(kept.index())
-            shutil.copyfile(run / "updates" / "0001" / "delta.safetensors", file)
+            assert "has no manifest.json" in str(kept.index())
+            shutil.copyfile(made / "manifest.json", copy / "manifest.json")
+            await kept.look()
+            assert kept.form("served").model is before.model
+            assert "'weights.safetensors' is missing" in str(kept.index())
+            shutil.copytree(made, copy, dirs_exist_ok=True)
             await kept.look()
             after = kept.form("served").model
             assert after is not before.model
             assert (before.model.opened.update, after.opened.update) == (0, 1)
-            made = file.parent / "bundle"
-            assert f"model 'served': update 1 answers, from {made}" in caplog.messages
+            assert f"model 'served': update 1 answers, from {copy}" in caplog.messages
             assert before.model.opened.signature is num_users  # still open for the request that began with it
             assert after.opened.predictor is not None
             (answer,) = after.opened.predictor.recommend(Wanted(users=("zoe",)))
             assert answer.known
-            assert "damaged" not in str(kept.index())
+            assert "missing" not in str(kept.index())
 
     with_repository(body, Source("served", served))

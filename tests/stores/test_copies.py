@@ -540,12 +540,12 @@ def test_a_run_is_updated_from_the_dataset_in_the_store_that_it_was_trained_on(b
     rs.train("popularity", "hdfs://host/data", "hdfs://host/run", progress=False)
     for number, file in enumerate(events, 1):
         assert rs.update("hdfs://host/run", file, progress=False).to_dict()["counts"]["events"] == 45
-        assert (base / f"run/updates/000{number}/delta.safetensors").is_file()
+        assert (base / f"run/updates/000{number}/bundle/bundle.json").is_file()
     model = rs.open("hdfs://host/run")
     again = shop_events()[1].slice(0, 1).set_column(0, "user_id", pa.array(["a new one"]))
     assert model.update(again, progress=False).to_dict()["counts"]["users"] == 1
     assert model.recommend(["a new one"], k=3).num_rows
-    assert (base / "run/updates/0003/delta.safetensors").is_file()
+    assert (base / "run/updates/0003/bundle/bundle.json").is_file()
     with pytest.raises(DataError, match="holds the events of this file already"):
         rs.update("hdfs://host/run", events[0], progress=False)
     assert not (base / "run/updates/0004").exists()

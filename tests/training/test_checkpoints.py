@@ -43,9 +43,6 @@ def plan_of(settings: TrainSettings) -> SimpleNamespace:
 @pytest.mark.parametrize(
     ("then", "now", "difference"),
     [
-        ({"compile": False, "cuda_graphs": "never"}, {}, None),
-        ({"compile": False, "cuda_graphs": "auto"}, {"compile": "auto"}, None),
-        ({"compile": False, "cuda_graphs": "auto"}, {}, "train.compile is False, but the run was started with 'auto'"),
         ({"threads": 3, "log_every": 7}, {}, None),
         ({"epochs": 3}, {}, None),
         ({"epochs": 3}, {"schedule": "linear"}, "train.epochs is 10, but the run was started with 3"),

@@ -159,7 +159,7 @@ def test_a_proposal_that_does_not_go_with_a_given_setting_gives_way(data: Mappin
 
 
 def test_a_run_goes_on_with_the_settings_that_it_began_with(data: Mapping[str, FeatureSpec]) -> None:
-    train = {"epochs": 7, "seed": 3, "cuda_graphs": "always", "of_a_later_release": 1}
+    train = {"epochs": 7, "seed": 3, "compile": "auto"}
     began = {"train": train, "settings": {"width": 32}}
     found = resolved(data["clicks"], {"width": (16, "rows")}, so_far=began, seed=4)
     assert (found.settings.epochs, found.settings.seed, found.model_settings.model_dump()["width"]) == (7, 4, 32)

@@ -1,10 +1,9 @@
-"""The settings of training: what they refuse, and their old names."""
+"""The settings of training: what they refuse."""
 
 from __future__ import annotations
 
 import pytest
 
-from recspec.base.config import assign, build
 from recspec.training.settings import TrainSettings
 
 
@@ -21,12 +20,3 @@ def test_settings_that_nothing_would_read_are_refused(values: dict[str, object],
     with pytest.raises(ValueError, match=message):
         TrainSettings.model_validate(values)
     TrainSettings.model_validate({"l2": 0.1, "parts": {"wide": {"optimizer": "ftrl"}}})
-
-
-@pytest.mark.parametrize(("old", "now"), [("never", False), ("auto", "auto"), ("always", "auto")])
-def test_the_old_name_of_compile_is_read_with_a_warning(old: str, now: object) -> None:
-    values = assign({"cuda_graphs": old}, {"train": TrainSettings})["train"]
-    with pytest.warns(FutureWarning, match="setting 'cuda_graphs' is now 'compile'; the old name ends with the next"):
-        settings = build(TrainSettings, "--set", values)
-    assert settings.compile == now
-    assert "cuda_graphs" not in settings.model_dump()

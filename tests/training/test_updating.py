@@ -152,15 +152,8 @@ def test_updates_chain_and_any_version_can_be_opened(shop: Mapping[str, Path], t
     assert record is not None
     assert (record.kind, record.made_of) == ("updated", (str((run / "updates" / "0002").resolve()),))
     assert not (run / "updates" / "0002" / "checkpoints").exists()
-    copy = tmp_path / "copy"
-    shutil.copytree(run / "bundle", copy / "bundle")
-    for number in ("0001", "0002", "0003"):
-        (copy / "updates" / number).mkdir(parents=True)
-        shutil.copyfile(run / "updates" / number / versions.DELTA, copy / "updates" / number / versions.DELTA)
-    assert versions.take_deltas(copy) == 3
-    ours, theirs = (each / "updates" / "0003" / "bundle" for each in (run, copy))
-    assert sorted(file.name for file in ours.iterdir()) == sorted(file.name for file in theirs.iterdir())
-    assert all((theirs / file.name).read_bytes() == file.read_bytes() for file in ours.iterdir() if file.is_file())
+    for version in ("bundle", "updates/0001", "updates/0002", "updates/0003"):
+        assert recommended(run / version, "user00", k=3), version
 
 
 def test_the_state_of_the_optimizer_goes_on(shop: Mapping[str, Path], tmp_path: Path) -> None:
@@ -195,24 +188,32 @@ def test_a_failed_update_leaves_the_run_as_it_was(shop: Mapping[str, Path], tmp_
     assert bundle.find(run) == run / "bundle"
 
 
-def test_a_killed_update_leaves_the_version_before_it_whole(shop: Mapping[str, Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("before", "newest"), [("manifest.write", "0001"), ("RunRecord.finish", "0002")])
+def test_an_update_that_is_killed_before_or_after_its_bundle_leaves_a_whole_version(
+    before: str, newest: str, shop: Mapping[str, Path], tmp_path: Path
+) -> None:
     run = trained("popularity", shop["interactions"], tmp_path / "run")
     update(run, shop["new"])
-    code = """
+    code = f"""
 import os, signal, sys
 from pathlib import Path
-from recspec.bundle import delta
+from recspec.base.files import manifest
+from recspec.bundle import RunRecord
 from recspec.training.updating import update
-delta.write = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+{before} = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 update(Path(sys.argv[1]), Path(sys.argv[2]))
 """
     _, new = shop_events()
     file = written(tmp_path / "more.csv", new.set_column(0, "user_id", pa.array(["late"] * new.num_rows)))
     assert Running(code, os.fspath(run), os.fspath(file)).ended().returncode == -signal.SIGKILL
-    assert (run / "updates" / "0002" / "bundle" / "bundle.json").is_file()
-    assert bundle.find(run) == run / "updates" / "0001" / "bundle"
-    made = update(run, file)
-    assert made.folder == run / "updates" / "0002"
+    assert (run / "updates" / "0002" / "data").is_dir()
+    assert bundle.find(run) == run / "updates" / newest / "bundle"
+    if newest == "0002":
+        record = run_record.read(run / "updates" / "0002")
+        assert record is not None
+        assert record.kind == "updated"
+    else:
+        assert update(run, file).folder == run / "updates" / "0002"
     assert recommended(run, "late")
 
 
@@ -268,9 +269,8 @@ def test_what_an_update_tells(shop: Mapping[str, Path], tmp_path: Path) -> None:
     made: Updated = update(trained("popularity", shop["interactions"], tmp_path / "run"), shop["new"])
     told = made.to_dict()
     assert told["folder"] == str(made.folder)
-    assert made.delta_bytes == made.delta.stat().st_size
     assert made.bundle_bytes == sum(each.stat().st_size for each in made.bundle.rglob("*") if each.is_file())
-    assert set(made.seconds) == {"data", "train", "delta", "all"}
+    assert set(made.seconds) == {"data", "train", "all"}
 
 
 def test_an_update_that_ends_while_another_waits_is_its_base(

@@ -245,7 +245,7 @@ def prepare(
 def _settings(kind: type[Settings], values: Mapping[str, object]) -> Settings:
     """The dataset's settings; the nearest name of an unknown one may also be a keyword of `prepare` itself."""
     own = {"out": 0, "dataset": 0, "engine": 0, "memory_limit": 0, "force": 0, "settings": 0, "progress": 0}
-    known = {**kind.model_fields, **kind.old_names, **own}
+    known = {**kind.model_fields, **own}
     if strange := [name for name in values if name.partition(".")[0] not in known]:
         listing = "see `recspec datasets`"
         raise SettingsError.of(

@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 PATIENCE = 10.0  # seconds in which the first process of a machine reports an error that all of them found
 
 
-def settings_of(
-    model: str, recipe: Path | None, values: Mapping[str, object], *, amp: bool
-) -> tuple[config.Settings, TrainSettings]:
+def settings_of(model: str, recipe: Path | None, values: Mapping[str, object]) -> tuple[config.Settings, TrainSettings]:
     """The model's settings and the trainer's: a recipe's, with the values of `--set` over them.
 
     A recipe is complete: of what it leaves out the classes' defaults hold, so that its result stays the same.
@@ -49,12 +47,11 @@ def settings_of(
     where = " and ".join(given) or "settings"
     types: dict[str, type[BaseModel]] = {"settings": MODELS[model].Settings, "train": TrainSettings}
     assigned = config.assign(values, types)
-    faster = {"precision": "auto"} if amp else {}
     made: list[BaseModel] = []
     problems: list[str] = []
-    for section, layers in (("settings", (loaded.settings,)), ("train", (loaded.train, faster))):
+    for section, values_of_recipe in (("settings", loaded.settings), ("train", loaded.train)):
         try:
-            built = config.build(types[section], where, *layers, assigned[section])
+            built = config.build(types[section], where, values_of_recipe, assigned[section])
             made.append(config.complete(built) if recipe is not None else built)
         except SettingsError as error:
             problems += error.problems

@@ -34,7 +34,6 @@ def train(
     recipe: Place | None = ...,
     resume: bool = ...,
     force: bool = ...,
-    amp: bool = ...,
     plan: Literal[False] = ...,
     launcher: Literal["ray"] | None = ...,
     processes: int = ...,
@@ -55,7 +54,6 @@ def train(
     recipe: Place | None = ...,
     resume: bool = ...,
     force: bool = ...,
-    amp: bool = ...,
     plan: Literal[True],
     launcher: Literal["ray"] | None = ...,
     processes: int = ...,
@@ -76,7 +74,6 @@ def train(
     recipe: Place | None = None,
     resume: bool = False,
     force: bool = False,
-    amp: bool = False,
     plan: bool = False,
     launcher: Literal["ray"] | None = None,
     processes: int = 1,
@@ -97,7 +94,6 @@ def train(
         recipe: Recipe, a YAML file.
         resume: Continue the run from its newest checkpoint.
         force: Replace the run that the folder holds.
-        amp: Use the fastest precision of the device.
         plan: Return every automatic choice and its reason without training.
         launcher: Start the processes by ray, on the workers of a Ray cluster, which is found at RAY_ADDRESS.
         processes: Number of Ray workers.
@@ -121,7 +117,7 @@ def train(
 
     with told_once():
         values = joined("train", settings, named)
-        model_settings, train_settings = settings_of(model, _path(recipe), values, amp=amp)
+        model_settings, train_settings = settings_of(model, _path(recipe), values)
         if launcher is not None and not plan:
             require_extra("ray", "ray")
         spec = load_spec(data, allow_outside=allow_outside)
@@ -138,7 +134,6 @@ def train(
             "recipe": recipe and str(config.recipe_file(Path(recipe)).resolve()),
             "resume": resume,
             "force": force,
-            "amp": amp,
             "allow_outside": allow_outside,
             "settings": values,
         }
@@ -275,7 +270,7 @@ def tune(
 
     require_extra("optuna", "tune")
     values = joined("tune", settings, named)
-    model_settings, train_settings = settings_of(model, _path(recipe), values, amp=False)
+    model_settings, train_settings = settings_of(model, _path(recipe), values)
     spec = load_spec(data, allow_outside=allow_outside)
     given = {
         "settings": model_settings.model_dump(mode="json", exclude_unset=True),

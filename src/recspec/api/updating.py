@@ -41,7 +41,7 @@ class Update(Viewed):
 
     def _view(self) -> View:
         found = self.found
-        sizes = {"delta": f"{found.delta_bytes:,} bytes", "bundle": f"{found.bundle_bytes:,} bytes"}
+        sizes = {"bundle": f"{found.bundle_bytes:,} bytes"}
         reached = [] if found.result.value is None else [(found.result.metric, f"{found.result.value:.4f}")]
         sections = [figures("new", found.counts), figures("seconds", found.seconds), figures("size", sizes)]
         sections += [Section("valid", ("", ""), reached)] if reached else []

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import warnings
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import UnionType
-from typing import ClassVar, TypeVar, Union, get_args, get_origin
+from typing import TypeVar, Union, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
 from recspec.base.errors import SettingsError, nearest, shortened, unknown
 from recspec.base.files import PathError, local, read_text
@@ -25,39 +24,10 @@ RECIPES = Path(__file__).with_name("recipes")
 TOKEN_VARIABLE = "RECSPEC_TOKEN"
 
 
-@dataclass(frozen=True)
-class OldName:
-    """The former name of a setting, read for one release."""
-
-    now: str  # the setting that took its place
-    values: Mapping[object, object]  # the present value of each former one; the others do what the default does now
-
-
 class Settings(BaseModel):
     """Frozen settings that refuse unknown names."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    old_names: ClassVar[Mapping[str, OldName]] = {}
-
-    @classmethod
-    def renamed(cls, values: Mapping[str, object]) -> dict[str, object]:
-        """The values under the present names."""
-        kept = {name: value for name, value in values.items() if name not in cls.old_names}
-        for name, old in cls.old_names.items():
-            if isinstance(value := values.get(name), Hashable) and value in old.values:
-                kept[old.now] = old.values[value]
-        return kept
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read_old_names(cls, values: object) -> object:
-        if not isinstance(values, Mapping) or not (found := [name for name in cls.old_names if name in values]):
-            return values
-        for name in found:
-            now = f"setting '{name}' is now '{cls.old_names[name].now}'"
-            warnings.warn(f"{now}; the old name ends with the next release", FutureWarning, stacklevel=2)
-        return cls.renamed(values)
 
     @field_validator("*", mode="before")
     @classmethod
@@ -246,7 +216,7 @@ class Entries(dict[str, object]):
 def _path(name: str, model: type[BaseModel]) -> list[str]:
     """Where a value goes: to its setting, or into the table of one, as `parts.wide.optimizer`; else nowhere."""
     setting, dot, entry = name.partition(".")
-    if name in model.model_fields or (issubclass(model, Settings) and name in model.old_names):
+    if name in model.model_fields:
         return [name]
     annotation = model.model_fields[setting].annotation if dot and setting in model.model_fields else None
     if get_origin(annotation) is not dict:

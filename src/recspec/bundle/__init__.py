@@ -1,6 +1,6 @@
 """A trained model's folder, and checkpoints."""
 
-from recspec.bundle import cards, checkpoint, delta, folder, run_record, versions
+from recspec.bundle import cards, checkpoint, folder, run_record, versions
 from recspec.bundle.cards import MOST_MEMBERS, Blend, Form, Member, PipelineCard, RetrieverCard, as_part, blend_of
 from recspec.bundle.checkpoint import Checkpoint
 from recspec.bundle.folder import Bundle, Card, Seen, find_export
@@ -9,6 +9,6 @@ from recspec.bundle.same_data import data_digest, meaning_digest
 
 __all__ = [
     "MOST_MEMBERS", "Blend", "Bundle", "Card", "Checkpoint", "DataRecord", "Form", "Member", "PipelineCard",
-    "RetrieverCard", "RunRecord", "Seen", "as_part", "blend_of", "cards", "checkpoint", "data_digest", "delta",
-    "find_export", "folder", "meaning_digest", "run_record", "versions",
+    "RetrieverCard", "RunRecord", "Seen", "as_part", "blend_of", "cards", "checkpoint", "data_digest", "find_export",
+    "folder", "meaning_digest", "run_record", "versions",
 ]  # fmt: skip

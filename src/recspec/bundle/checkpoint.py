@@ -214,16 +214,11 @@ def read_tensors(path: Path, rows: RowsWanted | None = None) -> tuple[dict[str, 
         expected = str(header.pop("digest"))
     except (KeyError, ValueError, TypeError, RecursionError):
         raise CheckpointError(f"{path}: not written by recspec, or damaged") from None
-    if expected.startswith(OF_HEADER_TOO):
-        total.update(text.replace(expected.encode(), (OF_HEADER_TOO + UNKNOWN).encode()))
-        expected = expected.removeprefix(OF_HEADER_TOO)
+    total.update(text.replace(expected.encode(), UNKNOWN.encode()))
     if total.hexdigest() != expected:
         raise CheckpointError(f"{path}: damaged: its content does not match its digest")
     return kept, header
 
-
-OF_HEADER_TOO = "header+"
-"""Prefix of a digest that covers the header's every byte; the digest of an older file covers the tensors alone."""
 
 UNKNOWN = "0" * 32  # placeholder in the header until the digest is computed
 
@@ -270,7 +265,7 @@ def _write(file: BinaryIO, tensors: Mapping[str, Stored], header: Mapping[str, o
         entries[name] = {"dtype": kind, "shape": shape, "data_offsets": [offsets[name], end]}
 
     def described(digest: str) -> bytes:
-        about = {"recspec": json.dumps({**header, "digest": OF_HEADER_TOO + digest}, sort_keys=True)}
+        about = {"recspec": json.dumps({**header, "digest": digest}, sort_keys=True)}
         text = json.dumps({"__metadata__": about, **entries}, separators=(",", ":")).encode()
         return text + b" " * (-len(text) % 8)
 

@@ -64,7 +64,7 @@ class RunRecord(BaseModel):
     data: DataRecord | None = None
     """None if it is not known, as of a blend of runs that don't know theirs."""
     made_of: tuple[str, ...] = ()
-    """The runs that a blend or a pipeline was made of."""
+    """The runs that a blend or a pipeline was made of; the version before an update."""
     command: tuple[str, ...] | None = None
     """The command line; None if it was made in Python."""
     directory: str = ""
@@ -72,9 +72,9 @@ class RunRecord(BaseModel):
     device: str = "cpu"
     world_size: int = 1
     precision: str = ""
-    """The arithmetic of training; empty if nothing was trained, or in records of older versions."""
+    """The arithmetic of training; empty if nothing was trained."""
     threads: int | None = None
-    """Of each process in training; None if nothing was trained, or in records of older versions."""
+    """Of each process in training; None if nothing was trained."""
     started: str = Field(default_factory=lambda: now())
     """UTC, ISO 8601."""
     seconds: float | None = None
@@ -137,7 +137,7 @@ def hand_over(run: Path, folder: Path, kind: Kind) -> None:
 
 
 def read(folder: Path) -> RunRecord | None:
-    """The record of a run's folder; None if an older version of recspec wrote none.
+    """The record of a run's folder; None if it holds none.
 
     Raises:
         BundleError: if it is damaged, or of another format.

@@ -23,7 +23,6 @@ def bench_train(
     settings: Set = None,
     steps: Annotated[int, Option(min=1, help="Measured steps.")] = 50,
     warmup: Annotated[int, Option(min=0, help="Steps before the measurement starts.")] = 5,
-    amp: Annotated[bool, Option(help="Use the fastest precision of the device.")] = False,
     profile: Annotated[bool, Option(help="Show where the time of a step goes.")] = False,
     device: Device = "auto",
     json_output: Json = False,
@@ -36,7 +35,7 @@ def bench_train(
     from recspec.loading import join
 
     keep_freed_memory()
-    model_settings, train_settings = settings_of(model, recipe, config.parse_assignments(settings or []), amp=amp)
+    model_settings, train_settings = settings_of(model, recipe, config.parse_assignments(settings or []))
     spec = FeatureSpec.load(data) if data is not None else None
     keep_to_cores(train_settings.affinity)
     with join(device) as ranks:

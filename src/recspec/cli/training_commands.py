@@ -53,7 +53,6 @@ def train(
     settings: Set = None,
     resume: Annotated[bool, Option(help="Continue the run from its newest checkpoint.")] = False,
     force: Annotated[bool, Option(help="Replace the run that the folder holds.")] = False,
-    amp: Annotated[bool, Option(help="Use the fastest precision of the device.")] = False,
     verbose: Annotated[bool, Option("--verbose", "-v", help="Show every automatic choice and its reason.")] = False,
     plan: Annotated[
         bool, Option("--plan", help="Show every automatic choice and its reason without training.")
@@ -73,7 +72,6 @@ def train(
         "recipe": recipe,
         "resume": resume,
         "force": force,
-        "amp": amp,
         "device": device,
         "allow_outside": allow_outside,
         "settings": config.parse_assignments(settings or []),
@@ -115,7 +113,6 @@ def tune(
     budget: Annotated[float | None, BUDGET] = None,
     workers: Annotated[int, Option(min=1, help="Number of processes that run trials at once.")] = 1,
     space: Annotated[list[str] | None, SPACE] = None,
-    search: Annotated[list[str] | None, Option(hidden=True, help="The former name of --space.")] = None,
     only: Annotated[bool, Option("--only", help="Search only the settings of --space.")] = False,
     like: Annotated[list[Path] | None, LIKE] = None,
     recipe: Annotated[Path | None, Option(help="Recipe that every trial starts from, a YAML file.")] = None,
@@ -133,8 +130,6 @@ def tune(
     from recspec.base import config
 
     keep_freed_memory()
-    if search:
-        err.print("note: --search is now --space; the old name ends with the next release")
     searched = api.tune(
         model,
         data,
@@ -142,7 +137,7 @@ def tune(
         trials=trials,
         budget=budget,
         workers=workers,
-        space=[*(space or []), *(search or [])],
+        space=space,
         only=only,
         like=like,
         recipe=recipe,
@@ -196,7 +191,7 @@ def update(
         err.print(f"note: {note}")
     err.print(
         f"{found.folder}: the new version, in {seconds['all']:.1f} s (data {seconds['data']:.1f}, model "
-        f"{seconds['train']:.1f}); delta {found.delta_bytes:,} bytes, bundle {found.bundle_bytes:,}"
+        f"{seconds['train']:.1f}); {found.bundle_bytes:,} bytes"
     )
     print_next("serve", run)
     if json_output:

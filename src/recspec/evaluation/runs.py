@@ -151,7 +151,7 @@ def describe(path: Path) -> FoundRun:
         time=brief(record.started) if record is not None else "",
         seconds=_seconds(taken),
         size=_size(of) if has_bundle else None,
-        updates=versions.number_made(path),
+        updates=len(versions.updates_of(path)),
         problem="; ".join(brief(each) for each in problems),
     )
 

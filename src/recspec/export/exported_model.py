@@ -5,7 +5,6 @@ Shapes: B rows of an input; L a list's length.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -141,7 +140,7 @@ def open_exported_model(folder: Path, *, threads: int | None = None, verify: boo
 
 
 def read_description(folder: Path) -> dict[str, Any]:
-    """The content of an export's `export.json`. An old export's `sheet.json` is read with a warning.
+    """The content of an export's `export.json`.
 
     Raises:
         BundleError: if it is missing or damaged; it names the file and every field that is wrong.
@@ -150,8 +149,6 @@ def read_description(folder: Path) -> dict[str, Any]:
     if file is None:
         known = [found.name for found in folder.parent.iterdir()] if folder.parent.is_dir() else []
         raise BundleError(f"{folder / EXPORT_FILE}: no such file; not an export{nearest(folder.name, known)}")
-    if file.name != EXPORT_FILE:
-        warnings.warn(f"{file}: is now {EXPORT_FILE}; export again before the next release", FutureWarning)
     try:
         confined(folder, file.name)
         description = read_json(file)

@@ -30,7 +30,6 @@ RANKING_OUTPUTS = ("sigmoid", LOGIT)
 """Outputs of a model that only ranks: its sigmoid lies between 0 and 1, and is no probability."""
 
 EXPORT_FILE = "export.json"  # describes an export: its signature and its measurements
-OLD_EXPORT_FILE = "sheet.json"  # the earlier name of `EXPORT_FILE`; this release still reads it
 
 
 @dataclass(frozen=True)
@@ -155,8 +154,7 @@ def _told(problem: Mapping[str, Any]) -> str:
 
 def find_export_file(folder: Path) -> Path | None:
     """The file that describes the export in a folder, if there is one."""
-    files = (folder / name for name in (EXPORT_FILE, OLD_EXPORT_FILE))
-    return next((file for file in files if file.is_file()), None)
+    return file if (file := folder / EXPORT_FILE).is_file() else None
 
 
 def signature_of(

@@ -34,7 +34,7 @@ from recspec.serving.http_bodies import BodyReader
 from recspec.serving.opened_model import Opened, RepositorySettings, open_version, reason
 from recspec.serving.private_copies import Copies, OwnCopies, PrivateCopy
 from recspec.serving.server_metrics import NO_MODEL, ServerMetrics
-from recspec.serving.sources import RAW, Fingerprint, Source, find_versions, fingerprint, take_deltas
+from recspec.serving.sources import RAW, Fingerprint, Source, find_versions, fingerprint
 from recspec.serving.tensors import Tensor, checked
 
 log = logging.getLogger("recspec.serve")
@@ -82,8 +82,6 @@ class _Shelf:
     """Version -> reason why its present content is not served; 0 means the whole folder."""
     refused: dict[int, Fingerprint] = field(default_factory=dict)
     """Contents that could not be opened, and are not tried again."""
-    deltas: list[str] = field(default_factory=list)
-    """Problems of deltas, which were reported."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
@@ -311,11 +309,7 @@ class Repository:
 
     async def _refresh(self, shelf: _Shelf, *, anew: bool) -> list[str]:
         """Update a shelf from its folder; the problems of versions that could not be opened."""
-        problems = []
         try:
-            deltas = await asyncio.to_thread(take_deltas, shelf.source.path)
-            problems += [] if deltas == shelf.deltas and not anew else deltas
-            shelf.deltas = deltas
             found = await asyncio.to_thread(find_versions, shelf.source.path)
         except (RecspecError, OSError) as error:
             if anew or not shelf.versions:
@@ -326,8 +320,7 @@ class Repository:
             shelf.reasons[0] = reason(error, shelf.source.path)
             return [shelf.reasons[0]]
         shelf.reasons.pop(0, None)
-        if shelf.deltas:
-            shelf.reasons[0] = "; ".join(shelf.deltas)
+        problems = []
         for number, folder in found.items():
             problem = await self._open(shelf, number, folder, anew)
             problems += [problem] if problem else []

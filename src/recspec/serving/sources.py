@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from recspec.base.errors import RecspecError, SettingsError
+from recspec.base.errors import SettingsError
 from recspec.base.files import PathError, named_path
 from recspec.bundle import folder as bundle
-from recspec.bundle import versions
 from recspec.feature_spec import find_export_file
 
 RAW = "_raw"
@@ -67,22 +66,6 @@ def find_versions(path: Path) -> dict[int, Path]:
         if found:
             return dict(sorted(found.items()))
     return {1: path if find_export_file(path) is not None else bundle.find(path)}
-
-
-def take_deltas(path: Path) -> list[str]:
-    """Make the versions of runs of which only the delta is there; the problems of those that can't be made."""
-    runs = (
-        [path]
-        if _holds_model(path) or not path.is_dir()
-        else [each for each in path.iterdir() if each.name.isdecimal()]
-    )
-    problems = []
-    for run in runs:
-        try:
-            versions.take_deltas(run)
-        except RecspecError as error:
-            problems.append(str(error))
-    return problems
 
 
 def _holds_model(folder: Path) -> bool:

@@ -19,7 +19,6 @@ from recspec.loading import PlacementSettings
 from recspec.training.build import Built
 from recspec.training.plan import TrainingPlan
 from recspec.training.run_folder import BEST, CHECKPOINTS
-from recspec.training.settings import TrainSettings
 
 
 class WeightAverage:
@@ -43,9 +42,9 @@ class WeightAverage:
         torch._foreach_lerp_(list(self.tensors.values()), [self.weights[name] for name in self.tensors], new)
 
     def restore(self, saved: Mapping[str, Tensor]) -> None:
-        """Continue from a checkpoint's mean; tensors that an older checkpoint lacks (buffers) come from the model."""
+        """Continue from a checkpoint's mean."""
         for name, mean in self.tensors.items():
-            tensor = saved.get(name, self.weights[name].detach())
+            tensor = saved[name]
             if tensor.shape != mean.shape:
                 raise ValueError(f"the average of '{name}' has shape {tuple(tensor.shape)}")
             mean.copy_(tensor)
@@ -242,5 +241,5 @@ def _described(run: Mapping[str, object]) -> dict[str, object]:
         "loader mode (train.memory_budget)": run.get("loader"),
         "precision": run.get("precision"),
         **{f"settings.{name}": value for name, value in own.items()},
-        **{f"train.{name}": value for name, value in TrainSettings.renamed(train).items()},
+        **{f"train.{name}": value for name, value in train.items()},
     }

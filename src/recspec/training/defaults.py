@@ -190,7 +190,7 @@ def _as_at_the_start(
     classes = {"train": type(merged.settings), "settings": type(merged.model_settings)}
     for section, settings in classes.items():
         plain = settings.model_construct().model_dump(mode="json")
-        for name, value in settings.renamed(so_far.get(section, {})).items():
+        for name, value in so_far.get(section, {}).items():
             if name in plain and value != plain[name]:
                 yield f"{section}.{name}", (value, "as at the start of the run")
 

@@ -60,6 +60,8 @@ class FitPlan:
     notes: tuple[str, ...]
     device: torch.device = field(repr=False)
     world_size: int
+    update_of: tuple[Path, ...] = ()
+    """The version that takes new events; empty if this is no update."""
 
     @property
     def choices(self) -> dict[str, Choice[object]]:
@@ -214,7 +216,8 @@ def run_fit(
         if not resume:
             run_folder.start_afresh(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        record = run_record.begin(folder, "fitted", plan.model, DataRecord.of(plan.spec))
+        kind: run_record.Kind = "updated" if plan.update_of else "fitted"
+        record = run_record.begin(folder, kind, plan.model, DataRecord.of(plan.spec), made_of=plan.update_of)
         track = Tracking.of(plan.settings.mlflow, folder, plan.spec.folder, part_of)
         log = RunLog(folder, on_event, tensorboard=plan.settings.tensorboard, track=track)
         with closing(log):

@@ -69,7 +69,7 @@ def of_run(validation: Validation, found: Evaluation, progress: Progress) -> Seq
         validation.metric,
         lower_is_better=is_lower_better(validation.metric),
         # An update trains so few epochs that they hardly differ, whatever the size of valid.
-        standard_error=None if validation.plan.is_update else found.standard_errors.get(protocol, {}).get(name),
+        standard_error=None if validation.plan.update_of else found.standard_errors.get(protocol, {}).get(name),
         error_of_rise=validation.error_of_rise,
         used_up=limits.get(progress.stopped),
     )

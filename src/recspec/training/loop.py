@@ -180,9 +180,10 @@ class TrainingRun:
             run_folder.sign(self.folder)
             self.record = run_record.begin(
                 self.folder,
-                "trained",
+                "updated" if self.plan.update_of else "trained",
                 self.plan.model,
                 DataRecord.of(self.plan.spec),
+                made_of=self.plan.update_of,
                 device=str(self.ranks.device),
                 world_size=self.ranks.world_size,
                 precision=self.plan.precision.value,

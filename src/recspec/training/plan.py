@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, partial
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -73,8 +74,8 @@ class TrainingPlan:
     world_size: int
     interactions: Interactions | None = field(default=None, repr=False, compare=False)
     """The users' events, for a model that is trained on users."""
-    is_update: bool = False
-    """Whether a trained model goes on with new events."""
+    update_of: tuple[Path, ...] = ()
+    """The version that takes new events; empty if this is no update."""
     proposed: Mapping[str, Choice[object]] = field(default_factory=dict)
     """Settings that were not given and suit the data, as `train.epochs` or `settings.dropout`."""
 

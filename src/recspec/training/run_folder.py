@@ -93,8 +93,7 @@ def settings_of(folder: Path) -> dict[str, dict[str, object]] | None:
     state = checkpoint.newest_state(folder / CHECKPOINTS)
     found = {"train": state.get("train"), "settings": state.get("model_settings")}
     held = {section: values for section, values in found.items() if isinstance(values, dict)}
-    # A checkpoint of before this was a choice is of a run whose products over events went through oneDNN.
-    chosen = {"precision": state.get("precision"), "event_products": state.get("event_products", "onednn")}
+    chosen = {"precision": state.get("precision"), "event_products": state.get("event_products")}
     return {**held, "chosen": chosen} if len(held) == len(found) else None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
@@ -170,10 +170,6 @@ Precision = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
 
 class TrainSettings(PlacementSettings, OptimizerSettings):
     """How a model is trained. A recipe's section `train`, and `--set train.NAME=VALUE`."""
-
-    old_names: ClassVar[Mapping[str, config.OldName]] = {
-        "cuda_graphs": config.OldName("compile", {"auto": "auto", "always": "auto"})
-    }
 
     epochs: int = Field(
         10,

@@ -38,7 +38,7 @@ from recspec.base.errors import (
 from recspec.base.files import local
 from recspec.base.signals import stopping_at_once
 from recspec.base.stores import fetched, url_text
-from recspec.bundle import Card, checkpoint, delta, meaning_digest, run_record, versions
+from recspec.bundle import Card, checkpoint, meaning_digest, run_record, versions
 from recspec.bundle import cards as pipeline_card
 from recspec.bundle import folder as bundle
 from recspec.feature_spec import FeatureSpec
@@ -168,7 +168,6 @@ class Updated:
     folder: Path
     """RUN/updates/NNNN, a run by itself."""
     bundle: Path
-    delta: Path
     counts: Mapping[str, int]
     """`events`, `users` and `items` that are new, and rows `left_out`."""
     notes: tuple[str, ...]
@@ -176,14 +175,13 @@ class Updated:
     rows: Mapping[str, int]
     """Rows of each split of the grown dataset."""
     result: Result
-    delta_bytes: int
     bundle_bytes: int
     seconds: Mapping[str, float]
-    """Of the dataset (`data`), the model (`train`), the difference (`delta`), and `all`."""
+    """Of the dataset (`data`), the model (`train`), and `all`."""
 
     def to_dict(self) -> dict[str, object]:
         """Plain values for JSON."""
-        places = {name: str(getattr(self, name)) for name in ("folder", "bundle", "delta")}
+        places = {"folder": str(self.folder), "bundle": str(self.bundle)}
         return {**vars(self), **places, "result": self.result.to_dict()}
 
 
@@ -209,7 +207,6 @@ def update(
     settings, run = settings or UpdateSettings(), local(run, "RUN")
     _check_run(run)
     with versions.updating(run), _new_version(run) as folder:
-        versions.make_missing(run)
         base = bundle.find(run)  # the newest version, now that no other update can end
         card, kind = _read_card(base)
         require_libraries(kind)
@@ -221,21 +218,15 @@ def update(
             grown = grow(spec, events, folder / DATA)
         prepared = time.monotonic()
         if issubclass(kind, FittedModel):
-            result = _fit(card, grown, folder, on_event, stop_requested)
+            result = _fit(base, card, grown, folder, on_event, stop_requested)
         else:
             result = _train(base, card, grown, folder, settings, on_event, stop_requested)
-        trained = time.monotonic()
-        record = run_record.read(folder)
-        assert record is not None
-        record.model_copy(update={"kind": "updated", "made_of": (str(run_record.home(base).resolve()),)}).write(folder)
-        size = delta.write(base, folder / run_folder.BUNDLE, folder / versions.DELTA)
         if base.parent != run:  # the state of the optimizers goes on from the newest version
             shutil.rmtree(run_record.home(base) / run_folder.CHECKPOINTS, ignore_errors=True)
     ended = time.monotonic()
     seconds = {
         "data": prepared - started,
-        "train": trained - prepared,
-        "delta": ended - trained,
+        "train": ended - prepared,
         "all": ended - started,
     }
     summary = grown.spec.metadata.get("summary")
@@ -244,12 +235,10 @@ def update(
     return Updated(
         folder=folder,
         bundle=folder / run_folder.BUNDLE,
-        delta=folder / versions.DELTA,
         counts=grown.counts,
         notes=grown.notes,
         rows=rows if isinstance(rows, dict) else {},
         result=result,
-        delta_bytes=size,
         bundle_bytes=whole,
         seconds={name: round(each, 3) for name, each in seconds.items()},
     )
@@ -275,7 +264,7 @@ def _new_version(run: Path) -> Iterator[Path]:
 def _check_run(run: Path) -> None:
     if (run / "bundle.json").is_file():
         raise BundleError(f"{run}: is a bundle, whose files must stay as they are; name the run that holds it")
-    if run.parent.name == versions.UPDATES and (run / versions.DELTA).is_file():
+    if versions.number_of(run / versions.BUNDLE) and (run.parent.parent / versions.BUNDLE).is_dir():
         raise BundleError(f"{run}: is a version of {run.parent.parent}; name that run, whose newest version is updated")
     bundle.find(run)
 
@@ -310,13 +299,18 @@ def _dataset_of(base: Path, given: FeatureSpec | None) -> FeatureSpec:
 
 
 def _fit(
-    card: Card, grown: Grown, folder: Path, on_event: Callable[[Event], None], stop_requested: Callable[[], bool]
+    base: Path,
+    card: Card,
+    grown: Grown,
+    folder: Path,
+    on_event: Callable[[Event], None],
+    stop_requested: Callable[[], bool],
 ) -> Result:
     """Fit the model again on all events, with the settings that it has."""
     ranks = Ranks()
     own = config.build(MODELS[card.model].Settings, "bundle.json: settings", card.settings)
-    train = config.build(TrainSettings, "bundle.json: train", TrainSettings.renamed(card.train))
-    plan = make_fit_plan(card.model, grown.spec, train, own, ranks)
+    train = config.build(TrainSettings, "bundle.json: train", card.train)
+    plan = replace(make_fit_plan(card.model, grown.spec, train, own, ranks), update_of=(run_record.home(base),))
     with using_threads(plan.threads.value):
         return run_fit(plan, folder, ranks, on_event, stop_requested)
 
@@ -338,7 +332,7 @@ def _train(
     newest = Newest([grown.first_new.get(split, 0) for split in splits], settings.replay, asked.seed)
     users = _users(grown, settings.replay, asked.seed)
     plan = make_plan(card.model, grown.spec, asked, own, ranks, newest=newest, users=users)
-    plan = replace(plan, notes=(*plan.notes, _told(grown, settings)), is_update=True)
+    plan = replace(plan, notes=(*plan.notes, _told(grown, settings)), update_of=(run_record.home(base),))
 
     def start(built: Built) -> list[str]:
         return warm_start(built.model, bundle.load(base).model, built.optimizers, _optimizer_state(base))
@@ -351,8 +345,7 @@ def _train(
 
 def _train_settings(card: Card, settings: UpdateSettings) -> TrainSettings:
     """The settings of the run, with the epochs of an update and a constant learning rate."""
-    train = TrainSettings.renamed(card.train)
-    rate, parts = train.get("learning_rate"), train.get("parts")
+    rate, parts = card.train.get("learning_rate"), card.train.get("parts")
     changed: dict[str, object] = {
         "epochs": settings.epochs,
         "minutes": None,
@@ -367,7 +360,7 @@ def _train_settings(card: Card, settings: UpdateSettings) -> TrainSettings:
         changed["learning_rate"] = rate * settings.learning_rate
     if isinstance(parts, dict):
         changed["parts"] = {name: _slower(part, settings.learning_rate) for name, part in parts.items()}
-    return config.build(TrainSettings, "bundle.json: train", {**train, **changed})
+    return config.build(TrainSettings, "bundle.json: train", {**card.train, **changed})
 
 
 def _slower(part: object, factor: float) -> object:

@@ -107,10 +107,9 @@ class Validation:
         settings = self.plan.settings
         if progress.best_metrics:
             self._value(progress.best_metrics)
-        # The settings that stopped it may have changed; runs of older releases have no trace.
-        if progress.trace or progress.stopped == "minutes":
-            late = settings.minutes is not None and progress.seconds >= 60 * settings.minutes
-            progress.stopped = self._why_stop(progress) or ("minutes" if late else "")
+        # The settings that stopped it may have changed.
+        late = settings.minutes is not None and progress.seconds >= 60 * settings.minutes
+        progress.stopped = self._why_stop(progress) or ("minutes" if late else "")
         if not progress.stopped and progress.epoch < settings.epochs:
             return []
         by = MORE.get(progress.stopped, "epochs")

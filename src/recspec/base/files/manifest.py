@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -24,8 +23,6 @@ ASIDE = ("export", "evaluations", "run.json", "report.html")
 """Files and folders that are no part of the model: exports, which have a manifest of their own, and what is said of the
 model later."""
 
-log = logging.getLogger("recspec.manifest")
-
 
 def write(folder: Path) -> str:
     """Write the manifest of all files of the folder; returns its digest."""
@@ -36,20 +33,16 @@ def write(folder: Path) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def check(folder: Path, copied_to: Path | None = None) -> str | None:
-    """Compare every file with the manifest; returns its digest, or None with a warning if an older version wrote none.
+def check(folder: Path, copied_to: Path | None = None) -> str:
+    """Compare every file with the manifest; returns the manifest's digest.
 
     With `copied_to`, an empty folder, each file is read once, and what is compared is what was copied there.
 
     Raises BundleError, naming every file that is missing, changed, added or special, or leads outside the folder.
     """
     there = set(names(folder))
-    if not (folder / FILE_NAME).exists() and not (folder / FILE_NAME).is_symlink():
-        why = "an older version of recspec wrote it, or the file was removed"
-        log.warning("%s: has no %s, so its files can't be checked: %s", folder, FILE_NAME, why)
-        if copied_to is not None:
-            copy(folder, copied_to, verify=False)
-        return None
+    if not (folder / FILE_NAME).exists():
+        raise BundleError(f"{folder}: has no {FILE_NAME} to check its files by; write it again, or pass --no-verify")
     listed, text = _read(folder)
     problems = [f"'{name}' is missing" for name in listed if name not in there]
     problems += [f"'{name}' is not in {FILE_NAME}" for name in there if name not in listed]
