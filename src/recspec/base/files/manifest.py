@@ -100,14 +100,8 @@ def _read(folder: Path) -> tuple[dict[str, str], str]:
     return files, text
 
 
-def covers(name: str) -> bool:
-    """Whether a manifest lists a file of this name below its folder; hidden files and those of `ASIDE` it does not."""
-    parts = name.split("/")
-    return parts[0] not in (FILE_NAME, *ASIDE) and not any(part.startswith(".") or not part for part in parts)
-
-
 def names(folder: Path) -> Iterator[str]:
-    """The files that a manifest lists: those of a folder and its subfolders, sorted, without hidden ones.
+    """The files that a manifest lists: those of a folder and its subfolders, sorted, without hidden ones and `ASIDE`.
 
     Raises BundleError, naming every file that is special, or leads outside the folder.
     """
@@ -117,7 +111,7 @@ def names(folder: Path) -> Iterator[str]:
     def walk(below: str) -> None:
         for child in sorted((folder / below).iterdir()):
             name = f"{below}{child.name}"
-            if not covers(name):
+            if child.name.startswith(".") or name in (FILE_NAME, *ASIDE):
                 continue
             try:
                 confined(folder, name)
