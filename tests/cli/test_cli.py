@@ -664,7 +664,7 @@ def test_the_demo_tells_the_whole_story(run: Cli, tmp_path: Path, monkeypatch: p
 def test_help_and_data_commands_do_not_load_torch() -> None:
     program = (
         "import sys\n"
-        "from recspec import cli, spec, datasets, encoding, prepare\n"
+        "from recspec import cli, datasets, feature_spec\nfrom recspec.data import encoding, prepare\n"
         "sys.argv = ['recspec', '--help']\n"
         "try: cli.main()\n"
         "except SystemExit: pass\n"
