@@ -174,6 +174,9 @@ class Workers:
         process = context.Process(target=worker.run, args=(work, theirs), name=f"recspec-{number}", daemon=True)
         try:
             await asyncio.to_thread(process.start)  # the first one waits until the modules are loaded
+        except BaseException:
+            ours.close()
+            raise
         finally:
             theirs.close()
         ready = asyncio.get_running_loop().create_future()
