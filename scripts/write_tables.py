@@ -1,9 +1,8 @@
 """Write what the code knows into the documents: tables of settings, and the reference of commands.
 
 A table with the head `| setting | default | what it is |` is of what the heading above it names (a model or a dataset);
-one below no such heading is of training. The table of search spaces has a head of its own. All that follows
-`<!-- commands -->` is the reference of commands. `make docs` writes them anew, and tests/test_docs.py fails where that
-would change something.
+one below no such heading is of training. All that follows `<!-- commands -->` is the reference of commands. `make docs`
+writes them, and tests/test_docs.py fails where that would change something.
 """
 
 from __future__ import annotations
@@ -12,9 +11,11 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import fill
 from typing import Annotated, Literal, get_args, get_origin, get_type_hints
 
 import typer
@@ -24,7 +25,7 @@ from typer.models import ArgumentInfo, OptionInfo
 
 from recspec.cli import app as cli
 from recspec.datasets import DATASETS
-from recspec.models import MODELS, TRAINING_SPACE
+from recspec.models import MODELS
 from recspec.training.settings import TrainSettings
 
 ROOT = Path(__file__).parents[1]
@@ -35,13 +36,13 @@ SETTINGS: Mapping[str, type[BaseModel]] = {
     **{name: model.Settings for name, model in MODELS.items()},
 }
 
-HEAD = "| setting | default | what it is |\n|---|---|---|\n"
+MANY = 3
+"""An option or argument of so many commands is described once, for all."""
 
-SPACES_HEAD = "| model | settings that `recspec tune` searches |\n|---|---|\n"
+HEAD = "| setting | default | what it is |\n|---|---|---|\n"
 
 _HEADING = re.compile(r"^(?=#+ )", re.MULTILINE)
 _SETTINGS_PLACE = re.compile(rf"^{re.escape(HEAD)}(?:\|.*\n)*", re.MULTILINE)
-_SPACES_PLACE = re.compile(rf"^{re.escape(SPACES_HEAD)}(?:\|.*\n)*", re.MULTILINE)
 _COMMANDS_PLACE = re.compile(r"(<!-- commands[^>]*-->\n).*", re.DOTALL)
 
 
@@ -65,8 +66,7 @@ def with_sections(path: Path, text: str) -> str:
 def in_step(text: str) -> str:
     """A document's text as it ought to be."""
     text = "".join(_with_settings(part) for part in _HEADING.split(text))
-    text = _SPACES_PLACE.sub(lambda _: spaces_table(), text)
-    return _COMMANDS_PLACE.sub(lambda place: place[1] + "".join(map(_describe, commands())), text)
+    return _COMMANDS_PLACE.sub(lambda place: place[1] + _reference(), text)
 
 
 def _with_settings(part: str) -> str:
@@ -83,21 +83,6 @@ def settings_table(settings: type[BaseModel]) -> str:
         for name, field in settings.model_fields.items()
     )
     return HEAD + rows
-
-
-def spaces_table() -> str:
-    """What `recspec tune` searches for each model, as Markdown; what models share stands in the first row."""
-
-    def shown(space: Mapping[str, object]) -> str:
-        return "; ".join(
-            f"`{name}` {each if isinstance(each, str) else json.dumps(each)}" for name, each in space.items()
-        )
-
-    rows = {"every model trained by gradients": shown(TRAINING_SPACE)}
-    for name, model in MODELS.items():
-        own = {each: values for each, values in model.space.items() if each not in TRAINING_SPACE}
-        rows[f"`{name}`"] = shown(own)
-    return SPACES_HEAD + "".join(f"| {name} | {_cell(text)} |\n" for name, text in rows.items())
 
 
 @dataclass(frozen=True)
@@ -148,6 +133,8 @@ def _parameters(function: Callable[..., object]) -> Iterator[Parameter]:
             kind, info = get_args(kind)[:2]
         default = None if parameter.default is inspect.Parameter.empty else parameter.default
         about = (info.help or "") if isinstance(info, (ArgumentInfo, OptionInfo)) else ""
+        if isinstance(info, OptionInfo) and info.hidden:
+            continue
         if isinstance(info, ArgumentInfo):
             yield Parameter(info.metavar or name.upper(), False, about, default)
             continue
@@ -169,18 +156,32 @@ def _values(kind: object) -> str:
     return inner[0] if inner else "TEXT"
 
 
-def _describe(command: Command) -> str:
+def _reference() -> str:
+    """All commands, as Markdown; what many commands share is described once, at the top."""
+    found = list(commands())
+    uses = Counter((each.shown, each.help) for command in found for each in command.parameters)
+    shared = {parameter for parameter, count in uses.items() if count >= MANY}
+    arguments_first = sorted(shared, key=lambda each: (each[0].startswith("-"), *each))
+    rows = "".join(f"- `{shown}`: {text}\n" for shown, text in arguments_first)
+    head = f"\n## Shared arguments and options\n\n{rows}"
+    return head + "".join(_describe(each, shared) for each in found)
+
+
+def _describe(command: Command, shared: Set[tuple[str, str]]) -> str:
     arguments = [each.shown for each in command.parameters if not each.is_option]
     usage = " ".join([command.name, *arguments, *(["[OPTIONS]"] if command.options else [])])
-    rows = "".join(f"| `{_cell(each.shown)}` | {_cell(_meaning(each))} |\n" for each in command.parameters)
-    table = f"\n| | |\n|---|---|\n{rows}" if rows else ""
-    return f"\n## {command.name}\n\n```text\n{usage}\n```\n\n{command.about}\n{table}"
+    own = [each for each in command.parameters if (each.shown, each.help) not in shared]
+    others = [each for each in command.parameters if (each.shown, each.help) in shared]
+    rows = "".join(f"- `{each.shown}`: {each.help}{_with_default(each)}\n" for each in own)
+    names = ", ".join(f"`{each.shown.split()[0]}`{_with_default(each)}" for each in others)
+    line = f"- [Shared](#shared-arguments-and-options): {names}."
+    line = fill(line, 120, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False) if names else ""
+    return f"\n## {command.name}\n\n`{usage}`\n\n{command.about}\n\n{rows}{line}".rstrip() + "\n"
 
 
-def _meaning(parameter: Parameter) -> str:
-    if parameter.default is None or parameter.default is False:
-        return parameter.help
-    return f"{parameter.help} (default {_default(parameter.default)})".strip()
+def _with_default(parameter: Parameter) -> str:
+    is_unset = parameter.default is None or parameter.default is False
+    return "" if is_unset else f" (default {_default(parameter.default)})"
 
 
 def _default(value: object) -> str:

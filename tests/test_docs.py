@@ -14,10 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 from scripts.write_tables import SETTINGS, commands, documents, in_step
+from typer.testing import CliRunner
 
 from recspec.base import config
 from recspec.base.config import build, load_recipe
 from recspec.base.errors import DataError, SpecError
+from recspec.cli import app
 from recspec.data.storage import check as dataset_check
 from recspec.datasets import DATASETS
 from recspec.feature_spec import CHUNK_TYPES, SPLITS, Chunk, Feature, FeatureSpec, json_schema
@@ -228,6 +230,13 @@ def test_every_command_and_option_says_what_it_is(name: str) -> None:
         assert re.fullmatch(r"(?s)([A-Z`]|python |gRPC ).+\.", parameter.help), (
             f"{name} {parameter.shown}: {parameter.help}"
         )
+
+
+@pytest.mark.parametrize("group", [(), ("bench",), ("pipeline",)])
+def test_help_lists_whole_sentences(group: tuple[str, ...]) -> None:
+    listed = CliRunner().invoke(app, [*group, "--help"], terminal_width=80).output.partition("Commands:\n")[2]
+    assert listed
+    assert "..." not in listed
 
 
 @pytest.mark.parametrize("name", SETTINGS)

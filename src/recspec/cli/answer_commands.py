@@ -39,28 +39,25 @@ if TYPE_CHECKING:
     from recspec.evaluation import Report, Slice
 
 
-PROTOCOLS = Option(help="Protocol: rows, sampled or full; repeatable; by default every protocol that fits the data.")
-CUT_OFFS = Option(
-    "-k", "--k", min=1, metavar="N", help="Cut-off, as in MAP@12; repeatable; by default the dataset's own."
-)
+PROTOCOLS = Option(help="Protocol: rows, sampled or full; repeatable; by default all that fit.")
+CUT_OFFS = Option("-k", "--k", min=1, metavar="N", help="Cut-off of metrics; repeatable; by default the dataset's.")
 
 
-USERS = Option(min=1, metavar="N", help="Number of users that protocol full ranks, drawn evenly; by default all.")
-KNOWN = Option(help="Events of a user that are a model's input: before (every earlier split) or train.")
-COLD = Option(help="Items that training never saw: keep, or drop as targets and candidates.")
-BOOTSTRAP = Option(min=0, metavar="N", help="Bootstrap draws for a 95 % interval of each metric; 0 gives none.")
-AGAINST = Option(metavar="RUN", help="Another run, compared metric by metric with paired tests; repeatable.")
+USERS = Option(min=1, metavar="N", help="Number of users to sample under full; by default all.")
+KNOWN = Option(help="Splits with known events of a user: before (all earlier ones) or train.")
+COLD = Option(help="Items that training never saw: keep or drop.")
+BOOTSTRAP = Option(min=0, metavar="N", help="Bootstrap draws for 95 % intervals; 0 gives none.")
+AGAINST = Option(metavar="RUN", help="Run to compare with by paired tests; repeatable.")
 SLICE = Option(
     "--slice",
     metavar="BY",
-    help="Slices to measure apart: activity (users by known events), popularity (head and tail items) or a column; "
-    "repeatable.",
+    help="Slices to measure apart: activity (of users), popularity (of items) or a column; repeatable.",
 )
 DIVERSITY = Option(
     metavar="COLUMN",
-    help="Item column by which the diversity of lists is measured; by default the first categorical item feature.",
+    help="Item column that measures the diversity of lists.",
 )
-REPEATS = Option(help="Items that the user acted on before: drop as targets and candidates, or keep.")
+REPEATS = Option(help="Items that the user acted on before: drop or keep.")
 
 
 def evaluate(
@@ -83,7 +80,7 @@ def evaluate(
     allow_outside: Outside = False,
     verify: Verify = True,
 ) -> None:
-    """Measure a trained model, each metric under a named protocol."""
+    """Measure a trained model, each metric under a protocol."""
     from recspec import api
 
     keep_freed_memory()
@@ -123,8 +120,7 @@ def evaluate(
 
 COLUMNS = Option(
     metavar="A,B",
-    help="Columns to write before the added one; by default all columns of a file, or the "
-    "ids and the label of a split.",
+    help="Columns to write before the added one; by default all of a file, or ids and label of a split.",
 )
 
 
@@ -135,11 +131,7 @@ def predict(
     columns: Annotated[str | None, COLUMNS] = None,
     out_file: Annotated[
         Path | None,
-        Option(
-            "--out",
-            help="Output file (csv, jsonl or parquet), or a folder of Parquet shards, which can be "
-            "resumed; by default standard output.",
-        ),
+        Option("--out", help="File (csv, jsonl or parquet) or folder of shards; by default standard output."),
     ] = None,
     workers: Workers = 1,
     engine: Engine = "local",
@@ -148,7 +140,10 @@ def predict(
     allow_outside: Outside = False,
     verify: Verify = True,
 ) -> None:
-    """Add a column `probability` to raw rows or a prepared split; `score` if the model only ranks."""
+    """Add a column `probability` to raw rows or a prepared split.
+
+    If the model only ranks, the column is `score`.
+    """
     from recspec.feature_spec import FeatureSpec
     from recspec.inference import Predictor, note_of_scores, predict_file, predict_shards, predict_split
 

@@ -92,7 +92,7 @@ def _told_name(function: Callable[..., object], name: str) -> str:
 
 
 def models(json_output: Json = False) -> None:
-    """List the models, the roles they need, their settings, and the settings of training."""
+    """List the models, the roles they need and all settings."""
     from recspec.models import MODELS
     from recspec.training import TrainSettings
 
@@ -108,7 +108,7 @@ def models(json_output: Json = False) -> None:
 
 
 def datasets(json_output: Json = False) -> None:
-    """List the datasets of `recspec prepare`, the files they take and their settings."""
+    """List the datasets of `recspec prepare` and their settings."""
     from recspec.datasets import DATASETS
 
     if json_output:
@@ -122,7 +122,7 @@ def datasets(json_output: Json = False) -> None:
 
 
 def schema(
-    columns: Annotated[bool, Option("--columns", help="Print the schema of a file of column types instead.")] = False,
+    columns: Annotated[bool, Option("--columns", help="Print the schema of a columns file instead.")] = False,
 ) -> None:
     """Print the JSON Schema of a specification file, for editors."""
     if not columns:
@@ -149,9 +149,9 @@ app = Commands(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-bench_app = Commands(help="Measure throughput and latency of models, exports and servers.", no_args_is_help=True)
+bench_app = Commands(help="Measure the speed of models, exports and servers.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")
-pipeline_app = Commands(help="Put trained models together.", no_args_is_help=True)
+pipeline_app = Commands(help="Combine trained models.", no_args_is_help=True)
 app.add_typer(pipeline_app, name="pipeline")
 for command in (
     prepare,

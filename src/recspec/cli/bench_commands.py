@@ -18,7 +18,7 @@ PROFILED_STEPS = 5
 
 def bench_train(
     model: Annotated[str, Argument(metavar="MODEL", help="Name from `recspec models`.")],
-    data: Annotated[Path | None, Option(help="Prepared dataset; by default made-up data of a published shape.")] = None,
+    data: Annotated[Path | None, Option(help="Prepared dataset; by default generated data.")] = None,
     recipe: Annotated[Path | None, Option(help="Recipe, a YAML file.")] = None,
     settings: Set = None,
     steps: Annotated[int, Option(min=1, help="Measured steps.")] = 50,
@@ -27,7 +27,7 @@ def bench_train(
     device: Device = "auto",
     json_output: Json = False,
 ) -> None:
-    """Measure training speed: samples/s, and shares of the machine's matrix rate and memory bandwidth."""
+    """Measure samples/s of training, and how busy the machine is."""
     from recspec.api import keep_to_cores, settings_of
     from recspec.base import config
     from recspec.bench import bench_training
@@ -65,15 +65,13 @@ def bench_infer(
     paths: Annotated[list[Path], Argument(metavar="RUN|EXPORT...", help="Runs and exports to compare.")],
     batch_sizes: Annotated[str, Option(metavar="A,B", help="Rows per call.")] = "1,64,512,4096",
     threads: Annotated[str | None, Option(metavar="A,B", help="Numbers of threads; by default one per core.")] = None,
-    form: Annotated[
-        str, Option(metavar="rows|ranker", help="Form in which runs are called; an export has its own.")
-    ] = "rows",
-    seconds: Annotated[float, Option(help="Seconds of measurement for each table row.")] = 1.0,
+    form: Annotated[str, Option(metavar="rows|ranker", help="Form of calls to runs; an export has its own.")] = "rows",
+    seconds: Annotated[float, Option(help="Seconds of each measurement.")] = 1.0,
     warmup: Annotated[int, Option(min=0, help="Calls before the measurement starts.")] = 10,
     json_output: Json = False,
     verify: Verify = True,
 ) -> None:
-    """Measure latency (p50 to p99) and rows/s of models and their exports, by batch size."""
+    """Measure latency and rows/s of models and exports."""
     from recspec.bench import bench_inference
     from recspec.feature_spec import FORMS
 
@@ -94,24 +92,22 @@ def bench_infer(
 
 
 def bench_serve(
-    url: Annotated[str, Argument(metavar="URL", help="URL of a running server, such as http://127.0.0.1:8000.")],
+    url: Annotated[str, Argument(metavar="URL", help="Address of a server, such as http://127.0.0.1:8000.")],
     model: Annotated[str | None, Option(help="Model name; optional if the server has one model.")] = None,
-    concurrency: Annotated[
-        str, Option(metavar="A,B", help="Numbers of clients that send requests at once.")
-    ] = "1,2,4,8",
+    concurrency: Annotated[str, Option(metavar="A,B", help="Numbers of concurrent clients.")] = "1,2,4,8",
     rows: Annotated[int, Option(min=1, help="Rows per request.")] = 1,
-    seconds: Annotated[float, Option(help="Seconds of measurement for each table row.")] = 5.0,
-    warmup: Annotated[float, Option(min=0, help="Seconds of requests before the measurement starts.")] = 1.0,
+    seconds: Annotated[float, Option(help="Seconds of each measurement.")] = 5.0,
+    warmup: Annotated[float, Option(min=0, help="Seconds before the measurement starts.")] = 1.0,
     token_file: Annotated[
         Path | None, Option(help="File with the bearer token; by default the variable RECSPEC_TOKEN.")
     ] = None,
     tls_ca: Annotated[
         Path | None,
-        Option(help="Certificates in PEM that the server's certificate is checked against; by default the machine's."),
+        Option(help="PEM certificates to trust; by default the machine's."),
     ] = None,
     json_output: Json = False,
 ) -> None:
-    """Measure latency (p50 to p99) and requests/s of a running server, by number of clients."""
+    """Measure latency and requests/s of a running server."""
     from recspec.base import config
     from recspec.bench import Server, run_load_test
 

@@ -35,7 +35,7 @@ def prepare(
     out_folder: Annotated[Path, Argument(metavar="OUT", help="Folder to write.")],
     settings: Set = None,
     engine: Annotated[str, Option(metavar="duckdb|spark", help="Query engine.")] = "duckdb",
-    memory_limit: Annotated[str, Option(help="Memory limit of the whole process, such as 4GB.")] = "4GB",
+    memory_limit: Annotated[str, Option(help="Memory limit of the process, such as 4GB.")] = "4GB",
     force: Annotated[bool, Option(help="Replace a dataset prepared with other settings.")] = False,
 ) -> None:
     """Turn raw files into a prepared dataset."""
@@ -70,7 +70,7 @@ def prepare(
 
 
 def check(data: Data, allow_outside: Outside = False) -> None:
-    """Validate a specification and its files: ids in range, row counts, types."""
+    """Validate a specification and its files."""
     from recspec import api
 
     data_set = api.open_data(data, allow_outside=allow_outside)
@@ -78,7 +78,7 @@ def check(data: Data, allow_outside: Outside = False) -> None:
     out.print(f"ok: {how_many(len(data_set.spec.features), 'feature')}; {rows or 'no split'}")
 
 
-HTML = Option("--html", metavar="OUT", help="HTML file to write instead: with values, distributions, suspected leaks.")
+HTML = Option("--html", metavar="OUT", help="HTML file to write instead, with distributions and suspected leaks.")
 
 
 def describe(
@@ -87,7 +87,7 @@ def describe(
     json_output: Json = False,
     allow_outside: Outside = False,
 ) -> None:
-    """Show a dataset summary: rows, features, cardinalities, label rate, history lengths."""
+    """Summarise a dataset: rows, features, label rate, histories."""
     from recspec import api
 
     if html is not None and json_output:
@@ -105,9 +105,9 @@ def describe(
 
 
 def synthesize(
-    spec: Annotated[Path, Argument(metavar="SPEC", help="Specification that defines the shape of the data.")],
+    spec: Annotated[Path, Argument(metavar="SPEC", help="Specification of the data to generate.")],
     out_folder: Out,
-    rows: Annotated[int, Option(min=1, help="Rows of the train split; other splits get a tenth.")] = 1000,
+    rows: Annotated[int, Option(min=1, help="Rows of train; other splits get a tenth.")] = 1000,
     to: Annotated[str, Option(help="Chunk type to write.")] = "parquet",
     distribution: Annotated[str, Option(metavar="uniform|power_law", help="Distribution of the ids.")] = "uniform",
     seed: Annotated[int, Option(help="Random seed.")] = 0,
@@ -125,7 +125,10 @@ def transcode(
     to: Annotated[str, Option(help="Chunk type to write.")] = "parquet",
     allow_outside: Outside = False,
 ) -> None:
-    """Convert a dataset to another chunk type and resolve cardinalities of `auto`."""
+    """Convert a dataset to another chunk type.
+
+    It also resolves cardinalities of `auto`.
+    """
     from recspec import api
 
     made = api.transcode(data, out_folder, to=to, allow_outside=allow_outside)

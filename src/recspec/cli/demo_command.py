@@ -30,11 +30,11 @@ DEMO_SETTINGS = (
 
 
 def demo(
-    raw: Annotated[Path | None, Option(help="Real MovieLens files instead of made-up ones.")] = None,
-    out_folder: Annotated[Path, Option("--out", help="Folder for everything the demo writes.")] = Path("demo"),
+    raw: Annotated[Path | None, Option(help="MovieLens files to use instead of generated ones.")] = None,
+    out_folder: Annotated[Path, Option("--out", help="Folder to write.")] = Path("demo"),
     epochs: Annotated[int, Option(min=1, help="Passes over the training rows.")] = 8,
 ) -> None:
-    """Prepare, train, evaluate beside baselines and recommend, in one command."""
+    """Prepare, train, evaluate and recommend in one command."""
     from recspec.base.machine import keep_freed_memory
     from recspec.bundle import folder as bundle
     from recspec.data.prepare import PrepareContext

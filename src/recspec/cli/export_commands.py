@@ -31,7 +31,10 @@ def verify(
         str | None, Option(metavar="DIGEST", help="Digest that an earlier `recspec verify` printed.")
     ] = None,
 ) -> None:
-    """Compare every file of a trained model with its manifest; print the manifest's digest."""
+    """Compare a model's files with its manifest.
+
+    It prints the manifest's digest.
+    """
     from recspec import api
 
     digest, folder = api.verify_at(run, expect=expect)
@@ -41,13 +44,13 @@ def verify(
 def import_tf(
     model: Annotated[
         Path,
-        Argument(metavar="MODEL", help="Folder of a SavedModel or of checkpoints, or the prefix of a checkpoint."),
+        Argument(metavar="MODEL", help="Folder of a SavedModel or of checkpoints, or a checkpoint's prefix."),
     ],
     out_folder: Annotated[Path, Argument(metavar="OUT", help="Folder for the bundle.")],
     columns: Annotated[Path, Option(metavar="FILE", help="JSON file that describes the feature columns.")],
     force: Annotated[bool, Option("--force", help="Replace an existing bundle.")] = False,
 ) -> None:
-    """Turn a Wide & Deep model of TensorFlow's estimators into a bundle, without TensorFlow."""
+    """Turn a Wide & Deep model of TensorFlow into a bundle."""
     from recspec import api
 
     imported = api.import_tf(model, out_folder, columns=columns, force=force)
@@ -60,26 +63,18 @@ def export(
     run: Run,
     out_folder: Annotated[Path, Argument(metavar="OUT", help="Folder to write; with triton, the model repository.")],
     format_: Annotated[str, Option("--format", metavar="onnx|pt2|triton", help="Kind of program.")] = "onnx",
-    precision: Annotated[
-        str, Option(metavar="fp32|bf16|fp16|int8", help="Precision of weights and matrix products.")
-    ] = "fp32",
+    precision: Annotated[str, Option(metavar="fp32|bf16|fp16|int8", help="Precision of the program.")] = "fp32",
     form: Annotated[
         str,
-        Option(metavar="rows|ranker", help="Input: rows (any rows) or ranker (one request with N candidates)."),
+        Option(metavar="rows|ranker", help="Input: any rows, or one request with N candidates (ranker)."),
     ] = "rows",
-    data: Annotated[
-        Path | None, Option(help="Prepared dataset for checking the program; by default generated rows.")
-    ] = None,
-    tolerance: Annotated[
-        float | None, Option(help="Allowed mean difference of probabilities; the largest may be 20 times that.")
-    ] = None,
-    allow_drift: Annotated[bool, Option(help="Write the program even if it drifts beyond the tolerance.")] = False,
+    data: Annotated[Path | None, Option(help="Prepared dataset for checks; by default generated rows.")] = None,
+    tolerance: Annotated[float | None, Option(help="Largest allowed mean difference of probabilities.")] = None,
+    allow_drift: Annotated[bool, Option(help="Write the program beyond the tolerance too.")] = False,
     name: Annotated[str | None, Option(help="Model name in the Triton repository.")] = None,
     triton_backend: Annotated[
         str,
-        Option(
-            metavar="onnxruntime|python", help="Triton's backend; python also runs on a server without ONNX Runtime's."
-        ),
+        Option(metavar="onnxruntime|python", help="Triton's backend."),
     ] = "onnxruntime",
     batch_sizes: Annotated[
         str, Option(metavar="A,B", help="Batch sizes of the latency measurement.")
@@ -89,7 +84,7 @@ def export(
     allow_outside: Outside = False,
     verify: Verify = True,
 ) -> None:
-    """Export a trained model (ONNX, AOTInductor, Triton) and check it against the bundle."""
+    """Export a model to ONNX, AOTInductor or Triton, and check it."""
     from recspec import api
 
     keep_freed_memory()

@@ -42,34 +42,32 @@ NEXT_ID = re.compile(r'\s*"((?:[^"]|"")+)"\s*(?:,|$)|([^,]+)(?:,|$)')
 K = Annotated[int, Option("-k", min=1, help="Number of items.")]
 Filter = Annotated[
     str | None,
-    Option("--filter", metavar="EXPRESSION", help="Only items that this keeps, such as 'in_stock and price < 50'."),
+    Option("--filter", metavar="EXPRESSION", help="Condition on items, such as 'in_stock and price < 50'."),
 ]
 Exclude = Annotated[str | None, Option(metavar="A,B", help="Raw ids of items to leave out.")]
 Items = Annotated[
     str | None,
     Option(
         metavar="A,B",
-        help="A basket of raw item ids, oldest first, in place of the "
-        "user's history; without a user, it is answered by itself.",
+        help="Basket of raw item ids, oldest first, instead of a user's history.",
     ),
 ]
 Context = Annotated[
     list[str] | None,
-    Option(metavar="COLUMN=VALUE", help="Raw column of the request, for models that read it; repeatable."),
+    Option(metavar="COLUMN=VALUE", help="Raw column of the request; repeatable."),
 ]
-Diversity = Annotated[float, Option(min=0, max=1, help="Weight of variety against scores, from 0 to 1.")]
+Diversity = Annotated[float, Option(min=0, max=1, help="Weight of variety, from 0 to 1.")]
 DiverseBy = Annotated[
     str | None,
     Option(
         metavar="COLUMN",
-        help="Column of the catalogue that tells which items are alike; by default the model's vectors of items.",
+        help="Item column that measures likeness; by default the model's item vectors.",
     ),
 ]
 Columns = Annotated[str | None, Option(metavar="A,B", help="Columns of the item catalogue to show.")]
 BOOST = Option(
     metavar="EXPRESSION:WEIGHT",
-    help="Add WEIGHT spreads of a user's scores to the items that the "
-    "expression keeps, such as 'is_new: 1.5'; repeatable.",
+    help="Raise the scores of some items, such as 'is_new: 1.5'; repeatable.",
 )
 
 
@@ -77,7 +75,7 @@ def recommend(
     run: Run,
     user: Annotated[list[str] | None, Option(help="Raw user id; repeatable.")] = None,
     users: Annotated[Path | None, Option(help="File with one raw user id per line.")] = None,
-    all_users: Annotated[bool, Option("--all", help="Recommend to every user of the dataset; needs --out.")] = False,
+    all_users: Annotated[bool, Option("--all", help="Recommend to every user; needs --out.")] = False,
     items: Items = None,
     context: Context = None,
     k: K = 10,
@@ -87,11 +85,9 @@ def recommend(
     diversity: Diversity = 0.0,
     diverse_by: DiverseBy = None,
     boost: Annotated[list[str] | None, BOOST] = None,
-    explain: Annotated[bool, Option(help="Name the events of the history that spoke for each item.")] = False,
+    explain: Annotated[bool, Option(help="Name the events that explain each item.")] = False,
     columns: Columns = None,
-    out_file: Annotated[
-        Path | None, Option("--out", help="Parquet file to write, or a folder of Parquet shards, which can be resumed.")
-    ] = None,
+    out_file: Annotated[Path | None, Option("--out", help="Parquet file, or folder of shards.")] = None,
     workers: Workers = 1,
     engine: Engine = "local",
     shard_size: ShardSize = None,
@@ -99,9 +95,9 @@ def recommend(
     device: Device = "auto",
     verify: Verify = True,
 ) -> None:
-    """Recommend k items to users by raw id, to a basket or to a context, without items they acted on before.
+    """Recommend k items to users, baskets or contexts.
 
-    Only the order of a user's scores has a meaning; the score of an unknown user is a number of users.
+    Items that a user acted on before are left out. Only the order of a user's scores has a meaning.
     """
     from recspec.inference import (
         Predictor,
@@ -200,7 +196,7 @@ def similar(
     device: Device = "auto",
     verify: Verify = True,
 ) -> None:
-    """Find the items most like one, by the model's vectors of items or its weights between items."""
+    """Find the items most similar to one item."""
     from recspec.inference import Predictor
 
     keep_freed_memory()

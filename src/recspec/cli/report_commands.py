@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 RUNS = Argument(
     metavar="RUN...",
-    help="Folders of runs or bundles; the others are compared with the first.",
+    help="Runs or bundles; the others are compared with the first.",
 )
-OUT = Option("--out", help="HTML file to write; by default RUN/report.html, or comparison.html of several runs.")
+OUT = Option("--out", help="HTML file; by default RUN/report.html, or comparison.html.")
 DATA = Option(
     "--data",
-    help="Dataset of the runs; by default where they say it lies, if it has not changed since.",
+    help="Dataset of the runs, if it was moved.",
 )
 
 
@@ -31,7 +31,7 @@ def report(
     out_file: Annotated[Path | None, OUT] = None,
     data: Annotated[Path | None, DATA] = None,
 ) -> None:
-    """Write a report of a run, or a comparison of several, as one HTML file."""
+    """Write an HTML report of a run, or a comparison of several."""
     from recspec import api
 
     keep_freed_memory()
@@ -43,16 +43,14 @@ def report(
 
 COLUMNS = ("run", "data", "model", "metric", "valid", "test", "made (UTC)", "seconds", "MB")
 NUMBERS = ("valid", "test", "seconds", "MB")
-SORT = Option(
-    metavar="NAME", help="Order: time, seconds, size, model, data, run, or PROTOCOL/METRIC with the best first."
-)
+SORT = Option(metavar="NAME", help="Order: time, seconds, size, model, data, run or PROTOCOL/METRIC.")
 
 
 def runs(
     folder: Annotated[Path, Argument(help="Folder to search for runs and bundles.", metavar="FOLDER")] = Path(),
     sort: Annotated[str, SORT] = "time",
     split: Annotated[str, Option(help="Split of the metric that sorts.")] = "test",
-    depth: Annotated[int, Option(min=0, max=32, metavar="N", help="How many folders deep to search.")] = 6,
+    depth: Annotated[int, Option(min=0, max=32, metavar="N", help="Number of folder levels to search.")] = 6,
     json_output: Json = False,
 ) -> None:
     """List the runs in a folder: data, model, metric, time and size."""

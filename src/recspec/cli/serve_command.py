@@ -19,19 +19,17 @@ def serve(
         list[str],
         Argument(
             metavar="[NAME=]RUN...",
-            help="Runs, bundles or exports, or folders whose subfolders 1, 2, ... are versions of one.",
+            help="Runs, bundles, exports, or folders with versions 1, 2, ... of one.",
         ),
     ],
-    host: Annotated[
-        str, Option(help="Address to listen on; 0.0.0.0 accepts other machines and requires a token.")
-    ] = "127.0.0.1",
+    host: Annotated[str, Option(help="Address to listen on; other machines need 0.0.0.0 and a token.")] = "127.0.0.1",
     http_port: Annotated[int, Option(min=0, max=65_535, help="HTTP port; 0 picks a free one.")] = 8000,
     grpc_port: Annotated[
         int | None,
         Option(
             min=0,
             max=65_535,
-            help="gRPC port; 0 picks a free one. By default 8001, and a free one if --http-port is 0.",
+            help="gRPC port; 0 picks a free one; by default 8001, or free if --http-port is 0.",
         ),
     ] = None,
     grpc: Annotated[
@@ -39,50 +37,42 @@ def serve(
     ] = True,
     token_file: Annotated[
         Path | None,
-        Option(help="File with the bearer token that clients must send; by default the variable RECSPEC_TOKEN."),
+        Option(help="File with the bearer token; by default the variable RECSPEC_TOKEN."),
     ] = None,
     allowed_host: Annotated[
         list[str] | None,
-        Option(help="Host name that clients call the server by, besides localhost and the address; repeatable."),
+        Option(help="Further host name of the server; repeatable."),
     ] = None,
     control: Annotated[bool, Option("--control", help="Let clients load and unload models; requires a token.")] = False,
     insecure: Annotated[bool, Option("--insecure", help="Accept other machines without a token.")] = False,
-    tls_cert: Annotated[
-        Path | None, Option(help="Certificate in PEM, with its chain; turns on TLS for HTTP and gRPC.")
-    ] = None,
-    tls_key: Annotated[Path | None, Option(help="Private key of the certificate in PEM, without a password.")] = None,
-    max_batch: Annotated[int, Option(min=1, help="Maximum number of rows computed together.")] = 4096,
+    tls_cert: Annotated[Path | None, Option(help="PEM certificate with its chain; turns on TLS.")] = None,
+    tls_key: Annotated[Path | None, Option(help="PEM private key, without a password.")] = None,
+    max_batch: Annotated[int, Option(min=1, help="Maximum rows computed together.")] = 4096,
     max_delay_ms: Annotated[
-        float, Option(min=0, help="Milliseconds that an idle model waits for more requests to batch.")
+        float, Option(min=0, help="Milliseconds that an idle model waits for more requests.")
     ] = 0.0,
-    queue: Annotated[int, Option(min=1, help="Requests that may wait for one model; further requests get 503.")] = 512,
-    max_rows: Annotated[
-        int, Option(min=1, help="Maximum number of rows per request; larger requests get 413.")
-    ] = 65_536,
-    max_body_mb: Annotated[float, Option(help="Maximum MiB per request; larger requests get 413.")] = 32,
-    max_held_mb: Annotated[
-        float, Option(help="Maximum MiB of all requests in progress; further requests get 503.")
-    ] = 512,
+    queue: Annotated[int, Option(min=1, help="Maximum waiting requests of a model; others get 503.")] = 512,
+    max_rows: Annotated[int, Option(min=1, help="Maximum rows per request; larger ones get 413.")] = 65_536,
+    max_body_mb: Annotated[float, Option(help="Maximum MiB per request; larger ones get 413.")] = 32,
+    max_held_mb: Annotated[float, Option(help="Maximum MiB of requests in progress; others get 503.")] = 512,
     max_requests: Annotated[
-        int, Option(min=1, help="Requests answered at once over each protocol; further requests get 503.")
+        int, Option(min=1, help="Maximum requests in progress per protocol; others get 503.")
     ] = 1024,
-    timeout: Annotated[float, Option(help="Seconds to answer a request; after that, it gets 504.")] = 30.0,
+    timeout: Annotated[float, Option(help="Maximum seconds per request; slower ones get 504.")] = 30.0,
     threads: Annotated[
         int | None,
         Option(
             min=1,
-            help="Threads that compute a batch; by default torch's number, or the cores divided among the workers.",
+            help="Threads per worker; by default torch's number, or a share of the cores.",
         ),
     ] = None,
-    workers: Annotated[
-        int, Option(min=1, max=256, help="Processes that answer; they share the models' files and the ports.")
-    ] = 1,
+    workers: Annotated[int, Option(min=1, max=256, help="Processes that answer, with shared models and ports.")] = 1,
     watch: Annotated[float, Option(min=0, help="Seconds between checks for new models; 0 disables them.")] = 5.0,
     json_output: Json = False,
     device: Device = "cpu",
     verify: Verify = True,
 ) -> None:
-    """Serve models over HTTP and gRPC: the Open Inference Protocol, JSON routes, and a page to try them."""
+    """Serve models over HTTP and gRPC, with a page to try them."""
     from recspec import api
 
     line = "%(asctime)s %(levelname)s %(name)s: %(message)s"

@@ -42,28 +42,26 @@ if TYPE_CHECKING:
 
 
 Launcher = Literal["ray"]
-LAUNCHER = Option(help="Start the processes by ray, on the workers of a Ray cluster, which is found at RAY_ADDRESS.")
+LAUNCHER = Option(help="Value ray: train on workers of the Ray cluster at RAY_ADDRESS.")
 
 
 def train(
     model: Annotated[str, Argument(metavar="MODEL", help="Name from `recspec models`.")],
     data: Data,
-    run: Annotated[Path, Argument(help="Folder for the run: checkpoints, log and bundle.", metavar="RUN")],
+    run: Annotated[Path, Argument(help="Folder for checkpoints, log and bundle.", metavar="RUN")],
     recipe: Annotated[Path | None, Option(help="Recipe, a YAML file.")] = None,
     settings: Set = None,
     resume: Annotated[bool, Option(help="Continue the run from its newest checkpoint.")] = False,
     force: Annotated[bool, Option(help="Replace the run that the folder holds.")] = False,
     verbose: Annotated[bool, Option("--verbose", "-v", help="Show every automatic choice and its reason.")] = False,
-    plan: Annotated[
-        bool, Option("--plan", help="Show every automatic choice and its reason without training.")
-    ] = False,
+    plan: Annotated[bool, Option("--plan", help="Show the same without training.")] = False,
     json_output: Json = False,
     launcher: Annotated[Launcher | None, LAUNCHER] = None,
     processes: Annotated[int, Option(min=1, help="Number of Ray workers.")] = 1,
     device: Device = "auto",
     allow_outside: Outside = False,
 ) -> None:
-    """Train a model, on one process, on several under torchrun, or on the workers of a Ray cluster."""
+    """Train a model."""
     from recspec import api
     from recspec.base import config
 
@@ -95,36 +93,34 @@ def train(
             print_json(result.to_dict())
 
 
-BUDGET = Option(min=0, metavar="MINUTES", help="Minutes before the search stops; the same command continues it.")
+BUDGET = Option(min=0, metavar="MINUTES", help="Minutes of search in this call; the same command continues.")
 SPACE = Option(
     metavar="NAME=VALUES",
-    help="Values to search, beside or instead of those of the model's own space: "
-    "'[16, 32, 64]', '0.0..0.5', '1e-4..1e-2 log', '0 or 1e-6..1e-2 log', or 'x0.1..x10 log' around the "
-    "default.",
+    help="Values to search, such as '[16, 32, 64]', '0.0..0.5' or '1e-4..1e-2 log'; repeatable.",
 )
-LIKE = Option(metavar="SEARCH", help="Folder of an earlier search of this model; its best trials are tried early.")
+LIKE = Option(metavar="SEARCH", help="Earlier search of this model whose best trials are tried first.")
 
 
 def tune(
     model: Annotated[str, Argument(metavar="MODEL", help="Name from `recspec models`.")],
     data: Data,
     out_folder: Out,
-    trials: Annotated[int, Option(min=1, help="Total number of trials, including earlier calls.")] = 20,
+    trials: Annotated[int, Option(min=1, help="Number of trials, including earlier calls.")] = 20,
     budget: Annotated[float | None, BUDGET] = None,
-    workers: Annotated[int, Option(min=1, help="Number of processes that run trials at once.")] = 1,
+    workers: Annotated[int, Option(min=1, help="Number of processes that run trials.")] = 1,
     space: Annotated[list[str] | None, SPACE] = None,
     only: Annotated[bool, Option("--only", help="Search only the settings of --space.")] = False,
     like: Annotated[list[Path] | None, LIKE] = None,
-    recipe: Annotated[Path | None, Option(help="Recipe that every trial starts from, a YAML file.")] = None,
+    recipe: Annotated[Path | None, Option(help="Recipe of every trial, a YAML file.")] = None,
     settings: Set = None,
     seed: Annotated[int, Option(min=0, help="Random seed.")] = 0,
     json_output: Json = False,
     device: Device = "auto",
     allow_outside: Outside = False,
 ) -> None:
-    """Search for settings on valid; stop hopeless trials early and write the best one as a recipe.
+    """Search for the best settings of a model on valid.
 
-    Settings that --set gives are not searched, unless --space names them.
+    The best trial becomes a recipe. Settings of --set are not searched, unless --space names them.
     """
     from recspec import api
     from recspec.base import config
@@ -159,19 +155,15 @@ def tune(
 
 def update(
     run: Annotated[Path, Argument(help="Folder of a run.", metavar="RUN")],
-    new_events: Annotated[
-        Path, Argument(help="Raw events: CSV, JSON lines or Parquet, with the columns that were prepared.")
-    ],
-    data: Annotated[
-        Path | None, Option(help="Dataset that the run was trained on; by default where the run says.")
-    ] = None,
+    new_events: Annotated[Path, Argument(help="Raw events (csv, jsonl or parquet) with the prepared columns.")],
+    data: Annotated[Path | None, Option(help="Dataset of the run, if it was moved.")] = None,
     settings: Set = None,
     json_output: Json = False,
     allow_outside: Outside = False,
 ) -> None:
-    """Take new events, users and items into a trained model without training it anew.
+    """Add new events, users and items to a trained model.
 
-    The new version lies in RUN/updates; a running server takes it by itself. Settings: epochs, replay, learning_rate.
+    The new version goes to RUN/updates, where a running server finds it. Settings: epochs, replay, learning_rate.
     """
     from recspec import api
     from recspec.base import config
@@ -198,22 +190,18 @@ def update(
         print_json(updated.to_dict())
 
 
-RUNS = Argument(help="Runs or bundles of models trained on the same dataset.", metavar="RUN...")
-DATA = Option("--data", metavar="DATA", help="Prepared dataset, whose split valid chooses the weights.")
-LIKE_BLEND = Option(
-    metavar="BLEND", help="Another blend of the same models: take its forms and weights, and choose nothing."
-)
+RUNS = Argument(help="Runs or bundles trained on one dataset.", metavar="RUN...")
+DATA = Option("--data", metavar="DATA", help="Prepared dataset; the weights are chosen on its valid split.")
+LIKE_BLEND = Option(metavar="BLEND", help="Another blend of the same models, whose weights are used.")
 
 
 RETRIEVER = Option(
     "--retriever",
     metavar="RUN",
-    help="Run or bundle of a model that finds candidates, as PATH or NAME=PATH; repeatable.",
+    help="Model that finds candidates, as PATH or NAME=PATH; repeatable.",
 )
-RANKER = Option("--ranker", metavar="RUN", help="Run or bundle of the model that ranks the candidates.")
-FILTER = Option(
-    "--filter", metavar="EXPR", help="Expression over columns of the item catalogue; other items are never recommended."
-)
+RANKER = Option("--ranker", metavar="RUN", help="Model that ranks the candidates.")
+FILTER = Option("--filter", metavar="EXPR", help="Expression that recommended items must satisfy.")
 
 
 def blend(
@@ -226,7 +214,7 @@ def blend(
     device: Device = "cpu",
     allow_outside: Outside = False,
 ) -> None:
-    """Blend models that rank items: a bundle of the weighted sum of their scores, with weights chosen on valid."""
+    """Blend models that rank items by a weighted sum of scores."""
     from recspec import api
 
     keep_freed_memory()
@@ -257,12 +245,12 @@ def build(
     target: Out,
     retriever: Annotated[list[str], RETRIEVER],
     ranker: Annotated[Path, RANKER],
-    candidates: Annotated[int, Option(min=1, max=100_000, help="Items that the ranker scores for a request.")] = 500,
+    candidates: Annotated[int, Option(min=1, max=100_000, help="Items that the ranker scores per request.")] = 500,
     filter_text: Annotated[str | None, FILTER] = None,
     json_output: Json = False,
     device: Device = "cpu",
 ) -> None:
-    """Join retrievers and a ranker: one run that finds candidates among all items, filters them and ranks them."""
+    """Join retrievers, a filter and a ranker into one run."""
     from recspec import api
 
     keep_freed_memory()
@@ -311,17 +299,22 @@ USERS = {"valid": "for valid", "valid_error": "for its standard error and the le
 def auto(
     data: Data,
     out_folder: Out,
-    minutes: Annotated[float, Option(min=0.05, help="Time of the whole search, over all calls.")] = 30.0,
+    minutes: Annotated[float, Option(min=0.05, help="Minutes of search, over all calls.")] = 30.0,
     metric: Annotated[
         str | None, Option(metavar="PROTOCOL/METRIC", help="Metric on valid that decides; by default that of training.")
     ] = None,
-    models: Annotated[str | None, Option(help="Models between commas; by default all that can train on DATA.")] = None,
+    models: Annotated[
+        str | None, Option(help="Models to try, separated by commas; by default all that suit DATA.")
+    ] = None,
     seed: Annotated[int, Option(min=0, help="Random seed.")] = 0,
     json_output: Json = False,
     device: Device = "auto",
     allow_outside: Outside = False,
 ) -> None:
-    """Find the best model for a dataset: train all that fit, choose on valid, open test at the end."""
+    """Train every suitable model and keep the best.
+
+    The winner is chosen on valid and measured once on test.
+    """
     from recspec import api
 
     keep_freed_memory()
