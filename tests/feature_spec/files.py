@@ -217,8 +217,8 @@ channel_spec:
   context: [price]
   label: [label]
 """
-# What stands in BASE, what stands there instead, and what is said about it: line, place, sentence. Sentences are also
-# looked for in docs/feature_spec.md.
+# What stands in BASE, what stands there instead, and what is said about it: line, place, sentence. docs/feature_spec.md
+# shows some of them.
 BROKEN: dict[str, tuple[str, str, str]] = {
     # sections
     "unknown section": (
