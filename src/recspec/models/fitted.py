@@ -163,8 +163,8 @@ class Recency(config.Settings):
         1.0,
         gt=0,
         le=1,
-        description="weight of an item among the user's, relative to the next newer one, when items are scored; 1 "
-        "weighs all alike; by default chosen on valid",
+        description="weight of a user's item relative to the next newer one; 1 weighs all alike; by default chosen on "
+        "valid",
     )
 
 

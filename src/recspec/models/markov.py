@@ -43,8 +43,7 @@ class MarkovSettings(Recency):
         0.6,
         gt=0,
         le=1,
-        description="weight of an item among the user's, relative to the next newer one, when items are scored; 1 "
-        "weighs all alike",
+        description="weight of a user's item relative to the next newer one; 1 weighs all alike",
     )
     window: int = Field(10, ge=1, le=1000, description="most places between an event and one that counts as its next")
     decay: float = Field(0.8, gt=0, le=1, description="weight of a pair of events, relative to one a place closer")
