@@ -142,29 +142,77 @@ def test_documented_messages_are_those_that_are_given(tmp_path: Path) -> None:
     assert documented <= given
 
 
-FILES: dict[str, tuple[Mapping[str, str], str]] = {
-    "missing file": ({}, "b.csv"),
-    "unequal chunks": ({"a.csv": "1\n2\n", "b.csv": "1\n0\n1\n"}, ""),
-    "empty split": ({"a.csv": "", "b.csv": ""}, ""),
-    "id beyond its cardinality": ({"a.csv": "1\n4\n"}, ""),
-    "negative id": ({"a.csv": "-1\n2\n"}, ""),
-    "not an integer": ({"a.csv": "1.5\n2\n"}, ""),
-    "empty cell": ({"a.csv": "1\n \n"}, ""),
-    "number that is none": ({"b.csv": "nan\n1\n"}, ""),
-    "label other than 0 and 1": ({"b.csv": "0\n3\n"}, ""),
-    "header line": ({"a.csv": "item\n1\n"}, ""),
-    "wrong number of cells": ({"a.csv": "1,2\n3\n"}, ""),
-    "line break in a cell": ({"a.csv": '"1\n2"\n'}, ""),
-    "carriage return alone": ({"a.csv": "1\r2\n"}, ""),
-    "row that is too long": ({"a.csv": " " * (21 << 20)}, ""),
-    "text that is not UTF-8": ({"a.csv": "\udcff\n1\n"}, ""),
+FILES: dict[str, tuple[Mapping[str, str], str, str]] = {
+    "missing file": ({}, "b.csv", "b.csv: no such file (did you mean 'a.csv'?)"),
+    "unequal chunks": (
+        {"a.csv": "1\n2\n", "b.csv": "1\n0\n1\n"},
+        "",
+        (
+            "split 'train': its chunks must hold the same number of rows; found 2 rows of 'item' in 'a.csv'; 3 rows of "
+            "'label' in 'b.csv'"
+        ),
+    ),
+    "empty split": (
+        {"a.csv": "", "b.csv": ""},
+        "",
+        "split 'train' holds no row (files 'a.csv', 'b.csv'); fill it, or leave it out of source_spec",
+    ),
+    "id beyond its cardinality": (
+        {"a.csv": "1\n4\n"},
+        "",
+        "a.csv, column 'item', row 2: 4 is too large for an id: the cardinality is 4, so ids are 0 to 3",
+    ),
+    "negative id": (
+        {"a.csv": "-1\n2\n"},
+        "",
+        "a.csv, column 'item', row 1: -1 is negative; an id lies in [0, cardinality): 0 to 3",
+    ),
+    "not an integer": ({"a.csv": "1.5\n2\n"}, "", "a.csv, column 'item', row 1: '1.5' is not an integer (int64)"),
+    "empty cell": ({"a.csv": "1\n \n"}, "", "a.csv, column 'item', row 2: is empty; every row needs a value"),
+    "number that is none": ({"b.csv": "nan\n1\n"}, "", "b.csv, column 'label', row 1: nan is not a finite number"),
+    "label other than 0 and 1": (
+        {"b.csv": "0\n3\n"},
+        "",
+        (
+            "b.csv, column 'label', row 2: 3.0 is not a label; a label is 0 or 1: convert the column, or name another one "
+            "in channel_spec.label"
+        ),
+    ),
+    "header line": (
+        {"a.csv": "item\n1\n"},
+        "",
+        "a.csv, row 1: is a header line; a csv chunk has none, its columns are 'item' in order",
+    ),
+    "wrong number of cells": ({"a.csv": "1,2\n3\n"}, "", "a.csv, row 1: has 2 cells; expected 1: 'item'"),
+    "line break in a cell": (
+        {"a.csv": '"1\n2"\n'},
+        "",
+        "a.csv, row 1: has a double quote that none closes; a cell may not contain a line break",
+    ),
+    "carriage return alone": (
+        {"a.csv": "1\r2\n"},
+        "",
+        (
+            "a.csv: row 1 holds a carriage return (\\r) without a line feed (\\n) after it; end every row with "
+            "\\n or \\r\\n"
+        ),
+    ),
+    "row that is too long": (
+        {"a.csv": " " * (21 << 20)},
+        "",
+        "a.csv: row 1 is longer than 16,777,216 bytes, the most that are read of one row; rows end with \\n or \\r\\n",
+    ),
+    "text that is not UTF-8": (
+        {"a.csv": "\udcff\n1\n"},
+        "",
+        "a.csv, row 1: holds bytes that are not UTF-8 text, near b'\\xff'; save the file as UTF-8",
+    ),
 }
 
 
 @pytest.mark.parametrize("case", FILES)
-def test_every_check_of_the_files_is_documented_with_its_message(case: str, tmp_path: Path) -> None:
-    documented = {row[0]: row[1] for row in table_rows(section(text_of(FEATURE_SPEC), "What is checked"))}
-    broken, missing = FILES[case]
+def test_every_check_of_the_files_has_its_message(case: str, tmp_path: Path) -> None:
+    broken, missing, message = FILES[case]
     for name, content in {"a.csv": "1\n2\n", "b.csv": "0\n1\n", **broken}.items():
         if name != missing:
             (tmp_path / name).write_bytes(content.encode("utf-8", "surrogateescape"))
@@ -176,11 +224,14 @@ def test_every_check_of_the_files_is_documented_with_its_message(case: str, tmp_
     )
     with pytest.raises(DataError) as caught:
         dataset_check.check(FeatureSpec.load(tmp_path))
-    if case == "empty split":
-        assert "split 'train' holds no row" in caught.value.problems[0]
-        assert "holds no row" in documented[case]
-    else:
-        assert documented[case] in caught.value.problems
+    assert message in caught.value.problems
+
+
+def test_documented_messages_about_files_are_those_that_are_given() -> None:
+    described = section(text_of(FEATURE_SPEC), "What is checked").partition("`recspec check DATA`")[2]
+    documented = {row[0]: row[1] for row in table_rows(described)}
+    assert documented
+    assert documented == {case: FILES[case][2] for case in documented}
 
 
 # --- commands, datasets, models, settings ----------------------------------------------------------------------------

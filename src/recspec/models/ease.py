@@ -76,8 +76,9 @@ class EaseSettings(Recency):
     )
     form: Form = Field(
         "auto",
-        description="matrix that is inverted: primal, items x items; dual, users x users; sparse, one small matrix an "
-        "item, an approximation; auto: the smaller of the first two up to 20,000 rows, otherwise sparse",
+        description="inverted matrix: primal, items x items; dual, users x users; sparse, an approximation by one "
+        "small matrix per item; auto: the smaller of primal and dual up to 20,000 rows, otherwise "
+        "sparse",
     )
     neighbours: int = Field(
         100, ge=1, description="items from which the sparse form predicts an item: those seen with it most often"

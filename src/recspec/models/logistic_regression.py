@@ -31,8 +31,8 @@ class LogisticRegressionSettings(config.Settings):
         3.0,
         ge=1e-6,
         le=1e9,
-        description="L2 penalty on the weights: half of it times their squares, beside the summed log loss; by default "
-        "chosen on valid, or without valid on a tenth of train",
+        description="L2 penalty: half the sum of squared weights, added to the summed log loss; by default chosen "
+        "on valid, or without valid on a tenth of train",
     )
 
 

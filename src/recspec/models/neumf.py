@@ -88,8 +88,8 @@ class NeuMFSettings(config.Settings):
     l2_positives: float = Field(
         0.0,
         ge=0,
-        description="L2 penalty on the GMF rows of each positive's user and item and their parts of the MLP's first "
-        "layer; frequent ids pay more often, and the batch size does not matter",
+        description="L2 penalty for each positive, on the GMF rows of its user and item and on their parts of the "
+        "MLP's first layer; frequent ids pay more often",
     )
 
     @field_validator("layers")

@@ -63,17 +63,16 @@ class TwoTowerSettings(config.Settings):
         0.0,
         ge=0,
         lt=1,
-        description="share of rows that hide the user's id in training, and of rows that hide the item's id, so that "
-        "the other features learn to stand in for ids that training never saw; no effect on a tower of the id alone",
+        description="share of training rows whose user id is hidden, and of rows whose item id is, so that other "
+        "features stand in for unseen ids; no effect on a tower of the id alone",
     )
     normalize: bool = Field(True, description="scale both vectors to length 1, so that their product is a cosine")
     temperature: float = Field(0.1, gt=0, description="divisor of the product of both vectors; lower is sharper")
     item_bias: bool = Field(True, description="add a number of the item's tower to the score, such as its popularity")
     loss: Literal["softmax", "binary"] = Field(
         "softmax",
-        description="softmax of a positive among negatives that all rows of a batch share, whose logits rank items "
-        "but give no probabilities (without in_batch and train.negatives, as binary); binary: cross-entropy of each "
-        "row's label",
+        description="softmax of a positive among negatives that a batch shares, which gives no probabilities; "
+        "binary: cross-entropy of labels, also without in_batch and train.negatives",
     )
     in_batch: bool = Field(
         True,

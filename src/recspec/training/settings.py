@@ -179,14 +179,13 @@ class TrainSettings(PlacementSettings, OptimizerSettings):
     minutes: float | None = Field(
         None,
         gt=0,
-        description="minutes of training after which it stops and keeps the best epoch, those before a resume "
-        "included; no limit by default",
+        description="limit of minutes, those before a resume included; the best epoch is kept; no limit by default",
     )
     batch_size: int | None = Field(
         None,
         ge=1,
-        description="rows per step over all ranks, drawn negatives included; by default the power of two that gives "
-        "200 to 400 steps an epoch, from 256 to 65536 on a CPU and 131072 on a GPU",
+        description="rows per step over all ranks, drawn negatives included; by default a power of two that gives "
+        "200 to 400 steps an epoch, from 256 to 65536 (131072 on a GPU)",
     )
     accumulate: int = Field(1, ge=1, description="number of micro-batches per step, whose gradients are averaged")
     parts: dict[str, dict[str, object]] = Field(
@@ -212,8 +211,8 @@ class TrainSettings(PlacementSettings, OptimizerSettings):
         0.0,
         ge=0,
         lt=1,
-        description="decay of a running mean of the weights, which is evaluated and saved instead of the weights; 0 "
-        "turns it off",
+        description="decay of a running mean of the weights, which replaces the weights in evaluations and in the "
+        "bundle; 0 turns it off",
     )
     negatives: int | None = Field(
         None,
@@ -230,8 +229,8 @@ class TrainSettings(PlacementSettings, OptimizerSettings):
     reject_positives: bool = Field(False, description="redraw negatives that the user acted on in training")
     event_weights: Literal["auto", "ignore"] = Field(
         "auto",
-        description="auto: rows are drawn in proportion to the weights of their events, if the dataset has them; "
-        "ignore: each row is drawn once an epoch",
+        description="auto: draw rows in proportion to the weights of their events, if the dataset has them; ignore: "
+        "each row once an epoch",
     )
     train_splits: tuple[str, ...] = Field(
         ("train",), min_length=1, description="splits to train on: train, or train and valid"
@@ -251,27 +250,26 @@ class TrainSettings(PlacementSettings, OptimizerSettings):
     valid_users: int | None = Field(
         None,
         ge=1,
-        description="number of users, drawn with the seed, whose items are ranked between epochs under protocol full; "
-        "unless given, all, or fewer if that would cost more than an epoch",
+        description="number of users ranked between epochs under protocol full; unless given, all, or fewer if that "
+        "would cost more than an epoch",
     )
     evaluate_every: int = Field(1, ge=1, description="number of epochs between evaluations on valid")
     patience: int | None = Field(
         None,
         ge=1,
-        description="number of evaluations without improvement after which training stops; no limit if epochs is given",
+        description="training stops after so many evaluations without improvement; no limit if epochs is given",
     )
     falling_patience: int | None = Field(
         None,
         ge=1,
-        description="number of evaluations in a row that are worse than the best one by more than its standard error, "
-        "after which training stops; no limit if epochs is given",
+        description="training stops after so many evaluations in a row that are clearly worse than the best; no "
+        "limit if epochs is given",
     )
     target: float | None = Field(None, description="value of the metric on valid at which training stops")
     keep_best: bool = Field(True, description="save the weights of the best evaluation; otherwise the last ones")
     calibration: Literal["none", "temperature", "isotonic"] = Field(
         "none",
-        description="map of the trained model's logits that is fitted on valid and calibrates its probabilities; "
-        "temperature: a line (Guo et al., 2017; Platt, 1999); isotonic: pool adjacent violators, piecewise linear",
+        description="calibration of probabilities on valid: temperature (a line) or isotonic (piecewise linear)",
     )
     precision: Precision = Field(
         "auto", description="arithmetic of a step; auto: the device's fastest (see docs/training.md)"
@@ -280,8 +278,7 @@ class TrainSettings(PlacementSettings, OptimizerSettings):
     deterministic: bool = Field(False, description="use deterministic kernels only; slower on a GPU")
     compile: bool | Literal["auto"] = Field(
         False,
-        description="compile the step with torch.compile; auto: no, since uncompiled steps were faster on CPUs and "
-        "on a GPU. On one GPU, full batches run as CUDA graphs",
+        description="compile the step with torch.compile; auto: no, because uncompiled steps were faster",
     )
     threads: int | None = Field(
         None, ge=1, description="number of CPU threads of each process; by default torch's number"
@@ -298,8 +295,8 @@ class TrainSettings(PlacementSettings, OptimizerSettings):
     tensorboard: bool = Field(True, description="write curves for TensorBoard if it is installed")
     mlflow: Annotated[str, AfterValidator(check_address)] | None = Field(
         None,
-        description="address of MLflow that tracks the run, such as http://localhost:5000 or sqlite:///mlflow.db; "
-        "none: no tracking; by default the environment variable MLFLOW_TRACKING_URI",
+        description="address of MLflow, such as http://localhost:5000 or sqlite:///mlflow.db; none: no tracking; by "
+        "default the variable MLFLOW_TRACKING_URI",
     )
 
     @model_validator(mode="after")
