@@ -43,7 +43,7 @@ PROTOCOLS = Option(help="Protocol: rows, sampled or full; repeatable; by default
 CUT_OFFS = Option("-k", "--k", min=1, metavar="N", help="Cut-off of metrics; repeatable; by default the dataset's.")
 
 
-USERS = Option(min=1, metavar="N", help="Number of users to sample under full; by default all.")
+USERS = Option(min=1, metavar="N", help="Number of users to rank under full; by default all.")
 KNOWN = Option(help="Splits with known events of a user: before (all earlier ones) or train.")
 COLD = Option(help="Items that training never saw: keep or drop.")
 BOOTSTRAP = Option(min=0, metavar="N", help="Bootstrap draws for 95 % intervals; 0 gives none.")
@@ -55,7 +55,7 @@ SLICE = Option(
 )
 DIVERSITY = Option(
     metavar="COLUMN",
-    help="Item column that measures the diversity of lists.",
+    help="Item column for the diversity of lists; by default the first categorical one.",
 )
 REPEATS = Option(help="Items that the user acted on before: drop or keep.")
 

@@ -70,7 +70,7 @@ def export(
     ] = "rows",
     data: Annotated[Path | None, Option(help="Prepared dataset for checks; by default generated rows.")] = None,
     tolerance: Annotated[float | None, Option(help="Largest allowed mean difference of probabilities.")] = None,
-    allow_drift: Annotated[bool, Option(help="Write the program beyond the tolerance too.")] = False,
+    allow_drift: Annotated[bool, Option(help="Write the program even beyond the tolerance.")] = False,
     name: Annotated[str | None, Option(help="Model name in the Triton repository.")] = None,
     triton_backend: Annotated[
         str,

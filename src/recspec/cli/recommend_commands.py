@@ -67,7 +67,7 @@ DiverseBy = Annotated[
 Columns = Annotated[str | None, Option(metavar="A,B", help="Columns of the item catalogue to show.")]
 BOOST = Option(
     metavar="EXPRESSION:WEIGHT",
-    help="Raise the scores of some items, such as 'is_new: 1.5'; repeatable.",
+    help="Weight added to the scores of some items, such as 'is_new: 1.5'; repeatable.",
 )
 
 

@@ -22,7 +22,9 @@ def serve(
             help="Runs, bundles, exports, or folders with versions 1, 2, ... of one.",
         ),
     ],
-    host: Annotated[str, Option(help="Address to listen on; other machines need 0.0.0.0 and a token.")] = "127.0.0.1",
+    host: Annotated[
+        str, Option(help="Address to listen on; 0.0.0.0 admits other machines and requires a token.")
+    ] = "127.0.0.1",
     http_port: Annotated[int, Option(min=0, max=65_535, help="HTTP port; 0 picks a free one.")] = 8000,
     grpc_port: Annotated[
         int | None,

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 Launcher = Literal["ray"]
-LAUNCHER = Option(help="Value ray: train on workers of the Ray cluster at RAY_ADDRESS.")
+LAUNCHER = Option(help="Start the processes with ray, on the cluster at RAY_ADDRESS.")
 
 
 def train(
@@ -52,9 +52,9 @@ def train(
     recipe: Annotated[Path | None, Option(help="Recipe, a YAML file.")] = None,
     settings: Set = None,
     resume: Annotated[bool, Option(help="Continue the run from its newest checkpoint.")] = False,
-    force: Annotated[bool, Option(help="Replace the run that the folder holds.")] = False,
+    force: Annotated[bool, Option(help="Replace the run in the folder.")] = False,
     verbose: Annotated[bool, Option("--verbose", "-v", help="Show every automatic choice and its reason.")] = False,
-    plan: Annotated[bool, Option("--plan", help="Show the same without training.")] = False,
+    plan: Annotated[bool, Option("--plan", help="Show every automatic choice without training.")] = False,
     json_output: Json = False,
     launcher: Annotated[Launcher | None, LAUNCHER] = None,
     processes: Annotated[int, Option(min=1, help="Number of Ray workers.")] = 1,
@@ -93,7 +93,7 @@ def train(
             print_json(result.to_dict())
 
 
-BUDGET = Option(min=0, metavar="MINUTES", help="Minutes of search in this call; the same command continues.")
+BUDGET = Option(min=0, metavar="MINUTES", help="Minutes of search in this call; the same command continues it.")
 SPACE = Option(
     metavar="NAME=VALUES",
     help="Values to search, such as '[16, 32, 64]', '0.0..0.5' or '1e-4..1e-2 log'; repeatable.",
@@ -111,7 +111,7 @@ def tune(
     space: Annotated[list[str] | None, SPACE] = None,
     only: Annotated[bool, Option("--only", help="Search only the settings of --space.")] = False,
     like: Annotated[list[Path] | None, LIKE] = None,
-    recipe: Annotated[Path | None, Option(help="Recipe of every trial, a YAML file.")] = None,
+    recipe: Annotated[Path | None, Option(help="Recipe that trials start from, a YAML file.")] = None,
     settings: Set = None,
     seed: Annotated[int, Option(min=0, help="Random seed.")] = 0,
     json_output: Json = False,
