@@ -174,8 +174,8 @@ FILES: dict[str, tuple[Mapping[str, str], str, str]] = {
         {"b.csv": "0\n3\n"},
         "",
         (
-            "b.csv, column 'label', row 2: 3.0 is not a label; a label is 0 or 1: convert the column, or name another one "
-            "in channel_spec.label"
+            "b.csv, column 'label', row 2: 3.0 is not a label; a label is 0 or 1: convert the column, or name another "
+            "one in channel_spec.label"
         ),
     ),
     "header line": (
