@@ -20,13 +20,16 @@ def values(rows: list[list[float]], dtype: str = "int64") -> Ragged:
     return Ragged(lists.values, lists.offsets)
 
 
-def crc(data: bytes) -> int:
-    return masked_crc(np.frombuffer(data, np.uint8))
+def test_the_checksum_is_masked_crc_32c() -> None:
+    """CRC-32C of "123456789" is 0xE3069283 (RFC 3720); masked: rotated right by 15, plus 0xA282EAD8."""
+    rotated = (0xE3069283 >> 15) | (0xE3069283 << 17) & 0xFFFFFFFF
+    assert masked_crc(b"123456789") == (rotated + 0xA282EAD8) & 0xFFFFFFFF
+    assert masked_crc(b"") == 0xA282EAD8
 
 
 def frame(data: bytes) -> bytes:
     head = struct.pack("<Q", len(data))
-    return head + struct.pack("<I", crc(head)) + data + struct.pack("<I", crc(data))
+    return head + struct.pack("<I", masked_crc(head)) + data + struct.pack("<I", masked_crc(data))
 
 
 def test_one_record_byte_for_byte() -> None:

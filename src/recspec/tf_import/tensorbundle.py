@@ -177,14 +177,14 @@ class TensorBundle:
                 if entry.offset + entry.size > path.stat().st_size:
                     raise _Damaged(f"ends beyond {path.name}: that file was cut off")
                 file.seek(entry.offset)
-                data = np.frombuffer(file.read(entry.size), np.uint8)
+                raw = file.read(entry.size)
         except OSError as error:
             raise _Damaged(f"{path.name} can't be read: {error.strerror}") from None
-        if len(data) != entry.size:
+        if len(raw) != entry.size:
             raise _Damaged(f"ends beyond {path.name}: that file was cut off")
-        if entry.checksum is not None and masked_crc(data) != entry.checksum:
+        if entry.checksum is not None and masked_crc(raw) != entry.checksum:
             raise _Damaged(f"the checksum of its bytes in {path.name} is wrong: the file is damaged")
-        numbers: Array = data.view(stored).reshape(entry.shape)
+        numbers: Array = np.frombuffer(raw, stored).reshape(entry.shape)
         if entry.type == "bfloat16":
             return (numbers.astype(np.uint32) << np.uint32(16)).view(np.float32)
         return numbers
@@ -321,7 +321,7 @@ def _block(data: bytes, offset: int, size: int) -> bytes:
     if end > len(data) - _FOOTER_BYTES or size < 4:
         raise _Damaged("a block lies beyond its end")
     kind, checksum = struct.unpack_from("<BI", data, offset + size)
-    if masked_crc(np.frombuffer(data, np.uint8)[offset : end - 4]) != checksum:
+    if masked_crc(data[offset : end - 4]) != checksum:
         raise _Damaged("the checksum of a block is wrong")
     if kind:
         how = "with snappy" if kind == 1 else f"in a way numbered {kind}"

@@ -1,4 +1,4 @@
-"""Chunks of type `tfrecord`: `tf.train.Example` records, read and written whole columns at a time with numpy alone.
+"""Chunks of type `tfrecord`: `tf.train.Example` records, read and written whole columns at a time with numpy.
 
 A record is framed as length (uint64), masked CRC-32C of the length, the bytes, masked CRC-32C of the bytes, all
 little-endian. Its bytes are a protocol buffer: `Example{1: Features{1: map entry{1: name, 2: Feature}}}`, where Feature
@@ -16,13 +16,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
 from recspec.base.errors import DataError, listed, nearest
 from recspec.data.storage.chunk_file import ColumnPlan, FileReader, FileWriter, Report
-from recspec.data.storage.crc32c import Bytes, Ints, masked_crcs
 from recspec.data.storage.ragged import Column, Columns, Ragged, offsets_of, ragged_range, rows_of
+
+Bytes = NDArray[np.uint8]
+Ints = NDArray[np.int64]
 
 _BLOCK_RECORDS = 4096  # most records, and
 _BLOCK_BYTES = 8 << 20  # bytes of several records, that are taken through each step together
@@ -138,9 +141,22 @@ class Index:
         return _decode(data, starts, lengths, names, first)
 
 
+def masked_crc(data: bytes) -> int:
+    """The CRC-32C of a run of bytes, masked as TFRecord files and TensorFlow's tables mask it."""
+    crc: int = google_crc32c.value(data)
+    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def _masked_crcs(data: Bytes, starts: Ints, lengths: Ints) -> NDArray[np.uint32]:
+    """The masked CRC-32C of each record: `lengths` bytes from `starts`."""
+    raw = data.tobytes()
+    spans = zip(starts.tolist(), (starts + lengths).tolist(), strict=True)
+    return np.fromiter((masked_crc(raw[start:end]) for start, end in spans), np.uint32, len(starts))
+
+
 def _check_crcs(data: Bytes, starts: Ints, lengths: Ints, what: str, first: int) -> None:
     stored = data[((starts + lengths)[:, None] + np.arange(4)).reshape(-1)].view("<u4")
-    bad = stored != masked_crcs(data, starts, lengths)
+    bad = stored != _masked_crcs(data, starts, lengths)
     if bad.any():
         number = first + int(np.argmax(bad)) + 1
         raise DataError(f"record {number}: the checksum of its {what} is wrong, the file is damaged")
@@ -166,7 +182,7 @@ def _encode(features: Mapping[str, Ragged]) -> bytes:
 
 
 def _crcs(pieces: Ragged) -> Ragged:
-    return _fixed(masked_crcs(pieces.values.view(np.uint8), pieces.offsets[:-1], pieces.lengths), "<u4")
+    return _fixed(_masked_crcs(pieces.values.view(np.uint8), pieces.offsets[:-1], pieces.lengths), "<u4")
 
 
 def _entry(name: bytes, lists: Ragged) -> list[Ragged]:
