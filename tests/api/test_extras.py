@@ -83,10 +83,7 @@ def test_every_fitted_model_names_what_its_training_needs() -> None:
     }
 
 
-def test_tracking_that_is_asked_for_needs_mlflow_before_anything_is_read(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("recspec.training.tracking._is_installed", lambda: False)
+def test_tracking_that_is_asked_for_needs_mlflow_before_anything_is_read(run: Run) -> None:
     said = run("mlflow", "train", "neumf", NOWHERE, "run", "--set", "train.mlflow=http://localhost:5000")
     assert (
         said == "error: train.mlflow needs the library 'mlflow', which is not installed: pip install 'recspec[mlflow]'"

@@ -1,4 +1,4 @@
-"""Tracking in MLflow: names, servers that are down or asleep, and, slowly, the real thing on SQLite."""
+"""Tracking in MLflow: names, servers that are down or asleep, and the real thing on SQLite if it is installed."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import importlib.util
 import json
 import math
 import socket
+import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -71,10 +71,13 @@ def test_settings_become_parameters() -> None:
         "model_settings": {"factors": 8, "layers": [64, 32]},
         "train": {"epochs": 3, "metric": None},
         "choices": {"threads": "1"},
-        "text": "x",
+        "splits": ["train"],
+        "resumed_at_step": 0,
+        "metric": None,
     }
     assert params_of(start) == {
         "model": "neumf",
+        "splits": '["train"]',
         "settings.factors": "8",
         "settings.layers": "[64, 32]",
         "train.epochs": "3",
@@ -86,16 +89,31 @@ def test_settings_become_parameters() -> None:
 # --- where to track, and when it fails --------------------------------------------------------------------------------
 
 
-def test_the_address_is_a_setting_or_mlflow_s_own_variable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracking, "_is_installed", lambda: True)
-    assert tracking.address(None) is None
+@pytest.fixture
+def without_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.split(".")[0] == "mlflow"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+
+
+def test_the_address_is_a_setting_or_mlflow_s_own_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def uri(setting: str | None) -> str | None:
+        found = Tracking.of(setting, tmp_path)
+        return found and found.uri
+
+    monkeypatch.setattr(tracking, "require_mlflow", lambda _: None)
+    assert uri(None) is None
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://there:5000")
-    assert tracking.address(None) == "http://there:5000"
-    assert tracking.address("sqlite:///a.db") == "sqlite:///a.db"
-    assert tracking.address("none") is None
-    monkeypatch.setattr(tracking, "_is_installed", lambda: False)
+    assert uri(None) == "http://there:5000"
+    assert uri("sqlite:///a.db") == "sqlite:///a.db"
+    assert uri("none") is None
+
+
+@pytest.mark.usefixtures("without_mlflow")
+def test_an_address_as_a_setting_needs_mlflow(tmp_path: Path) -> None:
+    assert Tracking.of("none", tmp_path) is None
     with pytest.raises(MissingExtraError, match=r"pip install 'recspec\[mlflow\]'"):
-        tracking.address("sqlite:///a.db")
+        Tracking.of("sqlite:///a.db", tmp_path)
 
 
 def test_an_address_with_a_password_is_refused_because_bundles_would_hold_it() -> None:
@@ -104,103 +122,100 @@ def test_an_address_with_a_password_is_refused_because_bundles_would_hold_it() -
     assert tracking.shown("postgresql://ann:secret@there/runs") == "postgresql://there/runs"
 
 
-def logged(folder: Path, uri: str) -> tuple[list[str], float]:
-    """The notes of a run's log that is tracked at an address, and the seconds that logging took."""
+def notes_of(folder: Path, uri: str, before_close: Callable[[], object] = lambda: None) -> list[str]:
+    """The notes in the log of a run of 200 steps that is tracked at an address."""
     log = RunLog(folder, lambda _: None, tensorboard=False, track=Tracking(folder, uri))
     log.open()
-    started = time.monotonic()
-    log.write("start", model="neumf")
+    log.write("start", model="neumf", data="shop")
     for step in range(200):
         log.write("step", step=step, loss=0.5)
-    seconds = time.monotonic() - started
+    before_close()
     log.close()
     lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     assert sum(line["event"] == "step" for line in lines) == 200
-    return [line["message"] for line in lines if line["event"] == "note"], seconds
+    return [line["message"] for line in lines if line["event"] == "note"]
 
 
-@pytest.fixture
-def nobody() -> Iterator[str]:
-    """The address of a server that is down."""
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        yield f"http://127.0.0.1:{held.getsockname()[1]}"
-
-
-def test_a_server_that_is_down_is_one_note(tmp_path: Path, nobody: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracking, "_is_installed", lambda: True)
-    (note,), _ = logged(tmp_path, nobody)
-    assert note.startswith(f"not tracked: MLflow at {nobody}: ")
-    assert "refused" in note
-
-
-def test_a_missing_library_is_one_note_if_only_the_environment_asks_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tracking, "_is_installed", lambda: False)
-    (note,), _ = logged(tmp_path, "http://there:5000")
-    assert note == ("not tracked: MLflow is not installed: pip install 'recspec[mlflow]'")
+@pytest.mark.usefixtures("without_mlflow")
+def test_a_missing_library_is_one_note_if_only_the_environment_asks_for_it(tmp_path: Path) -> None:
+    (note,) = notes_of(tmp_path, "http://there:5000")
+    assert note == (
+        "not tracked: MLflow at http://there:5000: this needs the library 'mlflow', which is not installed: "
+        "pip install 'recspec[mlflow]'"
+    )
 
 
 def test_whatever_breaks_in_the_library_is_one_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(_: str) -> Any:
         raise KeyError("inside")
 
-    monkeypatch.setattr(tracking, "_is_installed", lambda: True)
     monkeypatch.setattr(tracking, "client_of", broken)
-    (note,), _ = logged(tmp_path, "sqlite:///runs.db")
+    (note,) = notes_of(tmp_path, "sqlite:///runs.db")
     assert note == "not tracked: MLflow at sqlite:///runs.db: 'inside'"
 
 
-def test_a_server_that_never_answers_is_given_up_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asleep, awake = Tracking(tmp_path, "http://there:5000"), threading.Event()
-    monkeypatch.setattr(tracking, "_is_installed", lambda: True)
-    monkeypatch.setattr(tracking, "check_reachable", lambda _: awake.wait())
-    asleep._allowed = 0.2
-    asleep.send({"event": "start", "time": 1.0})
-    asleep.close()
-    awake.set()
-    assert asleep.problem == "MLflow at http://there:5000 does not answer"
+def test_training_goes_on_while_a_server_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    over = threading.Event()
+
+    def asleep(_: str) -> Any:
+        over.wait()  # as a request that waits for its time-out, longer than the whole run
+        raise TimeoutError("read timed out")
+
+    monkeypatch.setattr(tracking, "client_of", asleep)
+    (note,) = notes_of(tmp_path, "http://there:5000", before_close=over.set)
+    assert note == "not tracked: MLflow at http://there:5000: read timed out"
 
 
-@pytest.mark.slow  # it waits as long as a search does
 def test_a_search_gives_up_once_and_its_runs_do_not_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    search, awake = TrackedSearch(tmp_path), threading.Event()
-    monkeypatch.setattr(tracking, "_is_installed", lambda: True)
-    monkeypatch.setattr(tracking, "check_reachable", lambda _: awake.wait())
-    monkeypatch.setattr(tracking, "PATIENCE", 0.0)
+    search, over = TrackedSearch(tmp_path), threading.Event()
+
+    def asleep(_: str) -> Any:
+        over.wait()
+        raise TimeoutError("read timed out")
+
+    monkeypatch.setattr(tracking, "client_of", asleep)
+    monkeypatch.setattr(tracking, "require_mlflow", lambda _: None)
     for name in ("first", "second"):
-        part = Tracking.of("http://there:5000", tmp_path / name, tmp_path, search)
+        part = Tracking.of("http://there:5000", tmp_path / name, search)
         assert part is not None
-        part._allowed = 0.2
         part.send({"event": "start", "time": 1.0})
-        part.close()
+        part.close()  # the server has not answered yet
         assert part.problem is None
-    said = search.finish("http://there:5000", tmp_path, bundle=tmp_path, start={}, done={})
-    awake.set()
-    assert said == "not tracked: MLflow at http://there:5000 does not answer"
-    assert Tracking.of("http://there:5000", tmp_path / "third", tmp_path, search) is None
+    over.set()
+    failed = search.finish("http://there:5000", start={}, done={})
+    assert failed == "not tracked: MLflow at http://there:5000: read timed out"
+    assert Tracking.of("http://there:5000", tmp_path / "third", search) is None
 
 
 def test_a_file_made_later_goes_to_the_run_that_tracks_the_folder_or_nowhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nobody: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tracking, "_is_installed", lambda: True)
+    class Client:
+        """A server that takes one file and then refuses."""
+
+        def log_artifact(self, run: str, file: str) -> None:
+            if taken:
+                raise ConnectionError("refused")
+            taken.append((run, file))
+
+    taken: list[tuple[str, str]] = []
+    monkeypatch.setattr(tracking, "client_of", lambda _: Client())
+    report = tmp_path / "report.html"
     (tmp_path / "bundle").mkdir()
     for run in (tmp_path, tmp_path / "bundle"):
-        assert tracking.send_file(run, tmp_path / "report.html") is None
-    (tmp_path / "mlflow.json").write_text(json.dumps({"uri": nobody, "run_id": "7"}))
-    assert tracking.send_file(tmp_path, tmp_path / "report.html") == (
-        f"not sent to MLflow: the run is tracked at '{nobody}'; set MLFLOW_TRACKING_URI to that address"
+        assert tracking.send_file(run, report) is None
+    (tmp_path / "mlflow.json").write_text(json.dumps({"uri": "http://there", "run_id": "7"}))
+    elsewhere = (
+        f"not sent to MLflow: {tmp_path / 'mlflow.json'} names a run of another address than MLFLOW_TRACKING_URI"
     )
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", nobody)
-    for run in (tmp_path, tmp_path / "bundle"):
-        said = tracking.send_file(run, tmp_path / "report.html")
-        assert said is not None
-        assert said.startswith(f"not sent to MLflow: MLflow at {nobody}: ")
-    assert tracking.send_file(tmp_path / "other", tmp_path / "report.html") is None
+    assert tracking.send_file(tmp_path, report) == elsewhere
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://ann:secret@there")
+    assert tracking.send_file(tmp_path / "bundle", report) is None
+    assert taken == [("7", str(report))]
+    assert tracking.send_file(tmp_path, report) == "not sent to MLflow at http://there: refused"
+    assert tracking.send_file(tmp_path / "other", report) is None
     (tmp_path / "mlflow.json").write_text("[")
-    assert tracking.send_file(tmp_path, tmp_path / "report.html") is None
+    assert tracking.send_file(tmp_path, report) == elsewhere
 
 
 # --- the real thing --------------------------------------------------------------------------------------------------
@@ -255,6 +270,41 @@ SMALL = {"batch_size": 200, "precision": "fp32", "log_every": 1, "checkpoint_min
 
 @real
 @loud
+def test_a_server_that_is_down_or_asleep_is_one_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        uri = f"http://127.0.0.1:{server.getsockname()[1]}"
+        for name, why in (("down", "refused"), ("asleep", "timed out")):
+            (tmp_path / name).mkdir()
+            (note,) = notes_of(tmp_path / name, uri)
+            assert note.startswith(f"not tracked: MLflow at {uri}: ")
+            assert why in note
+            server.listen()  # connections are made, and never answered
+
+
+@real
+@loud
+def test_two_workers_of_a_search_begin_one_mlflow_run(client: Any, tmp_path: Path) -> None:
+    found: set[str] = set()
+    ready = threading.Barrier(2)
+
+    def begin() -> None:
+        ready.wait()
+        found.add(TrackedSearch(tmp_path).run(client, client.tracking_uri))
+
+    threads = [threading.Thread(target=begin) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {run.info.run_id for run in runs_of(client)} == found
+    assert len(found) == 1
+
+
+@real
+@loud
 @pytest.mark.slow
 def test_a_run_is_tracked_and_its_bundle_is_a_model_that_opens(data: FeatureSpec, client: Any, tmp_path: Path) -> None:
     from mlflow.artifacts import download_artifacts
@@ -267,7 +317,7 @@ def test_a_run_is_tracked_and_its_bundle_is_a_model_that_opens(data: FeatureSpec
     epochs = [line for line in log if line["event"] == "epoch"]
     assert (run.info.status, run.info.run_name) == ("FINISHED", "run")
     assert (run.data.params["model"], run.data.params["train.epochs"]) == ("neumf", "2")
-    assert run.data.params["dataset"] == str(data.folder.resolve())
+    assert run.data.params["data"] == str(data.folder)
     curve = client.get_metric_history(run.info.run_id, "valid/full/ndcg_at_10")
     assert [(each.step, each.value) for each in curve] == [
         (each["step"], each["metrics"]["full"]["ndcg@10"]) for each in epochs

@@ -218,7 +218,7 @@ def run_fit(
         folder.mkdir(parents=True, exist_ok=True)
         kind: run_record.Kind = "updated" if plan.update_of else "fitted"
         record = run_record.begin(folder, kind, plan.model, DataRecord.of(plan.spec), made_of=plan.update_of)
-        track = Tracking.of(plan.settings.mlflow, folder, plan.spec.folder, part_of)
+        track = Tracking.of(plan.settings.mlflow, folder, part_of)
         log = RunLog(folder, on_event, tensorboard=plan.settings.tensorboard, track=track)
         with closing(log):
             result = _fit(plan, folder, log, stop_requested, baselines)

@@ -162,7 +162,7 @@ class TrainingRun:
         self.validation = Validation(self.built)
         self.checkpoints = RunCheckpoints(self.built, folder, self.step.scaler, self.average)
         self.agreement = Agreement(ranks, self.settings.checkpoint_minutes, stop_requested)
-        track = Tracking.of(self.settings.mlflow, folder, plan.spec.folder, part_of) if ranks.is_first else None
+        track = Tracking.of(self.settings.mlflow, folder, part_of) if ranks.is_first else None
         self.log = RunLog(folder, on_event, tensorboard=self.settings.tensorboard, track=track)
         self.progress, self.last_loss = Progress(), torch.zeros(())
         self.record: RunRecord | None = None

@@ -153,7 +153,8 @@ class RunLog:
         self.on_event(line)
         if self.curves is not None and isinstance(values.get("step"), int):
             with self._reporting():
-                for name, value in _numbers(values):
+                curves = {name: value for name, value in values.items() if name not in ("step", "steps")}
+                for name, value in tracking.numbers(curves):
                     self.curves.add_scalar(f"{event}/{name}", value, values["step"])
         if self.track is not None:
             self.track.send(line)
@@ -185,11 +186,3 @@ class RunLog:
                 f"{self.folder}: the log could not be written: {error}; make room, and the same command with --resume "
                 "continues from the last checkpoint"
             ) from None
-
-
-def _numbers(values: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, float]]:
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _numbers(value, f"{prefix}{name}/")
-        elif isinstance(value, (int, float)) and not isinstance(value, bool) and name not in ("step", "steps"):
-            yield f"{prefix}{name}", float(value)

@@ -298,10 +298,14 @@ def _track(search: TrackedSearch, asked: str | None, spec: FeatureSpec, board: L
     best, bundle = board.lines[0], board.best / "bundle"
     return search.finish(
         asked,
-        spec.folder,
-        bundle=bundle if bundle.is_dir() else board.best,
-        start={"model": best["model"], "metric": board.metric, "verdict": board.verdict},
+        start={
+            "data": str(spec.folder),
+            "model": best["model"],
+            "metric": board.metric,
+            "verdict": board.verdict,
+        },
         done={
+            "bundle": str(bundle if bundle.is_dir() else board.best),
             "metrics": {split: {board.metric: best.get(split)} for split in ("valid", "test")},
             "seconds": board.seconds,
         },

@@ -302,10 +302,17 @@ class Tuning:
             return
         problem = self._tracked.finish(
             self._plan.settings.mlflow,
-            self.spec.folder,
-            bundle=self.out / BUNDLE,
-            start={"model": self.model, "metric": found.metric, "model_settings": found.best.settings},
-            done={"metrics": {found.metric: found.best.value}, "trials": len(found.trials)},
+            start={
+                "data": str(self.spec.folder),
+                "model": self.model,
+                "metric": found.metric,
+                "model_settings": found.best.settings,
+            },
+            done={
+                "bundle": str(self.out / BUNDLE),
+                "metrics": {found.metric: found.best.value},
+                "trials": len(found.trials),
+            },
         )
         if problem is not None:
             self.on_event(found.best.number, {"event": "note", "message": problem})
