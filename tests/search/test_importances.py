@@ -52,6 +52,18 @@ def test_chance_is_called_chance() -> None:
     assert str(found).startswith("nothing beyond chance in 30 trials; ")
 
 
+def test_optuna_alone_gives_chance_a_share_like_any_setting() -> None:
+    random, study = np.random.default_rng(0), optuna.create_study()
+    distributions = {name: each.distribution(optuna) for name, each in SPACE.items()}
+    for _ in range(30):
+        params = {"train.learning_rate": 10 ** random.uniform(-4, -1), "settings.dropout": random.uniform(0, 0.5)}
+        params["settings.item_bias"] = random.choice(["true", "false"])
+        trial = optuna.trial.create_trial(params=params, distributions=distributions, value=random.random())
+        study.add_trial(trial)
+    evaluator = optuna.importance.PedAnovaImportanceEvaluator()
+    assert max(optuna.importance.get_param_importances(study, evaluator=evaluator).values()) > 0.4
+
+
 def test_equal_outcomes_say_nothing() -> None:
     assert not any(each.stands_out for each in measured(lambda _: 1.0, 20).settings.values())
 

@@ -2,8 +2,7 @@
 
 Jamieson, Talwalkar: Non-stochastic Best Arm Identification and Hyperparameter Optimization, AISTATS 2016; in the
 asynchronous form of Li et al.: A System for Massively Parallel Hyperparameter Tuning, MLSys 2020. Optuna's pruners are
-not used: they forget trials that stopped improving before a rung, judge the second trial against the first alone, and
-end a trial that still climbs.
+not used: they stop slow starters and forget trials that ended before a rung (`tests/search/test_optuna.py`).
 
 Watanabe, Bansal, Hutter: PED-ANOVA: Efficiently Quantifying Hyperparameter Importance in Arbitrary Subspaces,
 IJCAI 2023: how far the values of the best trials are from those of all trials.
