@@ -166,6 +166,15 @@ def test_training_goes_on_while_a_server_does_not_answer(tmp_path: Path, monkeyp
     assert note == "not tracked: MLflow at http://there:5000: read timed out"
 
 
+def test_what_hangs_without_a_time_out_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    over = threading.Event()
+    monkeypatch.setattr(tracking, "client_of", lambda _: over.wait())
+    monkeypatch.setattr(tracking, "END_SECONDS", 0.05)
+    (note,) = notes_of(tmp_path, "postgresql://there/runs")
+    over.set()
+    assert note == "not tracked: MLflow at postgresql://there/runs: the end of the run is not sent yet"
+
+
 def test_a_search_gives_up_once_and_its_runs_do_not_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     search, over = TrackedSearch(tmp_path), threading.Event()
 

@@ -38,6 +38,8 @@ DEFAULTS = {
 """Variables of the environment that are set before MLflow is loaded, unless they are set already."""
 STATUS = {"done": "FINISHED", "interrupted": "KILLED"}  # event -> MLflow's status of a run that ends after it
 METRICS_AT_ONCE, PARAMS_AT_ONCE = 500, 90  # MLflow takes 1,000 and 100; the last event may add many metrics
+END_SECONDS, SECONDS_PER_BYTE = 120.0, 1e-6
+"""The longest wait at the end of a run, whatever hangs: a database has no time-outs of MLflow's."""
 MOST_TEXT = 5_000  # characters of a parameter or tag; MLflow takes 6,000
 
 
@@ -122,6 +124,7 @@ class Tracking:
     """Why the run is not tracked, or no longer."""
     _events: SimpleQueue[Mapping[str, Any] | None] = field(default_factory=SimpleQueue, init=False)
     _thread: threading.Thread | None = field(default=None, init=False)
+    _bundle_bytes: int = field(default=0, init=False)
 
     @classmethod
     def of(cls, setting: str | None, folder: Path, search: TrackedSearch | None = None) -> Self | None:
@@ -140,6 +143,9 @@ class Tracking:
             self._thread.start()
         if self.problem is None:
             self._events.put(event)
+        if event["event"] == "done" and self.search is None:
+            bundle = Path(str(event["bundle"]))
+            self._bundle_bytes = sum(file.stat().st_size for file in bundle.rglob("*") if file.is_file())
 
     def close(self) -> None:
         """Wait until everything is sent or a request fails; for a part of a search, the search waits."""
@@ -147,17 +153,27 @@ class Tracking:
             return
         self._events.put(None)
         if self.search is None:
-            self._thread.join()
+            self.wait()
         else:
-            self.search.threads.append(self._thread)
+            self.search.parts.append(self)
+
+    def wait(self) -> None:
+        """Wait until the thread ends, or too long."""
+        assert self._thread is not None
+        self._thread.join(END_SECONDS + self._bundle_bytes * SECONDS_PER_BYTE)
+        if self._thread.is_alive():
+            self._fail(TimeoutError("the end of the run is not sent yet"))
+
+    def _fail(self, error: Exception) -> None:
+        self.problem = _problem(self.uri, error)
+        if self.search is not None:
+            self.search.problem = self.search.problem or self.problem
 
     def _work(self) -> None:
         try:
             self._send_all(client_of(self.uri))
         except Exception as error:  # of a library or of the network: training goes on whatever it is
-            self.problem = _problem(self.uri, error)
-            if self.search is not None:
-                self.search.problem = self.search.problem or self.problem
+            self._fail(error)
 
     def _send_all(self, client: Any) -> None:
         from mlflow.entities import Metric
@@ -280,8 +296,8 @@ class TrackedSearch:
     folder: Path
     problem: str | None = None
     """Why its runs are no longer tracked."""
-    threads: list[threading.Thread] = field(default_factory=list)
-    """Those of runs that are over, and may not be sent whole yet."""
+    parts: list[Tracking] = field(default_factory=list)
+    """Runs that are over, and may not be sent whole yet."""
 
     def run(self, client: Any, uri: str) -> str:
         """The MLflow run of the search; the first of its runs in any process begins it."""
@@ -290,10 +306,10 @@ class TrackedSearch:
 
     def wait(self) -> None:
         """Wait until all runs are sent, or a request fails."""
-        for thread in self.threads:
+        for part in self.parts:
             if self.problem is None:
-                thread.join()
-        self.threads.clear()
+                part.wait()
+        self.parts.clear()
 
     def finish(self, setting: str | None, *, start: Mapping[str, object], done: Mapping[str, object]) -> str | None:
         """Track the end of the search as that of a run, by the events of one. Returns what failed."""
