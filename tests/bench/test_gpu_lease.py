@@ -238,7 +238,7 @@ def test_a_phase_leaves_lines_a_table_and_a_report(tmp_path: Path) -> None:
 WITHOUT = """
 import sys
 for name in ("duckdb", "ibis", "onnx", "onnxruntime", "rich", "scipy", "pandas", "optuna", "sklearn", "implicit",
-             "tensorboard", "starlette", "grpc", "fbgemm_gpu", "torchrec"):
+             "tensorboard", "starlette", "grpc", "fbgemm_gpu", "torchrec", "google_crc32c"):
     sys.modules[name] = None
 import gpu_lease, _gpu_tasks
 print("loaded")

@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
@@ -143,6 +142,8 @@ class Index:
 
 def masked_crc(data: bytes) -> int:
     """The CRC-32C of a run of bytes, masked as TFRecord files and TensorFlow's tables mask it."""
+    import google_crc32c  # here, so that only TFRecord files need it
+
     crc: int = google_crc32c.value(data)
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
