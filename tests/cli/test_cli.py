@@ -18,11 +18,11 @@ from typing import Any
 
 import pytest
 
-from recspec import datasets
-from recspec.api import process
+from recspec import api, datasets
+from recspec.api import verbs
 from recspec.bench import speed
 from recspec.cli import app as cli
-from recspec.cli import console, recommend_commands
+from recspec.cli import console, presenters
 from recspec.datasets import write_movielens_like
 from recspec.feature_spec import FeatureSpec
 from recspec.inference.recommendation import Recommendation, RecommendedItem
@@ -182,14 +182,8 @@ BROKEN: dict[str, tuple[Callable[[Path], object], list[str]]] = {
         lambda f: worked_example(f, WORKED_EXAMPLE.replace("[user_gender, user_age], f", "[user_id, user_age], f")),
         ["feature 'user_id' appears more than once in the split 'train'; expected once"],
     ),
-    "bad YAML": (
-        lambda f: worked_example(f, WORKED_EXAMPLE.replace("[item_id]", "[item_id")),
-        ["not valid YAML"],
-    ),
-    "empty split": (
-        lambda f: (worked_example(f) / "test_data.csv").write_text(""),
-        ["test", "no row"],
-    ),
+    "bad YAML": (lambda f: worked_example(f, WORKED_EXAMPLE.replace("[item_id]", "[item_id")), ["not valid YAML"]),
+    "empty split": (lambda f: (worked_example(f) / "test_data.csv").write_text(""), ["test", "no row"]),
 }
 
 
@@ -420,7 +414,7 @@ def test_a_specification_without_files_is_described_by_its_features(run: Cli, tm
     assert status == 0, said
     assert "splits" not in printed
     assert "2,655" in printed
-    assert "notes: the specification names no files; `recspec synthesize` makes some" in printed
+    assert "\nthe specification names no files; `recspec synthesize` makes some\n" in printed
 
 
 def test_schema_is_json(run: Cli) -> None:
@@ -542,7 +536,7 @@ def test_from_raw_files_to_recommendations(run: Cli, tmp_path: Path) -> None:
     status, _, said = run("predict", trained, tmp_path / "rows.csv", "--columns", "item")
     assert (status, "unknown column 'item' (did you mean 'item_id'?)" in said) == (2, True)
     status, _, said = run("predict", trained, tmp_path / "rows.csv", "--split", "test")
-    assert (status, "is a file of raw rows, which has no split; leave --split test out" in said) == (2, True)
+    assert (status, "holds raw rows, which have no split; leave split='test' out" in said) == (2, True)
 
 
 def test_a_recipe_with_changes_over_it(run: Cli, tmp_path: Path, data: FeatureSpec) -> None:
@@ -585,8 +579,8 @@ def test_of_many_processes_the_first_tells_a_mistake_and_no_mistake_is_lost(
     run: Cli, tmp_path: Path, data: FeatureSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waited: list[float] = []
-    monkeypatch.setattr("recspec.api.process.time.sleep", waited.append)
-    for rank, expected in (("0", []), ("1", [process.PATIENCE])):  # nobody ends the second, so it tells after its wait
+    monkeypatch.setattr("recspec.api.verbs.time.sleep", waited.append)
+    for rank, expected in (("0", []), ("1", [verbs.PATIENCE])):  # nobody ends the second, so it tells after its wait
         monkeypatch.setenv("LOCAL_RANK", rank)
         status, _, said = run("train", "neumf", data.folder, tmp_path / "run", "--set", "epohs=1")
         assert (status, waited) == (2, expected)
@@ -604,9 +598,9 @@ def test_unknown_names_get_the_nearest_known_one(run: Cli, tmp_path: Path, data:
 
 def test_recommend_without_users_says_how(run: Cli, tmp_path: Path, data: FeatureSpec) -> None:
     run("train", "neumf", data.folder, tmp_path / "run", "--set", "epochs=1")
-    assert "name users with --user ID" in run("recommend", tmp_path / "run")[2]
+    assert "name users, take all, or give items or a context" in run("recommend", tmp_path / "run")[2]
     assert "--all needs --out" in run("recommend", tmp_path / "run", "--all")[2]
-    assert "--items , ,: holds no id" in run("recommend", tmp_path / "run", "--items", ", ,")[2]
+    assert "--items: holds no id" in run("recommend", tmp_path / "run", "--items", ", ,")[2]
     for option in ("--user", "--items"):  # as Python gives bytes of a command line that are no UTF-8
         status, _, said = run("recommend", tmp_path / "run", option, "\udcff")
         assert (status, "'\\udcff' is no UTF-8 text; write it in UTF-8" in said) == (2, True), said
@@ -739,7 +733,7 @@ def test_serves_defaults_are_those_of_its_settings() -> None:
     from recspec.serving.opened_model import RepositorySettings
     from recspec.serving.server import ServeSettings
 
-    options = {name: parameter.default for name, parameter in inspect.signature(cli.serve).parameters.items()}
+    options = {name: parameter.default for name, parameter in inspect.signature(api.serve).parameters.items()}
     limits, settings, kept = Limits(), ServeSettings(), RepositorySettings()
     assert (options["host"], options["http_port"]) == (settings.host, settings.http_port)
     assert options["grpc_port"] is None, "that of the settings, or a free one beside a free HTTP port"
@@ -817,7 +811,7 @@ def test_predict_tells_columns_that_are_not_read_on_standard_error(
 
 def test_a_table_of_recommendations_has_titles_where_there_are_any(capsys: pytest.CaptureFixture[str]) -> None:
     for title, heads in ((None, "item ┃ score"), ("A film", "item ┃ title")):
-        recommend_commands.print_recommendation(Recommendation("u", True, (RecommendedItem(7, title, 0.5),)))
+        presenters.print_recommendation(Recommendation("u", True, (RecommendedItem(7, title, 0.5),)))
         printed = capsys.readouterr().out
         assert heads in " ".join(printed.split())
         assert ("title" in printed) == (title is not None)
@@ -825,7 +819,7 @@ def test_a_table_of_recommendations_has_titles_where_there_are_any(capsys: pytes
 
 def test_values_of_the_catalogue_have_no_thousands_separators(capsys: pytest.CaptureFixture[str]) -> None:
     answer = Recommendation("u", True, (RecommendedItem(7, None, 0.5),))
-    recommend_commands.print_recommendation(answer, fields={"year": [2016], "price": [1234.5]})
+    presenters.print_recommendation(answer, fields={"year": [2016], "price": [1234.5]})
     printed = capsys.readouterr().out
     assert "2016" in printed
     assert "1234.5" in printed
@@ -837,7 +831,7 @@ def test_the_heading_says_who_gets_the_most_popular_items_and_why(capsys: pytest
         ("u", True, "user u: the most popular items"),
         (None, False, "the most popular items"),
     ):
-        recommend_commands.print_recommendation(Recommendation(user, known, (), answered_by="popularity"))
+        presenters.print_recommendation(Recommendation(user, known, (), answered_by="popularity"))
         assert capsys.readouterr().out.splitlines()[1] == heading
 
 
@@ -846,25 +840,19 @@ def test_the_heading_says_who_gets_the_most_popular_items_and_why(capsys: pytest
 
 def path_arguments() -> list[tuple[str, ...]]:
     """Every path argument of every command: its command's words, then its name."""
-    import typer
-
-    def walk(command: Any, words: tuple[str, ...]) -> list[tuple[Any, tuple[str, ...]]]:
-        own = getattr(command, "commands", None)
-        if own is None:
-            return [(command, words)]
-        return [each for name, below in own.items() for each in walk(below, (*words, name))]
-
     found = []
-    for command, words in walk(typer.main.get_command(cli.app), ()):
-        hints = inspect.get_annotations(inspect.unwrap(command.callback), eval_str=True)
-        found += [(*words, name) for name, hint in hints.items() if "Path" in str(hint)]
+    for name, (verb, present) in cli.COMMANDS.items():
+        for each in (*inspect.signature(verb).parameters.values(), *inspect.signature(present).parameters.values()):
+            is_path = "Place" in str(each.annotation) and each.name not in ("models", "retriever")
+            if is_path or (each.name in ("raw", "rows", "new_events") and each.default is each.empty):
+                found.append((*name.split(), each.name))
     return sorted(found)
 
 
 def test_the_walk_finds_the_paths() -> None:
     found = path_arguments()
     assert len(found) > 25
-    assert {("train", "run"), ("prepare", "raw"), ("bench", "infer", "paths"), ("recommend", "out_file")} <= set(found)
+    assert {("train", "run"), ("prepare", "raw"), ("bench", "infer", "paths"), ("recommend", "users")} <= set(found)
 
 
 @pytest.mark.parametrize("where", path_arguments(), ids=".".join)
