@@ -1,9 +1,9 @@
 """Defaults of models that rank items, beside their recipes and tuned classics, on many sets of interactions.
 
-    python benchmarks/defaults_topk.py WORK prepare --raw RAW [--sets ml-100k gowalla-3k]
-    python benchmarks/defaults_topk.py WORK classics [--sets ...]
-    python benchmarks/defaults_topk.py WORK train PANEL [--sets ...] [--seed 0]
-    python benchmarks/defaults_topk.py WORK table [--models ...]
+    python benchmarks/stress/defaults_topk.py WORK prepare --raw RAW [--sets ml-100k gowalla-3k]
+    python benchmarks/stress/defaults_topk.py WORK classics [--sets ...]
+    python benchmarks/stress/defaults_topk.py WORK train PANEL [--sets ...] [--seed 0]
+    python benchmarks/stress/defaults_topk.py WORK table [--models ...]
 
 RAW holds the publishers' files, a folder each; without `--sets`, all sets whose files are there. Each user's last item
 is for test and the last but one for valid. Settings and epochs are chosen on valid by NDCG@10 among all items; test is

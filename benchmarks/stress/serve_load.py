@@ -1,7 +1,7 @@
 """`recspec serve` under load: good clients, one that wishes it ill, and a model replaced in the middle.
 
-    python benchmarks/serve_load.py
-    python benchmarks/serve_load.py --seconds 60 --out benchmarks/results/serve_load.json
+    python benchmarks/stress/serve_load.py
+    python benchmarks/stress/serve_load.py --seconds 60 --out benchmarks/results/serve_load.json
 
 From nothing: trains two NeuMF models of one made-up dataset and a Wide & Deep, starts the server as a user would, and
 asks from threads, each again as soon as it has its answer: JSON (`/recommend`, `/rank`, `/predict`), binary tensors

@@ -39,7 +39,7 @@ from recspec.models.layers import kernels
 from recspec.models.layers.batch import Batch, take
 from recspec.training import TrainingRun, TrainSettings, arithmetic, make_plan
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 Figures = dict[str, Any]
 """What a task found, as JSON."""

@@ -1,7 +1,7 @@
 """Answers a second of `recspec serve` and of NVIDIA's Triton, with the same export on the same core.
 
-    python benchmarks/serve_throughput.py
-    python benchmarks/serve_throughput.py --models neumf --rows 1,512 --rounds 1
+    python benchmarks/stress/serve_throughput.py
+    python benchmarks/stress/serve_throughput.py --models neumf --rows 1,512 --rounds 1
 
 From nothing: makes an environment with the server that the nvidia-pytriton wheel contains (2.51, CPU, Python backend
 alone), and a model repository with one ONNX export of each model (random weights, dynamic batching as `recspec export`
@@ -205,9 +205,10 @@ def main() -> None:
     given.add_argument("--warmup", type=float, default=0.25, help="seconds before that")
     given.add_argument("--goal-ms", type=float, default=10.0, help="p99")
     given.add_argument("--environment", type=Path, help="folder of the server's environment")
-    given.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "serve_throughput.json")
+    given.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "serve_throughput.json")
     arguments = given.parse_args()
 
+    sys.path.insert(0, str(Path(__file__).parents[1]))
     from _side_by_side import environments, made_python, where_and_when, write
 
     python = made_python("the server", arguments.environment or environments().with_name("triton"), REQUIREMENTS)

@@ -1,8 +1,8 @@
 """Everything that has to be known of a GPU, in two phases of five minutes with a repair between them.
 
-    python benchmarks/gpu_lease.py --phase 1 --seconds 290 --out OUT
-    python benchmarks/gpu_lease.py --phase 2 --seconds 290 --out OUT [--also 'train:sim*,profile:sim*']
-    python benchmarks/gpu_lease.py --phase 1 --device cpu --small --out OUT      the same code in seconds
+    python benchmarks/stress/gpu_lease.py --phase 1 --seconds 290 --out OUT
+    python benchmarks/stress/gpu_lease.py --phase 2 --seconds 290 --out OUT [--also 'train:sim*,profile:sim*']
+    python benchmarks/stress/gpu_lease.py --phase 1 --device cpu --small --out OUT      the same code in seconds
 
 Phase 1: a first step of each of the ten trained models, Triton's kernels, every model against the CPU, then speeds,
 profiles and answers in bf16, determinism, other arithmetics. Phase 2: compiled steps, rankings of a million items, the
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 else:
     Figures = dict
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 MODELS = ("dlrm", "neumf", "wide_deep", "sim", "dcnv2", "mult_vae", "sasrec", "two_tower", "din", "dien")
 PROCESSES = ("device", *MODELS)
@@ -295,7 +295,7 @@ def report(found: Mapping[str, Figures], arguments: argparse.Namespace, seconds:
     import torch
 
     return {
-        "what": f"phase {arguments.phase} of benchmarks/gpu_lease.py",
+        "what": f"phase {arguments.phase} of benchmarks/stress/gpu_lease.py",
         "card": _card(arguments.device),
         "small": arguments.small,
         "seconds": round(seconds, 1),

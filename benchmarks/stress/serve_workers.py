@@ -1,7 +1,7 @@
 """`recspec serve --workers N`: memory of large tables, answers a second, and a worker killed under load.
 
-    python benchmarks/serve_workers.py
-    python benchmarks/serve_workers.py --workers 1,2 --users 1000000 --out benchmarks/results/serve_workers.json
+    python benchmarks/stress/serve_workers.py
+    python benchmarks/stress/serve_workers.py --workers 1,2 --users 1000000 --out benchmarks/results/serve_workers.json
 
 Makes a NeuMF bundle of random weights with tables for `--users` users, starts the server as a user would, and sends
 binary tensors of `--rows` rows over HTTP and gRPC from processes of their own, each connection again as soon as it has

@@ -5,7 +5,7 @@ value, a Parquet column, a tensor under a right digest, a record under a right c
 bytes, or a file is replaced by a link, a pipe or a device. Then the real code opens them in a child process: check,
 transcode, train, resume, predict, recommend, prepare, verify.
 
-    python benchmarks/fuzz_files.py --minutes 30 [--seed 0] [--only bundle resume] [--case 123]
+    python benchmarks/stress/fuzz_files.py --minutes 30 [--seed 0] [--only bundle resume] [--case 123]
 
 It prints one JSON object and ends with status 1 if anything but success or a `RecspecError` came of a case, a case
 took more than --seconds, a file outside the case's folder was touched, or memory grew. A case is made from the seed
@@ -650,7 +650,7 @@ class Watch:
             base,
             sys.prefix,
             sys.base_prefix,
-            Path(__file__).parents[1],
+            Path(__file__).parents[2],
             "/usr",
             "/etc",
             "/proc",

@@ -1,4 +1,4 @@
-"""Clients of `benchmarks/serve_workers.py`, in a process of their own and without torch.
+"""Clients of `benchmarks/stress/serve_workers.py`, in a process of their own and without torch.
 
 python -m benchmarks._workers_client http http://127.0.0.1:8000 4 64 3.0
 """

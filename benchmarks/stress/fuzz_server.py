@@ -1,6 +1,6 @@
 """`recspec serve` under random requests, over HTTP and gRPC, while correct clients check every answer.
 
-    python benchmarks/fuzz_server.py --minutes 5 --seed 1
+    python benchmarks/stress/fuzz_server.py --minutes 5 --seed 1
 
 From nothing: trains three small models (those of serve_load.py) and starts the server as a user would, on free ports of
 this machine alone, with a token and `--control`. Then, at the same time and from one seed:

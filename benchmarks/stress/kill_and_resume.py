@@ -5,7 +5,7 @@ killed with `kill -9` at random moments (the first half of them while a checkpoi
 --resume; their final weights are compared byte for byte. Then its newest checkpoint is cut off, and one byte of it
 changed, at random places: each time the one before it must be taken, with a message. At last a run meets a full disk.
 
-    python benchmarks/kill_and_resume.py [--models neumf dlrm] [--kills 10] [--damages 200]
+    python benchmarks/stress/kill_and_resume.py [--models neumf dlrm] [--kills 10] [--damages 200]
 
 What the report knows of models that are not measured stays in it.
 """
@@ -29,9 +29,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from _side_by_side import Found, where_and_when, write
 from recspec.base.errors import CheckpointError
 from recspec.bundle import checkpoint
+
+Found = dict[str, Any]
 
 DATA: dict[str, dict[str, Any]] = {
     "neumf": {"kind": "interactions", "num_users": 2000, "num_items": 1000, "num_rows": 60_000, "num_negatives": 20},
@@ -55,12 +56,15 @@ PATIENCE = 600.0  # seconds for one run
 
 def main() -> None:
     """All three, of each model, and the report."""
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from _side_by_side import where_and_when, write
+
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--models", nargs="+", choices=list(DATA), default=list(DATA))
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--damages", type=int, default=200, help="places at which a checkpoint is cut off, and changed")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "kill_and_resume.json")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "kill_and_resume.json")
     arguments = parser.parse_args()
     known = json.loads(arguments.out.read_text(encoding="utf-8")) if arguments.out.exists() else {}
     for model in arguments.models:

@@ -14,7 +14,7 @@ from recspec.bench import speed
 from recspec.feature_spec import FeatureSpec
 from recspec.models import MODELS
 
-RECIPES = Path(__file__).parents[1] / "recipes"
+RECIPES = Path(__file__).parents[2] / "recipes"
 
 CRITEO_T15 = (
     7912889,

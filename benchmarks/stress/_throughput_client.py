@@ -1,6 +1,6 @@
 """Clients of `serve_throughput.py`: one process and one thread for all connections, which sends bytes that lie ready.
 
-    python benchmarks/_throughput_client.py http 127.0.0.1 8000 wide_deep requests.npz '{"seconds": 1, ...}'
+    python benchmarks/stress/_throughput_client.py http 127.0.0.1 8000 wide_deep requests.npz '{"seconds": 1, ...}'
 
 Each connection asks again as soon as it has its answer. HTTP/1.1 and gRPC are spoken over plain sockets. A request over
 gRPC is an HTTP/2 stream: one HEADERS frame, which differs only in its number, and DATA frames within the server's

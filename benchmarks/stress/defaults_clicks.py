@@ -1,10 +1,10 @@
 """Default settings of click models on labelled data that nobody tuned for, beside peers' settings, on the same rows.
 
-    python benchmarks/defaults_clicks.py prepare --raw FOLDER
-    python benchmarks/defaults_clicks.py trace --models dlrm dcnv2 --variants '{"peer": {"train.batch_size": 1024}}'
-    python benchmarks/defaults_clicks.py baselines
-    python benchmarks/defaults_clicks.py trace --propose --variants '{"new": {}}'
-    python benchmarks/defaults_clicks.py table --labels new old peer
+    python benchmarks/stress/defaults_clicks.py prepare --raw FOLDER
+    python benchmarks/stress/defaults_clicks.py trace --models dlrm --variants '{"peer": {"train.batch_size": 1024}}'
+    python benchmarks/stress/defaults_clicks.py baselines
+    python benchmarks/stress/defaults_clicks.py trace --propose --variants '{"new": {}}'
+    python benchmarks/stress/defaults_clicks.py table --labels new old peer
 
 `prepare` makes prepared datasets from the public files in FOLDER (those that are there) and from made-up rows whose
 best possible score is known. `trace` trains without early stopping and records AUC and log loss of valid and test

@@ -1,8 +1,8 @@
 """NVIDIA's Triton Inference Server and `recspec serve` answer one client with the bundle's probabilities.
 
-    python benchmarks/triton_serves.py
-    python benchmarks/triton_serves.py --models wide_deep --rows 20000 --precision int8
-    python benchmarks/triton_serves.py --tensorflow $RECSPEC_DATA/tf-wide-deep
+    python benchmarks/stress/triton_serves.py
+    python benchmarks/stress/triton_serves.py --models wide_deep --rows 20000 --precision int8
+    python benchmarks/stress/triton_serves.py --tensorflow $RECSPEC_DATA/tf-wide-deep
 
 From nothing: makes an environment with the server that the nvidia-pytriton wheel contains (2.51, CPU), trains a small
 model of each kind on made-up data, exports all of them into one model repository and beside their runs. Starts
@@ -61,7 +61,7 @@ SETTINGS: Mapping[str, Mapping[str, object]] = {
 ASKED = ("neumf", "wide_deep", "dlrm", "dcnv2", "din")
 SIZES = (1, 7, 64, 512)
 FP32_DIFFERENCE = 1e-5
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 TENSORFLOW = "tensorflow"
 """What the imported model is called."""
 RANKER = "_ranker"
@@ -466,7 +466,7 @@ def main() -> None:
     given.add_argument("--seconds", type=float, default=1.0, help="of timing, for each protocol and size")
     given.add_argument("--tensorflow", type=Path, help="folder of a TensorFlow model with golden rows, to ask too")
     given.add_argument("--environment", type=Path, help="folder of the server's environment")
-    given.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "triton_serves.json")
+    given.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "triton_serves.json")
     given.add_argument("--ask", nargs=5, metavar="X", help=argparse.SUPPRESS)
     given.add_argument("--load", action="store_true", help=argparse.SUPPRESS)
     arguments = given.parse_args()
@@ -476,6 +476,7 @@ def main() -> None:
         print(json.dumps(found))
         return
 
+    sys.path.insert(0, str(Path(__file__).parents[1]))
     from _side_by_side import environments, made_python, where_and_when, write
     from recspec.models import MODELS
 

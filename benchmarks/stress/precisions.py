@@ -4,8 +4,8 @@ Real data, the same recipe, several seeds: the metric on test of each setting, i
 whether the mean lies among the seeds of fp32. Below that, unless only some settings were asked for, what
 `train.deterministic` costs, and whether two of its runs give the same weights, byte for byte.
 
-    RECSPEC_DATA=FOLDER python benchmarks/precisions.py [--tasks neumf wide_deep] [--seeds 0 1 2]
-    python benchmarks/precisions.py --tasks din din_ml_100k --settings fp32 bf16 --seeds 0 1 2 3 4
+    RECSPEC_DATA=FOLDER python benchmarks/stress/precisions.py [--tasks neumf wide_deep] [--seeds 0 1 2]
+    python benchmarks/stress/precisions.py --tasks din din_ml_100k --settings fp32 bf16 --seeds 0 1 2 3 4
 
 What the report knows of other tasks stays. `--add` keeps the measured tasks' runs, too, and makes the missing ones:
 `--add --settings fp32 --seeds 3 4` tells more of the spread.
@@ -28,9 +28,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 from _side_by_side import Found, where_and_when, write
 
-REPOSITORY = Path(__file__).parents[1]
+REPOSITORY = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--add", action="store_true", help="keep the tasks' runs in the report, make the others")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "precisions.json")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "precisions.json")
     arguments = parser.parse_args()
     chosen = arguments.settings or [name for name in SETTINGS if name != "compile on"]
     if BASE not in chosen:
