@@ -33,9 +33,8 @@ from recspec.data.prepare import (
     count_rows,
     fetch,
     figures,
-    label_outcomes,
 )
-from recspec.datasets.table_label import assigned, codes_among, is_label, label_values, misfit
+from recspec.datasets.table_checks import assigned, codes_among, is_label, label_outcomes, label_values, misfit
 from recspec.datasets.table_settings import Settings
 
 MOST_VALUES = 1_000  # of numbers that may be codes; pandas writes codes beside a missing one as 5620.0
