@@ -42,10 +42,7 @@ def columns_of(rows: np.ndarray) -> Columns:
 def dataset(folder: Path, counts: dict[str, int], kind: ChunkType = "parquet", rows_per_file: int = 37) -> FeatureSpec:
     """Splits whose rows are numbered on."""
     spec = FeatureSpec.from_dict(
-        {
-            "feature_spec": FEATURES,
-            "channel_spec": {"item": ["row"], "context": ["tags", "price"], "label": ["label"]},
-        },
+        {"feature_spec": FEATURES, "channel_spec": {"item": ["row"], "context": ["tags", "price"], "label": ["label"]}},
         folder,
     )
     sources, first = {}, 0

@@ -64,12 +64,7 @@ def test_bfloat16_becomes_float32(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "cuts",
-    [
-        [((0, 2), (0, -1)), ((2, 3), (0, -1))],
-        [((0, 5), (0, 1)), ((0, 5), (1, 2))],
-        [((0, -1), (0, -1))],
-    ],
+    "cuts", [[((0, 2), (0, -1)), ((2, 3), (0, -1))], [((0, 5), (0, 1)), ((0, 5), (1, 2))], [((0, -1), (0, -1))]]
 )
 def test_a_variable_cut_into_slices_is_put_together(cuts: list[tuple[tuple[int, int], ...]], tmp_path: Path) -> None:
     same(read_all(tf.write_bundle(tmp_path / "model", VARIABLES, cuts={"a/kernel": cuts})), VARIABLES)
@@ -209,10 +204,7 @@ def test_entries_that_lie_are_named(value: bytes, message: str, prefix: Path) ->
 
 @pytest.mark.parametrize(
     ("slices", "message"),
-    [
-        ([((0, 2),)], "its slices are not the whole of it"),
-        ([((0, 2),), ((0, 2),)], "its slices overlap"),
-    ],
+    [([((0, 2),)], "its slices are not the whole of it"), ([((0, 2),), ((0, 2),)], "its slices overlap")],
 )
 def test_slices_that_do_not_make_a_whole_are_named(
     slices: list[tuple[tuple[int, int], ...]], message: str, prefix: Path
