@@ -345,8 +345,7 @@ def of_trees(spec: FeatureSpec) -> Floats:
     """Test logits of LightGBM: its usual settings, categories as such, rounds until valid stops improving."""
     import lightgbm
 
-    from recspec.data.storage import open_split
-    from recspec.data.storage.ragged import Ragged
+    from recspec.data.storage import Ragged, open_split
 
     sets, names = {}, list(spec.inputs())
     for split in ("train", "valid", "test"):
