@@ -20,7 +20,17 @@ from pathlib import Path
 import recspec
 from recspec.base.config import Settings
 from recspec.base.errors import DataError
-from recspec.base.files import beside, confined, is_own, local, locked, put_in_place, read_json, removed, whole_folder
+from recspec.base.files import (
+    confined,
+    hidden_sibling,
+    is_own,
+    local,
+    locked,
+    put_in_place,
+    read_json,
+    removed,
+    whole_folder,
+)
 from recspec.data.prepare.context import PrepareContext, Remark
 from recspec.data.prepare.outcome import warnings_of
 from recspec.data.storage import PREPARE_FILE
@@ -62,7 +72,7 @@ def run(
         identity |= {"inputs": [fingerprint(path) for path in inputs], "recspec": recspec.__version__}
         if _holds(out, identity, context.force):
             return _prepared(out, f"already prepared: {out} holds what was asked for")
-        unfinished = beside(out, "unfinished.tmp")
+        unfinished = hidden_sibling(out, "unfinished.tmp")
         if not resumable:  # the folder is of another dataset
             removed(unfinished)
         started = time.perf_counter()

@@ -12,7 +12,7 @@ from itertools import cycle, islice
 from pathlib import Path
 
 from recspec.base.errors import Interrupted, SettingsError
-from recspec.base.files import confine, local, locked_inside, made
+from recspec.base.files import confine, local, locked_inside, mkdir_or_undo
 from recspec.base.signals import stopping_at_once
 from recspec.feature_spec import FeatureSpec
 from recspec.loading import Ranks
@@ -79,7 +79,7 @@ class AutoSearch:
         """
         self.out = local(self.out, "OUT")
         self._tracked = TrackedSearch(self.out)
-        with made(self.out), locked_inside(self.out, "searching in", holds=BEST):
+        with mkdir_or_undo(self.out), locked_inside(self.out, "searching in", holds=BEST):
             confine(self.out, WRITTEN)
             self._open()
             if self.state.ending is None or self.state.ending.done:
