@@ -36,7 +36,7 @@ import torch
 from recspec import __version__
 from recspec.base import config
 from recspec.base.errors import Interrupted, RecspecError, SettingsError, TrainingError, require_extra
-from recspec.base.files import clear_abandoned, confine, local, made, put_in_place, turn
+from recspec.base.files import clear_abandoned, confine, local, mkdir_or_undo, put_in_place, turn
 from recspec.base.signals import handled
 from recspec.bundle import run_record
 from recspec.feature_spec import FeatureSpec
@@ -297,7 +297,7 @@ class Tuning:
         self.out = local(self.out, "OUT")
         self._tracked = TrackedSearch(self.out)
         study = Study(self.out, self._identity(), self.space, trials=self.trials, seed=self.seed, starts=self._starts())
-        with made(self.out), study.opened():
+        with mkdir_or_undo(self.out), study.opened():
             with turn(self.out):
                 clear_abandoned(self.out / BUNDLE)
                 self._keep_best(study)  # a call may have been killed after it recorded a trial

@@ -1,4 +1,4 @@
-"""Serving in the foreground, until a signal asks for the end."""
+"""Serving in the foreground until a signal asks for the end, or in a thread beside other work such as a notebook."""
 
 from __future__ import annotations
 
@@ -8,25 +8,78 @@ import faulthandler
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
 from recspec.base.machine import stop_signals
-from recspec.serving.batching import Limits
-from recspec.serving.opened_model import RepositorySettings
-from recspec.serving.server import FORCE_SECONDS, Addresses, ServeSettings, log, loop_factory, quiet
-from recspec.serving.sources import Source
-from recspec.serving.workers import server_of
+from recspec.serving.server import FORCE_SECONDS, Addresses, Server, ServerOptions, log, loop_factory, quiet
+from recspec.serving.workers import Workers
+
+
+def server_of(options: ServerOptions) -> Server | Workers:
+    """A server in this process, or the supervisor of its workers."""
+    if options.settings.workers == 1:
+        return Server(options.make_repository(), options.settings, token=options.token)
+    return Workers(options)
+
+
+class BackgroundServer:
+    """A server that answers until `stop`; its thread does not keep the process alive."""
+
+    def __init__(self, options: ServerOptions) -> None:
+        self._options, self._started = options, Future[Addresses]()
+        self._ask_to_stop: Callable[[], object] = bool
+        self._thread = threading.Thread(target=self._run, name="recspec-serve", daemon=True)
+
+    def start(self) -> Addresses:
+        """Open the models and listen; returns once the server answers.
+
+        Raises:
+            BundleError, SettingsError: as `serve`.
+        """
+        quiet()
+        self._thread.start()
+        try:
+            return self._started.result()
+        except BaseException:
+            self._thread.join()
+            raise
+
+    def stop(self) -> None:
+        """Answer the requests under way, then close the models; a second call does nothing."""
+        if self._thread.ident is None:
+            return
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._ask_to_stop()
+        self._thread.join()
+
+    @property
+    def runs(self) -> bool:
+        """Whether the server answers."""
+        return self._started.done() and self._started.exception() is None and self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            with asyncio.Runner(loop_factory=loop_factory()) as runner:
+                runner.run(self._serve())
+        except BaseException as error:
+            if self._started.done():
+                raise
+            self._started.set_exception(error)
+
+    async def _serve(self) -> None:
+        server, asked = server_of(self._options), asyncio.Event()
+        self._ask_to_stop = partial(asyncio.get_running_loop().call_soon_threadsafe, asked.set)
+        self._started.set_result(await server.start())
+        await asked.wait()
+        await server.stop()
 
 
 def serve(
-    sources: Sequence[Source],
-    settings: ServeSettings | None = None,
+    options: ServerOptions,
     *,
-    repository: RepositorySettings | None = None,
-    limits: Limits | None = None,
-    token: str | None = None,
     ready: Callable[[Addresses], None] = lambda _: None,
     force: Callable[[str], object] = log.error,
 ) -> None:
@@ -40,7 +93,6 @@ def serve(
     Raises:
         BundleError, SettingsError: as `Server.start`.
     """
-    settings = settings or ServeSettings()
 
     async def run(ending: _Ending) -> None:
         asked = ending.on(asyncio.get_running_loop())
@@ -49,11 +101,11 @@ def serve(
         await server.stop()
 
     quiet()
-    with _Ending(settings.shutdown_seconds + FORCE_SECONDS, force) as ending:
+    with _Ending(options.settings.shutdown_seconds + FORCE_SECONDS, force) as ending:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
-            server = server_of(sources, settings, repository=repository, limits=limits, token=token)
+            server = server_of(options)
             runner.run(run(ending))
-        if server.given_up:
+        if server.num_abandoned:
             force("abandoned computations still run")
 
 
