@@ -62,8 +62,6 @@ class FittedModel(Model):
     )
     """Settings of training that it reads."""
 
-    libraries: ClassVar[tuple[str, ...]] = ("scipy",)
-
     def loss(self, batch: Batch) -> Tensor:  # noqa: ARG002
         raise SettingsError(f"{self.name} is fitted in one go, not trained by steps, so it has no loss")
 

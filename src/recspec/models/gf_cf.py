@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from recspec.base.errors import require_extra
 from recspec.feature_spec import FeatureSpec
 from recspec.models.fitted import RECENCIES, Grid, KnownItemsModel, Recency
 from recspec.models.interactions import Interactions
@@ -134,7 +133,8 @@ def _orthonormal(matrix: NDArray[np.float32]) -> NDArray[np.float32]:
 
 def _linear_filter(matrix: csr_array, k: int) -> csr_array:
     """The k largest entries of each row of R~' R~ (N, N), from R~ (U, N)."""
-    sparse = require_extra("scipy.sparse", "baselines")
+    from scipy import sparse
+
     by_item = matrix.T.tocsr().astype(np.float32)
     matrix = matrix.astype(np.float32)
     lengths = np.diff(matrix.indptr)

@@ -75,7 +75,7 @@ class Ials(FittedItemModel):
     """iALS (Hu, Koren, Volinsky, 2008): matrix factorisation of implicit feedback."""
 
     name = "ials"
-    libraries = ("threadpoolctl", "scipy", "implicit")  # in this order: each imports those before
+    libraries = ("threadpoolctl", "implicit")  # in this order: implicit imports the first
     reads_order = True
     at_scoring = RECENCIES
     Settings = IalsSettings
@@ -104,13 +104,14 @@ class Ials(FittedItemModel):
         ]
 
     def _fit(self, interactions: Interactions, seed: int) -> None:
+        from scipy import sparse
+
         own = self.settings
         with warnings.catch_warnings():
             # implicit warns about BLAS threads at import and at the fit; the limit below is the one it recommends.
             warnings.simplefilter("ignore")
             als = require_extra("implicit.als", "baselines")
             threads = require_extra("threadpoolctl", "baselines")
-            sparse = require_extra("scipy.sparse", "baselines")
             failed = require_extra("implicit.recommender_base", "baselines")
             with threads.threadpool_limits(1, "blas"):
                 settings = {"regularization": own.l2, "alpha": own.alpha, "iterations": own.iterations}
