@@ -21,10 +21,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from torch import Tensor, nn
 
 from recspec.base import config
-from recspec.base.errors import BundleError, SettingsError, listed, problems_in, unknown
+from recspec.base.errors import BundleError, SettingsError, problems_in
 from recspec.base.files import PathError, confined, read_json
 from recspec.feature_spec import FeatureSpec
-from recspec.models import MODELS, Interactions, ItemModel
+from recspec.models import Interactions, ItemModel, find_model
 from recspec.models.layers import RowsHeld
 
 CardType = TypeVar("CardType", bound=BaseModel)
@@ -187,26 +187,14 @@ def as_part(scores: Tensor, form: Form, floor: float) -> Tensor:
 
 def _built(spec: FeatureSpec, member: Member, held: RowsHeld | None) -> ItemModel:
     """A member without its weights."""
-    known = blendable()
-    if member.model not in known:
-        raise SettingsError(f"a blend: {unknown('model', member.model, known)}")
-    kind = known[member.model]
+    kind = find_model(member.model)
+    if not issubclass(kind, ItemModel):
+        raise SettingsError(f"a blend: {member.model} does not rank items by the users' events")
     return kind(spec, config.build(kind.Settings, f"member {member.model} of the blend", member.settings), held)
-
-
-def blendable() -> dict[str, type[ItemModel]]:
-    """The models that a blend may hold: those that rank items by the users' events."""
-    return {name: kind for name, kind in MODELS.items() if issubclass(kind, ItemModel)}
 
 
 def blend_of(spec: FeatureSpec, members: Sequence[tuple[Member, ItemModel]]) -> Blend:
     """A blend of trained models."""
-    strange = [each.model for each, _ in members if each.model not in blendable()]
-    if strange:
-        raise SettingsError(
-            f"{listed(strange)} can't be blended: a blend holds models that rank items by the users' events "
-            f"({', '.join(blendable())})"
-        )
     blend = Blend.__new__(Blend)
     ItemModel.__init__(blend, spec, BlendSettings(members=tuple(each for each, _ in members)))
     blend.members = nn.ModuleList(model for _, model in members)

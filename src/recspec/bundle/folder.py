@@ -26,7 +26,7 @@ from torch import Tensor
 
 from recspec import __version__
 from recspec.base import config
-from recspec.base.errors import BundleError, CheckpointError, DataError, SpecError, listed, nearest, unknown
+from recspec.base.errors import BundleError, CheckpointError, DataError, SettingsError, SpecError, listed, nearest
 from recspec.base.files import PathError, confined, local, manifest, whole_folder
 from recspec.bundle import cards as card_file
 from recspec.bundle import versions
@@ -37,7 +37,7 @@ from recspec.data.storage import companion_problems, copy_companions
 from recspec.feature_spec import FILE_NAME, OUTPUTS, RANKING_OUTPUTS, FeatureSpec, find_export_file
 from recspec.loading import Placement, PlacementSettings, Ranks, Shards, divide, place
 from recspec.metrics import Calibration
-from recspec.models import MODELS, Interactions, ItemModel, Model, problems_of_lists
+from recspec.models import Interactions, ItemModel, Model, find_model, problems_of_lists
 from recspec.models.layers import CalibrationMap, RowsHeld, without_memory
 
 FORMAT = 1
@@ -196,12 +196,12 @@ def load(
     if verify:
         manifest.check(folder)
     card = read_card(folder)
-    kinds: dict[str, type[Model]] = {**MODELS, Blend.name: Blend}
-    if card.model not in kinds:
-        own = "; a model of your own is first entered in recspec.models.MODELS"
-        raise BundleError(f"{folder}: {unknown('model', card.model, kinds)}{own}")
+    try:
+        model_class = Blend if card.model == Blend.name else find_model(card.model)
+    except SettingsError as error:
+        own = "a model of your own needs its package here, or an entry in recspec.models.MODELS"
+        raise BundleError(f"{folder}: {error}; {own}") from None
     spec = _read_spec(folder)
-    model_class = kinds[card.model]
     settings = config.build(model_class.Settings, f"{folder / 'bundle.json'}: settings", card.settings)
 
     def make(held: RowsHeld | None) -> Model:

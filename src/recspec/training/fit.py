@@ -25,7 +25,7 @@ from recspec.data.storage import companions, label_columns
 from recspec.evaluation import Fitted, ItemFit, RowFit, Tried, warnings
 from recspec.feature_spec import FeatureSpec
 from recspec.loading import Ranks
-from recspec.models import MODELS, FittedItemModel, FittedModel, ItemModel, LogisticRegression
+from recspec.models import FittedItemModel, FittedModel, ItemModel, LogisticRegression, find_model
 from recspec.models.layers import RowsHeld, without_memory
 from recspec.training import run_folder
 from recspec.training.beside import item_baselines
@@ -116,7 +116,7 @@ def make_fit_plan(
         SettingsError: for settings of training that the model does not read, or too little memory.
         DataError: if a file that the dataset's metadata names is missing.
     """
-    kind = MODELS[model_name]
+    kind = find_model(model_name)
     assert issubclass(kind, FittedModel)
     check_settings(kind, settings)
     check_splits(spec, settings.train_splits)

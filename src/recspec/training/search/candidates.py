@@ -10,11 +10,12 @@ import torch
 
 from recspec.base import config
 from recspec.base.errors import RecspecError, SettingsError, of_the_machine, unknown
+from recspec.bundle import Blend
 from recspec.data.storage import open_split
 from recspec.evaluation import ModelRanker, Question, as_batch, seconds_of, users_at_once
 from recspec.feature_spec import FeatureSpec
 from recspec.loading import Ranks, negatives_by_default
-from recspec.models import MODELS, FittedModel, ItemModel, Model, require_libraries
+from recspec.models import MODELS, FittedModel, ItemModel, Model, find_model, known_models, require_libraries
 from recspec.models.layers import to_device
 from recspec.training import FitPlan, TrainingPlan, TrainSettings, plan_run, task_of
 from recspec.training.search.search_space import assigned, search_space, sections_of
@@ -104,7 +105,7 @@ def main_reason(why: str) -> str:
 
 def is_fitted(model: str) -> bool:
     """Whether a model is fitted in closed form, so that its training can't pause."""
-    return model in MODELS and issubclass(MODELS[model], FittedModel)
+    return model != Blend.name and issubclass(find_model(model), FittedModel)
 
 
 def suitable(
@@ -116,13 +117,13 @@ def suitable(
         SettingsError: if `only` names an unknown model, or no model can train.
     """
     strange = [name for name in only or () if name not in MODELS]
-    if strange:
-        raise SettingsError(f"--models: {unknown('model', strange, MODELS)}")
+    if strange and (strange := [name for name in strange if name not in (known := known_models())]):
+        raise SettingsError(f"--models: {unknown('model', strange, known)}")
     plans, left_out = {}, {}
     for name in sorted(only or MODELS, key=lambda each: not is_fitted(each)):
         try:
             model_settings, train_settings = built(name, {"settings": {}, "train": train})
-            kind = MODELS[name]
+            kind = find_model(name)
             require_libraries(kind)
             if issubclass(kind, FittedModel) and kind.metric.startswith("rows/") and negatives_by_default(spec):
                 raise SettingsError(f"{name} needs labelled rows of both classes, and train holds interactions alone")
@@ -137,7 +138,7 @@ def suitable(
 
 def ranks_items(model: str) -> bool:
     """Whether a model ranks items by the users' events, which a blend can hold."""
-    return model in MODELS and issubclass(MODELS[model], ItemModel)
+    return model != Blend.name and issubclass(find_model(model), ItemModel)
 
 
 def common_metric(spec: FeatureSpec, plans: Mapping[str, TrainingPlan | FitPlan]) -> str:
@@ -152,7 +153,7 @@ def common_metric(spec: FeatureSpec, plans: Mapping[str, TrainingPlan | FitPlan]
 
 def built(model: str, given: Given) -> tuple[config.Settings, TrainSettings]:
     """The settings of a model and its training from sections."""
-    own = config.build(MODELS[model].Settings, f"settings of {model}", given["settings"])
+    own = config.build(find_model(model).Settings, f"settings of {model}", given["settings"])
     return own, config.build(TrainSettings, f"settings of {model}", given["train"])
 
 

@@ -38,7 +38,7 @@ from recspec.evaluation import (
 from recspec.feature_spec import FeatureSpec
 from recspec.loading import Ranks
 from recspec.metrics import AT_K
-from recspec.models import MODELS, Model
+from recspec.models import Model, known_models
 
 OF_ROWS = ("auc", "log_loss", "accuracy", "calibration_error", "group_auc")
 """Metrics of protocol rows."""
@@ -306,8 +306,8 @@ class State(BaseModel):
             raise ValueError("two candidates of one name, or none at all")
         for line in self.lines:
             confined(out / RUNS, line.name)
-            if line.model not in MODELS:
-                raise ValueError(unknown("model", line.model, MODELS))
+            if line.model not in (known := known_models()):
+                raise ValueError(unknown("model", line.model, known))
         names = {line.name for line in self.trained}
         if self.blend is not None:
             own = self.blend.line
