@@ -21,7 +21,7 @@ COMMANDS = [
     *(
         (library, "baselines", ["train", name, NOWHERE, "run"])
         for name, model in MODELS.items()
-        for library in model.libraries
+        for library in model.traits.libraries
     ),
     ("implicit", "baselines", ["tune", "ials", NOWHERE, "out"]),
     ("implicit", "baselines", ["bench", "train", "ials", "--data", NOWHERE]),

@@ -34,11 +34,11 @@ class Fm(Model):
 
     name, Settings, needs = "fm", FmSettings, ("user", "item", "label")
 
-    def __init__(self, spec, settings, held=None):
-        super().__init__(spec, settings, held)
+    def __init__(self, spec, settings, table_rows=None):
+        super().__init__(spec, settings, table_rows)
         self.ids = tuple(name for name in spec.inputs() if spec.features[name].is_categorical)
-        self.vectors = Embeddings(spec, dict.fromkeys(self.ids, settings.dim), held=held)
-        self.weights = Embeddings(spec, dict.fromkeys(self.ids, 1), held=held)
+        self.vectors = Embeddings(spec, dict.fromkeys(self.ids, settings.dim), table_rows=table_rows)
+        self.weights = Embeddings(spec, dict.fromkeys(self.ids, 1), table_rows=table_rows)
 
     def features(self):
         return self.ids

@@ -38,7 +38,7 @@ from recspec.feature_spec import FILE_NAME, OUTPUTS, RANKING_OUTPUTS, FeatureSpe
 from recspec.loading import Placement, PlacementSettings, Ranks, Shards, divide, place
 from recspec.metrics import Calibration
 from recspec.models import Interactions, ItemModel, Model, find_model, problems_of_lists
-from recspec.models.layers import CalibrationMap, RowsHeld, without_memory
+from recspec.models.layers import CalibrationMap, RowsHeld, on_meta_device
 
 FORMAT = 1
 SHOWN = 5  # runs that a message names
@@ -204,8 +204,8 @@ def load(
     spec = _read_spec(folder)
     settings = config.build(model_class.Settings, f"{folder / 'bundle.json'}: settings", card.settings)
 
-    def make(held: RowsHeld | None) -> Model:
-        return model_class(spec, settings, held)
+    def make(table_rows: RowsHeld | None) -> Model:
+        return model_class(spec, settings, table_rows)
 
     here = ranks or Ranks(device=device or torch.device("cpu"))
     placement = place(make, here, _placement_settings(card, folder, here), lambda _, width: 4 * width)
@@ -219,7 +219,7 @@ def load(
         seen = _seen(read_tensors(seen_file)[0], spec, seen_file) if seen_file.exists() else None
     except (CheckpointError, PathError) as error:
         raise BundleError(str(error)) from None
-    model = without_memory(lambda: make(placement.held_by(here.rank)))
+    model = on_meta_device(lambda: make(placement.held_by(here.rank)))
     _assign(model, weights, folder)
     shards = divide(model.eval(), here, placement)
     if card.calibration is not None:
@@ -345,7 +345,7 @@ def _placement_settings(card: Card, folder: Path, ranks: Ranks) -> PlacementSett
 
 def _assign(model: Model, weights: Mapping[str, Tensor], folder: Path) -> None:
     """Give a model built without memory its weights; every name and shape must agree."""
-    problems = model.make_room(weights)
+    problems = model.allocate_buffers(weights)
     expected = model.state_dict()
     problems += [f"weight '{name}' is missing" for name in expected if name not in weights]
     for name, tensor in weights.items():

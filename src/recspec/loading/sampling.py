@@ -59,7 +59,7 @@ class NegativeSampler:
     item_features: Mapping[str, Tensor] = field(default_factory=dict)
     """The item's other features by id, (I,) or (I, L)."""
     beside: bool = False
-    """Whether drawn items are columns beside each row (`models.Model.compares_negatives`) instead of rows behind it."""
+    """Whether drawn items are columns beside each row (`models.LossNeeds`) instead of rows behind it."""
     seed: int = 0
 
     def __post_init__(self, weights: Tensor | None) -> None:
@@ -310,7 +310,7 @@ class SharedNegatives:
         self.num_items = len(expected)
 
     def __call__(self, share: Share, *, epoch: int, step: int) -> Batch:
-        """The rows of the share with the columns that `models.Model.shares_negatives` names.
+        """The rows of the share with the columns that `models.LossNeeds` names.
 
         Item features of the rows themselves are those of the catalogue too, since a row's own value, such as the price
         of that day, would tell the positive from the others.

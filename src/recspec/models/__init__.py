@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from importlib.metadata import EntryPoint, entry_points
 
 from recspec.base.errors import SettingsError, unknown
-from recspec.models.base import TRAINING_SPACE, Model, Shapes, counts_of, require_libraries
+from recspec.models.base import TRAINING_SPACE, LossNeeds, Model, Shapes, Traits, counts_of, require_libraries
 from recspec.models.dcnv2 import DcnV2
 from recspec.models.dien import Dien
 from recspec.models.din import Din, SequenceModel
@@ -31,10 +31,10 @@ from recspec.models.wide_deep import INDICATOR_MOST_IDS, Deep, Wide, WideDeep, W
 
 __all__ = [
     "INDICATOR_MOST_IDS", "MODELS", "TRAINING_SPACE", "DataFacts", "Deep", "FittedItemModel", "FittedModel",
-    "IdFacts", "Ids", "Interactions", "ItemModel", "KnownEvents", "KnownItemsModel", "LogisticRegression", "Model",
-    "PreparedNegatives", "Proposals", "Scores", "SequenceModel", "Shapes", "Task", "TrainedItemModel", "UserEvents",
-    "Wide", "WideDeep", "WideDeepSettings", "all_models", "counts_of", "find_model", "known_models",
-    "problems_of_lists", "require_libraries",
+    "IdFacts", "Ids", "Interactions", "ItemModel", "KnownEvents", "KnownItemsModel", "LogisticRegression",
+    "LossNeeds", "Model", "PreparedNegatives", "Proposals", "Scores", "SequenceModel", "Shapes", "Task",
+    "TrainedItemModel", "Traits", "UserEvents", "Wide", "WideDeep", "WideDeepSettings", "all_models", "counts_of",
+    "find_model", "known_models", "problems_of_lists", "require_libraries",
 ]  # fmt: skip
 
 

@@ -99,8 +99,8 @@ class Ease(KnownItemsModel):
     settings: EaseSettings
     space = MappingProxyType({"settings.l2": "3.0..10000.0 log", "settings.recency": "0.5..1.0"})
 
-    def __init__(self, spec: FeatureSpec, settings: EaseSettings, held: RowsHeld | None = None) -> None:
-        super().__init__(spec, settings, held)
+    def __init__(self, spec: FeatureSpec, settings: EaseSettings, table_rows: RowsHeld | None = None) -> None:
+        super().__init__(spec, settings, table_rows)
         self.choice = _pick_form(settings, self.num_users, self.num_items)
         self.settings = settings.model_copy(update={"form": self.choice.form})
         self.weights: ItemWeights | UserWeights | Neighbours

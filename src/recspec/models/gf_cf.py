@@ -63,8 +63,8 @@ class GfCf(KnownItemsModel):
     vectors: Tensor
     degrees: Tensor
 
-    def __init__(self, spec: FeatureSpec, settings: GfCfSettings, held: RowsHeld | None = None) -> None:
-        super().__init__(spec, settings, held)
+    def __init__(self, spec: FeatureSpec, settings: GfCfSettings, table_rows: RowsHeld | None = None) -> None:
+        super().__init__(spec, settings, table_rows)
         self.linear = Successors(self.num_items, settings.k)
         most = max(0, min(self.num_users, self.num_items) - 1)
         self.register_buffer("vectors", torch.zeros(self.num_items, min(settings.vectors, most)))  # V

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from recspec.base.errors import SettingsError, require_extra
 from recspec.feature_spec import FeatureSpec
+from recspec.models.base import Traits
 from recspec.models.fitted import RECENCIES, FittedItemModel, Grid, Recency, rounded
 from recspec.models.interactions import Interactions
 from recspec.models.layers import RowsHeld
@@ -75,7 +76,7 @@ class Ials(FittedItemModel):
     """iALS (Hu, Koren, Volinsky, 2008): matrix factorisation of implicit feedback."""
 
     name = "ials"
-    libraries = ("threadpoolctl", "implicit")  # in this order: implicit imports the first
+    traits = Traits(libraries=("threadpoolctl", "implicit"))  # in this order: implicit imports the first
     reads_order = True
     at_scoring = RECENCIES
     Settings = IalsSettings
@@ -91,8 +92,8 @@ class Ials(FittedItemModel):
     users: Tensor
     items: Tensor
 
-    def __init__(self, spec: FeatureSpec, settings: IalsSettings, held: RowsHeld | None = None) -> None:
-        super().__init__(spec, settings, held)
+    def __init__(self, spec: FeatureSpec, settings: IalsSettings, table_rows: RowsHeld | None = None) -> None:
+        super().__init__(spec, settings, table_rows)
         self.register_buffer("users", torch.zeros(self.num_users, settings.factors))
         self.register_buffer("items", torch.zeros(self.num_items, settings.factors))
 

@@ -73,8 +73,8 @@ class Markov(KnownItemsModel):
         }
     )
 
-    def __init__(self, spec: FeatureSpec, settings: MarkovSettings, held: RowsHeld | None = None) -> None:
-        super().__init__(spec, settings, held)
+    def __init__(self, spec: FeatureSpec, settings: MarkovSettings, table_rows: RowsHeld | None = None) -> None:
+        super().__init__(spec, settings, table_rows)
         self.successors = Successors(self.num_items, settings.k)
 
     @classmethod

@@ -114,9 +114,9 @@ def _fits(old: Tensor, new: Tensor) -> bool:
 
 
 def _plain_buffers(module: nn.Module) -> Iterable[tuple[str, Tensor]]:
-    """Buffers that training changes; what a module learns of the data by itself (`know_ids`, `set`) is left to it."""
+    """Buffers that training changes; what a module learns of the data by itself (`set_seen_ids`, `set`) is kept."""
     for prefix, part in module.named_modules():
-        if not (hasattr(part, "know_ids") or (hasattr(part, "make_room") and hasattr(part, "set"))):
+        if not (hasattr(part, "set_seen_ids") or (hasattr(part, "allocate_buffers") and hasattr(part, "set"))):
             yield from part.named_buffers(prefix, recurse=False)
 
 

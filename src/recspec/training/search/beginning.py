@@ -10,7 +10,7 @@ from recspec.evaluation import seconds_of_an_operation, warnings
 from recspec.feature_spec import FeatureSpec
 from recspec.loading import Ranks, item_features
 from recspec.models import FittedModel, Model, TrainedItemModel
-from recspec.models.layers import without_memory
+from recspec.models.layers import on_meta_device
 from recspec.training import FitPlan, TrainingPlan
 from recspec.training.search import candidates
 from recspec.training.search import candidates as cost
@@ -90,7 +90,7 @@ def _seconds_of_fits(plans: Mapping[str, TrainingPlan | FitPlan]) -> dict[str, f
     found = {}
     one = seconds_of_an_operation()
     for name, plan in plans.items():
-        model = without_memory(lambda plan=plan: plan.make(None))  # type: ignore[misc]
+        model = on_meta_device(lambda plan=plan: plan.make(None))  # type: ignore[misc]
         assert isinstance(model, FittedModel)
         found[name] = one * model.operations()
     return found

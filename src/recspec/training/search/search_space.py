@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from recspec.base import config
 from recspec.base.errors import SettingsError
 from recspec.models import Model, find_model
-from recspec.models.layers import RowsHeld, without_memory
+from recspec.models.layers import RowsHeld, on_meta_device
 from recspec.training import Choice, TrainSettings
 
 if TYPE_CHECKING:
@@ -236,7 +236,7 @@ def search_space(
     if not plan.negatives.value:
         taken |= set(ONLY_DRAWN)
     own = {} if only else parse_space(find_model(model).space, sections_of(model), f"the space of {model}")
-    parts = [name for name, _ in without_memory(lambda: plan.make(None)).named_parameters()]
+    parts = [name for name, _ in on_meta_device(lambda: plan.make(None)).named_parameters()]
     own = {
         name: drawn
         for name, drawn in own.items()
