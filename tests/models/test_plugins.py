@@ -32,7 +32,7 @@ class FmSettings(config.Settings):
 class Fm(Model):
     """A factorisation machine over ids."""
 
-    name, Settings, needs = "fm", FmSettings, ("user", "item", "label")
+    name, Settings, needs = "pairs", FmSettings, ("user", "item", "label")
 
     def __init__(self, spec, settings, table_rows=None):
         super().__init__(spec, settings, table_rows)
@@ -73,13 +73,13 @@ def install(folder: Path, package: str, source: str, *entries: str) -> Path:
 
 
 def test_the_commands_train_evaluate_and_export_a_model_of_an_installed_package(tmp_path: Path) -> None:
-    install(tmp_path, "of_others", SOURCE, "fm = of_others:Fm")
+    install(tmp_path, "of_others", SOURCE, "pairs = of_others:Fm")
     data, run = made_up.interactions(tmp_path / "data", num_users=60, num_items=30).folder, tmp_path / "run"
     lines = [
-        f"train fm {data} {run} --set dim=2 --set train.epochs=1 --set train.tensorboard=false",
+        f"train pairs {data} {run} --set dim=2 --set train.epochs=1 --set train.tensorboard=false",
         f"evaluate {run} {data}",
-        f"export {run} {tmp_path / 'exported'}",
-        f"bench train fm --data {data} --steps 1 --warmup 0 --set train.tensorboard=false",
+        f"export {run} {tmp_path / 'exported'} --batch-sizes 1",
+        f"bench train pairs --data {data} --steps 1 --warmup 0 --set train.tensorboard=false",
         "models",
     ]
     there = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
@@ -93,7 +93,7 @@ def test_the_commands_train_evaluate_and_export_a_model_of_an_installed_package(
         [sys.executable, "-m", "recspec", "evaluate", run, data], capture_output=True, text=True, check=False
     )
     assert elsewhere.returncode == 2
-    assert "unknown model 'fm'" in elsewhere.stderr
+    assert "unknown model 'pairs'" in elsewhere.stderr
     assert "a model of your own needs its package here" in " ".join(elsewhere.stderr.split())
 
 
@@ -106,20 +106,23 @@ def test_the_commands_train_evaluate_and_export_a_model_of_an_installed_package(
         ),
         ("raise OSError('no licence')\n", "OSError: no licence; .* shows where; repair or uninstall the package"),
         ("Other = 1\n", "AttributeError: module 'odd' has no attribute 'Fm'"),
-        ("class Fm: name = 'fm'\n", "odd:Fm is <class 'odd.Fm'>; expected a complete subclass of Model"),
-        ("from recspec.models import Model\nclass Fm(Model): name = 'fm'\n", "expected a complete subclass of Model"),
-        (SOURCE.replace('"fm", FmS', '"ffm", FmS'), "the class's name is 'ffm'; give both the same name"),
+        ("class Fm: name = 'pairs'\n", "odd:Fm is <class 'odd.Fm'>; expected a complete subclass of Model"),
+        (
+            "from recspec.models import Model\nclass Fm(Model): name = 'pairs'\n",
+            "expected a complete subclass of Model",
+        ),
+        (SOURCE.replace('"pairs", FmS', '"other", FmS'), "the class's name is 'other'; give both the same name"),
     ],
 )
 def test_a_package_that_gives_no_model_is_one_clear_error(
     source: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.syspath_prepend(install(tmp_path, "odd", source, "fm = odd:Fm"))
+    monkeypatch.syspath_prepend(install(tmp_path, "odd", source, "pairs = odd:Fm"))
     monkeypatch.delitem(sys.modules, "odd", raising=False)
-    assert known_models() == [*MODELS, "fm"]
+    assert known_models() == [*MODELS, "pairs"]
     assert find_model("neumf") is MODELS["neumf"]
-    for search in (lambda: find_model("fm"), all_models):
-        with pytest.raises(SettingsError, match=rf"^model 'fm' of the package odd 1\.0: .*{problem}"):
+    for search in (lambda: find_model("pairs"), all_models):
+        with pytest.raises(SettingsError, match=rf"^model 'pairs' of the package odd 1\.0: .*{problem}"):
             search()
 
 
@@ -132,6 +135,6 @@ def test_a_name_that_two_models_have_is_refused(tmp_path: Path, monkeypatch: pyt
         with pytest.raises(SettingsError, match=f"unknown model '{name}'"):
             find_model(name)
     for package in ("two", "three"):
-        monkeypatch.syspath_prepend(install(tmp_path / package, package, SOURCE, f"fm = {package}:Fm"))
+        monkeypatch.syspath_prepend(install(tmp_path / package, package, SOURCE, f"pairs = {package}:Fm"))
     with pytest.raises(SettingsError, match=r"has the same name; uninstall one of the packages"):
-        find_model("fm")
+        find_model("pairs")
