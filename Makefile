@@ -10,7 +10,7 @@ inputs := pyproject.toml constraints.txt scripts/setup.sh
 # compile all sources again (PYTHONDONTWRITEBYTECODE).
 unexport PYTHONPATH PYTHONHOME PYTHONWARNINGS PYTHONOPTIMIZE PYTHONDONTWRITEBYTECODE PIP_TARGET PIP_PREFIX PIP_USER PYTEST_ADDOPTS
 
-.PHONY: demo test test-slow moto check check-kernels bench bench-all docs notebooks sbom lock
+.PHONY: demo test test-slow moto check check-kernels bench bench-all docs notebooks sbom lock dist
 .NOTPARALLEL:
 
 demo: .venv/ready-demo$(key)
@@ -68,6 +68,10 @@ lock: .venv/ready-demo$(key)
 		--default-index https://pypi.org/simple --python-version 3.11 --generate-hashes --no-header --no-annotate --quiet; \
 	} > .venv/requirements.lock
 	mv .venv/requirements.lock requirements.lock
+
+# The wheel and the source archive in dist/, installed and used in blank environments.
+dist: .venv/ready-demo$(key)
+	$(bin)/python -m scripts.check_dist
 
 # What the demo's environment holds, as a CycloneDX bill of materials, by a tool in an environment of its own.
 sbom: .venv/ready-demo$(key)

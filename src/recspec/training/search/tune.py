@@ -41,7 +41,7 @@ from recspec.base.signals import handled
 from recspec.bundle import run_record
 from recspec.feature_spec import FeatureSpec
 from recspec.loading import Ranks
-from recspec.models import MODELS
+from recspec.models import find_model
 from recspec.training import Event, TrackedSearch, TrainSettings, plan_run, train
 from recspec.training.search.search_space import (
     Around,
@@ -413,7 +413,7 @@ class Tuning:
         """The settings that are given."""
         curves = {} if CURVES in self.fixed else {"tensorboard": False}
         return (
-            config.build(MODELS[self.model].Settings, "settings", self.values["settings"]),
+            config.build(find_model(self.model).Settings, "settings", self.values["settings"]),
             config.build(TrainSettings, "train", self.values["train"], curves),
         )
 
@@ -426,7 +426,7 @@ class Tuning:
         found, where = assigned(drawn, sections_of(self.model)), "the settings drawn"
         own, train = self._plan.model_settings.model_dump(mode="json"), self._plan.settings.model_dump(mode="json")
         return (
-            config.build(MODELS[self.model].Settings, where, own, found["settings"]),
+            config.build(find_model(self.model).Settings, where, own, found["settings"]),
             config.build(TrainSettings, where, train, found["train"]),
         )
 
