@@ -36,6 +36,7 @@ def test_every_command_is_a_verb_and_every_verb_a_command() -> None:
         "figures",
         "reasons",
         "settings_view",
+        "stages",
         "stop_on_signal",
         "verb",
     }

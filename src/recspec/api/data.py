@@ -266,10 +266,10 @@ def _path_of(raw: object) -> Path:
 @contextmanager
 def staged(out: Path, rows: object, sides: Mapping[str, object]) -> Iterator[tuple[Path, dict[str, object]]]:
     """Frames as Parquet files in a folder beside `out` that is removed at the end; messages name the frames."""
-    from recspec.base.files import beside, staging
+    from recspec.base.files import hidden_sibling, staging
 
     out.parent.mkdir(parents=True, exist_ok=True)
-    with staging(beside(out, "frames")) as folder:
+    with staging(hidden_sibling(out, "frames")) as folder:
         names = {"rows": "the data frame", **{side: f"the data frame {side}" for side in sides}}
         for name, frame in {"rows": rows, **sides}.items():
             table = to_table(frame, names[name])

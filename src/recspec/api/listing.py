@@ -67,17 +67,18 @@ def settings_view(title: str, settings: type[BaseModel]) -> View:
 @verb
 def models() -> Listing:
     """List the models, the roles they need and all settings."""
-    from recspec.models import MODELS
+    from recspec.models import all_models
     from recspec.training import TrainSettings
 
-    lines = {name: (model.__doc__ or "").strip().partition("\n")[0] for name, model in MODELS.items()}
-    about = {name: f"{lines[name]} Needs: {', '.join(model.needs)}." for name, model in MODELS.items()}
+    found = all_models()
+    lines = {name: (model.__doc__ or "").strip().partition("\n")[0] for name, model in found.items()}
+    about = {name: f"{lines[name]} Needs: {', '.join(model.needs)}." for name, model in found.items()}
     schemas = {
         name: {"needs": list(model.needs), "settings": model.Settings.model_json_schema()["properties"]}
-        for name, model in MODELS.items()
+        for name, model in found.items()
     }
     values = {"models": schemas, "train": TrainSettings.model_json_schema()["properties"]}
-    return Listing("models", about, {name: model.Settings for name, model in MODELS.items()}, values)
+    return Listing("models", about, {name: model.Settings for name, model in found.items()}, values)
 
 
 @verb

@@ -31,7 +31,7 @@ def bench_train(
     Args:
         model: Name from `recspec models`.
         data: Prepared dataset; by default generated data.
-        recipe: Recipe, a YAML file.
+        recipe: Recipe: a YAML file, or the name of a published one.
         steps: Measured steps.
         warmup: Steps before the measurement starts.
         profile: Show where the time of a step goes.

@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from recspec.api.verbs import Place, path_or_none, several, verb
 from recspec.base.errors import MissingExtraError, SettingsError, require_extra
@@ -136,7 +136,7 @@ def serve(
         require_extra(library, "serve")
     grpc = grpc and _has_grpc(asked=grpc_port is not None)
     from recspec.base import config
-    from recspec.serving import BackgroundServer, Limits, RepositorySettings, ServeSettings, sources_of
+    from recspec.serving import BackgroundServer, Limits, RepositorySettings, ServerOptions, ServeSettings, sources_of
     from recspec.serving import serve as run_server
 
     sources = sources_of([os.fspath(each) for each in several(models)])
@@ -163,14 +163,15 @@ def serve(
         "workers": workers,
     }
     opening = {"device": device, "threads": threads, "watch_seconds": watch, "verify": verify, "control": control}
-    settings = config.build(ServeSettings, "serve", listening)
-    given: dict[str, Any] = {
-        "repository": config.build(RepositorySettings, "serve", opening),
-        "limits": config.build(Limits, "serve", limits),
-        "token": config.read_token(os.environ, path_or_none(token_file)),
-    }
+    options = ServerOptions(
+        sources,
+        config.build(ServeSettings, "serve", listening),
+        config.build(RepositorySettings, "serve", opening),
+        config.build(Limits, "serve", limits),
+        config.read_token(os.environ, path_or_none(token_file)),
+    )
     names = [each.name for each in sources]
-    server = BackgroundServer(sources, settings, **given)
+    server = BackgroundServer(options)
     if not block:
         if ready is not None or force is not None:
             raise SettingsError("serve: ready and force go with block=True")
@@ -182,9 +183,7 @@ def serve(
         if ready is not None:
             ready(told[0])
 
-    if force is not None:
-        given["force"] = force
-    run_server(sources, settings, ready=tell, **given)
+    run_server(options, ready=tell, **({} if force is None else {"force": force}))
     return told[0]
 
 

@@ -68,7 +68,7 @@ def train(
         model: Name from `recspec models`.
         data: Prepared dataset: its folder or specification file.
         run: Folder for checkpoints, log and bundle.
-        recipe: Recipe, a YAML file.
+        recipe: Recipe: a YAML file, or the name of a published one.
         resume: Continue the run from its newest checkpoint.
         force: Replace the run in the folder.
         plan: Show every automatic choice and its reason without training.
