@@ -94,7 +94,7 @@ class Asked:
 def asking(sources: Sequence[Source], *, limits: Limits | None = None, token: str | None = None) -> Iterator[Asked]:
     """The application of a server that holds models."""
     with asyncio.Runner() as runner:
-        kept = Repository(sources, settings=RepositorySettings(watch_seconds=0), limits=limits)
+        kept = Repository(sources, settings=RepositorySettings(watch=0), limits=limits)
         runner.run(kept.start())
         try:
             yield Asked(runner, application(kept, access=Access(token)), kept)
@@ -106,7 +106,7 @@ def asking(sources: Sequence[Source], *, limits: Limits | None = None, token: st
 def serving(sources: Sequence[Source], *, token: str | None = None, grpc: bool = False) -> Iterator[Addresses]:
     """A server on free ports, in a thread, until the block ends."""
     loop = asyncio.new_event_loop()
-    kept = Repository(sources, settings=RepositorySettings(watch_seconds=0))
+    kept = Repository(sources, settings=RepositorySettings(watch=0))
     settings = ServeSettings(http_port=0, grpc_port=0 if grpc else None, shutdown_seconds=60)
     server = Server(kept, settings, token=token)
     thread = threading.Thread(target=loop.run_forever, daemon=True)

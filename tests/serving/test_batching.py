@@ -105,7 +105,7 @@ def test_a_batch_holds_at_most_so_many_rows_and_a_larger_request_goes_alone() ->
         run.gate.set()
         await asyncio.gather(*tasks)
 
-    with_batcher(run, body, max_batch_rows=3)
+    with_batcher(run, body, max_batch=3)
     assert run.batches == [[1], [2, 3, 4], [5, 6, 7, 8, 9], [10]]
 
 
@@ -118,7 +118,7 @@ def test_an_idle_model_waits_for_others_up_to_the_delay_and_goes_when_the_batch_
         assert len(batcher) == 1
         await asyncio.gather(first, ask(batcher, 2))
 
-    with_batcher(run, body, max_delay_ms=10_000, max_batch_rows=2)
+    with_batcher(run, body, max_delay_ms=10_000, max_batch=2)
     assert run.batches == [[1, 2]]
 
 
@@ -147,7 +147,7 @@ def test_a_full_queue_refuses_with_503_and_when_to_come_again() -> None:
         run.gate.set()
         await asyncio.gather(*tasks)
 
-    with_batcher(run, body, metrics, max_queue=2, retry_seconds=7)
+    with_batcher(run, body, metrics, queue=2, retry_seconds=7)
     assert total(metrics, "recspec_rejected_total", reason="queue") == 1
 
 
@@ -175,7 +175,7 @@ def test_a_client_may_not_take_longer_than_the_server_allows() -> None:
         with pytest.raises(RequestError, match=r"no answer within 0\.001 s"):
             await batcher.infer(rows(1), 1, timeout=100)
 
-    with_batcher(run, body, timeout_seconds=0.001)
+    with_batcher(run, body, timeout=0.001)
 
 
 def test_clients_that_go_away_do_not_disturb_the_others() -> None:

@@ -28,7 +28,7 @@ from tests.made_up_models import films_and_clicks
 
 jsonschema = pytest.importorskip("jsonschema")
 
-LIMITS = Limits(max_rows=50, max_body_bytes=200_000)
+LIMITS = Limits(max_rows=50, max_body_mb=200_000 / 2**20)
 
 
 @pytest.fixture(scope="module")
@@ -263,7 +263,7 @@ def test_a_token_is_asked_of_everything_but_the_pages(runs: dict[str, Path]) -> 
 
 def test_a_full_queue_and_a_late_answer_are_told_apart(runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """One request is being computed, one waits, and one finds no room; the first two get no answer in time."""
-    limits = Limits(max_queue=1, timeout_seconds=1.0, retry_seconds=7)
+    limits = Limits(queue=1, timeout=1.0, retry_seconds=7)
     released = threading.Event()
     with asking(sources(films=runs["films"]), limits=limits) as asked:
         recommend = answers.recommend

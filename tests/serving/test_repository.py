@@ -56,7 +56,7 @@ def with_repository(
     body: Callable[[Repository], Awaitable[None]], *sources: Source, limits: Limits | None = None, start: bool = True
 ) -> None:
     async def go() -> None:
-        kept = Repository(sources, settings=RepositorySettings(watch_seconds=0), limits=limits)
+        kept = Repository(sources, settings=RepositorySettings(watch=0), limits=limits)
         if start:
             await kept.start()
         try:
@@ -383,7 +383,7 @@ def test_an_unloaded_model_answers_503_until_it_is_loaded(model: Path) -> None:
 
 def test_new_content_is_found_by_itself(model: Path, specs: dict[str, FeatureSpec]) -> None:
     async def go() -> None:
-        kept = Repository([Source("ctr", model)], settings=RepositorySettings(watch_seconds=0.01))
+        kept = Repository([Source("ctr", model)], settings=RepositorySettings(watch=0.01))
         await kept.start()
         old = kept.endpoint("ctr").model
         made_up_bundle(model, specs["wide_deep"], "wide_deep", 5)
@@ -472,7 +472,7 @@ def test_configuration_and_metadata_say_what_the_model_takes(model: Path) -> Non
         assert {"name": "age", "datatype": "FP64", "shape": [-1, 1]} in raw["inputs"]
         assert [each.name for each in kept.endpoints()] == ["ctr", "ctr_raw"]
 
-    limits = Limits(max_rows=100, max_batch_rows=50, max_delay_ms=2)
+    limits = Limits(max_rows=100, max_batch=50, max_delay_ms=2)
     with_repository(body, Source("ctr", model), limits=limits)
 
 

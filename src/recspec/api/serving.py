@@ -7,14 +7,18 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from recspec.api.verbs import Place, path_or_none, several, verb
 from recspec.base.errors import MissingExtraError, SettingsError, require_extra
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from recspec.serving import Addresses, BackgroundServer
 
+
+T = TypeVar("T", bound="BaseModel")
 
 log = logging.getLogger("recspec.serve")
 
@@ -131,6 +135,7 @@ def serve(
         MissingExtraError: without the libraries of the extra `serve`; without those of gRPC alone, only if `grpc_port`
             is given.
     """
+    given = dict(locals())
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # or else each refused call writes a line, which clients choose
     for library in ("starlette", "uvicorn", "httptools", "orjson", "prometheus_client"):
         require_extra(library, "serve")
@@ -140,36 +145,15 @@ def serve(
     from recspec.serving import serve as run_server
 
     sources = sources_of([os.fspath(each) for each in several(models)])
-    limits = {
-        "max_batch_rows": max_batch,
-        "max_delay_ms": max_delay_ms,
-        "max_queue": queue,
-        "max_rows": max_rows,
-        "max_body_bytes": int(max_body_mb * 2**20),
-        "max_held_bytes": int(max_held_mb * 2**20),
-        "max_requests": max_requests,
-        "timeout_seconds": timeout,
-    }
     if grpc_port is None:
         grpc_port = ServeSettings().grpc_port if http_port else 0
-    listening = {
-        "host": host,
-        "http_port": http_port,
-        "grpc_port": grpc_port if grpc else None,
-        "allowed_hosts": several(allowed_host),
-        "insecure": insecure,
-        "tls_cert": path_or_none(tls_cert),
-        "tls_key": path_or_none(tls_key),
-        "workers": workers,
-    }
-    opening = {"device": device, "threads": threads, "watch_seconds": watch, "verify": verify, "control": control}
-    options = ServerOptions(
-        sources,
-        config.build(ServeSettings, "serve", listening),
-        config.build(RepositorySettings, "serve", opening),
-        config.build(Limits, "serve", limits),
-        config.read_token(os.environ, path_or_none(token_file)),
-    )
+    given |= {"grpc_port": grpc_port if grpc else None, "allowed_host": several(allowed_host)}
+
+    def of(kind: type[T]) -> T:
+        return config.build(kind, "serve", {name: given[name] for name in kind.model_fields if name in given})
+
+    token = config.read_token(os.environ, path_or_none(token_file))
+    options = ServerOptions(sources, of(ServeSettings), of(RepositorySettings), of(Limits), token)
     names = [each.name for each in sources]
     server = BackgroundServer(options)
     if not block:
