@@ -42,8 +42,8 @@ COMMANDS: dict[str, tuple[Callable[..., Any], Presenter]] = {
     "version": (presenters.print_version, presenters.do),
     "demo": (presenters.demo, presenters.do),
     "bench train": (api.bench_train, presenters.bench_train),
-    "bench infer": (api.bench_infer, presenters.bench_infer),
-    "bench serve": (api.bench_serve, presenters.bench_serve),
+    "bench infer": (api.bench_infer, presenters.bench),
+    "bench serve": (api.bench_serve, presenters.bench),
     "pipeline blend": (api.blend, presenters.blend),
     "pipeline build": (api.pipeline, presenters.pipeline),
 }

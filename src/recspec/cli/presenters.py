@@ -244,16 +244,10 @@ def bench_train(call: Call, *, json: bool = False) -> None:
     print_view(View("", [figures(f"training {call['model']}", measured), *sections]))
 
 
-def bench_infer(call: Call, *, json: bool = False) -> None:
-    """Print latencies."""
+def bench(call: Call, *, json: bool = False) -> None:
+    """Print latencies of models, or of a server."""
     measured = call()
-    print_json(measured) if json else print_view(View("", [_lines("answering", measured["measured"])]))
-
-
-def bench_serve(call: Call, *, json: bool = False) -> None:
-    """Print latencies by number of clients."""
-    measured = call()
-    title = f"{measured['model']} at {call['url']}"
+    title = f"{measured['model']} at {call['url']}" if call["url"] else "answering"
     print_json(measured) if json else print_view(View("", [_lines(title, measured["measured"])]))
 
 
