@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recspec.api.data import opened
-from recspec.api.frames import Kind, chosen_kind, from_table
+from recspec.api.frames import Kind, chosen_kind, from_table, table_of
 from recspec.api.progress import Stages, stages
 from recspec.api.verbs import Place, several, verb
 from recspec.api.views import Section, View, Viewed
@@ -67,20 +67,19 @@ class EvaluationResult(Viewed):
         `standard_error`, `low` and `high` (the ends of the 95 % interval, with `bootstrap`)."""
         import pyarrow as pa
 
-        found: list[dict[str, object]] = []
+        rows = []
         for name, protocols in {self.model: self.report.metrics, **self.report.baselines}.items():
             for protocol, metrics in protocols.items():
                 own = name == self.model
                 errors = self.report.model.standard_errors.get(protocol, {}) if own else {}
                 intervals = self.report.intervals.get(protocol, {}) if own else {}
                 for metric, value in metrics.items():
-                    row = {"model": name, "protocol": protocol, "metric": metric, "value": float(value)}
-                    if interval := intervals.get(metric):
-                        row |= {"low": interval.low, "high": interval.high}
-                    found.append(row | {"standard_error": errors.get(metric)})
+                    interval = intervals.get(metric)
+                    ends = (interval.low, interval.high) if interval else (None, None)
+                    rows.append((name, protocol, metric, float(value), errors.get(metric), *ends))
         texts, numbers = ("model", "protocol", "metric"), ("value", "standard_error", "low", "high")
-        schema = pa.schema({**dict.fromkeys(texts, pa.string()), **dict.fromkeys(numbers, pa.float64())})
-        return from_table(pa.Table.from_pylist(found, schema=schema), chosen_kind(kind, self.kind))
+        kinds = {**dict.fromkeys(texts, pa.string()), **dict.fromkeys(numbers, pa.float64())}
+        return from_table(table_of(kinds, rows), chosen_kind(kind, self.kind))
 
     def comparisons(self, kind: str | None = None) -> Any:
         """One row a compared run, protocol and metric: `run`, `protocol`, `metric`, `ours`, `theirs`, `difference`
@@ -89,21 +88,14 @@ class EvaluationResult(Viewed):
         import pyarrow as pa
 
         numbers = ("ours", "theirs", "difference", "standard_error", "low", "high", "p_value", "p_permutation")
-        found = [
-            {
-                "run": run,
-                "protocol": protocol,
-                "metric": name,
-                **{each: getattr(one, each) for each in numbers},
-                "better": self._better(run, name, one),
-            }
+        rows = [
+            (run, protocol, name, *(getattr(one, each) for each in numbers), self._better(run, name, one))
             for run, compared in self.report.against.items()
             for protocol, named in compared.items()
             for name, one in named.items()
         ]
-        texts = dict.fromkeys(("run", "protocol", "metric"), pa.string())
-        schema = pa.schema({**texts, **dict.fromkeys(numbers, pa.float64()), "better": pa.string()})
-        return from_table(pa.Table.from_pylist(found, schema=schema), chosen_kind(kind, self.kind))
+        kinds = {**dict.fromkeys(("run", "protocol", "metric"), pa.string()), **dict.fromkeys(numbers, pa.float64())}
+        return from_table(table_of({**kinds, "better": pa.string()}, rows), chosen_kind(kind, self.kind))
 
     def view(self) -> View:
         """Metrics by protocol beside the baselines, slices, and comparisons with other runs."""

@@ -9,7 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recspec.api.frames import chosen_kind, from_table
+from recspec.api.frames import chosen_kind, from_table, table_of
 from recspec.api.verbs import Place, verb
 from recspec.api.views import Section, View, Viewed
 from recspec.base.errors import how_many, require_extra
@@ -124,19 +124,12 @@ class Runs(Viewed):
 
         kinds = dict.fromkeys(("run", "data", "model", "metric"), pa.string())
         kinds |= {**dict.fromkeys(("valid", "test"), pa.float64()), "time": pa.string()}
-        schema = pa.schema({**kinds, "seconds": pa.float64(), "bytes": pa.int64()})
-        rows = [
-            (
-                *self._named(run),
-                *(run.value(split, self._metric) for split in ("valid", "test")),
-                run.time,
-                run.seconds,
-                run.size,
-            )
-            for run in self.found.runs
-        ]
-        table = pa.Table.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema=schema)
-        return from_table(table, chosen_kind(kind))
+        kinds |= {"seconds": pa.float64(), "bytes": pa.int64()}
+        rows = []
+        for run in self.found.runs:
+            measured = [run.value(split, self._metric) for split in ("valid", "test")]
+            rows.append((*self._named(run), *measured, run.time, run.seconds, run.size))
+        return from_table(table_of(kinds, rows), chosen_kind(kind))
 
     def _named(self, run: FoundRun) -> tuple[str, str, str, str]:
         return run.path, run.data_shown, run.model, self._metric or run.metric

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from recspec.api.data import Data, opened
 from recspec.api.evaluating import EvaluationResult, evaluate
 from recspec.api.exporting import Exported, export
-from recspec.api.frames import Kind, answered, as_ids, chosen_kind, from_table, is_frame, kind_of, to_table
+from recspec.api.frames import Kind, answered, as_ids, chosen_kind, from_table, is_frame, kind_of, table_of, to_table
 from recspec.api.listing import Report, report
 from recspec.api.progress import Stages, stages
 from recspec.api.serving import Serving, serve
@@ -356,15 +356,9 @@ class Model(Viewed):
         if kind == "answers":
             return found
         _warn(found.notes)
-        own = self.predictor.raw_ids("item", _no_ids()).type
-        table = pa.table(
-            {
-                "rank": pa.array(range(1, len(found.items) + 1), pa.int32()),
-                "item": pa.array([each.item for each in found.items], own),
-                "title": pa.array([each.title for each in found.items], pa.string()),
-                "score": pa.array([each.score for each in found.items], pa.float64()),
-            }
-        )
+        kinds = {"rank": pa.int32(), "item": _item_kind(self.predictor), "title": pa.string(), "score": pa.float64()}
+        rows = [(rank, each.item, each.title, each.score) for rank, each in enumerate(found.items, start=1)]
+        table = table_of(kinds, rows)
         return from_table(_titled(self.predictor, table), chosen_kind(kind, self.kind))
 
     @verb
@@ -384,20 +378,12 @@ class Model(Viewed):
         from recspec.inference import explain
 
         _, because = explain(self.predictor, user, item)
-        events = list(because.events) if because is not None else []
-        by = because.kind if because is not None else None
-        rest = because.rest if because is not None else None
-        items = [each.item for each in events] + ([None] if rest is not None else [])
-        titles = [each.title for each in events] + (["(rest)"] if rest is not None else [])
-        values = [each.value for each in events] + ([rest] if rest is not None else [])
-        table = pa.table(
-            {
-                "item": pa.array(items, self.predictor.raw_ids("item", _no_ids()).type),
-                "title": pa.array(titles, pa.string()),
-                "value": pa.array(values, pa.float64()),
-                "by": pa.array([by] * len(items), pa.string()),
-            }
-        )
+        rows: list[tuple[object, ...]] = []
+        if because is not None:
+            rows = [(each.item, each.title, each.value, because.kind) for each in because.events]
+            rows += [] if because.rest is None else [(None, "(rest)", because.rest, because.kind)]
+        kinds = {"item": _item_kind(self.predictor), "title": pa.string(), "value": pa.float64(), "by": pa.string()}
+        table = table_of(kinds, rows)
         return from_table(table, chosen_kind(kind, self.kind))
 
     @verb
@@ -616,7 +602,7 @@ def _of_answers(predictor: Predictor, answers: Iterable[Recommendation], wanted:
         "user": ids,
         "known": pa.array([answer.known for answer, _, _ in rows], pa.bool_()),
         "rank": pa.array([rank for _, rank, _ in rows], pa.int32()),
-        "item": pa.array([item.item for _, _, item in rows], predictor.raw_ids("item", _no_ids()).type),
+        "item": pa.array([item.item for _, _, item in rows], _item_kind(predictor)),
         "title": pa.array([item.title for _, _, item in rows], pa.string()),
         "score": pa.array([item.score for _, _, item in rows], pa.float32()),
     }
@@ -657,10 +643,11 @@ def reasons(explanation: Any) -> str | None:
     return "; ".join(f"{each.title or each.item} {each.value:{sign}.3f}" for each in explanation.events)
 
 
-def _no_ids() -> Any:
+def _item_kind(predictor: Predictor) -> Any:
+    """The Arrow type of raw item ids."""
     import numpy as np
 
-    return np.zeros(0, np.int64)
+    return predictor.raw_ids("item", np.zeros(0, np.int64)).type
 
 
 def _shards(verb: str, out: Place | None, workers: int, engine: str, shard_size: int | None) -> How | None:
