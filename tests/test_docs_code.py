@@ -143,7 +143,7 @@ def check_command(words: Sequence[str]) -> None:
     context = command.make_context(name, list(given))
     check_settings(name, context.params)
     recipe = context.params.get("recipe")
-    assert recipe is None or str(recipe) == "FILE" or (ROOT / "recipes" / Path(recipe).name).is_file(), recipe
+    assert recipe in (None, "FILE") or (ROOT / "recipes" / f"{Path(recipe).stem}.yaml").is_file(), recipe
 
 
 def check_settings(command: str, given: dict[str, object]) -> None:

@@ -141,7 +141,8 @@ class Description(Viewed):
 
 def _section(title: str, value: Mapping[str, Any]) -> Section:
     if value and all(isinstance(row, Mapping) for row in value.values()):
-        names = dict.fromkeys(name for row in value.values() for name, cell in row.items() if shown(cell))
+        named = dict.fromkeys(name for row in value.values() for name in row)
+        names = [name for name in named if any(shown(row.get(name)) for row in value.values())]
         rows = [(str(name), *(shown(row.get(column)) for column in names)) for name, row in value.items()]
         return Section(title, ("", *names), rows)
     return figures(title, value)

@@ -528,8 +528,8 @@ def _of_run(method: Callable[..., Any]) -> Callable[..., Any]:
     def function(run: Place, *given: Any, device: str = "auto", verify: bool = True, **named: Any) -> Any:
         if isinstance(run, Model) and (device, verify) == ("auto", True):
             return method(run, *given, **named)
-        kind = run.kind if isinstance(run, Model) else None
-        return method(open(run, device=device, verify=verify, kind=kind), *given, **named)
+        kind = run.kind if isinstance(run, Model) else "pyarrow"
+        return method(Model(run, device=device, verify=verify, kind=kind), *given, **named)
 
     own = inspect.signature(function).parameters
     _, *others = inspect.signature(method).parameters.values()

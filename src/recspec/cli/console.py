@@ -98,8 +98,8 @@ def print_view(view: View) -> None:
     """Print the tables, warnings and notes of a result; a table without a title has that of the view."""
     for warning in view.warnings:
         out.print(f"warning: {warning}", soft_wrap=True)
-    if not view.sections:
-        out.print(view.title)
+    if not view.sections and not view.notes:
+        out.print(view.title, soft_wrap=True)
     for section in view.sections:
         print_section(section if section.title else replace(section, title=view.title))
     for note in view.notes:

@@ -18,7 +18,7 @@ from recspec.base.summaries import NOTES, as_data, shown_counts
 from recspec.cli.console import err, out, print_json, print_next, print_remarks, print_view, tell
 from recspec.cli.from_verbs import Call
 from recspec.cli.process import end_by_force, fresh_folder, is_first
-from recspec.cli.training_display import SearchDisplay, TrainingDisplay, epoch_line, print_next_of, print_result
+from recspec.cli.training_display import SearchDisplay, TrainingDisplay, print_next_of, print_result, show_trial
 
 if TYPE_CHECKING:
     from recspec.inference import Recommendation, RecommendedItem
@@ -126,14 +126,7 @@ def train(call: Call, *, verbose: bool = False, json: bool = False) -> None:
 
 def tune(call: Call, *, json: bool = False) -> None:
     """Print the trials as they go, then the search."""
-
-    def show(trial: int, event: Mapping[str, object]) -> None:
-        if event["event"] == "epoch":
-            err.print(f"trial {trial}  {epoch_line(event)}")
-        elif event["event"] == "worker":
-            err.print(f"note: {event['message']}")
-
-    search = call(progress=show, tell=step)
+    search = call(progress=show_trial, tell=step)
     _print_view_or_json(search, json)
     if search.found.best is not None and not search.found.left:
         print_next_of(call["out"] / "best", search.data, call["data"])
@@ -178,7 +171,7 @@ def blend(call: Call, *, json: bool = False) -> None:
     if made.value is not None:
         gain = f"{made.value - max(made.alone):+.4f} against the best model alone"
         notes.insert(0, f"{call['metric']} on valid: {made.value:.4f}, {gain} ({made.users:,} users)")
-    table = Section("", ("run", "model", "alone", "form", "weight"), made.lines())
+    table = Section("", ("run", "model", "alone", "form", "weight"), [*made.lines()])
     print_view(View(f"blend of {len(call['runs'])} models", [table], notes))
     if call["data"] is not None:
         print_next_of(call["out"], model.data, call["data"])

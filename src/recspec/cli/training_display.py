@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from recspec.api import Bar, event_number
+from recspec.base.errors import how_many
 from recspec.base.summaries import shown
 from recspec.cli.console import err, print_next
 
@@ -55,7 +56,7 @@ class TrainingDisplay:
             text = f"epoch {event_number(event, 'epoch'):.1f}  loss {loss:.4f}  {speed:,.0f} samples/s{self.best}"
             self.bar.stage(text, event_number(event, "step"), self.steps)
         elif kind == "epoch":
-            err.print(epoch_line(event))
+            err.print(_epoch_line(event))
             if event.get("best") is not None:
                 self.best = f"  best {event_number(event, 'best'):.4f} (epoch {event_number(event, 'best_epoch'):g})"
         elif kind == "note":
@@ -99,7 +100,8 @@ class TrainingDisplay:
             for line in _placement_lines(event):
                 err.print(line)
         if steps < FEW_STEPS < rows:
-            err.print(f"note: few steps an epoch; a train.batch_size under {event['batch_size']} takes more of them")
+            few = how_many(int(steps), "step")
+            err.print(f"note: only {few} per epoch; lower train.batch_size (now {event['batch_size']:,}) for more")
         if event_number(event, "resumed_at_step"):
             epoch = event_number(event, "resumed_at_step") / max(1, event_number(event, "steps_per_epoch"))
             err.print(f"continuing from step {event['resumed_at_step']}, {epoch:.1f} epochs in")
@@ -151,13 +153,11 @@ def _placement_lines(event: Mapping[str, object]) -> list[str]:
     return lines
 
 
-def epoch_line(event: Mapping[str, object]) -> str:
-    """The loss, the speed and the metric on valid of an epoch."""
+def _epoch_line(event: Mapping[str, object]) -> str:
     length = "" if event.get("open_ended") else f"/{event_number(event, 'epochs'):.0f}"
     line = f"epoch {round(event_number(event, 'epoch'), 1):g}{length}  loss "
     line += f"{event_number(event, 'train_loss'):.4f}  {event_number(event, 'samples_per_second'):,.0f} samples/s"
-    metrics = event.get("metrics")
-    metric = str(event.get("metric"))
+    metrics, metric = event.get("metrics"), str(event.get("metric"))
     protocol, _, name = metric.partition("/")
     values = metrics.get(protocol) if isinstance(metrics, Mapping) else None
     if isinstance(values, Mapping) and name in values:
@@ -176,7 +176,7 @@ def _tried_line(event: Mapping[str, object]) -> str:
 def show_trial(trial: int, event: Mapping[str, object]) -> None:
     """One line an epoch of each trial, while it goes."""
     if event["event"] == "epoch":
-        err.print(f"trial {trial}  {epoch_line(event)}")
+        err.print(f"trial {trial}  {_epoch_line(event)}")
     elif event["event"] == "worker":
         err.print(f"note: {event['message']}")
 
