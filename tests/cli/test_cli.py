@@ -28,30 +28,11 @@ from recspec.feature_spec import FeatureSpec
 from recspec.inference.recommendation import Recommendation, RecommendedItem
 from tests import made_up
 from tests.asking import serving, sources
+from tests.cli.conftest import Cli
 from tests.feature_spec.files import EXAMPLE
 from tests.made_up_models import made_up_bundle
 
-Cli = Callable[..., tuple[int, str, str]]
-
 WORKED_EXAMPLE = "\n" + EXAMPLE
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
-    """Runs a command in this process: exit status, standard output, standard error."""
-
-    def run(*arguments: str | Path) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["recspec", *map(str, arguments)])
-        capsys.readouterr()
-        status = 0
-        try:
-            cli.main()
-        except SystemExit as ended:
-            status = ended.code if isinstance(ended.code, int) else 1
-        printed = capsys.readouterr()
-        return status, printed.out, printed.err
-
-    return run
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import pytest
 from recspec.evaluation.evaluations import BASELINES
 from recspec.feature_spec import FeatureSpec
 from tests import made_up
-from tests.cli.test_cli import Cli, run  # noqa: F401  (a fixture)
+from tests.cli.conftest import Cli
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +20,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> FeatureSpec:
     return made_up.interactions(tmp_path_factory.mktemp("fitted") / "data", num_users=60, num_rows=1000)
 
 
-def test_a_model_is_fitted_evaluated_and_recommends(run: Cli, data: FeatureSpec, tmp_path: Path) -> None:  # noqa: F811
+def test_a_model_is_fitted_evaluated_and_recommends(run: Cli, data: FeatureSpec, tmp_path: Path) -> None:
     status, _, told = run("train", "ease", data.folder, tmp_path / "run")
     assert status == 0
     lines = told.splitlines()
@@ -44,7 +44,7 @@ def test_a_model_is_fitted_evaluated_and_recommends(run: Cli, data: FeatureSpec,
     assert len(json.loads(printed)[0]["items"]) == 2
 
 
-def test_the_plan_is_shown_without_fitting(run: Cli, data: FeatureSpec, tmp_path: Path) -> None:  # noqa: F811
+def test_the_plan_is_shown_without_fitting(run: Cli, data: FeatureSpec, tmp_path: Path) -> None:
     status, printed, _ = run("train", "ials", data.folder, tmp_path / "run", "--plan")
     assert status == 0
     assert "metric: full/ndcg@10: all items ranked for each user" in printed
@@ -54,7 +54,7 @@ def test_the_plan_is_shown_without_fitting(run: Cli, data: FeatureSpec, tmp_path
     assert not (tmp_path / "run").exists()
 
 
-def test_scores_that_are_no_probabilities_are_said_to_be_none(run: Cli, data: FeatureSpec, tmp_path: Path) -> None:  # noqa: F811
+def test_scores_that_are_no_probabilities_are_said_to_be_none(run: Cli, data: FeatureSpec, tmp_path: Path) -> None:
     shutil.copytree(data.folder, tmp_path / "data")
     data.replace(sources={"train": data.sources["train"]}, folder=tmp_path / "data").save(tmp_path / "data")
     assert run("train", "popularity", tmp_path / "data", tmp_path / "run")[0] == 0
@@ -64,7 +64,7 @@ def test_scores_that_are_no_probabilities_are_said_to_be_none(run: Cli, data: Fe
     assert "note: popularity gives scores, which are no probabilities; only the order of a user's scores counts" in told
 
 
-def test_a_model_without_steps_has_none_to_measure(run: Cli) -> None:  # noqa: F811
+def test_a_model_without_steps_has_none_to_measure(run: Cli) -> None:
     status, _, told = run("bench", "train", "ease")
     assert status == 2
     assert "ease is fitted in one go: it has no steps to plan or to measure" in told

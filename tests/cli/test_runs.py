@@ -1,4 +1,4 @@
-"""`recspec runs`, and the last line of commands: the next one."""
+"""`recspec runs`, `report` and `describe --html`, and the last line of commands: the next one."""
 
 import ast
 import inspect
@@ -16,7 +16,7 @@ from recspec.cli import console
 from recspec.cli.app import COMMANDS
 from recspec.feature_spec import FeatureSpec
 from tests import made_up
-from tests.cli.test_cli import Cli, run  # noqa: F401
+from tests.cli.conftest import Cli
 
 
 @pytest.fixture(scope="module")
@@ -26,10 +26,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> FeatureSpec:
 
 
 def test_each_next_command_does_what_it_says_from_train_to_runs(
-    run: Cli,  # noqa: F811
-    data: FeatureSpec,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    run: Cli, data: FeatureSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = tmp_path / "my run"
     status, _, said = run("train", "popularity", data.folder, place)
@@ -57,11 +54,7 @@ def test_each_next_command_does_what_it_says_from_train_to_runs(
     assert status == 2
 
 
-def test_what_is_wrong_in_a_folder_is_told_after_the_table(
-    run: Cli,  # noqa: F811
-    data: FeatureSpec,
-    tmp_path: Path,
-) -> None:
+def test_what_is_wrong_in_a_folder_is_told_after_the_table(run: Cli, data: FeatureSpec, tmp_path: Path) -> None:
     assert run("runs", tmp_path)[:2] == (0, f"no run in {tmp_path}\n")
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "run.json").write_text("[" * 100_000)
@@ -79,7 +72,7 @@ def test_what_is_wrong_in_a_folder_is_told_after_the_table(
     assert re.search(r"0\.[0-9]{4} \*", printed)
 
 
-def test_evaluation_on_other_data_is_told_and_done(run: Cli, data: FeatureSpec, tmp_path: Path) -> None:  # noqa: F811
+def test_evaluation_on_other_data_is_told_and_done(run: Cli, data: FeatureSpec, tmp_path: Path) -> None:
     place = tmp_path / "run"
     assert run("train", "popularity", data.folder, place)[0] == 0
     other = Path(shutil.copytree(data.folder, tmp_path / "other"))
@@ -97,6 +90,8 @@ def test_a_path_of_the_next_command_is_quoted_and_never_read_as_an_option(capsys
         _, program, command, path, option = shlex.split(printed)
         assert (program, command, Path(path), option) == ("recspec", "evaluate", Path(name), "--baselines")
         assert not path.startswith("-")
+    console.print_next("serve", Path("s3://bucket/run"))  # which has one slash by now
+    assert capsys.readouterr().err == "next: recspec serve s3://bucket/run\n"
     console.print_next("serve", Path("a\tb'\x1bü\udcff\\"))
     assert capsys.readouterr().err == "next: recspec serve $'a\\x09b\\x27\\x1b\\xc3\\xbc\\xff\\x5c'\n"
 
@@ -130,3 +125,20 @@ def test_every_next_command_is_one() -> None:
                 found.add(ast.literal_eval(node.args[0]))
     assert found
     assert found <= known
+
+
+def test_report_writes_a_page_and_prints_its_path(run: Cli, data: FeatureSpec, tmp_path: Path) -> None:
+    assert run("train", "popularity", data.folder, tmp_path / "run")[0] == 0
+    pages = (tmp_path / "run" / "report.html", tmp_path / "page.html")
+    assert run("report", tmp_path / "run")[1] == f"{pages[0]}\n"
+    assert run("report", tmp_path / "run", "--out", pages[1], "--data", data.folder)[1] == f"{pages[1]}\n"
+    assert all(page.read_text(encoding="utf-8").startswith("<!doctype html>") for page in pages)
+    status, _, said = run("report", tmp_path / "rum")
+    assert (status, "no such folder" in said) == (2, True)
+
+
+def test_describe_writes_a_page_or_prints_json(run: Cli, data: FeatureSpec, tmp_path: Path) -> None:
+    assert run("describe", data.folder, "--html", tmp_path / "data.html")[1] == f"{tmp_path / 'data.html'}\n"
+    assert "Suspected leaks" in (tmp_path / "data.html").read_text(encoding="utf-8")
+    said = run("describe", data.folder, "--html", tmp_path / "data.html", "--json")[2]
+    assert "describe: --html and --json are two outputs; give one of them" in said

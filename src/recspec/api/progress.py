@@ -101,25 +101,15 @@ def bar(progress: bool | None) -> Iterator[Bar | None]:
 @contextmanager
 def stages(progress: bool | Stages | None) -> Iterator[Stages]:
     """What receives the progress of stages: the caller's function, or a bar."""
-    if callable(progress):
-        yield progress
-        return
-    with bar(progress) as made:
-        yield made.stage if made is not None else _silent
+    with bar(False if callable(progress) else progress) as made:
+        yield progress if callable(progress) else made.stage if made else lambda *_: None
 
 
 @contextmanager
 def events(progress: bool | Events | None) -> Iterator[Events]:
     """What receives the events of a training: the caller's function, or a bar."""
-    if callable(progress):
-        yield progress
-        return
-    with bar(progress) as made:
-        yield made.event if made is not None else lambda _: None
-
-
-def _silent(stage: str, done: float, total: float | None) -> None:
-    """Show nothing."""
+    with bar(False if callable(progress) else progress) as made:
+        yield progress if callable(progress) else made.event if made else lambda _: None
 
 
 class _Html:

@@ -122,7 +122,12 @@ def print_json(value: object) -> None:
 
 def print_next(*command: object, program: str = "recspec") -> None:
     """Print the command to run next, quoted for the shell; a path that starts with a hyphen is no option."""
-    parts = [f"./{part}" if isinstance(part, Path) and str(part).startswith("-") else str(part) for part in command]
+    from recspec.base.stores import url_text
+
+    parts = []
+    for part in command:
+        is_option_like = isinstance(part, Path) and str(part).startswith("-")
+        parts.append(f"./{part}" if is_option_like else url_text(part) or str(part))
     err.print(f"next: {' '.join(map(_quoted, (program, *parts)))}")
 
 

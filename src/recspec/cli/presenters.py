@@ -273,6 +273,7 @@ def recommend(
         context: Raw column of the request; repeatable.
         all: Recommend to every user; needs --out.
     """
+    from recspec.base.stores import fetched, url_text
     from recspec.inference import read_users
 
     given, problems = _context(context or [])
@@ -283,8 +284,11 @@ def recommend(
     if problems:
         raise SettingsError.of("recommend", problems)
     named: object = users
-    if user:
-        named = [*user, *(read_users(Path(users)) if users else [])]
+    if user and users:
+        file = fetched(url, "--users") if (url := url_text(users)) else Path(users)
+        named = [*user, *read_users(file)]
+    elif user:
+        named = user
     asked = Call(call.verb, {**call.values, "users": named, "context": given})
     if call["out"] is not None:
         asked(tell=err.print)
