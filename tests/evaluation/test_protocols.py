@@ -240,9 +240,7 @@ def test_rows_with_one_item_are_candidates_of_their_own_where_more_than_the_item
                     "label": {},
                 },
                 "source_spec": {
-                    "test": [
-                        {"type": "csv", "features": ["display", "ad", "label", "score"], "files": ["test.csv"]},
-                    ]
+                    "test": [{"type": "csv", "features": ["display", "ad", "label", "score"], "files": ["test.csv"]}]
                 },
                 "channel_spec": {
                     "item": ["ad"] if context else ["ad", "score"],

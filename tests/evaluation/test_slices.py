@@ -8,10 +8,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from recspec.base.errors import SettingsError
-from recspec.evaluation.columns import _numbers, codes_of, kinds_of_items, ranges
 from recspec.evaluation.evaluations import evaluate_model
 from recspec.evaluation.question import EvaluateSettings, Question
 from recspec.evaluation.report import Evaluation
+from recspec.evaluation.slices import _numbers, codes_of, kinds_of_items, ranges
 from tests.evaluation.tables import RichModel, TableModel, TableRanker, dataset, rich_dataset
 
 

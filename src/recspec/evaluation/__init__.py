@@ -7,11 +7,11 @@ from recspec.evaluation.choosing import Tried
 from recspec.evaluation.evaluations import evaluate, evaluate_baselines, evaluate_model, informed
 from recspec.evaluation.fitting import Fitted, ItemFit, RowFit
 from recspec.evaluation.interactions import id_feature, interactions_of, positives, read_events, read_rows, seen_items
-from recspec.evaluation.labelled_rows import count_labels
 from recspec.evaluation.protocols import run_protocols
 from recspec.evaluation.question import PROTOCOLS, EvaluateSettings, Question
 from recspec.evaluation.rankings import users_at_once
 from recspec.evaluation.report import Comparison, Evaluation, Report, Slice, difference, is_lower_better
+from recspec.evaluation.row_baselines import count_labels
 from recspec.evaluation.runs import FoundRun, RunList, find_runs
 from recspec.evaluation.saved import Kept, SavedEvaluation, held_values, save, saved
 from recspec.evaluation.scoring import (
@@ -21,10 +21,11 @@ from recspec.evaluation.scoring import (
     check_same_features,
     score_rows,
     scores_of,
+    seconds_of,
+    seconds_of_an_operation,
     silent,
 )
 from recspec.evaluation.slices import evaluate_rows
-from recspec.evaluation.timing import seconds_of, seconds_of_an_operation
 from recspec.evaluation.warnings import ModelWarning
 
 __all__ = [

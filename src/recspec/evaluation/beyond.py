@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from recspec.evaluation.columns import default_kind, kinds_of_items
 from recspec.evaluation.interactions import positives
 from recspec.evaluation.question import Question
 from recspec.evaluation.report import Exposure
+from recspec.evaluation.slices import default_kind, kinds_of_items
 from recspec.models import Ids, Interactions
 
 Lists = NDArray[np.int32]  # (R, k), best first

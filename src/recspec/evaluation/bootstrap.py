@@ -8,9 +8,7 @@ count. Half a value at the lowest possible place and half a value at the highest
 is Jeffreys'. Percentiles of resampled values are too narrow for rare hits: of 50 users with 10 % hits, they cover the
 true NDCG in 89 % of samples, and of users with 2 % hits the true HR in 64 %.
 
-Shapes: G groups or rows; D draws.
-
-Shapes: G groups, users or rows.
+Shapes: G groups, users or rows; D draws.
 """
 
 from __future__ import annotations
@@ -48,12 +46,12 @@ PERMUTATIONS = 2_000
 
 
 def intervals(evaluation: Evaluation, draws: int, seed: int = 0) -> dict[str, dict[str, Interval]]:
-    """The interval of each metric that is a mean over groups or rows, by protocol; see `interval`.
+    """The interval of each metric that is a mean over groups or rows, by protocol; see `interval`. None without draws.
 
     Log loss has none on fewer than `FEWEST_ROWS` rows: one rare large loss would move it, and may be absent.
     """
     found: dict[str, dict[str, Interval]] = {}
-    for protocol, named in evaluation.values.items():
+    for protocol, named in evaluation.values.items() if draws else ():
         for name, values in ((name, of.astype(np.float64)) for name, of in named.items() if len(of)):
             if name == "log_loss" and len(values) < FEWEST_ROWS:
                 continue

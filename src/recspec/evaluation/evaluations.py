@@ -14,11 +14,10 @@ from recspec.data.storage import label_columns
 from recspec.evaluation.bootstrap import compare, intervals
 from recspec.evaluation.fitting import ItemFit
 from recspec.evaluation.interactions import history_of_items
-from recspec.evaluation.labelled_rows import count_labels, splits_of_rows
 from recspec.evaluation.protocols import run_protocols
 from recspec.evaluation.question import EvaluateSettings, Question
 from recspec.evaluation.report import Asked, Evaluation, Report
-from recspec.evaluation.row_baselines import ROW_BASELINES
+from recspec.evaluation.row_baselines import ROW_BASELINES, count_labels, splits_of_rows
 from recspec.evaluation.saved import data_notes, other_data
 from recspec.evaluation.scoring import FullRanker, Progress, Ranker, SplitScores, check_same_features, scores_of, silent
 from recspec.feature_spec import FeatureSpec
@@ -60,43 +59,36 @@ def evaluate(
         SpecError: if the dataset lacks the model's features, or the roles that a protocol needs.
         SettingsError: for an unknown protocol, or a cut-off longer than every list of candidates.
     """
-    ranks, started = ranks or Ranks(), time.monotonic()
+    ranks, started, reads = ranks or Ranks(), time.monotonic(), trained.model.features()
+    fitted_on, settings, against = _train_splits(trained), settings or EvaluateSettings(), against or {}
     check_same_features(trained.model, spec, trained.folder)
-    fitted_on = _train_splits(trained)
-    asked, reads = settings or EvaluateSettings(), trained.model.features()
-    question = Question(spec, split, protocols, asked, reads=reads, trained_on=fitted_on)
-    model = run_protocols(_answers(trained, question, ranks, progress, of_all), beyond=True)
-    found = intervals(model, asked.bootstrap, asked.seed) if asked.bootstrap else {}
-    wanted = Asked(
-        None if protocols is None else tuple(protocols), asked.model_dump(mode="json"), baselines, tuple(against or ())
-    )
-    data = DataRecord.of(spec) if ranks.is_first else None
-    notes = () if data is None else data_notes(trained, data)
+    question = Question(spec, split, protocols, settings, reads=reads, trained_on=fitted_on)
+
+    def evaluated(bundle: Bundle, question: Question) -> Evaluation:
+        answers = scores_of(informed(bundle.model, question), question, ranks, progress)
+        if of_all is not None and bundle.pipeline is not None:
+            answers = replace(answers, of_all=of_all(bundle, question))
+        return run_protocols(answers, beyond=True)
+
+    model, data = evaluated(trained, question), DataRecord.of(spec) if ranks.is_first else None
+    named = None if protocols is None else tuple(protocols)
     report = Report(
         split,
         model,
-        intervals=found,
-        asked=wanted,
+        intervals=intervals(model, settings.bootstrap, settings.seed),
+        asked=Asked(named, settings.model_dump(mode="json"), baselines, tuple(against)),
         data=data,
-        data_notes=notes,
+        data_notes=() if data is None else data_notes(trained, data),
         label_columns=label_columns(spec, reads) if ranks.is_first else {},
     )
-    report = _beside_runs(report, trained, question, against or {}, ranks, progress, of_all)
-    if not (baselines and ranks.is_first):
-        return replace(report, seconds=time.monotonic() - started)
-    names = [name for name in (*ROW_BASELINES, *BASELINES) if name != trained.card.model]
-    question = question.under(tuple(model.metrics))
-    beside, missing = evaluate_baselines(question, fitted_on, names=names, progress=progress)
-    chosen_by = str(trained.card.trained.get("valid_metric") or "")
-    return replace(report, beside=beside, not_fitted=missing, chosen_by=chosen_by, seconds=time.monotonic() - started)
-
-
-def _answers(
-    trained: Bundle, question: Question, ranks: Ranks, progress: Progress, of_all: OfAll | None
-) -> SplitScores:
-    """The scores of a bundle's model, and of a pipeline's stages."""
-    found = scores_of(informed(trained.model, question), question, ranks, progress)
-    return replace(found, of_all=of_all(trained, question)) if of_all and trained.pipeline is not None else found
+    report = _beside_runs(report, trained, question, against, evaluated)
+    if baselines and ranks.is_first:
+        names = [name for name in (*ROW_BASELINES, *BASELINES) if name != trained.card.model]
+        question = question.under(tuple(model.metrics))
+        beside, missing = evaluate_baselines(question, fitted_on, names=names, progress=progress)
+        chosen_by = str(trained.card.trained.get("valid_metric") or "")
+        report = replace(report, beside=beside, not_fitted=missing, chosen_by=chosen_by)
+    return replace(report, seconds=time.monotonic() - started)
 
 
 def _train_splits(trained: Bundle) -> list[str]:
@@ -109,20 +101,19 @@ def _beside_runs(
     trained: Bundle,
     question: Question,
     against: Mapping[str, Bundle],
-    ranks: Ranks,
-    progress: Progress,
-    of_all: OfAll | None,
+    evaluated: Callable[[Bundle, Question], Evaluation],
 ) -> Report:
     """The report with other runs' evaluations under its question, and their comparisons."""
     assert report.asked is not None
-    asked, model = question.settings, report.model
+    asked, model, question = question.settings, report.model, question.under(tuple(report.metrics))
     compared, others, not_alone, elsewhere = {}, {}, {}, {}
     if against and report.data is not None:
         every = {"": trained, **against}
         elsewhere = {name: where for name, each in every.items() if (where := other_data(each, report.data))}
     for name, other in against.items():
         started = time.monotonic()
-        found = _evaluated_as(question.under(tuple(model.metrics)), other, ranks, progress, of_all)
+        check_same_features(other.model, question.spec, other.folder)
+        found = evaluated(other, question.read_by(other.model.features()))
         compared[name] = compare(model, found, asked.bootstrap or DRAWS, asked.seed)
         if set(_train_splits(other)) != set(question.trained_on or ()):  # popular and cold items would be others
             why = f"trained on {listed(_train_splits(other))}, unlike the model; evaluate it alone"
@@ -131,26 +122,16 @@ def _beside_runs(
         if name in elsewhere:  # a report of both runs would call it better
             not_alone[name] = "the evaluation is not kept: the run was trained on other data"
             continue
-        own = intervals(found, asked.bootstrap, asked.seed) if asked.bootstrap else {}
         others[name] = Report(
             report.split,
             replace(found, left_out=model.left_out),
-            intervals=own,
+            intervals=intervals(found, asked.bootstrap, asked.seed),
             asked=replace(report.asked, baselines=False, against=()),
             data=report.data,
             data_notes=() if report.data is None else data_notes(other, report.data),
             seconds=time.monotonic() - started,
         )
     return replace(report, against=compared, others=others, not_alone=not_alone, elsewhere=elsewhere)
-
-
-def _evaluated_as(
-    question: Question, other: Bundle, ranks: Ranks, progress: Progress, of_all: OfAll | None
-) -> Evaluation:
-    """Another model's evaluation under the same question, whose targets and candidates stay as they are."""
-    check_same_features(other.model, question.spec, other.folder)
-    own = question.read_by(other.model.features())
-    return run_protocols(_answers(other, own, ranks, progress, of_all), beyond=True)
 
 
 def evaluate_model(

@@ -16,11 +16,10 @@ from recspec.base.errors import SettingsError, unknown
 from recspec.evaluation import warnings
 from recspec.evaluation.choosing import Combination, Tried, choose
 from recspec.evaluation.interactions import history_of_items, interactions_of
-from recspec.evaluation.labelled_rows import splits_of_rows
 from recspec.evaluation.protocols import run_protocols
 from recspec.evaluation.question import EvaluateSettings, Question, draw_candidates
 from recspec.evaluation.report import Evaluation, Metrics, is_lower_better
-from recspec.evaluation.row_baselines import STRENGTHS, LogisticFit
+from recspec.evaluation.row_baselines import STRENGTHS, LogisticFit, splits_of_rows
 from recspec.evaluation.scoring import scores_of
 from recspec.evaluation.warnings import ModelWarning
 from recspec.feature_spec import FeatureSpec

@@ -184,9 +184,7 @@ def save(report: Report, trained: Bundle, spec: FeatureSpec) -> Kept:
         seconds=None if report.seconds is None else round(report.seconds, 3),
         device=str(trained.model.device),
         model=SavedModel(
-            name=trained.card.model,
-            bundle=str(trained.folder.resolve()),
-            digest=manifest.digest(trained.folder),
+            name=trained.card.model, bundle=str(trained.folder.resolve()), digest=manifest.digest(trained.folder)
         ),
         data=report.data or DataRecord.of(spec),
         split=report.split,
@@ -273,11 +271,7 @@ def data_notes(trained: Bundle, here: DataRecord) -> tuple[str, ...]:
 
 def other_data(trained: Bundle, here: DataRecord) -> str:
     """Where the run says that it was trained, if that is other data than these; empty if it is not, or not known."""
-    try:
-        record = run_record.read(run_record.home(trained.folder))
-    except BundleError:
-        return ""
-    data = record.data if record is not None else None
+    data = run_record.data_of(trained.folder)
     return "" if data is None or data.digest == here.digest else f"{data.path}, {data.digest[:12]}"
 
 

@@ -5,6 +5,7 @@ Shapes: R users or requests; N items; P pairs.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,12 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recspec.base.errors import BundleError, SpecError, unknown
+from recspec.base.errors import SpecError, unknown
 from recspec.bundle import run_record
 from recspec.data.storage import Column, Ragged, open_split
 from recspec.evaluation.interactions import ROWS_PER_BLOCK, Rows, blocks
-from recspec.evaluation.labelled_rows import Scorer
 from recspec.evaluation.question import Question
+from recspec.evaluation.row_baselines import Scorer
 from recspec.feature_spec import Feature, FeatureSpec
 from recspec.loading import Ranks, item_features
 from recspec.models import Ids, ItemModel, Model, Scores
@@ -31,6 +32,10 @@ from recspec.models.layers import Batch, at_once, concatenate, num_rows, take, t
 Progress = Callable[[str, float, float | None], None]  # called with a stage, the amount done and the whole amount
 
 ROWS_PER_FORWARD = 16_384  # rows a model scores at once on a CPU: 64 MB for each layer of 1024
+SIDE = 768
+"""Rows of the matrices whose product tells the machine's speed: some 50 ms."""
+TIMED = 0.5
+"""Seconds after which timing ends."""
 
 
 def silent(stage: str, done: float, total: float | None) -> None:
@@ -270,11 +275,8 @@ def check_same_features(model: Model, spec: FeatureSpec, bundle: Path | None = N
 
 def _named(bundle: Path | None) -> str:
     """The dataset of a bundle, which for an updated run is not the one that was given to `train`."""
-    try:
-        record = run_record.read(run_record.home(bundle)) if bundle is not None else None
-    except BundleError:
-        record = None
-    return f", which is {record.data.path}" if record is not None and record.data is not None else ""
+    data = None if bundle is None else run_record.data_of(bundle)
+    return "" if data is None else f", which is {data.path}"
 
 
 def _numbers_of(feature: Feature) -> str:
@@ -291,3 +293,26 @@ def _scoring(model: Model) -> Iterator[None]:
             yield
     finally:
         model.train(was_training)
+
+
+# --- what scoring costs ----------------------------------------------------------------------------------------------
+
+
+def seconds_of(call: Callable[[], object]) -> float:
+    """Seconds of a call, the fewest of a few."""
+    times: list[float] = []
+    while sum(times) < TIMED and len(times) < 5:
+        started = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - started)
+    return min(times)
+
+
+def seconds_of_an_operation() -> float:
+    """Seconds of one of many fp64 operations on one thread, from the product of two matrices."""
+    threads, square = torch.get_num_threads(), torch.ones(SIDE, SIDE, dtype=torch.float64)
+    torch.set_num_threads(1)
+    try:
+        return seconds_of(lambda: square @ square) / (2 * SIDE**3)
+    finally:
+        torch.set_num_threads(threads)
