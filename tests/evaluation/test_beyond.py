@@ -80,9 +80,6 @@ def test_exposure_by_hand() -> None:
     found = exposure(np.array([[1, 2], [1, 4], [-1, -1]], np.int32), np.array([0, 6, 3, 1, 0]), first_item=1)
     assert found.shares == (0.5, 0, 0, 0, 0, 0, 0.25, 0, 0, 0, 0.25)
     assert found.items == (1, 0, 0, 0, 0, 0, 1, 0, 0, 1, 1)
-
-
-def test_exposure_of_no_list_and_of_no_interaction_is_zero() -> None:
     nothing = np.zeros((0, 3), np.int32)
     assert set(exposure(nothing, np.array([2, 1])).shares) == {0.0}
     assert exposure(np.array([[0, 1]], np.int32), np.array([0, 0])).shares[-1] == 1.0

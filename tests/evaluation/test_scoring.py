@@ -71,13 +71,7 @@ def test_full_ranking_joins_each_users_request_with_every_items_features(tmp_pat
         [expected[1][2], expected[0][1], expected[1][0]],
         rtol=1e-6,
     )
+    assert ranker.score_pairs(np.array([], dtype=int), np.array([], dtype=int)).shape == (0,)
     result = evaluate_model(model, spec, "test", protocols=["full"], settings=EvaluateSettings(ks=(1,)))
     assert result.protocols["full"]["fewest_candidates"] == 4
     assert result.metrics["full"]["recall@1"] == 0.75  # item 3 is first for both; user 1 has two positives
-
-
-def test_a_model_ranker_scores_nothing_for_nobody(tmp_path: Path) -> None:
-    spec = dataset(tmp_path, {"test": [(2, 3, 1)]})
-    ranker = ModelRanker(TableModel(spec, np.eye(4, 6)), Question(spec, "test", ["full"], EvaluateSettings()))
-    assert ranker.score_pairs(np.array([], dtype=int), np.array([], dtype=int)).shape == (0,)
-    assert ranker.score_users(np.array([2])).tolist() == [[0, 0, 1, 0, 0, 0]]
