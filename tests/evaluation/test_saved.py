@@ -131,7 +131,7 @@ def test_what_is_damaged_is_left_out_with_the_reason(run: Path, small_data: Feat
     assert len(problems) == len(HOSTILE) + 3
     for problem in problems:
         assert str(folder) in problem
-    assert any("of another format.json: format 2; this recspec reads 1" in each for each in problems)
+    assert any("of another format.json: evaluation format 2; this recspec reads 1" in each for each in problems)
 
 
 def test_values_that_are_not_those_written_are_refused(run: Path, small_data: FeatureSpec) -> None:

@@ -3,10 +3,9 @@
     scorer = ROW_BASELINES["logistic_regression"](spec, ["train"])
     scorer.logits(columns)             # (B,) logits of labelled rows
 
-The constant needs numpy only. Logistic regression needs scipy and boosted trees need LightGBM; both come with
-`pip install 'recspec[baselines]'`. Both read an even share of the rows if there are too many, and judge on a tenth of
-it; a hash of the row's number picks both. Nothing is drawn, so the same rows give the same weights, and with the same
-number of threads the same trees.
+Boosted trees need LightGBM, which comes with `pip install 'recspec[baselines]'`. Trees and logistic regression read an
+even share of the rows if there are too many, and judge on a tenth of it; a hash of the row's number picks both. Nothing
+is drawn, so the same rows give the same weights, and with the same number of threads the same trees.
 
 Shapes: B rows; D columns of a one-hot matrix; C columns of the matrix that trees split.
 """
@@ -175,7 +174,6 @@ class LogisticFit:
     """
 
     def __init__(self, spec: FeatureSpec, splits: Sequence[str], most_entries: int = MOST_ENTRIES) -> None:
-        require_extra("scipy.sparse", "baselines")
         num_rows, _ = _count_both_classes(spec, splits)
         most_of_a_row = max(1, _num_values(spec, categorical=True) + 2 * _num_values(spec, categorical=False))
         share = min(1.0, most_entries / (num_rows * most_of_a_row))
@@ -230,7 +228,8 @@ class _OneHot:
 
     def encode(self, columns: Mapping[str, Column]) -> csr_array:
         """(B, D) matrix: 1 for each id except padding and for the bin of a number; numbers are standardised."""
-        sparse = require_extra("scipy.sparse", "baselines")
+        from scipy import sparse
+
         num_rows = len(next(iter(columns.values())))
         numbers = _numbers_of(self.spec, columns, self.numbers)
         binned = [number for number, edges in enumerate(self.edges) if len(edges)]
@@ -294,7 +293,8 @@ def _fit_logistic(
     rows: Sequence[_Block], l2: float, start: NDArray[np.float64], *, tolerance: float = 1e-8
 ) -> NDArray[np.float64]:
     """Weights (D,) and intercept with the least loss, from an fp32 matrix and fp64 sums."""
-    optimize, special = require_extra("scipy.optimize", "baselines"), require_extra("scipy.special", "baselines")
+    from scipy import optimize, special
+
     num_rows = _num_rows(rows)
 
     def loss(weights: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:

@@ -25,12 +25,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from recspec import __version__
-from recspec.base.errors import BundleError, DataError, RecspecError, of_the_machine, problems_in, unknown
-from recspec.base.files import PathError, confine, confined, manifest, read_json, whole_file
-from recspec.bundle import Bundle, DataRecord, meaning_digest, run_record
+from recspec.base.errors import BundleError, DataError, RecspecError, of_the_machine, unknown
+from recspec.base.files import PathError, confine, confined, manifest, whole_file
+from recspec.bundle import Bundle, DataRecord, cards, meaning_digest, run_record
 from recspec.data.encoding import Vocabulary, VocabularyEncoder, read_encoders
 from recspec.evaluation.report import Evaluation, Report
 from recspec.feature_spec import FeatureSpec
@@ -240,12 +240,13 @@ def saved(path: Path, problems: list[str] | None = None) -> tuple[SavedEvaluatio
         problems.append(f"{folder}: holds more than {MOST_LISTED:,} files; the others were not looked at")
     for name in names[:MOST_READ]:
         try:
-            one = _read(folder, name)
+            one = cards.read(folder, name, SavedEvaluation, what="evaluation", version=FORMAT, most=MOST_BYTES)
         except RecspecError as error:
             problems.append(str(error))
         else:
-            is_current = one.model.digest == current
-            found.append(one.model_copy(update={"file": folder / name, "is_current": is_current}))
+            if one is not None:
+                is_current = one.model.digest == current
+                found.append(one.model_copy(update={"file": folder / name, "is_current": is_current}))
     return tuple(sorted(found, key=lambda each: (each.time, each.name), reverse=True))
 
 
@@ -273,19 +274,6 @@ def other_data(trained: Bundle, here: DataRecord) -> str:
     """Where the run says that it was trained, if that is other data than these; empty if it is not, or not known."""
     data = run_record.data_of(trained.folder)
     return "" if data is None or data.digest == here.digest else f"{data.path}, {data.digest[:12]}"
-
-
-def _read(folder: Path, name: str) -> SavedEvaluation:
-    file = folder / name
-    try:
-        data = read_json(confined(folder, name), most=MOST_BYTES)
-        if isinstance(data, dict) and data.get("format") != FORMAT:
-            raise BundleError(f"{file}: format {data.get('format')!r}; this recspec reads {FORMAT}")
-        return SavedEvaluation.model_validate(data)
-    except PathError as error:
-        raise BundleError(str(error) if str(file) in str(error) else f"{file}: {error}") from None
-    except ValidationError as error:
-        raise BundleError.of(f"{file}: damaged", problems_in(error)) from None
 
 
 def _name(made: SavedEvaluation) -> str:
