@@ -12,9 +12,9 @@ import pytest
 from recspec.base.errors import SettingsError
 from recspec.evaluation import evaluations
 from recspec.evaluation.evaluations import BASELINES, evaluate, evaluate_baselines, evaluate_model
-from recspec.evaluation.question import EvaluateSettings, Question
 from recspec.evaluation.report import Report
 from recspec.evaluation.row_baselines import logistic_regression
+from recspec.evaluation.task import EvaluateSettings, EvaluationTask
 from recspec.feature_spec import FeatureSpec
 from recspec.models import FittedItemModel, Interactions
 from tests import made_up
@@ -46,8 +46,8 @@ def of_two_tastes() -> dict[str, list[tuple[int, int, int, list[int]]]]:
 @pytest.mark.parametrize("name", BASELINES)
 def test_baselines_know_what_the_rows_histories_know(tmp_path: Path, name: str) -> None:
     spec = with_histories(tmp_path, of_two_tastes(), users=33, items=8)
-    question = Question(spec, "test", ["rows", "sampled"], EvaluateSettings())
-    found, missing = evaluate_baselines(question, names=(name,))
+    task = EvaluationTask(spec, "test", ["rows", "sampled"], EvaluateSettings())
+    found, missing = evaluate_baselines(task, names=(name,))
     assert missing == {}
     assert found[name].fitted["users_known_by"] == "rows and histories of train and valid"
     assert set(found[name].metrics) == {"rows", "sampled"}
@@ -119,8 +119,8 @@ def test_a_baseline_that_cannot_be_fitted_is_left_out_with_its_reason(
         raise SettingsError("too many items")
 
     monkeypatch.setattr(BASELINES["ease"], "_fit", too_large)
-    question = Question(spec, "test", None, EvaluateSettings())
-    found, missing = evaluate_baselines(question, names=("popularity", "ease"))
+    task = EvaluationTask(spec, "test", None, EvaluateSettings())
+    found, missing = evaluate_baselines(task, names=("popularity", "ease"))
     assert set(found) == {"popularity"}
     report = Report("test", evaluate_model(TableRanker(taste), spec, "test"), found, missing)
     assert report.verdicts == ()
@@ -149,7 +149,7 @@ def test_a_baselines_settings_are_chosen_on_valid_before_test_is_judged(tmp_path
     spec = made_up.interactions(tmp_path / "data", num_users=40, num_rows=600)
     found = {}
     for split in ("test", "valid"):
-        found[split] = evaluate_baselines(Question(spec, split, ["full"], EvaluateSettings()), names=("ease",))[0]
+        found[split] = evaluate_baselines(EvaluationTask(spec, split, ["full"], EvaluateSettings()), names=("ease",))[0]
     facts = found["test"]["ease"].fitted
     assert str(facts["chosen_by"]).startswith("valid full/ndcg@10 0.")
     assert re.search(r", the best of ([4-9]|10)$", str(facts["chosen_by"]))
@@ -160,8 +160,8 @@ def test_a_baselines_settings_are_chosen_on_valid_before_test_is_judged(tmp_path
 def test_row_baselines_are_never_fitted_to_the_candidates_that_valid_lists(tmp_path: Path) -> None:
     """Train holds positives alone: nothing to fit; with train's own negatives, valid adds no row."""
     spec = made_up.interactions(tmp_path / "data", num_users=40, num_rows=600)
-    question = Question(spec, "test", ["rows"], EvaluateSettings())
-    found, _ = evaluate_baselines(question, ("train", "valid"), names=("constant", "logistic_regression"))
+    task = EvaluationTask(spec, "test", ["rows"], EvaluateSettings())
+    found, _ = evaluate_baselines(task, ("train", "valid"), names=("constant", "logistic_regression"))
     assert found == {}
     splits = {
         "train": [(u, i, int(i < 3)) for u in range(4) for i in range(6)],
@@ -171,8 +171,8 @@ def test_row_baselines_are_never_fitted_to_the_candidates_that_valid_lists(tmp_p
     spec = dataset(tmp_path, splits, metadata={"test_samples_per_series": 6})
 
     def constant(spec: FeatureSpec, *on: str) -> dict[str, float]:
-        question = Question(spec, "test", ["rows"], EvaluateSettings())
-        return evaluate_baselines(question, on, names=("constant",))[0]["constant"].metrics["rows"]
+        task = EvaluationTask(spec, "test", ["rows"], EvaluateSettings())
+        return evaluate_baselines(task, on, names=("constant",))[0]["constant"].metrics["rows"]
 
     alone = constant(spec, "train")
     assert constant(spec, "train", "valid") == alone

@@ -10,7 +10,7 @@ from recspec.base import config
 from recspec.base.errors import SettingsError
 from recspec.evaluation import evaluate_model, positives
 from recspec.evaluation.fitting import ItemFit, RowFit, Tried, fit_line
-from recspec.evaluation.question import EvaluateSettings, Question
+from recspec.evaluation.task import EvaluateSettings, EvaluationTask
 from recspec.feature_spec import FeatureSpec
 from recspec.metrics import measures as metrics
 from recspec.models import MODELS, FittedItemModel, LogisticRegression
@@ -135,7 +135,7 @@ def test_scores_become_probabilities_that_fit_valid(data: FeatureSpec) -> None:
     found = a_fit("ease", data).run()
     assert found.logits_from == "the rows of valid"
     reached = evaluate_model(found.model, data, "valid", protocols=("rows",)).metrics["rows"]
-    rows = Question(data, "valid", ["rows"], EvaluateSettings()).rows
+    rows = EvaluationTask(data, "valid", ["rows"], EvaluateSettings()).rows
     share = rows.labels.mean()
     assert reached["log_loss"] < -(share * math.log(share) + (1 - share) * math.log(1 - share))
 

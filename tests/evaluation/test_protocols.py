@@ -14,8 +14,8 @@ from torch import Tensor
 
 from recspec.base.errors import DataError, SettingsError
 from recspec.evaluation.evaluations import evaluate_model
-from recspec.evaluation.question import EvaluateSettings
 from recspec.evaluation.report import Evaluation, Report
+from recspec.evaluation.task import EvaluateSettings
 from recspec.feature_spec import FeatureSpec
 from recspec.loading.ranks import Ranks
 from recspec.metrics import measures as metrics

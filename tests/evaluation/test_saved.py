@@ -13,7 +13,7 @@ from recspec.base.files import manifest
 from recspec.bundle import folder as bundle
 from recspec.bundle import run_record
 from recspec.data.encoding import Encoders
-from recspec.evaluation import Report, compare, how_questions_differ, pair, save, saved
+from recspec.evaluation import Report, compare, how_tasks_differ, pair, save, saved
 from recspec.evaluation.report import Evaluation
 from recspec.evaluation.saved import held_values, raw_ids
 from recspec.feature_spec import FeatureSpec
@@ -209,7 +209,7 @@ def test_a_pair_says_what_comparing_the_evaluations_themselves_says(small_runs: 
     assert swapped.events is not None
 
 
-def test_unlike_questions_are_refused_with_every_difference(small_runs: Path, small_data: FeatureSpec) -> None:
+def test_unlike_tasks_are_refused_with_every_difference(small_runs: Path, small_data: FeatureSpec) -> None:
     kept(small_runs / "knn", small_data, users=7)
     kept(small_runs / "popular", small_data, "valid", repeats="keep")
     first = next(each for each in saved(small_runs / "knn") if each.settings["users"] == 7)
@@ -219,5 +219,5 @@ def test_unlike_questions_are_refused_with_every_difference(small_runs: Path, sm
     assert "the split: 'test' and 'valid'" in caught.value.problems
     assert "repeats: 'drop' and 'keep'" in caught.value.problems
     assert any(each.startswith("groups: 7 and ") for each in caught.value.problems)
-    assert how_questions_differ(first, first, "full") == []
-    assert how_questions_differ(first, first, "none") == [f"{first.file} has no values under none"] * 2
+    assert how_tasks_differ(first, first, "full") == []
+    assert how_tasks_differ(first, first, "none") == [f"{first.file} has no values under none"] * 2

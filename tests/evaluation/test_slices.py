@@ -9,9 +9,9 @@ import pytest
 
 from recspec.base.errors import SettingsError
 from recspec.evaluation.evaluations import evaluate_model
-from recspec.evaluation.question import EvaluateSettings, Question
 from recspec.evaluation.report import Evaluation
 from recspec.evaluation.slices import _numbers, codes_of, kinds_of_items, ranges
+from recspec.evaluation.task import EvaluateSettings, EvaluationTask
 from tests.evaluation.tables import TableModel, dataset, ranked
 
 
@@ -113,7 +113,7 @@ def test_every_value_of_a_column_is_a_kind_of_its_own(values: list[object], tmp_
     metadata = {"catalogues": {"item": "items.parquet"}}
     spec = dataset(tmp_path, {"train": [(1, 1, 1)], "test": [(1, 2, 1)]}, items=63, metadata=metadata)
     pq.write_table(pa.table({"column": [*values, None, values[3]]}), tmp_path / "items.parquet")
-    kinds = kinds_of_items(Question(spec, "test", ["full"], EvaluateSettings()), "column").ravel()
+    kinds = kinds_of_items(EvaluationTask(spec, "test", ["full"], EvaluateSettings()), "column").ravel()
     assert len(set(kinds[:60].tolist())) == 60
     assert (kinds[:60].min() > 0, kinds[60], kinds[61] == kinds[3]) == (True, 0, True)
 
@@ -126,12 +126,12 @@ def test_raw_columns_of_catalogues_are_slices_and_kinds(tmp_path: Path) -> None:
     pq.write_table(brands, tmp_path / "items.parquet")
     pq.write_table(pa.table({"age": [1, 20, 20, 35]}), tmp_path / "users.parquet")
     asked = EvaluateSettings(ks=(1,), slices=("brand", "age"), diversity="brand")
-    question = Question(spec, "test", ["full"], asked)
+    task = EvaluationTask(spec, "test", ["full"], asked)
     found = ranked(spec, np.array([0.0, 5, 4, 3, 2, 1]), "full", **asked.model_dump()).slices["full"]
     assert {name: part.count for name, part in found["brand"].items()} == {"a": 1, "b": 1, "missing": 1}
     assert found["brand"]["a"].metrics["mrr"] == pytest.approx(1 / 3)
     assert {name: part.count for name, part in found["age"].items()} == {"20": 2, "35": 1}
-    kinds = kinds_of_items(question, "brand").ravel()
+    kinds = kinds_of_items(task, "brand").ravel()
     assert (kinds[1] == kinds[3] != 0, kinds[2] == kinds[5] != 0, kinds[4]) == (True, True, 0)
     for name, message in (
         ("tags", "slice: 'tags' holds lists in the catalogue"),
@@ -139,6 +139,6 @@ def test_raw_columns_of_catalogues_are_slices_and_kinds(tmp_path: Path) -> None:
         ("activty", r"slice: unknown slice 'activty' \(did you mean 'activity'\?\)"),
     ):
         with pytest.raises(SettingsError, match=message):
-            codes_of(question, name)
+            codes_of(task, name)
     with pytest.raises(SettingsError, match=r"diversity: unknown item column 'brnd' \(did you mean 'brand'\?\)"):
-        kinds_of_items(question, "brnd")
+        kinds_of_items(task, "brnd")

@@ -35,7 +35,7 @@ class Slice:
 
 @dataclass(frozen=True)
 class Exposure:
-    """How recommendations spread over popular and rare items; see `beyond.exposure`."""
+    """How recommendations spread over popular and rare items; see `list_metrics.exposure`."""
 
     shares: tuple[float, ...]
     """Of the places of all lists, from the part of the most popular items to that of items without interactions."""
@@ -65,9 +65,9 @@ class Evaluation:
     """Protocol -> metric -> one value a group; under `rows` one a row, but of `group_auc` one a group."""
     positive: NDArray[np.bool_] | None = field(default=None, repr=False)  # of the rows of `values`
     groups: dict[str, Groups] = field(default_factory=dict, repr=False)  # protocol -> whose values these are
-    beyond: dict[str, float] = field(default_factory=dict)  # coverage and so on, of the lists of protocol full
-    beyond_values: dict[str, PerGroup] = field(default_factory=dict, repr=False)  # of each user
-    exposure: Exposure | None = None  # of the longest lists that `beyond` measures
+    list_metrics: dict[str, float] = field(default_factory=dict)  # coverage and so on, of the lists of protocol full
+    list_values: dict[str, PerGroup] = field(default_factory=dict, repr=False)  # of each user
+    exposure: Exposure | None = None  # of the longest lists that `list_metrics` is of
     slices: dict[str, dict[str, dict[str, Slice]]] = field(default_factory=dict)  # protocol -> slice by -> its value
     left_out: dict[str, str] = field(default_factory=dict)  # protocol -> reason
     fitted: Mapping[str, object] = field(default_factory=dict)  # details of a baseline's fit
@@ -145,7 +145,7 @@ class Report:
     """Columns that the model reads and that alone order the labels of train -> their AUC."""
     seconds: float | None = None
     others: Mapping[str, Report] = field(default_factory=dict, repr=False)
-    """Each run of `against` as if it had been evaluated alone, under the same question."""
+    """Each run of `against` as if it had been evaluated alone, under the same task."""
     not_alone: Mapping[str, str] = field(default_factory=dict)
     """Run of `against` that is not among `others` -> the reason."""
     elsewhere: Mapping[str, str] = field(default_factory=dict)
@@ -314,7 +314,9 @@ class Report:
             "against": {run: _plain(found) for run, found in self.against.items()},
             "protocols": self.model.protocols,
             "baselines": self.baselines,
-            "beyond_accuracy": {name: of.beyond for name, of in every.items() if of.beyond or of is self.model},
+            "beyond_accuracy": {
+                name: of.list_metrics for name, of in every.items() if of.list_metrics or of is self.model
+            },
             "exposure": {name: asdict(of.exposure) for name, of in every.items() if of.exposure is not None},
             "slices": {
                 protocol: {by: {value: asdict(part) for value, part in parts.items()} for by, parts in found.items()}

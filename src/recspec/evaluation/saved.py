@@ -326,7 +326,7 @@ def _values(found: Evaluation, protocol: str, total: int) -> Iterator[tuple[str,
     """Values (total,) of each metric, and of the measures of lists; under `rows` fewer of GAUC, one a group."""
     named: Mapping[str, NDArray[Any]] = found.values.get(protocol, {})
     if protocol == "full":
-        named = {**named, **found.beyond_values}
+        named = {**named, **found.list_values}
     yield from (
         (name, of) for name, of in named.items() if len(of) == total or (protocol == "rows" and 0 < len(of) < total)
     )

@@ -24,10 +24,10 @@ from recspec.base.summaries import as_data
 from recspec.data.encoding import Encoders
 from recspec.data.storage import open_split
 from recspec.evaluation.interactions import Rows, blocks, id_feature, positives, scalar
-from recspec.evaluation.question import Question
 from recspec.evaluation.rankings import Ranked
 from recspec.evaluation.report import Evaluation, Slice, standard_error
 from recspec.evaluation.scoring import SplitScores
+from recspec.evaluation.task import EvaluationTask
 from recspec.evaluation.warnings import Probabilities
 from recspec.feature_spec import FeatureSpec
 from recspec.loading import item_features
@@ -127,11 +127,11 @@ def _against_the_rate(losses: Values, labels: NDArray[np.bool_], sampled: NDArra
 
 def slices_of_rows(answers: SplitScores) -> dict[str, dict[str, Slice]]:
     """The metrics of the rows of each slice: log loss, AUC and so on."""
-    question, found = answers.question, dict[str, dict[str, Slice]]()
-    if not question.settings.slices:
+    task, found = answers.task, dict[str, dict[str, Slice]]()
+    if not task.settings.slices:
         return {}
-    scores, rows = answers.of_rows(), question.rows
-    for by, codes in _requested(question):
+    scores, rows = answers.of_rows(), task.rows
+    for by, codes in _requested(task):
         found[by] = {}
         for name, chosen in _parts(codes, _of_rows(codes, rows)):
             groups = None if rows.groups is None else rows.groups[chosen]
@@ -149,13 +149,13 @@ def slices_of_rows(answers: SplitScores) -> dict[str, dict[str, Slice]]:
 
 
 def slices_of_ranking(
-    question: Question, protocol: str, ranked: Ranked, values_of: Callable[[Ranking], Mapping[str, Values]]
+    task: EvaluationTask, protocol: str, ranked: Ranked, values_of: Callable[[Ranking], Mapping[str, Values]]
 ) -> dict[str, dict[str, Slice]]:
     """The metrics of the positives of each slice among their candidates."""
     found: dict[str, dict[str, Slice]] = {}
-    for by, codes in _requested(question):
+    for by, codes in _requested(task):
         found[by] = {}
-        at = _rows_of(question, protocol, ranked.positives) if codes.owner == "row" else None
+        at = _rows_of(task, protocol, ranked.positives) if codes.owner == "row" else None
         of_positives = codes.codes[at] if at is not None else _of_rows(codes, ranked.positives)
         for name, chosen in _parts(codes, of_positives):
             ranking = ranked.part(chosen)
@@ -166,22 +166,22 @@ def slices_of_ranking(
     return found
 
 
-def _requested(question: Question) -> Iterator[tuple[str, Codes]]:
-    for by in question.settings.slices:
-        if by in ("activity", "popularity") and question.lacks:
-            raise SettingsError(f"slice '{by}': {question.lacks}")
-        if by == "activity" and by not in question.spec.features:
-            yield by, _activity(question)
-        elif by == "popularity" and by not in question.spec.features:
-            yield by, _popularity(question)
+def _requested(task: EvaluationTask) -> Iterator[tuple[str, Codes]]:
+    for by in task.settings.slices:
+        if by in ("activity", "popularity") and task.lacks:
+            raise SettingsError(f"slice '{by}': {task.lacks}")
+        if by == "activity" and by not in task.spec.features:
+            yield by, _activity(task)
+        elif by == "popularity" and by not in task.spec.features:
+            yield by, _popularity(task)
         else:
-            yield by, codes_of(question, by)
+            yield by, codes_of(task, by)
 
 
-def _activity(question: Question) -> Codes:
+def _activity(task: EvaluationTask) -> Codes:
     """Users by their number of known events before the split: none, and four ranges of about equally many users."""
-    events = np.diff(question.seen.offsets).astype(np.float64)
-    rows = question.rows
+    events = np.diff(task.seen.offsets).astype(np.float64)
+    rows = task.rows
     assert rows.users is not None
     here = events[np.unique(rows.users)]
     codes, names = ranges(events, here[here > 0], "{:,.0f}".format)
@@ -189,10 +189,10 @@ def _activity(question: Question) -> Codes:
     return Codes("user", np.where(events > 0, codes + 1, 0), ["new: 0", *told])
 
 
-def _popularity(question: Question) -> Codes:
+def _popularity(task: EvaluationTask) -> Codes:
     """Head items: the fewest most popular ones that hold half of the interactions; the tail; items without any."""
-    splits = [split for split in question.trained_on or ("train",) if split in question.spec.splits]
-    counts = positives(question.spec, splits).counts
+    splits = [split for split in task.trained_on or ("train",) if split in task.spec.splits]
+    counts = positives(task.spec, splits).counts
     order = np.argsort(-counts, kind="stable")
     before = np.cumsum(counts[order]) - counts[order]
     codes = np.ones(len(counts), dtype=np.int64)
@@ -211,18 +211,18 @@ def _of_rows(codes: Codes, rows: Rows) -> NDArray[np.int64]:
     return codes.codes[ids]
 
 
-def _rows_of(question: Question, protocol: str, found: Rows) -> NDArray[np.int64]:
+def _rows_of(task: EvaluationTask, protocol: str, found: Rows) -> NDArray[np.int64]:
     """The split's row of each positive: the first of the same user and item."""
-    rows = question.rows
-    if protocol == "sampled" and question.lists_candidates:
-        kept = ~(question.repeats | question.cold_rows)
+    rows = task.rows
+    if protocol == "sampled" and task.lists_candidates:
+        kept = ~(task.repeats | task.cold_rows)
         return np.flatnonzero(rows.labels & kept)
     assert rows.users is not None
     assert rows.items is not None
     assert found.users is not None
     assert found.items is not None
     at = np.flatnonzero(rows.labels)
-    count = question.spec.num_ids(question.spec.item_id)
+    count = task.spec.num_ids(task.spec.item_id)
     keys, first = np.unique(rows.users[at].astype(np.int64) * count + rows.items[at], return_index=True)
     wanted = found.users.astype(np.int64) * count + found.items
     places: NDArray[np.int64] = at[first[np.searchsorted(keys, wanted)]]
@@ -257,14 +257,14 @@ def default_kind(spec: FeatureSpec) -> str | None:
     return next((name for name in spec.role("item") if name != own and spec.features[name].is_categorical), None)
 
 
-def kinds_of_items(question: Question, name: str) -> NDArray[np.integer]:
+def kinds_of_items(task: EvaluationTask, name: str) -> NDArray[np.integer]:
     """(N, L) ids of each item in a categorical feature or a catalogue column, 0 for none.
 
     Every value has its own id: rare ones that share one, as in slices, would be of one kind.
     """
-    spec = question.spec
+    spec = task.spec
     if name in spec.role("item") and spec.features[name].is_categorical:
-        found = item_features(spec, (*question.before, question.split), [name])
+        found = item_features(spec, (*task.before, task.split), [name])
         ids = found[name].numpy() if found else np.zeros(spec.num_ids(spec.item_id), np.int64)
         if ids.ndim == 1:
             ids = ids[:, None] + (not spec.reserves_unknown(name))  # 0 is a value where no id means unknown
@@ -277,29 +277,29 @@ def kinds_of_items(question: Question, name: str) -> NDArray[np.integer]:
     return _by_id(spec, "item", codes + 1, 0)[:, None]
 
 
-def codes_of(question: Question, name: str) -> Codes:
+def codes_of(task: EvaluationTask, name: str) -> Codes:
     """A feature of users, items or rows, or a raw column of a catalogue, as codes.
 
     Raises:
         SettingsError: for an unknown name, or a column of lists.
     """
-    spec = question.spec
+    spec = task.spec
     for owner in ("user", "item"):
         own = id_feature(spec, owner)
         table = _catalogue(spec, owner, name) if own is not None else None
         if table is not None and not (name in spec.features and name not in spec.role(owner)):
             codes, names = _encoded(table) if name not in spec.features else _of_feature(spec, name, table.to_numpy())
             return Codes(owner, _by_id(spec, owner, codes, -1), names)
-    if name not in spec.columns(question.split):
+    if name not in spec.columns(task.split):
         if any(name in _columns(spec, owner) for owner in ("user", "item")):
             raise SettingsError(
                 f"slice: '{name}' holds lists in the catalogue; slices are by a column of single values"
             )
-        known = [*spec.columns(question.split), *_columns(spec, "user"), *_columns(spec, "item")]
+        known = [*spec.columns(task.split), *_columns(spec, "user"), *_columns(spec, "item")]
         raise SettingsError(f"slice: {unknown('slice', name, ['activity', 'popularity', *dict.fromkeys(known)])}")
     if spec.features[name].is_list:
         raise SettingsError(f"slice: '{name}' holds a list in each row; slices are by a column of single values")
-    reader = open_split(spec, question.split, [name])
+    reader = open_split(spec, task.split, [name])
     values = np.concatenate([np.zeros(0), *(scalar(block[name]) for _, block in blocks(reader))])
     return Codes("row", *_of_feature(spec, name, values))
 

@@ -8,8 +8,8 @@ import pytest
 from recspec.base import config
 from recspec.base.errors import SettingsError, SpecError
 from recspec.evaluation.evaluations import BASELINES, evaluate, evaluate_baselines, evaluate_model
-from recspec.evaluation.question import EvaluateSettings, Question, draw_candidates
 from recspec.evaluation.report import Report
+from recspec.evaluation.task import EvaluateSettings, EvaluationTask, draw_candidates
 from recspec.feature_spec import FeatureSpec
 from recspec.models import Interactions
 from tests.evaluation.tables import (
@@ -46,18 +46,18 @@ def test_full_is_left_out_if_histories_make_it_long_and_the_model_reads_them(
 ) -> None:
     """Before test, users 1, 2 and 3 acted on 2, 3 and 0 items; times 8 items, 40 pairs."""
     spec = with_histories(tmp_path, {"train": [(1, 7, 1, [5]), (2, 1, 1, [2, 3])], "test": HELD_OUT})
-    question = Question(spec, "test", None, EvaluateSettings())
-    assert question.pairs_of_events == 40
-    assert "full" in question.choose()[0]
-    monkeypatch.setattr("recspec.evaluation.question.MOST_PAIRS_OF_EVENTS", 39)
-    assert question.choose()[1] == {
+    task = EvaluationTask(spec, "test", None, EvaluateSettings())
+    assert task.pairs_of_events == 40
+    assert "full" in task.choose()[0]
+    monkeypatch.setattr("recspec.evaluation.task.MOST_PAIRS_OF_EVENTS", 39)
+    assert task.choose()[1] == {
         "full": "it weighs every item against 'history_item' of each user, 4.0e+01 pairs of item and event, more than "
         "4e+01; ask for it with the protocol's name, or for fewer users with --users"
     }
-    assert "full" in Question(spec, "test", None, EvaluateSettings(users=1)).choose()[0]
+    assert "full" in EvaluationTask(spec, "test", None, EvaluateSettings(users=1)).choose()[0]
     assert "full" in evaluate_model(TableModel(spec, np.eye(4, 8)), spec, "test").metrics
     with pytest.raises(SettingsError, match="known is train, and the model reads 'history_item' of each row, which"):
-        Question(
+        EvaluationTask(
             with_histories(tmp_path / "valid too", {"train": [(1, 7, 1, [5])], "valid": HELD_OUT, "test": HELD_OUT}),
             "test",
             None,
@@ -94,7 +94,7 @@ def test_unknown_users_are_not_ranked_as_if_they_were_one_user(tmp_path: Path) -
         assert (described["groups"], described["positives"], described["of_unknown_users_left_out"]) == (1, 1, 2)
         assert "repeats_left_out" not in described
         assert "2 positives of unknown users left out" in Report("test", found).described(protocol)
-    assert "unknown user" in Question(spec, "valid", None, EvaluateSettings()).choose()[1]["full"]
+    assert "unknown user" in EvaluationTask(spec, "valid", None, EvaluateSettings()).choose()[1]["full"]
 
 
 def test_items_that_training_never_saw_are_dropped_if_asked(tmp_path: Path) -> None:
@@ -111,8 +111,8 @@ def test_items_that_training_never_saw_are_dropped_if_asked(tmp_path: Path) -> N
 def test_known_names_the_splits_that_are_a_models_input(tmp_path: Path) -> None:
     spec = choices(tmp_path)
     for known, splits in (("before", ("train", "valid")), ("train", ("train",))):
-        assert Question(spec, "test", None, EvaluateSettings(known=known)).known == splits
-    assert Question(spec, "train", None, EvaluateSettings()).known == ()
+        assert EvaluationTask(spec, "test", None, EvaluateSettings(known=known)).known == splits
+    assert EvaluationTask(spec, "train", None, EvaluateSettings()).known == ()
 
 
 def test_unknown_protocols_splits_and_settings_are_refused(tmp_path: Path) -> None:
@@ -130,15 +130,15 @@ def test_ranking_without_users_and_items_is_refused(tmp_path: Path) -> None:
     channels = {"context": ["x"], "label": ["label"]}
     spec = csv_spec(tmp_path, {"test": "0.5,1\n0.1,0\n"}, {"x": {}, "label": {}}, channels)
     with pytest.raises(SpecError, match="protocol 'full' needs a feature in the role 'item'"):
-        Question(spec, "test", ["full"], EvaluateSettings())
-    question = Question(spec, "test", None, EvaluateSettings())
-    found, missing = evaluate_baselines(question)
+        EvaluationTask(spec, "test", ["full"], EvaluateSettings())
+    task = EvaluationTask(spec, "test", None, EvaluateSettings())
+    found, missing = evaluate_baselines(task)
     assert not found
     assert missing["logistic_regression"] == missing["ease"] == "the dataset has no split 'train' to fit them on"
-    found, missing = evaluate_baselines(question, ["test"])
+    found, missing = evaluate_baselines(task, ["test"])
     assert list(found) == row_baselines_here()
     assert missing["ease"] == "the dataset has no user and no item"
-    assert question.choose()[1] == {
+    assert task.choose()[1] == {
         "full": "the dataset has no user and no item",
         "sampled": "the dataset has no user and no item, and no group",
     }
@@ -146,27 +146,27 @@ def test_ranking_without_users_and_items_is_refused(tmp_path: Path) -> None:
 
 def test_a_dataset_without_a_user_that_a_feature_tells_apart_has_no_baselines_of_users(tmp_path: Path) -> None:
     channels = {"item": ["ad"], "group": ["shown"], "label": ["label"]}
-    question = Question(csv_spec(tmp_path, {"train": SHOWN}, ADS, channels), "train", None, EvaluateSettings())
-    assert question.choose() == (("rows", "sampled"), {"full": "the dataset has no user"})
-    found, missing = evaluate_baselines(question)
+    task = EvaluationTask(csv_spec(tmp_path, {"train": SHOWN}, ADS, channels), "train", None, EvaluateSettings())
+    assert task.choose() == (("rows", "sampled"), {"full": "the dataset has no user"})
+    found, missing = evaluate_baselines(task)
     assert list(found) == row_baselines_here()
     assert {name: missing[name] for name in BASELINES} == dict.fromkeys(BASELINES, "the dataset has no user")
     features = {"age": {}, "ad": {"cardinality": 2}, "label": {}}
     channels = {"user": ["age"], "item": ["ad"], "label": ["label"]}
     spec = csv_spec(tmp_path, {"train": "0.5,0,1\n0.1,1,0\n"}, features, channels)
-    _, missing = evaluate_baselines(Question(spec, "train", None, EvaluateSettings()))
+    _, missing = evaluate_baselines(EvaluationTask(spec, "train", None, EvaluateSettings()))
     assert {name: missing[name] for name in BASELINES} == dict.fromkeys(BASELINES, "the dataset has no user")
 
 
 def test_groups_of_positives_only_cannot_be_ranked_without_users_and_items(tmp_path: Path) -> None:
     channels = {"group": ["shown"], "label": ["label"]}
     spec = csv_spec(tmp_path, {"test": "7,1\n8,1\n"}, {"shown": {"dtype": "int64"}, "label": {}}, channels)
-    assert Question(spec, "test", None, EvaluateSettings()).choose()[1]["sampled"] == (
+    assert EvaluationTask(spec, "test", None, EvaluateSettings()).choose()[1]["sampled"] == (
         "the split lists no negatives, and the dataset has no user and no item to draw them for"
     )
-    question = Question(spec, "test", ["sampled"], EvaluateSettings())
+    task = EvaluationTask(spec, "test", ["sampled"], EvaluateSettings())
     with pytest.raises(SpecError, match=r"'sampled' on the split 'test', which lists no negatives, needs .* 'user'"):
-        _ = question.candidates
+        _ = task.candidates
 
 
 def test_another_dataset_than_the_models_is_refused(tmp_path: Path) -> None:
