@@ -14,7 +14,10 @@ from torch import Tensor, nn
 
 from recspec.base import config
 from recspec.bundle import Bundle, Card
+from recspec.evaluation.evaluations import evaluate_model
+from recspec.evaluation.report import Evaluation
 from recspec.evaluation.row_baselines import ROW_BASELINES
+from recspec.evaluation.task import EvaluateSettings
 from recspec.feature_spec import FeatureSpec
 from recspec.models import Interactions
 from recspec.models.base import Model
@@ -28,6 +31,22 @@ def row_baselines_here() -> list[str]:
     return [name for name in ROW_BASELINES if name != "lightgbm" or find_spec("lightgbm") is not None]
 
 
+def csv_spec(
+    folder: Path,
+    splits: Mapping[str, str],
+    features: Mapping[str, Mapping[str, object]],
+    channels: Mapping[str, Sequence[str]],
+    metadata: Mapping[str, object] | None = None,
+) -> FeatureSpec:
+    """A dataset of a CSV file for each split; `features` are its columns."""
+    folder.mkdir(exist_ok=True)
+    for split, text in splits.items():
+        (folder / f"{split}.csv").write_text(text)
+    sources = {split: [{"type": "csv", "features": [*features], "files": [f"{split}.csv"]}] for split in splits}
+    sections = {"feature_spec": features, "source_spec": sources, "channel_spec": channels, "metadata": metadata or {}}
+    return FeatureSpec.from_dict(sections, folder)
+
+
 def dataset(
     folder: Path,
     splits: Mapping[str, Iterable[Row]],
@@ -38,27 +57,15 @@ def dataset(
     metadata: Mapping[str, object] | None = None,
 ) -> FeatureSpec:
     """A prepared dataset of rows (user, item, label) in CSV files."""
-    for split, rows in splits.items():
-        (folder / f"{split}.csv").write_text("".join(f"{u},{i},{y}\n" for u, i, y in rows))
-    names = ["user", "item", "label"]
-    return FeatureSpec.from_dict(
-        {
-            "feature_spec": {
-                "user": {"dtype": "int32", "cardinality": users},
-                "item": {"dtype": "int32", "cardinality": items},
-                "label": {"dtype": "float32"},
-            },
-            "source_spec": {split: [{"type": "csv", "features": names, "files": [f"{split}.csv"]}] for split in splits},
-            "channel_spec": {
-                "user": ["user"],
-                "item": ["item"],
-                "label": ["label"],
-                **({"group": ["user"]} if group else {}),
-            },
-            "metadata": dict(metadata or {}),
-        },
-        folder,
-    )
+    texts = {split: "".join(f"{u},{i},{y}\n" for u, i, y in rows) for split, rows in splits.items()}
+    ids = {name: {"dtype": "int32", "cardinality": count} for name, count in (("user", users), ("item", items))}
+    channels = {name: [name] for name in ("user", "item", "label")} | ({"group": ["user"]} if group else {})
+    return csv_spec(folder, texts, {**ids, "label": {"dtype": "float32"}}, channels, metadata)
+
+
+ADS = {"shown": {"dtype": "int64"}, "ad": {"cardinality": 2}, "label": {}}
+SHOWN = "7,0,1\n7,1,0\n8,1,1\n8,0,0\n"
+"""Two displays of two ads each."""
 
 
 @dataclass
@@ -72,6 +79,15 @@ class TableRanker:
 
     def score_users(self, users: np.ndarray) -> np.ndarray:
         return self.table[users].copy()
+
+
+def ranked(
+    spec: FeatureSpec, table: np.ndarray, *protocols: str, split: str = "test", **settings: object
+) -> Evaluation:
+    """The evaluation of a table of scores; every user's are alike if it has one row."""
+    scores = np.tile(table, (spec.num_ids("user"), 1)) if np.ndim(table) == 1 else table
+    asked = EvaluateSettings.model_validate(settings)
+    return evaluate_model(TableRanker(scores), spec, split, protocols=protocols or None, settings=asked)
 
 
 class TableModel(Model):
@@ -106,18 +122,10 @@ def displays(
     folder: Path, rows: Sequence[tuple[int, int, float, int]], *, metadata: Mapping[str, object] | None = None
 ) -> FeatureSpec:
     """Rows (group, label, score, leak) whose score is a context feature; `leak` is kept and plays no role."""
-    folder.mkdir(exist_ok=True)
-    (folder / "test.csv").write_text("".join(f"{g},{y},{x!r},{leak}\n" for g, y, x, leak in rows))
-    names = ["display", "label", "score", "leak"]
-    return FeatureSpec.from_dict(
-        {
-            "feature_spec": {"display": {"dtype": "int64"}, "label": {}, "score": {"dtype": "float64"}, "leak": {}},
-            "source_spec": {"test": [{"type": "csv", "features": names, "files": ["test.csv"]}]},
-            "channel_spec": {"context": ["score"], "group": ["display"], "label": ["label"]},
-            "metadata": dict(metadata or {}),
-        },
-        folder,
-    )
+    text = "".join(f"{g},{y},{x!r},{leak}\n" for g, y, x, leak in rows)
+    features = {"display": {"dtype": "int64"}, "label": {}, "score": {"dtype": "float64"}, "leak": {}}
+    channels = {"context": ["score"], "group": ["display"], "label": ["label"]}
+    return csv_spec(folder, {"test": text}, features, channels, metadata)
 
 
 class Score(Model):

@@ -200,7 +200,7 @@ def test_damaged_runs_are_lines_with_a_reason(folder: Path) -> None:
         assert "\n" not in found[name].problem
     assert found["begun"].problem == "unfinished: it holds no bundle"
     assert "is a named pipe" in found["pipe"].problem
-    assert "run.json: format 9; this recspec reads 1" in found["newer"].problem
+    assert "run.json: run format 9; this recspec reads 1" in found["newer"].problem
 
 
 def test_links_loops_and_folders_that_cannot_be_read_are_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from recspec.cli.console import out
 from recspec.cli.training_commands import print_board
 from recspec.data.prepare import PrepareContext
 from recspec.datasets import DATASETS
-from recspec.evaluation import Question
+from recspec.evaluation import EvaluationTask
 from recspec.feature_spec import FeatureSpec
 from recspec.inference import Predictor
 from recspec.loading import Ranks
@@ -130,7 +130,7 @@ def opened_tests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The metric of each evaluation of test, noted as it happens."""
     found: list[str] = []
 
-    def noted(model: Model, question: Question, metric: str, *more: object) -> Judged:
+    def noted(model: Model, question: EvaluationTask, metric: str, *more: object) -> Judged:
         if question.split == "test":
             found.append(model.name)
         return judge(model, question, metric, *more)  # type: ignore[arg-type]

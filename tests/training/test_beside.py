@@ -4,18 +4,18 @@ from pathlib import Path
 
 import pytest
 
-from recspec.evaluation import EvaluateSettings, Question, evaluate_baselines
+from recspec.evaluation import EvaluateSettings, EvaluationTask, evaluate_baselines
 from recspec.training import beside
 from tests import made_up
 
 
 @pytest.fixture(scope="module")
-def question(tmp_path_factory: pytest.TempPathFactory) -> Question:
+def question(tmp_path_factory: pytest.TempPathFactory) -> EvaluationTask:
     data = made_up.interactions(tmp_path_factory.mktemp("beside") / "data", num_users=40, num_items=30, num_rows=500)
-    return Question(data, "valid", ("full",), EvaluateSettings())
+    return EvaluationTask(data, "valid", ("full",), EvaluateSettings())
 
 
-def test_a_short_training_stands_beside_popularity_alone(question: Question) -> None:
+def test_a_short_training_stands_beside_popularity_alone(question: EvaluationTask) -> None:
     found = beside.item_baselines(question, ("train",), "neumf", 0.0)
     expected, _ = evaluate_baselines(question, ("train",), names=("popularity",))
     assert {name: of.metrics for name, of in found.items()} == {name: of.metrics for name, of in expected.items()}
@@ -24,7 +24,7 @@ def test_a_short_training_stands_beside_popularity_alone(question: Question) -> 
 
 
 def test_a_longer_one_stands_beside_those_that_fit_a_tenth_of_its_time(
-    question: Question, monkeypatch: pytest.MonkeyPatch
+    question: EvaluationTask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """30 items and an operation of a second: EASE takes 31 cubed, item-kNN more than 31 squared; Markov counts."""
     monkeypatch.setattr(beside, "seconds_of_an_operation", lambda: 0.0)
@@ -40,4 +40,7 @@ def test_data_without_users_has_no_such_baseline(tmp_path: Path) -> None:
     channels = {name: of for name, of in clicks.channels.items() if "user" not in name}
     metadata = {name: of for name, of in clicks.metadata.items() if name not in ("user_id", "catalogues")}
     bare = clicks.replace(channels=channels, metadata=metadata)
-    assert beside.item_baselines(Question(bare, "valid", ("rows",), EvaluateSettings()), ("train",), "dlrm", 99) == {}
+    assert (
+        beside.item_baselines(EvaluationTask(bare, "valid", ("rows",), EvaluateSettings()), ("train",), "dlrm", 99)
+        == {}
+    )

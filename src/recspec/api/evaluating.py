@@ -124,8 +124,8 @@ class EvaluationResult(Viewed):
             }
             metrics, intervals = dict(report.metrics[protocol]), report.intervals.get(protocol, {})
             if protocol == "full":
-                metrics |= report.model.beyond
-                beside = {name: found | report.beside[name].beyond for name, found in beside.items()}
+                metrics |= report.model.list_metrics
+                beside = {name: found | report.beside[name].list_metrics for name, found in beside.items()}
             rows = [
                 (
                     metric,

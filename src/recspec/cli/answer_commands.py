@@ -202,9 +202,9 @@ def print_report(report: Report, model: str) -> None:
             others = (f"{found[metric]:.4f}" if metric in found else "" for found in beside.values())
             table.add_row(metric, f"{value:.4f}", *_interval(report, protocol, metric), *others)
         if protocol == "full":
-            for measure, value in report.model.beyond.items():
+            for measure, value in report.model.list_metrics.items():
                 others = (
-                    f"{found.beyond[measure]:.4f}" if measure in found.beyond else ""
+                    f"{found.list_metrics[measure]:.4f}" if measure in found.list_metrics else ""
                     for name, found in report.beside.items()
                     if name in beside
                 )

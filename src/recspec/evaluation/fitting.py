@@ -16,12 +16,11 @@ from recspec.base.errors import SettingsError, unknown
 from recspec.evaluation import warnings
 from recspec.evaluation.choosing import Combination, Tried, choose
 from recspec.evaluation.interactions import history_of_items, interactions_of
-from recspec.evaluation.labelled_rows import splits_of_rows
 from recspec.evaluation.protocols import run_protocols
-from recspec.evaluation.question import EvaluateSettings, Question, draw_candidates
 from recspec.evaluation.report import Evaluation, Metrics, is_lower_better
-from recspec.evaluation.row_baselines import STRENGTHS, LogisticFit
+from recspec.evaluation.row_baselines import STRENGTHS, LogisticFit, splits_of_rows
 from recspec.evaluation.scoring import scores_of
+from recspec.evaluation.task import EvaluateSettings, EvaluationTask, draw_candidates
 from recspec.evaluation.warnings import ModelWarning
 from recspec.feature_spec import FeatureSpec
 from recspec.models import FittedItemModel, FittedModel, Interactions, LogisticRegression, Scores
@@ -91,11 +90,11 @@ class ItemFit:
             SettingsError: for a metric that valid does not give.
         """
         before = [split for split in self.splits if split != self.valid]
-        question = self.question() if self.valid and before else None
+        task = self.task() if self.valid and before else None
         interactions = interactions_of(self.kind, self.spec, before or self.splits)
         best: Fitted | None = None
-        if question is not None:
-            best = self._choose(interactions, question)
+        if task is not None:
+            best = self._choose(interactions, task)
         if best is not None:
             chosen = best.model.settings
         else:
@@ -111,7 +110,7 @@ class ItemFit:
         model.set_line(*best.model.line.tolist())
         return replace(best, model=model, num_pairs=interactions.num_pairs)
 
-    def question(self) -> Question | None:
+    def task(self) -> EvaluationTask | None:
         """What valid asks; None if it holds no positive of known items that are new to their users."""
         protocol, _, name = self.metric.partition("/")
         cut_off = name.rpartition("@")[2]
@@ -119,11 +118,11 @@ class ItemFit:
         asked = self.metric != METRIC and cut_off.isdecimal() and int(cut_off) > 0
         most = self.users or max(FEWEST_USERS, MOST_SCORES // self.spec.num_ids(self.spec.item_id))
         settings = EvaluateSettings(ks=(int(cut_off),) if asked else None, users=most)
-        question = Question(self.spec, self.valid, [protocol], settings, reads=(self.spec.user_id, self.spec.item_id))
-        judged = question.positives if protocol == "rows" else question.truth
-        return question if judged.num_pairs else None
+        task = EvaluationTask(self.spec, self.valid, [protocol], settings, reads=(self.spec.user_id, self.spec.item_id))
+        judged = task.positives if protocol == "rows" else task.truth
+        return task if judged.num_pairs else None
 
-    def _choose(self, interactions: Interactions, question: Question) -> Fitted:
+    def _choose(self, interactions: Interactions, task: EvaluationTask) -> Fitted:
         """The best combination of the model's grid, without what was given, and of values beyond its edges.
 
         Then settings `at_scoring` are chosen one by one for the best fit, which is not repeated.
@@ -137,7 +136,7 @@ class ItemFit:
                 model = base.varied(varied, interactions)
             else:
                 model = self._fitted(self.settings.model_copy(update=dict(combination)), interactions)
-            found = self._measure(model, question)
+            found = self._measure(model, task)
             value = self._value(found.metrics)
             warned = tuple(warnings.of_repeats(found.protocols, self.valid))
             return value, Fitted(
@@ -161,7 +160,7 @@ class ItemFit:
             best, more = search(grid, start=(so_far, best))
             tried += more
         assert isinstance(best.model, FittedItemModel)
-        return replace(best, tried=tried, logits_from=_set_line(best.model, question))
+        return replace(best, tried=tried, logits_from=_set_line(best.model, task))
 
     def _fitted(self, settings: config.Settings, interactions: Interactions) -> FittedItemModel:
         model = on_meta_device(lambda: self.kind(self.spec, settings))
@@ -169,10 +168,10 @@ class ItemFit:
         model.fit(interactions, seed=self.seed)
         return model.eval()
 
-    def _measure(self, model: FittedItemModel, question: Question) -> Evaluation:
-        if question.before and history_of_items(self.spec) is not None:
-            model = model.knowing(question.told(model))
-        return run_protocols(scores_of(model, question))
+    def _measure(self, model: FittedItemModel, task: EvaluationTask) -> Evaluation:
+        if task.before and history_of_items(self.spec) is not None:
+            model = model.knowing(task.known_interactions(model))
+        return run_protocols(scores_of(model, task))
 
     def _value(self, found: Metrics) -> float:
         known = _by_name(found)
@@ -249,11 +248,11 @@ class RowFit:
 
     def _choose(self, fit: LogisticFit) -> Fitted:
         given = "l2" in self.settings.model_fields_set
-        question = Question(self.spec, self.valid, [self.metric.partition("/")[0]], EvaluateSettings())
+        task = EvaluationTask(self.spec, self.valid, [self.metric.partition("/")[0]], EvaluateSettings())
 
         def attempt(combination: Combination) -> tuple[float, Fitted]:
             model = self._filled(fit, float(str(combination.get("l2", vars(self.settings)["l2"]))))
-            found = run_protocols(scores_of(model, question)).metrics
+            found = run_protocols(scores_of(model, task)).metrics
             value = _value_of(_by_name(found), self.metric)
             return value, Fitted(model, (), self.metric, value, found, "its own loss", _rows_of(fit))
 
@@ -281,14 +280,14 @@ def _rows_of(fit: LogisticFit) -> int:
 # --- scores become logits ---------------------------------------------------------------------------------------------
 
 
-def _set_line(model: FittedItemModel, question: Question) -> str:
+def _set_line(model: FittedItemModel, task: EvaluationTask) -> str:
     """Set the model's line from scores to logits by the rows of valid; returns a description of these rows."""
-    rows, weight = question.rows, 1.0
+    rows, weight = task.rows, 1.0
     if rows.has_both_classes:
-        described = f"the rows of {question.split}"
+        described = f"the rows of {task.split}"
     else:
-        rows = draw_candidates(question.truth, question.excluded, num_negatives=DRAWN, first_item=question.first_item)
-        described = f"the positives of {question.split}, with {DRAWN} drawn negatives each"
+        rows = draw_candidates(task.truth, task.excluded, num_negatives=DRAWN, first_item=task.first_item)
+        described = f"the positives of {task.split}, with {DRAWN} drawn negatives each"
         weight = DRAWN * rows.labels.sum() / max(1, (~rows.labels).sum())
     assert rows.users is not None
     assert rows.items is not None

@@ -25,12 +25,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from recspec import __version__
-from recspec.base.errors import BundleError, DataError, RecspecError, of_the_machine, problems_in, unknown
-from recspec.base.files import PathError, confine, confined, manifest, read_json, whole_file
-from recspec.bundle import Bundle, DataRecord, meaning_digest, run_record
+from recspec.base.errors import BundleError, DataError, RecspecError, of_the_machine, unknown
+from recspec.base.files import PathError, confine, confined, manifest, whole_file
+from recspec.bundle import Bundle, DataRecord, cards, meaning_digest, run_record
 from recspec.data.encoding import Vocabulary, VocabularyEncoder, read_encoders
 from recspec.evaluation.report import Evaluation, Report
 from recspec.feature_spec import FeatureSpec
@@ -184,9 +184,7 @@ def save(report: Report, trained: Bundle, spec: FeatureSpec) -> Kept:
         seconds=None if report.seconds is None else round(report.seconds, 3),
         device=str(trained.model.device),
         model=SavedModel(
-            name=trained.card.model,
-            bundle=str(trained.folder.resolve()),
-            digest=manifest.digest(trained.folder),
+            name=trained.card.model, bundle=str(trained.folder.resolve()), digest=manifest.digest(trained.folder)
         ),
         data=report.data or DataRecord.of(spec),
         split=report.split,
@@ -242,12 +240,13 @@ def saved(path: Path, problems: list[str] | None = None) -> tuple[SavedEvaluatio
         problems.append(f"{folder}: holds more than {MOST_LISTED:,} files; the others were not looked at")
     for name in names[:MOST_READ]:
         try:
-            one = _read(folder, name)
+            one = cards.read(folder, name, SavedEvaluation, what="evaluation", version=FORMAT, most=MOST_BYTES)
         except RecspecError as error:
             problems.append(str(error))
         else:
-            is_current = one.model.digest == current
-            found.append(one.model_copy(update={"file": folder / name, "is_current": is_current}))
+            if one is not None:
+                is_current = one.model.digest == current
+                found.append(one.model_copy(update={"file": folder / name, "is_current": is_current}))
     return tuple(sorted(found, key=lambda each: (each.time, each.name), reverse=True))
 
 
@@ -273,25 +272,8 @@ def data_notes(trained: Bundle, here: DataRecord) -> tuple[str, ...]:
 
 def other_data(trained: Bundle, here: DataRecord) -> str:
     """Where the run says that it was trained, if that is other data than these; empty if it is not, or not known."""
-    try:
-        record = run_record.read(run_record.home(trained.folder))
-    except BundleError:
-        return ""
-    data = record.data if record is not None else None
+    data = run_record.data_of(trained.folder)
     return "" if data is None or data.digest == here.digest else f"{data.path}, {data.digest[:12]}"
-
-
-def _read(folder: Path, name: str) -> SavedEvaluation:
-    file = folder / name
-    try:
-        data = read_json(confined(folder, name), most=MOST_BYTES)
-        if isinstance(data, dict) and data.get("format") != FORMAT:
-            raise BundleError(f"{file}: format {data.get('format')!r}; this recspec reads {FORMAT}")
-        return SavedEvaluation.model_validate(data)
-    except PathError as error:
-        raise BundleError(str(error) if str(file) in str(error) else f"{file}: {error}") from None
-    except ValidationError as error:
-        raise BundleError.of(f"{file}: damaged", problems_in(error)) from None
 
 
 def _name(made: SavedEvaluation) -> str:
@@ -344,7 +326,7 @@ def _values(found: Evaluation, protocol: str, total: int) -> Iterator[tuple[str,
     """Values (total,) of each metric, and of the measures of lists; under `rows` fewer of GAUC, one a group."""
     named: Mapping[str, NDArray[Any]] = found.values.get(protocol, {})
     if protocol == "full":
-        named = {**named, **found.beyond_values}
+        named = {**named, **found.list_values}
     yield from (
         (name, of) for name, of in named.items() if len(of) == total or (protocol == "rows" and 0 < len(of) < total)
     )

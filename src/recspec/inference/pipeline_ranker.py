@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from recspec.bundle import Bundle
-from recspec.evaluation import ModelRanker, Question, informed
+from recspec.evaluation import EvaluationTask, ModelRanker, informed
 from recspec.inference.pipeline import Pipeline, rank
 from recspec.loading import Ranks
 from recspec.models import Ids, Scores
@@ -27,7 +27,7 @@ class PipelineRanker:
     counts too, would tell what valid asks.
     """
 
-    def __init__(self, trained: Bundle, question: Question) -> None:
+    def __init__(self, trained: Bundle, question: EvaluationTask) -> None:
         self._question, self._trained = question, trained
         counts = question.known_positives.counts
         self._pipeline = Pipeline.open(trained).knowing(lambda model: informed(model, question), counts)

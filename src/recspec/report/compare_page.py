@@ -13,16 +13,7 @@ from recspec.base.errors import RecspecError
 from recspec.evaluation import is_lower_better
 from recspec.report import charts
 from recspec.report.examples import Examples, Raw
-from recspec.report.measured import (
-    MODEL,
-    Pair,
-    Users,
-    first_answer,
-    mapping,
-    meanings,
-    pairs_of,
-    ranked,
-)
+from recspec.report.measured import MODEL, Pair, Users, first_answer, mapping, meanings, pairs_of, ranked
 from recspec.report.page import (
     code,
     drawing,

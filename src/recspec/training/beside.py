@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 
 from recspec.base.errors import RecspecError
-from recspec.evaluation import Evaluation, Question, evaluate_baselines, seconds_of_an_operation
+from recspec.evaluation import Evaluation, EvaluationTask, evaluate_baselines, seconds_of_an_operation
 from recspec.models import FittedItemModel, find_model
 from recspec.models.layers import on_meta_device
 
@@ -25,7 +25,9 @@ AS_POPULARITY = 5.0
 """Time to rank with such a model, in terms of popularity's."""
 
 
-def item_baselines(question: Question, splits: Sequence[str], model: str, seconds: float) -> dict[str, Evaluation]:
+def item_baselines(
+    question: EvaluationTask, splits: Sequence[str], model: str, seconds: float
+) -> dict[str, Evaluation]:
     """The evaluations of popularity and of the other cheap baselines, fitted to some splits.
 
     Args:
@@ -50,13 +52,13 @@ def item_baselines(question: Question, splits: Sequence[str], model: str, second
     return found
 
 
-def _operations(name: str, question: Question) -> float:
+def _operations(name: str, question: EvaluationTask) -> float:
     kind = find_model(name)
     assert issubclass(kind, FittedItemModel)
     return on_meta_device(lambda: kind(question.spec, kind.Settings())).operations()
 
 
-def _measured(name: str, question: Question, splits: Sequence[str]) -> dict[str, Evaluation]:
+def _measured(name: str, question: EvaluationTask, splits: Sequence[str]) -> dict[str, Evaluation]:
     try:
         return evaluate_baselines(question, splits, names=(name,))[0]
     except RecspecError:  # data without users or items has no popularity

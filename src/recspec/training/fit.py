@@ -301,7 +301,7 @@ def _fit_of(plan: FitPlan, tell: Callable[[Tried], None], late: Callable[[], boo
 def _beside(plan: FitPlan, fit: ItemFit | RowFit, found: Fitted, seconds: float) -> dict[str, float]:
     """The metric that chose the settings, of cheap baselines on the same users of valid."""
     protocol, _, name = found.metric.partition("/")
-    if not isinstance(fit, ItemFit) or found.value is None or (question := fit.question()) is None:
+    if not isinstance(fit, ItemFit) or found.value is None or (question := fit.task()) is None:
         return {}
     before = [split for split in plan.settings.train_splits if split != plan.valid.value]
     others = item_baselines(question, before, plan.model, seconds)

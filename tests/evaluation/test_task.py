@@ -8,22 +8,27 @@ import pytest
 from recspec.base import config
 from recspec.base.errors import SettingsError, SpecError
 from recspec.evaluation.evaluations import BASELINES, evaluate, evaluate_baselines, evaluate_model
-from recspec.evaluation.question import EvaluateSettings, Question, draw_candidates
 from recspec.evaluation.report import Report
+from recspec.evaluation.task import EvaluateSettings, EvaluationTask, draw_candidates
 from recspec.feature_spec import FeatureSpec
 from recspec.models import Interactions
 from tests.evaluation.tables import (
+    ADS,
     HELD_OUT,
+    SHOWN,
     RichModel,
     TableModel,
-    TableRanker,
+    csv_spec,
     dataset,
     displays,
+    ranked,
     rich_dataset,
     row_baselines_here,
     trained,
     with_histories,
 )
+
+SCORES = np.array([0.0, 5, 4, 3, 2])
 
 
 def test_full_and_sampled_wait_to_be_asked_where_requests_differ(tmp_path: Path) -> None:
@@ -41,18 +46,18 @@ def test_full_is_left_out_if_histories_make_it_long_and_the_model_reads_them(
 ) -> None:
     """Before test, users 1, 2 and 3 acted on 2, 3 and 0 items; times 8 items, 40 pairs."""
     spec = with_histories(tmp_path, {"train": [(1, 7, 1, [5]), (2, 1, 1, [2, 3])], "test": HELD_OUT})
-    question = Question(spec, "test", None, EvaluateSettings())
-    assert question.pairs_of_events == 40
-    assert "full" in question.choose()[0]
-    monkeypatch.setattr("recspec.evaluation.question.MOST_PAIRS_OF_EVENTS", 39)
-    assert question.choose()[1] == {
+    task = EvaluationTask(spec, "test", None, EvaluateSettings())
+    assert task.pairs_of_events == 40
+    assert "full" in task.choose()[0]
+    monkeypatch.setattr("recspec.evaluation.task.MOST_PAIRS_OF_EVENTS", 39)
+    assert task.choose()[1] == {
         "full": "it weighs every item against 'history_item' of each user, 4.0e+01 pairs of item and event, more than "
         "4e+01; ask for it with the protocol's name, or for fewer users with --users"
     }
-    assert "full" in Question(spec, "test", None, EvaluateSettings(users=1)).choose()[0]
+    assert "full" in EvaluationTask(spec, "test", None, EvaluateSettings(users=1)).choose()[0]
     assert "full" in evaluate_model(TableModel(spec, np.eye(4, 8)), spec, "test").metrics
     with pytest.raises(SettingsError, match="known is train, and the model reads 'history_item' of each row, which"):
-        Question(
+        EvaluationTask(
             with_histories(tmp_path / "valid too", {"train": [(1, 7, 1, [5])], "valid": HELD_OUT, "test": HELD_OUT}),
             "test",
             None,
@@ -67,40 +72,33 @@ def choices(folder: Path) -> FeatureSpec:
 
 
 def test_repeats_are_targets_and_candidates_if_they_are_kept(tmp_path: Path) -> None:
-    spec, table = choices(tmp_path), TableRanker(np.tile([0.0, 5, 4, 3, 2], (4, 1)))
-    asked = {name: EvaluateSettings(ks=(1,), repeats=name) for name in ("drop", "keep")}
-    full = {
-        name: evaluate_model(table, spec, "test", protocols=["full"], settings=each) for name, each in asked.items()
-    }
-    dropped, kept = (found.protocols["full"] for found in full.values())
+    spec = choices(tmp_path)
+    without, beside = (ranked(spec, SCORES, "full", ks=(1,), repeats=name) for name in ("drop", "keep"))
+    dropped, kept = without.protocols["full"], beside.protocols["full"]
     # Without repeats only user 1 has a target, 3: of 0, 3 and 4 it leads. With them: third of five, and second of five.
-    assert (dropped["groups"], dropped["fewest_candidates"], full["drop"].metrics["full"]["mrr"]) == (1, 3, 1.0)
+    assert (dropped["groups"], dropped["fewest_candidates"], without.metrics["full"]["mrr"]) == (1, 3, 1.0)
     assert dropped["repeats_left_out"] == 1
     assert (kept["groups"], kept["most_candidates"]) == (2, 5)
-    assert full["keep"].metrics["full"]["mrr"] == pytest.approx((1 / 3 + 1 / 2) / 2)
+    assert beside.metrics["full"]["mrr"] == pytest.approx((1 / 3 + 1 / 2) / 2)
     assert "repeats_left_out" not in kept
-    assert "all items; items that the user acted on before are candidates and targets" in Report(
-        "test", full["keep"]
-    ).described("full")
+    told = "all items; items that the user acted on before are candidates and targets"
+    assert told in Report("test", beside).described("full")
 
 
 def test_unknown_users_are_not_ranked_as_if_they_were_one_user(tmp_path: Path) -> None:
     """User 0 stands for all strangers: what one did in valid is no repeat of another's, and they have no list."""
     splits = {"train": [(1, 1, 1), (2, 2, 1)], "valid": [(0, 3, 1)], "test": [(0, 3, 1), (0, 4, 1), (1, 3, 1)]}
     spec = dataset(tmp_path, splits, items=5, metadata={"vocabularies": "vocabularies"})
-    table = TableRanker(np.tile([0.0, 5, 4, 3, 2], (4, 1)))
-    found = evaluate_model(table, spec, "test", protocols=["full", "sampled"], settings=EvaluateSettings(ks=(1,)))
+    found = ranked(spec, SCORES, "full", "sampled", ks=(1,))
     for protocol, described in found.protocols.items():
         assert (described["groups"], described["positives"], described["of_unknown_users_left_out"]) == (1, 1, 2)
         assert "repeats_left_out" not in described
         assert "2 positives of unknown users left out" in Report("test", found).described(protocol)
-    assert "unknown user" in Question(spec, "valid", None, EvaluateSettings()).choose()[1]["full"]
+    assert "unknown user" in EvaluationTask(spec, "valid", None, EvaluateSettings()).choose()[1]["full"]
 
 
 def test_items_that_training_never_saw_are_dropped_if_asked(tmp_path: Path) -> None:
-    spec, table = choices(tmp_path), TableRanker(np.tile([0.0, 5, 4, 3, 2], (4, 1)))
-    asked = EvaluateSettings(ks=(1,), cold="drop", repeats="keep")
-    found = evaluate_model(table, spec, "test", protocols=["full", "sampled"], settings=asked)
+    found = ranked(choices(tmp_path), SCORES, "full", "sampled", ks=(1,), cold="drop", repeats="keep")
     # Train has items 1 and 2: user 1's target 3 falls out, user 2's is second of two.
     assert found.metrics["full"]["mrr"] == 0.5
     facts = found.protocols["full"]
@@ -113,93 +111,62 @@ def test_items_that_training_never_saw_are_dropped_if_asked(tmp_path: Path) -> N
 def test_known_names_the_splits_that_are_a_models_input(tmp_path: Path) -> None:
     spec = choices(tmp_path)
     for known, splits in (("before", ("train", "valid")), ("train", ("train",))):
-        assert Question(spec, "test", None, EvaluateSettings(known=known)).known == splits
-    assert Question(spec, "train", None, EvaluateSettings()).known == ()
+        assert EvaluationTask(spec, "test", None, EvaluateSettings(known=known)).known == splits
+    assert EvaluationTask(spec, "train", None, EvaluateSettings()).known == ()
 
 
-def test_unknown_protocols_and_splits_are_refused(tmp_path: Path) -> None:
+def test_unknown_protocols_splits_and_settings_are_refused(tmp_path: Path) -> None:
     spec = dataset(tmp_path, {"test": [(0, 3, 1), (0, 1, 0)]})
-    with pytest.raises(SettingsError, match=r"unknown protocol 'sample' \(did you mean 'sampled'\?\)"):
-        evaluate_model(TableRanker(np.eye(4, 6)), spec, "test", protocols=["sample"])
     message = r"protocols: unknown protocols 'row' \(did you mean 'rows'\?\), 'x'; known: 'rows', 'sampled', 'full'$"
     with pytest.raises(SettingsError, match=message):
-        evaluate_model(TableRanker(np.eye(4, 6)), spec, "test", protocols=["row", "x"])
+        ranked(spec, np.eye(4, 6), "row", "x")
     with pytest.raises(SpecError, match="unknown split 'tset'"):
-        evaluate_model(TableRanker(np.eye(4, 6)), spec, "tset")
+        ranked(spec, np.eye(4, 6), split="tset")
+    with pytest.raises(SettingsError, match="ks"):
+        config.build(EvaluateSettings, "evaluate", {"ks": [0]})
 
 
 def test_ranking_without_users_and_items_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "test.csv").write_text("0.5,1\n0.1,0\n")
-    spec = FeatureSpec.from_dict(
-        {
-            "feature_spec": {"x": {}, "label": {}},
-            "source_spec": {"test": [{"type": "csv", "features": ["x", "label"], "files": ["test.csv"]}]},
-            "channel_spec": {"context": ["x"], "label": ["label"]},
-        },
-        tmp_path,
-    )
+    channels = {"context": ["x"], "label": ["label"]}
+    spec = csv_spec(tmp_path, {"test": "0.5,1\n0.1,0\n"}, {"x": {}, "label": {}}, channels)
     with pytest.raises(SpecError, match="protocol 'full' needs a feature in the role 'item'"):
-        Question(spec, "test", ["full"], EvaluateSettings())
-    question = Question(spec, "test", None, EvaluateSettings())
-    found, missing = evaluate_baselines(question)
+        EvaluationTask(spec, "test", ["full"], EvaluateSettings())
+    task = EvaluationTask(spec, "test", None, EvaluateSettings())
+    found, missing = evaluate_baselines(task)
     assert not found
     assert missing["logistic_regression"] == missing["ease"] == "the dataset has no split 'train' to fit them on"
-    found, missing = evaluate_baselines(question, ["test"])
+    found, missing = evaluate_baselines(task, ["test"])
     assert list(found) == row_baselines_here()
     assert missing["ease"] == "the dataset has no user and no item"
-    assert question.choose()[1] == {
+    assert task.choose()[1] == {
         "full": "the dataset has no user and no item",
         "sampled": "the dataset has no user and no item, and no group",
     }
 
 
-def test_a_dataset_with_an_item_but_no_user_lacks_the_user_alone(tmp_path: Path) -> None:
-    (tmp_path / "train.csv").write_text("7,0,1\n7,1,0\n8,1,1\n8,0,0\n")
-    spec = FeatureSpec.from_dict(
-        {
-            "feature_spec": {"shown": {"dtype": "int64"}, "ad": {"cardinality": 2}, "label": {}},
-            "source_spec": {"train": [{"type": "csv", "features": ["shown", "ad", "label"], "files": ["train.csv"]}]},
-            "channel_spec": {"item": ["ad"], "group": ["shown"], "label": ["label"]},
-        },
-        tmp_path,
-    )
-    question = Question(spec, "train", None, EvaluateSettings())
-    assert question.choose() == (("rows", "sampled"), {"full": "the dataset has no user"})
-    found, missing = evaluate_baselines(question)
+def test_a_dataset_without_a_user_that_a_feature_tells_apart_has_no_baselines_of_users(tmp_path: Path) -> None:
+    channels = {"item": ["ad"], "group": ["shown"], "label": ["label"]}
+    task = EvaluationTask(csv_spec(tmp_path, {"train": SHOWN}, ADS, channels), "train", None, EvaluateSettings())
+    assert task.choose() == (("rows", "sampled"), {"full": "the dataset has no user"})
+    found, missing = evaluate_baselines(task)
     assert list(found) == row_baselines_here()
     assert {name: missing[name] for name in BASELINES} == dict.fromkeys(BASELINES, "the dataset has no user")
-
-
-def test_users_that_no_feature_tells_apart_have_no_baselines(tmp_path: Path) -> None:
-    (tmp_path / "train.csv").write_text("0.5,0,1\n0.1,1,0\n")
-    spec = FeatureSpec.from_dict(
-        {
-            "feature_spec": {"age": {}, "ad": {"cardinality": 2}, "label": {}},
-            "source_spec": {"train": [{"type": "csv", "features": ["age", "ad", "label"], "files": ["train.csv"]}]},
-            "channel_spec": {"user": ["age"], "item": ["ad"], "label": ["label"]},
-        },
-        tmp_path,
-    )
-    _, missing = evaluate_baselines(Question(spec, "train", None, EvaluateSettings()))
+    features = {"age": {}, "ad": {"cardinality": 2}, "label": {}}
+    channels = {"user": ["age"], "item": ["ad"], "label": ["label"]}
+    spec = csv_spec(tmp_path, {"train": "0.5,0,1\n0.1,1,0\n"}, features, channels)
+    _, missing = evaluate_baselines(EvaluationTask(spec, "train", None, EvaluateSettings()))
     assert {name: missing[name] for name in BASELINES} == dict.fromkeys(BASELINES, "the dataset has no user")
 
 
 def test_groups_of_positives_only_cannot_be_ranked_without_users_and_items(tmp_path: Path) -> None:
-    (tmp_path / "test.csv").write_text("7,1\n8,1\n")
-    spec = FeatureSpec.from_dict(
-        {
-            "feature_spec": {"shown": {"dtype": "int64"}, "label": {}},
-            "source_spec": {"test": [{"type": "csv", "features": ["shown", "label"], "files": ["test.csv"]}]},
-            "channel_spec": {"group": ["shown"], "label": ["label"]},
-        },
-        tmp_path,
-    )
-    assert Question(spec, "test", None, EvaluateSettings()).choose()[1]["sampled"] == (
+    channels = {"group": ["shown"], "label": ["label"]}
+    spec = csv_spec(tmp_path, {"test": "7,1\n8,1\n"}, {"shown": {"dtype": "int64"}, "label": {}}, channels)
+    assert EvaluationTask(spec, "test", None, EvaluateSettings()).choose()[1]["sampled"] == (
         "the split lists no negatives, and the dataset has no user and no item to draw them for"
     )
-    question = Question(spec, "test", ["sampled"], EvaluateSettings())
+    task = EvaluationTask(spec, "test", ["sampled"], EvaluateSettings())
     with pytest.raises(SpecError, match=r"'sampled' on the split 'test', which lists no negatives, needs .* 'user'"):
-        _ = question.candidates
+        _ = task.candidates
 
 
 def test_another_dataset_than_the_models_is_refused(tmp_path: Path) -> None:
@@ -212,11 +179,6 @@ def test_another_dataset_than_the_models_is_refused(tmp_path: Path) -> None:
         SpecError, match=r"unknown features 'user', 'item'; known: 'display', 'label', 'score', 'leak'$"
     ):
         evaluate(trained(model), displays(tmp_path, [(0, 0, 0.5, 0)]), "test")
-
-
-def test_settings_out_of_range_are_refused() -> None:
-    with pytest.raises(SettingsError, match="ks"):
-        config.build(EvaluateSettings, "evaluate", {"ks": [0]})
 
 
 # --- drawn negatives --------------------------------------------------------------------------------------------------
@@ -242,15 +204,9 @@ def test_drawn_negatives_are_different_unseen_real_items() -> None:
     assert drawn.items.min() >= 1
     assert len(np.unique(drawn.users.astype(np.int64) * 400 + drawn.items)) == len(drawn.items)
     assert drawn.labels.sum() == truth.num_pairs
-
-
-def test_the_same_seed_draws_the_same_negatives() -> None:
-    seen, truth = some_interactions(0, 50, 400, 3000), some_interactions(1, 50, 400, 60)
-    first, again, other = (
-        draw_candidates(truth, seen, num_negatives=20, first_item=1, seed=seed).items for seed in (5, 5, 6)
-    )
-    np.testing.assert_array_equal(first, again)
-    assert (first != other).any()  # type: ignore[operator]
+    again, other = (draw_candidates(truth, seen, num_negatives=20, first_item=1, seed=seed).items for seed in (5, 6))
+    np.testing.assert_array_equal(drawn.items, again)
+    assert (drawn.items != other).any()
 
 
 def test_drawn_negatives_are_uniform() -> None:

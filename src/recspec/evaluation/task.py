@@ -1,4 +1,4 @@
-"""An evaluation's question: a split, its settings, and the data that the protocols share."""
+"""An evaluation's task: a split, its settings, and the data that the protocols share."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class EvaluateSettings(config.Settings):
     )
 
 
-class Question:
+class EvaluationTask:
     """A split, the requested protocols, and the data that the protocols share, read once.
 
     One class because its answers depend on each other: what is excluded decides the targets, and these the users.
@@ -118,14 +118,14 @@ class Question:
         if protocols and set(protocols) & {"sampled", "full"} and not ranks_own_groups:
             spec.require(("user", "item"), f"protocol {listed(name for name in protocols if name != 'rows')}")
 
-    def under(self, protocols: Sequence[str]) -> Question:
-        """The same question under some of its protocols, without reading again."""
+    def with_protocols(self, protocols: Sequence[str]) -> EvaluationTask:
+        """The same task under some of its protocols, without reading again."""
         other = copy.copy(self)
         other.requested = protocols or None
         return other
 
-    def read_by(self, reads: Collection[str]) -> Question:
-        """The same question to a model of other features, without reading again."""
+    def read_by(self, reads: Collection[str]) -> EvaluationTask:
+        """The same task to a model of other features, without reading again."""
         other = copy.copy(self)
         other.reads = reads
         return other
@@ -234,7 +234,7 @@ class Question:
         """The splits whose events are a model's input."""
         return self.before if self.settings.known == "before" else tuple(x for x in self.before if x == "train")
 
-    def told(self, model: ItemModel) -> Interactions:
+    def known_interactions(self, model: ItemModel) -> Interactions:
         """The users' events that an item model may know: those of the splits `known`, each read once."""
         found = self.known_positives
         return replace(found, order=self._events_known) if model.reads_order else found

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from recspec.evaluation.columns import default_kind, kinds_of_items
 from recspec.evaluation.interactions import positives
-from recspec.evaluation.question import Question
 from recspec.evaluation.report import Exposure
+from recspec.evaluation.slices import default_kind, kinds_of_items
+from recspec.evaluation.task import EvaluationTask
 from recspec.models import Ids, Interactions
 
 Lists = NDArray[np.int32]  # (R, k), best first
@@ -32,7 +32,7 @@ PARTS = 10
 
 
 @dataclass(frozen=True)
-class Beyond:
+class ListMetrics:
     """What the measures need beside the lists."""
 
     counts: NDArray[np.int64]  # (N,) popularity: users of each item
@@ -58,17 +58,17 @@ class Beyond:
         return exposure(lists, self.counts, first_item)
 
 
-def measures_of(question: Question, users: Ids) -> Beyond:
+def measures_of(task: EvaluationTask, users: Ids) -> ListMetrics:
     """The measures of the lists of some users under protocol `full`."""
-    spec, cold = question.spec, question.cold_items
-    learned = positives(spec, [split for split in question.trained_on or ("train",) if split in spec.splits])
-    name = question.settings.diversity or default_kind(spec)
-    return Beyond(
+    spec, cold = task.spec, task.cold_items
+    learned = positives(spec, [split for split in task.trained_on or ("train",) if split in spec.splits])
+    name = task.settings.diversity or default_kind(spec)
+    return ListMetrics(
         learned.counts,
         int(np.count_nonzero(np.diff(learned.offsets))),
-        int((~cold[question.first_item :]).sum()),
-        history_popularity(question.seen, users, learned.counts),
-        kinds_of_items(question, name) if name is not None else None,
+        int((~cold[task.first_item :]).sum()),
+        history_popularity(task.seen, users, learned.counts),
+        kinds_of_items(task, name) if name is not None else None,
     )
 
 

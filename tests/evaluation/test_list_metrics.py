@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recspec.evaluation.beyond import (
+from recspec.evaluation.evaluations import evaluate
+from recspec.evaluation.list_metrics import (
     coverage,
     diversities,
     exposure,
@@ -14,8 +15,7 @@ from recspec.evaluation.beyond import (
     novelties,
     popularity_lift,
 )
-from recspec.evaluation.evaluations import evaluate
-from recspec.evaluation.question import EvaluateSettings, Question
+from recspec.evaluation.task import EvaluateSettings, EvaluationTask
 from recspec.models import Interactions
 from tests.evaluation.tables import TableModel, dataset, trained
 
@@ -63,7 +63,7 @@ def test_evaluate_measures_the_lists_of_full(tmp_path: Path) -> None:
     report = evaluate(
         trained(TableModel(spec, table)), spec, "test", protocols=["full"], settings=EvaluateSettings(ks=(1, 2))
     )
-    found = report.model.beyond
+    found = report.model.list_metrics
     assert found["coverage@1"] == pytest.approx(1 / 6)
     assert found["coverage@2"] == pytest.approx(3 / 6)
     assert found["novelty@1"] == pytest.approx(np.log2(3))
@@ -71,7 +71,7 @@ def test_evaluate_measures_the_lists_of_full(tmp_path: Path) -> None:
     assert found["popularity_lift@2"] == pytest.approx(0.5 / 2 - 1)
     assert "diversity@2" not in found
     assert report.to_dict()["beyond_accuracy"] == {"model": found}
-    measures = measures_of(Question(spec, "test", ["full"], EvaluateSettings(cold="drop")), np.array([0, 1]))
+    measures = measures_of(EvaluationTask(spec, "test", ["full"], EvaluateSettings(cold="drop")), np.array([0, 1]))
     assert measures.num_candidates == 2
 
 
@@ -80,9 +80,6 @@ def test_exposure_by_hand() -> None:
     found = exposure(np.array([[1, 2], [1, 4], [-1, -1]], np.int32), np.array([0, 6, 3, 1, 0]), first_item=1)
     assert found.shares == (0.5, 0, 0, 0, 0, 0, 0.25, 0, 0, 0, 0.25)
     assert found.items == (1, 0, 0, 0, 0, 0, 1, 0, 0, 1, 1)
-
-
-def test_exposure_of_no_list_and_of_no_interaction_is_zero() -> None:
     nothing = np.zeros((0, 3), np.int32)
     assert set(exposure(nothing, np.array([2, 1])).shares) == {0.0}
     assert exposure(np.array([[0, 1]], np.int32), np.array([0, 0])).shares[-1] == 1.0
