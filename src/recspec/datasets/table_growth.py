@@ -45,6 +45,8 @@ from recspec.data.prepare import (
     Roles,
     count_rows,
     fetch,
+    figure,
+    figures,
     fingerprint,
     is_missing_marker,
     number_of,
@@ -77,7 +79,7 @@ class Grown:
     """What was changed or left out of the file, what is missing of new users and items, and train rows held out now."""
 
 
-def grow(base: FeatureSpec, events: Path, out: Path) -> Grown:
+def append_events(base: FeatureSpec, events: Path, out: Path) -> Grown:
     """Write into the empty folder `out` the dataset `base` with the raw events of a file (CSV, JSON lines, Parquet).
 
     Raises:
@@ -92,7 +94,7 @@ def grow(base: FeatureSpec, events: Path, out: Path) -> Grown:
     with DuckDBBackend(work / "tables", None, None) as backend:
         known = _known(backend, base, rules)
         plan = plan_features(known, base.folder)
-        first = 1 + int(fetch(backend, known.rows.aggregate(last=known.rows[ROW].max())).column("last")[0].as_py())
+        first = 1 + int(figure(backend, known.rows, known.rows[ROW].max()))
         new, told = _new_rows(events, rules, known, plan, first, work)
         num_rows = count_rows(backend, new)
         if not num_rows:
@@ -191,8 +193,7 @@ def _strange_columns(backend: Backend, events: Table, settings: Settings) -> lis
         else:
             is_label = events[name].isin([0, 1]).fill_null(False)
             wrong[f"'{name}', the label, holds other numbers than 0 and 1"] = ~is_label.all()
-    found = fetch(backend, events.aggregate(**{f"_{place}": each for place, each in enumerate(wrong.values())}))
-    return told + [what for what, is_so in zip(wrong, found.to_pylist()[0].values(), strict=True) if is_so]
+    return told + [what for what, is_so in figures(backend, events, wrong).items() if is_so]
 
 
 # --- the new events --------------------------------------------------------------------------------------------------
