@@ -60,6 +60,18 @@ def changed(events: pa.Table, name: str, values: Sequence[object] | pa.Array) ->
     return events.set_column(events.column_names.index(name), name, pa.array(values))
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> FeatureSpec:
+    """All events prepared at once, with histories."""
+    return prepared(tmp_path_factory.mktemp("whole"), pa.concat_tables(shop_events()), history=6)
+
+
+@pytest.fixture(scope="module")
+def with_new(tmp_path_factory: pytest.TempPathFactory) -> tuple[FeatureSpec, Grown]:
+    """A dataset with histories, before and with the new events."""
+    return grown(tmp_path_factory.mktemp("with-new"), shop_events()[1], history=6)
+
+
 def positives(spec: FeatureSpec, split: str) -> list[Row]:
     """Raw user, item, kind, time and history of each positive row."""
     encoders, columns = Encoders.load(spec.folder), open_split(spec, split).read(0, 1 << 40)
@@ -103,9 +115,8 @@ def test_a_column_of_another_kind_than_the_held_out_events_is_told(tmp_path: Pat
         append_events(base, tmp_path / "new.parquet", tmp_path / "grown")
 
 
-def test_ids_stay_and_new_values_get_the_next_ones(tmp_path: Path) -> None:
-    _, new = shop_events()
-    base, found = grown(tmp_path, new, history=6)
+def test_ids_stay_and_new_values_get_the_next_ones(with_new: tuple[FeatureSpec, Grown]) -> None:
+    (_, new), (base, found) = shop_events(), with_new
     before, after = Encoders.load(base.folder), Encoders.load(found.spec.folder)
     for name, vocabulary in before.vocabularies.items():
         assert after.vocabularies[name].values.slice(0, len(vocabulary)).equals(vocabulary.values)
@@ -128,20 +139,15 @@ def test_fitted_scales_stay(tmp_path: Path) -> None:
     assert np.array_equal(np.asarray(columns["hour"]), np.asarray(before.encode_column("hour", hours)))
 
 
-def test_a_grown_dataset_grows_again(tmp_path: Path) -> None:
-    known, new = shop_events()
+def test_a_grown_dataset_grows_again(tmp_path: Path, whole: FeatureSpec) -> None:
+    _, new = shop_events()
     _, found = grown(tmp_path, new.slice(0, 40), history=6)
     again = appended(found.spec, tmp_path, new.slice(40), name="more")
-    whole = prepared(tmp_path / "all", pa.concat_tables([known, new]), history=6)
     assert all(positives(again.spec, split) == positives(whole, split) for split in ("train", "valid", "test"))
     assert again.spec.sources["train"][0].files == ("train/part-00000.parquet", "train-new/part-00000.parquet")
 
 
-def test_the_latest_events_of_a_user_go_on(tmp_path: Path) -> None:
-    known, new = shop_events()
-    _, found = grown(tmp_path, new, history=6)
-    whole = prepared(tmp_path / "all", pa.concat_tables([known, new]), history=6)
-
+def test_the_latest_events_of_a_user_go_on(with_new: tuple[FeatureSpec, Grown], whole: FeatureSpec) -> None:
     def histories(spec: FeatureSpec) -> dict[object, list[object]]:
         encoders, users = Encoders.load(spec.folder), pq.read_table(spec.folder / "users.parquet")
         lists = users.column("history_item_id").to_pylist()
@@ -149,7 +155,7 @@ def test_the_latest_events_of_a_user_go_on(tmp_path: Path) -> None:
         items = encoders.vocabularies["item_id"]
         return {name: items.decode(np.array(each)).to_pylist() for name, each in zip(names, lists, strict=True)}
 
-    assert histories(found.spec) == histories(whole)
+    assert histories(with_new[1].spec) == histories(whole)
 
 
 def test_an_order_without_times_goes_on(tmp_path: Path) -> None:

@@ -136,7 +136,6 @@ def _read(raw_rows: RawRows, work: Path, sides: Mapping[str, Path], asked: Setti
     backend, notes = raw_rows.backend, raw_rows.notes
     settings, taken = infer_settings(asked, raw_rows, raw)
     settings = settings.model_copy(update={"layout": raw_rows.layout})
-    settings = _declaring(settings, raw_rows.reading.types, raw)
     reading, roles = settings.reading, roles_of(settings)
     types = dict(settings.declared)
     beside = replace(reading, rows=None, layout="rows", time_format=None, columns=(), splits=())

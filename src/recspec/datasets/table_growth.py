@@ -57,7 +57,7 @@ from recspec.data.prepare import (
 )
 from recspec.data.storage import PREPARE_FILE, open_split
 from recspec.datasets.table import roles_of
-from recspec.datasets.table_events import EVENTS, GROWTH_FILE, GrowthRules, read_raw
+from recspec.datasets.table_events import EVENTS, GROWTH_FILE, GrowthRules, read_raw, reading_raw
 from recspec.datasets.table_features import OURS, FeaturePlan, Tables, plan_features
 from recspec.datasets.table_settings import Role, Settings
 from recspec.datasets.table_write import write_interactions, write_labelled
@@ -91,7 +91,7 @@ def append_events(base: FeatureSpec, events: Path, out: Path) -> Grown:
     _check_new(base, events)
     before = Before(base, Encoders.load(base.folder), rules.dated)
     work = out / "work"
-    with DuckDBBackend(work / "tables", None, None) as backend:
+    with reading_raw(base.folder), DuckDBBackend(work / "tables", None, None) as backend:
         known = _known(backend, base, rules)
         plan = plan_features(known, base.folder)
         first = 1 + int(figure(backend, known.rows, known.rows[ROW].max()))

@@ -83,6 +83,9 @@ class ColumnRoleInference:
             self._check_ids(raw)
             self._find_rating()
             self._note_unused()
+        types = self.rows.reading.types  # with those that the layout of the files declares
+        if not types.items() <= self.settings.declared.items():
+            self.update["types"] = {**types}
         return self.settings.rebuilt(raw, self.update)
 
     def _now(self, name: str) -> object:

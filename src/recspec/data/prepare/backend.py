@@ -77,8 +77,12 @@ class Backend(Protocol):
     def read_json(self, file: JsonFile, into: Path | None = None) -> Table:
         """Stage a file of JSON lines, as `read_text` does; DuckDB reads it for Spark."""
 
-    def read_parquet(self, paths: Sequence[Path], *, row: bool = False) -> Table:
-        """Parquet files as one table, with the column `ROW` if `row`."""
+    def read_parquet(self, paths: Sequence[Path], *, row: bool = False, foreign: bool = False) -> Table:
+        """Parquet files as one table, with the column `ROW` if `row`.
+
+        Files that others may have written, as those with `row` are, are `foreign`: where reading them fails, the error
+        names the damaged one.
+        """
 
     def stage(self, table: Table, into: Path | None = None) -> Table:
         """Run the table once and keep it in the temporary folder, or in `into`, in the expression's order.

@@ -168,8 +168,8 @@ class DuckDBBackend(Backend):
         )
         return self._write_text(f"SELECT {selected} FROM read_json({self._plain(file.path)}, {options})", into, None)
 
-    def read_parquet(self, paths: Sequence[Path], *, row: bool = False) -> Table:
-        if row:
+    def read_parquet(self, paths: Sequence[Path], *, row: bool = False, foreign: bool = False) -> Table:
+        if row or foreign:
             self._raw += paths
         try:
             return self._parquet(paths, row=row)

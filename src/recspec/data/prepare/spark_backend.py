@@ -167,7 +167,7 @@ class SparkBackend(Backend):
         numbered = _numbered(self._session, staged, starts or ["(0L, 0L)"], list(file.columns))
         return without_missing(self, file, self._view(numbered, {ROW: "int64", **file.columns}))
 
-    def read_parquet(self, paths: Sequence[Path], *, row: bool = False) -> Table:
+    def read_parquet(self, paths: Sequence[Path], *, row: bool = False, foreign: bool = False) -> Table:  # noqa: ARG002
         if paths[0].is_dir():  # staged by Spark, with `ROW` if it was read from text
             (folder,) = paths
             files = _parts(folder)
