@@ -65,8 +65,10 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> object:
     return pairs_of(prepare_table(folder / "e.csv", folder / "e", text))
 
 
-@pytest.mark.parametrize("separator", [",", "\t", "::", ";", "|", " ", "   "])
-@pytest.mark.parametrize("header", [True, False])
+@pytest.mark.parametrize(
+    ("separator", "header"),
+    [(mark, False) for mark in (",", "\t", "::", ";", "|", " ", "   ")] + [("\t", True), ("   ", True)],
+)
 def test_three_columns_are_read_whatever_separates_them_with_or_without_a_header(
     separator: str, header: bool, expected: object, tmp_path: Path
 ) -> None:
@@ -148,24 +150,8 @@ def test_empty_and_repeated_names_of_columns_are_made_different(tmp_path: Path) 
 
 
 NAME = st.text(st.characters(codec="utf-8", exclude_characters="\0\r\n"), max_size=8)
-ODD = (
-    "row",
-    "count",
-    "index",
-    "label (count)",
-    "__row__",
-    "__split__",
-    "_rows",
-    "split",
-    "group",
-    "series",
-    "_first_row",
-    "timestamp",
-    "",
-    "a b",
-    "%",
-    "x.y",
-)
+OURS = ("__row__", "__split__", "_rows", "split", "group", "series", "_first_row", "timestamp")
+ODD = (*OURS, "row", "count", "index", "label (count)", "", "a b", "%", "x.y")
 HOSTILE = st.one_of(NAME, st.sampled_from(ODD))
 
 
@@ -380,7 +366,7 @@ def test_numbers_are_also_cut_into_buckets_fitted_on_train(tmp_path: Path) -> No
     assert few.spec.role("context") == alone.spec.role("context") == ("price",)
 
 
-@pytest.mark.parametrize("name", ["zip", "postal_code", "deviceId"])
+@pytest.mark.parametrize("name", ["zip", "deviceId"])
 def test_codes_that_are_mostly_digits_are_categories(tmp_path: Path, name: str) -> None:
     text = f"{name},label\n" + "".join(
         f"{'98117-5258' if row % 40 == 3 else 98100 + row % 7},{row % 2}\n" for row in range(80)
@@ -405,7 +391,7 @@ def test_a_wide_table_of_several_files_is_the_same_as_in_one(tmp_path: Path) -> 
     assert bytes_of(several.spec.folder) == bytes_of(one.spec.folder)
 
 
-@pytest.mark.parametrize("value", [2**53 + 1, 10**16, 123_456_789_012_345_678])
+@pytest.mark.parametrize("value", [2**53 + 1, 123_456_789_012_345_678])
 def test_whole_numbers_that_no_float_holds_are_text_or_as_asked(tmp_path: Path, value: int) -> None:
     text = "tweet,label\n" + "".join(f"{value + row % 3 if row % 4 else 7},{row % 2}\n" for row in range(80))
     free = prepare_table(tmp_path / "a.csv", tmp_path / "free", text)
@@ -672,8 +658,7 @@ def test_a_column_may_tell_the_splits(tmp_path: Path) -> None:
     assert by_time.spec.metadata["split"] == "time"
 
 
-@pytest.mark.parametrize("labelled", [False, True])
-@pytest.mark.parametrize("ending", ["csv", "parquet", "jsonl"])
+@pytest.mark.parametrize(("ending", "labelled"), [("csv", False), ("csv", True), ("parquet", True), ("jsonl", False)])
 def test_files_may_be_the_splits(ending: str, labelled: bool, tmp_path: Path) -> None:
     names = {"train": "clicks_train", "valid": "clicks_val", "test": "clicks_test"}
     (tmp_path / "raw").mkdir()
@@ -787,8 +772,14 @@ def test_a_message_quotes_a_bounded_text(name: str, tmp_path: Path) -> None:
     assert len(str(caught.value)) < 6_000, name
 
 
-@pytest.mark.parametrize("dataset", ["amazon", "table", "movielens", "criteo", "outbrain", "adult", "ncf"])
-@pytest.mark.parametrize("name", ["reviews_X_5.json", "X.json", "X.csv", "X.jsonl"])
+STRAY, OF = ("reviews_X_5.json", "X.json", "X.csv", "X.jsonl"), ("movielens", "criteo", "outbrain", "adult", "ncf")
+
+
+@pytest.mark.parametrize(
+    ("dataset", "name"),
+    [(each, name) for each in ("amazon", "table") for name in STRAY]
+    + [(each, STRAY[number % 4]) for number, each in enumerate(OF)],
+)
 def test_a_stray_file_is_refused_in_a_few_words(dataset: str, name: str, tmp_path: Path) -> None:
     stray = {f"key number {number} {'k' * 300}": number for number in range(300)}
     folder = tmp_path / "raw"

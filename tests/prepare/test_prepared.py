@@ -12,13 +12,7 @@ import pytest
 from recspec.base.errors import DataError
 from recspec.data.prepare import PrepareContext
 from recspec.datasets import DATASETS
-from tests.dataset_cases import (
-    CASES,
-    bytes_of,
-    prepare_movielens,
-    run,
-    write_latest,
-)
+from tests.dataset_cases import CASES, bytes_of, prepare_movielens, run, write_latest
 
 
 def test_an_interrupted_run_leaves_the_folder_as_it_was(tmp_path: Path) -> None:

@@ -23,7 +23,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from recspec.base.errors import DataError, RecspecError, SettingsError
-from recspec.data.encoding.encoder_kinds import VocabularyEncoder
 from recspec.data.encoding.encoders import Encoders
 from recspec.data.prepare import raw_table
 from recspec.data.prepare.backend import fetch
@@ -34,7 +33,6 @@ from recspec.data.prepare.raw_rows import Reading
 from recspec.data.prepare.text_files import ROW
 from recspec.data.prepare.time_formats import check_time_format
 from recspec.data.storage import open_split
-from recspec.datasets import DATASETS
 from recspec.feature_spec import FeatureSpec
 from tests.dataset_cases import Case, bytes_of, prepare_table, raw_pairs, run, write_table
 from tests.prepare.small_tables import connect
@@ -59,33 +57,9 @@ def items(out: Path) -> dict[object, dict[str, object]]:
 
 # --- the names of files ----------------------------------------------------------------------------------------------
 
-HOSTILE = (
-    "userId=1",
-    "data[1]",
-    "a*",
-    "a?",
-    "{a,b}",
-    "it's",
-    'say "x"',
-    "two  words",
-    "Zürich 日本",
-    "-dash",
-    "--out",
-    "%20",
-    "back\\slash",
-    "new\nline",
-    "**",
-    "[!a]",
-    "~",
-    "$HOME",
-    "a;b",
-    "#1",
-    "s3:bucket",
-    "CON",
-    ".hidden",
-    "_temporary",
-    "label=1",
-)
+PATTERNS = ("userId=1", "data[1]", "a*", "a?", "{a,b}", "**", "[!a]", "~", "$HOME", "%20", "label=1")
+ODD = ("it's", 'say "x"', "two  words", "Zürich 日本", "-dash", "--out", "back\\slash", "new\nline", "a;b", "#1")
+HOSTILE = (*PATTERNS, *ODD, "s3:bucket", "CON", ".hidden", "_temporary")
 
 
 def spoil(folder: Path) -> None:
@@ -551,7 +525,7 @@ def features_of(tmp_path: Path, values: Sequence[str], **asked: object) -> Prepa
     return prepare_table(tmp_path / "a.csv", tmp_path / "out", context_features=["price"], **asked)
 
 
-@pytest.mark.parametrize("marker", ["n/a", "NA", "null", "None", "NaN", "-", "?", "N/A", ""])
+@pytest.mark.parametrize("marker", ["N/A", "None", "-", ""])
 def test_what_says_missing_among_numbers_is_missing_and_said(marker: str, tmp_path: Path) -> None:
     result = features_of(tmp_path, ["1.5", "2.5", marker, "3.5", " 4.5"])
     assert result.spec.features["price"].dtype == "float32"
@@ -683,7 +657,7 @@ WORDS = [("True", "False"), ("yes", "no"), ("Y", "N"), ("t", "f"), ("1", "0"), (
 @pytest.mark.parametrize(
     ("ending", "words"),
     [
-        pytest.param(ending, words, marks=[] if ending == ".csv" or words in WORDS[:2] else [pytest.mark.slow])
+        pytest.param(ending, words, marks=[] if words in WORDS[:2] else [pytest.mark.slow])
         for ending in (".csv", ".jsonl", ".parquet")
         for words in WORDS
     ],
@@ -730,7 +704,7 @@ def test_a_folder_of_files_is_read_file_after_file(tmp_path: Path) -> None:
         prepare_table(tmp_path / "raw", tmp_path / "c")
 
 
-@pytest.mark.parametrize("ending", [".jsonl", ".ndjson", ".json", ".jsonl.gz"])
+@pytest.mark.parametrize("ending", [".ndjson", ".jsonl.gz"])
 def test_json_lines_are_read(ending: str, tmp_path: Path) -> None:
     rows = [
         {"user_id": "007", "item_id": 7, "tags": ["a", "b"], "row": 1},
@@ -759,16 +733,14 @@ def test_objects_of_json_lines_are_no_ids(tmp_path: Path) -> None:
     assert ("1", "{a}") in raw_pairs(prepare_table(path, tmp_path / "out", timestamp=None).spec, "train")
 
 
-def test_fractions_that_pandas_made_are_no_ids_and_the_message_says_how_numbers_stay_whole(
-    tmp_path: Path,
-) -> None:
+def test_fractions_that_pandas_made_are_no_ids_and_the_message_says_how_numbers_stay_whole(tmp_path: Path) -> None:
     pq.write_table(pa.table({"user_id": [1.0, None], "item_id": ["a", "b"]}), tmp_path / "a.parquet")
     told = "column 'user_id' holds float64; ids must be text or whole numbers; write them so; pandas keeps"
     with pytest.raises(DataError, match=told):
         prepare_table(tmp_path / "a.parquet", tmp_path / "out", timestamp=None)
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "cp1252", "latin-1", "utf-16-le"])
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "cp1252", "latin-1", "utf-16-le"])
 def test_other_encodings_are_read(encoding: str, tmp_path: Path) -> None:
     text = 'user_id,item_id,timestamp\nZoë,"ä\nö",1\nZoë,y,2\nBob,y,3\n'
     (tmp_path / "a.csv").write_bytes(text.encode(encoding))
@@ -792,19 +764,6 @@ def test_text_of_another_encoding_is_said(tmp_path: Path) -> None:
         prepare_table(tmp_path / "a.csv", tmp_path / "out", encoding="base64")
 
 
-@pytest.mark.parametrize("separator", ["\\t", "tab", "\t"])
-def test_a_tab_may_be_named_as_a_shell_gives_it(separator: str, tmp_path: Path) -> None:
-    spec = prepare_table(
-        tmp_path / "a.csv", tmp_path / "out", "user_id\titem_id\na\tx\na\ty\n", separator=separator
-    ).spec
-    assert raw_pairs(spec, "train") == [("a", "x")]
-
-
-def test_only_the_first_rows_are_read_where_asked(tmp_path: Path) -> None:
-    text = HEAD + "a,x,1\na,y,2\na,z,3\nb,x,4\nc,x,soon\n"
-    assert prepare_table(tmp_path / "a.csv", tmp_path / "out", text, rows=4).summary["raw_rows"] == 4
-
-
 def test_a_sequence_a_line_is_read(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("7 a b c\n\n08 e\n9\n7 d\n")
     result = prepare_table(tmp_path / "a.txt", tmp_path / "out", layout="sequences")
@@ -819,7 +778,7 @@ def test_a_sequence_a_line_is_read(tmp_path: Path) -> None:
         prepare_table(tmp_path / "a.txt", tmp_path / "c", layout="sequences", label="y")
 
 
-@pytest.mark.parametrize(("mark", "called"), [(";", "semicolons"), ("\t", "tabs"), ("|", "'|'"), ("::", "'::'")])
+@pytest.mark.parametrize(("mark", "called"), [(";", "semicolons"), ("::", "'::'")])
 def test_another_separator_is_found_by_the_header_alone(tmp_path: Path, mark: str, called: str) -> None:
     text = f"user_id{mark}item_id\na{mark}1,5\nb{mark}2,5\n"
     result = prepare_table(tmp_path / "a.csv", tmp_path / "out", text)
@@ -961,7 +920,7 @@ def test_names_that_engines_can_not_keep_apart_are_refused(tmp_path: Path) -> No
 # --- files without an end --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ending", [".csv", ".csv.gz", ".tsv", ".jsonl", ".jsonl.gz"])
+@pytest.mark.parametrize("ending", [".csv.gz", ".tsv", ".jsonl"])
 def test_a_line_without_an_end_is_an_error_and_fills_no_memory(ending: str, tmp_path: Path) -> None:
     head = b"user_id,item_id\n" if "json" not in ending else b'{"user_id": "'
     path, opener = tmp_path / f"a{ending}", gzip.open if ending.endswith(".gz") else open
@@ -1011,14 +970,6 @@ def test_any_values_are_read_letter_for_letter_or_refused_by_line(
         return
     users = Encoders.load(spec.folder).vocabulary_of("user_id").values.to_pylist()
     assert users == sorted({user for user, _, _ in rows}, key=lambda text: text.encode())
-
-
-def test_a_declared_type_reaches_the_encoders(tmp_path: Path) -> None:
-    spec = features_of(tmp_path, ["007", "8", "n/a"], types={"price": "int64"}).spec
-    assert spec.features["price"].dtype == "float32"
-    encoder = Encoders.load(tmp_path / "out").encoders["item_id"]
-    assert isinstance(encoder, VocabularyEncoder)
-    assert set(DATASETS) >= {Case("table", lambda folder: folder).dataset}
 
 
 @pytest.mark.slow
@@ -1103,18 +1054,17 @@ def spoiled(value: float, kind: pa.DataType | None = None) -> pa.Array:
     return pa.array([value if row in (3, 9) else row + 0.5 for row in range(40)], kind or pa.float64())
 
 
-@pytest.mark.parametrize("value", [float("inf"), float("-inf"), 1e308, 1e39])
 @pytest.mark.parametrize(
-    "asked",
+    ("value", "asked"),
     [
-        {"context_features": ["price"]},
-        {"item_features": ["price"]},
-        {"user_features": ["price"]},
-        {"rating": "price"},
-        {"label": "price", "positive_from": 3},
-        {"weight": "price"},
-        {"context_features": ["price"], "types": {"price": "number"}},
-        {"context_features": ["price"], "buckets": {"price": 4}},
+        (float("inf"), {"context_features": ["price"]}),
+        (float("-inf"), {"item_features": ["price"]}),
+        (1e308, {"user_features": ["price"]}),
+        (1e39, {"rating": "price"}),
+        (float("inf"), {"label": "price", "positive_from": 3}),
+        (float("-inf"), {"weight": "price"}),
+        (1e308, {"context_features": ["price"], "types": {"price": "number"}}),
+        (1e39, {"context_features": ["price"], "buckets": {"price": 4}}),
     ],
 )
 def test_a_number_of_parquet_that_float32_can_not_hold_is_an_error_that_names_its_rows(

@@ -26,7 +26,7 @@ from recspec.bundle import run_record, versions
 from recspec.cli import app as cli
 from recspec.data.encoding import Encoders
 from recspec.data.storage import open_split
-from recspec.datasets import grow
+from recspec.datasets import append_events
 from recspec.evaluation import evaluate
 from recspec.feature_spec import FeatureSpec
 from recspec.inference.predictor import Predictor
@@ -288,7 +288,7 @@ def test_an_update_that_ends_while_another_waits_is_its_base(
     monkeypatch.setattr(versions, "locked_inside", waiting)
     made = update(run, second)
     assert made.folder.name == "0002"
-    whole = grow(FeatureSpec.load(shop["interactions"]), shop["new"], new_folder(tmp_path / "whole")).spec
+    whole = append_events(FeatureSpec.load(shop["interactions"]), shop["new"], new_folder(tmp_path / "whole")).spec
     for split in whole.splits:
         assert open_split(FeatureSpec.load(made.folder / "data"), split).num_rows == open_split(whole, split).num_rows
     with pytest.raises(DataError, match="holds the events of this file already"):

@@ -7,7 +7,8 @@ DATA/raw/users.parquet, DATA/raw/items.parquet    the files of users and items, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
@@ -25,7 +26,6 @@ from recspec.data.prepare import (
     WEIGHT,
     Backend,
     Before,
-    check_parquet,
     count_rows,
     is_dated,
     left_join,
@@ -151,9 +151,7 @@ def read_raw(backend: Backend, folder: Path, name: str) -> Table | None:
         files = [confined(folder, part) for part in parts] or [place]
         if not all(file.is_file() for file in files):
             return None
-        for file in files:
-            check_parquet(file)
-        table = backend.read_parquet(files)
+        table = backend.read_parquet(files, foreign=True)
         needed = {ROW, SPLIT_BEFORE} if name == "events" else {ROW}
         kinds = {column: str(kind.copy(nullable=True)) for column, kind in table.schema().items()}
         for column, kind in OUR_TYPES.items():
@@ -161,4 +159,20 @@ def read_raw(backend: Backend, folder: Path, name: str) -> Table | None:
                 raise DataError(f"column '{column}' holds {kinds.get(column, 'nothing')}; expected {kind}")
         return table
     except (PathError, OSError, DataError, ValueError) as error:
-        raise DataError(f"{folder}: {RAW}/{name}.parquet can't be read: {error}; prepare it again") from None
+        raise _unreadable(folder, name, error) from None
+
+
+def _unreadable(folder: Path, name: str, error: Exception) -> DataError:
+    return DataError(f"{folder}: {RAW}/{name}.parquet can't be read: {error}; prepare it again")
+
+
+@contextmanager
+def reading_raw(folder: Path) -> Iterator[None]:
+    """Errors of files that `read_raw` gave as errors of the dataset; they are read once, later."""
+    try:
+        yield
+    except DataError as error:
+        for name in ("events", "users", "items"):
+            if str(error).startswith(str(folder / RAW / f"{name}.parquet")):
+                raise _unreadable(folder, name, error) from None
+        raise

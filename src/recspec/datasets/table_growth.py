@@ -45,6 +45,8 @@ from recspec.data.prepare import (
     Roles,
     count_rows,
     fetch,
+    figure,
+    figures,
     fingerprint,
     is_missing_marker,
     number_of,
@@ -55,7 +57,7 @@ from recspec.data.prepare import (
 )
 from recspec.data.storage import PREPARE_FILE, open_split
 from recspec.datasets.table import roles_of
-from recspec.datasets.table_events import EVENTS, GROWTH_FILE, GrowthRules, read_raw
+from recspec.datasets.table_events import EVENTS, GROWTH_FILE, GrowthRules, read_raw, reading_raw
 from recspec.datasets.table_features import OURS, FeaturePlan, Tables, plan_features
 from recspec.datasets.table_settings import Role, Settings
 from recspec.datasets.table_write import write_interactions, write_labelled
@@ -77,7 +79,7 @@ class Grown:
     """What was changed or left out of the file, what is missing of new users and items, and train rows held out now."""
 
 
-def grow(base: FeatureSpec, events: Path, out: Path) -> Grown:
+def append_events(base: FeatureSpec, events: Path, out: Path) -> Grown:
     """Write into the empty folder `out` the dataset `base` with the raw events of a file (CSV, JSON lines, Parquet).
 
     Raises:
@@ -89,10 +91,10 @@ def grow(base: FeatureSpec, events: Path, out: Path) -> Grown:
     _check_new(base, events)
     before = Before(base, Encoders.load(base.folder), rules.dated)
     work = out / "work"
-    with DuckDBBackend(work / "tables", None, None) as backend:
+    with reading_raw(base.folder), DuckDBBackend(work / "tables", None, None) as backend:
         known = _known(backend, base, rules)
         plan = plan_features(known, base.folder)
-        first = 1 + int(fetch(backend, known.rows.aggregate(last=known.rows[ROW].max())).column("last")[0].as_py())
+        first = 1 + int(figure(backend, known.rows, known.rows[ROW].max()))
         new, told = _new_rows(events, rules, known, plan, first, work)
         num_rows = count_rows(backend, new)
         if not num_rows:
@@ -191,8 +193,7 @@ def _strange_columns(backend: Backend, events: Table, settings: Settings) -> lis
         else:
             is_label = events[name].isin([0, 1]).fill_null(False)
             wrong[f"'{name}', the label, holds other numbers than 0 and 1"] = ~is_label.all()
-    found = fetch(backend, events.aggregate(**{f"_{place}": each for place, each in enumerate(wrong.values())}))
-    return told + [what for what, is_so in zip(wrong, found.to_pylist()[0].values(), strict=True) if is_so]
+    return told + [what for what, is_so in figures(backend, events, wrong).items() if is_so]
 
 
 # --- the new events --------------------------------------------------------------------------------------------------

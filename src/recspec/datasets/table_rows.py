@@ -23,8 +23,10 @@ from recspec.data.prepare import (
     Decay,
     Notes,
     count_rows,
+    count_where,
     counts_by,
     fetch,
+    figure,
     figures,
     is_dated,
     number_of,
@@ -63,11 +65,11 @@ def _are_copies(tables: Tables, rows: Table, key: str) -> bool:
     each = rows.group_by(key).aggregate(rows=rows.count(), positives=label.sum())
     several = each.filter(each["rows"] > 1)
     unequal = (2 * several["positives"] * (several["rows"] - several["positives"]) / (several["rows"] - 1)).sum()
-    asked = several.aggregate(keys=several.count(), rows=several["rows"].sum(), unequal=unequal)
-    found = fetch(tables.backend, asked).to_pylist()[0]
+    asked = {"keys": several.count(), "rows": several["rows"].sum(), "unequal": unequal}
+    found = figures(tables.backend, several, asked)
     if not found["keys"]:
         return False
-    total, rate = fetch(tables.backend, rows.aggregate(rows=rows.count(), rate=label.mean())).to_pylist()[0].values()
+    total, rate = figures(tables.backend, rows, {"rows": rows.count(), "rate": label.mean()}).values()
     copies = int(found["rows"]) - int(found["keys"])
     by_chance = 2 * rate * (1 - rate) * float(found["rows"])  # pairs of a positive and a negative, were labels drawn
     are_copies: bool = found["unequal"] <= MOST_UNEQUAL * by_chance and copies <= MOST_COPIES * total
@@ -217,15 +219,13 @@ def _sorted_by_item(tables: Tables) -> str | None:
         "ascend": [steps["_item"] > steps["_last"], steps["_number"] > steps["_least"]],
         "descend": [steps["_item"] < steps["_last"], steps["_number"] < steps["_least"]],
     }
-    asked = {
-        f"{way}_{place}": test.cast("int64").sum() for way, tests in ways.items() for place, test in enumerate(tests)
-    }
-    found = figures(tables.backend, steps, {"steps": steps.count(), **asked})
-    count = int(found.pop("steps"))
-    most = max(found, key=lambda name: found[name] or 0)
-    if count < FEWEST_STEPS or (found[most] or 0) < SORTED * count:
+    by_way = {(way, place): test for way, tests in ways.items() for place, test in enumerate(tests)}
+    found = count_where(tables.backend, steps, {**by_way, ("", 0): steps["_item"].notnull()})
+    count = found.pop(("", 0))
+    most = max(found, key=found.__getitem__)
+    if count < FEWEST_STEPS or found[most] < SORTED * count:
         return None
-    return f"{most.partition('_')[0]} in {found[most]:,} of {count:,} steps"
+    return f"{most[0]} in {found[most]:,} of {count:,} steps"
 
 
 def is_weighted(tables: Tables) -> bool:
@@ -260,7 +260,7 @@ def without_weightless(tables: Tables, rows: Table) -> Table:
                 f"setting '{how}': rows of weight 0 are left out, and these are all rows with label "
                 f"{1 - int(left[0])}; give them a weight above 0, or leave the setting out"
             )
-    first = int(fetch(backend, dropped.aggregate(row=dropped[ROW].min())).column("row")[0].as_py())
+    first = int(figure(backend, dropped, dropped[ROW].min()))
     tables.notes.dropped.append(f"{count:,} of {total:,} rows, whose weight is 0, such as row {first + 1:,} ({how})")
     return kept
 
@@ -277,7 +277,7 @@ def decay_of(tables: Tables, rows: Table) -> Decay | None:
             f"'{settings.timestamp}' are no dates; give a number in the same units"
         )
     train = rows.filter(rows[SPLIT] == "train")
-    end = fetch(tables.backend, train.aggregate(end=train[TIMESTAMP].max())).column("end")[0].as_py()
+    end = figure(tables.backend, train, train[TIMESTAMP].max())
     if end is None:
         raise DataError("setting 'half_life': no row is for training, so there is no last event of train")
     return Decay(half_life, float(end))
@@ -317,14 +317,10 @@ def _threshold(settings: Settings, rows: Table, backend: Backend, notes: Notes) 
     name = settings.rating
     assert name is not None
     values = _number(rows[name])
-    found = fetch(
-        backend,
-        rows.aggregate(
-            least=values.min(), most=values.max(), kinds=values.nunique(), present=values.count(), rows=rows.count()
-        ),
-    ).to_pylist()[0]
     if settings.min_rating is not None:
         return settings.min_rating
+    asked = {"least": values.min(), "most": values.max(), "kinds": values.nunique(), "present": values.count()}
+    found = figures(backend, rows, asked)
     every = "every row is an interaction"
     if not found["present"] or found["kinds"] < 2:
         notes.inferred.append(f"'{name}' has one value in all rows, so {every}")
@@ -337,7 +333,7 @@ def _threshold(settings: Settings, rows: Table, backend: Backend, notes: Notes) 
         if least >= 0:
             notes.inferred.append(f"{held}, so {every} (min_rating sets a least one)")
             return None
-        above = fetch(backend, rows.filter(values > 0).aggregate(least=values.min())).column("least")[0].as_py()
+        above = figure(backend, rows, values.min(where=values > 0))
         if above is None:
             raise SettingsError(
                 f"setting 'min_rating': {held}, none above 0; set min_rating to the least that is an "
@@ -348,7 +344,7 @@ def _threshold(settings: Settings, rows: Table, backend: Backend, notes: Notes) 
         )
         return float(above)
     wanted = least + 0.75 * (most - least)
-    chosen = fetch(backend, rows.filter(values >= wanted).aggregate(least=values.min())).column("least")[0].as_py()
+    chosen = figure(backend, rows, values.min(where=values >= wanted))
     notes.inferred.append(
         f"rows are rated: '{name}' holds {least:g} to {most:g}, and ratings from {chosen:g} on, three quarters up the "
         "scale, are interactions (min_rating sets another one, rating=null takes every row)"

@@ -17,7 +17,6 @@ from recspec.data.prepare import (
     AS_IN_FILE,
     DESCRIBES,
     EVENT_WEIGHT,
-    FILE_SPLIT,
     GROUP,
     ITEM,
     LABEL,
@@ -148,28 +147,10 @@ def write_interactions(
     return spec
 
 
-def _kept_columns(tables: Tables, plan: FeaturePlan) -> Table:
+def kept_columns(tables: Tables, plan: FeaturePlan) -> Table:
     """The rows with the columns that something is made from."""
     settings, rows = tables.settings, tables.rows
-    named = (
-        settings.user,
-        settings.item,
-        settings.timestamp,
-        settings.rating,
-        settings.weight,
-        settings.event,
-        settings.label,
-        settings.group,
-    )
-    wanted = {
-        *named,
-        settings.splits if isinstance(settings.splits, str) else None,
-        FILE_SPLIT,
-        WEIGHT,
-        SEEN,
-        SPLIT_BEFORE,
-    }
-    wanted |= {*plan.in_rows("user", "item", "context").values()}
+    wanted = {*settings.with_role, *OURS, *plan.in_rows("user", "item", "context").values()} - {ROW}
     sides = [name.lower() for side in (tables.users, tables.items) if side is not None for name in side.columns]
     wanted |= {name for name in rows.columns if name != ROW and name.lower() in sides}  # features avoid their names
     told = (*DESCRIBES.values(),)
@@ -270,9 +251,7 @@ def write_labelled(
         **{name: rows[column] for name, column in content.items()},
         **{name: rows[name] for name in (*told, *([SPLIT_BEFORE] if before else []))},
     )
-    split = split_clicks(tables, kept)
-    if before is not None or plan.in_rows("user", "item") or settings.reads_times or _leaves_out(tables, rated=False):
-        split = backend.stage(split)  # it is read several times
+    split = backend.stage(split_clicks(tables, kept))  # it is read several times
     note_shares(tables, split)
     train = split.filter(split[SPLIT] == "train")
     names: Mapping[Literal["user", "item"], str] = {"user": USER, "item": ITEM}
@@ -282,7 +261,7 @@ def write_labelled(
     kept = split.drop(*told, *content)
     kept = _joined(kept, USER, settings.user, described.users, plan.in_file("user"))
     kept = _joined(kept, ITEM, settings.item, described.items, plan.in_file("item"))
-    positives = _positives_by_split(tables, kept)
+    positives = _positives_by_split(tables, split)
     source = clicks.Source(
         dataset=NAME,
         rows=kept,
@@ -306,7 +285,7 @@ def write_labelled(
         before=before,
     )
     spec = clicks.write(backend, folder, source, progress=progress)
-    held = tables if copies else replace(tables, rows=_kept_columns(tables, plan))  # copies are equal in all columns
+    held = tables if copies else replace(tables, rows=kept_columns(tables, plan))  # copies are equal in all columns
     if not dated:  # times that nothing reads may be text of any form
         held = replace(held, settings=settings.model_copy(update={"timestamp": None}))
     keep_raw(folder, held, split, GrowthRules.of(held, split, None, NAME, before, copies))

@@ -212,10 +212,10 @@ def update(
         require_libraries(kind)
         spec = _dataset_of(base, data)
         (folder / DATA).mkdir(parents=True)
-        from recspec.datasets import grow  # needs Ibis and DuckDB, which training does without
+        from recspec.datasets import append_events  # needs Ibis and DuckDB, which training does without
 
         with stopping_at_once(NOT_BEGUN):
-            grown = grow(spec, events, folder / DATA)
+            grown = append_events(spec, events, folder / DATA)
         prepared = time.monotonic()
         if issubclass(kind, FittedModel):
             result = _fit(base, card, grown, folder, on_event, stop_requested)

@@ -27,17 +27,10 @@ Type = Literal["text", "integer", "number", "time", "list", "vector"]
 TYPES: tuple[Type, ...] = get_args(Type)
 Invalid = Literal["refuse", "drop", "missing"]
 OTHER_NAMES: Mapping[str, Type] = {
-    "string": "text",
-    "str": "text",
-    "category": "text",
-    "int": "integer",
-    "int64": "integer",
-    "float": "number",
-    "float64": "number",
-    "double": "number",
-    "date": "time",
-    "datetime": "time",
-    "timestamp": "time",
+    **dict.fromkeys(("string", "str", "category"), "text"),
+    **dict.fromkeys(("int", "int64"), "integer"),
+    **dict.fromkeys(("float", "float64", "double"), "number"),
+    **dict.fromkeys(("date", "datetime", "timestamp"), "time"),
 }
 """Names of types in other tools."""
 ONLY = {"format": "time", "zone": "time", "separator": "list", "length": "vector"}

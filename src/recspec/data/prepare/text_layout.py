@@ -17,10 +17,10 @@ from ibis.expr.types import Table
 
 from recspec.base.errors import DataError, SettingsError, how_many, listed, shortened
 from recspec.base.files import opened
-from recspec.data.prepare.backend import Backend, fetch
+from recspec.data.prepare.backend import Backend, count_where, fetch
 from recspec.data.prepare.known_layouts import KNOWN, OTHERS, SEQUENCES, TextLayout
 from recspec.data.prepare.names import FILE_SPLIT, ROW, Notes, is_usual
-from recspec.data.prepare.tables import counts_by, figures
+from recspec.data.prepare.tables import counts_by
 from recspec.data.prepare.text_files import TextFile, line_numbers, lines_of, numbered_records, open_text
 from recspec.data.prepare.time_formats import GUESSES, PER_SECOND, fits
 
@@ -352,8 +352,7 @@ def check_quotes(backend: Backend, file: TextFile, table: Table, notes: Notes, *
 def _check_lines(backend: Backend, file: TextFile, table: Table, notes: Notes, *, given: bool) -> None:
     names = [name for name in table.columns if name != ROW]
     spans = {name: table[name].contains("\n") | table[name].contains("\r") for name in names}
-    counts = figures(backend, table, {f"_{place}": spans[name].cast("int64").sum() for place, name in enumerate(names)})
-    found = {name: int(count or 0) for name, count in zip(names, counts.values(), strict=True) if count}
+    found = {name: count for name, count in count_where(backend, table, spans).items() if count}
     if not found:
         return
     rows = table.filter(reduce(or_, (spans[name] for name in found))).order_by(ROW).limit(GLANCED)
