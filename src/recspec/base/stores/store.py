@@ -11,7 +11,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
@@ -285,19 +285,14 @@ class Store:
 
     def get(self, name: str, most: int = 1 << 20) -> str | None:
         """The text of a short object; None if it is not there."""
-        try:
-            with self._errors("read"), self._reading(name) as stream:
-                return str(stream.read(most).decode(errors="replace"))
-        except _NotThere:
-            return None
+        with suppress(_NotThere), self._errors("read"), self._reading(name) as stream:
+            return str(stream.read(most).decode(errors="replace"))
+        return None
 
     def delete(self, name: str) -> None:
         """Remove an object, if it is there."""
-        try:
-            with self._errors("removed"):
-                self.filesystem.delete_file(self._path(name))
-        except _NotThere:
-            pass
+        with suppress(_NotThere), self._errors("removed"):
+            self.filesystem.delete_file(self._path(name))
 
     def state(self, folder: str) -> dict[str, int]:
         """The objects in a folder of `STATE`, with their times in nanoseconds by the store's clock."""
@@ -382,17 +377,11 @@ def _filesystem(url: Url) -> fs.FileSystem:
     kind = {"s3": "S3FileSystem", "gs": "GcsFileSystem", "hdfs": "HadoopFileSystem"}[url.scheme]
     if not hasattr(fs, kind):
         raise MissingExtraError(f"{url}: this pyarrow was built without {kind}; install a wheel of pyarrow that has it")
-    if url.scheme == "s3":
-        return _s3(url)
     if url.scheme == "gs":
         return fs.GcsFileSystem()
-    host, _, port = url.host.partition(":")
-    return fs.HadoopFileSystem(host or "default", int(port or 0))
-
-
-def _s3(url: Url) -> fs.FileSystem:
-    from pyarrow import fs
-
+    if url.scheme == "hdfs":
+        host, _, port = url.host.partition(":")
+        return fs.HadoopFileSystem(host or "default", int(port or 0))
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
     if endpoint is None and region is None:
