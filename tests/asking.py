@@ -17,6 +17,7 @@ from recspec.serving.access import Access
 from recspec.serving.batching import Limits
 from recspec.serving.model_folders import Source
 from recspec.serving.opened_model import RepositorySettings
+from recspec.serving.pages import document
 from recspec.serving.repository import Repository
 from recspec.serving.server import Addresses, Server, ServeSettings, application
 from recspec.serving.server_metrics import ServerMetrics
@@ -126,3 +127,11 @@ def serving(sources: Sequence[Source], *, token: str | None = None, grpc: bool =
 def sources(**paths: Path) -> tuple[Source, ...]:
     """Models by name."""
     return tuple(Source(name, path) for name, path in paths.items())
+
+
+def fits(data: object, schema: str) -> None:
+    """An answer is what the OpenAPI document says."""
+    import jsonschema
+
+    checked = {"$ref": f"#/components/schemas/{schema}", "components": document()["components"]}
+    jsonschema.Draft202012Validator(checked).validate(data)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import signal
 import socket
 import ssl
-import subprocess
-import sys
 import textwrap
 import threading
 import urllib.request
@@ -35,6 +34,7 @@ from recspec.serving.model_folders import Source  # noqa: E402
 from recspec.serving.opened_model import RepositorySettings  # noqa: E402
 from recspec.serving.repository import Repository  # noqa: E402
 from recspec.serving.server import HEAD_BYTES, Server, ServeSettings  # noqa: E402
+from tests import processes  # noqa: E402
 from tests.made_up import interactions  # noqa: E402
 from tests.made_up_models import made_up_bundle  # noqa: E402
 from tests.serving.test_server import Running, grpc_request, raw_exchange  # noqa: E402
@@ -572,25 +572,34 @@ def test_asked_to_end_the_process_ends_whatever_it_does(
     bundle: Path, where: str, stuck: str, seconds: float, status: int
 ) -> None:
     code = textwrap.dedent(STUCK.format(where=where, stuck=stuck, seconds=seconds))
-    command = [sys.executable, "-c", code, str(bundle)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as served:
-        assert served.stdout is not None
-        assert served.stderr is not None
-        try:
-            address = served.stdout.readline().strip()
-            body = json.dumps({"rows": [{"user_id": 1, "item_id": 1}]}).encode()
-            asked = urllib.request.Request(f"{address}/predict", body, {"content-type": "application/json"})
-            client = threading.Thread(target=_ask, args=(asked,))
-            client.start()
-            assert served.stdout.readline() == "begun\n"
-            if seconds < 1:
-                client.join()
-            served.send_signal(signal.SIGTERM)
-            assert served.wait(60) == status
+    served = processes.Running(code, str(bundle))
+    try:
+        body = json.dumps({"rows": [{"user_id": 1, "item_id": 1}]}).encode()
+        address = printed(served, 1)[0]
+        asked = urllib.request.Request(f"{address}/predict", body, {"content-type": "application/json"})
+        client = threading.Thread(target=_ask, args=(asked,))
+        client.start()
+        assert printed(served, 2)[1] == "begun"
+        if seconds < 1:
             client.join()
-            assert ("the server ends by force" in served.stderr.read()) == (status == 1)
-        finally:
-            served.kill()
+        os.kill(served.pid, signal.SIGTERM)
+        ended = served.ended()
+        client.join()
+        assert ended.returncode == status
+        assert ("the server ends by force" in ended.stderr) == (status == 1)
+    finally:
+        served.kill()
+
+
+def printed(served: processes.Running, lines: int) -> list[str]:
+    """So many lines that a process has printed."""
+    found: list[str] = []
+    while len(found) < lines:
+        assert served.runs, served.ended().stderr
+        threading.Event().wait(0.01)
+        with contextlib.suppress(FileNotFoundError):  # it has not begun
+            found = served._said("out").splitlines()
+    return found
 
 
 def _ask(asked: urllib.request.Request) -> None:
