@@ -35,9 +35,10 @@ from recspec.serving.opened_model import RepositorySettings  # noqa: E402
 from recspec.serving.repository import Repository  # noqa: E402
 from recspec.serving.server import HEAD_BYTES, Server, ServeSettings  # noqa: E402
 from tests import processes  # noqa: E402
+from tests.asking import Running  # noqa: E402
 from tests.made_up import interactions  # noqa: E402
 from tests.made_up_models import made_up_bundle  # noqa: E402
-from tests.serving.test_server import Running, grpc_request, raw_exchange  # noqa: E402
+from tests.serving.test_server import grpc_request, raw_exchange  # noqa: E402
 
 CERT = """-----BEGIN CERTIFICATE-----
 MIIBmzCCAUGgAwIBAgIUCPVanPJ9hWz6j8rUAuhMUehR0aAwCgYIKoZIzj0EAwIw
@@ -68,9 +69,8 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def running(bundle: Path) -> Iterator[Running]:
-    server = Running([Source("neumf", bundle)])
-    yield server
-    server.stop()
+    with Running([Source("neumf", bundle)]) as server:
+        yield server
 
 
 # --- who may ask -----------------------------------------------------------------------------------------------------
@@ -180,18 +180,14 @@ def test_settings_that_let_in_more_than_was_meant_are_refused(bundle: Path, tmp_
 def test_other_machines_get_in_with_a_token_and_grpc_listens_where_http_does(
     bundle: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    open_to_all = Running([Source("neumf", bundle)], host="0.0.0.0", insecure=True)
-    try:
+    with Running([Source("neumf", bundle)], host="0.0.0.0", insecure=True) as open_to_all:
         assert "no token is needed" in caplog.text
         for address in (open_to_all.host, open_to_all.grpc):
             port = int(address.rpartition(":")[2])
             socket.create_connection(("127.0.0.1", port), timeout=600).close()
             with pytest.raises(OSError):
                 socket.create_connection(("::1", port), timeout=600).close()
-    finally:
-        open_to_all.stop()
-    with_token = Running([Source("neumf", bundle)], token="t", host="0.0.0.0")
-    with_token.stop()
+    Running([Source("neumf", bundle)], token="t", host="0.0.0.0").stop()
     assert "the token is sent unencrypted" in caplog.text
 
 
@@ -199,8 +195,7 @@ def test_both_protocols_speak_tls(bundle: Path, tmp_path: Path) -> None:
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     cert.write_text(CERT)
     key.write_text(KEY)
-    secure = Running([Source("neumf", bundle)], tls_cert=cert, tls_key=key)
-    try:
+    with Running([Source("neumf", bundle)], tls_cert=cert, tls_key=key) as secure:
         context = ssl.create_default_context(cadata=CERT)
         with urllib.request.urlopen(f"https://{secure.host}/v2/health/ready", context=context, timeout=600) as told:
             assert told.status == 200
@@ -211,8 +206,6 @@ def test_both_protocols_speak_tls(bundle: Path, tmp_path: Path) -> None:
             call = channel.unary_unary(SERVICE + "ServerLive")
             assert service_pb2.ServerLiveResponse.FromString(call(b"", timeout=600)).live
         assert not raw_exchange(secure, b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n\r\n").startswith(b"HTTP/1.1 200")
-    finally:
-        secure.stop()
 
 
 # --- what is held at most --------------------------------------------------------------------------------------------
@@ -469,9 +462,8 @@ def test_hosts_are_checked_on_the_wire(running: Running) -> None:
 
 
 def test_clients_that_do_not_read_are_hung_up_on(bundle: Path) -> None:
-    hasty = Running([Source("neumf", bundle)], write_seconds=0.2)
-    name, _, port = hasty.host.rpartition(":")
-    try:
+    with Running([Source("neumf", bundle)], write_seconds=0.2) as hasty:
+        name, _, port = hasty.host.rpartition(":")
         with socket.socket() as connection:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             connection.connect((name, int(port)))
@@ -480,22 +472,16 @@ def test_clients_that_do_not_read_are_hung_up_on(bundle: Path) -> None:
                 while True:
                     connection.sendall(request_of("/v2/models/neumf/config") * 100)
         assert hasty.send("GET", "/v2/health/live")[0] == 200
-    finally:
-        hasty.stop()
 
 
 def test_connections_beyond_the_bound_are_closed(bundle: Path) -> None:
-    crowded = Running([Source("neumf", bundle)], max_connections=2)
-    name, _, port = crowded.host.rpartition(":")
-    try:
-        with contextlib.ExitStack() as held:
-            first, second, third = (held.enter_context(socket.create_connection((name, int(port)), 600)) for _ in "123")
-            assert third.recv(100).startswith(b"HTTP/1.1 503")
-            for each in (first, second):
-                each.sendall(request_of("/v2/health/live"))
-                assert each.recv(100).startswith(b"HTTP/1.1 200")
-    finally:
-        crowded.stop()
+    with Running([Source("neumf", bundle)], max_connections=2) as crowded, contextlib.ExitStack() as held:
+        name, _, port = crowded.host.rpartition(":")
+        first, second, third = (held.enter_context(socket.create_connection((name, int(port)), 600)) for _ in "123")
+        assert third.recv(100).startswith(b"HTTP/1.1 503")
+        for each in (first, second):
+            each.sendall(request_of("/v2/health/live"))
+            assert each.recv(100).startswith(b"HTTP/1.1 200")
 
 
 # --- computations that do not end ------------------------------------------------------------------------------------

@@ -82,7 +82,10 @@ class _Families(Collector):
     """Metrics that were read from text."""
 
     def __init__(self, kept: Mapping[str, Metric]) -> None:
-        self.collect = kept.values  # type: ignore[method-assign]
+        self._kept = kept
+
+    def collect(self) -> Iterable[Metric]:
+        return self._kept.values()
 
 
 def summed(texts: Sequence[str]) -> str:
