@@ -306,7 +306,7 @@ def test_names_that_lead_elsewhere_are_refused_before_anything_is_read(
 @pytest.mark.usefixtures("base")
 def test_sizes_that_lie_are_refused() -> None:
     for size in (3, 5, 1 << 30):
-        with pytest.raises(DataError, match=rf"the object 'a' is not {size:,} bytes long, as the store says"):
+        with pytest.raises(DataError, match=rf"the object 'a' is not {size:,} bytes, as the store says"):
             copies.copied(hostile(("a", size)), "DATA")
     for unknown in (-1, None):
         with pytest.raises(DataError, match="the object 'a' has no size"):
@@ -317,7 +317,7 @@ def test_sizes_that_lie_are_refused() -> None:
 @pytest.mark.usefixtures("base")
 def test_very_many_objects_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "MOST_OBJECTS", 3)
-    with pytest.raises(DataError, match=r"holds 4 objects, more than the 3 that are read; name a folder in it"):
+    with pytest.raises(DataError, match=r"holds 4 objects; at most 3 are read: name a folder in it"):
         copies.copied(hostile(*((str(each), 4) for each in range(4))), "DATA")
 
 

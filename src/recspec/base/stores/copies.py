@@ -95,8 +95,7 @@ def check_finished(store: Store) -> None:
     for folder, there in zip(folders, store.exists([each.below(UNFINISHED) for each in folders]), strict=True):
         if there:
             raise DataError(
-                f"{folder}: its writer has not finished; wait for it, or repeat the command that wrote it "
-                "(train with --resume)"
+                f"{folder}: its writer has not finished; wait for it, or repeat its command (train with --resume)"
             )
 
 
@@ -169,8 +168,7 @@ def _make(store: Store, listing: Listing, folder: Path, place: Path) -> None:
         make_room(need, keep=folder)
     if (free := free_bytes(folder)) < need:
         raise DataError(
-            f"{store.url}: takes {need:,} bytes, and the disk of {cache()} has {free:,}; name a larger one "
-            "in RECSPEC_CACHE"
+            f"{store.url}: takes {need:,} bytes, and the disk of {cache()} has {free:,}; name a larger RECSPEC_CACHE"
         )
     own.mkdir(exist_ok=True) if "" not in listing else None
     store.download(missing, folder, lambda name: own / name)

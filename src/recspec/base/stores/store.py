@@ -91,13 +91,11 @@ def parse(text: str, what: str) -> Url:
     host, _, key = rest.partition("/")
     if "@" in host:
         raise PathError(
-            f"{where} holds a user or a password; leave it out: credentials come from the environment or a "
-            "profile of the store"
+            f"{where} holds a user or a password; leave it out: the environment or a profile has the credentials"
         )
     if "?" in rest or "#" in rest:
         raise PathError(
-            f"{where} holds '?' or '#'; expected a bucket and a key alone: settings of the store, such as "
-            "AWS_ENDPOINT_URL, come from the environment"
+            f"{where} holds '?' or '#'; expected a bucket and a key: settings, as AWS_ENDPOINT_URL, are variables"
         )
     if scheme == "file":
         if host not in ("", "localhost"):
@@ -201,8 +199,7 @@ class Store:
         files = [each for each in found if each.type == fs.FileType.File]
         if len(files) > MOST_OBJECTS:
             raise DataError(
-                f"{self.url}: holds {len(files):,} objects, more than the {MOST_OBJECTS:,} that are read; "
-                "name a folder in it"
+                f"{self.url}: holds {len(files):,} objects; at most {MOST_OBJECTS:,} are read: name a folder in it"
             )
         start = len(self.root.strip("/")) + 1
         named = {each.path.removeprefix("/")[start:]: each for each in files}
@@ -261,8 +258,7 @@ class Store:
                         file.write(data)
                 if left:
                     raise Replaced(
-                        f"{self.url}: the object '{name}' is not {entry.size:,} bytes long, as the store "
-                        "says; it was replaced meanwhile, or the store is damaged: try again"
+                        f"{self.url}: the object '{name}' is not {entry.size:,} bytes, as the store says: try again"
                     )
                 temporary.replace(target)
             finally:
@@ -338,8 +334,7 @@ class Store:
                 if len(secret := os.environ.get(variable, "")) > 3:
                     said = said.replace(secret, "***")
             raise DataError(
-                f"{self.url}: can't be {done}: {said}; check the name, the network and the credentials of "
-                "the store in the environment"
+                f"{self.url}: can't be {done}: {said}; check the name, the network and the store's credentials"
             ) from None
 
 

@@ -162,8 +162,7 @@ class UrlResolver:
         rank, size = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
         if size != int(os.environ.get("LOCAL_WORLD_SIZE", "1")):
             raise DataError(
-                f"{url}: the processes of several hosts share the folder of a run; name a folder on a disk "
-                "that all of them see, and copy it to the store afterwards"
+                f"{url}: several hosts share the folder of a run; name one on a shared disk, and copy it afterwards"
             )
         job = f"{os.environ.get('TORCHELASTIC_RUN_ID')} {os.getppid()}" if size > 1 else ""
         token = hashlib.sha256(job.encode()).hexdigest()[:16] if job else secrets.token_hex(8)
@@ -284,8 +283,7 @@ class Writing:
         if alive:
             self.unlock()
             raise DataError(
-                f"{self.url}: {alive[0]} is writing there; wait for it, end it, or name another place. A "
-                f"writer that died counts as alive for {DEAD:.0f} s"
+                f"{self.url}: {alive[0]} is writing there; wait for it ({DEAD:.0f} s if it died), or name another place"
             )
 
     def _others(self) -> list[str]:
