@@ -20,7 +20,7 @@ from recspec.serving.model_folders import Source
 from recspec.serving.opened_model import RepositorySettings
 from recspec.serving.pages import document
 from recspec.serving.repository import Repository
-from recspec.serving.server import Addresses, Server, ServeSettings, application
+from recspec.serving.server import Addresses, Server, ServerOptions, ServeSettings, application
 from recspec.serving.server_metrics import ServerMetrics
 
 T = TypeVar("T")
@@ -127,10 +127,11 @@ class Running:
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self._thread.start()
         chosen = ServeSettings(**{"http_port": 0, "grpc_port": 0, "shutdown_seconds": 60, **settings})
+        opening = RepositorySettings(watch_seconds=0, control=control)
+        options = ServerOptions(sources, chosen, opening, limits or Limits(), token)
 
         async def start() -> tuple[Server, Addresses]:
-            kept = Repository(sources, settings=RepositorySettings(watch_seconds=0, control=control), limits=limits)
-            server = Server(kept, chosen, token=token)
+            server = Server(options)
             return server, await server.start()
 
         try:

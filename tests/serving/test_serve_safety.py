@@ -33,7 +33,7 @@ from recspec.serving.inference_grpc import MAX_FIELDS, SERVICE, Service  # noqa:
 from recspec.serving.model_folders import Source  # noqa: E402
 from recspec.serving.opened_model import RepositorySettings  # noqa: E402
 from recspec.serving.repository import Repository  # noqa: E402
-from recspec.serving.server import HEAD_BYTES, Server, ServeSettings  # noqa: E402
+from recspec.serving.server import HEAD_BYTES, Server, ServerOptions, ServeSettings  # noqa: E402
 from tests import processes  # noqa: E402
 from tests.asking import Running  # noqa: E402
 from tests.made_up import interactions  # noqa: E402
@@ -156,8 +156,9 @@ def test_addresses_that_other_machines_reach_are_public() -> None:
 
 def refusal(bundle: Path, token: str | None = None, *, control: bool = False, **settings: Any) -> str:
     async def start() -> None:
-        kept = Repository([Source("m", bundle)], settings=RepositorySettings(watch_seconds=0, control=control))
-        await Server(kept, ServeSettings(http_port=0, grpc_port=0, **settings), token=token).start()
+        opening = RepositorySettings(watch_seconds=0, control=control)
+        chosen = ServeSettings(http_port=0, grpc_port=0, **settings)
+        await Server(ServerOptions([Source("m", bundle)], chosen, opening, token=token)).start()
 
     with pytest.raises(SettingsError) as refused:
         asyncio.run(start())

@@ -605,8 +605,7 @@ def test_an_address_that_is_taken_is_told(
     port = int(running.host.split(":")[1])
 
     async def start(settings: ServeSettings, source: Source) -> None:
-        kept = Repository([source], settings=RepositorySettings(watch_seconds=0))
-        await Server(kept, settings).start()
+        await Server(ServerOptions([source], settings, RepositorySettings(watch_seconds=0))).start()
 
     good = Source("m", bundles["neumf"])
     with pytest.raises(SettingsError, match=f"HTTP: can't listen at 127.0.0.1:{port}: Address already in use"):

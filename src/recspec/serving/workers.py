@@ -285,8 +285,8 @@ def run_worker(number: int, options: ServerOptions, shared: Shared, end: socket.
 
 
 async def _serve(number: int, options: ServerOptions, shared: Shared, end: socket.socket) -> None:
-    repository = options.make_repository()
-    stop = asyncio.Event()
+    server, stop = Server(options, shared), asyncio.Event()
+    repository = server.repository
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
 
     async def answer(what: str, value: Any) -> Any:
@@ -296,7 +296,6 @@ async def _serve(number: int, options: ServerOptions, shared: Shared, end: socke
     listening = await channel.open(end)
     listening.add_done_callback(lambda _: stop.set())
     repository.broadcast, repository.copies = channel.ask, LinkedCopies(channel, number)
-    server = Server(repository, options.settings, token=options.token, shared=shared)
     try:
         try:
             await server.start()
