@@ -70,27 +70,15 @@ def first_output(name: str) -> str:
     return "sigmoid" if name in ("neumf", "m") else "probability"
 
 
-def over_http(running: Running, *, binary: bool) -> Callable[..., Any]:
+def over(module: Any, address: str, **how: bool) -> Callable[..., Any]:
+    """Inference by a module of tritonclient."""
+
     def infer(name: str, arrays: dict[str, NDArray[Any]], types: dict[str, str], **more: Any) -> Any:
-        inputs = []
-        for key, values in arrays.items():
-            inputs.append(triton_http.InferInput(key, values.shape, types[key]))
-            inputs[-1].set_data_from_numpy(values, binary_data=binary)
-        with triton_http.InferenceServerClient(running.host) as client:
-            outputs = [triton_http.InferRequestedOutput(first_output(name), binary_data=binary)]
-            return client.infer(name, inputs, outputs=outputs, **more)
-
-    return infer
-
-
-def over_grpc(running: Running) -> Callable[..., Any]:
-    def infer(name: str, arrays: dict[str, NDArray[Any]], types: dict[str, str], **more: Any) -> Any:
-        inputs = []
-        for key, values in arrays.items():
-            inputs.append(triton_grpc.InferInput(key, values.shape, types[key]))
-            inputs[-1].set_data_from_numpy(values)
-        with triton_grpc.InferenceServerClient(running.grpc) as client:
-            outputs = [triton_grpc.InferRequestedOutput(first_output(name))]
+        inputs = [module.InferInput(key, values.shape, types[key]) for key, values in arrays.items()]
+        for each, values in zip(inputs, arrays.values(), strict=True):
+            each.set_data_from_numpy(values, **how)
+        with module.InferenceServerClient(address) as client:
+            outputs = [module.InferRequestedOutput(first_output(name), **how)]
             return client.infer(name, inputs, outputs=outputs, **more)
 
     return infer
@@ -98,9 +86,9 @@ def over_grpc(running: Running) -> Callable[..., Any]:
 
 def ways(running: Running) -> dict[str, Callable[..., Any]]:
     return {
-        "http binary": over_http(running, binary=True),
-        "http json": over_http(running, binary=False),
-        "grpc": over_grpc(running),
+        "http binary": over(triton_http, running.host, binary_data=True),
+        "http json": over(triton_http, running.host, binary_data=False),
+        "grpc": over(triton_grpc, running.grpc),
     }
 
 
@@ -301,7 +289,7 @@ def test_a_large_request_is_answered_too(bundles: dict[str, Path]) -> None:
         )
         assert status == 200
         assert_close(np.array(told["outputs"][0]["data"], np.float32), wanted[:, 0])
-        assert_close(over_grpc(running)("neumf", arrays, types).as_numpy("sigmoid"), wanted)
+        assert_close(over(triton_grpc, running.grpc)("neumf", arrays, types).as_numpy("sigmoid"), wanted)
         assert running.send("POST", "/v2/models/neumf/infer", infer_body(running, "neumf", 65_537))[0] == 413
 
 
@@ -574,7 +562,7 @@ def test_a_reload_in_the_middle_of_many_requests_drops_none(tmp_path: Path, bund
         except Exception as error:
             wrong.append(error)
 
-    used = [over_http(running, binary=True), over_http(running, binary=False), over_grpc(running), over_grpc(running)]
+    used = [*ways(running).values(), over(triton_grpc, running.grpc)]
     threads = [threading.Thread(target=client, args=(infer,)) for infer in used]
     try:
         for each in threads:
