@@ -17,8 +17,7 @@ from recspec.base.errors import DataError, SettingsError, of_the_machine
 from recspec.base.files import outputs
 from recspec.cli import app as cli
 from recspec.data.prepare import PrepareContext
-from recspec.data.storage import transcode
-from recspec.data.storage.random_data import synthesize
+from recspec.data.storage import synthesize, transcode
 from recspec.datasets import DATASETS
 from recspec.models import MODELS
 from recspec.tf_import.wide_deep import import_tf
