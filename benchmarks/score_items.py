@@ -53,7 +53,7 @@ def main() -> None:
 
     from recspec.base import machine
 
-    machine.wait_politely()  # before torch is loaded, as the command line does
+    machine.limit_openmp_spin()  # before torch is loaded, as the command line does
 
     import torch
 

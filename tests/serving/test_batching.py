@@ -67,16 +67,6 @@ def begun(run: Doubling) -> Awaitable[bool]:
     return asyncio.to_thread(run.begun.wait, 30)
 
 
-def test_a_request_alone_is_answered_with_its_own_rows() -> None:
-    run = Doubling()
-
-    async def body(batcher: Batcher) -> None:
-        assert (await batcher.infer(rows(1, 2), 2))["y"].ravel().tolist() == [2, 4]
-
-    with_batcher(run, body)
-    assert run.batches == [[1, 2]]
-
-
 def test_requests_that_wait_are_joined_and_each_gets_its_own_rows() -> None:
     run = Doubling(held=True)
 
@@ -166,16 +156,6 @@ def test_a_request_whose_time_is_over_is_given_up_and_never_computed() -> None:
 
     with_batcher(run, body)
     assert run.batches == [[1], [3]]
-
-
-def test_a_client_may_not_take_longer_than_the_server_allows() -> None:
-    run = Doubling(held=True)
-
-    async def body(batcher: Batcher) -> None:
-        with pytest.raises(RequestError, match=r"no answer within 0\.001 s"):
-            await batcher.infer(rows(1), 1, timeout=100)
-
-    with_batcher(run, body, timeout_seconds=0.001)
 
 
 def test_clients_that_go_away_do_not_disturb_the_others() -> None:

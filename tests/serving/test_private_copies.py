@@ -108,7 +108,7 @@ def test_without_a_comparison_files_are_copied_as_they_are(films: Path, tmp_path
 
 def test_a_disk_without_room_is_named(films: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_folders.shutil, "disk_usage", lambda _: SimpleNamespace(free=17))
-    told = r"films: its private copy takes [\d,]+ bytes, and .* has 17; name a larger folder in TMPDIR"
+    told = r"films: its copy takes [\d,]+ bytes, and .* has 17; name a larger TMPDIR"
     with pytest.raises(BundleError, match=told):
         copy_version(films, tmp_path / "copy", verify=True)
 

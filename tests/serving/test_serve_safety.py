@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import signal
 import socket
 import ssl
-import subprocess
-import sys
 import textwrap
 import threading
 import urllib.request
@@ -34,10 +33,12 @@ from recspec.serving.inference_grpc import MAX_FIELDS, SERVICE, Service  # noqa:
 from recspec.serving.model_folders import Source  # noqa: E402
 from recspec.serving.opened_model import RepositorySettings  # noqa: E402
 from recspec.serving.repository import Repository  # noqa: E402
-from recspec.serving.server import HEAD_BYTES, Server, ServeSettings  # noqa: E402
+from recspec.serving.server import HEAD_BYTES, Server, ServerOptions, ServeSettings  # noqa: E402
+from tests import processes  # noqa: E402
+from tests.asking import Running  # noqa: E402
 from tests.made_up import interactions  # noqa: E402
 from tests.made_up_models import made_up_bundle  # noqa: E402
-from tests.serving.test_server import Running, grpc_request, raw_exchange  # noqa: E402
+from tests.serving.test_server import grpc_request, raw_exchange  # noqa: E402
 
 CERT = """-----BEGIN CERTIFICATE-----
 MIIBmzCCAUGgAwIBAgIUCPVanPJ9hWz6j8rUAuhMUehR0aAwCgYIKoZIzj0EAwIw
@@ -68,9 +69,8 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def running(bundle: Path) -> Iterator[Running]:
-    server = Running([Source("neumf", bundle)])
-    yield server
-    server.stop()
+    with Running([Source("neumf", bundle)]) as server:
+        yield server
 
 
 # --- who may ask -----------------------------------------------------------------------------------------------------
@@ -156,8 +156,9 @@ def test_addresses_that_other_machines_reach_are_public() -> None:
 
 def refusal(bundle: Path, token: str | None = None, *, control: bool = False, **settings: Any) -> str:
     async def start() -> None:
-        kept = Repository([Source("m", bundle)], settings=RepositorySettings(watch_seconds=0, control=control))
-        await Server(kept, ServeSettings(http_port=0, grpc_port=0, **settings), token=token).start()
+        opening = RepositorySettings(watch_seconds=0, control=control)
+        chosen = ServeSettings(http_port=0, grpc_port=0, **settings)
+        await Server(ServerOptions([Source("m", bundle)], chosen, opening, token=token)).start()
 
     with pytest.raises(SettingsError) as refused:
         asyncio.run(start())
@@ -180,18 +181,14 @@ def test_settings_that_let_in_more_than_was_meant_are_refused(bundle: Path, tmp_
 def test_other_machines_get_in_with_a_token_and_grpc_listens_where_http_does(
     bundle: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    open_to_all = Running([Source("neumf", bundle)], host="0.0.0.0", insecure=True)
-    try:
+    with Running([Source("neumf", bundle)], host="0.0.0.0", insecure=True) as open_to_all:
         assert "no token is needed" in caplog.text
         for address in (open_to_all.host, open_to_all.grpc):
             port = int(address.rpartition(":")[2])
             socket.create_connection(("127.0.0.1", port), timeout=600).close()
             with pytest.raises(OSError):
                 socket.create_connection(("::1", port), timeout=600).close()
-    finally:
-        open_to_all.stop()
-    with_token = Running([Source("neumf", bundle)], token="t", host="0.0.0.0")
-    with_token.stop()
+    Running([Source("neumf", bundle)], token="t", host="0.0.0.0").stop()
     assert "the token is sent unencrypted" in caplog.text
 
 
@@ -199,8 +196,7 @@ def test_both_protocols_speak_tls(bundle: Path, tmp_path: Path) -> None:
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     cert.write_text(CERT)
     key.write_text(KEY)
-    secure = Running([Source("neumf", bundle)], tls_cert=cert, tls_key=key)
-    try:
+    with Running([Source("neumf", bundle)], tls_cert=cert, tls_key=key) as secure:
         context = ssl.create_default_context(cadata=CERT)
         with urllib.request.urlopen(f"https://{secure.host}/v2/health/ready", context=context, timeout=600) as told:
             assert told.status == 200
@@ -211,8 +207,6 @@ def test_both_protocols_speak_tls(bundle: Path, tmp_path: Path) -> None:
             call = channel.unary_unary(SERVICE + "ServerLive")
             assert service_pb2.ServerLiveResponse.FromString(call(b"", timeout=600)).live
         assert not raw_exchange(secure, b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n\r\n").startswith(b"HTTP/1.1 200")
-    finally:
-        secure.stop()
 
 
 # --- what is held at most --------------------------------------------------------------------------------------------
@@ -469,9 +463,8 @@ def test_hosts_are_checked_on_the_wire(running: Running) -> None:
 
 
 def test_clients_that_do_not_read_are_hung_up_on(bundle: Path) -> None:
-    hasty = Running([Source("neumf", bundle)], write_seconds=0.2)
-    name, _, port = hasty.host.rpartition(":")
-    try:
+    with Running([Source("neumf", bundle)], write_seconds=0.2) as hasty:
+        name, _, port = hasty.host.rpartition(":")
         with socket.socket() as connection:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             connection.connect((name, int(port)))
@@ -480,22 +473,16 @@ def test_clients_that_do_not_read_are_hung_up_on(bundle: Path) -> None:
                 while True:
                     connection.sendall(request_of("/v2/models/neumf/config") * 100)
         assert hasty.send("GET", "/v2/health/live")[0] == 200
-    finally:
-        hasty.stop()
 
 
 def test_connections_beyond_the_bound_are_closed(bundle: Path) -> None:
-    crowded = Running([Source("neumf", bundle)], max_connections=2)
-    name, _, port = crowded.host.rpartition(":")
-    try:
-        with contextlib.ExitStack() as held:
-            first, second, third = (held.enter_context(socket.create_connection((name, int(port)), 600)) for _ in "123")
-            assert third.recv(100).startswith(b"HTTP/1.1 503")
-            for each in (first, second):
-                each.sendall(request_of("/v2/health/live"))
-                assert each.recv(100).startswith(b"HTTP/1.1 200")
-    finally:
-        crowded.stop()
+    with Running([Source("neumf", bundle)], max_connections=2) as crowded, contextlib.ExitStack() as held:
+        name, _, port = crowded.host.rpartition(":")
+        first, second, third = (held.enter_context(socket.create_connection((name, int(port)), 600)) for _ in "123")
+        assert third.recv(100).startswith(b"HTTP/1.1 503")
+        for each in (first, second):
+            each.sendall(request_of("/v2/health/live"))
+            assert each.recv(100).startswith(b"HTTP/1.1 200")
 
 
 # --- computations that do not end ------------------------------------------------------------------------------------
@@ -572,25 +559,34 @@ def test_asked_to_end_the_process_ends_whatever_it_does(
     bundle: Path, where: str, stuck: str, seconds: float, status: int
 ) -> None:
     code = textwrap.dedent(STUCK.format(where=where, stuck=stuck, seconds=seconds))
-    command = [sys.executable, "-c", code, str(bundle)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as served:
-        assert served.stdout is not None
-        assert served.stderr is not None
-        try:
-            address = served.stdout.readline().strip()
-            body = json.dumps({"rows": [{"user_id": 1, "item_id": 1}]}).encode()
-            asked = urllib.request.Request(f"{address}/predict", body, {"content-type": "application/json"})
-            client = threading.Thread(target=_ask, args=(asked,))
-            client.start()
-            assert served.stdout.readline() == "begun\n"
-            if seconds < 1:
-                client.join()
-            served.send_signal(signal.SIGTERM)
-            assert served.wait(60) == status
+    served = processes.Running(code, str(bundle))
+    try:
+        body = json.dumps({"rows": [{"user_id": 1, "item_id": 1}]}).encode()
+        address = printed(served, 1)[0]
+        asked = urllib.request.Request(f"{address}/predict", body, {"content-type": "application/json"})
+        client = threading.Thread(target=_ask, args=(asked,))
+        client.start()
+        assert printed(served, 2)[1] == "begun"
+        if seconds < 1:
             client.join()
-            assert ("the server ends by force" in served.stderr.read()) == (status == 1)
-        finally:
-            served.kill()
+        os.kill(served.pid, signal.SIGTERM)
+        ended = served.ended()
+        client.join()
+        assert ended.returncode == status
+        assert ("the server ends by force" in ended.stderr) == (status == 1)
+    finally:
+        served.kill()
+
+
+def printed(served: processes.Running, lines: int) -> list[str]:
+    """So many lines that a process has printed."""
+    found: list[str] = []
+    while len(found) < lines:
+        assert served.runs, served.ended().stderr
+        threading.Event().wait(0.01)
+        with contextlib.suppress(FileNotFoundError):  # it has not begun
+            found = served._said("out").splitlines()
+    return found
 
 
 def _ask(asked: urllib.request.Request) -> None:

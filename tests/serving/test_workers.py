@@ -31,7 +31,6 @@ from recspec.feature_spec import FeatureSpec  # noqa: E402
 from recspec.serving.access import Access  # noqa: E402
 from recspec.serving.model_folders import Source  # noqa: E402
 from recspec.serving.opened_model import RepositorySettings  # noqa: E402
-from recspec.serving.repository import Repository  # noqa: E402
 from recspec.serving.running import server_of  # noqa: E402
 from recspec.serving.server import Addresses, Server, ServerOptions, ServeSettings, Shared  # noqa: E402
 from recspec.serving.server_metrics import ServerMetrics, summed, without_gauges  # noqa: E402
@@ -160,8 +159,7 @@ def test_a_link_that_one_worker_signed_is_admitted_by_another() -> None:
     def access(key: bytes) -> Access:
         shared = Shared(socket.socket(), None, key)
         with shared.listening:
-            repository = Repository([Source("films", Path("films"))])
-            return Server(repository, ServeSettings(), token=TOKEN, shared=shared)._access
+            return Server(ServerOptions([Source("films", Path("films"))], token=TOKEN), shared)._access
 
     path, _, query = access(b"k" * 32).signed("/report/films").partition("?")
     assert access(b"k" * 32).admits(path, query.encode())

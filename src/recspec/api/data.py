@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from recspec.api.frames import Kind, chosen_kind, from_table, is_frame, kind_of, reason, to_table
-from recspec.api.process import joined
+from recspec.api.process import merge_settings
 from recspec.api.progress import Stages, stages
 from recspec.api.verbs import Place, verb
 from recspec.api.views import Section, View, Viewed, figures
@@ -215,7 +215,7 @@ def prepare(
     chosen = DATASETS[dataset]
     folder = local(Path(out), "OUT")
     frames = {name: named[name] for name in SIDES if is_frame(named.get(name))}
-    values = joined("prepare", settings, {name: value for name, value in named.items() if name not in frames})
+    values = merge_settings("prepare", settings, {name: value for name, value in named.items() if name not in frames})
     kind = kind_of(raw) if is_frame(raw) else "pyarrow"
     with ExitStack() as held:
         if is_frame(raw):

@@ -51,7 +51,7 @@ def settings_of(model: str, recipe: Path | None, values: Mapping[str, object]) -
     for section, values_of_recipe in (("settings", loaded.settings), ("train", loaded.train)):
         try:
             built = config.build(types[section], where, values_of_recipe, assigned[section])
-            made.append(config.complete(built) if recipe is not None else built)
+            made.append(config.mark_all_set(built) if recipe is not None else built)
         except SettingsError as error:
             problems += error.problems
     if problems:
@@ -61,7 +61,7 @@ def settings_of(model: str, recipe: Path | None, values: Mapping[str, object]) -
     return model_settings, train_settings
 
 
-def joined(where: str, settings: Mapping[str, object] | None, named: Mapping[str, object]) -> dict[str, object]:
+def merge_settings(where: str, settings: Mapping[str, object] | None, named: Mapping[str, object]) -> dict[str, object]:
     """Settings from a dict and from keywords, as plain values. Raises `SettingsError` for one that both give."""
     given = dict(settings or {})
     if both := [name for name in named if name in given]:
@@ -113,7 +113,7 @@ def stop_on_signal() -> Iterator[Callable[[], bool]]:
 
 
 @contextmanager
-def told_once() -> Iterator[None]:
+def report_on_first_rank() -> Iterator[None]:
     """Let the first process of a machine report an error of all; the others wait for torchrun to end them."""
     try:
         yield

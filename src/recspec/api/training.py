@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, overload
 from recspec.api.data import Data, load_spec
 from recspec.api.evaluating import kind_of_object
 from recspec.api.model import Model, Plan
-from recspec.api.process import joined, keep_to_cores, settings_of, stop_on_signal, told_once
+from recspec.api.process import keep_to_cores, merge_settings, report_on_first_rank, settings_of, stop_on_signal
 from recspec.api.progress import Events, bar, events
 from recspec.api.ray_launcher import rank_on_ray, train_on_ray
 from recspec.api.verbs import Place, verb
@@ -115,8 +115,8 @@ def train(
     from recspec.training import plan_run
     from recspec.training import train as run_training
 
-    with told_once():
-        values = joined("train", settings, named)
+    with report_on_first_rank():
+        values = merge_settings("train", settings, named)
         model_settings, train_settings = settings_of(model, _path(recipe), values)
         if launcher is not None and not plan:
             require_extra("ray", "ray")
@@ -269,7 +269,7 @@ def tune(
     from recspec.training.search import describe as described
 
     require_extra("optuna", "tune")
-    values = joined("tune", settings, named)
+    values = merge_settings("tune", settings, named)
     model_settings, train_settings = settings_of(model, _path(recipe), values)
     spec = load_spec(data, allow_outside=allow_outside)
     given = {
@@ -278,7 +278,7 @@ def tune(
     }
     sections = sections_of(model)
     wanted = space if isinstance(space, Mapping) else config.parse_assignments(space or ())
-    asked = parse_space(joined("space", wanted, {}), sections)
+    asked = parse_space(merge_settings("space", wanted, {}), sections)
     fixed = config.assign(values, sections)
     folder = Path(out)
     with join(device) as ranks, stop_on_signal() as stop_requested, bar(_quiet(progress)) as shown:

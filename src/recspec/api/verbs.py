@@ -43,7 +43,7 @@ def verb(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]
         for name in places:
             check_place(f"{function.__name__}: {name}", bound.arguments.get(name))
         values = {name: value for name, value in bound.arguments.items() if name in urls}
-        with stores.resolved(function.__name__, values) as changed:
+        with stores.with_local_paths(function.__name__, values) as changed:
             if not changed:
                 return function(*given, **named)
             bound.arguments |= changed

@@ -13,7 +13,7 @@ from typer.models import ArgumentInfo
 
 from recspec import __version__
 from recspec.base.errors import Interrupted, RecspecError, missing_library, of_the_machine
-from recspec.base.machine import wait_politely
+from recspec.base.machine import limit_openmp_spin
 from recspec.cli.answer_commands import evaluate, predict
 from recspec.cli.bench_commands import bench_infer, bench_serve, bench_train
 from recspec.cli.console import Json, err, first_line, out, print_json, print_settings
@@ -45,7 +45,7 @@ class Commands(Typer):
                 from recspec.base import stores
                 from recspec.base.files import local
 
-                with stores.resolved(function.__name__, {name: values[name] for name in places}) as changed:
+                with stores.with_local_paths(function.__name__, {name: values[name] for name in places}) as changed:
                     values |= changed
                     for name in paths:
                         value = values.get(name)
@@ -188,7 +188,7 @@ for name, measure in (("train", bench_train), ("infer", bench_infer), ("serve", 
 
 def main() -> None:
     """Run the command line and exit with its status."""
-    wait_politely()
+    limit_openmp_spin()
     try:
         with ended_like_ctrl_c():
             app()

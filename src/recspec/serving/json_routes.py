@@ -267,7 +267,7 @@ def _named(port: Port) -> dict[str, str]:
 
 
 async def _metrics(repository: Repository, _: Request) -> Response:
-    return Response(await repository.broadcast.metrics_text(), media_type="text/plain; version=0.0.4")
+    return Response(await repository.broadcast("metrics", ""), media_type="text/plain; version=0.0.4")
 
 
 # --- the routes ------------------------------------------------------------------------------------------------------

@@ -163,10 +163,8 @@ def copy_version(folder: Path, place: Path, *, verify: bool) -> PrivateCopy:
     parts = {name: origin, **({} if export is None else {EXPORT: export})}
     need = sum(each.stat().st_size for part in parts.values() for each in part.rglob("*") if each.is_file())
     if (free := shutil.disk_usage(place.parent).free) < need:
-        raise BundleError(
-            f"{origin}: its private copy takes {need:,} bytes, and {tempfile.gettempdir()} has {free:,}; name a larger "
-            "folder in TMPDIR"
-        )
+        base = tempfile.gettempdir()
+        raise BundleError(f"{origin}: its copy takes {need:,} bytes, and {base} has {free:,}; name a larger TMPDIR")
     place.mkdir()
     try:
         for each, part in parts.items():

@@ -240,24 +240,11 @@ def _texts(name: str, data: bytes | memoryview, count: int) -> list[str]:
 
 
 def _texts_of(name: str, data: list[Any]) -> Values:
-    texts = list(_flat(data))
+    texts = np.array(data, object).ravel()
     wrong = [each for each in texts if not isinstance(each, str)]
     if wrong:
         raise wrong_input(name, f"data holds {str(wrong[0])[:40]}; expected texts, as the datatype is BYTES")
-    return np.array(texts, object)
-
-
-def _flat(data: list[Any]) -> Iterable[Any]:
-    """The values of nested lists in order, without recursion, so that any depth is allowed."""
-    left = [iter(data)]
-    while left:
-        for each in left[-1]:
-            if isinstance(each, list):
-                left.append(iter(each))
-                break
-            yield each
-        else:
-            left.pop()
+    return texts
 
 
 def _numbers_of(name: str, datatype: str, kind: np.dtype[Any], data: list[Any]) -> Values:

@@ -21,7 +21,7 @@ from recspec.base.signals import stopping_at_once
 from recspec.base.stores import shown
 from recspec.bundle import Card, DataRecord, run_record
 from recspec.bundle import folder as bundle
-from recspec.data.storage import companions, label_columns
+from recspec.data.storage import check_sidecar_files, label_columns
 from recspec.evaluation import Fitted, ItemFit, RowFit, Tried, warnings
 from recspec.feature_spec import FeatureSpec
 from recspec.loading import Ranks
@@ -120,7 +120,7 @@ def make_fit_plan(
     assert issubclass(kind, FittedModel)
     check_settings(kind, settings)
     check_splits(spec, settings.train_splits)
-    companions(spec)  # the bundle needs them
+    check_sidecar_files(spec)  # the bundle needs them
     model = on_meta_device(lambda: kind(spec, model_settings))
     valid = _pick_valid(spec, settings)
     threads = machine.pick_threads(

@@ -15,7 +15,7 @@ from recspec import __version__
 from recspec.base import config, machine
 from recspec.base.errors import SettingsError
 from recspec.base.stores import shown
-from recspec.data.storage import companions
+from recspec.data.storage import check_sidecar_files
 from recspec.evaluation import interactions_of
 from recspec.feature_spec import FeatureSpec
 from recspec.loading import Loader, NewRowsAndReplay, Placement, Ranks
@@ -191,7 +191,7 @@ def make_plan(
     event_products = choices.pick_event_products(
         precision.value, device, shapes, rates, so_far=chosen.get("event_products")
     )
-    companions(spec)  # the bundle needs them; a missing one is reported now, not after the last epoch
+    check_sidecar_files(spec)  # the bundle needs them; a missing one is reported now, not after the last epoch
     valid = choices.pick_valid(spec, settings)
     if "train.calibration" not in proposed:
         choices.check_calibration(spec, settings, valid)
