@@ -34,7 +34,7 @@ from recspec.export.exported_model import (
     unused_prefix,
 )
 from recspec.export.exporter import LARGEST, Check, Difference, ExportSettings, drift_message, export, sample_of
-from recspec.export.triton_repository import Batching
+from recspec.export.triton_repository import Batching, Staged
 from recspec.feature_spec import FORMS, FeatureSpec
 from recspec.feature_spec.signature import OUTPUTS, Port, Signature, signature_of
 from recspec.metrics.calibration import Calibration
@@ -639,9 +639,9 @@ instance_group [ { count: 1 kind: KIND_CPU } ]
 
 def test_the_configuration_is_what_triton_reads_to_the_letter(tmp_path: Path) -> None:
     batching = Batching(max_batch_size=100, preferred=(8, 64), max_queue_delay_microseconds=50)
-    triton_repository.write_model(tmp_path / "a", "m", 1, Signature("rows", PORTS), "onnxruntime", batching)
+    Staged(tmp_path / "a", 1).write_model("m", Signature("rows", PORTS), "onnxruntime", batching)
     assert (tmp_path / "a" / "m" / "config.pbtxt").read_text() == ROWS
-    triton_repository.write_model(tmp_path / "b", "m", 1, Signature("ranker", PORTS), "python", batching)
+    Staged(tmp_path / "b", 1).write_model("m", Signature("ranker", PORTS), "python", batching)
     assert (tmp_path / "b" / "m" / "config.pbtxt").read_text() == RANKER
     assert (tmp_path / "b" / "m" / "1" / "model.py").is_file()
 

@@ -21,7 +21,7 @@ from recspec.data.encoding import (
     Vocabulary,
     VocabularyEncoder,
 )
-from recspec.inference.column_facts import (
+from recspec.inference.raw_columns import (
     LONGEST_IMAGE,
     MOST_VALUES,
     ColumnFacts,

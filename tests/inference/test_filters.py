@@ -15,9 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recspec.base.errors import RequestError
-from recspec.inference import Filter, filter_columns
-from recspec.inference.filter_columns import TestedColumn, evaluate
-from recspec.inference.filters import TOKEN
+from recspec.inference import Filter, filters
+from recspec.inference.filters import TOKEN, TestedColumn, evaluate
 
 SHOP = pa.table(
     {
@@ -297,8 +296,8 @@ def test_a_token_is_read_in_time_that_grows_with_its_length(many: str, whole: bo
 def test_texts_are_read_as_numbers_once_however_many_values_they_are_compared_with(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    read, number = list[str](), filter_columns._number
-    monkeypatch.setattr(filter_columns, "_number", lambda text: read.append(text) or number(text))
+    read, number = list[str](), filters._number
+    monkeypatch.setattr(filters, "_number", lambda text: read.append(text) or number(text))
     column = TestedColumn(pa.array([str(number) for number in range(500)] * 2))
     text = (
         f"id in ({', '.join(map(str, range(100)))}) or {' or '.join(f'id == {number}' for number in range(100, 300))}"
@@ -424,6 +423,6 @@ def test_texts_that_are_no_numbers_are_compared_in_quotes(text: str) -> None:
 
 def test_values_of_lists_cost_work_however_short_they_are() -> None:
     flags = TestedColumn(pa.array([[True, False] * 40, [], None]))
-    assert flags.cost == 80 // filter_columns.LISTED
+    assert flags.cost == 80 // filters.LISTED
     found = evaluate(Filter.parse("flags contains false"), {"flags": flags}.__getitem__, 3)
     assert found.tolist() == [True, False, False]

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from recspec.inference import Predictor, Wanted, requests
+from recspec.inference import Predictor, RecommendRequest, requests
 from recspec.inference import lookup as fields
-from recspec.inference.column_facts import ColumnFacts
 from recspec.inference.lookup import ItemFields
+from recspec.inference.raw_columns import ColumnFacts
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,9 @@ def test_every_column_that_is_shown_can_be_filtered_by(ease: Predictor) -> None:
     }
     for column in ItemFields(ease).columns:
         if column.kind in tests:
-            found = ease.recommend(Wanted(users=("c1",), filter=tests[column.kind].replace("{}", column.name)))
+            found = ease.recommend(
+                RecommendRequest(users=("c1",), filter=tests[column.kind].replace("{}", column.name))
+            )
             assert found[0].items, column.name
 
 
@@ -87,8 +89,8 @@ def test_a_context_is_asked_for_by_the_columns_that_the_model_reads(ease: Predic
 
 def test_probabilities_are_given_by_models_of_labels_alone(ease: Predictor, impressions: Predictor) -> None:
     assert not ease.bundle.gives_probabilities
-    assert "probability" not in requests.recommend(ease, Wanted(users=("c1",)))["items"][0]
-    wanted = Wanted(users=("c1",), context={"device": "phone", "hour": 3}, boosts=("price > 5: 2",), k=24)
+    assert "probability" not in requests.recommend(ease, RecommendRequest(users=("c1",)))["items"][0]
+    wanted = RecommendRequest(users=("c1",), context={"device": "phone", "hour": 3}, boosts=("price > 5: 2",), k=24)
     items = requests.recommend(impressions, wanted)["items"]
     rows = [{"user_id": "c1", "item_id": each["item"], "device": "phone", "hour": 3} for each in items]
     by_hand = requests.predict(impressions, rows).values
@@ -96,5 +98,5 @@ def test_probabilities_are_given_by_models_of_labels_alone(ease: Predictor, impr
     bundle = impressions.bundle
     drawn = bundle.card.model_copy(update={"train": {**bundle.card.train, "negatives": 4}})
     assert (bundle.outputs, replace(bundle, card=drawn).outputs) == (("probability", "logit"), ("sigmoid", "logit"))
-    stranger = Wanted(users=("nobody",), k=3)
+    stranger = RecommendRequest(users=("nobody",), k=3)
     assert "probability" not in requests.recommend(ease, stranger)["items"][0]

@@ -16,10 +16,10 @@ from recspec.data.encoding import Encoders, NumberEncoder, ScaleEncoder
 from recspec.data.prepare import PrepareContext
 from recspec.datasets import DATASETS
 from recspec.feature_spec import FeatureSpec
-from recspec.inference import RawCatalogue, filter_columns
-from recspec.inference.filter_columns import TestedColumn
+from recspec.inference import RawCatalogue, filters
+from recspec.inference.filters import TestedColumn
 from recspec.inference.ranking import by_values
-from recspec.inference.raw_catalogue import decoded_numbers
+from recspec.inference.raw_columns import decoded_numbers
 
 ITEMS = """\
 sku,title,price,kind,labels,in_stock,since
@@ -126,8 +126,8 @@ def test_values_that_the_vocabulary_lacks_stay_in_a_list(shop: Path, tmp_path: P
 
 
 def test_a_column_is_made_ready_for_tests_once(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    catalogue, read, number = opened(shop), list[str](), filter_columns._number
-    monkeypatch.setattr(filter_columns, "_number", lambda text: read.append(text) or number(text))
+    catalogue, read, number = opened(shop), list[str](), filters._number
+    monkeypatch.setattr(filters, "_number", lambda text: read.append(text) or number(text))
     texts = TestedColumn(pa.array(["1", "2", "3", "4", "5"]))
     monkeypatch.setattr(catalogue, "_tested", {"title": texts})
     assert found(catalogue, "title in (1, 2)") + found(catalogue, "title > 3 or title == 1") == "abade"

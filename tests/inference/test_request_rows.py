@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from recspec.base.errors import RequestError
-from recspec.inference.requesters import table_of
+from recspec.inference.request_features import table_of
 
 
 def refused(message: str, call: Any, *given: Any, **named: Any) -> None:

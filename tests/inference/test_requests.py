@@ -13,9 +13,9 @@ from recspec.base.errors import RequestError
 from recspec.data.encoding import CrossEncoder
 from recspec.inference import requests as answers
 from recspec.inference.predictor import Predictor
+from recspec.inference.recommendation import RecommendRequest
+from recspec.inference.request_features import RowEncoder
 from recspec.inference.requests import can_recommend, predict, rank, recommend
-from recspec.inference.row_encoder import RowEncoder
-from recspec.inference.wanted import Wanted
 from tests import made_up
 from tests.inference.conftest import trained
 
@@ -159,22 +159,22 @@ def test_columns_that_are_not_read_are_noted_once_for_request_and_candidates(fil
 
 def test_recommendations_are_the_predictors(films: Predictor) -> None:
     (by_hand,) = films.recommend(["u3"], k=4)
-    found = recommend(films, Wanted(users=("u3",), k=4), liked=3)
+    found = recommend(films, RecommendRequest(users=("u3",), k=4), liked=3)
     assert [(each["rank"], each["item"], each["title"], each["score"]) for each in found["items"]] == [
         (rank, each.item, each.title, each.score) for rank, each in enumerate(by_hand.items, 1)
     ]
     assert not found["unknown_user"]
     assert [each["title"] for each in found["liked"]] == films.liked("u3", k=3)
-    assert recommend(films, Wanted(users=("u3",), k=4))["liked"] == []
+    assert recommend(films, RecommendRequest(users=("u3",), k=4))["liked"] == []
 
 
 def test_seen_items_come_back_on_request(films: Predictor) -> None:
-    assert len(recommend(films, Wanted(users=("u3",), k=100))["items"]) == 30 - 12  # of train, valid and test
-    assert len(recommend(films, Wanted(users=("u3",), k=100, include_seen=True))["items"]) == 30
+    assert len(recommend(films, RecommendRequest(users=("u3",), k=100))["items"]) == 30 - 12  # of train, valid and test
+    assert len(recommend(films, RecommendRequest(users=("u3",), k=100, include_seen=True))["items"]) == 30
 
 
 def test_an_unknown_user_gets_the_popular_items_and_a_flag(films: Predictor) -> None:
-    found = recommend(films, Wanted(users=("nobody",), k=3), liked=3)
+    found = recommend(films, RecommendRequest(users=("nobody",), k=3), liked=3)
     assert found["unknown_user"]
     assert found["liked"] == []
     assert [each["item"] for each in found["items"]] == [each.item for each in films.recommend(["?"], k=3)[0].items]
@@ -184,12 +184,12 @@ def test_an_unknown_user_gets_the_popular_items_and_a_flag(films: Predictor) -> 
 def test_a_model_that_reads_more_than_users_and_items_can_not_recommend(films: Predictor, clicks: Predictor) -> None:
     assert can_recommend(films)
     assert not can_recommend(clicks)
-    refused("recommend: context: the model reads ", recommend, clicks, Wanted(users=(1,)))
+    refused("recommend: context: the model reads ", recommend, clicks, RecommendRequest(users=(1,)))
 
 
 def test_a_model_of_histories_ranks_and_recommends_by_what_it_keeps_of_a_user(past: Predictor) -> None:
     assert can_recommend(past)
-    best = recommend(past, Wanted(users=(3,), k=4))
+    best = recommend(past, RecommendRequest(users=(3,), k=4))
     assert not best["unknown_user"]
     items = [each["item"] for each in best["items"]]
     kept = {

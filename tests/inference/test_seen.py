@@ -20,7 +20,7 @@ from recspec.data.storage import check, open_split, read_seen
 from recspec.datasets import DATASETS
 from recspec.evaluation import EvaluateSettings, Question, evaluate, seen_items
 from recspec.feature_spec import FeatureSpec
-from recspec.inference import Predictor, Wanted, build_pipeline
+from recspec.inference import Predictor, RecommendRequest, build_pipeline
 from recspec.models import MODELS, FittedModel, Interactions
 from recspec.training import TrainSettings, train
 from recspec.training.updating import UpdateSettings, update
@@ -89,7 +89,7 @@ def named(data: FeatureSpec, pairs: tuple[np.ndarray, np.ndarray] | None) -> set
 
 
 def recommended(run: Path, users: list[str], **wanted: object) -> dict[str, set[object]]:
-    answers = Predictor.open(run, device="cpu").recommend(Wanted(users=tuple(users), k=ITEMS, **wanted))  # type: ignore[arg-type]
+    answers = Predictor.open(run, device="cpu").recommend(RecommendRequest(users=tuple(users), k=ITEMS, **wanted))  # type: ignore[arg-type]
     return {str(each.user): {item.item for item in each.items} for each in answers}
 
 

@@ -15,7 +15,7 @@ pytest.importorskip("starlette")
 
 from recspec.base.errors import BundleError
 from recspec.bundle import folder as bundle
-from recspec.inference import Predictor, Wanted
+from recspec.inference import Predictor, RecommendRequest
 from recspec.serving import private_copies
 from recspec.serving.opened_model import RepositorySettings, open_version
 from recspec.serving.private_copies import OwnCopies, SharedCopies, copy_version
@@ -61,7 +61,9 @@ def cut(file: Path) -> None:
 def test_changed_files_change_no_answer_also_where_they_are_read_late(
     films: Path, temporary: Path, change: Callable[[Path], None]
 ) -> None:
-    wanted = Wanted(users=("u3",), k=5, filter="kind == 'a' or title contains '1'")  # columns are read when asked for
+    wanted = RecommendRequest(
+        users=("u3",), k=5, filter="kind == 'a' or title contains '1'"
+    )  # columns are read when asked for
     expected = Predictor.open(films).recommend(wanted)
 
     async def body() -> None:
