@@ -151,38 +151,12 @@ print(made["colour"][0, 0], made["hashed"][0, 0])
     assert done.stdout.split() == [str(int(expected[name][0])) for name in ("colour", "hashed")]
 
 
-ODD_NUMBERS = [
-    "1",
-    "+1",
-    " .5 ",
-    "5.",
-    "1E5",
-    "-0",
-    "",
-    "1_000",
-    "１２",
-    "0x10",
-    "1e400",
-    "1e-400",
-    "nan",
-    "-NaN",
-    "inf",
-    "1e",
-    ".",
-    "--1",
-    "1,5",
-    "\u20037",
-    "7\x00",
-    "true",
-    "FALSE ",
-    "yes",
-    *MISSING_NUMBERS,
-    "N/A",
-    "\\N",
-]
+ODD = (
+    "1;+1; .5 ;5.;1E5;-0;;1_000;１２;0x10;1e400;1e-400;nan;-NaN;inf;1e;.;--1;1,5;true;FALSE ;yes;N/A;\\N;\u20037;7\x00"
+)
 
 
-@pytest.mark.parametrize("text", ODD_NUMBERS)
+@pytest.mark.parametrize("text", [*ODD.split(";"), *MISSING_NUMBERS])
 def test_a_text_is_the_same_number_here_as_where_prepare_reads_it_or_refused_in_both(text: str) -> None:
     number, whole = NumberEncoder(missing=-5.0), Vocabulary.of([0, 1, 7])
     encoders = Encoders({"number": number, "whole": VocabularyEncoder(vocabulary="whole")}, {"whole": whole})
@@ -228,15 +202,8 @@ def test_a_column_may_be_called_as_a_tensor_inside_the_ensemble_but_not_as_an_an
 
 def test_columns_are_texts_unless_every_reader_takes_numbers(encoders: Encoders, signature: Signature) -> None:
     found = {port.name: port.dtype for port in raw_columns(encoders, signature)}
-    assert found == {
-        "colour": "string",
-        "raw colour": "string",
-        "whole": "string",
-        "tags": "string",
-        "number": "float64",
-        "image": "float64",
-        "words": "string",
-    }
+    texts = dict.fromkeys(("colour", "raw colour", "whole", "tags", "words"), "string")
+    assert found == {**texts, "number": "float64", "image": "float64"}
 
 
 OF_TENSORFLOW: dict[str, Encoder] = {

@@ -320,7 +320,7 @@ def test_what_a_process_finds_wrong_is_told(begun: tuple[Work, list[Shard]]) -> 
     work, shards = begun
     lost = Work(work.run + "-lost", work.out)
     with pytest.raises(DataError, match=r"part-0000\d.parquet: .*-lost: no such folder"):
-        batch_jobs.write_by_processes(lost, shards, 2, list[Done]().append, quiet)
+        batch_jobs.write_by_processes(lost, shards, 1, list[Done]().append, quiet)
 
 
 def test_the_footer_names_the_job(films: Predictor, tmp_path: Path) -> None:

@@ -82,12 +82,6 @@ def test_rows_of_one_number_alone_are_found() -> None:
     assert recommender._are_alike(scores[:, :1]) is None
 
 
-def test_the_scores_are_the_models_logits(predictor: Predictor) -> None:
-    best = predictor.recommend(["u3"], k=1)[0].items[0]
-    scores, _ = predictor.predict(pa.table({"user_id": ["u3"], "item_id": [best.item]}))
-    assert scores[0] == pytest.approx(best.score, abs=1e-5)
-
-
 def test_the_items_are_those_that_a_search_by_hand_finds(predictor: Predictor, raw: Path) -> None:
     items = list(range(100, 130))
     scores, _ = predictor.predict(pa.table({"user_id": ["u9"] * 30, "item_id": items}))
@@ -96,29 +90,11 @@ def test_the_items_are_those_that_a_search_by_hand_finds(predictor: Predictor, r
     assert [item.item for item in predictor.recommend(["u9"], k=4)[0].items] == by_hand
 
 
-def test_an_unknown_user_gets_the_most_popular_items_and_is_told(predictor: Predictor) -> None:
-    known, answer = predictor.recommend(["u1", "nobody"], k=3)
-    assert known.known
-    assert (answer.user, answer.known) == ("nobody", False)
-    assert answer.notes == ("unknown user: these are the 3 most popular items; score is the number of users",)
-    counts = [item.score for item in answer.items]
-    assert counts == sorted(counts, reverse=True)
-    assert counts[0] == max(predictor.recommender.seen.counts.tolist())
-
-
 def test_more_than_there_are_gives_all_that_are_left(predictor: Predictor) -> None:
     (answer,) = predictor.recommend(["u3"], k=1000)
     assert len(answer.items) == 30 - 12  # the held-out event of test is seen too
     assert answer.notes == ("only 18 unseen items are left",)
     assert len(predictor.recommend(["u3"], k=1000, include_seen=True)[0].items) == 30
-
-
-def test_equal_scores_are_ordered_by_id(predictor: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
-    scores = torch.zeros(1, len(predictor.items))
-    scores[0, -1] = -1.0
-    monkeypatch.setattr(predictor.model, "side_scores", lambda *_: scores.clone())
-    items = [item.item for item in predictor.recommend(["u3"], k=6, include_seen=True)[0].items]
-    assert items == ["100", "101", "102", "103", "104", "105"]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
@@ -138,10 +114,6 @@ def test_a_number_of_the_context_that_is_too_large_is_to_blame_and_not_the_model
     with pytest.raises(RequestError) as caught:
         clicks.recommend(RecommendRequest(users=(user,), k=2, context={"hour": 3, "speed": 1e308}))
     assert str(caught.value) == "context: the model gives no finite score for some items; a value is too large"
-
-
-def test_no_user_gives_no_answer(predictor: Predictor) -> None:
-    assert predictor.recommend([]) == []
 
 
 def test_all_users_go_to_parquet_in_blocks_as_they_do_one_by_one(

@@ -37,11 +37,55 @@ from numpy.typing import NDArray
 
 from recspec.base.errors import RequestError, shortened
 from recspec.data.encoding import EXACT, MISSING_NUMBERS, TRUTH, combined, is_text, plain
+from recspec.inference.catalogue import is_list
 
 LONGEST, DEEPEST, MOST_VALUES = 10_000, 50, 1_000  # characters, nested parentheses and nots, values of an expression
 
 Value = str | int | float | bool
 Operator = Literal["==", "!=", "<", "<=", ">", ">=", "in", "contains", "missing", "true"]
+
+# Every repetition is possessive: it gives nothing back, so reading takes time in proportion to the text.
+TOKEN = re.compile(
+    r"""\s*+(?:
+        (?P<number>[+-]?(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]++)?(?![\w.]))
+      | (?P<text>'[^']*+(?:''[^']*+)*+'|"[^"]*+(?:""[^"]*+)*+")
+      | (?P<quoted>`[^`]++`)
+      | (?P<word>[^\W\d][\w.]*+)
+      | (?P<sign>==|!=|<>|<=|>=|[=<>(),])
+      | (?P<end>\Z)
+    )""",
+    re.VERBOSE,
+)
+SIGNS: dict[str, Operator] = {"=": "==", "==": "==", "!=": "!=", "<>": "!=", "<": "<", "<=": "<=", ">": ">", ">=": ">="}
+WORDS = ("and", "or", "not", "in", "contains", "is", "missing", "null", "true", "false")
+Mask = NDArray[np.bool_]
+Column: TypeAlias = Any
+"""A pyarrow array, or a chunked one (pyarrow has no types)."""
+COMPARISONS: Mapping[str, tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any]]] = {
+    "==": (operator.eq, pc.equal),
+    "!=": (operator.ne, pc.not_equal),
+    "<": (operator.lt, pc.less),
+    "<=": (operator.le, pc.less_equal),
+    ">": (operator.gt, pc.greater),
+    ">=": (operator.ge, pc.greater_equal),
+}
+"""Of numbers, and of texts."""
+MOST_TESTED = 1 << 25
+"""Most items that the tests of a request read; see `TestedColumn.cost`. Parts of texts are found in 3.4 s."""
+ALWAYS = 8
+"""Tests of a request that are made however many items there are."""
+WIDE = 32
+"""Bytes of an item's value that cost as much to test as a short one."""
+LISTED = 8
+"""Values of an item's list that cost as much to test as one short value."""
+WHOLE = re.compile(r"\s*[+-]?[0-9]{1,300}\s*", re.ASCII)
+WRITTEN_NUMBER = re.compile(
+    r"""(?:[$€£¥]\s*|[A-Z]{3}\s+)?
+        [+-]?(?:[0-9]{1,3}(?:[.,' \xa0][0-9]{3})+|[0-9]+)(?:[.,][0-9]+)?
+        (?:\s*[$€£¥%]|\s+[A-Za-z]{2,3})?""",
+    re.VERBOSE,
+)
+"""A text that means a number, which people write so: with a decimal comma, thousands separators or a currency."""
 
 
 @dataclass(frozen=True)
@@ -114,21 +158,6 @@ def _tests(node: Node) -> Iterator[Test]:
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
-
-# Every repetition is possessive: it gives nothing back, so reading takes time in proportion to the text.
-TOKEN = re.compile(
-    r"""\s*+(?:
-        (?P<number>[+-]?(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]++)?(?![\w.]))
-      | (?P<text>'[^']*+(?:''[^']*+)*+'|"[^"]*+(?:""[^"]*+)*+")
-      | (?P<quoted>`[^`]++`)
-      | (?P<word>[^\W\d][\w.]*+)
-      | (?P<sign>==|!=|<>|<=|>=|[=<>(),])
-      | (?P<end>\Z)
-    )""",
-    re.VERBOSE,
-)
-SIGNS: dict[str, Operator] = {"=": "==", "==": "==", "!=": "!=", "<>": "!=", "<": "<", "<=": "<=", ">": ">", ">=": ">="}
-WORDS = ("and", "or", "not", "in", "contains", "is", "missing", "null", "true", "false")
 
 
 @dataclass(frozen=True)
@@ -298,38 +327,6 @@ def quoted_name(column: str) -> str:
     return column if is_word else f"`{column}`"
 
 
-Mask = NDArray[np.bool_]
-Column: TypeAlias = Any
-"""A pyarrow array, or a chunked one (pyarrow has no types)."""
-
-COMPARISONS: Mapping[str, Callable[[Any, Any], Any]] = {
-    "==": operator.eq,
-    "!=": operator.ne,
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
-
-
-MOST_TESTED = 1 << 25
-"""Most items that the tests of a request read; see `TestedColumn.cost`. Parts of texts are found in 3.4 s."""
-ALWAYS = 8
-"""Tests of a request that are made however many items there are."""
-WIDE = 32
-"""Bytes of an item's value that cost as much to test as a short one."""
-LISTED = 8
-"""Values of an item's list that cost as much to test as one short value."""
-WHOLE = re.compile(r"\s*[+-]?[0-9]{1,300}\s*", re.ASCII)
-WRITTEN_NUMBER = re.compile(
-    r"""(?:[$€£¥]\s*|[A-Z]{3}\s+)?
-        [+-]?(?:[0-9]{1,3}(?:[.,' \xa0][0-9]{3})+|[0-9]+)(?:[.,][0-9]+)?
-        (?:\s*[$€£¥%]|\s+[A-Za-z]{2,3})?""",
-    re.VERBOSE,
-)
-"""A text that means a number, which people write so: with a decimal comma, thousands separators or a currency."""
-
-
 class TestedColumn:
     """A raw column as tests read it. What they need of it is made once, however many values it is compared with."""
 
@@ -341,7 +338,7 @@ class TestedColumn:
     @property
     def cost(self) -> int:
         """Work of one test: 1 for each item, and more if items hold long texts or lists."""
-        listed = len(self.held[0].values) if _is_list(self.values.type) else 0
+        listed = len(self.held[0].values) if is_list(self.values) else 0
         return max(len(self.values), int(self.values.nbytes) // WIDE, listed // LISTED)
 
     @cached_property
@@ -463,7 +460,7 @@ def _answer(test: Test, column: TestedColumn, num_rows: int) -> Mask:
         return np.zeros(num_rows, bool)
     if test.operator == "contains":
         found = _contains(test, column)
-    elif _is_list(kind):
+    elif is_list(column.values):
         raise RequestError(f"column '{test.column}' holds lists; test it by `{_name(test)} contains VALUE`")
     elif test.operator == "true":
         found = _truth(test, column)
@@ -476,19 +473,11 @@ def _answer(test: Test, column: TestedColumn, num_rows: int) -> Mask:
 
 def _compared(name: str, sign: str, column: TestedColumn, value: Value) -> Mask:
     """Where values compare with one as asked; anything where they are missing."""
-    kind, compare = column.values.type, COMPARISONS[sign]
+    kind, (compare, compare_texts) = column.values.type, COMPARISONS[sign]
     if _is_time(kind):
         return np.asarray(compare(column.micros, _moment(name, value)))
     if is_text(kind) and isinstance(value, str):
-        function = {
-            "==": pc.equal,
-            "!=": pc.not_equal,
-            "<": pc.less,
-            "<=": pc.less_equal,
-            ">": pc.greater,
-            ">=": pc.greater_equal,
-        }[sign]
-        return _true(function(column.values, pa.scalar(value, kind)))
+        return _true(compare_texts(column.values, pa.scalar(value, kind)))
     numbers = _numbers(name, column, value)
     if is_text(kind) and _is_large(value):
         known, ranks = column.ranked
@@ -591,7 +580,7 @@ def _truth(test: Test, column: TestedColumn) -> Mask:
 
 def _contains(test: Test, column: TestedColumn) -> Mask:
     value, kind = test.values[0], column.values.type
-    if _is_list(kind):
+    if is_list(column.values):
         held, ends = column.held
         if not len(held.values) or pa.types.is_null(held.values.type):
             return np.zeros(len(column.values), bool)
@@ -631,10 +620,6 @@ def _true(matches: Column) -> Mask:
 
 def _is_time(kind: pa.DataType) -> bool:
     return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind))
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
 def _name(test: Test) -> str:

@@ -36,6 +36,11 @@ SCORES = 1 << 24
 VECTORS_AT_ONCE = 1 << 16
 """Items whose vectors are computed at once."""
 
+BLOCK = 1 << 16
+"""Items in order of popularity that are tested at once."""
+RetrieverInput = tuple[Model, Batch] | None
+"""A retriever's model and what it reads of the requests; None for a retriever that can't answer them."""
+
 
 @runtime_checkable
 class UserVectors(Protocol):
@@ -167,13 +172,6 @@ def _widened(ids: NDArray[Any], count: int) -> Ids:
     made = np.full((len(ids), count), -1, np.int64)
     made[:, : ids.shape[1]] = ids
     return made
-
-
-BLOCK = 1 << 16
-"""Items in order of popularity that are tested at once."""
-
-RetrieverInput = tuple[Model, Batch] | None
-"""A retriever's model and what it reads of the requests; None for a retriever that can't answer them."""
 
 
 @dataclass(frozen=True)

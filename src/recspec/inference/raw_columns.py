@@ -40,12 +40,36 @@ from recspec.data.encoding import (
     split_lists,
 )
 from recspec.feature_spec import FeatureSpec
+from recspec.inference.catalogue import is_list
 from recspec.inference.filters import Filter, Mask, TestedColumn, evaluate
 
 DISPLAYED = "_text"  # suffix of a display column whose plain name is a feature's
 
 Column: TypeAlias = Any
 """A pyarrow array, or a chunked one (pyarrow has no types)."""
+
+Kind = Literal["choice", "choices", "number", "truth", "date", "image", "text", "other"]
+MOST_VALUES = 200
+"""Values to choose from; a column with more is a text."""
+SAMPLE = 1 << 16
+"""Rows that decide the kind."""
+LONGEST_VALUE = 100
+"""Characters of a value to choose; a column with longer ones is a text."""
+MANY = 5
+"""Numbers between two whole ones that are this far apart are taken for whole ones, if an example is to be given."""
+BETWEEN = "|"
+"""What stands between the values of a list that is one text."""
+DATE = r"^\d{4}-\d{2}-\d{2}([T ].*)?$"
+IMAGE_NAMES = frozenset(
+    f"{first}{last}"
+    for first in ("image", "img", "picture", "photo", "thumbnail", "poster", "cover")
+    for last in ("", "s", "_url", "_link", "_src", "url")
+) | {"image_link", "product_image", "main_image", "product_image_url"}
+IMAGE_ENDING = r"(?i)^https?://[^?#]+\.(png|jpe?g|gif|webp|avif)([?#].*)?$"
+IMAGE_ADDRESS = r"(?i)^(https?://|data:image/(png|jpe?g|gif|webp|avif);base64,)"
+"""What an address of a picture begins with."""
+LONGEST_TEXT, LONGEST_LIST, LONGEST_IMAGE = 300, 20, 1 << 16
+"""Characters, entries and characters of a picture that one value shows."""
 
 
 class RawCatalogue:
@@ -234,32 +258,6 @@ def decoded_numbers(encoder: ScaleEncoder | NumberEncoder, numbers: NDArray[Any]
     return pa.array(np.where(np.isfinite(rounded), rounded, found), mask=missing | ~np.isfinite(found))
 
 
-Kind = Literal["choice", "choices", "number", "truth", "date", "image", "text", "other"]
-Column: TypeAlias = Any
-"""A pyarrow array, or a chunked one (pyarrow has no types)."""
-
-MOST_VALUES = 200
-"""Values to choose from; a column with more is a text."""
-SAMPLE = 1 << 16
-"""Rows that decide the kind."""
-LONGEST_VALUE = 100
-"""Characters of a value to choose; a column with longer ones is a text."""
-MANY = 5
-"""Numbers between two whole ones that are this far apart are taken for whole ones, if an example is to be given."""
-BETWEEN = "|"
-"""What stands between the values of a list that is one text."""
-
-DATE = r"^\d{4}-\d{2}-\d{2}([T ].*)?$"
-IMAGE_NAMES = frozenset(
-    f"{first}{last}"
-    for first in ("image", "img", "picture", "photo", "thumbnail", "poster", "cover")
-    for last in ("", "s", "_url", "_link", "_src", "url")
-) | {"image_link", "product_image", "main_image", "product_image_url"}
-IMAGE_ENDING = r"(?i)^https?://[^?#]+\.(png|jpe?g|gif|webp|avif)([?#].*)?$"
-IMAGE_ADDRESS = r"(?i)^(https?://|data:image/(png|jpe?g|gif|webp|avif);base64,)"
-"""What an address of a picture begins with."""
-
-
 @dataclass(frozen=True)
 class ColumnFacts:
     """A column as a form shows it."""
@@ -298,7 +296,7 @@ def facts_of_values(name: str, column: Column) -> ColumnFacts:
         return _of_dates(name, array.cast(pa.timestamp("us", getattr(kind, "tz", None)), safe=False))
     if is_text(kind):
         return _of_texts(name, array)
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+    if is_list(array):
         within = kind.value_type
         if is_text(within) or pa.types.is_integer(within):
             values = _few_values(pc.list_flatten(array))
@@ -436,9 +434,6 @@ def _reader(name: str, encoders: Encoders) -> Encoder | None:
 
 
 # --- values of items -------------------------------------------------------------------------------------------------
-
-LONGEST_TEXT, LONGEST_LIST, LONGEST_IMAGE = 300, 20, 1 << 16
-"""Characters, entries and characters of a picture that one value shows."""
 
 
 def shown_values(facts: ColumnFacts, values: Sequence[Any]) -> list[Any]:

@@ -36,6 +36,12 @@ from recspec.inference.request_features import AnsweredBy, Context, RequestFeatu
 from recspec.models import ItemModel, Model, UserEvents
 from recspec.models.layers import Batch, at_once
 
+SCORES = 1 << 24
+"""Scores of users x items held at once on a CPU: 64 MB."""
+FEW = 16
+"""Less than one item in as many is left out place by place; more by a mask, which takes a pass over all scores."""
+UNEXPLAINED = "no explanation: there is no history, or the model has neither weights between items nor vectors of them"
+
 
 @dataclass(frozen=True, eq=False)
 class Scored:
@@ -90,12 +96,8 @@ class Retrieving:
         asked = [
             self._asked(each, users, context, known=bool((users >= first).all())) for each in self._request_features
         ]
-        hidden = [
-            choice.left_out
-            if include_seen or user < first
-            else np.concatenate([seen.of(user).numpy().astype(np.int64), choice.left_out])
-            for user in users.tolist()
-        ]
+        acted = _seen_by(seen, users, first, include_seen=include_seen)
+        hidden = [np.concatenate([items, choice.left_out]) for items in acted]
         found = self.pipeline.candidates(asked, len(users), count=k, allowed=choice.kept, excluded=hidden)
         made = self._ranked(*self._ranker.batch(users, context), found)
         if not bool(made.scores[made.ids >= 0].isfinite().all()):
@@ -125,15 +127,6 @@ class Retrieving:
         if not known and request_features.answered_by(context)[1] not in ("basket", "context"):
             return None
         return request_features.batch(users, context)
-
-
-SCORES = 1 << 24
-"""Scores of users x items held at once on a CPU: 64 MB."""
-
-FEW = 16
-"""Less than one item in as many is left out place by place; more by a mask, which takes a pass over all scores."""
-
-UNEXPLAINED = "no explanation: there is no history, or the model has neither weights between items nor vectors of them"
 
 
 @dataclass(frozen=True, eq=False)
@@ -338,12 +331,7 @@ class Recommender:
         model, request = self.request_features.batch(users, asked.context)
         vectors = request_vectors(model, request)
         wanted, seen, first = asked.wanted, self.seen, self._known.users.first_id
-        nothing = np.zeros(0, np.int64)
-        hidden = (
-            None
-            if wanted.include_seen
-            else [seen.of(user).numpy().astype(np.int64) if user >= first else nothing for user in users.tolist()]
-        )
+        hidden = _seen_by(seen, users, first, include_seen=wanted.include_seen)
         allowed = None if asked.choice.allowed[index.ids].all() else asked.choice.allowed
         count = pool_size(wanted.k) if wanted.diversity else wanted.k
         scores, ids = index.search(vectors, count, allowed=allowed, excluded=hidden)
@@ -400,6 +388,14 @@ class Recommender:
             unexplained = (UNEXPLAINED,) if asked.wanted.explain and len(found) and not any(because) else ()
             all_notes = (*notes, *unexplained, *asked.choice.notes, *asked.context.notes)
             yield Recommendation(next(raw) if is_known[row] else user, bool(is_known[row]), found, all_notes, how)
+
+
+def _seen_by(seen: Seen, users: NDArray[np.int64], first: int, *, include_seen: bool) -> list[NDArray[np.int64]]:
+    """The items that each user acted on, unless they may be recommended."""
+    nothing = np.zeros(0, np.int64)
+    return [
+        nothing if include_seen or user < first else seen.of(user).numpy().astype(np.int64) for user in users.tolist()
+    ]
 
 
 def _are_alike(scores: Tensor) -> NDArray[np.bool_] | None:

@@ -45,6 +45,19 @@ from recspec.inference.catalogue import (
 from recspec.models import ItemModel, Model, UserEvents
 from recspec.models.layers import Batch
 
+Row = Mapping[str, Any]
+"""Raw column -> a text, number, boolean, null, or a list of these."""
+ROWS_SHOWN = 3
+"""Problems of one kind that a message names."""
+MOST_BITS = 128
+"""Most bits of a whole number; a larger one is no id."""
+MAX_NOT_READ = 100
+"""Most columns of a request that the model's data lacks; a note names them, and more are refused."""
+AnsweredBy = Literal["user", "basket", "context", "basket_vectors", "popularity"]
+"""What an answer is made from; `basket_vectors`: the items nearest to those of the basket."""
+FEATURES_SHOWN = 20
+"""Columns that a message asks for."""
+
 
 class RowEncoder:
     """Encodes raw rows for one model: from the rows' columns, or from the catalogues where the rows leave them out."""
@@ -265,17 +278,6 @@ class HistoryColumns:
         return known
 
 
-Row = Mapping[str, Any]
-"""Raw column -> a text, number, boolean, null, or a list of these."""
-
-ROWS_SHOWN = 3
-"""Problems of one kind that a message names."""
-MOST_BITS = 128
-"""Most bits of a whole number; a larger one is no id."""
-MAX_NOT_READ = 100
-"""Most columns of a request that the model's data lacks; a note names them, and more are refused."""
-
-
 def table_of(rows: Sequence[Row], where: str, known: Set[str] | None = None) -> pa.Table:
     """Raw rows as columns; a row that lacks a column has null there. Numbers and texts together become texts.
 
@@ -357,13 +359,6 @@ def row_name(place: int, where: str, field: str = "") -> str:
 def problems_by_row(error: DataError, name: Callable[[int], str]) -> list[str]:
     """The problems with raw rows, each row by another name."""
     return [renumbered(problem.removeprefix("raw rows: "), name) for problem in error.problems]
-
-
-AnsweredBy = Literal["user", "basket", "context", "basket_vectors", "popularity"]
-"""What an answer is made from; `basket_vectors`: the items nearest to those of the basket."""
-
-FEATURES_SHOWN = 20
-"""Columns that a message asks for."""
 
 
 @dataclass(frozen=True, eq=False)

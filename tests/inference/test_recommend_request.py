@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,17 +15,12 @@ import pytest
 import torch
 
 from recspec.base.errors import RequestError
-from recspec.feature_spec import FeatureSpec
 from recspec.inference import filters, raw_columns
 from recspec.inference.answer_files import recommend_to_parquet
 from recspec.inference.filters import Test, TestedColumn
 from recspec.inference.predictor import Predictor
 from recspec.inference.recommendation import Boost, Recommendation, RecommendRequest, note_of_unknown_users
 from recspec.inference.requests import rank, recommend
-from recspec.models import MODELS
-from recspec.models.fitted import FittedModel
-from recspec.training.loop import train
-from recspec.training.settings import TrainSettings
 
 
 def ask(predictor: Predictor, *users: str | int, **named: Any) -> Recommendation:
@@ -349,34 +342,6 @@ def test_items_like_one_without_interactions_are_said_to_be_little_known(
     )
 
 
-def test_items_like_one_by_weights_are_those_of_a_basket(knn: Predictor) -> None:
-    basket = ask(knn, items=("105",), k=5)
-    assert [each.item for each in knn.similar("105", k=5).items] == items(basket)
-
-
-@pytest.mark.parametrize(
-    "name", [name for name, kind in MODELS.items() if {"user", "item"} <= {*kind.needs} and "history" not in kind.needs]
-)
-def test_every_model_explains_its_items_and_finds_items_like_one(name: str, films: Predictor, tmp_path: Path) -> None:
-    steps = {} if issubclass(MODELS[name], FittedModel) else {"epochs": 1, "batch_size": 500}
-    spec = FeatureSpec.load(films.bundle.folder.parents[1] / "data")
-    settings = TrainSettings.model_validate({"tensorboard": False, **steps})
-    train(name, spec, tmp_path, settings=settings, model_settings=MODELS[name].Settings())
-    predictor = Predictor.open(tmp_path, device="cpu")
-    for wanted in (
-        RecommendRequest(users=("u3",)),
-        RecommendRequest(items=("105", "119")),
-        RecommendRequest(users=("nobody",)),
-    ):
-        for more in ({"explain": True}, {"diversity": 0.5, "diverse_by": "kind"}):
-            (answer,) = predictor.recommend(replace(wanted, k=3, **more))
-            assert len(answer.items) == 3
-            assert all(math.isfinite(each.score) for each in answer.items)
-    assert len(predictor.similar("105", k=3).items) == 3
-    if predictor.recommender.vectors is not None:
-        assert len(ask(predictor, "u3", k=3, diversity=0.5).items) == 3
-
-
 def test_an_unknown_item_is_like_none(films: Predictor) -> None:
     assert problems(films.similar, "zz", filter="kin == 1").splitlines() == [
         "similar: 2 problems",
@@ -509,11 +474,6 @@ def test_files_hold_what_the_request_asks_for(ease: Predictor, tmp_path: Path) -
     assert [(row["user"], row["item"]) for row in rows] == [
         (answer.user, each.item) for answer in answers for each in answer.items
     ]
-
-
-def test_titles_of_messages_are_cut(films: Predictor) -> None:
-    found = problems(ask, films, "u3", context={"x" * 999: 1})
-    assert re.search("reads no 'x{80}'", found)
 
 
 # --- work ------------------------------------------------------------------------------------------------------------
