@@ -21,6 +21,7 @@ from recspec.inference.filters import Test, TestedColumn
 from recspec.inference.predictor import Predictor
 from recspec.inference.recommendation import Boost, Recommendation, RecommendRequest, note_of_unknown_users
 from recspec.inference.requests import rank, recommend
+from recspec.models import Traits
 
 
 def ask(predictor: Predictor, *users: str | int, **named: Any) -> Recommendation:
@@ -462,7 +463,7 @@ def test_items_that_nobody_acted_on_come_from_models_that_score_them(
     assert ask(new, "u3", k=1).items[0].item != item
     short = ask(new, "u3", k=100)
     assert "1 item without interactions is left out, because the model knows nothing of it" in short.notes
-    monkeypatch.setattr(type(films.model), "scores_unseen_items", True, raising=False)
+    monkeypatch.setattr(type(films.model), "traits", Traits(scores_unseen_items=True))
     assert ask(Predictor(bundle, films.device), "u3", k=1).items[0].item == item
 
 

@@ -313,7 +313,7 @@ def _made(folder: Path, name: str) -> Path:
 
 
 def _feature(port: Port, encoders: Encoders, beside: Mapping[str, Beside]) -> dict[str, object]:
-    """One feature as `triton_encode` reads it."""
+    """One feature as `triton_model` reads it."""
     known, encoder = encoders.encoders, encoders.encoders.get(port.name)
     items = {"items": known[beside[port.name].items].model_dump(mode="json")} if port.name in beside else {}
     return {

@@ -171,7 +171,8 @@ class ItemIndex:
         wanted = np.unique(_as_ids(ids))
         places = np.searchsorted(self.ids, wanted)
         inside = places < len(self)
-        return places[inside][self.ids[places[inside]] == wanted[inside]]
+        rows: Ids = places[inside][self.ids[places[inside]] == wanted[inside]]
+        return rows
 
     def _selection(self, allowed: NDArray[Any] | None) -> Selection:
         """The rows that may be found; those of recent filters are kept."""

@@ -240,7 +240,7 @@ class Pipeline:
     @property
     def brings_unseen(self) -> bool:
         """Whether a retriever may bring items without interactions."""
-        return any(each.model.scores_unseen_items for each in self.retrievers)
+        return any(each.model.traits.scores_unseen_items for each in self.retrievers)
 
     @property
     def popularity_bit(self) -> int:
@@ -301,7 +301,8 @@ class Pipeline:
 def may_bring(model: Model, counts: Ids, first: int) -> Mask:
     """(N,) the items that a retriever may bring: those that users acted on, or all if it reads their features."""
     ids = np.arange(len(counts))
-    return np.asarray((ids >= first) & (counts > 0)) if not model.scores_unseen_items else np.asarray(ids >= first)
+    may = ids >= first
+    return np.asarray(may if model.traits.scores_unseen_items else may & (counts > 0))
 
 
 def rank(model: Model, request: Batch, items: Batch, ids: Sequence[Ids]) -> list[Floats]:

@@ -174,7 +174,7 @@ class Recommender:
     def chooser(self) -> Chooser:
         """Reads filters, excluded items and boosts; items without interactions are for models that can score them."""
         counts = self.seen.counts.numpy()
-        scores_all = self._bundle.model.scores_unseen_items
+        scores_all = self._bundle.model.traits.scores_unseen_items
         kept = None if self.retrieving is None else self.retrieving.pipeline.kept
         return Chooser(self._known, np.ones(len(counts), bool) if scores_all else counts > 0, kept)
 
