@@ -74,14 +74,14 @@ def measured(folder: Path, name: str, asked: argparse.Namespace) -> dict[str, An
     import numpy as np
     import torch
 
-    from recspec.inference import Predictor, Wanted
+    from recspec.inference import Predictor, RecommendRequest
 
     kind, settings = MODELS[name]
     spec = made_up_spec(folder, asked.users, asked.items)
     made_up_run(folder / "run", spec, kind, settings)
     predictor = Predictor.open(folder / "run", device="cpu", verify=False)
     recommender, ids = predictor.recommender, np.arange(1, asked.users + 1)
-    wanted = recommender.check(Wanted(users=("1",), k=10))
+    wanted = recommender.check(RecommendRequest(users=("1",), k=10))
 
     def recommend() -> None:
         for block in recommender.blocks(len(ids)):

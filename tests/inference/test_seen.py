@@ -20,7 +20,7 @@ from recspec.data.storage import check, open_split, read_seen
 from recspec.datasets import DATASETS
 from recspec.evaluation import EvaluateSettings, EvaluationTask, evaluate, seen_items
 from recspec.feature_spec import FeatureSpec
-from recspec.inference import Predictor, Wanted, build_pipeline
+from recspec.inference import Predictor, RecommendRequest, build_pipeline
 from recspec.models import MODELS, FittedModel, Interactions
 from recspec.training import TrainSettings, train
 from recspec.training.updating import UpdateSettings, update
@@ -89,7 +89,7 @@ def named(data: FeatureSpec, pairs: tuple[np.ndarray, np.ndarray] | None) -> set
 
 
 def recommended(run: Path, users: list[str], **wanted: object) -> dict[str, set[object]]:
-    answers = Predictor.open(run, device="cpu").recommend(Wanted(users=tuple(users), k=ITEMS, **wanted))  # type: ignore[arg-type]
+    answers = Predictor.open(run, device="cpu").recommend(RecommendRequest(users=tuple(users), k=ITEMS, **wanted))  # type: ignore[arg-type]
     return {str(each.user): {item.item for item in each.items} for each in answers}
 
 
@@ -117,6 +117,18 @@ def test_no_model_recommends_an_item_with_an_event_of_the_user(
         assert found[user], user
     again = recommended(run, [*events], include_seen=True)
     assert any(again[user] & items for user, items in events.items())
+    if {"user", "item"} <= {*MODELS[name].needs} and "history" not in MODELS[name].needs:
+        assert_it_explains_varies_and_finds_items_like_one(Predictor.open(run, device="cpu"))
+
+
+def assert_it_explains_varies_and_finds_items_like_one(predictor: Predictor) -> None:
+    for asked in ({"users": ("u03",)}, {"items": ("i05", "i19")}, {"users": ("nobody",)}):
+        varied = [{"explain": True}, {"diversity": 0.5, "diverse_by": "item_id"}]
+        for more in [*varied, *([{"diversity": 0.5}] if predictor.recommender.vectors is not None else [])]:
+            (answer,) = predictor.recommend(RecommendRequest(k=3, **asked, **more))  # type: ignore[arg-type]
+            assert len(answer.items) == 3
+            assert np.isfinite([each.score for each in answer.items]).all()
+    assert len(predictor.similar("i05", k=3).items) == 3
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ pytest.importorskip("starlette")
 
 from recspec.base.errors import BundleError
 from recspec.bundle import folder as bundle
-from recspec.inference import Predictor, Wanted
+from recspec.inference import Predictor, RecommendRequest
 from recspec.serving import model_folders
 from recspec.serving.model_folders import LinkedCopies, OwnCopies, PrivateCopy, SharedCopies, Source, copy_version
 from recspec.serving.opened_model import RepositorySettings, open_version
@@ -60,7 +60,9 @@ def cut(file: Path) -> None:
 def test_changed_files_change_no_answer_also_where_they_are_read_late(
     films: Path, temporary: Path, change: Callable[[Path], None]
 ) -> None:
-    wanted = Wanted(users=("u3",), k=5, filter="kind == 'a' or title contains '1'")  # columns are read when asked for
+    wanted = RecommendRequest(
+        users=("u3",), k=5, filter="kind == 'a' or title contains '1'"
+    )  # columns are read when asked for
     expected = Predictor.open(films).recommend(wanted)
 
     async def body() -> None:

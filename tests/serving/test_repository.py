@@ -22,7 +22,7 @@ from recspec.bundle import folder as bundle
 from recspec.export.exporter import ExportSettings, export
 from recspec.feature_spec import FeatureSpec
 from recspec.inference.predictor import Predictor
-from recspec.inference.wanted import Wanted
+from recspec.inference.recommendation import RecommendRequest
 from recspec.models import MODELS
 from recspec.serving.batching import Limits
 from recspec.serving.inference_protocol import metadata_of
@@ -443,7 +443,7 @@ def test_an_update_of_a_run_is_taken_while_requests_are_answered(
             assert f"model 'served': update 1 answers, from {copy}" in caplog.messages
             assert before.model.opened.signature is num_users  # still open for the request that began with it
             assert after.opened.predictor is not None
-            (answer,) = after.opened.predictor.recommend(Wanted(users=("zoe",)))
+            (answer,) = after.opened.predictor.recommend(RecommendRequest(users=("zoe",)))
             assert answer.known
             assert "missing" not in str(kept.index())
 

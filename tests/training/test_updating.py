@@ -30,7 +30,7 @@ from recspec.datasets import append_events
 from recspec.evaluation import evaluate
 from recspec.feature_spec import FeatureSpec
 from recspec.inference.predictor import Predictor
-from recspec.inference.wanted import Wanted
+from recspec.inference.recommendation import RecommendRequest
 from recspec.loading.blocks import HeldOutShare, NewRowsAndReplay
 from recspec.models import MODELS, FittedModel
 from recspec.models.layers import Embeddings
@@ -82,7 +82,7 @@ def trained(name: str, data: Path, run: Path, **settings: object) -> Path:
 
 def recommended(run: Path, user: str, **wanted: object) -> list[object]:
     """The items that a run recommends to a user."""
-    (answer,) = Predictor.open(run, device="cpu").recommend(Wanted(users=(user,), **wanted))  # type: ignore[arg-type]
+    (answer,) = Predictor.open(run, device="cpu").recommend(RecommendRequest(users=(user,), **wanted))  # type: ignore[arg-type]
     assert answer.known
     return [each.item for each in answer.items]
 
@@ -320,7 +320,9 @@ def test_a_new_item_is_found_by_its_own_columns_and_has_its_title(tmp_path: Path
     run = trained("popularity", spec.folder, tmp_path / "run")
     assert update(run, written(tmp_path / "new.csv", new)).notes == ()
     for told_by in ("sort = 'odd'", "`price in EUR` > 99", "title = 'New thing'"):
-        (answer,) = Predictor.open(run, device="cpu").recommend(Wanted(users=("user00",), k=30, filter=told_by))
+        (answer,) = Predictor.open(run, device="cpu").recommend(
+            RecommendRequest(users=("user00",), k=30, filter=told_by)
+        )
         assert [(each.item, each.title) for each in answer.items] == [(NEW_ITEM, "New thing")], told_by
 
 

@@ -25,7 +25,7 @@ from recspec.base.files import LINE_BYTES, LineError, bounded_lines, parse_json
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from recspec.inference import Predictor, Recommendation, Wanted
+    from recspec.inference import Predictor, Recommendation, RecommendRequest
     from recspec.training import Result
 
 
@@ -251,7 +251,7 @@ class Model(Viewed):
         from recspec.inference import (
             SHARD_SIZE,
             How,
-            Wanted,
+            RecommendRequest,
             note_of_unknown_users,
             recommend_shards,
             recommend_to_parquet,
@@ -259,7 +259,7 @@ class Model(Viewed):
 
         asked = chosen_kind(kind, kind_of(users) if is_frame(users) and not isinstance(users, Sequence) else self.kind)
         named = as_ids(users, "users")
-        wanted = Wanted(
+        wanted = RecommendRequest(
             users=named,
             items=as_ids(items, "items"),
             context=dict(context or {}),
@@ -304,7 +304,7 @@ class Model(Viewed):
                     self.predictor, None if all else named, Path(out), wanted, progress=show
                 )
             if unknown:
-                how = self.predictor.recommender.strangers_answered_by(wanted)
+                how = self.predictor.recommender.fallback_for_unknown_users(wanted)
                 _tell([f"{count:,} users: {note_of_unknown_users(unknown, how)}"])
             return Path(out)
         if all:
@@ -314,7 +314,7 @@ class Model(Viewed):
         _tell(_of_users(answers))
         return from_table(_with(columns, self.predictor, _of_answers(self.predictor, answers, wanted)), asked)
 
-    def answers(self, wanted: Wanted) -> list[Recommendation]:
+    def answers(self, wanted: RecommendRequest) -> list[Recommendation]:
         """The answers to a request as objects, with notes and reasons; see `recommend`.
 
         Raises:
@@ -550,7 +550,9 @@ def _joined(tables: Sequence[pa.Table]) -> pa.Table:
     return pa.concat_tables(tables, promote_options="permissive") if tables else pa.table({})
 
 
-def _of_all(predictor: Predictor, wanted: Wanted, show: Callable[[str, float, float | None], None]) -> pa.Table:
+def _of_all(
+    predictor: Predictor, wanted: RecommendRequest, show: Callable[[str, float, float | None], None]
+) -> pa.Table:
     from recspec.inference import recommended
 
     schema, blocks = recommended(predictor, None, wanted)
@@ -562,7 +564,7 @@ def _of_all(predictor: Predictor, wanted: Wanted, show: Callable[[str, float, fl
     return _titled(predictor, _joined(tables))
 
 
-def _of_answers(predictor: Predictor, answers: Iterable[Recommendation], wanted: Wanted) -> pa.Table:
+def _of_answers(predictor: Predictor, answers: Iterable[Recommendation], wanted: RecommendRequest) -> pa.Table:
     """One row a user and item."""
     import pyarrow as pa
 

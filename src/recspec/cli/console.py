@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
     from rich.progress import TaskID
 
-    from recspec.inference import Counts, How, Predictor, Wanted
+    from recspec.inference import Counts, How, Predictor, RecommendRequest
 
 
 cell = shown
@@ -253,9 +253,9 @@ def print_counts(out: Path, counts: Counts, seconds: float, what: str) -> None:
     err.print(f"{out}: {how_many(counts.count, what)} in {how_many(counts.shards, 'shard')}{rate}", soft_wrap=True)
 
 
-def print_unknown(predictor: Predictor, wanted: Wanted, users: int) -> None:
+def print_unknown(predictor: Predictor, wanted: RecommendRequest, users: int) -> None:
     """Print how many users the model does not know, and what they were answered by."""
     from recspec.inference import note_of_unknown_users
 
     if users:
-        tell(note_of_unknown_users(users, predictor.recommender.strangers_answered_by(wanted)))
+        tell(note_of_unknown_users(users, predictor.recommender.fallback_for_unknown_users(wanted)))

@@ -101,7 +101,7 @@ def recommend(
     """
     from recspec.inference import (
         Predictor,
-        Wanted,
+        RecommendRequest,
         catalogue_columns,
         read_users,
         recommend_shards,
@@ -135,7 +135,7 @@ def recommend(
     if problems:
         raise SettingsError.of("recommend", problems)
     chosen = [] if in_shards else [*(user or []), *(read_users(users) if users else [])]
-    wanted = Wanted(
+    wanted = RecommendRequest(
         users=tuple(chosen),
         items=_ids(items),
         context=given,

@@ -32,10 +32,9 @@ from torch import Tensor
 from recspec.base.errors import RequestError, shortened
 from recspec.inference.catalogue import Catalogues
 from recspec.inference.exact_search import highest
-from recspec.inference.filter_columns import check_work
-from recspec.inference.filters import Filter
-from recspec.inference.raw_catalogue import RawCatalogue
-from recspec.inference.wanted import Boost, RawId, Wanted
+from recspec.inference.filters import Filter, check_work
+from recspec.inference.raw_columns import RawCatalogue
+from recspec.inference.recommendation import Boost, RawId, RecommendRequest
 
 MASKS = 32
 """Masks of filters that are kept: 1 MB each for a million items."""
@@ -74,7 +73,7 @@ class Chooser:
         self.raw = RawCatalogue(known.spec, known.encoders)
         self._masks: OrderedDict[str, NDArray[np.bool_]] = OrderedDict()
 
-    def choose(self, wanted: Wanted, problems: list[str]) -> Choice:
+    def choose(self, wanted: RecommendRequest, problems: list[str]) -> Choice:
         """The choice of a request; its problems are added to `problems`."""
         first = int(self._known.spec.reserves_unknown(self._known.spec.item_id))
         num_ids = self._known.spec.num_ids(self._known.spec.item_id)

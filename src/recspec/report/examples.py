@@ -81,13 +81,13 @@ class Examples:
         Raises:
             RecspecError: if the model can't recommend, for example because it needs a context.
         """
-        from recspec.inference import Wanted
+        from recspec.inference import RecommendRequest
 
         predictor = self.run.predictor
         found: list[Recommendation] = []
         for user, number in zip(users, predictor.catalogues.user_ids(users).tolist(), strict=True):
             seen = tuple(self._raw("item", self._seen_before(number)))
-            asked = Wanted(users=(user,), k=LISTED, context=self.context, include_seen=True, exclude=seen)
+            asked = RecommendRequest(users=(user,), k=LISTED, context=self.context, include_seen=True, exclude=seen)
             found += predictor.recommend(asked)
         return found
 
@@ -102,7 +102,7 @@ class Examples:
     @cached_property
     def context(self) -> dict[str, object]:
         """The most usual raw value of each feature that differs from request to request; empty if there is none."""
-        asked, data = self.run.predictor.recommender.requesters.asked, self.run.data
+        asked, data = self.run.predictor.recommender.request_features.context_features, self.run.data
         if not asked or data is None or "train" not in data.splits:
             return {}
         names = RawNames(data)

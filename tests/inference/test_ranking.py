@@ -1,12 +1,17 @@
-"""Maximal marginal relevance, against a case worked by hand."""
+"""Maximal marginal relevance against a case worked by hand; vectors of items are plain numbers for any model."""
 
 from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 
+from recspec.inference.explanations import item_vectors
+from recspec.inference.predictor import Predictor
 from recspec.inference.ranking import by_values, by_vectors, diversified, pool_size
+from recspec.models import MODELS
+from recspec.models.two_tower import TwoTower
 from tests.blas import flagging
 
 SCORES = np.array([5.0, 4.5, 4.0, 1.0])  # relevance 1, .875, .75, 0
@@ -45,3 +50,28 @@ def test_values_are_alike_where_they_are_equal_and_lists_by_what_they_share() ->
     lists = by_values(pa.chunked_array([[["x", "y"], ["y", "z"]], [["x", "y"], [], None]]))
     assert lists(0) == pytest.approx([1, 1 / 3, 1, 0, 0])
     assert lists(3).tolist() == [0] * 5
+
+
+@pytest.mark.parametrize("name", ["sasrec", "two_tower", "neumf", "ials"])
+def test_vectors_are_numbers_without_gradients(films: Predictor, name: str) -> None:
+    model = MODELS[name](films.spec, MODELS[name].Settings())
+    vectors = item_vectors(model, films.catalogues)
+    assert vectors is not None
+    assert vectors.shape[0] == films.spec.num_ids("item_id")
+    assert not vectors.requires_grad
+    assert len(vectors.numpy()) == len(vectors)
+
+
+def test_likeness_does_not_depend_on_how_popular_items_are(films: Predictor) -> None:
+    """Biases grow to several units, beside vectors of length 1, and would decide which items are alike."""
+    model = MODELS["two_tower"](films.spec, MODELS["two_tower"].Settings())
+    assert isinstance(model, TwoTower)
+    before = item_vectors(model, films.catalogues)
+    with torch.no_grad():
+        model.item_tower.out.bias[-1] += 3.0
+    after = item_vectors(model, films.catalogues)
+    assert before is not None
+    assert after is not None
+    assert before.shape[1] == model.settings.dim
+    torch.testing.assert_close(after, before)
+    assert model.item_vectors(films.catalogues.items.features).shape[1] == model.settings.dim + 1
