@@ -13,10 +13,6 @@ from recspec.datasets import adult, amazon, criteo, movielens, ncf, outbrain, sy
 from recspec.datasets.synthetic import write_movielens_like
 from recspec.datasets.table_growth import Grown, grow
 
-__all__ = [
-    "DATASETS", "Dataset", "Grown", "grow", "write_movielens_like",
-]  # fmt: skip
-
 
 @dataclass(frozen=True)
 class Dataset:
