@@ -1,4 +1,4 @@
-"""Any rows of a split are read, and broken files are named."""
+"""Any rows of a split are read, splits are written whole, and broken files are named."""
 
 from __future__ import annotations
 
@@ -15,8 +15,19 @@ from recspec.data.storage.check import check_split
 from recspec.data.storage.chunk_file import GroupReader
 from recspec.data.storage.formats import FORMATS
 from recspec.data.storage.ragged import concatenate, rows_of
-from recspec.feature_spec import CHUNK_TYPES, ChunkType, FeatureSpec
-from tests.storage.files import BEYOND, UNEQUAL, assert_equal, problems_of, spec_of, text_spec, written
+from recspec.feature_spec import CHUNK_TYPES, ChunkType, Feature, FeatureSpec
+from tests.storage.files import (
+    BEYOND,
+    CHANNELS,
+    FEATURES,
+    UNEQUAL,
+    assert_equal,
+    made_up,
+    problems_of,
+    spec_of,
+    text_spec,
+    written,
+)
 
 
 @pytest.mark.parametrize("kind", CHUNK_TYPES)
@@ -107,34 +118,13 @@ def test_missing_files_are_named_with_the_nearest_one(tmp_path: Path) -> None:
     ]
 
 
-def test_chunks_of_unequal_length_are_told_with_their_counts(tmp_path: Path) -> None:
-    (tmp_path / "1.csv").write_text("0\n" * 3)
-    (tmp_path / "2.csv").write_text("0\n" * 2)
-    (tmp_path / "3.csv").write_text("0\n" * 4)
-    sources = {
-        "train": [
-            {"type": "csv", "features": ["a"], "files": ["1.csv", "2.csv"]},
-            {"type": "csv", "features": ["label"], "files": ["3.csv"]},
-        ]
-    }
-    assert problems_of(spec_of(tmp_path, {"a": {"cardinality": 5}}, sources)) == [
-        f"{UNEQUAL} 3 + 2 = 5 rows of 'a' in '1.csv', '2.csv'; 4 rows of 'label' in '3.csv'"
-    ]
-
-
-def test_an_empty_split_is_an_error(tmp_path: Path) -> None:
-    spec = text_spec(tmp_path, "\n\n", {}, ["label"])
-    assert problems_of(spec) == [
-        "split 'train' holds no row (files 'train.csv'); fill it, or leave it out of source_spec"
-    ]
-
-
 @pytest.mark.parametrize("kind", CHUNK_TYPES)
 def test_an_empty_split_of_every_type_is_an_error(kind: ChunkType, tmp_path: Path) -> None:
     spec = spec_of(tmp_path, {"a": {"cardinality": 5}})
     with SplitWriter(tmp_path, "train", spec.features, kind) as writer:
         pass
-    with pytest.raises(DataError, match="split 'train' holds no row"):
+    holds = r"split 'train' holds no row \(files '.*'\); fill it, or leave it out of source_spec"
+    with pytest.raises(DataError, match=holds):
         open_split(spec.replace(sources={"train": writer.chunks}), "train")
 
 
@@ -201,3 +191,102 @@ def test_a_parquet_file_whose_footer_counts_other_rows_is_refused(
     monkeypatch.setattr("recspec.data.storage.formats.pq.read_metadata", lambda _: Footer)
     states = "can't be read as Parquet: states 9 rows, but its row groups hold 10; write the file again"
     assert problems_of(spec) == [f"train/part-00000.parquet: {states}"]
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+def test_blocks_longer_than_a_row_group_keep_their_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recspec.data.storage.splits.BLOCK_ROWS", 16)
+    columns = made_up(100)
+    spec = spec_of(tmp_path, FEATURES, label="clicked", channels=CHANNELS)
+    with SplitWriter(tmp_path, "train", spec.features, rows_per_file=40) as writer:
+        writer.write(columns)
+    spec = spec.replace(sources={"train": writer.chunks})
+    reader = open_split(spec, "train")
+    assert_equal(reader.read(0, 100), {name: columns[name] for name in reader.features})
+    groups = [pq.read_metadata(path).num_row_groups for path in sorted((tmp_path / "train").iterdir())]
+    assert groups == [3, 3, 2]
+    assert reader.blocks(1).tolist() == [0, 16, 32, 40, 56, 72, 80, 96, 100]
+    assert reader.blocks(30).tolist() == [0, 32, 72, 100]
+
+
+def test_a_writer_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    class OwnError(Exception):
+        pass
+
+    def write_and_fail() -> None:
+        with SplitWriter(tmp_path, "train", {"label": Feature()}, rows_per_file=40_000) as writer:
+            writer.write({"label": np.zeros(70_000)})
+            raise OwnError
+
+    with pytest.raises(OwnError):
+        write_and_fail()
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_files_get_their_names_only_at_the_end(tmp_path: Path) -> None:
+    with SplitWriter(tmp_path, "train", {"label": Feature()}, rows_per_file=2) as writer:
+        writer.write({"label": np.zeros(5)})
+        assert not list((tmp_path / "train").glob("*.parquet")) if (tmp_path / "train").exists() else True
+    assert [chunk.files for chunk in writer.chunks] == [
+        ("train/part-00000.parquet", "train/part-00001.parquet", "train/part-00002.parquet")
+    ]
+
+
+def test_a_writer_refuses_what_could_not_be_read_back(tmp_path: Path) -> None:
+    features = {"item": Feature(cardinality=5, dtype="int8"), "label": Feature()}
+    writer = SplitWriter(tmp_path, "train", features)
+    writer.write({"item": np.array([1, 2]), "label": np.array([0, 1])})
+    with pytest.raises(DataError) as caught:
+        writer.write({"item": np.array([1, 5]), "label": np.array([0, np.nan])})
+    assert list(caught.value.problems) == [
+        f"split 'train' being written, column 'item', row 4: 5 {BEYOND}",
+        "split 'train' being written, column 'label', row 4: nan is not a finite number",
+    ]
+    with pytest.raises(DataError) as caught:
+        writer.write({"itm": np.array([1, 2]), "label": np.array([0])})
+    assert list(caught.value.problems) == [
+        "column 'item' is missing",
+        "columns must hold the same number of rows; found {'itm': 2, 'label': 1}",
+        "unknown feature 'itm' (did you mean 'item'?); known: 'item', 'label'",
+    ]
+    with pytest.raises(DataError, match=r"unknown chunk type 'parqet' \(did you mean 'parquet'"):
+        SplitWriter(tmp_path, "train", features, "parqet")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["split_binary", "torch_tensor"])
+def test_types_of_fixed_length_say_which_lists_they_cannot_hold(kind: ChunkType, tmp_path: Path) -> None:
+    features = {"genres": Feature(cardinality=200, dtype="uint8", length=3), "label": Feature()}
+    with pytest.raises(DataError, match=f"the list 'genres' needs -1 as padding in {kind}, which uint8 can't hold"):
+        SplitWriter(tmp_path, "train", features, kind)
+    numbers = {"trend": Feature(length=3), "label": Feature()}
+    with (
+        pytest.raises(DataError, match="the list 'trend' holds 2 of 3 numbers in some row"),
+        SplitWriter(tmp_path, "train", numbers, kind) as writer,
+    ):
+        writer.write({"trend": Ragged.of([[1, 2, 3], [1, 2]], np.float32), "label": np.zeros(2)})
+
+
+# --- checking ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_check_finds_every_problem_of_every_column(tmp_path: Path) -> None:
+    (tmp_path / "1.csv").write_text("9,x\n1,1\n8,2\n")
+    (tmp_path / "2.csv").write_text("nan\n")
+    (tmp_path / "3.csv").write_text("1,1\n1,1\n")
+    sources = {
+        "train": [
+            {"type": "csv", "features": ["a", "b"], "files": ["1.csv", "3.csv"]},
+            {"type": "csv", "features": ["label"], "files": ["2.csv"]},
+        ]
+    }
+    spec = spec_of(tmp_path, {"a": {"cardinality": 5}, "b": {"cardinality": 5}}, sources)
+    problems, num_rows = check_split(spec, "train")
+    assert num_rows is None
+    assert sorted(problems) == [
+        f"1.csv, column 'a', row 1: 9 {BEYOND} (and 1 more row like it)",
+        "1.csv, column 'b', row 1: 'x' is not an integer (int64)",
+        "2.csv, column 'label', row 1: nan is not a finite number",
+        f"{UNEQUAL} 3 + 2 = 5 rows of 'a', 'b' in '1.csv', '3.csv'; 1 rows of 'label' in '2.csv'",
+    ]
