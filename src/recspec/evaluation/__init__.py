@@ -2,7 +2,7 @@
 
 from recspec.evaluation import warnings
 from recspec.evaluation.blending import choose_weights
-from recspec.evaluation.bootstrap import Paired, better, compare, favours, how_tasks_differ, pair
+from recspec.evaluation.bootstrap import Paired, better, compare, favours, pair
 from recspec.evaluation.choosing import Tried
 from recspec.evaluation.evaluations import evaluate, evaluate_baselines, evaluate_model, informed
 from recspec.evaluation.fitting import Fitted, ItemFit, RowFit
