@@ -293,7 +293,7 @@ def test_users_by_hand() -> None:
     assert users.shares == (0.5, 0.25)
     assert users.most(3, gaining=True) == ["d", "a"], "of equal gains the user with more events first"
     assert users.most(3, gaining=False) == ["b"]
-    assert users.by_activity() == [], "too few users for ranges"
+    assert users.by_activity() == {}, "too few users for ranges"
     less = Users("log_loss", ["a"], np.array([1]), np.array([0.7]), np.array([0.5]), "rows")
     assert less.gains.tolist() == pytest.approx([0.2]), "less log loss is a gain"
 
@@ -302,12 +302,8 @@ def test_ranges_of_activity_hold_all_users_and_their_mean_gains() -> None:
     events = np.repeat([1, 5, 9], 20)
     base, other = np.zeros(60), np.repeat([0.0, 1.0, -1.0], 20)
     ranges = Users("ndcg@10", [f"u{place}" for place in range(60)], events, base, other, "events").by_activity()
-    assert [(each.name, len(each.users.ids), each.gain.value) for each in ranges] == [
-        ("1", 20, 0.0),
-        ("5", 20, 1.0),
-        ("9", 20, -1.0),
-    ]
-    assert [each.gain.is_clear for each in ranges] == [False, True, True]
+    found = [(name, len(part.ids), part.gain.value, part.gain.is_clear) for name, part in ranges.items()]
+    assert found == [("1", 20, 0.0, False), ("5", 20, 1.0, True), ("9", 20, -1.0, True)]
 
 
 # --- names and mistakes ---
