@@ -13,7 +13,8 @@ from recspec.base.files import manifest
 from recspec.bundle import folder as bundle
 from recspec.bundle import run_record
 from recspec.data.encoding import Encoders
-from recspec.evaluation import Report, compare, how_tasks_differ, pair, save, saved
+from recspec.evaluation import Report, compare, pair, save, saved
+from recspec.evaluation.bootstrap import how_tasks_differ
 from recspec.evaluation.report import Evaluation
 from recspec.evaluation.saved import held_values, raw_ids
 from recspec.feature_spec import FeatureSpec

@@ -2,7 +2,7 @@
 
 from recspec.evaluation import warnings
 from recspec.evaluation.blending import choose_weights
-from recspec.evaluation.bootstrap import Paired, better, compare, favours, how_tasks_differ, pair
+from recspec.evaluation.bootstrap import Paired, better, compare, favours, pair
 from recspec.evaluation.choosing import Tried
 from recspec.evaluation.evaluations import evaluate, evaluate_baselines, evaluate_model, informed
 from recspec.evaluation.fitting import Fitted, ItemFit, RowFit
@@ -12,7 +12,7 @@ from recspec.evaluation.rankings import users_at_once
 from recspec.evaluation.report import Comparison, Evaluation, Report, Slice, difference, is_lower_better
 from recspec.evaluation.row_baselines import count_labels
 from recspec.evaluation.runs import FoundRun, RunList, find_runs
-from recspec.evaluation.saved import Kept, SavedEvaluation, held_values, save, saved
+from recspec.evaluation.saved import Kept, SavedEvaluation, held_values, real, save, saved
 from recspec.evaluation.scoring import (
     ModelRanker,
     Progress,
@@ -70,7 +70,7 @@ __all__ = [
     "pair",
     "positives",
     "read_events",
-    "read_rows",
+    "read_rows", "real",
     "run_protocols",
     "save",
     "saved",

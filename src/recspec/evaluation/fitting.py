@@ -92,15 +92,11 @@ class ItemFit:
         before = [split for split in self.splits if split != self.valid]
         task = self.task() if self.valid and before else None
         interactions = interactions_of(self.kind, self.spec, before or self.splits)
-        best: Fitted | None = None
-        if task is not None:
-            best = self._choose(interactions, task)
-        if best is not None:
-            chosen = best.model.settings
-        else:
-            chosen = self.settings.model_copy(update=dict(_combinations(self.kind, interactions, self.settings)[0]))
+        best = None if task is None else self._choose(interactions, task)
         if best is not None and before == list(self.splits):
             return best
+        first = _combinations(self.kind, interactions, self.settings)[0]
+        chosen = self.settings.model_copy(update=dict(first)) if best is None else best.model.settings
         if before and before != list(self.splits):
             interactions = interactions_of(self.kind, self.spec, self.splits)
         model = self._fitted(chosen, interactions)
@@ -137,27 +133,17 @@ class ItemFit:
             else:
                 model = self._fitted(self.settings.model_copy(update=dict(combination)), interactions)
             found = self._measure(model, task)
-            value = self._value(found.metrics)
-            warned = tuple(warnings.of_repeats(found.protocols, self.valid))
-            return value, Fitted(
-                model, (), self._named, value, found.metrics, num_pairs=interactions.num_pairs, warnings=warned
-            )
+            value, warned = self._value(found.metrics), tuple(warnings.of_repeats(found.protocols, self.valid))
+            measured = Fitted(model, (), self._named, value, found.metrics, warnings=warned)
+            return value, replace(measured, num_pairs=interactions.num_pairs)
 
-        search = partial(
-            choose,
-            attempt=attempt,
-            lower=is_lower_better(self.metric),
-            may_be=partial(_may_be, self.settings),
-            on_tried=self.on_tried,
-            enough=self.enough,
-        )
-        best, tried = search(_combinations(self.kind, interactions, self.settings))
+        best, tried = _search(self, _combinations(self.kind, interactions, self.settings), attempt)
         for name in [name for name in at_scoring if name not in self.settings.model_fields_set]:
             base = best.model
             so_far = next(each for each in reversed(tried) if each.best)
             so_far = replace(so_far, settings={**so_far.settings, name: vars(base.settings)[name]})
             grid = [{**so_far.settings, name: value} for value in at_scoring[name]]
-            best, more = search(grid, start=(so_far, best))
+            best, more = _search(self, grid, attempt, (so_far, best))
             tried += more
         assert isinstance(best.model, FittedItemModel)
         return replace(best, tried=tried, logits_from=_set_line(best.model, task))
@@ -179,6 +165,17 @@ class ItemFit:
         if self.metric not in known and self.metric == METRIC:
             self._named = next((name for name in known if name.startswith("full/ndcg@")), self.metric)
         return _value_of(known, self._named)
+
+
+def _search(
+    fit: ItemFit | RowFit,
+    grid: Sequence[Combination],
+    attempt: Callable[[Combination], tuple[float, Fitted]],
+    start: tuple[Tried, Fitted] | None = None,
+) -> tuple[Fitted, tuple[Tried, ...]]:
+    """`choose` by the metric of a fit."""
+    lower, may_be = is_lower_better(fit.metric), partial(_may_be, fit.settings)
+    return choose(grid, attempt, lower=lower, may_be=may_be, on_tried=fit.on_tried, enough=fit.enough, start=start)
 
 
 def _combinations(
@@ -256,14 +253,7 @@ class RowFit:
             value = _value_of(_by_name(found), self.metric)
             return value, Fitted(model, (), self.metric, value, found, "its own loss", _rows_of(fit))
 
-        best, tried = choose(
-            [{}] if given else [{"l2": l2} for l2 in STRENGTHS],
-            attempt,
-            lower=is_lower_better(self.metric),
-            may_be=partial(_may_be, self.settings),
-            on_tried=self.on_tried,
-            enough=self.enough,
-        )
+        best, tried = _search(self, [{}] if given else [{"l2": l2} for l2 in STRENGTHS], attempt)
         return replace(best, tried=tried)
 
     def _filled(self, fit: LogisticFit, l2: float) -> LogisticRegression:

@@ -205,9 +205,9 @@ def save(report: Report, trained: Bundle, spec: FeatureSpec) -> Kept:
                 pq.write_table(table, temporary, compression="zstd")
                 with temporary.open("rb") as stream:
                     digest = hashlib.file_digest(stream, "sha256").hexdigest()
-        whole = made.model_copy(update={"groups": groups, "values": digest})
+        made = made.model_copy(update={"groups": groups, "values": digest})
         with whole_file(folder / f"{name}.json") as temporary:
-            temporary.write_text(whole.model_dump_json(indent=2) + "\n", encoding="utf-8")
+            temporary.write_text(made.model_dump_json(indent=2) + "\n", encoding="utf-8")
     except (OSError, RecspecError) as error:
         return Kept(None, f"the evaluation is not kept: {of_the_machine(error) or error}")
     return Kept(folder / f"{name}.json")
@@ -291,31 +291,28 @@ def _tables(report: Report, spec: FeatureSpec) -> tuple[pa.Table | None, dict[st
         if not total:
             continue
         step = slice(None, None, max(1, -(-total // MOST_SAVED)))
-        columns: dict[str, Any] = {name: of[step] for name, of in _values(report.model, protocol, total)}
-        beside = {name: dict(_values(found, protocol, total)) for name, found in report.beside.items()}
-        beside = {name: of for name, of in beside.items() if of}
-        metrics = tuple(columns)
-        columns |= {f"{name}/{metric}": of[step] for name, found in beside.items() for metric, of in found.items()}
-        rows = len(range(total)[step])
-        arrays = {name: _filled(of, rows) for name, of in columns.items()}
-        groups = report.model.groups.get(protocol)
-        own: dict[str, pa.Array] = {PROTOCOL: pa.array([protocol] * rows).dictionary_encode()}
-        raw = False
+        columns = dict(_values(report.model, protocol, total))
+        metrics, rows = tuple(columns), len(range(total)[step])
+        found = {name: dict(_values(of, protocol, total)) for name, of in report.beside.items()}
+        beside = {name: of for name, of in found.items() if of}
+        columns |= {f"{name}/{metric}": of for name, named in beside.items() for metric, of in named.items()}
+        table: dict[str, pa.Array] = {PROTOCOL: pa.array([protocol] * rows).dictionary_encode()}
+        groups, feature, raw = report.model.groups.get(protocol), "", False
         if groups is not None and len(groups.ids) == total:
-            ids, raw = raw_ids(spec, groups.feature, groups.ids[step])
-            own[ID] = ids
+            feature = groups.feature
+            table[ID], raw = raw_ids(spec, feature, groups.ids[step])
             if groups.events is not None:
-                own[EVENTS] = pa.array(groups.events[step].astype(np.int64))
+                table[EVENTS] = pa.array(groups.events[step].astype(np.int64))
         if protocol == "rows":
-            own[ROW] = pa.array(_row_numbers(report.model, total)[step])
-        tables.append(pa.table({**own, **arrays}))
+            table[ROW] = pa.array(_row_numbers(report.model, total)[step])
+        tables.append(pa.table({**table, **{name: _filled(of[step], rows) for name, of in columns.items()}}))
         held[protocol] = SavedGroups(
-            feature=groups.feature if ID in own and groups is not None else "",
+            feature=feature,
             raw=raw,
             saved=rows,
             of=_count(report.model, protocol, total),
             metrics=metrics,
-            baselines={name: tuple(found) for name, found in beside.items()},
+            baselines={name: tuple(of) for name, of in beside.items()},
         )
     if not tables:
         return None, {}
@@ -380,14 +377,16 @@ def _finite(value: object) -> object:
 
 def _numbers(found: object) -> dict[str, dict[str, float]]:
     """Finite numbers by protocol and metric; anything else is left out."""
-    if not isinstance(found, Mapping):
-        return {}
+    held = found.items() if isinstance(found, Mapping) else ()
     return {
-        str(protocol): {
-            str(name): float(of)
-            for name, of in named.items()
-            if isinstance(of, (int, float)) and not isinstance(of, bool) and abs(of) <= sys.float_info.max
-        }
-        for protocol, named in found.items()
+        str(protocol): {str(name): value for name, of in named.items() if (value := real(of)) is not None}
+        for protocol, named in held
         if isinstance(named, Mapping)
     }
+
+
+def real(value: object) -> float | None:
+    """A JSON value that is a finite number; None otherwise. A whole number may be larger than any float."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return float(value) if abs(value) <= sys.float_info.max else None

@@ -128,7 +128,7 @@ def _for_whom(users: Users) -> str:
         return ""
     told = []
     for sign, word in ((1, "gain"), (-1, "lose")):
-        names = [each.name for each in ranges if each.gain.is_clear and sign * each.gain.value > 0]
+        names = [name for name, each in ranges.items() if each.gain.is_clear and sign * each.gain.value > 0]
         if len(names) == len(ranges):
             return f"Users of every activity {word}."
         if names:
@@ -245,10 +245,9 @@ def gains(base: RunFacts, beside: Paired) -> Iterator[dict[str, Any]]:
 def _gain_charts(name: str, users: Users) -> Iterator[Markup]:
     ranges, values = users.by_activity(), users.gains
     if len(ranges) > 1:
-        ends = [[getattr(each.gain, end) for each in ranges] for end in ("value", "low", "high")]
+        ends = [[getattr(each.gain, end) for each in ranges.values()] for end in ("value", "low", "high")]
         title = "Mean gain by the user's activity, with 95 % intervals"
-        labels = [each.name for each in ranges]
-        yield charts.ranges(f"{name}-ranges", labels, *ends, title=title, x=users.what, y="gain")
+        yield charts.ranges(f"{name}-ranges", [*ranges], *ends, title=title, x=users.what, y="gain")
     reach = float(np.abs(values).max()) or 1.0
     counts, edges = np.histogram(values, np.linspace(-reach, reach, BINS + 1))
     # letters, digits and @ alone: the axis is drawn
@@ -259,14 +258,10 @@ def _gain_charts(name: str, users: Users) -> Iterator[Markup]:
 
 def _gains_table(base: RunFacts, other: RunFacts, users: Users) -> Markup | None:
     rows = []
-    for each in users.by_activity():
-        up, down = each.users.shares
-        gain, word = each.gain, "gain" if each.gain.value > 0 else "lose"
-        row = [
-            each.name,
-            num(len(each.users.ids)),
-            *(num(float(of.mean())) for of in (each.users.base, each.users.other)),
-        ]
+    for name, part in users.by_activity().items():
+        (up, down), gain = part.shares, part.gain
+        word = "gain" if gain.value > 0 else "lose"
+        row = [name, num(len(part.ids)), num(float(part.base.mean())), num(float(part.other.mean()))]
         row += [num(gain.value, signed(gain.value)), num(None, f"{signed(gain.low)} to {signed(gain.high)}")]
         row += [num(up, percent(up)), num(down, percent(down)), f"they {word}" if gain.is_clear else "not clear"]
         rows.append(row)

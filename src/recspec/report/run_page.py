@@ -13,7 +13,7 @@ from markupsafe import Markup
 from recspec import __version__
 from recspec.base.errors import RecspecError
 from recspec.datasets import DATASETS
-from recspec.evaluation import is_lower_better
+from recspec.evaluation import is_lower_better, real
 from recspec.report import charts
 from recspec.report.charts import Series
 from recspec.report.dataset_page import distributions, overview, splits_table
@@ -29,7 +29,6 @@ from recspec.report.measured import (
     meanings,
     numbers,
     of_metric,
-    real,
     texts,
 )
 from recspec.report.page import (
