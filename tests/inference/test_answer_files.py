@@ -27,28 +27,15 @@ from tests.inference.conftest import ADULT, trained_neumf
 
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
 def test_rows_of_every_format_come_back_with_a_score(predictor: Predictor, tmp_path: Path, suffix: str) -> None:
-    rows = tmp_path / f"rows{suffix}"
-    if suffix == ".csv":
-        rows.write_text("user_id,item_id,why\nu1,100,a\nu2,129,b\n")
-    elif suffix == ".jsonl":
-        rows.write_text(
-            '{"user_id": "u1", "item_id": 100, "why": "a"}\n{"user_id": "u2", "item_id": 129, "why": "b"}\n'
-        )
-    else:
-        pq.write_table(pa.table({"user_id": ["u1", "u2"], "item_id": [100, 129], "why": ["a", "b"]}), rows)
-    out = tmp_path / f"scored{suffix}"
+    rows, out = tmp_path / f"rows{suffix}", tmp_path / f"scored{suffix}"
+    with row_writer(rows) as write:
+        write(pa.table({"user_id": ["u1", "u2"], "item_id": [100, 129], "why": ["a", "b"]}))
     found = predict_file(predictor, rows, out)
     assert (found.rows, found.missing_values) == (2, {})
-    if suffix == ".csv":
-        header, first, second = out.read_text().splitlines()
-        assert header == '"user_id","item_id","why","score"'
-        scored = [float(first.rsplit(",", 1)[1]), float(second.rsplit(",", 1)[1])]
-    elif suffix == ".jsonl":
-        scored = [json.loads(line)["score"] for line in out.read_text().splitlines()]
-    else:
-        scored = pq.read_table(out)["score"].to_pylist()
+    (scored,) = read_rows(out)
+    assert scored.column_names == ["user_id", "item_id", "why", "score"]
     expected, _ = predictor.predict(pa.table({"user_id": ["u1", "u2"], "item_id": [100, 129]}))
-    np.testing.assert_allclose(scored, expected, atol=1e-6)
+    np.testing.assert_allclose(scored["score"].cast(pa.float64()), expected, atol=1e-6)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([rows.name, out.name])
 
 
@@ -172,63 +159,53 @@ def read(file: Path) -> pa.Table:
     return pa_csv.read_csv(file) if file.suffix == ".csv" else pa_json.read_json(file)
 
 
-def test_a_split_without_labels_is_predicted_and_not_evaluated(bare: Predictor, tmp_path: Path) -> None:
-    rows = {"train": ["u", "i", "y"], "valid": ["u", "i", "y"], "later": ["u", "i", "shown"]}
-    for split in rows:
-        (tmp_path / f"{split}.csv").write_text("0,0,1\n7,5,0\n3,2,1\n")
-    given = {
-        "feature_spec": {"u": {"cardinality": 8}, "i": {"cardinality": 6}, "y": {}, "shown": {"dtype": "int64"}},
-        "source_spec": {
-            split: [{"type": "csv", "features": names, "files": [f"{split}.csv"]}] for split, names in rows.items()
-        },
-        "channel_spec": {"user_ch": ["u"], "item_ch": ["i"], "label_ch": ["y"]},
+def made_elsewhere(
+    folder: Path, columns: dict[str, list[str]], text: str, **features: dict[str, object]
+) -> FeatureSpec:
+    """A dataset of CSV files that hold the same text, by split the names of its columns."""
+    for split in columns:
+        (folder / f"{split}.csv").write_text(text)
+    chunks = {
+        split: [{"type": "csv", "features": names, "files": [f"{split}.csv"]}] for split, names in columns.items()
     }
-    spec = FeatureSpec.from_dict(given, tmp_path)
+    channels = {"user_ch": ["u"], "item_ch": ["i"], "label_ch": ["y"]}
+    if "group" in features:
+        channels["group"] = ["group"]
+    ids = {"u": {"cardinality": 8}, "i": {"cardinality": 6}, "y": {}}
+    return FeatureSpec.from_dict(
+        {"feature_spec": {**ids, **features}, "source_spec": chunks, "channel_spec": channels}, folder
+    )
+
+
+def test_a_split_without_labels_is_predicted_and_not_evaluated(bare: Predictor, tmp_path: Path) -> None:
+    columns = {"train": ["u", "i", "y"], "valid": ["u", "i", "y"], "later": ["u", "i", "shown"]}
+    spec = made_elsewhere(tmp_path, columns, "0,0,1\n7,5,0\n3,2,1\n", shown={"dtype": "int64"})
     predict_split(bare, spec, "later", tmp_path / "out.parquet")
     table = pq.read_table(tmp_path / "out.parquet")
     assert table.column_names == ["u", "i", "probability"]
     assert table.column("u").to_pylist() == [0, 7, 3]
-    assert (card.describe(spec).splits["later"].label_mean, card.describe(spec).splits["train"].label_mean) == (
-        None,
-        pytest.approx(2 / 3),
-    )
+    splits = card.describe(spec).splits
+    assert (splits["later"].label_mean, splits["train"].label_mean) == (None, pytest.approx(2 / 3))
     dataset_check.check(spec)
     with pytest.raises(SpecError, match=r"split 'later' does not hold the label 'y', so it has no metrics; `recspec p"):
         evaluate_model(bare.model, spec, "later")
-    given["source_spec"] |= {"valid": given["source_spec"]["later"]}
-    with pytest.raises(
-        SpecError, match=r"source_spec\.valid: no chunk holds the feature 'y' of the channel 'label_ch'"
-    ):
-        FeatureSpec.from_dict(given, tmp_path)
+    says = r"source_spec\.valid: no chunk holds the feature 'y' of the channel 'label_ch'"
+    with pytest.raises(SpecError, match=says):
+        made_elsewhere(tmp_path, {**columns, "valid": columns["later"]}, "0,0,1\n", shown={"dtype": "int64"})
 
 
 def test_the_group_of_a_split_is_written(tmp_path: Path) -> None:
-    (tmp_path / "train.csv").write_text("70,0,0,1\n70,1,1,0\n900,2,3,1\n")
-    spec = FeatureSpec.from_dict(
-        {
-            "feature_spec": {"shown": {"dtype": "int64"}, "u": {"cardinality": 8}, "i": {"cardinality": 6}, "y": {}},
-            "source_spec": {
-                "train": [{"type": "csv", "features": ["shown", "u", "i", "y"], "files": ["train.csv"]}],
-            },
-            "channel_spec": {"user_ch": ["u"], "item_ch": ["i"], "label_ch": ["y"], "group": ["shown"]},
-        },
-        tmp_path,
-    )
+    columns = {"train": ["group", "u", "i", "y"]}
+    spec = made_elsewhere(tmp_path, columns, "70,0,0,1\n70,1,1,0\n900,2,3,1\n", group={"dtype": "int64"})
     predict_split(trained_neumf(spec, tmp_path / "run"), spec, "train", tmp_path / "out.parquet")
     table = pq.read_table(tmp_path / "out.parquet")
-    assert table.column_names == ["shown", "u", "i", "y", "probability"]
-    assert table.column("shown").to_pylist() == [70, 70, 900]
+    assert table.column_names == ["group", "u", "i", "y", "probability"]
+    assert table.column("group").to_pylist() == [70, 70, 900]
 
 
 def test_a_feature_called_as_the_predictions_are_is_not_overwritten(tmp_path: Path) -> None:
-    (tmp_path / "train.csv").write_text("0,0,.5,1\n7,5,.25,0\n")
-    names = ["u", "i", "probability", "y"]
-    given = {
-        "feature_spec": {"u": {"cardinality": 8}, "i": {"cardinality": 6}, "probability": {}, "y": {}},
-        "source_spec": {"train": [{"type": "csv", "features": names, "files": ["train.csv"]}]},
-        "channel_spec": {"user_ch": ["u"], "item_ch": ["i"], "label_ch": ["y"]},
-    }
-    spec = FeatureSpec.from_dict(given, tmp_path)
+    columns = {"train": ["u", "i", "probability", "y"]}
+    spec = made_elsewhere(tmp_path, columns, "0,0,.5,1\n7,5,.25,0\n", probability={})
     model = trained_neumf(spec, tmp_path / "run")
     with pytest.raises(SettingsError, match="split 'train': holds a column 'probability', which is"):
         predict_split(model, spec, "train", tmp_path / "out.csv", columns=["u", "probability"])
@@ -377,17 +354,6 @@ def test_objects_are_json_in_csv(tmp_path: Path) -> None:
     (held,) = read_rows(tmp_path / "out.csv")
     assert [text and json.loads(text) for text in held.column("where").to_pylist()] == values["where"]
     assert [json.loads(text) for text in held.column("seen").to_pylist()] == values["seen"]
-
-
-@pytest.mark.parametrize("ending", ["csv", "parquet"])
-def test_columns_without_a_row_are_a_table(ending: str, tmp_path: Path) -> None:
-    path = tmp_path / f"rows.{ending}"
-    if ending == "csv":
-        path.write_text("user_id,item_id\n")
-    else:
-        pq.write_table(pa.table({"user_id": pa.array([], pa.string()), "item_id": pa.array([], pa.string())}), path)
-    (table,) = read_rows(path)
-    assert (table.num_rows, table.schema.names, table.schema.types) == (0, ["user_id", "item_id"], [pa.string()] * 2)
 
 
 def test_a_header_that_is_not_utf_8_is_an_error_that_names_the_file(tmp_path: Path) -> None:

@@ -16,20 +16,17 @@ from hypothesis import strategies as st
 
 from recspec.base.errors import DataError, RequestError, SettingsError
 from recspec.feature_spec import FeatureSpec
-from recspec.inference import batch_jobs
+from recspec.inference import batch_jobs, batch_shards
 from recspec.inference.answer_files import predict_file, recommend_to_parquet
-from recspec.inference.batch_jobs import (
-    Counts,
+from recspec.inference.batch_jobs import Counts, How, predict_shards, recommend_shards
+from recspec.inference.batch_shards import (
     Done,
-    How,
     Job,
     Shard,
     ShardWriter,
     Work,
     count_users,
-    predict_shards,
     read_bytes_of_users,
-    recommend_shards,
     rows_of,
     shards_of,
 )
@@ -268,7 +265,7 @@ def test_settings_out_of_range_are_refused(films: Predictor, tmp_path: Path) -> 
 def begun(films: Predictor, tmp_path: Path) -> Iterator[tuple[Work, list[Shard]]]:
     """A job whose folder is open, and its shards."""
     job = Job(answers="recommendations", model="", input={"all": True}, settings={"k": 3}, count=40, shard_size=7)
-    with batch_jobs.opened(tmp_path / "out", job):
+    with batch_shards.opened(tmp_path / "out", job):
         yield Work(str(films.bundle.folder), str(tmp_path / "out")), shards_of(job)
 
 
@@ -326,7 +323,7 @@ def test_what_a_process_finds_wrong_is_told(begun: tuple[Work, list[Shard]]) -> 
 def test_the_footer_names_the_job(films: Predictor, tmp_path: Path) -> None:
     recommend_shards(films, None, tmp_path / "out", RecommendRequest(), How(shard_size=40))
     told = json.loads(pq.read_metadata(tmp_path / "out" / "part-00000.parquet").metadata[b"recspec"])
-    assert told == {"job": batch_jobs.read(tmp_path / "out").digest, "count": 40, "unknown": 0}
+    assert told == {"job": batch_shards.read(tmp_path / "out").digest, "count": 40, "unknown": 0}
 
 
 # --- Spark and Ray ---------------------------------------------------------------------------------------------------

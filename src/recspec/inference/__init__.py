@@ -11,7 +11,8 @@ from recspec.inference.answer_files import (
     recommended,
     row_writer,
 )
-from recspec.inference.batch_jobs import SHARD_SIZE, Counts, How, predict_shards, recommend_shards
+from recspec.inference.batch_jobs import Counts, How, predict_shards, recommend_shards
+from recspec.inference.batch_shards import SHARD_SIZE
 from recspec.inference.catalogue import ROLES
 from recspec.inference.exact_search import highest
 from recspec.inference.filters import Filter

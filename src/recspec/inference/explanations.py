@@ -155,7 +155,7 @@ class Explainer:
 
     def _history(self, user: int, how: AnsweredBy, context: Context) -> NDArray[np.int64]:
         """The latest events of the basket or the user, each item once."""
-        if how in ("basket", "basket_vectors") and context.basket is not None:
+        if how in ("basket", "basket_vectors"):
             events = context.basket
         elif user < self._known.users.first_id:
             return np.zeros(0, np.int64)

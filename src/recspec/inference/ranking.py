@@ -51,8 +51,8 @@ class Choice:
     groups: Any = None
     """The raw column (N,) that tells which items are alike, if the request names one; without ids of nobody."""
     first_id: int = 0
-    basket: NDArray[np.int64] | None = None
-    """Known items of the basket, oldest first; None without a basket."""
+    basket: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Known items of the basket, oldest first."""
     notes: tuple[str, ...] = ()
     kept: NDArray[np.bool_] | None = None  # (N,) kept by the filter; None without one
     left_out: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -89,12 +89,10 @@ class Chooser:
             allowed &= kept
         left_out, note = self.known_items(wanted.exclude, "excluded")
         notes += note
-        basket = None
-        if wanted.items:
-            basket, note = self.known_items(wanted.items, "basket")
-            notes += note
-            if not wanted.include_seen:
-                left_out = np.concatenate([left_out, basket])
+        basket, note = self.known_items(wanted.items, "basket")
+        notes += note
+        if not wanted.include_seen:
+            left_out = np.concatenate([left_out, basket])
         allowed[left_out] = False
         groups = self._column(wanted.diverse_by, problems) if wanted.diverse_by is not None else None
         left = allowed & self.scorable

@@ -333,7 +333,7 @@ def _of_texts(name: str, array: Column) -> ColumnFacts:
     if _all(sample, DATE):
         found = pc.min_max(array.filter(pc.match_substring_regex(array, DATE)))
         return ColumnFacts(name, "date", (), *(found[each].as_py()[:10] for each in ("min", "max")))
-    if _has_several(sample) and _few_values(_parted(sample)) is not None:
+    if pc.any(pc.match_substring(sample, BETWEEN)).as_py() and _few_values(_parted(sample)) is not None:
         values = _few_values(_parted(array))
         return ColumnFacts(name, "text" if values is None else "choices", values or ())
     values = _few_values(sample) and _few_values(array)
@@ -342,11 +342,6 @@ def _of_texts(name: str, array: Column) -> ColumnFacts:
 
 def _all(texts: Column, pattern: str) -> bool:
     return bool(pc.all(pc.match_substring_regex(texts, pattern)).as_py())
-
-
-def _has_several(texts: Column) -> bool:
-    """Whether some texts hold several values, with the same sign between them."""
-    return bool(pc.any(pc.match_substring(texts, BETWEEN)).as_py())
 
 
 def _parted(texts: Column) -> Column:

@@ -307,7 +307,6 @@ class Recommender:
             scores[scores == 0] = -torch.inf
         elif how == "basket_vectors":
             assert self.vectors is not None
-            assert asked.context.basket is not None
             mean = self.vectors[torch.from_numpy(asked.context.basket)].mean(0)
             scores = (self.vectors[first:] @ mean).repeat(len(users), 1)  # mean cosines
         elif self.index is not None and asked.choice.boosts is None:  # a boost needs the spread of all scores
@@ -359,7 +358,7 @@ class Recommender:
         self, users: Sequence[RawId | None], ids: NDArray[np.int64], asked: CheckedRequest
     ) -> Iterator[Recommendation]:
         picked = self.picked(ids, asked)
-        has_basket = asked.choice.basket is not None and len(asked.choice.basket) > 0
+        has_basket = len(asked.choice.basket) > 0
         is_known = ids >= self._known.users.first_id
         raw = iter(self._known.raw_ids("user", ids[is_known]).to_pylist())
         for row, user in enumerate(users):
@@ -444,16 +443,16 @@ def similar(recommender: Recommender, trained: Bundle, known: Catalogues, wanted
         raise RequestError.of("similar", problems)
     choice = recommender.chooser.choose(wanted, problems)
     vectors = recommender.vectors
-    if choice.basket is None or not len(choice.basket):
+    if not len(choice.basket):
         hint = known.nearest("item", wanted.items[0])
         problems.append(f"no item '{str(wanted.items[0])[:200]}' in the catalogue of the model{hint}")
     if vectors is None and not isinstance(trained.model, ItemModel):
         problems.append("the model has no vectors of items, so it can't tell which are alike")
     if problems:
         raise RequestError.of("similar", problems)
-    assert choice.basket is not None
     first, item = known.items.first_id, choice.basket[:1]
-    scores = _cosines(vectors, item) if vectors is not None else _scores(trained, known, item)
+    # cosines: the vectors have length 1
+    scores = vectors[torch.from_numpy(item)] @ vectors.T if vectors is not None else _scores(trained, known, item)
     scores = scores[:, first:].masked_fill(~torch.from_numpy(choice.allowed[first:]), -torch.inf)
     ids = torch.arange(first, first + scores.shape[1]).unsqueeze(0)
     found = ranked(scores, ids, min(wanted.k, scores.shape[1]), choice)
@@ -483,11 +482,6 @@ def _notes_of_ties(scores: Tensor, best: NDArray[np.float32], item: str | int, *
         yield f"{why}the model knows little of what is like it"
     elif tied > last > 1:
         yield f"the last {last:,} are no more like it than {tied - last:,} others, and stand here by their ids"
-
-
-def _cosines(vectors: Tensor, item: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Tensor:
-    """(1, ids) cosines of vectors of length 1."""
-    return vectors[torch.from_numpy(item)] @ vectors.T
 
 
 def _scores(trained: Bundle, known: Catalogues, item: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Tensor:

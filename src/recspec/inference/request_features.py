@@ -8,7 +8,7 @@ Shapes: R users.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
@@ -366,7 +366,7 @@ class Context:
     """What a request gives beside the user: encoded columns, and a basket."""
 
     features: Batch  # one row
-    basket: NDArray[np.int64] | None = None
+    basket: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     notes: tuple[str, ...] = ()
 
     def no_finite_score(self, of: str) -> RecspecError:
@@ -385,29 +385,26 @@ class RequestFeatures:
         self._spec = known.spec
         items = {*self._spec.role("item")}
         self._wanted = [name for name in model.features() if name not in items]
+        self._past = [name for name in self._wanted if name in self._spec.role("history")]
+        self._current = [name for name in self._wanted if name not in self._past]
         self._item_columns = {*raw_names(known.encoders, items)} - {*raw_names(known.encoders, self._wanted)}
 
     # --- the context --------------------------------------------------------------------------------------------------
 
-    @property
+    @cached_property
     def context_features(self) -> list[str]:
         """Features that no catalogue knows, which differ from request to request."""
         users = self._known.users
-        return [
-            name
-            for name in self._wanted
-            if name not in users.features and name not in users.lists and name not in self._spec.role("history")
-        ]
+        return [name for name in self._current if name not in users.features and name not in users.lists]
 
     @property
     def columns(self) -> tuple[list[str], list[str]]:
         """Raw columns that every request must give, and those of the user that it may give too."""
-        past, own = self._spec.role("history"), self._spec.user_id
         asked = self.context_features
-        others = [name for name in self._wanted if name not in past and name != own and name not in asked]
+        others = [name for name in self._current if name != self._spec.user_id and name not in asked]
         return self.columns_of(asked), self.columns_of(others)
 
-    @property
+    @cached_property
     def crosses_items(self) -> bool:
         """Whether the model crosses columns of items with those of requests, so that it can't score all items."""
         return bool(self._item_columns.intersection(self.columns_of(self.context_features)))
@@ -422,12 +419,11 @@ class RequestFeatures:
             found.update(dict.fromkeys(columns if columns is not None else [name]))
         return list(found)
 
-    def context(self, given: Mapping[str, Any], basket: NDArray[np.int64] | None, problems: list[str]) -> Context:
+    def context(self, given: Mapping[str, Any], basket: NDArray[np.int64], problems: list[str]) -> Context:
         """The context and basket of a request; its problems are added to `problems`."""
         encoders = self._known.encoders
         own = {*raw_names(encoders, [self._spec.user_id])}
-        readable = [name for name in self._wanted if name not in self._spec.role("history")]
-        known = {*raw_names(encoders, readable)} - own
+        known = {*raw_names(encoders, self._current)} - own
         problems += [
             f"context: '{name[:80]}' is the user's id; name the user instead"
             if name in own
@@ -448,15 +444,15 @@ class RequestFeatures:
                 f"context: the model reads {listed(missing[:FEATURES_SHOWN])}{more}, which differ from request to "
                 "request; give a value of each"
             )
-        past = [name for name in self._wanted if name in self._spec.role("history")]
-        if not all(name in self._known.users.lists for name in past) and (basket is None or not len(basket)):
-            problems.append(f"the model reads the histories {listed(past)}, which no catalogue holds; give a basket")
-        readable_columns = {name: value for name, value in given.items() if name in known}
-        names = [name for name in readable if has_column(encoders, name, list(readable_columns))]
-        return self._encoded(readable_columns, names, basket, problems) if names else Context({}, basket)
+        if not all(name in self._known.users.lists for name in self._past) and not len(basket):
+            what = f"the histories {listed(self._past)}, which no catalogue holds"
+            problems.append(f"the model reads {what}; give a basket")
+        columns = {name: value for name, value in given.items() if name in known}
+        names = [name for name in self._current if has_column(encoders, name, list(columns))]
+        return self._encoded(columns, names, basket, problems) if names else Context({}, basket)
 
     def _encoded(
-        self, given: Mapping[str, Any], names: list[str], basket: NDArray[np.int64] | None, problems: list[str]
+        self, given: Mapping[str, Any], names: list[str], basket: NDArray[np.int64], problems: list[str]
     ) -> Context:
         try:
             table = table_of([given], "request")
@@ -493,7 +489,7 @@ class RequestFeatures:
 
     def answered_by(self, context: Context) -> tuple[AnsweredBy, AnsweredBy]:
         """What known users and others are answered by."""
-        has_basket = context.basket is not None and len(context.basket) > 0
+        has_basket = len(context.basket) > 0
         by_model: AnsweredBy = "basket" if has_basket and self.reads_baskets else "user"
         if isinstance(self._model, ItemModel) and by_model == "basket":
             return by_model, by_model
@@ -505,16 +501,15 @@ class RequestFeatures:
 
     def batch(self, users: NDArray[np.int64], context: Context) -> tuple[Model, Batch]:
         """The model, and the features of R users; of a basket of an item model, one that knows the basket."""
-        basket = context.basket if context.basket is not None and len(context.basket) else None
-        if isinstance(self._model, ItemModel) and basket is not None:
+        basket = context.basket
+        if isinstance(self._model, ItemModel) and len(basket):
             events = UserEvents(np.array([0, len(basket)], np.int64), basket.astype(np.int32))
             asked = torch.zeros(len(users), dtype=torch.int64, device=self._known.device)
             return self._model.knowing(events.interactions(self._model.num_items)), {self._spec.user_id: asked}
         known, rows = self._known.users, torch.from_numpy(np.maximum(users, 0)).to(self._known.device)
         found: Batch = {}
-        past = [name for name in self._wanted if name in self._spec.role("history")]
-        if past and basket is not None:
-            lists = self._rows.histories.of_basket(basket, past)
+        if self._past and len(basket):
+            lists = self._rows.histories.of_basket(basket, self._past)
             padded = {name: as_tensor(column, self._spec, name) for name, column in lists.items()}
             found |= {name: each.to(self._known.device).expand(len(users), -1) for name, each in padded.items()}
         for name in self._wanted:
