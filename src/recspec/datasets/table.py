@@ -170,8 +170,9 @@ def _read(raw_rows: RawRows, work: Path, sides: Mapping[str, Path], asked: Setti
     rows = typed(raw_rows, replace(roles, features=features))
     if settings.label is not None:  # values are read several times, and making them costs regular expressions
         rows = backend.stage(rows)
-    settings = with_features(settings, rows, backend, notes, taken=taken, raw=raw)
     tables = Tables(backend, settings, notes, rows, held.get("users"), held.get("items"))
+    tables = with_features(tables, taken, raw)
+    settings = tables.settings
     others = {name for name in (settings.user, settings.item, settings.group) if name is not None} | {FILE_SPLIT}
     if settings.timestamp and not tables.time and settings.label is None and not raw_rows.is_sequences:
         note_untimed(backend, rows, settings.timestamp, others, notes)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -31,7 +31,6 @@ from recspec.data.prepare import (
     ROW,
     SECONDS,
     SEEN,
-    SHOWN,
     SPLIT_BEFORE,
     SPLITS,
     TIMESTAMP,
@@ -44,6 +43,7 @@ from recspec.data.prepare import (
     RawRows,
     Roles,
     count_rows,
+    count_where,
     fetch,
     figure,
     figures,
@@ -118,12 +118,8 @@ def append_events(base: FeatureSpec, events: Path, out: Path) -> Grown:
     after = Encoders.load(out)
     counts = {
         "events": num_kept,
-        **{
-            f"{of}s": len(after.vocabularies[name]) - len(before.encoders.vocabularies[name])
-            if name in after.vocabularies
-            else 0
-            for of, name in (("user", USER), ("item", ITEM))
-        },
+        "users": len(after.vocabularies.get(USER, ())) - len(before.encoders.vocabularies.get(USER, ())),
+        "items": len(after.vocabularies.get(ITEM, ())) - len(before.encoders.vocabularies.get(ITEM, ())),
         "left_out": num_rows - num_kept,
     }
     spec = _finished(base, spec)
@@ -223,15 +219,17 @@ def _new_rows(
         for column in plan.columns[place.role]
         if column.name == place.name and (column.kind == "list" or column.is_list)
     }
+    checks: list[Check] = []
     if rules.dated:
-        far = ~table[str(settings.timestamp)].between(*SECONDS)
         times = time_range(backend, known.rows.select(**{TIMESTAMP: known.rows[settings.timestamp]}))
         expected = f"seconds since 1970, as the dataset's times are, {times['first']} to {times['last']}"
-        _refuse(rows, table, far, str(settings.timestamp), expected)
+        time = str(settings.timestamp)
+        checks.append((time, ~table[time].between(*SECONDS), expected))
     values = {
-        name: _conformed(rows, table, column, kinds[column], lists.get(column), column == settings.timestamp)
+        name: _conformed(rows, table[column], kinds[column], lists.get(column), column == settings.timestamp, checks)
         for name, column in held.items()
     }
+    _refuse(rows, table, checks)
     values |= {name: table[name] for name in (WEIGHT, SEEN) if name in table.columns}
     ready_made = settings.splits if isinstance(settings.splits, str) else FILE_SPLIT
     if ready_made in known.rows.columns and ready_made not in values:
@@ -296,10 +294,15 @@ def _roles(settings: Settings, kinds: Mapping[str, DataType]) -> Roles:
     )
 
 
-def _conformed(rows: RawRows, table: Table, name: str, kind: DataType, separator: str | None, is_time: bool) -> Values:
-    """A column of new events with the type that it has in known ones."""
-    values = table[name]
-    own = values.type()
+Check = tuple[str, BooleanValue, str]
+"""The name of a column, where its values are refused, and what is expected of them."""
+
+
+def _conformed(
+    rows: RawRows, values: Values, kind: DataType, separator: str | None, is_time: bool, checks: list[Check]
+) -> Values:
+    """A column of new events with the type that it has in known ones; adds what has to hold for that."""
+    name, own = values.get_name(), values.type()
     if own.is_array() and kind.is_array():
         return values.cast(kind)
     if own.is_array() or kind.is_array():
@@ -314,7 +317,7 @@ def _conformed(rows: RawRows, table: Table, name: str, kind: DataType, separator
     if kind.is_integer() and own.is_floating():
         whole = "a whole number of at most 64 bits, as the dataset's times are"
         whole = whole if is_time else "a whole number, as all known values are"
-        _refuse(rows, table, (values.abs() >= 2.0**63) | (values != values.floor()), name, whole)
+        checks.append((name, (values.abs() >= 2.0**63) | (values != values.floor()), whole))
         return values.cast(kind)
     if not own.is_string() or kind.is_string():
         return values.cast(kind)
@@ -322,15 +325,15 @@ def _conformed(rows: RawRows, table: Table, name: str, kind: DataType, separator
     number = number_of(text, "int64" if kind.is_integer() else "float64").cast(kind)
     made = ibis.coalesce(number, text.lower().cases(*TRUTH.items(), else_=None).cast(kind))
     wrong = (text != "") & ~is_missing_marker(text) & made.isnull()
-    _refuse(rows, table, wrong, name, f"a {'whole ' if kind.is_integer() else ''}number, as all known values are")
+    checks.append((name, wrong, f"a {'whole ' if kind.is_integer() else ''}number, as all known values are"))
     return made
 
 
-def _refuse(rows: RawRows, table: Table, wrong: BooleanValue, name: str, expected: str) -> None:
-    """Raise DataError if some rows are wrong; it names the first ones."""
-    held = table.filter(wrong).order_by(ROW).limit(SHOWN).select(ROW, _value=table[name])
-    found = fetch(rows.backend, held).to_pydict()
-    if found[ROW]:
+def _refuse(rows: RawRows, table: Table, checks: Sequence[Check]) -> None:
+    """Raise DataError for the first check that some rows fail; it names the first ones."""
+    counts = count_where(rows.backend, table, {place: wrong for place, (_, wrong, _) in enumerate(checks)})
+    for name, wrong, expected in (check for check, count in zip(checks, counts.values(), strict=True) if count):
+        found = rows.first(table.filter(wrong).select(ROW, _value=table[name])).to_pydict()
         said = ", ".join(
             f"{place} is {value:.17g}" if isinstance(value, float) else f"{place} is {value!r}"
             for place, value in zip(rows.places(found[ROW]), found["_value"], strict=True)

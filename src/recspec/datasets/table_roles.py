@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -24,7 +25,6 @@ from recspec.data.prepare import (
     SPLIT_WORDS,
     Backend,
     ColumnRole,
-    Notes,
     RawRows,
     column_of,
     columns_of,
@@ -34,6 +34,7 @@ from recspec.data.prepare import (
     looks_like_time,
 )
 from recspec.datasets.table_checks import assigned, codes_among, is_label, label_outcomes, label_values, misfit
+from recspec.datasets.table_features import Tables
 from recspec.datasets.table_settings import ROLE_SETTINGS, Settings
 
 MOST_VALUES = 1_000  # of numbers that may be codes; pandas writes codes beside a missing one as 5620.0
@@ -403,13 +404,12 @@ class ColumnRoleInference:
 # --- features by their values ----------------------------------------------------------------------------------------
 
 
-def with_features(
-    settings: Settings, rows: Table, backend: Backend, notes: Notes, *, taken: Collection[str], raw: Path
-) -> Settings:
-    """The settings with roles and kinds for the features `taken` by themselves, from all values of typed rows."""
+def with_features(tables: Tables, taken: Collection[str], raw: Path) -> Tables:
+    """The tables with settings that name roles and kinds for the features `taken` by themselves, from all values."""
+    settings, rows, backend, notes = tables.settings, tables.rows, tables.backend, tables.notes
     names = [name for name in settings.context_features if name in taken]
     if not names:
-        return settings
+        return tables
     total = count_rows(backend, rows)
     counts, present, dropped = _counts(rows, backend, names, total)
     declared = settings.with_kind
@@ -431,8 +431,8 @@ def with_features(
     if constant:
         notes.dropped.append(f"columns {listed(constant)}: they hold one value in all rows")
     names = [name for name in names if name not in (*dropped, *constant)]
-    names = _without_outcomes(settings, rows, backend, notes, names, declared, total)
-    roles = _roles_of(settings, rows, backend, names)
+    names = _without_outcomes(tables, names, total)
+    roles = _roles_of(tables, names)
     update: dict[str, object] = {f"{role}_features": tuple(found) for role, found in roles.items()}
     numbers = [name for name in names if name not in declared and rows[name].type().is_numeric()]
     codes = [name for name in numbers if rows[name].type().is_integer() and CODE_NAME.search(name)]
@@ -478,20 +478,13 @@ def with_features(
         f"taken as numbers and, cut into at most {size} buckets with about equal numbers of train rows, as categories "
         "(NAME_bucket); numeric=[...] takes the numbers alone",
     )
-    return settings.rebuilt(raw, update)
+    return replace(tables, settings=settings.rebuilt(raw, update))
 
 
-def _without_outcomes(
-    settings: Settings,
-    rows: Table,
-    backend: Backend,
-    notes: Notes,
-    names: list[str],
-    declared: Collection[str],
-    total: int,
-) -> list[str]:
+def _without_outcomes(tables: Tables, names: list[str], total: int) -> list[str]:
     """The features without those that alone order the labels almost perfectly, unless settings name them."""
-    kinds = {name: rows[name].type() for name in names if name not in declared}
+    settings, rows, backend, notes = tables.settings, tables.rows, tables.backend, tables.notes
+    kinds = {name: rows[name].type() for name in names if name not in settings.with_kind}
     judged = [name for name, kind in kinds.items() if kind.is_numeric() or kind.is_string() or kind.is_array()]
     label = settings.label
     assert label is not None
@@ -541,8 +534,9 @@ def _names_each_row(rows: Table, name: str, distinct: int, total: int) -> bool:
     return rows[name].type().is_string() and total >= ROWS_PER_VALUE and distinct * 10 > total * 9
 
 
-def _roles_of(settings: Settings, rows: Table, backend: Backend, names: Sequence[str]) -> dict[str, list[str]]:
+def _roles_of(tables: Tables, names: Sequence[str]) -> dict[str, list[str]]:
     """The features of each role: of the user or item where all rows of one have the same value, else of the event."""
+    settings, rows = tables.settings, tables.rows
     found: dict[str, list[str]] = {"user": [], "item": [], "context": []}
     left = list(names)
     for role, key in (("user", settings.user), ("item", settings.item)):
@@ -550,7 +544,7 @@ def _roles_of(settings: Settings, rows: Table, backend: Backend, names: Sequence
         if key is None or key not in rows.columns or not scalar:
             continue
         kinds = {name: rows[name].nunique() + rows[name].isnull().any().cast("int64") for name in scalar}
-        (count, several), most = _most_kinds(backend, rows, key, kinds)
+        (count, several), most = _most_kinds(tables.backend, rows, key, kinds)
         if several and several >= REPEATED * count:
             found[role] = [name for name in scalar if most[name] == 1]
             left = [name for name in left if name not in found[role]]
