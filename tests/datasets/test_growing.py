@@ -18,10 +18,10 @@ import pytest
 from recspec.base.errors import DataError
 from recspec.data.encoding import Encoders
 from recspec.data.prepare import PrepareContext
-from recspec.data.prepare.time_formats import example
+from recspec.data.prepare.declared import example
 from recspec.data.storage import PREPARE_FILE, Ragged, open_split
 from recspec.datasets import DATASETS, Grown, append_events, table
-from recspec.datasets.table_events import EVENTS, GROWTH_FILE, GrowthRules
+from recspec.datasets.table_rows import EVENTS, GROWTH_FILE, GrowthRules
 from recspec.feature_spec import FeatureSpec
 from tests.dataset_cases import (
     CASES,

@@ -26,12 +26,12 @@ from recspec.base.errors import DataError, RecspecError, SettingsError
 from recspec.data.encoding.encoders import Encoders
 from recspec.data.prepare import raw_table
 from recspec.data.prepare.backend import fetch
+from recspec.data.prepare.declared import check_time_format
 from recspec.data.prepare.names import Notes
 from recspec.data.prepare.prepared import Prepared
 from recspec.data.prepare.raw_files import stage
 from recspec.data.prepare.raw_rows import Reading
 from recspec.data.prepare.text_files import ROW
-from recspec.data.prepare.time_formats import check_time_format
 from recspec.data.storage import open_split
 from recspec.feature_spec import FeatureSpec
 from tests.dataset_cases import Case, bytes_of, prepare_table, prepare_text, raw_pairs, run, write_table

@@ -18,11 +18,11 @@ from ibis.expr.types import Table
 from recspec.base.errors import DataError, SettingsError, how_many, listed, shortened
 from recspec.base.files import opened
 from recspec.data.prepare.backend import Backend, count_where, fetch
+from recspec.data.prepare.declared import GUESSES, PER_SECOND, fits
 from recspec.data.prepare.known_layouts import KNOWN, OTHERS, SEQUENCES, TextLayout
 from recspec.data.prepare.names import FILE_SPLIT, ROW, Notes, is_usual
 from recspec.data.prepare.tables import counts_by
 from recspec.data.prepare.text_files import TextFile, line_numbers, lines_of, numbered_records, open_text
-from recspec.data.prepare.time_formats import GUESSES, PER_SECOND, fits
 
 SEPARATORS = ("\t", "::", ";", "|", " ")
 """Separators to try where the usual one does not occur in the first line."""
