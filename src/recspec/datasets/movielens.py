@@ -46,27 +46,10 @@ NAME = "movielens"
 CHECKSUMS = {"ml-1m.zip": "c4d9eecfca2ab87c1945afe126590906", "ml-20m.zip": "cd245b17a1ae2cc31bb14903e1204af3"}
 """MD5 that GroupLens publishes beside its downloads."""
 
-GENRES_100K = (
-    "unknown",
-    "Action",
-    "Adventure",
-    "Animation",
-    "Children's",
-    "Comedy",
-    "Crime",
-    "Documentary",
-    "Drama",
-    "Fantasy",
-    "Film-Noir",
-    "Horror",
-    "Musical",
-    "Mystery",
-    "Romance",
-    "Sci-Fi",
-    "Thriller",
-    "War",
-    "Western",
-)
+GENRES_100K: Sequence[str] = """
+unknown Action Adventure Animation Children's Comedy Crime Documentary Drama Fantasy Film-Noir Horror Musical Mystery
+Romance Sci-Fi Thriller War Western
+""".split()
 NO_GENRES = "(no genres listed)"
 USER_COLUMN, ITEM_COLUMN = "userId", "movieId"  # as the newer releases call them
 USER_FEATURES = ("gender", "age", "occupation", "zip")

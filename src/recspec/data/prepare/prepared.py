@@ -24,7 +24,17 @@ import numpy as np
 import recspec
 from recspec.base.config import Settings
 from recspec.base.errors import DataError, SettingsError, shortened, unknown
-from recspec.base.files import beside, confined, is_own, local, locked, put_in_place, read_json, removed, whole_folder
+from recspec.base.files import (
+    confined,
+    hidden_sibling,
+    is_own,
+    local,
+    locked,
+    put_in_place,
+    read_json,
+    removed,
+    whole_folder,
+)
 from recspec.base.machine import parse_bytes
 from recspec.data.prepare.backend import Backend
 from recspec.data.prepare.duckdb_backend import DuckDBBackend
@@ -120,7 +130,7 @@ def run(
         identity |= {"inputs": [fingerprint(path) for path in inputs], "recspec": recspec.__version__}
         if _holds(out, identity, context.force):
             return _prepared(out, f"already prepared: {out} holds what was asked for")
-        unfinished = beside(out, "unfinished.tmp")
+        unfinished = hidden_sibling(out, "unfinished.tmp")
         if not resumable:  # the folder is of another dataset
             removed(unfinished)
         started = time.perf_counter()
