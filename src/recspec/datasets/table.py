@@ -42,12 +42,7 @@ from recspec.datasets.table_features import OURS, Tables, plan_features
 from recspec.datasets.table_roles import infer_settings, with_features
 from recspec.datasets.table_settings import Settings as Settings
 from recspec.datasets.table_settings import SideFile
-from recspec.datasets.table_write import (
-    NAME,
-    kept_columns,
-    write_interactions,
-    write_labelled,
-)
+from recspec.datasets.table_write import NAME, kept_columns, write_interactions, write_labelled
 from recspec.feature_spec import FeatureSpec
 
 IDS = ("user_id", "item_id")  # names of the columns of sequences, if settings name none

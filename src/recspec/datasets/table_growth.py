@@ -240,14 +240,9 @@ def _new_rows(
 
 def _check_columns(rows: RawRows, settings: Settings) -> None:
     there = [name for name in rows.raw.columns if name not in OURS]
-    needed = {
-        settings.user: "",
-        settings.item: "",
-        settings.timestamp: ", the time",
-        settings.weight: ", the weight",
-        settings.label: ", the label",
-        settings.group: ", the group",
-    }
+    named = {"timestamp": "time", "weight": "weight", "label": "label", "group": "group"}
+    needed = {settings.user: "", settings.item: ""}
+    needed |= {getattr(settings, setting): f", the {what}" for setting, what in named.items()}
     needed |= {settings.event: ", the type of the event"} if settings.event_weights or settings.seen else {}
     if settings.rating is not None:
         needed[settings.rating] = f", the rating, which is {settings.min_rating:g} or more of an event"
@@ -285,13 +280,8 @@ def _roles(settings: Settings, kinds: Mapping[str, DataType]) -> Roles:
     roles = roles_of(settings)
     others = {name: kind for name, kind in kinds.items() if name not in (*roles.ids, roles.time)}
     texts = {name for name, kind in others.items() if kind.is_string()}
-    return replace(
-        roles,
-        texts=texts,
-        categories=(),
-        numbers={*roles.numbers} - texts,
-        features=[name for name in others if name not in texts],
-    )
+    features = [name for name in others if name not in texts]
+    return replace(roles, texts=texts, categories=(), numbers={*roles.numbers} - texts, features=features)
 
 
 Check = tuple[str, BooleanValue, str]

@@ -124,12 +124,8 @@ class ColumnRoleInference:
         values = self._values(name) if name is not None else None
         splits = {SPLIT_WORDS.get(value.lower()) for value in values or ()}
         if values and None not in splits and "train" in splits and len(splits) > 1:
-            self._set(
-                "splits",
-                name,
-                f"the splits are ready-made: column '{name}' holds {listed(values)} "
-                "(splits=null, with split set, makes others)",
-            )
+            told = f"the splits are ready-made: column '{name}' holds {listed(values)} (splits=null, with split set, "
+            self._set("splits", name, f"{told}makes others)")
 
     def _find_id(self, role: ColumnRole) -> None:
         asked = self._now(role)
@@ -154,12 +150,10 @@ class ColumnRoleInference:
         name = next((name for name, values in held.items() if is_label(values, settings)), None)
         if name is not None:
             values = listed(value for value in held[name] or () if value)
-            self._set(
-                "label",
-                name,
-                f"rows are labelled: column '{name}' holds {values}, so models "
-                "learn to predict it (label=null makes every row an interaction)",
+            told = (
+                f"rows are labelled: column '{name}' holds {values}, so models learn to predict it (label=null makes "
             )
+            self._set("label", name, f"{told}makes every row an interaction)")
             return
         if any(values != {} for values in held.values()):  # none without rows, which is refused later
             raise SettingsError.of(f"{self.rows.where}: settings", [misfit(*each) for each in held.items()])
@@ -334,26 +328,14 @@ class ColumnRoleInference:
             and (self._given("timestamp") or self._is_declared_time(time) or self._looks_like_times(time))
         )
         if is_timed:
-            self._set(
-                "split",
-                "time",
-                f"the latest rows by '{time}' are valid and test, because rows have times "
-                "(split=share takes random rows)",
-            )
+            told = f"the latest rows by '{time}' are valid and test, because rows have times (split=share takes random "
+            self._set("split", "time", f"{told}rows)")
         elif group is not None:
-            self._set(
-                "split",
-                "group",
-                f"splits keep the rows of each '{group}' together, because the group is set "
-                "(split=share or split=time splits otherwise)",
-            )
+            told = f"splits keep the rows of each '{group}' together, because the group is set (split=share or "
+            self._set("split", "group", f"{told}split=time splits otherwise)")
         else:
-            self._set(
-                "split",
-                "share",
-                f"random rows are valid and test, by seed {settings.seed}: "
-                f"{self._why_untimed(time)}, and no group is set (group=COLUMN keeps its rows together)",
-            )
+            told = f"random rows are valid and test, by seed {settings.seed}: {self._why_untimed(time)}, and no group "
+            self._set("split", "share", f"{told}is set (group=COLUMN keeps its rows together)")
 
     def _why_untimed(self, time: object) -> str:
         """Why rows are not split by time, and what splits them so."""
