@@ -518,9 +518,7 @@ def test_a_label_may_be_a_word(tmp_path: Path) -> None:
 
 def test_settings_of_interactions_say_what_to_do_for_labelled_rows(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(labelled_text())
-    with pytest.raises(
-        ValueError, match="train_negatives and repeats: of rows without a label; leave out the label or these"
-    ):
+    with pytest.raises(ValueError, match="train_negatives and repeats: of rows without a label; leave out the label"):
         prepare_text(tmp_path, out="b", label="y", train_negatives=5, repeats="last")
 
 
@@ -690,9 +688,7 @@ def test_files_may_be_the_splits(ending: str, labelled: bool, tmp_path: Path) ->
         assert counts == sizes if labelled else counts == {"train": 40, "valid": 18, "test": 18}
         assert result.spec.metadata["split"] == "given"
     assert f"files are splits, by their names: train: 'clicks_train.{ending}'" in inferred(found)
-    with pytest.raises(
-        SettingsError, match=r"setting 'splits': .*clicks_trian.*: no such file .did you mean 'clicks_tra"
-    ):
+    with pytest.raises(SettingsError, match=r"setting 'splits': .*clicks_trian.*: no such file .did you mean"):
         prepare_table(tmp_path / "raw", tmp_path / "c", splits={**files, "train": f"clicks_trian.{ending}"})
 
 
@@ -791,9 +787,7 @@ def test_wide_files_that_differ_say_what_differs(tmp_path: Path) -> None:
     wide = ",".join(f"c{number}" for number in range(2_000))
     (tmp_path / "raw" / "a.csv").write_text(f"user_id,item_id,{wide}\n")
     (tmp_path / "raw" / "b.csv").write_text(f"user_id,item_id,{wide.replace('c7,', 'd7,')}\n")
-    with pytest.raises(
-        DataError, match=r"columns differ from those of a\.csv: only b\.csv has 'd7'; only a\.csv has 'c7'"
-    ):
+    with pytest.raises(DataError, match=r"columns differ from those of a\.csv: only b\.csv has 'd7'; only a\.csv has"):
         prepare_table(tmp_path / "raw", tmp_path / "out")
 
 

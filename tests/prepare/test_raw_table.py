@@ -203,9 +203,7 @@ def test_ids_may_be_declared_numbers(tmp_path: Path) -> None:
     prepare_text(tmp_path, text, types={"user_id": "int64", "item_id": "int64"})
     vocabulary = Encoders.load(tmp_path / "out").vocabulary_of("item_id")
     assert vocabulary.values.to_pylist() == [1, 2, 10]
-    with pytest.raises(
-        DataError, match=r"a\.csv: column 'item_id': line 3 is '2x'; declared integer; expected a whole num"
-    ):
+    with pytest.raises(DataError, match=r"a\.csv: column 'item_id': line 3 is '2x'; declared integer; expected a"):
         prepare_text(tmp_path, HEAD + "1,1,1\n1,2x,2\n", out="b", types={"item_id": "int64"})
 
 
@@ -553,9 +551,7 @@ def test_text_among_numbers_may_be_kept_as_text(tmp_path: Path) -> None:
     "values", [["1,234.50", "12.30", "5,000.00", "7.00"], ["12,5", "7,25", "3,0"], ["$3", "$4", "5"]]
 )
 def test_numbers_as_people_write_them_are_not_a_category(values: list[str], tmp_path: Path) -> None:
-    with pytest.raises(
-        DataError, match=r"write numbers with a point and nothing else, such as 1234.5, or keep the column"
-    ):
+    with pytest.raises(DataError, match=r"write numbers with a point and nothing else, such as 1234.5, or keep the"):
         features_of(tmp_path, values)
 
 
@@ -665,9 +661,7 @@ def test_a_label_may_be_written_in_words(ending: str, words: tuple[str, str], tm
 
 def test_a_label_that_is_none_is_named(tmp_path: Path) -> None:
     text = "user_id,item_id,y\n" + "u,x,yes\n" * 20 + "u,x,maybe\nu,x,\n" + "u,x,no\n" * 20
-    with pytest.raises(
-        DataError, match=r"column 'y', the label: line 22 is 'maybe', line 23 is missing; expected 0 or 1"
-    ):
+    with pytest.raises(DataError, match=r"column 'y', the label: line 22 is 'maybe', line 23 is missing; expected 0"):
         prepare_text(tmp_path, text, label="y")
 
 
@@ -740,9 +734,7 @@ def test_other_encodings_are_read(encoding: str, tmp_path: Path) -> None:
 
 def test_text_of_another_encoding_is_said(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes("user_id,item_id\nZoë,x\n".encode("latin-1"))
-    with pytest.raises(
-        DataError, match=r"is not utf-8 text: byte 0xeb .*name its encoding where .* as in --set encoding=cp1252"
-    ):
+    with pytest.raises(DataError, match=r"is not utf-8 text: byte 0xeb .*name its encoding where .* as in --set"):
         prepare_text(tmp_path)
     with pytest.raises(DataError, match="is not utf-16 text"):
         prepare_text(tmp_path, encoding="utf-16")
@@ -921,9 +913,7 @@ def test_a_header_without_an_end_and_a_quote_without_one_are_errors(tmp_path: Pa
     with pytest.raises(DataError, match="line 1: is longer than 2,097,152 characters"):
         prepare_text(tmp_path)
     (tmp_path / "a.csv").write_text('user_id,item_id\na,"x\n' + "b,y\n" * (1 << 20))
-    with pytest.raises(
-        DataError, match="line 2: a value is longer than 2,097,152 characters; is a closing quote missing"
-    ):
+    with pytest.raises(DataError, match="line 2: a value is longer than 2,097,152 characters; is a closing quote"):
         prepare_text(tmp_path)
 
 
@@ -1074,9 +1064,7 @@ def test_spark_refuses_and_drops_such_numbers_as_duckdb_does(tmp_path: Path) -> 
     pytest.importorskip("pyspark")
     path = typed_file(tmp_path, "price", spoiled(float("inf")))
     asked = {"num_negatives": 1, "context_features": ["price"], "repeats": "keep"}
-    with pytest.raises(
-        DataError, match=r"column 'price': row 4 is 'Infinity', row 10 is 'Infinity'; expected a finite"
-    ):
+    with pytest.raises(DataError, match=r"column 'price': row 4 is 'Infinity', row 10 is 'Infinity'; expected a"):
         run(Case("table", write_table, asked), path, tmp_path / "refused", engine="spark")
     for engine in ("duckdb", "spark"):
         run(Case("table", write_table, {**asked, "invalid_values": "drop"}), path, tmp_path / engine, engine=engine)
@@ -1095,9 +1083,7 @@ def test_such_numbers_of_a_file_of_items_name_the_file(tmp_path: Path) -> None:
 
 def test_a_text_that_is_a_number_too_large_for_float32_names_its_line(tmp_path: Path) -> None:
     for text in ("1e200", "9" * 40):
-        with pytest.raises(
-            DataError, match=r"column 'price': line 4 is .*; expected a finite number of at most 3\.4e38"
-        ):
+        with pytest.raises(DataError, match=r"column 'price': line 4 is .*; expected a finite number of at most"):
             features_of(tmp_path, ["1.5", "2.5", text], numeric=["price"])
     with pytest.raises(DataError, match="column 'price': line 4 is '1e200'; expected a finite number"):
         features_of(tmp_path, ["1.5", "2.5", "1e200"], types={"price": "number"})
