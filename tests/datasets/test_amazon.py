@@ -22,7 +22,7 @@ from recspec.base.errors import DataError, RecspecError, SettingsError, SpecErro
 from recspec.base.files import archives
 from recspec.data.encoding.encoders import Encoders
 from recspec.data.prepare import PrepareContext, histories, interaction_rows
-from recspec.data.prepare import staging as user_file
+from recspec.data.prepare import backend as user_file
 from recspec.data.prepare.prepared import Prepared
 from recspec.data.storage import open_split, tfrecord, transcode
 from recspec.data.storage.check import check

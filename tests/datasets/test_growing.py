@@ -18,16 +18,17 @@ import pytest
 from recspec.base.errors import DataError
 from recspec.data.encoding import Encoders
 from recspec.data.prepare import PrepareContext
-from recspec.data.prepare.time_formats import example
+from recspec.data.prepare.declared import example
 from recspec.data.storage import PREPARE_FILE, Ragged, open_split
 from recspec.datasets import DATASETS, Grown, append_events, table
-from recspec.datasets.table_events import EVENTS, GROWTH_FILE, GrowthRules
+from recspec.datasets.table_rows import EVENTS, GROWTH_FILE, GrowthRules
 from recspec.feature_spec import FeatureSpec
 from tests.dataset_cases import (
     CASES,
     RATINGS,
     prepare_movielens,
     prepare_table,
+    prepare_text,
     raw_pairs,
     run,
     write_latest,
@@ -199,7 +200,7 @@ def test_events_that_are_all_known_are_no_new_ones(tmp_path: Path) -> None:
 def test_a_copy_of_a_known_event_is_no_new_one(tmp_path: Path) -> None:
     head, other = "user_id,item_id,timestamp\n", "".join(f"u2,j{place},{1_700_000_000 + place}\n" for place in range(5))
     rows = [f"u1,i{place},{1_700_000_000 + place}\n" for place in range(5)]
-    base = prepare_table(tmp_path / "a.csv", tmp_path / "base", head + other + "".join(rows[:4]))
+    base = prepare_text(tmp_path, head + other + "".join(rows[:4]), out="base")
     (tmp_path / "new.csv").write_text(head + rows[3] + rows[4] * 2)  # one that is known, a new one and its copy
     found = append_events(base.spec, tmp_path / "new.csv", tmp_path / "grown").spec
     whole = prepare_table(tmp_path / "b.csv", tmp_path / "whole", head + other + "".join(rows)).spec
@@ -537,7 +538,7 @@ def test_truncated_raw_events_are_refused(cut: str, tmp_path: Path, shop: Featur
 
 def test_a_dataset_that_takes_no_events_says_why(tmp_path: Path) -> None:
     lines = "".join(f"u{user},i{item:02d}\n" for user in range(20) for item in range(6))
-    made = prepare_table(tmp_path / "a.csv", tmp_path / "drawn", "user_id,item_id\n" + lines).spec
+    made = prepare_text(tmp_path, "user_id,item_id\n" + lines, out="drawn").spec
     ncf = run(CASES["ncf"], write_ncf(tmp_path / "raw"), tmp_path / "ncf").spec
     (tmp_path / "new.csv").write_text("user_id,item_id\nu1,i09\n")
     for base, why in (

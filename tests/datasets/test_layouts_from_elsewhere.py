@@ -13,7 +13,7 @@ import pytest
 
 from recspec.base.errors import RecspecError
 from recspec.data.prepare.prepared import Prepared
-from tests.dataset_cases import prepare_table, raw_pairs
+from tests.dataset_cases import prepare_table, prepare_text, raw_pairs
 
 START = 1_511_544_070
 Event = tuple[int, int, int]
@@ -242,7 +242,7 @@ def test_an_old_spreadsheet_is_named(tmp_path: Path) -> None:
 
 def test_ids_that_look_missing_are_doubted(tmp_path: Path) -> None:
     text = LAYOUTS["Diginetica by session"].text
-    told = prepare_table(tmp_path / "a.csv", tmp_path / "out", text + "9;5;1;1;2017-12-09\n").summary["warnings"]
+    told = prepare_text(tmp_path, text + "9;5;1;1;2017-12-09\n").summary["warnings"]
     assert (
         "'userId': 1 id, in 42 rows, look like missing values, and are kept as ids: 'NA'; --set "
         """'missing_values=["NA"]' --set invalid_values=drop leaves them out"""
@@ -270,7 +270,7 @@ def test_the_hours_of_avazu_may_be_the_time(settings: dict[str, object], tmp_pat
     text = "id,click,hour,site_id\n" + "".join(
         f"{10**16 + row * 7919},{row % 5 == 0:d},141021{row % 24:02d},s{row % 7}\n" for row in range(120)
     )
-    result = prepare_table(tmp_path / "a.csv", tmp_path / "out", text, num_negatives=0, **settings)
+    result = prepare_text(tmp_path, text, num_negatives=0, **settings)
     said = str(result.summary["inferred"]).replace("\\'", "'")
     if not settings:
         assert "('hour' may be the time, or dates of something else; timestamp=hour makes the latest rows" in said
@@ -282,4 +282,4 @@ def test_the_hours_of_avazu_may_be_the_time(settings: dict[str, object], tmp_pat
 def test_lines_behind_an_announced_separator_keep_their_numbers(tmp_path: Path) -> None:
     text = 'sep=;\nuser_id;item_id;timestamp\n1;2;3\n\n1;"a\nb";4\n1;2\n'
     with pytest.raises(RecspecError, match="line 7: has 2 columns, expected 3"):
-        prepare_table(tmp_path / "a.csv", tmp_path / "out", text)
+        prepare_text(tmp_path, text)

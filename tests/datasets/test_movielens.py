@@ -21,7 +21,7 @@ from tests.dataset_cases import (
     Case,
     bytes_of,
     prepare_movielens,
-    prepare_table,
+    prepare_text,
     raw_pairs,
     run,
     write_1m,
@@ -78,7 +78,7 @@ def test_filters_that_leave_nothing_say_so(tmp_path: Path) -> None:
         prepare_movielens(tmp_path / "empty", tmp_path / "out", min_interactions=20)
     for label in ({}, {"label": "clicked"}):
         with pytest.raises(DataError, match="holds no row, a header at most; expected one row at least"):
-            prepare_table(tmp_path / "a.csv", tmp_path / "out", "user_id,item_id,clicked\n", **label)
+            prepare_text(tmp_path, "user_id,item_id,clicked\n", **label)
     assert not (tmp_path / "out").exists()
 
 

@@ -42,12 +42,7 @@ from recspec.datasets.table_features import OURS, Tables, plan_features
 from recspec.datasets.table_roles import infer_settings, with_features
 from recspec.datasets.table_settings import Settings as Settings
 from recspec.datasets.table_settings import SideFile
-from recspec.datasets.table_write import (
-    NAME,
-    kept_columns,
-    write_interactions,
-    write_labelled,
-)
+from recspec.datasets.table_write import NAME, kept_columns, write_interactions, write_labelled
 from recspec.feature_spec import FeatureSpec
 
 IDS = ("user_id", "item_id")  # names of the columns of sequences, if settings name none
@@ -170,8 +165,9 @@ def _read(raw_rows: RawRows, work: Path, sides: Mapping[str, Path], asked: Setti
     rows = typed(raw_rows, replace(roles, features=features))
     if settings.label is not None:  # values are read several times, and making them costs regular expressions
         rows = backend.stage(rows)
-    settings = with_features(settings, rows, backend, notes, taken=taken, raw=raw)
     tables = Tables(backend, settings, notes, rows, held.get("users"), held.get("items"))
+    tables = with_features(tables, taken, raw)
+    settings = tables.settings
     others = {name for name in (settings.user, settings.item, settings.group) if name is not None} | {FILE_SPLIT}
     if settings.timestamp and not tables.time and settings.label is None and not raw_rows.is_sequences:
         note_untimed(backend, rows, settings.timestamp, others, notes)

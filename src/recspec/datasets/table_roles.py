@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -24,7 +25,6 @@ from recspec.data.prepare import (
     SPLIT_WORDS,
     Backend,
     ColumnRole,
-    Notes,
     RawRows,
     column_of,
     columns_of,
@@ -34,6 +34,7 @@ from recspec.data.prepare import (
     looks_like_time,
 )
 from recspec.datasets.table_checks import assigned, codes_among, is_label, label_outcomes, label_values, misfit
+from recspec.datasets.table_features import Tables
 from recspec.datasets.table_settings import ROLE_SETTINGS, Settings
 
 MOST_VALUES = 1_000  # of numbers that may be codes; pandas writes codes beside a missing one as 5620.0
@@ -123,12 +124,8 @@ class ColumnRoleInference:
         values = self._values(name) if name is not None else None
         splits = {SPLIT_WORDS.get(value.lower()) for value in values or ()}
         if values and None not in splits and "train" in splits and len(splits) > 1:
-            self._set(
-                "splits",
-                name,
-                f"the splits are ready-made: column '{name}' holds {listed(values)} "
-                "(splits=null, with split set, makes others)",
-            )
+            told = f"the splits are ready-made: column '{name}' holds {listed(values)} (splits=null, with split set, "
+            self._set("splits", name, f"{told}makes others)")
 
     def _find_id(self, role: ColumnRole) -> None:
         asked = self._now(role)
@@ -153,12 +150,10 @@ class ColumnRoleInference:
         name = next((name for name, values in held.items() if is_label(values, settings)), None)
         if name is not None:
             values = listed(value for value in held[name] or () if value)
-            self._set(
-                "label",
-                name,
-                f"rows are labelled: column '{name}' holds {values}, so models "
-                "learn to predict it (label=null makes every row an interaction)",
+            told = (
+                f"rows are labelled: column '{name}' holds {values}, so models learn to predict it (label=null makes "
             )
+            self._set("label", name, f"{told}makes every row an interaction)")
             return
         if any(values != {} for values in held.values()):  # none without rows, which is refused later
             raise SettingsError.of(f"{self.rows.where}: settings", [misfit(*each) for each in held.items()])
@@ -333,26 +328,14 @@ class ColumnRoleInference:
             and (self._given("timestamp") or self._is_declared_time(time) or self._looks_like_times(time))
         )
         if is_timed:
-            self._set(
-                "split",
-                "time",
-                f"the latest rows by '{time}' are valid and test, because rows have times "
-                "(split=share takes random rows)",
-            )
+            told = f"the latest rows by '{time}' are valid and test, because rows have times (split=share takes random "
+            self._set("split", "time", f"{told}rows)")
         elif group is not None:
-            self._set(
-                "split",
-                "group",
-                f"splits keep the rows of each '{group}' together, because the group is set "
-                "(split=share or split=time splits otherwise)",
-            )
+            told = f"splits keep the rows of each '{group}' together, because the group is set (split=share or "
+            self._set("split", "group", f"{told}split=time splits otherwise)")
         else:
-            self._set(
-                "split",
-                "share",
-                f"random rows are valid and test, by seed {settings.seed}: "
-                f"{self._why_untimed(time)}, and no group is set (group=COLUMN keeps its rows together)",
-            )
+            told = f"random rows are valid and test, by seed {settings.seed}: {self._why_untimed(time)}, and no group "
+            self._set("split", "share", f"{told}is set (group=COLUMN keeps its rows together)")
 
     def _why_untimed(self, time: object) -> str:
         """Why rows are not split by time, and what splits them so."""
@@ -403,13 +386,12 @@ class ColumnRoleInference:
 # --- features by their values ----------------------------------------------------------------------------------------
 
 
-def with_features(
-    settings: Settings, rows: Table, backend: Backend, notes: Notes, *, taken: Collection[str], raw: Path
-) -> Settings:
-    """The settings with roles and kinds for the features `taken` by themselves, from all values of typed rows."""
+def with_features(tables: Tables, taken: Collection[str], raw: Path) -> Tables:
+    """The tables with settings that name roles and kinds for the features `taken` by themselves, from all values."""
+    settings, rows, backend, notes = tables.settings, tables.rows, tables.backend, tables.notes
     names = [name for name in settings.context_features if name in taken]
     if not names:
-        return settings
+        return tables
     total = count_rows(backend, rows)
     counts, present, dropped = _counts(rows, backend, names, total)
     declared = settings.with_kind
@@ -431,8 +413,8 @@ def with_features(
     if constant:
         notes.dropped.append(f"columns {listed(constant)}: they hold one value in all rows")
     names = [name for name in names if name not in (*dropped, *constant)]
-    names = _without_outcomes(settings, rows, backend, notes, names, declared, total)
-    roles = _roles_of(settings, rows, backend, names)
+    names = _without_outcomes(tables, names, total)
+    roles = _roles_of(tables, names)
     update: dict[str, object] = {f"{role}_features": tuple(found) for role, found in roles.items()}
     numbers = [name for name in names if name not in declared and rows[name].type().is_numeric()]
     codes = [name for name in numbers if rows[name].type().is_integer() and CODE_NAME.search(name)]
@@ -478,20 +460,13 @@ def with_features(
         f"taken as numbers and, cut into at most {size} buckets with about equal numbers of train rows, as categories "
         "(NAME_bucket); numeric=[...] takes the numbers alone",
     )
-    return settings.rebuilt(raw, update)
+    return replace(tables, settings=settings.rebuilt(raw, update))
 
 
-def _without_outcomes(
-    settings: Settings,
-    rows: Table,
-    backend: Backend,
-    notes: Notes,
-    names: list[str],
-    declared: Collection[str],
-    total: int,
-) -> list[str]:
+def _without_outcomes(tables: Tables, names: list[str], total: int) -> list[str]:
     """The features without those that alone order the labels almost perfectly, unless settings name them."""
-    kinds = {name: rows[name].type() for name in names if name not in declared}
+    settings, rows, backend, notes = tables.settings, tables.rows, tables.backend, tables.notes
+    kinds = {name: rows[name].type() for name in names if name not in settings.with_kind}
     judged = [name for name, kind in kinds.items() if kind.is_numeric() or kind.is_string() or kind.is_array()]
     label = settings.label
     assert label is not None
@@ -541,8 +516,9 @@ def _names_each_row(rows: Table, name: str, distinct: int, total: int) -> bool:
     return rows[name].type().is_string() and total >= ROWS_PER_VALUE and distinct * 10 > total * 9
 
 
-def _roles_of(settings: Settings, rows: Table, backend: Backend, names: Sequence[str]) -> dict[str, list[str]]:
+def _roles_of(tables: Tables, names: Sequence[str]) -> dict[str, list[str]]:
     """The features of each role: of the user or item where all rows of one have the same value, else of the event."""
+    settings, rows = tables.settings, tables.rows
     found: dict[str, list[str]] = {"user": [], "item": [], "context": []}
     left = list(names)
     for role, key in (("user", settings.user), ("item", settings.item)):
@@ -550,7 +526,7 @@ def _roles_of(settings: Settings, rows: Table, backend: Backend, names: Sequence
         if key is None or key not in rows.columns or not scalar:
             continue
         kinds = {name: rows[name].nunique() + rows[name].isnull().any().cast("int64") for name in scalar}
-        (count, several), most = _most_kinds(backend, rows, key, kinds)
+        (count, several), most = _most_kinds(tables.backend, rows, key, kinds)
         if several and several >= REPEATED * count:
             found[role] = [name for name in scalar if most[name] == 1]
             left = [name for name in left if name not in found[role]]

@@ -15,7 +15,14 @@ from recspec.data.prepare.backend import (
 )
 from recspec.data.prepare.catalogues import Before, Catalogue
 from recspec.data.prepare.columns import Column, Kind
-from recspec.data.prepare.declared import DeclaredColumn, Invalid, columns_schema, declared_columns, load_columns
+from recspec.data.prepare.declared import (
+    DeclaredColumn,
+    Invalid,
+    check_time_format,
+    columns_schema,
+    declared_columns,
+    load_columns,
+)
 from recspec.data.prepare.duckdb_backend import DuckDBBackend, check_parquet
 from recspec.data.prepare.histories import HistorySettings, Prefixes, TimeSplitSettings, UnknownTargets
 from recspec.data.prepare.interaction_rows import Decay
@@ -97,7 +104,6 @@ from recspec.data.prepare.text_files import (
     read_header,
 )
 from recspec.data.prepare.text_layout import check_encoding
-from recspec.data.prepare.time_formats import check_time_format
 from recspec.data.prepare.times import looks_like_time, note_doubtful_time, note_untimed
 
 __all__ = [

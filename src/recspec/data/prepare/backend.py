@@ -336,8 +336,11 @@ def gather(backend: Backend, folder: Path, parts: Sequence[PartFiles]) -> dict[s
 class Counted(Protocol):
     """What is counted while parts are written."""
 
-    rows: Mapping[str, int]  # by split
-    new: Mapping[str, int]  # those that a dataset before did not hold in their split
+    @property
+    def rows(self) -> Mapping[str, int]: ...  # by split
+
+    @property
+    def new(self) -> Mapping[str, int]: ...  # those that a dataset before did not hold in their split
 
     def add(self, other: Self) -> None: ...
 

@@ -134,13 +134,13 @@ class Fitted:
 
     def __init__(
         self,
+        missing_values: Sequence[str],
+        missing_by_column: Mapping[str, Sequence[str]],
+        before: Encoders | None,
         *,
         strip: bool = False,
-        missing_values: Sequence[str] = (),
-        missing_by_column: Mapping[str, Sequence[str]] | None = None,
-        before: Encoders | None = None,
     ) -> None:
-        self._strip, self._missing, self._missing_by_column = strip, tuple(missing_values), missing_by_column or {}
+        self._strip, self._missing, self._missing_by_column = strip, tuple(missing_values), missing_by_column
         self._before = before or Encoders({}, {})
         self.features: dict[str, Feature] = {}
         self.encoders = Encoders({}, {})

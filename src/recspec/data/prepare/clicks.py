@@ -107,12 +107,8 @@ def _fit(
 ) -> tuple[Fitted, LabelledHistories | None]:
     """Fit all features and write the encoders and catalogues; users with histories are written with the rows."""
     train = rows.filter(rows[SPLIT] == "train")
-    fitted = Fitted(
-        strip=source.strip,
-        missing_values=source.missing_values,
-        missing_by_column=source.missing_by_column,
-        before=source.before.encoders if source.before else None,
-    )
+    before = source.before.encoders if source.before else None
+    fitted = Fitted(source.missing_values, source.missing_by_column, before, strip=source.strip)
     for column in source.ids.values():
         _, vocabulary = fit_in_table(backend, train, column, source.min_count)
         assert vocabulary is not None

@@ -27,17 +27,7 @@ from recspec.data.prepare.histories import (
     UserBlock,
     pieces,
 )
-from recspec.data.prepare.names import (
-    EVENT_WEIGHT,
-    ITEM,
-    LABEL,
-    SERIES,
-    SPLIT,
-    SPLIT_BEFORE,
-    SPLITS,
-    TIMESTAMP,
-    USER,
-)
+from recspec.data.prepare.names import EVENT_WEIGHT, ITEM, LABEL, SERIES, SPLIT, SPLIT_BEFORE, SPLITS, TIMESTAMP, USER
 from recspec.data.prepare.negatives import Draws, Seen
 from recspec.data.prepare.tables import blocks_of_part
 from recspec.data.storage import BLOCK_ROWS, Columns, read_seen_pairs
@@ -123,7 +113,7 @@ class Plan:
     weighted: bool = False
     decay: Decay | None = None
     listed: NDArray[np.int64] | None = None  # candidates of test by the number of a user; drawn if None
-    seen: Path | None = None  # file of every event, if the rows lack some; see `prepare.seen`
+    seen: Path | None = None  # file of every event, if the rows lack some; see `splits.write_seen`
 
     def listed_for(self, split: str) -> NDArray[np.int64] | None:
         """The listed candidates of a split; None if they are drawn."""

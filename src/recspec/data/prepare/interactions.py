@@ -89,11 +89,7 @@ def prepare_columns(
 ) -> InteractionColumns:
     """Fit the features of interactions; `dated` timestamps count seconds since 1970."""
     before, notes = source.before, source.notes
-    fitted = Fitted(
-        missing_values=source.missing_values,
-        missing_by_column=source.missing_by_column,
-        before=before.encoders if before else None,
-    )
+    fitted = Fitted(source.missing_values, source.missing_by_column, before.encoders if before else None)
     train = rows.filter(rows[SPLIT] == "train")
     known, unseen = (rows, "occur in no row") if source.vocabularies == "all" else (train, "occur in no train row")
     present = known.filter(known[ITEM].notnull())

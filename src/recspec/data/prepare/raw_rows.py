@@ -22,11 +22,7 @@ from recspec.data.prepare.backend import Backend, K, count_where, fetch, figures
 from recspec.data.prepare.declared import DeclaredColumn, Invalid
 from recspec.data.prepare.known_layouts import LineFile
 from recspec.data.prepare.names import ROW, Notes
-from recspec.data.prepare.text_files import (
-    JsonFile,
-    TextFile,
-    line_numbers,
-)
+from recspec.data.prepare.text_files import JsonFile, TextFile, line_numbers
 
 RawLayout = Literal["rows", "sequences"]
 RowsBy = Literal["first", "random"]

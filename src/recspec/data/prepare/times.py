@@ -14,21 +14,21 @@ from ibis.expr.types import Column as Values
 
 from recspec.base.errors import listed
 from recspec.data.prepare.backend import Backend, fetch
-from recspec.data.prepare.declared import DeclaredColumn
-from recspec.data.prepare.names import ROW, Notes
-from recspec.data.prepare.raw_rows import NUMBER, PLAIN_WHOLE, WHOLE, RawRows, number_of
-from recspec.data.prepare.time_formats import (
+from recspec.data.prepare.declared import (
     BOUNDS,
     BY_HOUR,
     GUESSES,
     MONTHS,
     OFFSET,
     PER_SECOND,
+    DeclaredColumn,
     example,
     fits,
     pattern_of,
     zone_between,
 )
+from recspec.data.prepare.names import ROW, Notes
+from recspec.data.prepare.raw_rows import NUMBER, PLAIN_WHOLE, WHOLE, RawRows, number_of
 
 DATE = r"^([0-9]{4})[-/]([0-9]{2})[-/]([0-9]{2})"
 CLOCK = r"([T ]([01][0-9]|2[0-3]):[0-5][0-9](:[0-5][0-9]([.,][0-9]+)?)?)"
