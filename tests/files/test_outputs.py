@@ -88,7 +88,7 @@ def test_the_next_writer_removes_what_a_killed_one_left(how: str, tmp_path: Path
     for left in (outputs.temporary_name(out), other):
         left.mkdir()
         (left / "half").touch()
-    before = outputs.beside(out, "0123456789abcdef.old.tmp")  # a kill between the two renames
+    before = outputs.hidden_sibling(out, "0123456789abcdef.old.tmp")  # a kill between the two renames
     before.mkdir()
     (before / "whole").touch()
     locks = outputs.locked(out, "writing"), outputs.locked_inside(tmp_path, "writing", holds="out")

@@ -113,7 +113,7 @@ def test_padded_events_give_the_same_loss(
 
 
 def a_batch(model: nn.Module, spec: FeatureSpec, rows: int) -> Batch:
-    features = (*model.loss_features(), spec.label)  # type: ignore[operator]
+    features = (*model.loss_needs().features, spec.label)  # type: ignore[operator]
     return next(iter(Loader(spec, "train", batch_size=rows, features=features, fixed_length=True).batches())).batch
 
 

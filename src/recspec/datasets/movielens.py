@@ -38,6 +38,7 @@ from recspec.data.prepare import (
 )
 from recspec.datasets import table
 from recspec.datasets.table_features import Tables, plan_features
+from recspec.datasets.table_write import write_interactions
 from recspec.feature_spec import FeatureSpec
 
 NAME = "movielens"
@@ -138,7 +139,7 @@ def _build(
         return {**counts, "below_min_rating_dropped": num_rows - cleaned.num_before}
 
     plan = plan_features(tables, files[layout.ratings])
-    return table.write_interactions(folder, tables, plan, progress, dataset=NAME, summary=summary)
+    return write_interactions(folder, tables, plan, progress, dataset=NAME, summary=summary)
 
 
 def _as_of_table(settings: Settings, layout: Layout) -> table.Settings:

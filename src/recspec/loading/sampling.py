@@ -58,7 +58,7 @@ class NegativeSampler:
     item_features: Mapping[str, Tensor] = field(default_factory=dict)
     """The item's other features by id, (I,) or (I, L)."""
     beside: bool = False
-    """Whether drawn items are columns beside each row (`models.Model.compares_negatives`) instead of rows behind it."""
+    """Whether drawn items are columns beside each row (`models.LossNeeds`) instead of rows behind it."""
     seed: int = 0
 
     def __post_init__(self, weights: Tensor | None) -> None:

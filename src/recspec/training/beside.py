@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from recspec.base.errors import RecspecError
 from recspec.evaluation import Evaluation, Question, evaluate_baselines, seconds_of_an_operation
-from recspec.models import MODELS, FittedItemModel
-from recspec.models.layers import without_memory
+from recspec.models import FittedItemModel, find_model
+from recspec.models.layers import on_meta_device
 
 CHEAP = ("markov", "ease", "item_knn")
 """Baselines beside popularity. iALS and GF-CF take many passes, whose number the sizes don't tell."""
@@ -51,9 +51,9 @@ def item_baselines(question: Question, splits: Sequence[str], model: str, second
 
 
 def _operations(name: str, question: Question) -> float:
-    kind = MODELS[name]
+    kind = find_model(name)
     assert issubclass(kind, FittedItemModel)
-    return without_memory(lambda: kind(question.spec, kind.Settings())).operations()
+    return on_meta_device(lambda: kind(question.spec, kind.Settings())).operations()
 
 
 def _measured(name: str, question: Question, splits: Sequence[str]) -> dict[str, Evaluation]:

@@ -45,9 +45,9 @@ def build_model(plan: TrainingPlan, ranks: Ranks) -> Built:
         assert plan.interactions is not None
         model.learn_from(plan.interactions)
         model.describe(item_features(plan.spec, plan.settings.train_splits, model.item_inputs))
-    if names := model.asks_ids():
+    if names := model.needs_seen_ids():
         splits = plan.settings.train_splits
-        model.know_ids(ids_present(plan.spec, splits, names, positives_only=model.compares_negatives()))
+        model.set_seen_ids(ids_present(plan.spec, splits, names, positives_only=model.loss_needs().compares_negatives))
     optimizers = make_optimizers(without_frozen(model, plan.settings.frozen), plan.settings)
     if plan.event_products is not None:
         assert isinstance(model, SequenceModel), "its shapes are few"
@@ -75,13 +75,14 @@ def build_model(plan: TrainingPlan, ranks: Ranks) -> Built:
 
 def make_sampler(built: Built) -> NegativeSampler | SharedNegatives | None:
     """What adds negatives to batches, if the plan draws any or the model compares rows with each other."""
-    plan, settings, model = built.plan, built.plan.settings, built.model
-    if model.shares_negatives() and (plan.negatives.value or model.compares_rows()):
-        shares = plan.loader.shares_of_positives(plan.spec) if model.compares_rows() else None
+    plan, settings, needs = built.plan, built.plan.settings, built.model.loss_needs()
+    compares_rows = needs.negatives == "batch and positives"
+    if needs.shares_negatives and (plan.negatives.value or compares_rows):
+        shares = plan.loader.shares_of_positives(plan.spec) if compares_rows else None
         return shared_negatives_for(
             plan.spec,
             plan.negatives.value,
-            features=model.loss_features(),
+            features=needs.features,
             row_shares=shares,
             distribution=settings.negative_distribution,
             power=settings.popularity_power,
@@ -96,11 +97,11 @@ def make_sampler(built: Built) -> NegativeSampler | SharedNegatives | None:
     return sampler_for(
         plan.spec,
         plan.negatives.value,
-        features=model.loss_features(),
+        features=needs.features,
         distribution=settings.negative_distribution,
         power=settings.popularity_power,
         reject_positives=settings.reject_positives,
-        beside=model.compares_negatives(),
+        beside=needs.compares_negatives,
         splits=settings.train_splits,
         seed=settings.seed,
         device=built.ranks.device,

@@ -145,7 +145,7 @@ def pick_metric(spec: FeatureSpec, settings: TrainSettings, kind: type[Model] = 
 def unread(model: Model, spec: FeatureSpec) -> dict[str, list[str]]:
     """Features of each role that the model does not use."""
     roles: tuple[Role, ...] = ("user", "item", "context", "history", "negative_history")
-    read = {*model.features(), *model.loss_features()}
+    read = {*model.features(), *model.loss_needs().features}
     found = {role: [name for name in spec.role(role) if name not in read] for role in roles}
     return {role: names for role, names in found.items() if names}
 
@@ -207,7 +207,7 @@ def open_rows(
     With `newest`, only those rows are trained on.
     """
     share = settings.valid_share if valid == HELD_OUT else 0.0
-    used = {*(model.features() if held_out else model.loss_features()), spec.label}
+    used = {*(model.features() if held_out else model.loss_needs().features), spec.label}
     splits = settings.train_splits
     weights = pick_event_weights(spec, settings, type(model))
     loader = Loader(
@@ -220,7 +220,7 @@ def open_rows(
         world_size=ranks.world_size,
         memory_budget=parse_bytes(settings.memory_budget),
         device=ranks.device,
-        positives_only=(negatives > 0 or model.shares_negatives())
+        positives_only=(negatives > 0 or model.loss_needs().shares_negatives)
         and spec.has_series
         and ("valid" in splits or holds_negatives(spec)),
         shuffle=not held_out,

@@ -25,8 +25,8 @@ from recspec.data.storage import companions, label_columns
 from recspec.evaluation import Fitted, ItemFit, RowFit, Tried, warnings
 from recspec.feature_spec import FeatureSpec
 from recspec.loading import Ranks
-from recspec.models import MODELS, FittedItemModel, FittedModel, ItemModel, LogisticRegression
-from recspec.models.layers import RowsHeld, without_memory
+from recspec.models import FittedItemModel, FittedModel, ItemModel, LogisticRegression, find_model
+from recspec.models.layers import RowsHeld, on_meta_device
 from recspec.training import run_folder
 from recspec.training.beside import item_baselines
 from recspec.training.choices import Choice, check_splits
@@ -116,12 +116,12 @@ def make_fit_plan(
         SettingsError: for settings of training that the model does not read, or too little memory.
         DataError: if a file that the dataset's metadata names is missing.
     """
-    kind = MODELS[model_name]
+    kind = find_model(model_name)
     assert issubclass(kind, FittedModel)
     check_settings(kind, settings)
     check_splits(spec, settings.train_splits)
     companions(spec)  # the bundle needs them
-    model = without_memory(lambda: kind(spec, model_settings))
+    model = on_meta_device(lambda: kind(spec, model_settings))
     valid = _pick_valid(spec, settings)
     threads = machine.pick_threads(
         settings.threads, torch.get_num_threads(), os.environ, machine.cores_at_once(), processes=ranks.local_world_size

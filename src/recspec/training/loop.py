@@ -23,7 +23,7 @@ from recspec.base.signals import stopping_at_once
 from recspec.bundle import DataRecord, RunRecord, run_record
 from recspec.feature_spec import FeatureSpec
 from recspec.loading import Ranks
-from recspec.models import MODELS, FittedModel
+from recspec.models import FittedModel, find_model
 from recspec.training import run_folder
 from recspec.training.build import Built, build_model, make_sampler
 from recspec.training.checkpoints import Progress, RunCheckpoints, WeightAverage
@@ -111,7 +111,7 @@ def plan_run(
         Interrupted: at a signal to stop.
     """
     with stopping_at_once(NOT_BEGUN) if ranks.world_size == 1 else nullcontext():
-        if model_name in MODELS and issubclass(MODELS[model_name], FittedModel):
+        if issubclass(find_model(model_name), FittedModel):
             return make_fit_plan(model_name, spec, settings, model_settings, ranks, resume=resume)
         so_far = run_folder.settings_of(run) if resume else None
         return make_plan(model_name, spec, settings, model_settings, ranks, propose=True, so_far=so_far)

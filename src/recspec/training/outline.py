@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from recspec.base.errors import SettingsError, unknown
 from recspec.loading import stores_of
 from recspec.models import Model
-from recspec.models.layers import Embeddings, RowsHeld, without_memory
+from recspec.models.layers import Embeddings, RowsHeld, on_meta_device
 from recspec.training.optimizers import Optimizers
 from recspec.training.settings import TrainSettings
 
@@ -20,7 +20,7 @@ class Outline:
 
     def __init__(self, make: Callable[[RowsHeld | None], Model], settings: TrainSettings, device: torch.device) -> None:
         self.make = make
-        self.model = without_memory(lambda: make(None))
+        self.model = on_meta_device(lambda: make(None))
         named = _stand_ins(self.model.named_parameters(), device)
         self.all_optimizers = Optimizers(named, settings, settings.part_settings)
         """Those of a run that freezes nothing."""

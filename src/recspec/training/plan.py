@@ -13,13 +13,13 @@ import torch
 
 from recspec import __version__
 from recspec.base import config, machine
-from recspec.base.errors import SettingsError, unknown
+from recspec.base.errors import SettingsError
 from recspec.base.stores import shown
 from recspec.data.storage import companions
 from recspec.evaluation import interactions_of
 from recspec.feature_spec import FeatureSpec
 from recspec.loading import Loader, NewRowsAndReplay, Placement, Ranks
-from recspec.models import MODELS, FittedModel, Ids, Interactions, Model, TrainedItemModel
+from recspec.models import FittedModel, Ids, Interactions, Model, TrainedItemModel, find_model
 from recspec.models.layers import RowsHeld, kernels
 from recspec.training import choices
 from recspec.training.choices import Choice, CompileMode
@@ -161,7 +161,7 @@ def make_plan(
     """Make every choice of a run.
 
     Args:
-        model_name: name of the model in `MODELS`.
+        model_name: name of the model; see `find_model`.
         spec: the dataset.
         settings: settings of training.
         model_settings: the model's own settings.
@@ -176,12 +176,10 @@ def make_plan(
         SettingsError: if a setting does not fit the model, the dataset or the device.
         DataError: if a file that the dataset's metadata names is missing.
     """
-    if model_name not in MODELS:
-        raise SettingsError(unknown("model", model_name, MODELS))
-    if issubclass(MODELS[model_name], FittedModel):
+    kind = find_model(model_name)
+    if issubclass(kind, FittedModel):
         raise SettingsError(f"{model_name} is fitted in one go: it has no steps to plan or to measure")
     device = ranks.device
-    kind = MODELS[model_name]
     choices.check_splits(spec, settings.train_splits)
     proposed: Mapping[str, Choice[object]] = {}
     if propose:

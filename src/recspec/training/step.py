@@ -40,7 +40,7 @@ class TrainingStep:
         """Tables whose gradients the ranks exchange here, not DDP."""
         self.uncompiled = Objective(model)
         self.objective = self._compiled()
-        self.rows_each = 1 if model.compares_negatives() else plan.samples_per_row
+        self.rows_each = 1 if model.loss_needs().compares_negatives else plan.samples_per_row
         """Rows of a batch for each row of the loader."""
         is_graph = plan.compile.value == "reduce-overhead"
         self.rows_of_graph = plan.loader.batch_size * self.rows_each if is_graph else None
@@ -119,7 +119,7 @@ class TrainingStep:
 
         A batch that is not split holds all rows and needs no such columns.
         """
-        names = self.model.counted()
+        names = self.model.loss_needs().counted_features
         if not names or (self.ranks.world_size == 1 and self.accumulate == 1):
             return batch
         counts = {}

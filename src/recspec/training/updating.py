@@ -38,12 +38,12 @@ from recspec.base.errors import (
 from recspec.base.files import local
 from recspec.base.signals import stopping_at_once
 from recspec.base.stores import fetched, url_text
-from recspec.bundle import Card, checkpoint, meaning_digest, run_record, versions
+from recspec.bundle import Blend, Card, checkpoint, meaning_digest, run_record, versions
 from recspec.bundle import cards as pipeline_card
 from recspec.bundle import folder as bundle
 from recspec.feature_spec import FeatureSpec
 from recspec.loading import NewRowsAndReplay, Ranks
-from recspec.models import MODELS, FittedModel, Ids, require_libraries
+from recspec.models import FittedModel, Ids, find_model, require_libraries
 from recspec.models.layers import Embeddings
 from recspec.training import run_folder
 from recspec.training.build import Built
@@ -114,9 +114,9 @@ def _fits(old: Tensor, new: Tensor) -> bool:
 
 
 def _plain_buffers(module: nn.Module) -> Iterable[tuple[str, Tensor]]:
-    """Buffers that training changes; what a module learns of the data by itself (`know_ids`, `set`) is left to it."""
+    """Buffers that training changes; what a module learns of the data by itself (`set_seen_ids`, `set`) is kept."""
     for prefix, part in module.named_modules():
-        if not (hasattr(part, "know_ids") or (hasattr(part, "make_room") and hasattr(part, "set"))):
+        if not (hasattr(part, "set_seen_ids") or (hasattr(part, "allocate_buffers") and hasattr(part, "set"))):
             yield from part.named_buffers(prefix, recurse=False)
 
 
@@ -271,11 +271,11 @@ def _check_run(run: Path) -> None:
 
 def _read_card(base: Path) -> tuple[Card, type]:
     card = bundle.read_card(base)
-    if card.model not in MODELS:
+    if card.model == Blend.name:
         raise BundleError(f"{base}: is a {card.model}, which takes no new events; update its parts and make it again")
     if pipeline_card.read_pipeline(base) is not None:
         raise BundleError(f"{base}: is a pipeline; update its ranker and its retrievers, and make it again")
-    return card, MODELS[card.model]
+    return card, find_model(card.model)
 
 
 def _dataset_of(base: Path, given: FeatureSpec | None) -> FeatureSpec:
@@ -308,7 +308,7 @@ def _fit(
 ) -> Result:
     """Fit the model again on all events, with the settings that it has."""
     ranks = Ranks()
-    own = config.build(MODELS[card.model].Settings, "bundle.json: settings", card.settings)
+    own = config.build(find_model(card.model).Settings, "bundle.json: settings", card.settings)
     train = config.build(TrainSettings, "bundle.json: train", card.train)
     plan = replace(make_fit_plan(card.model, grown.spec, train, own, ranks), update_of=(run_record.home(base),))
     with using_threads(plan.threads.value):
@@ -326,7 +326,7 @@ def _train(
 ) -> Result:
     """Train the model on from its weights."""
     ranks = Ranks()
-    own = config.build(MODELS[card.model].Settings, "bundle.json: settings", card.settings)
+    own = config.build(find_model(card.model).Settings, "bundle.json: settings", card.settings)
     asked = _train_settings(card, settings)
     splits = asked.train_splits
     newest = NewRowsAndReplay([grown.first_new.get(split, 0) for split in splits], settings.replay, asked.seed)
