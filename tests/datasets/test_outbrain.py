@@ -307,14 +307,15 @@ def test_without_valid_and_test_shares_the_days_alone_split(raw: Path, tmp_path:
     assert {days[display] for display in columns_of(spec, "test")["group"].tolist()} == {12}
 
 
-def flipped(raw: Path, target: Path, display: int) -> Path:
-    """A copy of the raw files in which another ad of one display was clicked."""
+def flipped(raw: Path, target: Path, *displays: int) -> Path:
+    """A copy of the raw files in which another ad of some displays was clicked."""
     shutil.copytree(raw, target)
     lines = (raw / "clicks_train.csv").read_text().splitlines()
-    places = [place for place, line in enumerate(lines) if line.startswith(f"{display},")]
-    labels = [lines[place][-1] for place in places]
-    for place, label in zip(places, labels[1:] + labels[:1], strict=True):
-        lines[place] = lines[place][:-1] + label
+    for display in displays:
+        places = [place for place, line in enumerate(lines) if line.startswith(f"{display},")]
+        labels = [lines[place][-1] for place in places]
+        for place, label in zip(places, labels[1:] + labels[:1], strict=True):
+            lines[place] = lines[place][:-1] + label
     (target / "clicks_train.csv").write_text("\n".join(lines) + "\n")
     return target
 
@@ -329,16 +330,13 @@ def a_display(spec: FeatureSpec, split: str) -> int:
     return int(displays[counts > 3][0])
 
 
-@pytest.mark.parametrize("split", ["valid", "test"])
-def test_labels_of_valid_and_test_change_no_feature_of_any_row(
-    split: str, raw: Path, made: FeatureSpec, tmp_path: Path
-) -> None:
-    display = a_display(made, split)
-    other = prepare(flipped(raw, tmp_path / "raw", display), tmp_path / "out").spec
+def test_labels_of_valid_and_test_change_no_feature_of_any_row(raw: Path, made: FeatureSpec, tmp_path: Path) -> None:
+    displays = [a_display(made, split) for split in ("valid", "test")]
+    other = prepare(flipped(raw, tmp_path / "raw", *displays), tmp_path / "out").spec
     for name in made.splits:
         one, two = columns_of(made, name), columns_of(other, name)
         assert not changed_features(one, two)
-        assert ((one["label"] != two["label"]).any()) == (name == split)
+        assert (one["label"] != two["label"]).any() == (name != "train")
     assert bytes_of(other.folder)["encoders.json"] == bytes_of(made.folder)["encoders.json"]
 
 
