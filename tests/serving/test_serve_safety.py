@@ -278,96 +278,84 @@ class Parsed:
     model_name = "films"
 
 
-def test_grpc_messages_count_with_their_copies_before_they_are_read() -> None:
-    async def go() -> None:
-        repository = Repository([], limits=Limits(max_body_bytes=1024, max_held_bytes=4 * 1024))
-        reader, answering = repository.body_reader, asyncio.Event()
+async def test_grpc_messages_count_with_their_copies_before_they_are_read() -> None:
+    repository = Repository([], limits=Limits(max_body_bytes=1024, max_held_bytes=4 * 1024))
+    reader, answering = repository.body_reader, asyncio.Event()
 
-        async def answer(_: object, __: object) -> Any:
-            await answering.wait()
-            return service_pb2.ServerLiveResponse(live=True)
+    async def answer(_: object, __: object) -> Any:
+        await answering.wait()
+        return service_pb2.ServerLiveResponse(live=True)
 
-        method = Service(repository, Access())._counted("Any", lambda _: Parsed(), answer).stream_unary
-        calls = [Call(b"x" * 1024) for _ in range(5)]
-        tasks = [asyncio.create_task(method(None, each)) for each in calls]
-        for _ in range(3):
-            await asyncio.sleep(0)
-        assert [each.read_began for each in calls] == [True, True, False, False, False]
-        assert reader.held == 4 * 1024
-        for each in calls:
-            each.comes.set()
-        for _ in range(20):
-            await asyncio.sleep(0)
-        assert reader.held == 4 * 1024, "two messages, each with a copy of its own"
-        assert sum(each.read_began for each in calls) == 2
-        answering.set()
-        await asyncio.gather(*tasks)
-        assert (reader.held, all(each.read_began for each in calls)) == (0, True)
-
-    asyncio.run(go())
-
-
-def test_a_refused_message_is_freed_before_its_error_is_sent() -> None:
-    async def go() -> None:
-        repository, kept = Repository([]), []
-
-        def read(_: bytes) -> Parsed:
-            parsed = Parsed()
-            kept.append(weakref.ref(parsed))
-            return parsed
-
-        async def answer(_: object, __: object) -> Any:
-            raise RequestError("not this one", status=413)
-
-        method = Service(repository, Access())._counted("Any", read, answer).stream_unary
-        call = Call(b"x")
-        call.look = lambda: kept[0]()
-        call.comes.set()
-        with pytest.raises(grpc.aio.AbortError):
-            await method(None, call)
-        assert call.aborted == [grpc.StatusCode.RESOURCE_EXHAUSTED, "not this one", None]
-
-    asyncio.run(go())
-
-
-def test_room_is_given_in_turn_and_one_request_alone_always_finds_it() -> None:
-    async def go() -> None:
-        body_reader, order = (
-            BodyReader(Limits(max_held_bytes=1024, max_body_bytes=1024, timeout_seconds=30)),
-            list[str](),
-        )
-        first = body_reader.reading(5000)
-        shrink = await first.__aenter__()
-
-        async def wait(name: str, size: int) -> None:
-            async with body_reader.reading(size):
-                order.append(name)
-
-        waiting = [asyncio.ensure_future(wait(*each)) for each in (("large", 1000), ("small", 10), ("gone", 10))]
+    method = Service(repository, Access())._counted("Any", lambda _: Parsed(), answer).stream_unary
+    calls = [Call(b"x" * 1024) for _ in range(5)]
+    tasks = [asyncio.create_task(method(None, each)) for each in calls]
+    for _ in range(3):
         await asyncio.sleep(0)
-        waiting[2].cancel()
-        shrink(500)
+    assert [each.read_began for each in calls] == [True, True, False, False, False]
+    assert reader.held == 4 * 1024
+    for each in calls:
+        each.comes.set()
+    for _ in range(20):
         await asyncio.sleep(0)
-        assert (order, body_reader.held) == ([], 500)  # the small one does not overtake the large one
-        with pytest.raises(RequestError, match="fill the memory set aside") as refused, body_reader.holding(600):
+    assert reader.held == 4 * 1024, "two messages, each with a copy of its own"
+    assert sum(each.read_began for each in calls) == 2
+    answering.set()
+    await asyncio.gather(*tasks)
+    assert (reader.held, all(each.read_began for each in calls)) == (0, True)
+
+
+async def test_a_refused_message_is_freed_before_its_error_is_sent() -> None:
+    repository, kept = Repository([]), []
+
+    def read(_: bytes) -> Parsed:
+        parsed = Parsed()
+        kept.append(weakref.ref(parsed))
+        return parsed
+
+    async def answer(_: object, __: object) -> Any:
+        raise RequestError("not this one", status=413)
+
+    method = Service(repository, Access())._counted("Any", read, answer).stream_unary
+    call = Call(b"x")
+    call.look = lambda: kept[0]()
+    call.comes.set()
+    with pytest.raises(grpc.aio.AbortError):
+        await method(None, call)
+    assert call.aborted == [grpc.StatusCode.RESOURCE_EXHAUSTED, "not this one", None]
+
+
+async def test_room_is_given_in_turn_and_one_request_alone_always_finds_it() -> None:
+    body_reader, order = (
+        BodyReader(Limits(max_held_bytes=1024, max_body_bytes=1024, timeout_seconds=30)),
+        list[str](),
+    )
+    first = body_reader.reading(5000)
+    shrink = await first.__aenter__()
+
+    async def wait(name: str, size: int) -> None:
+        async with body_reader.reading(size):
+            order.append(name)
+
+    waiting = [asyncio.ensure_future(wait(*each)) for each in (("large", 1000), ("small", 10), ("gone", 10))]
+    await asyncio.sleep(0)
+    waiting[2].cancel()
+    shrink(500)
+    await asyncio.sleep(0)
+    assert (order, body_reader.held) == ([], 500)  # the small one does not overtake the large one
+    with pytest.raises(RequestError, match="fill the memory set aside") as refused, body_reader.holding(600):
+        pass
+    assert refused.value.status == 503
+    await first.__aexit__(None, None, None)
+    await asyncio.gather(*waiting, return_exceptions=True)
+    assert (order, body_reader.held) == (["large", "small"], 0)
+
+
+async def test_waiting_for_room_ends() -> None:
+    body_reader = BodyReader(Limits(max_held_bytes=1024, max_body_bytes=1024, timeout_seconds=0.01))
+    with body_reader.holding(1000), pytest.raises(RequestError, match="fill the memory") as refused:
+        async with body_reader.reading(1000):
             pass
-        assert refused.value.status == 503
-        await first.__aexit__(None, None, None)
-        await asyncio.gather(*waiting, return_exceptions=True)
-        assert (order, body_reader.held) == (["large", "small"], 0)
-
-    asyncio.run(go())
-
-
-def test_waiting_for_room_ends() -> None:
-    async def go() -> None:
-        body_reader = BodyReader(Limits(max_held_bytes=1024, max_body_bytes=1024, timeout_seconds=0.01))
-        with body_reader.holding(1000), pytest.raises(RequestError, match="fill the memory") as refused:
-            async with body_reader.reading(1000):
-                pass
-        assert (refused.value.status, body_reader.held) == (503, 0)
-
-    asyncio.run(go())
+    assert (refused.value.status, body_reader.held) == (503, 0)
 
 
 def test_more_requests_than_are_answered_at_once_get_503() -> None:
