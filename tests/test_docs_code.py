@@ -9,6 +9,7 @@ import subprocess
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -142,13 +143,13 @@ def check_command(words: Sequence[str]) -> None:
     context = command.make_context(name, list(given))
     check_settings(name, context.params)
     recipe = context.params.get("recipe")
-    assert recipe is None or str(recipe) == "FILE" or (ROOT / "recipes" / recipe.name).is_file(), recipe
+    assert recipe is None or str(recipe) == "FILE" or (ROOT / "recipes" / Path(recipe).name).is_file(), recipe
 
 
 def check_settings(command: str, given: dict[str, object]) -> None:
     """Names of `--set` are settings of the dataset or model that the command names."""
     owner = str(given.get("dataset") or given.get("model"))
-    assigned = given.get("settings") or ()
+    assigned = given.get("set") or ()
     assert isinstance(assigned, (list, tuple))
     for assignment in assigned:
         name = assignment.partition("=")[0].removeprefix("settings.")

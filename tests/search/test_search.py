@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from recspec.api import AutoResult, Data
 from recspec.base import config
 from recspec.base.errors import Interrupted, SettingsError
 from recspec.bundle import DataRecord, run_record
 from recspec.bundle import folder as bundle
-from recspec.cli.console import out
-from recspec.cli.training_commands import print_board
 from recspec.data.prepare import PrepareContext
 from recspec.datasets import DATASETS
 from recspec.evaluation import EvaluationTask
@@ -456,11 +455,10 @@ def test_the_leaderboard_says_how_many_users_each_figure_is_of(
     assert board.to_dict()["users"] == {name: {"ranked": some, "of": of} for name, (some, of) in board.users.items()}
     assert a_search(data, tmp_path / "out", ("popularity", "ease")).run().users == board.users
 
-    with out.capture() as printed:
-        print_board(board)
+    view = AutoResult(board, Data(data)).view()
     assert (
         f"users ranked: 7 of {known['valid']} for valid, {known['valid']} of {known['valid']} for its standard error "
-        f"and the lead, {known['test']} of {known['test']} for test\n" in printed.get()
+        f"and the lead, {known['test']} of {known['test']} for test" in "\n".join(view.notes)
     )
 
 

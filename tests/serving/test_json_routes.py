@@ -27,7 +27,7 @@ from tests.made_up_models import films_and_clicks
 
 jsonschema = pytest.importorskip("jsonschema")
 
-LIMITS = Limits(max_rows=50, max_body_bytes=200_000)
+LIMITS = Limits(max_rows=50, max_body_mb=200_000 / 2**20)
 
 
 @pytest.fixture(scope="module")

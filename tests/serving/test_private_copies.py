@@ -65,7 +65,7 @@ async def test_changed_files_change_no_answer_also_where_they_are_read_late(
     )  # columns are read when asked for
     expected = Predictor.open(films).recommend(wanted)
 
-    kept = Repository([Source("films", films)], settings=RepositorySettings(watch_seconds=0))
+    kept = Repository([Source("films", films)], settings=RepositorySettings(watch=0))
     await kept.start()
     try:
         for file in [each for each in films.rglob("*") if each.is_file()]:
@@ -114,7 +114,7 @@ def test_a_disk_without_room_is_named(films: Path, tmp_path: Path, monkeypatch: 
 
 def test_messages_name_the_files_that_were_copied(films: Path, temporary: Path) -> None:
     (films / "bundle.json").write_text("[")
-    settings = RepositorySettings(watch_seconds=0, verify=False)
+    settings = RepositorySettings(watch=0, verify=False)
 
     async def body() -> str:
         kept = Repository([Source("films", films)], settings=settings)

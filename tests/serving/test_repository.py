@@ -55,7 +55,7 @@ def model(tmp_path: Path, specs: dict[str, FeatureSpec]) -> Path:
 
 @asynccontextmanager
 async def repository(*sources: Source, limits: Limits | None = None, start: bool = True) -> AsyncIterator[Repository]:
-    kept = Repository(sources, settings=RepositorySettings(watch_seconds=0), limits=limits)
+    kept = Repository(sources, settings=RepositorySettings(watch=0), limits=limits)
     if start:
         await kept.start()
     try:
@@ -313,7 +313,7 @@ async def test_an_unloaded_model_answers_503_until_it_is_loaded(model: Path) -> 
 
 
 async def test_new_content_is_found_by_itself(model: Path, specs: dict[str, FeatureSpec]) -> None:
-    kept = Repository([Source("ctr", model)], settings=RepositorySettings(watch_seconds=0.01))
+    kept = Repository([Source("ctr", model)], settings=RepositorySettings(watch=0.01))
     await kept.start()
     old = kept.endpoint("ctr").model
     made_up_bundle(model, specs["wide_deep"], "wide_deep", 5)

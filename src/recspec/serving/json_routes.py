@@ -61,7 +61,7 @@ async def _answer(
             body_reader.holding(PARSED * len(body)),
             opened(repository, request, wanted.model, wanted.version) as (endpoint, predictor),
         ):
-            left = max(0.0, limits.timeout_seconds - (time.perf_counter() - began))
+            left = max(0.0, limits.timeout - (time.perf_counter() - began))
             found = await endpoint.model.batcher.call(
                 partial(compute, predictor, wanted, time.monotonic() + left), timeout=left
             )
