@@ -27,7 +27,7 @@ from recspec.inference.recommendation import Recommendation, note_of_unknown_use
 from recspec.inference.requests import rank, recommend
 from recspec.inference.wanted import Boost, Wanted
 from recspec.models import MODELS, Traits
-from recspec.models.fitted import FittedModel
+from recspec.models.item_model import FittedModel
 from recspec.training.loop import train
 from recspec.training.settings import TrainSettings
 

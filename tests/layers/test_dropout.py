@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from recspec.models.layers.dropout import bernoulli_words, drop
+from recspec.models.layers.blocks import bernoulli_words, drop
 from tests.closeness import assert_close
 
 

@@ -9,9 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from recspec.models.layers import stored_rows
+from recspec.models.layers import history_search
 from recspec.models.layers.history_search import (
+    Column,
     PaddedHistory,
+    Places,
     StoredHistory,
     TableHistory,
     TargetQueries,
@@ -20,7 +22,6 @@ from recspec.models.layers.history_search import (
     latest_best,
     mean_with_one_more,
 )
-from recspec.models.layers.stored_rows import Column, Places
 from tests.closeness import assert_close
 from tests.layers.test_kernels import DEVICE, drawn, with_triton
 
@@ -113,7 +114,7 @@ def a_history(rows: int = 6, length: int = 7, seed: int = 0) -> tuple[Tensor, Te
 def test_by_rows_equals_padded_with_every_gradient(
     heads: int, mean: bool, sparse: bool, dense: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stored_rows, "DENSE", dense)  # at 1 the tables go two ways, at 4 one
+    monkeypatch.setattr(history_search, "DENSE", dense)  # at 1 the tables go two ways, at 4 one
     present, _, ids, tables = a_history()
     ids[1] %= 3
     tables[1] = tables[1][:3]
@@ -181,7 +182,7 @@ def test_by_rows_needs_no_gradient_of_the_tables() -> None:
 def test_tables_of_one_store_share_its_gradient(
     dense: int, sparse: bool, second: slice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stored_rows, "DENSE", dense)
+    monkeypatch.setattr(history_search, "DENSE", dense)
     present, _, ids, _ = a_history()
     places, found = Places.of(present), []
     queries, wanted, numbers = torch.randn(6, 2, 6), torch.randn(6, 2, 6), torch.randn(15, 3)

@@ -22,9 +22,9 @@ from recspec.bundle import folder as bundle
 from recspec.feature_spec import FeatureSpec
 from recspec.loading import Ranks
 from recspec.models import MODELS
+from recspec.models.dlrm import dot_interaction
 from recspec.models.layers import hand_written, kernels
 from recspec.models.layers.embeddings import Embeddings
-from recspec.models.layers.interactions import dot_interaction
 from recspec.training.loop import train
 from recspec.training.optimizers import Optimizers
 from recspec.training.settings import OptimizerSettings, TrainSettings

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from recspec.base.errors import SettingsError
-from recspec.models.dcnv2 import DcnV2, DcnV2Settings
-from recspec.models.layers.interactions import CrossNetwork
+from recspec.models.dcnv2 import CrossNetwork, DcnV2, DcnV2Settings
 from tests.models.test_dlrm import TERABYTE_T15, criteo
 
 

@@ -16,7 +16,7 @@ from recspec.metrics.measures import hit_rate, ndcg, rank_groups
 from recspec.models import MODELS, FittedItemModel, Interactions
 from recspec.models import ease as ease_file
 from recspec.models import known_items as known_file
-from recspec.models.layers import on_meta_device
+from recspec.models.base import on_meta_device
 from tests.closeness import assert_close
 
 FORMS = ("primal", "dual", "sparse")
@@ -80,7 +80,7 @@ def test_pairs_have_the_scores_of_their_users_in_every_block_size(
     monkeypatch.setattr(known_file, "ENTRIES", 20)
     monkeypatch.setattr(known_file, "ACTED", 60)
     assert_close(pair_scores(model), scores)
-    monkeypatch.setattr("recspec.models.fitted.ROWS_PAY", 0)  # one by one
+    monkeypatch.setattr("recspec.models.item_model.ROWS_PAY", 0)  # one by one
     assert_close(pair_scores(model), scores)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     assert_close(pair_scores(model), scores)

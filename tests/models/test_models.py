@@ -24,8 +24,7 @@ from recspec.loading.loader import Loader
 from recspec.loading.sampling import item_features
 from recspec.metrics import measures as metrics
 from recspec.models import MODELS, FittedItemModel, LogisticRegression, TrainedItemModel
-from recspec.models.base import Model
-from recspec.models.layers import on_meta_device
+from recspec.models.base import Model, on_meta_device
 from recspec.models.layers.batch import Batch, num_rows, take
 from recspec.training.loop import train
 from recspec.training.settings import TrainSettings
@@ -94,7 +93,7 @@ def test_a_server_opens_models_without_the_compiler_of_torch(
 import sys
 import recspec.serving
 from recspec.models import MODELS
-from recspec.models.layers import on_meta_device
+from recspec.models.base import (on_meta_device)
 from recspec.feature_spec import FeatureSpec
 from tests.model_cases import MODEL_CASES, OF_LABELLED_ROWS
 interactions, sequences, labelled = map(FeatureSpec.load, sys.argv[1:])

@@ -291,8 +291,8 @@ def test_scores_of_items_are_those_of_pairs(way: str, monkeypatch: pytest.Monkey
         pairs = model.pair_scores(request, items)
         torch.testing.assert_close(model.score_items(request, items), pairs, atol=1e-5, rtol=1e-5)
         monkeypatch.setattr(sim, "REQUEST_FLOATS", 1)
-        monkeypatch.setattr("recspec.models.layers.all_items.FLOATS", 7 * 12 * 2)
-        monkeypatch.setattr("recspec.models.layers.all_items.EVENTS", 3)
+        monkeypatch.setattr("recspec.models.layers.event_networks.FLOATS", 7 * 12 * 2)
+        monkeypatch.setattr("recspec.models.layers.event_networks.EVENTS", 3)
         torch.testing.assert_close(model.score_items(request, items), pairs, atol=1e-5, rtol=1e-5)
         nobody = {name: values[:0] for name, values in request.items()}
         assert model.score_items(nobody, items).shape == (0, NUM_ITEMS)

@@ -14,7 +14,7 @@ from recspec.models import gf_cf as gf_cf_file
 from recspec.models import ials as ials_file
 from recspec.models import known_items as known_file
 from recspec.models import markov as markov_file
-from recspec.models.layers import on_meta_device
+from recspec.models.base import on_meta_device
 from tests.closeness import assert_close
 
 KINDS: list[tuple[str, dict[str, object]]] = [
@@ -106,7 +106,7 @@ def test_every_way_to_score_reads_the_weights(
     scores = scores_of(model)
     users, items = torch.arange(30).repeat_interleave(13), torch.arange(13).repeat(30)
     for rows_pay in (0, 10**9):
-        monkeypatch.setattr("recspec.models.fitted.ROWS_PAY", rows_pay)
+        monkeypatch.setattr("recspec.models.item_model.ROWS_PAY", rows_pay)
         assert_close(model.score_pairs(users, items).view(30, 13).numpy(), scores)
     monkeypatch.setattr(known_file, "ENTRIES", 20)
     assert_close(scores_of(model), scores)

@@ -37,8 +37,8 @@ from recspec.inference.retrievers import request_vectors
 from recspec.inference.retrieving import Retrieving, Scored
 from recspec.inference.row_encoder import RowEncoder
 from recspec.inference.wanted import RawId, Wanted
-from recspec.models import ItemModel, UserEvents
-from recspec.models.layers import Batch, at_once
+from recspec.models import ItemModel, UserEvents, at_once
+from recspec.models.layers import Batch
 
 SCORES = 1 << 24
 """Scores of users x items held at once on a CPU: 64 MB."""

@@ -17,8 +17,8 @@ from torch import Tensor
 from recspec.base.errors import BundleError
 from recspec.inference.flat import Floats, Ids, Mask
 from recspec.inference.index import ItemIndex
-from recspec.models import ItemModel, Model
-from recspec.models.layers import Batch, at_once, num_rows, take
+from recspec.models import ItemModel, Model, at_once
+from recspec.models.layers import Batch, num_rows, take
 
 SCORES = 1 << 24
 """Scores of requests x items held at once on a CPU: 64 MB."""

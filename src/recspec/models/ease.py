@@ -34,8 +34,8 @@ from torch import Tensor, nn
 from recspec.base import machine
 from recspec.base.errors import SettingsError
 from recspec.feature_spec import FeatureSpec
-from recspec.models.fitted import MEMORY_SHARE, OF_A_PAIR, Grid, KnownItemsModel, Recency, rounded
 from recspec.models.interactions import Interactions
+from recspec.models.item_model import MEMORY_SHARE, OF_A_PAIR, Grid, KnownItemsModel, Recency, rounded
 from recspec.models.known_items import ItemWeights, KnownItems, Neighbours
 from recspec.models.layers import RowsHeld
 

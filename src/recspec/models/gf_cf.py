@@ -24,8 +24,8 @@ from pydantic import Field
 from torch import Tensor
 
 from recspec.feature_spec import FeatureSpec
-from recspec.models.fitted import RECENCIES, Grid, KnownItemsModel, Recency
 from recspec.models.interactions import Interactions
+from recspec.models.item_model import RECENCIES, Grid, KnownItemsModel, Recency
 from recspec.models.known_items import Successors, largest_entries
 from recspec.models.layers import RowsHeld
 

@@ -25,8 +25,8 @@ from torch import Tensor
 from recspec.base.errors import SettingsError, require_extra
 from recspec.feature_spec import FeatureSpec
 from recspec.models.base import Traits
-from recspec.models.fitted import RECENCIES, FittedItemModel, Grid, Recency, rounded
 from recspec.models.interactions import Interactions
+from recspec.models.item_model import RECENCIES, FittedItemModel, Grid, Recency, rounded
 from recspec.models.layers import RowsHeld
 
 COMBINATIONS = (

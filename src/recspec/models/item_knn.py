@@ -18,8 +18,8 @@ from pydantic import Field
 from torch import Tensor
 
 from recspec.feature_spec import FeatureSpec
-from recspec.models.fitted import OF_A_PAIR, Grid, KnownItemsModel, Recency
 from recspec.models.interactions import Interactions
+from recspec.models.item_model import OF_A_PAIR, Grid, KnownItemsModel, Recency
 from recspec.models.known_items import Neighbours
 from recspec.models.layers import RowsHeld
 

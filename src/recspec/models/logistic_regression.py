@@ -20,7 +20,7 @@ from torch import Tensor
 from recspec.base import config
 from recspec.base.errors import SettingsError
 from recspec.feature_spec import FeatureSpec
-from recspec.models.fitted import FittedModel
+from recspec.models.item_model import FittedModel
 from recspec.models.layers import Batch, RowsHeld, num_rows
 
 

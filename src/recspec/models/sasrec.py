@@ -154,10 +154,7 @@ class SasRec(TrainedItemModel):
             "train.betas": ((0.9, 0.98), "as usual for transformers"),
             "train.batch_size": (users, f"users of a step; {described}"),
             "train.learning_rate": (2e-3 if users >= 256 else 1e-3, "lower with fewer users in a step"),
-            "train.average": (
-                round(1 - 1 / max(50, 2 * steps), 4),
-                "a mean over about two epochs makes valid smooth",
-            ),
+            "train.average": (round(1 - 1 / max(50, 2 * steps), 4), "a mean over about two epochs makes valid smooth"),
             "blocks": (1 + dense, described),
             "length": (LENGTHS[dense], described),
             "dropout": (0.5 if of_item < DENSE_ITEMS else 0.2, described),

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from recspec.base.errors import SettingsError, unknown
 from recspec.feature_spec import FeatureSpec
-from recspec.models.base import Widths
+from recspec.models.base import Widths, at_once
 from recspec.models.dien import DienSettings, Evolution, auxiliary_weight
 from recspec.models.din import Head, Made, SequenceModel, SequenceSettings
 from recspec.models.layers import (
@@ -37,7 +37,6 @@ from recspec.models.layers import (
     StoredHistory,
     TableHistory,
     TargetQueries,
-    at_once,
     attention_to_items,
     events_of,
     kernels,

@@ -27,7 +27,16 @@ from recspec.base.errors import SettingsError, unknown
 from recspec.feature_spec import FeatureSpec
 from recspec.models import base
 from recspec.models import facts as rules
-from recspec.models.base import DECAY_SPACE, POSITIVE, TRAINING_SPACE, WIDTHS_SPACE, Model, Widths, scores_of_sums
+from recspec.models.base import (
+    DECAY_SPACE,
+    POSITIVE,
+    TRAINING_SPACE,
+    WIDTHS_SPACE,
+    Model,
+    Widths,
+    at_once,
+    scores_of_sums,
+)
 from recspec.models.facts import DataFacts, Proposals
 from recspec.models.layers import (
     Batch,
@@ -35,7 +44,6 @@ from recspec.models.layers import (
     Mlp,
     RowsHeld,
     aligned_linear,
-    at_once,
     embedding_widths,
     ids_and_numbers,
     may_replace,

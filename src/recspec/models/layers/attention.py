@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from recspec.models.layers.dropout import drop
+from recspec.models.layers.blocks import drop
 from recspec.models.layers.hand_written import may_replace
 
 BUCKET = 0.7

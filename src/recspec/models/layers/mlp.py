@@ -6,16 +6,16 @@ Shapes: B or N rows; dims the widths of input and layers.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import wraps
 from itertools import pairwise
-from typing import Literal, cast
+from typing import Any, Literal, ParamSpec, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from recspec.models.layers.dropout import in_digits
-from recspec.models.layers.execution import uncompiled
+from recspec.models.layers.blocks import in_digits
 from recspec.models.layers.hand_written import DenseLayers, ReluDropout, may_replace
 from recspec.models.layers.losses import at_least_fp32
 
@@ -236,6 +236,26 @@ def activation(kind: Activation, width: int) -> nn.Module:
     if kind == "prelu":
         return nn.PReLU(width, init=0.1)
     return nn.Sigmoid() if kind == "sigmoid" else nn.ReLU()
+
+
+Given = ParamSpec("Given")
+T = TypeVar("T")
+
+
+def uncompiled(function: Callable[Given, T]) -> Callable[Given, T]:
+    """`torch.compiler.disable`, without loading the compiler before a program is compiled.
+
+    Loading it takes as long as loading torch itself; most processes never compile.
+    """
+
+    @wraps(function)
+    def called(*given: Given.args, **named: Given.kwargs) -> T:
+        if torch.compiler.is_dynamo_compiling():
+            disabled: Callable[..., Any] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+            return disabled(*given, **named)  # type: ignore[no-any-return]
+        return function(*given, **named)
+
+    return called
 
 
 class Dice(nn.Module):

@@ -9,8 +9,7 @@ from recspec.base.errors import SettingsError
 from recspec.evaluation import seconds_of_an_operation, warnings
 from recspec.feature_spec import FeatureSpec
 from recspec.loading import Ranks, item_features
-from recspec.models import FittedModel, Model, TrainedItemModel
-from recspec.models.layers import on_meta_device
+from recspec.models import FittedModel, Model, TrainedItemModel, on_meta_device
 from recspec.training import FitPlan, TrainingPlan
 from recspec.training.search import candidates
 from recspec.training.search import candidates as cost
