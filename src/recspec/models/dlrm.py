@@ -21,8 +21,7 @@ from recspec.feature_spec import FeatureSpec
 from recspec.models import facts as rules
 from recspec.models.base import DECAY_SPACE, TRAINING_SPACE, WIDTHS_SPACE, TableSize, UniformStd, Widths
 from recspec.models.facts import DataFacts, Proposals
-from recspec.models.layers import Batch, Mlp, RowsHeld, kernels
-from recspec.models.layers.hand_written import Dots
+from recspec.models.layers import Batch, Dots, Mlp, RowsHeld, kernels
 from recspec.models.tabular import Part, Tabular, linear_of_parts
 
 
