@@ -246,7 +246,7 @@ def test_operations_of_one_fit_by_hand() -> None:
     few, many = SimpleNamespace(num_users=3, num_items=10), SimpleNamespace(num_users=30, num_items=10)
     cubes = 27 / torch.get_num_threads(), 1000 / torch.get_num_threads()
     for sizes, form, expected in ((few, "dual", cubes[0]), (many, "primal", cubes[1]), (few, "sparse", 1e8 + 4e4)):
-        sizes.choice = SimpleNamespace(form=form)
+        sizes.form = form
         assert MODELS["ease"].operations(sizes) == expected  # type: ignore[attr-defined]
     assert MODELS["item_knn"].operations(few) == 4e4  # type: ignore[attr-defined]
 

@@ -111,17 +111,16 @@ class DcnV2(Tabular):
         nn.init.xavier_uniform_(self.out.weight)
 
     def problems(self) -> list[str]:
-        """See `Tabular.problems`."""
         wrong = [name for name in self.settings.embedding_dims if name not in self.ids]
         return [
             f"embedding_dims: {unknown('categorical feature', name, self.ids)}" for name in wrong
         ] + super().problems()
 
     def forward(self, batch: Batch) -> Tensor:
-        """Logits (B,)."""
         parts = self.inputs(batch)
         first = torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
         crossed = self.cross(first)
+        # Figure 1 of the paper: (a) stacked, the MLP reads the crosses; (b) parallel, the logit reads both.
         if self.settings.structure == "stacked":
             return cast(Tensor, self.out(self.top(crossed)).squeeze(1))
         return cast(Tensor, self.out(torch.cat([crossed, self.top(first)], dim=1)).squeeze(1))
@@ -168,6 +167,7 @@ class CrossNetwork(nn.Module):
                 crossed = up(product) if len(self.down) else product
             else:
                 crossed = up(self.down[place](x) if len(self.down) else x)
+            # Equation 1: x_{l+1} = x_0 * (W x_l + b) + x_l, element-wise, in one pass over memory.
             x = torch.addcmul(x, first, crossed)
         return x
 

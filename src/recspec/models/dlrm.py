@@ -112,7 +112,6 @@ class Dlrm(Tabular):
         self.out = nn.Linear(settings.top[-1], 1)
 
     def problems(self) -> list[str]:
-        """See `Tabular.problems`."""
         found, settings = super().problems(), self.settings
         if settings.interaction == "dot" and len(self.ids) + bool(self.numbers) == 1:
             found.append(
@@ -126,7 +125,6 @@ class Dlrm(Tabular):
         return found
 
     def forward(self, batch: Batch) -> Tensor:
-        """Logits (B,)."""
         return self.top.logits_of_parts(self._interactions(batch), self.out)
 
     def _interactions(self, batch: Batch) -> list[Tensor]:
@@ -168,6 +166,7 @@ def _dots(groups: Sequence[Part], offset: int) -> list[Part]:
 def _column(offset: int, place: int, other: int) -> int:
     """The column of two vectors' product in the top MLP's input: the lower triangle, row by row."""
     high, low = max(place, other), min(place, other)
+    # Row h of the strict lower triangle begins behind 0 + 1 + ... + (h - 1) = h (h - 1) / 2 products.
     return offset + high * (high - 1) // 2 + low
 
 
@@ -190,6 +189,7 @@ def dot_interaction(vectors: Tensor, backend: kernels.Backend | None = None) -> 
         if torch.is_autocast_enabled(device):
             vectors = vectors.to(torch.get_autocast_dtype(device))
         return cast(Tensor, Dots.apply(vectors))  # type: ignore[no-untyped-call]
+    # G = X X^T holds each product twice and the squares, which the lower triangle leaves out.
     gram = torch.bmm(vectors, vectors.transpose(1, 2))
     # Tensors made in a trace must not outlive it.
     triangle = _lower_triangle if torch.compiler.is_compiling() else _kept_lower_triangle

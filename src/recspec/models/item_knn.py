@@ -70,6 +70,7 @@ class ItemKnn(KnownItemsModel):
             together = (by_item[start : start + step] @ matrix).toarray()
             stop, rows = start + len(together), np.arange(len(together))
             together[rows, start + rows] = 0.0
+            # A cosine whose denominator is enlarged, since few common users are little evidence.
             together /= norms[start:stop, None] * norms + np.float32(self.settings.shrink or 1e-9)
             best = np.argpartition(together, num_items - max(kept, 1), axis=1)[:, num_items - kept :]
             best.sort(axis=1)

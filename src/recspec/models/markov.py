@@ -117,6 +117,7 @@ def next_counts(events: UserEvents, num_items: int, settings: MarkovSettings) ->
                 values *= weights[sources] * weights[sources + distance]
             rows, columns = items[sources] - first, items[sources + distance]
             found = found + sparse.csr_array((values, (rows, columns)), shape=found.shape)
+        # weight(i, j) = count(i, j) / (events(i)^source events(j)^target): by rows, then by columns.
         found.data /= np.repeat(sizes[first:last] ** settings.source, np.diff(found.indptr))
         found.data /= sizes[found.indices] ** settings.target
         parts.append(largest_entries(found, settings.k))

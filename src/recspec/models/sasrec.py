@@ -227,6 +227,7 @@ class SasRec(TrainedItemModel):
 
         `back` is the number of later events that are read, `firsts` the place of the user's first event.
         """
+        # Vaswani et al., 2017, section 3.4: times sqrt(d), so that items weigh as much as places.
         x: Tensor = F.embedding(self.known.items[places].long(), vectors) * self.settings.dim**0.5
         x = x + F.embedding(back, self.positions)
         if self.gaps is not None:
@@ -253,6 +254,7 @@ class SasRec(TrainedItemModel):
         drawn = torch.multinomial(self.drawn, self.settings.num_negatives, replacement=True)
         logits = h @ vectors[drawn].t()
         if self.settings.logq:
+            # Bengio and Senecal, 2008: the logit less the log of the expected number of draws, K q_j.
             logits = logits - (self.drawn[drawn] * len(drawn)).log()
         logits = at_least_fp32(logits).masked_fill(targets.unsqueeze(1) == drawn, -torch.inf)
         own = at_least_fp32(h * vectors[targets]).sum(1, keepdim=True)

@@ -155,7 +155,6 @@ class Sim(SequenceModel):
         return (*self.inputs.features, *self.time_gaps)
 
     def forward(self, batch: Batch) -> Tensor:
-        """Logits (B,)."""
         read = self._read(batch)
         with torch.no_grad():
             scores = read.long.scores(self._search_query(read.target)) if self.settings.search == "soft" else None

@@ -129,6 +129,7 @@ class NextEvent(nn.Module):
         else:
             firsts = [self.mlp.first(torch.cat([before, each], dim=1)) for each in right_and_wrong]
         right, wrong = (at_least_fp32(self.out(self.mlp.after_first(first)).squeeze(1)) for first in firsts)
+        # -ln sigmoid(x) = softplus(-x), and -ln(1 - sigmoid(x)) = softplus(x).
         losses = F.softplus(-right) + F.softplus(wrong)
         losses = losses / (events.lengths - 1).clamp(min=1)[at(events.rows, later)]
         follows = events.follows(earlier, later)
@@ -211,6 +212,7 @@ def _padded_recurrence(
     for step in range(events.length):
         u, r, c = F.linear(state, weight_h).chunk(3, dim=1)
         x_u, x_r, x_c = inputs[:, step].chunk(3, dim=1)
+        # Zhou et al., AAAI 2019, equations 2 to 5; with an attention, 14 to 16.
         update, candidate = torch.sigmoid(x_u + u), torch.tanh(x_c + torch.sigmoid(x_r + r) * c)
         if weights is not None:
             update = update * weights[:, step]
@@ -304,6 +306,7 @@ def last_states_of_items(gru: Gru, happened: Tensor, weights: Tensor) -> Tensor:
         matrices = torch.cat([products, F.pad(gates, (0, hidden)).unsqueeze(2)], dim=2)
         for step in range(1, len(happened)):
             found = torch.mm(matrices[step], state)
+            # u and r; the candidate below is tanh x = 2 sigmoid(2 x) - 1 of a doubled product.
             found[: 2 * hidden].sigmoid_()
             candidate = found[2 * hidden :].mul_(found[hidden : 2 * hidden]).add_(candidates[step])
             candidate.sigmoid_().mul_(2).sub_(1)

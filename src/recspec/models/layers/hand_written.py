@@ -112,6 +112,7 @@ class EventWeights(torch.autograd.Function):
                 of_by_event.addmm_(turned, x)
                 joined = torch.mul(x, own, out=scratch("joined", *x.shape))
                 of_by_product.addmm_(turned, joined)
+                # f = E h + P (h * t): df/dh = E + P diag(t), and df/dt = P diag(h).
                 of_joined = torch.mm(slope, by_product, out=joined)
                 of_target[rows].addcmul_(of_joined, x)
                 torch.mm(slope, by_event, out=of_x).addcmul_(of_joined, own)
@@ -154,6 +155,7 @@ class NextEventLoss(torch.autograd.Function):
             layers = network.layers(first, scratch)
             logits = network.forward(layers, scratch("logits", 2 * size, 1).squeeze(1))
             total += torch.dot(F.softplus(-logits[right]) + F.softplus(logits[wrong]), own)
+            # d softplus(-x) / dx = sigmoid(x) - 1, and d softplus(x) / dx = sigmoid(x).
             gradient = logits.sigmoid_()
             gradient[right] -= 1
             gradient.view(2, size).mul_(own)

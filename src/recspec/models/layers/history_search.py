@@ -293,6 +293,7 @@ class AttendByRows(torch.autograd.Function):
         for head in range(heads):
             # Not G U: for large vectors its last digits differ from those of dw, and q would multiply the difference.
             mean = gradient.new_zeros(places.num_rows).index_add_(0, places.rows, slopes[head] * weights[head])
+            # ds_t = w_t (dw_t - sum_u w_u dw_u), the Jacobian of a softmax.
             slopes[head].sub_(mean.index_select(0, places.rows)).mul_(weights[head])
         of_queries = weighted_sums_of_rows(columns, places, slopes)
         pairs = [*zip(slopes, queries.unbind(1), strict=True), *zip(weights, gradient.unbind(1), strict=True)]
@@ -383,31 +384,26 @@ class StoredHistory:
     """(B, L)."""
 
     def scores(self, queries: Tensor) -> Tensor:
-        """See `PaddedHistory`."""
         places, columns = self._events()
         with torch.no_grad():
             (scores,) = dots_of_rows(columns, places, queries.float().unsqueeze(1))
         return places.to_padded(scores, 0.0)
 
     def search(self, queries: Tensor) -> tuple[Tensor, Tensor]:
-        """See `PaddedHistory`."""
         places, columns = self._events()
         scores, sums = attend_by_rows(columns, places, queries.unsqueeze(1))
         return places.to_padded(scores[0], 0.0), sums.squeeze(1)
 
     def attend(self, queries: Tensor, *, mean: bool = False) -> Tensor:
-        """See `PaddedHistory`."""
         places, columns = self._events()
         return attend_by_rows(columns, places, queries, mean=mean)[1]
 
     def take(self, places: Tensor, chosen: Tensor) -> StoredHistory:
-        """See `PaddedHistory`."""
         return StoredHistory(
             tuple(replace(column, rows=column.rows.gather(1, places)) for column in self.columns), chosen
         )
 
     def beside(self, table: Tensor, rows: Tensor) -> StoredHistory:
-        """See `PaddedHistory`."""
         return StoredHistory((*self.columns, Column(table, rows)), self.present)
 
     def _events(self) -> tuple[Places, list[Column]]:
@@ -427,25 +423,20 @@ class TableHistory:
     """(B, L)."""
 
     def scores(self, queries: Tensor) -> Tensor:
-        """See `PaddedHistory`."""
         return self.search(queries)[0]
 
     def search(self, queries: Tensor) -> tuple[Tensor, Tensor]:
-        """See `PaddedHistory`."""
         scores, sums = self._attended(queries.unsqueeze(1))
         return scores.squeeze(1), sums.squeeze(1)
 
     def attend(self, queries: Tensor, *, mean: bool = False) -> Tensor:
-        """See `PaddedHistory`."""
         return self._attended(queries, mean=mean)[1]
 
     def take(self, places: Tensor, chosen: Tensor) -> TableHistory:
-        """See `PaddedHistory`."""
         at = places.unsqueeze(2).expand(-1, -1, self.rows.shape[2])
         return replace(self, rows=self.rows.gather(1, at), present=chosen)
 
     def beside(self, table: Tensor, rows: Tensor) -> PaddedHistory:
-        """See `PaddedHistory`."""
         vectors = take_rows(self.store, self.rows.flatten(), "triton").view(*self.present.shape, -1)
         return PaddedHistory(vectors, self.present).beside(table, rows)
 
@@ -491,4 +482,5 @@ class TargetQueries(nn.Module):
 
     def _both(self) -> Tensor:
         """The product of both matrices (H, D_target, D_event), with the scale of the scores."""
+        # W_q^T W_k / sqrt(width of a head), once for all rows.
         return torch.bmm(self.query * self.query.shape[2] ** -0.5, self.key)

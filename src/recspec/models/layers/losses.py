@@ -49,6 +49,7 @@ def sampled_softmax(positive: Tensor, drawn: Tensor, log_expected: Tensor) -> Te
         drawn: logits (n, B); -inf leaves a draw out, such as one that is the positive itself.
         log_expected: log m (n, B).
     """
+    # One logsumexp over the positive and the corrected draws: no exp can overflow.
     return torch.logsumexp(torch.cat([positive.unsqueeze(0), drawn - log_expected]), dim=0) - positive
 
 

@@ -283,6 +283,7 @@ class Dice(nn.Module):
         """`present` (N,) marks the rows that count."""
         away, variance = self._of_rows(x, present) if self.training else (x - self.mean, self.variance)
         share = torch.sigmoid(away * (variance + self.eps).rsqrt()).to(x.dtype)
+        # Equation 8: f(s) = p(s) s + (1 - p(s)) a s.
         return x * (share + (1 - share) * self.slope)
 
     def _of_rows(self, x: Tensor, present: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -328,4 +329,5 @@ def follow_together(unit: Dice, parts: Tensor) -> None:
     count = rows.sum()
     shares = rows / count.clamp(min=1)
     mean = (shares * means).sum(0)
+    # Variance of all rows = mean of the parts' variances + variance of their means (Chan et al., 1979).
     unit.follow(count, mean, (shares * (variances + (means - mean).square())).sum(0))
