@@ -44,10 +44,10 @@ check-kernels: .venv/ready-dev$(key)
 bench: .venv/ready-dev$(key)
 	$(bin)/python benchmarks/training.py $(ARGS)
 
-# Everything else that is measured on a CPU, one benchmark after the other: hours. benchmarks/gpu_lease.py needs a GPU, and
+# Everything else that is measured on a CPU, one benchmark after the other: hours. benchmarks/stress/gpu_lease.py needs a GPU, and
 # benchmarks/same_results.py two commits.
 bench-all: bench
-	for file in $(filter-out benchmarks/training.py benchmarks/gpu_lease.py benchmarks/same_results.py %_vs_peers.py,$(wildcard benchmarks/[a-z]*.py)); do \
+	for file in $(filter-out benchmarks/training.py benchmarks/same_results.py %_vs_peers.py %/gpu_lease.py,$(wildcard benchmarks/[a-z]*.py benchmarks/stress/[a-z]*.py)); do \
 		echo "== $$file" && $(bin)/python "$$file" || exit 1; done
 
 # The documentation site: its generated tables, then the pages. It opens in a browser without a server.

@@ -19,7 +19,7 @@ import torch
 
 from tests.model_cases import TRAINED_BY_STEPS
 
-FOLDER = Path(__file__).parents[2] / "benchmarks"
+FOLDER = Path(__file__).parents[2] / "benchmarks" / "stress"
 
 
 @pytest.fixture(scope="module")

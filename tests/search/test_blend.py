@@ -20,14 +20,13 @@ from recspec.evaluation import blending
 from recspec.feature_spec import FeatureSpec
 from recspec.inference import Predictor
 from recspec.models import MODELS
-from recspec.training.search import AutoSearch, Leaderboard, blend, ending
-from recspec.training.search import candidates as cost
-from recspec.training.search.blend import affordable, offered
+from recspec.training.search import AutoSearch, Leaderboard, candidates, ending
+from recspec.training.search.ending import affordable, blend_candidates
 from recspec.training.search.state import BEST, COMMANDS, RECIPES, RUNS, STATE, Line, State, judge, question_of
 from tests import made_up
 
 FITTED = ("ease", "gf_cf", "popularity")
-JUDGED = blend._judged
+JUDGED = ending._judged
 FEW = {"epochs": 2, "batch_size": 64, "precision": "fp32"}
 
 
@@ -45,7 +44,7 @@ def equal_parts(monkeypatch: pytest.MonkeyPatch) -> None:
         return parts, search.value(parts), [0.0 for _ in parts]
 
     monkeypatch.setattr(blending._Search, "run", run)
-    monkeypatch.setattr(blend, "_judged", lambda *_: (1.0, ""))
+    monkeypatch.setattr(ending, "_judged", lambda *_: (1.0, ""))
     monkeypatch.setattr(ending, "SECONDS", 0.01)
 
 
@@ -60,7 +59,7 @@ def out(data: FeatureSpec, tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(blending, "WEIGHTS", (0.3, 1.0))
         patch.setattr(blending, "FACTORS", (0.7, 1.4))
-        patch.setattr(blend, "LEAST_LEAD", 0.0)
+        patch.setattr(ending, "LEAST_LEAD", 0.0)
         a_search(data, folder).run()
     return folder
 
@@ -188,7 +187,7 @@ def test_more_minutes_blend_anew(data: FeatureSpec, tmp_path: Path) -> None:
 def test_few_seconds_leave_it_out_with_the_reason(
     data: FeatureSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blend, "seconds_of_trial", lambda _: 1e9)
+    monkeypatch.setattr(ending, "seconds_of_trial", lambda _: 1e9)
     board = a_search(data, tmp_path / "out", ("popularity", "gf_cf")).run()
     assert "blend" not in {line["name"] for line in board.lines}
     assert "too few to choose its weights; give more --minutes" in board.left_out["blend"]
@@ -207,8 +206,8 @@ def test_models_that_do_not_help_leave_it_out(
 def test_a_gain_below_its_standard_error_leaves_it_out(
     data: FeatureSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blend, "_judged", JUDGED)
-    monkeypatch.setattr(blend, "LEAST_LEAD", 1e6)
+    monkeypatch.setattr(ending, "_judged", JUDGED)
+    monkeypatch.setattr(ending, "LEAST_LEAD", 1e6)
     board = a_search(data, tmp_path / "out", ("popularity", "gf_cf")).run()
     assert "less than a standard error" in board.left_out["blend"]
 
@@ -217,11 +216,11 @@ def test_each_model_is_offered_once_and_four_at_most(data: FeatureSpec) -> None:
     names = ["neumf", "sasrec-2", "sasrec", "ease", "markov", "ials", "gf_cf"]
     lines = [Line(name=name, model=name.partition("-")[0], values=[1.0 - at / 10]) for at, name in enumerate(names)]
     state = State(dataset="", metric="full/ndcg@10", seed=0, lines=lines)
-    assert [line.name for line in offered(state, data)] == ["sasrec-2", "ease", "markov", "ials"]
+    assert [line.name for line in blend_candidates(state, data)] == ["sasrec-2", "ease", "markov", "ials"]
     state.metric = "sampled/ndcg@10"
-    assert offered(state, data) == []
+    assert blend_candidates(state, data) == []
     state = State(dataset="", metric="full/ndcg@10", seed=0, lines=lines[:3])
-    assert offered(state, data) == [], "of one model"
+    assert blend_candidates(state, data) == [], "of one model"
 
 
 def test_models_and_users_that_the_time_affords_by_hand() -> None:
@@ -251,14 +250,14 @@ def test_labels_leave_out_the_models_that_rank_items(tmp_path: Path) -> None:
 
 def test_a_model_of_events_is_timed_with_the_events(data: FeatureSpec, tmp_path: Path) -> None:
     known: list[int] = []
-    timed = cost.seconds_each
+    timed = candidates.seconds_each
 
     def noted(model: torch.nn.Module, question: object) -> float:
         known.append(len(model.known.items))  # type: ignore[arg-type, union-attr]
         return timed(model, question)  # type: ignore[arg-type]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cost, "seconds_each", noted)
+        patch.setattr(candidates, "seconds_each", noted)
         a_search(data, tmp_path / "out", ("mult_vae",)).run()
     assert known[0] > 100
 

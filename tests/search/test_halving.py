@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from recspec.training.search import halving
+from recspec.training.search.auto import first_slice, next_of
 
 
 @dataclass
@@ -27,7 +27,7 @@ class Made:
 def order(*made: Made) -> list[str]:
     """Names in the order of their slices, until all are over."""
     names = []
-    while (found := halving.next_of(made)) is not None:
+    while (found := next_of(made)) is not None:
         assert isinstance(found, Made)
         found.train()
         names.append(found.name)
@@ -44,28 +44,28 @@ def test_all_begin_and_the_better_half_goes_on_first() -> None:
 
 def test_by_hand() -> None:
     a, b = Made("a", values=[0.1]), Made("b", values=[0.2])
-    assert halving.next_of([a, b]) is b  # the better of two
+    assert next_of([a, b]) is b  # the better of two
     b.values.append(0.25)
     b.is_over = True
-    assert halving.next_of([a, b]) is a  # what waits goes on when nothing better can
+    assert next_of([a, b]) is a  # what waits goes on when nothing better can
     a.is_over = True
-    assert halving.next_of([a, b]) is None
+    assert next_of([a, b]) is None
 
 
 def test_untried_ones_come_before_the_worse_half() -> None:
     worse, better, fresh = Made("worse", values=[0.1]), Made("better", values=[0.2, 0.2], is_over=True), Made("fresh")
-    assert halving.next_of([worse, better, fresh]) is fresh
+    assert next_of([worse, better, fresh]) is fresh
 
 
 def test_one_that_ended_early_still_counts_among_those_that_had_more_slices() -> None:
     ended = Made("ended", values=[0.9], is_over=True)
     two = [Made("x", values=[0.1, 0.2]), Made("y", values=[0.1, 0.3])]
     # Of three that had two slices or ended, one may go on: the best is over, so nobody is promoted.
-    assert halving.next_of([ended, *two]).name == "y"  # type: ignore[union-attr]
+    assert next_of([ended, *two]).name == "y"  # type: ignore[union-attr]
 
 
 def test_nothing_to_train() -> None:
-    assert halving.next_of([]) is None
+    assert next_of([]) is None
 
 
 def test_a_slow_starter_is_trained_to_its_end_if_time_allows() -> None:
@@ -75,4 +75,4 @@ def test_a_slow_starter_is_trained_to_its_end_if_time_allows() -> None:
 
 @pytest.mark.parametrize(("seconds", "candidates", "first"), [(600, 5, 30.0), (10, 100, 2.0), (60, 0, 15.0)])
 def test_the_first_slice(seconds: float, candidates: int, first: float) -> None:
-    assert halving.first_slice(seconds, candidates) == first
+    assert first_slice(seconds, candidates) == first

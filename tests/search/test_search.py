@@ -25,11 +25,9 @@ from recspec.inference import Predictor
 from recspec.loading import Ranks
 from recspec.models import MODELS, Model
 from recspec.training import TrainSettings, defaults, train
-from recspec.training.search import AutoSearch, beginning, ending, main_reason
-from recspec.training.search import candidates as cost
+from recspec.training.search import AutoSearch, candidates, ending, main_reason
 from recspec.training.search.auto import MOST_ATTEMPTS
-from recspec.training.search.beginning import begin
-from recspec.training.search.leaderboard import _verdict
+from recspec.training.search.candidates import begin
 from recspec.training.search.state import (
     BEST,
     BOARD,
@@ -40,6 +38,7 @@ from recspec.training.search.state import (
     Judged,
     Line,
     State,
+    _verdict,
     check_metric,
     judge,
     question_of,
@@ -146,7 +145,7 @@ def test_a_stopped_final_evaluation_goes_on_and_opens_test_for_no_other_choice(
     data: FeatureSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
 ) -> None:
     opened, told = opened_tests(monkeypatch), list[str]()
-    monkeypatch.setattr(ending, "offered", lambda *_: [])  # without a blend
+    monkeypatch.setattr(ending, "blend_candidates", lambda *_: [])  # without a blend
     names = ("popularity", "ease", "item_knn")
     stopped = a_search(data, tmp_path / "out", names, tell=told.append)
     stopped.stop_requested = lambda: sum(each.startswith("final evaluation") for each in told) > after
@@ -392,16 +391,16 @@ def test_verdicts_by_hand(lead: tuple[float, float] | None, blended: bool, said:
 
 def test_users_to_rank_by_hand() -> None:
     # 1 ms a user: 10 s rank all 800 four times over. 100 ms a user: 500 users take 50 s, more than 10 s.
-    assert cost.users_to_rank({"a": 0.001, "b": 0.1}, 800, 10.0) == (800, ["b"])
-    assert cost.users_to_rank({"a": 0.004}, 100_000, 10.0) == (625, [])
-    assert cost.users_to_rank({}, 100_000, 10.0) == (2000, [])
-    assert cost.users_to_rank({"a": 0.001}, 20, 10.0) == (20, [])
+    assert candidates.users_to_rank({"a": 0.001, "b": 0.1}, 800, 10.0) == (800, ["b"])
+    assert candidates.users_to_rank({"a": 0.004}, 100_000, 10.0) == (625, [])
+    assert candidates.users_to_rank({}, 100_000, 10.0) == (2000, [])
+    assert candidates.users_to_rank({"a": 0.001}, 20, 10.0) == (20, [])
 
 
 def test_cheap_fits_come_first_and_long_ones_are_left_out(
     data: FeatureSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(beginning, "seconds_of_an_operation", lambda: 1.0)
+    monkeypatch.setattr(candidates, "seconds_of_an_operation", lambda: 1.0)
     seconds = {"popularity": 200.0, "ease": 250.0, "ials": 100.0}
     for name, each in seconds.items():
         monkeypatch.setattr(MODELS[name], "operations", lambda _, each=each: each)
@@ -416,7 +415,7 @@ def test_models_trained_by_steps_begin_with_the_cheapest(
     data: FeatureSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     each = {"dcnv2": 3e-4, "mult_vae": 2e-4, "neumf": 4e-4, "wide_deep": 1e-4}
-    monkeypatch.setattr(cost, "seconds_each", lambda model, _: each[model.name])
+    monkeypatch.setattr(candidates, "seconds_each", lambda model, _: each[model.name])
     state, _ = begin(data, tmp_path, 10.0, None, (*each, "popularity"), 0, {}, Ranks())
     assert [line.name for line in state.lines] == ["popularity", "wide_deep", "mult_vae", "dcnv2", "neumf"]
 
@@ -443,7 +442,7 @@ def test_every_candidate_is_on_the_leaderboard_or_left_out_with_a_reason(
 def test_the_leaderboard_says_how_many_users_each_figure_is_of(
     data: FeatureSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cost, "MOST_USERS", 7)
+    monkeypatch.setattr(candidates, "MOST_USERS", 7)
     told: list[str] = []
     board = a_search(data, tmp_path / "out", ("popularity", "ease"), tell=told.append).run()
     known = {split: len(question_of(data, split, "full/ndcg@10").ranked_users) for split in ("valid", "test")}

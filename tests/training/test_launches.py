@@ -30,7 +30,7 @@ BOUNDS = {"dlrm": 75, "wide_deep": 195, "neumf": 105, "two_tower": 130}
 @pytest.fixture
 def subjects(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The models at their published sizes."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks" / "stress"))
     yield importlib.import_module("_gpu_subjects").SUBJECTS
     del sys.modules["_gpu_subjects"]
 

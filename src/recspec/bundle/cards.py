@@ -28,23 +28,28 @@ from recspec.models import Interactions, ItemModel, find_model
 from recspec.models.layers import RowsHeld
 
 CardType = TypeVar("CardType", bound=BaseModel)
+MOST_BYTES = 64 << 20  # of a file
 
 
-def read(folder: Path, name: str, kind: type[CardType], *, what: str, version: int) -> CardType:
-    """The content of a file of a bundle, which is a `what` of a known version.
+def read(
+    folder: Path, name: str, kind: type[CardType], *, what: str, version: int, most: int = MOST_BYTES
+) -> CardType | None:
+    """The content of a file of a bundle or a run, which is a `what` of a known version; None if there is no such file.
 
     Raises:
         BundleError: if the file is damaged, or of another version.
     """
     file = folder / name
+    if not os.path.lexists(file):  # a link that leads nowhere is refused
+        return None
     try:
         confined(folder, name)
-        data = read_json(file)
+        data = read_json(file, most=most)
         if isinstance(data, dict) and data.get("format") != version:
             raise BundleError(f"{file}: {what} format {data.get('format')!r}; this recspec reads {version}")
         return kind.model_validate(data)
     except PathError as error:
-        raise BundleError(str(error)) from None
+        raise BundleError(str(error) if str(file) in str(error) else f"{file}: {error}") from None
     except ValidationError as error:
         raise BundleError.of(f"{file}: damaged", problems_in(error)) from None
 
@@ -105,8 +110,6 @@ def read_pipeline(folder: Path) -> PipelineCard | None:
     Raises:
         BundleError: if the file is damaged, or of another format.
     """
-    if not os.path.lexists(folder / FILE_NAME):  # a link that leads nowhere is refused
-        return None
     return read(folder, FILE_NAME, PipelineCard, what="pipeline", version=FORMAT)
 
 

@@ -32,7 +32,7 @@ from recspec.bundle import cards as card_file
 from recspec.bundle import versions
 from recspec.bundle.cards import Blend, PipelineCard, read_pipeline
 from recspec.bundle.checkpoint import Stored, read_tensors, write_tensors
-from recspec.bundle.same_data import without_seen
+from recspec.bundle.run_record import without_seen
 from recspec.data.storage import companion_problems, copy_companions
 from recspec.feature_spec import FILE_NAME, OUTPUTS, RANKING_OUTPUTS, FeatureSpec, find_export_file
 from recspec.loading import Placement, PlacementSettings, Ranks, Shards, divide, place
@@ -287,7 +287,10 @@ def read_card(folder: Path) -> Card:
     Raises:
         BundleError: if it is damaged or was written in another format.
     """
-    return card_file.read(folder, "bundle.json", Card, what="bundle", version=FORMAT)
+    card = card_file.read(folder, "bundle.json", Card, what="bundle", version=FORMAT)
+    if card is None:
+        raise BundleError(f"{folder / 'bundle.json'}: no such file")
+    return card
 
 
 def _read_spec(folder: Path) -> FeatureSpec:

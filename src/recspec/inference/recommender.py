@@ -257,7 +257,7 @@ class Recommender:
             if wanted.include_seen
             else [seen.of(user).numpy().astype(np.int64) if user >= first else nothing for user in users.tolist()]
         )
-        allowed = None if asked.choice.allowed[index.rows.ids].all() else asked.choice.allowed
+        allowed = None if asked.choice.allowed[index.ids].all() else asked.choice.allowed
         count = pool_size(wanted.k) if wanted.diversity else wanted.k
         scores, ids = index.search(vectors, count, allowed=allowed, excluded=hidden)
         order = np.argsort(ids, axis=1)

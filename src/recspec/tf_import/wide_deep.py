@@ -50,21 +50,9 @@ PASSED_OVER = re.compile(
 """Variables of training alone; also those whose name begins with another variable's, as `kernel/Adagrad` does."""
 
 MOVES = frozenset(
-    {
-        "Const",
-        "ExpandDims",
-        "Squeeze",
-        "Shape",
-        "StridedSlice",
-        "Pack",
-        "Reshape",
-        "Cast",
-        "Identity",
-        "MatMul",
-        "VarHandleOp",
-        "VariableV2",
-        "ReadVariableOp",
-    }
+    """
+Const ExpandDims Squeeze Shape StridedSlice Pack Reshape Cast Identity MatMul VarHandleOp VariableV2 ReadVariableOp
+""".split()
 )
 """Operations of a numeric column that leave its numbers as they are."""
 

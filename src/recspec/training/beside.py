@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from recspec.base.errors import RecspecError
 from recspec.evaluation import Evaluation, Question, evaluate_baselines, seconds_of_an_operation
-from recspec.models import MODELS, FittedItemModel, on_meta_device
+from recspec.models import FittedItemModel, find_model, on_meta_device
 
 CHEAP = ("markov", "ease", "item_knn")
 """Baselines beside popularity. iALS and GF-CF take many passes, whose number the sizes don't tell."""
@@ -50,7 +50,7 @@ def item_baselines(question: Question, splits: Sequence[str], model: str, second
 
 
 def _operations(name: str, question: Question) -> float:
-    kind = MODELS[name]
+    kind = find_model(name)
     assert issubclass(kind, FittedItemModel)
     return on_meta_device(lambda: kind(question.spec, kind.Settings())).operations()
 

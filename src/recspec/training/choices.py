@@ -14,9 +14,9 @@ from recspec.base.machine import parse_bytes
 from recspec.evaluation import count_labels
 from recspec.feature_spec import NO_FILES, FeatureSpec, Role
 from recspec.loading import (
+    HeldOutShare,
     Loader,
-    Newest,
-    Part,
+    NewRowsAndReplay,
     Placement,
     Ranks,
     UserRows,
@@ -200,7 +200,7 @@ def open_rows(
     negatives: int,
     valid: str,
     held_out: bool = False,
-    newest: Newest | None = None,
+    newest: NewRowsAndReplay | None = None,
 ) -> Loader:
     """The rows to train on, or with `held_out` those that `valid_share` keeps from training, in order.
 
@@ -224,7 +224,7 @@ def open_rows(
         and spec.has_series
         and ("valid" in splits or holds_negatives(spec)),
         shuffle=not held_out,
-        part=newest or (Part(share, held_out, settings.seed) if share else None),
+        part=newest or (HeldOutShare(share, held_out, settings.seed) if share else None),
         weights=(weights.value or None) if weights is not None else None,
     )
     if loader.num_rows == 0 and held_out:

@@ -18,7 +18,7 @@ from recspec.base.stores import shown
 from recspec.data.storage import companions
 from recspec.evaluation import interactions_of
 from recspec.feature_spec import FeatureSpec
-from recspec.loading import Loader, Newest, Placement, Ranks
+from recspec.loading import Loader, NewRowsAndReplay, Placement, Ranks
 from recspec.models import FittedModel, Ids, Interactions, Model, TrainedItemModel, find_model
 from recspec.models.layers import RowsHeld, kernels
 from recspec.training import choices
@@ -155,7 +155,7 @@ def make_plan(
     *,
     propose: bool = False,
     so_far: Mapping[str, Mapping[str, object]] | None = None,
-    newest: Newest | None = None,
+    newest: NewRowsAndReplay | None = None,
     users: Ids | None = None,
 ) -> TrainingPlan:
     """Make every choice of a run.

@@ -42,7 +42,7 @@ from recspec.bundle import Blend, Card, checkpoint, meaning_digest, run_record, 
 from recspec.bundle import cards as pipeline_card
 from recspec.bundle import folder as bundle
 from recspec.feature_spec import FeatureSpec
-from recspec.loading import Newest, Ranks
+from recspec.loading import NewRowsAndReplay, Ranks
 from recspec.models import FittedModel, Ids, find_model, require_libraries
 from recspec.models.layers import Embeddings
 from recspec.training import run_folder
@@ -329,7 +329,7 @@ def _train(
     own = config.build(find_model(card.model).Settings, "bundle.json: settings", card.settings)
     asked = _train_settings(card, settings)
     splits = asked.train_splits
-    newest = Newest([grown.first_new.get(split, 0) for split in splits], settings.replay, asked.seed)
+    newest = NewRowsAndReplay([grown.first_new.get(split, 0) for split in splits], settings.replay, asked.seed)
     users = _users(grown, settings.replay, asked.seed)
     plan = make_plan(card.model, grown.spec, asked, own, ranks, newest=newest, users=users)
     plan = replace(plan, notes=(*plan.notes, _told(grown, settings)), update_of=(run_record.home(base),))

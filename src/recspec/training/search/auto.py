@@ -1,4 +1,10 @@
-"""The best model for a dataset within a time: every suitable model competes on valid, and test is opened at the end."""
+"""The best model for a dataset within a time: every suitable model competes on valid, and test is opened at the end.
+
+Successive halving over time: a candidate trains in slices, each up to twice the time of all before. After a slice it
+waits; the better half of those that had as many slices goes on (Li et al.: A System for Massively Parallel
+Hyperparameter Tuning, MLSys 2020, algorithm 2, with time as the resource and one worker). What waits is not lost: it
+goes on when nothing better can.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +18,22 @@ from itertools import cycle, islice
 from pathlib import Path
 
 from recspec.base.errors import Interrupted, SettingsError
-from recspec.base.files import confine, local, locked_inside, made
+from recspec.base.files import confine, local, locked_inside, mkdir_or_undo
 from recspec.base.signals import stopping_at_once
-from recspec.feature_spec import FeatureSpec
-from recspec.loading import Ranks
 from recspec.training import Event, Result, TrackedSearch, TrainingPlan, has_checkpoint, plan_run, train
-from recspec.training.search import candidates, halving
-from recspec.training.search.beginning import begin, so_far
+from recspec.training.search import candidates
 from recspec.training.search.ending import Finish
-from recspec.training.search.leaderboard import Leaderboard, write_recipe
-from recspec.training.search.state import BEST, RUNS, WRITTEN, Line, State, check_metric, sign_of
+from recspec.training.search.state import (
+    BEST,
+    WRITTEN,
+    Leaderboard,
+    Line,
+    Search,
+    State,
+    check_metric,
+    sign_of,
+    write_recipe,
+)
 
 KEPT_BACK = 0.2
 """Share of the time kept for training the winner again, test and latency."""
@@ -38,16 +50,17 @@ MOST_ATTEMPTS = 3
 """Times that a candidate may end the process, as too little memory does, before it is given up."""
 STOPPED = "stopped as asked; the same command goes on"
 
+GROWTH = 2
+"""How many times as long a candidate has trained after each slice, and the inverse of the share that goes on."""
+
 Look = Callable[[State, float], None]
 """Receives the state after each slice, and the seconds that are left."""
 
 
 @dataclass
-class AutoSearch:
+class AutoSearch(Search):
     """A search over all models that a dataset's roles fill."""
 
-    spec: FeatureSpec
-    out: Path
     minutes: float
     metric: str | None = None
     models: Sequence[str] | None = None
@@ -55,15 +68,8 @@ class AutoSearch:
     train: Mapping[str, object] = field(default_factory=dict)
     """Settings of training that every model trained by steps is given."""
     most_variants: int = VARIANTS
-    ranks: Ranks = field(default_factory=Ranks)
     look: Look = lambda _, __: None
-    on_event: Callable[[str, Event], None] = lambda _, __: None
-    """Called with the name of a candidate and each event of its training."""
-    stop_requested: Callable[[], bool] = lambda: False
-    tell: Callable[[str], None] = lambda _: None
-    """Called with a sentence on what the search takes up, leaves out, or does at its end."""
     plans: dict[str, TrainingPlan] = field(default_factory=dict, init=False)
-    _tracked: TrackedSearch = field(init=False)
     _started: float = field(default=0.0, init=False)
     _counted: float = field(default=0.0, init=False)
 
@@ -78,8 +84,8 @@ class AutoSearch:
             Interrupted: if `stop_requested` says so.
         """
         self.out = local(self.out, "OUT")
-        self._tracked = TrackedSearch(self.out)
-        with made(self.out), locked_inside(self.out, "searching in", holds=BEST):
+        self.tracked = TrackedSearch(self.out)
+        with mkdir_or_undo(self.out), locked_inside(self.out, "searching in", holds=BEST):
             confine(self.out, WRITTEN)
             self._open()
             if self.state.ending is None or self.state.ending.done:
@@ -89,46 +95,36 @@ class AutoSearch:
                         self.state.ending = self.state.blend = None  # a new choice; then test is opened for it
                     self._slice(line)
             if self.stop_requested():
-                self._tracked.wait()
+                self.tracked.wait()
                 raise Interrupted(f"{self.out}: {STOPPED}")
-            end = Finish(
-                self.spec,
-                self.state,
-                self.out,
-                self.ranks,
-                self.on_event,
-                self.tell,
-                self.stop_requested,
-                self._tracked,
-            )
-            board = end.run(self.left)
-            asked = self.train.get("mlflow")
-            if problem := _track(self._tracked, asked if isinstance(asked, str) else None, self.spec, board):
+            board = Finish(self).run(self.left)
+            if problem := self._track(board):
                 self.tell(problem)
             return board
+
+    def _track(self, board: Leaderboard) -> str | None:
+        """Tell MLflow the winner, if candidates are tracked. Returns what failed."""
+        asked, best, bundle = self.train.get("mlflow"), board.lines[0], board.best / "bundle"
+        about = {"data": str(self.spec.folder), "model": best["model"], "metric": board.metric}
+        return self.tracked.finish(
+            asked if isinstance(asked, str) else None,
+            start={**about, "verdict": board.verdict},
+            done={
+                "bundle": str(bundle if bundle.is_dir() else board.best),
+                "metrics": {split: {board.metric: best.get(split)} for split in ("valid", "test")},
+                "seconds": board.seconds,
+            },
+        )
 
     # --- what to train -----------------------------------------------------------------------------------------------
 
     def _open(self) -> None:
         """Take up the search in the folder, or begin one."""
         found = State.load(self.out)
-        asked = None if self.models is None else sorted(self.models)
         if found is None:
-            started = time.monotonic()
-            with stopping_at_once(f"{self.out}: {STOPPED}") if self.ranks.world_size == 1 else nullcontext():
-                found, self.plans = begin(
-                    self.spec, self.out, self.minutes, self.metric, self.models, self.seed, self.train, self.ranks
-                )
-            self.state, self.sign = found, sign_of(found.metric)
-            for name, why in found.left_out.items():
-                self.tell(f"left out: {name}: {candidates.main_reason(why)}")
-            for warning in found.warnings:
-                self.tell(f"warning: {warning}")
-            if found.users is not None and found.users < found.size:
-                self.tell(f"all candidates are judged on {found.users:,} of the {found.size:,} users of valid")
-            found.spent = time.monotonic() - started
-            found.save(self.out)
+            self._begin()
             return
+        asked = None if self.models is None else sorted(self.models)
         about = {"dataset": str(self.spec.folder.resolve()), "seed": self.seed, "models": asked}
         if self.metric is not None:
             check_metric(self.metric)
@@ -139,11 +135,27 @@ class AutoSearch:
             if getattr(found, name) != value
         ]:
             raise SettingsError.of(f"{self.out}: holds another search; name another folder", differing)
-        self.state, self.sign = found, sign_of(found.metric)
+        self.state = found
         for line in found.lines:
             if line.attempts >= MOST_ATTEMPTS and not line.is_over:
                 line.failed = f"the process ended {line.attempts} times while it trained"
-        self.tell(f"{self.out}: {so_far(found, self.left)}")
+        self.tell(f"{self.out}: {found.progress(self.left)}")
+
+    def _begin(self) -> None:
+        started = time.monotonic()
+        with stopping_at_once(f"{self.out}: {STOPPED}") if self.ranks.world_size == 1 else nullcontext():
+            self.state, self.plans = candidates.begin(
+                self.spec, self.out, self.minutes, self.metric, self.models, self.seed, self.train, self.ranks
+            )
+        found = self.state
+        for name, why in found.left_out.items():
+            self.tell(f"left out: {name}: {candidates.main_reason(why)}")
+        for warning in found.warnings:
+            self.tell(f"warning: {warning}")
+        if found.users is not None and found.users < found.size:
+            self.tell(f"all candidates are judged on {found.users:,} of the {found.size:,} users of valid")
+        found.spent = time.monotonic() - started
+        found.save(self.out)
 
     @property
     def left(self) -> float:
@@ -160,13 +172,12 @@ class AutoSearch:
         if self.stop_requested() or self.left_to_train <= 0:
             return None
         for line in self.state.lines:
-            if candidates.is_fitted(line.model) and not line.is_over:
+            if line.is_fitted and not line.is_over:
                 return line
-        pausable = [line for line in self.state.lines if not candidates.is_fitted(line.model)]
-        found = halving.next_of(pausable)
+        pausable = [line for line in self.state.lines if not line.is_fitted]
+        found = next_of(pausable)
         if found is None and self._add_variants(pausable):
             return self._next()
-        assert found is None or isinstance(found, Line)
         # A slice costs more than training; without room for that it would end after the time.
         return None if found is None or found.beside >= self.left_to_train else found
 
@@ -180,25 +191,20 @@ class AutoSearch:
         for line in self.state.lines:
             reached[line.model] = max(line.best, reached.get(line.model, line.best))
         best = sorted(defaults, key=lambda line: -reached[line.model])[:OF_MODELS]
-        added = 0
         for line in islice(cycle(best), min(TOGETHER, self.most_variants - made_so_far)):
             number = sum(other.model == line.model for other in self.state.lines)
-            given = next(islice(self._variants(line), number - 1, None), None)
-            if given is not None:
-                name = f"{line.model}-{number + 1}"
-                own, train_settings = dict(given["settings"]), dict(given["train"])
-                self.state.lines.append(Line(name=name, model=line.model, settings=own, train=train_settings))
-                added += 1
-        return bool(added)
+            own, train_settings = next(islice(self._variants(line), number - 1, None))
+            name = f"{line.model}-{number + 1}"
+            self.state.lines.append(Line(name=name, model=line.model, settings=own, train=train_settings))
+        return bool(best)
 
-    def _variants(self, line: Line) -> Iterator[candidates.Given]:
-        plan = self.plans.get(line.model)
-        if plan is None:  # the search was taken up
-            own, train_settings = candidates.built(line.model, {"settings": {}, "train": line.train})
-            made = plan_run(line.model, self.spec, Path(), train_settings, own, self.ranks, resume=False)
-            assert isinstance(made, TrainingPlan)
-            plan = self.plans[line.model] = made
-        return candidates.variants(line.model, plan, line.train, self.seed)
+    def _variants(self, line: Line) -> Iterator[tuple[dict[str, object], dict[str, object]]]:
+        if line.model not in self.plans:  # the search was taken up
+            own, train_settings = candidates.build_settings(line.model, {}, line.train)
+            plan = plan_run(line.model, self.spec, Path(), train_settings, own, self.ranks, resume=False)
+            assert isinstance(plan, TrainingPlan)
+            self.plans[line.model] = plan
+        return candidates.variants(line.model, self.plans[line.model], line.train, self.seed)
 
     # --- training ----------------------------------------------------------------------------------------------------
 
@@ -207,8 +213,8 @@ class AutoSearch:
         self._started = self._counted = time.monotonic()
         line.attempts += 1
         line.began = 1 + max(other.began for other in self.state.lines)
-        defaults = sum(other.name == other.model for other in self.state.lines if not candidates.is_fitted(other.model))
-        slices = halving.first_slice(self.minutes * 60 * (1 - KEPT_BACK), defaults) * halving.GROWTH ** len(line.values)
+        defaults = sum(other.name == other.model for other in self.state.lines if not other.is_fitted)
+        slices = first_slice(self.minutes * 60 * (1 - KEPT_BACK), defaults) * GROWTH ** len(line.values)
         room = self.left_to_train - line.beside
         self.state.save(self.out)
         until = min(max(slices, line.trained + 1), line.trained + max(1.0, room))
@@ -218,7 +224,7 @@ class AutoSearch:
             line.attempts = 0
             raise Interrupted(f"{self.out}: {STOPPED}") from None
         except candidates.FAILURES as error:
-            line.failed = candidates.told(error)
+            line.failed = candidates.problems_of(error)
         else:
             line.attempts = 0
             self._note(line, result)
@@ -243,28 +249,27 @@ class AutoSearch:
         value = found.get(name, math.nan)
         line.beside = max(0.0, time.monotonic() - self._started - (result.seconds - line.trained))
         line.trained = result.seconds
-        line.best_epoch = float(result.best_epoch)
+        line.best_epoch = result.best_epoch
         if not math.isfinite(value):
             line.failed = f"it has no {self.state.deciding} on valid"
             return
-        line.values.append(self.sign * value)
+        line.values.append(sign_of(self.state.metric) * value)
         if result.stopped != "minutes":
             line.ended = result.stopped
         write_recipe(line, self.run_of(line.name), self.state.dataset)
 
     def _seconds_to_fit(self) -> float:
         """Seconds in which a fit may try settings: an even share; the models trained by steps have one together."""
-        fits = sum(candidates.is_fitted(line.model) and not line.is_over for line in self.state.lines)
-        others = any(not candidates.is_fitted(line.model) for line in self.state.lines)
+        fits = sum(line.is_fitted and not line.is_over for line in self.state.lines)
+        others = any(not line.is_fitted for line in self.state.lines)
         return max(1.0, self.left_to_train / (fits + others))
 
     def _train(self, line: Line, until: float) -> Result:
-        fitted = candidates.is_fitted(line.model)
-        seconds = self._seconds_to_fit() if fitted else until  # a fit ends with the best settings so far
-        given = {"settings": line.settings, "train": {**line.train, "minutes": seconds / 60}}
-        model_settings, train_settings = candidates.built(line.model, given)
+        seconds = self._seconds_to_fit() if line.is_fitted else until  # a fit ends with the best settings so far
+        given = {**line.train, "minutes": seconds / 60}
+        model_settings, train_settings = candidates.build_settings(line.model, line.settings, given)
         run = self.run_of(line.name)
-        resume = has_checkpoint(run) and not fitted
+        resume = has_checkpoint(run) and not line.is_fitted
         if not resume:
             shutil.rmtree(run, ignore_errors=True)
         return train(
@@ -277,7 +282,7 @@ class AutoSearch:
             resume=resume,
             on_event=lambda event: self._see(line, event),
             stop_requested=self.stop_requested,
-            part_of=self._tracked,
+            part_of=self.tracked,
         )
 
     def _see(self, line: Line, event: Event) -> None:
@@ -288,25 +293,26 @@ class AutoSearch:
             self.state.save(self.out)
         self.on_event(line.name, event)
 
-    def run_of(self, name: str) -> Path:
-        """The folder of a candidate's run."""
-        return self.out / RUNS / name
+
+def next_of(lines: Sequence[Line]) -> Line | None:
+    """The candidate to train now; None if all are over.
+
+    First one that is among the better half after its number of slices, those with most slices first. Then one that has
+    not begun, in order. Then the best of those that wait.
+    """
+    longest = max((len(each.values) for each in lines), default=0)
+    for slices in range(longest, 0, -1):
+        had = [each for each in lines if len(each.values) >= slices or (each.is_over and each.values)]
+        # One that ended earlier keeps its last value.
+        had.sort(key=lambda each: -each.values[min(slices, len(each.values)) - 1])
+        better = had[: len(had) // GROWTH]
+        if waiting := [each for each in better if len(each.values) == slices and not each.is_over]:
+            return waiting[0]
+    begun = [each for each in lines if each.values and not each.is_over]
+    fresh = [each for each in lines if not each.values and not each.is_over]
+    return fresh[0] if fresh else max(begun, key=lambda each: each.values[-1], default=None)
 
 
-def _track(search: TrackedSearch, asked: str | None, spec: FeatureSpec, board: Leaderboard) -> str | None:
-    """Tell MLflow the winner, if candidates are tracked. Returns what failed."""
-    best, bundle = board.lines[0], board.best / "bundle"
-    return search.finish(
-        asked,
-        start={
-            "data": str(spec.folder),
-            "model": best["model"],
-            "metric": board.metric,
-            "verdict": board.verdict,
-        },
-        done={
-            "bundle": str(bundle if bundle.is_dir() else board.best),
-            "metrics": {split: {board.metric: best.get(split)} for split in ("valid", "test")},
-            "seconds": board.seconds,
-        },
-    )
+def first_slice(seconds: float, num_candidates: int) -> float:
+    """Seconds of the first slice: all first slices take a quarter of the time, and none less than two seconds."""
+    return max(2.0, seconds / (4 * max(1, num_candidates)))

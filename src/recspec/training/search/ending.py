@@ -1,6 +1,9 @@
-"""The end of a search: the winner is trained again on train and valid, and test is opened.
+"""The end of a search: a blend of its best models, the winner's training on train and valid, and test.
 
 Each step is written down when it is done, so that a stopped or killed end goes on where it was.
+
+A blend holds each model that ranks items by the users' events once, by its best candidate. Its weights are chosen on
+the users of valid on whom all candidates are judged, in a share of the time that is left.
 """
 
 from __future__ import annotations
@@ -9,122 +12,49 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import torch
+import yaml
 
 from recspec.base import latency
 from recspec.base.errors import Interrupted, SettingsError
 from recspec.base.files import put_in_place, staging
-from recspec.bundle import Card, run_record
+from recspec.bundle import Card, as_part, run_record
 from recspec.bundle import folder as bundle
-from recspec.evaluation import Question
+from recspec.evaluation import Question, seconds_of
 from recspec.feature_spec import FeatureSpec
 from recspec.loading import Ranks
-from recspec.training import Event, TrackedSearch, blend_runs, has_checkpoint, train
+from recspec.models import Model
+from recspec.training import Blended, blend_runs, has_checkpoint, train
 from recspec.training.search import candidates
-from recspec.training.search import candidates as cost
-from recspec.training.search.blend import blended, offered, time_judging
-from recspec.training.search.leaderboard import AGAIN, NOT_BEGUN, Leaderboard, second_of, write_again, write_blend
-from recspec.training.search.state import BEST, RUNS, Blending, Ending, Judged, Line, Place, State, judge, question_of
+from recspec.training.search.state import (
+    AGAIN,
+    BEST,
+    BLEND,
+    MOST_MEMBERS,
+    NOT_BEGUN,
+    RECIPE,
+    Blending,
+    Ending,
+    Judged,
+    Leaderboard,
+    Line,
+    Place,
+    Search,
+    State,
+    judge,
+    question_of,
+    second_of,
+    sign_of,
+    write_blend,
+    write_yaml,
+)
 
 SPLITS = ["train", "valid"]
-
-
-@dataclass(frozen=True)
-class SecondTraining:
-    """The training of the winner on train and valid, up to its best epoch."""
-
-    spec: FeatureSpec
-    state: State
-    out: Path
-    ranks: Ranks
-    on_event: Callable[[str, Event], None]
-    stop_requested: Callable[[], bool]
-    save: Callable[[], None]
-    """Writes the state down, after each member of a blend."""
-    tracked: TrackedSearch
-
-    def seconds(self, line: Line) -> tuple[float, str]:
-        """Seconds that it takes; or why it can't be done."""
-        if "valid" not in self.spec.splits:
-            return 0.0, "the dataset has no split valid"
-        if members := self.state.members(line):
-            return sum(self.seconds(self.state.line(name))[0] for name in members), ""
-        if not candidates.is_fitted(line.model):
-            return 1.5 * line.seconds * line.best_epoch / max(1.0, line.epoch), ""
-        tried = self._card(line).trained.get("tried")
-        return line.seconds / max(1, len(tried) if isinstance(tried, Sequence) else 1), ""
-
-    def forget(self, line: Line) -> None:
-        """Delete what an earlier second training left."""
-        for name in (line.name, *self.state.members(line)):
-            shutil.rmtree(self._again(name), ignore_errors=True)
-
-    def run(self, line: Line, ending: Ending) -> None:
-        """Train the winner, or all members of a blend, again; note what was done or why not.
-
-        Raises:
-            Interrupted: if `stop_requested` says so; the same call goes on.
-        """
-        members = self.state.members(line)
-        try:
-            for name in members or (line.name,):
-                if name not in ending.members_again:
-                    self._train(self.state.line(name))
-                    ending.members_again.append(name)
-                    self.save()
-            if members:
-                self._blend(line, members)
-        except Interrupted:
-            raise
-        except candidates.FAILURES as error:
-            ending.not_again = candidates.told(error)
-        else:
-            ending.trained_again = True
-
-    def _train(self, line: Line) -> None:
-        run, again, card = self.out / RUNS / line.name, self._again(line.name), self._card(line)
-        fitted = candidates.is_fitted(line.model)
-        asked = {**line.train}
-        if not fitted:
-            # Nothing is left to calibrate on.
-            asked = {**card.train, "epochs": max(1, math.ceil(line.best_epoch)), "calibration": "none"}
-            asked |= {"minutes": None, "patience": None, "valid_share": 0.0}
-        asked["train_splits"] = SPLITS
-        own, train_settings = candidates.built(line.model, {"settings": card.settings, "train": asked})
-        resume = has_checkpoint(again) and not fitted
-        if not resume:
-            shutil.rmtree(again, ignore_errors=True)
-        train(
-            spec=self.spec,
-            model_name=line.model,
-            run=again,
-            settings=train_settings,
-            model_settings=own,
-            ranks=self.ranks,
-            resume=resume,
-            part_of=self.tracked,
-            stop_requested=self.stop_requested,
-            on_event=lambda event: self.on_event(f"{line.name}, again", event),
-        )
-        write_again(run, again, asked)
-
-    def _blend(self, line: Line, members: Sequence[str]) -> None:
-        first, again = self.out / RUNS / line.name, self._again(line.name)
-        runs = {name: self._again(name) for name in members}
-        shutil.rmtree(again, ignore_errors=True)
-        blend_runs(again, list(runs.values()), like=first, device=self.ranks.device)
-        write_blend(again, runs, self.state.dataset, like=first)
-
-    def _again(self, name: str) -> Path:
-        return self.out / RUNS / f"{name}-{AGAIN}"
-
-    def _card(self, line: Line) -> Card:
-        return bundle.read_card(bundle.find(self.out / RUNS / line.name))
-
 
 LEAST = 20.0
 """Seconds that the end may take even if the time is over."""
@@ -133,26 +63,25 @@ JUDGED = 5
 SECONDS = 0.3
 """Time for each latency."""
 
+SHARE = 0.25
+"""Share of the time left for choosing a blend; the rest is for the second training and test."""
+FEWEST_USERS = 200
+"""Users without which weights are not chosen: fewer are noise."""
+LEAST_LEAD = 1.0
+"""Standard errors by which a blend must lead its best model, which costs less."""
+TRIALS = 60
+"""Blends that are tried in a search of two models, and of each further one about as many again."""
+TIMED = 1 << 20
+"""Scores of users x items of a timed trial."""
 
-@dataclass
+
 class Finish:
     """The end of one search."""
 
-    spec: FeatureSpec
-    state: State
-    out: Path
-    ranks: Ranks
-    on_event: Callable[[str, Event], None]
-    tell: Callable[[str], None]
-    stop_requested: Callable[[], bool]
-    tracked: TrackedSearch
-    _at: float = field(default_factory=time.monotonic)
-
-    def __post_init__(self) -> None:
+    def __init__(self, search: Search) -> None:
+        self.search, self.spec, self.state, self.out = search, search.spec, search.state, search.out
         self.question, self.on_valid = cache(self._question), cache(self._on_valid)
-        self.again = SecondTraining(
-            self.spec, self.state, self.out, self.ranks, self.on_event, self.stop_requested, self._save, self.tracked
-        )
+        self._at = time.monotonic()
 
     def run(self, left: float) -> Leaderboard:
         """Choose the winner on valid and judge the best candidates, with `left` seconds; or go on with that.
@@ -173,9 +102,9 @@ class Finish:
         winner = self.state.line(ending.judged[0])
         if not ending.done:
             if ending.trains_again and not (ending.trained_again or ending.not_again):
-                self.tell(f"{winner.name} is trained again on train and valid")
+                self.search.tell(f"{winner.name} is trained again on train and valid")
                 try:
-                    self.again.run(winner, ending)
+                    retrain_winner(self.search, winner, ending, self._save)
                 except Interrupted:
                     self._check()
                     raise
@@ -183,11 +112,8 @@ class Finish:
             self._put_in_place(winner, ending)
             for name in (*ending.judged, *((AGAIN,) if ending.trained_again else ())):
                 if name not in ending.places:
-                    self.tell(
-                        f"final evaluation: {winner.name}, trained again"
-                        if name == AGAIN
-                        else f"final evaluation: {name}"
-                    )
+                    which = f"{winner.name}, trained again" if name == AGAIN else name
+                    self.search.tell(f"final evaluation: {which}")
                     ending.places[name] = self._measure(name, ending)
                     self._save()
             ending.done = True
@@ -206,7 +132,7 @@ class Finish:
 
     def _check(self, *_: object) -> None:
         """Stop if asked to."""
-        if self.stop_requested():
+        if self.search.stop_requested():
             self._save()
             raise Interrupted(f"{self.out}: stopped as asked; the same command goes on")
 
@@ -214,18 +140,16 @@ class Finish:
         """The run of a candidate, or of the winner's second training."""
         ending = self.state.ending
         assert ending is not None
-        return self.out / RUNS / (f"{ending.judged[0]}-{AGAIN}" if name == AGAIN else name)
+        return self.search.run_of(f"{ending.judged[0]}-{AGAIN}" if name == AGAIN else name)
 
     def _blend(self, left: float) -> None:
         """Add the blend of the best candidates, if there is one."""
         found = Blending()
-        if lines := offered(self.state, self.spec):
-            self.tell(f"weights of a blend are chosen: {', '.join(line.name for line in lines)}")
-            found = blended(self.spec, self.state, self.out, self.ranks, left, self._check)
+        if lines := blend_candidates(self.state, self.spec):
+            self.search.tell(f"weights of a blend are chosen: {', '.join(line.name for line in lines)}")
+            found = choose_blend(self.search, lines, left, self._check)
         self.state.blend = found
         self._save()
-
-    # --- what is judged ----------------------------------------------------------------------------------------------
 
     def _choose(self, left: float) -> Ending:
         """What is judged, before test is opened."""
@@ -235,21 +159,19 @@ class Finish:
             raise SettingsError.of(f"{self.out}: no model was trained", failed)
         best = ranked[:JUDGED]
         ending = Ending(judged=[line.name for line in best])
-        self.again.forget(best[0])
-        split = "valid" if "valid" in self.spec.splits else "train"
-        question = question_of(self.spec, split, state.deciding)
+        for name in (best[0].name, *state.members(best[0])):
+            shutil.rmtree(_again(self.search, name), ignore_errors=True)
+        question = question_of(self.spec, "valid" if "valid" in self.spec.splits else "train", state.deciding)
         for line in best:
             self._check()
-            time_judging(state, line, self.out, self.ranks, question)
+            time_judging(self.search, line, question)
         needed = 2 * state.size * sum(state.each.get(line.model, 0.0) for line in best)
         ending.users = state.users if needed > left else None  # all of them if the time allows it
-        seconds, why = self.again.seconds(best[0])
+        seconds, why = seconds_to_retrain(self.search, best[0])
         if why or seconds > left:
             ending.not_again = why or f"it would take {seconds:.0f} s, and {left:.0f} s are left"
         ending.trains_again = not ending.not_again
         return ending
-
-    # --- the winner --------------------------------------------------------------------------------------------------
 
     def _put_in_place(self, winner: Line, ending: Ending) -> None:
         """Copy the winner to `OUT/best`."""
@@ -274,10 +196,11 @@ class Finish:
         try:
             folder = bundle.find(run)
             place.size_bytes = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-            model = bundle.load(run, device=self.ranks.device).model.eval()
+            model = self._load(name)
             place.parameters = sum(each.numel() for each in model.state_dict().values())
             with torch.inference_mode():
-                call = cost.one_request(model, self.question("valid" if "valid" in splits else "train"))
+                question = self.question("valid" if "valid" in splits else "train")
+                call = candidates.request_of(model, question, 1)
                 place.p50_ms = latency.measure(call, 1, seconds=SECONDS, warmup=3, at_least=5).p50
             if "valid" in splits and name != AGAIN:  # the second training has seen valid
                 self._note_users(ending, "valid")
@@ -285,19 +208,23 @@ class Finish:
                 self._compare(name, ending)
             if "test" in splits:
                 self._note_users(ending, "test")
-                test = judge(model, self.question("test"), self.state.deciding, self.ranks, self._check)
+                test = judge(model, self.question("test"), self.state.deciding, self.search.ranks, self._check)
                 place.test, place.test_error = _known(test.value), _known(test.error)
         except Interrupted:
             raise
         except candidates.FAILURES as error:
-            place.problem = candidates.told(error)
+            place.problem = candidates.problems_of(error)
         return place
+
+    def _load(self, name: str) -> Model:
+        return bundle.load(self.run_of(name), device=self.search.ranks.device).model.eval()
 
     def _note_users(self, ending: Ending, split: str) -> None:
         """Note how many users the figures of a split are of."""
         if not self.state.deciding.startswith("full/"):
             return
-        ranked, known = cost.users_of(self.question(split))
+        question = self.question(split)
+        ranked, known = len(question.ranked_users), int(np.count_nonzero(np.diff(question.truth.offsets)))
         if split == "valid":  # candidates were chosen on the users of the search
             ending.users_of["valid"] = min(self.state.users or known, known), known
             ending.users_of["valid_error"] = ranked, known
@@ -306,18 +233,200 @@ class Finish:
 
     def _on_valid(self, name: str) -> Judged:
         """A candidate on valid."""
-        model = bundle.load(self.run_of(name), device=self.ranks.device).model.eval()
+        model = self._load(name)
         model.calibration = None  # it was fitted to the rows of valid
-        return judge(model, self.question("valid"), self.state.deciding, self.ranks, self._check)
+        return judge(model, self.question("valid"), self.state.deciding, self.search.ranks, self._check)
 
     def _compare(self, name: str, ending: Ending) -> None:
         """Note the winner's lead over the next model, once that is measured."""
-        winner, second = self.state.line(ending.judged[0]), second_of(self.state.ranked, ending.judged)
+        second = second_of(self.state.ranked, ending.judged)
         if second is None or name != second.name:
             return
-        by, error = self.on_valid(winner.name).lead(self.on_valid(name))
+        by, error = self.on_valid(ending.judged[0]).lead(self.on_valid(name))
         ending.lead = None if math.isnan(by) or math.isnan(error) else (by, error)
 
 
 def _known(value: float) -> float | None:
     return value if math.isfinite(value) else None
+
+
+# --- the second training ---------------------------------------------------------------------------------------------
+
+
+def seconds_to_retrain(search: Search, line: Line) -> tuple[float, str]:
+    """Seconds that training the winner on train and valid takes, up to its best epoch; or why it can't be done."""
+    if "valid" not in search.spec.splits:
+        return 0.0, "the dataset has no split valid"
+    if members := search.state.members(line):
+        return sum(seconds_to_retrain(search, search.state.line(name))[0] for name in members), ""
+    if not line.is_fitted:
+        return 1.5 * line.seconds * line.best_epoch / max(1.0, line.epoch), ""
+    tried = _card(search, line).trained.get("tried")
+    return line.seconds / max(1, len(tried) if isinstance(tried, Sequence) else 1), ""
+
+
+def retrain_winner(search: Search, line: Line, ending: Ending, save: Callable[[], None]) -> None:
+    """Train the winner, or all members of a blend, again; note what was done or why not. `save` follows each member.
+
+    Raises:
+        Interrupted: if `stop_requested` says so; the same call goes on.
+    """
+    members = search.state.members(line)
+    try:
+        for name in members or (line.name,):
+            if name not in ending.members_again:
+                _train_again(search, search.state.line(name))
+                ending.members_again.append(name)
+                save()
+        if members:
+            first, again = search.run_of(line.name), _again(search, line.name)
+            runs = {name: _again(search, name) for name in members}
+            shutil.rmtree(again, ignore_errors=True)
+            blend_runs(again, list(runs.values()), like=first, device=search.ranks.device)
+            write_blend(again, runs, search.state.dataset, like=first)
+    except Interrupted:
+        raise
+    except candidates.FAILURES as error:
+        ending.not_again = candidates.problems_of(error)
+    else:
+        ending.trained_again = True
+
+
+def _train_again(search: Search, line: Line) -> None:
+    run, again, card = search.run_of(line.name), _again(search, line.name), _card(search, line)
+    asked = {**line.train}
+    if not line.is_fitted:
+        # Nothing is left to calibrate on.
+        asked = {**card.train, "epochs": max(1, math.ceil(line.best_epoch)), "calibration": "none"}
+        asked |= {"minutes": None, "patience": None, "valid_share": 0.0}
+    asked["train_splits"] = SPLITS
+    own, train_settings = candidates.build_settings(line.model, card.settings, asked)
+    resume = has_checkpoint(again) and not line.is_fitted
+    if not resume:
+        shutil.rmtree(again, ignore_errors=True)
+    train(
+        line.model,
+        search.spec,
+        again,
+        settings=train_settings,
+        model_settings=own,
+        ranks=search.ranks,
+        resume=resume,
+        part_of=search.tracked,
+        stop_requested=search.stop_requested,
+        on_event=lambda event: search.on_event(f"{line.name}, again", event),
+    )
+    write_yaml(again / RECIPE, {**yaml.safe_load((run / RECIPE).read_text(encoding="utf-8")), "train": asked})
+
+
+def _again(search: Search, name: str) -> Path:
+    return search.run_of(f"{name}-{AGAIN}")
+
+
+def _card(search: Search, line: Line) -> Card:
+    return bundle.read_card(bundle.find(search.run_of(line.name)))
+
+
+# --- the blend -------------------------------------------------------------------------------------------------------
+
+
+def blend_candidates(state: State, spec: FeatureSpec) -> list[Line]:
+    """The best candidate of each model that ranks items by the users' events, at most `MOST_MEMBERS`.
+
+    None if there are fewer than two, or valid does not decide by full ranking.
+    """
+    best: dict[str, Line] = {}
+    for line in state.ranked if state.deciding.startswith("full/") and "valid" in spec.splits else ():
+        if candidates.ranks_items(line.model):
+            best.setdefault(line.model, line)
+    return list(best.values())[:MOST_MEMBERS] if len(best) > 1 else []
+
+
+def choose_blend(search: Search, lines: Sequence[Line], left: float, check: Callable[..., None]) -> Blending:
+    """The blend of these candidates, with `left` seconds for the whole end; or why there is none.
+
+    `check` is called after each trial and may raise.
+    """
+    started, state, ranks = time.monotonic(), search.state, search.ranks
+    seconds, question = SHARE * left, question_of(search.spec, "valid", state.deciding, state.users)
+    for line in lines:
+        check()
+        time_judging(search, line, question)
+    lines, users = affordable(state, lines, len(question.ranked_users), seconds, seconds_of_trial(question))
+    if len(lines) < 2:
+        return Blending(why_not=f"{seconds:.0f} s are too few to choose its weights; give more --minutes")
+    target, until = search.run_of(BLEND), started + seconds
+    runs = {line.name: search.run_of(line.name) for line in lines}
+    shutil.rmtree(target, ignore_errors=True)
+    try:
+        made = blend_runs(
+            target,
+            list(runs.values()),
+            spec=search.spec,
+            metric=state.deciding,
+            users=users,
+            device=ranks.device,
+            progress=check,
+            enough=lambda: time.monotonic() > until,
+        )
+        members = [name for name, part in zip(runs, made.members, strict=True) if part is not None]
+        if len(members) < 2:
+            return Blending(why_not=f"no other model improves {members[0]}")
+        value, why_not = _judged(made, runs[lines[0].name], question, state.deciding, ranks, check)
+        if why_not:
+            return Blending(why_not=f"{why_not} against {lines[0].name}, which is cheaper")
+    except Interrupted:
+        raise
+    except candidates.FAILURES as error:
+        return Blending(why_not=candidates.problems_of(error))
+    write_blend(target, {name: runs[name] for name in members}, state.dataset, metric=state.deciding)
+    value *= sign_of(state.deciding)
+    line = Line(name=BLEND, model=BLEND, values=[value], ended="blended", seconds=time.monotonic() - started)
+    return Blending(members=members, line=line)
+
+
+def _judged(
+    made: Blended, best: Path, question: Question, metric: str, ranks: Ranks, check: Callable[..., None]
+) -> tuple[float, str]:
+    """Its value on valid, by the question that all candidates were asked; and why it is no better than the best run."""
+    models = [bundle.load(run, device=ranks.device).model.eval() for run in (made.bundle, best)]
+    found, other = [judge(model, question, metric, ranks, check) for model in models]
+    by, error = found.lead(other)
+    enough = by > LEAST_LEAD * error and by > 0
+    return found.value, "" if enough else f"it gains {by:.4f}, less than a standard error of {error:.4f},"
+
+
+def affordable(state: State, lines: Sequence[Line], users: int, seconds: float, trial: float) -> tuple[list[Line], int]:
+    """The models and the users for which weights can be chosen in the time; the last models are dropped first.
+
+    `trial` holds the seconds of one trial for one user and one model.
+    """
+    kept = list(lines)
+    while len(kept) > 1:
+        once = sum(state.each.get(line.model, 0.0) for line in kept)
+        each = 2 * once + trial * sum(TRIALS * number for number in range(1, len(kept)))
+        most = int(seconds / each) if each > 0 else users
+        if most >= min(users, FEWEST_USERS):
+            return kept, min(users, most)
+        kept.pop()
+    return kept, 0
+
+
+def seconds_of_trial(question: Question) -> float:
+    """Seconds to try weights for one user and one model: the logarithm of the shares, the sum, and the order."""
+    items = question.truth.num_items
+    scores = torch.rand(max(1, TIMED // items), items)
+
+    def trial() -> None:
+        (as_part(scores, "log", 1e-3) + scores).topk(min(items, 10)).values.sum()
+
+    return seconds_of(trial) / len(scores)
+
+
+def time_judging(search: Search, line: Line, question: Question) -> None:
+    """Note the seconds to judge a model on one user or row, of a fitted one now that it is there."""
+    state = search.state
+    if line.model not in state.each:
+        with suppress(*candidates.FAILURES):  # whoever opens it next tells what is wrong with it
+            model = bundle.load(search.run_of(line.name), device=search.ranks.device).model.eval()
+            state.each[line.model], state.size = candidates.seconds_each(model, question), candidates.size_of(question)

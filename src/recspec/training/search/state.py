@@ -1,4 +1,4 @@
-"""What a search remembers between calls, and the value of one metric with its standard error.
+"""What a search remembers between calls, the value of one metric with its standard error, and the leaderboard.
 
 A search lives in a folder and outlasts the process:
 
@@ -13,14 +13,20 @@ from __future__ import annotations
 import json
 import math
 import re
-from dataclasses import dataclass
+import shlex
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
+import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from recspec import __version__
 from recspec.base.errors import BundleError, SettingsError, listed, unknown
 from recspec.base.files import PathError, confined, read_json, whole_file
+from recspec.bundle import Blend
 from recspec.bundle import folder as bundle
 from recspec.evaluation import (
     PROTOCOLS,
@@ -38,7 +44,8 @@ from recspec.evaluation import (
 from recspec.feature_spec import FeatureSpec
 from recspec.loading import Ranks
 from recspec.metrics import AT_K
-from recspec.models import Model, known_models
+from recspec.models import FittedModel, Model, find_model, known_models
+from recspec.training import Event, TrackedSearch
 
 OF_ROWS = ("auc", "log_loss", "accuracy", "calibration_error", "group_auc")
 """Metrics of protocol rows."""
@@ -127,10 +134,12 @@ MOST_MEMBERS = 4
 """Candidates that are blended."""
 
 
-class Line(BaseModel):
-    """A candidate: a model, what was set of it, and how far its training came."""
-
+class _Stored(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+class Line(_Stored):
+    """A candidate: a model, what was set of it, and how far its training came."""
 
     name: str
     model: str
@@ -148,6 +157,11 @@ class Line(BaseModel):
     failed: str = Field("", description="the message of its failure")
 
     @property
+    def is_fitted(self) -> bool:
+        """Whether its model is fitted in closed form, so that its training can't pause."""
+        return self.model != Blend.name and issubclass(find_model(self.model), FittedModel)
+
+    @property
     def is_over(self) -> bool:
         """Whether its training has ended by itself, or failed."""
         return bool(self.ended or self.failed)
@@ -158,10 +172,8 @@ class Line(BaseModel):
         return self.values[-1] if self.values and not self.failed else float("-inf")
 
 
-class Place(BaseModel):
+class Place(_Stored):
     """What was measured of a candidate at the end; null: not measured, or unknown."""
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     valid_error: float | None = None
     test: float | None = None
@@ -172,20 +184,16 @@ class Place(BaseModel):
     problem: str = Field("", description="why it could not be measured")
 
 
-class Blending(BaseModel):
+class Blending(_Stored):
     """The blend of the best candidates, or why there is none."""
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     members: list[str] = Field([], max_length=MOST_MEMBERS, description="names of the candidates that it holds")
     line: Line | None = None
     why_not: str = ""
 
 
-class Ending(BaseModel):
+class Ending(_Stored):
     """The final evaluation. What is judged is written down before test is opened, so that test can't change it."""
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     judged: list[str] = Field(min_length=1, description="candidates from best to worst on valid; the first has won")
     users: int | None = Field(None, ge=1, description="users ranked, with protocol full; null: all")
@@ -201,10 +209,8 @@ class Ending(BaseModel):
     done: bool = False
 
 
-class State(BaseModel):
+class State(_Stored):
     """A search: what it is about, the time spent, and its candidates."""
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     dataset: str
     metric: str
@@ -251,6 +257,17 @@ class State(BaseModel):
         """The metric that decides."""
         return self.shorter or self.metric
 
+    def progress(self, left: float) -> str:
+        """A sentence on a search that is taken up, with `left` seconds."""
+        over = f"{sum(line.is_over for line in self.lines)} of {len(self.lines)} candidates are over"
+        said = [f"the search goes on after {self.spent:.0f} s, {max(0.0, left) / 60:.1f} minutes are left: {over}"]
+        if self.ranked:
+            said.append(f"best so far {self.ranked[0].name}, {self.deciding} {abs(self.ranked[0].best):.4g}")
+        if self.ending is not None:
+            judged = f"{len(self.ending.places)} of {len(self.ending.judged)} candidates are judged"
+            said.append(f"final evaluation: {'done' if self.ending.done else judged}")
+        return "; ".join(said)
+
     @classmethod
     def load(cls, out: Path) -> State | None:
         """The state in a folder; None if there is none.
@@ -258,10 +275,9 @@ class State(BaseModel):
         Raises:
             SettingsError: if the file is damaged, or names a run outside the folder.
         """
-        file = out / STATE
+        file, advice = out / STATE, "name another folder, or delete this one"
         if not file.is_file():
             return None
-        advice = "name another folder, or delete this one"
         try:
             data = read_json(file)
         except PathError as error:
@@ -270,7 +286,7 @@ class State(BaseModel):
             found = cls.model_validate(data)
             found._check(out)
         except (ValidationError, PathError, SettingsError, ValueError) as error:
-            raise SettingsError(f"{file}: damaged: {_first(error)}; {advice}") from None
+            raise SettingsError(f"{file}: damaged: {_first_problem(error)}; {advice}") from None
         return found
 
     def check_runs(self, out: Path) -> None:
@@ -293,13 +309,7 @@ class State(BaseModel):
             )
 
     def _check(self, out: Path) -> None:
-        """Refuse what no search writes.
-
-        Raises:
-            ValueError: with the first problem.
-            PathError: for a run outside the folder.
-            SettingsError: for an unknown metric.
-        """
+        """Refuse what no search writes."""
         for metric in filter(None, (self.metric, self.shorter)):
             check_metric(metric)
         if len({line.name for line in self.candidates}) < len(self.candidates) or not self.lines:
@@ -324,10 +334,218 @@ class State(BaseModel):
             temporary.write_text(json.dumps(self.model_dump(mode="json"), indent=1), encoding="utf-8")
 
 
-def _first(error: Exception) -> str:
+def _first_problem(error: Exception) -> str:
     """The first problem in a line."""
     if isinstance(error, ValidationError):
         problem = error.errors()[0]
         where = ".".join(map(str, problem["loc"]))
         return f"{where}: {problem['msg']}" if where else problem["msg"]
     return str(error).partition("\n")[0]
+
+
+@dataclass
+class Search:
+    """A search and who watches it: what its race and its end have in common."""
+
+    spec: FeatureSpec
+    out: Path
+    _: KW_ONLY
+    ranks: Ranks = field(default_factory=Ranks)
+    on_event: Callable[[str, Event], None] = lambda _, __: None
+    """Called with the name of a candidate and each event of its training."""
+    stop_requested: Callable[[], bool] = lambda: False
+    tell: Callable[[str], None] = lambda _: None
+    """Called with a sentence on what the search takes up, leaves out, or does at its end."""
+    state: State = field(init=False, repr=False)
+    tracked: TrackedSearch = field(init=False, repr=False)
+
+    def run_of(self, name: str) -> Path:
+        """The folder of a candidate's run."""
+        return self.out / RUNS / name
+
+
+# --- the leaderboard -------------------------------------------------------------------------------------------------
+
+AGAIN = "again"
+"""Name of the winner's second training."""
+CLEAR = 2.0
+"""Standard errors from which a lead counts as significant."""
+NOT_BEGUN = "not begun: no time was left; give more --minutes"
+"""Why a candidate was not trained."""
+
+
+@dataclass(frozen=True)
+class Leaderboard:
+    """The candidates of a search, best first by valid, and what the search concludes."""
+
+    metric: str
+    lines: tuple[Mapping[str, object], ...]
+    """Trained candidates with their values, standard errors, cost, and the command that repeats each."""
+    verdict: str
+    """Whether the winner's lead is significant, or why that can't be told."""
+    best: Path
+    """The run of the winner."""
+    seconds: float
+    """The time spent in all calls."""
+    seconds_of_losers: float
+    """Of these, the time spent on candidates that did not win."""
+    left_out: Mapping[str, str]
+    """Models that can't train on the dataset, and candidates that failed or did not begin, with the reason."""
+    warnings: tuple[str, ...] = ()
+    """What makes the metric say little on this dataset."""
+    users: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """With protocol full, how many users were ranked, and of how many: for `valid`, `valid_error` and `test`. The lead
+    is over the users of `valid_error`."""
+
+    @classmethod
+    def of(cls, state: State, ending: Ending, folder: Path) -> Self:
+        """The leaderboard of a search that is over."""
+        sign, ranked = sign_of(state.deciding), state.ranked
+        lines = [_line(line, ending.places.get(line.name), sign, folder, state) for line in ranked]
+        if not ending.trained_again:
+            lines[0]["not_trained_again"] = ending.not_again
+        else:
+            lines[0]["trained_again_on"] = ["train", "valid"]
+            once_more = ending.places.get(AGAIN)
+            if once_more is not None and once_more.test is not None:
+                lines[0] |= {"again_test": once_more.test, "again_test_error": once_more.test_error}
+        failed = {line.name: line.failed or NOT_BEGUN for line in state.lines if line.failed or not line.values}
+        if state.blend is not None and state.blend.why_not:
+            failed[BLEND] = state.blend.why_not
+        members = state.members(ranked[0])
+        return cls(
+            metric=state.deciding,
+            lines=tuple(lines),
+            verdict=_verdict(ranked, ending, state.deciding, blended=bool(members)),
+            best=folder / BEST,
+            seconds=state.spent,
+            seconds_of_losers=sum(
+                line.seconds for line in state.candidates if line.name not in (ending.judged[0], *members)
+            ),
+            left_out={**state.left_out, **failed},
+            warnings=tuple(state.warnings),
+            users=ending.users_of,
+        )
+
+    @property
+    def share_of_losers(self) -> float:
+        """Share of the time that was spent on candidates that did not win."""
+        return self.seconds_of_losers / max(self.seconds, 1e-9)
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain values for JSON; a value that was not measured is null."""
+        return {
+            "metric": self.metric,
+            "lines": [{name: _plain(value) for name, value in line.items()} for line in self.lines],
+            "verdict": self.verdict,
+            "best": str(self.best),
+            "seconds": round(self.seconds, 1),
+            "seconds_of_losers": round(self.seconds_of_losers, 1),
+            "share_of_losers": round(self.share_of_losers, 4),
+            "left_out": dict(self.left_out),
+            "warnings": list(self.warnings),
+            "users": {figure: {"ranked": ranked, "of": known} for figure, (ranked, known) in self.users.items()},
+        }
+
+    def save(self, folder: Path) -> None:
+        """Write `leaderboard.json`."""
+        with whole_file(folder / BOARD) as temporary:
+            temporary.write_text(json.dumps(self.to_dict(), indent=1, ensure_ascii=False), encoding="utf-8")
+
+
+def _line(line: Line, place: Place | None, sign: float, folder: Path, state: State) -> dict[str, object]:
+    run, members = folder / RUNS / line.name, state.members(line)
+    words = ["train", line.model, state.dataset, "RUN", "--recipe", str(run / RECIPE)]
+    if members:
+        runs = [str(folder / RUNS / name) for name in members]
+        words = ["pipeline", "blend", "RUN", *runs, "--data", state.dataset, "--metric", state.deciding]
+    found: dict[str, object] = {
+        "name": line.name,
+        "model": line.model,
+        "valid": sign * line.best,
+        "valid_error": place.valid_error if place else None,
+        "test": place.test if place else None,
+        "test_error": place.test_error if place else None,
+        "seconds": round(line.seconds, 1),
+        "epochs": line.epoch,
+        "ended": line.ended or "waited",
+        "parameters": place.parameters if place else None,
+        "megabytes": round(place.size_bytes / 1e6, 3) if place else None,
+        "p50_ms": round(place.p50_ms, 3) if place and place.p50_ms is not None else None,
+        "again": shlex.join(["recspec", *words]),
+        **({"members": members} if members else {}),
+    }
+    return {**found, "problem": place.problem} if place and place.problem else found
+
+
+def second_of(ranked: Sequence[Line], judged: Sequence[str]) -> Line | None:
+    """The best candidate of another model than the winner's among those that are judged."""
+    return next((line for line in ranked if line.model != ranked[0].model and line.name in judged), None)
+
+
+def _verdict(ranked: Sequence[Line], ending: Ending, metric: str, *, blended: bool) -> str:
+    """A sentence on the winner's lead over the next other model."""
+    winner, second = ranked[0], second_of(ranked, ending.judged)
+    if second is None:
+        return f"{winner.name} is the only model that was compared"
+    by, error = ending.lead or (math.nan, math.nan)
+    if blended and by > 0:
+        return (
+            f"{winner.name} leads {second.name} by {by:.4f} in {metric} on valid; its weights were chosen on users of "
+            "valid, so this lead is no evidence: compare the two on test"
+        )
+    if math.isnan(by):
+        return f"{winner.name} leads {second.name} on valid; the standard error of the lead is unknown"
+    if error == 0:
+        return f"{winner.name} and {second.name} are equal on valid in {metric}"
+    leads = "leads" if by >= 0 else "was ahead in the search, but now trails"
+    beside = f"{abs(by):.4f} in {metric} on valid, {abs(by) / error:.1f} standard errors"
+    said = f"{winner.name} {leads} {second.name} by {beside}"
+    if by / error >= CLEAR:
+        return f"{said}: the lead is significant"
+    return f"{said}: no significant lead; take the cheaper or the faster of the two"
+
+
+def _plain(value: object) -> object:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+# --- recipes ---------------------------------------------------------------------------------------------------------
+
+
+def write_yaml(file: Path, recipe: Mapping[str, object]) -> None:
+    """Write a recipe, whole or not at all."""
+    with whole_file(file) as temporary:
+        temporary.write_text(yaml.safe_dump(dict(recipe), sort_keys=False, allow_unicode=True), encoding="utf-8")
+
+
+def write_recipe(line: Line, run: Path, dataset: str) -> None:
+    """Write the recipe that repeats a candidate's training up to its best epoch."""
+    card = bundle.read_card(bundle.find(run))
+    by_steps = {**card.train, "epochs": max(1, math.ceil(line.best_epoch)), "minutes": None, "patience": None}
+    about = {"dataset": dataset, "how": f"candidate {line.name} of `recspec auto`", "recspec": __version__}
+    train = dict(line.train) if line.is_fitted else by_steps
+    recipe = {"about": about, "model": line.model, "settings": dict(card.settings), "train": train}
+    write_yaml(run / RECIPE, recipe)
+
+
+def write_blend(
+    run: Path, runs: Mapping[str, Path], dataset: str, *, metric: str = "", like: Path | None = None
+) -> None:
+    """Write the recipes of a blend's members, and the commands that train and blend them again.
+
+    The blend's weights are chosen by a metric on valid, or are those of another blend.
+    """
+    folder, lines = run / RECIPES, list[str]()
+    folder.mkdir(exist_ok=True)
+    for name, each in runs.items():
+        recipe = folder / f"{name}.yaml"
+        shutil.copyfile(each / RECIPE, recipe)
+        model = yaml.safe_load(recipe.read_text(encoding="utf-8"))["model"]
+        words = ("train", model, dataset, f"AGAIN/{name}", "--recipe", f"{RECIPES}/{recipe.name}")
+        lines.append(shlex.join(("recspec", *words)))
+    how = ("--like", str(like)) if like is not None else ("--data", dataset, "--metric", metric)
+    members = (f"AGAIN/{name}" for name in runs)
+    lines.append(shlex.join(("recspec", "pipeline", "blend", "AGAIN/blend", *members, *how)))
+    with whole_file(run / COMMANDS) as temporary:
+        temporary.write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -24,8 +24,8 @@ import numpy as np
 
 from recspec.base.errors import SettingsError, how_many, require_extra
 from recspec.base.files import PathError, confine, confined, is_locked, locked, turn
-from recspec.evaluation import is_lower_better
 from recspec.training.search.search_space import SearchSpace, spread
+from recspec.training.search.state import sign_of
 
 if TYPE_CHECKING:
     import optuna
@@ -390,7 +390,7 @@ class Study:
     def found(self) -> Found:
         """The findings so far, without trials that wait, or that were cut off and continued."""
         metric = str(self.study.user_attrs.get("metric", ""))
-        sign = sign_of(metric)
+        sign = -sign_of(metric)  # Optuna minimises
         trials = [
             self._as_trial(each, sign)
             for each in self.study.get_trials()
@@ -413,16 +413,11 @@ class Study:
     def _as_trial(self, trial: optuna.trial.FrozenTrial, sign: float) -> Trial:
         value = trial.value if trial.value is not None else min(trial.intermediate_values.values(), default=None)
         reason, chosen = str(trial.user_attrs.get("reason", "")), trial.user_attrs.get("chosen")
-        drawn = {
-            name: self.space[name].value(value)
-            for name, value in trial.params.items()
-            if name in self.space and self.space[name].holds(value)
-        }
         return Trial(
             number_of(trial),
             "failed" if reason else SHOWN[trial.state.name],
             None if value is None or not math.isfinite(value) else value * sign,
-            {**spread(drawn), **(chosen if isinstance(chosen, dict) else {})},
+            {**spread(values_of(trial.params, self.space)), **(chosen if isinstance(chosen, dict) else {})},
             trial.duration.total_seconds() if trial.duration else None,
             reason,
             str(trial.user_attrs.get("start", "")),
@@ -444,9 +439,9 @@ SHOWN = {"COMPLETE": "complete", "PRUNED": "pruned", "RUNNING": "running"}
 """Optuna's states of trials that are shown without a reason -> ours."""
 
 
-def sign_of(metric: str) -> float:
-    """-1 for a metric of which more is better: Optuna minimises."""
-    return 1.0 if is_lower_better(metric) else -1.0
+def values_of(params: Mapping[str, object], space: SearchSpace) -> dict[str, object]:
+    """The settings of a trial by what the study holds, without those that the space does not have."""
+    return {name: space[name].value(each) for name, each in params.items() if name in space and space[name].holds(each)}
 
 
 @contextmanager

@@ -19,9 +19,10 @@ import multiprocessing
 import os
 import shutil
 import signal
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from multiprocessing.context import SpawnProcess
@@ -31,12 +32,11 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-import yaml
 
 from recspec import __version__
 from recspec.base import config
 from recspec.base.errors import Interrupted, RecspecError, SettingsError, TrainingError, require_extra
-from recspec.base.files import clear_abandoned, confine, local, made, put_in_place, turn, whole_file
+from recspec.base.files import clear_abandoned, confine, local, mkdir_or_undo, put_in_place, turn
 from recspec.base.signals import handled
 from recspec.bundle import run_record
 from recspec.feature_spec import FeatureSpec
@@ -54,6 +54,7 @@ from recspec.training.search.search_space import (
     search_space,
     sections_of,
 )
+from recspec.training.search.state import sign_of, write_yaml
 from recspec.training.search.study import (
     BUNDLE,
     DEFAULTS,
@@ -66,8 +67,8 @@ from recspec.training.search.study import (
     is_hopeless,
     is_rung,
     number_of,
-    sign_of,
     storage_of,
+    values_of,
     written_in,
 )
 
@@ -112,33 +113,17 @@ def _best_in(folder: Path, model: str) -> dict[str, Mapping[str, object]]:
         known, searched = study.user_attrs.get("model"), study.user_attrs.get("search")
         if known != model:
             raise SettingsError(f"{folder}: is a search of '{known}', not of '{model}'")
-        space = _known(searched if isinstance(searched, dict) else {}, model)
+        space: dict[str, OneOf | Range | Around] = {}
+        for name, written in searched.items() if isinstance(searched, dict) else ():
+            with suppress(SettingsError):  # settings come and go, and anyone may write the file
+                space |= parse_space({name: written}, sections_of(model))
         trials = study.get_trials(states=(optuna.trial.TrialState.COMPLETE,))
     judged = [trial for trial in trials if trial.value is not None and math.isfinite(trial.value)]
     if not judged:
         raise SettingsError(f"{folder}: no trial of this search is complete")
     best = sorted(judged, key=lambda trial: (trial.value, trial.number))[:MOST_STARTS]
-    return {f"trial {number_of(trial)} of {folder}": _values(trial, space) for trial in best}
-
-
-def _known(searched: Mapping[str, object], model: str) -> dict[str, OneOf | Range | Around]:
-    """The entries of a search that this version can read: settings come and go, and anyone may write the file."""
-    found: dict[str, OneOf | Range | Around] = {}
-    for name, written in searched.items():
-        try:
-            found |= parse_space({name: written}, sections_of(model))
-        except SettingsError:
-            continue
-    return found
-
-
-def _values(trial: optuna.trial.FrozenTrial, space: Mapping[str, OneOf | Range | Around]) -> dict[str, object]:
-    found: dict[str, object] = {}
-    for name, stored in trial.params.items():
-        drawn = space.get(name)
-        if isinstance(drawn, (OneOf, Range)) and drawn.holds(stored):
-            found[name] = drawn.value(stored)
-    return found
+    readable = {name: drawn for name, drawn in space.items() if not isinstance(drawn, Around)}
+    return {f"trial {number_of(trial)} of {folder}": values_of(trial.params, readable) for trial in best}
 
 
 END_SECONDS = 8.0
@@ -207,8 +192,9 @@ def workers(number: int, work: Callable[..., object], given: Mapping[str, Any]) 
 def _run(
     work: Callable[..., object], given: Mapping[str, Any], parent: int, threads: int, errors: SimpleQueue[str]
 ) -> None:
-    """What a worker does; it also stops when the process that started it has died."""
+    """What a worker does; it also stops when the process that started it has died, whatever it is doing then."""
     stopped = False
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
 
     def stop(_number: int, _frame: FrameType | None) -> None:
         nonlocal stopped
@@ -221,6 +207,14 @@ def _run(
     except RecspecError as error:
         if not stopped:
             errors.put(f"worker process {os.getpid()} ended: {error}")
+
+
+def _end_with(parent: int) -> None:
+    """End this process soon after the one that started it."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    time.sleep(END_SECONDS)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 CURVES = "train.tensorboard"
@@ -269,37 +263,16 @@ class Tuning:
     _tracked: TrackedSearch = field(init=False)
 
     def run(self) -> Found:
-        """Run trials until there are as many as asked for, or the time is over.
+        """Run trials until there are as many as asked for, or the time is over, and tell MLflow the best one.
 
         Raises:
             SettingsError: if the folder holds another search, settings fit no trial, or there is no valid split.
             MissingExtraError: without Optuna.
             Interrupted: if `stop_requested` says so; the same command continues.
         """
-        started = time.monotonic()
-        self.out = local(self.out, "OUT")
-        self._tracked = TrackedSearch(self.out)
-        study = Study(self.out, self._identity(), self.space, trials=self.trials, seed=self.seed, starts=self._starts())
-        with made(self.out), study.opened():
-            with turn(self.out):
-                clear_abandoned(self.out / BUNDLE)
-                self._keep_best(study)  # a call may have been killed after it recorded a trial
-            for trial in study.found().trials:
-                if trial.state != "running":
-                    _clear(study.run_of(f"{trial.number:04d}"))
-            _run_trials(self, study, started)
-            if self.stop_requested():
-                self._tracked.wait()
-                done = f"stopped after {study.ended()} of {self.trials} trials"
-                raise Interrupted(f"{self.out}: {done}; the same command goes on")
-            found = study.findings()
-            self._track(found)
-            return found
-
-    def _track(self, found: Found) -> None:
-        """Tell MLflow the best trial, if trials are tracked."""
+        found = self.work()
         if found.best is None:
-            return
+            return found
         problem = self._tracked.finish(
             self._plan.settings.mlflow,
             start={
@@ -316,6 +289,27 @@ class Tuning:
         )
         if problem is not None:
             self.on_event(found.best.number, {"event": "note", "message": problem})
+        return found
+
+    def work(self) -> Found:
+        """Run trials, as each worker of the search does."""
+        started = time.monotonic()
+        self.out = local(self.out, "OUT")
+        self._tracked = TrackedSearch(self.out)
+        study = Study(self.out, self._identity(), self.space, trials=self.trials, seed=self.seed, starts=self._starts())
+        with mkdir_or_undo(self.out), study.opened():
+            with turn(self.out):
+                clear_abandoned(self.out / BUNDLE)
+                self._keep_best(study)  # a call may have been killed after it recorded a trial
+            for trial in study.found().trials:
+                if trial.state != "running":
+                    _clear(study.run_of(f"{trial.number:04d}"))
+            _run_trials(self, study, started)
+            self._tracked.wait()
+            if self.stop_requested():
+                done = f"stopped after {study.ended()} of {self.trials} trials"
+                raise Interrupted(f"{self.out}: {done}; the same command goes on")
+            return study.findings()
 
     @cached_property
     def space(self) -> dict[str, OneOf | Range]:
@@ -466,8 +460,7 @@ class Tuning:
             "settings": model_settings.model_dump(mode="json", exclude_defaults=True),
             "train": train_settings.model_copy(update=curves).model_dump(mode="json", exclude_defaults=True),
         }
-        with whole_file(self.out / RECIPE) as temporary:
-            temporary.write_text(yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True), encoding="utf-8")
+        write_yaml(self.out / RECIPE, recipe)
 
 
 def _clear(run: Path) -> None:
@@ -479,8 +472,8 @@ def _clear(run: Path) -> None:
 
 def _run_trials(tuning: Tuning, study: Study, started: float) -> None:
     """Run trials until none is left, those of workers that died included."""
-    given = {"tuning": replace(tuning, workers=1, on_event=_ignore, stop_requested=_go_on)}
-    with workers(tuning.workers - 1, work, given) as others:
+    alone = replace(tuning, workers=1, on_event=_ignore, stop_requested=_go_on)  # which other processes can read
+    with workers(tuning.workers - 1, work, {"tuning": alone}) as others:
         last = False
         while not tuning.is_over(started):
             with ExitStack() as held:
@@ -498,7 +491,7 @@ def _run_trials(tuning: Tuning, study: Study, started: float) -> None:
 
 def work(tuning: Tuning, stop_requested: Callable[[], bool]) -> None:
     """What a worker process of a search does."""
-    replace(tuning, stop_requested=stop_requested).run()
+    replace(tuning, stop_requested=stop_requested).work()
 
 
 def _ignore(_number: int, _event: Event) -> None:
@@ -541,7 +534,7 @@ class _Watch:
         metric = str(event["metric"])
         if self.best is None and "metric" not in self.study.study.user_attrs:
             self.study.study.set_user_attr("metric", metric)
-        self.sign, self.best = sign_of(metric), float(best)
+        self.sign, self.best = -sign_of(metric), float(best)  # Optuna minimises
         if isinstance(event.get("settings"), Mapping):
             self.chosen = cast(Mapping[str, object], event["settings"])
         if event["event"] == "done":  # later rungs compare with the best value of a trial that is over
