@@ -226,7 +226,7 @@ class TestEveryModel:
     def test_reaches_most_of_what_the_best_possible_ranking_does(
         self, name: str, data: FeatureSpec, tmp_path: Path
     ) -> None:
-        sizes = {"epochs": 12, "batch_size": 512} if data.has_series else {"epochs": 5, "batch_size": 256}
+        sizes = {"epochs": 30, "batch_size": 1024} if data.has_series else {"epochs": 5, "batch_size": 256}
         run_training(name, data, tmp_path / "run", **sizes)
         best = data.metadata["summary"]["best_possible"]  # type: ignore[index]
         if not data.has_series:
