@@ -79,7 +79,6 @@ def test_the_commands_train_evaluate_and_export_a_model_of_an_installed_package(
         f"train pairs {data} {run} --set dim=2 --set train.epochs=1 --set train.tensorboard=false",
         f"evaluate {run} {data}",
         f"export {run} {tmp_path / 'exported'} --batch-sizes 1",
-        f"bench train pairs --data {data} --steps 1 --warmup 0 --set train.tensorboard=false",
         "models",
     ]
     there = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}

@@ -23,8 +23,7 @@ from recspec.evaluation.scoring import scores_of
 from recspec.evaluation.task import EvaluateSettings, EvaluationTask, draw_candidates
 from recspec.evaluation.warnings import ModelWarning
 from recspec.feature_spec import FeatureSpec
-from recspec.models import FittedItemModel, FittedModel, Interactions, LogisticRegression, Scores
-from recspec.models.layers import on_meta_device
+from recspec.models import FittedItemModel, FittedModel, Interactions, LogisticRegression, Scores, on_meta_device
 
 METRIC = FittedItemModel.metric
 

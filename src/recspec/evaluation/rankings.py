@@ -19,8 +19,7 @@ from recspec.evaluation.scoring import ModelRanker, Ranker, SplitScores
 from recspec.evaluation.task import EvaluationTask
 from recspec.metrics import Ranking
 from recspec.metrics import measures as metrics
-from recspec.models import Ids, Scores
-from recspec.models.layers import at_once
+from recspec.models import Ids, Scores, at_once
 
 SCORES_PER_BLOCK = 1 << 23  # scores of users x items held at once on a CPU: 32 MB in fp32
 

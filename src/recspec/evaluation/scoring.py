@@ -26,8 +26,8 @@ from recspec.evaluation.row_baselines import Scorer
 from recspec.evaluation.task import EvaluationTask
 from recspec.feature_spec import Feature, FeatureSpec
 from recspec.loading import Ranks, item_features
-from recspec.models import Ids, ItemModel, Model, Scores
-from recspec.models.layers import Batch, at_once, concatenate, num_rows, take, to_device
+from recspec.models import Ids, ItemModel, Model, Scores, at_once
+from recspec.models.layers import Batch, concatenate, num_rows, take, to_device
 
 Progress = Callable[[str, float, float | None], None]  # called with a stage, the amount done and the whole amount
 

@@ -27,8 +27,8 @@ from recspec.inference.index import ItemIndex
 from recspec.inference.merging import joined
 from recspec.inference.raw_columns import RawCatalogue
 from recspec.loading import Ranks
-from recspec.models import ItemModel, Model, Scores
-from recspec.models.layers import Batch, at_once, num_rows, take
+from recspec.models import ItemModel, Model, Scores, at_once
+from recspec.models.layers import Batch, num_rows, take
 
 SCORES = 1 << 24
 """Scores of requests x items held at once on a CPU: 64 MB."""

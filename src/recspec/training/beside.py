@@ -11,8 +11,7 @@ from collections.abc import Sequence
 
 from recspec.base.errors import RecspecError
 from recspec.evaluation import Evaluation, EvaluationTask, evaluate_baselines, seconds_of_an_operation
-from recspec.models import FittedItemModel, find_model
-from recspec.models.layers import on_meta_device
+from recspec.models import FittedItemModel, find_model, on_meta_device
 
 CHEAP = ("markov", "ease", "item_knn")
 """Baselines beside popularity. iALS and GF-CF take many passes, whose number the sizes don't tell."""

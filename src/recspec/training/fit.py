@@ -25,8 +25,8 @@ from recspec.data.storage import check_sidecar_files, label_columns
 from recspec.evaluation import Fitted, ItemFit, RowFit, Tried, warnings
 from recspec.feature_spec import FeatureSpec
 from recspec.loading import Ranks
-from recspec.models import FittedItemModel, FittedModel, ItemModel, LogisticRegression, find_model
-from recspec.models.layers import RowsHeld, on_meta_device
+from recspec.models import FittedItemModel, FittedModel, ItemModel, LogisticRegression, find_model, on_meta_device
+from recspec.models.layers import RowsHeld
 from recspec.training import run_folder
 from recspec.training.beside import item_baselines
 from recspec.training.choices import Choice, check_splits

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from recspec.base.errors import SettingsError, unknown
 from recspec.loading import stores_of
-from recspec.models import Model
-from recspec.models.layers import Embeddings, RowsHeld, on_meta_device
+from recspec.models import Model, on_meta_device
+from recspec.models.layers import Embeddings, RowsHeld
 from recspec.training.optimizers import Optimizers
 from recspec.training.settings import TrainSettings
 

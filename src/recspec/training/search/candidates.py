@@ -31,9 +31,10 @@ from recspec.models import (
     TrainedItemModel,
     find_model,
     known_models,
+    on_meta_device,
     require_libraries,
 )
-from recspec.models.layers import on_meta_device, to_device
+from recspec.models.layers import to_device
 from recspec.training import FitPlan, TrainingPlan, TrainSettings, plan_run, task_of
 from recspec.training.search.search_space import assigned, search_space, sections_of
 from recspec.training.search.state import OF_PROBABILITIES, Line, State, check_metric, question_of

@@ -13,8 +13,8 @@ from pydantic import BaseModel
 
 from recspec.base import config
 from recspec.base.errors import SettingsError
-from recspec.models import Model, find_model
-from recspec.models.layers import RowsHeld, on_meta_device
+from recspec.models import Model, find_model, on_meta_device
+from recspec.models.layers import RowsHeld
 from recspec.training import Choice, TrainSettings
 
 if TYPE_CHECKING:
