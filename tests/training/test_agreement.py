@@ -3,7 +3,7 @@
 import pytest
 
 from recspec.loading.ranks import Ranks
-from recspec.training.loop import Agreement
+from recspec.training.loop import RankConsensus
 
 
 @pytest.mark.parametrize(
@@ -11,7 +11,7 @@ from recspec.training.loop import Agreement
     [(0, False, False, True), (1e6, False, False, False), (1e6, True, True, True), (0, True, True, True)],
 )
 def test_a_run_that_stops_writes_a_checkpoint_first(minutes: float, asked: bool, stop: bool, due: bool) -> None:
-    agreement = Agreement(Ranks(), minutes, lambda: asked)
+    agreement = RankConsensus(Ranks(), minutes, lambda: asked)
     agreement.start(5)
     assert agreement.after(6) == (stop, due, False)
     assert agreement.after(7, late=True) == (stop, due, True)

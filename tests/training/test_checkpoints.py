@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from recspec.base.errors import CheckpointError
-from recspec.training.checkpoints import check_same_run, progress_of
 from recspec.training.choices import Choice
+from recspec.training.run_folder import check_same_run, progress_of
 from recspec.training.settings import TrainSettings
 
 

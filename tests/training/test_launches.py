@@ -15,11 +15,10 @@ import pytest
 from recspec.data.storage import synthesize
 from recspec.loading.ranks import Ranks
 from recspec.models.layers.batch import num_rows, to_device
-from recspec.training.build import build_model
-from recspec.training.outline import make_optimizers
+from recspec.training.optimizers import make_optimizers
 from recspec.training.plan import TrainingPlan, make_plan
 from recspec.training.settings import TrainSettings
-from recspec.training.step import TrainingStep
+from recspec.training.step import TrainingStep, build_model
 from tests.made_up_device import DEVICE, made_up_device
 from tests.training.test_waits import batches_of
 

@@ -14,9 +14,9 @@ from recspec.data.storage import SplitReader, open_split
 from recspec.evaluation import interactions
 from recspec.feature_spec import FeatureSpec
 from recspec.models import MODELS
-from recspec.training.checkpoints import Progress
 from recspec.training.choices import Choice
 from recspec.training.loop import train
+from recspec.training.run_folder import Progress
 from recspec.training.settings import TrainSettings
 from recspec.training.validation import Validation
 from tests import made_up

@@ -16,12 +16,11 @@ from recspec.feature_spec import FeatureSpec
 from recspec.loading.ranks import Ranks
 from recspec.models import MODELS
 from recspec.models.layers.batch import Batch, num_rows, to_device
-from recspec.training.build import Built, build_model, make_sampler
 from recspec.training.loop import TrainingRun
-from recspec.training.outline import make_optimizers
+from recspec.training.optimizers import make_optimizers
 from recspec.training.plan import TrainingPlan, make_plan
 from recspec.training.settings import TrainSettings
-from recspec.training.step import TrainingStep
+from recspec.training.step import Built, TrainingStep, build_model, make_sampler
 from tests import made_up
 from tests.closeness import assert_close
 from tests.made_up_device import DEVICE, made_up_device

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from recspec.training.checkpoints import WeightAverage
+from recspec.training.step import WeightAverage
 
 
 def test_the_average_of_the_weights_follows_its_formula() -> None:

@@ -3,9 +3,8 @@
 from recspec.training.blend import Blended, blend_runs
 from recspec.training.choices import Choice
 from recspec.training.defaults import task_of
-from recspec.training.fit import FitPlan
 from recspec.training.loop import TrainingRun, plan_run, train
-from recspec.training.plan import TrainingPlan, make_plan
+from recspec.training.plan import FitPlan, TrainingPlan, make_plan
 from recspec.training.product_rates import arithmetic
 from recspec.training.result import Result
 from recspec.training.run_folder import Event, has_checkpoint

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,20 +26,17 @@ from recspec.feature_spec import FeatureSpec
 from recspec.loading import Ranks
 from recspec.models import MODELS, FittedModel
 from recspec.training import run_folder
-from recspec.training.build import Built, build_model, make_sampler
-from recspec.training.checkpoints import Progress, RunCheckpoints, WeightAverage
-from recspec.training.fit import FitPlan, make_fit_plan, run_fit
-from recspec.training.judgement import judge
-from recspec.training.plan import TrainingPlan, make_plan
+from recspec.training.fit import run_fit
+from recspec.training.plan import FitPlan, TrainingPlan, make_fit_plan, make_plan
 from recspec.training.product_rates import arithmetic
-from recspec.training.result import Result, keeps_best, write_bundle
-from recspec.training.run_folder import Event, RunLog
+from recspec.training.result import Result, judge, keeps_best, log_end, write_bundle
+from recspec.training.run_folder import Event, Progress, RunCheckpoints, RunLog
 from recspec.training.settings import TrainSettings
-from recspec.training.step import TrainingStep
+from recspec.training.step import Built, TrainingStep, WeightAverage, build_model, make_sampler
 from recspec.training.tracking import TrackedSearch, Tracking
 from recspec.training.validation import Validation
 
-AGREEING = 2.0
+CONSENSUS_INTERVAL_S = 2.0
 """Seconds between agreements of ranks; torchrun gives processes that it stops half a minute."""
 
 
@@ -85,12 +83,11 @@ def train(
         plan = plan_run(model_name, spec, run, settings, model_settings, ranks, resume=resume)
         if force and not resume and ranks.is_first:
             run_folder.remove_run(run)
+        more: dict[str, Any] = {"baselines": baselines, "part_of": part_of}
         with using_threads(plan.threads.value):
             if isinstance(plan, FitPlan):
-                return run_fit(
-                    plan, run, ranks, on_event, stop_requested, resume=resume, baselines=baselines, part_of=part_of
-                )
-            training = TrainingRun(plan, run, ranks, on_event, stop_requested, baselines=baselines, part_of=part_of)
+                return run_fit(plan, run, ranks, on_event, stop_requested, resume=resume, **more)
+            training = TrainingRun(plan, run, ranks, on_event, stop_requested, **more)
             with closing(training.log):
                 return training.train(resume)
 
@@ -113,8 +110,8 @@ def plan_run(
     with stopping_at_once(NOT_BEGUN) if ranks.world_size == 1 else nullcontext():
         if model_name in MODELS and issubclass(MODELS[model_name], FittedModel):
             return make_fit_plan(model_name, spec, settings, model_settings, ranks, resume=resume)
-        so_far = run_folder.settings_of(run) if resume else None
-        return make_plan(model_name, spec, settings, model_settings, ranks, propose=True, so_far=so_far)
+        resumed = run_folder.resumed_settings(run) if resume else None
+        return make_plan(model_name, spec, settings, model_settings, ranks, propose=True, resumed_settings=resumed)
 
 
 @contextmanager
@@ -161,7 +158,7 @@ class TrainingRun:
         self.average = WeightAverage(self.model, self.settings.average) if self.settings.average else None
         self.validation = Validation(self.built)
         self.checkpoints = RunCheckpoints(self.built, folder, self.step.scaler, self.average)
-        self.agreement = Agreement(ranks, self.settings.checkpoint_minutes, stop_requested)
+        self.consensus = RankConsensus(ranks, self.settings.checkpoint_minutes, stop_requested)
         track = Tracking.of(self.settings.mlflow, folder, part_of) if ranks.is_first else None
         self.log = RunLog(folder, on_event, tensorboard=self.settings.tensorboard, track=track)
         self.progress, self.last_loss = Progress(), torch.zeros(())
@@ -191,14 +188,11 @@ class TrainingRun:
             )
         self.ranks.barrier()
         if self.ranks.is_first:
-            self.log.open()
-        self.log.write("start", **self.plan.described(), resumed_at_step=self.progress.step)
-        for note in notes:
-            self.log.write("note", message=note)
+            self.log.begin(notes, **self.plan.described(), resumed_at_step=self.progress.step)
         state, settings = self.progress, self.settings
         started = time.monotonic() - state.seconds
         with arithmetic(self.plan.precision.value, settings.deterministic):
-            self.agreement.start(state.step)
+            self.consensus.start(state.step)
             while state.epoch < settings.epochs and not state.stopped:
                 epoch_started, epoch_samples = time.monotonic(), state.samples
                 bytes_before = self.loader.bytes_read
@@ -267,7 +261,7 @@ class TrainingRun:
                 samples_per_second=state.samples_per_second,
                 seconds=state.seconds,
             )
-        stop, due, late = self.agreement.after(state.step, late=self._is_late())
+        stop, due, late = self.consensus.after(state.step, late=self._is_late())
         if due:
             self._save()
         if stop:
@@ -292,7 +286,7 @@ class TrainingRun:
 
     def _save(self) -> None:
         """Write a checkpoint, unless the loss is no longer a number."""
-        self.agreement.saved_at = time.monotonic()
+        self.consensus.saved_at = time.monotonic()
         self._finite(self.last_loss)
         self.checkpoints.save(self.progress)
 
@@ -342,22 +336,15 @@ class TrainingRun:
             result = write_bundle(self.folder / run_folder.BUNDLE, self.built, state, best, metric, judgement)
         if self.record is not None:
             self.record.finish(self.folder, state.seconds)
-        for warning in result.warnings:
-            self.log.write("warning", **warning.to_dict())
-        self.log.write(
-            "done",
-            bundle=str(result.bundle),
-            stopped=result.stopped,
+        log_end(
+            self.log,
+            result,
             epochs=state.epochs(self.plan.steps_per_epoch),
             best_epoch=result.best_epoch,
             best=state.best,
             metric=self.validation.metric,
             metrics=state.best_metrics,
-            baselines=dict(result.baselines),
-            warnings=[each.to_dict() for each in result.warnings],
             calibration=result.calibration.method if result.calibration is not None else "none",
-            samples_per_second=result.samples_per_second,
-            seconds=result.seconds,
         )
         return result
 
@@ -374,7 +361,7 @@ class TrainingRun:
         return self.average.in_place() if self.average is not None else nullcontext()
 
 
-class Agreement:
+class RankConsensus:
     """The moments at which ranks agree: whether any was asked to stop, and whether a checkpoint is due."""
 
     def __init__(self, ranks: Ranks, checkpoint_minutes: float, stop_requested: Callable[[], bool]) -> None:
@@ -389,12 +376,12 @@ class Agreement:
     def after(self, step: int, *, late: bool = False) -> tuple[bool, bool, bool]:
         """Whether to stop after this step, to write a checkpoint, and whether any rank is `late`; as all ranks say.
 
-        Several ranks ask each other every `AGREEING` seconds or so, at a step that all of them know.
+        Several ranks ask each other every `CONSENSUS_INTERVAL_S` seconds or so, at a step that all of them know.
         """
         stop, due, over = False, self.checkpoint_minutes == 0, False
         if self.ranks.world_size == 1 or step >= self.agree_at:  # agreeing costs a message
             now = time.monotonic()
-            steps = round((step - self.agreed_step) * AGREEING / max(1e-3, now - self.agreed_at))
+            steps = round((step - self.agreed_step) * CONSENSUS_INTERVAL_S / max(1e-3, now - self.agreed_at))
             unsaved = now - self.saved_at >= 60 * self.checkpoint_minutes
             asked = self.ranks.sum(torch.tensor([self.stop_requested(), unsaved, late, steps], dtype=torch.int64))
             self.agreed_at, self.agreed_step = time.monotonic(), step
