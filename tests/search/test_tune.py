@@ -198,17 +198,6 @@ def test_losers_are_stopped_and_a_slow_starter_wins(
     assert found.importances.judged == 20
 
 
-def test_a_model_that_is_fitted_at_once_has_one_value_and_no_epochs(
-    data: FeatureSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tune, "train", made_up_training(lambda rate: [rate], "full/ndcg@10"))
-    found = a_search(data, tmp_path, trials=5).run()
-    assert found.counted == {"complete": 5, "pruned": 0, "failed": 0, "running": 0}
-    assert found.metric == "full/ndcg@10"
-    assert found.best is not None
-    assert found.best.value == found.best.settings["train.learning_rate"]
-
-
 def test_a_model_that_chooses_its_settings_is_shown_with_them(
     data: FeatureSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
