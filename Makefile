@@ -10,7 +10,7 @@ inputs := pyproject.toml constraints.txt scripts/setup.sh
 # compile all sources again (PYTHONDONTWRITEBYTECODE).
 unexport PYTHONPATH PYTHONHOME PYTHONWARNINGS PYTHONOPTIMIZE PYTHONDONTWRITEBYTECODE PIP_TARGET PIP_PREFIX PIP_USER PYTEST_ADDOPTS
 
-.PHONY: demo test test-slow moto check check-kernels bench bench-all docs notebooks sbom lock
+.PHONY: demo test test-slow moto check check-kernels bench bench-all docs notebooks sbom lock dist
 .NOTPARALLEL:
 
 demo: .venv/ready-demo$(key)
@@ -44,10 +44,10 @@ check-kernels: .venv/ready-dev$(key)
 bench: .venv/ready-dev$(key)
 	$(bin)/python benchmarks/training.py $(ARGS)
 
-# Everything else that is measured on a CPU, one benchmark after the other: hours. benchmarks/gpu_lease.py needs a GPU, and
+# Everything else that is measured on a CPU, one benchmark after the other: hours. benchmarks/stress/gpu_lease.py needs a GPU, and
 # benchmarks/same_results.py two commits.
 bench-all: bench
-	for file in $(filter-out benchmarks/training.py benchmarks/gpu_lease.py benchmarks/same_results.py %_vs_peers.py,$(wildcard benchmarks/[a-z]*.py)); do \
+	for file in $(filter-out benchmarks/training.py benchmarks/same_results.py %_vs_peers.py %/gpu_lease.py,$(wildcard benchmarks/[a-z]*.py benchmarks/stress/[a-z]*.py)); do \
 		echo "== $$file" && $(bin)/python "$$file" || exit 1; done
 
 # The documentation site: its generated tables, then the pages. It opens in a browser without a server.
@@ -68,6 +68,10 @@ lock: .venv/ready-demo$(key)
 		--default-index https://pypi.org/simple --python-version 3.11 --generate-hashes --no-header --no-annotate --quiet; \
 	} > .venv/requirements.lock
 	mv .venv/requirements.lock requirements.lock
+
+# The wheel and the source archive in dist/, installed and used in blank environments.
+dist: .venv/ready-demo$(key)
+	$(bin)/python -m scripts.check_dist
 
 # What the demo's environment holds, as a CycloneDX bill of materials, by a tool in an environment of its own.
 sbom: .venv/ready-demo$(key)

@@ -88,7 +88,7 @@ def compare(arguments: argparse.Namespace, scratch: Path) -> Found:
 
 def clicks_like_criteo(folder: Path, rows: int) -> Any:
     """Made-up clicks with as many features as Criteo's, ids of the power law that DLRM's made-up ids follow."""
-    from recspec.data.storage.random_data import synthesize
+    from recspec.data.storage import synthesize
     from recspec.feature_spec import FeatureSpec
 
     ids, numbers = features_like_criteo()

@@ -30,7 +30,8 @@ def main() -> None:
     import numpy as np
     import torch
 
-    from recspec.inference import IndexSettings, ItemIndex, index_file
+    from recspec.inference import IndexSettings, ItemIndex
+    from recspec.inference.index import INDEX_FILE
 
     torch.set_num_threads(asked.threads)
     rng = np.random.default_rng(0)
@@ -93,11 +94,11 @@ def main() -> None:
             print(f"{row} | {timed(held, many, allowed=mask):.0f} |", flush=True)
         print(f"| {kind} | without 200 seen items | | | {one_by_one(held, seen)} | |")
         with tempfile.TemporaryDirectory() as folder:
-            index_file.save(held, Path(folder))
+            held.save(Path(folder))
             start = time.perf_counter()
-            index_file.load(Path(folder))
+            ItemIndex.load(Path(folder))
             opened = time.perf_counter() - start
-            megabytes = (Path(folder) / index_file.FILE_NAME).stat().st_size / 1e6
+            megabytes = (Path(folder) / INDEX_FILE).stat().st_size / 1e6
         print(f"| {kind} | file {megabytes:.0f} MB, opened in {opened * 1e3:.0f} ms |")
 
 

@@ -153,7 +153,7 @@ def tables(width: int, held: RowsHeld | None = None) -> nn.Module:
         }
     )
     torch.manual_seed(0)
-    return nn.Sequential(Embeddings(spec, dict.fromkeys(NAMES, width), start="uniform", held=held))
+    return nn.Sequential(Embeddings(spec, dict.fromkeys(NAMES, width), start="uniform", table_rows=held))
 
 
 def torchrec_step(width: int, weights: Tensor, ranks: Ranks, sharding: str) -> Step:

@@ -15,11 +15,11 @@ from starlette.types import ASGIApp, Message
 
 from recspec.serving.access import Access
 from recspec.serving.batching import Limits
+from recspec.serving.model_folders import Source
 from recspec.serving.opened_model import RepositorySettings
 from recspec.serving.repository import Repository
 from recspec.serving.server import Addresses, Server, ServeSettings, application
 from recspec.serving.server_metrics import ServerMetrics
-from recspec.serving.sources import Source
 
 
 def total(metrics: ServerMetrics, name: str, **labels: str) -> float:

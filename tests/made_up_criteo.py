@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from recspec.data.storage.random_data import power_law
+from recspec.data.storage.transcode import power_law
 
 SIZES = (
     1_400,

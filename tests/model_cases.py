@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from recspec.models import MODELS, FittedModel
+from recspec.feature_spec import FeatureSpec
+from recspec.models import MODELS, FittedItemModel, FittedModel
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ MODEL_CASES: Mapping[str, ModelCase] = {
 TRAINED_BY_STEPS = sorted(name for name, model in MODELS.items() if not issubclass(model, FittedModel))
 """Models of which the promises of gradient training are asked."""
 FITTED = sorted(set(MODELS) - set(TRAINED_BY_STEPS))
-OF_LABELLED_ROWS = ["logistic_regression"]
+OF_LABELLED_ROWS = [name for name in FITTED if not issubclass(MODELS[name], FittedItemModel)]
 """Fitted models that need rows of both classes, and draw no negatives."""
 
 
@@ -103,3 +104,18 @@ def kind_of_data(name: str) -> str:
     """The made-up data that a model needs: `sequences`, `interactions` or `clicks`."""
     needs = set(MODELS[name].needs)
     return "sequences" if "history" in needs else "interactions" if {"user", "item"} <= needs else "clicks"
+
+
+def reads_numbers(name: str) -> bool:
+    """Whether the model reads numbers that lie beside ids; one that does reads vectors too."""
+    columns = {"user": "u", "item": "i", "history": "h", "context": "number", "label": "label"}
+    ids = {"cardinality": 9, "dtype": "int32"}
+    features = {"u": ids, "i": {**ids, "vocabulary": "i"}, "h": {**ids, "vocabulary": "i", "length": 3, "padding": 0}}
+    spec = FeatureSpec.from_dict(
+        {
+            "feature_spec": {**features, "number": {"dtype": "float32"}, "label": {}},
+            "channel_spec": {role: [column] for role, column in columns.items()},
+        }
+    )
+    model = MODELS[name](spec, MODELS[name].Settings.model_validate(MODEL_CASES[name].tiny))
+    return "number" in model.features()

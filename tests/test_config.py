@@ -74,10 +74,13 @@ def test_a_published_recipe_is_found_by_its_name_where_no_clone_is(
     monkeypatch.setattr(config, "RECIPES", tmp_path / "installed" / "recipes")
     config.RECIPES.mkdir(parents=True)
     (config.RECIPES / "best.yaml").write_text("model: neumf\n")
-    assert load_recipe("recipes/best.yaml") == Recipe(model="neumf")
+    assert load_recipe("recipes/best.yaml") == load_recipe("best") == load_recipe(Path("best")) == Recipe(model="neumf")
     with pytest.raises(SettingsError, match=r"^recipe recipes/bst.yaml: no such file \(did you mean 'best.yaml'\?\)$"):
         load_recipe("recipes/bst.yaml")
-    for elsewhere in ("other/best.yaml", "best.yaml", "recipes/../recipes/best.yaml", "/recipes/best.yaml"):
+    by_name = r"^recipe bst: no such file, and no published recipe of this name \(did you mean 'best'\?\)$"
+    with pytest.raises(SettingsError, match=by_name):
+        load_recipe("bst")
+    for elsewhere in ("other/best.yaml", "best.yaml", "recipes/../recipes/best.yaml", "/recipes/best.yaml", "./best"):
         with pytest.raises(SettingsError, match="no such file"):
             load_recipe(elsewhere)
     (tmp_path / "recipes").mkdir()
@@ -88,7 +91,9 @@ def test_a_published_recipe_is_found_by_its_name_where_no_clone_is(
 def test_a_wheel_holds_the_recipes_and_a_source_archive_what_a_clone_holds() -> None:
     root = Path(__file__).parents[1]
     targets = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["hatch"]["build"]["targets"]
-    assert targets["wheel"]["force-include"] == {"recipes": f"recspec/{config.RECIPES.name}"}
+    assert targets["wheel"]["force-include"] == {"recipes": "recspec/recipes"}
+    assert root / "src" / "recspec" / "recipes" == config.RECIPES
+    assert load_recipe("neumf-ml-1m").model == "neumf"  # in a clone
     held = {name.strip("/") for name in targets["sdist"]["include"]}
     there = {each.name for each in root.iterdir() if not each.name.startswith(".")}
     assert {each for each in there if (root / each).suffix == ".md"} <= held

@@ -23,18 +23,18 @@ from recspec.inference.requesters import table_of
 from recspec.loading.loader import Loader
 from recspec.models import MODELS
 from recspec.models.layers.batch import Batch
+from recspec.serving.model_folders import copy_version
 from recspec.serving.opened_model import RepositorySettings, open_version
-from recspec.serving.private_copies import copy_version
 from recspec.training.loop import train
 from recspec.training.settings import TrainSettings
 from tests import made_up
 from tests.closeness import assert_close
-from tests.model_cases import MODEL_CASES, OF_LABELLED_ROWS, TRAINED_BY_STEPS
+from tests.model_cases import MODEL_CASES, OF_LABELLED_ROWS, TRAINED_BY_STEPS, reads_numbers
 
 NAMES = sorted(MODELS)
 VECTORS = ("user_vector", "item_vector", "mood")
 ALL = (*VECTORS, "title_vector")
-READ = sorted({*TRAINED_BY_STEPS, *OF_LABELLED_ROWS} - {"neumf", "mult_vae", "sasrec"})
+READ = [name for name in NAMES if reads_numbers(name)]
 """Models that read vectors; the others rank by ids alone."""
 QUICK = ExportSettings(batch_sizes=(1,), seconds=0.0, threads=1)
 

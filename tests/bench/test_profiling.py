@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from recspec.bench.profiling import OVERHEAD, PARTS, Watch, endless, group_of, profile_steps, work_of_step
-from recspec.data.storage.random_data import synthesize
+from recspec.data.storage import synthesize
 from recspec.feature_spec import FeatureSpec
 from recspec.loading.ranks import Ranks
 from recspec.models import MODELS

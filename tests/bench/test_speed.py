@@ -77,8 +77,10 @@ def test_every_model_is_measured_without_data_of_ones_own(model: str) -> None:
     assert 0 < figures["rows"] < FEW_ROWS if of_users else figures["rows"] == FEW_ROWS
     # Users and items get drawn negatives beside them; clicks have their own, and a user's items are compared with all.
     assert figures["negatives"] == (4 if "user" in MODELS[model].needs and not of_users else 0)
-    for figure in ("gflop_per_step", "share_of_matrix_rate", "share_of_memory_bandwidth", "peak_memory_bytes"):
+    for figure in ("share_of_memory_bandwidth", "peak_memory_bytes"):
         assert cast(float, figures[figure]) > 0
+    for figure in ("gflop_per_step", "share_of_matrix_rate"):  # 0 for a model without a matrix product
+        assert cast(float, figures[figure]) >= 0
     assert "profile" not in figures
 
 
@@ -94,6 +96,8 @@ def test_a_profile_is_measured_where_it_is_asked_for() -> None:
         warmup=1,
         profiled=1,
     )
+    assert cast(float, figures["gflop_per_step"]) > 0
+    assert cast(float, figures["share_of_matrix_rate"]) > 0
     profile = cast(dict[str, Any], figures["profile"])
     assert {"parts", "operations", "largest", "ms_per_step"} <= profile.keys()
     assert profile["steps"] == 1

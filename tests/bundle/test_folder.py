@@ -13,7 +13,7 @@ from recspec.base.errors import BundleError
 from recspec.bundle import folder as bundle
 from recspec.bundle.checkpoint import write_tensors
 from recspec.bundle.folder import Card, Seen
-from recspec.bundle.same_data import without_seen
+from recspec.bundle.run_record import without_seen
 from recspec.feature_spec import FeatureSpec
 from recspec.models import MODELS
 from recspec.models.base import Model

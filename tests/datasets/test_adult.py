@@ -19,13 +19,7 @@ from recspec.data.prepare import prepared
 from recspec.data.storage import open_split
 from recspec.data.storage.check import check
 from recspec.datasets import DATASETS
-from tests.dataset_cases import (
-    ADULT,
-    Case,
-    bytes_of,
-    run,
-    write_adult,
-)
+from tests.dataset_cases import ADULT, Case, bytes_of, run, write_adult
 
 
 def prepare_adult(raw: Path, out: Path, **settings: object) -> prepared.Prepared:

@@ -28,14 +28,7 @@ from recspec.data.storage import open_split, read_seen
 from recspec.data.storage.check import check
 from recspec.datasets import DATASETS, outbrain
 from recspec.feature_spec import FeatureSpec
-from tests.dataset_cases import (
-    CASES,
-    Case,
-    bytes_of,
-    nothing,
-    raw_pairs,
-    run,
-)
+from tests.dataset_cases import CASES, Case, bytes_of, nothing, raw_pairs, run
 
 # --- raw rows ---------------------------------------------------------------------------------------------------------
 

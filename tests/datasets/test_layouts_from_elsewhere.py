@@ -154,7 +154,7 @@ LAYOUTS = {
         lines(
             lambda u, i, t: f"{u},{i},99,{clock(t, '%Y-%m-%d %X')}.1,{clock(t, '%Y%m%d')},{t}.1,0.5",
             "user_id,video_id,play_duration,time,date,timestamp,watch_ratio\n",
-        ),
+        )
     ),
     "Amazon 2023, CSV": Layout(
         lines(
@@ -165,9 +165,7 @@ LAYOUTS = {
         item=ASIN,
     ),
     "Amazon 2018, the item first": Layout(
-        lines(lambda u, i, t: f"{ASIN.format(i)},{REVIEWER.format(u)},5.0,{t}"),
-        user=REVIEWER,
-        item=ASIN,
+        lines(lambda u, i, t: f"{ASIN.format(i)},{REVIEWER.format(u)},5.0,{t}"), user=REVIEWER, item=ASIN
     ),
     "MovieTweetings": Layout(lines(lambda u, i, t: f"{u}::{i:07d}::9::{t}"), item="000000{}", name="ratings.dat"),
     "LightGCN": Layout(
@@ -178,7 +176,7 @@ LAYOUTS = {
     "Excel's sep=;": Layout(
         lines(
             lambda u, i, t: f'{u};"{i}";{clock(t, "%d.%m.%Y %H:%M")}', "sep=;\r\nuser_id;item_id;timestamp\r\n", "\r\n"
-        ),
+        )
     ),
     "Excel's sep=; without a header": Layout(lines(lambda u, i, t: f"{u};{i};{t}", "sep=;\n")),
     "MySQL's INTO OUTFILE": Layout(
@@ -188,13 +186,13 @@ LAYOUTS = {
         item="10{}",
     ),
     "psql's CSV": Layout(
-        lines(lambda u, i, t: f"{u},{i},{clock(t, '%Y-%m-%d %X')}.25+00", "user_id,item_id,created_at\n"),
+        lines(lambda u, i, t: f"{u},{i},{clock(t, '%Y-%m-%d %X')}.25+00", "user_id,item_id,created_at\n")
     ),
     "pandas with its index": Layout(
         "".join(
             f"{row},{u},{i},5,{t}\n" for row, (u, i, t) in enumerate([("user_id", "item_id", "timestamp")])
         ).replace("0,user_id,item_id,5", ",user_id,item_id,rating")
-        + "".join(f"{row},{u},{i},5,{t}\n" for row, (u, i, t) in enumerate(EVENTS)),
+        + "".join(f"{row},{u},{i},5,{t}\n" for row, (u, i, t) in enumerate(EVENTS))
     ),
 }
 

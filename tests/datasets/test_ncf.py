@@ -8,12 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from recspec.base.errors import DataError, SettingsError
-from tests.dataset_cases import (
-    CASES,
-    raw_pairs,
-    run,
-    write_ncf,
-)
+from tests.dataset_cases import CASES, raw_pairs, run, write_ncf
 
 
 def test_the_papers_split_is_kept_and_the_last_of_train_is_valid(tmp_path: Path) -> None:

@@ -63,11 +63,7 @@ def fold_of(display: int) -> int:
 
 FOLDS = {fold: [display for display in range(1, 100) if fold_of(display) == fold][:12] for fold in (0, 1)}
 """Twelve displays in each fold: those of fold 0 show ads 1 and 2, those of fold 1 ads 1, 2 and 3."""
-CLICKED = {
-    **dict.fromkeys(FOLDS[0], 1),
-    **dict.fromkeys(FOLDS[1][:9], 2),
-    **dict.fromkeys(FOLDS[1][9:], 3),
-}
+CLICKED = {**dict.fromkeys(FOLDS[0], 1), **dict.fromkeys(FOLDS[1][:9], 2), **dict.fromkeys(FOLDS[1][9:], 3)}
 TEST = 901
 """A display of day 11, which is for test; it shows all three ads."""
 HOUR = DAY // 24

@@ -12,13 +12,7 @@ import pytest
 from recspec.data.storage import open_split
 from recspec.datasets.synthetic import GENRES, write_movielens_like
 from recspec.metrics import measures as metrics
-from tests.dataset_cases import (
-    CASES,
-    Case,
-    bytes_of,
-    run,
-    write_latest,
-)
+from tests.dataset_cases import CASES, Case, bytes_of, run, write_latest
 
 
 def test_clicks_keep_the_probability_they_were_drawn_from(tmp_path: Path) -> None:

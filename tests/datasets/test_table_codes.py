@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from recspec.datasets.table_label import lack_order
+from recspec.datasets.table_checks import lack_order
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -211,10 +211,7 @@ def test_blanks_around_a_columns_name_do_not_count_unless_the_feature_has_them()
 
 def test_a_cross_is_made_of_raw_columns_or_the_features_that_are_them() -> None:
     made = Encoders(
-        {
-            "hour": HashEncoder(cardinality=9, column="h"),
-            "cross": CrossEncoder(columns=("h", "place"), cardinality=9),
-        }
+        {"hour": HashEncoder(cardinality=9, column="h"), "cross": CrossEncoder(columns=("h", "place"), cardinality=9)}
     )
     assert [*raw_names(made, ["hour"])] == ["hour", "h"]
     assert [*raw_names(made, ["cross"])] == ["h", "place", "hour"]

@@ -194,10 +194,7 @@ def refused(folder: Path, text: str) -> list[str]:
 
 def spec_of(**features: dict[str, object]) -> FeatureSpec:
     """A specification with these features in the role context, and a label."""
-    data = {
-        "feature_spec": {**features, "label": {}},
-        "channel_spec": {"context": list(features), "label": ["label"]},
-    }
+    data = {"feature_spec": {**features, "label": {}}, "channel_spec": {"context": list(features), "label": ["label"]}}
     return FeatureSpec.from_dict(data)
 
 
@@ -421,11 +418,7 @@ BROKEN: dict[str, tuple[str, str, str]] = {
         "files: [b.csv], header: true",
         "line 9: source_spec.train[1].header: unknown key 'header'; known: 'type', 'features', 'files'",
     ),
-    "chunk without files": (
-        ", files: [b.csv]",
-        "",
-        "line 9: source_spec.train[1].files: is missing",
-    ),
+    "chunk without files": (", files: [b.csv]", "", "line 9: source_spec.train[1].files: is missing"),
     "chunk with an empty list": (
         "files: [b.csv]",
         "files: []",

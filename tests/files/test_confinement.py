@@ -29,9 +29,8 @@ from recspec.data.encoding.encoder_kinds import VocabularyEncoder
 from recspec.data.encoding.encoders import Encoders
 from recspec.data.encoding.vocabulary import Vocabulary
 from recspec.data.prepare import PrepareContext, prepared
-from recspec.data.storage import PREPARE_FILE, transcode
+from recspec.data.storage import PREPARE_FILE, synthesize, transcode
 from recspec.data.storage.check import check
-from recspec.data.storage.random_data import synthesize
 from recspec.datasets import DATASETS
 from recspec.evaluation import positives
 from recspec.export.exported_model import open_exported_model

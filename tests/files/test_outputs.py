@@ -17,8 +17,7 @@ from recspec.base.errors import DataError, SettingsError, of_the_machine
 from recspec.base.files import outputs
 from recspec.cli import app as cli
 from recspec.data.prepare import PrepareContext
-from recspec.data.storage import transcode
-from recspec.data.storage.random_data import synthesize
+from recspec.data.storage import synthesize, transcode
 from recspec.datasets import DATASETS
 from recspec.models import MODELS
 from recspec.tf_import.wide_deep import import_tf
@@ -89,7 +88,7 @@ def test_the_next_writer_removes_what_a_killed_one_left(how: str, tmp_path: Path
     for left in (outputs.temporary_name(out), other):
         left.mkdir()
         (left / "half").touch()
-    before = outputs.beside(out, "0123456789abcdef.old.tmp")  # a kill between the two renames
+    before = outputs.hidden_sibling(out, "0123456789abcdef.old.tmp")  # a kill between the two renames
     before.mkdir()
     (before / "whole").touch()
     locks = outputs.locked(out, "writing"), outputs.locked_inside(tmp_path, "writing", holds="out")

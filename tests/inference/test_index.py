@@ -1,9 +1,10 @@
-"""The item index: exact answers, filters that are kept to, and changes without a rebuild."""
+"""The item index: exact answers and filters that are kept to; its file gives the same answers, others are refused."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -13,9 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from recspec.base.errors import DataError, MissingExtraError, SettingsError
-from recspec.inference import IndexSettings, ItemIndex, flat, index
-from recspec.inference import index as proving
+from recspec.base.errors import BundleError, DataError, MissingExtraError, SettingsError
+from recspec.bundle import checkpoint
+from recspec.inference import IndexSettings, ItemIndex, exact_search, index
+from recspec.inference.index import INDEX_FILE
 from tests.blas import flagging
 
 Array = NDArray[Any]
@@ -67,7 +69,7 @@ def test_allowed_is_a_mask_by_id_or_a_list_of_ids() -> None:
 @settings(max_examples=40)
 @given(st.data())
 def test_any_search_is_as_a_sort_of_all_scores_is(kind: str, data: st.DataObject) -> None:
-    """With ties, filters of every share, excluded items, and items that were added and removed."""
+    """With ties, filters of every share, and excluded items."""
     if kind == "approximate":
         pytest.importorskip("faiss")
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
@@ -76,20 +78,13 @@ def test_any_search_is_as_a_sort_of_all_scores_is(kind: str, data: st.DataObject
     vectors = rng.standard_normal((num, dim)).round(decimals).astype(np.float32)
     ids = rng.permutation(200)[:num]
     held = ItemIndex.build(vectors, ids, settings=IndexSettings(kind=kind, recall=1))  # type: ignore[arg-type]
-    if data.draw(st.booleans()):
-        gone = rng.choice(ids, num // 2, replace=False)
-        held.remove(gone)
-        more, new = rng.standard_normal((9, dim)).round(decimals).astype(np.float32), rng.permutation(200)[:9]
-        held.add(more, new)
-        left = ~np.isin(ids, gone) & ~np.isin(ids, new)
-        vectors, ids = np.concatenate([vectors[left], more]), np.concatenate([ids[left], new])
     assert len(held) == len(ids)
     queries = rng.standard_normal((data.draw(st.integers(1, 6)), dim)).round(decimals).astype(np.float32)
     mask = rng.random(200) < data.draw(st.sampled_from([0, 0.1, 0.5, 1]))
     hidden = [rng.integers(0, 250, rng.integers(0, 99)) for _ in queries]
     scores, found = held.search(queries, k, allowed=mask, excluded=hidden)
     expected = by_hand(vectors, ids, queries, min(k, len(ids)), mask[ids], hidden)
-    if held.is_exact or mask.mean() < 0.3:
+    if held.lists is None or mask.mean() < 0.3:
         assert found.tolist() == expected.tolist()
     assert ((found == -1) == (expected == -1)).all()  # never fewer, never more than are allowed
     assert np.isin(found[found >= 0], np.flatnonzero(mask)).all()
@@ -103,13 +98,12 @@ def test_large_indexes_answer_as_a_sort_does_with_bf16_codes_and_without(
 ) -> None:
     if with_faiss:
         pytest.importorskip("faiss")
-        monkeypatch.setattr(flat, "COMPRESSED_ROWS", 500)
+        monkeypatch.setattr(exact_search, "COMPRESSED_ROWS", 500)
     else:
-        monkeypatch.setattr(flat, "find_spec", lambda _: None)
-    monkeypatch.setattr(flat, "SCORES", 1 << 12)  # several blocks
-    monkeypatch.setattr(flat, "NUMBERS", 1 << 12)
-    monkeypatch.setattr(proving, "NUMBERS", 1 << 12)
-    monkeypatch.setattr(proving, "CANDIDATES", 1 << 11)
+        monkeypatch.setattr(exact_search, "find_spec", lambda _: None)
+    monkeypatch.setattr(exact_search, "SCORES", 1 << 12)  # several blocks
+    monkeypatch.setattr(exact_search, "NUMBERS", 1 << 12)
+    monkeypatch.setattr(exact_search, "CANDIDATES", 1 << 11)
     vectors, queries = clustered(3000, 8)
     ids, everyone = np.arange(3000) + 5, np.ones(3005, bool)
     held = ItemIndex.build(vectors, ids)
@@ -135,9 +129,9 @@ def test_an_approximate_index_finds_the_recall_that_it_measured() -> None:
     pytest.importorskip("faiss")
     vectors, queries = clustered(6000, 16)
     held = ItemIndex.build(vectors, settings=IndexSettings(kind="approximate"), queries=queries)
-    assert not held.is_exact
-    assert held.recall is not None
-    assert held.recall >= 0.99
+    assert held.lists is not None
+    assert held.lists.recall is not None
+    assert held.lists.recall >= 0.99
     assert "lists are read; recall@100 of 30 of the given queries: 0.99" in held.note or "1.0000" in held.note
     exact = ItemIndex.build(vectors)
     rng = np.random.default_rng(0)
@@ -153,7 +147,7 @@ def test_vectors_without_clusters_are_searched_exactly_and_the_note_says_so() ->
     pytest.importorskip("faiss")
     vectors = np.random.default_rng(0).standard_normal((4000, 64))
     held = ItemIndex.build(vectors, settings=IndexSettings(kind="approximate", recall=1))
-    assert held.is_exact
+    assert held.lists is None
     assert "exact search of 4,000 items: recall@100 of 256 vectors of items in a quarter of 256 lists is" in held.note
 
 
@@ -168,30 +162,8 @@ def test_an_approximate_index_gives_all_that_is_allowed_where_its_lists_hold_too
     assert held.search(queries[:1], 6000)[1].min() == 0
 
 
-def test_many_changes_are_put_in_order_and_answered_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("faiss")
-    monkeypatch.setattr(index, "IDLE_ROWS", 100)
-    vectors, queries = clustered(3000, 8)
-    held = ItemIndex.build(vectors[:2000], settings=IndexSettings(kind="approximate"))
-    held.add(vectors[2000:2500], np.arange(2000, 2500))
-    assert len(held.rows.tail) == 0
-    held.add(vectors[2500:2600], np.arange(2500, 2600))
-    assert len(held.rows.tail) == 100
-    held.remove(np.arange(0, 2600, 2))
-    assert held.rows.dead is None
-    held.add(-vectors[:1], [1])
-    assert (held.vectors_of([1, 3]) == [-vectors[0], vectors[3]]).all()
-    again = ItemIndex.build(np.concatenate([-vectors[:1], vectors[3:2600:2]]), np.arange(1, 2600, 2))
-    assert (held.search(queries, 5)[1] == again.search(queries, 5)[1]).mean() > 0.95
-
-
-def test_an_index_may_lose_all_its_items_and_get_new_ones() -> None:
-    held = ItemIndex.build(np.zeros((0, 3)))
-    assert held.search([[1, 1, 1]], 4)[1].shape == (1, 0)
-    held.add([[1, 2, 3]], [7])
-    assert held.search([[1, 1, 1]], 4)[1].tolist() == [[7]]
-    held.remove([7])
-    assert held.search([[1, 1, 1]], 4, allowed=[7], excluded=[[7]])[1].shape == (1, 0)
+def test_an_index_may_be_empty() -> None:
+    assert ItemIndex.build(np.zeros((0, 3))).search([[1, 1, 1]], 4, allowed=[7], excluded=[[7]])[1].shape == (1, 0)
 
 
 @pytest.mark.parametrize("kind", ["exact", "approximate"])
@@ -237,8 +209,6 @@ def test_answers_do_not_depend_on_the_number_of_threads() -> None:
         (lambda: ItemIndex.build([[1.0]]).search([[1.0]], 0), "k is 0; expected 1 or more"),
         (lambda: ItemIndex.build([[1.0]]).search([[1.0]], 1, excluded=[]), "excluded: 0 lists for 1 queries"),
         (lambda: ItemIndex.build([[1.0]]).search([[1.0]], 1, allowed=[[True]]), "allowed has 2 dimensions"),
-        (lambda: ItemIndex.build([[1.0]]).remove([0, 5]), "does not hold 1 of these ids, such as 5"),
-        (lambda: ItemIndex.build([[1.0]]).vectors_of([5]), "does not hold 1 of these ids, such as 5"),
     ],
 )
 def test_what_can_not_be_searched_is_refused(make: Any, says: str) -> None:
@@ -263,5 +233,117 @@ def test_settings_are_checked_and_a_missing_library_is_named(monkeypatch: pytest
 @pytest.mark.parametrize("num_queries", [1, 3])
 def test_a_flag_that_the_product_sets_is_no_warning(num_queries: int) -> None:
     vectors, queries = clustered(40, 5)
-    found = [flat.FlatRows(each).top(queries[:num_queries], 4)[1].tolist() for each in (vectors, flagging(vectors))]
+    found = [
+        exact_search.FlatRows(each).top(queries[:num_queries], 4)[1].tolist() for each in (vectors, flagging(vectors))
+    ]
     assert found[0] == found[1]
+
+
+# --- its file ----------------------------------------------------------------------------------------------------
+
+
+def saved(folder: Path, kind: str = "exact") -> ItemIndex:
+    """An index of 500 items in a folder."""
+    vectors = np.random.default_rng(0).standard_normal((500, 4))
+    held = ItemIndex.build(vectors, np.arange(500) * 2, settings=IndexSettings(kind=kind, recall=0.5))  # type: ignore[arg-type]
+    held.save(folder)
+    return held
+
+
+@pytest.mark.parametrize("kind", ["exact", "approximate"])
+def test_a_saved_index_answers_as_before_and_is_not_copied(tmp_path: Path, kind: str) -> None:
+    if kind == "approximate":
+        pytest.importorskip("faiss")
+    before, queries = saved(tmp_path, kind), np.random.default_rng(1).standard_normal((9, 4))
+    after = ItemIndex.load(tmp_path)
+    assert after.note == before.note
+    assert after.search(queries, 7)[1].tolist() == before.search(queries, 7)[1].tolist()
+    maps = Path("/proc/self/maps")
+    if maps.exists():
+        assert str(tmp_path / INDEX_FILE) in maps.read_text()
+
+
+def test_lists_are_left_out_where_faiss_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("faiss")
+    saved(tmp_path, "approximate")
+    monkeypatch.setattr(index, "find_spec", lambda _: None)
+    held = ItemIndex.load(tmp_path)
+    assert held.lists is None
+    assert held.note.startswith("exact search of 500 items, because faiss is not installed: pip install")
+
+
+def tensors(**changed: torch.Tensor | None) -> dict[str, torch.Tensor]:
+    """Those of an approximate index of three items, with some changed or left out."""
+    made: dict[str, torch.Tensor | None] = {
+        "ids": torch.tensor([1, 2, 5]),
+        "vectors": torch.ones(3, 2),
+        "centroids": torch.ones(2, 2),
+        "assignments": torch.tensor([0, 1, 1], dtype=torch.int32),
+    }
+    return {name: tensor for name, tensor in {**made, **changed}.items() if tensor is not None}
+
+
+@pytest.mark.parametrize(
+    ("changed", "header", "says"),
+    [
+        ({"ids": None}, {}, "holds 'assignments', 'centroids', 'vectors'; expected 'assignments', 'centroids', 'ids'"),
+        ({"ids": torch.tensor([1, 1, 2])}, {}, "'ids' does not rise from 0 or more"),
+        ({"ids": torch.tensor([2**63 - 1, -(2**63), 2])}, {}, "'ids' does not rise from 0 or more"),
+        ({"ids": torch.tensor([-1, 1, 2])}, {}, "'ids' does not rise from 0 or more"),
+        ({"ids": torch.tensor([1, 2])}, {}, "'vectors' has shape (3, 2); expected a row for each of 2 'ids'"),
+        ({"vectors": torch.ones(3, 2).double()}, {}, "'vectors' is torch.float64 in 2 dimensions; expected"),
+        ({"vectors": torch.full((3, 2), torch.nan)}, {}, "vectors: row 1 holds a number that is not finite"),
+        ({"centroids": torch.full((2, 2), torch.inf)}, {}, "'centroids' holds numbers that are not finite"),
+        ({"centroids": torch.ones(2, 3)}, {}, "'centroids' has shape (2, 3); expected 1 to 3 rows of 2"),
+        ({"centroids": torch.ones(0, 2)}, {}, "'centroids' has shape (0, 2)"),
+        (
+            {"assignments": torch.tensor([0, 2, 0], dtype=torch.int32)},
+            {},
+            "'assignments' holds 0 to 2; expected 0 to 1",
+        ),
+        ({"assignments": torch.zeros(2, dtype=torch.int32)}, {}, "'assignments' has 2 rows; expected 3"),
+        ({}, {"num_probes": 3}, "header: num_probes is 3; expected at most 2"),
+        ({}, {"num_probes": 0}, "num_probes: Input should be greater than or equal to 1"),
+        ({}, {"num_probes": None}, "expected 'ids', 'vectors'"),
+        ({}, {"format": 9}, "index format 9; this recspec reads 1"),
+        ({}, {"extra": 9}, "extra: Extra inputs are not permitted"),
+    ],
+)
+def test_a_hostile_file_is_refused(
+    tmp_path: Path, changed: dict[str, torch.Tensor], header: dict[str, object], says: str
+) -> None:
+    about = {"format": 1, "note": "n", "num_probes": 1, "recall": 1.0, **header}
+    checkpoint.write_tensors(tmp_path / INDEX_FILE, tensors(**changed), about)
+    with pytest.raises(BundleError) as error:
+        ItemIndex.load(tmp_path)
+    assert says in str(error.value)
+    assert INDEX_FILE in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data[:0],
+        lambda data: data[:100],
+        lambda data: data[:-1],
+        lambda data: b"\xff" * 64 + data[64:],
+        lambda data: data.replace(b'"recspec"', b'"another"'),
+        lambda data: b"IxSQ" + data,
+    ],
+)
+def test_a_damaged_file_is_refused(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+    saved(tmp_path)
+    file = tmp_path / INDEX_FILE
+    file.write_bytes(damage(file.read_bytes()))
+    with pytest.raises(BundleError, match="damaged"):
+        ItemIndex.load(tmp_path)
+
+
+def test_a_missing_file_or_one_elsewhere_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match="no such file; this folder holds no item index"):
+        ItemIndex.load(tmp_path)
+    (tmp_path / "run").mkdir()
+    saved(tmp_path)
+    (tmp_path / "run" / INDEX_FILE).symlink_to(tmp_path / INDEX_FILE)
+    with pytest.raises(BundleError, match="leads outside the folder"):
+        ItemIndex.load(tmp_path / "run")

@@ -34,7 +34,6 @@ from recspec.inference import (
     Predictor,
     Wanted,
     build_pipeline,
-    index_file,
 )
 from recspec.inference.merging import joined
 from recspec.inference.retrievers import Retriever
@@ -299,11 +298,11 @@ def test_a_retriever_of_vectors_without_its_index_is_refused(runs: Mapping[str, 
 def test_an_index_of_vectors_of_another_width_is_refused(runs: Mapping[str, Path], tmp_path: Path) -> None:
     build_pipeline(tmp_path / "run", [str(runs["two_tower"])], runs["wide_deep"], candidates=8)
     folder = tmp_path / "run" / "bundle" / "retrievers" / "two_tower"
-    index = index_file.load(folder)
-    index_file.save(ItemIndex.build(index.rows.base.vectors[:, :3], index.rows.ids), folder)
+    index = ItemIndex.load(folder)
+    ItemIndex.build(index.flat.vectors[:, :3], index.ids).save(folder)
     with pytest.raises(BundleError) as caught:
         Pipeline.open(bundle.load(tmp_path / "run", verify=False))
-    width = index.rows.base.vectors.shape[1]
+    width = index.dim
     assert f"the index of retriever 'two_tower' holds vectors of 3 numbers; its model's have {width}" in str(
         caught.value
     )

@@ -26,7 +26,7 @@ from recspec.inference.predictor import Predictor
 from recspec.inference.recommendation import Recommendation, note_of_unknown_users
 from recspec.inference.requests import rank, recommend
 from recspec.inference.wanted import Boost, Wanted
-from recspec.models import MODELS
+from recspec.models import MODELS, Traits
 from recspec.models.fitted import FittedModel
 from recspec.training.loop import train
 from recspec.training.settings import TrainSettings
@@ -495,7 +495,7 @@ def test_items_that_nobody_acted_on_come_from_models_that_score_them(
     assert ask(new, "u3", k=1).items[0].item != item
     short = ask(new, "u3", k=100)
     assert "1 item without interactions is left out, because the model knows nothing of it" in short.notes
-    monkeypatch.setattr(type(films.model), "scores_unseen_items", True, raising=False)
+    monkeypatch.setattr(type(films.model), "traits", Traits(scores_unseen_items=True))
     assert ask(Predictor(bundle, films.device), "u3", k=1).items[0].item == item
 
 

@@ -37,11 +37,11 @@ def test_weights_are_those_of_the_pairs(kind: str, length: int, monkeypatch: pyt
     with torch.inference_mode():
         events, copies = pairs(happened, target)
         wanted = events.padded(unit(copies, target, events)).t()
-        brought = unit.brought(target)
-        torch.testing.assert_close(attention_to_items(unit, happened, brought), wanted, atol=1e-5, rtol=1e-5)
+        projected = unit.project_target(target)
+        torch.testing.assert_close(attention_to_items(unit, happened, projected), wanted, atol=1e-5, rtol=1e-5)
         monkeypatch.setattr(all_items, "FLOATS", 1)
         monkeypatch.setattr(all_items, "EVENTS", 2)
-        torch.testing.assert_close(attention_to_items(unit, happened, brought), wanted, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(attention_to_items(unit, happened, projected), wanted, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("length", [1, 2, 9])

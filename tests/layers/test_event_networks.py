@@ -32,7 +32,7 @@ class TestAttentionUnit:
         events = FORMS[form](present_of("some"))
         happened = torch.randn(events.num_events, 3, requires_grad=True)
         target = torch.randn(4, target_dim, requires_grad=True)
-        wide = unit.brought(target)[events.rows]
+        wide = unit.project_target(target)[events.rows]
         joined = torch.cat([happened, wide, happened - wide, happened * wide], dim=1)
         wanted = unit.out(unit.mlp.after_first(unit.mlp.first(joined), events.mask)).squeeze(1)
         got = unit(happened, target, events)

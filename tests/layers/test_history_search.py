@@ -130,7 +130,7 @@ def test_by_rows_equals_padded_with_every_gradient(
         places = Places.of(present)
         columns = [Column(table, places.take(own), sparse=sparse) for table, own in zip(tables, ids, strict=True)]
         scores, sums = attend_by_rows(columns, places, queries, mean=mean)
-        return torch.stack([places.lay(own, 0.0) for own in scores], dim=1), sums
+        return torch.stack([places.to_padded(own, 0.0) for own in scores], dim=1), sums
 
     found = []
     for way in (padded, by_rows):

@@ -33,7 +33,7 @@ def found(made: Gru, events: Events, x: Tensor, attention: Tensor | None, read: 
     attention = None if attention is None else attention.clone().requires_grad_()
     states, last = made(events.flat(x), events, None if attention is None else events.flat(attention))
     states = events.padded(states)
-    states = torch.where(events.there.unsqueeze(2), states, 0.0)  # nobody reads the others
+    states = torch.where(events.present_mask.unsqueeze(2), states, 0.0)  # nobody reads the others
     of_states, of_last = states.sin().sum(), last.cos().sum()
     loss = {"states": of_states, "last": of_last, "both": of_states + of_last}[read]
     every = zip(LEAVES, (x, attention, *made.parameters()), strict=True)

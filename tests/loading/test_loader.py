@@ -15,7 +15,7 @@ from recspec.base.errors import DataError
 from recspec.data.storage import Columns, Ragged, SplitReader, SplitWriter
 from recspec.data.storage import check as dataset_check
 from recspec.feature_spec import CHUNK_TYPES, ChunkType, FeatureSpec
-from recspec.loading.blocks import Share
+from recspec.loading.blocks import RankBatch
 from recspec.loading.loader import Loader
 from recspec.loading.rows import Filling, Layout
 from recspec.models.layers.batch import Batch, concatenate
@@ -42,10 +42,7 @@ def columns_of(rows: np.ndarray) -> Columns:
 def dataset(folder: Path, counts: dict[str, int], kind: ChunkType = "parquet", rows_per_file: int = 37) -> FeatureSpec:
     """Splits whose rows are numbered on."""
     spec = FeatureSpec.from_dict(
-        {
-            "feature_spec": FEATURES,
-            "channel_spec": {"item": ["row"], "context": ["tags", "price"], "label": ["label"]},
-        },
+        {"feature_spec": FEATURES, "channel_spec": {"item": ["row"], "context": ["tags", "price"], "label": ["label"]}},
         folder,
     )
     sources, first = {}, 0
@@ -58,12 +55,12 @@ def dataset(folder: Path, counts: dict[str, int], kind: ChunkType = "parquet", r
     return spec.replace(sources=sources)
 
 
-def rows_of(shares: Sequence[Share]) -> list[int]:
+def rows_of(shares: Sequence[RankBatch]) -> list[int]:
     """The rows that shares hold, fillers left out."""
     return [row for share in shares for row in share.batch["row"][: share.num_rows].tolist()]
 
 
-def global_batches(ranks: Sequence[Sequence[Share]]) -> list[list[int]]:
+def global_batches(ranks: Sequence[Sequence[RankBatch]]) -> list[list[int]]:
     """The rows of each batch over all ranks, in the order of the ranks."""
     return [rows_of(shares) for shares in zip(*ranks, strict=True)]
 
@@ -255,7 +252,7 @@ def test_lists_that_are_mostly_values_keep_their_length(tmp_path: Path) -> None:
     assert {share.batch["tags"].shape for share in reader.batches()} == {(1, 4)}
 
 
-def _rows(shares: Iterator[Share], width: int) -> list[tuple[int, list[int]]]:
+def _rows(shares: Iterator[RankBatch], width: int) -> list[tuple[int, list[int]]]:
     return [
         (int(row), tags.tolist() + [0] * (width - len(tags)))
         for share in shares
@@ -424,7 +421,7 @@ def test_a_stream_holds_no_more_rows_than_its_budget_says(tmp_path: Path, monkey
         held.append(num_rows)
         return Filling(layout, num_rows)
 
-    monkeypatch.setattr("recspec.loading.streaming.Filling", allocate)
+    monkeypatch.setattr("recspec.loading.loader.Filling", allocate)
     rows = rows_of(list(reader.batches()))
     assert sorted(rows) == list(range(1000))
     assert sum(held) == 1000

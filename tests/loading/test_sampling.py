@@ -12,7 +12,7 @@ import torch
 
 from recspec.base.errors import SettingsError
 from recspec.feature_spec import FeatureSpec
-from recspec.loading.blocks import Share
+from recspec.loading.blocks import RankBatch
 from recspec.loading.sampling import REDRAWS, NegativeSampler, holds_negatives, negatives_by_default, sampler_for
 from recspec.models.layers.batch import drawn_of, log_expected_of
 from tests import made_up
@@ -20,15 +20,15 @@ from tests import made_up
 NUM_ITEMS = 50
 
 
-def rows(num_rows: int, **features: torch.Tensor) -> Share:
+def rows(num_rows: int, **features: torch.Tensor) -> RankBatch:
     ids = torch.arange(num_rows, dtype=torch.int32)
     batch = {"user_id": ids % 7, "item_id": ids % NUM_ITEMS, "label": torch.ones(num_rows), **features}
-    return Share(batch, num_rows, num_rows, 0)
+    return RankBatch(batch, num_rows, num_rows, 0)
 
 
-def part(whole: Share, first: int, stop: int) -> Share:
+def part(whole: RankBatch, first: int, stop: int) -> RankBatch:
     batch = {name: tensor[first:stop] for name, tensor in whole.batch.items()}
-    return Share(batch, stop - first, whole.total_rows, first)
+    return RankBatch(batch, stop - first, whole.total_rows, first)
 
 
 def sampler(num_negatives: int, **arguments: object) -> NegativeSampler:
@@ -90,7 +90,7 @@ def test_two_ranks_see_the_negatives_of_one(cut: int, rejecting: bool) -> None:
 
 
 def test_a_rank_with_only_a_filler_row_gets_a_batch() -> None:
-    filler = Share(part(rows(3), 2, 3).batch, num_rows=0, total_rows=3, first_row=3)
+    filler = RankBatch(part(rows(3), 2, 3).batch, num_rows=0, total_rows=3, first_row=3)
     assert len(sampler(2)(filler, epoch=0, step=0)["item_id"]) == 3
 
 
@@ -202,14 +202,14 @@ def dataset(folder: Path, *, catalogue: bool) -> FeatureSpec:
     )
 
 
-def first_batch() -> Share:
+def first_batch() -> RankBatch:
     batch = {
         "user_id": torch.tensor([1, 2], dtype=torch.int32),
         "item_id": torch.tensor([1, 2], dtype=torch.int32),
         "kind": torch.tensor([7, 8], dtype=torch.int32),
         "label": torch.ones(2),
     }
-    return Share(batch, 2, 2, 0)
+    return RankBatch(batch, 2, 2, 0)
 
 
 def test_item_features_come_from_the_catalogue(tmp_path: Path) -> None:
@@ -287,7 +287,7 @@ def test_lists_of_other_widths_are_padded_to_one() -> None:
         1, 3, user="user", item="item", label="label", first_id=1, item_features={"tags": torch.tensor([[0] * 3] * 3)}
     )
     batch = {"user": torch.tensor([1]), "item": torch.tensor([0]), "label": torch.ones(1), "tags": torch.tensor([[5]])}
-    made = sampler(Share(batch, 1, 1, 0), epoch=0, step=0)
+    made = sampler(RankBatch(batch, 1, 1, 0), epoch=0, step=0)
     assert made["tags"].tolist() == [[5, 0, 0], [0, 0, 0]]  # an unknown item's row keeps its own
 
 
@@ -296,7 +296,7 @@ def test_a_known_items_feature_is_that_of_the_table_for_rows_and_negatives_alike
         1, 3, user="user", item="item", label="label", first_id=1, item_features={"price": torch.tensor([0, 7, 8])}
     )
     batch = {name: torch.tensor([1]) for name in ("user", "item", "label")} | {"price": torch.tensor([5])}
-    made = sampler(Share(batch, 1, 1, 0), epoch=0, step=0)
+    made = sampler(RankBatch(batch, 1, 1, 0), epoch=0, step=0)
     assert made["price"].tolist() == [7, {1: 7, 2: 8}[int(made["item"][1])]]
 
 

@@ -113,7 +113,7 @@ def test_rows_that_are_held_start_as_they_do_among_all(
 
     def made(held: RowsHeld | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         torch.manual_seed(5)
-        store = Embeddings(clicks, widths, start=start, held=held).stores["3"]
+        store = Embeddings(clicks, widths, start=start, table_rows=held).stores["3"]
         return store, torch.rand(1)
 
     whole, after = made()
@@ -137,7 +137,7 @@ def test_fetched_rows_are_looked_up_as_rows_that_are_here(
     def make(held: RowsHeld | None = None) -> nn.Module:
         torch.manual_seed(3)
         widths = {"user_id": 2, "tags": 2, "hour": 2, "item_id": 3}
-        return nn.ModuleDict({"all": Embeddings(clicks, widths, combiner=combiner, held=held)})
+        return nn.ModuleDict({"all": Embeddings(clicks, widths, combiner=combiner, table_rows=held)})
 
     def step(model: nn.Module, names: tuple[str, ...] | None) -> torch.Tensor:
         embeddings = model["all"]  # type: ignore[index]
@@ -387,7 +387,7 @@ from recspec.models.layers.embeddings import Embeddings
 
 spec = FeatureSpec.load(sys.argv[1])
 with join("cpu") as ranks:
-    make = lambda held: nn.ModuleList([Embeddings(spec, {"user_id": 2}, held=held)])
+    make = lambda held: nn.ModuleList([Embeddings(spec, {"user_id": 2}, table_rows=held)])
     placement = place(make, ranks, PlacementSettings(shard_embeddings="always"), lambda _, width: 4 * width)
     model, _ = build(make, ranks, placement)
     batch = {"user_id": torch.arange(390)}

@@ -12,7 +12,7 @@ import torch
 from recspec.base.errors import SettingsError
 from recspec.data.storage import Ragged, SplitWriter
 from recspec.feature_spec import Chunk, FeatureSpec
-from recspec.loading.blocks import Share
+from recspec.loading.blocks import RankBatch
 from recspec.loading.sampling import SharedNegatives, ids_present, shared_negatives_for
 from recspec.models.layers.batch import drawn_of, log_expected_of
 
@@ -21,10 +21,10 @@ SHARES = torch.tensor([0.0, 0.5, 0.25, 0.125, 0.125])
 """Of the training rows, by item."""
 
 
-def rows(users: list[int], items: list[int], labels: list[float] | None = None, **more: torch.Tensor) -> Share:
+def rows(users: list[int], items: list[int], labels: list[float] | None = None, **more: torch.Tensor) -> RankBatch:
     label = torch.tensor(labels or [1.0] * len(users))
     batch = {"user_id": torch.tensor(users), "item_id": torch.tensor(items), "label": label, **more}
-    return Share(batch, len(users), len(users), 0)
+    return RankBatch(batch, len(users), len(users), 0)
 
 
 def negatives(**arguments: object) -> SharedNegatives:
@@ -88,11 +88,11 @@ def test_every_rank_compares_its_rows_with_the_same_items() -> None:
     everyone = torch.stack([whole.batch["item_id"], torch.ones(5, dtype=torch.int64), whole.batch["user_id"]], dim=1)
     for first, stop in ((0, 2), (2, 5)):
         batch = {name: values[first:stop] for name, values in whole.batch.items()}
-        part = Share(batch, stop - first, 5, first)
+        part = RankBatch(batch, stop - first, 5, first)
         found = negatives(**arguments, gather=lambda _: everyone)(part, epoch=3, step=7)
         for name, values in wanted.items():
             assert torch.equal(found[name], values[first:stop]), name
-    filler = Share({name: values[-1:] for name, values in whole.batch.items()}, 0, 5, 5)
+    filler = RankBatch({name: values[-1:] for name, values in whole.batch.items()}, 0, 5, 5)
     given: list[int] = []
 
     def gather(mine: torch.Tensor) -> torch.Tensor:

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from recspec.data.storage import SplitWriter
 from recspec.feature_spec import CHUNK_TYPES, ChunkType, FeatureSpec
-from recspec.loading.blocks import Block, Part, Share
-from recspec.loading.loader import Loader
-from recspec.loading.streaming import Deal
+from recspec.loading.blocks import Block, HeldOutShare, RankBatch
+from recspec.loading.loader import LaneSchedule, Loader
 
 ROWS, GROUP = 1000, 20
 
@@ -39,13 +38,13 @@ def loader(spec: FeatureSpec, rank: int = 0, world_size: int = 1, **settings: ob
     return Loader(spec, "train", rank=rank, world_size=world_size, **given)  # type: ignore[arg-type]
 
 
-def rows_of(shares: Sequence[Share]) -> list[int]:
+def rows_of(shares: Sequence[RankBatch]) -> list[int]:
     return [row for share in shares for row in share.batch["row"][: share.num_rows].tolist()]
 
 
 @given(st.integers(1, 500), st.integers(1, 120), st.integers(1, 9))
 def test_a_deal_gives_every_lane_its_part_of_every_batch(num_rows: int, batch_size: int, lanes: int) -> None:
-    deal, batches = Deal(num_rows, batch_size, lanes), -(-num_rows // batch_size)
+    deal, batches = LaneSchedule(num_rows, batch_size, lanes), -(-num_rows // batch_size)
     dealt = []
     for lane in range(lanes):
         parts = [deal.part(lane, batch) for batch in range(batches)]
@@ -110,7 +109,7 @@ def test_all_ranks_take_equally_many_steps_and_each_row_comes_once(
 
 def test_rows_that_are_not_all_wanted_are_dealt_once(tmp_path: Path) -> None:
     spec = dataset(tmp_path)
-    chosen = {"positives_only": True, "part": Part(0.4, held_out=True, seed=2), "memory_budget": 300}
+    chosen = {"positives_only": True, "part": HeldOutShare(0.4, held_out=True, seed=2), "memory_budget": 300}
     alone = rows_of(list(loader(spec, **chosen).batches()))  # type: ignore[arg-type]
     assert 80 < len(alone) < 190
     assert all(row % 3 == 0 for row in alone)

@@ -191,7 +191,7 @@ spec = FeatureSpec.load(sys.argv[1])
 with join("cpu") as ranks:
     def make(held=None):
         torch.manual_seed(0)
-        return nn.ModuleList([Embeddings(spec, {"user_id": 4, "hour": 4, "item_id": 8, "tags": 2}, held=held)])
+        return nn.ModuleList([Embeddings(spec, {"user_id": 4, "hour": 4, "item_id": 8, "tags": 2}, table_rows=held)])
     settings = PlacementSettings(shard_embeddings="always", shard_by="torchrec")
     placement = place(make, ranks, settings, lambda _, width: 4 * width)
     placement = torchrec_tables.divide_by_torchrec(placement, ranks, settings, by_column=True)
@@ -293,7 +293,7 @@ from recspec.feature_spec import FeatureSpec
 
 spec = FeatureSpec.load(sys.argv[1])
 with join("cpu") as ranks:
-    make = lambda held=None: nn.ModuleList([Embeddings(spec, {"user_id": 4}, held=held)])
+    make = lambda held=None: nn.ModuleList([Embeddings(spec, {"user_id": 4}, table_rows=held)])
     settings = PlacementSettings(shard_embeddings="always", shard_by="torchrec")
     placement = place(make, ranks, settings, lambda _, width: 4 * width)
     if ranks.rank == 1:

@@ -11,9 +11,8 @@ import pytest
 from recspec.base.errors import DataError
 from recspec.data.storage import SplitWriter
 from recspec.feature_spec import FeatureSpec
-from recspec.loading import Newest
-from recspec.loading.loader import Loader
-from recspec.loading.streaming import draw_rows
+from recspec.loading import NewRowsAndReplay
+from recspec.loading.loader import Loader, draw_rows
 
 TINY = 1000  # bytes
 
@@ -123,7 +122,7 @@ def test_a_weight_that_is_none_is_refused(wrong: float, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("budget", [1 << 30, TINY])
 @pytest.mark.parametrize(
-    "more", [{}, {"weights": "event_weight"}, {"part": Newest([300], 0.2)}, {"positives_only": True}]
+    "more", [{}, {"weights": "event_weight"}, {"part": NewRowsAndReplay([300], 0.2)}, {"positives_only": True}]
 )
 def test_shares_of_positives_are_those_of_the_rows_that_an_epoch_holds(
     more: dict[str, Any], budget: int, tmp_path: Path

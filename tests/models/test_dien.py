@@ -120,8 +120,8 @@ class TestAuxiliaryLoss:
         model = a_dien()
         sampled = {"negative_history_item_id", "negative_history_category"}
         assert not set(model.features()) & sampled
-        assert set(model.loss_features()) == set(model.features()) | sampled
-        assert not set(a_dien(auxiliary=0.0).loss_features()) & sampled
+        assert set(model.loss_needs().features) == set(model.features()) | sampled
+        assert not set(a_dien(auxiliary=0.0).loss_needs().features) & sampled
 
     def test_without_sampled_ids_there_is_none_unless_asked_for(self) -> None:
         model = a_dien(without_negatives())

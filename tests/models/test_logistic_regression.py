@@ -101,4 +101,4 @@ def test_a_deviation_that_cannot_divide_is_no_weight(std: float) -> None:
     features = {"n": {"dtype": "float32"}, "label": {}}
     spec = FeatureSpec.from_dict({"feature_spec": features, "channel_spec": {"context": ["n"], "label": ["label"]}})
     model = LogisticRegression(spec, LogisticRegression.Settings())
-    assert "weight 'std'" in "".join(model.make_room({"std": torch.tensor([std], dtype=torch.float64)}))
+    assert "weight 'std'" in "".join(model.allocate_buffers({"std": torch.tensor([std], dtype=torch.float64)}))

@@ -78,7 +78,9 @@ def test_losses_of_parts_sum_to_the_loss_of_the_whole(name: str, specs: dict[str
     for model, what in models(name, spec):
         model.train("dice" not in what)
         whole = model.loss(batch)
-        counted = {counts_of(key): (batch[key][:, None] == batch[key]).sum(1) for key in model.counted()}
+        counted = {
+            counts_of(key): (batch[key][:, None] == batch[key]).sum(1) for key in model.loss_needs().counted_features
+        }
         parts = [take({**batch, **counted}, slice(*cut)) for cut in ((0, 1), (1, 90), (90, 140), (140, 280))]
         split = sum((model.loss(part) * (num_rows(part) / 280) for part in parts), torch.zeros(()))
         close(split, whole, what)

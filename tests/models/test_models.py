@@ -25,7 +25,7 @@ from recspec.loading.sampling import item_features
 from recspec.metrics import measures as metrics
 from recspec.models import MODELS, FittedItemModel, LogisticRegression, TrainedItemModel
 from recspec.models.base import Model
-from recspec.models.layers import without_memory
+from recspec.models.layers import on_meta_device
 from recspec.models.layers.batch import Batch, num_rows, take
 from recspec.training.loop import train
 from recspec.training.settings import TrainSettings
@@ -94,13 +94,13 @@ def test_a_server_opens_models_without_the_compiler_of_torch(
 import sys
 import recspec.serving
 from recspec.models import MODELS
-from recspec.models.layers import without_memory
+from recspec.models.layers import on_meta_device
 from recspec.feature_spec import FeatureSpec
 from tests.model_cases import MODEL_CASES, OF_LABELLED_ROWS
 interactions, sequences, labelled = map(FeatureSpec.load, sys.argv[1:])
 for name, kind in MODELS.items():
     spec = labelled if name in OF_LABELLED_ROWS else sequences if "history" in kind.needs else interactions
-    without_memory(lambda: kind(spec, kind.Settings.model_validate(MODEL_CASES[name].tiny)))
+    on_meta_device(lambda: kind(spec, kind.Settings.model_validate(MODEL_CASES[name].tiny)))
     assert "torch._dynamo" not in sys.modules, name
 """
     run_without_the_compiler(code, *(str(spec.folder) for spec in (interactions, sequences, labelled)))
@@ -146,6 +146,19 @@ def run_training(name: str, spec: FeatureSpec, run: Path, **settings: object) ->
 
 def a_batch(spec: FeatureSpec, rows: int = 37) -> Batch:
     return next(iter(Loader(spec, "valid", batch_size=rows, seed=3).batches())).batch
+
+
+HOOKS = {"name", "needs", "Settings", "space", "traits", "shapes", "defaults", "forward", "features", "loss"}
+HOOKS |= {"loss_needs", "item_parts", "side_scores", "gives_logits", "allocate_buffers"}
+
+
+def test_a_model_overrides_nothing_but_the_hooks_of_its_class() -> None:
+    public = {name for name in (*vars(Model), *Model.__annotations__) if not name.startswith("_")}
+    for kind in [each for model in MODELS.values() for each in model.__mro__ if issubclass(each, Model)]:
+        overridden = public & vars(kind).keys() if kind is not Model else set()
+        assert overridden <= HOOKS, f"{kind.__name__}: {overridden - HOOKS}"
+    assert public >= HOOKS
+    assert all(f"`{name}`" in (Model.__doc__ or "") for name in HOOKS)
 
 
 def test_every_model_has_a_case() -> None:
@@ -302,7 +315,7 @@ class TestEveryModelOfHistories:
 
     def test_a_loss_reads_what_it_says(self, name: str, data: FeatureSpec) -> None:
         model, batch = build(name, data), a_batch(data)
-        given = {feature: batch[feature] for feature in (*model.loss_features(), data.label)}
+        given = {feature: batch[feature] for feature in (*model.loss_needs().features, data.label)}
         assert torch.equal(model.loss(given), model.loss(batch))  # same operations: nothing else is read
 
     def test_the_padded_form_gives_the_same(
@@ -355,7 +368,7 @@ def test_a_whole_number_of_any_size_is_built_or_refused(name: str, value: int, c
         try:
             values = {**MODEL_CASES[name].tiny, **changed}
             built = config.build(MODELS[name].Settings, "settings", values)
-            without_memory(lambda built=built: MODELS[name](clicks, built))
+            on_meta_device(lambda built=built: MODELS[name](clicks, built))
         except RecspecError as error:
             assert next(iter(changed)) in str(error) or "larger than any memory" in str(error)  # noqa: PT017
         else:

@@ -261,9 +261,9 @@ def test_rows_with_label_0_add_nothing_to_the_softmax() -> None:
 
 def test_rows_without_drawn_negatives_have_a_cross_entropy_each() -> None:
     torch.testing.assert_close(neumf(loss="softmax").loss(batch(5)), neumf().loss(batch(5)))
-    assert neumf(loss="softmax").compares_negatives()
+    assert neumf(loss="softmax").loss_needs().compares_negatives
     assert not neumf(loss="softmax").out.bias.requires_grad
-    assert not neumf().compares_negatives()
+    assert not neumf().loss_needs().compares_negatives
 
 
 def proposed(rows: int, **others: object) -> dict[str, object]:

@@ -71,7 +71,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, FeatureSpec]:
 def test_a_loss_compiles_to_one_graph_without_breaks(name: str, data: Mapping[str, FeatureSpec]) -> None:
     spec = data[kind_of_data(name)]
     model = MODELS[name](spec, MODELS[name].Settings.model_validate(MODEL_CASES[name].tiny))
-    features = (*model.loss_features(), spec.label)
+    features = (*model.loss_needs().features, spec.label)
     share = next(iter(Loader(spec, "train", batch_size=16, features=features, fixed_length=True).batches()))
     torch._dynamo.reset()
     found = torch._dynamo.explain(model.loss)(share.batch)
@@ -93,7 +93,7 @@ def test_a_step_of_sim_launches_as_much_whatever_the_batch_and_waits_for_nothing
 def launches(model: Model, rows: int) -> int:
     """The operations of a loss and its gradients."""
     batch: Batch = {}
-    for name in (*model.loss_features(), model.spec.label):
+    for name in (*model.loss_needs().features, model.spec.label):
         feature = model.spec.features[name]
         shape = (rows, feature.length) if feature.length else (rows,)
         batch[name] = torch.empty(shape, dtype=torch.int32 if feature.is_categorical else torch.float32, device="meta")

@@ -228,9 +228,9 @@ def test_side_features_are_added_to_item_vectors(tmp_path: Path) -> None:
     assert price.grad_fn is not None
     assert described.numbers.weight.grad is not None
     other = SasRec(model.spec, model.settings).double()
-    assert not other.make_room(model.state_dict())
+    assert not other.allocate_buffers(model.state_dict())
     stored = {**model.state_dict(), "described.values_1": torch.full((7, 2), 9, dtype=torch.int32)}
-    assert SasRec(model.spec, model.settings).make_room(stored) == [
+    assert SasRec(model.spec, model.settings).allocate_buffers(stored) == [
         "weight 'described': 'kinds' holds ids from 9 to 9; expected 0 to 3"
     ]
     other.load_state_dict(model.state_dict())

@@ -337,9 +337,9 @@ def test_gaps_and_sampled_events_are_read_where_there_are_any() -> None:
     with_all, without = a_spec(), a_spec(gaps=False, negatives=False)
     assert "history_gap" in build(with_all).features()
     assert "history_gap" not in build(with_all, exact="din").features()
-    assert "negative_history_item_id" in build(with_all).loss_features()
+    assert "negative_history_item_id" in build(with_all).loss_needs().features
     assert "negative_history_item_id" not in build(with_all).train().features()
-    assert "negative_history_item_id" not in build(with_all, auxiliary=0).loss_features()
+    assert "negative_history_item_id" not in build(with_all, auxiliary=0).loss_needs().features
     model = build(without)
     assert model.auxiliary == 0
     assert model.exact_queries.key.shape[2] == build(with_all).exact_queries.key.shape[2] - 4

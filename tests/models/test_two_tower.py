@@ -143,10 +143,10 @@ def test_the_binary_loss_is_the_cross_entropy_of_the_labels() -> None:
     wanted = torch.nn.functional.binary_cross_entropy_with_logits(model(batch), batch["label"])
     torch.testing.assert_close(model.loss(batch), wanted)
     assert model.gives_logits
-    assert not model.compares_negatives()
+    assert not model.loss_needs().compares_negatives
     assert not a_model(a_spec()).gives_logits
-    assert a_model(a_spec()).compares_rows()
-    assert not a_model(a_spec(), in_batch=False).compares_rows()
+    assert a_model(a_spec()).loss_needs().negatives == "batch and positives"
+    assert a_model(a_spec(), in_batch=False).loss_needs().negatives == "batch"
 
 
 # --- unknown ids -----------------------------------------------------------------------------------------------------
@@ -165,8 +165,8 @@ def test_an_id_that_training_never_saw_is_scored_as_an_unknown_one() -> None:
     spec = a_spec()
     model, batch = a_model(spec), a_batch()
     before = model(batch)
-    assert model.asks_ids() == ("user_id", "item_id", "category")
-    model.know_ids(present(spec, item_id=[4, 5], user_id=[1, 2, 3]))
+    assert model.needs_seen_ids() == ("user_id", "item_id", "category")
+    model.set_seen_ids(present(spec, item_id=[4, 5], user_id=[1, 2, 3]))
     after = model(batch)
     torch.testing.assert_close(after[:2], before[:2])
     assert (after[2] - before[2]).abs() > 1e-3
@@ -186,7 +186,7 @@ def test_id_0_is_an_item_like_others_where_no_id_is_reserved() -> None:
 def test_unknown_events_of_a_history_are_padding() -> None:
     spec = a_spec(lists=True)
     model = a_model(spec)
-    model.know_ids(present(spec, history_item_id=[1, 2]))
+    model.set_seen_ids(present(spec, history_item_id=[1, 2]))
     batch = {**a_batch(), "history_gap": torch.zeros(3, 4)}
     both = {**batch, "history_item_id": torch.tensor([[1, 2, 5, 0]] * 3)}
     known = {**batch, "history_item_id": torch.tensor([[1, 2, 0, 0]] * 3)}
@@ -274,7 +274,7 @@ def test_items_that_training_never_saw_are_ranked_by_their_features(tmp_path: Pa
         model_settings=TwoTowerSettings(dim=8, embedding_dim=8, id_dropout=0.3, temperature=0.3, loss="softmax"),
     )
     model = bundle.load(tmp_path / "run").model
-    assert model.scores_unseen_items
+    assert model.traits.scores_unseen_items
     table = pq.read_table(spec.folder / "items.parquet", partitioning=None)
     items = {name: torch.tensor(table.column(name).to_pylist()) for name in ("item_id", "category")}
     seen = torch.zeros(len(table), dtype=torch.bool)

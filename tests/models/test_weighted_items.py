@@ -14,7 +14,7 @@ from recspec.models import gf_cf as gf_cf_file
 from recspec.models import ials as ials_file
 from recspec.models import known_items as known_file
 from recspec.models import markov as markov_file
-from recspec.models.layers import without_memory
+from recspec.models.layers import on_meta_device
 from tests.closeness import assert_close
 
 KINDS: list[tuple[str, dict[str, object]]] = [
@@ -50,7 +50,7 @@ def unfitted(name: str, users: int, items: int, *, weighted: bool = False, **set
     channels = {"user": ["user"], "item": ["item"], "label": ["label"]}
     metadata = {"event_weight": "w"} if weighted else {}
     spec = FeatureSpec.from_dict({"feature_spec": features, "channel_spec": channels, "metadata": metadata})
-    model = without_memory(lambda: MODELS[name](spec, MODELS[name].Settings.model_validate(settings)))
+    model = on_meta_device(lambda: MODELS[name](spec, MODELS[name].Settings.model_validate(settings)))
     assert isinstance(model, FittedItemModel)
     return model
 
@@ -133,8 +133,8 @@ def test_a_baskets_latest_item_counts_most(name: str, settings: dict[str, object
 @of_every_kind
 def test_stored_weights_make_their_room(name: str, settings: dict[str, object]) -> None:
     model = fitted(name, made_up(), recency=0.5, **settings)
-    empty = without_memory(lambda: type(model)(model.spec, model.settings)).to_empty(device="cpu")
-    assert empty.make_room(model.state_dict()) == []
+    empty = on_meta_device(lambda: type(model)(model.spec, model.settings)).to_empty(device="cpu")
+    assert empty.allocate_buffers(model.state_dict()) == []
     empty.load_state_dict(model.state_dict())
     assert_close(scores_of(empty), scores_of(model))
 
@@ -258,8 +258,8 @@ def test_hostile_successors_are_told() -> None:
     model = fitted("markov", made_up())
     stored = model.state_dict()
     stored["successors.items"] = torch.full_like(stored["successors.items"], 13)
-    empty = without_memory(lambda: type(model)(model.spec, model.settings))
-    assert empty.make_room(stored) == ["weight 'successors': 'items' holds ids from 13 to 13; expected 0 to 12"]
+    empty = on_meta_device(lambda: type(model)(model.spec, model.settings))
+    assert empty.allocate_buffers(stored) == ["weight 'successors': 'items' holds ids from 13 to 13; expected 0 to 12"]
 
 
 # --- gf_cf ------------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import torch
 
 from recspec.base.errors import SettingsError
 from recspec.bundle import folder as bundle
-from recspec.data.storage.random_data import synthesize
+from recspec.data.storage import synthesize
 from recspec.evaluation import evaluate_model
 from recspec.feature_spec import FeatureSpec
 from recspec.models.wide_deep import WideDeep, WideDeepSettings

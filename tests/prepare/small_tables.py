@@ -9,11 +9,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from recspec.data.prepare import PrepareContext
-from recspec.data.prepare.backend import Backend
+from recspec.data.prepare.backend import Backend, fetch
 from recspec.data.prepare.names import Notes
-from recspec.data.prepare.raw_files import Reading, stage
+from recspec.data.prepare.raw_files import stage
+from recspec.data.prepare.raw_rows import Reading
 from recspec.data.prepare.raw_table import Roles, typed
-from recspec.data.prepare.tables import fetch
 from recspec.data.prepare.text_files import ROW, TextFile
 
 COLUMNS = {"user": "int64", "item": "string", "stars": "float64"}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from recspec.base.errors import SettingsError
-from recspec.data.prepare.context import limit_bytes
+from recspec.data.prepare.prepared import limit_bytes
 from tests.prepare.small_tables import connect
 
 

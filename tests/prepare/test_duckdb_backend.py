@@ -11,9 +11,8 @@ import pytest
 
 from recspec.base.errors import DataError, SettingsError
 from recspec.data.prepare import duckdb_backend
-from recspec.data.prepare.backend import Backend
+from recspec.data.prepare.backend import Backend, count_rows, fetch
 from recspec.data.prepare.duckdb_backend import DuckDBBackend
-from recspec.data.prepare.tables import count_rows, fetch
 from recspec.data.prepare.text_files import ROW, JsonFile, TextFile, problems_of
 from tests.prepare.small_tables import COLUMNS, connect, rows, table, written
 

@@ -19,9 +19,8 @@ import pytest
 from ibis.expr.types import Table
 
 from recspec.base.errors import DataError
-from recspec.data.prepare.backend import Backend, Part, Share, T
+from recspec.data.prepare.backend import Backend, Part, PartFiles, Share, T, gather, part_writers
 from recspec.data.prepare.duckdb_backend import DuckDBBackend
-from recspec.data.prepare.staging import PartFiles, gather, part_writers
 from recspec.data.storage import SplitWriter
 from recspec.feature_spec import Feature
 from tests.dataset_cases import CASES, Case, run, write_latest

@@ -12,9 +12,8 @@ import pytest
 
 from recspec.base.errors import DataError
 from recspec.data.prepare import duckdb_backend
-from recspec.data.prepare.backend import Backend
+from recspec.data.prepare.backend import Backend, fetch
 from recspec.data.prepare.duckdb_backend import json_keys
-from recspec.data.prepare.tables import fetch
 from recspec.data.prepare.text_files import JsonFile, TextFile, line_numbers
 from tests.prepare.small_tables import COLUMNS, rows, written
 

@@ -26,10 +26,11 @@ from recspec.base.errors import DataError, RecspecError, SettingsError
 from recspec.data.encoding.encoder_kinds import VocabularyEncoder
 from recspec.data.encoding.encoders import Encoders
 from recspec.data.prepare import raw_table
+from recspec.data.prepare.backend import fetch
 from recspec.data.prepare.names import Notes
 from recspec.data.prepare.prepared import Prepared
-from recspec.data.prepare.raw_files import Reading, stage
-from recspec.data.prepare.tables import fetch
+from recspec.data.prepare.raw_files import stage
+from recspec.data.prepare.raw_rows import Reading
 from recspec.data.prepare.text_files import ROW
 from recspec.data.prepare.time_formats import check_time_format
 from recspec.data.storage import open_split

@@ -34,12 +34,12 @@ from hypothesis import HealthCheck, given, settings
 from recspec.base.errors import DataError
 from recspec.data.encoding import Vocabulary
 from recspec.data.prepare import Roles, interaction_rows, interactions
-from recspec.data.prepare.backend import Backend, Part, Share
+from recspec.data.prepare.backend import Backend, Part, Share, count_rows, fetch
 from recspec.data.prepare.names import Notes
-from recspec.data.prepare.raw_files import Reading, stage
+from recspec.data.prepare.raw_files import stage
+from recspec.data.prepare.raw_rows import Reading
 from recspec.data.prepare.spark_backend import SparkBackend, _parts
 from recspec.data.prepare.splits import by_time
-from recspec.data.prepare.tables import count_rows, fetch
 from recspec.data.prepare.text_files import ROW, ColumnType, JsonFile, TextFile
 from recspec.datasets import DATASETS, write_movielens_like
 from tests import made_up_amazon, made_up_criteo, made_up_outbrain

@@ -11,9 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 from ibis.expr.types import Table
 
-from recspec.data.prepare.backend import Backend
+from recspec.data.prepare.backend import Backend, fetch
 from recspec.data.prepare.splits import by_group, by_share, by_time, folds, leave_one_out
-from recspec.data.prepare.tables import fetch
 from recspec.data.prepare.text_files import ROW
 from tests.prepare.small_tables import connect
 

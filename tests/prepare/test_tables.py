@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from recspec.data.prepare.backend import Backend
-from recspec.data.prepare.tables import at_least, clean, count_rows, counts_by, fetch, keep_earliest, left_join
+from recspec.data.prepare.backend import Backend, count_rows, fetch
+from recspec.data.prepare.tables import at_least, clean, counts_by, keep_earliest, left_join
 from recspec.data.prepare.text_files import ROW
 from tests.prepare.small_tables import table
 

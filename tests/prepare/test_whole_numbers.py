@@ -24,11 +24,11 @@ from recspec.api.frames import as_ids, to_table
 from recspec.base.errors import DataError
 from recspec.base.files import open_parquet
 from recspec.data.encoding import Encoders, plain
-from recspec.data.prepare.backend import Backend
+from recspec.data.prepare.backend import Backend, fetch
 from recspec.data.prepare.names import Notes
-from recspec.data.prepare.raw_files import WHOLE as WHOLE_TEXT
-from recspec.data.prepare.raw_files import Reading, stage
-from recspec.data.prepare.tables import fetch
+from recspec.data.prepare.raw_files import stage
+from recspec.data.prepare.raw_rows import WHOLE as WHOLE_TEXT
+from recspec.data.prepare.raw_rows import Reading
 from recspec.inference import read_rows
 from tests.dataset_cases import prepare_table
 from tests.prepare.small_tables import connect

@@ -13,11 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from recspec.data.prepare.backend import Backend
-from recspec.data.prepare.declared import offset_of
-from recspec.data.prepare.tables import fetch
-from recspec.data.prepare.time_formats import pattern_of
-from recspec.data.prepare.times import ZONED, Change, zone_between
+from recspec.data.prepare.backend import Backend, fetch
+from recspec.data.prepare.time_formats import Change, offset_of, pattern_of, zone_between
+from recspec.data.prepare.times import ZONED
 
 NAMES = (
     "Europe/Berlin",

@@ -2,10 +2,10 @@
 
 import matplotlib
 import pytest
+from markupsafe import Markup
 
 from recspec.report import charts
 from recspec.report.charts import Series
-from recspec.report.page import Markup
 from tests.report.pages import HOSTILE, Page
 
 DRAWN = {

@@ -15,7 +15,7 @@ from recspec.base.errors import SettingsError
 from recspec.feature_spec import FeatureSpec
 from recspec.loading import Ranks
 from recspec.models import MODELS
-from recspec.models.layers import without_memory
+from recspec.models.layers import on_meta_device
 from recspec.training.loop import plan_run
 from recspec.training.plan import Plan
 from recspec.training.search.search_space import (
@@ -241,7 +241,7 @@ def test_the_space_of_a_model_holds_its_defaults_and_builds(name: str, datasets:
         for value in (*ends, *([0.0] if isinstance(drawn, Range) and drawn.or_zero else [])):
             own, train = _sections(name, {setting: value})
             made = plan_of(name, spec, settings=own, train=train)
-            without_memory(lambda made=made: made.make(None))
+            on_meta_device(lambda made=made: made.make(None))
 
 
 def _sections(name: str, drawn: Mapping[str, object]) -> tuple[dict[str, object], dict[str, object]]:

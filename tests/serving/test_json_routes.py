@@ -20,8 +20,9 @@ from recspec.inference import requests as answers
 from recspec.inference.predictor import Predictor
 from recspec.inference.wanted import Wanted
 from recspec.serving.batching import Limits
+from recspec.serving.json_routes import OPERATIONS
 from recspec.serving.json_types import PredictRequest, RankRequest
-from recspec.serving.openapi import EXAMPLES, docs_page, document
+from recspec.serving.pages import docs_page, document
 from tests.asking import Answer, Asked, ask, asking, sources
 from tests.made_up_models import films_and_clicks
 
@@ -305,12 +306,12 @@ def test_an_export_knows_no_raw_values(runs: dict[str, Path], tmp_path: Path) ->
 
 
 def test_the_openapi_document_names_every_route_and_only_those(films: Asked) -> None:
-    from recspec.serving import json_routes, listing_routes, pages
+    from recspec.serving import json_routes, pages
 
     said = films("GET", "/openapi.json").data
     there = {
         (route.path, method.lower())
-        for file in (json_routes, listing_routes, pages)
+        for file in (json_routes, pages)
         for route in file.routes(films.repository)
         for method in (route.methods or ())
         if method != "HEAD"
@@ -327,6 +328,9 @@ def test_every_reference_of_the_document_leads_somewhere() -> None:
         for part in reference.split("/"):
             assert part in found, reference
             found = found[part]
+
+
+EXAMPLES = {each.path: each.request.example for each in OPERATIONS if each.request and each.method == "POST"}
 
 
 @pytest.mark.parametrize("path", EXAMPLES)

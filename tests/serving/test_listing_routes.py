@@ -10,9 +10,9 @@ import pytest
 
 from recspec.inference import MOST_SHOWN
 from recspec.serving import access as accesses
-from recspec.serving import run_reports
+from recspec.serving import model_folders
 from recspec.serving.access import Access
-from recspec.serving.openapi import document
+from recspec.serving.pages import document
 from tests.asking import Asked, asking, sources
 
 jsonschema = pytest.importorskip("jsonschema")
@@ -133,7 +133,7 @@ def test_nothing_but_an_ordinary_report_is_read(
     assert asked("GET", "/report/ease").status == 404
     report.rmdir()
     report.write_text("x" * 11)
-    monkeypatch.setattr(run_reports, "REPORT_BYTES", 10)
+    monkeypatch.setattr(model_folders, "REPORT_BYTES", 10)
     assert asked("GET", "/report/ease").status == 404
 
 
@@ -181,6 +181,6 @@ def test_a_signature_is_of_one_process_and_one_path() -> None:
 
 
 def test_the_report_of_a_bundle_lies_in_its_run(tmp_path: Path) -> None:
-    assert run_reports.report_path(tmp_path / "run" / "bundle") == tmp_path / "run" / "report.html"
-    assert run_reports.report_path(tmp_path / "copied") == tmp_path / "copied" / "report.html"
-    assert not run_reports.has_report(tmp_path)
+    assert model_folders.report_path(tmp_path / "run" / "bundle") == tmp_path / "run" / "report.html"
+    assert model_folders.report_path(tmp_path / "copied") == tmp_path / "copied" / "report.html"
+    assert not model_folders.has_report(tmp_path)

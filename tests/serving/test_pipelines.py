@@ -15,7 +15,7 @@ from recspec.feature_spec import FeatureSpec
 from recspec.inference import Predictor, Wanted, build_pipeline
 from recspec.inference import requests as answers
 from recspec.models import MODELS
-from recspec.serving.openapi import document
+from recspec.serving.pages import document
 from recspec.training import TrainSettings, train
 from tests import made_up
 from tests.asking import Asked, asking, sources

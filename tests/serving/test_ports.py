@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from recspec.base.errors import SettingsError
-from recspec.serving.ports import TRIES, bind_grpc, listen, shared_port, without_ipv6
+from recspec.serving.access import TRIES, bind_grpc, listen, shared_port, without_ipv6
 
 
 class Grpc:

@@ -16,11 +16,10 @@ pytest.importorskip("starlette")
 from recspec.base.errors import BundleError
 from recspec.bundle import folder as bundle
 from recspec.inference import Predictor, Wanted
-from recspec.serving import private_copies
+from recspec.serving import model_folders
+from recspec.serving.model_folders import LinkedCopies, OwnCopies, PrivateCopy, SharedCopies, Source, copy_version
 from recspec.serving.opened_model import RepositorySettings, open_version
-from recspec.serving.private_copies import OwnCopies, SharedCopies, copy_version
 from recspec.serving.repository import Repository
-from recspec.serving.sources import Source
 from tests.film_runs import film_runs
 
 
@@ -39,7 +38,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder in which servers make their copies."""
     folder = tmp_path / "temporary"
     folder.mkdir()
-    monkeypatch.setattr(private_copies.tempfile, "gettempdir", lambda: str(folder))
+    monkeypatch.setattr(model_folders.tempfile, "gettempdir", lambda: str(folder))
     return folder
 
 
@@ -71,7 +70,7 @@ def test_changed_files_change_no_answer_also_where_they_are_read_late(
             for file in [each for each in films.rglob("*") if each.is_file()]:
                 change(file)
             await kept.look()
-            predictor = kept.form("films").model.opened.predictor
+            predictor = kept.endpoint("films").model.opened.predictor
             assert predictor is not None
             assert predictor.recommend(wanted) == expected
         finally:
@@ -85,7 +84,7 @@ def test_what_is_compared_is_what_was_copied(films: Path, tmp_path: Path, monkey
     copy = copy_version(films, tmp_path / "copy", verify=True)
     assert content(copy.folder) == content(films)
     assert (copy.origin, copy.export) == (films, None)
-    compared = private_copies.manifest._digest
+    compared = model_folders.manifest._digest
 
     def changing(file: Path, to: Path | None = None) -> str:
         found = compared(file, to)
@@ -93,7 +92,7 @@ def test_what_is_compared_is_what_was_copied(films: Path, tmp_path: Path, monkey
             cut(file)  # right after it was read
         return found
 
-    monkeypatch.setattr(private_copies.manifest, "_digest", changing)
+    monkeypatch.setattr(model_folders.manifest, "_digest", changing)
     whole = content(films)
     assert content(copy_version(films, tmp_path / "second", verify=True).folder) == whole
     with pytest.raises(BundleError, match=r"films: .*'weights.safetensors' was changed"):
@@ -108,7 +107,7 @@ def test_without_a_comparison_files_are_copied_as_they_are(films: Path, tmp_path
 
 
 def test_a_disk_without_room_is_named(films: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(private_copies.shutil, "disk_usage", lambda _: SimpleNamespace(free=17))
+    monkeypatch.setattr(model_folders.shutil, "disk_usage", lambda _: SimpleNamespace(free=17))
     told = r"films: its private copy takes [\d,]+ bytes, and .* has 17; name a larger folder in TMPDIR"
     with pytest.raises(BundleError, match=told):
         copy_version(films, tmp_path / "copy", verify=True)
@@ -164,6 +163,27 @@ def test_the_supervisor_copies_content_once_and_keeps_the_last_good_one(films: P
         assert list(temporary.iterdir()) == []
 
     asyncio.run(body())
+
+
+def test_a_copy_that_is_replaced_while_a_worker_links_its_files_is_asked_for_again(films: Path, tmp_path: Path) -> None:
+    whole = copy_version(films, tmp_path / "second", verify=True)
+    gone = {**whole.to_dict(), "place": str(tmp_path / "gone"), "problem": ""}
+
+    async def of(*answers: dict[str, object]) -> PrivateCopy:
+        left = list(answers)
+
+        async def ask(what: str, _: object = None) -> dict[str, object]:
+            assert what == "copy"
+            return left.pop(0)
+
+        copies = LinkedCopies(SimpleNamespace(ask=ask), 1)
+        return (await copies.of("films", 1, films, is_new=True))[0]
+
+    found = asyncio.run(of(gone, gone, {**whole.to_dict(), "problem": ""}))
+    assert (content(found.folder), found.origin) == (content(films), films)
+    with pytest.raises(FileNotFoundError):
+        asyncio.run(of(gone, gone, gone))
+    assert sorted(each.name for each in tmp_path.glob("gone*")) == []
 
 
 def test_folders_of_killed_servers_are_removed_and_those_of_others_stay(films: Path, temporary: Path) -> None:

@@ -26,11 +26,10 @@ from recspec.inference.predictor import Predictor
 from recspec.inference.wanted import Wanted
 from recspec.models import MODELS
 from recspec.serving.batching import Limits
-from recspec.serving.model_metadata import configuration, metadata
+from recspec.serving.inference_protocol import configuration_of, metadata_of
+from recspec.serving.model_folders import PrivateCopy, Source, copy_version, find_versions, sources_of
 from recspec.serving.opened_model import RepositorySettings, open_version
-from recspec.serving.private_copies import PrivateCopy, copy_version
 from recspec.serving.repository import Repository
-from recspec.serving.sources import Source, find_versions, sources_of
 from recspec.serving.tensors import DATATYPES, Tensor
 from recspec.training.loop import train
 from recspec.training.settings import TrainSettings
@@ -69,7 +68,7 @@ def with_repository(
 
 
 def tensors_of(kept: Repository, name: str, arrays: Mapping[str, NDArray[Any]]) -> dict[str, Tensor]:
-    ports = {port.name: port for port in kept.form(name).inputs}
+    ports = {port.name: port for port in kept.endpoint(name).inputs}
     return {key: Tensor(key, DATATYPES[ports[key].dtype], values) for key, values in arrays.items()}
 
 
@@ -136,7 +135,7 @@ def test_every_model_that_can_t_be_opened_is_named(tmp_path: Path, model: Path) 
 
 def test_probabilities_are_the_bundle_s(model: Path) -> None:
     async def body(kept: Repository) -> None:
-        rows = made_up_rows(kept.form("ctr").inputs, 7)
+        rows = made_up_rows(kept.endpoint("ctr").inputs, 7)
         used, outputs = await kept.infer("ctr", "", tensors_of(kept, "ctr", rows))
         assert used.version == "1"
         assert_close(outputs["probability"], expected(model, rows))
@@ -148,7 +147,7 @@ def test_probabilities_are_the_bundle_s(model: Path) -> None:
 
 def test_no_row_is_answered_with_no_row(model: Path) -> None:
     async def body(kept: Repository) -> None:
-        rows = made_up_rows(kept.form("ctr").inputs, 0)
+        rows = made_up_rows(kept.endpoint("ctr").inputs, 0)
         _, outputs = await kept.infer("ctr", "", tensors_of(kept, "ctr", rows))
         assert {name: values.shape for name, values in outputs.items()} == {"probability": (0, 1), "logit": (0, 1)}
 
@@ -168,7 +167,7 @@ def test_raw_values_are_encoded_as_prepare_fitted(model: Path) -> None:
     }
 
     async def body(kept: Repository) -> None:
-        ports = {port.name: port for port in kept.form("ctr_raw").inputs}
+        ports = {port.name: port for port in kept.endpoint("ctr_raw").inputs}
         assert set(ports) == set(columns)
         tensors = {}
         for name, values in columns.items():
@@ -190,8 +189,8 @@ def test_inputs_so_large_that_the_answer_is_no_number_are_refused(model: Path, s
     made_up_bundle(model, specs["wide_deep"], "wide_deep", scale=100)
 
     async def body(kept: Repository) -> None:
-        rows = made_up_rows(kept.form("ctr").inputs, 3)
-        for port in kept.form("ctr").inputs:
+        rows = made_up_rows(kept.endpoint("ctr").inputs, 3)
+        for port in kept.endpoint("ctr").inputs:
             if port.dtype == "float32":
                 rows[port.name][1] = 3e38
         with pytest.raises(
@@ -229,14 +228,14 @@ def test_the_newest_version_answers_and_older_ones_where_asked(tmp_path: Path, s
 
     async def body(kept: Repository) -> None:
         assert kept.versions("many") == ("1", "2", "10")
-        rows = made_up_rows(kept.form("many").inputs, 4)
+        rows = made_up_rows(kept.endpoint("many").inputs, 4)
         for asked, version in (("", "10"), ("2", "2"), ("10", "10"), ("1", "1")):
             used, outputs = await kept.infer("many", asked, tensors_of(kept, "many", rows))
             assert used.version == version
             assert_close(outputs["sigmoid"], expected(tmp_path / "many" / version, rows))
         made_up_bundle(tmp_path / "many" / "11", specs["neumf"], "neumf", 11)
         await kept.look()
-        assert kept.form("many").model.version == "11"
+        assert kept.endpoint("many").model.version == "11"
         shutil.rmtree(tmp_path / "many" / "1")
         await kept.load("many")
         assert kept.versions("many") == ("2", "10", "11")
@@ -248,16 +247,16 @@ def test_a_request_under_way_is_answered_by_the_model_it_began_with(model: Path,
     gate = threading.Event()
 
     async def body(kept: Repository) -> None:
-        rows = made_up_rows(kept.form("ctr").inputs, 5)
+        rows = made_up_rows(kept.endpoint("ctr").inputs, 5)
         before = expected(model, rows)
-        with kept.use("ctr") as form:
-            old = form.model
+        with kept.use("ctr") as endpoint:
+            old = endpoint.model
             blocked = asyncio.ensure_future(old.batcher.call(lambda: gate.wait(600)))
             waiting = asyncio.ensure_future(kept.infer("ctr", "", tensors_of(kept, "ctr", rows)))
             await asyncio.sleep(0)
             made_up_bundle(model, specs["wide_deep"], "wide_deep", 1)
             await kept.look()
-            assert kept.form("ctr").model is not old
+            assert kept.endpoint("ctr").model is not old
             _, outputs = await kept.infer("ctr", "", tensors_of(kept, "ctr", rows))
             after = expected(model, rows)
             assert_close(outputs["probability"], after)
@@ -278,7 +277,7 @@ def test_a_broken_bundle_leaves_the_old_one_serving_and_is_told(
     model: Path, specs: dict[str, FeatureSpec], caplog: pytest.LogCaptureFixture
 ) -> None:
     async def body(kept: Repository) -> None:
-        old, rows = kept.form("ctr").model, made_up_rows(kept.form("ctr").inputs, 2)
+        old, rows = kept.endpoint("ctr").model, made_up_rows(kept.endpoint("ctr").inputs, 2)
         weights = (model / "weights.safetensors").read_bytes()
         (model / "weights.safetensors").write_bytes(weights[:100])
         with caplog.at_level(logging.WARNING, "recspec.serve"):
@@ -289,14 +288,14 @@ def test_a_broken_bundle_leaves_the_old_one_serving_and_is_told(
         assert not caplog.text
         with pytest.raises(BundleError, match=r"model 'ctr': .*weights.safetensors"):
             await kept.load("ctr")
-        assert kept.form("ctr").model is old
+        assert kept.endpoint("ctr").model is old
         assert kept.ready
         told = {each["name"]: each for each in kept.index()}["ctr"]
         assert (told["state"], "the older one answers" in told["reason"]) == ("READY", True)
         await kept.infer("ctr", "", tensors_of(kept, "ctr", rows))
         made_up_bundle(model, specs["wide_deep"], "wide_deep", 3)
         await kept.look()
-        assert kept.form("ctr").model is not old
+        assert kept.endpoint("ctr").model is not old
         assert {each["reason"] for each in kept.index()} == {""}
 
     with_repository(body, Source("ctr", model))
@@ -328,13 +327,13 @@ def test_whatever_opening_a_folder_raises_is_its_model_s_reason_alone(
         return open_version(copy, *rest)
 
     async def body(kept: Repository) -> None:
-        first, second = kept.form("ctr").model, kept.form("other").model
+        first, second = kept.endpoint("ctr").model, kept.endpoint("other").model
         monkeypatch.setattr("recspec.serving.repository.open_version", opened)
         made_up_bundle(model, specs["wide_deep"], "wide_deep", 3)
         made_up_bundle(other, specs["neumf"], "neumf", 3)
         await kept.look()
-        assert kept.form("ctr").model is first
-        assert kept.form("other").model is not second
+        assert kept.endpoint("ctr").model is first
+        assert kept.endpoint("other").model is not second
         assert any(record.exc_info for record in caplog.records)  # the text depends on the formatter of other libraries
         told = {each["name"]: each for each in kept.index()}
         enough = "not enough memory" if isinstance(error, MemoryError) else f"{type(error).__name__}: {error}"
@@ -350,13 +349,13 @@ def test_whatever_opening_a_folder_raises_is_its_model_s_reason_alone(
 
 def test_a_folder_that_is_gone_for_a_moment_changes_nothing(model: Path) -> None:
     async def body(kept: Repository) -> None:
-        old = kept.form("ctr").model
+        old = kept.endpoint("ctr").model
         model.rename(model.with_name("elsewhere"))
         await kept.look()
-        assert kept.form("ctr").model is old
+        assert kept.endpoint("ctr").model is old
         with pytest.raises(BundleError, match="no such folder"):
             await kept.load("ctr")
-        assert kept.form("ctr").model is old
+        assert kept.endpoint("ctr").model is old
 
     with_repository(body, Source("ctr", model))
 
@@ -367,7 +366,7 @@ def test_an_unloaded_model_answers_503_until_it_is_loaded(model: Path) -> None:
         with pytest.raises(
             RequestError, match="model 'ctr' is not loaded; POST /v2/repository/models/ctr/load"
         ) as told:
-            kept.form("ctr")
+            kept.endpoint("ctr")
         assert told.value.status == 503
         assert kept.index() == [{"name": "ctr", "version": "", "state": "UNAVAILABLE", "reason": "unloaded"}]
         assert kept.index(only_ready=True) == []
@@ -386,10 +385,10 @@ def test_new_content_is_found_by_itself(model: Path, specs: dict[str, FeatureSpe
     async def go() -> None:
         kept = Repository([Source("ctr", model)], settings=RepositorySettings(watch_seconds=0.01))
         await kept.start()
-        old = kept.form("ctr").model
+        old = kept.endpoint("ctr").model
         made_up_bundle(model, specs["wide_deep"], "wide_deep", 5)
         async with asyncio.timeout(600):
-            while kept.form("ctr").model is old:
+            while kept.endpoint("ctr").model is old:
                 await asyncio.sleep(0.01)
         await kept.close()
 
@@ -415,10 +414,10 @@ def test_an_export_computes_where_it_agrees_with_its_bundle(
         computes = f"for requests to infer, {folder / 'export'} (onnx, fp32) computes"
         assert f"model 'both': version 1 answers, from {folder / 'bundle'}; {computes}" in caplog.messages
         assert f"model 'alone': version 1 answers, from {folder / 'export'}" in caplog.messages
-        rows = made_up_rows(kept.form("both").inputs, 6)
+        rows = made_up_rows(kept.endpoint("both").inputs, 6)
         wanted = expected(folder, rows)
         for name in ("both", "alone"):
-            assert metadata(kept, kept.form(name))["platform"] == "recspec_onnx"
+            assert metadata_of(kept, kept.endpoint(name))["platform"] == "recspec_onnx"
             _, outputs = await kept.infer(name, "", tensors_of(kept, name, rows))
             assert_close(outputs["sigmoid"], wanted)
         assert kept.names == ("both", "alone", "both_raw")
@@ -434,7 +433,7 @@ def test_an_export_computes_where_it_agrees_with_its_bundle(
         (told_once,) = [each for each in caplog.messages if "off the bundle's; export it again" in each]
         assert "version 1 answers, from" in told_once
         assert "; for requests to infer, torch computes, not the export: " in told_once
-        assert metadata(kept, kept.form("both"))["platform"] == "recspec_torch"
+        assert metadata_of(kept, kept.endpoint("both"))["platform"] == "recspec_torch"
         told["difference"] = [1]
         (folder / "export" / "export.json").write_text(json.dumps(told))
         manifest.write(folder / "export")
@@ -460,18 +459,18 @@ def test_an_export_computes_where_it_agrees_with_its_bundle(
 
 def test_configuration_and_metadata_say_what_the_model_takes(model: Path) -> None:
     async def body(kept: Repository) -> None:
-        told = metadata(kept, kept.form("ctr"))
+        told = metadata_of(kept, kept.endpoint("ctr"))
         assert {"name": "tags", "datatype": "INT32", "shape": [-1, 4]} in told["inputs"]
         assert {"name": "age", "datatype": "FP32", "shape": [-1, 1]} in told["inputs"]
         assert [each["name"] for each in told["outputs"]] == ["probability", "logit"]
-        told = configuration(kept, kept.form("ctr"))
+        told = configuration_of(kept, kept.endpoint("ctr"))
         assert told["max_batch_size"] == 100
         assert {"name": "tags", "data_type": "TYPE_INT32", "dims": [4]} in told["input"]
         assert told["dynamic_batching"] == {"preferred_batch_size": [50], "max_queue_delay_microseconds": 2000}
-        raw = metadata(kept, kept.form("ctr_raw"))
+        raw = metadata_of(kept, kept.endpoint("ctr_raw"))
         assert {"name": "tags", "datatype": "BYTES", "shape": [-1, 1]} in raw["inputs"]
         assert {"name": "age", "datatype": "FP64", "shape": [-1, 1]} in raw["inputs"]
-        assert [form.name for form in kept.forms()] == ["ctr", "ctr_raw"]
+        assert [each.name for each in kept.endpoints()] == ["ctr", "ctr_raw"]
 
     limits = Limits(max_rows=100, max_batch_rows=50, max_delay_ms=2)
     with_repository(body, Source("ctr", model), limits=limits)
@@ -481,11 +480,11 @@ def test_a_call_on_the_model_s_thread_may_recommend(tmp_path: Path, specs: dict[
     folder = made_up_bundle(tmp_path / "m", specs["neumf"], "neumf")
 
     async def body(kept: Repository) -> None:
-        with kept.use("m") as form:
-            predictor = form.model.opened.predictor
+        with kept.use("m") as endpoint:
+            predictor = endpoint.model.opened.predictor
             assert predictor is not None
             with pytest.raises(BundleError, match=r"no (user|item) to recommend"):
-                await form.model.batcher.call(lambda: predictor.recommend(["u1"]))
+                await endpoint.model.batcher.call(lambda: predictor.recommend(["u1"]))
 
     with_repository(body, Source("m", folder))
 
@@ -519,15 +518,15 @@ def test_an_update_of_a_run_is_taken_while_requests_are_answered(
             copy.mkdir(parents=True)
             shutil.copyfile(made / "bundle.json", copy / "bundle.json")
             await kept.look()
-            assert kept.form("served").model is before.model
+            assert kept.endpoint("served").model is before.model
             assert "has no manifest.json" in str(kept.index())
             shutil.copyfile(made / "manifest.json", copy / "manifest.json")
             await kept.look()
-            assert kept.form("served").model is before.model
+            assert kept.endpoint("served").model is before.model
             assert "'weights.safetensors' is missing" in str(kept.index())
             shutil.copytree(made, copy, dirs_exist_ok=True)
             await kept.look()
-            after = kept.form("served").model
+            after = kept.endpoint("served").model
             assert after is not before.model
             assert (before.model.opened.update, after.opened.update) == (0, 1)
             assert f"model 'served': update 1 answers, from {copy}" in caplog.messages

@@ -31,10 +31,10 @@ from recspec.serving.access import Access, check_certificate, check_hosts, is_pu
 from recspec.serving.batching import Batcher, Limits  # noqa: E402
 from recspec.serving.http_bodies import BodyReader  # noqa: E402
 from recspec.serving.inference_grpc import MAX_FIELDS, SERVICE, Service  # noqa: E402
+from recspec.serving.model_folders import Source  # noqa: E402
 from recspec.serving.opened_model import RepositorySettings  # noqa: E402
 from recspec.serving.repository import Repository  # noqa: E402
 from recspec.serving.server import HEAD_BYTES, Server, ServeSettings  # noqa: E402
-from recspec.serving.sources import Source  # noqa: E402
 from tests.made_up import interactions  # noqa: E402
 from tests.made_up_models import made_up_bundle  # noqa: E402
 from tests.serving.test_server import Running, grpc_request, raw_exchange  # noqa: E402
@@ -515,7 +515,7 @@ def test_a_computation_that_does_not_end_is_given_up_and_others_are_answered() -
             with pytest.raises(RequestError, match="no answer within") as refused:
                 await batcher.call(lambda: stuck(place))
             assert refused.value.status == 504
-            while batcher.given_up == place:
+            while batcher.num_abandoned == place:
                 await asyncio.sleep(0.01)
 
         await late(0)
@@ -524,7 +524,7 @@ def test_a_computation_that_does_not_end_is_given_up_and_others_are_answered() -
         with pytest.raises(RequestError, match=r"model 'm': computations run for more than 0\.05 s; try again in 3 s"):
             await batcher.call(lambda: 7)
         gates[0].set()
-        while batcher.given_up == 2:
+        while batcher.num_abandoned == 2:
             await asyncio.sleep(0.01)
         assert await batcher.call(lambda: 8) == 8
         await batcher.close()  # although one still runs
@@ -539,21 +539,22 @@ def test_a_computation_that_does_not_end_is_given_up_and_others_are_answered() -
 STUCK = """
     import sys, threading, time
     from recspec.inference import requests as answers
-    from recspec.serving import foreground as serve, json_types, server
+    from recspec.serving import json_types, running, server
     from recspec.cli.process import end_by_force
     from recspec.serving.batching import Limits
     from recspec.serving.opened_model import RepositorySettings
-    from recspec.serving.sources import sources_of
+    from recspec.serving.model_folders import sources_of
 
     def stuck(*given, **named):
         print("begun", flush=True)
         {stuck}
 
     {where} = stuck
-    serve.FORCE_SECONDS = server.FORCE_SECONDS = 1.0
-    serve.serve(sources_of([sys.argv[1]]), serve.ServeSettings(http_port=0, grpc_port=None, shutdown_seconds=0.5),
-                repository=RepositorySettings(watch_seconds=0), limits=Limits(timeout_seconds={seconds}),
-                ready=lambda addresses: print(addresses.http, flush=True), force=end_by_force)
+    running.FORCE_SECONDS = server.FORCE_SECONDS = 1.0
+    settings = server.ServeSettings(http_port=0, grpc_port=None, shutdown_seconds=0.5)
+    options = server.ServerOptions(sources_of([sys.argv[1]]), settings, RepositorySettings(watch_seconds=0),
+                                   Limits(timeout_seconds={seconds}))
+    running.serve(options, ready=lambda addresses: print(addresses.http, flush=True), force=end_by_force)
 """
 
 

@@ -27,8 +27,8 @@ from tritonclient.grpc import service_pb2  # noqa: E402
 
 from recspec.serving.access import Access  # noqa: E402
 from recspec.serving.inference_grpc import SERVICE, Service  # noqa: E402
-from recspec.serving.openapi import document  # noqa: E402
 from recspec.serving.opened_model import RepositorySettings  # noqa: E402
+from recspec.serving.pages import document  # noqa: E402
 from recspec.serving.repository import Repository  # noqa: E402
 from recspec.serving.server import ROUTES, application  # noqa: E402
 from tests.asking import ask, sources  # noqa: E402
@@ -135,7 +135,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
             settings = RepositorySettings(watch_seconds=0, control=True)
             kept = Repository(sources(dlrm=bundle), settings=settings)
             runner.run(kept.start())
-            alone = kept.everywhere
+            alone = kept.broadcast
             alone.load = alone.unload = _nothing  # type: ignore[method-assign]  # what they cost is no client's choice
             yield Served(runner, kept, application(kept, access=Access()), work)
             runner.run(kept.close())

@@ -33,12 +33,12 @@ from recspec.base.errors import BundleError, SettingsError  # noqa: E402
 from recspec.inference.predictor import Predictor  # noqa: E402
 from recspec.serving import server as server_module  # noqa: E402
 from recspec.serving.batching import Limits  # noqa: E402
-from recspec.serving.foreground import serve  # noqa: E402
 from recspec.serving.http_bodies import LARGE  # noqa: E402
+from recspec.serving.model_folders import Source  # noqa: E402
 from recspec.serving.opened_model import RepositorySettings  # noqa: E402
 from recspec.serving.repository import Repository  # noqa: E402
-from recspec.serving.server import HEAD_BYTES, Addresses, Server, ServeSettings, application  # noqa: E402
-from recspec.serving.sources import Source  # noqa: E402
+from recspec.serving.running import serve  # noqa: E402
+from recspec.serving.server import HEAD_BYTES, Addresses, Server, ServerOptions, ServeSettings, application  # noqa: E402
 from recspec.serving.tensors import DATATYPES  # noqa: E402
 from tests.asking import total  # noqa: E402
 from tests.closeness import assert_close  # noqa: E402
@@ -169,7 +169,7 @@ def ways(running: Running) -> dict[str, Callable[..., Any]]:
 
 
 def rows_of(running: Running, name: str, rows: int, seed: int = 0) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
-    ports = running.repository.form(name).inputs
+    ports = running.repository.endpoint(name).inputs
     return made_up_rows(ports, rows, seed), {port.name: DATATYPES[port.dtype] for port in ports}
 
 
@@ -600,7 +600,7 @@ def test_a_full_queue_answers_503_with_retry_after_over_both_protocols(bundles: 
     running = Running([Source("m", bundles["neumf"])], Limits(max_queue=1, retry_seconds=3))
     gate = threading.Event()
     try:
-        batcher = running.repository.form("m").model.batcher
+        batcher = running.repository.endpoint("m").model.batcher
 
         async def fill() -> list[asyncio.Task[bool]]:
             tasks = [asyncio.ensure_future(batcher.call(lambda: gate.wait(600))) for _ in range(1)]
@@ -769,7 +769,8 @@ def test_asked_to_end_the_server_answers_what_is_under_way_and_ends_well(bundles
         clients.append(threading.Thread(target=client, args=(addresses,)))
         clients[0].start()
 
-    serve([Source("m", bundles["dlrm"])], ServeSettings(http_port=0, grpc_port=0, shutdown_seconds=60), ready=ready)
+    settings = ServeSettings(http_port=0, grpc_port=0, shutdown_seconds=60)
+    serve(ServerOptions([Source("m", bundles["dlrm"])], settings), ready=ready)
     clients[0].join()
     assert [(status, b"is missing" in told) for status, told in answered] == [(400, True)]
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL

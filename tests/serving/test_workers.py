@@ -29,13 +29,13 @@ triton_grpc = pytest.importorskip("tritonclient.grpc")
 from recspec.base.errors import BundleError, SettingsError  # noqa: E402
 from recspec.feature_spec import FeatureSpec  # noqa: E402
 from recspec.serving.access import Access  # noqa: E402
-from recspec.serving.line import Ended, Line  # noqa: E402
+from recspec.serving.model_folders import Source  # noqa: E402
 from recspec.serving.opened_model import RepositorySettings  # noqa: E402
 from recspec.serving.repository import Repository  # noqa: E402
-from recspec.serving.server import Addresses, Server, ServeSettings, Shared  # noqa: E402
+from recspec.serving.running import server_of  # noqa: E402
+from recspec.serving.server import Addresses, Server, ServerOptions, ServeSettings, Shared  # noqa: E402
 from recspec.serving.server_metrics import ServerMetrics, summed, without_gauges  # noqa: E402
-from recspec.serving.sources import Source  # noqa: E402
-from recspec.serving.workers import Workers, server_of, threads_of_each  # noqa: E402
+from recspec.serving.workers import Ended, WorkerChannel, Workers, threads_of_each  # noqa: E402  # noqa: E402
 from tests.closeness import assert_close  # noqa: E402
 from tests.made_up import interactions  # noqa: E402
 from tests.made_up_models import made_up_bundle  # noqa: E402
@@ -54,12 +54,8 @@ class Serving:
 
     def __init__(self, folder: Path, watch_seconds: float = 0) -> None:
         self._runner = asyncio.Runner()
-        self.workers = server_of(
-            [Source("films", folder)],
-            ANY,
-            token=TOKEN,
-            repository=RepositorySettings(watch_seconds=watch_seconds, control=True, threads=1),
-        )
+        opening = RepositorySettings(watch_seconds=watch_seconds, control=True, threads=1)
+        self.workers = server_of(ServerOptions([Source("films", folder)], ANY, opening, token=TOKEN))
         assert isinstance(self.workers, Workers)
         self.addresses: Addresses = self._runner.run(self.workers.start())
         self._thread = threading.Thread(target=self._runner.get_loop().run_forever)
@@ -306,7 +302,7 @@ def test_what_was_unloaded_stays_so_in_a_worker_that_is_started_later(serving: S
 
 
 def test_models_that_cannot_be_opened_are_named_and_no_worker_is_left(tmp_path: Path) -> None:
-    workers = Workers([Source("films", tmp_path / "nowhere")], ANY)
+    workers = Workers(ServerOptions([Source("films", tmp_path / "nowhere")], ANY))
 
     async def start() -> None:
         with pytest.raises(BundleError, match="nowhere: no such folder"):
@@ -319,7 +315,7 @@ def test_models_that_cannot_be_opened_are_named_and_no_worker_is_left(tmp_path: 
 def test_a_taken_grpc_port_is_refused_although_workers_share_theirs(folder: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        workers = Workers([Source("films", folder)], ANY.model_copy(update={"grpc_port": port}))
+        workers = Workers(ServerOptions([Source("films", folder)], ANY.model_copy(update={"grpc_port": port})))
         with pytest.raises(SettingsError, match=f"gRPC: can't listen at 127.0.0.1:{port}"):
             asyncio.run(workers.start())
 
@@ -327,13 +323,13 @@ def test_a_taken_grpc_port_is_refused_although_workers_share_theirs(folder: Path
 def test_without_a_token_workers_refuse_what_one_process_refuses() -> None:
     open_to_all = ANY.model_copy(update={"host": "0.0.0.0"})
     with pytest.raises(SettingsError, match="admits other machines without a token"):
-        asyncio.run(Workers([Source("films", Path("films"))], open_to_all).start())
+        asyncio.run(Workers(ServerOptions([Source("films", Path("films"))], open_to_all)).start())
 
 
 def test_a_system_that_cannot_share_ports_takes_one_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("multiprocessing.get_all_start_methods", lambda: ["spawn"])
     with pytest.raises(SettingsError, match="--workers 2: this system can't share ports between processes; take 1"):
-        asyncio.run(Workers([Source("films", Path("films"))], ANY).start())
+        asyncio.run(Workers(ServerOptions([Source("films", Path("films"))], ANY)).start())
 
 
 def test_cores_are_divided_among_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -381,14 +377,14 @@ def mapping(folder: Path) -> list[int]:
 # --- the line between two processes ----------------------------------------------------------------------------------
 
 
-def lines(answer: Mapping[str, Any]) -> tuple[Line, Line, list[socket.socket]]:
+def lines(answer: Mapping[str, Any]) -> tuple[WorkerChannel, WorkerChannel, list[socket.socket]]:
     async def answered(what: str, value: Any) -> Any:
         found = answer[what]
         if isinstance(found, BaseException):
             raise found
         return [found, value]
 
-    return Line(answered), Line(answered), list(socket.socketpair())
+    return WorkerChannel(answered), WorkerChannel(answered), list(socket.socketpair())
 
 
 def test_either_end_may_ask_and_an_error_comes_back_whole() -> None:
@@ -418,7 +414,7 @@ def test_a_question_to_a_process_that_ends_is_answered_by_that() -> None:
         async def wait(*_: object) -> None:
             await never.wait()
 
-        one, (end, other) = Line(wait), socket.socketpair()
+        one, (end, other) = WorkerChannel(wait), socket.socketpair()
         await one.open(end)
         asked = asyncio.create_task(one.ask("name"))
         await asyncio.sleep(0)

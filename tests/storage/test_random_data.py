@@ -10,7 +10,7 @@ import pytest
 from recspec.base.errors import DataError, SettingsError
 from recspec.data.storage import Ragged, open_split
 from recspec.data.storage.check import check, count_rows
-from recspec.data.storage.random_data import power_law, synthesize
+from recspec.data.storage.transcode import power_law, synthesize
 from recspec.feature_spec import CHUNK_TYPES, ChunkType, FeatureSpec
 from tests import made_up
 

@@ -198,6 +198,6 @@ def test_a_parquet_file_whose_footer_counts_other_rows_is_refused(
         num_rows, num_row_groups, schema = 9, true.num_row_groups, true.schema
         row_group = staticmethod(true.row_group)
 
-    monkeypatch.setattr("recspec.data.storage.parquet.pq.read_metadata", lambda _: Footer)
+    monkeypatch.setattr("recspec.data.storage.formats.pq.read_metadata", lambda _: Footer)
     states = "can't be read as Parquet: states 9 rows, but its row groups hold 10; write the file again"
     assert problems_of(spec) == [f"train/part-00000.parquet: {states}"]

@@ -79,10 +79,7 @@ def test_transcode_resolves_cardinalities_over_all_splits_of_any_name(tmp_path: 
 
 def test_features_of_one_vocabulary_resolve_to_one_cardinality(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text('1,"[1, 5]",0\n')
-    features = {
-        "item": {"cardinality": "auto"},
-        "history": {"cardinality": "auto", "length": 3, "vocabulary": "item"},
-    }
+    features = {"item": {"cardinality": "auto"}, "history": {"cardinality": "auto", "length": 3, "vocabulary": "item"}}
     sources = {"train": [{"type": "csv", "features": ["item", "history", "label"], "files": ["t.csv"]}]}
     there = transcode(spec_of(tmp_path, features, sources), tmp_path / "out")
     assert [there.features[name].cardinality for name in ("item", "history")] == [6, 6]

@@ -15,7 +15,7 @@ from tests.storage.files import BEYOND, CHANNELS, FEATURES, assert_equal, made_u
 
 
 def test_blocks_longer_than_a_row_group_keep_their_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recspec.data.storage.writer.BLOCK_ROWS", 16)
+    monkeypatch.setattr("recspec.data.storage.splits.BLOCK_ROWS", 16)
     columns = made_up(100)
     spec = spec_of(tmp_path, FEATURES, label="clicked", channels=CHANNELS)
     with SplitWriter(tmp_path, "train", spec.features, rows_per_file=40) as writer:

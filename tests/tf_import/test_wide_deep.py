@@ -14,13 +14,13 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from recspec.base.errors import BundleError, DataError, RecspecError
+from recspec.base.errors import BundleError, DataError
 from recspec.bundle import folder as bundle
 from recspec.cli import app as cli
 from recspec.data.encoding.hashing import CROSS_KEY
 from recspec.data.encoding.row_notes import MISSING_ID, UNKNOWN_ID
 from recspec.evaluation import evaluate
-from recspec.feature_spec import Chunk, FeatureSpec
+from recspec.feature_spec import Chunk
 from recspec.inference.predictor import Predictor
 from recspec.tf_import.tf_columns import Columns
 from recspec.tf_import.wide_deep import Imported, import_tf
@@ -29,62 +29,29 @@ from tests import made_up_tensorflow as tf
 INPUTS = "dnn/input_from_feature_columns/input_layer"
 LINEAR = "linear/linear_model"
 
+NUMBERS = {"kind": "vocabulary", "dtype": "int64", "vocabulary": [5, 10], "num_oov_buckets": 5, "indicator": True}
+CROSS = {"kind": "cross", "num_buckets": 1000, "wide": True}
+
 COLUMNS: list[dict[str, object]] = [
     {"name": "n0", "kind": "numeric", "wide": True, "deep": True, "mean": 0.5, "std": 2.0},
     {"name": "age", "kind": "numeric", "deep": True},
-    {
-        "name": "age_bucketized",
-        "kind": "bucketized",
-        "key": "age",
-        "boundaries": [10, 18, 30, 65],
-        "wide": True,
-        "deep": True,
-    },
+    {"name": "age_bucketized", "kind": "bucketized", "key": "age", "boundaries": [10, 18, 30, 65]}
+    | {"wide": True, "deep": True},
     {"name": "c_id", "kind": "identity", "num_buckets": 20, "default_value": 3, "wide": True, "embedding_dim": 3},
     {"name": "c_hash", "kind": "hash", "num_buckets": 30, "wide": True, "embedding_dim": 2},
     {"name": "c_vocab", "kind": "vocabulary", "vocabulary": ["red", "green"], "wide": True, "indicator": True},
-    {
-        "name": "c_num",
-        "kind": "vocabulary",
-        "dtype": "int64",
-        "vocabulary": [5, 10],
-        "num_oov_buckets": 5,
-        "wide": True,
-        "indicator": True,
-    },
+    {"name": "c_num", **NUMBERS, "wide": True},
     {"name": "c_ihash", "kind": "hash", "dtype": "int64", "num_buckets": 40, "wide": True, "embedding_dim": 2},
-    {
-        "name": "age_bucketized_X_c_hash",
-        "kind": "cross",
-        "keys": ["age_bucketized", "c_hash"],
-        "num_buckets": 1000,
-        "wide": True,
-    },
-    {
-        "name": "c_ihash_X_c_vocab_X_hour",
-        "kind": "cross",
-        "keys": ["c_ihash", "c_vocab", "hour"],
-        "dtypes": {"hour": "int64"},
-        "num_buckets": 1000,
-        "wide": True,
-        "embedding_dim": 3,
-    },
+    {"name": "age_bucketized_X_c_hash", **CROSS, "keys": ["age_bucketized", "c_hash"]},
+    {"name": "c_ihash_X_c_vocab_X_hour", **CROSS, "keys": ["c_ihash", "c_vocab", "hour"]}
+    | {"dtypes": {"hour": "int64"}, "embedding_dim": 3},
 ]
 
 ROWS: list[dict[str, object]] = [
     {"n0": 0.5, "age": 18, "c_id": 7, "c_hash": "u1", "c_vocab": "red", "c_num": 10, "c_ihash": -3, "hour": 7},
     {"n0": -1.5, "age": 3, "c_id": 99, "c_hash": "u1", "c_vocab": "blue", "c_num": 11, "c_ihash": 4711, "hour": 0},
     {"n0": 2.0, "age": 65, "c_id": -1, "c_hash": "", "c_vocab": "", "c_num": -1, "c_ihash": -1, "hour": 23},
-    {
-        "n0": 0.0,
-        "age": 9.5,
-        "c_id": None,
-        "c_hash": None,
-        "c_vocab": None,
-        "c_num": None,
-        "c_ihash": None,
-        "hour": None,
-    },
+    {"n0": 0.0, "age": 9.5, **dict.fromkeys(("c_id", "c_hash", "c_vocab", "c_num", "c_ihash", "hour"))},
 ]
 
 IDS: dict[str, list[int | None]] = {
@@ -222,12 +189,6 @@ def test_text_says_the_same_numbers(made: Path) -> None:
     np.testing.assert_allclose(found, expected(), rtol=0, atol=1e-6)
 
 
-def test_many_rows_are_as_each_alone(made: Path) -> None:
-    table = pa.concat_tables([pa.Table.from_pylist(ROWS)] * 1100)  # beyond what is looked up one by one
-    found, _ = Predictor.open(made, device="cpu").predict(table)
-    np.testing.assert_allclose(found, np.tile(expected(), 1100), rtol=0, atol=1e-6)
-
-
 def test_missing_values_are_counted(made: Path) -> None:
     _, seen = Predictor.open(made, device="cpu").predict(pa.Table.from_pylist(ROWS))
     assert seen.notes() == [
@@ -282,35 +243,26 @@ def test_the_bundle_is_evaluated_on_rows_that_it_encoded(made: Path, tmp_path: P
     assert report.model.metrics["rows"]["auc"] == pytest.approx(wins)
 
 
-def test_roles_and_the_label_are_as_the_file_says(tmp_path: Path) -> None:
-    columns = changed("c_hash", role="user")
-    trained = bundle.load(imported(tmp_path, columns, label="clicked").folder)
-    assert trained.spec.label == "clicked"
-    assert trained.spec.role("user") == ("c_hash",)
-    assert trained.spec.user_id == "c_hash"
-
-
-def test_a_vocabulary_may_lie_in_a_file(tmp_path: Path) -> None:
+def test_a_file_says_the_roles_the_label_and_where_a_vocabulary_lies(tmp_path: Path) -> None:
     (tmp_path / "words.txt").write_text("red\ngreen\n")
     (tmp_path / "numbers.txt").write_text("5\n10\n")
-    columns = [
-        {**column, "vocabulary_file": f"{file}.txt"} if file else dict(column)
-        for column in COLUMNS
-        for file in [{"c_vocab": "words", "c_num": "numbers"}.get(str(column["name"]))]
-    ]
-    for column in columns:
-        if "vocabulary_file" in column:
-            del column["vocabulary"]
-    found, _ = Predictor.open(imported(tmp_path, columns).folder).predict(pa.Table.from_pylist(ROWS))
+    files: dict[object, dict[str, object]] = {
+        name: {"vocabulary": None, "vocabulary_file": f"{file}.txt"}
+        for name, file in (("c_vocab", "words"), ("c_num", "numbers"))
+    }
+    files["c_hash"] = {"role": "user"}
+    columns = [{**column, **files.get(column["name"], {})} for column in COLUMNS]
+    columns = [{key: value for key, value in column.items() if value is not None} for column in columns]
+    predictor = Predictor.open(imported(tmp_path, columns, label="clicked").folder, device="cpu")
+    found, _ = predictor.predict(pa.Table.from_pylist(ROWS))
     np.testing.assert_allclose(found, expected(), rtol=0, atol=1e-6)
+    assert (predictor.spec.label, predictor.spec.user_id) == ("clicked", "c_hash")
 
 
 def test_values_beyond_a_vocabulary_may_take_one_id(tmp_path: Path) -> None:
-    columns = changed("c_vocab", default_value=1)
-    rows = [{**ROWS[0], "c_vocab": "blue"}, {**ROWS[0], "c_vocab": "green"}]
-    predictor = Predictor.open(imported(tmp_path, columns).folder, device="cpu")
-    encoded = predictor.encoders.encode(pa.Table.from_pylist(rows), ["c_vocab"])  # type: ignore[union-attr]
-    assert list(encoded["c_vocab"]) == [2, 2]
+    encoders = Columns.load(described(tmp_path, changed("c_vocab", default_value=1))).encoders()
+    rows = pa.Table.from_pylist([{**ROWS[0], "c_vocab": "blue"}, {**ROWS[0], "c_vocab": "green"}])
+    assert list(encoders.encode(rows, ["c_vocab"])["c_vocab"]) == [2, 2]
 
 
 # --- what can't be mapped --------------------------------------------------------------------------------------------
@@ -459,23 +411,22 @@ def test_a_graph_of_relu_is_taken_and_one_that_is_not_there_is_told(tmp_path: Pa
 
 # --- the columns file ------------------------------------------------------------------------------------------------
 
+KINDS = "'numeric', 'identity', 'hash', 'vocabulary', 'bucketized', 'cross'"
+NUMERIC = {"name": "n", "kind": "numeric", "wide": True}
 HASH = {"name": "c", "kind": "hash", "num_buckets": 9, "wide": True}
+WORDS = {"name": "v", "kind": "vocabulary", "vocabulary": ["a"], "wide": True}
+BUCKETS = {"name": "b", "kind": "bucketized", "key": "n", "boundaries": [2], "wide": True}
+CROSSED = {"name": "x", "kind": "cross", "keys": ["a", "b"], "num_buckets": 9, "wide": True}
 
 
 @pytest.mark.parametrize(
     ("columns", "problem"),
     [
         (["x"], "columns[0] is 'x'; expected an object with name and kind"),
-        (
-            [{**HASH, "kind": None}],
-            ("columns[0] 'c': has no kind; one of 'numeric', 'identity', 'hash', 'vocabulary', 'bucketized', 'cross'"),
-        ),
+        ([{**HASH, "kind": None}], "columns[0] 'c': has no kind; one of " + KINDS),
         (
             [{**HASH, "kind": "hashed"}],
-            (
-                "columns[0] 'c': unknown kind 'hashed' (did you mean 'hash'?); known: 'numeric', "
-                "'identity', 'hash', 'vocabulary', 'bucketized', 'cross'"
-            ),
+            f"columns[0] 'c': unknown kind 'hashed' (did you mean 'hash'?); known: {KINDS}",
         ),
         (
             [{**HASH, "num_bucket": 3}],
@@ -492,7 +443,7 @@ HASH = {"name": "c", "kind": "hash", "num_buckets": 9, "wide": True}
         ),
         (
             [{**HASH, "wide": False}],
-            ('column \'c\' is read by neither part; give it "wide": true, or an "embedding_dim" or "indicator": true'),
+            'column \'c\' is read by neither part; give it "wide": true, or an "embedding_dim" or "indicator": true',
         ),
         ([HASH, HASH], "column 'c' stands more than once; expected once"),
         ([{**HASH, "name": "label"}], "the label is called 'label', as a column is; name another one with \"label\""),
@@ -501,109 +452,46 @@ HASH = {"name": "c", "kind": "hash", "num_buckets": 9, "wide": True}
             "columns[0] 'c': default_value is 9; expected one below num_buckets",
         ),
         (
-            [{"name": "v", "kind": "vocabulary", "vocabulary": [], "wide": True}],
+            [{**WORDS, "vocabulary": ["a", 1]}],
             "columns[0] 'v'.vocabulary: expected texts, or whole numbers, at least one",
         ),
+        ([{**WORDS, "vocabulary": ["a", "a"]}], "columns[0] 'v': vocabulary holds 'a' more than once"),
+        ([{**WORDS, "dtype": "int64"}], "columns[0] 'v': dtype is int64, but the vocabulary holds texts"),
         (
-            [{"name": "v", "kind": "vocabulary", "vocabulary": ["a", 1], "wide": True}],
-            "columns[0] 'v'.vocabulary: expected texts, or whole numbers, at least one",
-        ),
-        (
-            [{"name": "v", "kind": "vocabulary", "vocabulary": ["a", "a"], "wide": True}],
-            "columns[0] 'v': vocabulary holds 'a' more than once",
-        ),
-        (
-            [{"name": "v", "kind": "vocabulary", "vocabulary": ["a"], "dtype": "int64", "wide": True}],
-            "columns[0] 'v': dtype is int64, but the vocabulary holds texts",
-        ),
-        (
-            [
-                {
-                    "name": "v",
-                    "kind": "vocabulary",
-                    "vocabulary": ["a"],
-                    "num_oov_buckets": 1,
-                    "default_value": 0,
-                    "wide": True,
-                }
-            ],
+            [{**WORDS, "num_oov_buckets": 1, "default_value": 0}],
             "columns[0] 'v': has num_oov_buckets and a default_value; TensorFlow takes one of them",
         ),
+        ([{**WORDS, "default_value": 1}], "columns[0] 'v': default_value is 1; expected one below 1"),
         (
-            [{"name": "v", "kind": "vocabulary", "vocabulary": ["a"], "default_value": 1, "wide": True}],
-            "columns[0] 'v': default_value is 1; expected one below 1",
-        ),
-        (
-            [{"name": "v", "kind": "vocabulary", "vocabulary": ["a"], "vocabulary_file": "x", "wide": True}],
+            [{**WORDS, "vocabulary_file": "x"}],
             "columns[0] 'v': has a vocabulary and a vocabulary_file; expected one of them",
         ),
+        ([{**BUCKETS, "boundaries": [2, 1]}], "columns[0] 'b': boundaries must rise"),
         (
-            [{"name": "b", "kind": "bucketized", "key": "age", "boundaries": [2, 1], "wide": True}],
-            "columns[0] 'b': boundaries must rise",
-        ),
-        (
-            [{"name": "b", "kind": "bucketized", "key": "age", "boundaries": [2], "deep": True, "indicator": True}],
+            [{**BUCKETS, "deep": True, "indicator": True}],
             "columns[0] 'b': has deep beside an indicator or an embedding_dim; the MLP takes one of them",
         ),
+        ([{**CROSSED, "keys": ["a", "a"]}], "columns[0] 'x': keys holds a name more than once"),
+        ([{**CROSSED, "dtypes": {"c": "int64"}}], "columns[0] 'x': dtypes: unknown key 'c'; known: 'a', 'b'"),
         (
-            [{"name": "x", "kind": "cross", "keys": ["a", "a"], "num_buckets": 9, "wide": True}],
-            "columns[0] 'x': keys holds a name more than once",
-        ),
-        (
-            [
-                {
-                    "name": "x",
-                    "kind": "cross",
-                    "keys": ["a", "b"],
-                    "dtypes": {"c": "int64"},
-                    "num_buckets": 9,
-                    "wide": True,
-                }
-            ],
-            "columns[0] 'x': dtypes: unknown key 'c'; known: 'a', 'b'",
-        ),
-        (
-            [{"name": "x", "kind": "cross", "keys": ["a", "b"], "hash_key": 7, "num_buckets": 9, "wide": True}],
+            [{**CROSSED, "hash_key": 7}],
             f"columns[0] 'x': hash_key is 7; only TensorFlow's default, {CROSS_KEY}, is mapped",
         ),
         (
-            [
-                HASH,
-                {
-                    "name": "x",
-                    "kind": "cross",
-                    "keys": ["a", "c"],
-                    "dtypes": {"c": "int64"},
-                    "num_buckets": 9,
-                    "wide": True,
-                },
-            ],
+            [HASH, {**CROSSED, "keys": ["a", "c"], "dtypes": {"c": "int64"}}],
             "column 'x': dtypes names 'c', whose own column says it",
         ),
         (
-            [
-                {"name": "n", "kind": "numeric", "wide": True},
-                {"name": "x", "kind": "cross", "keys": ["a", "n"], "num_buckets": 9, "wide": True},
-            ],
+            [NUMERIC, {**CROSSED, "keys": ["a", "n"]}],
             "column 'x': the key 'n' is a numeric column; name its bucketized column instead",
         ),
         (
-            [
-                {"name": "b", "kind": "bucketized", "key": "n", "boundaries": [2], "wide": True},
-                {"name": "x", "kind": "cross", "keys": ["b", "n"], "num_buckets": 9, "wide": True},
-            ],
+            [BUCKETS, {**CROSSED, "keys": ["b", "n"]}],
             "column 'x': two keys are made from one raw column, which is not mapped",
         ),
         (
-            [{"name": "n", "kind": "numeric", "wide": True, "role": "user"}],
+            [{**NUMERIC, "role": "user"}],
             "the role 'user' has no identity, hash, vocabulary or bucketized column; expected its id",
-        ),
-        (
-            [{"name": "n", "kind": "numeric", "wide": True, "shape": [2]}],
-            (
-                "columns[0] 'n': unknown key 'shape'; known: 'name', 'wide', 'role', 'kind', 'dtype', 'deep', "
-                "'default_value', 'mean', 'std'"
-            ),
         ),
     ],
 )
@@ -626,9 +514,8 @@ def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "not JSON: "),
-        ("[" * 100_000, "not JSON: "),
-        ("[]", 'expected an object with a list "columns", one object a feature column'),
+        ("{", "damaged: "),
+        ("[" * 100_000, "damaged: "),
         ('{"columns": []}', 'expected an object with a list "columns", one object a feature column'),
         (
             '{"columns": [{"name": "c", "kind": "hash", "num_buckets": 9, "wide": true}], "label": 3}',
@@ -645,11 +532,9 @@ def test_a_file_that_is_none_of_columns_is_refused(text: str, message: str, tmp_
 
 def test_a_file_that_is_not_there_is_named_with_the_nearest(tmp_path: Path) -> None:
     described(tmp_path)
-    with pytest.raises(
-        DataError, match=r"columns.jsn: can't be read: No such file .* \(did you mean 'columns.json'\?\)"
-    ):
+    with pytest.raises(DataError, match=r"columns.jsn: can't be read: no such file \(did you mean 'columns.json'\?\)"):
         Columns.load(tmp_path / "columns.jsn")
-    with pytest.raises(DataError, match=r"columns\[0\] 'v'.vocabulary_file: .*words: can't be read as a vocabulary"):
+    with pytest.raises(DataError, match=r"columns\[0\] 'v'.vocabulary_file: .*words: can't be read as text"):
         Columns.load(
             described(tmp_path, [{"name": "v", "kind": "vocabulary", "vocabulary_file": "words", "wide": True}])
         )
@@ -734,14 +619,3 @@ def test_the_golden_ids_are_tensorflows_plus_one(real_data: Callable[[str], Path
         "c_hash_X_c_vocab": "ids_cross",
     }.items():
         np.testing.assert_array_equal(encoded[name], golden[theirs] + 1, err_msg=name)
-
-
-def test_a_mistake_is_one_message(tmp_path: Path) -> None:
-    with pytest.raises(RecspecError, match="no such folder or checkpoint"):
-        recspec("import-tf", tmp_path / "gone", tmp_path / "bundle", "--columns", described(tmp_path))
-
-
-def test_the_specification_of_a_bundle_loads(made: Path) -> None:
-    spec = FeatureSpec.load(made)
-    assert spec.num_ids("c_ihash") == 41
-    assert spec.role("context")[0] == "n0"

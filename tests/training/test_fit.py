@@ -15,7 +15,7 @@ from recspec.evaluation.saved import FOLDER
 from recspec.feature_spec import FeatureSpec
 from recspec.loading import Ranks
 from recspec.models import MODELS
-from recspec.report.reports import FILE_NAME
+from recspec.report import REPORT_FILE
 from recspec.training import run_folder
 from recspec.training.loop import plan_run, train
 from recspec.training.plan import FitPlan
@@ -129,7 +129,7 @@ def test_force_replaces_a_run_and_nothing_else(data: FeatureSpec, tmp_path: Path
 
 
 def test_what_later_commands_keep_has_the_names_that_they_give_it() -> None:
-    assert run_folder.KEPT == (FOLDER, FILE_NAME)
+    assert run_folder.KEPT == (FOLDER, REPORT_FILE)
 
 
 def test_a_stopped_fit_leaves_no_bundle(data: FeatureSpec, tmp_path: Path) -> None:

@@ -17,11 +17,10 @@ import torch
 from recspec.base.errors import CheckpointError, SettingsError, SpecError, TrainingError
 from recspec.bundle import folder as bundle
 from recspec.bundle.checkpoint import read_tensors
-from recspec.data.storage import open_split
-from recspec.data.storage.random_data import synthesize
+from recspec.data.storage import open_split, synthesize
 from recspec.evaluation import evaluate_model
 from recspec.feature_spec import FeatureSpec
-from recspec.loading.blocks import Part
+from recspec.loading.blocks import HeldOutShare
 from recspec.loading.loader import Loader
 from recspec.loading.ranks import Ranks
 from recspec.models import MODELS
@@ -185,7 +184,7 @@ def test_a_share_of_train_picks_the_best_epoch_where_there_is_no_valid(
 
 
 def test_held_out_rows_and_the_others_are_all_rows(without_valid: FeatureSpec) -> None:
-    def seen(part: Part | None) -> list[tuple[float, ...]]:
+    def seen(part: HeldOutShare | None) -> list[tuple[float, ...]]:
         loader = Loader(without_valid, "train", batch_size=300, part=part)
         rows = [
             zip(*(t.flatten(1).sum(1) if t.dim() > 1 else t for t in share.batch.values()), strict=True)
@@ -194,8 +193,8 @@ def test_held_out_rows_and_the_others_are_all_rows(without_valid: FeatureSpec) -
         return sorted(tuple(float(value) for value in row) for batch in rows for row in batch)
 
     for share in (0.0, 0.3, 0.999):
-        assert sorted(seen(Part(share, True)) + seen(Part(share, False))) == seen(None)
-    assert seen(Part(0.3, True, seed=1)) != seen(Part(0.3, True, seed=2))
+        assert sorted(seen(HeldOutShare(share, True)) + seen(HeldOutShare(share, False))) == seen(None)
+    assert seen(HeldOutShare(0.3, True, seed=1)) != seen(HeldOutShare(0.3, True, seed=2))
 
 
 def test_a_run_with_an_average_resumes_and_saves_it(data: FeatureSpec, tmp_path: Path) -> None:

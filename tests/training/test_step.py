@@ -106,7 +106,7 @@ def test_padded_events_give_the_same_loss(
 ) -> None:
     spec = spec_of(model, data)
     made = MODELS[model](spec, MODELS[model].Settings.model_validate(SIZES[model])).eval()
-    features = (*made.loss_features(), spec.label)
+    features = (*made.loss_needs().features, spec.label)
     batch = next(iter(Loader(spec, "train", batch_size=64, features=features, fixed_length=True).batches())).batch
     with torch.no_grad():
         as_it_is = made.loss(batch)

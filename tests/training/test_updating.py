@@ -31,7 +31,7 @@ from recspec.evaluation import evaluate
 from recspec.feature_spec import FeatureSpec
 from recspec.inference.predictor import Predictor
 from recspec.inference.wanted import Wanted
-from recspec.loading.blocks import Newest, Part
+from recspec.loading.blocks import HeldOutShare, NewRowsAndReplay
 from recspec.models import MODELS, FittedModel
 from recspec.models.layers import Embeddings
 from recspec.training import updating
@@ -261,13 +261,13 @@ def test_updates_that_lead_out_of_the_run_are_refused_and_nothing_there_is_remov
 
 
 def test_the_replayed_rows_are_a_share_of_the_old_ones() -> None:
-    newest = Newest([900], 0.25, seed=3)
+    newest = NewRowsAndReplay([900], 0.25, seed=3)
     mask = newest.mask(0, 0, 1000)
     assert mask[900:].all()
     assert 175 < mask[:900].sum() < 275
-    assert (mask[:900] == Part(0.25, held_out=True, seed=3).mask(0, 0, 900)).all()
-    assert Newest([900], 1.0).mask(0, 0, 1000).all()
-    assert Newest([900], 0.0).mask(0, 0, 1000).sum() == 100
+    assert (mask[:900] == HeldOutShare(0.25, held_out=True, seed=3).mask(0, 0, 900)).all()
+    assert NewRowsAndReplay([900], 1.0).mask(0, 0, 1000).all()
+    assert NewRowsAndReplay([900], 0.0).mask(0, 0, 1000).sum() == 100
 
 
 def test_an_update_that_ends_while_another_waits_is_its_base(

@@ -17,7 +17,7 @@ from recspec.api.verbs import Place, verb
 from recspec.api.views import Section, View, Viewed, figures
 from recspec.base import config
 from recspec.base.errors import DataError, RecspecError, SettingsError, nearest, require_extra, unknown
-from recspec.base.files import beside, local, read_json, special, staging
+from recspec.base.files import hidden_sibling, local, read_json, special, staging
 from recspec.base.stores import fetched, url_text
 from recspec.base.summaries import NOTES, shown, shown_counts
 from recspec.feature_spec import ChunkType, FeatureSpec
@@ -266,7 +266,7 @@ def _path_of(raw: object) -> str:
 def staged(out: Path, rows: object, sides: Mapping[str, object]) -> Iterator[tuple[Path, dict[str, object]]]:
     """Frames as Parquet files in a folder beside `out` that is removed at the end; messages name the frames."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    with staging(beside(out, "frames")) as folder:
+    with staging(hidden_sibling(out, "frames")) as folder:
         names = {"rows": "the data frame", **{side: f"the data frame {side}" for side in sides}}
         for name, frame in {"rows": rows, **sides}.items():
             table = to_table(frame, names[name])

@@ -63,16 +63,17 @@ class Listing(Viewed, Mapping[str, type[BaseModel]]):
 @verb
 def models() -> Listing:
     """List the models, the roles they need and their settings."""
-    from recspec.models import MODELS
+    from recspec.models import all_models
     from recspec.training import TrainSettings
 
-    about = {name: f"{_first_line(model.__doc__)} Needs: {', '.join(model.needs)}." for name, model in MODELS.items()}
+    found = all_models()
+    about = {name: f"{_first_line(model.__doc__)} Needs: {', '.join(model.needs)}." for name, model in found.items()}
     schemas = {
         name: {"needs": list(model.needs), "settings": model.Settings.model_json_schema()["properties"]}
-        for name, model in MODELS.items()
+        for name, model in found.items()
     }
     values = {"models": schemas, "train": TrainSettings.model_json_schema()["properties"]}
-    return Listing("models", about, {name: model.Settings for name, model in MODELS.items()}, values)
+    return Listing("models", about, {name: model.Settings for name, model in found.items()}, values)
 
 
 @verb

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, cast
 from pydantic import BaseModel
 
 from recspec.base import config
-from recspec.base.errors import RecspecError, SettingsError, unknown
+from recspec.base.errors import RecspecError, SettingsError
 from recspec.base.machine import pin
 from recspec.base.signals import handled
 
@@ -34,18 +34,17 @@ def settings_of(model: str, recipe: Path | None, values: Mapping[str, object]) -
         SettingsError: with every unknown name and wrong value.
         MissingExtraError: without a library that the model or a setting needs.
     """
-    from recspec.models import MODELS, require_libraries
+    from recspec.models import find_model, require_libraries
     from recspec.training import TrainSettings, require_mlflow
 
-    if model not in MODELS:
-        raise SettingsError(unknown("model", model, MODELS))
-    require_libraries(MODELS[model])
+    kind = find_model(model)
+    require_libraries(kind)
     loaded = config.load_recipe(recipe) if recipe is not None else config.Recipe()
     if loaded.model not in (None, model):
         raise SettingsError(f"recipe {recipe} is for the model '{loaded.model}', not '{model}'")
     given = [name for name, there in ((f"recipe {recipe}", recipe is not None), ("--set", values)) if there]
     where = " and ".join(given) or "settings"
-    types: dict[str, type[BaseModel]] = {"settings": MODELS[model].Settings, "train": TrainSettings}
+    types: dict[str, type[BaseModel]] = {"settings": kind.Settings, "train": TrainSettings}
     assigned = config.assign(values, types)
     made: list[BaseModel] = []
     problems: list[str] = []

@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from recspec.api.verbs import Place, verb
 from recspec.base import config
@@ -138,7 +138,7 @@ def serve(
     for library in ("starlette", "uvicorn", "httptools", "orjson", "prometheus_client"):
         require_extra(library, "serve")
     grpc = grpc and _has_grpc(asked=grpc_port is not None)
-    from recspec.serving import BackgroundServer, Limits, RepositorySettings, ServeSettings, sources_of
+    from recspec.serving import BackgroundServer, Limits, RepositorySettings, ServerOptions, ServeSettings, sources_of
     from recspec.serving import serve as run_server
 
     named = [models] if isinstance(models, (str, os.PathLike)) else list(models)
@@ -167,14 +167,15 @@ def serve(
         "workers": workers,
     }
     opening = {"device": device, "threads": threads, "watch_seconds": watch, "verify": verify, "control": control}
-    settings = config.build(ServeSettings, "serve", listening)
-    given: dict[str, Any] = {
-        "repository": config.build(RepositorySettings, "serve", opening),
-        "limits": config.build(Limits, "serve", limits),
-        "token": config.read_token(os.environ, _path(token_file)),
-    }
+    options = ServerOptions(
+        sources,
+        config.build(ServeSettings, "serve", listening),
+        config.build(RepositorySettings, "serve", opening),
+        config.build(Limits, "serve", limits),
+        config.read_token(os.environ, _path(token_file)),
+    )
     names = [each.name for each in sources]
-    server = BackgroundServer(sources, settings, **given)
+    server = BackgroundServer(options)
     if not block:
         if ready is not None or force is not None:
             raise SettingsError("serve: ready and force go with block=True")
@@ -186,9 +187,7 @@ def serve(
         if ready is not None:
             ready(told[0])
 
-    if force is not None:
-        given["force"] = force
-    run_server(sources, settings, ready=tell, **given)
+    run_server(options, ready=tell, **({} if force is None else {"force": force}))
     return told[0]
 
 

@@ -91,7 +91,7 @@ def train(
         model: Name from `models()`.
         data: A prepared dataset, or its path.
         run: Folder for the run: checkpoints, log and bundle.
-        recipe: Recipe, a YAML file.
+        recipe: Recipe: a YAML file, or the name of a published one.
         resume: Continue the run from its newest checkpoint.
         force: Replace the run that the folder holds.
         plan: Return every automatic choice and its reason without training.

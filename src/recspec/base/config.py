@@ -19,8 +19,10 @@ MOST_RECIPE_BYTES = 1 << 20
 MOST_INTEGER = (1 << 63) - 1
 """Largest whole number of a setting."""
 RECIPE_SECTIONS = ("about", "model", "settings", "train")
-RECIPES = Path(__file__).with_name("recipes")
-"""The published recipes in an installed recspec; in a clone they lie in its root."""
+RECIPES = Path(__file__).parents[1] / "recipes"
+"""The published recipes in an installed recspec."""
+RECIPES_OF_CLONE = Path(__file__).parents[3] / "recipes"
+"""The same in a clone of the repository."""
 TOKEN_VARIABLE = "RECSPEC_TOKEN"
 
 
@@ -62,7 +64,7 @@ class Recipe:
 
 
 def recipe_file(path: str | Path) -> Path:
-    """The file of a recipe; `recipes/NAME.yaml` is a published one where the folder has no such file.
+    """The file of a recipe; `NAME` or `recipes/NAME.yaml` is a published one where no such file exists.
 
     Raises:
         SettingsError: if there is no such file.
@@ -70,11 +72,17 @@ def recipe_file(path: str | Path) -> Path:
     file = local(path, "the recipe")
     if file.is_file():
         return file
-    if str(file.parent) == RECIPES.name and (published := RECIPES / file.name).is_file():
-        return published
-    folder = file.parent if file.parent.is_dir() else RECIPES
-    known = [found.name for found in folder.iterdir()] if folder.is_dir() else []
-    raise SettingsError(f"recipe {file}: no such file{nearest(file.name, known)}")
+    published = RECIPES if RECIPES.is_dir() else RECIPES_OF_CLONE
+    by_name = str(path) == file.stem
+    if by_name or str(file.parent) == "recipes":
+        folder, found = published, published / f"{file.stem}.yaml" if by_name else published / file.name
+        if found.is_file():
+            return found
+    else:
+        folder = file.parent
+    known = [each.stem if by_name else each.name for each in folder.iterdir()] if folder.is_dir() else []
+    what = "no such file, and no published recipe of this name" if by_name else "no such file"
+    raise SettingsError(f"recipe {file}: {what}{nearest(file.name, known)}")
 
 
 def load_recipe(path: str | Path) -> Recipe:

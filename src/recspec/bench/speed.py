@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from recspec.base import config, latency, machine
-from recspec.base.errors import SettingsError, unknown
+from recspec.base.errors import SettingsError
 from recspec.bench.profiling import endless, profile_steps, wait, work_of_step
 from recspec.bundle import find_export
 from recspec.bundle import folder as bundle
@@ -20,7 +20,7 @@ from recspec.data.storage import synthesize
 from recspec.export import Arrays, EagerModel, ExportedModel, open_exported_model, read_description
 from recspec.feature_spec import FeatureSpec, Form, Signature, signature_of
 from recspec.loading import Ranks
-from recspec.models import MODELS, TrainedItemModel
+from recspec.models import TrainedItemModel, find_model
 from recspec.training import TrainingRun, TrainSettings, arithmetic, make_plan
 
 ML_1M = {"users": 6040, "items": 3706, "rows": 994_169}
@@ -84,7 +84,8 @@ def bench_training(
     """
     with tempfile.TemporaryDirectory() as folder:
         data = spec if spec is not None else _made_up(model, Path(folder) / "data")
-        draws = "user" in MODELS[model].needs and not issubclass(MODELS[model], TrainedItemModel)
+        kind = find_model(model)
+        draws = "user" in kind.needs and not issubclass(kind, TrainedItemModel)
         if spec is None and settings.negatives is None and draws:
             settings = settings.model_copy(update={"negatives": 4})
         run = TrainingRun(make_plan(model, data, settings, model_settings, ranks), Path(folder) / "run", ranks)
@@ -293,9 +294,7 @@ def _synthesized(
 
 def _made_up(model: str, folder: Path) -> FeatureSpec:
     """Made-up data of a shape that the model reads."""
-    if model not in MODELS:
-        raise SettingsError(unknown("model", model, MODELS))
-    needs = set(MODELS[model].needs)
+    needs = set(find_model(model).needs)
     if "history" in needs:
         return reviews_like_books(folder)
     return interactions_like_ml_1m(folder) if {"user", "item"} <= needs else clicks_like_outbrain(folder)

@@ -4,8 +4,7 @@ from recspec.bundle import cards, checkpoint, folder, run_record, versions
 from recspec.bundle.cards import MOST_MEMBERS, Blend, Form, Member, PipelineCard, RetrieverCard, as_part, blend_of
 from recspec.bundle.checkpoint import Checkpoint
 from recspec.bundle.folder import Bundle, Card, Seen, find_export
-from recspec.bundle.run_record import DataRecord, RunRecord
-from recspec.bundle.same_data import data_digest, meaning_digest
+from recspec.bundle.run_record import DataRecord, RunRecord, data_digest, meaning_digest
 
 __all__ = [
     "MOST_MEMBERS", "Blend", "Bundle", "Card", "Checkpoint", "DataRecord", "Form", "Member", "PipelineCard",

@@ -21,30 +21,35 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from torch import Tensor, nn
 
 from recspec.base import config
-from recspec.base.errors import BundleError, SettingsError, listed, problems_in, unknown
+from recspec.base.errors import BundleError, SettingsError, problems_in
 from recspec.base.files import PathError, confined, read_json
 from recspec.feature_spec import FeatureSpec
-from recspec.models import MODELS, Interactions, ItemModel
+from recspec.models import Interactions, ItemModel, find_model
 from recspec.models.layers import RowsHeld
 
 CardType = TypeVar("CardType", bound=BaseModel)
+MOST_BYTES = 64 << 20  # of a file
 
 
-def read(folder: Path, name: str, kind: type[CardType], *, what: str, version: int) -> CardType:
-    """The content of a file of a bundle, which is a `what` of a known version.
+def read(
+    folder: Path, name: str, kind: type[CardType], *, what: str, version: int, most: int = MOST_BYTES
+) -> CardType | None:
+    """The content of a file of a bundle or a run, which is a `what` of a known version; None if there is no such file.
 
     Raises:
         BundleError: if the file is damaged, or of another version.
     """
     file = folder / name
+    if not os.path.lexists(file):  # a link that leads nowhere is refused
+        return None
     try:
         confined(folder, name)
-        data = read_json(file)
+        data = read_json(file, most=most)
         if isinstance(data, dict) and data.get("format") != version:
             raise BundleError(f"{file}: {what} format {data.get('format')!r}; this recspec reads {version}")
         return kind.model_validate(data)
     except PathError as error:
-        raise BundleError(str(error)) from None
+        raise BundleError(str(error) if str(file) in str(error) else f"{file}: {error}") from None
     except ValidationError as error:
         raise BundleError.of(f"{file}: damaged", problems_in(error)) from None
 
@@ -105,8 +110,6 @@ def read_pipeline(folder: Path) -> PipelineCard | None:
     Raises:
         BundleError: if the file is damaged, or of another format.
     """
-    if not os.path.lexists(folder / FILE_NAME):  # a link that leads nowhere is refused
-        return None
     return read(folder, FILE_NAME, PipelineCard, what="pipeline", version=FORMAT)
 
 
@@ -138,9 +141,9 @@ class Blend(ItemModel):
     Settings = BlendSettings
     settings: BlendSettings
 
-    def __init__(self, spec: FeatureSpec, settings: BlendSettings, held: RowsHeld | None = None) -> None:
-        super().__init__(spec, settings, held)
-        self.members = nn.ModuleList(_built(spec, each, held) for each in settings.members)
+    def __init__(self, spec: FeatureSpec, settings: BlendSettings, table_rows: RowsHeld | None = None) -> None:
+        super().__init__(spec, settings, table_rows)
+        self.members = nn.ModuleList(_built(spec, each, table_rows) for each in settings.members)
         self.reads_order = any(each.reads_order for each in self.models)
 
     @property
@@ -148,22 +151,13 @@ class Blend(ItemModel):
         """The members."""
         return [each for each in self.members if isinstance(each, ItemModel)]
 
-    @property
-    def device(self) -> torch.device:
-        """The device of its first member."""
-        return self.models[0].device
-
-    def make_room(self, weights: Mapping[str, Tensor]) -> list[str]:
-        problems = super().make_room({name: each for name, each in weights.items() if name == "line"})
+    def allocate_buffers(self, weights: Mapping[str, Tensor]) -> list[str]:
+        problems = super().allocate_buffers({name: each for name, each in weights.items() if name == "line"})
         for number, member in enumerate(self.models):
             prefix = f"members.{number}."
             own = {name.removeprefix(prefix): each for name, each in weights.items() if name.startswith(prefix)}
-            problems += [f"{prefix}: {problem}" for problem in member.make_room(own)]
+            problems += [f"{prefix}: {problem}" for problem in member.allocate_buffers(own)]
         return problems
-
-    def prepare_for_inference(self) -> None:
-        for member in self.models:
-            member.prepare_for_inference()
 
     def know(self, interactions: Interactions) -> None:
         for member in self.models:
@@ -185,30 +179,19 @@ def as_part(scores: Tensor, form: Form, floor: float) -> Tensor:
     return (positive / total + floor).log()
 
 
-def _built(spec: FeatureSpec, member: Member, held: RowsHeld | None) -> ItemModel:
+def _built(spec: FeatureSpec, member: Member, table_rows: RowsHeld | None) -> ItemModel:
     """A member without its weights."""
-    known = blendable()
-    if member.model not in known:
-        raise SettingsError(f"a blend: {unknown('model', member.model, known)}")
-    kind = known[member.model]
-    return kind(spec, config.build(kind.Settings, f"member {member.model} of the blend", member.settings), held)
-
-
-def blendable() -> dict[str, type[ItemModel]]:
-    """The models that a blend may hold: those that rank items by the users' events."""
-    return {name: kind for name, kind in MODELS.items() if issubclass(kind, ItemModel)}
+    kind = find_model(member.model)
+    if not issubclass(kind, ItemModel):
+        raise SettingsError(f"a blend: {member.model} does not rank items by the users' events")
+    return kind(spec, config.build(kind.Settings, f"member {member.model} of the blend", member.settings), table_rows)
 
 
 def blend_of(spec: FeatureSpec, members: Sequence[tuple[Member, ItemModel]]) -> Blend:
     """A blend of trained models."""
-    strange = [each.model for each, _ in members if each.model not in blendable()]
-    if strange:
-        raise SettingsError(
-            f"{listed(strange)} can't be blended: a blend holds models that rank items by the users' events "
-            f"({', '.join(blendable())})"
-        )
     blend = Blend.__new__(Blend)
     ItemModel.__init__(blend, spec, BlendSettings(members=tuple(each for each, _ in members)))
     blend.members = nn.ModuleList(model for _, model in members)
+    blend.line = blend.line.to(blend.models[0].device)
     blend.reads_order = any(each.reads_order for each in blend.models)
     return blend

@@ -26,19 +26,19 @@ from torch import Tensor
 
 from recspec import __version__
 from recspec.base import config
-from recspec.base.errors import BundleError, CheckpointError, DataError, SpecError, listed, nearest, unknown
+from recspec.base.errors import BundleError, CheckpointError, DataError, SettingsError, SpecError, listed, nearest
 from recspec.base.files import PathError, confined, local, manifest, whole_folder
 from recspec.bundle import cards as card_file
 from recspec.bundle import versions
 from recspec.bundle.cards import Blend, PipelineCard, read_pipeline
 from recspec.bundle.checkpoint import Stored, read_tensors, write_tensors
-from recspec.bundle.same_data import without_seen
+from recspec.bundle.run_record import without_seen
 from recspec.data.storage import companion_problems, copy_companions
 from recspec.feature_spec import FILE_NAME, OUTPUTS, RANKING_OUTPUTS, FeatureSpec, find_export_file
 from recspec.loading import Placement, PlacementSettings, Ranks, Shards, divide, place
 from recspec.metrics import Calibration
-from recspec.models import MODELS, Interactions, ItemModel, Model, problems_of_lists
-from recspec.models.layers import CalibrationMap, RowsHeld, without_memory
+from recspec.models import Interactions, ItemModel, Model, find_model, problems_of_lists
+from recspec.models.layers import CalibrationMap, RowsHeld, on_meta_device
 
 FORMAT = 1
 SHOWN = 5  # runs that a message names
@@ -196,16 +196,16 @@ def load(
     if verify:
         manifest.check(folder)
     card = read_card(folder)
-    kinds: dict[str, type[Model]] = {**MODELS, Blend.name: Blend}
-    if card.model not in kinds:
-        own = "; a model of your own is first entered in recspec.models.MODELS"
-        raise BundleError(f"{folder}: {unknown('model', card.model, kinds)}{own}")
+    try:
+        model_class = Blend if card.model == Blend.name else find_model(card.model)
+    except SettingsError as error:
+        own = "a model of your own needs its package here, or an entry in recspec.models.MODELS"
+        raise BundleError(f"{folder}: {error}; {own}") from None
     spec = _read_spec(folder)
-    model_class = kinds[card.model]
     settings = config.build(model_class.Settings, f"{folder / 'bundle.json'}: settings", card.settings)
 
-    def make(held: RowsHeld | None) -> Model:
-        return model_class(spec, settings, held)
+    def make(table_rows: RowsHeld | None) -> Model:
+        return model_class(spec, settings, table_rows)
 
     here = ranks or Ranks(device=device or torch.device("cpu"))
     placement = place(make, here, _placement_settings(card, folder, here), lambda _, width: 4 * width)
@@ -219,7 +219,7 @@ def load(
         seen = _seen(read_tensors(seen_file)[0], spec, seen_file) if seen_file.exists() else None
     except (CheckpointError, PathError) as error:
         raise BundleError(str(error)) from None
-    model = without_memory(lambda: make(placement.held_by(here.rank)))
+    model = on_meta_device(lambda: make(placement.held_by(here.rank)))
     _assign(model, weights, folder)
     shards = divide(model.eval(), here, placement)
     if card.calibration is not None:
@@ -287,7 +287,10 @@ def read_card(folder: Path) -> Card:
     Raises:
         BundleError: if it is damaged or was written in another format.
     """
-    return card_file.read(folder, "bundle.json", Card, what="bundle", version=FORMAT)
+    card = card_file.read(folder, "bundle.json", Card, what="bundle", version=FORMAT)
+    if card is None:
+        raise BundleError(f"{folder / 'bundle.json'}: no such file")
+    return card
 
 
 def _read_spec(folder: Path) -> FeatureSpec:
@@ -345,7 +348,7 @@ def _placement_settings(card: Card, folder: Path, ranks: Ranks) -> PlacementSett
 
 def _assign(model: Model, weights: Mapping[str, Tensor], folder: Path) -> None:
     """Give a model built without memory its weights; every name and shape must agree."""
-    problems = model.make_room(weights)
+    problems = model.allocate_buffers(weights)
     expected = model.state_dict()
     problems += [f"weight '{name}' is missing" for name in expected if name not in weights]
     for name, tensor in weights.items():

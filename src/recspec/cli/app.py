@@ -93,7 +93,7 @@ def _told_name(function: Callable[..., object], name: str) -> str:
 
 def models(json_output: Json = False) -> None:
     """List the models, the roles they need and all settings."""
-    from recspec.models import MODELS
+    from recspec.models import all_models
     from recspec.training import TrainSettings
 
     if json_output:
@@ -101,7 +101,7 @@ def models(json_output: Json = False) -> None:
 
         print_json(api.models().to_dict())
         return
-    for name, model in MODELS.items():
+    for name, model in all_models().items():
         out.print(f"[bold]{name}[/bold]  {first_line(model.__doc__)}  needs: {', '.join(model.needs)}", markup=True)
         print_settings(f"settings of {name}", model.Settings)
     print_settings("settings of training (--set train.NAME=VALUE)", TrainSettings)

@@ -19,7 +19,7 @@ PROFILED_STEPS = 5
 def bench_train(
     model: Annotated[str, Argument(metavar="MODEL", help="Name from `recspec models`.")],
     data: Annotated[Path | None, Option(help="Prepared dataset; by default generated data.")] = None,
-    recipe: Annotated[Path | None, Option(help="Recipe, a YAML file.")] = None,
+    recipe: Annotated[Path | None, Option(help="Recipe: a YAML file, or the name of a published one.")] = None,
     settings: Set = None,
     steps: Annotated[int, Option(min=1, help="Measured steps.")] = 50,
     warmup: Annotated[int, Option(min=0, help="Steps before the measurement starts.")] = 5,

@@ -49,7 +49,7 @@ def train(
     model: Annotated[str, Argument(metavar="MODEL", help="Name from `recspec models`.")],
     data: Data,
     run: Annotated[Path, Argument(help="Folder for checkpoints, log and bundle.", metavar="RUN")],
-    recipe: Annotated[Path | None, Option(help="Recipe, a YAML file.")] = None,
+    recipe: Annotated[Path | None, Option(help="Recipe: a YAML file, or the name of a published one.")] = None,
     settings: Set = None,
     resume: Annotated[bool, Option(help="Continue the run from its newest checkpoint.")] = False,
     force: Annotated[bool, Option(help="Replace the run in the folder.")] = False,

@@ -41,37 +41,16 @@ from recspec.feature_spec import FeatureSpec
 
 NAME = "adult"
 
-CATEGORIES = (
-    "workclass",
-    "education",
-    "marital_status",
-    "occupation",
-    "relationship",
-    "race",
-    "gender",
-    "native_country",
-)
+CATEGORIES = tuple("workclass education marital_status occupation relationship race gender native_country".split())
 NUMBERS = ("age", "education_num", "capital_gain", "capital_loss", "hours_per_week")
 SKEWED = ("capital_gain", "capital_loss")  # numbers with a scaled logarithm
 AGES = (18, 25, 30, 35, 40, 45, 50, 55, 60, 65)  # the tutorial's boundaries of ages
 BUCKETS = tuple(f"{name}_bucket" for name in NUMBERS)
 
-LAYOUT = (
-    "age",
-    "workclass",
-    "fnlwgt",
-    "education",
-    "education_num",
-    "marital_status",
-    "occupation",
-    "relationship",
-    "race",
-    "gender",
-    "capital_gain",
-    "capital_loss",
-    "hours_per_week",
-    "native_country",
-)
+LAYOUT: Sequence[str] = """
+age workclass fnlwgt education education_num marital_status occupation relationship race gender capital_gain
+capital_loss hours_per_week native_country
+""".split()
 """The files' columns before the label; `fnlwgt` is the number of people that a row represents."""
 LABELS = {"<=50K": 0, ">50K": 1}
 MISSING = "?"

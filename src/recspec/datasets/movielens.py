@@ -38,6 +38,7 @@ from recspec.data.prepare import (
 )
 from recspec.datasets import table
 from recspec.datasets.table_features import Tables, plan_features
+from recspec.datasets.table_write import write_interactions
 from recspec.feature_spec import FeatureSpec
 
 NAME = "movielens"
@@ -45,27 +46,10 @@ NAME = "movielens"
 CHECKSUMS = {"ml-1m.zip": "c4d9eecfca2ab87c1945afe126590906", "ml-20m.zip": "cd245b17a1ae2cc31bb14903e1204af3"}
 """MD5 that GroupLens publishes beside its downloads."""
 
-GENRES_100K = (
-    "unknown",
-    "Action",
-    "Adventure",
-    "Animation",
-    "Children's",
-    "Comedy",
-    "Crime",
-    "Documentary",
-    "Drama",
-    "Fantasy",
-    "Film-Noir",
-    "Horror",
-    "Musical",
-    "Mystery",
-    "Romance",
-    "Sci-Fi",
-    "Thriller",
-    "War",
-    "Western",
-)
+GENRES_100K: Sequence[str] = """
+unknown Action Adventure Animation Children's Comedy Crime Documentary Drama Fantasy Film-Noir Horror Musical Mystery
+Romance Sci-Fi Thriller War Western
+""".split()
 NO_GENRES = "(no genres listed)"
 USER_COLUMN, ITEM_COLUMN = "userId", "movieId"  # as the newer releases call them
 USER_FEATURES = ("gender", "age", "occupation", "zip")
@@ -170,7 +154,7 @@ def _build(
         return {**counts, "below_min_rating_dropped": num_rows - cleaned.num_before}
 
     plan = plan_features(tables, files[layout.ratings])
-    return table.write_interactions(folder, tables, plan, progress, dataset=NAME, summary=summary)
+    return write_interactions(folder, tables, plan, progress, dataset=NAME, summary=summary)
 
 
 def _as_of_table(settings: Settings, layout: Layout) -> table.Settings:

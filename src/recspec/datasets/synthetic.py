@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -224,110 +224,20 @@ def _with_best(spec: FeatureSpec, best: Callable[[FeatureSpec, str], dict[str, f
 
 # --- raw files in the layout of MovieLens ----------------------------------------------------------------------------
 
-GENRES = (
-    "Action",
-    "Adventure",
-    "Animation",
-    "Children",
-    "Comedy",
-    "Crime",
-    "Documentary",
-    "Drama",
-    "Fantasy",
-    "Film-Noir",
-    "Horror",
-    "Musical",
-    "Mystery",
-    "Romance",
-    "Sci-Fi",
-    "Thriller",
-    "War",
-    "Western",
-)
-FIRST_WORDS = (
-    "Silent",
-    "Golden",
-    "Broken",
-    "Hidden",
-    "Crimson",
-    "Distant",
-    "Electric",
-    "Forgotten",
-    "Last",
-    "Burning",
-    "Quiet",
-    "Winter",
-    "Midnight",
-    "Paper",
-    "Velvet",
-    "Hollow",
-    "Northern",
-    "Savage",
-    "Gentle",
-    "Iron",
-    "Lonely",
-    "Scarlet",
-    "Second",
-    "Sleeping",
-    "Stolen",
-    "Summer",
-    "Tangled",
-    "Wandering",
-    "Wild",
-    "Wooden",
-    "Empty",
-    "Endless",
-    "Fallen",
-    "First",
-    "Frozen",
-    "Glass",
-    "Infinite",
-    "Little",
-    "Lost",
-    "Painted",
-)
-SECOND_WORDS = (
-    "Harbor",
-    "River",
-    "Garden",
-    "Empire",
-    "Promise",
-    "Letters",
-    "Mountain",
-    "Station",
-    "Circus",
-    "Orchard",
-    "Shadow",
-    "Kingdom",
-    "Voyage",
-    "Witness",
-    "Bridge",
-    "Island",
-    "Carnival",
-    "Detective",
-    "Lighthouse",
-    "Machine",
-    "Melody",
-    "Mirror",
-    "Morning",
-    "Neighbor",
-    "Ocean",
-    "Palace",
-    "Planet",
-    "Road",
-    "Season",
-    "Secret",
-    "Soldier",
-    "Stranger",
-    "Teacher",
-    "Thief",
-    "Tiger",
-    "Tower",
-    "Treasure",
-    "Valley",
-    "Window",
-    "Wolf",
-)
+GENRES: Sequence[str] = """
+Action Adventure Animation Children Comedy Crime Documentary Drama Fantasy Film-Noir Horror Musical Mystery Romance
+Sci-Fi Thriller War Western
+""".split()
+FIRST_WORDS: Sequence[str] = """
+Silent Golden Broken Hidden Crimson Distant Electric Forgotten Last Burning Quiet Winter Midnight Paper Velvet Hollow
+Northern Savage Gentle Iron Lonely Scarlet Second Sleeping Stolen Summer Tangled Wandering Wild Wooden Empty Endless
+Fallen First Frozen Glass Infinite Little Lost Painted
+""".split()
+SECOND_WORDS: Sequence[str] = """
+Harbor River Garden Empire Promise Letters Mountain Station Circus Orchard Shadow Kingdom Voyage Witness Bridge Island
+Carnival Detective Lighthouse Machine Melody Mirror Morning Neighbor Ocean Palace Planet Road Season Secret Soldier
+Stranger Teacher Thief Tiger Tower Treasure Valley Window Wolf
+""".split()
 MOST_STRANDS = 4  # finer tastes inside a genre, where there are enough items
 ITEMS_PER_STRAND = 40  # least number of items of a strand; users who rate 70 items must not run out of items they like
 FAVOURITES = 3  # number of genres that a user rates most

@@ -8,49 +8,26 @@ split none, every row is train: for the final model, whose settings were chosen 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 from ibis.expr.types import Table
 
 from recspec.base.config import build as build_settings
 from recspec.base.errors import DataError, SettingsError, listed, nearest
 from recspec.data.prepare import (
-    DESCRIBES,
-    EVENT_WEIGHT,
     FILE_SPLIT,
-    GROUP,
-    ITEM,
-    LABEL,
     ROW,
-    SEEN,
-    SPLIT,
-    SPLIT_BEFORE,
     SPLITS,
-    TIMESTAMP,
-    USER,
-    WEIGHT,
-    Before,
-    Cleaned,
-    Column,
     DeclaredColumn,
     Notes,
     PrepareContext,
     Prepared,
-    Progress,
     RawRows,
     Roles,
-    Source,
-    clean,
-    clicks,
     count_rows,
-    fetch,
     find_raw_files,
-    interactions,
-    keep_earliest,
-    left_join,
     load_columns,
     named_files,
     nearest_file,
@@ -60,37 +37,20 @@ from recspec.data.prepare import (
     splits_by_name,
     stage,
     typed,
-    with_splits,
 )
-from recspec.datasets.table_events import GrowthRules, keep_raw
-from recspec.datasets.table_features import (
-    CONTENT,
-    OURS,
-    FeaturePlan,
-    Tables,
-    as_ids,
-    catalogue,
-    free_name,
-    plan_features,
-    with_described,
-)
-from recspec.datasets.table_settings import Role, SideFile
+from recspec.datasets.table_checks import warnings
+from recspec.datasets.table_features import OURS, Tables, plan_features
+from recspec.datasets.table_roles import settled, with_features
 from recspec.datasets.table_settings import Settings as Settings
-from recspec.datasets.table_shape import settled, with_features
-from recspec.datasets.table_splits import (
-    given_split,
-    note_shares,
-    split_clicks,
-    split_interactions,
-    with_key,
-    with_order,
-    words_as_splits,
+from recspec.datasets.table_settings import SideFile
+from recspec.datasets.table_write import (
+    NAME,
+    _kept_columns,
+    write_interactions,
+    write_labelled,
 )
-from recspec.datasets.table_warnings import warnings
-from recspec.datasets.table_weights import decay_of, is_weighted, rated, weights, without_weightless
 from recspec.feature_spec import FeatureSpec
 
-NAME = "table"
 IDS = ("user_id", "item_id")  # names of the columns of sequences, if settings name none
 
 
@@ -272,297 +232,3 @@ def roles_of(settings: Settings) -> Roles:
         cut={*settings.buckets},
         weights=settings.weighting,
     )
-
-
-# --- interactions ----------------------------------------------------------------------------------------------------
-
-
-def write_interactions(
-    folder: Path,
-    tables: Tables,
-    plan: FeaturePlan,
-    progress: Progress,
-    *,
-    dataset: str = NAME,
-    summary: Callable[[int, Cleaned], Mapping[str, object]] | None = None,
-    before: Before | None = None,
-) -> FeatureSpec:
-    """Write rows without a label: splits, catalogues, and the raw events that an update needs.
-
-    `summary` gives a dataset's own counts, from the number of raw rows and what is left of them. With `before`, the
-    rows are those of a dataset and new ones.
-    """
-    backend, settings, notes = tables.backend, tables.settings, tables.notes
-    assert settings.user is not None
-    assert settings.item is not None
-    num_rows = count_rows(backend, tables.rows)
-    tables, is_drawn = with_order(tables) if before is None else (tables, False)
-    kept, least = rated(tables)
-    told = [name for name in kept.columns if name.startswith((*DESCRIBES.values(),))]
-    rows = _without_copies(tables, without_weightless(tables, kept), but=(ROW, SPLIT_BEFORE, *told))
-    named = rows.select(
-        **{USER: rows[settings.user], ITEM: rows[settings.item], TIMESTAMP: rows[tables.time or ROW], ROW: rows[ROW]},
-        **{name: rows[column] for name, column in plan.in_rows("user", "item", "context").items()},
-        **{name: rows[name] for name in (*told, *([SPLIT_BEFORE] if before else []))},
-        **({EVENT_WEIGHT: weights(rows)} if is_weighted(tables) else {}),
-        **({SPLIT: given_split(tables, rows)} if settings.splits is not None else {}),
-    )
-    described = plan.in_rows("user", "item")
-    kept = named.drop(*described, *told)
-    order = (TIMESTAMP, ROW)
-    cleaned = clean(backend, kept, min_interactions=settings.min_interactions, order=order, repeats=settings.repeats)
-    split = backend.stage(split_interactions(tables, cleaned.rows, order))
-    note_shares(tables, split)
-    train = named.semi_join(split.filter(split[SPLIT] == "train"), ROW)
-    events = left_join(named.drop(SPLIT) if SPLIT in named.columns else named, split.select(ROW, SPLIT), ROW)
-    order_said = f"by column '{tables.time}'" if tables.time else "as in the file: there is no timestamp"
-    order_said = f"random by seed {settings.seed}: the file is sorted by item" if is_drawn else order_said
-
-    def counted(count: int) -> dict[str, object]:
-        cleaned.note(backend, notes, count)
-        if summary is not None:
-            return {**summary(num_rows, cleaned), **cleaned.summary(count)}
-        invalid = {"invalid_dropped": notes.num_invalid} if notes.num_invalid else {}
-        return {"raw_rows": num_rows + notes.num_invalid, **invalid, **cleaned.summary(count), "order": order_said}
-
-    source = Source(
-        dataset=dataset,
-        rows=split,
-        order=order,
-        timed=tables.time is not None,
-        users=catalogue("user", tables, plan, train, events),
-        items=catalogue("item", tables, plan, train, events),
-        context=plan.columns["context"],
-        raw_names={USER: settings.user, ITEM: settings.item},
-        vocabularies="train" if settings.chosen_split in ("time", "given") else "all",
-        unknown_targets=settings.unknown_targets,
-        missing_values=settings.missing_values,
-        missing_by_column=settings.missing_by_column,
-        summary=counted,
-        notes=notes,
-        weighted=is_weighted(tables),
-        decay=decay_of(tables, split),
-        unseen_items=settings.unseen_items,
-        seen=_seen(tables, tables.rows, split) if _leaves_out(tables, rated=least is not None) else None,
-        holds_out=settings.chosen_split != "none",
-        before=before,
-    )
-    spec = interactions.write(
-        backend, folder, source, settings, num_negatives=settings.num_negatives, seed=settings.seed, progress=progress
-    )
-    if not is_drawn:  # events that come later have no place in a drawn order
-        keep_raw(folder, tables, split, GrowthRules.of(tables, split, least, dataset, before))
-    return spec
-
-
-def _kept_columns(tables: Tables, plan: FeaturePlan) -> Table:
-    """The rows with the columns that something is made from."""
-    settings, rows = tables.settings, tables.rows
-    named = (
-        settings.user,
-        settings.item,
-        settings.timestamp,
-        settings.rating,
-        settings.weight,
-        settings.event,
-        settings.label,
-        settings.group,
-    )
-    wanted = {
-        *named,
-        settings.splits if isinstance(settings.splits, str) else None,
-        FILE_SPLIT,
-        WEIGHT,
-        SEEN,
-        SPLIT_BEFORE,
-    }
-    wanted |= {*plan.in_rows("user", "item", "context").values()}
-    sides = [name.lower() for side in (tables.users, tables.items) if side is not None for name in side.columns]
-    wanted |= {name for name in rows.columns if name != ROW and name.lower() in sides}  # features avoid their names
-    told = (*DESCRIBES.values(),)
-    return rows.select(ROW, *(name for name in rows.columns if name in wanted or name.startswith(told)))
-
-
-def _leaves_out(tables: Tables, *, rated: bool) -> bool:
-    """Whether the prepared rows lack events that users had, or hold some that do not count as seen."""
-    return rated or not {WEIGHT, SEEN}.isdisjoint(tables.rows.columns)
-
-
-def _seen(tables: Tables, events: Table, rows: Table) -> Table:
-    """The events that count as seen, with the split whose rows know of them first; `rows` have their splits."""
-    settings = tables.settings
-    if SEEN in events.columns:
-        events = events.filter(events[SEEN])
-    time = {TIMESTAMP: events[tables.time or ROW]} if TIMESTAMP in rows.columns else {}
-    given = {SPLIT: words_as_splits(settings.splits, events)} if settings.splits is not None else {}
-    named = events.select(
-        **{USER: events[settings.user], ITEM: events[settings.item], ROW: events[ROW]}, **time, **given
-    )
-    cuts: Mapping[str, Literal["user", "all"]] = {"leave_one_out": "user", "time": "all"}
-    return with_splits(named, rows, cuts.get(settings.chosen_split))
-
-
-def _without_copies(tables: Tables, rows: Table, *, but: Collection[str]) -> Table:
-    """Rows with times without copies of an earlier one, unless `repeats` is set; notes the repeats that are left.
-
-    Copies are equal in all columns that are used, `but` for some.
-    """
-    settings, backend, notes = tables.settings, tables.backend, tables.notes
-    if "repeats" in settings.model_fields_set:
-        return rows
-    total = count_rows(backend, rows)
-    pairs = count_rows(backend, rows.select(settings.user, settings.item).distinct())
-    if tables.time is not None and pairs < total:
-        before, rows = (
-            rows,
-            backend.stage(keep_earliest(rows, [name for name in rows.columns if name not in but], [ROW])),
-        )
-        total, copies = (left := count_rows(backend, rows)), total - left
-        if copies:
-            first = fetch(backend, before.anti_join(rows.select(ROW), ROW).order_by(ROW).limit(1)).to_pylist()[0]
-            example = f"user '{first[str(settings.user)]}' and item '{first[str(settings.item)]}'"
-            notes.dropped.append(
-                f"{copies:,} of {total + copies:,} rows equal an earlier one in all that is "
-                f"used, '{tables.time}' included, such as that of {example}; they are one event "
-                "(repeats=keep takes each as an event)"
-            )
-    if pairs < total:
-        notes.inferred.append(
-            f"{total - pairs:,} of {total:,} rows repeat an earlier one of the same user and item; all are kept, as "
-            "visits or purchases are (repeats=first or repeats=last keeps one of each, repeats=sum adds their weights)"
-        )
-    return rows
-
-
-# --- clicks ----------------------------------------------------------------------------------------------------------
-
-
-def write_labelled(
-    folder: Path,
-    tables: Tables,
-    plan: FeaturePlan,
-    progress: Progress,
-    *,
-    before: Before | None = None,
-    copies: bool | None = None,
-) -> FeatureSpec:
-    """Write rows with a label: splits, catalogues, and the raw rows that an update needs.
-
-    With `before`, the rows are those of a dataset and new ones, and `copies` is what the dataset found of them.
-    """
-    backend, settings = tables.backend, tables.settings
-    rows = without_weightless(tables, tables.rows)
-    assert settings.label is not None
-    group = settings.group or settings.user
-    dated = settings.chosen_split in ("time", "given", "none") or settings.reads_times
-    dated |= bool(plan.in_rows("user", "item"))
-    dated &= tables.time is not None and not rows[tables.time].type().is_string()  # of features found later, text
-    told = [name for name in rows.columns if name.startswith((*DESCRIBES.values(),))]
-    content: dict[str, str] = {}
-    if settings.chosen_split == "share":
-        rows, content[CONTENT], copies = with_key(tables, rows, copies)
-    wanted = {
-        ROW: ROW,
-        LABEL: settings.label,
-        GROUP: group,
-        USER: settings.user,
-        ITEM: settings.item,
-        TIMESTAMP: settings.timestamp if dated else None,
-        **plan.in_rows("user", "item", "context"),
-    }
-    kept = rows.select(
-        **{name: rows[column] for name, column in wanted.items() if column is not None},
-        **({EVENT_WEIGHT: weights(rows)} if is_weighted(tables) else {}),
-        **({SPLIT: given_split(tables, rows)} if settings.splits is not None else {}),
-        **{name: rows[column] for name, column in content.items()},
-        **{name: rows[name] for name in (*told, *([SPLIT_BEFORE] if before else []))},
-    )
-    split = split_clicks(tables, kept)
-    if before is not None or plan.in_rows("user", "item") or settings.reads_times or _leaves_out(tables, rated=False):
-        split = backend.stage(split)  # it is read several times
-    note_shares(tables, split)
-    train = split.filter(split[SPLIT] == "train")
-    names: Mapping[Literal["user", "item"], str] = {"user": USER, "item": ITEM}
-    ids = {role: Column(name, "category") for role, name in names.items() if getattr(settings, role) is not None}
-    described = _with_described(tables, plan, split) if told else tables
-    catalogues = {role: catalogue(role, described, plan, train) for role in ids}
-    kept = split.drop(*told, *content)
-    kept = _joined(kept, USER, settings.user, described.users, plan.in_file("user"))
-    kept = _joined(kept, ITEM, settings.item, described.items, plan.in_file("item"))
-    positives = _positives_by_split(tables, kept)
-    source = clicks.Source(
-        dataset=NAME,
-        rows=kept,
-        ids=ids,
-        raw_names={USER: settings.user, ITEM: settings.item},
-        columns={**plan.columns, "context": [*plan.columns["context"], *plan.crosses]},
-        users=catalogues.get("user"),
-        items=catalogues.get("item"),
-        grouped="values" if group is not None else False,
-        min_count=settings.min_count,
-        missing_values=settings.missing_values,
-        missing_by_column=settings.missing_by_column,
-        summary={"split": settings.chosen_split, "positives": positives},
-        notes=tables.notes,
-        timed=dated,
-        weighted=is_weighted(tables),
-        decay=decay_of(tables, split),
-        histories=settings if settings.history is not None else None,
-        seed=settings.seed,
-        seen=_seen_of_labelled(tables, split),
-        before=before,
-    )
-    spec = clicks.write(backend, folder, source, progress=progress)
-    held = tables if copies else replace(tables, rows=_kept_columns(tables, plan))  # copies are equal in all columns
-    if not dated:  # times that nothing reads may be text of any form
-        held = replace(held, settings=settings.model_copy(update={"timestamp": None}))
-    keep_raw(folder, held, split, GrowthRules.of(held, split, None, NAME, before, copies))
-    return spec
-
-
-def _with_described(tables: Tables, plan: FeaturePlan, rows: Table) -> Tables:
-    """The tables with the users and items that only rows of new events describe."""
-    settings = tables.settings
-
-    def more(side: Table | None, key: str | None, role: Role, name: str) -> Table | None:
-        if side is None or key is None:
-            return side
-        return tables.backend.stage(with_described(side, key, role, name, rows, plan))
-
-    users = more(tables.users, settings.user, "user", USER)
-    return replace(tables, users=users, items=more(tables.items, settings.item, "item", ITEM))
-
-
-def _seen_of_labelled(tables: Tables, rows: Table) -> Table | None:
-    """Events that count as seen: all, where the label is made from ratings or types; else those of label 1."""
-    settings, events = tables.settings, tables.rows
-    of_kinds = settings.positive_from is not None or settings.positive is not None
-    if settings.user is None or settings.item is None or not (of_kinds or _leaves_out(tables, rated=False)):
-        return None
-    if not of_kinds and SEEN not in events.columns:
-        events = events.filter(events[settings.label] > 0)
-    return _seen(tables, events, rows)
-
-
-def _positives_by_split(tables: Tables, rows: Table) -> int:
-    """The number of positive rows. A ready-made split without any is refused if the label is one of several words."""
-    settings = tables.settings
-    counted = fetch(tables.backend, rows.group_by(SPLIT).aggregate(count=rows[LABEL].sum())).to_pydict()
-    found = {str(split): int(count or 0) for split, count in zip(counted[SPLIT], counted["count"], strict=True)}
-    none = sorted(split for split, count in found.items() if not count)
-    if none and settings.splits is not None and settings.positive is not None and any(found.values()):
-        shown = "' or '".join(settings.positive)
-        raise DataError(
-            f"no row of {listed(none)} has the label '{shown}', and rows of "
-            f"{listed(sorted({*found} - {*none}))} have it: the files spell it differently; give it one spelling, or "
-            "leave the split out"
-        )
-    return sum(found.values())
-
-
-def _joined(rows: Table, name: str, key: str | None, side: Table | None, wanted: Mapping[str, str]) -> Table:
-    if side is None or key is None or not wanted:
-        return rows
-    ids = free_name(f"{name}_of_file", {*rows.columns, *wanted})
-    found = side.select(**{ids: as_ids(side[key], rows[name])}, **{new: side[old] for new, old in wanted.items()})
-    return rows.left_join(found, rows[name] == found[ids]).drop(ids)

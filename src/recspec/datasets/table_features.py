@@ -1,28 +1,28 @@
-"""Features of your own table: their columns, kinds, catalogues."""
+"""Features of your own table: their columns, kinds and vectors."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, count
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import ibis
-import pyarrow as pa
+import numpy as np
 from ibis.expr.types import Column as Values
 from ibis.expr.types import Table
+from numpy.typing import NDArray
 
-from recspec.base.errors import DataError, SettingsError, how_many, listed, nearest, unknown
-from recspec.data.encoding import BucketEncoder
+from recspec.base.errors import DataError, SettingsError, listed, nearest, unknown
+from recspec.data.encoding import BucketEncoder, renumbered, vectors_of
 from recspec.data.prepare import (
-    AS_IN_FILE,
-    DESCRIBES,
     EVENT_WEIGHT,
     FILE_SPLIT,
     GROUP,
     ITEM,
     LABEL,
+    LARGEST,
     ROW,
     SEEN,
     SERIES,
@@ -32,16 +32,12 @@ from recspec.data.prepare import (
     USER,
     WEIGHT,
     Backend,
-    Catalogue,
     Column,
     Kind,
     Notes,
-    count_rows,
-    counts_by,
     fetch,
 )
 from recspec.datasets.table_settings import Role, Settings
-from recspec.datasets.table_vectors import find_vectors
 from recspec.feature_spec import OUTPUTS
 
 KINDS = ("numeric", "categorical", "lists", "vectors", "text")  # settings that name features by what they hold
@@ -401,172 +397,99 @@ def _column(name: str, values: Values, settings: Settings, problems: list[str], 
     return Column(name, chosen, separator=separator, log1p=None if free else False, limited=free)
 
 
-# --- catalogues ------------------------------------------------------------------------------------------------------
+GLANCED = 1_000  # rows with a value that decide whether a column holds vectors, and their size
 
 
-def catalogue(
-    role: Literal["user", "item"], tables: Tables, plan: FeaturePlan, train: Table, events: Table | None = None
-) -> Catalogue | None:
-    """The catalogue of users or items: the latest values of features in `train`, and the columns of its file.
+@dataclass(frozen=True)
+class Vectors:
+    """A column of vectors."""
 
-    `events` may hold columns of that file too, which describe the users or items that it lacks.
+    size: int
+    num_rows: int
+    missing: int
+    first_missing: int  # the number of the first row without a vector, from 1; 0 if there is none
+
+
+def find_vectors(backend: Backend, table: Table, column: str, where: str, *, declared: bool) -> Vectors | None:
+    """The size of a column's vectors, all rows checked; None if it holds other lists.
+
+    Unless `declared`, lists are vectors if they hold numbers, some of them with a fraction, and most have one size of
+    2 or more.
+
+    Raises:
+        DataError: naming the first row that does not hold as many finite numbers as most rows.
     """
-    settings = tables.settings
-    name, columns = USER if role == "user" else ITEM, plan.columns[role]
-    in_rows = [*plan.in_rows(role)]
-    latest = _latest(tables, train, role, name, in_rows) if in_rows else None
-    side, file, key = tables.of(role), str(getattr(settings, f"{role}s")), getattr(settings, role)
-    if side is None:
-        return Catalogue(latest.select([name]), name, columns, latest=latest) if latest is not None else None
-    title = settings.title if role == "item" else None
-    if title is not None and title not in side.columns:
-        raise SettingsError(f"setting 'title': no column '{title}'{nearest(title, side.columns)} in the items' file")
-    side = side if events is None else with_described(side, key, role, name, events, plan)
-    table = fetch(tables.backend, _one_row_each(tables, side, key, train[name], file))
-    features = {feature: table.column(column) for feature, column in plan.in_file(role).items()}
-    vectors = {plan.in_file(role).get(column.name) for column in columns if column.kind == "vector"}
-    by_column = {column: feature for feature, column in plan.in_file(role).items()}
-    shown = {
-        column: by_column.get(column, f"{AS_IN_FILE}{column}")
-        for column in side.columns
-        if column not in (key, *OURS, *vectors)
-    }
-    arrays = {name: table.column(key), **features, **{new: table.column(old) for old, new in shown.items()}}
-    readable = {new: shown[old] for new, old in _readable(tables, plan, role, file, title, [*shown]).items()}
-    return Catalogue(pa.table(arrays), name, columns, readable, file=file, latest=latest)
+    held = table[column].type()
+    if not declared and not (held.value_type.is_string() or held.value_type.is_floating()):
+        return None
+    glance = fetch(backend, table.filter(table[column].notnull()).order_by(ROW).limit(GLANCED).select(column))
+    size = _size([value for value in glance.column(column).to_pylist() if value], declared=declared)
+    if size is None:
+        if declared:
+            raise DataError(f"{where}, column '{column}': no row holds a number; expected vectors")
+        return None
+    return _checked(backend, table, column, size, where)
 
 
-def with_described(side: Table, key: str, role: Role, name: str, events: Table, plan: FeaturePlan) -> Table:
-    """A file of users or items with rows for those that it lacks, from the latest values that events give.
-
-    Features take values of train alone.
-    """
-    told = [column for column in side.columns if f"{DESCRIBES[role]}{column}" in events.columns]
-    if not told:
-        return side
-    features = {*plan.in_file(role).values()}
-    ids = events[name].try_cast(side[key].type())
-    others = events.mutate(_id=ids).anti_join(side, ids == side[key])
-    train = others[SPLIT] == "train"
-    values = {column: others[f"{DESCRIBES[role]}{column}"] for column in told}
-    given = {
-        column: each.notnull() & train if column in features else each.notnull() for column, each in values.items()
-    }
-    order = (TIMESTAMP, ROW) if TIMESTAMP in others.columns else (ROW,)
-    latest = latest_given(others, "_id", order, values, given)
-    first = ibis.row_number().over(ibis.window(order_by=latest["_id"])) + side.count().as_scalar()
-    made = {key: latest["_id"], ROW: first, **{column: latest[column] for column in told}}
-    kinds = side.schema()
-    return side.union(
-        latest.select(
-            **{column: made.get(column, ibis.null(kinds[column])).cast(kinds[column]) for column in side.columns}
-        )
-    )
+def _size(values: list[list[object]], *, declared: bool) -> int | None:
+    if not values:
+        return None
+    if declared:
+        return Counter(map(len, values)).most_common(1)[0][0]
+    read = [[_number(each) for each in value] for value in values]
+    numbers = [row for row in read if None not in row]
+    size, count = Counter(map(len, numbers)).most_common(1)[0] if numbers else (0, 0)
+    if size < 2 or 2 * count <= len(values):
+        return None
+    return size if any(not each.is_integer() for row in numbers for each in row if each is not None) else None
 
 
-def latest_given(
-    rows: Table, key: str, order: Sequence[str], values: Mapping[str, Values], given: Mapping[str, Values]
-) -> Table:
-    """For each value of `key` the latest of each of `values` in the rows where it is `given`, else null."""
-    place = ibis.row_number().over(ibis.window(group_by=key, order_by=list(order)))
-    flags = {f"_given_{number}": given[name] for number, name in enumerate(values)}
-    placed = rows.select(key, **values, **flags, _place=place)
-    return placed.group_by(key).aggregate(
-        **{
-            name: placed[name].argmax(placed["_place"], where=placed[f"_given_{number}"])
-            for number, name in enumerate(values)
-        }
-    )
+def _number(value: object) -> float | None:
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return None
 
 
-def _latest(tables: Tables, train: Table, role: Role, key: str, names: Sequence[str]) -> pa.Table:
-    order = [TIMESTAMP, ROW] if TIMESTAMP in train.columns else [ROW]
-    train = tables.backend.stage(train.select(key, *order, *names))
-    _note_varying(tables, train, role, key, names)
-    values = {name: train[name] for name in names}
-    latest = latest_given(train, key, order, values, {name: each.notnull() for name, each in values.items()})
-    return fetch(tables.backend, latest.order_by(key))
+def _checked(backend: Backend, table: Table, column: str, size: int, where: str) -> Vectors:
+    """Read every row. Raises `DataError` for the first that holds no such vector."""
+    num_rows = 0
+    absent: list[NDArray[np.int64]] = []
+    problems: list[tuple[int, str]] = []
+    for batch in backend.batches(table.select(ROW, column)):
+        rows = batch.column(0).to_numpy(zero_copy_only=False)
+        num_rows += len(rows)
+        try:
+            vectors = vectors_of(batch.column(1), size)
+            absent.append(rows[np.isnan(vectors).all(axis=1)])
+            problems += [_too_large(vectors, rows, place) for place in _large(vectors)[:1]]
+        except DataError as error:
+            problems.append(_placed(error.problems[0], rows))
+    if problems:
+        advice = f"correct it, or take the values as categories with lists=[{column}]"
+        raise DataError(f"{where}, column '{column}': {min(problems)[1]}; {advice}")
+    missing = np.concatenate(absent) if absent else np.zeros(0, np.int64)
+    return Vectors(size, num_rows, len(missing), int(missing.min()) + 1 if len(missing) else 0)
 
 
-def _note_varying(tables: Tables, train: Table, role: Role, key: str, names: Sequence[str]) -> None:
-    """Note features with several values within one user or item, which may belong to the event."""
-    backend = tables.backend
-    each = backend.stage(train.group_by(key).aggregate(**{name: train[name].nunique() for name in names}))
-    if tables.settings.label is None:
-        done = (
-            f"every row has its {role}'s latest value of train; if the value belongs to the event, name the column "
-            "in context_features"
-        )
-    else:
-        done = (
-            f"rows keep their own; what a request leaves out is taken from {role}s.parquet, which has the latest "
-            "value of train"
-        )
-    for name in names:
-        several = each.filter(each[name] > 1)
-        found = fetch(backend, several.aggregate(count=several.count(), first=several[key].min())).to_pylist()[0]
-        if not found["count"]:
-            continue
-        own = train.filter((train[key] == found["first"]) & train[name].notnull())
-        values = own.group_by(name).aggregate(_place=own[ROW].min()).order_by("_place").limit(2).select(name)
-        one, other = (_shown(value) for value in fetch(backend, values).column(name).to_pylist())
-        tables.notes.changed.append(
-            f"{role} feature '{name}' varies within {found['count']:,} of {count_rows(backend, each):,} {role}s, such "
-            f"as {role} '{found['first']}' ({one} and {other}); {done}"
-        )
+def _large(vectors: NDArray[np.float64]) -> NDArray[np.int64]:
+    """The places of vectors with a number that float32 can't hold."""
+    return np.flatnonzero((np.abs(vectors) > LARGEST).any(axis=1))
 
 
-def _readable(
-    tables: Tables, plan: FeaturePlan, role: Role, file: str, title: str | None, columns: Sequence[str]
-) -> dict[str, str]:
-    """Columns for people: name in the catalogue -> column of the file; a feature's name has the suffix `_text`.
-
-    Notes the columns whose name in the catalogue is another one.
-    """
-    readable = {"title": title} if title is not None else {}
-    for column in columns:
-        if column == title:
-            continue
-        taken = {*plan.taken, *readable}
-        is_free = column.lower() not in {each.lower() for each in taken}
-        readable[column if is_free else free_name(f"{column}_text", taken)] = column
-    renamed = [f"'{column}' is '{name}'" for name, column in readable.items() if name != column]
-    if renamed:
-        tables.notes.changed.append(
-            f"columns of {file} have other names in the prepared {role}s.parquet, for display: {', '.join(renamed)}"
-        )
-    return readable
+def _too_large(vectors: NDArray[np.float64], rows: NDArray[np.int64], place: int) -> tuple[int, str]:
+    most = float(np.abs(vectors[place]).max())
+    row = int(rows[place])
+    return row, f"row {row + 1:,} holds a number as large as {most:g} in its vector; expected 3.4e38 at most"
 
 
-def _shown(value: object) -> str:
-    text = str(value)
-    return f"'{text}'" if len(text) <= 40 else f"'{text[:40]}...'"
+def _placed(problem: str, rows: NDArray[np.int64]) -> tuple[int, str]:
+    """The row of a problem in a block, and the problem with its row in the file."""
+    found = [-1]
 
+    def name(place: int) -> str:
+        found[0] = int(rows[place])
+        return f"row {found[0] + 1:,}"
 
-def as_ids(values: Values, like: Values) -> Values:
-    """Ids of a file with the type of ids in the rows; null if they do not convert."""
-    kind = like.type()
-    if values.type() == kind:
-        return values
-    return values.cast("string") if kind.is_string() else values.try_cast(kind)
-
-
-def _one_row_each(tables: Tables, side: Table, key: str, like: Values, file: str) -> Table:
-    """A file of users or items, with ids of the same type as in the rows."""
-    backend, notes = tables.backend, tables.notes
-    without = count_rows(backend, side.filter(side[key].isnull()))
-    if without:
-        notes.dropped.append(f"{how_many(without, 'row')} of {file} without '{key}'")
-    side = side.mutate(**{key: as_ids(side[key], like)})
-    strange = count_rows(backend, side.filter(side[key].isnull())) - without
-    if strange:
-        notes.dropped.append(
-            f"{how_many(strange, 'row')} of {file} whose '{key}' is no whole number, as the ids of all rows are"
-        )
-    side = side.filter(side[key].notnull())
-    counted = counts_by(side, key)
-    twice = fetch(backend, counted.filter(counted["rows"] > 1).order_by(key).limit(5))
-    if twice.num_rows:
-        names = listed(map(str, twice.column(key).to_pylist()))
-        raise DataError(f"{file}: names {names} more than once in column '{key}'; expected one row each")
-    return side.order_by(ROW)
+    said = renumbered(problem, name)
+    return found[0], said

@@ -54,10 +54,11 @@ from recspec.data.prepare import (
     typed,
 )
 from recspec.data.storage import PREPARE_FILE, open_split
-from recspec.datasets.table import roles_of, write_interactions, write_labelled
+from recspec.datasets.table import roles_of
 from recspec.datasets.table_events import EVENTS, GROWTH_FILE, GrowthRules, read_raw
 from recspec.datasets.table_features import OURS, FeaturePlan, Tables, plan_features
 from recspec.datasets.table_settings import Role, Settings
+from recspec.datasets.table_write import write_interactions, write_labelled
 from recspec.feature_spec import FeatureSpec
 
 

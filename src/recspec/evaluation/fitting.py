@@ -25,7 +25,7 @@ from recspec.evaluation.scoring import scores_of
 from recspec.evaluation.warnings import ModelWarning
 from recspec.feature_spec import FeatureSpec
 from recspec.models import FittedItemModel, FittedModel, Interactions, LogisticRegression, Scores
-from recspec.models.layers import without_memory
+from recspec.models.layers import on_meta_device
 
 METRIC = FittedItemModel.metric
 
@@ -164,7 +164,7 @@ class ItemFit:
         return replace(best, tried=tried, logits_from=_set_line(best.model, question))
 
     def _fitted(self, settings: config.Settings, interactions: Interactions) -> FittedItemModel:
-        model = without_memory(lambda: self.kind(self.spec, settings))
+        model = on_meta_device(lambda: self.kind(self.spec, settings))
         model.how()
         model.fit(interactions, seed=self.seed)
         return model.eval()
@@ -269,7 +269,7 @@ class RowFit:
 
     def _filled(self, fit: LogisticFit, l2: float) -> LogisticRegression:
         settings = self.settings.model_copy(update={"l2": l2})
-        model = without_memory(lambda: self.kind(self.spec, settings))  # type: ignore[arg-type]
+        model = on_meta_device(lambda: self.kind(self.spec, settings))  # type: ignore[arg-type]
         model.fill(fit.layout.mean, fit.layout.std, fit.layout.edges, *fit.solve(l2))
         return model.eval()
 

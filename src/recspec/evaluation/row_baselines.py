@@ -3,8 +3,7 @@
     scorer = ROW_BASELINES["logistic_regression"](spec, ["train"])
     scorer.logits(columns)             # (B,) logits of labelled rows
 
-The constant needs numpy only. Logistic regression needs scipy and boosted trees need LightGBM; both come with
-`pip install 'recspec[baselines]'`.
+Boosted trees need LightGBM, which comes with `pip install 'recspec[baselines]'`.
 
 Shapes: B rows; D columns of a one-hot matrix.
 """
@@ -18,7 +17,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from recspec.base.errors import require_extra
 from recspec.data.storage import Column, Ragged
 from recspec.evaluation.boosted_trees import boosted_trees
 from recspec.evaluation.choosing import Combination, choose
@@ -80,7 +78,6 @@ class LogisticFit:
     """
 
     def __init__(self, spec: FeatureSpec, splits: Sequence[str], most_entries: int = MOST_ENTRIES) -> None:
-        require_extra("scipy.sparse", "baselines")
         num_rows, _ = count_both_classes(spec, splits)
         most_of_a_row = max(1, num_values(spec, categorical=True) + 2 * num_values(spec, categorical=False))
         share = min(1.0, most_entries / (num_rows * most_of_a_row))
@@ -140,7 +137,8 @@ class _OneHot:
 
     def encode(self, columns: Mapping[str, Column]) -> csr_array:
         """(B, D) matrix: 1 for each id except padding and for the bin of a number; numbers are standardised."""
-        sparse = require_extra("scipy.sparse", "baselines")
+        from scipy import sparse
+
         num_rows = len(next(iter(columns.values())))
         numbers = numbers_of(self.spec, columns, self.numbers)
         binned = [number for number, edges in enumerate(self.edges) if len(edges)]
@@ -229,7 +227,8 @@ def _fit_logistic(
     rows: Sequence[_Block], l2: float, start: NDArray[np.float64], *, tolerance: float = 1e-8
 ) -> NDArray[np.float64]:
     """Weights (D,) and intercept with the least loss, from an fp32 matrix and fp64 sums."""
-    optimize, special = require_extra("scipy.optimize", "baselines"), require_extra("scipy.special", "baselines")
+    from scipy import optimize, special
+
     num_rows = _num_rows(rows)
 
     def loss(weights: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:

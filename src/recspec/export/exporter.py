@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from recspec.base import latency, machine
 from recspec.base.errors import ExportError, SettingsError, listed, unknown
-from recspec.base.files import local, locked, made, manifest, staging, whole_folder
+from recspec.base.files import local, locked, manifest, mkdir_or_undo, staging, whole_folder
 from recspec.bundle import Bundle
 from recspec.data.encoding import Encoders
 from recspec.data.storage import open_split, synthesize
@@ -146,7 +146,7 @@ def export(
             tell(f"{'making up' if data is None else 'reading'} rows to check the export on")
             check = Check(model, signature, sample_of(trained, data))
             if settings.format == "triton":
-                with made(out.parent), staging(out) as staged:
+                with mkdir_or_undo(out.parent), staging(out) as staged:
                     return _into_repository(trained, check, settings, staged, out, tell)
             with whole_folder(out) as folder:
                 description = _write(trained, check, settings, folder, tell)

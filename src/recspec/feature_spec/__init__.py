@@ -1,6 +1,6 @@
 """The Dataset Feature Specification, and the tensors that its features become."""
 
-from recspec.feature_spec.model import NO_FILES, SPLITS, FeatureSpec
+from recspec.feature_spec.model import FILE_NAME, NO_FILES, SPLITS, FeatureSpec
 from recspec.feature_spec.sections import CHUNK_TYPES, MOST_IDS, Chunk, ChunkType, Feature, Role, json_schema
 from recspec.feature_spec.signature import (
     EXPORT_FILE,
@@ -18,7 +18,6 @@ from recspec.feature_spec.signature import (
     find_export_file,
     signature_of,
 )
-from recspec.feature_spec.yaml_file import FILE_NAME
 
 __all__ = [
     "CHUNK_TYPES", "EXPORT_FILE", "FILE_NAME", "FORMS", "LOGIT", "MOST_IDS", "NO_FILES", "OUTPUTS", "PROBABILITY",

@@ -13,8 +13,8 @@ from recspec.inference.batch_answers import Counts, How, predict_shards, recomme
 from recspec.inference.batch_job import SHARD_SIZE
 from recspec.inference.catalogue import ROLES
 from recspec.inference.column_facts import facts_of_encoder
+from recspec.inference.exact_search import highest
 from recspec.inference.filters import Filter
-from recspec.inference.flat import highest
 from recspec.inference.index import IndexSettings, ItemIndex
 from recspec.inference.lookup import MOST_SHOWN, Directory, ItemFields, catalogue_columns, explain, history_of
 from recspec.inference.pipeline import Candidates, Pipeline

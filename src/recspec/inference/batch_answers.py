@@ -16,11 +16,11 @@ from recspec.base.errors import DataError, SettingsError, require_extra, unknown
 from recspec.base.files import manifest, temporary_name
 from recspec.data.storage import open_split
 from recspec.feature_spec import FeatureSpec
-from recspec.inference import batch_engines, batch_job, index_file
+from recspec.inference import batch_engines, batch_job
 from recspec.inference.answer_files import Progress, silent
 from recspec.inference.batch_engines import Engine, Note
 from recspec.inference.batch_job import SHARD_SIZE, Done, Job, ShardWriter, Work, count_users, settings_of, shards_of
-from recspec.inference.index import ItemIndex
+from recspec.inference.index import INDEX_FILE, ItemIndex
 from recspec.inference.predictor import Predictor, note_of_scores
 from recspec.inference.retrievers import has_vectors, item_vectors
 from recspec.inference.wanted import Wanted
@@ -205,14 +205,14 @@ def _run(
 def _make_index(predictor: Predictor, out: Path) -> None:
     """Vectors of all items that the model can recommend, in a file that every process maps."""
     folder = out / batch_job.ITEMS
-    if (folder / index_file.FILE_NAME).exists():  # of the same model: the job says so
+    if (folder / INDEX_FILE).exists():  # of the same model: the job says so
         return
     ids = np.flatnonzero(predictor.recommender.chooser.scorable)
     ids = ids[ids >= predictor.items.first_id]
     index = ItemIndex.build(item_vectors(predictor.model, predictor.items.features)[ids], ids)
     temporary = temporary_name(folder)
     temporary.mkdir()
-    index_file.save(index, temporary)
+    index.save(temporary)
     temporary.rename(folder)
 
 

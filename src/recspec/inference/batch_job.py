@@ -27,8 +27,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from recspec.base.errors import DataError, SettingsError, problems_in
 from recspec.base.files import PathError, local, locked_inside, read_json, removed, whole_file
 from recspec.feature_spec import FeatureSpec
-from recspec.inference import index_file
 from recspec.inference.answer_files import predict_split, predict_tables, recommended
+from recspec.inference.index import ItemIndex
 from recspec.inference.predictor import Predictor
 from recspec.inference.row_files import ROWS
 from recspec.inference.wanted import Wanted
@@ -223,7 +223,7 @@ class ShardWriter:
         self.job: Job = read(self.out)
         self.predictor = predictor or Predictor.open(work.run, device=work.device, verify=False)
         if work.mapped_items:
-            self.predictor.recommender.index = index_file.load(self.out / ITEMS)
+            self.predictor.recommender.index = ItemIndex.load(self.out / ITEMS)
 
     def write(self, shard: Shard) -> Done:
         """Write a shard, unless it is there.

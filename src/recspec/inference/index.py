@@ -2,6 +2,17 @@
 
 Up to about a million items a search is exact. Above, inverted lists find nearly all of the best items, and the recall
 that they reach is measured when they are made. Scores of found items are exact in both cases, and so are filters.
+
+An index is one file, `index.safetensors`, read as a map of the file:
+
+ids           (N,)   int64, ascending
+vectors       (N, d) float32
+centroids     (L, d) float32, of an approximate index only
+assignments   (N,)   int32: the list of each row, of an approximate index only
+
+The file's header tells how many lists are read, and the recall that this reached. No other program's format is read:
+faiss's own files may crash the reader of a damaged one, and what it needs is made of these tensors in a fraction of
+a second.
 """
 
 from __future__ import annotations
@@ -12,126 +23,37 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike, NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from safetensors import SafetensorError, safe_open
 
-from recspec.base.errors import DataError, SettingsError
-from recspec.inference.flat import NUMBERS, FlatRows, Floats, Ids, Mask, exact_scores, largest_norm, norms
-from recspec.inference.index_rows import IndexRows, InvertedLists, Selection, View, as_ids, group, no_rows
+from recspec.base.errors import BundleError, CheckpointError, DataError, SettingsError, listed
+from recspec.base.files import PathError, confined, parse_json
+from recspec.bundle import checkpoint
+from recspec.inference.exact_search import (
+    FlatRows,
+    Floats,
+    Ids,
+    InvertedLists,
+    Mask,
+    Selection,
+    group,
+    largest_norm,
+    search,
+)
 
-MARGIN, SHARE_OF_MARGIN = 16, 0.25  # candidates beyond k, with which the best are proven
-WIDER = 4  # times as many candidates where the first ones prove nothing
-QUERIES, CANDIDATES = 256, 1 << 22  # that are answered at once; the second over all of these queries
+INDEX_FILE = "index.safetensors"
+FORMAT = 1
 
-
-def search(
-    held: IndexRows, chosen: Selection, queries: Floats, k: int, hidden: Sequence[Ids] | None
-) -> tuple[Floats, Ids]:
-    """Scores (R, k) and ids (R, k) of the best rows of a selection, without each query's hidden rows; ties by id."""
-    scores, ids = np.full((len(queries), k), -np.inf, np.float32), np.full((len(queries), k), -1, np.int64)
-    if not k or not chosen.count:
-        return scores, ids
-    hidden = [np.zeros(0, np.int64)] * len(queries) if hidden is None else [_among(chosen, rows) for rows in hidden]
-    lengths = np.array([len(rows) for rows in hidden], np.int64)
-    plans = [(chosen.views, 1), (chosen.exact, 1), (chosen.exact, WIDER)]
-    if chosen.views is chosen.exact:
-        plans = plans[1:]
-    order = np.argsort(lengths, kind="stable")  # a query that hides much makes only its neighbours read more
-    wanted = k + int(SHARE_OF_MARGIN * k) + MARGIN
-    step = max(1, min(QUERIES, CANDIDATES // min(chosen.count, WIDER * wanted + int(lengths.max(initial=0)))))
-    for start in range(0, len(order), step):
-        left = order[start : start + step]
-        for views, times in plans:
-            m = min(chosen.count, times * wanted + int(lengths[left].max()))
-            found = _attempt(held, views, queries[left], m, k, chosen.count, [hidden[query] for query in left])
-            scores[left], ids[left] = found.scores, found.ids
-            left = left[~found.proven]
-            if not len(left):
-                break
-        for query in left:
-            needed = min(k, chosen.count - int(lengths[query]))
-            rows = _scan(chosen.exact, queries[query], float(scores[query, needed - 1]))
-            best = _best(held, queries[[query]], rows[None], k, [hidden[query]])
-            scores[query], ids[query] = best[0][0], best[1][0]
-    return scores, ids
-
-
-@dataclass(frozen=True)
-class _Found:
-    scores: Floats  # (R, k)
-    ids: Ids  # (R, k)
-    proven: Mask  # (R,): no other row belongs to the answer, or the search need not be exact
-
-
-def _attempt(
-    held: IndexRows, views: Sequence[View], queries: Floats, m: int, k: int, count: int, hidden: Sequence[Ids]
-) -> _Found:
-    """The best of m candidates of each view, and whether they are the best of all."""
-    lengths = norms(queries)
-    candidates, beyond = list[Ids](), np.full(len(queries), -np.inf)
-    for view in views:
-        approximate, rows = view.top(queries, m)
-        candidates.append(rows)
-        if view.count > m:  # the rows that were not found score at most this
-            beyond = np.maximum(beyond, approximate[:, -1] + view.flat.error(lengths))
-    scores, ids, survivors = _best(held, queries, np.concatenate(candidates, 1), k, hidden)
-    needed = np.minimum(k, count - np.array([len(rows) for rows in hidden], np.int64))
-    proven = survivors >= needed
-    if all(view.is_exact for view in views):
-        last = scores[np.arange(len(queries)), np.maximum(needed - 1, 0)]
-        proven &= (needed == 0) | (last > beyond.astype(np.float32))
-    return _Found(scores, ids, proven)
-
-
-def _scan(views: Sequence[View], query: Floats, least: float) -> Ids:
-    """Every row whose exact score may be `least` or more."""
-    found = []
-    for view in views:
-        error = float(view.flat.error(norms(query[None]))[0])
-        found.append(view.above(query, least - 2 * error - abs(least) * 2.0**-22))
-    return np.concatenate(found)
-
-
-def _best(
-    held: IndexRows, queries: Floats, rows: Ids, k: int, hidden: Sequence[Ids]
-) -> tuple[Floats, Ids, NDArray[np.int64]]:
-    """Exact scores (R, k) and ids (R, k) of the best of rows (R, M), and how many rows (R,) are no hidden ones."""
-    exact = _rescored(held, queries, np.maximum(rows, 0))
-    exact[rows < 0] = -np.inf
-    for place, some in enumerate(hidden):
-        if len(some):
-            exact[place, np.isin(rows[place], some)] = -np.inf
-    numbers = np.where(exact == -np.inf, -1, held.ids[rows])
-    order = np.lexsort((numbers, -exact), axis=-1)[:, :k]
-    survivors = np.count_nonzero(exact > -np.inf, axis=1)
-    scores = np.full((len(queries), k), -np.inf, np.float32)
-    ids = np.full((len(queries), k), -1, np.int64)
-    scores[:, : order.shape[1]] = np.take_along_axis(exact, order, 1)
-    ids[:, : order.shape[1]] = np.take_along_axis(numbers, order, 1)
-    return scores, ids, survivors
-
-
-def _rescored(held: IndexRows, queries: Floats, rows: Ids) -> Floats:
-    """Exact scores (R, M) of rows (R, M), a part at a time."""
-    scores, dim = np.empty(rows.shape, np.float32), queries.shape[1]
-    wide = max(1, NUMBERS // dim)
-    tall = max(1, NUMBERS // (dim * max(1, min(rows.shape[1], wide))))
-    for top in range(0, rows.shape[0], tall):
-        for left in range(0, rows.shape[1], wide):
-            part = np.s_[top : top + tall, left : left + wide]
-            scores[part] = exact_scores(queries[top : top + tall], held.vectors_of(rows[part]))
-    return scores
-
-
-def _among(chosen: Selection, rows: Ids) -> Ids:
-    """The rows that a search could find."""
-    return rows if chosen.keep is None else rows[chosen.keep[rows]]
-
-
+GATHERED_SHARE = 0.3  # of the rows, up to which copies are scanned faster than all rows under a mask
+GATHERED_SHARE_OF_LISTS = 0.5  # likewise beside inverted lists, whose recall falls under a filter
+GATHERED_BYTES = 512 << 20  # most bytes of the copies
 KEPT_SELECTIONS, KEPT_BYTES = 16, 512 << 20  # filters whose rows are kept, and their copies' memory
-IDLE_SHARE, IDLE_ROWS = 0.1, 10_000  # added and removed rows beyond both of which all rows are put in order
 RECALL_AT, RECALL_QUERIES = 100, 256
 FIRST_PROBES = 16  # lists; doubled until the recall is reached
 
@@ -157,9 +79,9 @@ class IndexSettings:
 class ItemIndex:
     """Finds the items with the largest inner products; every method may be called from any thread."""
 
-    def __init__(self, rows: IndexRows, note: str) -> None:
-        self._rows, self.note = rows, note
-        """`note` says in a sentence how the index searches, and why."""
+    def __init__(self, ids: Ids, flat: FlatRows, lists: InvertedLists | None, note: str) -> None:
+        self.ids, self.flat, self.lists, self.note = ids, flat, lists, note
+        """`ids` (N,) ascend; `note` says in a sentence how the index searches, and why."""
         self._selections: OrderedDict[bytes, Selection] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -182,55 +104,36 @@ class ItemIndex:
             MissingExtraError: if `settings` ask for an approximate index and faiss is not installed.
         """
         asked, given = settings or IndexSettings(), _as_vectors(vectors, "vectors")
-        numbers = np.arange(len(given)) if ids is None else as_ids(ids)
+        numbers = np.arange(len(given)) if ids is None else _as_ids(ids)
         if len(numbers) != len(given):
             raise DataError(f"vectors: {len(given):,} rows, but {len(numbers):,} ids; expected an id for each row")
         order = np.argsort(numbers, kind="stable")
         if bool((order[1:] < order[:-1]).any()):
             given, numbers = given[order], numbers[order]
-        _check_ids(numbers)
-        base = FlatRows(given)
-        base.largest_norm  # noqa: B018  (refuses numbers that are not finite)
-        rows = IndexRows(base, no_rows(given.shape[1]), numbers)
-        if asked.kind == "exact" or (asked.kind == "auto" and len(base) <= asked.most_exact) or not len(base):
-            return cls(rows, f"exact search of {len(base):,} items")
+        repeated = np.flatnonzero(numbers[1:] == numbers[:-1])
+        if len(repeated):
+            raise DataError(f"ids: {numbers[repeated[0]]} is there twice; expected each once")
+        if len(numbers) and numbers[0] < 0:
+            raise DataError(f"ids: {numbers[0]} is negative; expected 0 or more")
+        flat = FlatRows(given)
+        flat.largest_norm  # noqa: B018  (refuses numbers that are not finite)
+        note = f"exact search of {len(flat):,} items"
+        if asked.kind == "exact" or (asked.kind == "auto" and len(flat) <= asked.most_exact) or not len(flat):
+            return cls(numbers, flat, None, note)
         if asked.kind == "auto" and find_spec("faiss") is None:
             why = "above that, pip install 'recspec[retrieval]' makes it faster"
-            return cls(rows, f"exact search of {len(base):,} items, more than {asked.most_exact:,}; {why}")
-        samples = None if queries is None else _as_vectors(queries, "queries", base.vectors.shape[1])
-        lists, note = _lists(base, asked, samples)
-        return cls(replace(rows, lists=lists), note)
+            return cls(numbers, flat, None, f"{note}, more than {asked.most_exact:,}; {why}")
+        samples = None if queries is None else _as_vectors(queries, "queries", given.shape[1])
+        return cls(numbers, flat, *_lists(flat, asked, samples))
 
     def __len__(self) -> int:
         """How many items the index holds."""
-        return len(self._rows.sorted_ids[0])
+        return len(self.ids)
 
     @property
     def dim(self) -> int:
         """How many numbers a vector has."""
-        return int(self._rows.base.vectors.shape[1])
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether a search without a filter reads every item."""
-        return self._rows.lists is None
-
-    @property
-    def recall(self) -> float | None:
-        """What an approximate index measured when it was made; None for an exact one."""
-        return None if self._rows.lists is None else self._rows.lists.recall
-
-    @property
-    def rows(self) -> IndexRows:
-        """The index as it is now."""
-        return self._rows
-
-    def vectors_of(self, ids: ArrayLike) -> Floats:
-        """The vectors (n, d) of some items. Raises `DataError` if one is not in the index."""
-        held, wanted = self._rows, as_ids(ids)
-        held.check_known(wanted)
-        known, rows = held.sorted_ids
-        return held.vectors_of(rows[np.searchsorted(known, wanted)])
+        return int(self.flat.vectors.shape[1])
 
     def search(
         self,
@@ -253,67 +156,135 @@ class ItemIndex:
         Raises:
             DataError: if a query does not have d finite numbers.
         """
-        held, asked = self._rows, _as_vectors(queries, "queries", self.dim)
+        asked = _as_vectors(queries, "queries", self.dim)
         if k < 1:
             raise DataError(f"k is {k}; expected 1 or more")
         if excluded is not None and len(excluded) != len(asked):
             raise DataError(f"excluded: {len(excluded)} lists for {len(asked)} queries; expected one for each")
         largest_norm(asked, "queries")
-        chosen = self._selection(held, None if allowed is None else np.asarray(allowed))
-        hidden = [held.rows_of(ids) for ids in excluded] if excluded is not None else None
-        return search(held, chosen, asked, min(k, len(held.sorted_ids[0])), hidden)
+        chosen = self._selection(None if allowed is None else np.asarray(allowed))
+        hidden = [chosen.hidden(self._rows_of(ids)) for ids in excluded or [()] * len(asked)]
+        return search(self.ids, self.flat, chosen, asked, min(k, len(self)), hidden)
 
-    def add(self, vectors: ArrayLike, ids: ArrayLike) -> None:
-        """Add items, or replace the vectors of those that are there.
+    def _rows_of(self, ids: ArrayLike) -> Ids:
+        """The rows of those items that are in the index, ascending, each once."""
+        wanted = np.unique(_as_ids(ids))
+        places = np.searchsorted(self.ids, wanted)
+        inside = places < len(self)
+        rows: Ids = places[inside][self.ids[places[inside]] == wanted[inside]]
+        return rows
 
-        Raises:
-            DataError: if ids repeat, or numbers are not finite; the index is then as it was.
-        """
-        given, numbers = _as_vectors(vectors, "vectors", self.dim), as_ids(ids)
-        if len(numbers) != len(given):
-            raise DataError(f"vectors: {len(given):,} rows, but {len(numbers):,} ids; expected an id for each row")
-        _check_ids(np.sort(numbers))
-        largest_norm(given, "vectors")
-        with self._lock:
-            held = self._rows
-            tail = FlatRows(np.concatenate([held.tail.vectors, given]))
-            dead = held.dead_without(numbers)
-            if dead is not None:
-                dead = np.concatenate([dead, np.zeros(len(given), bool)])
-            self._become(IndexRows(held.base, tail, np.concatenate([held.ids, numbers]), held.lists, dead))
-
-    def remove(self, ids: ArrayLike) -> None:
-        """Remove items. Raises `DataError` if one is not in the index, which is then as it was."""
-        numbers = as_ids(ids)
-        with self._lock:
-            held = self._rows
-            held.check_known(numbers)
-            self._become(replace(held, dead=held.dead_without(numbers)))
-
-    def _become(self, rows: IndexRows) -> None:
-        """Take a new state, whose rows are put in order if many were added or removed."""
-        idle = len(rows.tail) + (0 if rows.dead is None else int(np.count_nonzero(rows.dead)))
-        self._rows = rows.compact() if idle > max(IDLE_ROWS, IDLE_SHARE * len(rows.ids)) else rows
-        self._selections.clear()
-
-    def _selection(self, held: IndexRows, allowed: NDArray[Any] | None) -> Selection:
+    def _selection(self, allowed: NDArray[Any] | None) -> Selection:
         """The rows that may be found; those of recent filters are kept."""
-        wanted = None if allowed is None else _as_mask_or_ids(allowed)
-        key = b"" if wanted is None else _digest(wanted)
+        if allowed is None:
+            return Selection(self.flat, lists=self.lists)
+        wanted: Mask | Ids = allowed if allowed.dtype == np.bool_ else _as_ids(allowed)
+        if wanted.ndim != 1:
+            raise DataError(f"allowed has {wanted.ndim} dimensions; expected a mask or ids in one")
+        content = np.packbits(wanted) if wanted.dtype == np.bool_ else wanted
+        key = blake2b(content.tobytes(), key=f"{wanted.dtype} {len(wanted)}".encode(), digest_size=16).digest()
         with self._lock:
-            if held is self._rows and key in self._selections:
+            if key in self._selections:
                 self._selections.move_to_end(key)
                 return self._selections[key]
-        made = held.select(wanted)
+        made = self._select(wanted)
         with self._lock:
-            if held is self._rows and made.copied_bytes <= KEPT_BYTES:
-                self._selections[key] = made
-                while (
-                    len(self._selections) > KEPT_SELECTIONS
-                    or sum(each.copied_bytes for each in self._selections.values()) > KEPT_BYTES
-                ):
-                    self._selections.popitem(last=False)
+            self._selections[key] = made
+            while len(self._selections) > KEPT_SELECTIONS or self._copied_bytes > KEPT_BYTES:
+                self._selections.popitem(last=False)
         return made
+
+    @property
+    def _copied_bytes(self) -> int:
+        return sum(each.copied_bytes for each in self._selections.values())
+
+    def _select(self, wanted: Mask | Ids) -> Selection:
+        """The rows of a mask by id, or of ids."""
+        keep = np.zeros(len(self), bool)
+        if wanted.dtype == np.bool_:  # ids beyond the mask's end are not allowed
+            inside = slice(int(np.searchsorted(self.ids, len(wanted))))
+            keep[inside] = wanted[self.ids[inside]]
+        else:
+            keep[self._rows_of(wanted)] = True
+        if keep.all():
+            return Selection(self.flat, lists=self.lists)
+        rows = np.flatnonzero(keep)
+        share = GATHERED_SHARE if self.lists is None else GATHERED_SHARE_OF_LISTS
+        if len(rows) <= share * len(keep) and len(rows) * self.dim * 4 <= GATHERED_BYTES:
+            return Selection(FlatRows(self.flat.vectors[rows]), keep, copied=rows)
+        return Selection(self.flat, keep, lists=self.lists)
+
+    # --- its file -----------------------------------------------------------------------------------------------------
+
+    def save(self, folder: Path) -> None:
+        """Write `index.safetensors` into a folder. Raises `BundleError` if the file can't be written."""
+        arrays: dict[str, NDArray[Any]] = {"ids": self.ids, "vectors": self.flat.vectors}
+        header = Header(note=self.note)
+        if self.lists is not None:
+            arrays |= {"centroids": self.lists.centroids, "assignments": self.lists.assignments}
+            header = Header(note=self.note, num_probes=self.lists.num_probes, recall=self.lists.recall)
+        # a copy of arrays that may not be written to, about which torch would warn
+        tensors = {
+            name: torch.from_numpy(each if each.flags.writeable else each.copy()) for name, each in arrays.items()
+        }
+        try:
+            checkpoint.write_tensors(confined(folder, INDEX_FILE), tensors, header.model_dump(exclude={"digest"}))
+        except (CheckpointError, PathError) as error:
+            raise BundleError(str(error)) from None
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        """The index that `save` wrote into a folder; its vectors stay in the file until they are read.
+
+        The file's sizes and numbers are checked. Whether it is the file that was written is for the manifest of its
+        folder to say.
+
+        Raises:
+            BundleError: if the file is missing, damaged, or holds something else.
+        """
+        try:
+            file = confined(folder, INDEX_FILE)
+            if not file.is_file():
+                raise BundleError(f"{file}: no such file; this folder holds no item index")
+            with safe_open(file, framework="pt") as opened:
+                tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+                header = Header.model_validate(parse_json((opened.metadata() or {})["recspec"]))
+        except PathError as error:
+            raise BundleError(str(error)) from None
+        except ValidationError as error:
+            problems = [f"header: {'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
+            raise BundleError.of(f"{file}: damaged", problems) from None
+        except (SafetensorError, OSError, KeyError, ValueError, TypeError, RuntimeError) as error:
+            raise BundleError(f"{file}: damaged, or not an item index ({str(error)[:200]})") from None
+        if header.format != FORMAT:
+            raise BundleError(f"{file}: index format {header.format}; this recspec reads {FORMAT}")
+        if problems := _shape_problems(tensors, header) or _content_problems(tensors, header):
+            raise BundleError.of(str(file), problems)
+        arrays: dict[str, NDArray[Any]] = {name: tensor.numpy() for name, tensor in tensors.items()}
+        flat, lists, note = FlatRows(arrays["vectors"]), None, header.note
+        try:
+            flat.largest_norm  # noqa: B018  (refuses numbers that are not finite)
+        except DataError as error:
+            raise BundleError(f"{file}: {error}") from None
+        if header.num_probes is not None and find_spec("faiss") is None:
+            why = "because faiss is not installed: pip install 'recspec[retrieval]'"
+            note = f"exact search of {len(flat):,} items, {why}"
+        elif header.num_probes is not None:
+            of_lists = arrays["centroids"], arrays["assignments"]
+            lists = InvertedLists(flat, *of_lists, header.num_probes, header.recall)
+        return cls(arrays["ids"], flat, lists, note)
+
+
+class Header(BaseModel):
+    """What the file tells beside its tensors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    format: int = FORMAT
+    note: str = Field(max_length=1_000)
+    num_probes: int | None = Field(None, ge=1)
+    recall: float | None = Field(None, ge=0, le=1)
+    digest: str = ""
 
 
 def _lists(base: FlatRows, asked: IndexSettings, queries: Floats | None) -> tuple[InvertedLists | None, str]:
@@ -324,18 +295,16 @@ def _lists(base: FlatRows, asked: IndexSettings, queries: Floats | None) -> tupl
     given = base.vectors if queries is None else queries
     sample = np.ascontiguousarray(given[rng.choice(len(given), min(len(given), RECALL_QUERIES), replace=False)])
     told = f"{len(sample)} {'vectors of items' if queries is None else 'of the given queries'}"
-    rows = IndexRows(base, no_rows(base.vectors.shape[1]), np.arange(len(base)))
-    k = min(RECALL_AT, len(base))
-    _, expected = search(rows, rows.select(None), sample, k, None)
+    ids, hidden, k = np.arange(len(base)), [np.zeros(0, np.int64)] * len(sample), min(RECALL_AT, len(base))
+    _, expected = search(ids, base, Selection(base), sample, k, hidden)
     probes, recall = FIRST_PROBES, 0.0
     while probes <= max(FIRST_PROBES, len(lists.centroids) // 4):
-        rows = replace(rows, lists=replace(lists, num_probes=min(probes, len(lists.centroids))))
-        _, found = search(rows, rows.select(None), sample, k, None)
+        lists = replace(lists, num_probes=min(probes, len(lists.centroids)))
+        _, found = search(ids, base, Selection(base, lists=lists), sample, k, hidden)
         recall = float(np.mean([len(np.intersect1d(a, b)) / k for a, b in zip(expected, found, strict=True)]))
         if recall >= asked.recall:
-            assert rows.lists is not None
-            how = f"{rows.lists.num_probes:,} of {len(lists.centroids):,} lists are read"
-            return replace(rows.lists, recall=recall), f"approximate search: {how}; recall@{k} of {told}: {recall:.4f}"
+            how = f"{lists.num_probes:,} of {len(lists.centroids):,} lists are read"
+            return replace(lists, recall=recall), f"approximate search: {how}; recall@{k} of {told}: {recall:.4f}"
         probes *= 2
     why = f"recall@{k} of {told} in a quarter of {len(lists.centroids):,} lists is {recall:.4f}, below {asked.recall}"
     return None, f"exact search of {len(base):,} items: {why}"
@@ -353,22 +322,52 @@ def _as_vectors(values: ArrayLike, what: str, dim: int | None = None) -> Floats:
     return found
 
 
-def _as_mask_or_ids(allowed: NDArray[Any]) -> Mask | Ids:
-    wanted: Mask | Ids = allowed if allowed.dtype == np.bool_ else as_ids(allowed)
-    if wanted.ndim != 1:
-        raise DataError(f"allowed has {wanted.ndim} dimensions; expected a mask or ids in one")
-    return wanted
+def _as_ids(values: ArrayLike) -> Ids:
+    """Ids as int64. Raises `DataError` for anything but whole numbers."""
+    found = np.asarray(values)
+    if found.size and found.dtype.kind not in "iu":
+        raise DataError(f"ids are {found.dtype}; expected whole numbers")
+    ids: NDArray[np.int64] = found.astype(np.int64, copy=False)
+    return ids
 
 
-def _digest(wanted: Mask | Ids) -> bytes:
-    content = np.packbits(wanted) if wanted.dtype == np.bool_ else wanted
-    return blake2b(content.tobytes(), key=f"{wanted.dtype} {len(wanted)}".encode(), digest_size=16).digest()
+def _shape_problems(tensors: dict[str, torch.Tensor], header: Header) -> list[str]:
+    """What is wrong with the names, types and dimensions of a file's tensors."""
+    kinds = {"ids": (torch.int64, 1), "vectors": (torch.float32, 2)}
+    if header.num_probes is not None:
+        kinds |= {"centroids": (torch.float32, 2), "assignments": (torch.int32, 1)}
+    if sorted(tensors) != sorted(kinds):
+        return [f"holds {listed(sorted(tensors))}; expected {listed(sorted(kinds))}"]
+    return [
+        f"'{name}' is {tensors[name].dtype} in {tensors[name].dim()} dimensions; expected {kind} in {dims}"
+        for name, (kind, dims) in kinds.items()
+        if (tensors[name].dtype, tensors[name].dim()) != (kind, dims)
+    ]
 
 
-def _check_ids(ascending: Ids) -> None:
-    """Refuse negative ids and ids that repeat."""
-    repeated = np.flatnonzero(ascending[1:] == ascending[:-1])
-    if len(repeated):
-        raise DataError(f"ids: {ascending[repeated[0]]} is there twice; expected each once")
-    if len(ascending) and ascending[0] < 0:
-        raise DataError(f"ids: {ascending[0]} is negative; expected 0 or more")
+def _content_problems(tensors: dict[str, torch.Tensor], header: Header) -> list[str]:
+    """What is wrong with the sizes of tensors, and with what they hold."""
+    problems = []
+    ids, vectors = tensors["ids"], tensors["vectors"]
+    if len(ids) != len(vectors) or not vectors.shape[1]:
+        problems.append(f"'vectors' has shape {tuple(vectors.shape)}; expected a row for each of {len(ids):,} 'ids'")
+    if len(ids) and (int(ids[0]) < 0 or bool((ids[1:] <= ids[:-1]).any())):
+        problems.append("'ids' does not rise from 0 or more")
+    if header.num_probes is not None:
+        centroids, assignments = tensors["centroids"], tensors["assignments"]
+        if not bool(centroids.isfinite().all()):
+            problems.append("'centroids' holds numbers that are not finite")
+        if centroids.shape[1] != vectors.shape[1] or not 0 < len(centroids) <= max(1, len(vectors)):
+            problems.append(
+                f"'centroids' has shape {tuple(centroids.shape)}; expected 1 to {len(vectors):,} rows of "
+                f"{vectors.shape[1]}"
+            )
+        if len(assignments) != len(vectors):
+            problems.append(f"'assignments' has {len(assignments):,} rows; expected {len(vectors):,}")
+        elif len(assignments) and not 0 <= int(assignments.min()) <= int(assignments.max()) < len(centroids):
+            problems.append(
+                f"'assignments' holds {assignments.min()} to {assignments.max()}; expected 0 to {len(centroids) - 1}"
+            )
+        if header.num_probes > len(centroids):
+            problems.append(f"header: num_probes is {header.num_probes}; expected at most {len(centroids)}")
+    return problems

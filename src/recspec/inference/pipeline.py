@@ -18,8 +18,7 @@ from recspec.bundle import Bundle, PipelineCard
 from recspec.bundle import cards as pipeline_card
 from recspec.bundle import folder as bundle
 from recspec.data.encoding import Encoders
-from recspec.inference import index_file
-from recspec.inference.flat import Floats, Ids, Mask
+from recspec.inference.exact_search import Floats, Ids, Mask
 from recspec.inference.index import ItemIndex
 from recspec.inference.merging import joined
 from recspec.inference.raw_catalogue import RawCatalogue
@@ -78,7 +77,7 @@ class Pipeline:
                 needs = f"{found.card.model}, which searches an index of item vectors"
                 problems.append(f"retriever '{each.name}' holds {needs}; pipeline.json says that it has none")
             else:
-                index = index_file.load(where) if each.has_index else None
+                index = ItemIndex.load(where) if each.has_index else None
                 mask = may_bring(found.model, counts, first)
                 problems += [] if index is None else _index_problems(each.name, found.model, index, mask)
                 found.model.prepare_for_inference()
@@ -100,7 +99,7 @@ class Pipeline:
     @property
     def brings_unseen(self) -> bool:
         """Whether a retriever may bring items without interactions."""
-        return any(each.model.scores_unseen_items for each in self.retrievers)
+        return any(each.model.traits.scores_unseen_items for each in self.retrievers)
 
     @property
     def popularity_bit(self) -> int:
@@ -161,7 +160,8 @@ class Pipeline:
 def may_bring(model: Model, counts: Ids, first: int) -> Mask:
     """(N,) the items that a retriever may bring: those that users acted on, or all if it reads their features."""
     ids = np.arange(len(counts))
-    return np.asarray((ids >= first) & (counts > 0)) if not model.scores_unseen_items else np.asarray(ids >= first)
+    may = ids >= first
+    return np.asarray(may if model.traits.scores_unseen_items else may & (counts > 0))
 
 
 def rank(model: Model, request: Batch, items: Batch, ids: Sequence[Ids]) -> list[Floats]:
@@ -188,7 +188,7 @@ def _kept(trained: Bundle) -> Mask | None:
 
 
 def _index_problems(name: str, model: Model, index: ItemIndex, mask: Mask) -> list[str]:
-    ids, width = index.rows.ids, index.rows.base.vectors.shape[1]
+    ids, width = index.ids, index.dim
     if width != (wanted := vector_width(model)):
         return [f"the index of retriever '{name}' holds vectors of {width:,} numbers; its model's have {wanted:,}"]
     if len(ids) and (int(ids.max()) >= len(mask) or not mask[ids].all()):

@@ -19,7 +19,6 @@ from recspec.bundle import cards as pipeline_card
 from recspec.bundle import folder as bundle
 from recspec.data.encoding import Encoders
 from recspec.evaluation import id_feature
-from recspec.inference import index_file
 from recspec.inference.catalogue import Catalogues
 from recspec.inference.index import ItemIndex
 from recspec.inference.pipeline import may_bring
@@ -146,7 +145,7 @@ def _build(
             if has_vectors(each.model):
                 each.model.eval().prepare_for_inference()
                 index = _index(each, known, mask)
-                index_file.save(index, where)
+                index.save(where)
                 note = index.note
             found.append(BuiltRetriever(name, path, each.card.model, int(mask.sum()), note))
         text = card.model_dump_json(indent=2) + "\n"

@@ -31,9 +31,9 @@ from torch import Tensor
 
 from recspec.base.errors import RequestError, shortened
 from recspec.inference.catalogue import Catalogues
+from recspec.inference.exact_search import highest
 from recspec.inference.filter_columns import check_work
 from recspec.inference.filters import Filter
-from recspec.inference.flat import highest
 from recspec.inference.raw_catalogue import RawCatalogue
 from recspec.inference.wanted import Boost, RawId, Wanted
 

@@ -94,7 +94,7 @@ class Recommender:
     def chooser(self) -> Chooser:
         """Reads filters, excluded items and boosts; items without interactions are for models that can score them."""
         counts = self.seen.counts.numpy()
-        scores_all = self._bundle.model.scores_unseen_items
+        scores_all = self._bundle.model.traits.scores_unseen_items
         kept = None if self.retrieving is None else self.retrieving.pipeline.kept
         return Chooser(self._known, np.ones(len(counts), bool) if scores_all else counts > 0, kept)
 
@@ -257,7 +257,7 @@ class Recommender:
             if wanted.include_seen
             else [seen.of(user).numpy().astype(np.int64) if user >= first else nothing for user in users.tolist()]
         )
-        allowed = None if asked.choice.allowed[index.rows.ids].all() else asked.choice.allowed
+        allowed = None if asked.choice.allowed[index.ids].all() else asked.choice.allowed
         count = pool_size(wanted.k) if wanted.diversity else wanted.k
         scores, ids = index.search(vectors, count, allowed=allowed, excluded=hidden)
         order = np.argsort(ids, axis=1)

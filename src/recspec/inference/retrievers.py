@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from recspec.base.errors import BundleError
-from recspec.inference.flat import Floats, Ids, Mask
+from recspec.inference.exact_search import Floats, Ids, Mask
 from recspec.inference.index import ItemIndex
 from recspec.models import ItemModel, Model
 from recspec.models.layers import Batch, at_once, num_rows, take

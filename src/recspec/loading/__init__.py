@@ -1,7 +1,7 @@
 """Prepared rows to batches."""
 
 from recspec.loading import torchrec_tables
-from recspec.loading.blocks import Newest, Part, UserRows
+from recspec.loading.blocks import HeldOutShare, NewRowsAndReplay, UserRows
 from recspec.loading.loader import Loader
 from recspec.loading.placement import Placement, PlacementSettings, place, stores_of
 from recspec.loading.ranks import RankLost, Ranks, join, local_ranks, pick_device
@@ -19,8 +19,8 @@ from recspec.loading.sampling import (
 from recspec.loading.sharding import Shards, Streamed, build, divide, rows_of_block
 
 __all__ = [
-    "Distribution", "Loader", "NegativeSampler", "Newest", "Part", "Placement", "PlacementSettings", "RankLost",
-    "Ranks", "Shards", "SharedNegatives", "Streamed", "UserRows", "build", "divide", "holds_negatives",
+    "Distribution", "HeldOutShare", "Loader", "NegativeSampler", "NewRowsAndReplay", "Placement", "PlacementSettings",
+    "RankLost", "Ranks", "Shards", "SharedNegatives", "Streamed", "UserRows", "build", "divide", "holds_negatives",
     "ids_present", "item_features", "join", "local_ranks", "negatives_by_default", "pick_device", "place",
     "rows_of_block", "sampler_for", "shared_negatives_for", "stores_of", "torchrec_tables",
 ]  # fmt: skip

@@ -7,14 +7,14 @@ from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from recspec.base.prefetch import prefetched
-from recspec.data.storage import Columns, Ragged, open_split
+from recspec.data.storage import Column, Columns, Ragged, open_split
 from recspec.feature_spec import FeatureSpec
 from recspec.models import Ids
 from recspec.models.layers import Batch
@@ -23,7 +23,7 @@ QUEUED_BATCHES = 4
 
 
 @dataclass(frozen=True)
-class Share:
+class RankBatch:
     """One rank's part of a global batch."""
 
     batch: Batch
@@ -35,11 +35,11 @@ class Share:
     """Where this rank's rows begin in the global batch."""
 
 
-def arriving(batches: Generator[Share], device: torch.device) -> Generator[Share]:
+def copied_to_device(batches: Generator[RankBatch], device: torch.device) -> Generator[RankBatch]:
     """The same batches, made by a thread that copies to a GPU on a stream of its own."""
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
-    def sent() -> Generator[tuple[Share, torch.cuda.Event]]:
+    def sent() -> Generator[tuple[RankBatch, torch.cuda.Event]]:
         with closing(batches):
             while True:
                 with torch.cuda.stream(stream):
@@ -58,7 +58,7 @@ def arriving(batches: Generator[Share], device: torch.device) -> Generator[Share
 
 
 @dataclass(frozen=True)
-class Part:
+class HeldOutShare:
     """Some rows of a split: a share of them held out, or all others. Which ones depends on the seed alone."""
 
     share: float
@@ -76,7 +76,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Newest:
+class NewRowsAndReplay:
     """The rows of each split from a number on, and a share of those before, drawn by the seed: a replayed sample."""
 
     first: Sequence[int]  # of each split
@@ -88,7 +88,7 @@ class Newest:
         kept: NDArray[np.bool_] = np.arange(first, last) >= self.first[reader]
         if self.share >= 1:
             return np.ones(last - first, dtype=bool)
-        return kept | Part(self.share, held_out=True, seed=self.seed).mask(reader, first, last)
+        return kept | HeldOutShare(self.share, held_out=True, seed=self.seed).mask(reader, first, last)
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class WantedRows:
         splits: Sequence[str],
         features: Sequence[str],
         positives_only: bool,
-        part: Part | Newest | None,
+        part: HeldOutShare | NewRowsAndReplay | None,
     ) -> None:
         self._spec, self._features, self._part = spec, features, part
         self._label = spec.label if positives_only else None
@@ -170,9 +170,7 @@ class WantedRows:
         """Which rows [first, last) of a split are wanted."""
         keep = np.ones(last - first, dtype=bool)
         if self._label is not None:
-            labels = columns[self._label]
-            assert not isinstance(labels, Ragged)
-            keep &= np.greater(labels, 0)
+            keep &= np.greater(scalars(columns[self._label]), 0)
         if self._part is not None:
             keep &= self._part.mask(reader, first, last)
         return keep
@@ -186,7 +184,7 @@ class WantedRows:
         chosen = np.flatnonzero(keep)[block.skipped : block.skipped + block.num_rows]
         keep[:] = False
         keep[chosen] = True
-        return {name: _where(columns[name], keep) for name in self._features}
+        return {name: where(columns[name], keep) for name in self._features}
 
 
 def grouped(blocks: Sequence[Block], rows: int) -> Iterator[list[Block]]:
@@ -203,12 +201,18 @@ def grouped(blocks: Sequence[Block], rows: int) -> Iterator[list[Block]]:
         yield group
 
 
+def scalars(column: Column) -> NDArray[Any]:
+    """The column of a scalar feature."""
+    assert not isinstance(column, Ragged), "ids, labels and weights are scalars"
+    return column
+
+
 def mixed_seed(*numbers: int) -> int:
     """A seed that differs wherever one of the numbers does."""
     return int(np.random.SeedSequence([number % 2**64 for number in numbers]).generate_state(1, np.uint64)[0] >> 1)
 
 
-def _where(column: NDArray[np.generic] | Ragged, keep: NDArray[np.bool_]) -> NDArray[np.generic] | Ragged:
+def where(column: NDArray[np.generic] | Ragged, keep: NDArray[np.bool_]) -> NDArray[np.generic] | Ragged:
     """The marked rows."""
     if not isinstance(column, Ragged):
         return column[keep]

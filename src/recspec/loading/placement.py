@@ -15,7 +15,7 @@ from torch import nn
 from recspec.base import config, machine
 from recspec.base.errors import SettingsError
 from recspec.loading.ranks import Ranks
-from recspec.models.layers import Embeddings, RowsHeld, without_memory
+from recspec.models.layers import Embeddings, RowsHeld, on_meta_device
 
 MEMORY_SHARE = 0.5
 """Share of a device's memory that tables may fill; the rest is for activations, gradients and the MLPs."""
@@ -118,7 +118,7 @@ def place(
         made[embeddings] = None
         return ()
 
-    model = without_memory(lambda: make(note))
+    model = on_meta_device(lambda: make(note))
     names = {module: prefix for prefix, module in model.named_modules() if isinstance(module, Embeddings)}
     shard, offload = settings.shard_embeddings, settings.offload_embeddings
     asked = [f"{what}_embeddings" for what, choice in (("shard", shard), ("offload", offload)) if choice == "always"]

@@ -4,13 +4,12 @@ The draws are a function of (seed, epoch, step) for the global batch, of which e
 see the negatives that one would. By default a draw may be an item that the user acted on: of uniform draws one in 22
 is at ml-1m's density, one in 187 at ml-20m's.
 
-Shapes: B rows of a rank's batch; n negatives a row; C rows of the global batch; I items; L a list feature's length.
+Shared negatives are those of the global batch, on every rank and in every micro-batch: a row's loss does not depend on
+the part of the batch that it is in. So that a rank knows the positives of the others, the ranks exchange three numbers
+for each row.
 
-They are those of the global batch, on every rank and in every micro-batch: a row's loss does not depend on the part of
-the batch that it is in. Draws are a function of (seed, epoch, step). So that a rank knows the positives of the others,
-the ranks exchange three numbers for each row.
-
-Shapes: B rows of a rank's batch; C rows of the global batch; n draws for a row; M = C + n C items; I ids of items.
+Shapes: B rows of a rank's batch; C rows of the global batch; n draws for a row; M = C + n C shared items; I ids of
+items; L a list feature's length.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from torch import Tensor
 from recspec.base.errors import SettingsError, unknown
 from recspec.data.storage import Column, Ragged, open_split
 from recspec.feature_spec import FeatureSpec
-from recspec.loading.blocks import Share, mixed_seed
+from recspec.loading.blocks import RankBatch, mixed_seed, scalars, where
 from recspec.models.layers import Batch, drawn_of, log_expected_of, num_rows
 
 Distribution = Literal["uniform", "popularity"]
@@ -59,7 +58,7 @@ class NegativeSampler:
     item_features: Mapping[str, Tensor] = field(default_factory=dict)
     """The item's other features by id, (I,) or (I, L)."""
     beside: bool = False
-    """Whether drawn items are columns beside each row (`models.Model.compares_negatives`) instead of rows behind it."""
+    """Whether drawn items are columns beside each row (`models.LossNeeds`) instead of rows behind it."""
     seed: int = 0
 
     def __post_init__(self, weights: Tensor | None) -> None:
@@ -70,7 +69,7 @@ class NegativeSampler:
         share = torch.tensor(1 / (self.num_items - self.first_id)) if weights is None else weights / weights.sum()
         self._log_expected = (self.num_negatives * share).log().float()  # (I,), or () if all are equal
 
-    def __call__(self, share: Share, *, epoch: int, step: int) -> Batch:
+    def __call__(self, share: RankBatch, *, epoch: int, step: int) -> Batch:
         """The rows of the share, then n blocks of as many rows that differ in the item and have label 0.
 
         With `beside`, the rows of the share, each with the ids of its n items and the logs of their expected counts,
@@ -83,7 +82,7 @@ class NegativeSampler:
         drawn = self._draw(total, device, kind, epoch, step, 0)[:, mine]
         if self.positives is not None:
             for redraw in range(1, REDRAWS + 1):
-                known = self._known(batch[self.user], drawn)
+                known = acted_on(self.positives, batch[self.user].long() * self.num_items + drawn)  # (n, B)
                 if known.device.type == "cpu" and not known.any():  # a GPU would be waited for
                     break
                 drawn = torch.where(known, self._draw(total, device, kind, epoch, step, redraw)[:, mine], drawn)
@@ -100,13 +99,7 @@ class NegativeSampler:
         shape = (self.num_negatives, total)
         if self._cumulative is None:
             return torch.randint(self.first_id, self.num_items, shape, generator=generator, device=device, dtype=kind)
-        uniform = torch.rand(shape, generator=generator, device=device, dtype=torch.float64)
-        return torch.searchsorted(self._cumulative, uniform, right=True).to(kind)
-
-    def _known(self, user: Tensor, drawn: Tensor) -> Tensor:
-        """Which drawn items (n, B) their row's user (B,) acted on."""
-        assert self.positives is not None
-        return acted_on(self.positives, user.long() * self.num_items + drawn)
+        return _draw_by(self._cumulative, shape, generator).to(kind)
 
     def _extended(self, name: str, tensor: Tensor, items: Tensor, drawn: Tensor) -> Tensor:
         """A feature of the rows, and of the negatives behind them.
@@ -120,10 +113,8 @@ class NegativeSampler:
             return torch.cat([tensor, tensor.new_zeros(len(drawn))])
         if name in self.item_features:
             known = self.item_features[name].index_select(0, torch.cat([items, drawn])).to(tensor.dtype)
-            given = _one_below_the_other(tensor, known[len(items) :])
-            known = F.pad(known, (0, given.shape[1] - known.shape[1])) if known.dim() == 2 else known
-            has_id = F.pad(items >= self.first_id, (0, len(drawn)), value=True)
-            return torch.where(has_id if known.dim() == 1 else has_id[:, None], known, given)
+            known, given = _equally_wide(known, tensor)
+            return torch.cat([_known_or(given, known[: len(items)], items >= self.first_id), known[len(items) :]])
         return tensor.repeat(1 + self.num_negatives, *[1] * (tensor.dim() - 1))
 
 
@@ -134,12 +125,23 @@ def acted_on(positives: Tensor, keys: Tensor) -> Tensor:
     return positives[at] == keys if len(positives) else torch.zeros_like(keys, dtype=torch.bool)
 
 
-def _one_below_the_other(above: Tensor, below: Tensor) -> Tensor:
-    """Rows of both; of lists, which may come in other widths, the narrower ones are padded with 0."""
-    if above.dim() == 2:
-        width = max(above.shape[1], below.shape[1])
-        above, below = (F.pad(each, (0, width - each.shape[1])) for each in (above, below))
-    return torch.cat([above, below])
+def _draw_by(cumulative: Tensor, shape: Sequence[int], generator: torch.Generator) -> Tensor:
+    """Item ids of a shape, drawn by the cumulative shares (I,) of the items."""
+    uniform = torch.rand(shape, generator=generator, device=generator.device, dtype=torch.float64)
+    return torch.searchsorted(cumulative.to(generator.device), uniform, right=True)
+
+
+def _equally_wide(*features: Tensor) -> list[Tensor]:
+    """Features of some rows; of lists, which may come in other widths, the narrower ones are padded with 0."""
+    if features[0].dim() == 1:
+        return [*features]
+    width = max(each.shape[1] for each in features)
+    return [F.pad(each, (0, width - each.shape[1])) for each in features]
+
+
+def _known_or(given: Tensor, known: Tensor, has_id: Tensor) -> Tensor:
+    """A feature of rows: what the catalogue knows of items with an id, and what the row says of others."""
+    return torch.where(has_id if known.dim() == 1 else has_id[:, None], known, given)
 
 
 def negatives_by_default(spec: FeatureSpec) -> int:
@@ -177,28 +179,20 @@ def sampler_for(
     """
     if distribution not in get_args(Distribution):
         raise SettingsError(unknown("distribution", distribution, get_args(Distribution)))
-    user, item = spec.user_id, spec.item_id
-    num_items = spec.num_ids(item)
-    others = [name for name in features if name != item and name in spec.role("item")]
-    weights = keys = None
+    weights = None
     if distribution == "popularity":
-        blocks = positive_rows(spec, splits, item)
-        counts = sum((np.bincount(items, minlength=num_items) for (items,) in blocks), start=np.zeros(num_items))
+        counts = _positives_of_items(spec, splits)
         weights = torch.from_numpy(counts**power * (counts > 0)).to(device)
-    if reject_positives:
-        pairs = positive_rows(spec, splits, user, item)
-        each = [users.astype(np.int64) * num_items + items for users, items in pairs]  # 8 bytes a pair
-        keys = torch.from_numpy(np.unique(np.concatenate([np.zeros(0, np.int64), *each]))).to(device)
     return NegativeSampler(
         num_negatives,
-        num_items,
-        user=user,
-        item=item,
+        spec.num_ids(spec.item_id),
+        user=spec.user_id,
+        item=spec.item_id,
         label=spec.label,
-        first_id=int(spec.reserves_unknown(item)),
+        first_id=int(spec.reserves_unknown(spec.item_id)),
         weights=weights,
-        positives=keys,
-        item_features={name: table.to(device) for name, table in item_features(spec, splits, others).items()},
+        positives=_positive_keys(spec, splits, spec.user_id).to(device) if reject_positives else None,
+        item_features=_tables(spec, splits, features, device),
         beside=beside,
         seed=seed,
     )
@@ -211,8 +205,29 @@ def positive_rows(spec: FeatureSpec, splits: Sequence[str], *names: str) -> Iter
     """Blocks of some id columns, of the rows whose label is positive."""
     for split in splits:
         for columns in open_split(spec, split, [*names, spec.label]).batches():
-            keep = _scalars(columns[spec.label]) > 0
-            yield tuple(_scalars(columns[name])[keep] for name in names)
+            keep = scalars(columns[spec.label]) > 0
+            yield tuple(scalars(columns[name])[keep] for name in names)
+
+
+def _positives_of_items(spec: FeatureSpec, splits: Sequence[str]) -> NDArray[np.float64]:
+    """The number of positive rows of each item (I,)."""
+    counts = np.zeros(spec.num_ids(spec.item_id))
+    for (items,) in positive_rows(spec, splits, spec.item_id):
+        counts += np.bincount(items, minlength=len(counts))
+    return counts
+
+
+def _positive_keys(spec: FeatureSpec, splits: Sequence[str], user: str) -> Tensor:
+    """Sorted keys user * I + item of the positive rows; 8 bytes a pair."""
+    num_items, pairs = spec.num_ids(spec.item_id), positive_rows(spec, splits, user, spec.item_id)
+    keys = [users.astype(np.int64) * num_items + items for users, items in pairs]
+    return torch.from_numpy(np.unique(np.concatenate([np.zeros(0, np.int64), *keys])))
+
+
+def _tables(spec: FeatureSpec, splits: Sequence[str], features: Iterable[str], device: torch.device | None) -> Batch:
+    """Those of some features that belong to the item, without its id, by id."""
+    names = [name for name in features if name != spec.item_id and name in spec.role("item")]
+    return {name: table.to(device) for name, table in item_features(spec, splits, names).items()}
 
 
 def item_features(spec: FeatureSpec, splits: Sequence[str], names: Sequence[str]) -> Batch:
@@ -245,7 +260,7 @@ def _described_items(
         return
     for split in splits:
         for block in open_split(spec, split, [spec.item_id, *names]).batches():
-            yield _scalars(block[spec.item_id]), block
+            yield scalars(block[spec.item_id]), block
 
 
 def _from_arrow(column: pa.Array) -> Column:
@@ -253,11 +268,6 @@ def _from_arrow(column: pa.Array) -> Column:
         offsets = column.offsets.to_numpy().astype(np.int64)
         return Ragged(column.flatten().to_numpy(zero_copy_only=False), offsets - offsets[0])
     return cast(NDArray[np.generic], column.to_numpy(zero_copy_only=False))
-
-
-def _scalars(column: Column) -> NDArray[np.integer]:
-    assert isinstance(column, np.ndarray)
-    return cast(NDArray[np.integer], column)
 
 
 def cumulative(weights: Tensor, item: str) -> Tensor:
@@ -309,7 +319,7 @@ class SharedNegatives:
         self._log_expected = expected.log()
         self.num_items = len(expected)
 
-    def __call__(self, share: Share, *, epoch: int, step: int) -> Batch:
+    def __call__(self, share: RankBatch, *, epoch: int, step: int) -> Batch:
         """The rows of the share with the columns that `models.Model.shares_negatives` names.
 
         Item features of the rows themselves are those of the catalogue too, since a row's own value, such as the price
@@ -337,7 +347,7 @@ class SharedNegatives:
         }
         return {**self._described(batch), **columns, **self._features_of(every, batch)}
 
-    def _of_all_ranks(self, share: Share) -> Tensor:
+    def _of_all_ranks(self, share: RankBatch) -> Tensor:
         """Item, whether it is a positive, and user of each row (C, 3)."""
         batch, item = share.batch, share.batch[self.item].long()
         user = batch[self.user].long() if self.user in batch else torch.full_like(item, -1)
@@ -356,8 +366,7 @@ class SharedNegatives:
     def _draw(self, number: int, device: torch.device, epoch: int, step: int) -> Tensor:
         """Item ids (number,)."""
         generator = torch.Generator(device).manual_seed(mixed_seed(self.seed, epoch, step))
-        uniform = torch.rand(number, generator=generator, device=device, dtype=torch.float64)
-        return torch.searchsorted(self._cumulative.to(device), uniform, right=True).clamp_(max=self.num_items - 1)
+        return _draw_by(self._cumulative, (number,), generator)
 
     def _acted_on(self, batch: Batch, drawn: Tensor) -> Tensor:
         """Which drawn items each row's user acted on (B, n C), if these are left out."""
@@ -367,16 +376,10 @@ class SharedNegatives:
 
     def _described(self, batch: Batch) -> Batch:
         """The rows, with the catalogue's features of items that have an id."""
-        own = batch[self.item]
-        has_id = own >= self.first_id
-        described = dict(batch)
+        own, described = batch[self.item], dict(batch)
         for name, table in self.item_features.items():
-            given = batch[name]
-            known = table.index_select(0, own.long()).to(given.dtype)
-            if known.dim() == 2:
-                width = max(given.shape[1], known.shape[1])
-                given, known = (F.pad(each, (0, width - each.shape[1])) for each in (given, known))
-            described[name] = torch.where(has_id if known.dim() == 1 else has_id[:, None], known, given)
+            known, given = _equally_wide(table.index_select(0, own.long()).to(batch[name].dtype), batch[name])
+            described[name] = _known_or(given, known, own >= self.first_id)
         return described
 
     def _features_of(self, ids: Tensor, batch: Batch) -> Batch:
@@ -411,32 +414,23 @@ def shared_negatives_for(
     Raises:
         SettingsError: if no item has a positive row.
     """
-    item, num_items = spec.item_id, spec.num_ids(spec.item_id)
-    user = next((spec.user_id for name in spec.role("user") if _is_id(spec, name)), None)
-    counts = np.zeros(num_items, np.int64)
-    for (items,) in positive_rows(spec, splits, item):
-        counts += np.bincount(items, minlength=num_items)
-    first_id = int(spec.reserves_unknown(item))
-    known = np.where(np.arange(num_items) < first_id, 0, counts)
+    ids = [name for name in spec.role("user") if spec.features[name].is_categorical and not spec.features[name].is_list]
+    user = spec.user_id if ids else None
+    known, first_id = _positives_of_items(spec, splits), int(spec.reserves_unknown(spec.item_id))
+    known[:first_id] = 0
     if not known.any():
-        raise SettingsError(f"no '{item}' has a positive row to compare others with; set settings.loss=binary")
-    keys = None
-    if reject_positives and user is not None:
-        pairs = positive_rows(spec, splits, user, item)
-        each = [users.astype(np.int64) * num_items + items for users, items in pairs]  # 8 bytes a pair
-        keys = torch.from_numpy(np.unique(np.concatenate([np.zeros(0, np.int64), *each]))).to(device)
+        raise SettingsError(f"no '{spec.item_id}' has a positive row to compare others with; set settings.loss=binary")
     weights = known > 0 if distribution == "uniform" else known**power * (known > 0)
-    others = [name for name in features if name != item and name in spec.role("item")]
     return SharedNegatives(
-        item=item,
+        item=spec.item_id,
         label=spec.label,
         user=user,
         first_id=first_id,
         num_negatives=num_negatives,
         proportions=torch.from_numpy(weights.astype(np.float64)).to(device) if num_negatives else None,
         row_shares=None if row_shares is None else torch.from_numpy(row_shares).to(device),
-        positives=keys,
-        item_features={name: table.to(device) for name, table in item_features(spec, splits, others).items()},
+        positives=_positive_keys(spec, splits, user).to(device) if reject_positives and user is not None else None,
+        item_features=_tables(spec, splits, features, device),
         gather=gather,
         seed=seed,
     )
@@ -449,21 +443,9 @@ def ids_present(
     found = {name: np.zeros(spec.num_ids(name), np.bool_) for name in names}
     for split in splits:
         for columns in open_split(spec, split, [*names, *([spec.label] if positives_only else [])]).batches():
-            keep = np.asarray(columns[spec.label]) > 0 if positives_only else None
+            num_rows = len(next(iter(columns.values())))
+            keep = scalars(columns[spec.label]) > 0 if positives_only else np.ones(num_rows, bool)
             for name in names:
-                found[name][_ids_of(columns[name], keep)] = True
+                column = where(columns[name], keep)
+                found[name][column.values if isinstance(column, Ragged) else column] = True
     return {name: torch.from_numpy(flags) for name, flags in found.items()}
-
-
-def _ids_of(column: NDArray[np.generic] | Ragged, keep: NDArray[np.bool_] | None) -> NDArray[np.integer]:
-    """The ids of a column's rows, of those in `keep` if given."""
-    values = column
-    if isinstance(column, Ragged):
-        values = column.values[column.offsets[0] : column.offsets[-1]]
-        keep = None if keep is None else np.repeat(keep, column.lengths)
-    assert isinstance(values, np.ndarray)
-    return cast(NDArray[np.integer], values if keep is None else values[keep])
-
-
-def _is_id(spec: FeatureSpec, name: str) -> bool:
-    return spec.features[name].is_categorical and not spec.features[name].is_list

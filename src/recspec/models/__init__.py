@@ -1,6 +1,11 @@
-"""The models: batch -> logits. Adding one is a file here and a line below."""
+"""The models: batch -> logits. Adding one is a file here and a line below, or an entry point of another package."""
 
-from recspec.models.base import TRAINING_SPACE, Model, Shapes, counts_of, require_libraries
+import inspect
+from collections.abc import Sequence
+from importlib.metadata import EntryPoint, entry_points
+
+from recspec.base.errors import SettingsError, unknown
+from recspec.models.base import TRAINING_SPACE, LossNeeds, Model, Shapes, Traits, counts_of, require_libraries
 from recspec.models.dcnv2 import DcnV2
 from recspec.models.dien import Dien
 from recspec.models.din import Din, SequenceModel
@@ -26,9 +31,10 @@ from recspec.models.wide_deep import INDICATOR_MOST_IDS, Deep, Wide, WideDeep, W
 
 __all__ = [
     "INDICATOR_MOST_IDS", "MODELS", "TRAINING_SPACE", "DataFacts", "Deep", "FittedItemModel", "FittedModel",
-    "IdFacts", "Ids", "Interactions", "ItemModel", "KnownEvents", "KnownItemsModel", "LogisticRegression", "Model",
-    "PreparedNegatives", "Proposals", "Scores", "SequenceModel", "Shapes", "Task", "TrainedItemModel", "UserEvents",
-    "Wide", "WideDeep", "WideDeepSettings", "counts_of", "problems_of_lists", "require_libraries",
+    "IdFacts", "Ids", "Interactions", "ItemModel", "KnownEvents", "KnownItemsModel", "LogisticRegression",
+    "LossNeeds", "Model", "PreparedNegatives", "Proposals", "Scores", "SequenceModel", "Shapes", "Task",
+    "TrainedItemModel", "Traits", "UserEvents", "Wide", "WideDeep", "WideDeepSettings", "all_models", "counts_of",
+    "find_model", "known_models", "problems_of_lists", "require_libraries",
 ]  # fmt: skip
 
 
@@ -51,3 +57,60 @@ MODELS: dict[str, type[Model]] = {
     Markov.name: Markov,
     GfCf.name: GfCf,
 }
+"""The built-in models by name."""
+
+PLUGINS = "recspec.models"
+"""Group of entry points by which installed packages add models; each is named as its model."""
+RESERVED = ("blend",)
+"""Names that a plug-in may not take, besides those of `MODELS`."""
+
+
+def find_model(name: str) -> type[Model]:
+    """The class of a built-in model, or of one that an installed package adds.
+
+    Raises:
+        SettingsError: for an unknown name, or a plug-in that can't be used.
+    """
+    if name in MODELS:
+        return MODELS[name]
+    plugins = [each for each in entry_points(group=PLUGINS) if each.name == name]
+    if not plugins or name in RESERVED:
+        raise SettingsError(unknown("model", name, known_models()))
+    return _load(plugins)
+
+
+def known_models() -> list[str]:
+    """Names of all models; no plug-in is loaded."""
+    return [*MODELS, *sorted({each.name for each in entry_points(group=PLUGINS)} - {*MODELS, *RESERVED})]
+
+
+def all_models() -> dict[str, type[Model]]:
+    """Built-in models and those of installed packages. Raises `SettingsError` for a plug-in that can't be used."""
+    models = dict(MODELS)
+    for plugin in entry_points(group=PLUGINS):
+        if plugin.name in (*MODELS, *RESERVED):
+            raise SettingsError(f"{_told(plugin)}: recspec itself has a model of this name; rename the entry point")
+        models[plugin.name] = find_model(plugin.name)
+    return models
+
+
+def _load(plugins: Sequence[EntryPoint]) -> type[Model]:
+    """The class that the entry points of one name give."""
+    first, *others = plugins
+    if others:
+        raise SettingsError(f"{_told(first)}: {_told(others[0])} has the same name; uninstall one of the packages")
+    try:
+        model = first.load()
+    except Exception as error:
+        how = f"`python -c 'import {first.module}'` shows where; repair or uninstall the package"
+        raise SettingsError(f"{_told(first)}: {type(error).__name__}: {error}; {how}") from error
+    if not (isinstance(model, type) and issubclass(model, Model)) or inspect.isabstract(model):
+        raise SettingsError(f"{_told(first)}: {first.value} is {model!r}; expected a complete subclass of Model")
+    if model.name != first.name:
+        raise SettingsError(f"{_told(first)}: the class's name is '{model.name}'; give both the same name")
+    return model
+
+
+def _told(plugin: EntryPoint) -> str:
+    package = "an unnamed package" if plugin.dist is None else f"the package {plugin.dist.name} {plugin.dist.version}"
+    return f"model '{plugin.name}' of {package}"

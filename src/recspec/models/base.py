@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast, final
 
 import numpy as np
 import torch
@@ -20,7 +22,7 @@ from recspec.base import config
 from recspec.base.errors import require_extra
 from recspec.feature_spec import FeatureSpec
 from recspec.models.facts import DataFacts, Proposals
-from recspec.models.known_items import Stored
+from recspec.models.known_items import SeenIds, Stored
 from recspec.models.layers import (
     Batch,
     CalibrationMap,
@@ -93,13 +95,13 @@ def scores_of_sums(ours: Tensor, theirs: Tensor, floats: int, score: Callable[[T
 
 
 def counts_of(name: str) -> str:
-    """The column with the count of each id of a feature in the whole batch; see `Model.counted`."""
+    """The column with the count of each id of a feature in the whole batch; see `LossNeeds`."""
     return f"{name} (count)"
 
 
 def require_libraries(model: type[Model]) -> None:
     """Raise `MissingExtraError` unless every library that a model's training needs is installed."""
-    for library in model.libraries:
+    for library in model.traits.libraries:
         require_extra(library, "baselines")
 
 
@@ -120,10 +122,59 @@ DECAY_SPACE = "0 or 1e-6..0.3 log"
 """Weight decays of embeddings that are searched: far below a step's gradient, up to one that keeps rare ids at 0."""
 
 
+@dataclass(frozen=True)
+class Traits:
+    """What sets a class of models apart."""
+
+    libraries: tuple[str, ...] = ()
+    """Libraries of the extra `baselines` that training needs."""
+    scores_unseen_items: bool = False
+    """Whether it ranks items that training never saw by their features, so that they may be recommended."""
+
+
+@dataclass(frozen=True)
+class LossNeeds:
+    """What the loss of a model reads."""
+
+    features: tuple[str, ...]
+    """Names of features besides the label: those of `forward` and its own."""
+
+    negatives: Literal["rows", "columns", "batch", "batch and positives"] = "rows"
+    """Where the negatives of a row are.
+
+    - `rows`: each is a row of its own, with label 0.
+    - `columns`: each row holds those drawn for it in `drawn_of(item)` and `log_expected_of(item)`, so that it stays
+      whole when training splits the batch. No other item feature is drawn.
+    - `batch`: the row is compared with the negatives of all rows. Both columns hold the M items of the whole batch
+      (B, M), and `drawn_of(name)` every other item feature of the model (B, M, ...), all rows of which are equal. A
+      draw that a row is not compared with has an infinite `log_expected_of`.
+    - `batch and positives`: the same, with the positives of the batch's rows among the M items.
+    """
+
+    counted_features: tuple[str, ...] = ()
+    """Names of scalar id features whose ids the loss counts over a whole batch.
+
+    Each part of a split batch holds the column `counts_of(name)` (rows of the part,): the count of each row's id in the
+    whole batch. A part without the column is the whole batch.
+    """
+
+    @property
+    def compares_negatives(self) -> bool:
+        """Whether a row is compared with its negatives, which then are not rows of their own."""
+        return self.negatives != "rows"
+
+    @property
+    def shares_negatives(self) -> bool:
+        """Whether a row is compared with the negatives of all rows."""
+        return self.negatives in ("batch", "batch and positives")
+
+
 class Model(nn.Module, ABC):
     """A recommender: built from a specification and its own frozen settings, batch -> logits.
 
-    It opens no file, prints nothing, and knows no device, rank or optimizer.
+    It opens no file, prints nothing, and knows no device, rank or optimizer. A model must define `name`, `Settings` and
+    `forward`. Hooks that it may override: `needs`, `space`, `traits`, `shapes`, `defaults`, `features`, `loss`,
+    `loss_needs`, `item_parts`, `side_scores`, `gives_logits` and `allocate_buffers`.
 
     One class because each method is what training, evaluation or export asks of every model.
     """
@@ -133,8 +184,7 @@ class Model(nn.Module, ABC):
     needs: ClassVar[tuple[str, ...]] = ("label",)
     """Roles that the specification must fill."""
 
-    libraries: ClassVar[tuple[str, ...]] = ()
-    """Libraries of the extra `baselines` that training needs."""
+    traits: ClassVar[Traits] = Traits()
 
     Settings: ClassVar[type[config.Settings]]
     """The model's own settings."""
@@ -142,23 +192,17 @@ class Model(nn.Module, ABC):
     backend: kernels.Backend | None = None
     """What takes rows outside of `Embeddings`; training sets it."""
 
-    space: ClassVar[Mapping[str, object]] = MappingProxyType({})
+    space: ClassVar[Mapping[str, object]] = TRAINING_SPACE
     """Values by setting that `recspec tune` searches, in the notation of `--space`.
 
     A default of the data that lies outside is added. Settings of parts that a model lacks, and those of negatives on
     data that draws none, are left out.
     """
 
-    steady_shapes: ClassVar[bool] = True
-    """Whether products have the same shapes at every step; products of a batch's events have not."""
-
     @classmethod
     def shapes(cls, settings: config.Settings) -> Shapes:  # noqa: ARG003
-        """The shapes of the products of training with these settings."""
-        return "steady" if cls.steady_shapes else "changing"
-
-    scores_unseen_items: ClassVar[bool] = False
-    """Whether it ranks items that training never saw by their features, so that they may be recommended."""
+        """The shapes of the products of training with these settings; products of a batch's events change."""
+        return "steady"
 
     @classmethod
     def defaults(cls, facts: DataFacts) -> Proposals:  # noqa: ARG003
@@ -168,13 +212,13 @@ class Model(nn.Module, ABC):
         """
         return {}
 
-    def __init__(self, spec: FeatureSpec, settings: config.Settings, held: RowsHeld | None = None) -> None:  # noqa: ARG002
+    def __init__(self, spec: FeatureSpec, settings: config.Settings, table_rows: RowsHeld | None = None) -> None:  # noqa: ARG002
         """Build the model with its first values.
 
         Args:
             spec: the features.
             settings: the model's own settings.
-            held: rows of embedding tables that this process holds, for every `Embeddings`; by default all.
+            table_rows: rows of embedding tables that this process holds, for every `Embeddings`; by default all.
         """
         super().__init__()
         spec.require(self.needs, type(self).__name__)
@@ -191,7 +235,7 @@ class Model(nn.Module, ABC):
 
         It is a mean over rows: training splits a batch into micro-batches and among ranks, and the losses of the parts,
         weighted by their rows, must sum to the loss of the batch. A term that depends on rows with equal ids reads the
-        ids' counts from `counts_of` (see `counted`).
+        ids' counts from `counts_of` (see `LossNeeds`).
         """
         return cross_entropy(self(batch), batch[self.spec.label])
 
@@ -199,49 +243,26 @@ class Model(nn.Module, ABC):
         """Names of the features that `forward` reads, without the label."""
         return self.spec.inputs()
 
-    def loss_features(self) -> tuple[str, ...]:
-        """Names of the features that `loss` reads besides the label: those of `forward` and its own."""
-        return self.features()
+    def loss_needs(self) -> LossNeeds:
+        """What `loss` reads: by default the features of `forward`."""
+        return LossNeeds(self.features())
 
-    def compares_negatives(self) -> bool:
-        """Whether the loss compares a row with the negatives drawn for it.
+    @final
+    def needs_seen_ids(self) -> tuple[str, ...]:
+        """Categorical features of which training tells the model the ids that occur in train, by `set_seen_ids`."""
+        return tuple(name for part in self.modules() if isinstance(part, SeenIds) for name in part.ids)
 
-        Then they are not rows of their own with label 0: each row holds them in the columns `drawn_of(item)` and
-        `log_expected_of(item)`, so that it stays whole when training splits the batch. No other item feature is drawn.
+    @final
+    def set_seen_ids(self, present: Mapping[str, Tensor]) -> None:
+        """Learn before the first step which ids (ids,) of the features `needs_seen_ids` occur in the training rows.
+
+        With `LossNeeds.compares_negatives`, in those with a positive label.
         """
-        return False
+        for part in self.modules():
+            if isinstance(part, SeenIds):
+                part.set_seen_ids(present)
 
-    def shares_negatives(self) -> bool:
-        """Whether the loss compares each row with the negatives of all rows of the batch, of which it has columns.
-
-        Then `drawn_of(item)` and `log_expected_of(item)` hold the M items of the whole batch (B, M), and
-        `drawn_of(name)` every other item feature of the model (B, M, ...), all rows of which are equal. A draw that a
-        row is not compared with has an infinite `log_expected_of`.
-        """
-        return False
-
-    def compares_rows(self) -> bool:
-        """Whether these negatives hold the positives of the batch's rows, besides the drawn ones."""
-        return False
-
-    def asks_ids(self) -> tuple[str, ...]:
-        """Categorical features of which training tells the model the ids that occur in train, by `know_ids`."""
-        return ()
-
-    def know_ids(self, present: Mapping[str, Tensor]) -> None:
-        """Learn before the first step which ids (ids,) of the features `asks_ids` occur in the training rows.
-
-        With `compares_negatives`, in those with a positive label.
-        """
-
-    def counted(self) -> tuple[str, ...]:
-        """Names of scalar id features whose ids the loss counts over a whole batch.
-
-        Each part of a split batch holds the column `counts_of(name)` (rows of the part,): the count of each row's id in
-        the whole batch. A part without the column is the whole batch.
-        """
-        return ()
-
+    @final
     def score_items(self, request: Batch, items: Batch) -> Tensor:
         """Logits (R, N) of every item for every request, equal to `forward` on the pairs.
 
@@ -254,6 +275,7 @@ class Model(nn.Module, ABC):
             return self.pair_scores(request, items)
         return self.side_scores(request, self.item_parts(items))
 
+    @final
     def scorer(self, items: Batch) -> Callable[[Batch], Tensor]:
         """`score_items` of these items for any number of requests, with what concerns the items alone computed once."""
         parts: list[Any] = []
@@ -275,6 +297,7 @@ class Model(nn.Module, ABC):
         """`score_items` of a model without hooks, from the `item_parts`."""
         return self.pair_scores(request, items)
 
+    @final
     def pair_scores(self, request: Batch, items: Batch) -> Tensor:
         """`score_items` by `forward` on the pairs."""
         requests, candidates = num_rows(request), num_rows(items)
@@ -289,6 +312,7 @@ class Model(nn.Module, ABC):
             rows.append(self(pairs).view(num_rows(block), candidates))
         return torch.cat(rows)
 
+    @final
     def probabilities(self, logits: Tensor) -> Tensor:
         """Probabilities of the model's logits, of any shape: the sigmoid of the logits, calibrated if the model is.
 
@@ -296,6 +320,7 @@ class Model(nn.Module, ABC):
         """
         return torch.sigmoid(logits if self.calibration is None else self.calibration(logits))
 
+    @final
     def calibrated(self, logits: NDArray[np.floating]) -> NDArray[np.floating]:
         """Calibrated logits of logits in memory, of a model that is calibrated."""
         assert self.calibration is not None
@@ -305,29 +330,41 @@ class Model(nn.Module, ABC):
 
     @property
     def gives_logits(self) -> bool:
-        """Whether `forward` gives logits, whose sigmoid is a probability; otherwise only the order has a meaning."""
-        return True
+        """Whether `forward` gives logits, whose sigmoid is a probability; otherwise only the order has a meaning.
 
-    def make_room(self, weights: Mapping[str, Tensor]) -> list[str]:
+        A loss that compares a row with its negatives teaches nothing but the order.
+        """
+        return not self.loss_needs().compares_negatives
+
+    def allocate_buffers(self, weights: Mapping[str, Tensor]) -> list[str]:
         """Size the buffers whose size depends on the data as in a file; returns the problems of their contents."""
         problems = []
         for name, part in self.named_modules():
             if isinstance(part, Stored):
                 prefix = f"{name}."
                 own = {key.removeprefix(prefix): each for key, each in weights.items() if key.startswith(prefix)}
-                problems += [f"weight '{name}': {problem}" for problem in part.make_room(own)]
+                problems += [f"weight '{name}': {problem}" for problem in part.allocate_buffers(own)]
         return problems
 
+    @final
     def prepare_for_inference(self) -> None:
         """Compute once what depends on the weights alone, as the model is no longer trained."""
+        for part in self.modules():
+            prepare = getattr(part, "prepare_for_inference", None)
+            if prepare is not None and not isinstance(part, Model):
+                prepare()
 
     @property
+    @final
     def device(self) -> torch.device:
         """The device of its batches; tables whose rows are fetched may lie elsewhere."""
         tables = [each for each in self.modules() if isinstance(each, Embeddings)]
         fetched = {id(each.stores[key]) for each in tables for key in each.fetch}
-        return next(parameter.device for parameter in self.parameters() if id(parameter) not in fetched)
+        weights = chain(self.parameters(), self.buffers())
+        return next(weight.device for weight in weights if id(weight) not in fetched)
 
+    @final
     def num_parameters(self) -> int:
-        """The number of trained weights."""
-        return sum(parameter.numel() for parameter in self.parameters() if parameter.requires_grad)
+        """The number of trained weights; of a fitted model, of the weights in its buffers."""
+        trained = [each for each in self.parameters() if each.requires_grad]
+        return sum(each.numel() for each in trained or self.buffers() if each.is_floating_point())

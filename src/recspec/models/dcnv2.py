@@ -93,15 +93,15 @@ class DcnV2(Tabular):
             "dropout": (0.1, size),
         }
 
-    def __init__(self, spec: FeatureSpec, settings: DcnV2Settings, held: RowsHeld | None = None) -> None:
-        super().__init__(spec, settings, held)
+    def __init__(self, spec: FeatureSpec, settings: DcnV2Settings, table_rows: RowsHeld | None = None) -> None:
+        super().__init__(spec, settings, table_rows)
         self.make_inputs(
             embedding_widths(spec, self.ids, settings.embedding_dim, settings.embedding_dims),
             settings.bottom,
             combiner=settings.combiner,
             std=settings.embedding_std,
             max_rows=settings.max_table_size,
-            held=held,
+            table_rows=table_rows,
         )
         self.pair_floats = self.width
         self.cross = CrossNetwork(self.width, num_layers=settings.cross_layers, rank=settings.cross_rank)

@@ -62,8 +62,8 @@ class Dien(SequenceModel):
     Settings = DienSettings
     settings: DienSettings
 
-    def __init__(self, spec: FeatureSpec, settings: DienSettings, held: RowsHeld | None = None) -> None:
-        super().__init__(spec, settings, held)
+    def __init__(self, spec: FeatureSpec, settings: DienSettings, table_rows: RowsHeld | None = None) -> None:
+        super().__init__(spec, settings, table_rows)
         self.auxiliary = auxiliary_weight(self.name, settings.auxiliary, self.histories)
         width = self.inputs.event_dim
         self.evolution = Evolution(width, settings)
@@ -88,7 +88,7 @@ class Dien(SequenceModel):
         events = self.histories.events(request, last=self.settings.length)
         (values,), of_ours = self.inputs(request, self.histories.at(request, events))
         (target,), of_theirs = self.inputs(items, [self.histories.target(items)])
-        happened, present = events.padded(self.evolution.interests(values, events)), events.there
+        happened, present = events.padded(self.evolution.interests(values, events)), events.present_mask
         columns = self.inputs.side_columns(request, items)
         parts = self.head.parts(self.inputs.event_dim, self.evolution.hidden_dim, *columns)
         of_target, of_state, of_request, of_item = parts
@@ -98,11 +98,11 @@ class Dien(SequenceModel):
             last = self.evolution.of_pairs(happened, present, target)
             first = F.linear(last, of_state) + own.unsqueeze(1) + other
             return self.head.after_first(first.flatten(0, 1)).view(-1, num_rows(items))
-        brought = self.evolution.unit.brought(target)
+        projected = self.evolution.unit.project_target(target)
 
         def interest(row: int, some: slice) -> list[Made]:
             mine = happened[row][present[row]]
-            return [(self.evolution.of_items(mine, brought[some]), of_state)] if len(mine) else []
+            return [(self.evolution.of_items(mine, projected[some]), of_state)] if len(mine) else []
 
         return self.head.scores_of_all(own, other, interest)
 
@@ -137,9 +137,9 @@ class Evolution(nn.Module):
         weights = events.softmax(at_least_fp32(weights)) if self.softmax else torch.sigmoid(weights)
         return cast(Tensor, self.augru(states, events, weights)[1])
 
-    def of_items(self, states: Tensor, brought: Tensor) -> Tensor:
-        """`forward` of one request's states (L, H) for all items, targets (N, H) that the unit brought: (N, H)."""
-        weights = attention_to_items(self.unit, states, brought)
+    def of_items(self, states: Tensor, projected: Tensor) -> Tensor:
+        """`forward` of one request's states (L, H) for all items, targets (N, H) that the unit projected: (N, H)."""
+        weights = attention_to_items(self.unit, states, projected)
         weights = at_least_fp32(weights).softmax(0) if self.softmax else torch.sigmoid(weights)
         return last_states_of_items(self.augru, states, weights)
 

@@ -21,7 +21,7 @@ from recspec.base import config
 from recspec.base.errors import SettingsError
 from recspec.feature_spec import FeatureSpec
 from recspec.models import facts as rules
-from recspec.models.base import DECAY_SPACE, TRAINING_SPACE, Model, Shapes, UniformStd, Widths, list_problems
+from recspec.models.base import DECAY_SPACE, TRAINING_SPACE, LossNeeds, Model, Shapes, UniformStd, Widths, list_problems
 from recspec.models.facts import DataFacts, Proposals
 from recspec.models.layers import (
     ActivatedMlp,
@@ -74,7 +74,6 @@ class DinSettings(SequenceSettings):
 class SequenceModel(Model):
     """A model of a user's history: its features, and those of an auxiliary loss that reads sampled ids."""
 
-    steady_shapes = False
     needs = ("item", "history", "label")
     space = MappingProxyType(
         {
@@ -108,18 +107,18 @@ class SequenceModel(Model):
         kind = getattr(settings, "attention_activation", None)
         return "few" if kind in ("sigmoid", "relu") else "changing"
 
-    def __init__(self, spec: FeatureSpec, settings: SequenceSettings, held: RowsHeld | None = None) -> None:
-        super().__init__(spec, settings, held)
-        self.inputs = Inputs(spec, settings, self.name, held)
+    def __init__(self, spec: FeatureSpec, settings: SequenceSettings, table_rows: RowsHeld | None = None) -> None:
+        super().__init__(spec, settings, table_rows)
+        self.inputs = Inputs(spec, settings, self.name, table_rows)
         self.histories = self.inputs.histories
 
     def features(self) -> tuple[str, ...]:
         """The inputs and the histories."""
         return self.inputs.features
 
-    def loss_features(self) -> tuple[str, ...]:
-        """Those of `forward`, and the sampled ids if there is an auxiliary loss."""
-        return (*self.features(), *(self.histories.negatives.values() if self.auxiliary else ()))
+    def loss_needs(self) -> LossNeeds:
+        """The features of `forward`, and the sampled ids if there is an auxiliary loss."""
+        return LossNeeds((*self.features(), *(self.histories.negatives.values() if self.auxiliary else ())))
 
 
 class Din(SequenceModel):
@@ -133,8 +132,8 @@ class Din(SequenceModel):
     Settings = DinSettings
     settings: DinSettings
 
-    def __init__(self, spec: FeatureSpec, settings: DinSettings, held: RowsHeld | None = None) -> None:
-        super().__init__(spec, settings, held)
+    def __init__(self, spec: FeatureSpec, settings: DinSettings, table_rows: RowsHeld | None = None) -> None:
+        super().__init__(spec, settings, table_rows)
         width = self.inputs.event_dim
         if settings.attention == "unit":
             self.unit = AttentionUnit(width, width, settings.attention_hidden, settings.attention_activation)
@@ -171,7 +170,7 @@ class Din(SequenceModel):
         of_target, of_interest, of_request, of_item = self.head.parts(width, width, *columns)
         own = F.linear(of_ours, of_request)
         other = F.linear(target, of_target, self.head.mlp.first.bias) + F.linear(of_theirs, of_item)
-        happened, present = events.padded(values), events.there
+        happened, present = events.padded(values), events.present_mask
         if torch.compiler.is_compiling():
             made = self._interests(happened, present, target)
             first = F.linear(made, of_interest) + own.unsqueeze(1) + other
@@ -212,7 +211,9 @@ Made = tuple[Tensor, Tensor]
 class Inputs(nn.Module):
     """Embeddings of item and history, which share tables, and of all other ids; numbers and vectors are unchanged."""
 
-    def __init__(self, spec: FeatureSpec, settings: SequenceSettings, who: str, held: RowsHeld | None = None) -> None:
+    def __init__(
+        self, spec: FeatureSpec, settings: SequenceSettings, who: str, table_rows: RowsHeld | None = None
+    ) -> None:
         super().__init__()
         ids, self.numbers = ids_and_numbers(spec, spec.inputs())
         if problems := list_problems(spec, self.numbers, who):
@@ -227,7 +228,7 @@ class Inputs(nn.Module):
             start="uniform",
             std=settings.embedding_std,
             more_ids=self.histories.ids_per_event,
-            held=held,
+            table_rows=table_rows,
         )
         self.event_dim = len(pairs) * settings.embedding_dim
         self.number_widths = number_widths(spec, self.numbers)

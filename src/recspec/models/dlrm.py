@@ -94,15 +94,15 @@ class Dlrm(Tabular):
             found["embedding_std"] = (0.1, "dot products of vectors near zero learn slowly")
         return found
 
-    def __init__(self, spec: FeatureSpec, settings: DlrmSettings, held: RowsHeld | None = None) -> None:
-        super().__init__(spec, settings, held)
+    def __init__(self, spec: FeatureSpec, settings: DlrmSettings, table_rows: RowsHeld | None = None) -> None:
+        super().__init__(spec, settings, table_rows)
         self.make_inputs(
             dict.fromkeys(self.ids, settings.embedding_dim),
             settings.bottom,
             combiner=settings.combiner,
             std=settings.embedding_std,
             max_rows=settings.max_table_size,
-            held=held,
+            table_rows=table_rows,
         )
         if self.has_bottom:
             start_normal(self.bottom)

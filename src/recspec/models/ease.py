@@ -32,7 +32,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from recspec.base import machine
-from recspec.base.errors import SettingsError, require_extra
+from recspec.base.errors import SettingsError
 from recspec.feature_spec import FeatureSpec
 from recspec.models.fitted import MEMORY_SHARE, OF_A_PAIR, Grid, KnownItemsModel, Recency, rounded
 from recspec.models.interactions import Interactions
@@ -99,8 +99,8 @@ class Ease(KnownItemsModel):
     settings: EaseSettings
     space = MappingProxyType({"settings.l2": "3.0..10000.0 log", "settings.recency": "0.5..1.0"})
 
-    def __init__(self, spec: FeatureSpec, settings: EaseSettings, held: RowsHeld | None = None) -> None:
-        super().__init__(spec, settings, held)
+    def __init__(self, spec: FeatureSpec, settings: EaseSettings, table_rows: RowsHeld | None = None) -> None:
+        super().__init__(spec, settings, table_rows)
         self.choice = _pick_form(settings, self.num_users, self.num_items)
         self.settings = settings.model_copy(update={"form": self.choice.form})
         self.weights: ItemWeights | UserWeights | Neighbours
@@ -230,7 +230,8 @@ def fit_primal(matrix: csr_array, l2: float) -> NDArray[np.float32]:
 
 def fit_sparse(matrix: csr_array, l2: float, m: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     """The m items (N, m) seen most often with each item, and the item's weights from them (N, m)."""
-    linalg = require_extra("scipy.linalg", "baselines")
+    from scipy import linalg
+
     num_items = matrix.shape[1]
     by_item = matrix.T.tocsr()
     items, weight = np.zeros((num_items, m), np.int32), np.zeros((num_items, m), np.float32)

@@ -1,6 +1,6 @@
 """What the rules for a model's default settings look at, and the settings of click models that follow from it.
 
-benchmarks/defaults_clicks.py names the datasets and repeats the measurements.
+benchmarks/stress/defaults_clicks.py names the datasets and repeats the measurements.
 
 Wide embeddings of ids with few rows learn these rows by heart: without regularisation the log loss on valid is best
 after one or two epochs. What helps is weight decay of whole tables under Adam. It shrinks rows that a step does not see

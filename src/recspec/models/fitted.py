@@ -19,9 +19,9 @@ from recspec.base.errors import DataError, SettingsError
 from recspec.feature_spec import FeatureSpec
 from recspec.models.base import Model
 from recspec.models.interactions import Interactions
-from recspec.models.item_model import ItemModel, sharing
+from recspec.models.item_model import ItemModel, shallow_copy
 from recspec.models.known_items import KnownItems
-from recspec.models.layers import Batch, RowsHeld, without_memory
+from recspec.models.layers import Batch, RowsHeld, on_meta_device
 
 MEMORY_SHARE = 0.5
 """Share of the machine's memory that a fit may fill."""
@@ -62,10 +62,10 @@ class FittedModel(Model):
     )
     """Settings of training that it reads."""
 
-    libraries: ClassVar[tuple[str, ...]] = ("scipy",)
-
     def loss(self, batch: Batch) -> Tensor:  # noqa: ARG002
         raise SettingsError(f"{self.name} is fitted in one go, not trained by steps, so it has no loss")
+
+    space: ClassVar[Mapping[str, object]] = MappingProxyType({})
 
     metric: ClassVar[str]
     """PROTOCOL/METRIC on valid by which its settings are chosen."""
@@ -97,15 +97,6 @@ class FittedModel(Model):
     def doubt(self) -> str:
         """What makes the fitted weights worthless, and what to do; empty if nothing does."""
         return ""
-
-    @property
-    def device(self) -> torch.device:
-        """The device of its weights."""
-        return next(self.buffers()).device
-
-    def num_parameters(self) -> int:
-        """The number of fitted weights."""
-        return sum(buffer.numel() for buffer in self.buffers() if buffer.is_floating_point())
 
     def operations(self) -> float:
         """Rough number of arithmetic operations of one fit that the numbers of users and items cause by themselves.
@@ -141,8 +132,8 @@ class FittedItemModel(FittedModel, ItemModel):
     def varied(self: FittedItemType, settings: Mapping[str, object], interactions: Interactions) -> FittedItemType:
         """The same fit with other values of settings `at_scoring`; `interactions` are those that it knows."""
         assert set(settings) <= set(self.at_scoring)
-        other = without_memory(lambda: type(self)(self.spec, self.settings.model_copy(update=dict(settings))))
-        fitted = sharing(self)
+        other = on_meta_device(lambda: type(self)(self.spec, self.settings.model_copy(update=dict(settings))))
+        fitted = shallow_copy(self)
         for name, module in fitted._modules.items():
             if name != "known":
                 other._modules[name] = module
@@ -181,8 +172,8 @@ class KnownItemsModel(FittedItemModel):
     pair_cost: ClassVar[int] = 1
     """Cost of the score of one pair, in those of a model that reads one weight for each of the user's items."""
 
-    def __init__(self, spec: FeatureSpec, settings: Recency, held: RowsHeld | None = None) -> None:
-        super().__init__(spec, settings, held)
+    def __init__(self, spec: FeatureSpec, settings: Recency, table_rows: RowsHeld | None = None) -> None:
+        super().__init__(spec, settings, table_rows)
         weighted = settings.recency < 1 or "event_weight" in spec.metadata
         self.known = KnownItems(self.num_users, self.num_items, weighted=weighted)
 

@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from recspec.base.errors import require_extra
 from recspec.feature_spec import FeatureSpec
 from recspec.models.fitted import RECENCIES, Grid, KnownItemsModel, Recency
 from recspec.models.interactions import Interactions
@@ -64,8 +63,8 @@ class GfCf(KnownItemsModel):
     vectors: Tensor
     degrees: Tensor
 
-    def __init__(self, spec: FeatureSpec, settings: GfCfSettings, held: RowsHeld | None = None) -> None:
-        super().__init__(spec, settings, held)
+    def __init__(self, spec: FeatureSpec, settings: GfCfSettings, table_rows: RowsHeld | None = None) -> None:
+        super().__init__(spec, settings, table_rows)
         self.linear = Successors(self.num_items, settings.k)
         most = max(0, min(self.num_users, self.num_items) - 1)
         self.register_buffer("vectors", torch.zeros(self.num_items, min(settings.vectors, most)))  # V
@@ -134,7 +133,8 @@ def _orthonormal(matrix: NDArray[np.float32]) -> NDArray[np.float32]:
 
 def _linear_filter(matrix: csr_array, k: int) -> csr_array:
     """The k largest entries of each row of R~' R~ (N, N), from R~ (U, N)."""
-    sparse = require_extra("scipy.sparse", "baselines")
+    from scipy import sparse
+
     by_item = matrix.T.tocsr().astype(np.float32)
     matrix = matrix.astype(np.float32)
     lengths = np.diff(matrix.indptr)

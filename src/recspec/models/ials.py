@@ -24,6 +24,7 @@ from torch import Tensor
 
 from recspec.base.errors import SettingsError, require_extra
 from recspec.feature_spec import FeatureSpec
+from recspec.models.base import Traits
 from recspec.models.fitted import RECENCIES, FittedItemModel, Grid, Recency, rounded
 from recspec.models.interactions import Interactions
 from recspec.models.layers import RowsHeld
@@ -75,7 +76,7 @@ class Ials(FittedItemModel):
     """iALS (Hu, Koren, Volinsky, 2008): matrix factorisation of implicit feedback."""
 
     name = "ials"
-    libraries = ("threadpoolctl", "scipy", "implicit")  # in this order: each imports those before
+    traits = Traits(libraries=("threadpoolctl", "implicit"))  # in this order: implicit imports the first
     reads_order = True
     at_scoring = RECENCIES
     Settings = IalsSettings
@@ -91,8 +92,8 @@ class Ials(FittedItemModel):
     users: Tensor
     items: Tensor
 
-    def __init__(self, spec: FeatureSpec, settings: IalsSettings, held: RowsHeld | None = None) -> None:
-        super().__init__(spec, settings, held)
+    def __init__(self, spec: FeatureSpec, settings: IalsSettings, table_rows: RowsHeld | None = None) -> None:
+        super().__init__(spec, settings, table_rows)
         self.register_buffer("users", torch.zeros(self.num_users, settings.factors))
         self.register_buffer("items", torch.zeros(self.num_items, settings.factors))
 
@@ -104,13 +105,14 @@ class Ials(FittedItemModel):
         ]
 
     def _fit(self, interactions: Interactions, seed: int) -> None:
+        from scipy import sparse
+
         own = self.settings
         with warnings.catch_warnings():
             # implicit warns about BLAS threads at import and at the fit; the limit below is the one it recommends.
             warnings.simplefilter("ignore")
             als = require_extra("implicit.als", "baselines")
             threads = require_extra("threadpoolctl", "baselines")
-            sparse = require_extra("scipy.sparse", "baselines")
             failed = require_extra("implicit.recommender_base", "baselines")
             with threads.threadpool_limits(1, "blas"):
                 settings = {"regularization": own.l2, "alpha": own.alpha, "iterations": own.iterations}

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recspec.base.errors import require_extra
-
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
@@ -211,6 +209,7 @@ class Interactions:
 
     def matrix(self) -> csr_array:
         """The weights as a scipy CSR matrix (U, N) in fp32: ones, if nothing is weighted."""
-        sparse = require_extra("scipy.sparse", "baselines")
+        from scipy import sparse
+
         weights = np.ones(self.num_pairs, dtype=np.float32) if self.weights is None else self.weights
         return sparse.csr_array((weights, self.items, self.offsets), shape=(self.num_users, self.num_items))

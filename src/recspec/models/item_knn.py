@@ -47,8 +47,8 @@ class ItemKnn(KnownItemsModel):
     settings: ItemKnnSettings
     space = MappingProxyType({"k": "5..500 log", "shrink": "1.0..300.0 log", "settings.recency": "0.5..1.0"})
 
-    def __init__(self, spec: FeatureSpec, settings: ItemKnnSettings, held: RowsHeld | None = None) -> None:
-        super().__init__(spec, settings, held)
+    def __init__(self, spec: FeatureSpec, settings: ItemKnnSettings, table_rows: RowsHeld | None = None) -> None:
+        super().__init__(spec, settings, table_rows)
         self.neighbours = Neighbours(self.num_items, settings.k)
 
     def operations(self) -> float:

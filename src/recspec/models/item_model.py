@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from recspec.base import config
 from recspec.feature_spec import FeatureSpec
-from recspec.models.base import Model
+from recspec.models.base import LossNeeds, Model, Shapes
 from recspec.models.interactions import Ids, Interactions
 from recspec.models.known_items import KnownEvents
 from recspec.models.layers import Batch, RowsHeld, at_once
@@ -41,8 +41,8 @@ class ItemModel(Model):
     """Whether it reads `Interactions.events`: the order of events, repeats, times or weights."""
     line: Tensor
 
-    def __init__(self, spec: FeatureSpec, settings: config.Settings, held: RowsHeld | None = None) -> None:
-        super().__init__(spec, settings, held)
+    def __init__(self, spec: FeatureSpec, settings: config.Settings, table_rows: RowsHeld | None = None) -> None:
+        super().__init__(spec, settings, table_rows)
         self.user_id, self.item_id = spec.user_id, spec.item_id
         self.num_users, self.num_items = spec.num_ids(self.user_id), spec.num_ids(self.item_id)
         self.register_buffer("line", torch.tensor([1.0, 0.0]))
@@ -57,7 +57,7 @@ class ItemModel(Model):
 
     def knowing(self: ItemModelType, interactions: Interactions) -> ItemModelType:
         """The same model, with its weights shared, that knows other interactions, of any number of users."""
-        other = cast(ItemModelType, sharing(self))
+        other = cast(ItemModelType, shallow_copy(self))
         other.know(interactions)
         return other
 
@@ -67,8 +67,8 @@ class ItemModel(Model):
             users = torch.arange(interactions.num_users, device=self.device)
             return self.knowing(interactions).score_users(users)
 
-    def make_room(self, weights: Mapping[str, Tensor]) -> list[str]:
-        problems, line = super().make_room(weights), weights.get("line")
+    def allocate_buffers(self, weights: Mapping[str, Tensor]) -> list[str]:
+        problems, line = super().allocate_buffers(weights), weights.get("line")
         if line is not None and line.numel() and not float(line.flatten()[0]) > 0:
             problems.append("weight 'line': the slope is not above 0, so it would turn the order of items around")
         return problems
@@ -127,14 +127,13 @@ class TrainedItemModel(ItemModel):
     """
 
     reads_order = True
-    steady_shapes = False
     fewest_events: ClassVar[int] = 2
     """Events of a user without which nothing is learned from them."""
     item_inputs: tuple[str, ...] = ()
     """Features of items, besides the id, that it reads by item; see `describe`."""
 
-    def __init__(self, spec: FeatureSpec, settings: config.Settings, held: RowsHeld | None = None) -> None:
-        super().__init__(spec, settings, held)
+    def __init__(self, spec: FeatureSpec, settings: config.Settings, table_rows: RowsHeld | None = None) -> None:
+        super().__init__(spec, settings, table_rows)
         self.known = KnownEvents(self.num_users, self.num_items)
         self.mean_events = 1.0
 
@@ -156,9 +155,14 @@ class TrainedItemModel(ItemModel):
         """Users with enough events to learn from, ascending."""
         return np.flatnonzero(interactions.events.lengths >= cls.fewest_events)
 
-    def loss_features(self) -> tuple[str, ...]:
+    @classmethod
+    def shapes(cls, settings: config.Settings) -> Shapes:  # noqa: ARG003
+        """Changing, as the events of a batch do."""
+        return "changing"
+
+    def loss_needs(self) -> LossNeeds:
         """The user's id."""
-        return (self.user_id,)
+        return LossNeeds((self.user_id,))
 
     def loss(self, batch: Batch) -> Tensor:
         """The loss of the users' events, in nats an event."""
@@ -176,9 +180,9 @@ def _first_of(ids: Tensor) -> int | None:
     return first if torch.equal(ids, torch.arange(first, first + len(ids), device=ids.device)) else None
 
 
-def sharing(module: nn.Module) -> nn.Module:
+def shallow_copy(module: nn.Module) -> nn.Module:
     """A module of the same tensors, in which other ones can be put without changing the first."""
     other = copy.copy(module)
     other._parameters, other._buffers = module._parameters.copy(), module._buffers.copy()
-    other._modules = {name: None if each is None else sharing(each) for name, each in module._modules.items()}
+    other._modules = {name: None if each is None else shallow_copy(each) for name, each in module._modules.items()}
     return other

@@ -34,11 +34,21 @@ class Stored(nn.Module, ABC):
     """Buffers of a fitted model whose size or content depends on the data that it was fitted to."""
 
     @abstractmethod
-    def make_room(self, stored: Mapping[str, Tensor]) -> list[str]:
+    def allocate_buffers(self, stored: Mapping[str, Tensor]) -> list[str]:
         """Give the buffers the sizes of the tensors of a file, by name; returns the problems of their contents.
 
         Tensors of another type or number of dimensions are left to the caller's comparison.
         """
+
+
+class SeenIds(nn.Module, ABC):
+    """A part of a model that must know which ids of its features `ids` occur in train."""
+
+    ids: tuple[str, ...]
+
+    @abstractmethod
+    def set_seen_ids(self, present: Mapping[str, Tensor]) -> None:
+        """Learn which ids occur: a flag for each id (ids,), by feature."""
 
 
 LEAST = 1e-4
@@ -79,7 +89,7 @@ class KnownItems(Stored):
         weights = self.weights.cpu().numpy() if self.weighted else None
         return Interactions(self.offsets.cpu().numpy(), self.items.cpu().numpy(), self.num_items, weights=weights)
 
-    def make_room(self, stored: Mapping[str, Tensor]) -> list[str]:
+    def allocate_buffers(self, stored: Mapping[str, Tensor]) -> list[str]:
         offsets, items = stored.get("offsets"), stored.get("items")
         if offsets is None or items is None or items.dim() != 1 or items.dtype != torch.int32:
             return []
@@ -175,7 +185,7 @@ class Neighbours(Stored):
         self.register_buffer("items", torch.zeros(num_items, self.k, dtype=torch.int32))
         self.register_buffer("weight", torch.zeros(num_items, self.k))
 
-    def make_room(self, stored: Mapping[str, Tensor]) -> list[str]:
+    def allocate_buffers(self, stored: Mapping[str, Tensor]) -> list[str]:
         items = stored.get("items")
         if items is None or items.dtype != torch.int32 or not items.numel():
             return []
@@ -234,7 +244,7 @@ class Successors(Stored):
         self.weight = torch.from_numpy(matrix.data.astype(np.float32))
         self.longest = int(self.offsets.diff().max())
 
-    def make_room(self, stored: Mapping[str, Tensor]) -> list[str]:
+    def allocate_buffers(self, stored: Mapping[str, Tensor]) -> list[str]:
         offsets, items = stored.get("offsets"), stored.get("items")
         if offsets is None or items is None or items.dim() != 1 or items.dtype != torch.int32:
             return []
@@ -361,7 +371,7 @@ class KnownEvents(Stored):
             self.times = torch.from_numpy(times).to(device)
         self.longest = int(events.lengths.max(initial=0))
 
-    def make_room(self, stored: Mapping[str, Tensor]) -> list[str]:
+    def allocate_buffers(self, stored: Mapping[str, Tensor]) -> list[str]:
         offsets, items = stored.get("offsets"), stored.get("items")
         if offsets is None or items is None or items.dim() != 1 or items.dtype != torch.int32:
             return []

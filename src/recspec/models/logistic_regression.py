@@ -57,8 +57,10 @@ class LogisticRegression(FittedModel):
     weight: Tensor
     intercept: Tensor
 
-    def __init__(self, spec: FeatureSpec, settings: LogisticRegressionSettings, held: RowsHeld | None = None) -> None:
-        super().__init__(spec, settings, held)
+    def __init__(
+        self, spec: FeatureSpec, settings: LogisticRegressionSettings, table_rows: RowsHeld | None = None
+    ) -> None:
+        super().__init__(spec, settings, table_rows)
         self.numbers, self.ids = spec.inputs(categorical=False), spec.inputs(categorical=True)
         if not self.ids and not self.numbers:
             raise SettingsError(f"{self.name}: there is no feature to read in the roles user, item and context")
@@ -73,8 +75,8 @@ class LogisticRegression(FittedModel):
         self.register_buffer("weight", torch.zeros(sum(sizes)))
         self.register_buffer("intercept", torch.zeros(()))
 
-    def make_room(self, weights: Mapping[str, Tensor]) -> list[str]:
-        problems, std = super().make_room(weights), weights.get("std")
+    def allocate_buffers(self, weights: Mapping[str, Tensor]) -> list[str]:
+        problems, std = super().allocate_buffers(weights), weights.get("std")
         if std is not None and not bool((std > 0).all()):
             problems.append("weight 'std': holds a number that is not above 0")
         return problems

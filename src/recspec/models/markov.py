@@ -21,7 +21,6 @@ import numpy as np
 from pydantic import Field
 from torch import Tensor
 
-from recspec.base.errors import require_extra
 from recspec.feature_spec import FeatureSpec
 from recspec.models.fitted import Grid, KnownItemsModel, Recency
 from recspec.models.interactions import Interactions, UserEvents
@@ -74,8 +73,8 @@ class Markov(KnownItemsModel):
         }
     )
 
-    def __init__(self, spec: FeatureSpec, settings: MarkovSettings, held: RowsHeld | None = None) -> None:
-        super().__init__(spec, settings, held)
+    def __init__(self, spec: FeatureSpec, settings: MarkovSettings, table_rows: RowsHeld | None = None) -> None:
+        super().__init__(spec, settings, table_rows)
         self.successors = Successors(self.num_items, settings.k)
 
     @classmethod
@@ -98,7 +97,8 @@ class Markov(KnownItemsModel):
 
 def next_counts(events: UserEvents, num_items: int, settings: MarkovSettings) -> csr_array:
     """The weights (N, N) of pairs of items: at most k in a row."""
-    sparse = require_extra("scipy.sparse", "baselines")
+    from scipy import sparse
+
     items, weights = events.items, events.weights
     sizes = np.maximum(np.bincount(items, weights, minlength=num_items), 1e-9)
     left = np.repeat(events.offsets[1:], events.lengths) - 1 - np.arange(len(items))  # later events of the user

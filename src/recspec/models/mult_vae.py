@@ -51,8 +51,8 @@ class MultVae(TrainedItemModel):
     reads_order = False  # a user's distinct items, in any order
     space = MappingProxyType({"latent": [32, 64, 128, 200], "dropout": "0.2..0.8", "kl_weight": "0 or 0.02..1 log"})
 
-    def __init__(self, spec: FeatureSpec, settings: MultVaeSettings, held: RowsHeld | None = None) -> None:
-        super().__init__(spec, settings, held)
+    def __init__(self, spec: FeatureSpec, settings: MultVaeSettings, table_rows: RowsHeld | None = None) -> None:
+        super().__init__(spec, settings, table_rows)
         first, *others = settings.hidden
         self.first = nn.Parameter(torch.empty(self.num_items, first))
         nn.init.xavier_normal_(self.first)

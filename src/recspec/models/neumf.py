@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from recspec.base import config
 from recspec.feature_spec import FeatureSpec
-from recspec.models.base import TRAINING_SPACE, Model, counts_of
+from recspec.models.base import TRAINING_SPACE, LossNeeds, Model, counts_of
 from recspec.models.facts import DataFacts, Proposals
 from recspec.models.layers import (
     Batch,
@@ -167,8 +167,8 @@ class NeuMF(Model):
             "train.learning_rate": (round(rate, 4), f"for {step:,} positives a step"),
         }
 
-    def __init__(self, spec: FeatureSpec, settings: NeuMFSettings, held: RowsHeld | None = None) -> None:
-        super().__init__(spec, settings, held)
+    def __init__(self, spec: FeatureSpec, settings: NeuMFSettings, table_rows: RowsHeld | None = None) -> None:
+        super().__init__(spec, settings, table_rows)
         self.user_id, self.item_id = spec.user_id, spec.item_id
         self.num_ids = {"user": spec.num_ids(self.user_id), "item": spec.num_ids(self.item_id)}
         joined = 0
@@ -194,23 +194,17 @@ class NeuMF(Model):
         """The user's and the item's id."""
         return self.user_id, self.item_id
 
-    def counted(self) -> tuple[str, ...]:
-        """Both ids, if table rows are penalised: each once, however many rows of the batch use it."""
-        return self.features() if self.settings.l2 or self.settings.l2_hidden else ()
+    def loss_needs(self) -> LossNeeds:
+        """Counts of both ids, if table rows are penalised: each once, however many rows of the batch use it."""
+        counted = self.features() if self.settings.l2 or self.settings.l2_hidden else ()
+        negatives: Literal["rows", "columns"] = "columns" if self.settings.loss == "softmax" else "rows"
+        return LossNeeds(self.features(), negatives, counted)
 
     def forward(self, batch: Batch) -> Tensor:
         """Logits (B,)."""
         if not may_replace(*self.children()):
             return self._by_modules(batch[self.user_id], batch[self.item_id])
         return self._join(self._pairs("user", batch[self.user_id]), self._pairs("item", batch[self.item_id]))
-
-    @property
-    def gives_logits(self) -> bool:
-        return self.settings.loss == "cross_entropy"
-
-    def compares_negatives(self) -> bool:
-        """With the softmax."""
-        return self.settings.loss == "softmax"
 
     def loss(self, batch: Batch) -> Tensor:
         """Mean loss of the rows, in nats, plus the penalties.

@@ -20,12 +20,11 @@ class Popularity(FittedItemModel):
     """Ranks items by the number of users who acted on them, the same for every user."""
 
     name = "popularity"
-    libraries = ()
     Settings = PopularitySettings
     counts: Tensor
 
-    def __init__(self, spec: FeatureSpec, settings: PopularitySettings, held: RowsHeld | None = None) -> None:
-        super().__init__(spec, settings, held)
+    def __init__(self, spec: FeatureSpec, settings: PopularitySettings, table_rows: RowsHeld | None = None) -> None:
+        super().__init__(spec, settings, table_rows)
         self.register_buffer("counts", torch.zeros(self.num_items))
 
     def _fit(self, interactions: Interactions, seed: int) -> None:  # noqa: ARG002

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from recspec.base import config
 from recspec.base.errors import SpecError
 from recspec.feature_spec import FeatureSpec
+from recspec.models.base import Shapes
 from recspec.models.facts import DataFacts, Proposals
 from recspec.models.interactions import Interactions
 from recspec.models.item_model import TrainedItemModel
@@ -106,18 +107,17 @@ class SasRec(TrainedItemModel):
     name = "sasrec"
     Settings = SasRecSettings
     settings: SasRecSettings
-    steady_shapes = True
     space = MappingProxyType(
         {"dim": [32, 64, 128], "blocks": [1, 2], "dropout": "0..0.7", "block": ["transformer", "ligr"]}
     )
 
-    def __init__(self, spec: FeatureSpec, settings: SasRecSettings, held: RowsHeld | None = None) -> None:
-        super().__init__(spec, settings, held)
+    def __init__(self, spec: FeatureSpec, settings: SasRecSettings, table_rows: RowsHeld | None = None) -> None:
+        super().__init__(spec, settings, table_rows)
         d = settings.dim
         self.items = nn.Parameter(torch.empty(self.num_items, d).normal_(std=STD))
         self.described = None
         if settings.side_features:
-            self.described = DescribedItems(spec, d, held)
+            self.described = DescribedItems(spec, d, table_rows)
             self.item_inputs = self.described.names
         self.positions = nn.Parameter(torch.empty(settings.length, d).normal_(std=STD))
         self.start = nn.Parameter(torch.zeros(d))
@@ -131,6 +131,11 @@ class SasRec(TrainedItemModel):
         self.blocks = Blocks(kind(d, own.heads, own.hidden, own.dropout) for _ in range(own.blocks))
         self.norm = nn.LayerNorm(d)
         self.drawn: Tensor | None = None  # (N,) probabilities by which negatives are drawn
+
+    @classmethod
+    def shapes(cls, settings: config.Settings) -> Shapes:  # noqa: ARG003
+        """Steady: a batch holds the same number of events at every step."""
+        return "steady"
 
     @classmethod
     def defaults(cls, facts: DataFacts) -> Proposals:
@@ -276,7 +281,7 @@ class DescribedItems(Stored):
     A category is looked up, a list of categories is the mean of its vectors, and numbers go through a linear map.
     """
 
-    def __init__(self, spec: FeatureSpec, width: int, held: RowsHeld | None = None) -> None:
+    def __init__(self, spec: FeatureSpec, width: int, table_rows: RowsHeld | None = None) -> None:
         super().__init__()
         features, rows = spec.features, spec.num_ids(spec.item_id)
         self.names = tuple(name for name in spec.role("item") if name != spec.item_id)
@@ -291,13 +296,13 @@ class DescribedItems(Stored):
             dtype = torch.int32 if features[name].is_categorical else torch.float32
             self.register_buffer(f"values_{place}", torch.zeros(shape, dtype=dtype))
         widths = dict.fromkeys(self.categories, width)
-        self.tables = Embeddings(spec, widths, combiner="mean", std=STD, held=held) if widths else None
+        self.tables = Embeddings(spec, widths, combiner="mean", std=STD, table_rows=table_rows) if widths else None
         numbers = sum(self._values[name].reshape(rows, -1).shape[1] for name in self.names if name not in widths)
         self.numbers = nn.Linear(numbers, width, bias=False) if numbers else None
         if self.numbers is not None:
             nn.init.normal_(self.numbers.weight, std=STD)
 
-    def make_room(self, stored: Mapping[str, Tensor]) -> list[str]:
+    def allocate_buffers(self, stored: Mapping[str, Tensor]) -> list[str]:
         problems = []
         for place, name in enumerate(self.names):
             ids = stored.get(f"values_{place}")

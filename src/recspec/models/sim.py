@@ -118,8 +118,8 @@ class Sim(SequenceModel):
     space = MappingProxyType({**SequenceModel.space, "top_k": "10..100 log", "short": ["dien", "din", "none"]})
     settings: SimSettings
 
-    def __init__(self, spec: FeatureSpec, settings: SimSettings, held: RowsHeld | None = None) -> None:
-        super().__init__(spec, settings, held)
+    def __init__(self, spec: FeatureSpec, settings: SimSettings, table_rows: RowsHeld | None = None) -> None:
+        super().__init__(spec, settings, table_rows)
         self.time_gaps = self.histories.time_gaps if settings.exact == "multihead" else ()
         self.hard_feature = _hard_feature(settings, tuple(self.histories.pairs))
         self.order = self.inputs.embeddings.order(tuple(self.histories.pairs))
@@ -206,10 +206,10 @@ class Sim(SequenceModel):
         assert isinstance(ours.long, PaddedHistory)
         assert isinstance(laid, PaddedHistory)
         vectors, with_gaps, present = ours.long.vectors, laid.vectors, ours.long.present
-        states, there = ours.events.padded(ours.states), ours.events.there
+        states, there = ours.events.padded(ours.states), ours.events.present_mask
         exact_dim = self.made_dim - (states.shape[2] if self.settings.short != "none" else 0)
         of_exact, of_short = of_made[:, :exact_dim], of_made[:, exact_dim:]
-        brought = self.evolution.unit.brought(target) if self.settings.short == "dien" else target
+        projected = self.evolution.unit.project_target(target) if self.settings.short == "dien" else target
 
         def interests(row: int, some: slice) -> list[Made]:
             made: list[Made] = []
@@ -219,9 +219,9 @@ class Sim(SequenceModel):
                 made.append(weighted_sums(*_exact_of_items(self, *long, target[some], ids[some]), of_exact))
             latest = states[row][there[row]]
             if len(latest) and self.settings.short == "dien":
-                made.append((self.evolution.of_items(latest, brought[some]), of_short))
+                made.append((self.evolution.of_items(latest, projected[some]), of_short))
             elif len(latest):
-                attention = attention_to_items(self.unit, latest, brought[some])
+                attention = attention_to_items(self.unit, latest, projected[some])
                 made.append(weighted_sums([attention], latest, of_short))
             return made
 
@@ -249,14 +249,14 @@ class Sim(SequenceModel):
             heads = self.exact_queries(target).unbind(1)
             parts = [_softmax(query @ laid.transpose(1, 2), kept) @ laid for query in heads]
         if self.settings.short == "dien":
-            parts.append(self.evolution.of_pairs(ours.events.padded(ours.states), ours.events.there, target))
+            parts.append(self.evolution.of_pairs(ours.events.padded(ours.states), ours.events.present_mask, target))
         elif self.settings.short == "din":
             parts.append(self._short_pairs(ours, target))
         return torch.cat(parts, dim=2)
 
     def _short_pairs(self, ours: _Read, target: Tensor) -> Tensor:
         """The interest of DIN's block from the latest events for each pair (R, N, its width)."""
-        times, there = target.shape[0], ours.events.there  # an exporter leaves shapes open, and fixes len()
+        times, there = target.shape[0], ours.events.present_mask  # an exporter leaves shapes open, and fixes len()
         events = events_of(there.repeat_interleave(times, dim=0))
         states = events.flat(ours.events.padded(ours.states).repeat_interleave(times, dim=0))
         return self._short(states, target.repeat(there.shape[0], 1), events).view(there.shape[0], times, -1)

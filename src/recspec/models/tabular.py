@@ -43,8 +43,8 @@ class Tabular(Model):
     pair_floats: int
     """Floats of a pair's widest layer."""
 
-    def __init__(self, spec: FeatureSpec, settings: config.Settings, held: RowsHeld | None = None) -> None:
-        super().__init__(spec, settings, held)
+    def __init__(self, spec: FeatureSpec, settings: config.Settings, table_rows: RowsHeld | None = None) -> None:
+        super().__init__(spec, settings, table_rows)
         self.ids, self.numbers = ids_and_numbers(spec, spec.inputs())
         self.number_widths = number_widths(spec, self.numbers)
         if problems := self.problems():
@@ -65,12 +65,12 @@ class Tabular(Model):
         combiner: Literal["sum", "mean"],
         std: float | None,
         max_rows: int | None,
-        held: RowsHeld | None,
+        table_rows: RowsHeld | None,
     ) -> None:
         """Make the embeddings, of these widths, and the bottom MLP."""
         if self.ids:
             self.embeddings = Embeddings(
-                self.spec, widths, combiner=combiner, start="uniform", std=std, max_rows=max_rows, held=held
+                self.spec, widths, combiner=combiner, start="uniform", std=std, max_rows=max_rows, table_rows=table_rows
             )
         self.dense_dim, self.has_bottom = sum(self.number_widths.values()), bool(self.numbers and bottom)
         if self.has_bottom:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Annotated, ClassVar, Literal, cast
+from typing import Annotated, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -26,8 +26,18 @@ from recspec.base import config
 from recspec.base.errors import SettingsError
 from recspec.feature_spec import FeatureSpec
 from recspec.models import facts as rules
-from recspec.models.base import DECAY_SPACE, POSITIVE, TRAINING_SPACE, Model, UniformStd, list_problems
+from recspec.models.base import (
+    DECAY_SPACE,
+    POSITIVE,
+    TRAINING_SPACE,
+    LossNeeds,
+    Model,
+    Traits,
+    UniformStd,
+    list_problems,
+)
 from recspec.models.facts import DataFacts, Proposals
+from recspec.models.known_items import SeenIds
 from recspec.models.layers import (
     Batch,
     Embeddings,
@@ -94,7 +104,7 @@ class TwoTower(Model):
 
     name = "two_tower"
     needs = ("item", "label")
-    scores_unseen_items: ClassVar[bool] = True
+    traits = Traits(scores_unseen_items=True)
     Settings = TwoTowerSettings
     space = MappingProxyType(
         {
@@ -130,8 +140,8 @@ class TwoTower(Model):
             "train.parts": ({part: {"weight_decay": DECAY} for part in tables}, "rare ids overfit without decay"),
         }
 
-    def __init__(self, spec: FeatureSpec, settings: TwoTowerSettings, held: RowsHeld | None = None) -> None:
-        super().__init__(spec, settings, held)
+    def __init__(self, spec: FeatureSpec, settings: TwoTowerSettings, table_rows: RowsHeld | None = None) -> None:
+        super().__init__(spec, settings, table_rows)
         self.item_id = spec.item_id
         items = spec.role("item")
         sides = {"item": items, "request": [*_request_features(spec, items)]}
@@ -144,36 +154,18 @@ class TwoTower(Model):
         if problems:
             raise SettingsError.of(self.name, problems)
         user_id = spec.user_id if any(_is_id(spec, name) for name in spec.role("user")) else None
-        self.request_tower = Tower(spec, sides["request"], user_id, settings, settings.dim, held)
-        self.item_tower = Tower(spec, items, self.item_id, settings, settings.dim + settings.item_bias, held)
+        self.request_tower = Tower(spec, sides["request"], user_id, settings, settings.dim, table_rows)
+        self.item_tower = Tower(spec, items, self.item_id, settings, settings.dim + settings.item_bias, table_rows)
 
     def features(self) -> tuple[str, ...]:
         """Those of both towers."""
         return (*self.request_tower.features, *self.item_tower.features)
 
-    @property
-    def gives_logits(self) -> bool:
-        return self.settings.loss == "binary"
-
-    def compares_negatives(self) -> bool:
-        """With the softmax."""
-        return self.settings.loss == "softmax"
-
-    def shares_negatives(self) -> bool:
-        """With the softmax."""
-        return self.settings.loss == "softmax"
-
-    def compares_rows(self) -> bool:
-        """With the softmax, unless `in_batch` is off."""
-        return self.settings.loss == "softmax" and self.settings.in_batch
-
-    def asks_ids(self) -> tuple[str, ...]:
-        """All ids: those that train lacks are unknown."""
-        return (*self.request_tower.ids, *self.item_tower.ids)
-
-    def know_ids(self, present: Mapping[str, Tensor]) -> None:
-        self.request_tower.know_ids(present)
-        self.item_tower.know_ids(present)
+    def loss_needs(self) -> LossNeeds:
+        """With the softmax, the negatives of the batch, and its positives unless `in_batch` is off."""
+        if self.settings.loss == "binary":
+            return LossNeeds(self.features())
+        return LossNeeds(self.features(), negatives="batch and positives" if self.settings.in_batch else "batch")
 
     def request_vector(self, batch: Batch) -> Tensor:
         """The vector of each request, by which items are ranked: (R, D), and with `item_bias` a 1 behind it."""
@@ -224,7 +216,7 @@ class TwoTower(Model):
         return F.normalize(x, dim=1, eps=1e-6) if self.settings.normalize else x
 
 
-class Tower(nn.Module):
+class Tower(SeenIds):
     """The features of one side to a vector: (B, D).
 
     An id that training never saw, or that is unknown (id 0), has a vector of zeros, as an id that `id_dropout` hides.
@@ -240,7 +232,7 @@ class Tower(nn.Module):
         own_id: str | None,
         settings: TwoTowerSettings,
         dim: int,
-        held: RowsHeld | None,
+        table_rows: RowsHeld | None,
     ) -> None:
         super().__init__()
         self.ids, self.numbers = ids_and_numbers(spec, names)
@@ -255,7 +247,7 @@ class Tower(nn.Module):
                 combiner=settings.combiner,
                 start="uniform",
                 std=settings.embedding_std,
-                held=held,
+                table_rows=table_rows,
             )
             order = self.embeddings.order()
             self.scalars = tuple(name for name in order if not spec.features[name].is_list)
@@ -280,7 +272,7 @@ class Tower(nn.Module):
         self.reserved = [self.places[self.space_of[name]].start for name in self.ids if spec.reserves_unknown(name)]
         self.known[self.reserved] = 0.0
 
-    def know_ids(self, present: Mapping[str, Tensor]) -> None:
+    def set_seen_ids(self, present: Mapping[str, Tensor]) -> None:
         """Take every id for unknown that is not `present` (ids,) in a feature of its vocabulary."""
         for space, place in self.places.items() if self.ids else ():
             found = [present[name] for name in self.ids if self.space_of[name] == space]

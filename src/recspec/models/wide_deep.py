@@ -124,13 +124,13 @@ class WideDeep(Model):
     )
     settings: WideDeepSettings
 
-    def __init__(self, spec: FeatureSpec, settings: WideDeepSettings, held: RowsHeld | None = None) -> None:
-        super().__init__(spec, settings, held)
+    def __init__(self, spec: FeatureSpec, settings: WideDeepSettings, table_rows: RowsHeld | None = None) -> None:
+        super().__init__(spec, settings, table_rows)
         _check(spec, settings)
         if settings.use_wide:
-            self.wide = Wide(spec, _chosen(spec, settings.wide_features), settings, held)
+            self.wide = Wide(spec, _chosen(spec, settings.wide_features), settings, table_rows)
         if settings.use_deep:
-            self.deep = Deep(spec, _chosen(spec, settings.deep_features), settings, held)
+            self.deep = Deep(spec, _chosen(spec, settings.deep_features), settings, table_rows)
 
     @classmethod
     def defaults(cls, facts: DataFacts) -> Proposals:
@@ -157,11 +157,6 @@ class WideDeep(Model):
             return cast(Tensor, self.wide(batch))
         deep = cast(Tensor, self.deep(batch))
         return deep + self.wide(batch) if self.settings.use_wide else deep
-
-    def prepare_for_inference(self) -> None:
-        """See `Model.prepare_for_inference`."""
-        if self.settings.use_deep:
-            self.deep.prepare_for_inference()
 
     def item_parts(self, items: Batch) -> ItemParts:
         """The items, and their shares of the linear part and of the MLP's first layer."""
@@ -201,7 +196,7 @@ class Wide(nn.Module):
     """The linear part: a weight for every id, number and combination of ids, all 0 at first."""
 
     def __init__(
-        self, spec: FeatureSpec, features: Sequence[str], settings: WideDeepSettings, held: RowsHeld | None = None
+        self, spec: FeatureSpec, features: Sequence[str], settings: WideDeepSettings, table_rows: RowsHeld | None = None
     ) -> None:
         super().__init__()
         self.ids, numbers = ids_and_numbers(spec, features)
@@ -210,7 +205,7 @@ class Wide(nn.Module):
         self.sizes = {name: spec.num_ids(name) for cross in self.crosses for name in cross}
         self.bias = nn.Parameter(torch.zeros(1))
         if self.ids:
-            self.tables = Embeddings(spec, dict.fromkeys(self.ids, 1), std=0.0, held=held)
+            self.tables = Embeddings(spec, dict.fromkeys(self.ids, 1), std=0.0, table_rows=table_rows)
             self.tables.in_autocast_type = False
         if self.numbers:
             self.slopes = nn.Parameter(torch.zeros(len(self.numbers)))
@@ -254,7 +249,7 @@ class Deep(nn.Module):
     """The MLP over embeddings, one-hot ids and numbers."""
 
     def __init__(
-        self, spec: FeatureSpec, features: Sequence[str], settings: WideDeepSettings, held: RowsHeld | None = None
+        self, spec: FeatureSpec, features: Sequence[str], settings: WideDeepSettings, table_rows: RowsHeld | None = None
     ) -> None:
         super().__init__()
         ids, self.numbers = ids_and_numbers(spec, features)
@@ -263,7 +258,7 @@ class Deep(nn.Module):
         self.widths = embedding_widths(spec, embedded, settings.embedding_dim, settings.embedding_dims)
         if embedded:
             std, combiner = settings.embedding_std, settings.combiner
-            self.embeddings = Embeddings(spec, self.widths, combiner=combiner, std=std, held=held)
+            self.embeddings = Embeddings(spec, self.widths, combiner=combiner, std=std, table_rows=table_rows)
         self.number_widths = number_widths(spec, self.numbers)
         self.width = sum(sum(each.values()) for each in (self.widths, self.indicators, self.number_widths))
         self.features = (*embedded, *self.indicators, *self.numbers)

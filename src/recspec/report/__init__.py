@@ -6,14 +6,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from recspec.base.errors import DataError, SettingsError, of_the_machine
+from recspec.base.files import local, whole_file
 from recspec.report import dataset_summary
 
 if TYPE_CHECKING:
     from recspec.feature_spec import FeatureSpec
 
-__all__ = [
-    "dataset_summary", "write_dataset_page", "write_report",
-]  # fmt: skip
+__all__ = ["REPORT_FILE", "dataset_summary", "write_dataset_page", "write_report"]
+
+REPORT_FILE = "report.html"
+MOST_RUNS = 6
+"""Runs of a comparison: more lists side by side could not be read."""
 
 
 def write_report(runs: Sequence[str | Path], out: str | Path | None = None, *, data: str | Path | None = None) -> Path:
@@ -29,10 +33,41 @@ def write_report(runs: Sequence[str | Path], out: str | Path | None = None, *, d
         DataError: if the report can't be written.
         SettingsError: for no run, too many, or one that is given twice.
     """
-    from recspec.report import reports
+    from recspec.report.compare_page import compare_page
+    from recspec.report.run_facts import read_runs
+    from recspec.report.run_page import run_page
 
     paths = [Path(run) for run in runs]
-    return reports.write_report(paths, None if out is None else Path(out), data=None if data is None else Path(data))
+    if not paths or len(paths) > MOST_RUNS:
+        raise SettingsError(f"report: {len(paths)} runs; give 1 to {MOST_RUNS}")
+    whole = [path.resolve() for path in paths]
+    if repeated := [path for place, path in enumerate(paths) if whole[place] in whole[:place]]:
+        raise SettingsError(f"report: {repeated[0]} is given twice")
+    file = _file(paths, None if out is None else Path(out))
+    found = read_runs(paths, None if data is None else Path(data))
+    text = run_page(found[0]) if len(found) == 1 else compare_page(found)
+    try:
+        with whole_file(file) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+    except OSError as error:
+        why = of_the_machine(error) or error
+        raise DataError(f"{file}: the report could not be written: {why}; give another place with --out") from None
+    return file
+
+
+def _file(runs: Sequence[Path], out: Path | None) -> Path:
+    """Where a report goes."""
+    from recspec.bundle import folder, run_record
+
+    if out is not None:
+        if out.is_dir():
+            raise SettingsError(
+                f"report: --out {out} is a folder; give the name of a file, such as {out / REPORT_FILE}"
+            )
+        return local(out, "--out")
+    if len(runs) > 1:
+        return Path("comparison.html")
+    return run_record.home(folder.find(local(runs[0], "RUN"))) / REPORT_FILE
 
 
 def write_dataset_page(spec: FeatureSpec, out: str | Path) -> Path:

@@ -12,15 +12,16 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
+from markupsafe import Markup
 from numpy.typing import NDArray
 
 from recspec.base.errors import require_extra
-from recspec.report.page import Markup, plain, tag
+from recspec.report.page import macro, plain
 
 WIDTH, HEIGHT = 400, 240  # CSS pixels at full size
 MOST_HOVERED = 80
@@ -28,17 +29,29 @@ MOST_HOVERED = 80
 
 SERIES = ("#0a0001", "#0a0002", "#0a0003", "#0a0004", "#0a0005", "#0a0006")
 INK, SOFT, LINE = "#0b0001", "#0b0002", "#0b0003"
-VARIABLES = {
-    **{colour: f"var(--c{place})" for place, colour in enumerate(SERIES, 1)},
-    INK: "var(--ink)",
-    SOFT: "var(--soft)",
-    LINE: "var(--line)",
-}
+VARIABLES = {colour: f"var(--c{place})" for place, colour in enumerate(SERIES, 1)}
+VARIABLES |= {INK: "var(--ink)", SOFT: "var(--soft)", LINE: "var(--line)"}
 """Colours that matplotlib is given -> what a page calls them."""
 
 DASHES = ("", "6 3", "2 3", "8 3 2 3", "1 2", "10 4")
 HATCHES = (None, "///", "...", "xx", "\\\\", "++")
 MARKERS = ("o", "s", "^", "D", "v", "P")
+POINTS = {"^": "12,2 16,10 8,10", "v": "12,10 16,2 8,2", "D": "12,1 17,6 12,11 7,6", "s": "8,2 16,2 16,10 8,10"}
+"""Marker -> the corners of its sample in a legend; the others are circles."""
+
+SETTINGS = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "recspec",
+    "text.parse_math": False,
+    "axes.unicode_minus": False,
+    "axes.formatter.useoffset": False,
+    "font.size": 10,
+    "axes.edgecolor": LINE,
+    "axes.labelcolor": SOFT,
+    "xtick.color": SOFT,
+    "ytick.color": SOFT,
+    "hatch.linewidth": 0.5,
+}
 
 Values = Sequence[float] | NDArray[Any]
 
@@ -50,7 +63,7 @@ class Series:
     name: str
     x: Values
     y: Values
-    hover: Sequence[str] = field(default=())
+    hover: Sequence[str] = ()
     """A tooltip for each point."""
 
 
@@ -68,29 +81,16 @@ def lines(
 
     `names` stand under the axis in place of 0, 1 and so on.
     """
-    with _drawing() as chart:
+    with _drawing(name, title, x, y) as chart:
         for place, each in enumerate(series):
-            few = len(each.x) <= MOST_HOVERED
-            chart.axes.plot(
-                each.x,
-                each.y,
-                color=_colour(place),
-                linewidth=1.8,
-                linestyle=_dash(place),
-                marker=MARKERS[place % len(MARKERS)] if few and len(each.x) <= 30 else None,
-                markersize=4,
-            )
-            if few:
+            chart.plot(place, each, linewidth=1.8, markersize=4, is_marked=len(each.x) <= 30)
+            if len(each.x) <= MOST_HOVERED:
                 chart.hover(each.x, each.y, each.hover)
         for at in (marks or {}).values():
             chart.axes.axvline(at, color=SOFT, linewidth=1, linestyle=(0, (4, 3)))
         if names:
             chart.name_places(range(len(names)), names)
-        chart.label(x, y)
-        svg = chart.svg(name, title, _described(series, x, y))
-    keys = [legend(place, each.name) for place, each in enumerate(series)] if len(series) > 1 else []
-    notes = [tag("span", "┆ ", text, class_="key") for text in marks or {}]
-    return figure(svg, title, keys + notes)
+        return chart.figure(_described(series, x, y), _legend(series), *(f"┆ {text}" for text in marks or {}))
 
 
 def columns(
@@ -106,7 +106,7 @@ def columns(
 ) -> Markup:
     """A histogram: columns between edges; `labels` name the places instead of numbers."""
     left, right = np.asarray(edges[:-1], float), np.asarray(edges[1:], float)
-    with _drawing() as chart:
+    with _drawing(name, title, x, y) as chart:
         bars = chart.axes.bar(left, heights, right - left, align="edge", color=SERIES[0], linewidth=0.4, edgecolor=LINE)
         told = labels or [f"{a:.4g} to {b:.4g}" for a, b in zip(left, right, strict=True)]
         chart.hover_patches(bars, [f"{a}: {b:,.4g}" for a, b in zip(told, heights, strict=True)])
@@ -115,9 +115,7 @@ def columns(
             chart.count_in_tens(float(left[0]), float(right[-1]))
         if labels:
             chart.name_places((left + right) / 2, labels)
-        chart.label(x, y)
-        svg = chart.svg(name, title, f"{y} by {x}; the highest column is {max(heights, default=0):,.4g}.")
-    return figure(svg, title)
+        return chart.figure(f"{y} by {x}; the highest column is {max(heights, default=0):,.4g}.")
 
 
 def grouped(
@@ -131,27 +129,19 @@ def grouped(
     level: float | None = None,
 ) -> Markup:
     """Columns side by side for each label, one of each series; `level` is a dashed line to compare with."""
-    count = max(1, len(series))
-    with _drawing() as chart:
+    count, at = max(1, len(series)), np.arange(len(labels))
+    with _drawing(name, title, x, y) as chart:
         for place, (who, heights) in enumerate(series.items()):
-            at = np.arange(len(labels)) + (place - (count - 1) / 2) * 0.8 / count
-            bars = chart.axes.bar(
-                at,
-                heights,
-                0.8 / count,
-                color=_colour(place),
-                edgecolor=INK,
-                linewidth=0.3,
-                hatch=HATCHES[place % len(HATCHES)],
-            )
-            told = [f"{label}: {value:,.4g}" for label, value in zip(labels, heights, strict=True)]
-            chart.hover_patches(bars, [f"{who}, {text}" for text in told])
+            left, hatch = at + (place - (count - 1) / 2) * 0.8 / count, HATCHES[place % len(HATCHES)]
+            style = {"color": _colour(place), "edgecolor": INK, "linewidth": 0.3, "hatch": hatch}
+            bars = chart.axes.bar(left, heights, 0.8 / count, **style)
+            told = [f"{who}, {label}: {value:,.4g}" for label, value in zip(labels, heights, strict=True)]
+            chart.hover_patches(bars, told)
         if level is not None:
             chart.axes.axhline(level, color=SOFT, linewidth=1, linestyle=(0, (4, 3)))
-        chart.name_places(np.arange(len(labels)), labels)
-        chart.label(x, y)
-        svg = chart.svg(name, title, f"{y} by {x}, for {len(labels)} ranges.")
-    return figure(svg, title, [legend(place, who, patch=True) for place, who in enumerate(series)] if count > 1 else [])
+        chart.name_places(at, labels)
+        keys = [_key(place, who, is_patch=True) for place, who in enumerate(series)] if count > 1 else []
+        return chart.figure(f"{y} by {x}, for {len(labels)} ranges.", keys)
 
 
 def ranges(
@@ -160,123 +150,69 @@ def ranges(
     """A value with its interval for each label, beside a line at 0."""
     at = np.arange(len(labels))
     middle, down, up = (np.asarray(each, float) for each in (values, low, high))
-    with _drawing() as chart:
+    with _drawing(name, title, x, y) as chart:
         chart.axes.axhline(0, color=SOFT, linewidth=1)
-        chart.axes.errorbar(
-            at, middle, [middle - down, up - middle], fmt="o", color=SERIES[0], capsize=4, linewidth=1.8
-        )
+        ends = [middle - down, up - middle]
+        chart.axes.errorbar(at, middle, ends, fmt="o", color=SERIES[0], capsize=4, linewidth=1.8)
         told = [f"{n}: {m:+.4g} ({a:+.4g} to {b:+.4g})" for n, m, a, b in zip(labels, middle, down, up, strict=True)]
         chart.hover(at, middle, told)
         chart.name_places(at, labels)
         chart.axes.set_xlim(-0.6, len(labels) - 0.4)
-        chart.label(x, y)
-        svg = chart.svg(name, title, "; ".join(told))
-    return figure(svg, title)
+        return chart.figure("; ".join(told))
 
 
 def reliability(name: str, series: Sequence[Series], *, title: str) -> Markup:
     """Share of positives over the mean probability of each bin, beside the diagonal of perfect calibration."""
-    with _drawing() as chart:
+    x, y = "mean probability", "share of positives"
+    with _drawing(name, title, x, y) as chart:
         top = max((float(np.max(v)) for each in series for v in (each.x, each.y) if len(v)), default=1.0)
         chart.axes.plot([0, top], [0, top], color=SOFT, linewidth=1, linestyle=(0, (4, 3)))
         for place, each in enumerate(series):
-            chart.axes.plot(
-                each.x,
-                each.y,
-                color=_colour(place),
-                linestyle=_dash(place),
-                linewidth=1.4,
-                marker=MARKERS[place % len(MARKERS)],
-                markersize=5,
-            )
+            chart.plot(place, each, linewidth=1.4, markersize=5)
             chart.hover(each.x, each.y, each.hover)
-        chart.label("mean probability", "share of positives")
-        svg = chart.svg(name, title, _described(series, "mean probability", "share of positives"))
-    keys = [legend(place, each.name) for place, each in enumerate(series)] if len(series) > 1 else []
-    return figure(svg, title, [*keys, tag("span", "┄ perfectly calibrated", class_="key")])
+        return chart.figure(_described(series, x, y), _legend(series), "┄ perfectly calibrated")
 
 
 def bar(share: float, place: int = 0) -> Markup:
     """A bar for a table cell, of a share of its width; the number stands in another cell."""
-    width = round(100 * min(1.0, max(0.0, share)), 1)
-    rect = tag("rect", width=width, height=10, rx=2, fill=f"var(--c{place % len(SERIES) + 1})")
-    return tag("svg", rect, class_="bar", viewBox="0 0 100 10", preserveAspectRatio="none", aria_hidden="true")
+    return macro("bar", round(100 * min(1.0, max(0.0, share)), 1), VARIABLES[_colour(place)])
 
 
-def whisker(low: float, value: float, high: float, least: float, most: float, place: int = 0) -> Markup:
-    """An interval for a table cell, on the scale from `least` to `most`; the numbers stand in other cells."""
+def whisker(
+    low: float, value: float, high: float, least: float, most: float, place: int = 0, *, zero: bool = False
+) -> Markup:
+    """An interval for a table cell, on the scale from `least` to `most`; the numbers stand in other cells.
+
+    `zero` draws a line in the middle of the scale.
+    """
     span = (most - least) or 1.0
-    if value < least or value > most:
-        return tag("svg", class_="whisker", viewBox="0 0 200 16", aria_hidden="true")
-    left, middle, right = (round(4 + 192 * (each - least) / span, 1) for each in (low, value, high))
-    colour = f"var(--c{place % len(SERIES) + 1})"
-    drawn = [
-        tag("line", x1=left, x2=right, y1=8, y2=8, stroke=colour, stroke_width=2),
-        *(
-            tag("line", x1=at, x2=at, y1=4, y2=12, stroke=colour, stroke_width=2)
-            for at in (left, right)
-            if left != right
-        ),
-        tag("circle", cx=middle, cy=8, r=4, fill=colour),
-    ]
-    return tag("svg", *drawn, class_="whisker", viewBox="0 0 200 16", aria_hidden="true")
+    ends = [round(4 + 192 * (each - least) / span, 1) for each in (low, value, high)]
+    return macro("whisker", ends if least <= value <= most else None, VARIABLES[_colour(place)], zero)
 
 
-def legend(place: int, name: str, *, patch: bool = False) -> Markup:
+def _legend(series: Sequence[Series]) -> list[Markup]:
+    return [_key(place, each.name) for place, each in enumerate(series)] if len(series) > 1 else []
+
+
+def _key(place: int, name: str, *, is_patch: bool = False) -> Markup:
     """A sample of a series and its name."""
-    colour = f"var(--c{place % len(SERIES) + 1})"
-    if patch:
-        sample = [tag("rect", x=2, y=1, width=20, height=10, fill=colour, stroke="var(--ink)", stroke_width=0.5)]
-        sample += [
-            tag("line", x1=at, y1=11, x2=at + 8, y2=1, stroke="var(--ink)", stroke_width=0.7)
-            for at in (4, 8, 12)
-            if HATCHES[place % len(HATCHES)] == "///"
-        ]
-        sample += [
-            tag("circle", cx=at, cy=6, r=1.2, fill="var(--ink)")
-            for at in (6, 12, 18)
-            if HATCHES[place % len(HATCHES)] == "..."
-        ]
-    else:
-        dash = DASHES[place % len(DASHES)] or None
-        sample = [
-            tag("line", x1=0, x2=24, y1=6, y2=6, stroke=colour, stroke_width=2, stroke_dasharray=dash),
-            _marker(place, colour),
-        ]
-    svg = tag("svg", *sample, width=24, height=12, viewBox="0 0 24 12", aria_hidden="true")
-    return tag("span", svg, " ", plain(name, 60), class_="key")
-
-
-def figure(svg: Markup, title: str, keys: Sequence[Markup] = ()) -> Markup:
-    """A chart with its caption and legend."""
-    return tag("figure", tag("figcaption", plain(title)), svg, tag("p", *keys, class_="keys") if keys else None)
-
-
-def _marker(place: int, colour: str) -> Markup:
-    shape = MARKERS[place % len(MARKERS)]
-    points = {"^": "12,2 16,10 8,10", "v": "12,10 16,2 8,2", "D": "12,1 17,6 12,11 7,6", "s": "8,2 16,2 16,10 8,10"}
-    if shape in points:
-        return tag("polygon", points=points[shape], fill=colour)
-    return tag("circle", cx=12, cy=6, r=4, fill=colour)
+    points = POINTS.get(MARKERS[place % len(MARKERS)], "")
+    hatch = (HATCHES[place % len(HATCHES)] or "") if is_patch else None
+    return macro("key", name, VARIABLES[_colour(place)], DASHES[place % len(DASHES)], points, hatch)
 
 
 def _colour(place: int) -> str:
     return SERIES[place % len(SERIES)]
 
 
-def _dash(place: int) -> Any:
-    dash = DASHES[place % len(DASHES)]
-    return (0, tuple(map(float, dash.split()))) if dash else "-"
-
-
 def _described(series: Sequence[Series], x: str, y: str) -> str:
     told = []
     for each in series:
-        held = np.asarray(each.y, float)
-        held = held[np.isfinite(held)]
-        if len(held):
-            span = f"{held.min():.4g} to {held.max():.4g}"
-            told.append(f"{plain(each.name, 60)}: {held[0]:.4g} first, {held[-1]:.4g} last, {span}")
+        values = np.asarray(each.y, float)
+        values = values[np.isfinite(values)]
+        if len(values):
+            span = f"{values.min():.4g} to {values.max():.4g}"
+            told.append(f"{plain(each.name, 60)}: {values[0]:.4g} first, {values[-1]:.4g} last, {span}")
     return f"{y} over {x}. " + "; ".join(told)
 
 
@@ -284,48 +220,43 @@ def _described(series: Sequence[Series], x: str, y: str) -> str:
 
 
 @contextmanager
-def _drawing() -> Iterator[_Chart]:
+def _drawing(name: str, title: str, x: str, y: str) -> Iterator[_Chart]:
     """A chart under this module's settings of matplotlib; those of the caller are put back afterwards."""
     matplotlib = require_extra("matplotlib", "report")
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
-        matplotlib.rcParams.update(
-            {
-                "svg.fonttype": "none",
-                "svg.hashsalt": "recspec",
-                "text.parse_math": False,
-                "axes.unicode_minus": False,
-                "axes.formatter.useoffset": False,
-                "font.size": 10,
-                "axes.edgecolor": LINE,
-                "axes.labelcolor": SOFT,
-                "xtick.color": SOFT,
-                "ytick.color": SOFT,
-                "hatch.linewidth": 0.5,
-            }
-        )
-        yield _Chart()
+        matplotlib.rcParams.update(SETTINGS)
+        yield _Chart(name, title, x, y)
 
 
 class _Chart:
     """One figure with one pair of axes, and the tooltips of its parts."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str, title: str, x: str, y: str) -> None:
         from matplotlib.backends.backend_svg import FigureCanvasSVG
         from matplotlib.figure import Figure
 
-        self.figure = Figure(figsize=(WIDTH / 72, HEIGHT / 72))
-        FigureCanvasSVG(self.figure)
-        self.axes = self.figure.add_axes((0.14, 0.19, 0.84, 0.77))  # a layout engine would take most of the time
+        self.name, self.title = f"chart-{name}", plain(title)
+        self.canvas = FigureCanvasSVG(Figure(figsize=(WIDTH / 72, HEIGHT / 72)))
+        # a layout engine would take most of the time
+        self.axes = self.canvas.figure.add_axes((0.14, 0.19, 0.84, 0.77), xlabel=x, ylabel=y)
         self.axes.spines[["top", "right"]].set_visible(False)
         self.axes.grid(axis="y", color=LINE, linewidth=0.6)
         self.axes.set_axisbelow(True)
         self.tooltips: dict[str, str] = {}
 
-    def label(self, x: str, y: str) -> None:
-        """Name the axes."""
-        self.axes.set_xlabel(x)
-        self.axes.set_ylabel(y)
+    def plot(self, place: int, series: Series, *, linewidth: float, markersize: float, is_marked: bool = True) -> None:
+        """The line of a series."""
+        dash = DASHES[place % len(DASHES)]
+        self.axes.plot(
+            series.x,
+            series.y,
+            color=_colour(place),
+            linewidth=linewidth,
+            linestyle=(0, tuple(map(float, dash.split()))) if dash else "-",
+            marker=MARKERS[place % len(MARKERS)] if is_marked else None,
+            markersize=markersize,
+        )
 
     def name_places(self, at: Values, labels: Sequence[str]) -> None:
         """Names under the axis, leaving some out where there is no room."""
@@ -356,52 +287,46 @@ class _Chart:
         self.tooltips[gid] = text
         return gid
 
-    def svg(self, name: str, title: str, description: str) -> Markup:
-        """The chart as an element whose ids begin with `chart-NAME`."""
-        name = f"chart-{name}"
+    def figure(self, description: str, keys: Sequence[Markup] = (), *notes: str) -> Markup:
+        """The chart with its caption and legend; its ids begin with `chart-NAME`."""
         written = io.StringIO()
-        self.figure.savefig(written, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-        root = ElementTree.fromstring(written.getvalue())
-        labels = [
-            tag("title", plain(title), id=f"{name}-title"),
-            tag("desc", plain(description, 600), id=f"{name}-desc"),
-        ]
-        kept = [_element(child, name, self.tooltips) for child in root]
-        return tag(
-            "svg",
-            labels,
-            kept,
-            viewBox=root.get("viewBox"),
-            class_="chart",
-            role="img",
-            aria_labelledby=f"{name}-title {name}-desc",
-        )
+        self.canvas.figure.savefig(written, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+        drawn = ElementTree.fromstring(written.getvalue())
+        named = {"role": "img", "aria-labelledby": f"{self.name}-title {self.name}-desc"}
+        root = ElementTree.Element("svg", {"viewBox": drawn.get("viewBox", ""), "class": "chart", **named})
+        for kind, text in (("title", self.title), ("desc", plain(description, 600))):
+            ElementTree.SubElement(root, kind, id=f"{self.name}-{kind}").text = text
+        root.extend(self._elements(drawn))
+        svg = ElementTree.tostring(root, encoding="unicode", short_empty_elements=False)
+        return macro("figure", self.title, Markup(svg), [*keys, *notes])
 
+    def _elements(self, parent: ElementTree.Element) -> Iterator[ElementTree.Element]:
+        """Parts of matplotlib's SVG without style attributes and sheets, which the page's policy forbids."""
+        for node in parent:
+            kind = _local(node.tag)
+            if kind in ("style", "metadata"):
+                continue
+            attributes: dict[str, str] = {}
+            for key, value in node.attrib.items():
+                attributes |= _presentation(value) if key == "style" else {_local(key): value}
+            tip = self.tooltips.get(attributes.get("id", ""))
+            if kind == "g" and tip is None:
+                attributes.pop("id", None)
+            made = ElementTree.Element(kind, {key: self._value(key, value) for key, value in attributes.items()})
+            if tip is not None:
+                ElementTree.SubElement(made, "title").text = plain(tip)
+            if kind == "text":
+                made.text = (node.text or "").strip()
+            made.extend(self._elements(node))
+            yield made
 
-def _element(node: ElementTree.Element, name: str, tooltips: Mapping[str, str]) -> Markup | None:
-    """An element of matplotlib's SVG without style attributes and sheets, which the page's policy forbids."""
-    kind = _local(node.tag)
-    if kind in ("style", "metadata"):
-        return None
-    attributes: dict[str, str] = {}
-    for key, value in node.attrib.items():
-        attributes |= _presentation(value) if key == "style" else {_local(key): value}
-    tip = tooltips.get(attributes.get("id", ""))
-    if kind == "g" and tip is None:
-        attributes.pop("id", None)
-    attributes = {key: _named(key, value, name) for key, value in attributes.items()}
-    title = None if tip is None else tag("title", plain(tip))
-    text = (node.text or "").strip() if kind == "text" else None
-    return tag(kind, title, text, [_element(child, name, tooltips) for child in node], **attributes)
-
-
-def _named(key: str, value: str, name: str) -> str:
-    """An attribute's value with the page's colours, and with ids that begin with the chart's name."""
-    if key == "id":
-        return f"{name}-{value}"
-    if key == "href":
-        return f"#{name}-{value.lstrip('#')}"
-    return VARIABLES.get(value.lower(), value).replace("url(#", f"url(#{name}-")
+    def _value(self, key: str, value: str) -> str:
+        """An attribute's value with the page's colours, and with ids that begin with the chart's name."""
+        if key == "id":
+            return f"{self.name}-{value}"
+        if key == "href":
+            return f"#{self.name}-{value.lstrip('#')}"
+        return VARIABLES.get(value.lower(), value).replace("url(#", f"url(#{self.name}-")
 
 
 def _presentation(style: str) -> dict[str, str]:

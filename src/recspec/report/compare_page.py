@@ -7,210 +7,180 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from markupsafe import Markup
 
-from recspec.base.errors import RecspecError, how_many
+from recspec.base.errors import RecspecError
+from recspec.evaluation import is_lower_better
 from recspec.report import charts
-from recspec.report.examples import Examples, Raw, context_told, history_list, recommended_list
+from recspec.report.examples import Examples, Raw
 from recspec.report.measured import (
     MODEL,
     Pair,
     Users,
     first_answer,
-    is_lower_better,
     mapping,
-    numbers,
-    of_metric,
+    meanings,
     pairs_of,
     ranked,
 )
 from recspec.report.page import (
-    Cell,
-    Child,
-    Markup,
-    Section,
-    coded,
-    command,
+    code,
     drawing,
     duration,
-    note,
     num,
     number,
     p_value,
-    page,
     percent,
     plain,
+    render,
     signed,
     size,
-    soft,
+    strong,
     table,
-    tag,
 )
-from recspec.report.page import charts as side_by_side
 from recspec.report.run_facts import RunFacts
-from recspec.report.run_page import held_out, train_command
-from recspec.report.run_sections import (
-    WORDS,
-    beyond_of,
+from recspec.report.run_page import (
+    SLICE_TITLES,
     curve,
     evaluate_command,
     exposure_chart,
+    held_out,
     interval_text,
-    meaning_of,
+    list_metrics_of,
+    of_slice,
+    reliability_chart,
     reliability_of,
     shares_of,
     slices_of,
+    train_command,
     who_of,
 )
 
 Paired = Sequence[tuple[RunFacts, Sequence[Pair], Sequence[str]]]
 """Each run but the first, with its pairs with the first and the reasons if there are none."""
+Runs = Sequence[RunFacts]
 
 NOT_JUDGED = ("novelty", "diversity", "popularity_lift", "coverage")
+EXAMPLES = 2
+"""Users who gain most, and as many who lose most."""
+BINS = 21
+SECTIONS = {
+    "verdict": "Verdict",
+    "differences": "Differences",
+    "users": "Who gains and who loses",
+    "slices": "Slices",
+    "exposure": "Coverage and popularity",
+    "lists": "Lists side by side",
+    "curves": "Curves and calibration",
+    "settings": "What differs",
+    "cost": "Cost and commands",
+}
 
 
-def paired(runs: Sequence[RunFacts]) -> Paired:
-    """Every run beside the first one."""
-    return [(run, *pairs_of(runs[0], run)) for run in runs[1:]]
-
-
-def verdict_section(runs: Sequence[RunFacts], beside: Paired) -> Section:
-    """Which run is better, and for whom, in sentences."""
-    return Section("verdict", "Verdict", tuple(_verdict(runs, beside)))
-
-
-def differences_section(runs: Sequence[RunFacts], beside: Paired) -> Section:
-    """Paired differences of every metric with their significance."""
-    body: list[Child] = []
-    names: list[str] = []
-    for other, pairs, _ in beside:
-        for pair in pairs:
-            body += [tag("h3", f"{other.name} beside {runs[0].name}, {pair.title}"), _differences(runs[0], other, pair)]
-            names += pair.metrics
-    if body:
-        told = f"Every difference is over the same users or rows: the run's metric minus that of {runs[0].name}. The "
-        told += "interval comes from a bootstrap, p from the paired t-test and from a permutation test. “clear” needs "
-        told += "both below 0.05. Of twenty metrics one is clear by chance, so look at the first one."
-        body += [soft(told), meaning_of(names)]
-    else:
-        body = [soft("There are no two evaluations of the same question; the verdict says how to get them.")]
-    return Section("differences", "Differences", tuple(body))
-
-
-def favoured(pair: Pair, metric: str) -> str:
-    """`base`, `other` or `neither`, by both tests."""
-    from recspec.evaluation import favours
-
-    return {"ours": "base", "theirs": "other"}.get(favours(metric, pair.comparisons[metric]), "neither")
-
-
-def _verdict(runs: Sequence[RunFacts], beside: Paired) -> Iterator[Child]:
-    base = runs[0]
+def compare_page(runs: Runs) -> str:
+    """The whole page."""
+    beside: Paired = [(run, *pairs_of(runs[0], run)) for run in runs[1:]]
+    names = [run.name for run in runs]
+    left_out = () if any(run.has_users for run in runs) else ("users", "exposure", "lists")
+    metrics = [name for _, pairs, _ in beside for pair in pairs for name in pair.metrics]
     digests = {run.data_record.digest for run in runs if run.data_record is not None}
-    if len(digests) > 1:
-        yield note("These runs were trained on different data. Only evaluations on the same data are compared.")
-    for other, pairs, why_not in beside:
-        if not pairs:
-            what = tag("strong", f"{other.name} and {base.name} can't be compared yet: ")
-            yield note(what, " ".join(why_not[:3]), " Evaluate both in the same way:")
-            yield command(*(evaluate_command(run) for run in (base, other)))
-            continue
-        yield _sentence(base, other, pairs[0])
-    yield _runs_table(runs, beside)
-    for run in runs:
-        for problem in run.problems:
-            yield note(tag("strong", f"{run.name}: "), coded(problem))
+    return render(
+        "compare.html",
+        f"Comparison of {', '.join(names[:-1])} and {names[-1]}",
+        {name: heading for name, heading in SECTIONS.items() if name not in left_out},
+        runs=runs,
+        names=names,
+        have_other_data=len(digests) > 1,
+        beside=beside,
+        verdict=lambda other, pair: verdict(runs[0], other, pair),
+        runs_table=runs_table(runs, beside),
+        evaluate=evaluate_command,
+        train=train_command,
+        differences=lambda other, pair: differences(runs[0], other, pair),
+        meanings=[*meanings(metrics)],
+        gains=[*gains(runs[0], beside)],
+        slices=[*slices(runs, beside)],
+        by_activity=compares_activity(beside),
+        exposure=exposure_of(runs),
+        lists=lists_of(runs, beside),
+        curves=curves_of(runs),
+        settings=[*different_settings(runs)],
+        cost=cost_table(runs),
+    )
 
 
-def _sentence(base: RunFacts, other: RunFacts, pair: Pair) -> Markup:
+# --- verdict and differences -----------------------------------------------------------------------------------------
+
+
+def verdict(base: RunFacts, other: RunFacts, pair: Pair) -> tuple[str, str, str, str]:
+    """Whether a run is better than the first: a statement, its numbers, for whom, and `good` or `bad`."""
     metric = pair.main
-    found, who = pair.comparisons[metric], favoured(pair, metric)
+    found, who = pair.comparisons[metric], pair.favoured(metric)
     word = {"base": "is worse than", "other": "is better than", "neither": "can't be told from"}[who]
-    kind = {"base": "bad", "other": "good", "neither": ""}[who]
     told = f" On {pair.title}, {metric} is {number(found.theirs)} against {number(found.ours)}: a difference of "
     told += f"{signed(found.difference)} (95 % interval {signed(found.low)} to {signed(found.high)}; p "
-    told += f"{p_value(found.p_value)}), over {number(pair.count)} "
-    told += f"{who_of(pair.base)}."
-    lines: list[Child] = [tag("p", tag("strong", f"{other.name} {word} {base.name}."), told)]
+    told += f"{p_value(found.p_value)}), over {number(pair.count)} {who_of(pair.base)}."
+    for_whom = ""
     if (users := pair.users) is not None:
         better, worse = users.shares
         by = f" by {users.metric}" if users.metric != metric else ""
-        told = f"{other.name} is better{by} for {percent(better)} of the users, worse for {percent(worse)}, and equal "
-        lines.append(tag("p", f"{told}for the others. {_for_whom(pair)}"))
-    return tag("div", lines, class_=f"note {kind}".strip())
+        for_whom = f"{other.name} is better{by} for {percent(better)} of the users, worse for {percent(worse)}, and "
+        for_whom += f"equal for the others. {_for_whom(users)}"
+    kind = {"base": "bad", "other": "good", "neither": ""}[who]
+    return f"{other.name} {word} {base.name}.", told, for_whom, kind
 
 
-def _for_whom(pair: Pair) -> str:
+def _for_whom(users: Users) -> str:
     """Ranges of activity with a clear gain or loss."""
-    ranges = pair.users.by_activity() if pair.users is not None else []
+    ranges = users.by_activity()
     if len(ranges) < 2:
         return ""
-    what = pair.users.what if pair.users is not None else ""
-    gaining = [each.name for each in ranges if each.gain.is_clear and each.gain.value > 0]
-    losing = [each.name for each in ranges if each.gain.is_clear and each.gain.value < 0]
     told = []
-    for names, word in ((gaining, "gain"), (losing, "lose")):
+    for sign, word in ((1, "gain"), (-1, "lose")):
+        names = [each.name for each in ranges if each.gain.is_clear and sign * each.gain.value > 0]
         if len(names) == len(ranges):
             return f"Users of every activity {word}."
         if names:
-            told.append(f"Users with {', '.join(names)} {what} {word}")
+            told.append(f"Users with {', '.join(names)} {users.what} {word}")
     if not told:
         return "No group of users by activity gains or loses clearly."
     return "; ".join(told) + ". For the others nothing is clear."
 
 
-def _runs_table(runs: Sequence[RunFacts], beside: Paired) -> Markup:
+def runs_table(runs: Runs, beside: Paired) -> Markup:
     """The runs side by side, the best first."""
     answers = [first_answer(run) for run in runs]
     order = ranked(runs, answers)
     metric = next((each.main for each in answers if each is not None), "metric")
     held = [run for run, _ in order]
-    least = min((found.low for _, found in order), default=0.0)
-    most = max((found.high for _, found in order), default=1.0)
-    values = {run.name: found for run, found in order}
-    rows: list[list[Child | Cell]] = []
-    best = _clearly_best(held)
-    for run in (*held, *(each for each in runs if each not in held)):
-        found = values.get(run.name)
-        record, drawn = run.data_record, Markup("")
-        if found is not None:
-            drawn = charts.whisker(found.low, found.value, found.high, least, most, runs.index(run))
-        rows.append(
-            [
-                tag("strong", run.name),
-                run.card.model,
-                num(None if found is None else found.value, best=run is best),
-                num(None, "–" if found is None else interval_text(found)),
-                drawing(drawn),
-                _apart(runs[0], run, beside),
-                num(run.start.get("parameters")),
-                num(run.card.trained.get("seconds"), duration(run.card.trained.get("seconds"))),
-                num(_size(run), size(_size(run))),
-                "–" if record is None else record.name,
-            ]
-        )
-    heads = [
-        "Run",
-        "Model",
-        f"#{metric}",
-        "#95 % interval",
-        "",
-        f"Beside {runs[0].name}",
-        "#Parameters",
-        "#Training",
-        "#On disk",
-        "Data",
-    ]
-    direction = "lower" if is_lower_better(metric) else "higher"
-    return table(
-        f"The runs by {metric}, {direction} is better; ★ marks one that is clearly better than all others", heads, rows
+    least, most = (
+        min((found.low for _, found in order), default=0.0),
+        max((found.high for _, found in order), default=1.0),
     )
+    values = {run.name: found for run, found in order}
+    best, rows = _clearly_best(held), []
+    for run in (*held, *(each for each in runs if each not in held)):
+        found, record, seconds = values.get(run.name), run.data_record, run.card.trained.get("seconds")
+        row: list[object] = [strong(run.name), run.card.model]
+        if found is None:
+            row += [num(None), num(None, "–"), drawing(Markup(""))]
+        else:
+            drawn = charts.whisker(found.low, found.value, found.high, least, most, runs.index(run))
+            row += [num(found.value, best=run is best), num(None, interval_text(found)), drawing(drawn)]
+        row += [_apart(runs[0], run, beside), num(run.start.get("parameters")), num(seconds, duration(seconds))]
+        rows.append([*row, num(run.size, size(run.size)), "–" if record is None else record.name])
+    heads = ["Run", "Model", f"#{metric}", "#95 % interval", "", f"Beside {runs[0].name}"]
+    heads += ["#Parameters", "#Training", "#On disk", "Data"]
+    direction = "lower" if is_lower_better(metric) else "higher"
+    caption = f"The runs by {metric}, {direction} is better; ★ marks one that is clearly better than all others"
+    return table(caption, heads, rows)
 
 
-def _clearly_best(order: Sequence[RunFacts]) -> RunFacts | None:
+def _clearly_best(order: Runs) -> RunFacts | None:
     """The first of runs in order if the paired tests favour it over every other one."""
     for other in order[1:]:
         pairs, _ = pairs_of(order[0], other)
-        if not pairs or favoured(pairs[0], pairs[0].main) != "base":
+        if not pairs or pairs[0].favoured(pairs[0].main) != "base":
             return None
     return order[0] if len(order) > 1 else None
 
@@ -222,280 +192,198 @@ def _apart(base: RunFacts, run: RunFacts, beside: Paired) -> str:
     if not pairs:
         return "not compared"
     pair = pairs[0]
-    found = pair.comparisons[pair.main]
-    word = {"base": "worse", "other": "better", "neither": "not clear"}[favoured(pair, pair.main)]
-    return f"{word}: {signed(found.difference)}"
+    word = {"base": "worse", "other": "better", "neither": "not clear"}[pair.favoured(pair.main)]
+    return f"{word}: {signed(pair.comparisons[pair.main].difference)}"
 
 
-def _differences(base: RunFacts, other: RunFacts, pair: Pair) -> Markup:
-    rows: list[list[Child | Cell]] = []
+def differences(base: RunFacts, other: RunFacts, pair: Pair) -> Markup:
+    """Paired differences of every metric with their significance."""
+    rows = []
     for name in sorted(pair.comparisons, key=lambda each: each != pair.main):
         found = pair.comparisons[name]
         reach = max(abs(found.low), abs(found.high), 1e-12)
-        rows.append(
-            [
-                tag("strong", name) if name == pair.main else name,
-                num(found.ours),
-                num(found.theirs),
-                num(found.difference, signed(found.difference)),
-                num(None, f"{signed(found.low)} to {signed(found.high)}"),
-                drawing(_around_zero(found.low, found.difference, found.high, reach)),
-                num(found.p_value, p_value(found.p_value)),
-                num(found.p_permutation, p_value(found.p_permutation)),
-                _judged(base, other, pair, name),
-            ]
-        )
-    heads = [
-        "Metric",
-        f"#{base.name}",
-        f"#{other.name}",
-        "#Difference",
-        "#95 % interval",
-        "",
-        "#p, t-test",
-        "#p, permutation",
-        "Better",
-    ]
-    return table(f"{other.name} minus {base.name}", heads, rows)
+        drawn = drawing(charts.whisker(found.low, found.difference, found.high, -reach, reach, zero=True))
+        row: list[object] = [strong(name) if name == pair.main else name, num(found.ours), num(found.theirs)]
+        row += [
+            num(found.difference, signed(found.difference)),
+            num(None, f"{signed(found.low)} to {signed(found.high)}"),
+        ]
+        row += [
+            drawn,
+            num(found.p_value, p_value(found.p_value)),
+            num(found.p_permutation, p_value(found.p_permutation)),
+        ]
+        rows.append([*row, _judged(base, other, pair, name)])
+    heads = ["Metric", f"#{base.name}", f"#{other.name}", "#Difference", "#95 % interval", ""]
+    return table(f"{other.name} minus {base.name}", [*heads, "#p, t-test", "#p, permutation", "Better"], rows)
 
 
-def _judged(base: RunFacts, other: RunFacts, pair: Pair, name: str) -> Child:
+def _judged(base: RunFacts, other: RunFacts, pair: Pair, name: str) -> str:
     if name.startswith(NOT_JUDGED):
         found = pair.comparisons[name]
-        return (
-            "no clear difference"
-            if not found.is_significant
-            else f"{other.name if found.difference > 0 else base.name} has more"
-        )
-    who = favoured(pair, name)
-    return {"base": tag("span", f"{base.name}, clear"), "other": tag("span", f"{other.name}, clear")}.get(
-        who, "not clear"
-    )
+        more = other.name if found.difference > 0 else base.name
+        return f"{more} has more" if found.is_significant else "no clear difference"
+    who = pair.favoured(name)
+    return "not clear" if who == "neither" else f"{(base if who == 'base' else other).name}, clear"
 
 
-def _around_zero(low: float, value: float, high: float, reach: float) -> Markup:
-    """An interval beside a line at 0."""
-    drawn = charts.whisker(low, value, high, -reach, reach, 0)
-    zero = tag("line", x1=100, x2=100, y1=0, y2=16, stroke="var(--soft)", stroke_dasharray="2 2")
-    return Markup(drawn.replace("</svg>", f"{zero}</svg>"))
+# --- users -----------------------------------------------------------------------------------------------------------
 
 
-def _size(run: RunFacts) -> int:
-    return sum(file.stat().st_size for file in run.bundle.rglob("*") if file.is_file())
+def _with_users(pairs: Sequence[Pair]) -> tuple[Pair, Users] | None:
+    return next(((pair, pair.users) for pair in pairs if pair.users is not None), None)
 
 
-EXAMPLES = 2  # users who gain most, and as many who lose most
-BINS = 21
-
-
-def users_section(runs: Sequence[RunFacts], beside: Paired) -> Section:
-    """Who gains and who loses, by activity."""
-    body: list[Child] = []
+def gains(base: RunFacts, beside: Paired) -> Iterator[dict[str, Any]]:
+    """Who gains and who loses with each run: a sentence, charts, and a table by activity."""
     for place, (other, pairs, _) in enumerate(beside):
-        pair = _with_users(pairs)
-        if pair is None or pair.users is None:
+        if (found := _with_users(pairs)) is None:
             continue
-        body.append(tag("h3", f"{other.name} instead of {runs[0].name}: {pair.users.metric}, {pair.title}"))
-        body += _gains(f"users-{place}", runs[0], other, pair.users)
-    if not body:
-        body = [soft("Values of single users are not at hand: the evaluations have no users, or are not comparable.")]
-    return Section("users", "Who gains and who loses", tuple(body))
+        pair, users = found
+        better, worse = users.shares
+        told = f"Of {number(len(users.ids))} users {percent(better)} gain, {percent(worse)} lose, and "
+        told += f"{percent(1 - better - worse)} have the same {users.metric}. Above 0, {other.name} is better."
+        yield {
+            "heading": f"{other.name} instead of {base.name}: {users.metric}, {pair.title}",
+            "told": told,
+            "charts": [*_gain_charts(f"users-{place}", users)],
+            "table": _gains_table(base, other, users),
+        }
 
 
-def lists_section(runs: Sequence[RunFacts], beside: Paired) -> Section:
-    """The runs' lists for the same users, side by side."""
-    return Section("lists", "Lists side by side", tuple(_lists(runs, beside)))
-
-
-def compares_activity(pairs: Sequence[Pair]) -> bool:
-    """Whether the section of users compares two runs by activity."""
-    pair = _with_users(pairs)
-    return pair is not None and pair.users is not None and bool(pair.users.by_activity())
-
-
-def _with_users(pairs: Sequence[Pair]) -> Pair | None:
-    return next((pair for pair in pairs if pair.users is not None), None)
-
-
-def _gains(name: str, base: RunFacts, other: RunFacts, users: Users) -> Iterator[Child]:
-    better, worse = users.shares
-    told = f"Of {number(len(users.ids))} users {percent(better)} gain, {percent(worse)} lose, and "
-    told += f"{percent(1 - better - worse)} have the same {users.metric}. Above 0, {other.name} is better."
-    yield tag("p", told)
-    ranges = users.by_activity()
-    gains = users.gains
-    reach = float(np.abs(gains).max()) or 1.0
-    counts, edges = np.histogram(gains, np.linspace(-reach, reach, BINS + 1))
-    drawn = [
-        charts.columns(
-            f"{name}-spread",
-            edges.tolist(),
-            counts.tolist(),
-            title="Gains of single users",
-            x=f"gain in {_word(users.metric)}",
-            y="users",
-        )
-    ]
+def _gain_charts(name: str, users: Users) -> Iterator[Markup]:
+    ranges, values = users.by_activity(), users.gains
     if len(ranges) > 1:
-        found = [each.gain for each in ranges]
+        ends = [[getattr(each.gain, end) for each in ranges] for end in ("value", "low", "high")]
         title = "Mean gain by the user's activity, with 95 % intervals"
-        drawn.insert(
-            0,
-            charts.ranges(
-                f"{name}-ranges",
-                [each.name for each in ranges],
-                [each.value for each in found],
-                [each.low for each in found],
-                [each.high for each in found],
-                title=title,
-                x=users.what,
-                y="gain",
-            ),
-        )
-    yield side_by_side(*drawn)
-    if ranges:
-        rows: list[list[Child | Cell]] = []
-        for each in ranges:
-            up, down = each.users.shares
-            gain = each.gain
-            told = "gain" if gain.value > 0 else "lose"
-            rows.append(
-                [
-                    each.name,
-                    num(len(each.users.ids)),
-                    num(float(each.users.base.mean())),
-                    num(float(each.users.other.mean())),
-                    num(gain.value, signed(gain.value)),
-                    num(None, f"{signed(gain.low)} to {signed(gain.high)}"),
-                    num(up, percent(up)),
-                    num(down, percent(down)),
-                    f"they {told}" if gain.is_clear else "not clear",
-                ]
-            )
-        heads = [
-            users.what.capitalize(),
-            "#Users",
-            f"#{base.name}",
-            f"#{other.name}",
-            "#Mean gain",
-            "#95 % interval",
-            "#Gain",
-            "#Lose",
-            "Verdict",
+        labels = [each.name for each in ranges]
+        yield charts.ranges(f"{name}-ranges", labels, *ends, title=title, x=users.what, y="gain")
+    reach = float(np.abs(values).max()) or 1.0
+    counts, edges = np.histogram(values, np.linspace(-reach, reach, BINS + 1))
+    # letters, digits and @ alone: the axis is drawn
+    word = "".join(each for each in users.metric if each.isascii() and (each.isalnum() or each in "@_ "))[:30]
+    title, x = "Gains of single users", f"gain in {word}"
+    yield charts.columns(f"{name}-spread", edges.tolist(), counts.tolist(), title=title, x=x, y="users")
+
+
+def _gains_table(base: RunFacts, other: RunFacts, users: Users) -> Markup | None:
+    rows = []
+    for each in users.by_activity():
+        up, down = each.users.shares
+        gain, word = each.gain, "gain" if each.gain.value > 0 else "lose"
+        row = [
+            each.name,
+            num(len(each.users.ids)),
+            *(num(float(of.mean())) for of in (each.users.base, each.users.other)),
         ]
-        yield table(f"{users.metric} by the activity of users", heads, rows, sorts=False)
+        row += [num(gain.value, signed(gain.value)), num(None, f"{signed(gain.low)} to {signed(gain.high)}")]
+        row += [num(up, percent(up)), num(down, percent(down)), f"they {word}" if gain.is_clear else "not clear"]
+        rows.append(row)
+    heads = [users.what.capitalize(), "#Users", f"#{base.name}", f"#{other.name}", "#Mean gain", "#95 % interval"]
+    heads += ["#Gain", "#Lose", "Verdict"]
+    return table(f"{users.metric} by the activity of users", heads, rows, sorts=False) if rows else None
 
 
-def _word(metric: str) -> str:
-    """A metric's name for an axis: letters, digits and @ alone."""
-    return "".join(each for each in metric if each.isascii() and (each.isalnum() or each in "@_ "))[:30]
+def compares_activity(beside: Paired) -> bool:
+    """Whether the section of users compares every run by activity."""
+    found = [_with_users(pairs) for _, pairs, _ in beside]
+    return all(each is not None and each[1].by_activity() for each in found)
 
 
-# --- lists ------------------------------------------------------------------------------------------------------------
+def slices(runs: Runs, beside: Paired) -> Iterator[tuple[str, Markup]]:
+    """The same slices of every run; activity only where no section before compares users by it."""
+    first = first_answer(runs[0])
+    if first is None:
+        return
+    held = [slices_of(run, first.saved.split, first.protocol) for run in runs]
+    for by in held[0]:
+        if all(by in each for each in held) and not (by == "activity" and compares_activity(beside)):
+            yield SLICE_TITLES.get(by, f"By {by}"), _slices_table(runs, by, [each[by] for each in held], first.main)
 
 
-def _lists(runs: Sequence[RunFacts], beside: Paired) -> Iterator[Child]:
+def _slices_table(runs: Runs, by: str, held: Sequence[Mapping[str, Any]], metric: str) -> Markup:
+    rows = []
+    for name in list(held[0])[:60]:
+        row: list[object] = [str(name), num(mapping(held[0], name).get("count"))]
+        for each in held:
+            found = of_slice(mapping(each, name), metric)
+            row.append(
+                num(None) if found is None else num(found.value, f"{number(found.value)} ({interval_text(found)})")
+            )
+        rows.append(row)
+    return table(f"{metric} by {by}", ["Slice", "#Users or rows", *(f"#{run.name}" for run in runs)], rows)
+
+
+# --- lists -----------------------------------------------------------------------------------------------------------
+
+
+def exposure_of(runs: Runs) -> dict[str, Any]:
+    """Coverage, novelty and popularity of the lists."""
+    answers = [(run, answer) for run in runs if (answer := first_answer(run)) is not None]
+    held = [(run, list_metrics_of(answer).get(MODEL, {}), shares_of(answer)) for run, answer in answers]
+    names = list(dict.fromkeys(name for _, measured, _ in held for name in measured))
+    if not names:
+        return {"table": None}
+    rows = [[strong(run.name), *(num(measured.get(name)) for name in names)] for run, measured, _ in held]
+    return {
+        "table": table("Measures of the lists", ["Run", *(f"#{name}" for name in names)], rows),
+        "chart": exposure_chart({run.name: shares for run, _, shares in held}),
+        "meanings": [*meanings(names)],
+    }
+
+
+def lists_of(runs: Runs, beside: Paired) -> dict[str, Any]:
+    """Every run's lists for the same users, those who gain or lose most first; or `problems`."""
     able = [run for run in runs if run.has_users]
     if not able:
-        yield soft("These models score rows and recommend no items.")
-        return
+        return {"problems": [], "users": [], "told": "These models score rows and recommend no items."}
     try:
         examples = Examples(able[0], held_out(able[0]))
         chosen = _chosen(able, beside)
         typical = [each for each in examples.typical() if str(each) not in {str(user) for user, _ in chosen}]
         wanted = [*chosen, *((user, "") for user in typical)]
         if not wanted:
-            yield soft("The models know no user with an event.")
-            return
+            return {"problems": [], "users": [], "told": "The models know no user with an event."}
         shown = examples.of([user for user, _ in wanted])
     except RecspecError as error:
-        yield note(f"No lists could be made: {error}")
-        return
-    lists = {}
+        return {"problems": [("", f"No lists could be made: {error}")], "users": [], "told": ""}
+    lists, problems = {}, []
     for run in able:
         try:
             lists[run.name] = Examples(run, examples.split).recommended([user for user, _ in wanted])
         except RecspecError as error:
-            yield note(tag("strong", f"{run.name}: "), f"no lists could be made: {error}")
+            problems.append((f"{run.name}: ", f"no lists could be made: {error}"))
     told = "First users who gain or lose most, which shows what differs and proves nothing; then five users from few "
-    told += "events to many."
-    told = (told if chosen else "Five users, from few events to many.") + context_told(examples)
-    marked = any(each.targets for each in shown)
-    yield soft(told, f" ✓ marks an item that the user acted on in {examples.split}." if marked else None)
-    for place, ((_, why), each) in enumerate(zip(wanted, shown, strict=True)):
-        head = tag("h3", "User ", tag("bdi", plain(each.user, 80)), f", {how_many(each.num_events, 'event')}")
-        columns = [history_list(each, has_order=examples.has_order)]
-        columns += [recommended_list(name, found[place], each.targets) for name, found in lists.items()]
-        reason = tag("p", tag("span", plain(why), class_="tag")) if why else None
-        yield tag("div", head, reason, tag("div", *columns, class_="lists"), class_="user")
+    told = f"{told}events to many." if chosen else "Five users, from few events to many."
+    told += examples.context_in_words
+    if any(each.targets for each in shown):
+        told += f" ✓ marks an item that the user acted on in {examples.split}."
+    users = [
+        (each, {name: found[place] for name, found in lists.items()}, why)
+        for place, ((_, why), each) in enumerate(zip(wanted, shown, strict=True))
+    ]
+    return {"problems": problems, "users": users, "told": told, "has_order": examples.has_order}
 
 
-def _chosen(runs: Sequence[RunFacts], beside: Paired) -> list[tuple[Raw, str]]:
+def _chosen(runs: Runs, beside: Paired) -> list[tuple[Raw, str]]:
     """Users who gain or lose most, with the reason in words."""
     found: dict[str, str] = {}
     for other, pairs, _ in beside:
         pair = _with_users(pairs)
-        if pair is None or pair.users is None or other not in runs:
+        if pair is None or other not in runs:
             continue
         for gaining, word in ((True, "gains"), (False, "loses")):
-            for user in pair.users.most(EXAMPLES, gaining=gaining):
+            for user in pair[1].most(EXAMPLES, gaining=gaining):
                 found.setdefault(user, f"{word} with {other.name}")
         if len(beside) > 1:
             break
     return [*found.items()]
 
 
-Runs = Sequence[RunFacts]
+# --- curves, settings and cost ---------------------------------------------------------------------------------------
 
 
-def slices_section(runs: Runs, beside: Paired) -> Section:
-    """The same slices of every run; activity only where no section before compares users by it."""
-    body: list[Child] = []
-    by_activity = all(compares_activity(pairs) for _, pairs, _ in beside)
-    first = first_answer(runs[0])
-    if first is not None:
-        held = [slices_of(run, first.saved.split, first.protocol) for run in runs]
-        for by in held[0]:
-            if by == "activity" and by_activity:
-                continue
-            if all(by in each for each in held):
-                body += [
-                    tag("h3", WORDS.get(by, f"By {by}")),
-                    _slices(runs, by, [each[by] for each in held], first.main),
-                ]
-    if body:
-        body.append(
-            soft(
-                "Intervals of 95 % in brackets. They are of each run alone, so two runs may differ clearly though "
-                "their intervals overlap."
-            )
-        )
-    else:
-        told = "no slices in common but activity, which is above" if by_activity else "no slices in common"
-        body = [
-            soft(f"The runs have {told}. For example:"),
-            command(*(evaluate_command(run) for run in runs)),
-        ]
-    return Section("slices", "Slices", tuple(body))
-
-
-def exposure_section(runs: Runs) -> Section:
-    """Coverage, novelty and popularity of the lists."""
-    answers = [(run, first_answer(run)) for run in runs]
-    held = [(run, beyond_of(answer).get(MODEL, {}), shares_of(answer)) for run, answer in answers if answer is not None]
-    names = list(dict.fromkeys(name for _, beyond, _ in held for name in beyond))
-    if not names:
-        return Section(
-            "exposure", "Coverage and popularity", (soft("Not measured: the runs have no lists under protocol full."),)
-        )
-    rows = [[tag("strong", run.name), *(num(beyond.get(name)) for name in names)] for run, beyond, _ in held]
-    body: list[Child] = [table("Measures of the lists", ["Run", *(f"#{name}" for name in names)], rows)]
-    if (chart := exposure_chart({run.name: shares for run, _, shares in held})) is not None:
-        body.append(side_by_side(chart))
-    return Section("exposure", "Coverage and popularity", (*body, meaning_of(names)))
-
-
-def curves_section(runs: Runs) -> Section:
+def curves_of(runs: Runs) -> list[Markup]:
     """Metrics of valid over the epochs, and reliability diagrams, in one chart each."""
     drawn: list[Markup] = []
     names = dict.fromkeys(str(run.card.trained.get("valid_metric") or "") for run in runs)
@@ -504,106 +392,39 @@ def curves_section(runs: Runs) -> Section:
         if series:
             drawn.append(charts.lines(f"curve-{place}", series, title=f"{plain(name)} on valid", x="epoch", y="value"))
     reliabilities = [found[1] for run in runs if (found := reliability_of(run)) is not None]
-    if reliabilities:
-        drawn.append(charts.reliability("reliability", reliabilities, title="Probabilities and what came true"))
-    body: tuple[Child, ...] = (
-        (side_by_side(*drawn),) if drawn else (soft("No run has curves: models fitted in one go take no steps."),)
-    )
-    return Section("curves", "Curves and calibration", body)
+    return [*drawn, *([reliability_chart(reliabilities)] if reliabilities else [])]
 
 
-def settings_section(runs: Runs) -> Section:
-    """What differs between the runs' settings."""
-    body: list[Child] = []
+def different_settings(runs: Runs) -> Iterator[tuple[str, Markup | None]]:
+    """What differs between the runs' settings; None where nothing does."""
+    records = [run.data_record for run in runs]
+    data: list[Mapping[str, object]] = [
+        {} if each is None else {"dataset": each.name, "folder": each.path, "digest": each.digest} for each in records
+    ]
     for title, held in (
-        ("Data", [_data(run) for run in runs]),
+        ("Data", data),
         ("Model", [run.card.settings for run in runs]),
         ("Training", [run.card.train for run in runs]),
     ):
         names = dict.fromkeys(name for each in held for name in each)
         different = [name for name in names if len({_text(each.get(name, "–")) for each in held}) > 1]
-        if different:
-            rows = [[name, *(tag("code", _text(each.get(name, "–"))) for each in held)] for name in different]
-            body.append(table(f"{title}: settings that differ", ["Setting", *(run.name for run in runs)], rows))
-        else:
-            body.append(soft(f"{title}: nothing differs."))
-    return Section("settings", "What differs", tuple(body))
-
-
-def cost_section(runs: Runs) -> Section:
-    """Time, memory and size."""
-    rows: list[list[Child | Cell]] = []
-    for run in runs:
-        seconds = run.card.trained.get("seconds")
-        peak = run.record.peak_memory if run.record is not None else None
-        whole = run.record.seconds if run.record is not None else None
-        device = str(run.card.trained.get("device", "–"))
-        rows.append(
-            [
-                tag("strong", run.name),
-                num(seconds, duration(seconds)),
-                num(whole, duration(whole)),
-                num(peak, size(peak)),
-                num(len([*run.of("epoch")]) or None),
-                num(run.start.get("parameters")),
-                device,
-            ]
-        )
-    heads = ["Run", "#Training", "#Whole command", "#Peak memory", "#Epochs", "#Parameters", "Device"]
-    body: list[Child] = [table("What the runs took", heads, rows), tag("h3", "Make them again")]
-    body.append(
-        command(
-            *(train_command(run) for run in runs),
-            *(evaluate_command(run) for run in runs),
-            ["recspec", "report", *(run.path for run in runs)],
-        )
-    )
-    body.append(soft("Each run has a report of its own: recspec report RUN."))
-    return Section("cost", "Cost and commands", tuple(body))
-
-
-def _slices(runs: Runs, by: str, held: Sequence[Mapping[str, Any]], metric: str) -> Markup:
-    rows: list[list[Child | Cell]] = []
-    for name in list(held[0])[:60]:
-        row: list[Child | Cell] = [str(name), num(mapping(held[0], name).get("count"))]
-        found = []
-        for each in held:
-            values, errors = (numbers(mapping(each, name, of)) for of in ("metrics", "standard_errors"))
-            found.append(of_metric(metric, values[metric], errors.get(metric)) if metric in values else None)
-        row += [
-            num(None) if one is None else num(one.value, f"{number(one.value)} ({interval_text(one)})") for one in found
-        ]
-        rows.append(row)
-    return table(f"{metric} by {by}", ["Slice", "#Users or rows", *(f"#{run.name}" for run in runs)], rows)
-
-
-def _data(run: RunFacts) -> dict[str, object]:
-    record = run.data_record
-    return {} if record is None else {"dataset": record.name, "folder": record.path, "digest": record.digest}
+        rows = [[name, *(code(_text(each.get(name, "–"))) for each in held)] for name in different]
+        heads = ["Setting", *(run.name for run in runs)]
+        yield title, table(f"{title}: settings that differ", heads, rows) if rows else None
 
 
 def _text(value: object) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, default=str)
-    return text if len(text) <= 200 else f"{text[:199]}…"
+    return plain(value if isinstance(value, str) else json.dumps(value, default=str))
 
 
-def compare_page(runs: Sequence[RunFacts]) -> str:
-    """The whole page."""
-    beside = paired(runs)
-    names = [run.name for run in runs]
-    told = f" beside {', '.join(names[1:])}. A difference is the other run's metric minus that of {names[0]}."
-    lead = tag("p", tag("strong", names[0]), told, class_="lead")
-    sections = [
-        verdict_section(runs, beside),
-        differences_section(runs, beside),
-        users_section(runs, beside),
-        slices_section(runs, beside),
-        exposure_section(runs),
-        lists_section(runs, beside),
-        curves_section(runs),
-        settings_section(runs),
-        cost_section(runs),
-    ]
-    if not any(run.has_users for run in runs):  # they score rows and recommend nothing
-        sections = [each for each in sections if each.name not in ("users", "exposure", "lists")]
-    return page(f"Comparison of {' and '.join([', '.join(names[:-1]), names[-1]])}", lead, sections)
+def cost_table(runs: Runs) -> Markup:
+    """Time and memory."""
+    rows = []
+    for run in runs:
+        seconds, record = run.card.trained.get("seconds"), run.record
+        peak, whole = (None, None) if record is None else (record.peak_memory, record.seconds)
+        row = [strong(run.name), num(seconds, duration(seconds)), num(whole, duration(whole)), num(peak, size(peak))]
+        row += [num(len([*run.of("epoch")]) or None), num(run.start.get("parameters"))]
+        rows.append([*row, str(run.card.trained.get("device", "–"))])
+    heads = ["Run", "#Training", "#Whole command", "#Peak memory", "#Epochs", "#Parameters", "Device"]
+    return table("What the runs took", heads, rows)

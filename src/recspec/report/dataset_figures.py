@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recspec.base.errors import SpecError
-from recspec.data.storage import LABEL_AUC, Columns, Ragged, label_columns, open_split
+from recspec.data.storage import LABEL_AUC, Ragged, label_columns, open_split
 from recspec.feature_spec import FeatureSpec
 from recspec.report.page import percent
 
@@ -26,6 +26,7 @@ BINS_OF_TIME = 30
 
 Ids = NDArray[np.int64]
 Values = NDArray[np.float64]
+Arrays = dict[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -86,19 +87,18 @@ class DatasetFigures:
 
 
 @dataclass(eq=False)
-class _Split:
+class _Events:
     """Columns of a split's events."""
 
     rows: int
     label_mean: float | None
-    users: Ids | None
-    items: Ids | None
+    ids: dict[str, Ids]  # by role
     times: Values | None
 
     @property
-    def events(self) -> int:
-        held = next((each for each in (self.users, self.items, self.times) if each is not None), None)
-        return self.rows if held is None else len(held)
+    def count(self) -> int:
+        held = [*self.ids.values(), *([] if self.times is None else [self.times])]
+        return len(held[0]) if held else self.rows
 
 
 def figures_of(spec: FeatureSpec) -> DatasetFigures:
@@ -107,38 +107,42 @@ def figures_of(spec: FeatureSpec) -> DatasetFigures:
     Raises:
         DataError: the first values found that contradict the specification; `check` finds all.
     """
-    user, item = _id(spec, "user"), _id(spec, "item")
-    read = {split: _read(spec, split, user, item) for split in spec.splits}
+    roles = {role: name for role in ("user", "item") if (name := _id(spec, role)) and num_ids(spec, name) <= MOST_IDS}
+    first = {role: int(spec.reserves_unknown(name)) for role, name in roles.items()}  # ids of real users and items
+    read = {split: _read(spec, split, roles) for split in spec.splits}
     times = [each.times for each in read.values() if each.times is not None and len(each.times)]
     edges = np.zeros(0)
     if times:
         low, high = min(each.min() for each in times), max(each.max() for each in times)
         edges = np.linspace(low, high if high > low else low + 1, BINS_OF_TIME + 1)
-    known_users, known_items = (_known(spec, read, name) for name in ("users", "items"))
-    first = {name: _first(spec, feature) for name, feature in (("users", user), ("items", item))}
+    trained_on = read["train"].ids if "train" in read else {}
+    known = {role: _known(spec, roles[role], ids, first[role]) for role, ids in trained_on.items()}
     splits = {}
     for split, found in read.items():
-        learned = split == "train" or "train" not in read
+        distinct = {role: int(np.count_nonzero(np.bincount(ids)[first[role] :])) for role, ids in found.ids.items()}
+        judged = {role: ids for role, ids in found.ids.items() if split != "train" and role in known and len(ids)}
+        cold = {role: float(1 - known[role][ids].mean()) for role, ids in judged.items()}
+        has_times = found.times is not None and len(found.times) > 0
         splits[split] = SplitFigures(
             rows=found.rows,
-            events=found.events,
+            events=found.count,
             label_mean=found.label_mean,
-            users=None if found.users is None else int(np.count_nonzero(_counts(found.users, first["users"]))),
-            items=None if found.items is None else int(np.count_nonzero(_counts(found.items, first["items"]))),
-            first=None if found.times is None or not len(found.times) else float(found.times.min()),
-            last=None if found.times is None or not len(found.times) else float(found.times.max()),
-            cold_users=None if learned else _cold(found.users, known_users),
-            cold_items=None if learned else _cold(found.items, known_items),
+            users=distinct.get("user"),
+            items=distinct.get("item"),
+            first=float(found.times.min()) if found.times is not None and has_times else None,
+            last=float(found.times.max()) if found.times is not None and has_times else None,
+            cold_users=cold.get("user"),
+            cold_items=cold.get("item"),
             times=() if found.times is None else tuple(np.histogram(found.times, edges)[0].tolist()),
         )
     per_user, per_item = (
-        _counted([getattr(each, name) for each in read.values()], first[name]) for name in ("users", "items")
+        _counted([each.ids.get(role) for each in read.values()], first.get(role, 0)) for role in ("user", "item")
     )
     return DatasetFigures(
         splits,
-        users=len(per_user) if user else None,
-        items=len(per_item) if item else None,
-        pairs=_count_pairs(read, spec, item, first),
+        users=len(per_user) if "user" in roles else None,
+        items=len(per_item) if "item" in roles else None,
+        pairs=_count_pairs([each.ids for each in read.values()], spec, roles, first),
         per_user=per_user,
         per_item=per_item,
         time_edges=tuple(edges.tolist()),
@@ -146,16 +150,16 @@ def figures_of(spec: FeatureSpec) -> DatasetFigures:
     )
 
 
-def sample(spec: FeatureSpec, split: str, names: Sequence[str], most: int = MOST_SAMPLED) -> Columns:
+def sample(spec: FeatureSpec, split: str, names: Sequence[str], most: int = MOST_SAMPLED) -> Arrays:
     """Columns of single values of an even sample of a split's rows."""
     reader = open_split(spec, split, list(names))
     step = max(1, -(-reader.num_rows // most))
-    parts: list[Columns] = []
+    parts = []
     for start in range(0, reader.num_rows, BLOCK):
         block = reader.read(start, start + BLOCK)
         kept = slice((-start) % step, None, step)
         parts.append({name: _scalar(block[name])[kept] for name in names})
-    return {name: np.concatenate([_scalar(part[name]) for part in parts]) for name in names} if parts else {}
+    return {name: np.concatenate([part[name] for part in parts]) for name in names} if parts else {}
 
 
 def time_of(spec: FeatureSpec, split: str) -> str | None:
@@ -164,10 +168,18 @@ def time_of(spec: FeatureSpec, split: str) -> str | None:
     return named if isinstance(named, str) and named in spec.columns(split) else None
 
 
-def _read(spec: FeatureSpec, split: str, user: str | None, item: str | None) -> _Split:
+def num_ids(spec: FeatureSpec, name: str) -> float:
+    """How many ids a feature has; infinitely many if its cardinality is auto."""
+    try:
+        return spec.num_ids(name)
+    except SpecError:
+        return float("inf")
+
+
+def _read(spec: FeatureSpec, split: str, roles: Mapping[str, str]) -> _Events:
     held = spec.columns(split)
     time, label = time_of(spec, split), spec.label if spec.label in held else None
-    wanted = [name for name in dict.fromkeys((user, item, time, label)) if name is not None and name in held]
+    wanted = [name for name in dict.fromkeys((*roles.values(), time, label)) if name is not None and name in held]
     reader = open_split(spec, split, wanted)
     parts: dict[str, list[NDArray[Any]]] = {name: [] for name in wanted}
     total = 0.0
@@ -180,18 +192,10 @@ def _read(spec: FeatureSpec, split: str, user: str | None, item: str | None) -> 
         for name in wanted:
             parts[name].append(_scalar(block[name])[kept])
     joined = {name: np.concatenate(each) if each else np.zeros(0) for name, each in parts.items()}
-    ids = [joined[name].astype(np.int64) if name is not None and name in joined else None for name in (user, item)]
-    return _Split(
-        reader.num_rows,
-        total / reader.num_rows if label is not None and reader.num_rows else None,
-        ids[0],
-        ids[1],
-        None if time is None else _finite(joined[time].astype(np.float64)),
-    )
-
-
-def _finite(times: Values) -> Values:
-    return times[np.isfinite(times)]
+    ids = {role: joined[name].astype(np.int64) for role, name in roles.items() if name in joined}
+    times = None if time is None else joined[time].astype(np.float64)
+    mean = total / reader.num_rows if label is not None and reader.num_rows else None
+    return _Events(reader.num_rows, mean, ids, None if times is None else times[np.isfinite(times)])
 
 
 def _scalar(column: object) -> NDArray[Any]:
@@ -201,59 +205,39 @@ def _scalar(column: object) -> NDArray[Any]:
 
 
 def _id(spec: FeatureSpec, role: str) -> str | None:
+    """The feature that identifies users or items, if there is one."""
     try:
-        name = spec.user_id if role == "user" else spec.item_id
-        return name if spec.num_ids(name) <= MOST_IDS else None
+        return spec.user_id if role == "user" else spec.item_id
     except SpecError:
         return None
 
 
-def _known(spec: FeatureSpec, read: dict[str, _Split], name: str) -> NDArray[np.bool_] | None:
+def _known(spec: FeatureSpec, feature: str, ids: Ids, first: int) -> NDArray[np.bool_]:
     """Which ids occur in train."""
-    ids = getattr(read["train"], name) if "train" in read else None
-    feature = _id(spec, name[:-1])
-    if ids is None or feature is None:
-        return None
     known = np.zeros(spec.num_ids(feature), np.bool_)
     known[ids] = True
-    if spec.reserves_unknown(feature):
-        known[0] = False
+    known[:first] = False
     return known
-
-
-def _cold(ids: Ids | None, known: NDArray[np.bool_] | None) -> float | None:
-    if ids is None or known is None or not len(ids):
-        return None
-    return float(1 - known[ids].mean())
-
-
-def _first(spec: FeatureSpec, feature: str | None) -> int:
-    """The first id of a real user or item: 1 where id 0 is unknown."""
-    return int(feature is not None and spec.reserves_unknown(feature))
-
-
-def _counts(ids: Ids, first: int) -> Ids:
-    """Events of each id from the first real one."""
-    return np.bincount(ids)[first:]
 
 
 def _counted(ids: Sequence[Ids | None], first: int) -> Ids:
     """Events of each id that has any, from the first real one."""
     held = [each for each in ids if each is not None and len(each)]
-    if not held:
-        return np.zeros(0, np.int64)
-    counts = _counts(np.concatenate(held), first)
+    counts = np.bincount(np.concatenate(held))[first:] if held else np.zeros(0, np.int64)
     return counts[counts > 0]
 
 
-def _count_pairs(read: dict[str, _Split], spec: FeatureSpec, item: str | None, first: Mapping[str, int]) -> int | None:
-    both = [(each.users, each.items) for each in read.values() if each.users is not None and each.items is not None]
-    real = [(users >= first["users"]) & (items >= first["items"]) for users, items in both]
-    both = [(users[kept], items[kept]) for (users, items), kept in zip(both, real, strict=True)]
-    if not both or item is None or sum(len(users) for users, _ in both) > MOST_PAIRS:
+def _count_pairs(
+    read: Sequence[Mapping[str, Ids]], spec: FeatureSpec, roles: Mapping[str, str], first: Mapping[str, int]
+) -> int | None:
+    both = [(ids["user"], ids["item"]) for ids in read if len(ids) == 2]
+    if not both:
         return None
-    count = spec.num_ids(item)
-    keys = np.concatenate([users * count + items for users, items in both])
+    real = [(users >= first["user"]) & (items >= first["item"]) for users, items in both]
+    if sum(int(kept.sum()) for kept in real) > MOST_PAIRS:
+        return None
+    count = spec.num_ids(roles["item"])
+    keys = np.concatenate([(users * count + items)[kept] for (users, items), kept in zip(both, real, strict=True)])
     keys.sort()
     return int(np.count_nonzero(np.diff(keys)) + 1) if len(keys) else 0
 
@@ -290,9 +274,9 @@ def leaks_of(spec: FeatureSpec) -> Leaks:
         ]
         _add(found, told, f"No column alone orders the labels of train as well as AUC {LABEL_AUC}.")
         _rows_in_train(spec, held_out, found)
-    if _has(spec, "item"):
+    if _id(spec, "item"):
         _add(found, list(_targets_told(spec, held_out)), f"No column beside the item tells the items of {held_out}.")
-    if _has(spec, "user") and _has(spec, "item"):
+    if _id(spec, "user") and _id(spec, "item"):
         _pairs_in_train(spec, held_out, found)
     if time_of(spec, "train") and time_of(spec, held_out):
         _future(spec, held_out, found)
@@ -307,24 +291,12 @@ def _add(found: Leaks, sentences: list[str], otherwise: str) -> None:
         found.clean.append(otherwise)
 
 
-def _has(spec: FeatureSpec, role: str) -> bool:
-    try:
-        return bool(spec.user_id if role == "user" else spec.item_id)
-    except SpecError:
-        return False
-
-
-def _alone(spec: FeatureSpec, split: str) -> list[str]:
-    """Columns of single values that a model may read."""
-    names = spec.inputs(is_list=False)
-    return [name for name in names if name in spec.columns("train") and name in spec.columns(split)]
-
-
 def _targets_told(spec: FeatureSpec, held_out: str) -> Iterator[str]:
     """Columns of users and contexts whose value names the item of held-out positives."""
     item, own = spec.item_id, spec.vocabulary(spec.item_id)
-    described = {*spec.role("item"), *([spec.user_id] if _has(spec, "user") else [])}
-    names = [name for name in _alone(spec, held_out) if name not in described and spec.features[name].is_categorical]
+    described = {*spec.role("item"), *([spec.user_id] if _id(spec, "user") else [])}
+    both = {*spec.columns("train")} & {*spec.columns(held_out)}
+    names = [name for name in spec.inputs(categorical=True, is_list=False) if name in both and name not in described]
     if not names:
         return
     train, test = (_positive(spec, split, [*names, item]) for split in ("train", held_out))
@@ -353,12 +325,12 @@ def _commonest(values: NDArray[Any], items: NDArray[Any], wanted: NDArray[Any]) 
     return np.where(distinct[at] == wanted, best[at], -1)
 
 
-def _positive(spec: FeatureSpec, split: str, names: list[str]) -> dict[str, NDArray[Any]]:
-    held = spec.label in spec.columns(split)
-    read = sample(spec, split, list(dict.fromkeys([*names, *([spec.label] if held else [])])))
-    columns: dict[str, NDArray[Any]] = {name: np.asarray(of) for name, of in read.items()}
-    kept = columns[spec.label] > 0 if held else np.ones(len(columns[names[0]]), np.bool_)
-    return {name: of[kept] for name, of in columns.items()}
+def _positive(spec: FeatureSpec, split: str, names: list[str]) -> Arrays:
+    """Columns of an even sample of the positives."""
+    if spec.label not in spec.columns(split):
+        return sample(spec, split, names)
+    columns = sample(spec, split, list(dict.fromkeys([*names, spec.label])))
+    return {name: of[columns[spec.label] > 0] for name, of in columns.items()}
 
 
 def _rows_in_train(spec: FeatureSpec, held_out: str, found: Leaks) -> None:
@@ -368,7 +340,7 @@ def _rows_in_train(spec: FeatureSpec, held_out: str, found: Leaks) -> None:
     ]
     if len(names) < 3:
         return
-    train, test = (_hashed(sample(spec, split, names), names) for split in ("train", held_out))
+    train, test = (_hashed(sample(spec, split, names)) for split in ("train", held_out))
     if len(test) < FEWEST_ROWS:
         return
     share = float(np.isin(test, train).mean())
@@ -383,11 +355,11 @@ def _rows_in_train(spec: FeatureSpec, held_out: str, found: Leaks) -> None:
         found.clean.append(f"No row of {held_out} equals a row of train.")
 
 
-def _hashed(columns: Any, names: list[str]) -> NDArray[np.uint64]:
+def _hashed(columns: Arrays) -> NDArray[np.uint64]:
     """A number for each row; equal rows have equal ones."""
-    found = np.zeros(len(columns[names[0]]), np.uint64)
-    for name in names:
-        values = np.ascontiguousarray(np.asarray(columns[name]).astype(np.float64)).view(np.uint64)
+    found = np.zeros(len(next(iter(columns.values()))), np.uint64)
+    for column in columns.values():
+        values = np.ascontiguousarray(column.astype(np.float64)).view(np.uint64)
         found = (found ^ values) * np.uint64(0x9E3779B97F4A7C15)
         found ^= found >> np.uint64(29)
     return found
@@ -411,10 +383,10 @@ def _pairs_in_train(spec: FeatureSpec, held_out: str, found: Leaks) -> None:
 
 def _future(spec: FeatureSpec, held_out: str, found: Leaks) -> None:
     """Whether held-out rows lie after what train knows of the same user, and of everybody."""
-    user = spec.user_id if _has(spec, "user") else None
+    user = spec.user_id if _id(spec, "user") else None
     names = [str(time_of(spec, "train")), *([user] if user else [])]
-    train = _positive(spec, "train", names) if spec.has_series else _all(spec, "train", names)
-    test = _positive(spec, held_out, names) if spec.has_series else _all(spec, held_out, names)
+    read = _positive if spec.has_series else sample
+    train, test = read(spec, "train", names), read(spec, held_out, names)
     time = names[0]
     if not len(test[time]) or not len(train[time]):
         return
@@ -437,7 +409,3 @@ def _future(spec: FeatureSpec, held_out: str, found: Leaks) -> None:
         )
     else:
         found.clean.append(f"All rows of {held_out} lie after train.")
-
-
-def _all(spec: FeatureSpec, split: str, names: list[str]) -> dict[str, NDArray[Any]]:
-    return {name: np.asarray(of) for name, of in sample(spec, split, names).items()}

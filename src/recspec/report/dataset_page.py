@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
+from markupsafe import Markup
 
 from recspec.base.errors import RecspecError
 from recspec.base.files import confined, local, read_json, whole_file
@@ -15,37 +16,13 @@ from recspec.data.encoding import Encoder
 from recspec.data.storage import PREPARE_FILE
 from recspec.feature_spec import NO_FILES, FeatureSpec
 from recspec.report import charts
-from recspec.report.dataset_figures import DatasetFigures, Leaks, figures_of, leaks_of
+from recspec.report.dataset_figures import DatasetFigures, Ids, figures_of, leaks_of
 from recspec.report.dataset_summary import Card, FeatureCard, describe
 from recspec.report.dataset_values import Numbers, RawNames, TopValues, fill_of, numbers_of, top_values
-from recspec.report.page import (
-    Cell,
-    Child,
-    Markup,
-    Section,
-    coded,
-    data_number,
-    drawing,
-    moment,
-    note,
-    num,
-    number,
-    page,
-    percent,
-    size,
-    soft,
-    table,
-    tag,
-    tiles,
-)
-from recspec.report.page import charts as side_by_side
+from recspec.report.page import Cell, data_number, drawing, moment, num, number, percent, render, size, table
 
 MOST_FEATURES = 60
 """Features with a table or chart of their own values."""
-UP_TO = (
-    "A prepared dataset does not mark missing numbers: a missing one holds the mean, 0 or another value that the "
-    "preparation chose. Up to: the share of the numbers that are exactly this value, real ones among them."
-)
 
 
 def write_dataset_page(spec: FeatureSpec, out: Path) -> Path:
@@ -63,89 +40,110 @@ def write_dataset_page(spec: FeatureSpec, out: Path) -> Path:
 
 def dataset_page(spec: FeatureSpec) -> str:
     """The page of a dataset."""
-    card = describe(spec)
-    title = f"Dataset {spec.folder.resolve().name}"
+    card, names = describe(spec), RawNames(spec)
+    title, features = f"Dataset {spec.folder.resolve().name}", _features(spec, card, names)
     if not spec.splits:
-        return page(title, note(NO_FILES), [Section("features", "Features", (_features(spec, card, RawNames(spec)),))])
-    figures, leaks, names = figures_of(spec), leaks_of(spec), RawNames(spec)
+        return render("dataset.html", title, {"features": "Features"}, no_files=NO_FILES, features=features, remarks=[])
+    figures, leaks = figures_of(spec), leaks_of(spec)
     split = "train" if "train" in spec.splits else spec.splits[0]
-    tops, numbers = top_values(spec, split, names), numbers_of(spec, split, names)
-    sections = [
-        Section("overview", "At a glance", (*overview(figures), *_notes(spec))),
-        Section("leaks", "Suspected leaks", tuple(_leaks(leaks))),
-        Section("splits", "Splits", (splits_table(figures), *_split_notes(figures), _files(card))),
-        Section("users-items", "Users, items and time", (distributions(figures),)),
-        Section("features", "Features", tuple(_feature_parts(spec, card, names))),
-        Section("values", "Most frequent values", tuple(_tops(tops, split))),
-        Section("numbers", "Numbers", tuple(_numbers(numbers, split))),
-    ]
-    dataset = tag("strong", str(spec.metadata.get("dataset", "a dataset of your own")))
-    lead = tag("p", "Folder ", tag("code", str(spec.folder.resolve())), ", prepared as ", dataset, ".", class_="lead")
-    return page(title, lead, [each for each in sections if any(part is not None for part in each.body)])
+    tops, numbers = top_values(spec, split, names), dict([*numbers_of(spec, split, names).items()][:MOST_FEATURES])
+    tops, drawn = {name: of for name, of in tops.items() if of.values}, distributions(figures)
+    sections = {
+        "overview": "At a glance",
+        "leaks": "Suspected leaks",
+        "splits": "Splits",
+        **({"users-items": "Users, items and time"} if any(drawn) else {}),
+        "features": "Features",
+        **({"values": "Most frequent values"} if tops else {}),
+        **({"numbers": "Numbers"} if numbers else {}),
+    }
+    return render(
+        "dataset.html",
+        title,
+        sections,
+        no_files="",
+        folder=spec.folder.resolve(),
+        dataset=spec.metadata.get("dataset", "a dataset of your own"),
+        tiles=overview(figures),
+        notes=_notes(spec),
+        leaks=leaks,
+        splits=splits_table(figures),
+        has_cold=any(each.cold_users is not None or each.cold_items is not None for each in figures.splits.values()),
+        are_positives=figures.are_positives,
+        files=_files(card),
+        distributions=drawn,
+        features=features,
+        remarks=_remarks(spec, card, names),
+        split=split,
+        tops={name: _top(of) for name, of in [*tops.items()][:MOST_FEATURES]},
+        num_left_out=max(0, len(tops) - MOST_FEATURES),
+        numbers=_numbers(numbers, split),
+        has_filled=any(of.filled for of in numbers.values()),
+        number_charts=[
+            charts.columns(f"number-{place}", of.edges, of.counts, title=name, x="value", y="rows")
+            for place, (name, of) in enumerate(numbers.items())
+        ],
+    )
 
 
 # --- parts that the report of a run shows too ------------------------------------------------------------------------
 
 
-def overview(figures: DatasetFigures) -> list[Child]:
+def overview(figures: DatasetFigures) -> dict[str, tuple[str, str] | str]:
     """The numbers to see first."""
-    rows = sum(split.rows for split in figures.splits.values())
+    splits = figures.splits.values()
     what = "positives" if figures.are_positives else "rows"
-    firsts = [split.first for split in figures.splits.values() if split.first is not None]
-    lasts = [split.last for split in figures.splits.values() if split.last is not None]
-    held: dict[str, tuple[str, str] | str] = {"Rows": (number(rows), ", ".join(figures.splits))}
+    found: dict[str, tuple[str, str] | str] = {
+        "Rows": (number(sum(each.rows for each in splits)), ", ".join(figures.splits))
+    }
     if figures.are_positives:
-        held["Events"] = (number(figures.events), "positives of all splits")
+        found["Events"] = (number(figures.events), "positives of all splits")
     if figures.users is not None:
-        held["Users"] = (number(figures.users), _typical(figures.per_user, what))
+        found["Users"] = (number(figures.users), _typical(figures.per_user, what))
     if figures.items is not None:
-        held["Items"] = (number(figures.items), _typical(figures.per_item, what))
+        found["Items"] = (number(figures.items), _typical(figures.per_item, what))
     if figures.density is not None:
-        held["Density"] = (percent(figures.density, 2), "of all pairs of user and item occur")
+        found["Density"] = (percent(figures.density, 2), "of all pairs of user and item occur")
     if figures.head_share is not None:
-        held["Concentration"] = (percent(figures.head_share), f"of the {what} are of the busiest tenth of items")
-    if firsts:
-        held["From"], held["To"] = moment(min(firsts)), moment(max(lasts))
-    return [tiles(held)]
+        found["Concentration"] = (percent(figures.head_share), f"of the {what} are of the busiest tenth of items")
+    times = [each for split in splits for each in (split.first, split.last) if each is not None]
+    return {**found, **({"From": moment(min(times)), "To": moment(max(times))} if times else {})}
 
 
 def splits_table(figures: DatasetFigures) -> Markup:
     """A row for each split."""
-    columns: dict[str, list[Child | Cell]] = {"Split": [*figures.splits]}
     splits = figures.splits.values()
-    columns["#Rows"] = [num(split.rows) for split in splits]
+    columns: dict[str, Sequence[object]] = {"Split": [*figures.splits], "#Rows": [num(each.rows) for each in splits]}
     if figures.are_positives:
-        columns["#Positives"] = [num(split.events) for split in splits]
-    columns["#Mean label"] = [num(split.label_mean) for split in splits]
+        columns["#Positives"] = [num(each.events) for each in splits]
+    columns["#Mean label"] = [num(each.label_mean) for each in splits]
     for title, name in (("#Users", "users"), ("#Items", "items")):
-        if any(getattr(split, name) is not None for split in splits):
-            columns[title] = [num(getattr(split, name)) for split in splits]
-            cold = [getattr(split, f"cold_{name}") for split in splits]
+        if any(getattr(each, name) is not None for each in splits):
+            columns[title] = [num(getattr(each, name)) for each in splits]
+            cold = [getattr(each, f"cold_{name}") for each in splits]
             columns[f"#Events of cold {name}"] = [num(share, percent(share)) for share in cold]
-    if any(split.first is not None for split in splits):
+    if any(each.first is not None for each in splits):
         columns |= {"First": [moment(each.first) for each in splits], "Last": [moment(each.last) for each in splits]}
-    heads, rows = [*columns], [*zip(*columns.values(), strict=True)]
-    return table("Rows, users, items and times of each split", heads, rows, sorts=False)
+    rows = zip(*columns.values(), strict=True)
+    return table("Rows, users, items and times of each split", [*columns], rows, sorts=False)
 
 
-def distributions(figures: DatasetFigures) -> Markup | None:
-    """How events spread over users, items and time."""
+def distributions(figures: DatasetFigures) -> list[Markup]:
+    """Charts of how events spread over users, items and time."""
     what = "positives" if figures.are_positives else "rows"
     drawn = [
         _spread("per-user", figures.per_user, f"Users by their number of {what}", f"{what} of a user", "users"),
         _spread("per-item", figures.per_item, f"Items by their number of {what}", f"{what} of an item", "items"),
         _over_time(figures, what),
     ]
-    return side_by_side(*drawn)
+    return [each for each in drawn if each is not None]
 
 
-def _typical(counts: np.ndarray[tuple[int, ...], np.dtype[np.int64]], what: str) -> str:
+def _typical(counts: Ids, what: str) -> str:
     return f"half have {number(int(np.median(counts)))} {what} or more" if len(counts) else ""
 
 
-def _spread(
-    name: str, counts: np.ndarray[tuple[int, ...], np.dtype[np.int64]], title: str, x: str, y: str
-) -> Markup | None:
+def _spread(name: str, counts: Ids, title: str, x: str, y: str) -> Markup | None:
     if len(counts) < 2 or counts.max() == counts.min():
         return None
     edges = np.unique(np.round(np.geomspace(1, counts.max() + 1, 21)))
@@ -162,14 +160,11 @@ def _over_time(figures: DatasetFigures, what: str) -> Markup | None:
     series = []
     for name, split in held.items():
         share = np.asarray(split.times) / max(1, sum(split.times))
-        told = [
-            f"{name}, {label}: {percent(each)} of its {what}"
-            for label, each in zip(labels, share.tolist(), strict=True)
-        ]
+        shares = zip(labels, share.tolist(), strict=True)
+        told = [f"{name}, {label}: {percent(each)} of its {what}" for label, each in shares]
         series.append(charts.Series(name, np.arange(len(share)), 100 * share, told))
-    return charts.lines(
-        "over-time", series, title=f"When the {what} of each split happened", x="", y="% of the split", names=labels
-    )
+    title = f"When the {what} of each split happened"
+    return charts.lines("over-time", series, title=title, x="", y="% of the split", names=labels)
 
 
 def _moments(seconds: Sequence[float], span: float) -> list[str]:
@@ -183,45 +178,20 @@ def _moments(seconds: Sequence[float], span: float) -> list[str]:
 # --- sections --------------------------------------------------------------------------------------------------------
 
 
-def _notes(spec: FeatureSpec) -> Iterator[Child]:
-    """What the preparation inferred, dropped and changed."""
+def _notes(spec: FeatureSpec) -> dict[str, list[str]]:
+    """What the preparation inferred, dropped and changed, by its heading."""
     try:
         record = read_json(confined(spec.folder, PREPARE_FILE))
     except RecspecError:
-        return
+        return {}
     summary = record.get("summary") if isinstance(record, dict) else None
+    found = {}
     for name in NOTES:
         told = summary.get(name) if isinstance(summary, dict) else None
         if isinstance(told, list) and told:
-            yield tag("h3", f"The preparation {name}" if name != "warnings" else "Warnings of the preparation")
-            yield tag("ul", [tag("li", str(each)) for each in told[:50]])
-
-
-def _leaks(leaks: Leaks) -> Iterator[Child]:
-    if leaks.suspected:
-        for each in leaks.suspected:
-            yield note(tag("strong", "Suspected leak: "), each, kind="bad")
-    else:
-        yield note(
-            tag("strong", "No leak is suspected. "),
-            "The checks below are simple: they look at one column at a time, and at an even sample of large splits.",
-            kind="good",
-        )
-    if leaks.remarks:
-        yield tag("h3", "Good to know")
-        yield tag("ul", [tag("li", coded(each)) for each in leaks.remarks])
-    if leaks.clean:
-        yield tag("h3", "Looked for and not found")
-        yield tag("ul", [tag("li", each) for each in leaks.clean])
-
-
-def _split_notes(figures: DatasetFigures) -> Iterator[Child]:
-    if any(split.cold_users is not None or split.cold_items is not None for split in figures.splits.values()):
-        yield soft(
-            "Cold: users and items without an event in train. A model that knows ids alone has learned nothing of them."
-        )
-    if figures.are_positives:
-        yield soft("The other rows of valid and test are candidates with label 0, which were drawn for evaluation.")
+            heading = f"The preparation {name}" if name != "warnings" else "Warnings of the preparation"
+            found[heading] = [str(each) for each in told[:50]]
+    return found
 
 
 def _files(card: Card) -> Markup:
@@ -229,28 +199,27 @@ def _files(card: Card) -> Markup:
     return table("Files of each split", ["Split", "#Files", "#Size"], rows, sorts=False)
 
 
-def _feature_parts(spec: FeatureSpec, card: Card, names: RawNames) -> Iterator[Child]:
-    yield _features(spec, card, names)
+def _remarks(spec: FeatureSpec, card: Card, names: RawNames) -> Iterator[str]:
     if any(spec.reserves_unknown(name) for name, of in card.features.items() if of.cardinality is not None):
-        yield soft("Id 0 stands for missing and unknown values; it is not among the ids.")
+        yield "Id 0 stands for missing and unknown values; it is not among the ids."
     if any(_is_filled(of, names.encoder(name)) for name, of in card.features.items()):
-        yield soft(UP_TO)
-    yield from (soft(each) for each in card.notes)
+        yield (
+            "A prepared dataset does not mark missing numbers: a missing one holds the mean, 0 or another value that "
+            "the preparation chose. Up to: the share of the numbers that are exactly this value, real ones among them."
+        )
+    yield from card.notes
 
 
 def _features(spec: FeatureSpec, card: Card, names: RawNames) -> Markup:
-    rows: list[list[Child | Cell]] = []
+    rows: list[list[object]] = []
     for name, of in card.features.items():
         ids, occur = of.cardinality, of.distinct
         if isinstance(ids, int) and spec.reserves_unknown(name) and not spec.shift(name):
             ids, occur = ids - 1, None if occur is None else occur - int(bool(of.zero_share))
-        share: float | None = None
-        if of.cardinality is not None or _is_filled(of, names.encoder(name)):
-            share = of.zero_share
-        told = percent(share) if of.cardinality is not None else _up_to(share)
-        rows.append(
-            [name, ", ".join(of.roles), _kind(of), num(ids), num(occur), num(share, told), num(None, _lengths(of))]
-        )
+        is_id = of.cardinality is not None
+        share = of.zero_share if is_id or _is_filled(of, names.encoder(name)) else None
+        missing = num(share, percent(share) if is_id else _up_to(share))
+        rows.append([name, ", ".join(of.roles), _kind(of), num(ids), num(occur), missing, num(None, _lengths(of))])
     heads = ["Feature", "Roles", "Kind", "#Ids", "#Ids that occur", "#Missing or unknown", "#Values in a list"]
     return table("Features over all splits", heads, rows)
 
@@ -277,57 +246,23 @@ def _lengths(of: FeatureCard) -> str:
     return f"{least} to {most}, half {middle} or fewer"
 
 
-def _tops(tops: dict[str, TopValues], split: str) -> Iterator[Child]:
-    held = [name for name, of in tops.items() if of.values]
-    if held:
-        yield soft(f"Of the rows of {split}, as the raw files hold them.")
-    parts = []
-    for name in held[:MOST_FEATURES]:
-        of = tops[name]
-        most = of.values[0][1]
-        rows: list[list[Child | Cell]] = [
-            [
-                value,
-                num(count),
-                num(count / max(1, of.total), percent(count / max(1, of.total))),
-                drawing(charts.bar(count / most)),
-            ]
-            for value, count in of.values
-        ]
-        if of.unknown:
-            share = of.unknown / max(1, of.total)
-            rows.append(
-                [
-                    "missing or unknown",
-                    num(of.unknown),
-                    num(share, percent(share)),
-                    drawing(charts.bar(of.unknown / max(most, of.unknown), 1)),
-                ]
-            )
-        caption = f"{number(of.distinct)} different values" + (
-            f", the {len(of.values)} most frequent" if of.distinct > len(of.values) else ""
-        )
-        parts.append(tag("div", tag("h3", name), table(caption, ["Value", "#Rows", "#Share", ""], rows, sorts=False)))
-    if parts:
-        yield tag("div", parts, class_="lists")
-    if len(held) > MOST_FEATURES:
-        yield soft(f"{len(held) - MOST_FEATURES} more features are left out.")
+def _top(of: TopValues) -> Markup:
+    """The most frequent values of a feature."""
+
+    def row(value: str, count: int, longest: int, place: int) -> list[object]:
+        share = count / max(1, of.total)
+        return [value, num(count), num(share, percent(share)), drawing(charts.bar(count / longest, place))]
+
+    most = of.values[0][1]
+    rows = [row(value, count, most, 0) for value, count in of.values]
+    if of.unknown:
+        rows.append(row("missing or unknown", of.unknown, max(most, of.unknown), 1))
+    caption = f"{number(of.distinct)} different values"
+    caption += f", the {len(of.values)} most frequent" if of.distinct > len(of.values) else ""
+    return table(caption, ["Value", "#Rows", "#Share", ""], rows, sorts=False)
 
 
-def _numbers(numbers: object, split: str) -> Iterator[Child]:
-    assert isinstance(numbers, dict)
-    held: dict[str, Numbers] = dict(list(numbers.items())[:MOST_FEATURES])
-    if not held:
-        return
-    rows = [
-        [
-            name,
-            num(of.filled, _up_to(of.filled)),
-            *(num(each, data_number(each)) for each in (*of.quantiles, of.mean)),
-            "raw" if of.is_raw else "prepared",
-        ]
-        for name, of in held.items()
-    ]
+def _numbers(numbers: Mapping[str, Numbers], split: str) -> Markup:
     heads = [
         "Feature",
         "#Missing",
@@ -339,11 +274,8 @@ def _numbers(numbers: object, split: str) -> Iterator[Child]:
         "#Mean",
         "Units",
     ]
-    yield table(f"Numbers of {split}", heads, rows)
-    if any(of.filled for of in held.values()):
-        yield soft("Where a missing number holds the mean, the other columns and the charts leave these rows out.")
-    drawn = []
-    for place, (name, of) in enumerate(held.items()):
-        svg = charts.columns(f"number-{place}", of.edges, of.counts, title=name, x="value", y="rows")
-        drawn.append(svg)
-    yield side_by_side(*drawn)
+    rows = []
+    for name, of in numbers.items():
+        values: list[Cell] = [num(each, data_number(each)) for each in (*of.quantiles, of.mean)]
+        rows.append([name, num(of.filled, _up_to(of.filled)), *values, "raw" if of.is_raw else "prepared"])
+    return table(f"Numbers of {split}", heads, rows)

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from recspec.base.errors import RecspecError, SpecError
+from recspec.base.errors import RecspecError
 from recspec.data.encoding import (
     BucketEncoder,
     Encoder,
@@ -23,7 +23,7 @@ from recspec.data.encoding import (
 )
 from recspec.data.storage import Ragged, open_split
 from recspec.feature_spec import FeatureSpec
-from recspec.report.dataset_figures import BLOCK, sample
+from recspec.report.dataset_figures import BLOCK, num_ids, sample
 
 TOP = 10
 MOST_COUNTED = 1 << 22
@@ -114,11 +114,7 @@ class RawNames:
             file = self.spec.catalogue("item")
             held = pq.read_schema(file).names if file is not None else []
             name = next((each for each in TITLES if each in held), None)
-            return (
-                None
-                if name is None
-                else pq.read_table(file, columns=[name], partitioning=None).column(0).cast("string")
-            )
+            return name and pq.read_table(file, columns=[name], partitioning=None).column(0).cast("string")
         except (RecspecError, OSError, pa.ArrowException):
             return None
 
@@ -134,7 +130,7 @@ def top_values(
     held = [
         name
         for name in spec.columns(split)
-        if name in wanted and _is_countable(spec, name) and not _is_hashed(names.encoder(name))
+        if name in wanted and num_ids(spec, name) <= MOST_COUNTED and not _is_hashed(names.encoder(name))
     ]
     counts = {name: np.zeros(spec.num_ids(name), np.int64) for name in held}
     for block in open_split(spec, split, held).batches(BLOCK) if held else ():
@@ -182,13 +178,6 @@ def fill_of(encoder: Encoder | None) -> np.float32 | None:
 
 def _fills_by_mean(encoder: Encoder | None) -> bool:
     return isinstance(encoder, ScaleEncoder) and encoder.missing is None
-
-
-def _is_countable(spec: FeatureSpec, name: str) -> bool:
-    try:
-        return spec.num_ids(name) <= MOST_COUNTED
-    except SpecError:  # the cardinality is auto
-        return False
 
 
 def _is_hashed(encoder: Encoder | None) -> bool:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recspec.base.errors import RecspecError
+from recspec.base.errors import RecspecError, how_many
 from recspec.report.dataset_values import RawNames, numbers_of, top_values
-from recspec.report.page import Markup, plain, tag
+from recspec.report.page import plain
 from recspec.report.run_facts import RunFacts
 
 if TYPE_CHECKING:
@@ -38,14 +38,14 @@ class Shown:
     """A user, and what is known of them."""
 
     user: Raw
-    num_events: int
+    events: str
+    """How many there are, in words."""
     history: tuple[str, ...]
     """Items, the latest first, or the most popular first where their order is not known."""
     targets: frozenset[Raw]
     """Raw ids of the items that the held-out split holds."""
-    target_titles: tuple[str, ...]
-    repeated: tuple[bool, ...]
-    """Of each title, whether the model knows that the user acted on the item, so that it never recommends it."""
+    held_out: tuple[tuple[str, bool], ...]
+    """Titles of some of them, and whether the model knows the event already, so that it never recommends the item."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,6 +113,12 @@ class Examples:
         return {name: found[name] for name in asked if name in found}
 
     @property
+    def context_in_words(self) -> str:
+        """The context of the lists in a sentence; empty without one."""
+        told = ", ".join(f"{name} {plain(value, 40)}" for name, value in self.context.items())
+        return f" The lists are made for the most usual context: {told}." if told else ""
+
+    @property
     def has_order(self) -> bool:
         """Whether histories are in order of time."""
         return self._events is not None
@@ -129,13 +135,9 @@ class Examples:
         seen = predictor.recommender.seen
         known = seen.known_of(number).numpy() if 0 <= number < len(self._lengths) else np.zeros(0, np.int64)
         length = int(self._lengths[number]) if 0 <= number < len(self._lengths) else 0
+        titles = zip(self._titled(held), np.isin(held, known).tolist(), strict=True)
         return Shown(
-            user,
-            length,
-            history,
-            frozenset(self._raw("item", held)),
-            self._titled(held),
-            tuple(np.isin(held, known).tolist()),
+            user, how_many(length, "event"), history, frozenset(self._raw("item", held)), tuple(titles)[:HISTORY]
         )
 
     def _held(self, number: int) -> NDArray[np.int64]:
@@ -190,42 +192,3 @@ class Examples:
         if rows.users is None or rows.items is None:
             return None
         return rows.users[rows.labels].astype(np.int64), rows.items[rows.labels].astype(np.int64)
-
-
-def context_told(examples: Examples) -> str:
-    """The context of the lists in a sentence; empty without one."""
-    told = ", ".join(f"{name} {plain(value, 40)}" for name, value in examples.context.items())
-    return f" The lists are made for the most usual context: {told}." if told else ""
-
-
-def history_list(shown: Shown, *, has_order: bool) -> Markup:
-    """A user's history, and the items that were held out."""
-    head = "Latest events, the newest first" if has_order else "Acted on, among others, the most popular first"
-    parts = [
-        tag("h4", head),
-        tag("ul", [tag("li", plain(each)) for each in shown.history]) if shown.history else tag("p", "none"),
-    ]
-    if shown.target_titles:
-        parts += [
-            tag("h4", "Held out, to be found"),
-            tag(
-                "ul",
-                [
-                    tag(
-                        "li", plain(each), tag("span", " a repeat, never recommended", class_="soft") if again else None
-                    )
-                    for each, again in list(zip(shown.target_titles, shown.repeated, strict=True))[:HISTORY]
-                ],
-            ),
-        ]
-    return tag("div", *parts)
-
-
-def recommended_list(title: str, found: Recommendation, targets: frozenset[Raw]) -> Markup:
-    """A list of recommended items, in which hits are marked in words."""
-    items = []
-    for each in found.items:
-        hit = tag("span", "✓ hit", class_="tag good") if each.item in targets else None
-        items.append(tag("li", plain(each.title or each.item), " " if hit else None, hit))
-    notes = [tag("p", plain(each), class_="soft") for each in found.notes]
-    return tag("div", tag("h4", plain(title)), tag("ol", items), notes)

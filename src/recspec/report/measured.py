@@ -1,4 +1,4 @@
-"""Saved evaluations as sections read them, and two runs' evaluations user by user.
+"""Saved evaluations as pages show them, and two runs' evaluations user by user.
 
 What a file holds is not trusted: anything of another kind than expected counts as absent.
 
@@ -11,18 +11,14 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from recspec.base.errors import RecspecError
-from recspec.report.run_facts import RunFacts, main_metric
-
-if TYPE_CHECKING:
-    from recspec.evaluation import Comparison, Paired, SavedEvaluation
-    from recspec.report.run_facts import RunFacts
-
+from recspec.evaluation import Comparison, Paired, SavedEvaluation, favours, held_values, is_lower_better, pair
+from recspec.report.run_facts import RunFacts
 
 MODEL = "model"
 NORMAL = 1.959964  # standard errors on each side of a 95 % interval
@@ -125,8 +121,6 @@ class Answer:
         """(G,) the values of a metric, one of each user, group or row."""
         if self._table is None or column not in self._table.column_names:
             return None
-        from recspec.evaluation import held_values
-
         return held_values(self._table, column)
 
     @property
@@ -186,13 +180,6 @@ def of_metric(name: str, value: float, error: float | None) -> Measured:
     return Measured(value, error, is_share=not name.startswith(("log_loss", "novelty", "popularity_lift")))
 
 
-def is_lower_better(metric: str) -> bool:
-    """Whether less of a metric is better."""
-    from recspec.evaluation import is_lower_better as known
-
-    return known(metric)
-
-
 def meanings(names: Sequence[str]) -> Iterator[tuple[str, str]]:
     """What some metrics mean, each once."""
     for name in dict.fromkeys(each.partition("@")[0] for each in names):
@@ -239,6 +226,21 @@ def _mean(values: np.ndarray[Any, Any], thinned: float) -> Measured:
         return Measured(float(values.mean()) if count else float("nan"))
     return Measured(float(values.mean()), float(values.std(ddof=1) / math.sqrt(count)) * math.sqrt(thinned))
 
+
+def main_metric(held: Mapping[str, Mapping[str, float]], wanted: str = "") -> tuple[str, str] | None:
+    """The metric that chose the model, or else the usual one of the hardest protocol."""
+    protocol, _, metric = wanted.partition("/")
+    if metric in held.get(protocol, {}):
+        return protocol, metric
+    for protocol in ("full", "sampled", "rows"):
+        names = [*held.get(protocol, {})]
+        usual = [name for start in ("ndcg", "auc", "mrr") for name in names if name.startswith(start)]
+        if usual or names:
+            return protocol, (usual or names)[0]
+    return None
+
+
+# --- two runs ---------------------------------------------------------------------------------------------------------
 
 RANGES = 5  # of users by activity
 FEWEST = 10  # users of a range, and users to speak of ranges at all
@@ -343,6 +345,10 @@ class Pair:
         """The paired comparison of each metric: `ours` is the base."""
         return self.values.compare()
 
+    def favoured(self, metric: str) -> str:
+        """`base`, `other` or `neither`, by both tests."""
+        return {"ours": "base", "theirs": "other"}.get(favours(metric, self.comparisons[metric]), "neither")
+
     @cached_property
     def users(self) -> Users | None:
         """Differences user by user; None if the groups are not users."""
@@ -370,8 +376,6 @@ class Pair:
 
 def pairs_of(base: RunFacts, other: RunFacts) -> tuple[list[Pair], list[str]]:
     """The evaluations of two runs that can be compared user by user; or the reasons why there are none."""
-    from recspec.evaluation import pair
-
     found: dict[tuple[str, str], Pair] = {}
     reasons: dict[str, None] = {}
     for ours in base.evaluations:

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from recspec.base.errors import RecspecError
 from recspec.base.files import PathError, confined, local, parse_json, read_json, special
+from recspec.bundle import Card, DataRecord, RunRecord, data_digest, folder, meaning_digest, run_record
 from recspec.data.storage import PREPARE_FILE
+from recspec.evaluation import SavedEvaluation, saved
 from recspec.feature_spec import FeatureSpec
+from recspec.inference import Predictor
 from recspec.report.dataset_figures import DatasetFigures, figures_of
-
-if TYPE_CHECKING:
-    from recspec.bundle import Card, DataRecord, RunRecord
-    from recspec.evaluation import SavedEvaluation
-    from recspec.inference import Predictor
-
 
 LOG = "log.jsonl"
 MOST_LOG = 64 << 20  # bytes of a log that are read
@@ -45,7 +42,7 @@ class RunFacts:
     """The newest first."""
     data: FeatureSpec | None
     """The dataset that the model was trained on, if it is still there."""
-    problems: tuple[str, ...] = field(default=())
+    problems: tuple[str, ...] = ()
     """What could not be read, a sentence each."""
 
     def of(self, event: str) -> Iterator[Mapping[str, Any]]:
@@ -113,22 +110,12 @@ class RunFacts:
     @cached_property
     def predictor(self) -> Predictor:
         """The model, ready to answer."""
-        from recspec.inference import Predictor
-
         return Predictor.open(self.bundle, device="cpu")
 
-
-def main_metric(held: Mapping[str, Mapping[str, float]], wanted: str = "") -> tuple[str, str] | None:
-    """The metric that chose the model, or else the usual one of the hardest protocol."""
-    protocol, _, metric = wanted.partition("/")
-    if metric in held.get(protocol, {}):
-        return protocol, metric
-    for protocol in ("full", "sampled", "rows"):
-        names = [*held.get(protocol, {})]
-        usual = [name for start in ("ndcg", "auc", "mrr") for name in names if name.startswith(start)]
-        if usual or names:
-            return protocol, (usual or names)[0]
-    return None
+    @property
+    def size(self) -> int:
+        """Bytes of the bundle."""
+        return sum(file.stat().st_size for file in self.bundle.rglob("*") if file.is_file())
 
 
 def read_runs(paths: Sequence[Path], data: Path | None = None) -> list[RunFacts]:
@@ -139,14 +126,10 @@ def read_runs(paths: Sequence[Path], data: Path | None = None) -> list[RunFacts]
         SpecError: if the dataset that the user named can't be read.
     """
     named = None if data is None else FeatureSpec.load(local(data, "the dataset"))
-    names = _short_names(paths)
-    return [_read(path, name, named) for path, name in zip(paths, names, strict=True)]
+    return [_read(path, name, named) for path, name in zip(paths, _short_names(paths), strict=True)]
 
 
 def _read(path: Path, name: str, data: FeatureSpec | None) -> RunFacts:
-    from recspec.bundle import folder, run_record
-    from recspec.evaluation import saved
-
     problems: list[str] = []
     bundle = folder.find(local(path, "RUN"))
     card, spec = folder.read_card(bundle), FeatureSpec.load(bundle)
@@ -170,8 +153,6 @@ def _read(path: Path, name: str, data: FeatureSpec | None) -> RunFacts:
 
 def _dataset(record: DataRecord | None) -> tuple[FeatureSpec | None, str]:
     """The dataset that a run was trained on, if it lies where it was and has not changed; or why not."""
-    from recspec.bundle import data_digest
-
     if record is None:
         return None, "The run does not say where its dataset lies; name it with --data."
     try:
@@ -184,8 +165,6 @@ def _dataset(record: DataRecord | None) -> tuple[FeatureSpec | None, str]:
 
 
 def _is_of(data: FeatureSpec, spec: FeatureSpec) -> bool:
-    from recspec.bundle import meaning_digest
-
     try:
         return meaning_digest(data) == meaning_digest(spec)
     except (RecspecError, OSError):

@@ -33,7 +33,7 @@ Arrays = dict[str, NDArray[Any]]
 
 T = TypeVar("T")
 
-MAX_GIVEN_UP = 1
+MAX_ABANDONED = 1
 """Most abandoned computations of a model that may still run; beyond that, its requests are refused."""
 JOIN_SECONDS = 1.0
 """Time limit for the end of an idle thread, which takes microseconds."""
@@ -153,7 +153,7 @@ class Batcher:
         initialize: Callable[[], None] = lambda: None,
     ) -> None:
         self.limits, self.name, self.statistics = limits, name, Statistics()
-        self.given_up = 0
+        self.num_abandoned = 0
         """Abandoned computations that still run."""
         self._run, self._metrics, self._initialize = run, metrics or ServerMetrics(), initialize
         self._worker = _Worker(f"model-{name}", self._initialize)
@@ -193,7 +193,7 @@ class Batcher:
 
     async def _wait(self, work: Arrays | Callable[[], object], rows: int, timeout: float | None) -> Any:
         limits = self.limits
-        if self.given_up > MAX_GIVEN_UP:
+        if self.num_abandoned > MAX_ABANDONED:
             raise self._stuck()
         if len(self._queue) >= limits.max_queue:
             raise self._refusal("queue", f"{limits.max_queue} requests wait already")
@@ -241,7 +241,7 @@ class Batcher:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._running is not None or not self._queue or self.given_up > MAX_GIVEN_UP:
+        if self._running is not None or not self._queue or self.num_abandoned > MAX_ABANDONED:
             return
         oldest = next(iter(self._queue))
         left = self.limits.max_delay_ms / 1000 - (time.perf_counter() - oldest.since)
@@ -265,7 +265,7 @@ class Batcher:
 
     def _start(self, batch: Sequence[_Waiting]) -> None:
         loop = asyncio.get_running_loop()
-        overdue = loop.call_later(self.limits.timeout_seconds, self._give_up)
+        overdue = loop.call_later(self.limits.timeout_seconds, self._abandon)
         running = self._running = _Running(batch, time.perf_counter(), overdue)
 
         def work() -> None:
@@ -275,15 +275,15 @@ class Batcher:
 
         self._worker.work.put(work)
 
-    def _give_up(self) -> None:
+    def _abandon(self) -> None:
         """Abandon a computation, for which no request waits any more."""
         log.error(
             "model '%s': a computation runs for more than %g s; it is given up", self.name, self.limits.timeout_seconds
         )
-        self._running, self.given_up = None, self.given_up + 1
+        self._running, self.num_abandoned = None, self.num_abandoned + 1
         self._worker.work.put(None)
         self._worker = _Worker(f"model-{self.name}", self._initialize)
-        if self.given_up > MAX_GIVEN_UP:
+        if self.num_abandoned > MAX_ABANDONED:
             for waiting in list(self._queue):
                 self._take_out(waiting)
                 waiting.answer.set_exception(self._stuck())
@@ -292,7 +292,7 @@ class Batcher:
 
     def _finish(self, running: _Running, answers: Sequence[object], spent: Spent) -> None:
         if self._running is not running:  # an abandoned computation has ended
-            self.given_up -= 1
+            self.num_abandoned -= 1
             self._dispatch()
             return
         running.overdue.cancel()

@@ -10,7 +10,7 @@ import json
 import math
 import zlib
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 
@@ -118,15 +118,15 @@ class BodyReader:
         Raises:
             RequestError: 413 (too large), 415 (unsupported content type or encoding), 408 (too slow), 503 (no room).
         """
-        headers = first_values(request.scope["headers"])
-        kind = headers.get(b"content-type", "").partition(";")[0].strip().lower()
+        headers = request.headers
+        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind and kind not in (JSON, BINARY) and not kind.endswith("+json"):
             raise RequestError(f"content-type {kind[:60]!r} is not read; send {JSON}", status=415)
-        coding = headers.get(b"content-encoding", "identity").strip().lower()
+        coding = headers.get("content-encoding", "identity").strip().lower()
         if coding not in (*PACKED, "identity"):
             message = f"content-encoding {coding[:40]!r} is not read; known: {listed(PACKED)} or none"
             raise RequestError(message, status=415)
-        length = headers.get(b"content-length", "")
+        length = headers.get("content-length", "")
         if length.isascii() and length.isdigit() and (len(length) > 18 or int(length) > self.limits.max_body_bytes):
             raise self._too_large()
         parts: list[bytes] = []
@@ -179,14 +179,6 @@ class BodyReader:
 
     def _too_large(self) -> RequestError:
         return RequestError(f"the body is larger than the {self.limits.max_body_bytes} bytes taken", status=413)
-
-
-def first_values(headers: Iterable[tuple[bytes, bytes]]) -> dict[bytes, str]:
-    """The headers of a request by name, the first of each."""
-    found: dict[bytes, str] = {}
-    for name, value in headers:
-        found.setdefault(name, value.decode("latin-1"))
-    return found
 
 
 def parse_object(text: bytes | memoryview, what: str = "the body") -> dict[str, Any]:

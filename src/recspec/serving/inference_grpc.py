@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
 from functools import lru_cache, partial
 from inspect import isawaitable
 from pathlib import Path
@@ -24,10 +23,9 @@ from tritonclient.grpc import service_pb2 as messages
 
 from recspec.base.errors import RecspecError, RequestError
 from recspec.serving import tensors
-from recspec.serving.access import Access
-from recspec.serving.model_metadata import SERVER, configuration, metadata, statistics
-from recspec.serving.ports import bind_grpc
-from recspec.serving.repository import Form, Repository, refuse_load_parameters
+from recspec.serving.access import Access, bind_grpc
+from recspec.serving.inference_protocol import SERVER, configuration_of, metadata_of, statistics_of
+from recspec.serving.repository import Endpoint, Repository
 from recspec.serving.server_metrics import NO_MODEL
 
 CODES: Mapping[int, grpc.StatusCode] = {
@@ -196,13 +194,13 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
     def _read_infer(self, raw: bytes) -> tensors.InferRequest:
         """Parse a request for inference. Its tensors are copies, so the message can be freed."""
         request = _parsed(messages.ModelInferRequest, raw)
-        self._repository.form(request.model_name, request.model_version)  # an unknown model is the first error
+        self._repository.endpoint(request.model_name, request.model_version)  # an unknown model is the first error
         max_rows, contents = self._repository.limits.max_rows, list(request.raw_input_contents)
         if not contents:
             head = _head(request, max_rows)
             inputs = {
-                each.name: _typed(each.name, each, shape)
-                for each, (_, _, shape) in zip(request.inputs, head.inputs, strict=True)
+                declared.name: _typed(declared, each.contents)
+                for each, declared in zip(request.inputs, head.inputs, strict=True)
             }
         else:
             if len(contents) != len(request.inputs):
@@ -213,7 +211,7 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
             text = request.SerializeToString()
             head = _known_head(text, max_rows) if len(text) <= tensors.KNOWN_BYTES else _raw_head(text, max_rows)
             inputs = {
-                declared[0]: tensors.from_bytes(*declared, data)
+                declared.name: tensors.from_bytes(*declared, data)
                 for declared, data in zip(head.inputs, contents, strict=True)
             }
         return tensors.InferRequest(
@@ -236,25 +234,24 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc]
 def _answers(repository: Repository) -> Mapping[str, Callable[[Message], Answer | Awaitable[Answer]]]:
     """The methods other than ModelInfer, by name."""
 
-    def form(request: Message) -> Form:
-        return repository.form(request.name, request.version)
+    def endpoint(request: Message) -> Endpoint:
+        return repository.endpoint(request.name, request.version)
 
     def is_ready(request: Message) -> bool:
         try:
-            form(request)
+            endpoint(request)
         except RequestError:
             return False
         return True
 
     async def load(request: Message) -> Answer:
         repository.refuse_control()
-        refuse_load_parameters(dict(request.parameters))
-        await repository.everywhere.load(request.model_name)
+        await repository.load_everywhere(request.model_name, dict(request.parameters))
         return {}
 
     async def unload(request: Message) -> Answer:
         repository.refuse_control()
-        await repository.everywhere.unload(request.model_name)
+        await repository.broadcast.unload(request.model_name)
         return {}
 
     return {
@@ -262,9 +259,9 @@ def _answers(repository: Repository) -> Mapping[str, Callable[[Message], Answer 
         "ServerReady": lambda _: {"ready": repository.ready},
         "ServerMetadata": lambda _: SERVER,
         "ModelReady": lambda request: {"ready": is_ready(request)},
-        "ModelMetadata": lambda request: metadata(repository, form(request)),
-        "ModelConfig": lambda request: {"config": configuration(repository, form(request))},
-        "ModelStatistics": lambda request: statistics(repository.forms(request.name, request.version)),
+        "ModelMetadata": lambda request: metadata_of(repository, endpoint(request)),
+        "ModelConfig": lambda request: {"config": configuration_of(repository, endpoint(request))},
+        "ModelStatistics": lambda request: statistics_of(repository.endpoints(request.name, request.version)),
         "RepositoryIndex": lambda request: {"models": repository.index(only_ready=request.ready)},
         "RepositoryModelLoad": load,
         "RepositoryModelUnload": unload,
@@ -328,35 +325,16 @@ def _varint(raw: bytes, at: int) -> tuple[int, int]:
     raise IndexError("more than 64 bits")
 
 
-@dataclass(frozen=True)
-class _Head:
-    """A request without its values."""
-
-    inputs: tuple[tuple[str, str, tuple[int, ...]], ...]
-    """Name, datatype and shape of each."""
-    outputs: Mapping[str, bool]
-    timeout: float | None
-
-
-def _head(request: Message, max_rows: float) -> _Head:
-    given, names = request.inputs, set[str]()
-    tensors.check_number(len(given))
-    for each in given:
-        tensors.refuse_shared_memory(each.name, each.parameters)
-    inputs = []
-    for each in given:
-        name = each.name
-        if name in names:
-            raise RequestError(f"input '{name}' is there twice")
-        names.add(name)
-        inputs.append((name, each.datatype, tensors.shape_of(list(each.shape), name, max_rows)))
+def _head(request: Message, max_rows: float) -> tensors.Head:
     timeout = None
     if "timeout" in request.parameters and (kind := request.parameters["timeout"].WhichOneof("parameter_choice")):
         timeout = getattr(request.parameters["timeout"], kind)
-    return _Head(tuple(inputs), _outputs(request), tensors.timeout_of(timeout))
+    declared = [(each.name, each.datatype, list(each.shape), each.parameters) for each in request.inputs]
+    outputs = tensors.declare_outputs((each.name, each.parameters) for each in request.outputs)
+    return tensors.Head(tensors.declare(declared, max_rows), outputs, tensors.timeout_of(timeout))
 
 
-def _raw_head(text: bytes, max_rows: float) -> _Head:
+def _raw_head(text: bytes, max_rows: float) -> tensors.Head:
     """The head of a request with raw contents, from the message without them."""
     request = messages.ModelInferRequest.FromString(text)
     both = next((each.name for each in request.inputs if each.HasField("contents")), None)
@@ -369,24 +347,17 @@ _known_head = lru_cache(maxsize=tensors.KNOWN)(_raw_head)
 """Heads, which clients send again and again; errors are not kept."""
 
 
-def _typed(name: str, tensor: Message, shape: Sequence[int]) -> tensors.Tensor:
-    field = CONTENTS.get(tensor.datatype)
+def _typed(declared: tensors.Declared, contents: Message) -> tensors.Tensor:
+    name, datatype, _ = declared
+    field = CONTENTS.get(datatype)
     if field is None:
-        if tensor.datatype in tensors.STORED:
-            raise tensors.wrong_input(name, f"{tensor.datatype} has no typed contents; send raw_input_contents")
-        return tensors.from_values(name, tensor.datatype, shape, [])  # raises: the datatype is unknown
-    data: list[Any] = list(getattr(tensor.contents, field))
-    if tensor.datatype == "BYTES":
+        if datatype in tensors.STORED:
+            raise tensors.wrong_input(name, f"{datatype} has no typed contents; send raw_input_contents")
+        return tensors.from_values(*declared, [])  # raises: the datatype is unknown
+    data: list[Any] = list(getattr(contents, field))
+    if datatype == "BYTES":
         try:
             data = [each.decode() for each in data]
         except UnicodeDecodeError:
             raise tensors.wrong_input(name, "a BYTES element is not text in UTF-8") from None
-    return tensors.from_values(name, tensor.datatype, shape, data)
-
-
-def _outputs(request: Message) -> Mapping[str, bool]:
-    wanted: dict[str, bool] = {}
-    for each in request.outputs:
-        tensors.check_output(each.name, each.parameters, wanted)
-        wanted[each.name] = True
-    return wanted or {tensors.EVERY: True}
+    return tensors.from_values(*declared, data)

@@ -1,38 +1,60 @@
-"""The Open Inference Protocol over HTTP, with binary tensors, configuration, statistics, and the model repository."""
+"""The Open Inference Protocol over HTTP, with binary tensors and the model repository; and what models take.
+
+Metadata, configuration and statistics are as the protocol and its extensions define them, over both HTTP and gRPC.
+"""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from recspec import __version__
 from recspec.base.errors import RequestError
-from recspec.export import Arrays
-from recspec.serving import model_metadata, tensors
-from recspec.serving.http_bodies import BINARY, first_values, json_response, parse_object
-from recspec.serving.repository import Form, Repository, refuse_load_parameters
+from recspec.export import TYPES, Arrays
+from recspec.serving import tensors
+from recspec.serving.http_bodies import BINARY, json_response, parse_object
+from recspec.serving.repository import Endpoint, Repository
 
 INFER = "/infer"
 """End of the paths of requests for inference."""
 HEADER_LENGTH = "inference-header-content-length"
+SERVER = {
+    "name": "recspec",
+    "version": __version__,
+    "extensions": ["binary_tensor_data", "model_repository", "model_configuration", "statistics"],
+}
+"""The protocol's server metadata."""
 
 
 def routes(repository: Repository) -> list[Route]:
     """Every route of the protocol."""
 
-    def form(request: Request) -> Form:
-        return repository.form(request.path_params["model"], request.path_params.get("version", ""))
+    def named(request: Request) -> tuple[str, str]:
+        return request.path_params["model"], request.path_params.get("version", "")
 
-    async def server_metadata(_: Request) -> Response:
-        return json_response(model_metadata.SERVER)
+    def endpoint(request: Request) -> Endpoint:
+        return repository.endpoint(*named(request))
+
+    def plain(path: str, name: str, answer: Callable[[Request], object]) -> Route:
+        """A route that computes nothing, under the name that the metrics show."""
+
+        async def handle(request: Request) -> Response:
+            return json_response(answer(request))
+
+        handle.__name__ = name
+        return Route(path, handle)
+
+    def statistics(request: Request) -> dict[str, Any]:
+        return statistics_of(repository.endpoints(*named(request)))
 
     async def live(_: Request) -> Response:
         return Response()
@@ -40,29 +62,16 @@ def routes(repository: Repository) -> list[Route]:
     async def ready(_: Request) -> Response:
         return Response(status_code=200 if repository.ready else 503)
 
-    async def metadata(request: Request) -> Response:
-        return json_response(model_metadata.metadata(repository, form(request)))
-
     async def model_ready(request: Request) -> Response:
-        form(request)
+        endpoint(request)
         return Response()
-
-    async def configuration(request: Request) -> Response:
-        return json_response(model_metadata.configuration(repository, form(request)))
-
-    async def statistics(request: Request) -> Response:
-        name, version = request.path_params["model"], request.path_params.get("version", "")
-        return json_response(model_metadata.statistics(repository.forms(name, version)))
-
-    async def all_statistics(_: Request) -> Response:
-        return json_response(model_metadata.statistics(repository.forms()))
 
     async def infer(request: Request) -> Response:
         began = time.monotonic()
-        form(request)  # an unknown model is an error before its tensors are read
-        name, version = request.path_params["model"], request.path_params.get("version", "")
+        endpoint(request)  # an unknown model is an error before its tensors are read
+        name, version = named(request)
         async with repository.body_reader.body(request) as body:
-            head_length = first_values(request.scope["headers"]).get(HEADER_LENGTH.encode())
+            head_length = request.headers.get(HEADER_LENGTH)
             read = partial(parse_infer, body, head_length, repository.limits.max_rows, name, version)
             asked = await repository.body_reader.parsed(read, len(body))
             seconds = repository.limits.timeout_seconds - (time.monotonic() - began)
@@ -80,58 +89,95 @@ def routes(repository: Repository) -> list[Route]:
 
     async def load(request: Request) -> Response:
         repository.refuse_control()
-        refuse_load_parameters((await body_of(request)).get("parameters"))
-        await repository.everywhere.load(request.path_params["model"])
+        await repository.load_everywhere(request.path_params["model"], (await body_of(request)).get("parameters"))
         return json_response({})
 
     async def unload(request: Request) -> Response:
         repository.refuse_control()
         await body_of(request)
-        await repository.everywhere.unload(request.path_params["model"])
+        await repository.broadcast.unload(request.path_params["model"])
         return json_response({})
 
     found = [
-        Route("/v2", server_metadata),
-        Route("/v2/", server_metadata),
+        plain("/v2", "server_metadata", lambda _: SERVER),
+        plain("/v2/", "server_metadata", lambda _: SERVER),
         Route("/v2/health/live", live),
         Route("/v2/health/ready", ready),
-        Route("/v2/models/stats", all_statistics),
+        plain("/v2/models/stats", "all_statistics", lambda _: statistics_of(repository.endpoints())),
         Route("/v2/repository/index", index, methods=["POST"]),
         Route("/v2/repository/models/{model}/load", load, methods=["POST"]),
         Route("/v2/repository/models/{model}/unload", unload, methods=["POST"]),
     ]
     for place in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
         found += [
-            Route(place, metadata),
-            Route(place + "/ready", model_ready),
-            Route(place + "/config", configuration),
-            Route(place + "/stats", statistics),
-            Route(place + INFER, infer, methods=["POST"]),
+            plain(place, "metadata", lambda request: metadata_of(repository, endpoint(request))),
+            Route(f"{place}/ready", model_ready),
+            plain(f"{place}/config", "configuration", lambda request: configuration_of(repository, endpoint(request))),
+            plain(f"{place}/stats", "statistics", statistics),
+            Route(f"{place}{INFER}", infer, methods=["POST"]),
         ]
     return found
 
 
+# --- what models take ------------------------------------------------------------------------------------------------
+
+
+def metadata_of(repository: Repository, endpoint: Endpoint) -> dict[str, Any]:
+    """The protocol's model metadata: names, datatypes and shapes with the batch first."""
+    return {
+        "name": endpoint.name,
+        "versions": list(repository.versions(endpoint.name)),
+        "platform": endpoint.model.opened.platform,
+        "inputs": [
+            {"name": port.name, "datatype": tensors.DATATYPES[port.dtype], "shape": [-1, port.width]}
+            for port in endpoint.inputs
+        ],
+        "outputs": [
+            {"name": name, "datatype": "FP32", "shape": [-1, 1]} for name in endpoint.model.opened.signature.outputs
+        ],
+    }
+
+
+def configuration_of(repository: Repository, endpoint: Endpoint) -> dict[str, Any]:
+    """The model configuration for Triton's clients, with the shapes of one row."""
+    return {
+        "name": endpoint.name,
+        "platform": endpoint.model.opened.platform,
+        "backend": "recspec",
+        "version_policy": {"specific": {"versions": [int(each) for each in repository.versions(endpoint.name)]}},
+        "max_batch_size": repository.limits.max_rows,
+        "input": [
+            {"name": port.name, "data_type": TYPES[port.dtype], "dims": [port.width]} for port in endpoint.inputs
+        ],
+        "output": [
+            {"name": name, "data_type": "TYPE_FP32", "dims": [1]} for name in endpoint.model.opened.signature.outputs
+        ],
+        "dynamic_batching": {
+            "preferred_batch_size": [repository.limits.max_batch_rows],
+            "max_queue_delay_microseconds": round(1000 * repository.limits.max_delay_ms),
+        },
+        "instance_group": [
+            {
+                "name": endpoint.name,
+                "kind": "KIND_CPU" if repository.settings.device == "cpu" else "KIND_AUTO",
+                "count": 1,
+            }
+        ],
+    }
+
+
+def statistics_of(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
+    """The protocol's statistics; both forms of a model share them."""
+    found = []
+    for endpoint in endpoints:
+        counts = asdict(endpoint.model.batcher.statistics)
+        sizes = [{"batch_size": rows, **parts} for rows, parts in sorted(counts.pop("by_rows").items())]
+        head = {"name": endpoint.name, "version": endpoint.model.version}
+        found.append({**head, **counts, "batch_stats": sizes, "memory_usage": []})
+    return {"model_stats": found}
+
+
 # --- a request to infer ----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Head:
-    """The JSON of a request."""
-
-    id: str
-    inputs: tuple[_Declared, ...]
-    outputs: Mapping[str, bool]
-    timeout: float | None
-
-
-class _Declared(NamedTuple):
-    """An input in the JSON of a request: its values, or the size of its binary part."""
-
-    name: str
-    datatype: str
-    shape: tuple[int, ...]
-    size: int | None
-    data: object
 
 
 def parse_infer(
@@ -140,46 +186,54 @@ def parse_infer(
     """Parse a request: JSON of `header_length` bytes, by default all, then the bytes of its binary tensors."""
     length = _header_length(header_length, len(body))
     may_know = header_length is not None and length <= tensors.KNOWN_BYTES
-    head = (_known_head(body[:length], max_rows) if may_know else None) or _head(body[:length], max_rows)
+    head, given = (_known_head(body[:length], max_rows) if may_know else None) or _head(body[:length], max_rows)
     rest, inputs = memoryview(body)[length:], dict[str, tensors.Tensor]()
-    for name, datatype, shape, size, data in head.inputs:
+    for declared, (size, data) in zip(head.inputs, given, strict=True):
         if size is None:
-            inputs[name] = tensors.from_values(name, datatype, shape, data)
+            inputs[declared.name] = tensors.from_values(*declared, data)
             continue
         if size > len(rest):
-            raise _wrong_size(name, size, f"the body has {len(rest)} bytes left for it")
-        inputs[name] = tensors.from_bytes(name, datatype, shape, rest[:size])
+            raise _wrong_size(declared.name, size, f"the body has {len(rest)} bytes left for it")
+        inputs[declared.name] = tensors.from_bytes(*declared, rest[:size])
         rest = rest[size:]
     if len(rest):
         raise RequestError(f"{len(rest)} bytes are left after the last binary tensor")
     return tensors.InferRequest(model, version, head.id, inputs, head.outputs, head.timeout)
 
 
-def _head(text: bytes, max_rows: float) -> _Head:
+Given = tuple[int | None, object]
+"""The size of an input's binary part, or None; its values in the JSON."""
+
+
+def _head(text: bytes, max_rows: float) -> tuple[tensors.Head, tuple[Given, ...]]:
     head = parse_object(text, "the request's head")
     parameters = _mapping(head.get("parameters"), "parameters")
-    given = head.get("inputs")
-    if not isinstance(given, list) or not all(isinstance(each, dict) for each in given):
-        raise RequestError("'inputs' is no list of objects; expected a tensor each")
-    tensors.check_number(len(given))
-    inputs: dict[str, _Declared] = {}
-    for each in given:
-        declared = _declared(each, max_rows)
-        if declared.name in inputs:
-            raise RequestError(f"input '{declared.name}' is there twice")
-        inputs[declared.name] = declared
-    identity = head.get("id", "")
-    if not isinstance(identity, str):
+    inputs = [
+        (each, _mapping(each.get("parameters"), f"input '{each.get('name')}': parameters"))
+        for each in _objects(head.get("inputs"), "inputs")
+    ]
+    declared = [(each.get("name"), each.get("datatype"), each.get("shape"), own) for each, own in inputs]
+    outputs = [
+        (each.get("name"), _mapping(each.get("parameters"), "an output's parameters"))
+        for each in _objects(head.get("outputs") or [], "outputs")
+    ]
+    if not isinstance(identity := head.get("id", ""), str):
         raise RequestError(f"'id' is {str(identity)[:40]}; expected a text")
-    outputs, timeout = _outputs(head.get("outputs"), parameters), tensors.timeout_of(parameters.get("timeout"))
-    return _Head(identity, tuple(inputs.values()), outputs, timeout)
+    binary = parameters.get("binary_data_output", False) is True
+    found = tensors.Head(
+        tensors.declare(declared, max_rows),
+        tensors.declare_outputs(outputs, binary=binary),
+        tensors.timeout_of(parameters.get("timeout")),
+        identity,
+    )
+    return found, tuple((_size(each, own), each.get("data")) for each, own in inputs)
 
 
 @lru_cache(maxsize=tensors.KNOWN)
-def _known_head(text: bytes, max_rows: float) -> _Head | None:
+def _known_head(text: bytes, max_rows: float) -> tuple[tensors.Head, tuple[Given, ...]] | None:
     """A head whose tensors are all binary, else None. Clients send the same ones again; errors are not kept."""
-    head = _head(text, max_rows)
-    return head if all(each.size is not None for each in head.inputs) else None
+    head, given = _head(text, max_rows)
+    return (head, given) if all(size is not None for size, _ in given) else None
 
 
 def _header_length(given: str | None, size: int) -> int:
@@ -192,46 +246,31 @@ def _header_length(given: str | None, size: int) -> int:
 
 
 def _mapping(given: object, what: str) -> Mapping[str, Any]:
-    if given is None:
-        return {}
-    if not isinstance(given, dict):
+    if given is not None and not isinstance(given, dict):
         raise RequestError(f"{what} are {str(given)[:40]!r}; expected an object")
+    return given or {}
+
+
+def _objects(given: object, name: str) -> list[dict[str, Any]]:
+    if not isinstance(given, list) or not all(isinstance(each, dict) for each in given):
+        raise RequestError(f"'{name}' is no list of objects; expected a tensor each")
     return given
 
 
-def _declared(given: Mapping[str, Any], max_rows: float) -> _Declared:
-    name, datatype = given.get("name"), given.get("datatype")
-    if not isinstance(name, str) or not isinstance(datatype, str):
-        raise RequestError("an input lacks its 'name' or its 'datatype'; expected texts")
-    shape = tensors.shape_of(given.get("shape"), name, max_rows)
-    parameters = _mapping(given.get("parameters"), f"input '{name}': parameters")
-    tensors.refuse_shared_memory(name, parameters)
+def _size(given: Mapping[str, Any], parameters: Mapping[str, Any]) -> int | None:
+    """The bytes of an input's binary part; None if its values stand in the JSON."""
     if "binary_data_size" not in parameters:
-        return _Declared(name, datatype, shape, None, given.get("data"))
-    size = parameters["binary_data_size"]
+        return None
+    size, name = parameters["binary_data_size"], given["name"]
     if "data" in given:
         raise RequestError(f"input '{name}' has 'data' and 'binary_data_size'; send one of them")
     if type(size) is not int or size < 0:
         raise _wrong_size(name, size, "expected a number of bytes")
-    return _Declared(name, datatype, shape, size, None)
+    return size
 
 
 def _wrong_size(name: str, size: object, why: str) -> RequestError:
     return tensors.wrong_input(name, f"binary_data_size is {str(size)[:40]}; {why}")
-
-
-def _outputs(given: object, parameters: Mapping[str, Any]) -> dict[str, bool]:
-    binary = parameters.get("binary_data_output", False) is True
-    if not given:
-        return {tensors.EVERY: binary}
-    if not isinstance(given, list) or not all(isinstance(each, dict) for each in given):
-        raise RequestError("'outputs' is no list of objects")
-    wanted: dict[str, bool] = {}
-    for each in given:
-        own, name = _mapping(each.get("parameters"), "an output's parameters"), each.get("name")
-        tensors.check_output(name, own, wanted)
-        wanted[name] = own.get("binary_data", binary) is True
-    return wanted
 
 
 def _answer(asked: tensors.InferRequest, version: str, outputs: Arrays) -> Response:

@@ -1,12 +1,15 @@
-"""JSON routes: requests in raw values, what the models answer, and the metrics."""
+"""JSON routes: requests in raw values and what the models answer; users, items and columns to find and to show.
+
+What only looks things up is answered on the thread that encodes raw values, so that no search delays a recommendation.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -15,13 +18,13 @@ from starlette.routing import Route
 from recspec.base.errors import RequestError, listed
 from recspec.data.encoding import row_at
 from recspec.feature_spec import Port
-from recspec.inference import Predictor, Wanted, requests
+from recspec.inference import Directory, ItemFields, Predictor, Wanted, facts_of_encoder, requests
 from recspec.serving import json_types as types
 from recspec.serving.access import Access
 from recspec.serving.http_bodies import json_response
-from recspec.serving.openapi import document
-from recspec.serving.repository import Form, Repository
-from recspec.serving.run_reports import REPORTS, has_report
+from recspec.serving.json_types import Operation
+from recspec.serving.model_folders import REPORTS, has_report
+from recspec.serving.repository import Endpoint, Repository
 from recspec.serving.tensors import DATATYPES, refuse_rows
 
 REQUESTED_MODEL = "recspec.model"
@@ -34,50 +37,17 @@ PARSED = 7
 
 def routes(repository: Repository) -> list[Route]:
     """Every JSON route, and the metrics."""
-
-    async def rank(request: Request) -> Response:
-        return await _answer(repository, request, types.RankRequest, _rank)
-
-    async def recommend(request: Request) -> Response:
-        return await _answer(repository, request, types.RecommendRequest, _recommend)
-
-    async def similar(request: Request) -> Response:
-        return await _answer(repository, request, types.SimilarRequest, _similar)
-
-    async def predict(request: Request) -> Response:
-        return await _answer(repository, request, types.PredictRequest, _predict)
-
-    async def models(request: Request) -> Response:
-        access: Access = request.scope[ACCESS]
-        return json_response({"models": [await _describe(repository, name, access) for name in _names(repository)]})
-
-    async def metrics(_: Request) -> Response:
-        return Response(await repository.everywhere.metrics(), media_type="text/plain; version=0.0.4")
-
-    described = json_response(document())
-
-    async def openapi(_: Request) -> Response:
-        return described
-
-    return [
-        Route("/rank", rank, methods=["POST"]),
-        Route("/recommend", recommend, methods=["POST"]),
-        Route("/similar", similar, methods=["POST"]),
-        Route("/predict", predict, methods=["POST"]),
-        Route("/models", models),
-        Route("/metrics", metrics),
-        Route("/openapi.json", openapi),
-    ]
+    return types.routes_of(OPERATIONS, repository)
 
 
-# --- rank, recommend, predict ----------------------------------------------------------------------------------------
+# --- rank, recommend, similar, predict -------------------------------------------------------------------------------
 
 
 async def _answer(
-    repository: Repository,
-    request: Request,
     kind: type[types.RequestType],
     compute: Callable[[Predictor, types.RequestType, float], dict[str, Any]],
+    repository: Repository,
+    request: Request,
 ) -> Response:
     """Read a request, compute its answer on the model's own thread, and add the time that it took.
 
@@ -89,14 +59,14 @@ async def _answer(
         wanted = await body_reader.parsed(partial(_read, kind, body, limits.max_rows), len(body))
         with (
             body_reader.holding(PARSED * len(body)),
-            opened(repository, request, wanted.model, wanted.version) as (form, predictor),
+            opened(repository, request, wanted.model, wanted.version) as (endpoint, predictor),
         ):
             left = max(0.0, limits.timeout_seconds - (time.perf_counter() - began))
-            found = await form.model.batcher.call(
+            found = await endpoint.model.batcher.call(
                 partial(compute, predictor, wanted, time.monotonic() + left), timeout=left
             )
             milliseconds = round(1000 * (time.perf_counter() - began), 3)
-            head = {"model": form.name, "version": form.model.version}
+            head = {"model": endpoint.name, "version": endpoint.model.version}
             return json_response({**head, **found, "milliseconds": milliseconds})
 
 
@@ -164,39 +134,97 @@ def _predict(predictor: Predictor, wanted: types.PredictRequest, _until: float) 
 @contextmanager
 def opened(
     repository: Repository, request: Request, name: str | None, version: str | None
-) -> Iterator[tuple[Form, Predictor]]:
+) -> Iterator[tuple[Endpoint, Predictor]]:
     """The requested model, with its predictor; refuses a request that fits several, and a model without raw values."""
     names = _names(repository)
     if name is None and len(names) != 1:
         raise RequestError(f"model: expected the name of one; known: {listed(names)}", status=400 if names else 503)
     request.scope[REQUESTED_MODEL] = name if name is not None else names[0]
-    with repository.use(request.scope[REQUESTED_MODEL], version or "") as form:
-        predictor = form.model.opened.predictor
+    with repository.use(request.scope[REQUESTED_MODEL], version or "") as endpoint:
+        predictor = endpoint.model.opened.predictor
         if predictor is None:
-            instead = f"serve its run, or send features to /v2/models/{form.name}/infer"
-            raise RequestError(f"model '{form.name}' is an export, which takes no raw values; {instead}")
-        yield form, predictor
+            instead = f"serve its run, or send features to /v2/models/{endpoint.name}/infer"
+            raise RequestError(f"model '{endpoint.name}' is an export, which takes no raw values; {instead}")
+        yield endpoint, predictor
 
 
 def _names(repository: Repository) -> list[str]:
     """Names of loaded models, without raw forms."""
-    return [name for name in repository.names if not repository.form(name).is_raw]
+    return [name for name in repository.names if not repository.endpoint(name).is_raw]
 
 
-# --- models ----------------------------------------------------------------------------------------------------------
+# --- users, items, catalogue, columns --------------------------------------------------------------------------------
+
+
+async def _look_up(
+    kind: type[types.RequestType],
+    find: Callable[[Endpoint, Predictor, types.RequestType], dict[str, Any]],
+    repository: Repository,
+    request: Request,
+) -> Response:
+    """Read a request from the body of a POST or the query of a GET, and look up its answer."""
+    is_post = request.method == "POST"
+    async with repository.body_reader.body(request) if is_post else nullcontext(request.query_params) as given:
+        wanted = types.read_request(kind, given)
+        with opened(repository, request, wanted.model, wanted.version) as (endpoint, predictor):
+            return json_response(await endpoint.model.encoder.call(partial(find, endpoint, predictor, wanted)))
+
+
+def _find(
+    role: Literal["user", "item"], endpoint: Endpoint, predictor: Predictor, wanted: types.FindRequest
+) -> dict[str, Any]:
+    """Users or items whose id or title holds a text."""
+    _refuse_without_lists(endpoint, predictor, f"{role}s")
+    held = endpoint.model.directories
+    directory = held.get(role) or held.setdefault(role, Directory(predictor, role))
+    return {"total": len(directory), f"{role}s": directory.find(wanted.query, wanted.limit)}
+
+
+def _catalogue(endpoint: Endpoint, predictor: Predictor, wanted: types.CatalogueRequest) -> dict[str, Any]:
+    return {"items": _fields(endpoint, predictor).of(wanted.items)}
+
+
+def _columns(endpoint: Endpoint, predictor: Predictor, _: types.ColumnsRequest) -> dict[str, Any]:
+    has_items = requests.knows_users_and_items(predictor)
+    found = {
+        "items": _fields(endpoint, predictor).columns if has_items else (),
+        "context": requests.context_columns(predictor),
+        "rows": [facts_of_encoder(port.name, predictor.encoders) for port in endpoint.model.opened.raw],
+    }
+    return {name: [each.to_dict() for each in facts] for name, facts in found.items()}
+
+
+def _fields(endpoint: Endpoint, predictor: Predictor) -> ItemFields:
+    _refuse_without_lists(endpoint, predictor, "items")
+    if endpoint.model.item_fields is None:
+        endpoint.model.item_fields = ItemFields(predictor)
+    return endpoint.model.item_fields
+
+
+def _refuse_without_lists(endpoint: Endpoint, predictor: Predictor, what: str) -> None:
+    if not requests.knows_users_and_items(predictor):
+        raise RequestError(f"{what}: model '{endpoint.name}' keeps no list of them", status=404)
+
+
+# --- models and metrics ----------------------------------------------------------------------------------------------
+
+
+async def _models(repository: Repository, request: Request) -> Response:
+    access: Access = request.scope[ACCESS]
+    return json_response({"models": [await _describe(repository, name, access) for name in _names(repository)]})
 
 
 async def _describe(repository: Repository, name: str, access: Access) -> dict[str, Any]:
     """A model, the requests that it answers, and its inputs."""
-    with repository.use(name) as form:
-        opened, predictor = form.model.opened, form.model.opened.predictor
+    with repository.use(name) as endpoint:
+        opened, predictor = endpoint.model.opened, endpoint.model.opened.predictor
         ports = opened.raw or (opened.signature.inputs if predictor is not None else ())
         features, answers = opened.signature.inputs, dict.fromkeys(("recommends", "in_context", "probabilities"), False)
         if predictor is not None:
-            answers = await form.model.encoder.call(partial(_answers, predictor))
+            answers = await endpoint.model.encoder.call(partial(_answers, predictor))
         return {
             "name": name,
-            "version": form.model.version,
+            "version": endpoint.model.version,
             "update": opened.update,
             "kind": predictor.bundle.card.model if predictor is not None else opened.platform,
             **answers,
@@ -205,7 +233,7 @@ async def _describe(repository: Repository, name: str, access: Access) -> dict[s
             "columns": [{**_named(port), "is_list": port.is_list} for port in ports],
             "features": [{**_named(port), "width": port.width, "num_ids": port.num_ids} for port in features],
             "pipeline": _stages(predictor),
-            "report": _report(form, access),
+            "report": _report(endpoint, access),
         }
 
 
@@ -218,12 +246,12 @@ def _answers(predictor: Predictor) -> dict[str, bool]:
     }
 
 
-def _report(form: Form, access: Access) -> str | None:
+def _report(endpoint: Endpoint, access: Access) -> str | None:
     """The address of the run's report, which a browser may open for some hours; None if there is none."""
-    predictor = form.model.opened.predictor
+    predictor = endpoint.model.opened.predictor
     if predictor is None or not has_report(predictor.bundle.folder):
         return None
-    return access.signed(f"{REPORTS}{form.name}")
+    return access.signed(f"{REPORTS}{endpoint.name}")
 
 
 def _stages(predictor: Predictor | None) -> dict[str, Any] | None:
@@ -236,3 +264,63 @@ def _stages(predictor: Predictor | None) -> dict[str, Any] | None:
 
 def _named(port: Port) -> dict[str, str]:
     return {"name": port.name, "datatype": DATATYPES[port.dtype]}
+
+
+async def _metrics(repository: Repository, _: Request) -> Response:
+    return Response(await repository.broadcast.metrics_text(), media_type="text/plain; version=0.0.4")
+
+
+# --- the routes ------------------------------------------------------------------------------------------------------
+
+
+def _computed(
+    path: str,
+    summary: str,
+    kind: type[types.RequestType],
+    answer: type[types.Answer],
+    compute: Callable[[Predictor, types.RequestType, float], dict[str, Any]],
+) -> Operation:
+    return Operation("POST", path, summary, answer, partial(_answer, kind, compute), kind)
+
+
+def _looked_up(
+    address: str,
+    summary: str,
+    kind: type[types.RequestType],
+    answer: type[types.Answer],
+    find: Callable[[Endpoint, Predictor, types.RequestType], dict[str, Any]],
+) -> Operation:
+    method, path = address.split()
+    return Operation(method, path, summary, answer, partial(_look_up, kind, find), kind)
+
+
+OPERATIONS = (
+    _computed("/rank", "The best candidates for one request", types.RankRequest, types.Ranking, _rank),
+    _computed(
+        "/recommend",
+        "The best items for a user, basket or context",
+        types.RecommendRequest,
+        types.Recommendation,
+        _recommend,
+    ),
+    _computed("/similar", "The items most like one", types.SimilarRequest, types.SimilarItems, _similar),
+    _computed("/predict", "The probability or score of each row", types.PredictRequest, types.RowScores, _predict),
+    _looked_up(
+        "GET /users", "Users by part of their id or title", types.FindRequest, types.Users, partial(_find, "user")
+    ),
+    _looked_up(
+        "GET /items", "Items by part of their id or title", types.FindRequest, types.Items, partial(_find, "item")
+    ),
+    _looked_up(
+        "POST /catalogue",
+        "Items with their fields in the catalogue",
+        types.CatalogueRequest,
+        types.Catalogue,
+        _catalogue,
+    ),
+    _looked_up(
+        "GET /columns", "Columns of items, contexts and rows, for forms", types.ColumnsRequest, types.Columns, _columns
+    ),
+    Operation("GET", "/models", "The models, the requests they answer, and their columns", types.Models, _models),
+    Operation("GET", "/metrics", "Counters and times, for Prometheus", "text/plain", _metrics),
+)

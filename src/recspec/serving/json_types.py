@@ -1,4 +1,4 @@
-"""Types of the server's JSON, as its OpenAPI document shows them.
+"""Types of the server's JSON, and its routes as the OpenAPI document shows them.
 
 `read_request` checks requests. Answers are written without validation; tests compare them with their types.
 """
@@ -6,16 +6,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, RootModel, StringConstraints, ValidationError
 from pydantic.config import JsonDict
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from recspec.base.errors import RequestError
 from recspec.data.encoding import LONGEST_ID, row_at
 from recspec.inference import LARGEST_K, MOST_BOOSTS, MOST_CONTEXT, MOST_EXCLUDED, MOST_ITEMS, MOST_SHOWN
 from recspec.serving.http_bodies import parse_object
+from recspec.serving.repository import Repository
 
 SHOWN = 10
 """Problems of a request that its answer names."""
@@ -43,6 +48,8 @@ class JsonRequest(BaseModel):
     """The fields of every request."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+    example: ClassVar[Mapping[str, Any]] = {}
+    """A body, on the page of the routes."""
 
     model: str | None = Field(None, max_length=200, description="the model's name; optional if there is only one")
     version: str | None = Field(None, max_length=20, description="the model's version; by default the newest")
@@ -50,6 +57,8 @@ class JsonRequest(BaseModel):
 
 class RankRequest(JsonRequest):
     """Candidates to rank for one request."""
+
+    example = {"user": 42, "candidates": [1, 50, 181], "top_k": 2}
 
     user: RawId | None = Field(None, description="the user's raw id; short for the request's user column")
     request: dict[str, Any] = Field(
@@ -75,6 +84,8 @@ class ItemsRequest(JsonRequest):
 class RecommendRequest(ItemsRequest):
     """A user, a basket or a context to recommend to."""
 
+    example = {"user": 42, "k": 10, "liked": 5}
+
     user: RawId | None = Field(None, description="the user's raw id; without it, items or context answer")
     items: list[RawId] = Field(
         [], max_length=MOST_ITEMS, description="a basket, oldest first, in place of the user's history"
@@ -98,11 +109,15 @@ class RecommendRequest(ItemsRequest):
 class SimilarRequest(ItemsRequest):
     """An item to find like ones of."""
 
+    example = {"item": 50, "k": 5}
+
     item: RawId = Field(description="the item's raw id")
 
 
 class PredictRequest(JsonRequest):
     """Rows to score."""
+
+    example = {"rows": [{"user_id": 42, "item_id": 50}]}
 
     rows: list[dict[str, Any]] = Field(
         description="raw columns of each row; null for a missing value", json_schema_extra={"items": RowSchema}
@@ -111,6 +126,8 @@ class PredictRequest(JsonRequest):
 
 class CatalogueRequest(JsonRequest):
     """Items to show."""
+
+    example = {"items": [50, 181]}
 
     items: list[RawId] = Field(max_length=MOST_SHOWN, description="raw ids of items")
 
@@ -352,6 +369,43 @@ class Models(Answer):
     """Every model of the server."""
 
     models: list[ServedModel]
+
+
+# --- routes ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A route: its address, what it is for, its answer and its request, and the function that answers."""
+
+    method: str
+    """GET or POST."""
+    path: str
+    summary: str
+    answer: type[BaseModel] | str
+    """A typed answer, or a media type."""
+    handle: Callable[[Repository, Request], Awaitable[Response]]
+    request: type[JsonRequest] | None = None
+    """The body of a POST, the query parameters of a GET."""
+
+    @property
+    def name(self) -> str:
+        """`rank` for /rank, `report` for /report/{model}, as the metrics show it."""
+        return self.path[1:].partition("/")[0].partition(".")[0] or "page"
+
+    def route(self, repository: Repository) -> Route:
+        """The route in a server."""
+
+        async def answer(request: Request) -> Response:
+            return await self.handle(repository, request)
+
+        answer.__name__ = self.name
+        return Route(self.path, answer, methods=[self.method])
+
+
+def routes_of(operations: Sequence[Operation], repository: Repository) -> list[Route]:
+    """The routes of operations in a server."""
+    return [each.route(repository) for each in operations]
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------

@@ -34,8 +34,7 @@ from recspec.export import (
 )
 from recspec.feature_spec import Port, Signature, find_export_file, signature_of
 from recspec.inference import ROLES, Predictor
-from recspec.serving.private_copies import PrivateCopy
-from recspec.serving.sources import Fingerprint, export_beside
+from recspec.serving.model_folders import Fingerprint, PrivateCopy, export_beside
 
 CHECKED_ROWS = 64
 """Rows on which an export is compared with its bundle."""

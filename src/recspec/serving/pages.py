@@ -1,8 +1,9 @@
-"""The pages: one to try models, the routes as a page, and the reports of runs; none loads anything from elsewhere.
+"""The server's OpenAPI 3.1 document, and its pages: to try models, the routes, and the reports of runs.
 
-The page to try models is put together from the files of the folder `page`. Its Content-Security-Policy allows the
-digests of its own script and style. Pictures of other hosts are allowed only at `/?images=on`, because each tells its
-host what is looked at; the page asks its user first.
+No page loads anything from elsewhere. The page to try models is put together from the files of the folder `page`. Its
+Content-Security-Policy allows the digests of its own script and style. Pictures of other hosts are allowed only at
+`/?images=on`, because each tells its host what is looked at; the page asks its user first. The page of the routes has
+no script.
 """
 
 from __future__ import annotations
@@ -11,46 +12,196 @@ import asyncio
 import base64
 import hashlib
 import re
+from collections.abc import Mapping
+from functools import cache
+from html import escape
 from importlib.resources import files
+from typing import Any
 
+import orjson
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from recspec.serving.json_routes import opened
-from recspec.serving.openapi import docs_page
+from recspec import __version__
+from recspec.serving import json_routes
+from recspec.serving import json_types as types
+from recspec.serving.http_bodies import json_response
+from recspec.serving.json_types import Operation
+from recspec.serving.model_folders import REPORTS, read_report
 from recspec.serving.repository import Repository
-from recspec.serving.run_reports import REPORTS, read_report
 
 SCRIPTS = ("server.js", "fields.js", "finder.js", "results.js", "rows.js", "page.js")
 """In the order in which they run."""
 
 OWN_IMAGES, ALL_IMAGES = "data:", "data: https: http:"
+REFERENCE = "#/components/schemas/{model}"
 
-_SANDBOX = "sandbox allow-scripts; "
-"""A report's script can't read what the page keeps, nor send requests in its name."""
+REFUSALS = {
+    "400": "the request is wrong; the message names the field and its place",
+    "401": "the bearer token is missing or wrong",
+    "403": "a page of another origin sent the request, or the server does not answer to this host name",
+    "404": "there is no such model or version",
+    "408": "the body did not arrive in time",
+    "413": "the body is too large, or has too many rows",
+    "415": "the body is not JSON",
+    "503": "the queue is full, or the model is not loaded; Retry-After says when to try again",
+    "504": "no answer in time",
+}
 
 
 def routes(repository: Repository) -> list[Route]:
-    """The pages."""
+    """The pages, and the document."""
+    return types.routes_of(OPERATIONS, repository)
+
+
+# --- the document ----------------------------------------------------------------------------------------------------
+
+
+def _described(operation: Operation) -> dict[str, Any]:
+    """The operation object of OpenAPI."""
+    found: dict[str, Any] = {"operationId": operation.name, "summary": operation.summary}
+    if operation.request is not None and operation.method == "GET":
+        fields = operation.request.model_json_schema()["properties"]
+        found["parameters"] = [
+            {"name": name, "in": "query", "description": schema.pop("description"), "schema": schema}
+            for name, schema in fields.items()
+        ]
+    elif operation.request is not None:
+        found["requestBody"] = {"required": True, "content": _json(operation.request)}
+    elif names := re.findall(r"\{(\w+)\}", operation.path):
+        text = {"type": "string"}
+        found["parameters"] = [
+            {"name": name, "in": "path", "required": True, "description": f"name of the {name}", "schema": text}
+            for name in names
+        ]
+    if isinstance(operation.answer, str):
+        kind = "object" if operation.answer == "application/json" else "string"
+        content: dict[str, Any] = {operation.answer: {"schema": {"type": kind}}}
+        return {**found, "responses": {"200": {"description": operation.summary, "content": content}}}
+    codes = ("401", "403") if operation.request is None else REFUSALS
+    refused = {code: {"$ref": "#/components/responses/Refused"} for code in codes}
+    answered = {"200": {"description": operation.summary, "content": _json(operation.answer)}}
+    return {**found, "responses": {**answered, **refused}}
+
+
+def _json(kind: type[BaseModel]) -> dict[str, Any]:
+    return {"application/json": {"schema": {"$ref": REFERENCE.format(model=kind.__name__)}}}
+
+
+def document() -> dict[str, Any]:
+    """The OpenAPI 3.1 document."""
+    operations = (*json_routes.OPERATIONS, *OPERATIONS)
+    bodies = [each.request for each in operations if each.request is not None and each.method == "POST"]
+    answers = [each.answer for each in operations if not isinstance(each.answer, str)]
+    shown: list[type[BaseModel]] = [*bodies, *answers, types.Refusal, types.RawValue]
+    _, found = models_json_schema([(each, "validation") for each in shown], ref_template=REFERENCE)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "recspec serve",
+            "version": __version__,
+            "description": "Trained recommenders that take raw values. The Open Inference Protocol is under /v2.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "servers": [{"url": "/"}],
+        "paths": {each.path: {each.method.lower(): _described(each)} for each in operations},
+        "components": {
+            "schemas": found["$defs"],
+            "responses": {"Refused": {"description": "the reason for the refusal", "content": _json(types.Refusal)}},
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{}, {"token": []}],
+    }
+
+
+# --- the page of the routes ------------------------------------------------------------------------------------------
+
+_STYLE = """
+body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#1a1a1a;background:#fff}
+code,pre{font:14px/1.45 ui-monospace,monospace}pre{background:#f3f3f3;padding:.8rem;overflow:auto;border-radius:4px}
+h2 code{font-size:1.1rem}
+h2{margin-top:2.5rem;border-top:1px solid #ccc;padding-top:1rem}table{border-collapse:collapse;width:100%}
+td,th{text-align:left;vertical-align:top;padding:.25rem .8rem .25rem 0;border-bottom:1px solid #ddd}
+@media(prefers-color-scheme:dark){body{color:#e6e6e6;background:#161616}pre{background:#242424}a{color:#8ab4f8}
+h2,td,th{border-color:#444}}
+"""
+
+
+def docs_page() -> str:
+    """The page."""
+    described = document()
+    examples = {each.path: each.request.example for each in json_routes.OPERATIONS if each.request is not None}
+    links = "<a href=/openapi.json>openapi.json</a>, <a href=/>try it</a>"
+    parts = [f"<h1>Routes</h1><p>{escape(described['info']['description'])} {links}</p>"]
+    for path, methods in described["paths"].items():
+        for method, operation in methods.items():
+            parts.append(f"<h2><code>{method.upper()} {escape(path)}</code></h2><p>{escape(operation['summary'])}.</p>")
+            parts.append(_fields(operation, described["components"]["schemas"]))
+            if examples.get(path):
+                example = escape(orjson.dumps(examples[path]).decode())
+                parts.append(f"<pre>curl -H 'Content-Type: application/json' -d '{example}' localhost:8000{path}</pre>")
+    codes = "".join(f"<tr><td>{code}<td>{escape(text)}" for code, text in REFUSALS.items())
+    parts.append(f'<h2>Refusals</h2><p>Each is <code>{{"error": text}}</code>.</p><table>{codes}</table>')
+    head = f"<meta charset=utf-8><title>recspec serve: routes</title><style>{_STYLE}</style>"
+    return f"<!doctype html><html lang=en><head>{head}</head><body>{''.join(parts)}</body></html>"
+
+
+def _fields(operation: Mapping[str, Any], schemas: Mapping[str, Any]) -> str:
+    """The fields of a route's request, as a table."""
+    rows = [(each["name"], each["schema"], each["description"]) for each in operation.get("parameters", ())]
+    body = operation.get("requestBody")
+    if body is not None:
+        name = body["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
+        required = schemas[name].get("required", ())
+        rows += [
+            (field, schema, f"{schema.get('description', '')}{' (required)' if field in required else ''}")
+            for field, schema in schemas[name]["properties"].items()
+        ]
+    cells = "".join(
+        f"<tr><td><code>{escape(field)}</code><td>{escape(_kind(schema))}<td>{escape(text)}"
+        for field, schema, text in rows
+    )
+    return f"<table>{cells}</table>" if cells else ""
+
+
+def _kind(schema: Mapping[str, Any]) -> str:
+    kinds = [each["type"] for each in schema.get("anyOf", ()) if each.get("type") != "null"]
+    return " or ".join(map(str, kinds or [schema.get("type", "")]))
+
+
+# --- pages -----------------------------------------------------------------------------------------------------------
+
+
+async def _page(_: Repository, request: Request) -> Response:
+    return _static()["with pictures" if request.query_params.get("images") == "on" else "page"]
+
+
+async def _docs(_: Repository, __: Request) -> Response:
+    return _static()["docs"]
+
+
+async def _openapi(_: Repository, __: Request) -> Response:
+    return _static()["openapi"]
+
+
+async def _report(repository: Repository, request: Request) -> Response:
+    """The report of a run, whose script can neither read what the page keeps, nor send requests in its name."""
+    name = request.path_params["model"]
+    with json_routes.opened(repository, request, name, None) as (_, predictor):
+        found = await asyncio.to_thread(read_report, predictor.bundle.folder, name)
+    sandbox = "sandbox allow-scripts; style-src 'unsafe-inline'; connect-src 'none'; img-src data:; font-src data:"
+    return _response(found.decode("utf-8", "replace"), policy=sandbox)
+
+
+@cache
+def _static() -> Mapping[str, Response]:
+    """The answers that are always the same."""
     text = page_text()
-    plain, with_images = (_page(text, images=images) for images in (OWN_IMAGES, ALL_IMAGES))
-    docs = _page(docs_page())
-
-    async def page(request: Request) -> Response:
-        return with_images if request.query_params.get("images") == "on" else plain
-
-    async def documentation(_: Request) -> Response:
-        return docs
-
-    async def report(request: Request) -> Response:
-        name = request.path_params["model"]
-        with opened(repository, request, name, None) as (_, predictor):
-            found = await asyncio.to_thread(read_report, predictor.bundle.folder, name)
-        policy = "style-src 'unsafe-inline'; connect-src 'none'; img-src data:; font-src data:"
-        return _page(found.decode("utf-8", "replace"), policy=f"{_SANDBOX}{policy}")
-
-    return [Route("/", page), Route("/docs", documentation), Route(f"{REPORTS}{{model}}", report)]
+    pages = {"page": _response(text), "with pictures": _response(text, images=ALL_IMAGES)}
+    return {**pages, "docs": _response(docs_page()), "openapi": json_response(document())}
 
 
 def page_text() -> str:
@@ -69,7 +220,7 @@ def page_text() -> str:
     return text
 
 
-def _page(text: str, *, images: str = OWN_IMAGES, policy: str | None = None) -> Response:
+def _response(text: str, *, images: str = OWN_IMAGES, policy: str | None = None) -> Response:
     """A page that runs only its own content."""
     allowed = policy or f"style-src {_hashes('style', text)}; connect-src 'self'; img-src {images}"
     headers = {
@@ -89,3 +240,11 @@ def _hashes(tag: str, text: str) -> str:
     found = re.findall(rf"<{tag}\b[^>]*>(.*?)</{tag}>", text, re.DOTALL)
     digests = [base64.b64encode(hashlib.sha256(each.encode()).digest()).decode() for each in found]
     return " ".join(f"'sha256-{digest}'" for digest in digests) or "'none'"
+
+
+OPERATIONS = (
+    Operation("GET", "/", "A page to try a model on", "text/html", _page),
+    Operation("GET", f"{REPORTS}{{model}}", "The report of a model's run", "text/html", _report),
+    Operation("GET", "/docs", "These routes on a page", "text/html", _docs),
+    Operation("GET", "/openapi.json", "This document, OpenAPI 3.1", "application/json", _openapi),
+)

@@ -2,7 +2,7 @@
 
 To add routes, write a function `routes(repository: Repository) -> list[Route]` (Starlette's) in a file of this folder
 and add it to `ROUTES`. A handler reads a body with `repository.body_reader.body(request)`, keeps a model open with
-`repository.use(name)`, and computes on the model's thread with `form.model.batcher.call(...)`. It answers with
+`repository.use(name)`, and computes on the model's thread with `endpoint.model.batcher.call(...)`. It answers with
 `json_response(data)`, or raises `RequestError(message, status=...)`; another `RecspecError` is a 400. Every route is
 surrounded by the token, the checks of host and origin, the limit of requests, and the metrics.
 """
@@ -15,7 +15,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
@@ -34,18 +34,27 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from recspec.base import config
 from recspec.base.errors import RecspecError, RequestError, SettingsError
-from recspec.serving import inference_protocol, json_routes, listing_routes, pages
-from recspec.serving.access import Access, check_certificate, check_hosts, is_public, refuse_other_origins
+from recspec.serving import inference_protocol, json_routes, pages
+from recspec.serving.access import (
+    BACKLOG,
+    Access,
+    check_certificate,
+    check_hosts,
+    is_public,
+    listen,
+    refuse_other_origins,
+)
+from recspec.serving.batching import Limits
 from recspec.serving.http_bodies import error_response, json_response
-from recspec.serving.ports import BACKLOG, listen
+from recspec.serving.model_folders import REPORTS, Source
+from recspec.serving.opened_model import RepositorySettings
 from recspec.serving.repository import Repository
-from recspec.serving.run_reports import REPORTS
 
 if TYPE_CHECKING:
     from grpc import aio
 
 
-ROUTES = (json_routes.routes, inference_protocol.routes, listing_routes.routes, pages.routes)
+ROUTES = (json_routes.routes, inference_protocol.routes, pages.routes)
 """The routes of each file, asked in order: those of many requests come first."""
 
 OPEN = frozenset({"/v2/health/live", "/v2/health/ready", "/", "/docs", "/openapi.json"})
@@ -62,7 +71,7 @@ LAST_SECONDS = 0.5
 FORCE_SECONDS = 5.0
 """Time after the graceful end until the process ends by force."""
 
-PIECE = 64 << 10
+WRITE_CHUNK_BYTES = 64 << 10
 """Bytes of an answer written at once."""
 
 QUIET = {"uvicorn.error": logging.ERROR, "grpc._cython.cygrpc": logging.CRITICAL}
@@ -88,6 +97,21 @@ class ServeSettings(config.Settings):
     keep_alive_seconds: int = Field(75, ge=1, description="time that an idle connection stays open")
     write_seconds: float = Field(30.0, gt=0, description="longest pause of a client while it reads its answer")
     max_connections: int = Field(512, ge=1, description="open connections of each protocol; more are closed")
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """What a server serves, and how."""
+
+    sources: Sequence[Source]
+    settings: ServeSettings = field(default_factory=ServeSettings)
+    repository: RepositorySettings = field(default_factory=RepositorySettings)
+    limits: Limits = field(default_factory=Limits)
+    token: str | None = None
+
+    def make_repository(self) -> Repository:
+        """A repository of the sources."""
+        return Repository(self.sources, settings=self.repository, limits=self.limits)
 
 
 @dataclass(frozen=True)
@@ -122,7 +146,7 @@ def application(repository: Repository, *, access: Access | None = None) -> ASGI
     found = [route for each in ROUTES for route in each(repository)]
     infer = [route for route in found if route.path.endswith(inference_protocol.INFER)]
     handlers: dict[Any, Any] = dict.fromkeys((RecspecError, RecursionError, HTTPException, Exception), _failed)
-    return _Front(Starlette(routes=found, exception_handlers=handlers), infer, repository, access or Access())
+    return AccessMiddleware(Starlette(routes=found, exception_handlers=handlers), infer, repository, access or Access())
 
 
 async def _failed(request: Request, error: Exception) -> Response:
@@ -138,7 +162,7 @@ async def _failed(request: Request, error: Exception) -> Response:
     return json_response({"error": "the server failed; its log says why"}, 500)
 
 
-class _Front:
+class AccessMiddleware:
     """Surrounds every route with access checks, limits and metrics."""
 
     def __init__(self, app: ASGIApp, infer: Sequence[Route], repository: Repository, access: Access) -> None:
@@ -202,13 +226,13 @@ class _Front:
     async def _write(self, message: Message, send: Send) -> None:
         """Send a body in pieces, each after most of the earlier ones are read; until then it counts as held."""
         body = message.get("body", b"")
-        if len(body) <= PIECE:
+        if len(body) <= WRITE_CHUNK_BYTES:
             await send(message)
             return
-        last = (len(body) - 1) // PIECE * PIECE
+        last = (len(body) - 1) // WRITE_CHUNK_BYTES * WRITE_CHUNK_BYTES
         with self._repository.body_reader.holding(len(body), may_refuse=False):
-            for start in range(0, last, PIECE):
-                await send({**message, "body": body[start : start + PIECE], "more_body": True})
+            for start in range(0, last, WRITE_CHUNK_BYTES):
+                await send({**message, "body": body[start : start + WRITE_CHUNK_BYTES], "more_body": True})
             await send({**message, "body": body[last:]})
 
 
@@ -264,15 +288,18 @@ class Server:
             await self.repository.close()
             raise
         self._http = self._make_http()
-        self._tasks = [asyncio.create_task(self._http.serve([listening])), asyncio.create_task(self._hang_up())]
+        self._tasks = [
+            asyncio.create_task(self._http.serve([listening])),
+            asyncio.create_task(self._close_stalled_connections()),
+        ]
         while not self._http.started and not self._tasks[0].done():
             await asyncio.sleep(0.005)
         return Addresses.of(settings, listening.getsockname()[1], grpc_port)
 
     @property
-    def given_up(self) -> int:
+    def num_abandoned(self) -> int:
         """Abandoned computations that still run."""
-        return self.repository.given_up
+        return self.repository.num_abandoned
 
     async def stop(self) -> None:
         """Take no new requests, answer those under way within the time limit, and close the models."""
@@ -311,7 +338,7 @@ class Server:
         server.capture_signals = contextlib.nullcontext  # type: ignore[assignment, method-assign]
         return server
 
-    async def _hang_up(self) -> None:
+    async def _close_stalled_connections(self) -> None:
         """Close connections whose clients read nothing, because their answers stay in memory."""
         assert self._http is not None
         seen: dict[Any, int] = {}
@@ -457,8 +484,6 @@ class _Protocol(HttpToolsProtocol):
         self.parser = _Parser(self)
         self._head: int | None = 0
         """Bytes that came with a head that is not whole yet; None between heads."""
-        self._refused = HTTPStatus.BAD_REQUEST
-        """Status for what the parser does not read on."""
 
     def connection_made(self, transport: Any) -> None:
         """Start the time limit for the head of the first request."""
@@ -486,16 +511,15 @@ class _Protocol(HttpToolsProtocol):
         return True
 
     def on_message_begin(self) -> None:
-        self._bound.cancel()
+        self._limit(HEAD_SECONDS, self._refuse, 408)
         self._head = 0
-        self._bound = self.loop.call_later(HEAD_SECONDS, self._refuse, 408)
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
         self._bound.cancel()
         self._head = None
         if len(self.url) + sum(len(name) + len(value) + len(": \r\n") for name, value in self.headers) > HEAD_BYTES:
-            self._refused = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
+            self._refuse(431)
             raise httptools.HttpParserError
         if self.parser.should_upgrade():
             if self.parser.get_method() == b"CONNECT":  # it has no body, and asks to be connected elsewhere
@@ -515,8 +539,7 @@ class _Protocol(HttpToolsProtocol):
         """Limit the time for the rest of a refused body."""
         super().on_response_complete()
         if self.cycle.more_body and not self.transport.is_closing() and not self.pipeline:
-            self._bound.cancel()
-            self._bound = self.loop.call_later(LINGER_SECONDS, self.transport.close)
+            self._limit(LINGER_SECONDS, self.transport.close)
 
     def data_received(self, data: bytes) -> None:
         """Take in bytes, and refuse a head that is too large, also one that never ends.
@@ -531,19 +554,19 @@ class _Protocol(HttpToolsProtocol):
                 self._refuse(431)
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what the parser does not read on."""
-        if self._refused == HTTPStatus.BAD_REQUEST:
+        """Refuse what the parser does not read on, unless it was refused already."""
+        if not self.transport.is_closing():
             super().send_400_response(msg)
-        else:
-            self._refuse(self._refused)
+
+    def _limit(self, seconds: float, end: Callable[..., object], *given: object) -> None:
+        self._bound.cancel()
+        self._bound = self.loop.call_later(seconds, end, *given)
 
     def _refuse(self, status: int) -> None:
         self._bound.cancel()
         if self.transport is None or self.transport.is_closing():
             return
-        if self.cycle is not None and not self.cycle.response_complete:  # an answer is under way
-            self.transport.close()
-            return
-        head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
-        self.transport.write(head.encode())
+        if self.cycle is None or self.cycle.response_complete:  # else an answer is under way
+            head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+            self.transport.write(head.encode())
         self.transport.close()

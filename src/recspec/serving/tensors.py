@@ -61,6 +61,26 @@ NAMED = 10
 """Unknown inputs that a message names; finding the nearest name takes 0.1 ms."""
 
 
+class Declared(NamedTuple):
+    """An input as a request declares it, without its values."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Head:
+    """A request for inference without its values."""
+
+    inputs: tuple[Declared, ...]
+    outputs: Mapping[str, bool]
+    """Name, or `EVERY`, -> whether the answer over HTTP holds it in binary, in the order of the answer."""
+    timeout: float | None
+    """Seconds; None for the server's limit."""
+    id: str = ""
+
+
 class Tensor(NamedTuple):
     """A named array from a client; BYTES are texts in an object array."""
 
@@ -78,20 +98,12 @@ class InferRequest:
     id: str
     inputs: Mapping[str, Tensor]
     outputs: Mapping[str, bool]
-    """Name, or `EVERY`, -> whether the answer over HTTP holds it in binary, in the order of the answer."""
     timeout: float | None
-    """Seconds; None for the server's limit."""
 
 
 def wrong_input(name: str, why: str) -> RequestError:
     """The error for an input."""
     return RequestError(f"input '{name}': {why}")
-
-
-def check_number(inputs: int) -> None:
-    """Refuse more tensors than any model takes, before they are read."""
-    if inputs > MAX_INPUTS:
-        raise RequestError(f"the request has {inputs} inputs; at most {MAX_INPUTS} are read")
 
 
 def refuse_rows(rows: int, max_rows: float) -> None:
@@ -100,10 +112,34 @@ def refuse_rows(rows: int, max_rows: float) -> None:
         raise RequestError(f"the request has {rows} rows; at most {max_rows} are taken", status=413)
 
 
-def refuse_shared_memory(name: str, parameters: Container[str]) -> None:
-    """Refuse an input whose parameters name a region of shared memory."""
-    if "shared_memory_region" in parameters:
-        raise wrong_input(name, "shared memory is not supported; send the tensor")
+def declare(inputs: Collection[tuple[object, object, object, Container[str]]], max_rows: float) -> tuple[Declared, ...]:
+    """The inputs of a request by their names, datatypes, shapes and parameters, checked without a model."""
+    if len(inputs) > MAX_INPUTS:  # before they are read
+        raise RequestError(f"the request has {len(inputs)} inputs; at most {MAX_INPUTS} are read")
+    found: dict[str, Declared] = {}
+    for name, datatype, shape, parameters in inputs:
+        if not isinstance(name, str) or not isinstance(datatype, str):
+            raise RequestError("an input lacks its 'name' or its 'datatype'; expected texts")
+        if "shared_memory_region" in parameters:
+            raise wrong_input(name, "shared memory is not supported; send the tensor")
+        if name in found:
+            raise RequestError(f"input '{name}' is there twice")
+        found[name] = Declared(name, datatype, shape_of(shape, name, max_rows))
+    return tuple(found.values())
+
+
+def declare_outputs(outputs: Iterable[tuple[object, Mapping[str, Any]]], *, binary: bool = True) -> Mapping[str, bool]:
+    """The wanted outputs by their names and parameters, each with whether it is binary, by default `binary`."""
+    wanted: dict[str, bool] = {}
+    for name, parameters in outputs:
+        if parameters.get("classification") or "shared_memory_region" in parameters:
+            raise RequestError("an output's 'classification' and shared memory are not supported")
+        if not isinstance(name, str) or name not in KNOWN_OUTPUTS:
+            raise RequestError(unknown("output", str(name)[:80], KNOWN_OUTPUTS))
+        if name in wanted:
+            raise RequestError(f"output '{name}' is asked for twice")
+        wanted[name] = parameters.get("binary_data", binary) is True
+    return wanted or {EVERY: binary}
 
 
 def outputs_of(asked: Mapping[str, bool], given: Collection[str]) -> Mapping[str, bool]:
@@ -113,16 +149,6 @@ def outputs_of(asked: Mapping[str, bool], given: Collection[str]) -> Mapping[str
     if strange := [name for name in asked if name not in given]:
         raise RequestError(unknown("output", strange, given))
     return asked
-
-
-def check_output(name: object, parameters: Mapping[str, Any], wanted: Container[str]) -> None:
-    """Refuse an unknown or repeated output, and parameters that are not supported."""
-    if parameters.get("classification") or "shared_memory_region" in parameters:
-        raise RequestError("an output's 'classification' and shared memory are not supported")
-    if not isinstance(name, str) or name not in KNOWN_OUTPUTS:
-        raise RequestError(unknown("output", str(name)[:80], KNOWN_OUTPUTS))
-    if name in wanted:
-        raise RequestError(f"output '{name}' is asked for twice")
 
 
 def timeout_of(microseconds: object) -> float | None:

@@ -1,4 +1,4 @@
-"""The supervisor of several workers: starts them, starts another when one ends, and stops them together.
+"""Several processes that answer as one server: the supervisor, the workers, and the channel between them.
 
 Workers accept HTTP connections from one socket, so that those which wait outlive a worker. gRPC can't take a socket;
 each worker listens at the same port by SO_REUSEPORT. Workers begin as copies of a process that has loaded torch and the
@@ -9,13 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
+import json
+import logging
 import multiprocessing
 import os
 import secrets
+import signal
 import socket
+import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
@@ -24,20 +29,25 @@ import torch
 
 from recspec.base import machine
 from recspec.base.errors import BundleError, RecspecError, SettingsError
-from recspec.serving import worker
-from recspec.serving.access import check_certificate
-from recspec.serving.batching import Limits
-from recspec.serving.line import Ended, Line
-from recspec.serving.opened_model import RepositorySettings
-from recspec.serving.ports import listen, shared_port
-from recspec.serving.private_copies import SharedCopies
-from recspec.serving.repository import Repository
-from recspec.serving.server import FORCE_SECONDS, Addresses, Server, ServeSettings, Shared, check_access, log
+from recspec.serving.access import check_certificate, listen, shared_port
+from recspec.serving.model_folders import LinkedCopies, SharedCopies
+from recspec.serving.server import (
+    FORCE_SECONDS,
+    Addresses,
+    Server,
+    ServerOptions,
+    Shared,
+    check_access,
+    log,
+    loop_factory,
+    quiet,
+)
 from recspec.serving.server_metrics import summed, without_gauges
-from recspec.serving.sources import Source
 
-LOADED = ["recspec.serving.worker", "recspec.serving.inference_grpc"]
+LOADED = ["recspec.serving.workers", "recspec.serving.inference_grpc"]
 """Modules that a worker finds loaded."""
+LINE_BYTES = 64 << 20
+"""Longest message of a channel. The metrics of a server with a hundred models take under a MiB."""
 SCRAPE_SECONDS = 2.0
 """Time for a worker to report its metrics; after that, its last report stands."""
 SUPERVISED = """\
@@ -55,26 +65,12 @@ MOST_PAUSE = 30.0
 """Longest pause in seconds before another worker is started."""
 
 
-def server_of(
-    sources: Sequence[Source],
-    settings: ServeSettings,
-    *,
-    repository: RepositorySettings | None = None,
-    limits: Limits | None = None,
-    token: str | None = None,
-) -> Server | Workers:
-    """A server in this process, or the supervisor of its workers."""
-    if settings.workers == 1:
-        return Server(Repository(sources, settings=repository, limits=limits), settings, token=token)
-    return Workers(sources, settings, repository=repository, limits=limits, token=token)
-
-
 @dataclass(eq=False)
 class _Worker:
-    """A worker's process, and the line to it."""
+    """A worker's process, and the channel to it."""
 
     process: ForkServerProcess
-    line: Line
+    channel: WorkerChannel
     ready: asyncio.Future[None]
     ended: asyncio.Task[None]
     """Ends with the process."""
@@ -94,27 +90,18 @@ class _Counts:
 class Workers:
     """Several processes that answer as one server: `await start()`, then `await stop()`."""
 
-    def __init__(
-        self,
-        sources: Sequence[Source],
-        settings: ServeSettings,
-        *,
-        repository: RepositorySettings | None = None,
-        limits: Limits | None = None,
-        token: str | None = None,
-    ) -> None:
-        self.settings, self._sources, self._token = settings, sources, token
-        own = repository or RepositorySettings()
-        threads = threads_of_each(own.threads, settings.workers)
-        self._repository, self._limits = own.model_copy(update={"threads": threads}), limits or Limits()
+    def __init__(self, options: ServerOptions) -> None:
+        self.settings = options.settings
+        threads = threads_of_each(options.repository.threads, options.settings.workers)
+        self._options = replace(options, repository=options.repository.model_copy(update={"threads": threads}))
         self._held = contextlib.ExitStack()
-        self._copies = SharedCopies(verify=own.verify)
+        self._copies = SharedCopies(verify=options.repository.verify)
         self._shared: Shared | None = None
         self._workers: dict[int, _Worker] = {}
         self._keeping: list[asyncio.Task[None]] = []
         self._unloaded: set[str] = set()
         self._counts = _Counts()
-        self.given_up = 0
+        self.num_abandoned = 0
         """Workers that were killed because they did not end in time."""
 
     async def start(self) -> Addresses:
@@ -124,7 +111,7 @@ class Workers:
             raise SettingsError(
                 f"--workers {settings.workers}: this system can't share ports between processes; take 1"
             )
-        check_access(settings, token=self._token, control=self._repository.control)
+        check_access(settings, token=self._options.token, control=self._options.repository.control)
         check_certificate(settings.tls_cert, settings.tls_key)
         try:
             listening = self._held.enter_context(listen(settings.host, settings.http_port))
@@ -156,7 +143,7 @@ class Workers:
         await asyncio.gather(*map(self._stop, self._workers.values()))
         self._copies.close()
 
-    # --- one worker ---------------------------------------------------------------------------------------------
+    # --- one worker ----------------------------------------------------------------------------------------------
 
     async def _start(self, number: int) -> None:
         """Start a worker, and wait until it answers.
@@ -166,12 +153,10 @@ class Workers:
         """
         assert self._shared is not None
         ours, theirs = socket.socketpair()
-        work = worker.Work(
-            number, self._sources, self.settings, self._repository, self._limits, self._token, self._shared
-        )
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(LOADED)
-        process = context.Process(target=worker.run, args=(work, theirs), name=f"recspec-{number}", daemon=True)
+        given = (number, self._options, self._shared, theirs)
+        process = context.Process(target=run_worker, args=given, name=f"recspec-{number}", daemon=True)
         try:
             await asyncio.to_thread(process.start)  # the first one waits until the modules are loaded
         except BaseException:
@@ -194,17 +179,17 @@ class Workers:
                 await self._everywhere(what, value)
             return None
 
-        line = Line(answer)
-        await line.open(ours)
+        channel = WorkerChannel(answer)
+        await channel.open(ours)
         ended = asyncio.create_task(_until_end(process))
-        started = self._workers[number] = _Worker(process, line, ready, ended)
+        started = self._workers[number] = _Worker(process, channel, ready, ended)
         await asyncio.wait([ready, ended], return_when=asyncio.FIRST_COMPLETED)
         if not ready.done():
             ready.set_exception(BundleError(f"worker {number} ended before it answered: {_reason(process)}"))
         await ready
         for name in sorted(self._unloaded):
             with contextlib.suppress(Ended, RecspecError):
-                await started.line.ask("unload", name)
+                await started.channel.ask("unload", name)
 
     async def _keep(self, number: int) -> None:
         """Wait for a worker's end, and start another one; over and over."""
@@ -212,7 +197,7 @@ class Workers:
         while True:
             old = self._workers[number]
             await asyncio.wait([old.ended])
-            old.line.close()  # it still runs if only the process that copied it was killed; then it stops by itself
+            old.channel.close()  # it still runs if only the process that copied it was killed; then it stops by itself
             self._counts.of_ended = without_gauges(summed([self._counts.of_ended, old.metrics]))
             old.metrics = ""
             lived, noticed = time.monotonic() - began, time.monotonic()
@@ -231,10 +216,10 @@ class Workers:
             log.warning("worker %d answers again after %.1f s", number, began - noticed)
 
     async def _stop(self, each: _Worker) -> None:
-        asked = asyncio.create_task(each.line.ask("stop"))
+        asked = asyncio.create_task(each.channel.ask("stop"))
         ended, _ = await asyncio.wait([each.ended], timeout=self.settings.shutdown_seconds + FORCE_SECONDS / 2)
         if not ended:
-            self.given_up += 1
+            self.num_abandoned += 1
             each.process.kill()
             await asyncio.wait([each.ended])
         await asyncio.gather(asked, return_exceptions=True)
@@ -244,7 +229,7 @@ class Workers:
     async def _everywhere(self, what: str, name: str) -> None:
         """Load or unload a model in every worker that answers; the error names all their problems."""
         answers = await asyncio.gather(
-            *(each.line.ask(what, name) for each in self._answering()), return_exceptions=True
+            *(each.channel.ask(what, name) for each in self._answering()), return_exceptions=True
         )
         problems = [text for each in answers if isinstance(each, RecspecError) for text in each.problems]
         if problems:
@@ -268,7 +253,7 @@ async def _report(each: _Worker) -> None:
     """Ask a worker for its metrics; its last report stands if it is busy or ends."""
     with contextlib.suppress(TimeoutError, Ended):
         async with asyncio.timeout(SCRAPE_SECONDS):
-            each.metrics = await each.line.ask("metrics")
+            each.metrics = await each.channel.ask("metrics")
 
 
 async def _until_end(process: ForkServerProcess) -> None:
@@ -291,3 +276,162 @@ def threads_of_each(asked: int | None, workers: int) -> int:
     cores = [machine.cores_at_once(), len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None]
     quota = min((each for each in cores if each is not None), default=os.cpu_count())
     return machine.pick_threads(asked, torch.get_num_threads(), os.environ, quota, processes=workers)[0]
+
+
+# --- a worker --------------------------------------------------------------------------------------------------------
+
+
+def run_worker(number: int, options: ServerOptions, shared: Shared, end: socket.socket) -> None:
+    """Serve until the supervisor says stop, or ends; `end` is the worker's end of the channel to it."""
+    logging.basicConfig(
+        level=logging.WARNING,
+        stream=sys.stderr,
+        format=f"%(asctime)s %(levelname)s %(name)s worker {number}: %(message)s",
+    )
+    logging.getLogger("recspec").setLevel(logging.INFO)
+    quiet()
+    for ignored in (signal.SIGINT, signal.SIGHUP):  # the terminal's reach the supervisor too, which then says stop
+        signal.signal(ignored, signal.SIG_IGN)
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        runner.run(_serve(number, options, shared, end))
+
+
+async def _serve(number: int, options: ServerOptions, shared: Shared, end: socket.socket) -> None:
+    repository = options.make_repository()
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+
+    async def answer(what: str, value: Any) -> Any:
+        if what == "stop":
+            stop.set()
+        elif what == "metrics":
+            return repository.metrics.text().decode()
+        elif what == "load":
+            await repository.load(value)
+        elif what == "unload":
+            await repository.unload(value)
+        return None
+
+    channel = WorkerChannel(answer)
+    listening = await channel.open(end)
+    listening.add_done_callback(lambda _: stop.set())
+    repository.broadcast, repository.copies = _AllWorkers(channel), LinkedCopies(channel, number)
+    server = Server(repository, options.settings, token=options.token, shared=shared)
+    try:
+        try:
+            await server.start()
+        except RecspecError as error:
+            await channel.ask("failed", [str(error), *error.problems])
+            return
+        await channel.ask("ready")
+        await stop.wait()
+        await server.stop()
+    except Ended:
+        log.warning("the supervisor has ended; so does this worker")
+
+
+class _AllWorkers:
+    """A server of several workers; the supervisor asks them all."""
+
+    def __init__(self, channel: WorkerChannel) -> None:
+        self._channel = channel
+
+    async def load(self, name: str) -> None:
+        """Open a model's versions again in every worker."""
+        await self._channel.ask("load", name)
+
+    async def unload(self, name: str) -> None:
+        """Unload a model in every worker."""
+        await self._channel.ask("unload", name)
+
+    async def metrics_text(self) -> bytes:
+        """The sums of all workers' metrics."""
+        text: str = await self._channel.ask("metrics")
+        return text.encode()
+
+
+# --- the channel between two processes -------------------------------------------------------------------------------
+
+
+class Ended(Exception):
+    """The other process ended before it answered."""
+
+
+class WorkerChannel:
+    """Questions and answers between two processes, as lines of JSON over a pair of sockets. Used on one event loop."""
+
+    def __init__(self, answer: Callable[[str, Any], Awaitable[Any]]) -> None:
+        self._answer = answer
+        self._numbers = itertools.count()
+        self._asked: dict[int, asyncio.Future[Any]] = {}
+        self._answering: set[asyncio.Task[None]] = set()
+        self._writer: asyncio.StreamWriter | None = None
+
+    async def open(self, end: socket.socket) -> asyncio.Task[None]:
+        """Begin to listen; the task ends with the other process."""
+        reader, self._writer = await asyncio.open_connection(sock=end, limit=LINE_BYTES)
+        return asyncio.create_task(self._listen(reader))
+
+    def close(self) -> None:
+        """Hang up."""
+        if self._writer is not None:
+            self._writer.close()
+
+    async def ask(self, what: str, value: object = None) -> Any:
+        """The other process's answer.
+
+        Raises:
+            Ended: if it ends before it answers.
+            BundleError: with its message, if it can't do what was asked.
+        """
+        if self._writer is None or self._writer.is_closing():
+            raise Ended
+        number, future = next(self._numbers), asyncio.get_running_loop().create_future()
+        self._asked[number] = future
+        try:
+            self._say({"ask": what, "number": number, "value": value})
+            return await future
+        finally:
+            del self._asked[number]
+
+    def _say(self, message: dict[str, Any]) -> None:
+        assert self._writer is not None
+        with contextlib.suppress(RuntimeError):  # the other process has ended
+            self._writer.write(json.dumps(message).encode() + b"\n")
+
+    async def _listen(self, reader: asyncio.StreamReader) -> None:
+        assert self._writer is not None
+        try:
+            with contextlib.suppress(OSError):
+                while line := await reader.readline():
+                    self._take(json.loads(line))
+        finally:
+            self._writer.close()
+            for future in self._asked.values():
+                if not future.done():
+                    future.set_exception(Ended())
+
+    def _take(self, message: dict[str, Any]) -> None:
+        if "ask" in message:
+            task = asyncio.create_task(self._do(message))
+            self._answering.add(task)
+            task.add_done_callback(self._answering.discard)
+            return
+        future = self._asked.get(message["number"])
+        if future is None or future.done():  # nobody waits any more
+            return
+        if "problem" in message:
+            future.set_exception(BundleError(message["problem"], message["problems"]))
+        else:
+            future.set_result(message["value"])
+
+    async def _do(self, message: dict[str, Any]) -> None:
+        answer = {"number": message["number"]}
+        try:
+            self._say({**answer, "value": await self._answer(message["ask"], message["value"])})
+        except RecspecError as error:
+            self._say({**answer, "problem": str(error), "problems": error.problems})
+        except Exception as error:  # whoever asked would wait for ever
+            log.exception("can't answer %s", message["ask"])
+            problem = f"{type(error).__name__}: {error}"
+            self._say({**answer, "problem": problem, "problems": [problem]})

@@ -33,24 +33,9 @@ Message: TypeAlias = Mapping[int, Sequence[int | memoryview]]
 """The values of a protocol buffer by field number: integers, and the bytes of texts and messages."""
 
 TYPES: Mapping[int, str] = {
-    1: "float32",
-    2: "float64",
-    3: "int32",
-    4: "uint8",
-    5: "int16",
-    6: "int8",
-    7: "string",
-    8: "complex64",
-    9: "int64",
-    10: "bool",
+    **dict(enumerate("float32 float64 int32 uint8 int16 int8 string complex64 int64 bool".split(), 1)),
     14: "bfloat16",
-    17: "uint16",
-    18: "complex128",
-    19: "float16",
-    20: "resource",
-    21: "variant",
-    22: "uint32",
-    23: "uint64",
+    **dict(enumerate("uint16 complex128 float16 resource variant uint32 uint64".split(), 17)),
 }
 """Names of TensorFlow's DataType."""
 NUMBERS = frozenset(TYPES.values()) - {"string", "resource", "variant"}

@@ -7,7 +7,6 @@ the raw columns, buckets and vocabularies; docs/serving.md gives its form. Tenso
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from recspec.base.errors import DataError, listed, nearest, unknown
-from recspec.base.files import confined, special
+from recspec.base.files import confined, read_json, read_text
 from recspec.data.encoding import (
     CROSS_KEY,
     BucketEncoder,
@@ -353,17 +352,10 @@ def _fit_keys(cross: Cross, by_name: Mapping[str, Column]) -> Iterator[str]:
 
 
 def _json(path: Path) -> Any:
-    if problem := special(path):
-        raise DataError(f"{path}: {problem}")
-    try:
-        if path.stat().st_size > MOST_BYTES:
-            raise DataError(f"{path}: has more than {MOST_BYTES:,} bytes, which is no file of columns")
-        return json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
+    if not path.exists():
         known = [found.name for found in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise DataError(f"{path}: can't be read: {error.strerror}{nearest(path.name, known)}") from None
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: not JSON: {error}") from None
+        raise DataError(f"{path}: can't be read: no such file{nearest(path.name, known)}")
+    return read_json(path, most=MOST_BYTES)
 
 
 def _column(value: object, folder: Path) -> Column | list[str]:
@@ -391,13 +383,11 @@ def _column(value: object, folder: Path) -> Column | list[str]:
 def _lines(folder: Path, name: str, dtype: object) -> list[str] | list[int]:
     """The values of a vocabulary's file, one a line, which lies in the folder of the file of columns."""
     file = confined(folder, name)
+    lines = read_text(file, most=MOST_BYTES).split("\n")
+    lines = lines[:-1] if lines[-1] == "" else lines
     try:
-        if file.stat().st_size > MOST_BYTES:
-            raise DataError(f"{file}: has more than {MOST_BYTES:,} bytes")
-        lines = file.read_text(encoding="utf-8").split("\n")
-        lines = lines[:-1] if lines[-1] == "" else lines
         return lines if dtype == "string" else [int(line) for line in lines]
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         raise DataError(f"{file}: can't be read as a vocabulary, one value a line: {error}") from None
 
 

@@ -26,7 +26,7 @@ from recspec.bundle import folder as bundle
 from recspec.data.encoding import CROSS_KEY, ENCODERS_FILE, VOCABULARIES
 from recspec.feature_spec import Feature, FeatureSpec
 from recspec.models import INDICATOR_MOST_IDS, Deep, Wide, WideDeep, WideDeepSettings
-from recspec.models.layers import Embeddings, without_memory
+from recspec.models.layers import Embeddings, on_meta_device
 from recspec.tf_import import tensorbundle
 from recspec.tf_import.tensorbundle import Operation, Saved, TensorBundle
 from recspec.tf_import.tf_columns import (
@@ -50,21 +50,9 @@ PASSED_OVER = re.compile(
 """Variables of training alone; also those whose name begins with another variable's, as `kernel/Adagrad` does."""
 
 MOVES = frozenset(
-    {
-        "Const",
-        "ExpandDims",
-        "Squeeze",
-        "Shape",
-        "StridedSlice",
-        "Pack",
-        "Reshape",
-        "Cast",
-        "Identity",
-        "MatMul",
-        "VarHandleOp",
-        "VariableV2",
-        "ReadVariableOp",
-    }
+    """
+Const ExpandDims Squeeze Shape StridedSlice Pack Reshape Cast Identity MatMul VarHandleOp VariableV2 ReadVariableOp
+""".split()
 )
 """Operations of a numeric column that leave its numbers as they are."""
 
@@ -109,7 +97,7 @@ def _import(model: Path, out: Path, columns: Path) -> Imported:
     with tempfile.TemporaryDirectory() as sides:
         spec = _specification(described, Path(sides))
         settings = _settings(described, hidden)
-        net = without_memory(lambda: WideDeep(spec, settings))
+        net = on_meta_device(lambda: WideDeep(spec, settings))
         weights = {name: torch.zeros(tensor.shape) for name, tensor in net.state_dict().items()}
         if described.wide:
             _fill_wide(net.wide, described, values, weights)

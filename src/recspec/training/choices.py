@@ -15,9 +15,9 @@ from recspec.base.machine import parse_bytes
 from recspec.evaluation import count_labels
 from recspec.feature_spec import NO_FILES, FeatureSpec, Role
 from recspec.loading import (
+    HeldOutShare,
     Loader,
-    Newest,
-    Part,
+    NewRowsAndReplay,
     Placement,
     Ranks,
     UserRows,
@@ -155,7 +155,7 @@ def pick_metric(spec: FeatureSpec, settings: TrainSettings, kind: type[Model] = 
 def unused_features(model: Model, spec: FeatureSpec) -> dict[str, list[str]]:
     """Features of each role that the model does not use."""
     roles: tuple[Role, ...] = ("user", "item", "context", "history", "negative_history")
-    read = {*model.features(), *model.loss_features()}
+    read = {*model.features(), *model.loss_needs().features}
     found = {role: [name for name in spec.role(role) if name not in read] for role in roles}
     return {role: names for role, names in found.items() if names}
 
@@ -231,25 +231,25 @@ def open_rows(
     negatives: int,
     valid: str,
     held_out: bool = False,
-    newest: Newest | None = None,
+    newest: NewRowsAndReplay | None = None,
 ) -> Loader:
     """The rows to train on, or with `held_out` those that `valid_share` keeps from training, in order.
 
     With `newest`, only those rows are trained on.
     """
     share, splits = settings.valid_share if valid == HELD_OUT else 0.0, settings.train_splits
-    used = {*(model.features() if held_out else model.loss_features()), spec.label}
+    used = {*(model.features() if held_out else model.loss_needs().features), spec.label}
     weights = pick_event_weights(spec, settings, type(model))
     loader = Loader(
         spec,
         splits,
         batch_size=max(1, (settings.batch_size or 1) // (1 + negatives)),
         features=tuple(name for name in spec.columns(splits[0]) if name in used),
-        positives_only=(negatives > 0 or model.shares_negatives())
+        positives_only=(negatives > 0 or model.loss_needs().shares_negatives)
         and spec.has_series
         and ("valid" in splits or holds_negatives(spec)),
         shuffle=not held_out,
-        part=newest or (Part(share, held_out, settings.seed) if share else None),
+        part=newest or (HeldOutShare(share, held_out, settings.seed) if share else None),
         weights=(weights.value or None) if weights is not None else None,
         **_of_any_loader(settings, ranks),
     )

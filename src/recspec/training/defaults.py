@@ -20,7 +20,7 @@ from recspec.evaluation import id_feature
 from recspec.feature_spec import FeatureSpec, Role
 from recspec.loading import holds_negatives, negatives_by_default
 from recspec.models import DataFacts, IdFacts, Model, PreparedNegatives, Proposals, Task, TrainedItemModel
-from recspec.models.layers import number_widths, without_memory
+from recspec.models.layers import number_widths, on_meta_device
 from recspec.training.choices import Choice, pick_valid
 from recspec.training.settings import OptimizerSettings, TrainSettings
 
@@ -117,7 +117,7 @@ class Resolved:
             return
         trained = [
             f"{name}."
-            for name, _ in without_memory(make).named_parameters()
+            for name, _ in on_meta_device(make).named_parameters()
             if not any(f"{name}.".startswith(f"{part}.") for part in self.settings.frozen)
         ]
         kept = {

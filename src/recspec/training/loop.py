@@ -24,7 +24,7 @@ from recspec.base.signals import stopping_at_once
 from recspec.bundle import DataRecord, RunRecord, run_record
 from recspec.feature_spec import FeatureSpec
 from recspec.loading import Ranks
-from recspec.models import MODELS, FittedModel
+from recspec.models import FittedModel, find_model
 from recspec.training import run_folder
 from recspec.training.fit import run_fit
 from recspec.training.plan import FitPlan, TrainingPlan, make_fit_plan, make_plan
@@ -108,7 +108,7 @@ def plan_run(
         Interrupted: at a signal to stop.
     """
     with stopping_at_once(NOT_BEGUN) if ranks.world_size == 1 else nullcontext():
-        if model_name in MODELS and issubclass(MODELS[model_name], FittedModel):
+        if issubclass(find_model(model_name), FittedModel):
             return make_fit_plan(model_name, spec, settings, model_settings, ranks, resume=resume)
         resumed = run_folder.resumed_settings(run) if resume else None
         return make_plan(model_name, spec, settings, model_settings, ranks, propose=True, resumed_settings=resumed)

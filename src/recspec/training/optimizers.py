@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from recspec.base.errors import CheckpointError, SettingsError, listed, nearest, unknown
 from recspec.loading import stores_of
 from recspec.models import Model
-from recspec.models.layers import Embeddings, RowsHeld, kernels, without_memory
+from recspec.models.layers import Embeddings, RowsHeld, kernels, on_meta_device
 from recspec.training.row_optimizers import form_of, laid_as, make_optimizer
 from recspec.training.settings import KEPT, OptimizerSettings, TrainSettings, learning_rate_factor
 
@@ -185,7 +185,7 @@ class MetaModel:
 
     def __init__(self, make: Callable[[RowsHeld | None], Model], settings: TrainSettings, device: torch.device) -> None:
         self.make = make
-        self.model = without_memory(lambda: make(None))
+        self.model = on_meta_device(lambda: make(None))
         named = _stand_ins(self.model.named_parameters(), device)
         self.all_optimizers = Optimizers(named, settings, settings.part_settings)
         """Those of a run that freezes nothing."""

@@ -13,14 +13,14 @@ import torch
 
 from recspec import __version__
 from recspec.base import config, machine
-from recspec.base.errors import SettingsError, unknown
+from recspec.base.errors import SettingsError
 from recspec.base.stores import shown
 from recspec.data.storage import companions
 from recspec.evaluation import interactions_of
 from recspec.feature_spec import FeatureSpec
-from recspec.loading import Loader, Newest, Placement, Ranks
-from recspec.models import MODELS, FittedModel, Ids, Interactions, Model, TrainedItemModel
-from recspec.models.layers import RowsHeld, kernels, without_memory
+from recspec.loading import Loader, NewRowsAndReplay, Placement, Ranks
+from recspec.models import FittedModel, Ids, Interactions, Model, TrainedItemModel, find_model
+from recspec.models.layers import RowsHeld, kernels, on_meta_device
 from recspec.training import choices
 from recspec.training.choices import Choice, CompileMode
 from recspec.training.defaults import MOST_EPOCHS, pick_path, resolve
@@ -208,13 +208,13 @@ def make_plan(
     *,
     propose: bool = False,
     resumed_settings: Mapping[str, Mapping[str, object]] | None = None,
-    newest: Newest | None = None,
+    newest: NewRowsAndReplay | None = None,
     users: Ids | None = None,
 ) -> TrainingPlan:
     """Make every choice of a run that trains by steps.
 
     Args:
-        model_name: name of the model in `MODELS`.
+        model_name: name of the model; see `find_model`.
         spec: the dataset.
         settings: settings of training.
         model_settings: the model's own settings.
@@ -229,9 +229,7 @@ def make_plan(
         SettingsError: if a setting does not fit the model, the dataset or the device.
         DataError: if a file that the dataset's metadata names is missing.
     """
-    if model_name not in MODELS:
-        raise SettingsError(unknown("model", model_name, MODELS))
-    device, kind = ranks.device, MODELS[model_name]
+    device, kind = ranks.device, find_model(model_name)
     if issubclass(kind, FittedModel):
         raise SettingsError(f"{model_name} is fitted in one go: it has no steps to plan or to measure")
     choices.check_splits(spec, settings.train_splits)
@@ -339,7 +337,7 @@ def make_fit_plan(
     choices.check_splits(spec, settings.train_splits)
     companions(spec)  # the bundle needs them
     make = partial(kind, spec, model_settings)
-    model = without_memory(make)
+    model = on_meta_device(make)
     notes = [f"{model_name} is fitted in one go: there is nothing to continue, so it is fitted again"] if resume else []
     if ranks.world_size > 1:
         notes.append(f"{model_name} is fitted by the first process; the others wait")
@@ -364,7 +362,7 @@ def make_fit_plan(
 
 
 def _fitted(model_name: str) -> type[FittedModel]:
-    kind = MODELS[model_name]
+    kind = find_model(model_name)
     assert issubclass(kind, FittedModel)
     return kind
 

@@ -36,8 +36,8 @@ from recspec.evaluation import (
 )
 from recspec.feature_spec import FeatureSpec
 from recspec.metrics import Calibration, Method, fit
-from recspec.models import MODELS, FittedItemModel, Interactions, ItemModel, Model
-from recspec.models.layers import CalibrationMap, without_memory
+from recspec.models import FittedItemModel, Interactions, ItemModel, Model, find_model
+from recspec.models.layers import CalibrationMap, on_meta_device
 from recspec.training.run_folder import Progress, RunLog
 from recspec.training.step import Built
 from recspec.training.validation import Validation
@@ -192,9 +192,9 @@ def cheap_baselines(question: Question, splits: Sequence[str], model: str, secon
 
 
 def _operations(name: str, question: Question) -> float:
-    kind = MODELS[name]
+    kind = find_model(name)
     assert issubclass(kind, FittedItemModel)
-    return without_memory(lambda: kind(question.spec, kind.Settings())).operations()
+    return on_meta_device(lambda: kind(question.spec, kind.Settings())).operations()
 
 
 def _measured(name: str, question: Question, splits: Sequence[str]) -> dict[str, Evaluation]:

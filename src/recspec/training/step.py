@@ -50,9 +50,9 @@ def build_model(plan: TrainingPlan, ranks: Ranks) -> Built:
         assert plan.interactions is not None
         model.learn_from(plan.interactions)
         model.describe(item_features(plan.spec, plan.settings.train_splits, model.item_inputs))
-    if names := model.asks_ids():
+    if names := model.needs_seen_ids():
         splits = plan.settings.train_splits
-        model.know_ids(ids_present(plan.spec, splits, names, positives_only=model.compares_negatives()))
+        model.set_seen_ids(ids_present(plan.spec, splits, names, positives_only=model.loss_needs().compares_negatives))
     optimizers = make_optimizers(without_frozen(model, plan.settings.frozen), plan.settings)
     if plan.event_products is not None:
         assert isinstance(model, SequenceModel), "its shapes are few"
@@ -80,10 +80,10 @@ def build_model(plan: TrainingPlan, ranks: Ranks) -> Built:
 
 def make_sampler(built: Built) -> NegativeSampler | SharedNegatives | None:
     """What adds negatives to batches, if the plan draws any or the model compares rows with each other."""
-    plan, settings, model = built.plan, built.plan.settings, built.model
-    number = plan.negatives.value
+    plan, settings, needs = built.plan, built.plan.settings, built.model.loss_needs()
+    number, compares_rows = plan.negatives.value, needs.negatives == "batch and positives"
     both: dict[str, Any] = {
-        "features": model.loss_features(),
+        "features": needs.features,
         "distribution": settings.negative_distribution,
         "power": settings.popularity_power,
         "reject_positives": settings.reject_positives,
@@ -91,10 +91,10 @@ def make_sampler(built: Built) -> NegativeSampler | SharedNegatives | None:
         "seed": settings.seed,
         "device": built.ranks.device,
     }
-    if model.shares_negatives() and (number or model.compares_rows()):
-        shares = plan.loader.shares_of_positives(plan.spec) if model.compares_rows() else None
+    if needs.shares_negatives and (number or compares_rows):
+        shares = plan.loader.shares_of_positives(plan.spec) if compares_rows else None
         return shared_negatives_for(plan.spec, number, row_shares=shares, gather=built.ranks.gather, **both)
-    return sampler_for(plan.spec, number, beside=model.compares_negatives(), **both) if number else None
+    return sampler_for(plan.spec, number, beside=needs.compares_negatives, **both) if number else None
 
 
 class Objective(nn.Module):
@@ -121,7 +121,7 @@ class TrainingStep:
         """Tables whose gradients the ranks exchange here, not DDP."""
         self.uncompiled = Objective(model)
         self.objective = self._compiled()
-        self.rows_each = 1 if model.compares_negatives() else plan.samples_per_row
+        self.rows_each = 1 if model.loss_needs().compares_negatives else plan.samples_per_row
         """Rows of a batch for each row of the loader."""
         is_graph = plan.compile.value == "reduce-overhead"
         self.rows_of_graph = plan.loader.batch_size * self.rows_each if is_graph else None
@@ -200,7 +200,7 @@ class TrainingStep:
 
         A batch that is not split holds all rows and needs no such columns.
         """
-        names = self.model.counted()
+        names = self.model.loss_needs().counted_features
         if not names or (self.ranks.world_size == 1 and self.accumulate == 1):
             return batch
         counts = {}

@@ -38,12 +38,12 @@ from recspec.base.errors import (
 from recspec.base.files import local
 from recspec.base.signals import stopping_at_once
 from recspec.base.stores import fetched, url_text
-from recspec.bundle import Card, checkpoint, meaning_digest, run_record, versions
+from recspec.bundle import Blend, Card, checkpoint, meaning_digest, run_record, versions
 from recspec.bundle import cards as pipeline_card
 from recspec.bundle import folder as bundle
 from recspec.feature_spec import FeatureSpec
-from recspec.loading import Newest, Ranks
-from recspec.models import MODELS, FittedModel, Ids, require_libraries
+from recspec.loading import NewRowsAndReplay, Ranks
+from recspec.models import FittedModel, Ids, find_model, require_libraries
 from recspec.models.layers import Embeddings
 from recspec.training import run_folder
 from recspec.training.fit import run_fit
@@ -114,9 +114,9 @@ def _fits(old: Tensor, new: Tensor) -> bool:
 
 
 def _plain_buffers(module: nn.Module) -> Iterable[tuple[str, Tensor]]:
-    """Buffers that training changes; what a module learns of the data by itself (`know_ids`, `set`) is left to it."""
+    """Buffers that training changes; what a module learns of the data by itself (`set_seen_ids`, `set`) is kept."""
     for prefix, part in module.named_modules():
-        if not (hasattr(part, "know_ids") or (hasattr(part, "make_room") and hasattr(part, "set"))):
+        if not (hasattr(part, "set_seen_ids") or (hasattr(part, "allocate_buffers") and hasattr(part, "set"))):
             yield from part.named_buffers(prefix, recurse=False)
 
 
@@ -209,7 +209,7 @@ def update(
     with versions.updating(run), _new_version(run) as folder:
         base = bundle.find(run)  # the newest version, now that no other update can end
         card = _read_card(base)
-        require_libraries(MODELS[card.model])
+        require_libraries(find_model(card.model))
         spec = _dataset_of(base, data)
         (folder / DATA).mkdir(parents=True)
         from recspec.datasets import grow  # needs Ibis and DuckDB, which training does without
@@ -264,7 +264,7 @@ def _check_run(run: Path) -> None:
 
 def _read_card(base: Path) -> Card:
     card = bundle.read_card(base)
-    if card.model not in MODELS:
+    if card.model == Blend.name:
         raise BundleError(f"{base}: is a {card.model}, which takes no new events; update its parts and make it again")
     if pipeline_card.read_pipeline(base) is not None:
         raise BundleError(f"{base}: is a pipeline; update its ranker and its retrievers, and make it again")
@@ -301,7 +301,7 @@ def _learn(
     stop_requested: Callable[[], bool],
 ) -> Result:
     """Fit the model again on all events, with the settings that it has, or train it on from its weights."""
-    kind, ranks, made_of = MODELS[card.model], Ranks(), (run_record.home(base),)
+    kind, ranks, made_of = find_model(card.model), Ranks(), (run_record.home(base),)
     own = config.build(kind.Settings, "bundle.json: settings", card.settings)
     if issubclass(kind, FittedModel):
         asked = config.build(TrainSettings, "bundle.json: train", card.train)
@@ -310,7 +310,7 @@ def _learn(
             return run_fit(fit, folder, ranks, on_event, stop_requested)
     asked = _train_settings(card, settings)
     first_new = [grown.first_new.get(split, 0) for split in asked.train_splits]
-    newest, users = Newest(first_new, settings.replay, asked.seed), _users(grown, settings.replay, asked.seed)
+    newest, users = NewRowsAndReplay(first_new, settings.replay, asked.seed), _users(grown, settings.replay, asked.seed)
     plan = make_plan(card.model, grown.spec, asked, own, ranks, newest=newest, users=users)
     plan = replace(plan, notes=(*plan.notes, _told(grown, settings)), update_of=made_of)
 

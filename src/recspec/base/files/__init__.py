@@ -17,13 +17,13 @@ from recspec.base.files.archives import (
     unpacked_name,
 )
 from recspec.base.files.outputs import (
-    beside,
     clear_abandoned,
+    hidden_sibling,
     is_locked,
     is_own,
     locked,
     locked_inside,
-    made,
+    mkdir_or_undo,
     open_parquet,
     put_in_place,
     removed,
@@ -48,9 +48,10 @@ from recspec.base.files.paths import (
 )
 
 __all__ = [
-    "LINE_BYTES", "LineError", "PathError", "beside", "bounded_lines", "check_unpacked", "clear_abandoned",
-    "confine", "confined", "copy", "extract", "is_gzip", "is_locked", "is_own", "lines", "local", "locked",
-    "locked_inside", "made", "manifest", "masked", "most_unpacked", "named_path", "open_parquet", "open_zip",
-    "opened", "packing", "parse_json", "put_in_place", "read_json", "read_text", "removed", "special", "staging",
-    "temporary_name", "too_much", "turn", "unpacked_name", "whole_file", "whole_folder",
+    "LINE_BYTES", "LineError", "PathError", "bounded_lines", "check_unpacked", "clear_abandoned", "confine",
+    "confined", "copy", "extract", "hidden_sibling", "is_gzip", "is_locked", "is_own", "lines", "local",
+    "locked", "locked_inside", "manifest", "masked", "mkdir_or_undo", "most_unpacked", "named_path",
+    "open_parquet", "open_zip", "opened", "packing", "parse_json", "put_in_place", "read_json", "read_text",
+    "removed", "special", "staging", "temporary_name", "too_much", "turn", "unpacked_name", "whole_file",
+    "whole_folder",
 ]  # fmt: skip

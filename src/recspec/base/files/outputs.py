@@ -24,7 +24,7 @@ from recspec.base.errors import DataError, SettingsError
 LOCK = ".lock"
 
 
-def beside(path: Path, what: str) -> Path:
+def hidden_sibling(path: Path, what: str) -> Path:
     """A hidden name in the folder of `path`, such as `.NAME.123.tmp`."""
     name = path.resolve().name if path.name in ("", "..") else path.name
     return path.parent / f".{name}.{what}"
@@ -32,7 +32,7 @@ def beside(path: Path, what: str) -> Path:
 
 def temporary_name(path: Path) -> Path:
     """A new name under which `path` can be written."""
-    return beside(path, f"{secrets.token_hex(8)}.tmp")
+    return hidden_sibling(path, f"{secrets.token_hex(8)}.tmp")
 
 
 def removed(folder: Path) -> None:
@@ -54,7 +54,7 @@ def is_own(folder: Path) -> bool:
 @contextmanager
 def whole_folder(out: Path) -> Iterator[Path]:
     """An empty folder that replaces `out` if the block succeeds, and is removed if it fails."""
-    with made(out.parent), staging(out) as folder:
+    with mkdir_or_undo(out.parent), staging(out) as folder:
         yield folder
         put_in_place(folder, out)
 
@@ -72,7 +72,7 @@ def staging(out: Path) -> Iterator[Path]:
 
 def put_in_place(folder: Path, out: Path) -> None:
     """Rename a folder to `out`; what was there is removed last, or comes back if the renames break off."""
-    old = beside(out, f"{secrets.token_hex(8)}.old.tmp")
+    old = hidden_sibling(out, f"{secrets.token_hex(8)}.old.tmp")
     try:
         if out.exists():
             out.rename(old)
@@ -90,7 +90,7 @@ def clear_abandoned(out: Path) -> None:
     Whoever calls this holds the lock of all its writers. A writer that was killed between the renames of `put_in_place`
     left only what was there before: that is put back.
     """
-    ours = re.compile(re.escape(beside(out, "").name) + r"[0-9a-f]+(\.old)?\.tmp")
+    ours = re.compile(re.escape(hidden_sibling(out, "").name) + r"[0-9a-f]+(\.old)?\.tmp")
     beside_it: list[Path] = []
     with suppress(PermissionError):  # a parent in which this user may write, but not look
         beside_it = sorted(out.parent.iterdir())
@@ -109,7 +109,7 @@ def whole_file(out: Path) -> Iterator[Path]:
     if out.exists() and not out.is_file():
         raise SettingsError(f"{out}: is there and is no regular file; name another one to write")
     temporary = temporary_name(out)
-    with made(out.parent):
+    with mkdir_or_undo(out.parent):
         try:
             yield temporary
             temporary.replace(out)
@@ -119,7 +119,7 @@ def whole_file(out: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def made(folder: Path) -> Iterator[None]:
+def mkdir_or_undo(folder: Path) -> Iterator[None]:
     """Make a folder and its parents; if the block fails, the new ones that are empty are removed."""
     missing = [each for each in (folder, *folder.parents) if not each.exists()]
     folder.mkdir(parents=True, exist_ok=True)
@@ -138,7 +138,7 @@ def locked(out: Path, doing: str) -> Iterator[None]:
 
     Raises DataError at once if another process holds the lock, `doing` it, such as "preparing".
     """
-    with made(out.parent), _held(beside(out, "lock"), out, doing):
+    with mkdir_or_undo(out.parent), _held(hidden_sibling(out, "lock"), out, doing):
         clear_abandoned(out)
         yield
 
@@ -149,7 +149,7 @@ def locked_inside(folder: Path, doing: str, *, holds: str | None = None) -> Iter
 
     What killed writers left of the folder `holds`, which is written in it, is removed.
     """
-    with made(folder), _held(folder / LOCK, folder, doing):
+    with mkdir_or_undo(folder), _held(folder / LOCK, folder, doing):
         if holds is not None:
             clear_abandoned(folder / holds)
         yield
@@ -157,7 +157,7 @@ def locked_inside(folder: Path, doing: str, *, holds: str | None = None) -> Iter
 
 def is_locked(out: Path) -> bool:
     """Whether some process holds the lock beside `out`."""
-    file = beside(out, "lock")
+    file = hidden_sibling(out, "lock")
     try:
         with FileLock(file, timeout=0) if file.is_file() else nullcontext():
             return False

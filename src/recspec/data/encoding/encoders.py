@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from recspec.base.errors import DataError, how_many, listed, nearest, unknown
+from recspec.base.errors import DataError, how_many, listed, nearest, problems_in, unknown
 from recspec.base.files import PathError, confined, read_text, whole_file
 from recspec.data.encoding.encoder_kinds import (
     ENCODERS,
@@ -94,8 +94,7 @@ def read_encoders(folder: Path) -> dict[str, Encoder]:
     try:
         return ENCODERS.validate_json(read_text(confined(folder, ENCODERS_FILE)))
     except ValidationError as error:
-        problems = [f"{'.'.join(map(str, found['loc'])) or 'the file'}: {found['msg']}" for found in error.errors()]
-        raise DataError.of(str(path), problems) from None
+        raise DataError.of(str(path), problems_in(error)) from None
 
 
 @dataclass(frozen=True)
@@ -110,28 +109,26 @@ class Encoders:
         """Read `encoders.json` and its vocabularies. Raises `DataError` if a file is missing or damaged."""
         encoders = read_encoders(folder)
         names = {encoder.vocabulary for encoder in encoders.values() if isinstance(encoder, VocabularyEncoder)}
-        try:
-            files = {name: confined(folder, f"{VOCABULARIES}/{name}.parquet") for name in sorted(names)}
-        except PathError as error:
-            raise DataError(f"{folder / ENCODERS_FILE}: {error}") from None
-        vocabularies = {name: Vocabulary.load(file) for name, file in files.items()}
-        texts = {name: each for name, each in encoders.items() if isinstance(each, TextEncoder)}
-        held = {
-            name: each.holding(load_projection(_file_of(each, folder), each.length)) for name, each in texts.items()
-        }
-        return cls({**encoders, **held}, vocabularies)
+        vocabularies = {name: Vocabulary.load(_file(folder, name)) for name in sorted(names)}
+        for name, each in encoders.items():
+            if isinstance(each, TextEncoder):
+                encoders[name] = each.holding(load_projection(_file(folder, each.projection), each.length))
+        return cls(encoders, vocabularies)
 
     def save(self, folder: Path) -> None:
-        """Write `encoders.json` and every vocabulary."""
-        data = {name: _without_defaults(encoder) for name, encoder in self.encoders.items()}
+        """Write `encoders.json`, which keeps settings other than the defaults, and every vocabulary."""
+        data = {
+            name: encoder.model_dump(mode="json", include={"kind", *encoder.model_dump(exclude_defaults=True)})
+            for name, encoder in self.encoders.items()
+        }
         (folder / VOCABULARIES).mkdir(parents=True, exist_ok=True)
         with whole_file(folder / ENCODERS_FILE) as temporary:
             temporary.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
         for name, vocabulary in self.vocabularies.items():
-            vocabulary.save(confined(folder, f"{VOCABULARIES}/{name}.parquet"))
+            vocabulary.save(_file(folder, name))
         for encoder in self.encoders.values():
             if isinstance(encoder, TextEncoder):
-                save_projection(encoder.held, _file_of(encoder, folder))
+                save_projection(encoder.held, _file(folder, encoder.projection))
 
     def vocabulary_of(self, feature: str) -> Vocabulary:
         """The vocabulary of a feature. Raises `DataError` if the feature is unknown, a number, or hashed."""
@@ -227,17 +224,12 @@ class Encoders:
         return [encoder.column if encoder.column is not None and encoder.column in self.encoders else feature]
 
 
-def _file_of(encoder: TextEncoder, folder: Path) -> Path:
-    """The file of an encoder's projection. Raises `DataError` if its name leads outside."""
+def _file(folder: Path, name: str) -> Path:
+    """The file of a vocabulary or projection. Raises `DataError` if its name leads outside."""
     try:
-        return confined(folder, f"{VOCABULARIES}/{encoder.projection}.parquet")
+        return confined(folder, f"{VOCABULARIES}/{name}.parquet")
     except PathError as error:
         raise DataError(f"{folder / ENCODERS_FILE}: {error}") from None
-
-
-def _without_defaults(encoder: Encoder) -> dict[str, object]:
-    """An encoder's kind and the settings that differ from their defaults, as the file keeps them."""
-    return encoder.model_dump(mode="json", include={"kind", *encoder.model_dump(exclude_defaults=True)})
 
 
 def raw_names(encoders: Encoders | None, features: Iterable[str]) -> Iterator[str]:

@@ -6,7 +6,8 @@ Shapes: B rows; L numbers of a vector.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -240,16 +241,24 @@ def _parsed(texts: pa.Array, parse: Callable[[str], int | float | None], kind: p
 
 def as_numbers(array: pa.Array) -> NDArray[np.float64]:
     """Numbers as float64, NaN where one is missing."""
-    if is_text(array.type):
-        text = pc.utf8_trim_whitespace(array)
-        array = pc.if_else(pc.equal(text, ""), None, text)
     try:
-        numbers: NDArray[np.float64] = _cast_to_numbers(array).to_numpy(zero_copy_only=False)
+        numbers = _floats(array)
     except (ValueError, pa.ArrowNotImplementedError):
-        raise DataError.of("numbers", _not_numbers(array)) from None
+        wrong = islice(_not_numbers(array), 3)
+        problems = [f"row {row + 1} is {text!r}; expected a number" for row, text in wrong]
+        raise DataError.of("numbers", problems or [f"holds {array.type}; expected numbers"]) from None
     infinite = np.flatnonzero(np.isinf(numbers))
     if len(infinite):
         raise DataError(f"row {infinite[0] + 1} is infinite; expected a finite number")
+    return numbers
+
+
+def _floats(array: pa.Array) -> NDArray[np.float64]:
+    """Numbers as float64, NaN where one is missing; infinite ones too."""
+    if is_text(array.type):
+        text = pc.utf8_trim_whitespace(array)
+        array = pc.if_else(pc.equal(text, ""), None, text)
+    numbers: NDArray[np.float64] = _cast_to_numbers(array).to_numpy(zero_copy_only=False)
     return numbers
 
 
@@ -267,16 +276,13 @@ def _cast_to_numbers(array: pa.Array) -> pa.Array:
         return _parsed(array, number, pa.float64())
 
 
-def _not_numbers(array: pa.Array) -> list[str]:
-    problems = []
-    for row, value in enumerate(array.to_pylist(), 1):
+def _not_numbers(array: pa.Array) -> Iterator[tuple[int, str]]:
+    """The place and the beginning of each value that is no number."""
+    for place, value in enumerate(array.to_pylist()):
         try:
             number(str(value) if value is not None else "")
         except ValueError:
-            problems.append(f"row {row} is {str(value).strip()[:60]!r}; expected a number")
-        if len(problems) == 3:
-            break
-    return problems or [f"holds {array.type}; expected numbers"]
+            yield place, str(value).strip()[:60]
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -307,8 +313,14 @@ def vectors_of(values: RawValues, length: int, first: int = 0) -> NDArray[np.flo
     lists = split_vectors(array)
     lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False).astype(np.int64)
     flat = lists.flatten()
-    numbers = _numbers(flat, lengths, first)
-    rows = np.repeat(np.arange(len(array)), lengths)
+    kind, rows = flat.type, np.repeat(np.arange(len(array)), lengths)
+    if not (is_text(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind)):
+        raise DataError(f"holds lists of {kind}; expected lists of numbers")
+    try:
+        numbers = _floats(flat)
+    except ValueError:
+        place, text = next(_not_numbers(flat))
+        raise DataError(f"row {first + rows[place] + 1} holds {text!r} in its vector; expected a number") from None
     present = np.bincount(rows[~np.isnan(numbers)], minlength=len(array)) > 0
     wrong = np.flatnonzero(present & (lengths != length))
     if len(wrong):
@@ -328,38 +340,9 @@ def vectors_of(values: RawValues, length: int, first: int = 0) -> NDArray[np.flo
 def split_vectors(array: pa.Array) -> pa.Array:
     """A column as lists: texts are cut into their numbers. Raises `DataError` for a column of single values."""
     if is_text(array.type):
-        plain = pc.utf8_trim(pc.fill_null(array, ""), BRACKETS)
-        return pc.split_pattern_regex(plain, BETWEEN)
+        return pc.split_pattern_regex(pc.utf8_trim(pc.fill_null(array, ""), BRACKETS), BETWEEN)
     kind = array.type
-    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
+    if not _is_list(kind):
         raise DataError(f"holds {kind}; expected a list of numbers in every row")
-    if pa.types.is_fixed_size_list(kind):  # its missing rows have values, which `flatten` leaves out
-        return array.cast(pa.large_list(kind.value_type))
-    return array
-
-
-def _numbers(flat: pa.Array, lengths: NDArray[np.int64], first: int) -> NDArray[np.float64]:
-    """The values of all rows as float64, NaN where one is missing."""
-    if is_text(flat.type):
-        text = pc.utf8_lower(pc.utf8_trim_whitespace(flat))
-        gone = pc.or_(pc.equal(text, ""), pc.is_in(text, pa.array(MISSING_NUMBERS, text.type)))
-        flat = pc.if_else(gone, None, text)
-    elif not (pa.types.is_integer(flat.type) or pa.types.is_floating(flat.type) or pa.types.is_null(flat.type)):
-        raise DataError(f"holds lists of {flat.type}; expected lists of numbers")
-    try:
-        found: NDArray[np.float64] = flat.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
-        return found
-    except pa.ArrowInvalid:  # a text that is no number, or one that Arrow does not read, such as +1.5
-        return _numbers_of_texts(flat.to_pylist(), lengths, first)
-
-
-def _numbers_of_texts(texts: Sequence[str | None], lengths: NDArray[np.int64], first: int) -> NDArray[np.float64]:
-    found = np.empty(len(texts))
-    for place, text in enumerate(texts):
-        try:
-            found[place] = number(text or "")
-        except ValueError:
-            row = int(np.searchsorted(np.cumsum(lengths), place, side="right"))
-            shown = (text or "")[:60]
-            raise DataError(f"row {first + row + 1} holds {shown!r} in its vector; expected a number") from None
-    return found
+    # the missing rows of fixed-size lists have values, which `flatten` leaves out
+    return array.cast(pa.large_list(kind.value_type)) if pa.types.is_fixed_size_list(kind) else array

@@ -1,14 +1,14 @@
 """Building blocks of every dataset, as Ibis expressions."""
 
 from recspec.data.prepare import clicks, interactions, prepared, splits
-from recspec.data.prepare.backend import Backend, Part, Share
-from recspec.data.prepare.column_roles import SPLIT_WORDS, ColumnRole, column_of, columns_of
-from recspec.data.prepare.columns import Catalogue, Column, Kind
-from recspec.data.prepare.context import ENGINES, PrepareContext, Progress, Remark, limit_bytes, silent
+from recspec.data.prepare.backend import Backend, Part, PartFiles, Share, count_rows, fetch, gather
+from recspec.data.prepare.catalogues import Before, Catalogue
+from recspec.data.prepare.columns import Column, Kind
 from recspec.data.prepare.declared import DeclaredColumn, Invalid, columns_schema, declared_columns, load_columns
 from recspec.data.prepare.duckdb_backend import DuckDBBackend, check_parquet
 from recspec.data.prepare.histories import HistorySettings, Prefixes, TimeSplitSettings, UnknownTargets
-from recspec.data.prepare.interaction_columns import Before, Decay, Source
+from recspec.data.prepare.interaction_rows import Decay
+from recspec.data.prepare.interactions import Source
 from recspec.data.prepare.names import (
     AS_IN_FILE,
     DESCRIBES,
@@ -22,37 +22,45 @@ from recspec.data.prepare.names import (
     SERIES,
     SPLIT,
     SPLIT_BEFORE,
+    SPLIT_WORDS,
     SPLITS,
     TIMESTAMP,
     USER,
     WEIGHT,
+    ColumnRole,
     Notes,
+    column_of,
+    columns_of,
+    plain,
 )
 from recspec.data.prepare.negatives import Distribution
-from recspec.data.prepare.outcome import doubtful_times, label_outcomes, unused_columns, unused_types
-from recspec.data.prepare.prepared import Prepared, fingerprint
-from recspec.data.prepare.raw_checks import check_encoding
-from recspec.data.prepare.raw_files import (
+from recspec.data.prepare.prepared import (
+    ENGINES,
+    FEWEST_EVENTS,
+    PrepareContext,
+    Prepared,
+    Progress,
+    Remark,
+    fingerprint,
+    limit_bytes,
+    silent,
+)
+from recspec.data.prepare.raw_files import find_raw_files, named_files, nearest_file, splits_by_name, stage
+from recspec.data.prepare.raw_rows import (
+    LABELS,
     LARGEST,
     SHOWN,
     RawLayout,
     RawRows,
     Reading,
     RowsBy,
-    find_raw_files,
+    Weighting,
     is_missing_marker,
-    named_files,
-    nearest_file,
     number_of,
-    splits_by_name,
-    stage,
 )
-from recspec.data.prepare.raw_table import CODE_NAME, LABELS, Roles, typed
-from recspec.data.prepare.raw_weights import Weighting
+from recspec.data.prepare.raw_table import CODE_NAME, Roles, typed
 from recspec.data.prepare.scatter import Scatter, shuffled
-from recspec.data.prepare.seen import with_splits
-from recspec.data.prepare.splits import leave_one_out
-from recspec.data.prepare.staging import PartFiles, gather
+from recspec.data.prepare.splits import leave_one_out, with_splits
 from recspec.data.prepare.tables import (
     SECONDS,
     Cleaned,
@@ -61,9 +69,7 @@ from recspec.data.prepare.tables import (
     blocks,
     blocks_of_part,
     clean,
-    count_rows,
     counts_by,
-    fetch,
     figures,
     first_left_out,
     is_dated,
@@ -80,22 +86,23 @@ from recspec.data.prepare.text_files import (
     lines_of,
     read_header,
 )
+from recspec.data.prepare.text_layout import check_encoding
 from recspec.data.prepare.time_formats import check_time_format
 from recspec.data.prepare.times import columns_like_times, note_doubtful_time, note_untimed
 
 __all__ = [
-    "AS_IN_FILE", "CODE_NAME", "DESCRIBES", "ENGINES", "EVENT_WEIGHT", "FILE_SPLIT", "GROUP", "ITEM", "LABEL",
-    "LABELS", "LARGEST", "PROBLEMS_SHOWN", "ROW", "ROW_BYTES", "SECONDS", "SEEN", "SERIES", "SHOWN", "SPLIT",
-    "SPLITS", "SPLIT_BEFORE", "SPLIT_WORDS", "TIMESTAMP", "USER", "WEIGHT", "Backend", "Before", "Catalogue",
-    "Cleaned", "Column", "ColumnRole", "ColumnType", "Decay", "DeclaredColumn", "Distribution", "DuckDBBackend",
-    "HistorySettings", "Invalid", "JsonFile", "Kind", "Notes", "Part", "PartFiles", "Prefixes", "PrepareContext",
-    "Prepared", "Progress", "RawLayout", "RawRows", "Reading", "Remark", "Repeats", "Roles", "RowsBy", "Scatter",
-    "Share", "Source", "TextFile", "TimeSplitSettings", "UnknownTargets", "Weighting", "at_least", "blocks",
-    "blocks_of_part", "check_encoding", "check_parquet", "check_time_format", "clean", "clicks", "column_of",
-    "columns_like_times", "columns_of", "columns_schema", "count_rows", "counts_by", "declared_columns",
-    "doubtful_times", "fetch", "figures", "find_raw_files", "fingerprint", "first_left_out", "gather",
-    "interactions", "is_dated", "is_missing_marker", "keep_earliest", "label_outcomes", "leave_one_out",
-    "left_join", "limit_bytes", "lines_of", "load_columns", "named_files", "nearest_file", "note_doubtful_time",
-    "note_untimed", "number_of", "prepared", "read_header", "shuffled", "silent", "splits", "splits_by_name",
-    "stage", "time_range", "typed", "unused_columns", "unused_types", "with_splits",
+    "AS_IN_FILE", "CODE_NAME", "DESCRIBES", "ENGINES", "EVENT_WEIGHT", "FEWEST_EVENTS", "FILE_SPLIT", "GROUP",
+    "ITEM", "LABEL", "LABELS", "LARGEST", "PROBLEMS_SHOWN", "ROW", "ROW_BYTES", "SECONDS", "SEEN", "SERIES",
+    "SHOWN", "SPLIT", "SPLITS", "SPLIT_BEFORE", "SPLIT_WORDS", "TIMESTAMP", "USER", "WEIGHT", "Backend", "Before",
+    "Catalogue", "Cleaned", "Column", "ColumnRole", "ColumnType", "Decay", "DeclaredColumn", "Distribution",
+    "DuckDBBackend", "HistorySettings", "Invalid", "JsonFile", "Kind", "Notes", "Part", "PartFiles", "Prefixes",
+    "PrepareContext", "Prepared", "Progress", "RawLayout", "RawRows", "Reading", "Remark", "Repeats", "Roles",
+    "RowsBy", "Scatter", "Share", "Source", "TextFile", "TimeSplitSettings", "UnknownTargets", "Weighting",
+    "at_least", "blocks", "blocks_of_part", "check_encoding", "check_parquet", "check_time_format", "clean",
+    "clicks", "column_of", "columns_like_times", "columns_of", "columns_schema", "count_rows", "counts_by",
+    "declared_columns", "fetch", "figures", "find_raw_files", "fingerprint", "first_left_out", "gather",
+    "interactions", "is_dated", "is_missing_marker", "keep_earliest", "leave_one_out", "left_join", "limit_bytes",
+    "lines_of", "load_columns", "named_files", "nearest_file", "note_doubtful_time", "note_untimed", "number_of",
+    "plain", "prepared", "read_header", "shuffled", "silent", "splits", "splits_by_name", "stage", "time_range",
+    "typed", "with_splits",
 ]  # fmt: skip

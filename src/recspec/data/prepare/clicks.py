@@ -21,28 +21,22 @@ from numpy.typing import NDArray
 
 from recspec.base.errors import DataError, listed
 from recspec.data.encoding import NumberEncoder, ScaleEncoder, Vocabulary
-from recspec.data.prepare.backend import Backend, Part
-from recspec.data.prepare.columns import (
-    Catalogue,
-    Column,
-    Fitted,
-    PreparedCatalogue,
-    fit_columns,
-    fit_in_table,
-    metadata,
-    note_new,
-    take,
+from recspec.data.prepare.backend import Backend, Part, PartFiles, fetch, gather, part_writers
+from recspec.data.prepare.catalogues import Before, Catalogue, Fitted, PreparedCatalogue, metadata, note_new, take
+from recspec.data.prepare.columns import Column, fit_columns, fit_in_table
+from recspec.data.prepare.histories import ORDER as HISTORY_ORDER
+from recspec.data.prepare.histories import BlockHistories, HistorySettings, LabelledHistories
+from recspec.data.prepare.interaction_rows import (
+    Decay,
+    blocks_of_users,
+    check_memory_limit,
+    new_in_split,
+    stored_weights,
 )
-from recspec.data.prepare.context import Progress
-from recspec.data.prepare.histories import HistorySettings
-from recspec.data.prepare.interaction_columns import Before, Decay, stage_by_number, stored_weights
-from recspec.data.prepare.interaction_rows import blocks_of_users, check_memory_limit, new_in_split
-from recspec.data.prepare.labelled_histories import ORDER as HISTORY_ORDER
-from recspec.data.prepare.labelled_histories import BlockHistories, LabelledHistories
 from recspec.data.prepare.names import EVENT_WEIGHT, GROUP, ITEM, LABEL, NEW, ROW, SPLIT, SPLITS, TIMESTAMP, Notes
-from recspec.data.prepare.seen import write_seen
-from recspec.data.prepare.staging import PartFiles, gather, part_writers
-from recspec.data.prepare.tables import blocks_of_part, counts_by, fetch
+from recspec.data.prepare.prepared import Progress
+from recspec.data.prepare.splits import write_seen
+from recspec.data.prepare.tables import blocks_of_part, counts_by, stage_by_number
 from recspec.data.storage import SEEN_FILE, Columns, SplitWriter
 from recspec.feature_spec import Chunk, Feature, FeatureSpec
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
-from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
-from zoneinfo import available_timezones
 
 import yaml
 from pydantic import (
@@ -24,7 +21,7 @@ from pydantic import (
 from recspec.base.config import yaml_problem
 from recspec.base.errors import SettingsError, nearest, shortened, unknown
 from recspec.base.files import PathError, read_text
-from recspec.data.prepare.time_formats import PER_SECOND, check_time_format
+from recspec.data.prepare.time_formats import PER_SECOND, check_time_format, check_zone
 
 Type = Literal["text", "integer", "number", "time", "list", "vector"]
 TYPES: tuple[Type, ...] = get_args(Type)
@@ -54,30 +51,12 @@ EXPECTED = {
     "length": "a whole number from 1 on",
     "invalid": "text",
 }
-OFFSET = re.compile(r"([+-])(0[0-9]|1[0-4]):?([0-5][0-9])")
 MOST_BYTES = 1 << 20  # of a file of types
 DEEPEST = 4  # lists and tables inside each other
 
 
 def _type(given: object) -> object:
     return OTHER_NAMES.get(given.lower(), given.lower()) if isinstance(given, str) else given
-
-
-def check_zone(name: str) -> str:
-    """Check a time zone and return it. Raises ValueError if it is neither an offset nor a known name."""
-    if name.upper() in ("UTC", "Z"):
-        return "UTC"
-    if found := OFFSET.fullmatch(name):
-        if int(found[2]) > 14 or int(found[3]) > 59:
-            raise ValueError(f"zone '{name}' is no offset from UTC; expected such as +02:00")
-        return name
-    known = available_timezones()
-    if name not in known:
-        raise ValueError(
-            f"zone '{shortened(name)}' is not known on this machine{nearest(name, known)}; expected such "
-            "as Europe/Berlin, UTC or +02:00"
-        )
-    return name
 
 
 def _texts(given: object) -> object:
@@ -127,15 +106,6 @@ class DeclaredColumn(BaseModel):
         """The type alone, or with the keys that are set."""
         given = {name: value for name in type(self).model_fields if (value := getattr(self, name)) is not None}
         return self.type if len(given) == 1 else given
-
-
-def offset_of(zone: str) -> timedelta | None:
-    """The offset of a zone such as +02:00 or UTC; None for one by name."""
-    if zone == "UTC":
-        return timedelta()
-    found = OFFSET.fullmatch(zone)
-    ahead = timedelta(hours=int(found[2]), minutes=int(found[3])) if found else None
-    return -ahead if found and ahead is not None and found[1] == "-" else ahead
 
 
 # --- many of them ----------------------------------------------------------------------------------------------------

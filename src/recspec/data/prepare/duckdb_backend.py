@@ -27,9 +27,20 @@ from ibis.expr.types import Table
 from recspec.base.errors import DataError, RecspecError, SettingsError
 from recspec.base.files import LINE_BYTES, is_gzip, open_parquet, opened
 from recspec.base.machine import total_memory
-from recspec.data.prepare.backend import Backend, Part, Share, T, Watch, X
+from recspec.data.prepare.backend import (
+    Backend,
+    Part,
+    Share,
+    T,
+    Watch,
+    X,
+    bounded,
+    nanosecond_columns,
+    quoted,
+    schema_of,
+    without_missing,
+)
 from recspec.data.prepare.names import ROW
-from recspec.data.prepare.staging import bounded, nanosecond_columns, quoted, schema_of, without_missing
 from recspec.data.prepare.text_files import (
     ROW_BYTES,
     JsonFile,

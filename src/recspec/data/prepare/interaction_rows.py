@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -14,10 +14,18 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from recspec.base.errors import SettingsError, listed
+from recspec.data.encoding import Vocabulary
 from recspec.data.prepare.backend import Part
-from recspec.data.prepare.columns import take, to_arrow
-from recspec.data.prepare.histories import HistorySettings, Ids, Timeline, UnknownTargets, pieces
-from recspec.data.prepare.interaction_columns import Decay, InteractionColumns, stored_weights
+from recspec.data.prepare.catalogues import Fitted, PreparedCatalogue, take, to_arrow
+from recspec.data.prepare.columns import Column
+from recspec.data.prepare.histories import (
+    HistoryColumns,
+    HistorySettings,
+    Ids,
+    Timeline,
+    UnknownTargets,
+    pieces,
+)
 from recspec.data.prepare.names import (
     EVENT_WEIGHT,
     ITEM,
@@ -34,6 +42,51 @@ from recspec.data.prepare.negatives import Draws, Seen
 from recspec.data.prepare.tables import blocks_of_part
 from recspec.data.storage import BLOCK_ROWS, Columns, read_seen_pairs
 from recspec.feature_spec import Chunk, Feature
+
+MOST_HALVINGS = 64  # or doublings, of an event after the end: 2^64 and 2^-64 are float32 numbers with room for a weight
+
+
+@dataclass(frozen=True)
+class Decay:
+    """Halves a weight w once each `half_life` before `end`: w 2^((t - end) / half_life) at time t.
+
+    `end` is the last time of train. A later event, of a held-out split, weighs more by the same rule.
+    """
+
+    half_life: float
+    end: float
+
+    def factors(self, times: NDArray[np.generic]) -> NDArray[np.float64]:
+        """What to multiply the weights at some times by, within 2^-64 and 2^64."""
+        halvings = (times.astype(np.float64) - self.end) / self.half_life
+        return np.asarray(np.exp2(np.clip(halvings, -MOST_HALVINGS, MOST_HALVINGS)), np.float64)
+
+
+def stored_weights(
+    weights: NDArray[np.float64], times: NDArray[np.generic] | None, decay: Decay | None
+) -> NDArray[np.float32]:
+    """The weights as they are stored: above 0, whatever their size."""
+    decayed = weights if decay is None or times is None else weights * decay.factors(times)
+    return np.maximum(decayed, np.finfo(np.float32).tiny).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class InteractionColumns:
+    """Features, encoders and catalogues of all rows."""
+
+    fitted: Fitted
+    users: PreparedCatalogue
+    items: PreparedCatalogue
+    context: Sequence[Column]
+    everyone: Vocabulary  # all users, known or not; it numbers users while splits are written
+    user_ids: NDArray[np.int64]  # the id of each number of `everyone`
+    item_counts: NDArray[np.int64]  # interactions of each item, for ids from 1, in the rows of the vocabulary
+    train_counts: NDArray[np.int64]  # likewise in train
+    history: HistoryColumns | None
+
+    def vocabulary(self, name: str) -> Vocabulary:
+        return self.fitted.encoders.vocabularies[name]
+
 
 WRITING_BYTES = 370_000_000  # of the process while it writes splits without lists (measured: 330 to 370 MB)
 LIST_BYTES = 10  # per list value of a row group: 4, held 2.5 times (570 MB for 10 million rows with two lists of 50)

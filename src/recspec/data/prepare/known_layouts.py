@@ -8,10 +8,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from ibis.expr.types import Table
 
 from recspec.base.errors import DataError, listed, shortened
-from recspec.data.prepare.column_roles import NAMES, plain
+from recspec.data.prepare.backend import Backend
 from recspec.data.prepare.declared import DeclaredColumn
+from recspec.data.prepare.names import NAMES, Notes, plain
 from recspec.data.prepare.text_files import ColumnType, TextFile, lines_of
 
 MOST_COLUMNS = 1_000  # that sparse rows may become
@@ -317,3 +324,53 @@ OTHERS: Mapping[str, tuple[re.Pattern[str], str]] = {
     ),
 }
 """Name of a layout that is not read -> the pattern of its first two lines, and what to do."""
+
+
+BLOCK_EVENTS = 100_000
+
+
+@dataclass(frozen=True)
+class LineFile:
+    """A text file whose lines become rows by a layout of their own."""
+
+    file: TextFile
+    layout: TextLayout
+    columns: Mapping[str, ColumnType]
+
+    @property
+    def path(self) -> Path:
+        return self.file.path
+
+    def rows(self) -> Iterator[Row]:
+        assert self.layout.lines is not None
+        return self.layout.lines.rows(self.file, self.columns)
+
+
+def _events(file: TextFile, columns: Mapping[str, ColumnType]) -> Iterator[Row]:  # noqa: ARG001
+    """User and item of every event of a file of sequences."""
+    for number, line in lines_of(file):
+        if line.strip():
+            user, *items = line.split() if file.separator == " " else map(str.strip, line.split(file.separator))
+            yield from ((number, (user, item)) for item in items)
+
+
+def read_lines(backend: Backend, part: LineFile, notes: Notes, target: Path) -> Table:
+    """Stage the rows of a file that is read line by line."""
+    kinds = {name: pa.list_(pa.string()) if kind == "list" else pa.string() for name, kind in part.columns.items()}
+    schema = pa.schema([*kinds.items()])
+    rows = part.rows()
+    with pq.ParquetWriter(target, schema) as writer:
+        while block := [values for _, values in islice(rows, BLOCK_EVENTS)]:
+            arrays = [
+                pa.array(values, kind) for values, kind in zip(zip(*block, strict=True), kinds.values(), strict=True)
+            ]
+            writer.write_table(pa.table(arrays, schema=schema))
+    if part.layout.sequences:
+        mark = None if part.file.separator == " " else part.file.separator
+        if alone := sum(bool(line.strip()) and len(line.split(mark)) < 2 for _, line in lines_of(part.file)):
+            notes.dropped.append(f"{alone:,} users of {part.path.name}: their line holds no item")
+    return backend.read_parquet([target], row=True)
+
+
+SEQUENCES = TextLayout(" ", False, (), quote="", lines=LineLayout(lambda _: {}, _events), sequences=True)
+"""A user, then the user's items."""

@@ -5,101 +5,44 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
-from itertools import accumulate, islice
+from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
-from typing import Literal
 
 import ibis
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from ibis.expr.types import BooleanValue, StringValue, Table
-from ibis.expr.types import Column as Values
+from ibis.expr.datatypes import DataType
+from ibis.expr.types import Table
 
 from recspec.base.errors import DataError, SettingsError, how_many, listed, nearest, shortened
 from recspec.base.files import local, unpacked_name
-from recspec.data.encoding import MISSING_NUMBERS, decoded_type
-from recspec.data.prepare.backend import Backend
-from recspec.data.prepare.column_roles import SPLIT_WORDS
-from recspec.data.prepare.declared import DeclaredColumn, Invalid, Type
+from recspec.data.encoding import decoded_type
+from recspec.data.prepare.backend import Backend, count_rows, fetch
+from recspec.data.prepare.declared import DeclaredColumn, Type
 from recspec.data.prepare.duckdb_backend import json_keys
-from recspec.data.prepare.known_layouts import TextLayout
-from recspec.data.prepare.names import FILE_SPLIT, ROW, SPLITS, Notes
-from recspec.data.prepare.raw_checks import begins_with_object, check_quotes, encoding_of
-from recspec.data.prepare.sequences import (
-    LineFile,
-    check_items,
-    fields_of,
-    flattened,
-    inside,
-    keys_of,
-    read_lines,
-    sequence_column,
-)
-from recspec.data.prepare.tables import count_rows, fetch
+from recspec.data.prepare.known_layouts import LineFile, TextLayout, read_lines
+from recspec.data.prepare.names import FILE_SPLIT, ROW, SPLIT_WORDS, SPLITS, Notes, column_of
+from recspec.data.prepare.raw_rows import SHOWN, Part, RawRows, Reading, _path_of
 from recspec.data.prepare.text_files import (
     ColumnType,
     JsonFile,
     TextFile,
     check_names,
     json_form,
-    line_numbers,
     with_announced_separator,
 )
-from recspec.data.prepare.text_layout import glance
+from recspec.data.prepare.text_layout import begins_with_object, check_quotes, encoding_of, glance
 
-RawLayout = Literal["rows", "sequences"]
-RowsBy = Literal["first", "random"]
-Part = TextFile | LineFile | JsonFile | Path
 Staged = tuple[Table, Sequence[Part], Sequence[int], Collection[str]]
-LARGEST = 3.4028234663852886e38  # the largest float32, as which prepared numbers are stored
 WIDE = 100  # columns beyond which the files of a table are joined once, not in every query
 PARQUET_SUFFIXES = (".parquet",)
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 TEXT_SUFFIXES = (".csv", ".tsv", ".txt", ".dat", ".data", ".inter")
-NUMBER = r"^[+-]?([0-9]{1,40}(\.[0-9]*)?|\.[0-9]+)([eE](\+?[0-9]{1,2}|\+?[12][0-9]{2}|-[0-9]{1,3}))?$"
-MOST = str(2**63 - 1)
-_BELOW = "|".join(f"{MOST[:at]}[0-{int(digit) - 1}][0-9]{{{18 - at}}}" for at, digit in enumerate(MOST) if int(digit))
-WHOLE = rf"^[+-]?([0-9]{{1,18}}|{_BELOW}|{MOST})(\.0*)?$"  # of 64 bits
-FRACTION = r"\.0*[1-9]|[1-9]E-"  # of a decimal as engines write it
-BEYOND = "whole numbers, some of more than 63 bits, read as text"
-UNBROKEN = "decimals without a fraction in any row, read as whole numbers"
-PLAIN_WHOLE = r"^(0|-?[1-9][0-9]{0,17})$"
 MOST_DIGITS = 38  # of a decimal: DuckDB makes a float of one with more
-SHOWN = 3  # most rows named in a problem
 LINE_TYPES: Mapping[ColumnType, Type] = {"string": "text", "float64": "number", "list": "list"}
 """Types of the columns of a layout that tells them."""
-
-
-@dataclass(frozen=True)
-class Reading:
-    """Options for reading raw files, whatever their columns."""
-
-    separator: str | None = None
-    quote: str | None = '"'  # None: quotes are letters
-    quote_given: bool = False  # whether a setting says so, so that no look at the values does
-    decimal: str = "."  # the mark before the fraction of a number
-    encoding: str | None = None
-    key: str | None = None  # of a file of users or items: its column of ids
-    types: Mapping[str, DeclaredColumn] = field(default_factory=dict)
-    invalid_values: Invalid = "refuse"  # values of another type than their column
-    missing_values: tuple[str, ...] = ()
-    time_format: str | None = None
-    found_time_format: str | None = None  # the format of the dataset's times, where none was set
-    rows: int | None = None
-    rows_by: RowsBy = "first"
-    seed: int = 1
-    layout: RawLayout | None = None
-    columns: tuple[str, ...] = ()  # names of the columns of text files without a header
-    mentioned: frozenset[str] = frozenset()  # column names in settings, which tell a header from data
-    item: str | None = None  # column of the items, whose lists make each row a sequence; None: by its name
-    splits: tuple[str, ...] = ()  # the split of each file; empty: files are no splits
-    settable: bool = True  # whether who reads a message can still choose settings
-
-    def advice(self, what: str) -> str:
-        """The end of a message about invalid values: the setting that leaves `what` out, if it can be set."""
-        return f"; invalid_values=drop leaves {what} out" if self.settable else ""
 
 
 def named_files(raw: Path, setting: str, names: Sequence[str]) -> list[Path]:
@@ -191,192 +134,6 @@ def splits_by_name(paths: Sequence[Path], notes: Notes) -> dict[str, list[Path]]
     if others:
         notes.dropped.append(f"{listed(others)}: not read, because the names of the other files tell splits")
     return {split: found[split] for split in SPLITS if split in found}
-
-
-@dataclass(frozen=True)
-class RawRows:
-    """Staged rows of raw files; collects problems and notes."""
-
-    backend: Backend
-    raw: Table  # the rows as they are in the files
-    parts: Sequence[Part]
-    counts: Sequence[int]  # the number of rows of each part
-    texts: Collection[str]  # columns that are text by the format of the files
-    reading: Reading
-    notes: Notes
-    roles: Mapping[str, str] = field(default_factory=dict)  # settings that the layout of the files gives
-    problems: list[str] = field(default_factory=list)
-    dropped: list[BooleanValue] = field(default_factory=list)  # where rows hold an invalid value and are left out
-    flattened: bool = False  # whether the rows of the files held lists of items
-
-    @property
-    def layout(self) -> RawLayout:
-        """The layout that the files have."""
-        return "sequences" if self.is_sequences or self.flattened else "rows"
-
-    @property
-    def is_sequences(self) -> bool:
-        """Whether the files are text with one sequence a line."""
-        return isinstance(self.parts[0], LineFile) and self.parts[0].layout.sequences
-
-    @property
-    def where(self) -> str:
-        """The files, for the start of a message."""
-        first = _path_of(self.parts[0])
-        return str(first if len(self.parts) == 1 else first.parent)
-
-    def places(self, rows: Sequence[int]) -> list[str]:
-        """The places of rows, such as `line 252`, or `march.csv line 252` with several files."""
-        found, first = {}, 0
-        for part, count in zip(self.parts, self.counts, strict=True):
-            own = [row - first for row in rows if first <= row < first + count]
-            lines = self._lines(part, own) if own else {}
-            named = f"{_path_of(part).name} " if len(self.parts) > 1 else ""
-            for row in own:
-                found[row + first] = f"{named}line {lines[row]:,}" if row in lines else f"{named}row {row + 1:,}"
-            first += count
-        return [found[row] for row in rows]
-
-    def _lines(self, part: Part, rows: Sequence[int]) -> dict[int, int]:
-        if isinstance(part, LineFile):
-            held = enumerate(islice(part.rows(), max(rows) + 1))
-            return {place: line for place, (line, _) in held if place in set(rows)}
-        return {} if isinstance(part, Path) else line_numbers(part, rows)
-
-    @cached_property
-    def table(self) -> Table:
-        """The rows with null for declared missing values, and with few types for the many of Parquet."""
-        table, wide = self.raw, self._wide()
-        return table.mutate(**{name: self._plain(wide.get(name, table[name])) for name in table.columns if name != ROW})
-
-    def _wide(self) -> dict[str, Values]:
-        """Decimals and unsigned numbers of 64 bits by the rule of `recspec.data.encoding.plain`, with notes."""
-        kinds = {name: self.raw[name].type() for name in self.raw.columns}
-        wide = {name: self.raw[name] for name, kind in kinds.items() if kind.is_uint64() or kind.is_decimal()}
-        if not wide:
-            return {}
-        texts = {name: values.cast("string") for name, values in wide.items()}
-        tests = {}
-        for place, name in enumerate(wide):
-            tests[f"broken_{place}"] = texts[name].re_search(FRACTION).cast("int64").max()
-            beyond = wide[name].notnull() & wide[name].try_cast("int64").isnull()
-            tests[f"beyond_{place}"] = beyond.cast("int64").max()
-        found = fetch(self.backend, self.raw.aggregate(**tests)).to_pylist()[0]
-        held, told = dict[str, Values](), dict[str, list[str]]()
-        for place, (name, values) in enumerate(wide.items()):
-            if found[f"broken_{place}"]:
-                held[name] = values.cast("float64").name(name)
-            elif found[f"beyond_{place}"]:
-                held[name] = texts[name].re_replace(r"\.0*$", "").name(name)
-                told.setdefault(BEYOND, []).append(name)
-            else:
-                held[name] = values.cast("int64").name(name)
-                if kinds[name].is_decimal() and kinds[name].scale:
-                    told.setdefault(UNBROKEN, []).append(name)
-        self.notes.inferred.extend(f"{listed(names)}: {what}" for what, names in told.items())
-        return held
-
-    def _plain(self, values: Values) -> Values:
-        declared = self.reading.types.get(values.get_name())
-        if declared is not None and declared.type == "text" and not values.type().is_string():
-            values = _spelled(values)  # before truth values become 1 and 0
-        kind = values.type()
-        gone = self.reading.missing_values
-        if declared is not None and declared.missing is not None:
-            gone = declared.missing
-        if kind.is_string():
-            return values.nullif("") if not gone else ibis.ifelse(values.isin(["", *gone]), None, values)
-        if kind.is_boolean():
-            return values.cast("int64")
-        if kind.is_numeric():
-            number = values.cast("int64" if kind.is_integer() else "float64")
-            numbers = [float(text) for text in gone if re.fullmatch(r"-?[0-9]{1,19}", text)]
-            # As text, because DuckDB 2.0 evaluates isnan() by Parquet's statistics, which leave out NaN.
-            wrong = number.cast("string").lower() == "nan" if not kind.is_integer() else ibis.literal(False)
-            return ibis.ifelse(wrong | number.isin(numbers) if numbers else wrong, None, number)
-        return values.cast("timestamp") if kind.is_date() else values
-
-    def first(self, rows: Table) -> pa.Table:
-        """The rows that a message names."""
-        return fetch(self.backend, rows.order_by(ROW).limit(SHOWN))
-
-    def invalid(self, name: str) -> Invalid:
-        """What is done with values of another type than their column."""
-        declared = self.reading.types.get(name)
-        return (declared and declared.invalid) or self.reading.invalid_values
-
-    def refuse(
-        self,
-        wrong: BooleanValue,
-        name: str,
-        expected: str,
-        called: str = "",
-        *,
-        remedy: str = "",
-        always: bool = False,
-        nullable: bool = False,
-    ) -> None:
-        """Add a problem that names the first rows for which `wrong` is true, if there are any.
-
-        If settings say so, drop these rows instead, or, if `nullable`, leave their values to be taken as missing; not
-        if `always`.
-        """
-        rows = self.table.filter(wrong)
-        found = self.first(rows.select(ROW, _value=rows[name].cast("string")))
-        if not found.num_rows:
-            return
-        places, values = self.places(found.column(ROW).to_pylist()), found.column("_value").to_pylist()
-        cut = [value and (value if len(value) <= 60 else f"{value[:60]}...") for value in values]
-        said = ["missing" if value is None else repr(value) for value in cut]
-        shown = [f"{place} is {value}" for place, value in zip(places, said, strict=True)]
-        count = count_rows(self.backend, rows) if len(shown) == SHOWN else len(shown)
-        more = f" (and {count - SHOWN:,} more)" if count > SHOWN else ""
-        what = f"column '{shortened(name)}'{called}: {', '.join(shown)}{more}; {expected}"
-        invalid = "refuse" if always else self.invalid(name)
-        if invalid == "drop":
-            self.dropped.append(wrong)
-            self.notes.dropped.append(f"{how_many(count, 'row')} of {Path(self.where).name}, by invalid values: {what}")
-        elif invalid == "missing" and nullable:
-            self.notes.changed.append(f"{how_many(count, 'value')} of {Path(self.where).name} taken as missing: {what}")
-        else:
-            self.problems.append(f"{what}{remedy}{'' if always else self.reading.advice('such rows')}")
-
-
-def finite(rows: RawRows, name: str, numbers: Values) -> Values:
-    """Numbers as float32 can hold them; infinite and larger ones are refused, dropped or missing."""
-    if not numbers.type().is_floating():
-        return numbers
-    wrong = numbers.abs() > LARGEST
-    rows.refuse(wrong, name, "expected a finite number of at most 3.4e38", nullable=True)
-    return ibis.ifelse(wrong, None, numbers)
-
-
-def _spelled(values: Values) -> StringValue:
-    """Values of any type as the text by which encoders find them: 42 for 42.0."""
-    if not values.type().is_floating():
-        return values.cast("string")
-    whole = ibis.ifelse((values % 1 == 0) & (values.abs() < 2.0**53), values, None)
-    text = values.cast("string")
-    return whole.cast("int64").cast("string").coalesce(ibis.ifelse(text.lower() == "nan", None, text))
-
-
-def is_missing_marker(text: StringValue) -> BooleanValue:
-    """Whether a text among numbers means a missing value."""
-    return text.lower().isin([*MISSING_NUMBERS])
-
-
-def number_of(text: StringValue, kind: str) -> Values:
-    """The number that a text denotes, or null."""
-    if kind == "int64":
-        return ibis.ifelse(text.re_search(WHOLE), text.re_replace(r"\.0*$", ""), None).try_cast("int64")
-    return ibis.ifelse(text.re_search(NUMBER), text, None).try_cast("float64")
-
-
-# --- staging --------------------------------------------------------------------------------------------------------
-
-
-def _path_of(part: Part) -> Path:
-    return part if isinstance(part, Path) else part.path
 
 
 def stage(
@@ -674,3 +431,89 @@ def _flattened(backend: Backend, staged: Staged, reading: Reading, notes: Notes,
 
 def _columns(table: Table) -> list[str]:
     return [name for name in table.columns if name != ROW]
+
+
+def keys_of(structure: object) -> tuple[bool, list[str]]:
+    """Whether a structure is a list, and the keys of its objects whose values are no lists or objects."""
+    is_list = isinstance(structure, list)
+    inner = structure[0] if isinstance(structure, list) and structure else structure
+    return is_list, [key for key, kind in inner.items() if isinstance(kind, str)] if isinstance(inner, dict) else []
+
+
+def fields_of(kind: DataType) -> tuple[bool, list[str]]:
+    """`keys_of` for a column of structs in Parquet."""
+    is_list = kind.is_array()
+    inner = kind.value_type if is_list else kind
+    return is_list, [key for key, each in inner.fields.items() if not each.is_nested()] if inner.is_struct() else []
+
+
+def inside(keys: Mapping[str, tuple[bool, Sequence[str]]], asked: Collection[str]) -> dict[str, tuple[str, str]]:
+    """The columns inside of objects that settings name, and all others of these objects: {column: (key, inner key)}."""
+    found: dict[str, tuple[str, str]] = {}
+    for name, (_, inner) in keys.items():
+        columns = {f"{name}.{key}": (name, key) for key in inner if f"{name}.{key}" not in keys}
+        found |= columns if {*asked} & {*columns} else {}
+    return found
+
+
+def check_items(keys: Mapping[str, tuple[bool, Sequence[str]]], item: str | None, where: str) -> None:
+    """Refuse objects as items. Raises DataError, which names the setting for the key of their id."""
+    items = item if item in keys else column_of("item", keys)
+    is_inside = any((item or "").startswith(f"{name}.") for name in keys)
+    if items is None and not is_inside and column_of("label", keys) is None:
+        items = next((name for name, (_, inner) in keys.items() if column_of("item", inner)), None)
+    if items is None or not keys[items][1] or is_inside:
+        return
+    is_list, inner = keys[items]
+    likely = column_of("item", inner) or next((key for key in inner if key == "id"), inner[0])
+    raise DataError(
+        f"{where}: column '{shortened(items)}' holds {'lists of ' if is_list else ''}objects with "
+        f"{listed(inner)}; expected ids; name the key of the item's id, such as --set "
+        f"'item={items}.{likely}'"
+    )
+
+
+BLOCK_USERS = 8_192
+
+
+def sequence_column(table: Table, item: str | None) -> str | None:
+    """The column whose lists hold the items of a row: the item's, if it holds lists."""
+    lists = [name for name in table.columns if table[name].type().is_array()]
+    if item is not None and item in table.columns:
+        return item if item in lists else None
+    likely = column_of("item", table.columns)
+    return likely if likely in lists else None
+
+
+def flattened(backend: Backend, table: Table, items: str, notes: Notes, target: Path) -> Table:
+    """One row for each value of the lists `items`; lists of the same lengths in other columns are read along."""
+    others = [name for name in table.columns if name != items and table[name].type().is_array()]
+    lengths = {name: table[name].length().fill_null(0) for name in (items, *others)}
+    same = {f"_{place}": (lengths[name] == lengths[items]).cast("int64").min() for place, name in enumerate(others)}
+    found = fetch(backend, table.aggregate(**same)).to_pylist()[0] if same else {}
+    along = [items, *(name for place, name in enumerate(others) if found[f"_{place}"])]
+    with_names = [name for name in table.columns if name != ROW]
+    writer: pq.ParquetWriter | None = None
+    rows = events = empty = 0
+    for batch in backend.batches(table.order_by(ROW), BLOCK_USERS):
+        lists = batch.column(batch.schema.get_field_index(items))
+        parents = pc.list_parent_indices(lists)
+        empty += batch.num_rows - len(pc.unique(parents))
+        columns = {}
+        for name in with_names:
+            column = batch.column(batch.schema.get_field_index(name))
+            columns[name] = pc.list_flatten(column) if name in along else column.take(parents)
+        block = pa.table(columns)
+        writer = writer or pq.ParquetWriter(target, block.schema)
+        writer.write_table(block)
+        rows, events = rows + batch.num_rows, events + block.num_rows
+    if writer is None:
+        return table
+    writer.close()
+    if empty:
+        notes.dropped.append(f"{how_many(empty, 'row')} whose '{items}' holds no item")
+    notes.inferred.append(
+        f"'{items}' holds lists, so each of {rows:,} rows is a sequence of items, oldest first: {events:,} events"
+        + (f"; {listed(along[1:])} hold a value for each of them" if along[1:] else "")
+    )
+    return backend.read_parquet([target], row=True)

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from itertools import chain
@@ -20,22 +19,26 @@ import ibis
 from ibis.expr.types import Column as Values
 from ibis.expr.types import StringValue, Table
 
-from recspec.base.errors import DataError, how_many, listed, nearest, shortened
+from recspec.base.errors import DataError, how_many, listed, shortened
 from recspec.data.encoding import BETWEEN, LONGEST_ID, TRUTH
+from recspec.data.prepare.backend import count_rows, fetch
 from recspec.data.prepare.declared import DeclaredColumn
 from recspec.data.prepare.names import FILE_SPLIT, ROW, SEEN, WEIGHT
-from recspec.data.prepare.raw_files import (
+from recspec.data.prepare.raw_rows import (
     LARGEST,
     NUMBER,
     PLAIN_WHOLE,
     WHOLE,
     RawRows,
+    Weighting,
+    _label,
+    event_weights,
     finite,
     is_missing_marker,
     number_of,
+    seen_events,
 )
-from recspec.data.prepare.raw_weights import Weighting, event_weights, seen_events
-from recspec.data.prepare.tables import count_rows, fetch, figures
+from recspec.data.prepare.tables import figures
 from recspec.data.prepare.text_files import JsonFile
 from recspec.data.prepare.times import Times, seconds_of
 
@@ -197,12 +200,6 @@ VECTOR = r"^\[\s*[-+.0-9][-+.0-9eE]*([\s,;]+[-+.0-9][-+.0-9eE]*)+\s*\]$"
 JOINED = r"^[^|^]+([|^][^|^]+)+$"
 """Several values in one text, as FuxiCTR and MovieLens write lists: `12^7^99`, `Drama|War`."""
 INVALID = "__invalid__"  # where a row holds an invalid value, for the moment of a query
-MOST_WORDS = 20  # of a label, to name the rarest
-LABELS = {
-    **dict.fromkeys(("1", "1.0", "true", "t", "yes", "y"), 1),
-    **dict.fromkeys(("0", "0.0", "false", "f", "no", "n"), 0),
-}
-"""Spellings of a label, in any case."""
 
 
 @dataclass(frozen=True)
@@ -550,69 +547,3 @@ class _Typing:
                 note = f"'{name}': {how_many(len(ids), 'id')}, in {how_many(rows, 'row')}, {what}: {listed(ids[:5])}"
                 leave_out = f"; --set 'missing_values={json.dumps(ids)}' --set invalid_values=drop leaves them out"
                 told.append(note + (leave_out if told is notes.warnings and self.rows.reading.settable else ""))
-
-
-def _label(rows: RawRows, name: str, positive_from: float | None, positive: Sequence[str]) -> Values:
-    """The label column as 0 and 1; 1 from `positive_from` on, or where it holds one of `positive`, if given."""
-    values = rows.table[name]
-    if positive:
-        return _label_by_word(rows, name, positive)
-    if not (values.type().is_string() or values.type().is_numeric()):
-        rows.problems.append(f"column '{name}', the label: holds {values.type()}; expected numbers or text")
-        return values
-    if positive_from is not None:
-        number = number_of(values.strip(), "float64") if values.type().is_string() else values
-        wrong = number.isnull() | (number.abs() > LARGEST)
-        rows.refuse(wrong, name, "expected a finite number, as positive_from is set", ", the label")
-        return (number >= positive_from).cast("int64")
-    expected = (
-        "expected 0 or 1, true or false, yes or no; --set positive_from=NUMBER makes a 1 of this number and more, "
-    )
-    expected += f"--set {_example(rows, values)} of this text"
-    if not values.type().is_string():
-        rows.refuse(values.isnull() | ~values.isin([0, 1]), name, expected, ", the label")
-        return values.cast("int64")
-    label = values.strip().lower().cases(*LABELS.items(), else_=None)
-    rows.refuse(label.isnull(), name, expected, ", the label")
-    held = fetch(rows.backend, rows.table.group_by(word=values.strip()).aggregate(rows=rows.table.count()))
-    words = sorted({str(word) for word in held.column("word").to_pylist()} - {"0", "1"})
-    if words and not rows.problems:
-        each = {value: [word for word in words if LABELS.get(word.lower()) == value] for value in (1, 0)}
-        told = [f"{listed(found)} as {value}" for value, found in each.items() if found]
-        rows.notes.changed.append(f"label '{name}': {' and '.join(told)}")
-    return label
-
-
-def _example(rows: RawRows, values: Values) -> str:
-    """The setting that makes the rarest text of a label a 1, as a shell takes it, if the texts are few."""
-    held = fetch(
-        rows.backend,
-        rows.table.filter(values.notnull())
-        .group_by(word=values.cast("string").strip())
-        .aggregate(rows=ibis._.count())
-        .order_by("rows", "word")
-        .limit(MOST_WORDS + 1),
-    )
-    found = held.column("word").to_pylist()
-    return shlex.quote(f"positive={found[0]}") if 0 < len(found) <= MOST_WORDS else "positive=TEXT"
-
-
-def _label_by_word(rows: RawRows, name: str, positive: Sequence[str]) -> Values:
-    values = rows.table[name]
-    rows.refuse(values.isnull(), name, "expected a value in every row", ", the label")
-    text = values.cast("string").strip()
-    wanted = [word.strip() for word in positive]
-    kinds = (
-        rows.table.group_by(word=text).aggregate(rows=rows.table.count()).order_by(ibis.desc("rows"), "word").limit(20)
-    )
-    words = [str(word) for word in fetch(rows.backend, kinds).column("word").to_pylist() if word is not None]
-    held = fetch(rows.backend, rows.table.filter(text.isin(wanted)).select(word=text).distinct())
-    present = {*held.column("word").to_pylist()}
-    rows.problems.extend(
-        f"column '{name}', the label: no row holds '{shortened(word)}'{nearest(word, words)}; found {listed(words)}"
-        for word in wanted
-        if word not in present and rows.reading.settable  # new rows may hold the other label alone
-    )
-    others = [word for word in words if word not in wanted]
-    rows.notes.changed.append(f"label '{name}': {listed(map(shortened, wanted))} as 1 and {listed(others)} as 0")
-    return text.isin(wanted).cast("int64")

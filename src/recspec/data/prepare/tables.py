@@ -6,15 +6,18 @@ import datetime
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import ibis
 import pyarrow as pa
+import pyarrow.parquet as pq
 from ibis.expr.types import Table, Value
 
 from recspec.base.errors import DataError
 from recspec.base.prefetch import prefetched
-from recspec.data.prepare.backend import Backend, Part
+from recspec.data.encoding import Vocabulary
+from recspec.data.prepare.backend import Backend, Part, count_rows, fetch
 from recspec.data.prepare.names import EVENT_WEIGHT, ITEM, ROW, TIMESTAMP, USER, Notes
 
 SECONDS = (1e8, 1e10)  # timestamps in this range, March 1973 to November 2286, are shown as dates
@@ -22,12 +25,6 @@ AGGREGATES_AT_ONCE = 200
 BYTES_PER_VALUE = 1_500  # of a memory limit, per value of a block: 500 MB give 55,555 rows of six columns
 WEIGHT_UNITS = 2**20  # of a weight, in which weights are added: whole numbers, so that their order does not matter
 Repeats = Literal["keep", "first", "last", "sum"]
-
-
-def fetch(backend: Backend, table: Table) -> pa.Table:
-    """Load all rows of a small table, in the expression's order."""
-    batches = list(backend.batches(table))
-    return pa.Table.from_batches(batches) if batches else table.schema().to_pyarrow().empty_table()
 
 
 def figures(backend: Backend, table: Table, asked: Mapping[str, Value]) -> dict[str, Any]:
@@ -68,11 +65,6 @@ def _blocks(
             waiting, count = [], 0
     if count:
         yield pa.Table.from_batches(waiting)
-
-
-def count_rows(backend: Backend, table: Table) -> int:
-    """The number of rows of a table."""
-    return int(fetch(backend, table.aggregate(rows=table.count())).column("rows")[0].as_py())
 
 
 def keep_earliest(table: Table, keys: Sequence[str], order: Sequence[str]) -> Table:
@@ -188,3 +180,15 @@ def clean(
     if count_rows(backend, kept) == 0:
         raise DataError(f"no user has {min_interactions:,} items or more; set min_interactions lower")
     return Cleaned(kept, rows, before, staged, count_rows(backend, staged), min_interactions, repeats)
+
+
+NUMBER = "__number__"  # column with the number of a row's user
+
+
+def stage_by_number(backend: Backend, rows: Table, everyone: Vocabulary, order: Sequence[str], folder: Path) -> Table:
+    """Rows sorted by the number of their user, so that the users of a dataset before keep their order."""
+    file = folder / "work" / "numbers.parquet"
+    pq.write_table(pa.table({USER: everyone.values}), file)
+    numbers = backend.read_parquet([file], row=True)
+    numbered = left_join(rows, numbers.select(USER, **{NUMBER: numbers[ROW]}), USER)
+    return backend.stage_by(numbered, NUMBER, order)

@@ -3,15 +3,19 @@
 from recspec.data.storage import check, tfrecord
 from recspec.data.storage.check import companion_problems, companions
 from recspec.data.storage.chunk_file import BLOCK_ROWS
-from recspec.data.storage.formats import feature_to_write
 from recspec.data.storage.label_columns import LABEL_AUC, label_columns, sample_rows, telling
 from recspec.data.storage.ragged import Array, Column, Columns, Ragged, offsets_of, ragged_range
-from recspec.data.storage.random_data import Distribution, synthesize
-from recspec.data.storage.reader import SplitReader, open_split
 from recspec.data.storage.seen_file import SEEN_FILE, SEEN_SPLITS, read_seen, read_seen_pairs, write_seen_file
+from recspec.data.storage.splits import SplitReader, SplitWriter, open_split
 from recspec.data.storage.tfrecord import masked_crc
-from recspec.data.storage.transcode import PREPARE_FILE, copy_companions, transcode
-from recspec.data.storage.writer import SplitWriter
+from recspec.data.storage.transcode import (
+    PREPARE_FILE,
+    Distribution,
+    copy_companions,
+    feature_to_write,
+    synthesize,
+    transcode,
+)
 
 __all__ = [
     "BLOCK_ROWS", "LABEL_AUC", "PREPARE_FILE", "SEEN_FILE", "SEEN_SPLITS", "Array", "Column", "Columns",

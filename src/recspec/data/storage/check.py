@@ -22,8 +22,8 @@ from recspec.data.encoding import (
     repeated,
 )
 from recspec.data.storage.chunk_file import BLOCK_ROWS, ColumnPlan, Findings, sentences
-from recspec.data.storage.reader import length_problems, open_chunks, open_split, published_records
 from recspec.data.storage.seen_file import read_seen
+from recspec.data.storage.splits import length_problems, open_chunks, open_split, published_records
 from recspec.feature_spec import FeatureSpec
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recspec.data.storage.ragged import Column, Ragged, concatenate_column
-from recspec.data.storage.reader import open_split
+from recspec.data.storage.splits import open_split
 from recspec.feature_spec import FeatureSpec
 from recspec.metrics import measures as metrics
 

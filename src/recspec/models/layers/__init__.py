@@ -34,7 +34,7 @@ from recspec.models.layers.embeddings import (
 )
 from recspec.models.layers.event_networks import AttentionUnit, Gru, NextEvent
 from recspec.models.layers.events import Events, events_of
-from recspec.models.layers.execution import at_once, uncompiled, without_memory
+from recspec.models.layers.execution import at_once, on_meta_device, uncompiled
 from recspec.models.layers.gathered_rows import sparse_rows
 from recspec.models.layers.hand_written import may_replace
 from recspec.models.layers.histories import Histories
@@ -69,7 +69,8 @@ __all__ = [
     "aligned_linear", "at_least_fp32", "at_once", "attention_to_items", "buckets_of", "concatenate",
     "cross_entropy", "dot_interaction", "drawn_of", "drop", "embedding_widths", "events_of", "exact_in_answers",
     "floats_at_once", "floats_in_cache", "follow_together", "ids_and_numbers", "kernels", "last_states_of_items",
-    "latest_best", "linear_of_parts", "log_expected_of", "may_replace", "num_rows", "number_widths", "repeat_rows",
-    "rows_or_nan", "runs_on_gpu", "sampled_softmax", "segments", "side_by_side", "softmax_loss", "sparse_rows",
-    "start_glorot", "sum_rows", "take", "tile_rows", "to_device", "uncompiled", "weighted_sums", "without_memory",
+    "latest_best", "linear_of_parts", "log_expected_of", "may_replace", "num_rows", "number_widths",
+    "on_meta_device", "repeat_rows", "rows_or_nan", "runs_on_gpu", "sampled_softmax", "segments", "side_by_side",
+    "softmax_loss", "sparse_rows", "start_glorot", "sum_rows", "take", "tile_rows", "to_device", "uncompiled",
+    "weighted_sums",
 ]  # fmt: skip

@@ -43,7 +43,7 @@ def floats_in_cache(like: Tensor) -> int:
 
 
 def attention_to_items(unit: AttentionUnit, happened: Tensor, target: Tensor) -> Tensor:
-    """The weights of a request's events (L, D) for every item: targets (N, D), brought to that width, -> (L, N).
+    """The weights of a request's events (L, D) for every item: targets (N, D), projected to that width, -> (L, N).
 
     The first layer of the unit, A h + B t + C (h - t) + P (h * t) + b, is linear in t, with the matrix
     B - C + P diag(h) and the bias (A + C) h + b.

@@ -14,7 +14,7 @@ Batch = dict[str, torch.Tensor]
 
 
 def drawn_of(name: str) -> str:
-    """The column with the ids drawn for each row (B, n) beside its own; see `models.Model.compares_negatives`."""
+    """The column with the ids drawn for each row (B, n) beside its own; see `models.LossNeeds`."""
     return f"{name} (drawn)"
 
 

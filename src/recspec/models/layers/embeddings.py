@@ -42,7 +42,7 @@ class Embeddings(nn.Module):
     given standard deviation, or uniform within 1 / sqrt(rows) as in DLRM. With `max_rows` no table has more rows than
     that, and an id beyond them takes the row of its remainder.
 
-    `more_ids` gives the number of ids that a row looks up besides a feature's own, as those of a history. `held`
+    `more_ids` gives the number of ids that a row looks up besides a feature's own, as those of a history. `table_rows`
     chooses the rows that this process holds, by default all. They start with the same values as among all rows: every
     table is drawn, and only the held rows are kept.
 
@@ -59,7 +59,7 @@ class Embeddings(nn.Module):
         std: float | None = None,
         max_rows: int | None = None,
         more_ids: Mapping[str, int] | None = None,
-        held: RowsHeld | None = None,
+        table_rows: RowsHeld | None = None,
     ) -> None:
         super().__init__()
         self.combiner, self.std = combiner, std
@@ -82,7 +82,10 @@ class Embeddings(nn.Module):
                 self.rows_of_hashed[name] = rows
         sizes = {key: [len(table) for table in store.values()] for key, store in self.tables.items()}
         self.stores = nn.ParameterDict(  # sorts the stores of a plain dict
-            {key: _filled_tables(own, int(key), start, std, held and held(self, key)) for key, own in sizes.items()}
+            {
+                key: _filled_tables(own, int(key), start, std, table_rows and table_rows(self, key))
+                for key, own in sizes.items()
+            }
         )
         self.sparse: set[str] = set()
         """Stores whose gradient holds only the rows of the batch; training sets it."""

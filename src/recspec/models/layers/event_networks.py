@@ -48,7 +48,7 @@ class AttentionUnit(nn.Module):
 
     def forward(self, happened: Tensor, target: Tensor, events: Events) -> Tensor:
         """Weights of the events (T,)."""
-        target = self.brought(target)
+        target = self.project_target(target)
         if not may_replace(self.mlp, self.out):
             wide = events.spread(target)
             joined = torch.cat([happened, wide, happened - wide, happened * wide], dim=1)
@@ -66,7 +66,7 @@ class AttentionUnit(nn.Module):
             parts = (happened, target, self.of_targets(target), event + difference, product, *self.mlp.tail)
             return cast(Tensor, EventWeights.apply(events, self.mlp.kind, *parts, *self.out.parameters()))  # type: ignore[no-untyped-call]
 
-    def brought(self, target: Tensor) -> Tensor:
+    def project_target(self, target: Tensor) -> Tensor:
         """Targets (B, target_dim) at the events' width."""
         return cast(Tensor, self.bring(target)) if hasattr(self, "bring") else target
 
@@ -188,7 +188,7 @@ class Gru(nn.Module):
     def _plain(self, x: Tensor, attention: Tensor | None, events: Events) -> tuple[Tensor, Tensor]:
         """Events in the jagged form, by way of the padded one."""
         weights = None if attention is None else events.padded(attention).flatten()
-        parameters, padded = (self.weight_x, self.weight_h, self.bias), padded_events(events.there)
+        parameters, padded = (self.weight_x, self.weight_h, self.bias), padded_events(events.present_mask)
         states, last = _padded_recurrence(events.padded(x).flatten(0, 1), weights, *parameters, padded)
         return states.index_select(0, events.places), last
 

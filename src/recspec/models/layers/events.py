@@ -102,7 +102,7 @@ class Events:
         return Blocks(self)
 
     @property
-    def there(self) -> Tensor:
+    def present_mask(self) -> Tensor:
         """The places that hold an event (B, L)."""
         if self.present is not None:
             return self.present.view(self.num_rows, self.length)
@@ -165,7 +165,7 @@ class Events:
         if self.present is not None:
             places = torch.arange(self.num_events, device=self.rows.device).view(self.num_rows, self.length)
             # The last event so far; before the first event, the row's first place.
-            latest = torch.where(self.there, places, places[:, :1]).cummax(1).values
+            latest = torch.where(self.present_mask, places, places[:, :1]).cummax(1).values
             return latest[:, :-1].flatten(), places[:, 1:].flatten()
         if not self.sizes:
             return self.rows, self.rows  # none

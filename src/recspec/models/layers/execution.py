@@ -69,7 +69,7 @@ class _Undrawn(TorchFunctionMode):
         return func(*args, **given)
 
 
-def without_memory(make: Callable[[], Module]) -> Module:
+def on_meta_device(make: Callable[[], Module]) -> Module:
     """Build a module whose tensors have shapes but no values (torch's meta device).
 
     Raises:

@@ -533,7 +533,7 @@ class AttendByRows(torch.autograd.Function):
         ctx: Any, queries: Tensor, places: Places, mean: bool, columns: Sequence[Column], *stores: Tensor
     ) -> tuple[Tensor, Tensor]:
         scores = dots_of_rows(columns, places, queries)
-        weights = [places.take(places.lay(own, -torch.inf).softmax(1)) for own in scores]
+        weights = [places.take(places.to_padded(own, -torch.inf).softmax(1)) for own in scores]
         if mean:
             weights.append((1 + places.lengths).to(queries.dtype).reciprocal().index_select(0, places.rows))
         sums = weighted_sums(columns, places, weights)

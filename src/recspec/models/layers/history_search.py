@@ -147,13 +147,13 @@ class StoredHistory:
         places, columns = self._events()
         with torch.no_grad():
             (scores,) = dots_of_rows(columns, places, queries.float().unsqueeze(1))
-        return places.lay(scores, 0.0)
+        return places.to_padded(scores, 0.0)
 
     def search(self, queries: Tensor) -> tuple[Tensor, Tensor]:
         """See `PaddedHistory`."""
         places, columns = self._events()
         scores, sums = attend_by_rows(columns, places, queries.unsqueeze(1))
-        return places.lay(scores[0], 0.0), sums.squeeze(1)
+        return places.to_padded(scores[0], 0.0), sums.squeeze(1)
 
     def attend(self, queries: Tensor, *, mean: bool = False) -> Tensor:
         """See `PaddedHistory`."""

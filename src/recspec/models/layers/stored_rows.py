@@ -65,7 +65,7 @@ class Places:
         flat = padded.reshape(-1)
         return flat if len(self.flat) == len(flat) else flat.index_select(0, self.flat)
 
-    def lay(self, flat: Tensor, fill: float) -> Tensor:
+    def to_padded(self, flat: Tensor, fill: float) -> Tensor:
         """(T,) -> (B, L), with `fill` elsewhere."""
         shape = (self.num_rows, self.length)
         if len(flat) == self.num_rows * self.length:

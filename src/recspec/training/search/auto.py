@@ -18,7 +18,7 @@ from itertools import cycle, islice
 from pathlib import Path
 
 from recspec.base.errors import Interrupted, SettingsError
-from recspec.base.files import confine, local, locked_inside, made
+from recspec.base.files import confine, local, locked_inside, mkdir_or_undo
 from recspec.base.signals import stopping_at_once
 from recspec.training import Event, Result, TrackedSearch, TrainingPlan, has_checkpoint, plan_run, train
 from recspec.training.search import candidates
@@ -85,7 +85,7 @@ class AutoSearch(Search):
         """
         self.out = local(self.out, "OUT")
         self.tracked = TrackedSearch(self.out)
-        with made(self.out), locked_inside(self.out, "searching in", holds=BEST):
+        with mkdir_or_undo(self.out), locked_inside(self.out, "searching in", holds=BEST):
             confine(self.out, WRITTEN)
             self._open()
             if self.state.ending is None or self.state.ending.done:

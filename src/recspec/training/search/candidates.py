@@ -10,6 +10,7 @@ import torch
 
 from recspec.base import config
 from recspec.base.errors import RecspecError, SettingsError, of_the_machine, unknown
+from recspec.bundle import Blend
 from recspec.data.storage import open_split
 from recspec.evaluation import (
     ModelRanker,
@@ -22,8 +23,17 @@ from recspec.evaluation import (
 )
 from recspec.feature_spec import FeatureSpec
 from recspec.loading import Ranks, item_features, negatives_by_default
-from recspec.models import MODELS, FittedModel, ItemModel, Model, TrainedItemModel, require_libraries
-from recspec.models.layers import to_device, without_memory
+from recspec.models import (
+    MODELS,
+    FittedModel,
+    ItemModel,
+    Model,
+    TrainedItemModel,
+    find_model,
+    known_models,
+    require_libraries,
+)
+from recspec.models.layers import on_meta_device, to_device
 from recspec.training import FitPlan, TrainingPlan, TrainSettings, plan_run, task_of
 from recspec.training.search.search_space import assigned, search_space, sections_of
 from recspec.training.search.state import OF_PROBABILITIES, Line, State, check_metric, question_of
@@ -107,13 +117,14 @@ def suitable(
     Raises:
         SettingsError: if `only` names an unknown model, or no model can train.
     """
-    if strange := [name for name in only or () if name not in MODELS]:
-        raise SettingsError(f"--models: {unknown('model', strange, MODELS)}")
+    strange = [name for name in only or () if name not in MODELS]
+    if strange and (strange := [name for name in strange if name not in (known := known_models())]):
+        raise SettingsError(f"--models: {unknown('model', strange, known)}")
     plans, left_out = {}, {}
-    for name in sorted(only or MODELS, key=lambda each: not issubclass(MODELS[each], FittedModel)):
+    for name in sorted(only or MODELS, key=lambda each: not issubclass(find_model(each), FittedModel)):
         try:
             model_settings, train_settings = build_settings(name, {}, train)
-            kind = MODELS[name]
+            kind = find_model(name)
             require_libraries(kind)
             if issubclass(kind, FittedModel) and kind.metric.startswith("rows/") and negatives_by_default(spec):
                 raise SettingsError(f"{name} needs labelled rows of both classes, and train holds interactions alone")
@@ -141,7 +152,7 @@ def _common_metric(spec: FeatureSpec, plans: Mapping[str, TrainingPlan | FitPlan
 
 def ranks_items(model: str) -> bool:
     """Whether a model ranks items by the users' events, which a blend can hold."""
-    return model in MODELS and issubclass(MODELS[model], ItemModel)
+    return model != Blend.name and issubclass(find_model(model), ItemModel)
 
 
 def build_settings(
@@ -149,7 +160,7 @@ def build_settings(
 ) -> tuple[config.Settings, TrainSettings]:
     """The settings of a model and of its training, from the sections of a recipe."""
     where = f"settings of {model}"
-    return config.build(MODELS[model].Settings, where, settings), config.build(TrainSettings, where, train)
+    return config.build(find_model(model).Settings, where, settings), config.build(TrainSettings, where, train)
 
 
 def problems_of(error: Exception) -> str:
@@ -182,7 +193,7 @@ def _seconds_of_fits(plans: Mapping[str, TrainingPlan | FitPlan]) -> dict[str, f
     """Roughly the seconds of one fit of each model, so that the cheaper ones come first and none takes all the time."""
     found, one = {}, seconds_of_an_operation()
     for name, plan in plans.items():
-        model = without_memory(lambda plan=plan: plan.make(None))  # type: ignore[misc]
+        model = on_meta_device(lambda plan=plan: plan.make(None))  # type: ignore[misc]
         assert isinstance(model, FittedModel)
         found[name] = one * model.operations()
     return found

@@ -13,8 +13,8 @@ from pydantic import BaseModel
 
 from recspec.base import config
 from recspec.base.errors import SettingsError
-from recspec.models import MODELS
-from recspec.models.layers import without_memory
+from recspec.models import find_model
+from recspec.models.layers import on_meta_device
 from recspec.training import Plan, TrainSettings
 
 EXAMPLES = (
@@ -160,7 +160,7 @@ a value for each of them.
 
 def sections_of(model: str) -> dict[str, type[BaseModel]]:
     """The sections of a recipe of this model."""
-    return {"settings": MODELS[model].Settings, "train": TrainSettings}
+    return {"settings": find_model(model).Settings, "train": TrainSettings}
 
 
 def parse_space(
@@ -209,8 +209,8 @@ def search_space(
     taken = {each for name in asked for each in name.split(",")} | set(fixed)
     if not plan.negatives.value:
         taken |= set(ONLY_DRAWN)
-    own = {} if only else parse_space(MODELS[model].space, sections_of(model), f"the space of {model}")
-    parts = [name for name, _ in without_memory(lambda: plan.make(None)).named_parameters()]
+    own = {} if only else parse_space(find_model(model).space, sections_of(model), f"the space of {model}")
+    parts = [name for name, _ in on_meta_device(lambda: plan.make(None)).named_parameters()]
     own = {
         name: drawn
         for name, drawn in own.items()

@@ -26,6 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from recspec import __version__
 from recspec.base.errors import BundleError, SettingsError, listed, unknown
 from recspec.base.files import PathError, confined, read_json, whole_file
+from recspec.bundle import Blend
 from recspec.bundle import folder as bundle
 from recspec.evaluation import (
     PROTOCOLS,
@@ -43,7 +44,7 @@ from recspec.evaluation import (
 from recspec.feature_spec import FeatureSpec
 from recspec.loading import Ranks
 from recspec.metrics import AT_K
-from recspec.models import MODELS, FittedModel, Model
+from recspec.models import FittedModel, Model, find_model, known_models
 from recspec.training import Event, TrackedSearch
 
 OF_ROWS = ("auc", "log_loss", "accuracy", "calibration_error", "group_auc")
@@ -158,7 +159,7 @@ class Line(_Stored):
     @property
     def is_fitted(self) -> bool:
         """Whether its model is fitted in closed form, so that its training can't pause."""
-        return issubclass(MODELS.get(self.model, Model), FittedModel)
+        return self.model != Blend.name and issubclass(find_model(self.model), FittedModel)
 
     @property
     def is_over(self) -> bool:
@@ -315,8 +316,8 @@ class State(_Stored):
             raise ValueError("two candidates of one name, or none at all")
         for line in self.lines:
             confined(out / RUNS, line.name)
-            if line.model not in MODELS:
-                raise ValueError(unknown("model", line.model, MODELS))
+            if line.model not in (known := known_models()):
+                raise ValueError(unknown("model", line.model, known))
         names = {line.name for line in self.trained}
         if self.blend is not None:
             own = self.blend.line

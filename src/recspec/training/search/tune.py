@@ -36,12 +36,12 @@ import torch
 from recspec import __version__
 from recspec.base import config
 from recspec.base.errors import Interrupted, RecspecError, SettingsError, TrainingError, require_extra
-from recspec.base.files import clear_abandoned, confine, local, made, put_in_place, turn
+from recspec.base.files import clear_abandoned, confine, local, mkdir_or_undo, put_in_place, turn
 from recspec.base.signals import handled
 from recspec.bundle import run_record
 from recspec.feature_spec import FeatureSpec
 from recspec.loading import Ranks
-from recspec.models import MODELS
+from recspec.models import find_model
 from recspec.training import Event, Plan, TrackedSearch, TrainSettings, plan_run, train
 from recspec.training.search.search_space import (
     Around,
@@ -296,7 +296,7 @@ class Tuning:
         self.out = local(self.out, "OUT")
         self._tracked = TrackedSearch(self.out)
         study = Study(self.out, self._identity(), self.space, trials=self.trials, seed=self.seed, starts=self._starts())
-        with made(self.out), study.opened():
+        with mkdir_or_undo(self.out), study.opened():
             with turn(self.out):
                 clear_abandoned(self.out / BUNDLE)
                 self._keep_best(study)  # a call may have been killed after it recorded a trial
@@ -406,7 +406,7 @@ class Tuning:
         """The settings that are given."""
         curves = {} if CURVES in self.fixed else {"tensorboard": False}
         return (
-            config.build(MODELS[self.model].Settings, "settings", self.values["settings"]),
+            config.build(find_model(self.model).Settings, "settings", self.values["settings"]),
             config.build(TrainSettings, "train", self.values["train"], curves),
         )
 
@@ -419,7 +419,7 @@ class Tuning:
         found, where = assigned(drawn, sections_of(self.model)), "the settings drawn"
         own, train = self._plan.model_settings.model_dump(mode="json"), self._plan.settings.model_dump(mode="json")
         return (
-            config.build(MODELS[self.model].Settings, where, own, found["settings"]),
+            config.build(find_model(self.model).Settings, where, own, found["settings"]),
             config.build(TrainSettings, where, train, found["train"]),
         )
 

@@ -1,0 +1,373 @@
+"""The rows of your own table: splits, weights, and those that are interactions by their rating."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import ibis
+from ibis.expr.types import Column as Values
+from ibis.expr.types import Table
+
+from recspec.base.errors import DataError, SettingsError, how_many, listed
+from recspec.data.prepare import (
+    FILE_SPLIT,
+    GROUP,
+    ROW,
+    SPLIT,
+    SPLIT_WORDS,
+    TIMESTAMP,
+    USER,
+    WEIGHT,
+    Backend,
+    Decay,
+    Notes,
+    count_rows,
+    counts_by,
+    fetch,
+    figures,
+    is_dated,
+    number_of,
+    splits,
+)
+from recspec.datasets.table_features import CONTENT, MIXED, OURS, Tables, free_name
+from recspec.datasets.table_settings import Settings
+
+MOST_UNEQUAL = 0.1  # of copies: pairs with different labels, as a share of those in pairs of random rows
+FEWEST_STEPS, SORTED = 50, 0.99  # from one item of a user to the next; the share that goes one way in a sorted file
+MOST_COPIES = 0.75  # share of the rows; a row is hardly written more than four times
+
+
+def with_key(tables: Tables, rows: Table, copies: bool | None) -> tuple[Table, str, bool]:
+    """Rows with the column by which random shares are drawn: the row, or of copies the first one.
+
+    Also returns the column's name, and whether rows of equal features are `copies`, which None leaves to be found.
+    Copies are equal in all columns but the label. A key that held the label would leave a test row only those train
+    rows of equal features that have the other label.
+    """
+    backend = tables.backend
+    features = [name for name in rows.columns if name not in (*OURS, tables.settings.label)]
+    name = free_name(CONTENT, rows.columns)
+    alike = rows[ROW].min().over(ibis.window(group_by=features)) if features else rows[ROW]
+    found = backend.stage(rows.mutate(**{name: alike}))
+    copies = _are_copies(tables, found, name) if copies is None else copies
+    return found if copies else found.mutate(**{name: found[ROW]}), name, copies
+
+
+def _are_copies(tables: Tables, rows: Table, key: str) -> bool:
+    """Whether rows of equal features are copies of each other, as their labels agree; leaves a note.
+
+    Rows of few distinct features are equal by chance: then their labels differ, or nearly all have an equal one.
+    """
+    label = rows[tables.settings.label]
+    each = rows.group_by(key).aggregate(rows=rows.count(), positives=label.sum())
+    several = each.filter(each["rows"] > 1)
+    unequal = (2 * several["positives"] * (several["rows"] - several["positives"]) / (several["rows"] - 1)).sum()
+    asked = several.aggregate(keys=several.count(), rows=several["rows"].sum(), unequal=unequal)
+    found = fetch(tables.backend, asked).to_pylist()[0]
+    if not found["keys"]:
+        return False
+    total, rate = fetch(tables.backend, rows.aggregate(rows=rows.count(), rate=label.mean())).to_pylist()[0].values()
+    copies = int(found["rows"]) - int(found["keys"])
+    by_chance = 2 * rate * (1 - rate) * float(found["rows"])  # pairs of a positive and a negative, were labels drawn
+    are_copies: bool = found["unequal"] <= MOST_UNEQUAL * by_chance and copies <= MOST_COPIES * total
+    tables.notes.inferred.append(
+        f"{copies:,} of {total:,} rows are copies of an earlier one in all columns; they are kept, in the same split "
+        "as the first"
+        if are_copies
+        else f"{copies:,} of {total:,} rows equal an earlier one in all columns but the label, as rows of few distinct "
+        "values do by chance; each goes to a split of its own (group=COLUMN keeps rows together)"
+    )
+    return are_copies
+
+
+def split_clicks(tables: Tables, rows: Table) -> Table:
+    """Labelled rows with the column `split`."""
+    settings = tables.settings
+    shares = {"valid": settings.valid, "test": settings.test}
+    if settings.chosen_split == "given":
+        return _with_valid(tables, rows)
+    if settings.chosen_split == "time":
+        return splits.by_time(rows, time=TIMESTAMP, **shares)
+    if settings.chosen_split == "group":
+        return splits.by_group(rows, group=GROUP, seed=settings.seed, **shares)
+    if settings.chosen_split == "none":
+        return splits.all_train(rows)
+    return splits.by_share(rows, row=CONTENT, seed=settings.seed, **shares)
+
+
+def _with_valid(tables: Tables, rows: Table) -> Table:
+    """Ready-made splits, with a part of train as valid if there is none."""
+    settings = tables.settings
+    if not _lacks_valid(tables, rows):
+        return rows
+    own, names = rows.filter(rows[SPLIT] == "train"), [*rows.columns]
+    if tables.time is not None:
+        made = splits.by_time(own.drop(SPLIT), time=TIMESTAMP, valid=settings.valid, test=0)
+    else:
+        made = splits.by_share(own.drop(SPLIT), row=ROW, seed=settings.seed, valid=settings.valid, test=0)
+    return made.select(*names).union(rows.filter(rows[SPLIT] != "train").select(*names))
+
+
+def note_shares(tables: Tables, rows: Table) -> None:
+    """Say where a split by time is not near the share that was asked for, because rows of one time stay together."""
+    settings = tables.settings
+    if settings.chosen_split != "time":
+        return
+    counted = {row[SPLIT]: row["rows"] for row in fetch(tables.backend, counts_by(rows, SPLIT)).to_pylist()}
+    total = sum(counted.values())
+    other = "share draws rows at random" if settings.label is not None else "leave_one_out takes each user's last ones"
+    for split, share in (("valid", settings.valid), ("test", settings.test)):
+        held = counted.get(split, 0)
+        if share and total >= 1 / share and not share / 2 <= held / total <= share * 2:
+            tables.notes.inferred.append(
+                f"the split {split} holds {held:,} of {total:,} rows ({held / total:.0%}), not a share of {share:g}: "
+                f"the rows of one time stay together (split={other})"
+            )
+
+
+def split_interactions(tables: Tables, rows: Table, order: Sequence[str]) -> Table:
+    """Events with the column `split`; `order` sorts those of a user by time, without ties."""
+    settings = tables.settings
+    if settings.chosen_split == "time":
+        return splits.by_time(rows, time=TIMESTAMP, valid=settings.valid, test=settings.test)
+    if settings.chosen_split == "leave_one_out":
+        return splits.leave_one_out(rows, by=USER, order=order)
+    if settings.chosen_split == "none":
+        return splits.all_train(rows)
+    if not _lacks_valid(tables, rows):
+        return rows
+    if tables.time is not None:
+        return splits.last_of_train(rows, by=USER, order=order)
+    mixed = splits.with_digest(rows, MIXED, row=ROW, seed=settings.seed)
+    return splits.last_of_train(mixed, by=USER, order=[MIXED]).drop(MIXED)
+
+
+def given_split(tables: Tables, rows: Table) -> ibis.expr.types.Column:
+    """The split of each row, from its file or from a column. Raises DataError if the column holds other words."""
+    name = tables.settings.splits
+    split = words_as_splits(name, rows)
+    if not isinstance(name, str):
+        return split
+    strange = fetch(
+        tables.backend,
+        rows.filter(split.isnull()).select(_value=rows[name].cast("string")).distinct().order_by("_value").limit(10),
+    ).column("_value")
+    if len(strange):
+        held = listed("" if value is None else value for value in strange.to_pylist())
+        raise DataError(f"column '{name}', the splits: holds {held}; expected train, valid or test in every row")
+    return split
+
+
+def words_as_splits(name: object, rows: Table) -> ibis.expr.types.Column:
+    """The split of each row's file, or that of the words of a column; missing for other words."""
+    if not isinstance(name, str):
+        return rows[FILE_SPLIT]
+    return rows[name].cast("string").strip().lower().cases(*SPLIT_WORDS.items(), else_=None)
+
+
+def _lacks_valid(tables: Tables, rows: Table) -> bool:
+    """Whether ready-made splits have no valid and one is wanted; leaves a note."""
+    held = {row[SPLIT] for row in fetch(tables.backend, counts_by(rows, SPLIT)).to_pylist()}
+    if "train" not in held:
+        raise DataError(f"splits: no row is for train; found {listed(sorted(held))}")
+    settings = tables.settings
+    lacks = "valid" not in held and settings.valid > 0
+    if lacks:
+        share = f"a share of {settings.valid:g} of train"
+        if settings.label is None:
+            share = f"of users with three train rows or more, {'the last' if tables.time else 'a random'} one"
+        tables.notes.inferred.append(
+            f"the splits have no valid, on which training would stop: {share} becomes valid "
+            "(valid=0 leaves train whole)"
+        )
+    return lacks
+
+
+# --- rows without times ----------------------------------------------------------------------------------------------
+
+
+def with_order(tables: Tables) -> tuple[Tables, bool]:
+    """Tables whose rows are in order of time or of the file; and whether they are in a random one instead.
+
+    A file that is sorted by item says nothing of time: to hold out its last rows would hold out certain items.
+    """
+    settings, backend, rows = tables.settings, tables.backend, tables.rows
+    way = _sorted_by_item(tables) if tables.time is None else None
+    if way is None:
+        return tables, False
+    tables.notes.inferred.append(
+        f"rows have no time, and the items of a user {way}, so the file is sorted and its order is no time: each "
+        f"user's rows are in random order by seed {settings.seed} (timestamp=COLUMN names the time)"
+    )
+    mixed = splits.with_digest(rows, MIXED, row=ROW, seed=settings.seed)
+    place = ibis.row_number().over(ibis.window(order_by=MIXED)).cast("int64")
+    return replace(tables, rows=backend.stage(mixed.mutate(**{ROW: place}).drop(MIXED))), True
+
+
+def _sorted_by_item(tables: Tables) -> str | None:
+    """How the items of users go in the file if it is one way, in numbers; None if it is not."""
+    settings, rows = tables.settings, tables.rows
+    item = rows[settings.item].cast("string")
+    number = item.try_cast("float64")
+    before = ibis.window(group_by=settings.user, order_by=ROW)
+    steps = rows.mutate(_item=item, _last=item.lag().over(before), _number=number, _least=number.lag().over(before))
+    steps = steps.filter(steps["_item"] != steps["_last"])
+    ways = {
+        "ascend": [steps["_item"] > steps["_last"], steps["_number"] > steps["_least"]],
+        "descend": [steps["_item"] < steps["_last"], steps["_number"] < steps["_least"]],
+    }
+    asked = {
+        f"{way}_{place}": test.cast("int64").sum() for way, tests in ways.items() for place, test in enumerate(tests)
+    }
+    found = figures(tables.backend, steps, {"steps": steps.count(), **asked})
+    count = int(found.pop("steps"))
+    most = max(found, key=lambda name: found[name] or 0)
+    if count < FEWEST_STEPS or (found[most] or 0) < SORTED * count:
+        return None
+    return f"{most.partition('_')[0]} in {found[most]:,} of {count:,} steps"
+
+
+def is_weighted(tables: Tables) -> bool:
+    """Whether rows have a weight."""
+    settings = tables.settings
+    return bool(settings.weighting) or settings.half_life is not None or settings.repeats == "sum"
+
+
+def weights(rows: Table) -> Values:
+    """The weight of each row, before its decay."""
+    return rows[WEIGHT] if WEIGHT in rows.columns else ibis.literal(1.0, type="float64")
+
+
+def without_weightless(tables: Tables, rows: Table) -> Table:
+    """The rows whose weight is above 0. Raises DataError if none is left, or all that are left have the same label."""
+    if WEIGHT not in rows.columns:
+        return rows
+    settings, backend = tables.settings, tables.backend
+    kept, dropped = rows.filter(rows[WEIGHT] > 0), rows.filter(rows[WEIGHT] <= 0)
+    count = count_rows(backend, dropped)
+    if not count:
+        return rows
+    total = count_rows(backend, rows)
+    how = "event_weights" if settings.weight is None else f"weight={settings.weight}"
+    if count == total:
+        raise DataError(f"setting '{how}': all {total:,} rows have the weight 0; expected one above 0 at least")
+    if settings.label is not None:
+        left = fetch(backend, kept.select(_label=kept[settings.label]).distinct()).column("_label").to_pylist()
+        before = fetch(backend, rows.select(_label=rows[settings.label]).distinct()).num_rows
+        if len(left) < before:
+            raise DataError(
+                f"setting '{how}': rows of weight 0 are left out, and these are all rows with label "
+                f"{1 - int(left[0])}; give them a weight above 0, or leave the setting out"
+            )
+    first = int(fetch(backend, dropped.aggregate(row=dropped[ROW].min())).column("row")[0].as_py())
+    tables.notes.dropped.append(f"{count:,} of {total:,} rows, whose weight is 0, such as row {first + 1:,} ({how})")
+    return kept
+
+
+def decay_of(tables: Tables, rows: Table) -> Decay | None:
+    """The decay of weights with age, counted back from the last event of train."""
+    settings = tables.settings
+    if settings.half_life is None:
+        return None
+    half_life, in_seconds = settings.half_life_in
+    if in_seconds and not is_dated(tables.backend, rows):
+        raise SettingsError(
+            f"setting 'half_life': is {settings.half_life}, but the times of column "
+            f"'{settings.timestamp}' are no dates; give a number in the same units"
+        )
+    train = rows.filter(rows[SPLIT] == "train")
+    end = fetch(tables.backend, train.aggregate(end=train[TIMESTAMP].max())).column("end")[0].as_py()
+    if end is None:
+        raise DataError("setting 'half_life': no row is for training, so there is no last event of train")
+    return Decay(half_life, float(end))
+
+
+HIGHEST_RATING, MOST_RATINGS = 100, 101
+FEWEST_RATINGS = 5  # distinct ones, from which a lone value stands out
+
+
+def rated(tables: Tables) -> tuple[Table, float | None]:
+    """The rows whose rating is high enough, and the least one; all of them without ratings."""
+    settings, rows = tables.settings, tables.rows
+    name = settings.rating
+    if name is None:
+        return rows, None
+    least = _threshold(settings, rows, tables.backend, tables.notes)
+    if least is None:
+        return rows, None
+    kept = rows.filter(rows[name] >= least)
+    left = count_rows(tables.backend, kept)
+    if not left:
+        raise SettingsError(f"setting 'min_rating': no row has '{name}' of {least:g} or more; set it lower")
+    total = count_rows(tables.backend, rows)
+    if left < total:
+        left_out = rows.filter((rows[name] < least) | rows[name].isnull())
+        first = fetch(tables.backend, left_out.order_by(ROW).limit(1)).to_pylist()[0]
+        example = f"user '{first[str(settings.user)]}' and item '{first[str(settings.item)]}'"
+        tables.notes.dropped.append(
+            f"{total - left:,} of {total:,} rows with '{name}' below {least:g} or without one, "
+            f"such as that of {example} (min_rating)"
+        )
+    return kept, least
+
+
+def _threshold(settings: Settings, rows: Table, backend: Backend, notes: Notes) -> float | None:
+    """The rating from which a row is an interaction; None if all are."""
+    name = settings.rating
+    assert name is not None
+    values = _number(rows[name])
+    found = fetch(
+        backend,
+        rows.aggregate(
+            least=values.min(), most=values.max(), kinds=values.nunique(), present=values.count(), rows=rows.count()
+        ),
+    ).to_pylist()[0]
+    if settings.min_rating is not None:
+        return settings.min_rating
+    every = "every row is an interaction"
+    if not found["present"] or found["kinds"] < 2:
+        notes.inferred.append(f"'{name}' has one value in all rows, so {every}")
+        return None
+    least, most = float(found["least"]), float(found["most"])
+    if FEWEST_RATINGS <= found["kinds"] <= MOST_RATINGS or least < 0:
+        _warn_of_lone_value(name, least, rows.mutate(_value=values), backend, notes)
+    if most > HIGHEST_RATING or found["kinds"] > MOST_RATINGS:
+        held = f"'{name}' is no scale of ratings: it holds {found['kinds']:,} values from {least:g} to {most:g}"
+        if least >= 0:
+            notes.inferred.append(f"{held}, so {every} (min_rating sets a least one)")
+            return None
+        above = fetch(backend, rows.filter(values > 0).aggregate(least=values.min())).column("least")[0].as_py()
+        if above is None:
+            raise SettingsError(
+                f"setting 'min_rating': {held}, none above 0; set min_rating to the least that is an "
+                "interaction, or rating=null to take every row"
+            )
+        notes.inferred.append(
+            f"{held}, so those above 0 are interactions (min_rating sets a least one, rating=null takes every row)"
+        )
+        return float(above)
+    wanted = least + 0.75 * (most - least)
+    chosen = fetch(backend, rows.filter(values >= wanted).aggregate(least=values.min())).column("least")[0].as_py()
+    notes.inferred.append(
+        f"rows are rated: '{name}' holds {least:g} to {most:g}, and ratings from {chosen:g} on, three quarters up the "
+        "scale, are interactions (min_rating sets another one, rating=null takes every row)"
+    )
+    return float(chosen)
+
+
+def _warn_of_lone_value(name: str, least: float, rows: Table, backend: Backend, notes: Notes) -> None:
+    """Warn of a highest rating, such as 99, that is further from the next one than that is from the lowest."""
+    counted = rows.group_by("_value").aggregate(_rows=rows.count()).filter(ibis._["_value"].notnull())
+    found = fetch(backend, counted.order_by(ibis.desc("_value")).limit(2)).to_pydict()
+    most, second = found["_value"]
+    if most - second > second - least:
+        held = how_many(found["_rows"][0], "row")
+        notes.warnings.append(
+            f"'{name}' holds {most:g} in {held}, and else {least:g} to {second:g}: if "
+            f"{most:g} means no rating, --set 'missing_values=[{most:g}]'"
+        )
+
+
+def _number(values: Values) -> Values:
+    return number_of(values.strip(), "float64") if values.type().is_string() else values.cast("float64")
