@@ -1,8 +1,10 @@
-"""The training loop of every model.
+"""The training of every model: by steps, or fitted in one go.
 
 A step takes a batch of rows with drawn negatives, the model's own loss in the chosen precision, gradients averaged over
 micro-batches and ranks, and one optimizer step at the schedule's learning rate. Every draw is a function of (seed,
 epoch, step), so a killed run continues to the same weights, bit for bit on a CPU.
+
+In one go, the first rank fits and the others wait. Nothing is left to continue: a stopped fit starts again.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +24,27 @@ from recspec.base import config
 from recspec.base.errors import Interrupted, SettingsError, TrainingError
 from recspec.base.files import confine, local, locked_inside
 from recspec.base.signals import stopping_at_once
-from recspec.bundle import DataRecord, RunRecord, run_record
+from recspec.bundle import Card, DataRecord, RunRecord, run_record
+from recspec.bundle import folder as bundle
+from recspec.data.storage import label_columns
+from recspec.evaluation import Fitted, ItemFit, RowFit, Tried, warnings
 from recspec.feature_spec import FeatureSpec
 from recspec.loading import Ranks
-from recspec.models import FittedModel, find_model
+from recspec.models import FittedItemModel, FittedModel, LogisticRegression, find_model
 from recspec.training import run_folder
-from recspec.training.fit import run_fit
-from recspec.training.plan import FitPlan, TrainingPlan, make_fit_plan, make_plan
+from recspec.training.plan import FitPlan, Plan, TrainingPlan, make_fit_plan, make_plan
 from recspec.training.product_rates import arithmetic
-from recspec.training.result import Result, judge, keeps_best, log_end, write_bundle
+from recspec.training.result import (
+    Result,
+    cheap_baselines,
+    inform,
+    judge,
+    keeps_best,
+    log_end,
+    seen_of,
+    values_of,
+    write_bundle,
+)
 from recspec.training.run_folder import Event, Progress, RunCheckpoints, RunLog
 from recspec.training.settings import TrainSettings
 from recspec.training.step import Built, TrainingStep, WeightAverage, build_model, make_sampler
@@ -159,8 +174,7 @@ class TrainingRun:
         self.validation = Validation(self.built)
         self.checkpoints = RunCheckpoints(self.built, folder, self.step.scaler, self.average)
         self.consensus = RankConsensus(ranks, self.settings.checkpoint_minutes, stop_requested)
-        track = Tracking.of(self.settings.mlflow, folder, part_of) if ranks.is_first else None
-        self.log = RunLog(folder, on_event, tensorboard=self.settings.tensorboard, track=track)
+        self.log = _log_of(plan, folder, ranks, on_event, part_of)
         self.progress, self.last_loss = Progress(), torch.zeros(())
         self.record: RunRecord | None = None
 
@@ -175,17 +189,9 @@ class TrainingRun:
             run_folder.start_afresh(self.folder)
         if self.ranks.is_first:
             run_folder.sign(self.folder)
-            self.record = run_record.begin(
-                self.folder,
-                "updated" if self.plan.update_of else "trained",
-                self.plan.model,
-                DataRecord.of(self.plan.spec),
-                made_of=self.plan.update_of,
-                device=str(self.ranks.device),
-                world_size=self.ranks.world_size,
-                precision=self.plan.precision.value,
-                threads=self.plan.threads.value,
-            )
+            on: dict[str, Any] = {"device": str(self.ranks.device), "world_size": self.ranks.world_size}
+            on |= {"precision": self.plan.precision.value, "threads": self.plan.threads.value}
+            self.record = _begin_record(self.plan, self.folder, "trained", **on)
         self.ranks.barrier()
         if self.ranks.is_first:
             self.log.begin(notes, **self.plan.described(), resumed_at_step=self.progress.step)
@@ -396,3 +402,142 @@ def _mix(seed: int, step: int, rank: int) -> int:
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & (2**64 - 1)
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & (2**64 - 1)
     return (value ^ (value >> 31)) & (2**63 - 1)
+
+
+def _begin_record(plan: Plan, folder: Path, kind: run_record.Kind, **how: Any) -> RunRecord:
+    """Write down what the folder's run is made of."""
+    kind = "updated" if plan.update_of else kind
+    return run_record.begin(folder, kind, plan.model, DataRecord.of(plan.spec), made_of=plan.update_of, **how)
+
+
+def _log_of(
+    plan: Plan, folder: Path, ranks: Ranks, on_event: Callable[[Event], None], part_of: TrackedSearch | None
+) -> RunLog:
+    track = Tracking.of(plan.settings.mlflow, folder, part_of) if ranks.is_first else None
+    return RunLog(folder, on_event, tensorboard=plan.settings.tensorboard, track=track)
+
+
+# --- models that are fitted in one go ---------------------------------------------------------------------------------
+
+FIT_STOPPED = "stopped as asked; nothing was written, so start the same command again"
+
+
+def run_fit(
+    plan: FitPlan,
+    folder: Path,
+    ranks: Ranks,
+    on_event: Callable[[Event], None] = lambda _: None,
+    stop_requested: Callable[[], bool] = lambda: False,
+    *,
+    resume: bool = False,
+    baselines: bool = False,
+    part_of: TrackedSearch | None = None,
+) -> Result:
+    """Fit on the first rank and write the bundle.
+
+    Raises:
+        Interrupted: if `stop_requested` says so; nothing is written then but the log.
+    """
+    result = Result(folder / run_folder.BUNDLE, 0.0, {}, 0.0, 0.0, "fitted", {})
+    if ranks.is_first:
+        if not resume:
+            run_folder.start_afresh(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        record = _begin_record(plan, folder, "fitted")
+        with closing(_log_of(plan, folder, ranks, on_event, part_of)) as log:
+            result = _fit(plan, folder, log, stop_requested, baselines)
+        record.finish(folder, result.seconds)
+    ranks.barrier()
+    return result
+
+
+def _fit(plan: FitPlan, folder: Path, log: RunLog, stop_requested: Callable[[], bool], baselines: bool) -> Result:
+    log.begin(plan.notes, **plan.described())
+    started = time.monotonic()
+    ends = [started]
+
+    def late() -> bool:
+        """Whether one more combination, as long as the last one, would end after the minutes."""
+        minutes = plan.settings.minutes
+        return minutes is not None and 2 * ends[-1] - ends[-2] - started > 60 * minutes
+
+    def tell(tried: Tried) -> None:
+        ends.append(time.monotonic())
+        log.write("tried", settings=dict(tried.settings), metric=plan.metric.value, value=tried.value, best=tried.best)
+        if stop_requested():
+            raise Interrupted(FIT_STOPPED)
+
+    fit = _fit_of(plan, tell, late)
+    try:
+        with stopping_at_once(FIT_STOPPED):
+            found = fit.run()
+            seconds = time.monotonic() - started
+            seen = seen_of(plan.spec, inform(found.model, plan.spec))
+            others = _baselines(plan, fit, found, seconds) if baselines else {}
+    except Interrupted:
+        log.write("interrupted")
+        raise
+    told = warnings.of_label_columns(label_columns(plan.spec, found.model.features()))
+    found = replace(found, warnings=(*told, *found.warnings))
+    if plan.chosen.value and plan.valid.value and found.value is None:
+        what = f"{plan.valid.value} has no positive of an item that is new to its user, or none of a user of train"
+        then = "so settings could not be chosen; those that were not given have their defaults"
+        log.write("note", message=f"{what}, {then}")
+    if doubt := found.model.doubt():
+        log.write("note", message=doubt)
+    where = bundle.save(folder / run_folder.BUNDLE, found.model, _card(plan, found, seconds), seen=seen)
+    speed = found.num_pairs / max(seconds, 1e-9)
+    result = Result(
+        where, 0.0, found.metrics, speed, seconds, "fitted", {}, found.warnings, metric=found.metric, baselines=others
+    )
+    log_end(
+        log,
+        result,
+        epochs=0,
+        best_epoch=0,
+        best=found.value,
+        metric=found.metric or plan.metric.value,
+        metrics=found.metrics,
+        settings=found.model.settings.model_dump(mode="json"),
+    )
+    return result
+
+
+def _fit_of(plan: FitPlan, tell: Callable[[Tried], None], late: Callable[[], bool]) -> ItemFit | RowFit:
+    kind, spec, own, train = plan.kind, plan.spec, plan.model_settings, plan.settings
+    valid, metric = plan.valid.value, plan.metric.value
+    if issubclass(kind, FittedItemModel):
+        return ItemFit(kind, spec, own, train.train_splits, valid, metric, train.seed, train.valid_users, tell, late)
+    assert issubclass(kind, LogisticRegression)
+    return RowFit(kind, spec, own, train.train_splits, valid, metric, tell, late)
+
+
+def _baselines(plan: FitPlan, fit: ItemFit | RowFit, found: Fitted, seconds: float) -> dict[str, float]:
+    """The metric that chose the settings, of cheap baselines on the same users of valid."""
+    if not isinstance(fit, ItemFit) or found.value is None or (question := fit.question()) is None:
+        return {}
+    before = [split for split in plan.settings.train_splits if split != plan.valid.value]
+    return values_of(cheap_baselines(question, before, plan.model, seconds), found.metric)
+
+
+def _card(plan: FitPlan, found: Fitted, seconds: float) -> Card:
+    trained = {
+        "epoch": 0,
+        "seconds": round(seconds, 3),
+        "splits": list(plan.settings.train_splits),
+        "stopped": "fitted",
+        "device": "cpu",
+        "world_size": plan.world_size,
+        "torch": torch.__version__,
+        "valid_metric": found.metric or None,
+        "tried": [{"settings": dict(each.settings), "value": each.value} for each in found.tried],
+        "logits_from": found.logits_from,
+    }
+    return Card(
+        model=plan.model,
+        settings=found.model.settings.model_dump(mode="json"),
+        train=plan.read_settings(),
+        trained=trained,
+        metrics=found.metrics,
+        warnings=tuple(each.to_dict() for each in found.warnings),
+    )

@@ -46,8 +46,7 @@ from recspec.loading import NewRowsAndReplay, Ranks
 from recspec.models import FittedModel, Ids, find_model, require_libraries
 from recspec.models.layers import Embeddings
 from recspec.training import run_folder
-from recspec.training.fit import run_fit
-from recspec.training.loop import NOT_BEGUN, TrainingRun, using_threads
+from recspec.training.loop import NOT_BEGUN, TrainingRun, run_fit, using_threads
 from recspec.training.optimizers import Optimizers
 from recspec.training.plan import make_fit_plan, make_plan
 from recspec.training.result import Result

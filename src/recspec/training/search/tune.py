@@ -42,7 +42,8 @@ from recspec.bundle import run_record
 from recspec.feature_spec import FeatureSpec
 from recspec.loading import Ranks
 from recspec.models import find_model
-from recspec.training import Event, Plan, TrackedSearch, TrainSettings, plan_run, train
+from recspec.training import Event, Plan, TrackedSearch, TrainSettings, plan_run
+from recspec.training.search.candidates import train_candidate
 from recspec.training.search.search_space import (
     Around,
     OneOf,
@@ -361,7 +362,16 @@ class Tuning:
         states = study.optuna.trial.TrialState
         try:
             # The trial of the defaults is plain training: a fitted model then chooses its settings itself.
-            self._train(run, self._given() if is_plain else self._settings(drawn), watch)
+            train_candidate(
+                self.model,
+                self.spec,
+                run,
+                self._given() if is_plain else self._settings(drawn),
+                ranks=self.ranks,
+                on_event=watch.see,
+                stop_requested=watch.should_stop,
+                part_of=self._tracked,
+            )
             if (best := watch.best) is None:
                 raise TrainingError(f"{run}: the metric on valid is no number")
         except Interrupted:
@@ -384,23 +394,6 @@ class Tuning:
         with turn(self.out):
             record()
             self._keep_best(study)
-
-    def _train(self, run: Path, settings: tuple[config.Settings, TrainSettings], watch: _Watch) -> None:
-        resume = any((run / "checkpoints").glob("step-*"))
-        if not resume:
-            shutil.rmtree(run, ignore_errors=True)
-        train(
-            self.model,
-            self.spec,
-            run,
-            settings=settings[1],
-            model_settings=settings[0],
-            ranks=self.ranks,
-            resume=resume,
-            on_event=watch.see,
-            stop_requested=watch.should_stop,
-            part_of=self._tracked,
-        )
 
     def _given(self) -> tuple[config.Settings, TrainSettings]:
         """The settings that are given."""
