@@ -23,7 +23,7 @@ from recspec.models import MODELS
 from recspec.models.base import Model
 from recspec.models.layers.embeddings import RowsHeld
 from recspec.training.choices import place_tables
-from recspec.training.outline import Outline
+from recspec.training.optimizers import MetaModel
 from recspec.training.settings import TrainSettings
 from tests import made_up
 from tests.loading.test_sharding import assert_alike, events, train_here, train_on
@@ -216,7 +216,7 @@ def refused(spec: FeatureSpec, model: str = "dlrm", **values: object) -> str:
 
     settings = TrainSettings.model_validate({"optimizer": "sgd", **BY_TORCHREC, **values})
     with pytest.raises(SettingsError) as caught:
-        place_tables(Outline(make, settings, torch.device("cpu")), settings, Ranks(0, 2), "fp32")
+        place_tables(MetaModel(make, settings, torch.device("cpu")), settings, Ranks(0, 2), "fp32")
     return str(caught.value)
 
 

@@ -275,15 +275,6 @@ def test_a_damaged_blend_is_told(data: FeatureSpec, out: Path, tmp_path: Path, d
         a_search(data, tmp_path).run()
 
 
-def test_a_state_of_an_older_release_is_read(out: Path, tmp_path: Path) -> None:
-    state = json.loads((out / STATE).read_text())
-    for name in ("blend", "warnings"):
-        del state[name]
-    state["ending"] = None
-    (tmp_path / STATE).write_text(json.dumps(state))
-    assert State.load(tmp_path) is not None
-
-
 @pytest.mark.usefixtures("equal_parts")
 def test_deleted_runs_are_told_once_they_are_needed(data: FeatureSpec, tmp_path: Path) -> None:
     models = ("popularity", "sasrec")

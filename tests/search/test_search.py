@@ -6,8 +6,10 @@ import json
 import math
 import re
 import shutil
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,14 +20,14 @@ from recspec.bundle import DataRecord, run_record
 from recspec.bundle import folder as bundle
 from recspec.data.prepare import PrepareContext
 from recspec.datasets import DATASETS
-from recspec.evaluation import EvaluationTask
+from recspec.evaluation import Evaluation, EvaluationTask
 from recspec.feature_spec import FeatureSpec
 from recspec.inference import Predictor
 from recspec.loading import Ranks
 from recspec.models import MODELS, Model
 from recspec.training import TrainSettings, defaults, train
 from recspec.training.search import AutoSearch, candidates, ending, main_reason
-from recspec.training.search.auto import MOST_ATTEMPTS
+from recspec.training.search.auto import MOST_ATTEMPTS, first_slice, next_of
 from recspec.training.search.candidates import begin
 from recspec.training.search.state import (
     BEST,
@@ -41,6 +43,7 @@ from recspec.training.search.state import (
     check_metric,
     judge,
     question_of,
+    sign_of,
 )
 from tests import made_up
 
@@ -492,3 +495,107 @@ def test_repeats_alone_are_told_at_the_start(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"full/ndcg@10 judges nothing.*--metric rows/auc"):
         a_search(FeatureSpec.load(tmp_path / "again"), tmp_path / "out", ("ease", "neumf")).run()
     assert not (tmp_path / "out" / "auto.json").exists()
+
+
+def of_values(metric: str, *values: float) -> Judged:
+    protocol, name = metric.split("/")
+    each = np.array(values)
+    return Judged(metric, Evaluation({protocol: {name: float(each.mean())}}, values={protocol: {name: each}}))
+
+
+def test_value_and_error_by_hand() -> None:
+    judged = of_values("full/ndcg@10", 0.0, 1.0, 0.0, 1.0)
+    assert judged.value == 0.5
+    assert judged.error == pytest.approx(math.sqrt((4 * 0.25 / 3) / 4))
+
+
+def test_a_lead_over_the_same_users_is_surer_than_two_errors() -> None:
+    ours, theirs = of_values("full/ndcg@10", 0.1, 0.9, 0.5), of_values("full/ndcg@10", 0.0, 0.8, 0.4)
+    by, error = ours.lead(theirs)
+    assert by == pytest.approx(0.1)
+    assert error == pytest.approx(0.0, abs=1e-12)
+    assert ours.error > 0.2
+
+
+def test_less_log_loss_leads() -> None:
+    by, error = of_values("rows/log_loss", 0.2, 0.3).lead(of_values("rows/log_loss", 0.4, 0.7))
+    assert by == pytest.approx(0.3)
+    assert error == pytest.approx(0.1)
+
+
+def test_errors_that_cannot_be_known_are_nan() -> None:
+    assert math.isnan(of_values("full/ndcg@10", 0.5).error)
+    assert math.isnan(of_values("full/mrr", 0.5, 0.5).lead(of_values("full/mrr", 0.5, 0.5, 0.5))[1])
+
+
+def test_signs() -> None:
+    assert (sign_of("rows/log_loss"), sign_of("full/ndcg@10")) == (-1.0, 1.0)
+
+
+@dataclass
+class Made:
+    """A made-up candidate whose curve is known."""
+
+    name: str
+    curve: tuple[float, ...] = ()
+    values: list[float] = field(default_factory=list)
+    is_over: bool = False
+
+    def train(self) -> None:
+        """Take the next slice."""
+        self.values.append(max([*self.values[-1:], self.curve[len(self.values)]]))
+        self.is_over = len(self.values) == len(self.curve)
+
+
+def order(*made: Made) -> list[str]:
+    """Names in the order of their slices, until all are over."""
+    names = []
+    while (found := next_of(made)) is not None:
+        assert isinstance(found, Made)
+        found.train()
+        names.append(found.name)
+    return names
+
+
+def test_all_begin_and_the_better_half_goes_on_first() -> None:
+    a, b, c, d = (
+        Made(name, (best, best + 0.01, best + 0.02)) for name, best in zip("abcd", (0.1, 0.4, 0.3, 0.2), strict=True)
+    )
+    # b is the better of two, so it goes on at once; of four, b and c do. b ends first, then what waits, best first.
+    assert "".join(order(a, b, c, d)) == "abbcdcbcddaa"
+
+
+def test_by_hand() -> None:
+    a, b = Made("a", values=[0.1]), Made("b", values=[0.2])
+    assert next_of([a, b]) is b  # the better of two
+    b.values.append(0.25)
+    b.is_over = True
+    assert next_of([a, b]) is a  # what waits goes on when nothing better can
+    a.is_over = True
+    assert next_of([a, b]) is None
+
+
+def test_untried_ones_come_before_the_worse_half() -> None:
+    worse, better, fresh = Made("worse", values=[0.1]), Made("better", values=[0.2, 0.2], is_over=True), Made("fresh")
+    assert next_of([worse, better, fresh]) is fresh
+
+
+def test_one_that_ended_early_still_counts_among_those_that_had_more_slices() -> None:
+    ended = Made("ended", values=[0.9], is_over=True)
+    two = [Made("x", values=[0.1, 0.2]), Made("y", values=[0.1, 0.3])]
+    # Of three that had two slices or ended, one may go on: the best is over, so nobody is promoted.
+    assert next_of([ended, *two]).name == "y"  # type: ignore[union-attr]
+
+
+def test_nothing_to_train() -> None:
+    assert next_of([]) is None
+
+
+def test_a_slow_starter_is_trained_to_its_end_if_time_allows() -> None:
+    slow, fast = Made("slow", (0.0, 0.0, 0.0, 0.9)), Made("fast", (0.5, 0.5, 0.5, 0.5))
+    assert order(slow, fast).count("slow") == 4
+
+
+@pytest.mark.parametrize(("seconds", "candidates", "first"), [(600, 5, 30.0), (10, 100, 2.0), (60, 0, 15.0)])
+def test_the_first_slice(seconds: float, candidates: int, first: float) -> None:
+    assert first_slice(seconds, candidates) == first

@@ -17,8 +17,8 @@ from recspec.loading import Ranks
 from recspec.models import MODELS
 from recspec.report import REPORT_FILE
 from recspec.training import run_folder
-from recspec.training.fit import FitPlan
 from recspec.training.loop import plan_run, train
+from recspec.training.plan import FitPlan
 from recspec.training.result import Result
 from recspec.training.run_folder import Event
 from recspec.training.settings import TrainSettings

@@ -25,9 +25,9 @@ from recspec.evaluation import (
 )
 from recspec.loading import Loader
 from recspec.models.layers import take
-from recspec.training.build import Built
-from recspec.training.checkpoints import Progress
 from recspec.training.choices import HELD_OUT, open_rows
+from recspec.training.run_folder import Progress
+from recspec.training.step import Built
 
 
 def stop_reason(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,7 +37,7 @@ from recspec.models import (
     require_libraries,
 )
 from recspec.models.layers import to_device
-from recspec.training import FitPlan, TrainingPlan, TrainSettings, plan_run, task_of
+from recspec.training import FitPlan, Result, TrainingPlan, TrainSettings, has_checkpoint, plan_run, task_of, train
 from recspec.training.search.search_space import assigned, search_space, sections_of
 from recspec.training.search.state import OF_PROBABILITIES, Line, State, check_metric, question_of
 
@@ -162,6 +164,17 @@ def build_settings(
     """The settings of a model and of its training, from the sections of a recipe."""
     where = f"settings of {model}"
     return config.build(find_model(model).Settings, where, settings), config.build(TrainSettings, where, train)
+
+
+def train_candidate(
+    model: str, spec: FeatureSpec, run: Path, settings: tuple[config.Settings, TrainSettings], **how: Any
+) -> Result:
+    """Train with the settings of a model and of its training, from the run's checkpoint if there is one, or anew."""
+    own, train_settings = settings
+    resume = has_checkpoint(run) and not issubclass(find_model(model), FittedModel)
+    if not resume:
+        shutil.rmtree(run, ignore_errors=True)
+    return train(model, spec, run, settings=train_settings, model_settings=own, resume=resume, **how)
 
 
 def problems_of(error: Exception) -> str:

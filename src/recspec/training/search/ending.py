@@ -29,7 +29,7 @@ from recspec.evaluation import EvaluationTask, seconds_of
 from recspec.feature_spec import FeatureSpec
 from recspec.loading import Ranks
 from recspec.models import Model
-from recspec.training import Blended, blend_runs, has_checkpoint, train
+from recspec.training import Blended, blend_runs
 from recspec.training.search import candidates
 from recspec.training.search.state import (
     AGAIN,
@@ -300,18 +300,12 @@ def _train_again(search: Search, line: Line) -> None:
         asked = {**card.train, "epochs": max(1, math.ceil(line.best_epoch)), "calibration": "none"}
         asked |= {"minutes": None, "patience": None, "valid_share": 0.0}
     asked["train_splits"] = SPLITS
-    own, train_settings = candidates.build_settings(line.model, card.settings, asked)
-    resume = has_checkpoint(again) and not line.is_fitted
-    if not resume:
-        shutil.rmtree(again, ignore_errors=True)
-    train(
+    candidates.train_candidate(
         line.model,
         search.spec,
         again,
-        settings=train_settings,
-        model_settings=own,
+        candidates.build_settings(line.model, card.settings, asked),
         ranks=search.ranks,
-        resume=resume,
         part_of=search.tracked,
         stop_requested=search.stop_requested,
         on_event=lambda event: search.on_event(f"{line.name}, again", event),
