@@ -181,15 +181,6 @@ def test_items_are_scored_as_their_pairs_whatever_the_crosses(crosses: tuple[tup
         assert model.score_items(request, none).shape == (2, 0)
 
 
-SHAPES: dict[str, dict[str, dict[str, object]]] = {
-    "no numbers": {**TWO_IDS, "tags": {"cardinality": 5, "length": 3}},
-    "no lists": {**TWO_IDS, "price": {"dtype": "float32"}},
-    "no categoricals": {"price": {"dtype": "float32"}, "age": {"dtype": "float64"}},
-    "no scalars": {"tags": {"cardinality": 5, "length": 3}},
-    "lists of length 2 and 10": {"short": {"cardinality": 9, "length": 2}, "long": {"cardinality": 9, "length": 10}},
-}
-
-
 def test_every_wrong_name_is_told_at_once() -> None:
     with pytest.raises(SettingsError) as told:
         build(
