@@ -47,7 +47,7 @@ class TritonPythonModel:
         if (folder / PROGRAM_FILE).is_file():
             self.model = Program(folder / PROGRAM_FILE, json.loads(args["model_config"]))
         else:
-            kinds = {ENCODE_FILE: Encoding, CANDIDATES_FILE: Finding, BEST_FILE: Best}
+            kinds: dict[str, Any] = {ENCODE_FILE: Encoding, CANDIDATES_FILE: Finding, BEST_FILE: Best}
             self.model = next(kind.load(folder) for file, kind in kinds.items() if (folder / file).is_file())
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:

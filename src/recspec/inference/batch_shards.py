@@ -252,10 +252,10 @@ class ShardWriter:
         return Done(shard.number, count, strangers)
 
     def _recommend(self, shard: Shard, write: Callable[[pa.Table], None]) -> tuple[int, int]:
-        settings = self.job.settings.items()
-        wanted = RecommendRequest(
-            **{name: tuple(value) if isinstance(value, list) else value for name, value in settings}
-        )
+        settings: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in self.job.settings.items()
+        }
+        wanted = RecommendRequest(**settings)
         path = self.job.input.get("users")
         users = None if path is None else read_bytes_of_users(Path(path), shard.start, shard.stop)
         part = slice(shard.start, shard.stop) if path is None else None
