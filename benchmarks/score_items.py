@@ -85,7 +85,7 @@ def measured(folder: Path, name: str, asked: argparse.Namespace) -> dict[str, An
 
     def recommend() -> None:
         for block in recommender.blocks(len(ids)):
-            recommender.picked(ids[block], wanted)
+            recommender.top_items(ids[block], wanted)
 
     def full() -> None:
         ranked_fully(predictor.model, spec)

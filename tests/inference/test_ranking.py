@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 import torch
 
-from recspec.inference.explanations import item_vectors
+from recspec.inference.explanations import likeness_vectors
 from recspec.inference.predictor import Predictor
 from recspec.inference.ranking import by_values, by_vectors, diversified, pool_size
 from recspec.models import MODELS
@@ -55,7 +55,7 @@ def test_values_are_alike_where_they_are_equal_and_lists_by_what_they_share() ->
 @pytest.mark.parametrize("name", ["sasrec", "two_tower", "neumf", "ials"])
 def test_vectors_are_numbers_without_gradients(films: Predictor, name: str) -> None:
     model = MODELS[name](films.spec, MODELS[name].Settings())
-    vectors = item_vectors(model, films.catalogues)
+    vectors = likeness_vectors(model, films.catalogues)
     assert vectors is not None
     assert vectors.shape[0] == films.spec.num_ids("item_id")
     assert not vectors.requires_grad
@@ -66,10 +66,10 @@ def test_likeness_does_not_depend_on_how_popular_items_are(films: Predictor) -> 
     """Biases grow to several units, beside vectors of length 1, and would decide which items are alike."""
     model = MODELS["two_tower"](films.spec, MODELS["two_tower"].Settings())
     assert isinstance(model, TwoTower)
-    before = item_vectors(model, films.catalogues)
+    before = likeness_vectors(model, films.catalogues)
     with torch.no_grad():
         model.item_tower.out.bias[-1] += 3.0
-    after = item_vectors(model, films.catalogues)
+    after = likeness_vectors(model, films.catalogues)
     assert before is not None
     assert after is not None
     assert before.shape[1] == model.settings.dim

@@ -251,7 +251,7 @@ def recommended(
     `part` keeps to some of all users.
     """
     recommender, known = predictor.recommender, predictor.catalogues
-    asked = recommender.check(wanted)  # raises for a model that can't recommend
+    checked = recommender.check(wanted)  # raises for a model that can't recommend
     if users is None:
         ids = np.arange(known.users.first_id, recommender.seen.num_users)[part or slice(None)]
         raw = known.raw_ids("user", ids)
@@ -265,23 +265,25 @@ def recommended(
 
     def blocks() -> Iterator[Recommended]:
         for part in recommender.blocks(len(ids)):
-            columns = _recommendations(predictor, raw[part], ids[part], asked)
+            columns = _recommendations(predictor, raw[part], ids[part], checked)
             strangers = int((ids[part] < known.users.first_id).sum())
             yield Recommended(pa.Table.from_arrays(columns, schema=schema), len(ids[part]), strangers, len(ids))
 
     return schema, blocks()
 
 
-def _recommendations(predictor: Predictor, users: pa.Array, ids: NDArray[np.int64], asked: CheckedRequest) -> list[Any]:
+def _recommendations(
+    predictor: Predictor, users: pa.Array, ids: NDArray[np.int64], checked: CheckedRequest
+) -> list[Any]:
     """The columns of a block of users, one row an item."""
-    picked = predictor.recommender.picked(ids, asked)
-    kept = picked.items >= 0
+    top = predictor.recommender.top_items(ids, checked)
+    kept = top.items >= 0
     rows, ranks = np.nonzero(kept)
-    items, known = picked.items[kept], ids[rows] >= predictor.users.first_id
+    items, known = top.items[kept], ids[rows] >= predictor.users.first_id
     raw, titles = predictor.catalogues.raw_ids("item", items), predictor.items.titles_of(items)
-    columns = [users.take(pa.array(rows)), known, ranks.astype(np.int32) + 1, raw, titles, picked.scores[kept]]
-    if predictor.pipeline is not None and picked.brought_by is not None:
-        names = map(predictor.pipeline.names_of, picked.brought_by[kept].tolist())
+    columns = [users.take(pa.array(rows)), known, ranks.astype(np.int32) + 1, raw, titles, top.scores[kept]]
+    if predictor.pipeline is not None and top.brought_by is not None:
+        names = map(predictor.pipeline.names_of, top.brought_by[kept].tolist())
         columns.append(pa.array([list(each) for each in names], pa.list_(pa.string())))
     return columns
 

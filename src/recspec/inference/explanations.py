@@ -29,7 +29,7 @@ BLOCK = 1 << 22
 """Pairs of items that are scored at once."""
 
 
-def item_vectors(model: Model, known: Catalogues) -> Tensor | None:
+def likeness_vectors(model: Model, known: Catalogues) -> Tensor | None:
     """The vectors (N, D) that a model has of every item by id, or the embeddings of the items' ids; None without.
 
     They tell which items are alike, so a bias is no part of them.

@@ -18,7 +18,7 @@ from recspec.base.errors import BundleError, RequestError, shortened
 from recspec.bundle import Bundle, Seen
 from recspec.evaluation import id_feature
 from recspec.inference.catalogue import Catalogues
-from recspec.inference.explanations import Explainer, Explanation, item_vectors
+from recspec.inference.explanations import Explainer, Explanation, likeness_vectors
 from recspec.inference.index import ItemIndex
 from recspec.inference.pipeline import Candidates, Pipeline, RetrieverInput, rank, request_vectors
 from recspec.inference.ranking import Choice, Chooser, pool_size, ranked
@@ -133,7 +133,7 @@ class Retrieving:
 class CheckedRequest:
     """A checked request: what may be recommended, and what the model reads beside the users."""
 
-    wanted: RecommendRequest
+    request: RecommendRequest
     choice: Choice
     context: Context
 
@@ -181,7 +181,7 @@ class Recommender:
     @cached_property
     def vectors(self) -> Tensor | None:
         """The model's vectors (num_ids, D) of items, of length 1, in host memory; None if it has none."""
-        found = item_vectors(self._bundle.model, self._known)
+        found = likeness_vectors(self._bundle.model, self._known)
         return None if found is None else torch.nn.functional.normalize(found.cpu(), dim=1)
 
     @cached_property
@@ -217,14 +217,16 @@ class Recommender:
 
     def recommend(self, wanted: RecommendRequest) -> list[Recommendation]:
         """One answer for each user, or one for a basket or context without users; see `Predictor.recommend`."""
-        asked = self.check(wanted)
+        checked = self.check(wanted)
         users: Sequence[RawId | None] = [None] if wanted.is_anonymous else wanted.users
         ids = np.array([self._known.users.first_id - 1]) if wanted.is_anonymous else self._known.user_ids(wanted.users)
-        return [answer for block in self.blocks(len(ids)) for answer in self._answers(users[block], ids[block], asked)]
+        return [
+            answer for block in self.blocks(len(ids)) for answer in self._answers(users[block], ids[block], checked)
+        ]
 
     def fallback_for_unknown_users(self, wanted: RecommendRequest) -> AnsweredBy:
         """What users that the model does not know are answered by, who are all alike to it."""
-        return self.picked(np.array([self._known.users.first_id - 1]), self.check(wanted)).answered_by[0]
+        return self.top_items(np.array([self._known.users.first_id - 1]), self.check(wanted)).answered_by[0]
 
     def blocks(self, count: int) -> Iterator[slice]:
         """Users answered at once: users x items within `at_once(SCORES)`."""
@@ -247,15 +249,15 @@ class Recommender:
     # --- candidates and ranking ---------------------------------------------------------------------------------------
 
     @torch.inference_mode()  # candidates are changed in place
-    def picked(self, users: NDArray[np.int64], asked: CheckedRequest) -> TopItems:
+    def top_items(self, users: NDArray[np.int64], checked: CheckedRequest) -> TopItems:
         """The best items of R users by prepared id; an id below the first is an unknown user's."""
         is_known = users >= self._known.users.first_id
-        of_known, of_others = self._answered_by(asked)
+        of_known, of_others = self._answered_by(checked)
         answered_by = [of_known if known else of_others for known in is_known.tolist()]
-        width = min(asked.wanted.k, len(self._known.items))
+        width = min(checked.request.k, len(self._known.items))
         items = np.full((len(users), width), -1, np.int64)
         scores = np.full((len(users), width), -np.inf, np.float32)
-        boosts = np.zeros((len(users), width), np.float32) if asked.choice.boosts is not None else None
+        boosts = np.zeros((len(users), width), np.float32) if checked.choice.boosts is not None else None
         brought = None if self.retrieving is None else np.zeros((len(users), width), np.uint16)
         waiting = [
             (how, np.array([place for place, each in enumerate(answered_by) if each == how]))
@@ -263,18 +265,18 @@ class Recommender:
         ]
         while waiting:  # users whose items the model tells not apart come back for popularity
             how, rows = waiting.pop(0)
-            candidates = self._candidates(users[rows], how, asked)
+            candidates = self._candidates(users[rows], how, checked)
             if candidates.flat is not None and len(alike := rows[candidates.flat]):
                 waiting.append(("popularity", alike))
                 for row in alike.tolist():
                     answered_by[row] = "popularity"
-            by_vectors = bool(asked.wanted.diversity) and asked.wanted.diverse_by is None
+            by_vectors = bool(checked.request.diversity) and checked.request.diverse_by is None
             found = ranked(
                 candidates.scores,
                 candidates.ids,
                 width,
-                asked.choice,
-                diversity=asked.wanted.diversity,
+                checked.choice,
+                diversity=checked.request.diversity,
                 vectors=self.vectors if by_vectors else None,
             )
             items[rows], scores[rows] = found.items, found.scores
@@ -284,38 +286,38 @@ class Recommender:
                 brought[rows] = candidates.brought(found.items)
         return TopItems(items, scores, boosts, tuple(answered_by), brought)
 
-    def _answered_by(self, asked: CheckedRequest) -> tuple[AnsweredBy, AnsweredBy]:
+    def _answered_by(self, checked: CheckedRequest) -> tuple[AnsweredBy, AnsweredBy]:
         """What known users and others are answered by."""
-        of_known, of_others = self.request_features.answered_by(asked.context)
-        reads = self.retrieving is not None and self.retrieving.reads_basket(asked.context)
+        of_known, of_others = self.request_features.answered_by(checked.context)
+        reads = self.retrieving is not None and self.retrieving.reads_basket(checked.context)
         if reads and of_others in ("basket_vectors", "popularity") and self.request_features.knows_strangers:
             of_others = "basket"
         if of_others == "basket_vectors" and self.vectors is None:
             of_others = "popularity"
         return of_known, of_others
 
-    def _candidates(self, users: NDArray[np.int64], how: AnsweredBy, asked: CheckedRequest) -> Scored:
+    def _candidates(self, users: NDArray[np.int64], how: AnsweredBy, checked: CheckedRequest) -> Scored:
         """The candidates of R users, all known or none, with the scores by which they are ranked."""
         first, seen, flat = self._known.items.first_id, self.seen, None
         if self.retrieving is not None and how not in ("popularity", "basket_vectors"):
-            wanted = asked.wanted
+            wanted = checked.request
             return self.retrieving.scored(
-                users, asked.context, asked.choice, wanted.k, include_seen=wanted.include_seen
+                users, checked.context, checked.choice, wanted.k, include_seen=wanted.include_seen
             )
         if how == "popularity":
             scores = seen.counts[first:].float().repeat(len(users), 1)
             scores[scores == 0] = -torch.inf
         elif how == "basket_vectors":
             assert self.vectors is not None
-            mean = self.vectors[torch.from_numpy(asked.context.basket)].mean(0)
+            mean = self.vectors[torch.from_numpy(checked.context.basket)].mean(0)
             scores = (self.vectors[first:] @ mean).repeat(len(users), 1)  # mean cosines
-        elif self.index is not None and asked.choice.boosts is None:  # a boost needs the spread of all scores
-            return self._found(self.index, users, asked)
+        elif self.index is not None and checked.choice.boosts is None:  # a boost needs the spread of all scores
+            return self._found(self.index, users, checked)
         else:
-            scores = self.scores_of_all(users, asked.context)
+            scores = self.scores_of_all(users, checked.context)
             flat = _are_alike(scores)
-        _leave_out(scores, asked.choice.allowed[first:])
-        if not asked.wanted.include_seen and self._known.users.first_id <= int(users.max(initial=-1)):
+        _leave_out(scores, checked.choice.allowed[first:])
+        if not checked.request.include_seen and self._known.users.first_id <= int(users.max(initial=-1)):
             rows, columns = _pairs(seen, torch.from_numpy(np.maximum(users, 0)), first)
             known = torch.from_numpy(users >= self._known.users.first_id)[rows]
             scores[rows[known], columns[known]] = -torch.inf
@@ -325,13 +327,13 @@ class Recommender:
             brought = np.full(scores.shape, popularity if how == "popularity" else 0, np.uint16)
         return Scored(scores, torch.arange(first, first + scores.shape[1]).expand(len(users), -1), brought, flat)
 
-    def _found(self, index: ItemIndex, users: NDArray[np.int64], asked: CheckedRequest) -> Scored:
+    def _found(self, index: ItemIndex, users: NDArray[np.int64], checked: CheckedRequest) -> Scored:
         """The candidates that the index finds for R users."""
-        model, request = self.request_features.batch(users, asked.context)
+        model, request = self.request_features.batch(users, checked.context)
         vectors = request_vectors(model, request)
-        wanted, seen, first = asked.wanted, self.seen, self._known.users.first_id
+        wanted, seen, first = checked.request, self.seen, self._known.users.first_id
         hidden = _seen_by(seen, users, first, include_seen=wanted.include_seen)
-        allowed = None if asked.choice.allowed[index.ids].all() else asked.choice.allowed
+        allowed = None if checked.choice.allowed[index.ids].all() else checked.choice.allowed
         count = pool_size(wanted.k) if wanted.diversity else wanted.k
         scores, ids = index.search(vectors, count, allowed=allowed, excluded=hidden)
         order = np.argsort(ids, axis=1)
@@ -355,37 +357,37 @@ class Recommender:
     # --- answers ------------------------------------------------------------------------------------------------------
 
     def _answers(
-        self, users: Sequence[RawId | None], ids: NDArray[np.int64], asked: CheckedRequest
+        self, users: Sequence[RawId | None], ids: NDArray[np.int64], checked: CheckedRequest
     ) -> Iterator[Recommendation]:
-        picked = self.picked(ids, asked)
-        has_basket = len(asked.choice.basket) > 0
+        top = self.top_items(ids, checked)
+        has_basket = len(checked.choice.basket) > 0
         is_known = ids >= self._known.users.first_id
         raw = iter(self._known.raw_ids("user", ids[is_known]).to_pylist())
         for row, user in enumerate(users):
-            kept, how = picked.items[row] >= 0, picked.answered_by[row]
-            boosts = None if picked.boosts is None else picked.boosts[row, kept]
-            items, scores = picked.items[row, kept], picked.scores[row, kept]
+            kept, how = top.items[row] >= 0, top.answered_by[row]
+            boosts = None if top.boosts is None else top.boosts[row, kept]
+            items, scores = top.items[row, kept], top.scores[row, kept]
             because: Sequence[Explanation | None] = ()
-            if asked.wanted.explain:
+            if checked.request.explain:
                 own = scores if boosts is None else scores - boosts
-                because = self.explainer.explain(int(ids[row]), how, asked.context, items, own)
+                because = self.explainer.explain(int(ids[row]), how, checked.context, items, own)
             names = None
-            if self.retrieving is not None and picked.brought_by is not None:
-                names = [self.retrieving.pipeline.names_of(bits) for bits in picked.brought_by[row, kept].tolist()]
+            if self.retrieving is not None and top.brought_by is not None:
+                names = [self.retrieving.pipeline.names_of(bits) for bits in top.brought_by[row, kept].tolist()]
             found = described(self._known, items, scores, boosts, because, names)
             brings = self.retrieving is not None and self.retrieving.pipeline.brings_unseen
             near = "" if is_known[row] or user is None else self._known.nearest("user", user)
             notes = notes_of(
                 how,
-                asked.wanted,
+                checked.request,
                 len(found),
                 known=bool(is_known[row]),
                 near=near,
                 has_basket=has_basket,
-                unseen=0 if brings else asked.choice.unknown,
+                unseen=0 if brings else checked.choice.unknown,
             )
-            unexplained = (UNEXPLAINED,) if asked.wanted.explain and len(found) and not any(because) else ()
-            all_notes = (*notes, *unexplained, *asked.choice.notes, *asked.context.notes)
+            unexplained = (UNEXPLAINED,) if checked.request.explain and len(found) and not any(because) else ()
+            all_notes = (*notes, *unexplained, *checked.choice.notes, *checked.context.notes)
             yield Recommendation(next(raw) if is_known[row] else user, bool(is_known[row]), found, all_notes, how)
 
 
