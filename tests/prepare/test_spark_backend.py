@@ -276,6 +276,7 @@ def test_names_and_the_default_file_system_mean_nothing_to_spark(spark: Backend,
     assert count_rows(spark, table) == found.num_rows
 
 
+@pytest.mark.slow
 def test_columns_may_be_called_like_those_that_spark_adds(spark: Backend, tmp_path: Path) -> None:
     names = ["_metadata", "block", "number", "start", "before", "column_0", "`tick`", "A", "row", "sp ace", "x.y"]
     path = tmp_path / "a.csv"

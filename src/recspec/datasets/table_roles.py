@@ -150,10 +150,8 @@ class ColumnRoleInference:
         name = next((name for name, values in held.items() if is_label(values, settings)), None)
         if name is not None:
             values = listed(value for value in held[name] or () if value)
-            told = (
-                f"rows are labelled: column '{name}' holds {values}, so models learn to predict it (label=null makes "
-            )
-            self._set("label", name, f"{told}makes every row an interaction)")
+            told = f"rows are labelled: column '{name}' holds {values}, so models learn to predict it "
+            self._set("label", name, f"{told}(label=null makes every row an interaction)")
             return
         if any(values != {} for values in held.values()):  # none without rows, which is refused later
             raise SettingsError.of(f"{self.rows.where}: settings", [misfit(*each) for each in held.items()])

@@ -13,7 +13,7 @@ from recspec.data.prepare.backend import (
     figures,
     gather,
 )
-from recspec.data.prepare.catalogues import Before, Catalogue
+from recspec.data.prepare.catalogues import Before, Catalogue, Decay
 from recspec.data.prepare.columns import Column, Kind
 from recspec.data.prepare.declared import (
     DeclaredColumn,
@@ -25,7 +25,6 @@ from recspec.data.prepare.declared import (
 )
 from recspec.data.prepare.duckdb_backend import DuckDBBackend, check_parquet
 from recspec.data.prepare.histories import HistorySettings, Prefixes, TimeSplitSettings, UnknownTargets
-from recspec.data.prepare.interaction_rows import Decay
 from recspec.data.prepare.interactions import Source
 from recspec.data.prepare.names import (
     AS_IN_FILE,

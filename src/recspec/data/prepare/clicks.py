@@ -22,18 +22,25 @@ from numpy.typing import NDArray
 from recspec.base.errors import DataError, listed
 from recspec.data.encoding import NumberEncoder, ScaleEncoder, Vocabulary
 from recspec.data.prepare.backend import Backend, Part, PartFiles, fetch, figures, part_writers, write_parts
-from recspec.data.prepare.catalogues import Before, Catalogue, Fitted, PreparedCatalogue, metadata, note_new, take
+from recspec.data.prepare.catalogues import (
+    Catalogue,
+    Fitted,
+    PreparedCatalogue,
+    Rows,
+    metadata,
+    note_new,
+    stored_weights,
+    take,
+)
 from recspec.data.prepare.columns import Column, fit_columns, fit_in_table
 from recspec.data.prepare.histories import ORDER as HISTORY_ORDER
 from recspec.data.prepare.histories import HistorySettings, LabelledBlock, LabelledHistories
 from recspec.data.prepare.interaction_rows import (
-    Decay,
     blocks_of_users,
     check_memory_limit,
     new_in_split,
-    stored_weights,
 )
-from recspec.data.prepare.names import EVENT_WEIGHT, GROUP, ITEM, LABEL, NEW, ROW, SPLIT, SPLITS, TIMESTAMP, Notes
+from recspec.data.prepare.names import EVENT_WEIGHT, GROUP, ITEM, LABEL, NEW, ROW, SPLIT, SPLITS, TIMESTAMP
 from recspec.data.prepare.prepared import Progress
 from recspec.data.prepare.splits import write_seen
 from recspec.data.prepare.tables import blocks_of_part, counts_by, stage_by_number
@@ -46,37 +53,24 @@ BLOCK_NUMBERS = 1 << 24  # numbers of vectors encoded at once
 Role = Literal["user", "item", "context"]
 
 
-@dataclass(frozen=True)
-class Source:
-    """Labelled rows with their split, and everything known about users and items."""
+@dataclass(frozen=True, kw_only=True)
+class Source(Rows):
+    """Labelled rows: columns row, split, label (0 or 1), group if `grouped`, timestamp if `timed`, event_weight if
+    `weighted`, and those of `ids` and `columns`."""
 
-    dataset: str
-    rows: Table
-    """Columns row, split, label (0 or 1), group if `grouped`, timestamp if `timed`, event_weight if `weighted`, and
-    those of `ids` and `columns`."""
     ids: Mapping[Literal["user", "item"], Column]
     columns: Mapping[Role, Sequence[Column]]
     """The other features. Those of a catalogue are in the rows too, so that unknown items have theirs."""
-    users: Catalogue | None = None
-    items: Catalogue | None = None
     raw_names: Mapping[str, str | None] = field(default_factory=dict)  # raw columns of the ids, if their names differ
     grouped: Literal[False, "values", "ids"] = False
     """Whether rows are ranked in groups: by any values, or by whole numbers from 0, kept as they are."""
     kept: Sequence[str] = ()  # numbers kept as they are, without a role, so that no model reads them
     timed: bool = False  # whether rows have times, which are kept as they are, without a role
-    weighted: bool = False  # whether events have weights, above 0
-    decay: Decay | None = None  # of the weights with age
     histories: HistorySettings | None = None  # if given, rows hold the earlier events of their user, in order of time
-    seen: Table | None = None
-    """Every event of the users: columns user_id, item_id, split; None: the rows with label 1."""
     seed: int = 1  # of the items drawn for negative histories
     min_count: int = 1  # values in fewer train rows become unknown
     strip: bool = False  # ignores blanks around raw texts; `rows` contain none, rows to predict may
-    missing_values: Sequence[str] = ()  # raw texts for a missing value; `rows` contain none, rows to predict may
-    missing_by_column: Mapping[str, Sequence[str]] = field(default_factory=dict)  # the same, of raw columns by name
     summary: Mapping[str, object] = field(default_factory=dict)
-    notes: Notes = field(default_factory=Notes)  # of the dataset; writing adds to them
-    before: Before | None = None  # the dataset that takes these rows, which then hold `SPLIT_BEFORE`
 
 
 def write(backend: Backend, folder: Path, source: Source, *, progress: Progress) -> FeatureSpec:

@@ -22,13 +22,12 @@ from numpy.typing import NDArray
 from recspec.base.errors import DataError
 from recspec.data.encoding import Vocabulary, extended
 from recspec.data.prepare.backend import Backend, Part, PartFiles, count_rows, fetch, part_writers, write_parts
-from recspec.data.prepare.catalogues import Before, Catalogue, Fitted, metadata, note_new
+from recspec.data.prepare.catalogues import Catalogue, Fitted, Rows, metadata, note_new
 from recspec.data.prepare.columns import Column, fit_in_table
 from recspec.data.prepare.histories import HistorySettings, UnknownTargets, prepare_history
 from recspec.data.prepare.interaction_rows import (
     BlockRows,
     Counts,
-    Decay,
     InteractionColumns,
     Plan,
     blocks_of_users,
@@ -54,15 +53,11 @@ from recspec.data.storage import SEEN_FILE
 from recspec.feature_spec import Chunk, Feature, FeatureSpec
 
 
-@dataclass(frozen=True)
-class Source:
-    """Interactions with their split, and everything known about users and items."""
+@dataclass(frozen=True, kw_only=True)
+class Source(Rows):
+    """Interactions: columns user_id, item_id, timestamp, row and split, event_weight if `weighted`, and `context`."""
 
-    dataset: str
-    rows: Table  # columns user_id, item_id, timestamp, row and split, event_weight if `weighted`, those of `context`
     order: Sequence[str] = (TIMESTAMP, ROW)  # columns that sort a user's rows by time
-    users: Catalogue | None = None
-    items: Catalogue | None = None
     context: Sequence[Column] = ()
     raw_names: Mapping[str, str] = field(default_factory=dict)  # raw columns of the ids, if their names differ
     candidates: pa.Table | None = None  # of test: columns user_id and negatives (lists of raw item ids); drawn if None
@@ -71,17 +66,9 @@ class Source:
     unknown_targets: UnknownTargets = "drop"  # in valid and test, rows with an unknown item; unknown users stay as id 0
     unseen_items: bool = False  # whether items that only the catalogue describes get an id too
     timed: bool = True  # whether `timestamp` holds times and not only an order
-    weighted: bool = False  # whether events have weights, above 0
-    decay: Decay | None = None  # of the weights with age
-    seen: Table | None = None
-    """Every event of the users, also those that `rows` lack: columns user_id, item_id, split; None: those of `rows`."""
-    missing_values: Sequence[str] = ()  # raw texts for a missing value; `rows` contain none, rows to predict may
-    missing_by_column: Mapping[str, Sequence[str]] = field(default_factory=dict)  # the same, of raw columns by name
     summary: Callable[[int], Mapping[str, object]] = lambda _: {}
     """The dataset's own counts, given the number of kept interactions; it may add to `notes`."""
     holds_out: bool = True  # whether rows were meant for valid and test
-    notes: Notes = field(default_factory=Notes)  # of the dataset; writing adds to them
-    before: Before | None = None  # the dataset that takes these rows, which then hold `SPLIT_BEFORE`
 
 
 def prepare_columns(

@@ -309,8 +309,10 @@ def _label(rows: RawRows, name: str, positive_from: float | None, positive: Sequ
         rows.refuse(wrong, name, "expected a finite number, as positive_from is set", ", the label")
         return (number >= positive_from).cast("int64")
     counted = rows.table.group_by(word=values.cast("string").strip()).aggregate(rows=rows.table.count())
-    held = fetch(rows.backend, counted.filter(counted["word"].notnull()).order_by("rows", "word"))
-    words = held.column("word").to_pylist()
+    counted = counted.filter(counted["word"].notnull()).order_by("rows", "word")
+    if not values.type().is_string():  # of numbers, only the few are shown
+        counted = counted.limit(MOST_WORDS + 1)
+    words = fetch(rows.backend, counted).column("word").to_pylist()
     rarest = shlex.quote(f"positive={words[0]}") if 0 < len(words) <= MOST_WORDS else "positive=TEXT"
     expected = (
         "expected 0 or 1, true or false, yes or no; --set positive_from=NUMBER makes a 1 of this number and more, "

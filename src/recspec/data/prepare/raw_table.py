@@ -513,12 +513,12 @@ class _Typing:
         """
         tests: dict[tuple[str, str], BooleanValue] = {}
         for name in ids:
-            text = table[name].cast("string")
+            kind, text = table[name].type(), table[name]
             if isinstance(self.rows.parts[0], JsonFile) and name not in self.rows.texts:
-                tests[name, "objects"] = text.startswith("{")
+                tests[name, "objects"] = text.cast("string").startswith("{")
             if not self.roles.shown:
-                tests[name, "missing"] = table[name].isnull()
-                if table[name].type().is_string():
+                tests[name, "missing"] = text.isnull()
+                if kind.is_string():
                     tests[name, "decimals"] = text.re_search(DECIMAL_ID)
                     tests[name, "blanks"] = text != text.strip()
                     tests[name, "markers"] = is_missing_marker(text)
