@@ -172,7 +172,7 @@ def test_a_copy_that_is_replaced_while_a_worker_links_its_files_is_asked_for_aga
             assert what == "copy"
             return left.pop(0)
 
-        copies = LinkedCopies(SimpleNamespace(ask=ask), 1)
+        copies = LinkedCopies(ask, 1)
         return (await copies.of("films", 1, films, is_new=True))[0]
 
     found = asyncio.run(of(gone, gone, {**whole.to_dict(), "problem": ""}))

@@ -32,8 +32,8 @@ from recspec.serving.batching import Batcher, Limits
 from recspec.serving.http_bodies import BodyReader
 from recspec.serving.model_folders import (
     RAW,
-    Copies,
     Fingerprint,
+    LinkedCopies,
     OwnCopies,
     PrivateCopy,
     Source,
@@ -112,7 +112,7 @@ class Repository:
         self.settings, self.limits = settings or RepositorySettings(), limits or Limits()
         self.metrics, self.body_reader = ServerMetrics(), BodyReader(self.limits)
         self.broadcast: WorkerBroadcast = self.perform
-        self.copies: Copies = OwnCopies(verify=self.settings.verify)
+        self.copies: OwnCopies | LinkedCopies = OwnCopies(verify=self.settings.verify)
         self._versions = {source.name: ModelVersions(source) for source in sources}
         self._tasks: set[asyncio.Task[None]] = set()
         self._batchers = WeakSet[Batcher]()
@@ -376,9 +376,8 @@ class Repository:
             raise
 
     def _model(self, name: str, number: int, opened: Opened) -> Model:
-        def initialize() -> None:
-            if self.settings.threads:
-                torch.set_num_threads(self.settings.threads)
+        threads = self.settings.threads
+        initialize = partial(torch.set_num_threads, threads) if threads else lambda: None
 
         def batcher(called: str) -> Batcher:
             made = Batcher(opened.run, self.limits, name=called, metrics=self.metrics, initialize=initialize)

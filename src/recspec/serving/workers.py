@@ -295,7 +295,7 @@ async def _serve(number: int, options: ServerOptions, shared: Shared, end: socke
     channel = WorkerChannel(answer)
     listening = await channel.open(end)
     listening.add_done_callback(lambda _: stop.set())
-    repository.broadcast, repository.copies = channel.ask, LinkedCopies(channel, number)
+    repository.broadcast, repository.copies = channel.ask, LinkedCopies(channel.ask, number)
     try:
         try:
             await server.start()
