@@ -13,7 +13,7 @@ from recspec.datasets import DATASETS
 from recspec.feature_spec import FeatureSpec
 from recspec.report import write_dataset_page
 from recspec.report.dataset_figures import figures_of, leaks_of, sample
-from recspec.report.dataset_values import RawNames, fill_of, numbers_of, top_values
+from recspec.report.dataset_summary import RawNames, fill_of, numbers_of, top_values
 from tests import made_up
 from tests.evaluation.tables import csv_spec
 from tests.report.pages import HOSTILE, read

@@ -19,10 +19,9 @@ from recspec.evaluation import EvaluateSettings, evaluate, save
 from recspec.feature_spec import FeatureSpec
 from recspec.models import MODELS
 from recspec.report import write_report
-from recspec.report.examples import Shown
 from recspec.report.measured import Users, main_metric, pairs_of
 from recspec.report.page import macro
-from recspec.report.run_facts import read_runs
+from recspec.report.run_facts import Shown, read_runs
 from recspec.report.run_page import as_set
 from recspec.training import TrainSettings, train
 from tests import made_up

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from recspec.evaluation.interactions import positives
 from recspec.evaluation.report import Exposure
 from recspec.evaluation.slices import default_kind, kinds_of_items
 from recspec.evaluation.task import EvaluationTask
@@ -53,23 +52,17 @@ class ListMetrics:
             found["popularity_lift"] = lift
         return found, {name: of for name, of in values.items() if not np.isnan(of).any()}
 
-    def exposure(self, lists: Lists, first_item: int) -> Exposure:
-        """Which popular and rare items some lists hold."""
-        return exposure(lists, self.counts, first_item)
-
 
 def measures_of(task: EvaluationTask, users: Ids) -> ListMetrics:
     """The measures of the lists of some users under protocol `full`."""
-    spec, cold = task.spec, task.cold_items
-    learned = positives(spec, [split for split in task.trained_on or ("train",) if split in spec.splits])
-    name = task.settings.diversity or default_kind(spec)
-    return ListMetrics(
-        learned.counts,
-        int(np.count_nonzero(np.diff(learned.offsets))),
-        int((~cold[task.first_item :]).sum()),
-        history_popularity(task.seen, users, learned.counts),
-        kinds_of_items(task, name) if name is not None else None,
+    counts, name = task.learned.counts, task.settings.diversity or default_kind(task.spec)
+    num_users = int(np.count_nonzero(np.diff(task.learned.offsets)))
+    num_candidates = int((~task.cold_items[task.first_item :]).sum())
+    popularity, kinds = (
+        history_popularity(task.seen, users, counts),
+        None if name is None else kinds_of_items(task, name),
     )
+    return ListMetrics(counts, num_users, num_candidates, popularity, kinds)
 
 
 def coverage(lists: Lists, num_candidates: int) -> float:

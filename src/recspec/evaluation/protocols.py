@@ -19,11 +19,11 @@ from functools import partial
 import numpy as np
 
 from recspec.evaluation.interactions import group_of, id_feature
-from recspec.evaluation.list_metrics import measures_of
+from recspec.evaluation.list_metrics import exposure, measures_of
 from recspec.evaluation.rankings import Ranked, rank_full, rank_sampled
 from recspec.evaluation.report import Evaluation, Groups
 from recspec.evaluation.scoring import SplitScores
-from recspec.evaluation.slices import evaluate_rows, sampled, slices_of_ranking, slices_of_rows
+from recspec.evaluation.slices import evaluate_some, sampled, slices_of_ranking, slices_of_rows
 from recspec.evaluation.task import EvaluationTask
 from recspec.metrics import Ranking, Values
 from recspec.metrics import measures as metrics
@@ -110,7 +110,7 @@ def _with_list_metrics(result: Evaluation, task: EvaluationTask, ranked: Ranked,
         found, values = measures.of(ranked.top[:, :k])
         result.list_metrics.update({f"{name}@{k}": value for name, value in found.items()})
         result.list_values.update({f"{name}@{k}": of for name, of in values.items()})
-    return replace(result, exposure=measures.exposure(ranked.top, task.first_item))
+    return replace(result, exposure=exposure(ranked.top, measures.counts, task.first_item))
 
 
 def values_of(ranking: Ranking, ks: Sequence[int]) -> dict[str, Values]:
@@ -159,16 +159,8 @@ def _facts_of_stages(answers: SplitScores, protocol: str) -> Mapping[str, object
 
 def _with_rows(result: Evaluation, answers: SplitScores) -> Evaluation:
     """The evaluation with the metrics of the split's rows added."""
-    task, rows = answers.task, answers.task.rows
     # A series lists drawn candidates: their rate of positives is that of the drawing.
-    found = evaluate_rows(
-        answers.of_rows(),
-        rows.labels,
-        groups=rows.groups,
-        are_logits=answers.gives_logits,
-        calibrated=answers.calibrated,
-        have_own_labels=not task.spec.has_series,
-    )
+    found = evaluate_some(answers, slice(None), have_own_labels=not answers.task.spec.has_series)
     for name in ("metrics", "values", "protocols"):
         getattr(result, name).update(getattr(found, name))
     return replace(result, probabilities=found.probabilities, positive=found.positive)

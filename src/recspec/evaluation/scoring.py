@@ -136,16 +136,7 @@ def scores_of(
         rows = cache(partial(score_rows, model, task.spec, task.split, ranks, progress))
         ranker = partial(ModelRanker, model, task)
         calibrated = model.calibrated if model.calibration is not None else None
-        return SplitScores(
-            task,
-            rows,
-            ranker,
-            model.gives_logits,
-            calibrated=calibrated,
-            ranks=ranks,
-            progress=progress,
-            known_by=known_by,
-        )
+        return SplitScores(task, rows, ranker, model.gives_logits, calibrated, ranks, progress, known_by)
     if isinstance(model, Scorer):
         return SplitScores(task, cache(partial(_logits, model, task)), _no_ranker)
     task.spec.require(("user", "item"), "a ranker")

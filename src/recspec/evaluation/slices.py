@@ -23,7 +23,7 @@ from recspec.base.errors import DataError, RecspecError, SettingsError, unknown
 from recspec.base.summaries import as_data
 from recspec.data.encoding import Encoders
 from recspec.data.storage import open_split
-from recspec.evaluation.interactions import Rows, blocks, id_feature, positives, scalar
+from recspec.evaluation.interactions import Rows, blocks, id_feature, scalar
 from recspec.evaluation.rankings import Ranked
 from recspec.evaluation.report import Evaluation, Slice, standard_error
 from recspec.evaluation.scoring import SplitScores
@@ -110,6 +110,21 @@ def evaluate_rows(
     )
 
 
+def evaluate_some(
+    answers: SplitScores, chosen: NDArray[np.bool_] | slice, *, have_own_labels: bool = False
+) -> Evaluation:
+    """The evaluation of some of a split's rows."""
+    rows = answers.task.rows
+    return evaluate_rows(
+        answers.of_rows()[chosen],
+        rows.labels[chosen],
+        groups=None if rows.groups is None else rows.groups[chosen],
+        are_logits=answers.gives_logits,
+        calibrated=answers.calibrated,
+        have_own_labels=have_own_labels,
+    )
+
+
 def sampled(num_rows: int) -> slice:
     """The rows of which values are kept."""
     return slice(None, None, max(1, -(-num_rows // MOST_ROWS_OF_ERRORS)))
@@ -127,22 +142,11 @@ def _against_the_rate(losses: Values, labels: NDArray[np.bool_], sampled: NDArra
 
 def slices_of_rows(answers: SplitScores) -> dict[str, dict[str, Slice]]:
     """The metrics of the rows of each slice: log loss, AUC and so on."""
-    task, found = answers.task, dict[str, dict[str, Slice]]()
-    if not task.settings.slices:
-        return {}
-    scores, rows = answers.of_rows(), task.rows
-    for by, codes in _requested(task):
+    rows, found = answers.task.rows, dict[str, dict[str, Slice]]()
+    for by, codes in _requested(answers.task):
         found[by] = {}
         for name, chosen in _parts(codes, _of_rows(codes, rows)):
-            groups = None if rows.groups is None else rows.groups[chosen]
-            part = evaluate_rows(
-                scores[chosen],
-                rows.labels[chosen],
-                groups=groups,
-                are_logits=answers.gives_logits,
-                calibrated=answers.calibrated,
-                have_own_labels=False,
-            )
+            part = evaluate_some(answers, chosen)
             count, positive = int(chosen.sum()), int(rows.labels[chosen].sum())
             found[by][name] = Slice(count, positive, part.metrics["rows"], part.standard_errors["rows"])
     return found
@@ -191,8 +195,7 @@ def _activity(task: EvaluationTask) -> Codes:
 
 def _popularity(task: EvaluationTask) -> Codes:
     """Head items: the fewest most popular ones that hold half of the interactions; the tail; items without any."""
-    splits = [split for split in task.trained_on or ("train",) if split in task.spec.splits]
-    counts = positives(task.spec, splits).counts
+    counts = task.learned.counts
     order = np.argsort(-counts, kind="stable")
     before = np.cumsum(counts[order]) - counts[order]
     codes = np.ones(len(counts), dtype=np.int64)

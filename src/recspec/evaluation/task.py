@@ -260,13 +260,18 @@ class EvaluationTask:
         return replace(self.seen, offsets=np.zeros_like(self.seen.offsets), items=self.seen.items[:0])
 
     @cached_property
+    def learned(self) -> Interactions:
+        """The positives of the splits that trained the model."""
+        splits = [split for split in self.trained_on or ("train",) if split in self.spec.splits]
+        return positives(self.spec, splits)
+
+    @cached_property
     def cold_items(self) -> NDArray[np.bool_]:
         """(N,) items that are neither targets nor candidates because no positive of the model's training has them."""
-        cold = np.zeros(self.spec.num_ids(self.spec.item_id), dtype=bool)
-        if self.settings.cold == "drop":
-            splits = [split for split in self.trained_on or ("train",) if split in self.spec.splits]
-            cold = positives(self.spec, splits).counts == 0
-            cold[: self.first_item] = True  # ids that stand for unknown items
+        if self.settings.cold == "keep":
+            return np.zeros(self.spec.num_ids(self.spec.item_id), dtype=bool)
+        cold: NDArray[np.bool_] = self.learned.counts == 0
+        cold[: self.first_item] = True  # ids that stand for unknown items
         return cold
 
     @cached_property

@@ -12,11 +12,22 @@ from markupsafe import Markup
 from recspec.base.errors import RecspecError
 from recspec.evaluation import is_lower_better
 from recspec.report import charts
-from recspec.report.examples import Examples, Raw
-from recspec.report.measured import MODEL, Pair, Users, first_answer, mapping, meanings, pairs_of, ranked
+from recspec.report.measured import (
+    MODEL,
+    Pair,
+    Users,
+    first_answer,
+    held_out,
+    mapping,
+    meanings,
+    of_slice,
+    pairs_of,
+    ranked,
+    slices_of,
+)
 from recspec.report.page import (
     code,
-    drawing,
+    draw,
     duration,
     num,
     number,
@@ -29,22 +40,15 @@ from recspec.report.page import (
     strong,
     table,
 )
-from recspec.report.run_facts import RunFacts
+from recspec.report.run_facts import Examples, Raw, RunFacts
 from recspec.report.run_page import (
     SLICE_TITLES,
     curve,
     evaluate_command,
     exposure_chart,
-    held_out,
-    interval_text,
-    list_metrics_of,
-    of_slice,
     reliability_chart,
     reliability_of,
-    shares_of,
-    slices_of,
     train_command,
-    who_of,
 )
 
 Paired = Sequence[tuple[RunFacts, Sequence[Pair], Sequence[str]]]
@@ -110,7 +114,7 @@ def verdict(base: RunFacts, other: RunFacts, pair: Pair) -> tuple[str, str, str,
     word = {"base": "is worse than", "other": "is better than", "neither": "can't be told from"}[who]
     told = f" On {pair.title}, {metric} is {number(found.theirs)} against {number(found.ours)}: a difference of "
     told += f"{signed(found.difference)} (95 % interval {signed(found.low)} to {signed(found.high)}; p "
-    told += f"{p_value(found.p_value)}), over {number(pair.count)} {who_of(pair.base)}."
+    told += f"{p_value(found.p_value)}), over {number(pair.count)} {pair.base.who}."
     for_whom = ""
     if (users := pair.users) is not None:
         better, worse = users.shares
@@ -154,10 +158,10 @@ def runs_table(runs: Runs, beside: Paired) -> Markup:
         found, record, seconds = values.get(run.name), run.data_record, run.card.trained.get("seconds")
         row: list[object] = [strong(run.name), run.card.model]
         if found is None:
-            row += [num(None), num(None, "–"), drawing(Markup(""))]
+            row += [num(None), num(None, "–"), draw(Markup(""))]
         else:
             drawn = charts.whisker(found.low, found.value, found.high, least, most, runs.index(run))
-            row += [num(found.value, best=run is best), num(None, interval_text(found)), drawing(drawn)]
+            row += [num(found.value, best=run is best), num(None, found.interval), draw(drawn)]
         row += [_apart(runs[0], run, beside), num(run.start.get("parameters")), num(seconds, duration(seconds))]
         rows.append([*row, num(run.size, size(run.size)), "–" if record is None else record.name])
     heads = ["Run", "Model", f"#{metric}", "#95 % interval", "", f"Beside {runs[0].name}"]
@@ -193,7 +197,7 @@ def differences(base: RunFacts, other: RunFacts, pair: Pair) -> Markup:
     for name in sorted(pair.comparisons, key=lambda each: each != pair.main):
         found = pair.comparisons[name]
         reach = max(abs(found.low), abs(found.high), 1e-12)
-        drawn = drawing(charts.whisker(found.low, found.difference, found.high, -reach, reach, zero=True))
+        drawn = draw(charts.whisker(found.low, found.difference, found.high, -reach, reach, zero=True))
         row: list[object] = [strong(name) if name == pair.main else name, num(found.ours), num(found.theirs)]
         row += [
             num(found.difference, signed(found.difference)),
@@ -293,9 +297,7 @@ def _slices_table(runs: Runs, by: str, held: Sequence[Mapping[str, Any]], metric
         row: list[object] = [str(name), num(mapping(held[0], name).get("count"))]
         for each in held:
             found = of_slice(mapping(each, name), metric)
-            row.append(
-                num(None) if found is None else num(found.value, f"{number(found.value)} ({interval_text(found)})")
-            )
+            row.append(num(None) if found is None else num(found.value, f"{number(found.value)} ({found.interval})"))
         rows.append(row)
     return table(f"{metric} by {by}", ["Slice", "#Users or rows", *(f"#{run.name}" for run in runs)], rows)
 
@@ -306,7 +308,7 @@ def _slices_table(runs: Runs, by: str, held: Sequence[Mapping[str, Any]], metric
 def exposure_of(runs: Runs) -> dict[str, Any]:
     """Coverage, novelty and popularity of the lists."""
     answers = [(run, answer) for run in runs if (answer := first_answer(run)) is not None]
-    held = [(run, list_metrics_of(answer).get(MODEL, {}), shares_of(answer)) for run, answer in answers]
+    held = [(run, answer.list_metrics.get(MODEL, {}), answer.exposure("shares")) for run, answer in answers]
     names = list(dict.fromkeys(name for _, measured, _ in held for name in measured))
     if not names:
         return {"table": None}

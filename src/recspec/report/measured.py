@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from recspec.base.errors import RecspecError
 from recspec.evaluation import Comparison, Paired, SavedEvaluation, favours, held_values, is_lower_better, pair, real
+from recspec.report.page import number
 from recspec.report.run_facts import RunFacts
 
 MODEL = "model"
@@ -65,6 +66,11 @@ class Measured:
         return min(1.0, high) if self.is_share else high
 
     @property
+    def interval(self) -> str:
+        """The 95 % interval in words; a dash without one."""
+        return "–" if self.error is None else f"{number(self.low)} to {number(self.high)}"
+
+    @property
     def is_clear(self) -> bool:
         """Whether a difference is not 0 at 95 %."""
         return self.error is not None and abs(self.value) > NORMAL * self.error
@@ -86,6 +92,11 @@ class Answer:
             "rows": "every row scored",
         }
         return f"{self.saved.split}: {words.get(self.protocol, self.protocol)}"
+
+    @property
+    def who(self) -> str:
+        """Whose values these are."""
+        return {"rows": "rows", "full": "users"}.get(self.protocol, "lists")
 
     @cached_property
     def metrics(self) -> dict[str, dict[str, Measured]]:
@@ -122,6 +133,17 @@ class Answer:
         if self._table is None or column not in self._table.column_names:
             return None
         return held_values(self._table, column)
+
+    @property
+    def list_metrics(self) -> dict[str, dict[str, float]]:
+        """Coverage and so on, of the model and each baseline."""
+        held = mapping(self.saved.report, "beyond_accuracy")
+        return {str(who): numbers(mapping(of)) for who, of in held.items()}
+
+    def exposure(self, what: str, who: str = MODEL) -> list[float]:
+        """`shares` of the recommendations by popularity, or numbers of `items`; empty if they were not measured."""
+        found = mapping(self.saved.report, "exposure", who).get(what)
+        return [value for each in found if (value := real(each)) is not None] if isinstance(found, list) else []
 
     @property
     def count(self) -> int:
@@ -175,6 +197,28 @@ def first_answer(run: RunFacts) -> Answer | None:
     return next((each for each in of_test if each.protocol == wanted), next(iter(of_test), None))
 
 
+def held_out(run: RunFacts) -> str:
+    """The split whose items count as hits."""
+    answer = first_answer(run)
+    return "test" if answer is None else answer.saved.split
+
+
+def slices_of(run: RunFacts, split: str, protocol: str) -> dict[str, Mapping[str, Any]]:
+    """The slices of a split and protocol, of the newest evaluation of the present model that has each."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for saved in sorted(run.evaluations, key=lambda each: (each.is_current, each.time), reverse=True):
+        if saved.split == split:
+            for by, parts in mapping(saved.report, "slices", protocol).items():
+                found.setdefault(str(by), mapping(parts))
+    return {by: parts for by, parts in found.items() if parts}
+
+
+def of_slice(part: object, metric: str) -> Measured | None:
+    """A metric of one slice."""
+    values, errors = (numbers(mapping(part, name)) for name in ("metrics", "standard_errors"))
+    return of_metric(metric, values[metric], errors.get(metric)) if metric in values else None
+
+
 def of_metric(name: str, value: float, error: float | None) -> Measured:
     """A value of a metric by its name."""
     return Measured(value, error, is_share=not name.startswith(("log_loss", "novelty", "popularity_lift")))
@@ -201,7 +245,7 @@ def texts(value: object, most: int = 50) -> list[str]:
 
 def numbers(value: Mapping[str, Any]) -> dict[str, float]:
     """The finite numbers of a JSON object."""
-    return {str(name): number for name, of in value.items() if (number := real(of)) is not None}
+    return {str(name): finite for name, of in value.items() if (finite := real(of)) is not None}
 
 
 def _rank(saved: SavedEvaluation) -> tuple[bool, bool, str]:
