@@ -21,8 +21,7 @@ from pydantic import ValidationError
 from recspec.base.errors import DataError, RecspecError, SettingsError, SpecError
 from recspec.base.files import archives
 from recspec.data.encoding.encoders import Encoders
-from recspec.data.prepare import PrepareContext, histories, interaction_rows
-from recspec.data.prepare import backend as user_file
+from recspec.data.prepare import PrepareContext, backend, histories, interaction_rows
 from recspec.data.prepare.prepared import Prepared
 from recspec.data.storage import open_split, tfrecord, transcode
 from recspec.data.storage.check import check
@@ -560,7 +559,7 @@ def test_rows_in_flight_are_taken_off_the_engines_memory(given: str | None, left
 
 
 def test_blocks_decide_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(user_file, "USERS_PER_GROUP", 2)
+    monkeypatch.setattr(backend, "USERS_PER_GROUP", 2)
     by_hand(tmp_path, name="whole", train_negatives=2)
     monkeypatch.setattr(histories, "VALUES", 300)
     of_part = interaction_rows.blocks_of_part

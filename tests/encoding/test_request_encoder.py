@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recspec.base.errors import DataError
-from recspec.data.encoding import request_encoder
+from recspec.data.encoding import encoders as encoding
 from recspec.data.encoding.encoder_kinds import (
     BucketEncoder,
     CrossEncoder,
@@ -22,7 +22,7 @@ from recspec.data.encoding.encoder_kinds import (
     ScaleEncoder,
     VocabularyEncoder,
 )
-from recspec.data.encoding.encoders import Encoders
+from recspec.data.encoding.encoders import Encoders, RequestEncoder
 from recspec.data.encoding.raw_columns import SMALL, as_array
 from recspec.data.encoding.raw_values import (
     MISSING_NUMBERS,
@@ -35,7 +35,6 @@ from recspec.data.encoding.raw_values import (
     numbers_of,
     whole,
 )
-from recspec.data.encoding.request_encoder import RequestEncoder
 from recspec.data.encoding.vocabulary import Vocabulary
 from recspec.feature_spec.signature import Port
 from tests.closeness import assert_close
@@ -139,7 +138,7 @@ def test_features_together_are_encoded_as_each_alone(strict: bool, rows: int, nu
         together = RequestEncoder(Encoders(encoders, {}), ports).columns(columns, strict=strict)
         alone = [RequestEncoder(Encoders(encoders, {}), [port]).columns(columns, strict=strict) for port in ports]
     if together is None:  # a whole number beside a huge one is left to the encoders too
-        assert None in alone or max(map(abs, numbers)) >= request_encoder.WHOLE or np.isnan(numbers).any()
+        assert None in alone or max(map(abs, numbers)) >= encoding.WHOLE or np.isnan(numbers).any()
         return
     for each in alone:
         assert each is not None
@@ -171,7 +170,7 @@ def test_lists_and_features_without_an_encoder_are_no_part_of_it() -> None:
 @pytest.mark.parametrize("name", ["hash", "text", "number's id"])
 def test_what_is_remembered_is_bounded(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Forgetting in the middle of a call changes nothing, and unknown values are not remembered."""
-    monkeypatch.setattr(request_encoder, "REMEMBERED", 2)
+    monkeypatch.setattr(encoding, "REMEMBERED", 2)
     quick = RequestEncoder(Encoders(ENCODERS, VOCABULARIES), [port(name)])
     for start in range(0, 60, 3):
         values: list[Any] = [42, *range(start, start + 4)]
