@@ -13,7 +13,7 @@ pytest.importorskip("optuna", reason="the extra `tune` is not installed")
 from recspec.api import Search
 from recspec.cli import app as cli
 from recspec.feature_spec import FeatureSpec
-from recspec.training.search import Found, tune
+from recspec.training.search import Found, candidates
 from recspec.training.search.study import Importance, Importances, Trial
 from tests import made_up
 from tests.made_up_training import made_up_training
@@ -32,7 +32,7 @@ def run(
     capsys: pytest.CaptureFixture[str],
 ) -> tuple[str, str]:
     """Standard output and error of `recspec tune neumf`, whose trials have their learning rate as their value."""
-    monkeypatch.setattr(tune, "train", made_up_training(lambda rate: [rate], "full/ndcg@10"))
+    monkeypatch.setattr(candidates, "train", made_up_training(lambda rate: [rate], "full/ndcg@10"))
     monkeypatch.setattr(sys, "argv", ["recspec", "tune", "neumf", str(data.folder), str(out), *map(str, options)])
     capsys.readouterr()
     with pytest.raises(SystemExit) as ended:

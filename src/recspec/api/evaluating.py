@@ -104,7 +104,7 @@ class EvaluationResult(Viewed):
             beside = {name: found for name, found in report.beside.items() if found.metrics.get(protocol)}
             measured = {self.model: report.model, **beside}
             values = {
-                name: {**found.metrics[protocol], **(found.beyond if protocol == "full" else {})}
+                name: {**found.metrics[protocol], **(found.list_metrics if protocol == "full" else {})}
                 for name, found in measured.items()
             }
             intervals = report.intervals.get(protocol, {})

@@ -27,7 +27,7 @@ from recspec.base.errors import DataError, SettingsError, how_many
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from recspec.inference import Counts, How, Predictor, Recommendation, Wanted
+    from recspec.inference import Counts, How, Predictor, Recommendation, RecommendRequest
     from recspec.training import Result
 
 
@@ -251,12 +251,18 @@ class Model(Viewed):
             RequestError: with every problem of the request.
             SettingsError: if nobody is named, or `out` has another ending than .parquet.
         """
-        from recspec.inference import Wanted, note_of_unknown_users, read_users, recommend_shards, recommend_to_parquet
+        from recspec.inference import (
+            RecommendRequest,
+            note_of_unknown_users,
+            read_users,
+            recommend_shards,
+            recommend_to_parquet,
+        )
 
         file = users if isinstance(users, Path) else None
         in_shards = out is not None and not Path(out).suffix
         named = as_ids(read_users(file) if file and not in_shards else users if file is None else (), "users")
-        wanted = Wanted(
+        wanted = RecommendRequest(
             users=named,
             items=as_ids(items, "items"),
             context=dict(context or {}),
@@ -302,7 +308,7 @@ class Model(Viewed):
                     count, unknown = recommend_to_parquet(self.predictor, chosen, Path(out), wanted, progress=show)
                     written.append(count)
             if unknown:
-                answered_by = self.predictor.recommender.strangers_answered_by(wanted)
+                answered_by = self.predictor.recommender.fallback_for_unknown_users(wanted)
                 _warn_one(f"{count:,} users: {note_of_unknown_users(unknown, answered_by)}")
             return Path(out)
         if kind == "answers" and not all:
@@ -574,7 +580,9 @@ def _joined(tables: Sequence[pa.Table]) -> pa.Table:
     return pa.concat_tables(tables, promote_options="permissive") if tables else pa.table({})
 
 
-def _of_all(predictor: Predictor, wanted: Wanted, show: Callable[[str, float, float | None], None]) -> pa.Table:
+def _of_all(
+    predictor: Predictor, wanted: RecommendRequest, show: Callable[[str, float, float | None], None]
+) -> pa.Table:
     from recspec.inference import recommended
 
     schema, blocks = recommended(predictor, None, wanted)
@@ -586,7 +594,7 @@ def _of_all(predictor: Predictor, wanted: Wanted, show: Callable[[str, float, fl
     return _titled(predictor, _joined(tables))
 
 
-def _of_answers(predictor: Predictor, answers: Iterable[Recommendation], wanted: Wanted) -> pa.Table:
+def _of_answers(predictor: Predictor, answers: Iterable[Recommendation], wanted: RecommendRequest) -> pa.Table:
     """One row a user and item."""
     import pyarrow as pa
 

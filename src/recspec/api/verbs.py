@@ -80,7 +80,7 @@ def verb(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]
             _check_place(f"{where}: {name}", bound.arguments.get(name))
         _check_ranges(where, bound.arguments)
         values = {name: value for name, value in bound.arguments.items() if name in urls or isinstance(value, Path)}
-        with stores.resolved(where, values) as changed:
+        with stores.with_local_paths(where, values) as changed:
             bound.arguments |= changed
             for name in places:
                 _check_path(f"{where}: {name}", bound.arguments.get(name))
@@ -182,7 +182,7 @@ def settings_of(model: str, recipe: Place | None, values: Mapping[str, object]) 
     for section, values_of_recipe in (("settings", loaded.settings), ("train", loaded.train)):
         try:
             built = config.build(types[section], where, values_of_recipe, assigned[section])
-            made.append(config.complete(built) if recipe is not None else built)
+            made.append(config.mark_all_set(built) if recipe is not None else built)
         except SettingsError as error:
             problems += error.problems
     if problems:

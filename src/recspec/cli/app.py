@@ -10,7 +10,7 @@ from typer import Typer
 
 from recspec import api
 from recspec.base.errors import Interrupted, RecspecError, missing_library, of_the_machine
-from recspec.base.machine import wait_politely
+from recspec.base.machine import limit_openmp_spin
 from recspec.cli import presenters
 from recspec.cli.console import err
 from recspec.cli.from_verbs import Presenter, add_command
@@ -67,7 +67,7 @@ for name, (verb, present) in COMMANDS.items():
 
 def main() -> None:
     """Run the command line and exit with its status."""
-    wait_politely()
+    limit_openmp_spin()
     try:
         with ended_like_ctrl_c():
             app()

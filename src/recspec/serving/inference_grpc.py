@@ -251,7 +251,7 @@ def _answers(repository: Repository) -> Mapping[str, Callable[[Message], Answer 
 
     async def unload(request: Message) -> Answer:
         repository.refuse_control()
-        await repository.broadcast.unload(request.model_name)
+        await repository.broadcast("unload", request.model_name)
         return {}
 
     return {

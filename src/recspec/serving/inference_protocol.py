@@ -95,7 +95,7 @@ def routes(repository: Repository) -> list[Route]:
     async def unload(request: Request) -> Response:
         repository.refuse_control()
         await body_of(request)
-        await repository.broadcast.unload(request.path_params["model"])
+        await repository.broadcast("unload", request.path_params["model"])
         return json_response({})
 
     found = [

@@ -109,10 +109,6 @@ class ServerOptions:
     limits: Limits = field(default_factory=Limits)
     token: str | None = None
 
-    def make_repository(self) -> Repository:
-        """A repository of the sources."""
-        return Repository(self.sources, settings=self.repository, limits=self.limits)
-
 
 @dataclass(frozen=True)
 class Addresses:
@@ -242,19 +238,13 @@ class AccessMiddleware:
 class Server:
     """A repository that listens: `await start()`, then `await stop()`."""
 
-    def __init__(
-        self,
-        repository: Repository,
-        settings: ServeSettings | None = None,
-        *,
-        token: str | None = None,
-        shared: Shared | None = None,
-    ) -> None:
-        self.repository, self.settings, self._shared = repository, settings or ServeSettings(), shared
-        self._access = Access.of(self.settings.host, token, self.settings.allowed_host)
+    def __init__(self, options: ServerOptions, shared: Shared | None = None) -> None:
+        self.settings, self._shared = options.settings, shared
+        self.repository = Repository(options.sources, settings=options.repository, limits=options.limits)
+        self._access = Access.of(self.settings.host, options.token, self.settings.allowed_host)
         if shared is not None:
             self._access = replace(self._access, key=shared.key)
-        self._app = application(repository, access=self._access)
+        self._app = application(self.repository, access=self._access)
         self._certificate = check_certificate(self.settings.tls_cert, self.settings.tls_key)
         self._http: uvicorn.Server | None = None
         self._tasks: list[asyncio.Task[None]] = []
