@@ -25,7 +25,7 @@ def exported(trained: Predictor, folder: Path, form: Any) -> ExportedRanker:
     return ExportedRanker.open(str(trained.bundle.folder), str(folder), threads=1)
 
 
-FORMS = ("ranker", "rows")
+FORMS = ("ranker", pytest.param("rows", marks=pytest.mark.slow))
 
 
 @pytest.fixture(scope="module", params=FORMS)
