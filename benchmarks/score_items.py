@@ -53,7 +53,7 @@ def main() -> None:
 
     from recspec.base import machine
 
-    machine.wait_politely()  # before torch is loaded, as the command line does
+    machine.limit_openmp_spin()  # before torch is loaded, as the command line does
 
     import torch
 
@@ -223,11 +223,11 @@ def bare_product(model: Model, items: int, users: int) -> Callable[[], None]:
 
 def ranked_fully(model: Model, spec: FeatureSpec) -> None:
     """The positions of the users' positives among all items."""
-    from recspec.evaluation.question import EvaluateSettings, Question
     from recspec.evaluation.rankings import rank_full
     from recspec.evaluation.scoring import scores_of
+    from recspec.evaluation.task import EvaluateSettings, EvaluationTask
 
-    rank_full(scores_of(model, Question(spec, "test", ["full"], EvaluateSettings())))
+    rank_full(scores_of(model, EvaluationTask(spec, "test", ["full"], EvaluateSettings())))
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from recspec.bundle import run_record
 from recspec.cli.app import app
 from recspec.data.prepare import PrepareContext
 from recspec.datasets import DATASETS
-from recspec.evaluation import EvaluateSettings, Question, evaluate
+from recspec.evaluation import EvaluateSettings, EvaluationTask, evaluate
 from recspec.feature_spec import FeatureSpec
 from recspec.inference import (
     Candidates,
@@ -339,7 +339,7 @@ def test_items_that_the_filter_leaves_out_come_last_and_level(runs: Mapping[str,
     build_pipeline(tmp_path / "a", [str(runs["ials"])], runs["wide_deep"], candidates=4, filter="kind == 'a'")
     trained, spec = bundle.load(tmp_path / "a"), FeatureSpec.load(runs["data"])
     made = Pipeline.open(trained)
-    question = Question(spec, "test", ["full"], EvaluateSettings())
+    question = EvaluationTask(spec, "test", ["full"], EvaluateSettings())
     scores = PipelineRanker(trained, question).score_users(question.ranked_users[:3])
     assert made.kept is not None
     assert (scores[:, ~made.kept] == -31).all()
@@ -351,7 +351,7 @@ def test_popularity_does_not_know_what_valid_asks(runs: Mapping[str, Path], tmp_
     """The bundle counts users of train and valid; on valid, only those of train fill lists up and order the rest."""
     build_pipeline(tmp_path / "p", [str(runs["ials"])], runs["wide_deep"], candidates=2)
     trained, spec = bundle.load(tmp_path / "p"), FeatureSpec.load(runs["data"])
-    question = Question(spec, "valid", ["full"], EvaluateSettings())
+    question = EvaluationTask(spec, "valid", ["full"], EvaluateSettings())
     counts = question.known_positives.counts
     assert trained.seen is not None
     assert (trained.seen.counts.numpy() > counts).any()

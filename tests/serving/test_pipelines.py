@@ -15,10 +15,9 @@ from recspec.feature_spec import FeatureSpec
 from recspec.inference import Predictor, RecommendRequest, build_pipeline
 from recspec.inference import requests as answers
 from recspec.models import MODELS
-from recspec.serving.pages import document
 from recspec.training import TrainSettings, train
 from tests import made_up
-from tests.asking import Asked, asking, sources
+from tests.asking import Asked, asking, fits, sources
 
 jsonschema = pytest.importorskip("jsonschema")
 
@@ -51,13 +50,6 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def served(pipeline: Path) -> Iterator[Asked]:
     with asking(sources(films=pipeline)) as asked:
         yield asked
-
-
-def fits(data: object, schema: str) -> None:
-    """An answer is what the OpenAPI document says."""
-    said = document()
-    checked = {"$ref": f"#/components/schemas/{schema}", "components": said["components"]}
-    jsonschema.Draft202012Validator(checked).validate(data)
 
 
 def test_a_served_pipeline_answers_as_the_predictor_does(served: Asked, pipeline: Path) -> None:

@@ -21,14 +21,14 @@ from recspec.bundle import Bundle, PipelineCard
 from recspec.bundle import cards as pipeline_card
 from recspec.bundle import folder as bundle
 from recspec.data.encoding import Encoders
-from recspec.evaluation import ModelRanker, Question, informed
+from recspec.evaluation import EvaluationTask, ModelRanker, informed
 from recspec.inference.exact_search import Floats, Ids, Mask
 from recspec.inference.index import ItemIndex
 from recspec.inference.merging import joined
 from recspec.inference.raw_columns import RawCatalogue
 from recspec.loading import Ranks
-from recspec.models import ItemModel, Model, Scores
-from recspec.models.layers import Batch, at_once, num_rows, take
+from recspec.models import ItemModel, Model, Scores, at_once
+from recspec.models.layers import Batch, num_rows, take
 
 SCORES = 1 << 24
 """Scores of requests x items held at once on a CPU: 64 MB."""
@@ -346,7 +346,7 @@ class PipelineRanker:
     counts too, would tell what valid asks.
     """
 
-    def __init__(self, trained: Bundle, question: Question) -> None:
+    def __init__(self, trained: Bundle, question: EvaluationTask) -> None:
         self._question, self._trained = question, trained
         counts = question.known_positives.counts
         self._pipeline = Pipeline.open(trained).knowing(lambda model: informed(model, question), counts)

@@ -33,8 +33,8 @@ from recspec.inference.recommendation import (
     notes_of_short_list,
 )
 from recspec.inference.request_features import AnsweredBy, Context, RequestFeatures, RowEncoder
-from recspec.models import ItemModel, Model, UserEvents
-from recspec.models.layers import Batch, at_once
+from recspec.models import ItemModel, Model, UserEvents, at_once
+from recspec.models.layers import Batch
 
 SCORES = 1 << 24
 """Scores of users x items held at once on a CPU: 64 MB."""

@@ -61,7 +61,7 @@ async def _answer(
             body_reader.holding(PARSED * len(body)),
             opened(repository, request, wanted.model, wanted.version) as (endpoint, predictor),
         ):
-            left = max(0.0, limits.timeout_seconds - (time.perf_counter() - began))
+            left = max(0.0, limits.timeout - (time.perf_counter() - began))
             found = await endpoint.model.batcher.call(
                 partial(compute, predictor, wanted, time.monotonic() + left), timeout=left
             )
@@ -269,7 +269,7 @@ def _named(port: Port) -> dict[str, str]:
 
 
 async def _metrics(repository: Repository, _: Request) -> Response:
-    return Response(await repository.broadcast.metrics_text(), media_type="text/plain; version=0.0.4")
+    return Response(await repository.broadcast("metrics", ""), media_type="text/plain; version=0.0.4")
 
 
 # --- the routes ------------------------------------------------------------------------------------------------------
