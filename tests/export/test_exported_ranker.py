@@ -15,17 +15,17 @@ from recspec.export.exported_ranker import ExportedRanker
 from recspec.export.exporter import ExportSettings, export
 from recspec.inference.predictor import Predictor
 from tests.closeness import assert_close
-from tests.inference.conftest import clicks, films  # noqa: F401
+from tests.inference.conftest import clicks, films, predictor, raw  # noqa: F401
 
 pytest.importorskip("onnxruntime")
 
 
-def exported(predictor: Predictor, folder: Path, form: Any) -> ExportedRanker:
-    export(predictor.bundle, folder, ExportSettings(form=form, batch_sizes=(1,), seconds=0.0, threads=1))
-    return ExportedRanker.open(str(predictor.bundle.folder), str(folder), threads=1)
+def exported(trained: Predictor, folder: Path, form: Any) -> ExportedRanker:
+    export(trained.bundle, folder, ExportSettings(form=form, batch_sizes=(1,), seconds=0.0, threads=1))
+    return ExportedRanker.open(str(trained.bundle.folder), str(folder), threads=1)
 
 
-FORMS = ("ranker", "rows")
+FORMS = ("ranker", pytest.param("rows", marks=pytest.mark.slow))
 
 
 @pytest.fixture(scope="module", params=FORMS)
@@ -50,14 +50,14 @@ def expected(ranker: ExportedRanker, request: dict[str, Any], rows: list[dict[st
     return ranker.predictor.predict(pa.Table.from_pylist([{**request, **row} for row in rows]))[0]
 
 
-def raw_rows(predictor: Predictor, rows: int) -> list[dict[str, Any]]:
+def raw_rows(trained: Predictor, rows: int) -> list[dict[str, Any]]:
     """Values of every raw column."""
     rng, made = np.random.default_rng(0), {}
-    assert predictor.encoders is not None
-    for name in predictor.model.features():
-        encoder = predictor.encoders.encoders[name]
+    assert trained.encoders is not None
+    for name in trained.model.features():
+        encoder = trained.encoders.encoders[name]
         if getattr(encoder, "vocabulary", None):
-            values = predictor.encoders.vocabulary_of(name).values.to_pylist()
+            values = trained.encoders.vocabulary_of(name).values.to_pylist()
             texts = [str(values[place]) for place in rng.integers(0, len(values), rows)]
             made[name] = [[text, text] for text in texts] if encoder.length else texts  # type: ignore[union-attr]
         else:

@@ -120,8 +120,7 @@ def slow_if(slow: bool, *given: object) -> ParameterSet:
 
 
 @pytest.mark.parametrize(
-    ("name", "form"),
-    [slow_if((name, form) in SLOW, name, form) for name in NAMES for form in ("rows", "ranker")],
+    ("name", "form"), [slow_if((name, form) in SLOW, name, form) for name in NAMES for form in ("rows", "ranker")]
 )
 def test_every_model_answers_any_number_of_rows_as_an_onnx_program(
     name: str,
@@ -546,9 +545,12 @@ def test_int8_keeps_to_its_tolerance_by_leaving_products_out(
     ]
 
 
-def test_a_model_too_narrow_for_int8_says_so(bundled: Callable[..., Bundle], tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match="no matrix product with 64 inputs and outputs or more"):
-        export(bundled("wide_deep"), tmp_path / "out", replace(QUICK, precision="int8"))
+def test_a_model_too_narrow_for_int8_says_so(
+    traced_once: Bundle, clicks: FeatureSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onnx_graph, "NARROWEST", 65)
+    with pytest.raises(ExportError, match="no matrix product with 65 inputs and outputs or more"):
+        export(traced_once, tmp_path / "out", replace(QUICK, precision="int8"), clicks)
 
 
 # --- pt2 -------------------------------------------------------------------------------------------------------------

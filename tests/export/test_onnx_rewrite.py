@@ -231,9 +231,7 @@ def test_a_row_of_zeros_has_int8_products_too() -> None:
     weight, bias = np.array([[1.0, -2.0], [0.5, 4.0]], np.float32), np.array([0.25, -1.0], np.float32)
     model = graph(nodes, {"weight": weight, "bias": bias}, {"probability": 2, "logit": 2})
     program = OnnxModel(
-        with_int8_products(model, ["product"]).SerializeToString(),
-        Signature("rows", PORTS[2:]),
-        threads=1,
+        with_int8_products(model, ["product"]).SerializeToString(), Signature("rows", PORTS[2:]), threads=1
     )
     inputs = {"x": np.array([[-1.0], [1.0], [0.0]], np.float32), "y": np.array([[-2.0], [0.0], [0.0]], np.float32)}
     zeros = {port.name: np.zeros((3, 1), np.int64) for port in PORTS[:2]}

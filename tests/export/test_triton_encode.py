@@ -224,8 +224,7 @@ def test_ids_of_models_that_tensorflow_trained_are_those_that_the_predictor_give
 ) -> None:
     theirs = Encoders(OF_TENSORFLOW, encoders.vocabularies)
     signature = Signature(
-        "rows",
-        tuple(Port(name, "float32" if "minus" in name else "int64", 1, "row") for name in OF_TENSORFLOW),
+        "rows", tuple(Port(name, "float32" if "minus" in name else "int64", 1, "row") for name in OF_TENSORFLOW)
     )
     Staged(tmp_path, 1).write_raw("model", signature, theirs, Batching())
     texts = {"colour": TEXTS, "whole": WHOLE}
@@ -366,10 +365,7 @@ def test_lists_without_a_separator_are_several_columns(encoders: Encoders, tmp_p
     theirs = Encoders(made, encoders.vocabularies)
     Staged(tmp_path, 1).write_raw("model", signature, theirs, Batching(), beside)
     found = raw_columns(theirs, signature, beside)
-    assert [(each.name, each.dtype, each.width) for each in found] == [
-        ("items", "string", -1),
-        ("gaps", "float64", -1),
-    ]
+    assert [(each.name, each.dtype, each.width) for each in found] == [("items", "string", -1), ("gaps", "float64", -1)]
     encoded = Encoding.load(tmp_path / "model_encode" / "1").outputs(
         {
             "items": np.array([[b"red", b"", b"blue", b"1"], [b"", b"red", b"?", b""]], object),

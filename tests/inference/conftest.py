@@ -16,7 +16,6 @@ from recspec.training.loop import train
 from recspec.training.settings import TrainSettings
 from tests import made_up
 
-NEUMF = {"factors": 4, "layers": (8, 4), "dropout": 0.0}
 SETTINGS = {"factors": 4, "layers": (8, 4), "dropout": 0.0}
 ADULT = """\
 39, State-gov, 77516, Bachelors, 13, Never-married, Adm-clerical, Not-in-family, White, Male, 2174, 0, 40, Canada, <=50K
@@ -106,14 +105,9 @@ def sequential(raw: Path) -> Predictor:
 
 
 @pytest.fixture(scope="session")
-def films(tmp_path_factory: pytest.TempPathFactory) -> Predictor:
+def films(predictor: Predictor) -> Predictor:
     """40 users, named by text, and 30 items, numbered from 100, with titles and a kind."""
-    folder = tmp_path_factory.mktemp("films")
-    made_up.write_films(folder, 40, "Item, number", kinds=True)
-    table = DATASETS["table"]
-    settings = table.Settings(items="items.csv", item_features=("kind",), num_negatives=10)  # type: ignore[call-arg]
-    table.prepare(PrepareContext(folder / "rows.csv", folder / "data"), settings)
-    return trained("neumf", FeatureSpec.load(folder / "data"), folder / "run", NEUMF)
+    return predictor
 
 
 @pytest.fixture(scope="session")

@@ -103,10 +103,7 @@ def test_a_file_without_users_gives_one_shard_with_the_columns(films: Predictor,
 
 
 @settings(max_examples=30)
-@given(
-    lines=st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\n"))),
-    size=st.integers(1, 5),
-)
+@given(lines=st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\n"))), size=st.integers(1, 5))
 def test_users_of_all_shards_are_those_of_the_file(
     tmp_path_factory: pytest.TempPathFactory, lines: list[str], size: int
 ) -> None:

@@ -240,13 +240,7 @@ PARTS = "price tags and or not in ( ) 'a' 5 < == , is missing contains `"
 
 
 @settings(max_examples=100)
-@given(
-    st.text(st.characters(), max_size=60)
-    | st.lists(
-        st.sampled_from(PARTS.split()),
-        max_size=12,
-    ).map(" ".join)
-)
+@given(st.text(st.characters(), max_size=60) | st.lists(st.sampled_from(PARTS.split()), max_size=12).map(" ".join))
 def test_any_text_is_a_filter_or_an_error_of_ours(text: str) -> None:
     try:
         rows = kept(text)

@@ -302,7 +302,6 @@ def tensors(**changed: torch.Tensor | None) -> dict[str, torch.Tensor]:
     ("changed", "header", "says"),
     [
         ({"ids": None}, {}, "holds 'assignments', 'centroids', 'vectors'; expected 'assignments', 'centroids', 'ids'"),
-        ({"ids": torch.tensor([1, 1, 2])}, {}, "'ids' does not rise from 0 or more"),
         ({"ids": torch.tensor([2**63 - 1, -(2**63), 2])}, {}, "'ids' does not rise from 0 or more"),
         ({"ids": torch.tensor([-1, 1, 2])}, {}, "'ids' does not rise from 0 or more"),
         ({"ids": torch.tensor([1, 2])}, {}, "'vectors' has shape (3, 2); expected a row for each of 2 'ids'"),
@@ -310,12 +309,7 @@ def tensors(**changed: torch.Tensor | None) -> dict[str, torch.Tensor]:
         ({"vectors": torch.full((3, 2), torch.nan)}, {}, "vectors: row 1 holds a number that is not finite"),
         ({"centroids": torch.full((2, 2), torch.inf)}, {}, "'centroids' holds numbers that are not finite"),
         ({"centroids": torch.ones(2, 3)}, {}, "'centroids' has shape (2, 3); expected 1 to 3 rows of 2"),
-        ({"centroids": torch.ones(0, 2)}, {}, "'centroids' has shape (0, 2)"),
-        (
-            {"assignments": torch.tensor([0, 2, 0], dtype=torch.int32)},
-            {},
-            "'assignments' holds 0 to 2; expected 0 to 1",
-        ),
+        ({"assignments": torch.tensor([0, 2, 0]).int()}, {}, "'assignments' holds 0 to 2; expected 0 to 1"),
         ({"assignments": torch.zeros(2, dtype=torch.int32)}, {}, "'assignments' has 2 rows; expected 3"),
         ({}, {"num_probes": 3}, "header: num_probes is 3; expected at most 2"),
         ({}, {"num_probes": 0}, "num_probes: Input should be greater than or equal to 1"),

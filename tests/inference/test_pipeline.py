@@ -226,17 +226,6 @@ def test_a_filter_that_keeps_nothing_or_cannot_be_read_is_refused(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_run_whose_folder_has_an_equals_sign_is_taken_as_it_is(
-    runs: Mapping[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("l2=20").symlink_to(runs["ease"])
-    made = build_pipeline(tmp_path / "out", ["l2=20", "twice=l2=20"], runs["wide_deep"])
-    assert [each.name for each in made.retrievers] == ["ease", "twice"]
-    with pytest.raises(BundleError, match=r"^30: no such folder"):
-        build_pipeline(tmp_path / "none", ["l2=30"], runs["wide_deep"])
-
-
 def test_names_twice_strange_names_and_pipelines_in_pipelines_are_refused(
     runs: Mapping[str, Path], pipeline: Path, tmp_path: Path
 ) -> None:
@@ -393,16 +382,6 @@ def test_the_best_candidates_are_recommended_and_say_what_brought_them(
     asked = [(each.model, {"user_id": torch.tensor([user])}) for each in made.retrievers]
     first = made.candidates(asked, 1, excluded=[seen])[0]
     assert {item.item for item in answer.items} <= {*predictor.raw_ids("item", first.ids).to_pylist()}
-
-
-def test_with_all_items_as_candidates_the_answers_are_those_of_the_ranker(
-    runs: Mapping[str, Path], tmp_path: Path
-) -> None:
-    build_pipeline(tmp_path / "all", [str(runs["ease"])], runs["wide_deep"], candidates=100)
-    users = [f"u{user}" for user in range(40)]
-    ours, theirs = (Predictor.open(path).recommend(users, k=30) for path in (tmp_path / "all", runs["wide_deep"]))
-    for one, other in zip(ours, theirs, strict=True):
-        assert [item.item for item in one.items] == [item.item for item in other.items]
 
 
 def test_filters_excluded_items_and_unknown_users(runs: Mapping[str, Path], tmp_path: Path) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -234,50 +234,42 @@ def test_the_mean_of_a_scale_counts_as_missing() -> None:
     assert pa.types.is_float64(decoded_numbers(known, np.zeros(0, np.float32)).type)
 
 
+facts = partial(ColumnFacts, "x")
 PIXEL = "data:image/gif;base64,R0lGODlhAQABAAAAACH5BAEKAAEALAAAAAABAAEAAAICTAEAOw=="
 
 COLUMNS: dict[str, tuple[Any, ColumnFacts]] = {
-    "few texts": (pa.array(["b", "a", "a", None, "", "b", "a"]), ColumnFacts("x", "choice", ("a", "b"))),
-    "a dictionary of texts": (
-        pa.array(["b", "a", "a", "b"]).dictionary_encode(),
-        ColumnFacts("x", "choice", ("a", "b")),
-    ),
-    "texts that are hardly twice there": (pa.array(["a", "b", "c", "a", "d"]), ColumnFacts("x", "text")),
-    "many texts": (pa.array([str(n % (MOST_VALUES + 1)) for n in range(1000)]), ColumnFacts("x", "text")),
-    "long texts": (pa.array(["a" * 101] * 9), ColumnFacts("x", "text")),
-    "no text": (pa.array(["", None], pa.string()), ColumnFacts("x", "other")),
-    "nothing": (pa.nulls(3), ColumnFacts("x", "other")),
-    "lists in one text": (
-        pa.array(["new|eco", "eco", "", "new|eco", "eco"]),
-        ColumnFacts("x", "choices", ("eco", "new")),
-    ),
-    "lists": (pa.array([["a"], ["a", "b"], None, ["b", "a"]]), ColumnFacts("x", "choices", ("a", "b"))),
-    "a vector": (pa.array([[0.5, 1.0]] * 3), ColumnFacts("x", "other")),
-    "whole numbers": (pa.array([3, None, 7]), ColumnFacts("x", "number", (), 3.0, 7.0, is_whole=True)),
-    "numbers": (pa.array([0.5, float("nan"), 7.0]), ColumnFacts("x", "number", (), 0.5, 7.0)),
-    "decimals": (pa.array([Decimal("1.25"), Decimal("9.50")]), ColumnFacts("x", "number", (), 1.25, 9.5)),
-    "no number": (pa.array([float("nan"), float("inf")]), ColumnFacts("x", "other")),
-    "truths": (pa.array([True, None]), ColumnFacts("x", "truth")),
-    "truths as numbers": (pa.array([1, 0, 1]), ColumnFacts("x", "truth")),
+    "few texts": (pa.array(["b", "a", "a", None, "", "b", "a"]), facts("choice", ("a", "b"))),
+    "a dictionary of texts": (pa.array(["b", "a", "a", "b"]).dictionary_encode(), facts("choice", ("a", "b"))),
+    "texts that are hardly twice there": (pa.array(["a", "b", "c", "a", "d"]), facts("text")),
+    "many texts": (pa.array([str(n % (MOST_VALUES + 1)) for n in range(1000)]), facts("text")),
+    "long texts": (pa.array(["a" * 101] * 9), facts("text")),
+    "no text": (pa.array(["", None], pa.string()), facts("other")),
+    "nothing": (pa.nulls(3), facts("other")),
+    "lists in one text": (pa.array(["new|eco", "eco", "", "new|eco", "eco"]), facts("choices", ("eco", "new"))),
+    "lists": (pa.array([["a"], ["a", "b"], None, ["b", "a"]]), facts("choices", ("a", "b"))),
+    "a vector": (pa.array([[0.5, 1.0]] * 3), facts("other")),
+    "whole numbers": (pa.array([3, None, 7]), facts("number", (), 3.0, 7.0, is_whole=True)),
+    "numbers": (pa.array([0.5, float("nan"), 7.0]), facts("number", (), 0.5, 7.0)),
+    "decimals": (pa.array([Decimal("1.25"), Decimal("9.50")]), facts("number", (), 1.25, 9.5)),
+    "no number": (pa.array([float("nan"), float("inf")]), facts("other")),
+    "truths": (pa.array([True, None]), facts("truth")),
+    "truths as numbers": (pa.array([1, 0, 1]), facts("truth")),
     "times": (
         pa.array([datetime(2024, 3, 1, 23, tzinfo=UTC), datetime(2023, 1, 2, tzinfo=UTC)]),
-        ColumnFacts("x", "date", (), "2023-01-02", "2024-03-01"),
+        facts("date", (), "2023-01-02", "2024-03-01"),
     ),
-    "days": (pa.array([date(2024, 3, 1), None]), ColumnFacts("x", "date", (), "2024-03-01", "2024-03-01")),
+    "days": (pa.array([date(2024, 3, 1), None]), facts("date", (), "2024-03-01", "2024-03-01")),
     "days as texts": (
         pa.array(["2024-03-01", "2023-01-02 10:00", None]),
-        ColumnFacts("x", "date", (), "2023-01-02", "2024-03-01"),
+        facts("date", (), "2023-01-02", "2024-03-01"),
     ),
     "addresses of pictures": (
         pa.array(["https://a.example/1.PNG", "http://b.example/2.jpg?w=9", PIXEL.replace("gif", "png")][:2]),
-        ColumnFacts("x", "image"),
+        facts("image"),
     ),
-    "other addresses": (pa.array(["https://a.example/1", "https://a.example/2"]), ColumnFacts("x", "text")),
-    "a script": (
-        pa.array(["javascript:alert(1)//.png"] * 2),
-        ColumnFacts("x", "choice", ("javascript:alert(1)//.png",)),
-    ),
-    "bytes": (pa.array([b"a", b"b"]), ColumnFacts("x", "other")),
+    "other addresses": (pa.array(["https://a.example/1", "https://a.example/2"]), facts("text")),
+    "a script": (pa.array(["javascript:alert(1)//.png"] * 2), facts("choice", ("javascript:alert(1)//.png",))),
+    "bytes": (pa.array([b"a", b"b"]), facts("other")),
 }
 
 
@@ -327,41 +319,23 @@ def test_values_are_shown_within_limits() -> None:
     assert shown("text", b"\xff") == [None]
 
 
-ENCODED: dict[str, tuple[Callable[[], Any], ColumnFacts]] = {
-    "few values": (
-        lambda: VocabularyEncoder(vocabulary="few"),
-        ColumnFacts("x", "choice", ("a", "b"), example="a"),
-    ),
-    "few values of a list": (
-        lambda: VocabularyEncoder(vocabulary="few", length=2),
-        ColumnFacts("x", "choices", ("a", "b")),
-    ),
-    "many values": (lambda: VocabularyEncoder(vocabulary="many"), ColumnFacts("x", "text", example="0")),
-    "many numbers": (
-        lambda: VocabularyEncoder(vocabulary="numbers"),
-        ColumnFacts("x", "number", is_whole=True, example=0),
-    ),
-    "hashed": (lambda: HashEncoder(cardinality=9), ColumnFacts("x", "text")),
-    "hashed numbers": (lambda: HashEncoder(cardinality=9, whole=True), ColumnFacts("x", "number", is_whole=True)),
-    "buckets": (lambda: BucketEncoder(boundaries=(1.0,)), ColumnFacts("x", "number")),
-    "scaled": (
-        lambda: ScaleEncoder(mean=0.42345, std=1.0, low=0.0, high=1.0),
-        ColumnFacts("x", "number", (), 0.0, 1.0, example=0.423),
-    ),
-    "hours": (
-        lambda: ScaleEncoder(mean=11.5454, std=7.0, low=0.0, high=23.0),
-        ColumnFacts("x", "number", (), 0.0, 23.0, example=12.0),
-    ),
-    "counts": (  # e^2 - 1 = 6.39
-        lambda: ScaleEncoder(mean=2.0, std=1.0, log1p=True),
-        ColumnFacts("x", "number", example=6.39),
-    ),
-    "numbers as they are": (lambda: NumberEncoder(), ColumnFacts("x", "number")),
-    "a list of numbers": (lambda: NumberEncoder(length=3), ColumnFacts("x", "other")),
-    "a vector": (lambda: VectorEncoder(length=3), ColumnFacts("x", "other")),
+ENCODED: dict[str, tuple[Any, ColumnFacts]] = {
+    "few values": (VocabularyEncoder(vocabulary="few"), facts("choice", ("a", "b"), example="a")),
+    "few values of a list": (VocabularyEncoder(vocabulary="few", length=2), facts("choices", ("a", "b"))),
+    "many values": (VocabularyEncoder(vocabulary="many"), facts("text", example="0")),
+    "many numbers": (VocabularyEncoder(vocabulary="numbers"), facts("number", is_whole=True, example=0)),
+    "hashed": (HashEncoder(cardinality=9), facts("text")),
+    "hashed numbers": (HashEncoder(cardinality=9, whole=True), facts("number", is_whole=True)),
+    "buckets": (BucketEncoder(boundaries=(1.0,)), facts("number")),
+    "scaled": (ScaleEncoder(mean=0.42345, std=1.0, low=0.0, high=1.0), facts("number", (), 0.0, 1.0, example=0.423)),
+    "hours": (ScaleEncoder(mean=11.5454, std=7.0, low=0.0, high=23.0), facts("number", (), 0.0, 23.0, example=12.0)),
+    "counts, e^2 - 1 = 6.39": (ScaleEncoder(mean=2.0, std=1.0, log1p=True), facts("number", example=6.39)),
+    "numbers as they are": (NumberEncoder(), facts("number")),
+    "a list of numbers": (NumberEncoder(length=3), facts("other")),
+    "a vector": (VectorEncoder(length=3), facts("other")),
     "a part of a cross": (
-        lambda: CrossEncoder(columns=("x", "y"), cardinality=9, whole=("x",)),
-        ColumnFacts("x", "number", is_whole=True),
+        CrossEncoder(columns=("x", "y"), cardinality=9, whole=("x",)),
+        facts("number", is_whole=True),
     ),
 }
 
@@ -372,9 +346,9 @@ def test_an_encoder_tells_what_a_request_may_hold(case: str) -> None:
     words = {"few": ["a", "b"], "many": [str(n) for n in range(500)], "numbers": list(range(500))}
     vocabularies = {name: Vocabulary(pa.array(values)) for name, values in words.items()}
     feature = "crossed" if "cross" in case else "x"
-    assert facts_of_encoder("x", Encoders({feature: encoder()}, vocabularies)) == expected
+    assert facts_of_encoder("x", Encoders({feature: encoder}, vocabularies)) == expected
 
 
 def test_a_column_without_an_encoder_is_a_text() -> None:
-    assert facts_of_encoder("x", None, is_required=True) == ColumnFacts("x", "text", is_required=True)
-    assert facts_of_encoder("x", Encoders({})) == ColumnFacts("x", "text")
+    assert facts_of_encoder("x", None, is_required=True) == facts("text", is_required=True)
+    assert facts_of_encoder("x", Encoders({})) == facts("text")

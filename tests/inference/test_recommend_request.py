@@ -116,7 +116,9 @@ def test_a_basket_of_the_users_own_items_gives_the_users_scores(
     films: Predictor, ease: Predictor, knn: Predictor
 ) -> None:
     for predictor in (ease, knn):
-        rows = [line.split(",") for line in (films.bundle.folder.parent.parent / "rows.csv").read_text().split()]
+        rows = [
+            line.split(",") for line in (films.bundle.folder.parent.parent / "raw" / "rows.csv").read_text().split()
+        ]
         *basket, held_out = (item for _, item, _ in sorted((r for r in rows if r[0] == "u3"), key=lambda r: int(r[2])))
         assert len(basket) == len(predictor.recommender.seen.known_of(int(predictor.catalogues.user_ids(["u3"])[0])))
         assert [(each.item, pytest.approx(each.score, abs=1e-5)) for each in ask(predictor, "u3", k=5).items] == [

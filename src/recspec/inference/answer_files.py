@@ -223,12 +223,21 @@ def recommend_to_parquet(
     pipeline retrieved_by; one row an item. Returns the number of users, and how many of them are unknown.
     """
     schema, blocks = recommended(predictor, users, wanted)
+    with parquet_writer(out) as write:
+        return write_blocks(schema, blocks, write, progress)
+
+
+def write_blocks(
+    schema: pa.Schema, blocks: Iterable[Recommended], write: Write, progress: Progress = silent
+) -> tuple[int, int]:
+    """Write the tables of some blocks, or an empty one; returns the number of users, and of unknown ones."""
     count = strangers = 0
-    with parquet_writer(out, schema) as write:
-        for block in blocks:
-            write(block.table)
-            count, strangers = count + block.users, strangers + block.unknown
-            progress("recommend", count, block.of)
+    for block in blocks:
+        write(block.table)
+        count, strangers = count + block.users, strangers + block.unknown
+        progress("recommend", count, block.of)
+    if not count:
+        write(schema.empty_table())
     return count, strangers
 
 
@@ -399,7 +408,7 @@ def row_writer(out: Path | Write | None) -> Iterator[Write]:
     if out.suffix not in ROW_FORMATS:
         raise SettingsError(f"--out {out}: expected a name that ends in {', '.join(ROW_FORMATS)}")
     if out.suffix == ".parquet":
-        with parquet_writer(out, None) as write:
+        with parquet_writer(out) as write:
             yield write
         return
     with whole_file(local(out, "out")) as temporary, temporary.open("wb") as file:
@@ -443,11 +452,8 @@ def _jsonl_to(file: BinaryIO) -> Write:
 
 
 @contextmanager
-def parquet_writer(out: Path, schema: pa.Schema | None, footer: Mapping[bytes, bytes] | None = None) -> Iterator[Write]:
-    """Write tables to a Parquet file under a temporary name, renamed at the end; without rows it has the schema.
-
-    `footer` may be filled while tables are written.
-    """
+def parquet_writer(out: Path, footer: Mapping[bytes, bytes] | None = None) -> Iterator[Write]:
+    """Write tables to a Parquet file under a temporary name, renamed at the end; `footer` may be filled meanwhile."""
     with whole_file(local(out, "out")) as temporary, ExitStack() as open_file:
         writer: pq.ParquetWriter | None = None
 
@@ -459,7 +465,7 @@ def parquet_writer(out: Path, schema: pa.Schema | None, footer: Mapping[bytes, b
 
         yield write
         if writer is None:
-            write((schema or pa.schema([])).empty_table())
+            write(pa.schema([]).empty_table())
         if footer:
             assert writer is not None
             writer.add_key_value_metadata(footer)

@@ -35,7 +35,7 @@ from recspec.base.files import (
     whole_file,
 )
 from recspec.feature_spec import FeatureSpec
-from recspec.inference.answer_files import parquet_writer, predict_split, predict_tables, recommended
+from recspec.inference.answer_files import parquet_writer, predict_split, predict_tables, recommended, write_blocks
 from recspec.inference.index import ItemIndex
 from recspec.inference.predictor import ROWS, Predictor
 from recspec.inference.recommendation import RecommendRequest
@@ -245,7 +245,7 @@ class ShardWriter:
             return check(target, self.job, shard.number)
         answer = self._recommend if self.job.answers == "recommendations" else self._predict
         footer: dict[bytes, bytes] = {}  # tells the counts, which are known at the end
-        with parquet_writer(target, None, footer) as write:
+        with parquet_writer(target, footer) as write:
             count, strangers = answer(shard, write)
             told = {"job": self.job.digest, "count": count, "unknown": strangers}
             footer[MARK] = json.dumps(told).encode()
@@ -259,14 +259,7 @@ class ShardWriter:
         path = self.job.input.get("users")
         users = None if path is None else read_bytes_of_users(Path(path), shard.start, shard.stop)
         part = slice(shard.start, shard.stop) if path is None else None
-        schema, blocks = recommended(self.predictor, users, wanted, part)
-        count = strangers = 0
-        for block in blocks:
-            write(block.table)
-            count, strangers = count + block.users, strangers + block.unknown
-        if not count:
-            write(schema.empty_table())
-        return count, strangers
+        return write_blocks(*recommended(self.predictor, users, wanted, part), write)
 
     def _predict(self, shard: Shard, write: Callable[[pa.Table], None]) -> tuple[int, int]:
         columns, asked, part = self.job.settings["columns"], self.job.input, range(shard.start, shard.stop)

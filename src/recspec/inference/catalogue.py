@@ -284,6 +284,8 @@ class Catalogues:
         return f" (did you mean '{others[int(known.argmax())]}'?)" if known.any() else ""
 
     def _ids(self, role: Role, raw: Sequence[str | int]) -> NDArray[np.int64]:
+        if not len(raw):
+            return np.zeros(0, np.int64)
         if (vocabulary := self._vocabulary(role)) is not None:
             return vocabulary.encode(list(raw))
         name = own_id(self.spec, role)

@@ -48,7 +48,7 @@ class RecommendRequest:
     include_seen: bool = False
     """Keep items that the user acted on, and those of the basket."""
     diversity: float = 0.0
-    """0 to 1: weight of unlikeness to the items before, against the score; see `diversity.diversified`."""
+    """0 to 1: weight of unlikeness to the items before, against the score; see `ranking.diversified`."""
     diverse_by: str | None = None
     """Column of the catalogue that tells which items are alike; by default the model's vectors of items."""
     boosts: tuple[str, ...] = ()

@@ -49,7 +49,7 @@ class Scored:
 
     scores: Tensor  # (R, C)
     ids: Tensor  # (R, C); -1 fills a short list
-    brought_by: NDArray[np.uint16] | None = None  # (R, C) see `retrieval.Candidates`
+    brought_by: NDArray[np.uint16] | None = None  # (R, C) see `pipeline.Candidates`
     flat: NDArray[np.bool_] | None = None  # (R,) users for whom the model scores all items alike
 
     def brought(self, items: NDArray[np.int64]) -> NDArray[np.uint16]:
@@ -146,7 +146,7 @@ class TopItems:
     scores: NDArray[np.float32]  # (R, k)
     boosts: NDArray[np.float32] | None  # (R, k)
     answered_by: tuple[AnsweredBy, ...]
-    brought_by: NDArray[np.uint16] | None = None  # (R, k) of a pipeline; see `retrieval.Candidates`
+    brought_by: NDArray[np.uint16] | None = None  # (R, k) of a pipeline; see `pipeline.Candidates`
 
 
 class Recommender:
