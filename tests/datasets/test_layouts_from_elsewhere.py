@@ -77,11 +77,6 @@ LAYOUTS = {
         "--set item=COLUMN --set timestamp=column_5;",
         settings={"user": "column_1", "item": "column_2", "timestamp": "column_5"},
     ),
-    "Gowalla's check-ins": Layout(
-        lines(lambda u, i, t: f"{u}\t{clock(t)}Z\t30.{i}\t-97.{i}\t{i}"),
-        refused="--set user=COLUMN --set item=COLUMN --set timestamp=column_2",
-        settings={"user": "column_1", "item": "column_5", "timestamp": "column_2"},
-    ),
     "Last.fm 1K": Layout(
         lines(lambda u, i, t: f'user_{u}\t{clock(t)}Z\tmb{i}\tArtist "{i}\t\tTrack {i}'),
         refused="--set user=COLUMN --set item=COLUMN --set timestamp=column_2",
@@ -107,10 +102,6 @@ LAYOUTS = {
         lines(lambda u, i, t: f"{t}123,{u},{KIND[i % 3]},{i},", "timestamp,visitorid,event,itemid,transactionid\n"),
         doubted="events of all types in column 'event' count alike; --set 'event=event' --set "
         """'event_weights={"buy": 1, "cart": 1, "view": 1}'""",
-    ),
-    "XING": Layout(
-        lines(lambda u, i, t: f"{u}\t{i}\t{i % 5}\t{t}", "x.user_id\tx.item_id\tx.interaction_type\tx.created_at\n"),
-        doubted="events of all types in column 'x.interaction_type' count alike",
     ),
     "OTTO": Layout(
         OTTO,
@@ -155,14 +146,6 @@ LAYOUTS = {
             lambda u, i, t: f"{u},{i},99,{clock(t, '%Y-%m-%d %X')}.1,{clock(t, '%Y%m%d')},{t}.1,0.5",
             "user_id,video_id,play_duration,time,date,timestamp,watch_ratio\n",
         )
-    ),
-    "Amazon 2023, CSV": Layout(
-        lines(
-            lambda u, i, t: f"{REVIEWER.format(u)},{ASIN.format(i)},5.0,{t}000",
-            "user_id,parent_asin,rating,timestamp\n",
-        ),
-        user=REVIEWER,
-        item=ASIN,
     ),
     "Amazon 2018, the item first": Layout(
         lines(lambda u, i, t: f"{ASIN.format(i)},{REVIEWER.format(u)},5.0,{t}"), user=REVIEWER, item=ASIN
