@@ -55,22 +55,6 @@ def test_without_a_timestamp_the_files_order_counts_and_is_said(tmp_path: Path) 
         prepare_text(tmp_path, out="b", timestamp="time")
 
 
-@pytest.mark.parametrize(
-    "times",
-    [
-        ["2020-01-03", "2020-01-01", "2020-01-02"],
-        ["2020-01-01 10:00:03", "2020-01-01 10:00:01", "2020-01-01 10:00:02"],
-        ["1.75", "1.25", "1.5"],
-    ],
-)
-def test_times_may_be_dates_or_fractions(times: list[str], tmp_path: Path) -> None:
-    rows = [f"ann,{item},{time}\n" for item, time in zip("xyz", times, strict=True)]
-    text = "user_id,item_id,timestamp\n" + "".join(rows) + f"bob,w,{times[0]}\n"
-    result = prepare_text(tmp_path, text)
-    assert raw_pairs(result.spec, "test") == [("ann", "x")]
-    assert raw_pairs(result.spec, "valid") == [("ann", "z")]
-
-
 def test_users_and_items_files_bring_titles_and_features(tmp_path: Path) -> None:
     (tmp_path / "items.csv").write_text("sku,name,price,tags\nb,Bread,2.5,food|fresh\na,Axe,30,tool\nq,Quill,1,\n")
     (tmp_path / "users.csv").write_text("who,age\n2,40\n1,20\n")
@@ -290,6 +274,9 @@ def test_a_file_that_names_an_item_twice_is_said(tmp_path: Path) -> None:
         ({"label": "y", "split": "time", "timestamp": None}, "split time needs the column of the timestamp"),
         ({"label": "y", "split": "group", "user": None}, "split group needs the column of the group"),
         ({"label": "y", "valid": 0.5, "test": 0.5}, "leave some for train"),
+        ({"buckets": {"price": [2, 1]}}, r"the boundaries of 'price' must rise, found \[2.0, 1.0\]"),
+        ({"crosses": [["a", "b"]], "label": None}, "crosses need a label; name its column, or leave crosses out"),
+        ({"label": "y", "crosses": [["a"]]}, r"a cross is of two different features or more and named once, .*\['a'\]"),
     ],
 )
 def test_settings_that_do_not_go_together_are_said(settings: dict[str, object], message: str) -> None:
@@ -404,19 +391,6 @@ def test_a_table_brings_its_cut_offs(name: str, tmp_path: Path) -> None:
     assert FeatureSpec.load(tmp_path / "out").metadata["cut_offs"] == [5, 12]
     with pytest.raises(ValueError, match="greater than or equal to 1"):
         DATASETS["table"].Settings.model_validate({"cut_offs": [0]})
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"buckets": {"price": [2, 1]}}, r"the boundaries of 'price' must rise, found \[2.0, 1.0\]"),
-        ({"crosses": [["a", "b"]], "label": None}, "crosses need a label; name its column, or leave crosses out"),
-        ({"label": "y", "crosses": [["a"]]}, r"a cross is of two different features or more and named once, .*\['a'\]"),
-    ],
-)
-def test_settings_of_buckets_and_crosses_that_do_not_fit_are_refused(settings: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        DATASETS["table"].Settings.model_validate(settings)
 
 
 def test_the_real_part_of_outbrain_goes_through_prepare_table(real_data: Callable[[str], Path], tmp_path: Path) -> None:
