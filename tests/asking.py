@@ -103,7 +103,7 @@ class Asked:
 def asking(sources: Sequence[Source], *, limits: Limits | None = None, token: str | None = None) -> Iterator[Asked]:
     """The application of a server that holds models."""
     with asyncio.Runner() as runner:
-        kept = Repository(sources, settings=RepositorySettings(watch_seconds=0), limits=limits)
+        kept = Repository(sources, settings=RepositorySettings(watch=0), limits=limits)
         runner.run(kept.start())
         try:
             yield Asked(runner, application(kept, access=Access(token)), kept)
@@ -127,7 +127,7 @@ class Running:
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self._thread.start()
         chosen = ServeSettings(**{"http_port": 0, "grpc_port": 0, "shutdown_seconds": 60, **settings})
-        opening = RepositorySettings(watch_seconds=0, control=control)
+        opening = RepositorySettings(watch=0, control=control)
         options = ServerOptions(sources, chosen, opening, limits or Limits(), token)
 
         async def start() -> tuple[Server, Addresses]:

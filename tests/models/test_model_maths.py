@@ -13,7 +13,7 @@ from recspec.loading.loader import Loader
 from recspec.models import MODELS
 from recspec.models.base import Model, counts_of
 from recspec.models.layers.batch import Batch, num_rows, take
-from recspec.training.checkpoints import WeightAverage
+from recspec.training.step import WeightAverage
 from tests import made_up
 from tests.known_users import informed
 from tests.model_cases import MODEL_CASES, TRAINED_BY_STEPS

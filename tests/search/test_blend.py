@@ -178,7 +178,7 @@ def test_a_member_that_can_not_be_trained_again_leaves_the_blend_of_train(
 @pytest.mark.usefixtures("equal_parts")
 def test_more_minutes_blend_anew(data: FeatureSpec, tmp_path: Path) -> None:
     told: list[str] = []
-    models = ("popularity", "gf_cf", "sasrec")
+    models = ("popularity", "gf_cf", "mult_vae")
     a_search(data, tmp_path / "out", models, tell=told.append).run()
     a_search(data, tmp_path / "out", models, tell=told.append, minutes=6000.0, most_variants=1).run()
     assert sum(each.startswith("weights of a blend") for each in told) == 2
@@ -275,18 +275,9 @@ def test_a_damaged_blend_is_told(data: FeatureSpec, out: Path, tmp_path: Path, d
         a_search(data, tmp_path).run()
 
 
-def test_a_state_of_an_older_release_is_read(out: Path, tmp_path: Path) -> None:
-    state = json.loads((out / STATE).read_text())
-    for name in ("blend", "warnings"):
-        del state[name]
-    state["ending"] = None
-    (tmp_path / STATE).write_text(json.dumps(state))
-    assert State.load(tmp_path) is not None
-
-
 @pytest.mark.usefixtures("equal_parts")
 def test_deleted_runs_are_told_once_they_are_needed(data: FeatureSpec, tmp_path: Path) -> None:
-    models = ("popularity", "sasrec")
+    models = ("popularity", "mult_vae")
     a_search(data, tmp_path / "out", models).run()
     (tmp_path / "out" / RUNS).rename(tmp_path / "elsewhere")
     assert isinstance(a_search(data, tmp_path / "out", models).run(), Leaderboard)

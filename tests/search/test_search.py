@@ -6,27 +6,28 @@ import json
 import math
 import re
 import shutil
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+from recspec.api import AutoResult, Data
 from recspec.base import config
 from recspec.base.errors import Interrupted, SettingsError
 from recspec.bundle import DataRecord, run_record
 from recspec.bundle import folder as bundle
-from recspec.cli.console import out
-from recspec.cli.training_commands import print_board
 from recspec.data.prepare import PrepareContext
 from recspec.datasets import DATASETS
-from recspec.evaluation import Question
+from recspec.evaluation import Evaluation, EvaluationTask
 from recspec.feature_spec import FeatureSpec
 from recspec.inference import Predictor
 from recspec.loading import Ranks
 from recspec.models import MODELS, Model
 from recspec.training import TrainSettings, defaults, train
 from recspec.training.search import AutoSearch, candidates, ending, main_reason
-from recspec.training.search.auto import MOST_ATTEMPTS
+from recspec.training.search.auto import MOST_ATTEMPTS, first_slice, next_of
 from recspec.training.search.candidates import begin
 from recspec.training.search.state import (
     BEST,
@@ -37,7 +38,6 @@ from recspec.training.search.state import (
     Ending,
     Judged,
     Line,
-    State,
     _verdict,
     check_metric,
     judge,
@@ -130,7 +130,7 @@ def opened_tests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The metric of each evaluation of test, noted as it happens."""
     found: list[str] = []
 
-    def noted(model: Model, question: Question, metric: str, *more: object) -> Judged:
+    def noted(model: Model, question: EvaluationTask, metric: str, *more: object) -> Judged:
         if question.split == "test":
             found.append(model.name)
         return judge(model, question, metric, *more)  # type: ignore[arg-type]
@@ -240,17 +240,6 @@ def test_a_model_that_ends_the_process_is_given_up(data: FeatureSpec, tmp_path: 
     assert board.left_out["ease"] == "the process ended 3 times while it trained"
 
 
-def test_a_fit_gets_an_even_share_of_the_time(data: FeatureSpec, tmp_path: Path) -> None:
-    search = a_search(data, tmp_path, ("popularity",), minutes=1.0)
-    lines = [Line(name=name, model=name) for name in ("popularity", "ease", "ials", "neumf", "dlrm")]
-    search.state = State(dataset="", metric="full/ndcg@10", seed=0, spent=8.0, lines=lines)
-    assert search.left_to_train == 40.0
-    assert search._seconds_to_fit() == 10.0  # three fits, and one share for the two that train by steps
-    lines[0].ended = lines[1].ended = "fitted"
-    search.state.spent = 28.0
-    assert search._seconds_to_fit() == 10.0
-
-
 def test_one_folder_holds_one_search(data: FeatureSpec, tmp_path: Path) -> None:
     a_search(data, tmp_path / "out", ("popularity",)).run()
     with pytest.raises(SettingsError, match="holds another search; name another folder") as caught:
@@ -294,19 +283,6 @@ def searched(data: FeatureSpec, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return folder
 
 
-def test_a_stored_metric_of_no_evaluation_is_damage_told_once(
-    data: FeatureSpec, searched: Path, tmp_path: Path
-) -> None:
-    file = shutil.copytree(searched, tmp_path / "out") / STATE
-    state = json.loads(file.read_text())
-    for text in (json.dumps({**state, "metric": "full/foo"}), "{", json.dumps({**state, "size": -1})):
-        file.write_text(text)
-        with pytest.raises(SettingsError) as caught:
-            a_search(data, tmp_path / "out", ("popularity",)).run()
-        assert str(caught.value).count("damaged") == 1, str(caught.value)
-        assert str(caught.value).count(STATE) == 1, str(caught.value)
-
-
 def test_repeats_that_leave_few_positives_are_told(tmp_path: Path) -> None:
     # The item before the last, that of valid, is new to five users of forty.
     rows = [f"u{user},i{user % 5 + (turn if user < 5 else turn % 3)},{turn}" for user in range(40) for turn in range(8)]
@@ -322,7 +298,7 @@ def test_repeats_that_leave_few_positives_are_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage", ["{", "[]", '{"lines": 3}', "name", "model", "long", "twice", "none", "users", "each", "nan"]
+    "damage", ["{", '{"lines": 3}', "metric", "name", "model", "long", "twice", "none", "size", "each", "nan"]
 )
 def test_a_damaged_state_is_told(data: FeatureSpec, searched: Path, tmp_path: Path, damage: str) -> None:
     file = shutil.copytree(searched, tmp_path / "out") / STATE
@@ -333,8 +309,8 @@ def test_a_damaged_state_is_told(data: FeatureSpec, searched: Path, tmp_path: Pa
     elif damage == "model":
         state["lines"][0]["model"] = "nonesuch"
         damage = json.dumps(state)
-    elif damage in ("users", "each"):
-        damage = json.dumps({**state, damage: -1 if damage == "users" else {"ease": -1.0}})
+    elif damage in ("size", "each", "metric"):
+        damage = json.dumps({**state, damage: {"size": -1, "each": {"ease": -1.0}, "metric": "full/foo"}[damage]})
     elif damage in ("long", "twice", "none"):
         state["lines"][0]["values"] = [0.5] * (5000 if damage == "long" else 1)
         state["lines"] = state["lines"] * {"long": 1, "twice": 2, "none": 0}[damage]
@@ -342,8 +318,10 @@ def test_a_damaged_state_is_told(data: FeatureSpec, searched: Path, tmp_path: Pa
     elif damage == "nan":
         damage = json.dumps({**state, "spent": float("nan")})
     file.write_text(damage)
-    with pytest.raises(SettingsError, match="damaged"):
+    with pytest.raises(SettingsError, match="damaged") as caught:
         a_search(data, tmp_path / "out", ("popularity",)).run()
+    told = str(caught.value)
+    assert (told.count("damaged: "), told.count(STATE)) == (1, 1), told
     assert not (tmp_path / "outside").exists()
 
 
@@ -456,11 +434,10 @@ def test_the_leaderboard_says_how_many_users_each_figure_is_of(
     assert board.to_dict()["users"] == {name: {"ranked": some, "of": of} for name, (some, of) in board.users.items()}
     assert a_search(data, tmp_path / "out", ("popularity", "ease")).run().users == board.users
 
-    with out.capture() as printed:
-        print_board(board)
+    view = AutoResult(board, Data(data)).view()
     assert (
         f"users ranked: 7 of {known['valid']} for valid, {known['valid']} of {known['valid']} for its standard error "
-        f"and the lead, {known['test']} of {known['test']} for test\n" in printed.get()
+        f"and the lead, {known['test']} of {known['test']} for test" in "\n".join(view.notes)
     )
 
 
@@ -494,3 +471,103 @@ def test_repeats_alone_are_told_at_the_start(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"full/ndcg@10 judges nothing.*--metric rows/auc"):
         a_search(FeatureSpec.load(tmp_path / "again"), tmp_path / "out", ("ease", "neumf")).run()
     assert not (tmp_path / "out" / "auto.json").exists()
+
+
+def of_values(metric: str, *values: float) -> Judged:
+    protocol, name = metric.split("/")
+    each = np.array(values)
+    return Judged(metric, Evaluation({protocol: {name: float(each.mean())}}, values={protocol: {name: each}}))
+
+
+def test_value_and_error_by_hand() -> None:
+    judged = of_values("full/ndcg@10", 0.0, 1.0, 0.0, 1.0)
+    assert judged.value == 0.5
+    assert judged.error == pytest.approx(math.sqrt((4 * 0.25 / 3) / 4))
+
+
+def test_a_lead_over_the_same_users_is_surer_than_two_errors() -> None:
+    ours, theirs = of_values("full/ndcg@10", 0.1, 0.9, 0.5), of_values("full/ndcg@10", 0.0, 0.8, 0.4)
+    by, error = ours.lead(theirs)
+    assert by == pytest.approx(0.1)
+    assert error == pytest.approx(0.0, abs=1e-12)
+    assert ours.error > 0.2
+
+
+def test_less_log_loss_leads() -> None:
+    by, error = of_values("rows/log_loss", 0.2, 0.3).lead(of_values("rows/log_loss", 0.4, 0.7))
+    assert by == pytest.approx(0.3)
+    assert error == pytest.approx(0.1)
+
+
+def test_errors_that_cannot_be_known_are_nan() -> None:
+    assert math.isnan(of_values("full/ndcg@10", 0.5).error)
+    assert math.isnan(of_values("full/mrr", 0.5, 0.5).lead(of_values("full/mrr", 0.5, 0.5, 0.5))[1])
+
+
+@dataclass
+class Made:
+    """A made-up candidate whose curve is known."""
+
+    name: str
+    curve: tuple[float, ...] = ()
+    values: list[float] = field(default_factory=list)
+    is_over: bool = False
+
+    def train(self) -> None:
+        """Take the next slice."""
+        self.values.append(max([*self.values[-1:], self.curve[len(self.values)]]))
+        self.is_over = len(self.values) == len(self.curve)
+
+
+def order(*made: Made) -> list[str]:
+    """Names in the order of their slices, until all are over."""
+    names = []
+    while (found := next_of(made)) is not None:
+        assert isinstance(found, Made)
+        found.train()
+        names.append(found.name)
+    return names
+
+
+def test_all_begin_and_the_better_half_goes_on_first() -> None:
+    a, b, c, d = (
+        Made(name, (best, best + 0.01, best + 0.02)) for name, best in zip("abcd", (0.1, 0.4, 0.3, 0.2), strict=True)
+    )
+    # b is the better of two, so it goes on at once; of four, b and c do. b ends first, then what waits, best first.
+    assert "".join(order(a, b, c, d)) == "abbcdcbcddaa"
+
+
+def test_by_hand() -> None:
+    a, b = Made("a", values=[0.1]), Made("b", values=[0.2])
+    assert next_of([a, b]) is b  # the better of two
+    b.values.append(0.25)
+    b.is_over = True
+    assert next_of([a, b]) is a  # what waits goes on when nothing better can
+    a.is_over = True
+    assert next_of([a, b]) is None
+
+
+def test_untried_ones_come_before_the_worse_half() -> None:
+    worse, better, fresh = Made("worse", values=[0.1]), Made("better", values=[0.2, 0.2], is_over=True), Made("fresh")
+    assert next_of([worse, better, fresh]) is fresh
+
+
+def test_one_that_ended_early_still_counts_among_those_that_had_more_slices() -> None:
+    ended = Made("ended", values=[0.9], is_over=True)
+    two = [Made("x", values=[0.1, 0.2]), Made("y", values=[0.1, 0.3])]
+    # Of three that had two slices or ended, one may go on: the best is over, so nobody is promoted.
+    assert next_of([ended, *two]).name == "y"  # type: ignore[union-attr]
+
+
+def test_nothing_to_train() -> None:
+    assert next_of([]) is None
+
+
+def test_a_slow_starter_is_trained_to_its_end_if_time_allows() -> None:
+    slow, fast = Made("slow", (0.0, 0.0, 0.0, 0.9)), Made("fast", (0.5, 0.5, 0.5, 0.5))
+    assert order(slow, fast).count("slow") == 4
+
+
+@pytest.mark.parametrize(("seconds", "candidates", "first"), [(600, 5, 30.0), (10, 100, 2.0), (60, 0, 15.0)])
+def test_the_first_slice(seconds: float, candidates: int, first: float) -> None:
+    assert first_slice(seconds, candidates) == first

@@ -15,12 +15,12 @@ from recspec.base.errors import SettingsError
 from recspec.feature_spec import FeatureSpec
 from recspec.loading import Ranks
 from recspec.models import MODELS
-from recspec.models.layers import on_meta_device
+from recspec.models.base import on_meta_device
 from recspec.training.loop import plan_run
+from recspec.training.plan import Plan
 from recspec.training.search.search_space import (
     Around,
     OneOf,
-    Planned,
     Range,
     default_of,
     parse_space,
@@ -51,7 +51,7 @@ def plan_of(
     *,
     settings: Mapping[str, object] | None = None,
     train: Mapping[str, object] | None = None,
-) -> Planned:
+) -> Plan:
     own, common = MODELS[name].Settings(**(settings or {})), TrainSettings(**(train or {}))  # type: ignore[arg-type]
     return plan_run(name, spec, Path("unused"), common, own, Ranks(), resume=False)
 

@@ -100,14 +100,3 @@ def test_a_trial_is_judged_at_rungs_alone() -> None:
     assert [epoch for epoch in range(1, 300) if is_compared(epoch)] == [6, 9, 18, 27, 54, 81, 162, 243]
     assert not is_hopeless({}, GOOD)
     assert not is_hopeless(dict.fromkeys(range(1, 9), -0.1), GOOD)
-
-
-def test_half_the_epochs_of_losers_are_saved() -> None:
-    """A search of one good trial in three: what is stopped, and how many epochs it costs."""
-    done: list[tuple[Trace, bool]] = []
-    for number in range(30):
-        curve = good if number % 3 == 0 else loses
-        stop = stops_at(curve, done, epochs=30)
-        done.append((trace(curve, stop or 30), stop is None))
-    assert sum(not ended for _, ended in done) >= 16
-    assert sum(max(each) for each, _ in done) < 0.65 * 30 * 30

@@ -23,7 +23,7 @@ from recspec.evaluation import find_runs
 from recspec.feature_spec import FeatureSpec
 from recspec.models import MODELS
 from recspec.training.run_folder import Event
-from recspec.training.search import tune
+from recspec.training.search import candidates, tune
 from recspec.training.search.search_space import OneOf, Range
 from recspec.training.search.study import Found
 from recspec.training.search.tune import Tuning
@@ -181,7 +181,7 @@ def test_losers_are_stopped_and_a_slow_starter_wins(
         0.003: [0.5] * 6 + [0.55, 0.65, 0.7] + [0.8] * 22,
         1e-7: [0.5] * 31,
     }
-    monkeypatch.setattr(tune, "train", made_up_training(lambda rate: curves[rate]))
+    monkeypatch.setattr(candidates, "train", made_up_training(lambda rate: curves[rate]))
     found = a_search(data, tmp_path, asked={"train.learning_rate": OneOf(tuple(curves))}, trials=20).run()
     states = {rate: {t.state for t in found.trials if t.settings["train.learning_rate"] == rate} for rate in curves}
     assert states[0.003] == {"complete"}
@@ -198,17 +198,6 @@ def test_losers_are_stopped_and_a_slow_starter_wins(
     assert found.importances.judged == 20
 
 
-def test_a_model_that_is_fitted_at_once_has_one_value_and_no_epochs(
-    data: FeatureSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tune, "train", made_up_training(lambda rate: [rate], "full/ndcg@10"))
-    found = a_search(data, tmp_path, trials=5).run()
-    assert found.counted == {"complete": 5, "pruned": 0, "failed": 0, "running": 0}
-    assert found.metric == "full/ndcg@10"
-    assert found.best is not None
-    assert found.best.value == found.best.settings["train.learning_rate"]
-
-
 def test_a_model_that_chooses_its_settings_is_shown_with_them(
     data: FeatureSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,7 +211,7 @@ def test_a_model_that_chooses_its_settings_is_shown_with_them(
             settings["factors"] = 12
         on_event({"event": "done", "metric": "full/ndcg@10", "best": 0.5, "settings": settings})
 
-    monkeypatch.setattr(tune, "train", fitted)
+    monkeypatch.setattr(candidates, "train", fitted)
     values = {"settings": {"dropout": 0.0}, "train": {}}
     found = a_search(data, tmp_path, values=values, asked={"settings.factors": Range(4, 256)}, trials=2).run()
     assert given == [{"dropout"}, set(MODELS["neumf"].Settings.model_fields)]
@@ -238,7 +227,7 @@ def test_a_model_that_chooses_its_settings_is_shown_with_them(
 def test_a_metric_that_is_no_number_fails_the_trial(
     data: FeatureSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tune, "train", made_up_training(lambda rate: [0.5] if rate == 0.001 else [math.nan]))
+    monkeypatch.setattr(candidates, "train", made_up_training(lambda rate: [0.5] if rate == 0.001 else [math.nan]))
     rates = {"train.learning_rate": OneOf((0.001, 0.002))}
     found = a_search(data, tmp_path, asked=rates, trials=12).run()
     failed = [trial for trial in found.trials if trial.state == "failed"]
@@ -253,7 +242,7 @@ def test_a_metric_that_is_no_number_fails_the_trial(
 def test_a_lower_metric_is_better_where_it_is(
     data: FeatureSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tune, "train", made_up_training(lambda rate: [rate], "rows/log_loss"))
+    monkeypatch.setattr(candidates, "train", made_up_training(lambda rate: [rate], "rows/log_loss"))
     found = a_search(data, tmp_path, trials=8).run()
     assert found.best is not None
     assert found.best.value == min(trial.value for trial in found.trials if trial.value is not None)
@@ -262,7 +251,7 @@ def test_a_lower_metric_is_better_where_it_is(
 def test_more_trials_go_on_from_those_there_are(
     data: FeatureSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tune, "train", made_up_training(lambda rate: [rate]))
+    monkeypatch.setattr(candidates, "train", made_up_training(lambda rate: [rate]))
     first = a_search(data, tmp_path, trials=1).run()
     assert a_search(data, tmp_path, trials=1).run() == first
     more = a_search(data, tmp_path, trials=2).run()
@@ -274,7 +263,7 @@ def test_more_trials_go_on_from_those_there_are(
 def test_the_time_ends_the_call_and_not_the_search(
     data: FeatureSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tune, "train", made_up_training(lambda rate: [rate]))
+    monkeypatch.setattr(candidates, "train", made_up_training(lambda rate: [rate]))
     found = a_search(data, tmp_path, trials=2, minutes=0.0).run()
     assert found.left == 2
     assert found.best is None
@@ -284,7 +273,7 @@ def test_the_time_ends_the_call_and_not_the_search(
 def test_another_search_in_the_same_folder_is_refused(
     data: FeatureSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tune, "train", made_up_training(lambda rate: [rate]))
+    monkeypatch.setattr(candidates, "train", made_up_training(lambda rate: [rate]))
     a_search(data, tmp_path, trials=1).run()
     with pytest.raises(SettingsError, match="holds another search; name another folder") as caught:
         a_search(data, tmp_path, asked={"train.learning_rate": Range(1e-3, 1e-2)}).run()
@@ -333,7 +322,7 @@ def test_the_recipe_holds_what_was_chosen_and_trains_to_the_same_result(data: Fe
 def test_what_worked_elsewhere_is_tried_after_the_defaults(
     data: FeatureSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tune, "train", made_up_training(lambda rate: [1 - abs(rate - 0.01)]))
+    monkeypatch.setattr(candidates, "train", made_up_training(lambda rate: [1 - abs(rate - 0.01)]))
     space = {
         "train.learning_rate": Range(1e-4, 0.1, log=True),
         "settings.factors": OneOf((4, 8)),
@@ -382,7 +371,7 @@ def test_a_folder_without_a_search_of_this_model_is_refused(data: FeatureSpec, t
 def test_a_search_of_another_model_is_no_start(
     data: FeatureSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tune, "train", made_up_training(lambda rate: [rate]))
+    monkeypatch.setattr(candidates, "train", made_up_training(lambda rate: [rate]))
     a_search(data, tmp_path / "deep", model="wide_deep", values={"settings": {}, "train": {}}, trials=1).run()
     with pytest.raises(SettingsError, match="is a search of 'wide_deep', not of 'neumf'"):
         a_search(data, tmp_path / "new", like=[tmp_path / "deep"]).run()

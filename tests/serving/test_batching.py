@@ -82,7 +82,7 @@ async def test_requests_that_wait_are_joined_and_each_gets_its_own_rows() -> Non
 async def test_a_batch_holds_at_most_so_many_rows_and_a_larger_request_goes_alone() -> None:
     run = Doubling(held=True)
 
-    async with batching(run, max_batch_rows=3) as batcher:
+    async with batching(run, max_batch=3) as batcher:
         tasks = [ask(batcher, 1)]
         await begun(run)
         tasks += [ask(batcher, 2), ask(batcher, 3, 4), ask(batcher, 5, 6, 7, 8, 9), ask(batcher, 10)]
@@ -95,7 +95,7 @@ async def test_a_batch_holds_at_most_so_many_rows_and_a_larger_request_goes_alon
 async def test_an_idle_model_waits_for_others_up_to_the_delay_and_goes_when_the_batch_is_full() -> None:
     run = Doubling()
 
-    async with batching(run, max_delay_ms=10_000, max_batch_rows=2) as batcher:
+    async with batching(run, max_delay_ms=10_000, max_batch=2) as batcher:
         first = ask(batcher, 1)
         await settled()
         assert len(batcher) == 1
@@ -113,7 +113,7 @@ async def test_a_lone_request_goes_when_the_delay_is_over() -> None:
 async def test_a_full_queue_refuses_with_503_and_when_to_come_again() -> None:
     run, metrics = Doubling(held=True), ServerMetrics()
 
-    async with batching(run, metrics, max_queue=2, retry_seconds=7) as batcher:
+    async with batching(run, metrics, queue=2, retry_seconds=7) as batcher:
         tasks = [ask(batcher, 1)]
         await begun(run)
         tasks += [ask(batcher, 2), ask(batcher, 3)]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from recspec.inference import requests as answers
 from recspec.inference.predictor import Predictor
-from recspec.inference.wanted import Wanted
+from recspec.inference.recommendation import RecommendRequest
 from recspec.serving.batching import Limits
 from recspec.serving.json_routes import OPERATIONS
 from recspec.serving.pages import docs_page, document
@@ -27,7 +27,7 @@ from tests.made_up_models import films_and_clicks
 
 jsonschema = pytest.importorskip("jsonschema")
 
-LIMITS = Limits(max_rows=50, max_body_bytes=200_000)
+LIMITS = Limits(max_rows=50, max_body_mb=200_000 / 2**20)
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def test_recommend_answers_with_the_bundles_items(films: Asked, predictor: Predi
     answer = films("POST", "/recommend", {"user": "u3", "k": 4, "liked": 2})
     assert answer.status == 200
     fits(answer.data, "Recommendation")
-    by_hand = answers.recommend(predictor, Wanted(users=("u3",), k=4), liked=2)
+    by_hand = answers.recommend(predictor, RecommendRequest(users=("u3",), k=4), liked=2)
     assert {name: answer.data[name] for name in by_hand} == by_hand
     assert (answer.data["model"], answer.data["version"]) == ("films", "1")
 
@@ -449,7 +449,7 @@ def test_recommend_takes_what_a_shop_asks(films: Asked, predictor: Predictor) ->
         "explain": True,
     }
     data = films("POST", "/recommend", body).data
-    wanted = Wanted(
+    wanted = RecommendRequest(
         ("u3",),
         k=3,
         filter="title contains '1'",
@@ -469,7 +469,7 @@ def test_recommend_takes_what_a_shop_asks(films: Asked, predictor: Predictor) ->
 
 def test_similar_answers_with_the_bundles_items(films: Asked, predictor: Predictor) -> None:
     data = films("POST", "/similar", {"item": "105", "k": 3, "filter": "title contains '11'"}).data
-    by_hand = answers.similar(predictor, Wanted(items=("105",), k=3, filter="title contains '11'"))
+    by_hand = answers.similar(predictor, RecommendRequest(items=("105",), k=3, filter="title contains '11'"))
     assert {name: data[name] for name in by_hand} == by_hand
     assert (data["item"], data["by"], [each["rank"] for each in data["items"]]) == ("105", "vectors", [1, 2, 3])
 

@@ -15,7 +15,7 @@ pytest.importorskip("starlette")
 
 from recspec.base.errors import BundleError
 from recspec.bundle import folder as bundle
-from recspec.inference import Predictor, Wanted
+from recspec.inference import Predictor, RecommendRequest
 from recspec.serving import model_folders
 from recspec.serving.model_folders import LinkedCopies, OwnCopies, PrivateCopy, SharedCopies, Source, copy_version
 from recspec.serving.opened_model import RepositorySettings, open_version
@@ -60,10 +60,12 @@ def cut(file: Path) -> None:
 async def test_changed_files_change_no_answer_also_where_they_are_read_late(
     films: Path, temporary: Path, change: Callable[[Path], None]
 ) -> None:
-    wanted = Wanted(users=("u3",), k=5, filter="kind == 'a' or title contains '1'")  # columns are read when asked for
+    wanted = RecommendRequest(
+        users=("u3",), k=5, filter="kind == 'a' or title contains '1'"
+    )  # columns are read when asked for
     expected = Predictor.open(films).recommend(wanted)
 
-    kept = Repository([Source("films", films)], settings=RepositorySettings(watch_seconds=0))
+    kept = Repository([Source("films", films)], settings=RepositorySettings(watch=0))
     await kept.start()
     try:
         for file in [each for each in films.rglob("*") if each.is_file()]:
@@ -112,7 +114,7 @@ def test_a_disk_without_room_is_named(films: Path, tmp_path: Path, monkeypatch: 
 
 def test_messages_name_the_files_that_were_copied(films: Path, temporary: Path) -> None:
     (films / "bundle.json").write_text("[")
-    settings = RepositorySettings(watch_seconds=0, verify=False)
+    settings = RepositorySettings(watch=0, verify=False)
 
     async def body() -> str:
         kept = Repository([Source("films", films)], settings=settings)

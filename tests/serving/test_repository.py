@@ -23,7 +23,7 @@ from recspec.bundle import folder as bundle
 from recspec.export.exporter import ExportSettings, export
 from recspec.feature_spec import FeatureSpec
 from recspec.inference.predictor import Predictor
-from recspec.inference.wanted import Wanted
+from recspec.inference.recommendation import RecommendRequest
 from recspec.models import MODELS
 from recspec.serving.batching import Limits
 from recspec.serving.inference_protocol import metadata_of
@@ -55,7 +55,7 @@ def model(tmp_path: Path, specs: dict[str, FeatureSpec]) -> Path:
 
 @asynccontextmanager
 async def repository(*sources: Source, limits: Limits | None = None, start: bool = True) -> AsyncIterator[Repository]:
-    kept = Repository(sources, settings=RepositorySettings(watch_seconds=0), limits=limits)
+    kept = Repository(sources, settings=RepositorySettings(watch=0), limits=limits)
     if start:
         await kept.start()
     try:
@@ -313,7 +313,7 @@ async def test_an_unloaded_model_answers_503_until_it_is_loaded(model: Path) -> 
 
 
 async def test_new_content_is_found_by_itself(model: Path, specs: dict[str, FeatureSpec]) -> None:
-    kept = Repository([Source("ctr", model)], settings=RepositorySettings(watch_seconds=0.01))
+    kept = Repository([Source("ctr", model)], settings=RepositorySettings(watch=0.01))
     await kept.start()
     old = kept.endpoint("ctr").model
     made_up_bundle(model, specs["wide_deep"], "wide_deep", 5)
@@ -419,6 +419,6 @@ async def test_an_update_of_a_run_is_taken_while_requests_are_answered(
             assert f"model 'served': update 1 answers, from {copy}" in caplog.messages
             assert before.model.opened.signature is num_users  # still open for the request that began with it
             assert after.opened.predictor is not None
-            (answer,) = after.opened.predictor.recommend(Wanted(users=("zoe",)))
+            (answer,) = after.opened.predictor.recommend(RecommendRequest(users=("zoe",)))
             assert answer.known
             assert "missing" not in str(kept.index())

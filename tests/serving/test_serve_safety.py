@@ -156,7 +156,7 @@ def test_addresses_that_other_machines_reach_are_public() -> None:
 
 def refusal(bundle: Path, token: str | None = None, *, control: bool = False, **settings: Any) -> str:
     async def start() -> None:
-        opening = RepositorySettings(watch_seconds=0, control=control)
+        opening = RepositorySettings(watch=0, control=control)
         chosen = ServeSettings(http_port=0, grpc_port=0, **settings)
         await Server(ServerOptions([Source("m", bundle)], chosen, opening, token=token)).start()
 
@@ -169,7 +169,7 @@ def test_settings_that_let_in_more_than_was_meant_are_refused(bundle: Path, tmp_
     assert "--host 0.0.0.0: admits other machines without a token" in refusal(bundle, host="0.0.0.0")
     assert "--host ::: admits other machines" in refusal(bundle, host="::")
     assert "--control: any client could unload the models" in refusal(bundle, control=True)
-    assert "--allowed-host: found 'a b'" in refusal(bundle, allowed_hosts=("a b",))
+    assert "--allowed-host: found 'a b'" in refusal(bundle, allowed_host=("a b",))
     (tmp_path / "cert").write_text(CERT)
     assert "--tls-cert and --tls-key together" in refusal(bundle, tls_cert=tmp_path / "cert")
     with pytest.raises(SettingsError, match="expected a certificate and its own key, in PEM, without a password"):
@@ -279,7 +279,7 @@ class Parsed:
 
 
 async def test_grpc_messages_count_with_their_copies_before_they_are_read() -> None:
-    repository = Repository([], limits=Limits(max_body_bytes=1024, max_held_bytes=4 * 1024))
+    repository = Repository([], limits=Limits(max_body_mb=1024 / 2**20, max_held_mb=4 * 1024 / 2**20))
     reader, answering = repository.body_reader, asyncio.Event()
 
     async def answer(_: object, __: object) -> Any:
@@ -326,7 +326,7 @@ async def test_a_refused_message_is_freed_before_its_error_is_sent() -> None:
 
 async def test_room_is_given_in_turn_and_one_request_alone_always_finds_it() -> None:
     body_reader, order = (
-        BodyReader(Limits(max_held_bytes=1024, max_body_bytes=1024, timeout_seconds=30)),
+        BodyReader(Limits(max_held_mb=1024 / 2**20, max_body_mb=1024 / 2**20, timeout=30)),
         list[str](),
     )
     first = body_reader.reading(5000)
@@ -351,7 +351,7 @@ async def test_room_is_given_in_turn_and_one_request_alone_always_finds_it() -> 
 
 
 async def test_waiting_for_room_ends() -> None:
-    body_reader = BodyReader(Limits(max_held_bytes=1024, max_body_bytes=1024, timeout_seconds=0.01))
+    body_reader = BodyReader(Limits(max_held_mb=1024 / 2**20, max_body_mb=1024 / 2**20, timeout=0.01))
     with body_reader.holding(1000), pytest.raises(RequestError, match="fill the memory") as refused:
         async with body_reader.reading(1000):
             pass
@@ -480,7 +480,7 @@ def test_a_computation_that_does_not_end_is_given_up_and_others_are_answered() -
     gates, begun = [threading.Event() for _ in range(2)], threading.Semaphore(0)
 
     async def go() -> None:
-        batcher = Batcher(lambda inputs: inputs, Limits(timeout_seconds=0.05, retry_seconds=3), name="m")
+        batcher = Batcher(lambda inputs: inputs, Limits(timeout=0.05, retry_seconds=3), name="m")
 
         def stuck(place: int) -> None:
             begun.release()
@@ -527,8 +527,8 @@ STUCK = """
     {where} = stuck
     running.FORCE_SECONDS = server.FORCE_SECONDS = 1.0
     settings = server.ServeSettings(http_port=0, grpc_port=None, shutdown_seconds=0.5)
-    options = server.ServerOptions(sources_of([sys.argv[1]]), settings, RepositorySettings(watch_seconds=0),
-                                   Limits(timeout_seconds={seconds}))
+    options = server.ServerOptions(sources_of([sys.argv[1]]), settings, RepositorySettings(watch=0),
+                                   Limits(timeout={seconds}))
     running.serve(options, ready=lambda addresses: print(addresses.http, flush=True), force=end_by_force)
 """
 

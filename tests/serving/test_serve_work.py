@@ -132,7 +132,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     sys.setprofile(work.note)
     try:
         with asyncio.Runner() as runner:
-            settings = RepositorySettings(watch_seconds=0, control=True)
+            settings = RepositorySettings(watch=0, control=True)
             kept = Repository(sources(dlrm=bundle), settings=settings)
             runner.run(kept.start())
             kept.broadcast = _nothing  # what loading costs is no client's choice

@@ -49,7 +49,7 @@ from tests.serving.test_repository import expected  # noqa: E402
 
 T = TypeVar("T")
 MODELS = ("neumf", "wide_deep", "dlrm")
-LIMITS = Limits(max_rows=100, max_body_bytes=100_000, timeout_seconds=600)
+LIMITS = Limits(max_rows=100, max_body_mb=100_000 / 2**20, timeout=600)
 
 
 @pytest.fixture(scope="module")
@@ -476,7 +476,7 @@ def test_everything_is_counted_in_one_place(running: Running) -> None:
 
 
 def test_a_full_queue_answers_503_with_retry_after_over_both_protocols(bundles: dict[str, Path]) -> None:
-    running = Running([Source("m", bundles["neumf"])], Limits(max_queue=1, retry_seconds=3))
+    running = Running([Source("m", bundles["neumf"])], Limits(queue=1, retry_seconds=3))
     gate = threading.Event()
     try:
         batcher = running.repository.endpoint("m").model.batcher
@@ -593,7 +593,7 @@ def test_an_address_that_is_taken_is_told(
     port = int(running.host.split(":")[1])
 
     async def start(settings: ServeSettings, source: Source) -> None:
-        await Server(ServerOptions([source], settings, RepositorySettings(watch_seconds=0))).start()
+        await Server(ServerOptions([source], settings, RepositorySettings(watch=0))).start()
 
     good = Source("m", bundles["neumf"])
     with pytest.raises(SettingsError, match=f"HTTP: can't listen at 127.0.0.1:{port}: Address already in use"):

@@ -51,9 +51,9 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are tes
 class Serving:
     """Workers on a loop in a thread of its own."""
 
-    def __init__(self, folder: Path, watch_seconds: float = 0) -> None:
+    def __init__(self, folder: Path, watch: float = 0) -> None:
         self._runner = asyncio.Runner()
-        opening = RepositorySettings(watch_seconds=watch_seconds, control=True, threads=1)
+        opening = RepositorySettings(watch=watch, control=True, threads=1)
         self.workers = server_of(ServerOptions([Source("films", folder)], ANY, opening, token=TOKEN))
         assert isinstance(self.workers, Workers)
         self.addresses: Addresses = self._runner.run(self.workers.start())
@@ -251,7 +251,7 @@ def test_files_that_are_overwritten_or_cut_short_change_no_answer_of_any_worker(
 ) -> None:
     folder = made_up_bundle(tmp_path / "films", spec, "neumf")
     other = made_up_bundle(tmp_path / "other", spec, "neumf", seed=1)
-    serving = Serving(folder, watch_seconds=0.05)
+    serving = Serving(folder, watch=0.05)
     try:
         wait_until_both_answer(serving)
         first = serving.score()

@@ -13,7 +13,7 @@ from recspec.training.product_rates import ProductRates
 
 
 @pytest.mark.parametrize(
-    ("asked", "so_far", "samples", "device", "size", "why"),
+    ("asked", "resumed", "samples", "device", "size", "why"),
     [
         (7, 9, 10, "cpu", 7, "as asked"),
         (None, 9, 10, "cpu", 9, "as at the start of the run"),
@@ -25,9 +25,9 @@ from recspec.training.product_rates import ProductRates
     ],
 )
 def test_an_unset_batch_size_makes_some_hundred_steps(
-    asked: int | None, so_far: int | None, samples: int, device: str, size: int, why: str
+    asked: int | None, resumed: int | None, samples: int, device: str, size: int, why: str
 ) -> None:
-    assert pick_batch_size(asked, so_far, samples, torch.device(device)) == Choice(size, why)
+    assert pick_batch_size(asked, resumed, samples, torch.device(device)) == Choice(size, why)
 
 
 CPU = torch.device("cpu")
@@ -78,7 +78,7 @@ def test_products_over_events_go_the_faster_way(rates: ProductRates, value: str,
         choice = pick_event_products(precision, CPU, "few", lambda: rates)
         assert choice is not None
         assert (choice.value, why in choice.reason) == (value, True), choice
-        again = pick_event_products(precision, CPU, "few", lambda: WITH_AMX, so_far="onednn")
+        again = pick_event_products(precision, CPU, "few", lambda: WITH_AMX, resumed="onednn")
         assert again == Choice("onednn", "as at the start of the run")
 
 
@@ -96,10 +96,10 @@ def test_nothing_is_measured_for_a_setting_or_a_run_that_continues() -> None:
         raise AssertionError
 
     assert pick_precision("bf16", CPU, "few", measure) == Choice("bf16", "as asked")
-    assert pick_precision("auto", CPU, "few", measure, so_far="bf16") == Choice("bf16", "as at the start of the run")
-    assert pick_precision("fp32", CPU, "few", measure, so_far="bf16") == Choice("fp32", "as asked")
+    assert pick_precision("auto", CPU, "few", measure, resumed="bf16") == Choice("bf16", "as at the start of the run")
+    assert pick_precision("fp32", CPU, "few", measure, resumed="bf16") == Choice("fp32", "as asked")
     for unknown in (None, "auto", "fp16", "fp8", 3, ["bf16"]):
-        assert pick_precision("auto", CPU, "few", lambda: WITHOUT_BF16, so_far=unknown).value == "fp32"
+        assert pick_precision("auto", CPU, "few", lambda: WITHOUT_BF16, resumed=unknown).value == "fp32"
     with pytest.raises(SettingsError, match="fp16, which a CPU does many times slower than fp32; use bf16 or fp32"):
         pick_precision("fp16", CPU, "steady", measure)
 

@@ -16,7 +16,7 @@ from recspec.feature_spec import FeatureSpec
 from recspec.loading.ranks import Ranks
 from recspec.models import MODELS, DataFacts, IdFacts, Model, PreparedNegatives, Proposals, Task
 from recspec.training import defaults
-from recspec.training.defaults import gather_facts, pick_path, resolve
+from recspec.training.defaults import Resolved, gather_facts, pick_path, resolve
 from recspec.training.loop import train
 from recspec.training.plan import make_plan
 from recspec.training.settings import TrainSettings
@@ -303,3 +303,58 @@ def test_every_model_trains_by_its_defaults(
     plan = make_plan(name, spec, settings, MODELS[name].Settings(), Ranks(), propose=True)
     assert card.settings == plan.model_settings.model_dump(mode="json")
     assert card.train == plan.settings.model_dump(mode="json")
+
+
+def with_parts(spec: FeatureSpec, model: str, own: Mapping[str, object] = {}, **given: object) -> Resolved:
+    settings = TrainSettings.model_validate(given)
+    chosen = MODELS[model]
+    return resolve(chosen, spec, settings, chosen.Settings.model_validate(own), torch.device("cpu"))
+
+
+def test_a_part_that_given_settings_leave_out_is_not_proposed(data: Mapping[str, FeatureSpec]) -> None:
+    assert [*with_parts(data["clicks"], "wide_deep").settings.parts] == ["deep.embeddings", "wide.tables"]
+    assert [*with_parts(data["clicks"], "wide_deep", {"use_wide": False}).settings.parts] == ["deep.embeddings"]
+    neither = with_parts(data["clicks"], "wide_deep", {"use_wide": False, "deep_features": ["speed"]})
+    assert neither.settings.parts == {}
+    assert "train.parts" not in neither.proposed
+
+
+def test_a_frozen_part_is_not_proposed(data: Mapping[str, FeatureSpec]) -> None:
+    assert [*with_parts(data["clicks"], "wide_deep", frozen=["deep"]).settings.parts] == ["wide.tables"]
+    assert with_parts(data["clicks"], "dcnv2", frozen=["embeddings"]).settings.parts == {}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"optimizer": "sgd"},
+        {"weight_decay": 1e-4},
+        {"weight_decay": 0.0},
+        {"sparse_gradients": "always"},
+        {"embedding_backend": "fbgemm"},
+    ],
+)
+def test_given_settings_that_a_decay_of_whole_tables_does_not_suit_win(
+    data: Mapping[str, FeatureSpec], given: dict[str, object]
+) -> None:
+    found = with_parts(data["clicks"], "dlrm", **given)
+    assert found.settings.parts == {}
+    assert "train.parts" not in found.proposed
+    assert found.settings.batch_size is not None
+
+
+def test_given_parts_win(data: Mapping[str, FeatureSpec]) -> None:
+    parts = {"embeddings": {"learning_rate": 0.01}}
+    assert with_parts(data["clicks"], "dcnv2", parts=parts).settings.parts == parts
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["dlrm", "dcnv2", "wide_deep"])
+def test_without_any_setting_the_model_beats_a_constant(
+    model: str, data: Mapping[str, FeatureSpec], tmp_path: Path
+) -> None:
+    chosen = MODELS[model]
+    settings = TrainSettings.model_validate({"tensorboard": False, "precision": "fp32"})
+    result = train(model, data["clicks"], tmp_path / "run", settings=settings, model_settings=chosen.Settings())
+    assert result.metrics["rows"]["auc"] > 0.6
+    assert result.metrics["rows"]["log_loss"] < 0.69

@@ -1,6 +1,7 @@
 """Training of models that are fitted in one go: plan, log, bundle, refusals."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,8 +18,8 @@ from recspec.loading import Ranks
 from recspec.models import MODELS
 from recspec.report import REPORT_FILE
 from recspec.training import run_folder
-from recspec.training.fit import FitPlan
 from recspec.training.loop import plan_run, train
+from recspec.training.plan import FitPlan
 from recspec.training.result import Result
 from recspec.training.run_folder import Event
 from recspec.training.settings import TrainSettings
@@ -41,6 +42,13 @@ def run(name: str, spec: FeatureSpec, folder: Path, train_settings: dict[str, ob
     own = config.build(MODELS[name].Settings, "", how.pop("settings", {}))
     settings = TrainSettings.model_validate({"tensorboard": False, **(train_settings or {})})
     return train(name, spec, folder, settings=settings, model_settings=own, **how)
+
+
+@pytest.fixture(scope="module")
+def ease(data: FeatureSpec, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ease") / "run"
+    run("ease", data, folder, settings={"l2": 5.0})
+    return folder
 
 
 def plan_of(name: str, spec: FeatureSpec, **settings: object) -> FitPlan:
@@ -204,9 +212,9 @@ def test_one_of_several_ranks_fits(data: FeatureSpec, tmp_path: Path) -> None:
     ],
 )
 def test_a_bundle_with_wrong_weights_is_refused(
-    name: str, change: Callable[[Tensor], Tensor], problem: str, data: FeatureSpec, tmp_path: Path
+    name: str, change: Callable[[Tensor], Tensor], problem: str, ease: Path, tmp_path: Path
 ) -> None:
-    run("ease", data, tmp_path / "run", settings={"l2": 5.0})
+    shutil.copytree(ease, tmp_path / "run")
     file = tmp_path / "run" / "bundle" / "weights.safetensors"
     weights, _ = checkpoint.read_tensors(file)
     weights[name] = change(weights[name])
@@ -215,8 +223,8 @@ def test_a_bundle_with_wrong_weights_is_refused(
         bundle.load(tmp_path / "run", verify=False)
 
 
-def test_a_bundle_whose_settings_ask_for_other_shapes_is_refused(data: FeatureSpec, tmp_path: Path) -> None:
-    run("ease", data, tmp_path / "run", settings={"l2": 5.0})
+def test_a_bundle_whose_settings_ask_for_other_shapes_is_refused(ease: Path, tmp_path: Path) -> None:
+    shutil.copytree(ease, tmp_path / "run")
     file = tmp_path / "run" / "bundle" / "bundle.json"
     for form, problem in (("sparse", "weight 'weights.items' is missing"), ("dual", "'weights.leverage' is missing")):
         card = json.loads(file.read_text())

@@ -14,7 +14,7 @@ from typing import get_args
 import pytest
 import torch
 
-from recspec.base.errors import CheckpointError, Interrupted, SettingsError, SpecError, TrainingError
+from recspec.base.errors import CheckpointError, SettingsError, SpecError, TrainingError
 from recspec.bundle import folder as bundle
 from recspec.bundle.checkpoint import read_tensors
 from recspec.data.storage import open_split, synthesize
@@ -22,10 +22,11 @@ from recspec.evaluation import evaluate_model
 from recspec.feature_spec import FeatureSpec
 from recspec.loading.blocks import HeldOutShare
 from recspec.loading.loader import Loader
+from recspec.loading.ranks import Ranks
 from recspec.models import MODELS
 from recspec.training import choices
 from recspec.training.defaults import MOST_EPOCHS, PATIENCE
-from recspec.training.loop import TrainingRun, train
+from recspec.training.loop import RankConsensus, TrainingRun, train
 from recspec.training.settings import TrainSettings
 from tests import made_up
 from tests.processes import COMMAND, Ended, Running, ended, recspec, recspec_on_two
@@ -106,11 +107,6 @@ def test_the_same_seed_gives_the_same_weights_and_another_seed_others(data: Feat
     assert any(not torch.equal(weights(first)[name], weights(other)[name]) for name in weights(first))
 
 
-def test_a_dataset_smaller_than_a_batch_trains(data: FeatureSpec, tmp_path: Path) -> None:
-    folder = run(data, tmp_path / "run", batch_size=1 << 20, epochs=1)
-    assert len(events(folder, "step")) == 1
-
-
 def test_the_last_partial_batch_is_used(data: FeatureSpec, tmp_path: Path) -> None:
     folder = run(data, tmp_path / "run", batch_size=999, epochs=1)
     start = events(folder, "start")[0]
@@ -165,11 +161,6 @@ def test_every_precision_of_a_cpu_trains(data: FeatureSpec, tmp_path: Path, prec
     folder = run(data, tmp_path / "run", precision=precision, epochs=2)
     assert events(folder, "start")[0]["precision"] == precision
     assert torch.get_float32_matmul_precision() == "highest", "what was set before is set again"
-
-
-def test_drawing_by_popularity_and_rejecting_positives_train(data: FeatureSpec, tmp_path: Path) -> None:
-    folder = run(data, tmp_path / "run", negative_distribution="popularity", reject_positives=True, epochs=1)
-    assert (folder / "bundle").is_dir()
 
 
 @pytest.fixture(scope="module")
@@ -254,10 +245,6 @@ def test_the_saved_weights_are_those_of_the_best_epoch(data: FeatureSpec, tmp_pa
     assert_equal_weights(long, short)
 
 
-def test_no_epoch_at_all_leaves_the_first_weights(data: FeatureSpec, tmp_path: Path) -> None:
-    assert bundle.load(run(data, tmp_path / "run", epochs=0)).card.trained["steps"] == 0
-
-
 def test_a_run_without_epochs_goes_on_until_valid_stops_improving(clicks: FeatureSpec, tmp_path: Path) -> None:
     own = MODELS["wide_deep"].Settings(embedding_dim=4)
     chosen = TrainSettings(learning_rate=0.05, tensorboard=False, precision="fp32", batch_size=2000)
@@ -306,11 +293,6 @@ def test_minutes_end_a_run_within_an_epoch_and_more_minutes_continue_it(
     assert_equal_weights(straight, halted)
 
 
-def test_a_share_that_holds_out_no_row_is_refused(without_valid: FeatureSpec, tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"train\.valid_share 1e-09 of the rows of train is no row; raise it"):
-        run(without_valid, tmp_path / "run", epochs=1, valid_share=1e-9)
-
-
 # --- parts and sparse gradients --------------------------------------------------------------------------------------
 
 PARTS = {"wide": {"optimizer": "ftrl", "learning_rate": 0.1}, "deep.mlp": {"schedule": "linear"}}
@@ -335,13 +317,6 @@ def test_parts_follow_their_own_optimizers_and_schedules(clicks: FeatureSpec, tm
     assert rates[-1]["wide"] == 0.1  # type: ignore[index]
     assert 0 < rates[-1]["deep.mlp"] < 0.01  # type: ignore[index]
     assert rates[-1][""] == 0.01  # type: ignore[index]
-
-
-def test_a_run_with_parts_resumes_to_the_same_weights(clicks: FeatureSpec, tmp_path: Path) -> None:
-    whole = run_wide_deep(clicks, tmp_path / "whole", parts={"wide": PARTS["wide"]}, epochs=3)
-    halted = run_wide_deep(clicks, tmp_path / "halted", parts={"wide": PARTS["wide"]}, epochs=1)
-    run_wide_deep(clicks, halted, parts={"wide": PARTS["wide"]}, epochs=3, resume=True)
-    assert_equal_weights(whole, halted)
 
 
 def test_the_start_says_which_features_are_not_read(clicks: FeatureSpec, tmp_path: Path) -> None:
@@ -514,25 +489,6 @@ def test_fewer_epochs_than_are_done_are_refused(data: FeatureSpec, tmp_path: Pat
         run(data, folder, epochs=2, keep_best=False, resume=True)
 
 
-def test_the_loss_of_an_epoch_resumed_half_way_is_a_mean(data: FeatureSpec, tmp_path: Path) -> None:
-    stop = iter([False] * 7 + [True])
-    whole = run(data, tmp_path / "whole", epochs=1, batch_size=500)
-    halves = tmp_path / "halves"
-    model_settings = MODELS["neumf"].Settings.model_validate(SMALL)
-    with pytest.raises(Interrupted, match="stopped at step 8 as asked; nothing is lost"):
-        train(
-            "neumf",
-            data,
-            halves,
-            settings=settings(epochs=1, batch_size=500),
-            model_settings=model_settings,
-            stop_requested=lambda: next(stop),
-        )
-    run(data, halves, epochs=1, batch_size=500, resume=True)
-    losses = [events(folder, "epoch")[0]["train_loss"] for folder in (whole, halves)]
-    assert losses[0] == pytest.approx(losses[1], rel=0.2)
-
-
 def test_nothing_to_resume_and_a_run_that_is_there_are_both_refused(data: FeatureSpec, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no checkpoint to resume from"):
         run(data, tmp_path / "none", resume=True)
@@ -554,27 +510,36 @@ def test_a_run_killed_before_its_first_checkpoint_starts_again(data: FeatureSpec
 # --- failing ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"train_splits": ("trian",)}, r"unknown split 'trian'"),
+        ({"metric": "sampled/ndgc@10"}, r"unknown metric 'sampled/ndgc@10'.*did you mean 'sampled/ndcg@10'"),
+        ({"train_splits": ("train", "test")}, "train_splits names 'test', which only `recspec evaluate` opens"),
+    ],
+)
+def test_what_the_dataset_lacks_is_refused(
+    data: FeatureSpec, tmp_path: Path, values: dict[str, object], message: str
+) -> None:
+    with pytest.raises((SettingsError, SpecError, ValueError), match=message):
+        run(data, tmp_path / "run", epochs=1, **values)
+
+
+def test_unknown_models_and_splits_without_rows_are_refused(
+    data: FeatureSpec, without_valid: FeatureSpec, tmp_path: Path
+) -> None:
+    with pytest.raises(SettingsError, match=r"unknown model 'neumff' \(did you mean 'neumf'\?\)"):
+        train("neumff", data, tmp_path, settings=settings(), model_settings=MODELS["neumf"].Settings())
+    with pytest.raises(SpecError, match="recspec synthesize"):
+        run(data.replace(sources={}), tmp_path / "run")
+    with pytest.raises(SettingsError, match=r"train\.valid_share 1e-09 of the rows of train is no row; raise it"):
+        run(without_valid, tmp_path / "run", epochs=1, valid_share=1e-9)
+
+
 def test_a_loss_that_is_no_number_stops_the_run_and_names_what_to_change(data: FeatureSpec, tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match=r"the loss is (nan|inf) at step \d+; lower train.learning_rate"):
         run(data, tmp_path / "run", optimizer="sgd", learning_rate=1e30)
     assert not (tmp_path / "run" / "bundle").exists()
-
-
-def test_an_unknown_model_names_the_nearest(data: FeatureSpec, tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"unknown model 'neumff' \(did you mean 'neumf'\?\)"):
-        train("neumff", data, tmp_path, settings=settings(), model_settings=MODELS["neumf"].Settings())
-
-
-def test_a_missing_split_and_the_test_split_are_refused(data: FeatureSpec, tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="unknown split 'trian'"):
-        run(data, tmp_path / "run", train_splits=("trian",))
-    with pytest.raises(ValueError, match="train_splits names 'test', which only `recspec evaluate` opens"):
-        settings(train_splits=("train", "test"))
-
-
-def test_a_specification_without_files_says_how_to_make_some(data: FeatureSpec, tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="recspec synthesize"):
-        run(data.replace(sources={}), tmp_path / "run")
 
 
 def test_a_user_without_an_id_trains_and_has_no_seen_items(tmp_path: Path) -> None:
@@ -594,11 +559,6 @@ def test_lists_shorter_than_the_usual_cut_off_are_judged_by_a_shorter_one(tmp_pa
         folder = run(few, tmp_path / "run", epochs=1, metric=None, resume=resume)
         trained = json.loads((folder / "bundle" / "bundle.json").read_text())["trained"]
         assert trained["valid_metric"] == "sampled/ndcg@5"
-
-
-def test_an_unknown_metric_names_the_known_ones(data: FeatureSpec, tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"unknown metric 'sampled/ndgc@10'.*did you mean 'sampled/ndcg@10'"):
-        run(data, tmp_path / "run", epochs=1, metric="sampled/ndgc@10")
 
 
 # --- several processes -----------------------------------------------------------------------------------------------
@@ -623,31 +583,6 @@ def test_two_processes_train_as_one_and_their_bundle_answers(data: FeatureSpec, 
     assert_well(*evaluated, alone, answer)
     assert json.loads(evaluated[0].stdout)["metrics"] == json.loads(alone.stdout)["metrics"]
     assert len(json.loads(answer.stdout)[0]["items"]) == 3
-
-
-@pytest.mark.slow
-def test_two_processes_with_sparse_gradients_and_parts_train_as_one(clicks: FeatureSpec, tmp_path: Path) -> None:
-    assignments = [
-        "hidden=[8]",
-        "embedding_dim=4",
-        "train.batch_size=333",
-        "train.epochs=2",
-        "dropout=0",
-        "train.optimizer=rmsprop",
-        "train.sparse_gradients=always",
-        "train.log_every=1",
-        "train.parts={wide: {optimizer: ftrl, learning_rate: 0.1}}",
-        "train.tensorboard=false",
-        "train.precision=fp32",
-    ]
-    chosen = [part for assignment in assignments for part in ("--set", assignment)]
-    one, two = tmp_path / "one", tmp_path / "two"
-    train_command = ["train", "wide_deep", clicks.folder]
-    assert_well(recspec(*train_command, one, *chosen), *recspec_on_two(*train_command, two, *chosen))
-    losses = [[event["loss"] for event in events(folder, "step")] for folder in (one, two)]
-    assert losses[0] == pytest.approx(losses[1], abs=1e-5)
-    for name, value in weights(one).items():
-        torch.testing.assert_close(value, weights(two)[name], atol=1e-4, rtol=1e-3)
 
 
 # --- negatives that were prepared ------------------------------------------------------------------------------------
@@ -693,3 +628,14 @@ def test_a_run_goes_on_with_the_batch_size_that_it_began_with(
     start = events(folder, "start")[1]
     assert start["batch_size"] == began
     assert start["choices"]["batch_size"] == f"{began:,}: as at the start of the run"
+
+
+@pytest.mark.parametrize(
+    ("minutes", "asked", "stop", "due"),
+    [(0, False, False, True), (1e6, False, False, False), (1e6, True, True, True), (0, True, True, True)],
+)
+def test_a_run_that_stops_writes_a_checkpoint_first(minutes: float, asked: bool, stop: bool, due: bool) -> None:
+    agreement = RankConsensus(Ranks(), minutes, lambda: asked)
+    agreement.start(5)
+    assert agreement.after(6) == (stop, due, False)
+    assert agreement.after(7, late=True) == (stop, due, True)

@@ -31,19 +31,6 @@ def test_parts_cover_every_parameter_once_and_the_longest_wins() -> None:
     }
 
 
-def test_what_no_part_names_follows_the_settings() -> None:
-    optimizers = Optimizers(model().named_parameters(), settings("sgd"), {"wide": settings("ftrl")})
-    assert {part: type(optimizer).__name__ for part, optimizer in optimizers.parts.items()} == {
-        "": "Sgd",
-        "wide": "Ftrl",
-    }
-
-
-def test_a_part_is_whole_words() -> None:
-    with pytest.raises(SettingsError, match=r"no parameter's name begins with 'dee' \(did you mean 'deep'\?\)"):
-        Optimizers(model().named_parameters(), settings("sgd"), {"dee": settings("sgd")})
-
-
 def test_parts_that_have_no_parameter_are_named_all_at_once() -> None:
     parts = {name: settings("sgd") for name in ("", "widee", "deep", "deep.mlp", "deep.embeddings", "deep.mpl")}
     del parts[""]
@@ -72,20 +59,6 @@ def test_each_part_has_its_own_schedule() -> None:
     # Warm-up over 2 of 12 steps, then to zero at step 12: 8 * (1/2, 1, 8/10, 4/10, 1/10).
     expected = [[0.02, 1.0, 4.0], [0.02, 1.0, 8.0], [0.02, 0.5, 6.4], [0.02, 0.05, 3.2], [0.02, 0.05, 0.8]]
     assert [[pytest.approx(rate) for rate in row] for row in expected] == rates
-
-
-def test_parts_step_with_their_own_rates() -> None:
-    net = model()
-    optimizers = Optimizers(net.named_parameters(), settings("sgd", learning_rate=0.5), {"wide": settings("sgd")})
-    optimizers.set_learning_rates(0, steps_per_epoch=1, epochs=1)
-    before = {name: weight.detach().clone() for name, weight in net.named_parameters()}
-    for _, weight in net.named_parameters():
-        weight.grad = torch.ones_like(weight)
-    optimizers.step()
-    for name, weight in net.named_parameters():
-        torch.testing.assert_close(weight.detach(), before[name] - 0.5)
-    optimizers.zero_grad()
-    assert all(weight.grad is None for weight in net.parameters())
 
 
 @pytest.mark.parametrize("optimizer", [*EVERY, "sgd with momentum", "rmsprop with momentum"])

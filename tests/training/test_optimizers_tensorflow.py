@@ -119,19 +119,11 @@ def ours(folder: Path, given: dict[str, object], by_rows: bool) -> np.ndarray:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("by_rows", [False, True])
 @pytest.mark.parametrize("name", CASES)
-def test_every_step_is_tensorflows(name: str, theirs: Path) -> None:
+def test_every_step_is_tensorflows(name: str, by_rows: bool, theirs: Path) -> None:
     _, _, given = CASES[name]
-    expected = np.load(theirs / "found.npz")[f"{name}/False"]
-    found = ours(theirs, given, by_rows=False)
+    expected = np.load(theirs / "found.npz")[f"{name}/{by_rows}"]
+    found = ours(theirs, given, by_rows=by_rows)
     assert np.abs(found[-1] - found[0]).max() > 1e-4
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
-def test_every_step_on_rows_is_tensorflows(name: str, theirs: Path) -> None:
-    _, _, given = CASES[name]
-    expected = np.load(theirs / "found.npz")[f"{name}/True"]
-    found = ours(theirs, given, by_rows=True)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)

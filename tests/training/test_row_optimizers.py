@@ -18,7 +18,7 @@ from recspec.base.errors import SettingsError
 from recspec.models.layers import kernels
 from recspec.models.layers.kernels import sum_rows
 from recspec.training.optimizers import Optimizers
-from recspec.training.row_optimizers import BLOCK, sparse_pays
+from recspec.training.row_optimizers import BLOCK, FormulaOptimizer, make_optimizer, sparse_pays
 from recspec.training.settings import OptimizerSettings
 from tests.closeness import assert_close
 from tests.training.stepping import (
@@ -31,15 +31,6 @@ from tests.training.stepping import (
     step_by_step,
     steps_of,
 )
-
-
-@pytest.mark.parametrize("name", EVERY)
-def test_every_optimizer_takes_one_step_against_the_gradient(name: str) -> None:
-    weight = nn.Parameter(torch.tensor([0.0, 0.0]))
-    weight.grad = torch.tensor([1.0, -4.0])
-    Optimizers([("weight", weight)], settings(name, learning_rate=0.1)).step()
-    assert weight[0].item() < 0.0
-    assert weight[1].item() > 0.0
 
 
 def test_steps_load_no_compiler() -> None:
@@ -100,40 +91,54 @@ def test_what_torch_has_is_as_torch_has_it(name: str, momentum: float) -> None:
     torch.testing.assert_close(ours, plain)
 
 
-def test_sgd_with_momentum_by_hand() -> None:
-    # Velocities 1 and 1.5: 1 - 0.1 - 0.15.
-    seen = step_by_step(settings("sgd", learning_rate=0.1, momentum=0.5), [1.0], [1.0], [1.0])
-    assert seen[-1] == [pytest.approx(0.75)]
-
-
-def test_adam_takes_the_published_betas() -> None:
-    weight = nn.Parameter(torch.ones(1))
-    adam = Optimizers([("weight", weight)], settings("adam", learning_rate=0.0045, betas=(0.25, 0.5))).parts[""]
-    assert adam.param_groups[0]["betas"] == (0.25, 0.5)
-    assert adam.param_groups[0]["fused"]
-
-
-def test_sgd_two_steps_by_hand() -> None:
+SQRT3, SQRT5 = math.sqrt(3), math.sqrt(5)
+BY_HAND = {
     # 1 - 0.5 * 2 = 0; 0 + 0.5 * 1 = 0.5.
-    assert step_by_step(settings("sgd"), [1.0], [2.0], [-1.0]) == [[0.0], [0.5]]
-
-
-def test_adagrad_two_steps_by_hand() -> None:
+    "sgd": (settings("sgd"), [1.0], [[2.0], [-1.0]], [[0.0], [0.5]]),
     # n = 7 + 9 = 16: 1 - 0.5 * 3 / 4 = 0.625; n = 16 + 9 = 25: 0.625 + 0.5 * 3 / 5 = 0.925.
-    seen = step_by_step(settings("adagrad", initial_accumulator=7.0), [1.0], [3.0], [-3.0])
-    assert seen == [[pytest.approx(0.625)], [pytest.approx(0.925)]]
-
-
-def test_adagrad_starts_from_nothing_unless_told() -> None:
+    "adagrad": (settings("adagrad", initial_accumulator=7.0), [1.0], [[3.0], [-3.0]], [[0.625], [0.925]]),
     # n = 9: the first step is the learning rate itself.
-    assert step_by_step(settings("adagrad"), [1.0], [3.0]) == [[pytest.approx(0.5)]]
-
-
-def test_adam_two_steps_by_hand() -> None:
+    "adagrad from nothing": (settings("adagrad"), [1.0], [[3.0]], [[0.5]]),
     # With betas 0.5: m = 1, 2; v = 2, 9 (g = 2, then 3 and 4^2 / 2); corrected by 1/2 and 3/4.
-    seen = step_by_step(settings("adam", betas=(0.5, 0.5), eps=1e-12), [1.0], [2.0], [4.0])
-    assert seen[0] == [pytest.approx(1 - 0.5 * 2 / 2)]
-    assert seen[1] == [pytest.approx(0.5 - 0.5 * (2.5 / 0.75) / math.sqrt(9 / 0.75))]
+    "adam": (
+        settings("adam", betas=(0.5, 0.5), eps=1e-12),
+        [1.0],
+        [[2.0], [4.0]],
+        [[1 - 0.5 * 2 / 2], [0.5 - 0.5 * (2.5 / 0.75) / math.sqrt(9 / 0.75)]],
+    ),
+    # v = 0.25 * 4 = 1: 1 - 0.5 * 2 / (1 + 1) = 0.5; v = 0.75 * 1 + 0.25 * 13 = 4: 0.5 - 0.5 * sqrt(13) / 3.
+    "rmsprop": (
+        settings("rmsprop", rho=0.75, eps=1.0),
+        [1.0],
+        [[2.0], [math.sqrt(13)]],
+        [[0.5], [0.5 - 0.5 * math.sqrt(13) / 3]],
+    ),
+    # u = 2 / (1 + 1) = 1: 1 - 0.5; v = 0.75, g = 0: u = 0.5: 0.5 - 0.25.
+    "rmsprop, momentum": (settings("rmsprop", rho=0.75, eps=1.0, momentum=0.5), [1.0], [[2.0], [0.0]], [[0.5], [0.25]]),
+    # n: 1 -> 4 -> 9 (roots 1, 2, 3). z = sqrt(3), w = -z / (2 / 0.5) = -sqrt(3) / 4.
+    # Then s = (3 - 2) / 0.5 = 2: z = sqrt(3) + sqrt(5) - 2 w = 1.5 sqrt(3) + sqrt(5), w = -z / (3 / 0.5).
+    "ftrl": (
+        settings("ftrl", initial_accumulator=1.0),
+        [0.0],
+        [[SQRT3], [SQRT5]],
+        [[-SQRT3 / 4], [-(1.5 * SQRT3 + SQRT5) / 6]],
+    ),
+    # n: 0.1 -> 1.1: w = -z lr / sqrt(1.1).
+    "ftrl from a tenth": (settings("ftrl"), [0.0], [[1.0]], [[-0.5 / math.sqrt(1.1)]]),
+    # z = (sqrt(3), -sqrt(3), 0.5): the last is within l1 of zero. Denominator: 2 / 0.5 + 2 * 3 = 10.
+    "ftrl, l1 and l2": (
+        settings("ftrl", initial_accumulator=1.0, l1=0.5, l2=3.0),
+        [0.0] * 3,
+        [[SQRT3, -SQRT3, 0.5]],
+        [[(0.5 - SQRT3) / 10, (SQRT3 - 0.5) / 10, 0.0]],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BY_HAND)
+def test_steps_by_hand(case: str) -> None:
+    given, start, gradients, expected = BY_HAND[case]
+    assert step_by_step(given, start, *gradients) == [pytest.approx(weights) for weights in expected]
 
 
 @pytest.mark.parametrize("optimizer", EVERY)
@@ -194,30 +199,28 @@ def test_lazy_adam_is_adam_where_every_row_is_seen() -> None:
     torch.testing.assert_close(by_rows.detach(), whole.detach())
 
 
-@pytest.mark.parametrize("rows", [1, 7, 1 << 40])
-def test_equal_rows_are_summed(rows: int) -> None:
-    last = rows - 1
-    ids = [last, 0, last, 0, last]
-    gradient = sparse(rows, ids, torch.arange(10.0).view(5, 2))
-    distinct, sums = sum_rows(gradient)
-    if rows == 1:
-        assert (distinct.tolist(), sums.tolist()) == ([0], [[20.0, 25.0]])
-    else:
-        assert distinct.tolist() == [0, last]
-        assert sums.tolist() == [[8.0, 10.0], [12.0, 15.0]]
+@pytest.mark.parametrize(
+    ("rows", "ids", "distinct", "sums"),
+    [
+        (1, [0, 0, 0], [0], [6.0]),
+        (1 << 40, [(1 << 40) - 1, 0, (1 << 40) - 1], [0, (1 << 40) - 1], [2.0, 4.0]),
+        (1 << 62, [(1 << 62) - 1, 3, 3], [3, (1 << 62) - 1], [5.0, 1.0]),  # too large to pack
+        (4, [3], [3], [1.0]),
+        (4, [], [], []),
+    ],
+)
+def test_equal_rows_are_summed(rows: int, ids: list[int], distinct: list[int], sums: list[float]) -> None:
+    found, values = sum_rows(sparse(rows, ids, 1 + torch.arange(float(len(ids)))[:, None]))
+    assert (found.tolist(), values.flatten().tolist(), values.shape[1]) == (distinct, sums, 1)
 
 
-def test_ids_too_large_to_pack_are_summed_all_the_same() -> None:
-    high = (1 << 62) - 1
-    distinct, sums = sum_rows(sparse(1 << 62, [high, 3, high], torch.tensor([[1.0], [2.0], [4.0]])))
-    assert (distinct.tolist(), sums.tolist()) == ([3, high], [[2.0], [5.0]])
-
-
-def test_no_row_and_one_row_are_summed() -> None:
-    distinct, sums = sum_rows(sparse(4, [], torch.zeros(0, 2)))
-    assert (distinct.tolist(), tuple(sums.shape)) == ([], (0, 2))
-    distinct, sums = sum_rows(sparse(4, [3], torch.tensor([[1.0, 2.0]])))
-    assert (distinct.tolist(), sums.tolist()) == ([3], [[1.0, 2.0]])
+@pytest.mark.parametrize("by_rows", [False, True])
+@pytest.mark.parametrize("optimizer", EVERY)
+def test_without_a_gradient_or_its_rows_nothing_moves(optimizer: str, by_rows: bool) -> None:
+    weight = nn.Parameter(torch.ones(2, 2))
+    weight.grad = sparse(2, [], torch.zeros(0, 2)) if by_rows and optimizer != "adamw" else None
+    Optimizers([("table", weight)], settings(optimizer)).step()
+    assert torch.equal(weight, torch.ones(2, 2))
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise_adagrad", "rmsprop", "ftrl", "adam"])
@@ -229,24 +232,6 @@ def test_repeated_ids_count_as_one_row(optimizer: str) -> None:
         Optimizers([("table", weight)], settings(optimizer)).step()
     assert torch.equal(once, twice)
     assert torch.equal(once[[0, 1, 3]], torch.zeros(3, 2))
-
-
-@pytest.mark.parametrize("optimizer", EVERY)
-def test_a_parameter_without_gradient_stays(optimizer: str) -> None:
-    weight = nn.Parameter(torch.ones(2, 2))
-    optimizers = Optimizers([("table", weight)], settings(optimizer))
-    optimizers.step()
-    assert torch.equal(weight, torch.ones(2, 2))
-
-
-@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise_adagrad", "rmsprop", "ftrl", "adam"])
-def test_a_gradient_without_rows_moves_nothing(optimizer: str) -> None:
-    weight = nn.Parameter(torch.ones(2, 2))
-    weight.grad = sparse(2, [], torch.zeros(0, 2))
-    Optimizers([("table", weight)], settings(optimizer)).step()
-    assert torch.equal(weight, torch.ones(2, 2))
-    assert weight.grad is not None
-    assert weight.grad.is_sparse
 
 
 @pytest.mark.parametrize(
@@ -375,3 +360,81 @@ def test_rows_are_updated_in_blocks_as_all_at_once(name: str, monkeypatch: pytes
         for key, tensor in other.items():
             assert_close(tensor, found[0][key], key)
     assert not torch.equal(found[0]["table"][:30], torch.linspace(-1, 1, 40 * 8).view(40, 8)[:30])
+
+
+def test_rowwise_adagrad_two_steps_by_hand() -> None:
+    # Row (1, 7): mean square 25, root 5: 0 - 0.5 * (0.2, 1.4). Then (12, 12): 25 + 144 = 169, root 13: - 0.5 * 12 / 13.
+    # The other row's (2, 2): mean square 4: - 0.5 * 1; then nothing.
+    weight = nn.Parameter(torch.zeros(2, 2))
+    optimizers = Optimizers([("table", weight)], settings("rowwise_adagrad"))
+    for gradient in ([[1.0, 7.0], [2.0, 2.0]], [[12.0, 12.0], [0.0, 0.0]]):
+        weight.grad = torch.tensor(gradient)
+        optimizers.step()
+    expected = torch.tensor([[-0.1 - 6 / 13, -0.7 - 6 / 13], [-0.5, -0.5]])
+    torch.testing.assert_close(weight.detach(), expected)
+    assert optimizers.tensors()["/table/sum"].tolist() == [[169.0], [4.0]]
+
+
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("rmsprop", {}),
+        ("rmsprop", {"momentum": 0.5}),
+        ("ftrl", {}),
+        ("ftrl", {"l1": 0.3, "l2": 0.2}),
+        ("rowwise_adagrad", {}),
+    ],
+)
+def test_updates_of_many_parameters_together_are_those_of_each(name: str, more: dict[str, float]) -> None:
+    """On a GPU all parameters of a group are updated together."""
+    generator = torch.Generator().manual_seed(0)
+    weights = [
+        [nn.Parameter(x.clone()) for x in (torch.ones(3, 4), torch.ones(5), torch.ones(()), torch.ones(0, 2))]
+        for _ in range(2)
+    ]
+    one, other = (make_optimizer(settings(name, **more), [(str(n), x) for n, x in enumerate(own)]) for own in weights)
+    assert isinstance(one, FormulaOptimizer)
+    assert isinstance(other, FormulaOptimizer)
+    with torch.no_grad():
+        for _ in range(3):
+            slopes = [torch.randn(x.shape, generator=generator) for x in weights[0]]
+            for weight, slope in zip(weights[0], slopes, strict=True):
+                one.update_whole(one.param_groups[0], weight, slope.clone())
+            other.update_together(other.param_groups[0], [*weights[1]], [slope.clone() for slope in slopes])
+            for weight, theirs in zip(*weights, strict=True):
+                torch.testing.assert_close(theirs, weight)
+                for key, value in one.state[weight].items():
+                    torch.testing.assert_close(other.state[theirs][key], value)
+
+
+def test_ftrl_at_rate_zero_stands_still() -> None:
+    weight = nn.Parameter(torch.tensor([0.25]))
+    optimizers = Optimizers([("weight", weight)], settings("ftrl", schedule="linear"))
+    optimizers.set_learning_rates(10, steps_per_epoch=10, epochs=1)
+    weight.grad = torch.ones(1)
+    optimizers.step()
+    assert weight.item() == 0.25
+
+
+def test_rmsprop_catches_up_when_a_dense_gradient_follows_sparse_ones() -> None:
+    torch.manual_seed(3)
+    mixed, whole = nn.Parameter(torch.zeros(6, 2)), nn.Parameter(torch.zeros(6, 2))
+    first, second = (Optimizers([("table", each)], settings("rmsprop")) for each in (mixed, whole))
+    for ids in ([0, 1], [5], [], None, [2, 2], None, [0]):
+        values = torch.randn(6 if ids is None else len(ids), 2)
+        mixed.grad = values if ids is None else sparse(6, ids, values)
+        whole.grad = values if ids is None else mixed.grad.to_dense()
+        first.step()
+        second.step()
+    torch.testing.assert_close(mixed.detach(), whole.detach())
+
+
+def test_sparse_ftrl_leaves_rows_it_has_not_seen() -> None:
+    """The stated difference: the dense formula makes weights that have no history zero."""
+    by_rows, whole = nn.Parameter(torch.ones(2, 1)), nn.Parameter(torch.ones(2, 1))
+    for weight in (by_rows, whole):
+        gradient = sparse(2, [0], torch.ones(1, 1))
+        weight.grad = gradient if weight is by_rows else gradient.to_dense()
+        Optimizers([("table", weight)], settings("ftrl")).step()
+    assert by_rows[0].item() == whole[0].item()
+    assert (by_rows[1].item(), whole[1].item()) == (1.0, 0.0)

@@ -95,9 +95,11 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def on_two_ranks(
-    cases: dict[str, dict[str, Any]], tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, cases: dict[str, dict[str, Any]], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, list[dict[str, Any]]]:
-    """What each rank has after the steps of every case."""
+    """What each rank has after the steps of every case that is asked for."""
+    asked = {item.callspec.params["name"] for item in request.session.items if "on_two_ranks" in item.fixturenames}  # type: ignore[attr-defined]
+    cases = {name: case for name, case in cases.items() if name in asked}
     folder = tmp_path_factory.mktemp("ranks")
     (folder / "cases.json").write_text(json.dumps(list(cases.values())))
     code = "import sys; from tests.ten_steps import main; main(*sys.argv[1:])"

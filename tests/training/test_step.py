@@ -21,6 +21,7 @@ from recspec.training.loop import TrainingRun
 from recspec.training.plan import TrainingPlan, make_plan
 from recspec.training.product_rates import arithmetic
 from recspec.training.settings import TrainSettings
+from recspec.training.step import WeightAverage
 from tests import made_up
 
 SIZES: Mapping[str, Mapping[str, object]] = MappingProxyType(
@@ -105,16 +106,12 @@ def test_padded_events_give_the_same_loss(
 ) -> None:
     spec = spec_of(model, data)
     made = MODELS[model](spec, MODELS[model].Settings.model_validate(SIZES[model])).eval()
-    batch = a_batch(made, spec, 64)
+    features = (*made.loss_needs().features, spec.label)
+    batch = next(iter(Loader(spec, "train", batch_size=64, features=features, fixed_length=True).batches())).batch
     with torch.no_grad():
         as_it_is = made.loss(batch)
         monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
         torch.testing.assert_close(made.loss(batch), as_it_is, rtol=1e-5, atol=1e-6)
-
-
-def a_batch(model: nn.Module, spec: FeatureSpec, rows: int) -> Batch:
-    features = (*model.loss_needs().features, spec.label)  # type: ignore[operator]
-    return next(iter(Loader(spec, "train", batch_size=rows, features=features, fixed_length=True).batches())).batch
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -131,3 +128,16 @@ def test_a_graph_gives_the_weights_of_an_uncompiled_run(
             ends.append(trained(TrainingRun(plan, tmp_path, ranks)))
     for name, weight in ends[0].items():
         torch.testing.assert_close(weight, ends[1][name], rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_the_average_of_the_weights_follows_its_formula() -> None:
+    layer = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.constant_(layer.weight, 0.0)
+    average = WeightAverage(layer, 0.15)
+    for step, weight in enumerate((1.0, 2.0)):  # decays 1/10, then 0.15 since 2/11 is more
+        torch.nn.init.constant_(layer.weight, weight)
+        average.update(step)
+    assert average.tensors["weight"].item() == pytest.approx(0.15 * 0.9 + 0.85 * 2.0)
+    with average.in_place():
+        assert layer.weight.item() == pytest.approx(1.835)
+    assert layer.weight.item() == 2.0

@@ -26,18 +26,18 @@ from recspec.bundle import run_record, versions
 from recspec.cli import app as cli
 from recspec.data.encoding import Encoders
 from recspec.data.storage import open_split
-from recspec.datasets import grow
+from recspec.datasets import append_events
 from recspec.evaluation import evaluate
 from recspec.feature_spec import FeatureSpec
 from recspec.inference.predictor import Predictor
-from recspec.inference.wanted import Wanted
+from recspec.inference.recommendation import RecommendRequest
 from recspec.loading.blocks import HeldOutShare, NewRowsAndReplay
 from recspec.models import MODELS, FittedModel
 from recspec.models.layers import Embeddings
 from recspec.training import updating
 from recspec.training.loop import train
 from recspec.training.settings import TrainSettings
-from recspec.training.updating import Updated, UpdateSettings, update
+from recspec.training.updating import UpdateSettings, update
 from tests.made_up_events import NEW_ITEM, NEW_USER, prepared, shop_events, written
 from tests.model_cases import MODEL_CASES, OF_LABELLED_ROWS, kind_of_data
 from tests.processes import Running
@@ -82,7 +82,7 @@ def trained(name: str, data: Path, run: Path, **settings: object) -> Path:
 
 def recommended(run: Path, user: str, **wanted: object) -> list[object]:
     """The items that a run recommends to a user."""
-    (answer,) = Predictor.open(run, device="cpu").recommend(Wanted(users=(user,), **wanted))  # type: ignore[arg-type]
+    (answer,) = Predictor.open(run, device="cpu").recommend(RecommendRequest(users=(user,), **wanted))  # type: ignore[arg-type]
     assert answer.known
     return [each.item for each in answer.items]
 
@@ -163,8 +163,13 @@ def test_the_state_of_the_optimizer_goes_on(shop: Mapping[str, Path], tmp_path: 
     def note(event: Mapping[str, object]) -> None:
         notes.extend([event["message"]] if event["event"] == "note" else [])
 
-    update(run, shop["new"], on_event=note)
+    made = update(run, shop["new"], settings=UpdateSettings(learning_rate=1e-9), on_event=note)
     assert not [each for each in notes if "start anew" in str(each)]
+    told = made.to_dict()
+    assert (told["folder"], set(made.seconds)) == (str(made.folder), {"data", "train", "all"})
+    assert made.bundle_bytes == sum(each.stat().st_size for each in made.bundle.rglob("*") if each.is_file())
+    kinds = [each.kind for each in made.result.warnings]
+    assert "valid_too_small" not in kinds, "its few epochs hardly differ, whatever valid holds"
     shutil.rmtree(run / "updates" / "0001" / "checkpoints")
     new = shop_events()[1].slice(0, 60)
     later = pc.add(new.column("timestamp"), 86_400)  # an exact copy is no new event
@@ -265,14 +270,6 @@ def test_the_replayed_rows_are_a_share_of_the_old_ones() -> None:
     assert NewRowsAndReplay([900], 0.0).mask(0, 0, 1000).sum() == 100
 
 
-def test_what_an_update_tells(shop: Mapping[str, Path], tmp_path: Path) -> None:
-    made: Updated = update(trained("popularity", shop["interactions"], tmp_path / "run"), shop["new"])
-    told = made.to_dict()
-    assert told["folder"] == str(made.folder)
-    assert made.bundle_bytes == sum(each.stat().st_size for each in made.bundle.rglob("*") if each.is_file())
-    assert set(made.seconds) == {"data", "train", "all"}
-
-
 def test_an_update_that_ends_while_another_waits_is_its_base(
     shop: Mapping[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -288,7 +285,7 @@ def test_an_update_that_ends_while_another_waits_is_its_base(
     monkeypatch.setattr(versions, "locked_inside", waiting)
     made = update(run, second)
     assert made.folder.name == "0002"
-    whole = grow(FeatureSpec.load(shop["interactions"]), shop["new"], new_folder(tmp_path / "whole")).spec
+    whole = append_events(FeatureSpec.load(shop["interactions"]), shop["new"], new_folder(tmp_path / "whole")).spec
     for split in whole.splits:
         assert open_split(FeatureSpec.load(made.folder / "data"), split).num_rows == open_split(whole, split).num_rows
     with pytest.raises(DataError, match="holds the events of this file already"):
@@ -320,15 +317,10 @@ def test_a_new_item_is_found_by_its_own_columns_and_has_its_title(tmp_path: Path
     run = trained("popularity", spec.folder, tmp_path / "run")
     assert update(run, written(tmp_path / "new.csv", new)).notes == ()
     for told_by in ("sort = 'odd'", "`price in EUR` > 99", "title = 'New thing'"):
-        (answer,) = Predictor.open(run, device="cpu").recommend(Wanted(users=("user00",), k=30, filter=told_by))
+        (answer,) = Predictor.open(run, device="cpu").recommend(
+            RecommendRequest(users=("user00",), k=30, filter=told_by)
+        )
         assert [(each.item, each.title) for each in answer.items] == [(NEW_ITEM, "New thing")], told_by
-
-
-def test_an_update_does_not_advise_on_the_size_of_valid(shop: Mapping[str, Path], tmp_path: Path) -> None:
-    """Its few epochs hardly differ, whatever valid holds."""
-    run = trained("neumf", shop["interactions"], tmp_path / "run")
-    result = update(run, shop["new"], settings=UpdateSettings(learning_rate=1e-9)).result
-    assert "valid_too_small" not in [each.kind for each in result.warnings]
 
 
 def test_new_items_that_lack_values_are_told_of_by_the_command_and_in_python(

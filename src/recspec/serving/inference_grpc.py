@@ -102,7 +102,7 @@ async def start(
             ("grpc.http2.bdp_probe", 0),  # otherwise the windows of unread streams grow to megabytes
             ("grpc.http2.lookahead_bytes", 64 << 10),
             ("grpc.max_connection_age_ms", CONNECTION_MS),
-            ("grpc.max_connection_age_grace_ms", int(1000 * limits.timeout_seconds) + 1000),
+            ("grpc.max_connection_age_grace_ms", int(1000 * limits.timeout) + 1000),
         ],
     )
     add = server.add_insecure_port

@@ -132,7 +132,7 @@ class Repository:
         if problems:
             await self.close()
             raise BundleError.of("models", problems)
-        if self.settings.watch_seconds:
+        if self.settings.watch:
             self._watch = asyncio.create_task(self._look_again())
 
     async def close(self) -> None:
@@ -235,7 +235,7 @@ class Repository:
             if not rows:
                 empty = np.zeros((0, 1), np.float32)
                 return endpoint.model, dict.fromkeys(endpoint.model.opened.signature.outputs, empty)
-            seconds = min(self.limits.timeout_seconds, math.inf if timeout is None else timeout)
+            seconds = min(self.limits.timeout, math.inf if timeout is None else timeout)
             if endpoint.is_raw:
                 began = time.monotonic()
                 encode = partial(endpoint.model.opened.encode, inputs, rows)
@@ -303,7 +303,7 @@ class Repository:
 
     async def _look_again(self) -> None:
         while True:
-            await asyncio.sleep(self.settings.watch_seconds)
+            await asyncio.sleep(self.settings.watch)
             try:
                 await self.look()
             except Exception:  # the next check must still come

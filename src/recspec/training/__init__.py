@@ -3,9 +3,8 @@
 from recspec.training.blend import Blended, blend_runs
 from recspec.training.choices import Choice
 from recspec.training.defaults import task_of
-from recspec.training.fit import FitPlan
 from recspec.training.loop import TrainingRun, plan_run, train
-from recspec.training.plan import TrainingPlan, make_plan
+from recspec.training.plan import FitPlan, Plan, TrainingPlan, make_plan
 from recspec.training.product_rates import arithmetic
 from recspec.training.result import Result
 from recspec.training.run_folder import Event, has_checkpoint
@@ -14,7 +13,7 @@ from recspec.training.tracking import TrackedSearch, require_mlflow, send_file
 from recspec.training.updating import Updated, UpdateSettings, update
 
 __all__ = [
-    "Blended", "Choice", "Event", "FitPlan", "Result", "TrackedSearch", "TrainSettings", "TrainingPlan",
+    "Blended", "Choice", "Event", "FitPlan", "Plan", "Result", "TrackedSearch", "TrainSettings", "TrainingPlan",
     "TrainingRun", "UpdateSettings", "Updated", "arithmetic", "blend_runs", "has_checkpoint", "make_plan",
     "plan_run", "require_mlflow", "send_file", "task_of", "train", "update",
 ]  # fmt: skip

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, Literal, TypeVar, cast, get_args
+from typing import Any, Generic, Literal, TypeVar, cast, get_args
 
 import torch
 
+from recspec.base import config
 from recspec.base.errors import SettingsError, SpecError, listed, unknown
 from recspec.base.machine import parse_bytes
 from recspec.evaluation import count_labels
@@ -25,9 +26,9 @@ from recspec.loading import (
     place,
     torchrec_tables,
 )
-from recspec.models import Ids, Model, Shapes, TrainedItemModel
+from recspec.models import FittedModel, Ids, ItemModel, Model, Shapes, TrainedItemModel
 from recspec.models.layers import Embeddings, kernels
-from recspec.training.outline import Outline
+from recspec.training.optimizers import MetaModel
 from recspec.training.product_rates import ONEDNN_PAYS, ProductRates
 from recspec.training.row_optimizers import sparse_pays
 from recspec.training.settings import Precision, TrainSettings, numbers_beside, updates_rows_exactly
@@ -73,12 +74,19 @@ def check_splits(spec: FeatureSpec, splits: Sequence[str]) -> None:
         raise SpecError.of(f"{spec.folder}: train.train_splits", problems)
 
 
-def pick_valid(spec: FeatureSpec, settings: TrainSettings) -> Choice[str]:
-    """The split that picks the best epoch; `HELD_OUT` rows of train where there is none; empty without either."""
+def pick_valid(spec: FeatureSpec, settings: TrainSettings, kind: type[Model] = Model) -> Choice[str]:
+    """The split that picks the best epoch, or the settings of a fit; `HELD_OUT` rows of train; empty without either."""
+    fitted, defaults = issubclass(kind, FittedModel), "settings that were not given have their defaults"
     if "valid" in spec.splits:
-        if "valid" in settings.train_splits:
+        if "valid" not in settings.train_splits:
+            return Choice("valid", "the dataset has this split")
+        if not fitted:
             return Choice("", "train.train_splits trains on valid")
-        return Choice("valid", "the dataset has this split")
+        if set(settings.train_splits) == {"valid"}:
+            return Choice("", f"train.train_splits is valid alone: {defaults}")
+        return Choice("valid", "settings are chosen on it first; then all of train.train_splits is fitted")
+    if fitted:
+        return Choice("", f"no split valid: {defaults}")
     if settings.valid_share:
         return Choice(HELD_OUT, f"no split valid; train.valid_share is {settings.valid_share}")
     return Choice("", "no split valid, and train.valid_share is 0")
@@ -115,12 +123,12 @@ def pick_negatives(spec: FeatureSpec, settings: TrainSettings, kind: type[Model]
     return Choice(settings.negatives, "as asked")
 
 
-def pick_batch_size(asked: int | None, so_far: int | None, samples: int, device: torch.device) -> Choice[int]:
+def pick_batch_size(asked: int | None, resumed: int | None, samples: int, device: torch.device) -> Choice[int]:
     """Rows of a step, from the setting, the size in the run that continues, or the number of samples in an epoch."""
     if asked is not None:
         return Choice(asked, "as asked")
-    if so_far is not None:
-        return Choice(so_far, "as at the start of the run")
+    if resumed is not None:
+        return Choice(resumed, "as at the start of the run")
     most = MOST_ROWS.get(device.type, MOST_ROWS["cpu"])
     wanted = 1 << max(0, (samples // STEPS_PER_EPOCH).bit_length() - 1)
     if wanted > most:
@@ -131,18 +139,20 @@ def pick_batch_size(asked: int | None, so_far: int | None, samples: int, device:
 
 
 def pick_metric(spec: FeatureSpec, settings: TrainSettings, kind: type[Model] = Model) -> Choice[str]:
-    """The metric that picks the best epoch: the rank of the positive among enough candidates, else AUC of all rows."""
+    """The metric of valid: the rank of the positive among enough candidates, else AUC of all rows."""
     if settings.metric is not None:
         return Choice(settings.metric, "as asked")
-    if issubclass(kind, TrainedItemModel):
+    if issubclass(kind, ItemModel):
         return Choice(kind.metric, "all items ranked for each user")
+    if issubclass(kind, FittedModel):
+        return Choice(kind.metric, "rows have labels of their own")
     candidates = spec.metadata.get("test_samples_per_series")
     if "valid" in spec.splits and isinstance(candidates, int) and candidates > 10:
         return Choice("sampled/ndcg@10", f"each positive has {candidates} candidates")
     return Choice("rows/auc", "positives have no more than 10 candidates")
 
 
-def unread(model: Model, spec: FeatureSpec) -> dict[str, list[str]]:
+def unused_features(model: Model, spec: FeatureSpec) -> dict[str, list[str]]:
     """Features of each role that the model does not use."""
     roles: tuple[Role, ...] = ("user", "item", "context", "history", "negative_history")
     read = {*model.features(), *model.loss_needs().features}
@@ -160,23 +170,44 @@ def check_users(kind: type[TrainedItemModel], settings: TrainSettings) -> None:
         raise SettingsError.of(f"{kind.name} is trained on users, not on rows; leave these out", found)
 
 
+def check_fit_settings(kind: type[FittedModel], settings: TrainSettings) -> None:
+    """Refuse settings of training that were given and that a fitted model does not read."""
+    given = settings.model_fields_set - set(kind.reads)
+    if settings.model_fields_set == set(type(settings).model_fields):  # of a recipe, which holds all of them
+        given = {name for name in given if getattr(settings, name) != type(settings).model_fields[name].default}
+    if given:
+        names, read = (", ".join(f"train.{name}" for name in each) for each in (sorted(given), kind.reads))
+        verb, them = ("is a setting", "it") if len(given) == 1 else ("are settings", "them")
+        raise SettingsError(
+            f"{names} {verb} of gradient steps, and {kind.name} is fitted in one go; leave {them} out. It reads {read} "
+            "and its own settings"
+        )
+
+
+def pick_chosen(kind: type[FittedModel], settings: config.Settings, valid: str) -> Choice[tuple[str, ...]]:
+    """The settings of a fitted model that are chosen on valid."""
+    names = kind.searched()
+    free = tuple(name for name in names if name not in settings.model_fields_set)
+    if not names:
+        return Choice((), f"{kind.name} has nothing to choose")
+    if not valid:
+        return Choice((), "there is no split valid to choose on")
+    if not free:
+        return Choice((), "all were given")
+    return Choice(free, "not given; the best of a few values on valid is taken")
+
+
 def open_users(spec: FeatureSpec, settings: TrainSettings, users: Ids, ranks: Ranks) -> Loader:
     """The users to train on."""
     if not len(users):
         raise SpecError(f"{spec.folder}: no user has enough positives in {listed(settings.train_splits)} to learn from")
-    size = max(1, settings.batch_size or 1)
-    return Loader(
-        spec,
-        (),
-        rows=UserRows(spec, users),
-        features=(spec.user_id,),
-        batch_size=size,
-        seed=settings.seed,
-        rank=ranks.rank,
-        world_size=ranks.world_size,
-        memory_budget=parse_bytes(settings.memory_budget),
-        device=ranks.device,
-    )
+    size, shared = max(1, settings.batch_size or 1), _of_any_loader(settings, ranks)
+    return Loader(spec, (), rows=UserRows(spec, users), features=(spec.user_id,), batch_size=size, **shared)
+
+
+def _of_any_loader(settings: TrainSettings, ranks: Ranks) -> dict[str, Any]:
+    place = {"rank": ranks.rank, "world_size": ranks.world_size, "device": ranks.device}
+    return {"seed": settings.seed, "memory_budget": parse_bytes(settings.memory_budget), **place}
 
 
 def pick_event_weights(spec: FeatureSpec, settings: TrainSettings, kind: type[Model]) -> Choice[str] | None:
@@ -206,26 +237,21 @@ def open_rows(
 
     With `newest`, only those rows are trained on.
     """
-    share = settings.valid_share if valid == HELD_OUT else 0.0
+    share, splits = settings.valid_share if valid == HELD_OUT else 0.0, settings.train_splits
     used = {*(model.features() if held_out else model.loss_needs().features), spec.label}
-    splits = settings.train_splits
     weights = pick_event_weights(spec, settings, type(model))
     loader = Loader(
         spec,
         splits,
         batch_size=max(1, (settings.batch_size or 1) // (1 + negatives)),
         features=tuple(name for name in spec.columns(splits[0]) if name in used),
-        seed=settings.seed,
-        rank=ranks.rank,
-        world_size=ranks.world_size,
-        memory_budget=parse_bytes(settings.memory_budget),
-        device=ranks.device,
         positives_only=(negatives > 0 or model.loss_needs().shares_negatives)
         and spec.has_series
         and ("valid" in splits or holds_negatives(spec)),
         shuffle=not held_out,
         part=newest or (HeldOutShare(share, held_out, settings.seed) if share else None),
         weights=(weights.value or None) if weights is not None else None,
+        **_of_any_loader(settings, ranks),
     )
     if loader.num_rows == 0 and held_out:
         raise SettingsError(f"{spec.folder}: train.valid_share {share:g} of the rows of train is no row; raise it")
@@ -248,17 +274,17 @@ def describe_rows(loader: Loader, settings: TrainSettings, ranks: Ranks) -> Choi
 # --- embedding tables ------------------------------------------------------------------------------------------------
 
 
-def place_tables(outline: Outline, settings: TrainSettings, ranks: Ranks, precision: str) -> Placement:
+def place_tables(meta: MetaModel, settings: TrainSettings, ranks: Ranks, precision: str) -> Placement:
     """Where the tables lie; precision fp16 allows none that are divided or left on the host."""
 
-    from_zero = {name for name, module, _, _ in outline.tables() if module.std == 0}
+    from_zero = {name for name, module, _, _ in meta.tables() if module.std == 0}
 
     def bytes_per_row(store: str, width: int) -> float:
-        own = outline.all_optimizers.settings_of(store)
+        own = meta.all_optimizers.settings_of(store)
         whole_gradient = settings.clip_norm is not None or not updates_rows_exactly(own, from_zero=store in from_zero)
         return 4 * width * (1 + numbers_beside(own, width) + whole_gradient + (settings.average > 0))
 
-    placement = place(outline.make, ranks, settings, bytes_per_row)
+    placement = place(meta.make, ranks, settings, bytes_per_row)
     if placement.plan.pieces and precision == "fp16":
         raise SettingsError(
             f"train.precision is fp16, whose loss scaler knows only gradients that every rank has, and tables are "
@@ -266,21 +292,13 @@ def place_tables(outline: Outline, settings: TrainSettings, ranks: Ranks, precis
         )
     if settings.shard_by == "recspec" or ranks.world_size == 1 or not placement.plan.stores:
         return placement
-    by_row = _check_torchrec(outline, settings, ranks, placement)
+    by_row = _check_torchrec(meta, settings, ranks, placement)
     return torchrec_tables.divide_by_torchrec(placement, ranks, settings, by_column=not by_row)
 
 
-def _check_torchrec(outline: Outline, settings: TrainSettings, ranks: Ranks, placement: Placement) -> list[str]:
+def _check_torchrec(meta: MetaModel, settings: TrainSettings, ranks: Ranks, placement: Placement) -> list[str]:
     """Refuse what TorchRec cannot do; returns the stores whose optimizer keeps one number a row."""
-    needs_gradients = {
-        f"train.clip_norm is {settings.clip_norm}": settings.clip_norm is not None,
-        "train.sparse_gradients is never": settings.sparse_gradients == "never",
-    }
-    problems = [
-        f"{what}, which needs gradients, and TorchRec updates tables in the backward pass and leaves none"
-        for what, is_so in needs_gradients.items()
-        if is_so
-    ]
+    problems: list[str | None] = [*_needs_of_gradients(settings, "TorchRec", {})]
     if settings.average:
         problems.append(f"train.average is {settings.average}, and TorchRec keeps no running mean of its tables")
     if placement.offloaded:
@@ -293,18 +311,29 @@ def _check_torchrec(outline: Outline, settings: TrainSettings, ranks: Ranks, pla
     taken = [name for name in placement.plan.stores if torchrec_tables.takes(name)]
     if not taken:
         problems.append(f"no table has a width of a multiple of {torchrec_tables.COLUMNS}, as FBGEMM needs")
-    updated = [name for name, *_ in outline.tables() if name in taken]
-    problems += [why for name in updated if (why := _why_not_fused(outline, name))]
-    by_row = [name for name in updated if outline.optimizers.settings_of(name).optimizer == "rowwise_adagrad"]
+    updated = [name for name, *_ in meta.tables() if name in taken]
+    problems += [_why_not_fused(meta, name) for name in updated]
+    by_row = [name for name in updated if meta.optimizers.settings_of(name).optimizer == "rowwise_adagrad"]
     if by_row and settings.shard_cut == "column_wise":
         problems.append(
             "train.shard_cut is column_wise, and rowwise_adagrad keeps one number for a whole row of "
             f"{listed(by_row)}; take optimizer adagrad or sgd, or train.shard_cut=row_wise"
         )
-    problems += filter(None, [torchrec_tables.why_not()])
-    if problems:
-        raise SettingsError.of("train.shard_by is torchrec; recspec's own exchange takes any settings", problems)
+    problems.append(torchrec_tables.why_not())
+    if found := [problem for problem in problems if problem]:
+        raise SettingsError.of("train.shard_by is torchrec; recspec's own exchange takes any settings", found)
     return by_row
+
+
+def _needs_of_gradients(settings: TrainSettings, library: str, more: Mapping[str, bool]) -> Iterator[str]:
+    """What needs the gradients of tables, which a library that updates them in the backward pass leaves none of."""
+    needs = {
+        f"train.clip_norm is {settings.clip_norm}": settings.clip_norm is not None,
+        "train.sparse_gradients is never": settings.sparse_gradients == "never",
+    }
+    for what, is_so in {**more, **needs}.items():
+        if is_so:
+            yield f"{what}, which needs gradients, and {library} updates tables in the backward pass and leaves none"
 
 
 def describe_placement(placement: Placement, ranks: Ranks) -> Choice[str]:
@@ -316,7 +345,7 @@ def describe_placement(placement: Placement, ranks: Ranks) -> Choice[str]:
 
 
 def pick_embedding_backend(
-    outline: Outline, settings: TrainSettings, ranks: Ranks, divided: Collection[str]
+    meta: MetaModel, settings: TrainSettings, ranks: Ranks, divided: Collection[str]
 ) -> tuple[Choice[kernels.Backend], tuple[str, ...]]:
     """What looks up and updates embedding tables, and the tables that FBGEMM updates in the backward pass."""
     asked, device = settings.embedding_backend, ranks.device
@@ -329,39 +358,33 @@ def pick_embedding_backend(
     if asked == "fbgemm":
         needs = {
             f"train.accumulate is {settings.accumulate}": settings.accumulate > 1,
-            f"train.clip_norm is {settings.clip_norm}": settings.clip_norm is not None,
-            "train.sparse_gradients is never": settings.sparse_gradients == "never",
             "train.compile is true": settings.compile is True,
             f"{ranks.world_size} processes train together": ranks.world_size > 1,
         }
-        problems += [
-            f"{what}, which needs gradients, and fbgemm updates tables in the backward pass and leaves none"
-            for what, is_so in needs.items()
-            if is_so
-        ]
-        fused = [name for name, *_ in outline.tables() if name not in divided]
-        problems += [_why_not_fused(outline, name) for name in fused]
+        problems += _needs_of_gradients(settings, "fbgemm", needs)
+        fused = [name for name, *_ in meta.tables() if name not in divided]
+        problems += [_why_not_fused(meta, name) for name in fused]
     if found := [problem for problem in problems if problem]:
         raise SettingsError.of(f"train.embedding_backend is {asked}; auto takes what is there", found)
     return Choice(asked, "as asked"), tuple(fused)
 
 
-def _why_not_fused(outline: Outline, name: str) -> str | None:
+def _why_not_fused(meta: MetaModel, name: str) -> str | None:
     """The obstacle to FBGEMM's update of a table."""
-    if decay := outline.optimizers.settings_of(name).weight_decay:
+    if decay := meta.optimizers.settings_of(name).weight_decay:
         return (
             f"{name}: weight_decay is {decay}, which moves every row of a table at every step, and fbgemm updates the "
             f"rows of a batch alone; set train.parts.{name.rpartition('.stores.')[0]}.weight_decay=0"
         )
     try:
-        outline.optimizers.fused_update(name)
+        meta.optimizers.fused_update(name)
     except SettingsError as error:
         return str(error)
     return None
 
 
 def pick_sparse_gradients(
-    outline: Outline,
+    meta: MetaModel,
     settings: TrainSettings,
     ranks: Ranks,
     *,
@@ -379,10 +402,10 @@ def pick_sparse_gradients(
         return Choice((), "train.clip_norm measures whole gradients")
     rows = math.ceil(rows_per_step / ranks.world_size)
     chosen = []
-    for name, module, key, store in outline.tables():
+    for name, module, key, store in meta.tables():
         held = store.shape[0] // ranks.world_size if name in divided else store.shape[0]
         pays = sparse_pays(held, store.shape[1], rows * module.ids_per_row(key))
-        exact = updates_rows_exactly(outline.optimizers.settings_of(name), from_zero=module.std == 0)
+        exact = updates_rows_exactly(meta.optimizers.settings_of(name), from_zero=module.std == 0)
         if name not in fused and (asked == "always" or (pays and exact)):
             chosen.append(name)
     if asked == "always":
@@ -393,12 +416,12 @@ def pick_sparse_gradients(
 
 
 def whole_if_compiled(
-    sparse: Choice[tuple[str, ...]], outline: Outline, settings: TrainSettings, compiled: Choice[CompileMode]
+    sparse: Choice[tuple[str, ...]], meta: MetaModel, settings: TrainSettings, compiled: Choice[CompileMode]
 ) -> tuple[Choice[tuple[str, ...]], list[str]]:
     """The tables with sparse gradients beside a step that may be compiled, and a note of what whole ones cost."""
     if compiled.value == "none" or settings.sparse_gradients == "always" or not sparse.value:
         return sparse, []
-    size = sum(4 * store.numel() for name, _, _, store in outline.tables() if name in sparse.value)
+    size = sum(4 * store.numel() for name, _, _, store in meta.tables() if name in sparse.value)
     note = (
         f"a compiled step computes and applies whole gradients, {size:,} bytes for {listed(sparse.value)}, though it "
         "sees few of their rows; train.compile=false or train.sparse_gradients=always is probably faster"
@@ -420,12 +443,7 @@ EventProducts = Literal["onednn", "blas"]
 
 
 def pick_precision(
-    asked: Precision,
-    device: torch.device,
-    shapes: Shapes,
-    rates: Callable[[], ProductRates],
-    *,
-    so_far: object = None,
+    asked: Precision, device: torch.device, shapes: Shapes, rates: Callable[[], ProductRates], *, resumed: object = None
 ) -> Choice[str]:
     """The arithmetic of a step.
 
@@ -434,14 +452,14 @@ def pick_precision(
         device: where the run trains.
         shapes: those of the model's products.
         rates: those of products on this CPU.
-        so_far: the precision of the run that continues, from its checkpoint.
+        resumed: the precision of the run that continues, from its checkpoint.
     """
     if asked == "fp16" and device.type == "cpu":
         raise SettingsError("train.precision is fp16, which a CPU does many times slower than fp32; use bf16 or fp32")
     if asked != "auto":
         return Choice(asked, "as asked")
-    if so_far in get_args(Precision) and so_far != "auto" and not (so_far == "fp16" and device.type == "cpu"):
-        return Choice(str(so_far), "as at the start of the run")
+    if resumed in get_args(Precision) and resumed != "auto" and not (resumed == "fp16" and device.type == "cpu"):
+        return Choice(str(resumed), "as at the start of the run")
     if device.type == "cuda":
         if torch.cuda.is_bf16_supported():
             return Choice("bf16", "this GPU multiplies bf16 at full speed")
@@ -460,7 +478,7 @@ def pick_precision(
 
 
 def pick_event_products(
-    precision: str, device: torch.device, shapes: Shapes, rates: Callable[[], ProductRates], *, so_far: object = None
+    precision: str, device: torch.device, shapes: Shapes, rates: Callable[[], ProductRates], *, resumed: object = None
 ) -> Choice[EventProducts] | None:
     """What computes the narrow products over events beside `precision`; None where there is nothing to choose.
 
@@ -469,8 +487,8 @@ def pick_event_products(
     """
     if device.type != "cpu" or shapes != "few" or precision == "fp32":
         return None
-    if so_far in get_args(EventProducts):
-        return Choice(cast(EventProducts, so_far), "as at the start of the run")
+    if resumed in get_args(EventProducts):
+        return Choice(cast(EventProducts, resumed), "as at the start of the run")
     measured = rates()
     speed = f"{measured.onednn:.2g}"
     how = "no faster" if speed == "1" else f"{speed} times as fast"
@@ -513,7 +531,12 @@ def pick_compile(
 
 
 def notes_of(
-    model: Model, spec: FeatureSpec, settings: TrainSettings, ranks: Ranks, placement: Placement
+    model: Model,
+    spec: FeatureSpec,
+    settings: TrainSettings,
+    ranks: Ranks,
+    placement: Placement,
+    weights: Choice[str] | None,
 ) -> Iterator[str]:
     """Effects of the choices that a user may not expect, a line each; the run's log begins with them."""
     size = getattr(model.settings, "max_table_size", None)
@@ -528,7 +551,6 @@ def notes_of(
     if settings.shard_by == "torchrec" and not placement.by_torchrec:
         why = "there is one process" if ranks.world_size == 1 else placement.why
         yield f"train.shard_by is torchrec, and no table is divided ({why}), so TorchRec is not used"
-    weights = pick_event_weights(spec, settings, type(model))
     if isinstance(model, TrainedItemModel) and weights is not None and settings.event_weights != "ignore":
         yield f"the weights of events are not used: {weights.reason}"
     if unsaid := spec.leaves_padding_unsaid:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
@@ -20,8 +19,17 @@ from recspec.data.storage import PREPARE_FILE, Ragged, open_split
 from recspec.evaluation import id_feature
 from recspec.feature_spec import FeatureSpec, Role
 from recspec.loading import holds_negatives, negatives_by_default
-from recspec.models import DataFacts, IdFacts, Model, PreparedNegatives, Proposals, Task, TrainedItemModel
-from recspec.models.layers import number_widths, on_meta_device
+from recspec.models import (
+    DataFacts,
+    IdFacts,
+    Model,
+    PreparedNegatives,
+    Proposals,
+    Task,
+    TrainedItemModel,
+    on_meta_device,
+)
+from recspec.models.layers import number_widths
 from recspec.training.choices import Choice, pick_valid
 from recspec.training.settings import OptimizerSettings, TrainSettings
 
@@ -60,54 +68,46 @@ FEW_CANDIDATES = 10
 """A list of no more candidates says little about a ranking."""
 
 
-@dataclass(frozen=True)
-class Resolved:
-    """The settings of a run: those that were given, the proposed ones, and the classes' defaults for the others."""
-
-    settings: TrainSettings
-    model_settings: config.Settings
-    proposed: Mapping[str, Choice[object]]
-    """What was proposed and took effect, as `train.epochs` or `settings.dropout`."""
-
-
 def resolve(
     model: type[Model],
     spec: FeatureSpec,
     settings: TrainSettings,
     model_settings: config.Settings,
     device: torch.device,
-    so_far: Mapping[str, Mapping[str, object]] | None = None,
+    resumed_settings: Mapping[str, Mapping[str, object]] | None = None,
 ) -> Resolved:
-    """Fill in the settings that were not given: those in no recipe, no `--set` and no argument.
+    """Propose settings that were not given: those in no recipe, no `--set` and no argument.
 
-    `so_far` holds the sections `train` and `settings` of the run that continues, whose settings stay as they are.
+    `resumed_settings` holds the sections `train` and `settings` of the run that continues, whose settings stay as they
+    are.
     """
-    merged = _Merged(settings, model_settings)
-    if so_far is not None:
-        merged.fill(dict(_as_at_the_start(so_far, merged)))
-    else:
-        facts = gather_facts(spec, settings, device)
-        merged.fill(merged.suited(model.defaults(facts)))
-        merged.leave_out_absent_parts(lambda: model(spec, merged.model_settings))
-        # Each step depends on what the ones before have chosen.
-        if not issubclass(model, TrainedItemModel):
-            merged.fill(dict(_held_out(spec, merged.settings, facts)))
-        if pick_valid(spec, merged.settings).value:
-            merged.fill(dict(_metric(model, spec, merged.settings, facts)))
-        merged.fill(_length(spec, merged.settings))
-        if not issubclass(model, TrainedItemModel):
-            merged.fill(_calibration(spec, merged.settings, facts))
-    return Resolved(merged.settings, merged.model_settings, merged.proposed)
+    found = Resolved(settings, model_settings)
+    if resumed_settings is not None:
+        found.apply_defaults(dict(_as_at_the_start(resumed_settings, found)))
+        return found
+    of_rows, facts = not issubclass(model, TrainedItemModel), gather_facts(spec, settings, device)
+    found.apply_defaults(found.drop_for_other_optimizer(model.defaults(facts)))
+    found.leave_out_absent_parts(lambda: model(spec, found.model_settings))
+    # Each step depends on what the ones before have chosen.
+    if of_rows:
+        found.apply_defaults(_held_out(spec, found.settings, facts))
+    if pick_valid(spec, found.settings).value:
+        found.apply_defaults(_metric(model, spec, found.settings, facts))
+    found.apply_defaults(_length(spec, found.settings))
+    if of_rows:
+        found.apply_defaults(_calibration(spec, found.settings, facts))
+    return found
 
 
-class _Merged:
-    """Given settings with proposals beside them."""
+class Resolved:
+    """The settings of a run: those that were given, the proposed ones, and the classes' defaults for the others."""
 
     def __init__(self, settings: TrainSettings, model_settings: config.Settings) -> None:
         self.settings, self.model_settings = settings, model_settings
         self.proposed: dict[str, Choice[object]] = {}
+        """What was proposed and took effect, as `train.epochs` or `settings.dropout`."""
 
-    def suited(self, proposals: Proposals) -> Proposals:
+    def drop_for_other_optimizer(self, proposals: Proposals) -> Proposals:
         """Without those for another optimizer than the one that was given: a learning rate suits one optimizer."""
         named = {self._named(name): value for name, value in proposals.items()}
         theirs = named.get("train.optimizer", (TrainSettings.model_fields["optimizer"].default, ""))[0]
@@ -139,23 +139,20 @@ class _Merged:
         if kept:
             self.proposed["train.parts"] = Choice(kept, reason)
 
-    def fill(self, proposals: Proposals) -> None:
+    def apply_defaults(self, proposals: Proposals) -> None:
         """Take each proposal for a setting that has no value yet, unless a given setting does not go with it."""
-        wanted = {self._named(name): each for name, each in proposals.items()}
-        free = {name: each for name, each in wanted.items() if not self._is_given(name)}
+        given = {f"train.{name}" for name in self.settings.model_fields_set}
+        given |= {f"settings.{name}" for name in self.model_settings.model_fields_set}
+        named = {self._named(name): each for name, each in proposals.items()}
+        free = {name: each for name, each in named.items() if name not in given}
         if not self._take(free):
             for name, each in free.items():
                 self._take({name: each})
 
     def _named(self, name: str) -> str:
-        section, dot, _ = name.partition(".")
-        if dot and section in ("train", "settings"):
+        if name.startswith(("train.", "settings.")):
             return name
         return f"{'settings' if name in type(self.model_settings).model_fields else 'train'}.{name}"
-
-    def _is_given(self, name: str) -> bool:
-        section, _, setting = name.partition(".")
-        return setting in (self.settings if section == "train" else self.model_settings).model_fields_set
 
     def _take(self, proposals: Proposals) -> bool:
         sections: dict[str, dict[str, object]] = {"train": {}, "settings": {}}
@@ -184,13 +181,12 @@ def _with(settings: config.SettingsType, values: Mapping[str, object]) -> config
 
 
 def _as_at_the_start(
-    so_far: Mapping[str, Mapping[str, object]], merged: _Merged
+    resumed_settings: Mapping[str, Mapping[str, object]], found: Resolved
 ) -> Iterator[tuple[str, tuple[object, str]]]:
     """The settings of the run that continues which are not the classes' defaults."""
-    classes = {"train": type(merged.settings), "settings": type(merged.model_settings)}
-    for section, settings in classes.items():
+    for section, settings in {"train": type(found.settings), "settings": type(found.model_settings)}.items():
         plain = settings.model_construct().model_dump(mode="json")
-        for name, value in so_far.get(section, {}).items():
+        for name, value in resumed_settings.get(section, {}).items():
             if name in plain and value != plain[name]:
                 yield f"{section}.{name}", (value, "as at the start of the run")
 
@@ -317,47 +313,40 @@ def _prepare_settings(spec: FeatureSpec) -> Mapping[str, object]:
 # --- the metric and the length of a run ------------------------------------------------------------------------------
 
 
-def _held_out(spec: FeatureSpec, settings: TrainSettings, facts: DataFacts) -> Iterator[tuple[str, tuple[object, str]]]:
+def _held_out(spec: FeatureSpec, settings: TrainSettings, facts: DataFacts) -> Proposals:
     """A share of train to validate on, if nothing else says when to stop."""
-    if "valid" in spec.splits or facts.task != "clicks" or settings.negatives or "epochs" in settings.model_fields_set:
-        return
-    if facts.rows >= FEWEST_ROWS_TO_DIVIDE:
-        share = min(HELD_OUT_SHARE, MOST_HELD_OUT / facts.rows)
-        yield "train.valid_share", (share, "the dataset has no split valid, so rows of train choose the epoch")
+    stops = "valid" in spec.splits or "epochs" in settings.model_fields_set
+    if stops or facts.task != "clicks" or settings.negatives or facts.rows < FEWEST_ROWS_TO_DIVIDE:
+        return {}
+    share = min(HELD_OUT_SHARE, MOST_HELD_OUT / facts.rows)
+    return {"train.valid_share": (share, "the dataset has no split valid, so rows of train choose the epoch")}
 
 
-def _metric(
-    model: type[Model], spec: FeatureSpec, settings: TrainSettings, facts: DataFacts
-) -> Iterator[tuple[str, tuple[object, str]]]:
+def _metric(model: type[Model], spec: FeatureSpec, settings: TrainSettings, facts: DataFacts) -> Proposals:
     """The metric that suits the data, and a sample of users if all would cost too much."""
-    rows = "rows/log_loss", "rows have labels; AUC alone would not see overconfidence"
-    of_rows = facts.task == "clicks" and not issubclass(model, TrainedItemModel)
-    if of_rows or "valid" not in spec.splits:
-        yield "train.metric", rows
-        return
+    of_users = issubclass(model, TrainedItemModel)
+    if (facts.task == "clicks" and not of_users) or "valid" not in spec.splits:
+        return {"train.metric": ("rows/log_loss", "rows have labels; AUC alone would not see overconfidence")}
     candidates = int(str(spec.metadata.get("test_samples_per_series", 1)))
     users = max(1, min(facts.users, facts.valid_rows // max(1, candidates)))
     cost = max(1, facts.longest_history if "history" in model.needs else 1)  # of a pair, in events
-    pairs = max(PAIRS_PER_SAMPLE * facts.samples, FEW_PAIRS // cost)
-    if issubclass(model, TrainedItemModel):
-        pairs = PAIRS_BY_PRODUCT
+    pairs = PAIRS_BY_PRODUCT if of_users else max(PAIRS_PER_SAMPLE * facts.samples, FEW_PAIRS // cost)
     ranked = max(pairs // max(1, facts.items), min(FEWEST_USERS, MOST_PAIRS // cost // max(1, facts.items)))
     described = f"{users:,} users x {facts.items:,} items"
+    too_much, metric = f"ranking {described} after every epoch would cost too much", "full/ndcg@10"
+    sample: Proposals = {}
     if settings.valid_users is not None and "valid_users" in settings.model_fields_set:
-        yield (
-            "train.metric",
-            ("full/ndcg@10", "rows are interactions; train.valid_users says how many users are ranked"),
-        )
+        why = "rows are interactions; train.valid_users says how many users are ranked"
     elif users <= ranked:
-        yield "train.metric", ("full/ndcg@10", f"rows are interactions; ranking {described} costs little")
+        why = f"rows are interactions; ranking {described} costs little"
     elif ranked >= FEWEST_USERS:
-        yield "train.metric", ("full/ndcg@10", f"rows are interactions; of {described}, a sample of users is ranked")
-        yield "train.valid_users", (ranked, f"ranking {described} after every epoch would cost too much")
+        why = f"rows are interactions; of {described}, a sample of users is ranked"
+        sample = {"train.valid_users": (ranked, too_much)}
     elif candidates > FEW_CANDIDATES or candidates == 1:
-        yield "train.metric", ("sampled/ndcg@10", f"ranking {described} after every epoch would cost too much")
+        metric, why = "sampled/ndcg@10", too_much
     else:
-        why = f"rows are interactions, whose order counts; {described} are too many to rank"
-        yield "train.metric", ("rows/auc", why)
+        metric, why = "rows/auc", f"rows are interactions, whose order counts; {described} are too many to rank"
+    return {"train.metric": (metric, why), **sample}
 
 
 def _calibration(spec: FeatureSpec, settings: TrainSettings, facts: DataFacts) -> Proposals:

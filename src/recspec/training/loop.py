@@ -1,8 +1,10 @@
-"""The training loop of every model.
+"""The training of every model: by steps, or fitted in one go.
 
 A step takes a batch of rows with drawn negatives, the model's own loss in the chosen precision, gradients averaged over
 micro-batches and ranks, and one optimizer step at the schedule's learning rate. Every draw is a function of (seed,
 epoch, step), so a killed run continues to the same weights, bit for bit on a CPU.
+
+In one go, the first rank fits and the others wait. Nothing is left to continue: a stopped fit starts again.
 """
 
 from __future__ import annotations
@@ -11,7 +13,9 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,25 +24,34 @@ from recspec.base import config
 from recspec.base.errors import Interrupted, SettingsError, TrainingError
 from recspec.base.files import confine, local, locked_inside
 from recspec.base.signals import stopping_at_once
-from recspec.bundle import DataRecord, RunRecord, run_record
+from recspec.bundle import Card, DataRecord, RunRecord, run_record
+from recspec.bundle import folder as bundle
+from recspec.data.storage import label_columns
+from recspec.evaluation import Fitted, ItemFit, RowFit, Tried, warnings
 from recspec.feature_spec import FeatureSpec
 from recspec.loading import Ranks
-from recspec.models import FittedModel, find_model
+from recspec.models import FittedItemModel, FittedModel, LogisticRegression, find_model
 from recspec.training import run_folder
-from recspec.training.build import Built, build_model, make_sampler
-from recspec.training.checkpoints import Progress, RunCheckpoints, WeightAverage
-from recspec.training.fit import FitPlan, make_fit_plan, run_fit
-from recspec.training.judgement import judge
-from recspec.training.plan import TrainingPlan, make_plan
+from recspec.training.plan import FitPlan, Plan, TrainingPlan, make_fit_plan, make_plan
 from recspec.training.product_rates import arithmetic
-from recspec.training.result import Result, keeps_best, write_bundle
-from recspec.training.run_folder import Event, RunLog
+from recspec.training.result import (
+    Result,
+    cheap_baselines,
+    inform,
+    judge,
+    keeps_best,
+    log_end,
+    seen_of,
+    values_of,
+    write_bundle,
+)
+from recspec.training.run_folder import Event, Progress, RunCheckpoints, RunLog
 from recspec.training.settings import TrainSettings
-from recspec.training.step import TrainingStep
+from recspec.training.step import Built, TrainingStep, WeightAverage, build_model, make_sampler
 from recspec.training.tracking import TrackedSearch, Tracking
 from recspec.training.validation import Validation
 
-AGREEING = 2.0
+CONSENSUS_INTERVAL_S = 2.0
 """Seconds between agreements of ranks; torchrun gives processes that it stops half a minute."""
 
 
@@ -85,12 +98,11 @@ def train(
         plan = plan_run(model_name, spec, run, settings, model_settings, ranks, resume=resume)
         if force and not resume and ranks.is_first:
             run_folder.remove_run(run)
+        more: dict[str, Any] = {"baselines": baselines, "part_of": part_of}
         with using_threads(plan.threads.value):
             if isinstance(plan, FitPlan):
-                return run_fit(
-                    plan, run, ranks, on_event, stop_requested, resume=resume, baselines=baselines, part_of=part_of
-                )
-            training = TrainingRun(plan, run, ranks, on_event, stop_requested, baselines=baselines, part_of=part_of)
+                return run_fit(plan, run, ranks, on_event, stop_requested, resume=resume, **more)
+            training = TrainingRun(plan, run, ranks, on_event, stop_requested, **more)
             with closing(training.log):
                 return training.train(resume)
 
@@ -113,8 +125,8 @@ def plan_run(
     with stopping_at_once(NOT_BEGUN) if ranks.world_size == 1 else nullcontext():
         if issubclass(find_model(model_name), FittedModel):
             return make_fit_plan(model_name, spec, settings, model_settings, ranks, resume=resume)
-        so_far = run_folder.settings_of(run) if resume else None
-        return make_plan(model_name, spec, settings, model_settings, ranks, propose=True, so_far=so_far)
+        resumed = run_folder.resumed_settings(run) if resume else None
+        return make_plan(model_name, spec, settings, model_settings, ranks, propose=True, resumed_settings=resumed)
 
 
 @contextmanager
@@ -161,9 +173,8 @@ class TrainingRun:
         self.average = WeightAverage(self.model, self.settings.average) if self.settings.average else None
         self.validation = Validation(self.built)
         self.checkpoints = RunCheckpoints(self.built, folder, self.step.scaler, self.average)
-        self.agreement = Agreement(ranks, self.settings.checkpoint_minutes, stop_requested)
-        track = Tracking.of(self.settings.mlflow, folder, part_of) if ranks.is_first else None
-        self.log = RunLog(folder, on_event, tensorboard=self.settings.tensorboard, track=track)
+        self.consensus = RankConsensus(ranks, self.settings.checkpoint_minutes, stop_requested)
+        self.log = _log_of(plan, folder, ranks, on_event, part_of)
         self.progress, self.last_loss = Progress(), torch.zeros(())
         self.record: RunRecord | None = None
 
@@ -178,27 +189,16 @@ class TrainingRun:
             run_folder.start_afresh(self.folder)
         if self.ranks.is_first:
             run_folder.sign(self.folder)
-            self.record = run_record.begin(
-                self.folder,
-                "updated" if self.plan.update_of else "trained",
-                self.plan.model,
-                DataRecord.of(self.plan.spec),
-                made_of=self.plan.update_of,
-                device=str(self.ranks.device),
-                world_size=self.ranks.world_size,
-                precision=self.plan.precision.value,
-                threads=self.plan.threads.value,
-            )
+            on: dict[str, Any] = {"device": str(self.ranks.device), "world_size": self.ranks.world_size}
+            on |= {"precision": self.plan.precision.value, "threads": self.plan.threads.value}
+            self.record = _begin_record(self.plan, self.folder, "trained", **on)
         self.ranks.barrier()
         if self.ranks.is_first:
-            self.log.open()
-        self.log.write("start", **self.plan.described(), resumed_at_step=self.progress.step)
-        for note in notes:
-            self.log.write("note", message=note)
+            self.log.begin(notes, **self.plan.described(), resumed_at_step=self.progress.step)
         state, settings = self.progress, self.settings
         started = time.monotonic() - state.seconds
         with arithmetic(self.plan.precision.value, settings.deterministic):
-            self.agreement.start(state.step)
+            self.consensus.start(state.step)
             while state.epoch < settings.epochs and not state.stopped:
                 epoch_started, epoch_samples = time.monotonic(), state.samples
                 bytes_before = self.loader.bytes_read
@@ -267,7 +267,7 @@ class TrainingRun:
                 samples_per_second=state.samples_per_second,
                 seconds=state.seconds,
             )
-        stop, due, late = self.agreement.after(state.step, late=self._is_late())
+        stop, due, late = self.consensus.after(state.step, late=self._is_late())
         if due:
             self._save()
         if stop:
@@ -292,7 +292,7 @@ class TrainingRun:
 
     def _save(self) -> None:
         """Write a checkpoint, unless the loss is no longer a number."""
-        self.agreement.saved_at = time.monotonic()
+        self.consensus.saved_at = time.monotonic()
         self._finite(self.last_loss)
         self.checkpoints.save(self.progress)
 
@@ -342,22 +342,15 @@ class TrainingRun:
             result = write_bundle(self.folder / run_folder.BUNDLE, self.built, state, best, metric, judgement)
         if self.record is not None:
             self.record.finish(self.folder, state.seconds)
-        for warning in result.warnings:
-            self.log.write("warning", **warning.to_dict())
-        self.log.write(
-            "done",
-            bundle=str(result.bundle),
-            stopped=result.stopped,
+        log_end(
+            self.log,
+            result,
             epochs=state.epochs(self.plan.steps_per_epoch),
             best_epoch=result.best_epoch,
             best=state.best,
             metric=self.validation.metric,
             metrics=state.best_metrics,
-            baselines=dict(result.baselines),
-            warnings=[each.to_dict() for each in result.warnings],
             calibration=result.calibration.method if result.calibration is not None else "none",
-            samples_per_second=result.samples_per_second,
-            seconds=result.seconds,
         )
         return result
 
@@ -374,7 +367,7 @@ class TrainingRun:
         return self.average.in_place() if self.average is not None else nullcontext()
 
 
-class Agreement:
+class RankConsensus:
     """The moments at which ranks agree: whether any was asked to stop, and whether a checkpoint is due."""
 
     def __init__(self, ranks: Ranks, checkpoint_minutes: float, stop_requested: Callable[[], bool]) -> None:
@@ -389,12 +382,12 @@ class Agreement:
     def after(self, step: int, *, late: bool = False) -> tuple[bool, bool, bool]:
         """Whether to stop after this step, to write a checkpoint, and whether any rank is `late`; as all ranks say.
 
-        Several ranks ask each other every `AGREEING` seconds or so, at a step that all of them know.
+        Several ranks ask each other every `CONSENSUS_INTERVAL_S` seconds or so, at a step that all of them know.
         """
         stop, due, over = False, self.checkpoint_minutes == 0, False
         if self.ranks.world_size == 1 or step >= self.agree_at:  # agreeing costs a message
             now = time.monotonic()
-            steps = round((step - self.agreed_step) * AGREEING / max(1e-3, now - self.agreed_at))
+            steps = round((step - self.agreed_step) * CONSENSUS_INTERVAL_S / max(1e-3, now - self.agreed_at))
             unsaved = now - self.saved_at >= 60 * self.checkpoint_minutes
             asked = self.ranks.sum(torch.tensor([self.stop_requested(), unsaved, late, steps], dtype=torch.int64))
             self.agreed_at, self.agreed_step = time.monotonic(), step
@@ -409,3 +402,142 @@ def _mix(seed: int, step: int, rank: int) -> int:
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & (2**64 - 1)
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & (2**64 - 1)
     return (value ^ (value >> 31)) & (2**63 - 1)
+
+
+def _begin_record(plan: Plan, folder: Path, kind: run_record.Kind, **how: Any) -> RunRecord:
+    """Write down what the folder's run is made of."""
+    kind = "updated" if plan.update_of else kind
+    return run_record.begin(folder, kind, plan.model, DataRecord.of(plan.spec), made_of=plan.update_of, **how)
+
+
+def _log_of(
+    plan: Plan, folder: Path, ranks: Ranks, on_event: Callable[[Event], None], part_of: TrackedSearch | None
+) -> RunLog:
+    track = Tracking.of(plan.settings.mlflow, folder, part_of) if ranks.is_first else None
+    return RunLog(folder, on_event, tensorboard=plan.settings.tensorboard, track=track)
+
+
+# --- models that are fitted in one go ---------------------------------------------------------------------------------
+
+FIT_STOPPED = "stopped as asked; nothing was written, so start the same command again"
+
+
+def run_fit(
+    plan: FitPlan,
+    folder: Path,
+    ranks: Ranks,
+    on_event: Callable[[Event], None] = lambda _: None,
+    stop_requested: Callable[[], bool] = lambda: False,
+    *,
+    resume: bool = False,
+    baselines: bool = False,
+    part_of: TrackedSearch | None = None,
+) -> Result:
+    """Fit on the first rank and write the bundle.
+
+    Raises:
+        Interrupted: if `stop_requested` says so; nothing is written then but the log.
+    """
+    result = Result(folder / run_folder.BUNDLE, 0.0, {}, 0.0, 0.0, "fitted", {})
+    if ranks.is_first:
+        if not resume:
+            run_folder.start_afresh(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        record = _begin_record(plan, folder, "fitted")
+        with closing(_log_of(plan, folder, ranks, on_event, part_of)) as log:
+            result = _fit(plan, folder, log, stop_requested, baselines)
+        record.finish(folder, result.seconds)
+    ranks.barrier()
+    return result
+
+
+def _fit(plan: FitPlan, folder: Path, log: RunLog, stop_requested: Callable[[], bool], baselines: bool) -> Result:
+    log.begin(plan.notes, **plan.described())
+    started = time.monotonic()
+    ends = [started]
+
+    def late() -> bool:
+        """Whether one more combination, as long as the last one, would end after the minutes."""
+        minutes = plan.settings.minutes
+        return minutes is not None and 2 * ends[-1] - ends[-2] - started > 60 * minutes
+
+    def tell(tried: Tried) -> None:
+        ends.append(time.monotonic())
+        log.write("tried", settings=dict(tried.settings), metric=plan.metric.value, value=tried.value, best=tried.best)
+        if stop_requested():
+            raise Interrupted(FIT_STOPPED)
+
+    fit = _fit_of(plan, tell, late)
+    try:
+        with stopping_at_once(FIT_STOPPED):
+            found = fit.run()
+            seconds = time.monotonic() - started
+            seen = seen_of(plan.spec, inform(found.model, plan.spec))
+            others = _baselines(plan, fit, found, seconds) if baselines else {}
+    except Interrupted:
+        log.write("interrupted")
+        raise
+    told = warnings.of_label_columns(label_columns(plan.spec, found.model.features()))
+    found = replace(found, warnings=(*told, *found.warnings))
+    if plan.chosen.value and plan.valid.value and found.value is None:
+        what = f"{plan.valid.value} has no positive of an item that is new to its user, or none of a user of train"
+        then = "so settings could not be chosen; those that were not given have their defaults"
+        log.write("note", message=f"{what}, {then}")
+    if doubt := found.model.doubt():
+        log.write("note", message=doubt)
+    where = bundle.save(folder / run_folder.BUNDLE, found.model, _card(plan, found, seconds), seen=seen)
+    speed = found.num_pairs / max(seconds, 1e-9)
+    result = Result(
+        where, 0.0, found.metrics, speed, seconds, "fitted", {}, found.warnings, metric=found.metric, baselines=others
+    )
+    log_end(
+        log,
+        result,
+        epochs=0,
+        best_epoch=0,
+        best=found.value,
+        metric=found.metric or plan.metric.value,
+        metrics=found.metrics,
+        settings=found.model.settings.model_dump(mode="json"),
+    )
+    return result
+
+
+def _fit_of(plan: FitPlan, tell: Callable[[Tried], None], late: Callable[[], bool]) -> ItemFit | RowFit:
+    kind, spec, own, train = plan.kind, plan.spec, plan.model_settings, plan.settings
+    valid, metric = plan.valid.value, plan.metric.value
+    if issubclass(kind, FittedItemModel):
+        return ItemFit(kind, spec, own, train.train_splits, valid, metric, train.seed, train.valid_users, tell, late)
+    assert issubclass(kind, LogisticRegression)
+    return RowFit(kind, spec, own, train.train_splits, valid, metric, tell, late)
+
+
+def _baselines(plan: FitPlan, fit: ItemFit | RowFit, found: Fitted, seconds: float) -> dict[str, float]:
+    """The metric that chose the settings, of cheap baselines on the same users of valid."""
+    if not isinstance(fit, ItemFit) or found.value is None or (question := fit.task()) is None:
+        return {}
+    before = [split for split in plan.settings.train_splits if split != plan.valid.value]
+    return values_of(cheap_baselines(question, before, plan.model, seconds), found.metric)
+
+
+def _card(plan: FitPlan, found: Fitted, seconds: float) -> Card:
+    trained = {
+        "epoch": 0,
+        "seconds": round(seconds, 3),
+        "splits": list(plan.settings.train_splits),
+        "stopped": "fitted",
+        "device": "cpu",
+        "world_size": plan.world_size,
+        "torch": torch.__version__,
+        "valid_metric": found.metric or None,
+        "tried": [{"settings": dict(each.settings), "value": each.value} for each in found.tried],
+        "logits_from": found.logits_from,
+    }
+    return Card(
+        model=plan.model,
+        settings=found.model.settings.model_dump(mode="json"),
+        train=plan.read_settings(),
+        trained=trained,
+        metrics=found.metrics,
+        warnings=tuple(each.to_dict() for each in found.warnings),
+    )

@@ -41,7 +41,7 @@ def arithmetic(precision: str, deterministic: bool) -> Iterator[None]:
             torch.use_deterministic_algorithms(was_deterministic)
 
 
-WIDE, NARROW = (512, 256, 256), (2048, 32, 80)
+SHAPES = {"wide": (512, 256, 256), "narrow": (2048, 32, 80)}
 """Rows, inputs and outputs of a layer of an MLP, and of a layer over events (of DIN's attention)."""
 ROUNDS = 7
 """Measurements, in CPU time, of which the fastest counts: other work on the machine slows some."""
@@ -51,6 +51,8 @@ ONEDNN_PAYS = 2.0
 oneDNN needs even steps (recspec.models.layers.events): more places, a mask, more copies. At equal rates they make a
 step of SIM 1.05, of DIN 1.19 and of DIEN 1.26 times as long (docs/decisions.md). Narrow products are a third to a
 half of it."""
+SWITCHES = ("ATEN_", "DNNL_", "MKL_", "ONEDNN_")
+"""Prefixes of variables of the environment that change the rates."""
 MOST_BYTES = 1 << 12
 """Size of a file of rates, ten times as large as needed."""
 
@@ -102,77 +104,25 @@ def rates_of_all(ranks: Ranks) -> ProductRates:
 
 
 def kept_rates() -> ProductRates:
-    """This machine's rates, measured at the first call for this CPU, torch and number of threads."""
-    return _kept_rates(_surroundings())
+    """This machine's rates, measured at the first call for this CPU, torch, switches and number of threads."""
+    switches = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith(SWITCHES))
+    return _kept_rates((torch.__version__, str(torch.get_num_threads()), machine.processor(), *switches), _folder())
 
 
 @cache
-def _kept_rates(surroundings: tuple[str, ...]) -> ProductRates:
-    file = _file(surroundings)
-    if file is None:
+def _kept_rates(surroundings: tuple[str, ...], folder: Path | None) -> ProductRates:
+    if folder is None:
         return measure_rates()
+    digest = hashlib.sha256("\0".join(surroundings).encode("utf-8", "surrogateescape")).hexdigest()
+    file = folder / f"product-rates-{digest[:32]}.json"
     found = _read(file)
     if found is None:
         found = measure_rates()
-        _write(file, found)
+        text = json.dumps({name: round(rate, 3) for name, rate in found.model_dump().items()})
+        # A folder that can't be written to costs the next process a measurement.
+        with suppress(RecspecError, OSError), whole_file(file) as temporary:
+            temporary.write_text(text, "utf-8")
     return found
-
-
-def measure_rates() -> ProductRates:
-    """Measure, in a quarter of a second on a core of a server."""
-    kinds: list[tuple[str, Literal["fp32", "tf32", "bf16"]]] = [
-        ("wide", "fp32"),
-        ("wide", "tf32"),
-        ("wide", "bf16"),
-        ("narrow", "fp32"),
-        ("narrow", "tf32"),
-    ]
-    layers = {
-        f"{shape}_{precision}": _layer(WIDE if shape == "wide" else NARROW, precision) for shape, precision in kinds
-    }
-    for layer in layers.values():  # oneDNN compiles
-        layer()
-    taken = dict.fromkeys(layers, float("inf"))
-    for _ in range(ROUNDS):  # in turns: what slows the machine for a while slows all
-        for name, layer in layers.items():
-            taken[name] = min(taken[name], layer())
-    return ProductRates(**{name: max(1e-6, min(rate, 1e6 - 1)) for name, rate in _in_gflops(taken).items()})
-
-
-def _layer(shape: tuple[int, int, int], precision: Literal["fp32", "tf32", "bf16"]) -> Callable[[], float]:
-    """A function that computes a layer's products, and returns its CPU seconds."""
-    rows, inputs, outputs = shape
-    x, weight, slope = torch.rand(rows, inputs), torch.rand(outputs, inputs), torch.rand(rows, outputs)
-    times = 1 if shape == WIDE else 3
-
-    def layer() -> float:
-        half = torch.autocast("cpu", dtype=torch.bfloat16) if precision == "bf16" else nullcontext()
-        with torch.no_grad(), arithmetic(precision, deterministic=False), half:
-            start = time.process_time()
-            for _ in range(times):
-                x @ weight.t(), slope @ weight, slope.t() @ x
-            return (time.process_time() - start) / times
-
-    return layer
-
-
-def _in_gflops(seconds: dict[str, float]) -> dict[str, float]:
-    work = {"wide": WIDE, "narrow": NARROW}
-    flops = {name: 6e-9 * rows * inputs * outputs for name, (rows, inputs, outputs) in work.items()}
-    return {name: flops[name.partition("_")[0]] / max(taken, 1e-9) for name, taken in seconds.items()}
-
-
-# --- the cache -------------------------------------------------------------------------------------------------------
-
-
-def _surroundings() -> tuple[str, ...]:
-    """What the rates depend on."""
-    switches = sorted(
-        f"{name}={value}"
-        for name, value in os.environ.items()
-        if name.startswith(("ATEN_", "DNNL_", "MKL_", "ONEDNN_"))
-    )
-    return torch.__version__, str(torch.get_num_threads()), machine.processor(), str(_folder()), *switches
 
 
 def _folder() -> Path | None:
@@ -183,12 +133,6 @@ def _folder() -> Path | None:
     return None
 
 
-def _file(surroundings: tuple[str, ...]) -> Path | None:
-    folder = _folder()
-    digest = hashlib.sha256("\0".join(surroundings).encode("utf-8", "surrogateescape")).hexdigest()
-    return None if folder is None else folder / f"product-rates-{digest[:32]}.json"
-
-
 def _read(file: Path) -> ProductRates | None:
     """The rates of a file; None if it is missing, damaged or not a file of rates."""
     with suppress(RecspecError, OSError, ValidationError):
@@ -196,7 +140,30 @@ def _read(file: Path) -> ProductRates | None:
     return None
 
 
-def _write(file: Path, rates: ProductRates) -> None:
-    """Keep the rates; a folder that can't be written to costs the next process a measurement."""
-    with suppress(RecspecError, OSError), whole_file(file) as temporary:
-        temporary.write_text(json.dumps({name: round(rate, 3) for name, rate in rates.model_dump().items()}), "utf-8")
+def measure_rates() -> ProductRates:
+    """Measure, in a quarter of a second on a core of a server."""
+    layers = {name: _layer(*name.split("_")) for name in ProductRates.model_fields}
+    for layer in layers.values():  # oneDNN compiles
+        layer()
+    best = dict.fromkeys(layers, 0.0)
+    for _ in range(ROUNDS):  # in turns: what slows the machine for a while slows all
+        for name, layer in layers.items():
+            best[name] = max(best[name], layer())
+    return ProductRates(**{name: max(1e-6, min(rate, 1e6 - 1)) for name, rate in best.items()})
+
+
+def _layer(shape: str, precision: str) -> Callable[[], float]:
+    """A function that computes a layer's products, and returns their GFLOP/s in CPU time."""
+    rows, inputs, outputs = SHAPES[shape]
+    x, weight, slope = torch.rand(rows, inputs), torch.rand(outputs, inputs), torch.rand(rows, outputs)
+    times = 1 if shape == "wide" else 3
+
+    def layer() -> float:
+        half = torch.autocast("cpu", dtype=torch.bfloat16) if precision == "bf16" else nullcontext()
+        with torch.no_grad(), arithmetic(precision, deterministic=False), half:
+            start = time.process_time()
+            for _ in range(times):
+                x @ weight.t(), slope @ weight, slope.t() @ x
+            return times * 6e-9 * rows * inputs * outputs / max(time.process_time() - start, 1e-9)
+
+    return layer

@@ -1,24 +1,212 @@
-"""The end of a run, and the bundle that it leaves."""
+"""The end of a run: what is said of its model, the classic models that stand beside it, and the bundle that it leaves.
+
+Popularity takes one pass over the rows, and the constant nothing, so they are always measured. The models of `CHEAP`
+follow, the cheapest first, each with its default settings, while their estimated time fits `SHARE` of the training's.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import torch
 
-from recspec.base.errors import DataError
+from recspec.base.errors import DataError, RecspecError
 from recspec.bundle import Card, Seen, checkpoint
 from recspec.bundle import folder as bundle
-from recspec.evaluation import ModelWarning, id_feature, interactions_of, positives, seen_items
+from recspec.data.storage import label_columns
+from recspec.evaluation import (
+    Evaluation,
+    EvaluationTask,
+    ModelWarning,
+    Report,
+    evaluate_baselines,
+    evaluate_rows,
+    id_feature,
+    interactions_of,
+    is_lower_better,
+    positives,
+    seconds_of_an_operation,
+    seen_items,
+    warnings,
+)
 from recspec.feature_spec import FeatureSpec
-from recspec.metrics import Calibration
-from recspec.models import Interactions, ItemModel, Model
-from recspec.training.build import Built
-from recspec.training.checkpoints import Progress
-from recspec.training.judgement import Judgement
+from recspec.metrics import Calibration, Method, fit
+from recspec.models import FittedItemModel, Interactions, ItemModel, Model, find_model, on_meta_device
+from recspec.models.layers import CalibrationMap
+from recspec.training.run_folder import Progress, RunLog
+from recspec.training.step import Built
+from recspec.training.validation import Validation
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """The warnings about a model, its calibration, and notes on both."""
+
+    warnings: tuple[ModelWarning, ...] = ()
+    calibration: Calibration | None = None
+    notes: tuple[str, ...] = ()
+    baselines: Mapping[str, float] = field(default_factory=dict)
+    """Baseline -> the metric that chose the model, on valid."""
+
+
+def judge(
+    validation: Validation, progress: Progress, last: Evaluation | None = None, *, baselines: bool = False
+) -> Judgement:
+    """Judge the weights that a run keeps, and calibrate the model if asked to; every rank takes part.
+
+    `last` is the evaluation of these very weights, if they are those of the last evaluation. With `baselines` it stands
+    beside more of them than popularity.
+
+    Valid, which has chosen the epoch, is read again: numbers of it are a little too good, and test alone is unseen.
+    """
+    plan = validation.plan
+    if not validation.split or progress.best is None:
+        return Judgement()
+    found, calibration, notes = last or validation.evaluate(), None, list[str]()
+    if plan.settings.calibration != "none":
+        calibration, found, notes = _calibrated(validation, found, plan.settings.calibration)
+    seconds = progress.seconds if baselines and validation.built.ranks.world_size == 1 else 0.0
+    others = _others(validation, seconds)
+    told = [
+        *of_run(validation, found, progress),
+        *warnings.of_label_columns(label_columns(validation.model.spec, validation.model.features())),
+        *warnings.of_probabilities(found.probabilities, validation.place),
+        *warnings.of_repeats(found.protocols, validation.place),
+        *_better_baselines(validation, found, others),
+    ]
+    values = values_of(others, validation.metric)
+    if validation.metric == "rows/log_loss" and found.probabilities is not None:
+        values["constant"] = found.probabilities.log_loss_of_constant
+    return Judgement(tuple(told), calibration, tuple(notes), values)
+
+
+def of_run(validation: Validation, found: Evaluation, progress: Progress) -> Sequence[ModelWarning]:
+    """Warnings about the course of the metric, which `found` has of the kept weights."""
+    protocol, _, name = validation.metric.partition("/")
+    epochs, values = progress.trace.get("epoch", ()), progress.trace.get(validation.metric, ())
+    limits: Mapping[str, Literal["epochs", "minutes"]] = {"": "epochs", "minutes": "minutes"}
+    return warnings.of_trace(
+        [warnings.Evaluated(epoch, value) for epoch, value in zip(epochs, values, strict=False)],
+        validation.metric,
+        lower_is_better=is_lower_better(validation.metric),
+        # An update trains so few epochs that they hardly differ, whatever the size of valid.
+        standard_error=None if validation.plan.update_of else found.standard_errors.get(protocol, {}).get(name),
+        error_of_rise=validation.error_of_rise,
+        used_up=limits.get(progress.stopped),
+    )
+
+
+def _calibrated(
+    validation: Validation, found: Evaluation, method: Method
+) -> tuple[Calibration | None, Evaluation, list[str]]:
+    """The calibration, the evaluation with it, and a note; without rows of both classes, why there is none."""
+    model, (logits, labels) = validation.model, validation.rows()
+    try:
+        calibration = fit(logits, labels, method)
+    except DataError as error:
+        return None, found, [f"not calibrated (train.calibration={method}): {error}"]
+    before = evaluate_rows(logits, labels)
+    model.calibration = CalibrationMap(calibration).to(model.device)
+    after = evaluate_rows(logits, labels, calibrated=model.calibrated, have_own_labels=found.probabilities is not None)
+    old, new = (each.metrics["rows"] for each in (before, after))
+    changes = ", ".join(
+        f"{name.replace('_', ' ')} {old[name]:.4f} to {new[name]:.4f}" for name in ("log_loss", "calibration_error")
+    )
+    twice = "valid is used twice, for the epoch and for this, so judge it on test"
+    kept = Evaluation(
+        {**found.metrics, "rows": after.metrics["rows"]} if "rows" in found.metrics else found.metrics,
+        found.protocols,
+        found.values,
+        probabilities=after.probabilities,
+    )
+    return calibration, kept, [f"calibrated on {validation.place} by {method}: {changes}; {twice}"]
+
+
+def _others(validation: Validation, seconds: float) -> dict[str, Evaluation]:
+    """Popularity, and with `seconds` of training other cheap baselines, under the metric's protocol."""
+    plan, protocol = validation.plan, validation.metric.partition("/")[0]
+    if protocol == "rows" or not validation.built.ranks.is_first:
+        return {}
+    return cheap_baselines(validation.question, plan.settings.train_splits, plan.model, seconds)
+
+
+def values_of(evaluations: Mapping[str, Evaluation], metric: str) -> dict[str, float]:
+    """The metric of each baseline that has it."""
+    protocol, _, name = metric.partition("/")
+    found = {other: each.metrics.get(protocol, {}).get(name) for other, each in evaluations.items()}
+    return {other: value for other, value in found.items() if value is not None}
+
+
+def _better_baselines(
+    validation: Validation, found: Evaluation, others: Mapping[str, Evaluation]
+) -> Sequence[ModelWarning]:
+    """A warning if a baseline ranks better."""
+    if not others:
+        return ()
+    protocol, _, name = validation.metric.partition("/")
+    ours = Evaluation({protocol: {name: found.metrics[protocol][name]}}, values=found.values)
+    return Report(validation.split, ours, others).warnings
+
+
+# --- baselines --------------------------------------------------------------------------------------------------------
+
+CHEAP = ("markov", "ease", "item_knn")
+"""Baselines beside popularity. iALS and GF-CF take many passes, whose number the sizes don't tell."""
+
+SHARE = 0.1
+"""Most time of the baselines, as a share of the training."""
+LEAST, MOST = 1.0, 60.0
+"""Seconds below which only popularity is measured, since estimates take half a second; and the most of any training."""
+AS_POPULARITY = 5.0
+"""Time to rank with such a model, in terms of popularity's."""
+
+
+def cheap_baselines(
+    question: EvaluationTask, splits: Sequence[str], model: str, seconds: float
+) -> dict[str, Evaluation]:
+    """The evaluations of popularity and of the other cheap baselines, fitted to some splits.
+
+    Args:
+        question: what valid asks under one protocol.
+        splits: the splits that the model was trained on.
+        model: the model's name, which is no baseline of itself.
+        seconds: how long the model was trained; 0 measures popularity alone.
+    """
+    if question.lacks:
+        return {}
+    started = time.monotonic()
+    found = _measured("popularity", question, splits) if model != "popularity" else {}
+    once = time.monotonic() - started
+    budget = min(MOST, SHARE * seconds)
+    if budget < LEAST:
+        return found
+    one = seconds_of_an_operation()
+    fits = {name: one * _operations(name, question) for name in CHEAP if name != model}
+    for name, seconds_to_fit in sorted(fits.items(), key=lambda fit: fit[1]):
+        if AS_POPULARITY * once + seconds_to_fit < budget - (time.monotonic() - started):
+            found |= _measured(name, question, splits)
+    return found
+
+
+def _operations(name: str, question: EvaluationTask) -> float:
+    kind = find_model(name)
+    assert issubclass(kind, FittedItemModel)
+    return on_meta_device(lambda: kind(question.spec, kind.Settings())).operations()
+
+
+def _measured(name: str, question: EvaluationTask, splits: Sequence[str]) -> dict[str, Evaluation]:
+    try:
+        return evaluate_baselines(question, splits, names=(name,))[0]
+    except RecspecError:  # data without users or items has no popularity
+        return {}
+
+
+# --- the bundle -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -54,6 +242,16 @@ class Result:
         calibration = None if self.calibration is None else self.calibration.model_dump(mode="json")
         told = {"bundle": str(self.bundle), "warnings": [each.to_dict() for each in self.warnings]}
         return {**vars(self), **told, "calibration": calibration}
+
+
+def log_end(log: RunLog, result: Result, **values: object) -> None:
+    """Log the warnings about a model, and the end of its run."""
+    warnings = [each.to_dict() for each in result.warnings]
+    for warning in warnings:
+        log.write("warning", **warning)
+    both = {"bundle": str(result.bundle), "stopped": result.stopped, "baselines": dict(result.baselines)}
+    speed = {"samples_per_second": result.samples_per_second, "seconds": result.seconds}
+    log.write("done", **both, **values, **speed, warnings=warnings)
 
 
 def write_bundle(

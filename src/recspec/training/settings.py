@@ -268,8 +268,7 @@ class TrainSettings(PlacementSettings, OptimizerSettings):
     target: float | None = Field(None, description="value of the metric on valid at which training stops")
     keep_best: bool = Field(True, description="save the weights of the best evaluation; otherwise the last ones")
     calibration: Literal["none", "temperature", "isotonic"] = Field(
-        "none",
-        description="calibration of probabilities on valid: temperature (a line) or isotonic (piecewise linear)",
+        "none", description="calibration of probabilities on valid: temperature (a line) or isotonic (piecewise linear)"
     )
     precision: Precision = Field(
         "auto", description="arithmetic of a step; auto: the device's fastest (see docs/training.md)"
@@ -277,8 +276,7 @@ class TrainSettings(PlacementSettings, OptimizerSettings):
     seed: int = Field(0, ge=0, description="seed of initial weights, row order, negatives and dropout")
     deterministic: bool = Field(False, description="use deterministic kernels only; slower on a GPU")
     compile: bool | Literal["auto"] = Field(
-        False,
-        description="compile the step with torch.compile; auto: no, because uncompiled steps were faster",
+        False, description="compile the step with torch.compile; auto: no, because uncompiled steps were faster"
     )
     threads: int | None = Field(
         None, ge=1, description="number of CPU threads of each process; by default torch's number"

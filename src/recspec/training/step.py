@@ -1,19 +1,100 @@
-"""One optimizer step."""
+"""The model and the optimizers that a plan describes, and one step of training."""
 
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager, nullcontext
-from typing import cast
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from recspec.loading import Ranks
-from recspec.models import Model, counts_of
-from recspec.models.layers import Batch, Dice, follow_together, num_rows, sparse_rows, take
-from recspec.training.build import Built
+from recspec.loading import (
+    NegativeSampler,
+    Ranks,
+    Shards,
+    SharedNegatives,
+    build,
+    ids_present,
+    item_features,
+    sampler_for,
+    shared_negatives_for,
+    stores_of,
+    torchrec_tables,
+)
+from recspec.models import Model, SequenceModel, TrainedItemModel, counts_of
+from recspec.models.layers import Batch, Dice, Gru, follow_together, num_rows, sparse_rows, take
+from recspec.training.optimizers import Optimizers, make_optimizers, without_frozen
+from recspec.training.plan import TrainingPlan
+
+
+@dataclass(frozen=True)
+class Built:
+    """A plan with its model, the model's divided tables and its optimizers, as this rank holds them."""
+
+    plan: TrainingPlan
+    ranks: Ranks
+    model: Model
+    shards: Shards
+    optimizers: Optimizers
+
+
+def build_model(plan: TrainingPlan, ranks: Ranks) -> Built:
+    """The model with its first weights."""
+    torch.manual_seed(plan.settings.seed)
+    model, shards = build(plan.make, ranks, plan.placement)
+    if isinstance(model, TrainedItemModel):
+        assert plan.interactions is not None
+        model.learn_from(plan.interactions)
+        model.describe(item_features(plan.spec, plan.settings.train_splits, model.item_inputs))
+    if names := model.needs_seen_ids():
+        splits = plan.settings.train_splits
+        model.set_seen_ids(ids_present(plan.spec, splits, names, positives_only=model.loss_needs().compares_negatives))
+    optimizers = make_optimizers(without_frozen(model, plan.settings.frozen), plan.settings)
+    if plan.event_products is not None:
+        assert isinstance(model, SequenceModel), "its shapes are few"
+        model.histories.through_onednn = plan.event_products.value == "onednn"
+    backend = plan.embedding_backend.value
+    optimizers.use_backend(backend)
+    model.backend = backend
+    if isinstance(model, SequenceModel):
+        model.histories.backend = backend
+    for part in model.modules():
+        if isinstance(part, Gru):
+            part.backend = backend
+    for name, module, key, _ in stores_of(model):
+        module.backend = backend
+        if name in plan.fused_updates:
+            module.updates[key] = optimizers.fused_update(name)
+        if name in plan.sparse_gradients.value:
+            module.sparse.add(key)
+    if ours := plan.placement.by_torchrec:
+        trained = {name: model.get_parameter(name).requires_grad for name in ours}
+        updates = {name: optimizers.fused_update(name) if trained[name] else None for name in ours}
+        shards = torchrec_tables.with_torchrec(shards, model, updates, plan.settings.shard_precision)
+    return Built(plan, ranks, model, shards, optimizers)
+
+
+def make_sampler(built: Built) -> NegativeSampler | SharedNegatives | None:
+    """What adds negatives to batches, if the plan draws any or the model compares rows with each other."""
+    plan, settings, needs = built.plan, built.plan.settings, built.model.loss_needs()
+    number, compares_rows = plan.negatives.value, needs.negatives == "batch and positives"
+    both: dict[str, Any] = {
+        "features": needs.features,
+        "distribution": settings.negative_distribution,
+        "power": settings.popularity_power,
+        "reject_positives": settings.reject_positives,
+        "splits": settings.train_splits,
+        "seed": settings.seed,
+        "device": built.ranks.device,
+    }
+    if needs.shares_negatives and (number or compares_rows):
+        shares = plan.loader.shares_of_positives(plan.spec) if compares_rows else None
+        return shared_negatives_for(plan.spec, number, row_shares=shares, gather=built.ranks.gather, **both)
+    return sampler_for(plan.spec, number, beside=needs.compares_negatives, **both) if number else None
 
 
 class Objective(nn.Module):
@@ -158,6 +239,50 @@ class TrainingStep:
             squares = torch.stack([gradient.square().sum().to(self.ranks.device) for gradient in there]).sum()
             norm = (norm.square() + self.ranks.sum(squares)).sqrt()
         nn.utils.clip_grads_with_norm_(self.model.parameters(), most, norm)
+
+
+class WeightAverage:
+    """A running mean of a model's weights and buffers: a <- d a + (1 - d) w after each step.
+
+    The decay d rises as (1 + t) / (10 + t) with the step t up to its setting, so that the first weights fade quickly.
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.decay = decay
+        # Buffers too: averaged weights do not fit statistics (Dice) of the units of other weights. Ids have no mean.
+        all_of_them = dict(model.named_parameters()) | dict(model.named_buffers())
+        self.weights: dict[str, Tensor] = {name: each for name, each in all_of_them.items() if each.is_floating_point()}
+        self.tensors = {name: weight.detach().clone() for name, weight in self.weights.items()}
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """Add the weights after step number `step`, counted from 0."""
+        new = 1 - min(self.decay, (1 + step) / (10 + step))
+        # On a GPU, one launch for many tensors.
+        torch._foreach_lerp_(list(self.tensors.values()), [self.weights[name] for name in self.tensors], new)
+
+    def restore(self, saved: Mapping[str, Tensor]) -> None:
+        """Continue from a checkpoint's mean."""
+        for name, mean in self.tensors.items():
+            tensor = saved[name]
+            if tensor.shape != mean.shape:
+                raise ValueError(f"the average of '{name}' has shape {tuple(tensor.shape)}")
+            mean.copy_(tensor)
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Give the model the mean as its weights until the end of the block."""
+        own = {name: weight.detach().clone() for name, weight in self.weights.items()}
+        self._give(self.tensors)
+        try:
+            yield
+        finally:
+            self._give(own)
+
+    @torch.no_grad()
+    def _give(self, tensors: Mapping[str, Tensor]) -> None:
+        for name, weight in self.weights.items():
+            weight.copy_(tensors[name])
 
 
 class UnitStatistics:

@@ -46,14 +46,13 @@ from recspec.loading import NewRowsAndReplay, Ranks
 from recspec.models import FittedModel, Ids, find_model, require_libraries
 from recspec.models.layers import Embeddings
 from recspec.training import run_folder
-from recspec.training.build import Built
-from recspec.training.fit import make_fit_plan, run_fit
-from recspec.training.loop import NOT_BEGUN, TrainingRun, using_threads
+from recspec.training.loop import NOT_BEGUN, TrainingRun, run_fit, using_threads
 from recspec.training.optimizers import Optimizers
-from recspec.training.plan import make_plan
+from recspec.training.plan import make_fit_plan, make_plan
 from recspec.training.result import Result
 from recspec.training.run_folder import Event
 from recspec.training.settings import TrainSettings
+from recspec.training.step import Built
 
 if TYPE_CHECKING:
     from recspec.datasets import Grown
@@ -208,27 +207,20 @@ def update(
     _check_run(run)
     with versions.updating(run), _new_version(run) as folder:
         base = bundle.find(run)  # the newest version, now that no other update can end
-        card, kind = _read_card(base)
-        require_libraries(kind)
+        card = _read_card(base)
+        require_libraries(find_model(card.model))
         spec = _dataset_of(base, data)
         (folder / DATA).mkdir(parents=True)
-        from recspec.datasets import grow  # needs Ibis and DuckDB, which training does without
+        from recspec.datasets import append_events  # needs Ibis and DuckDB, which training does without
 
         with stopping_at_once(NOT_BEGUN):
-            grown = grow(spec, events, folder / DATA)
+            grown = append_events(spec, events, folder / DATA)
         prepared = time.monotonic()
-        if issubclass(kind, FittedModel):
-            result = _fit(base, card, grown, folder, on_event, stop_requested)
-        else:
-            result = _train(base, card, grown, folder, settings, on_event, stop_requested)
+        result = _learn(base, card, grown, folder, settings, on_event, stop_requested)
         if base.parent != run:  # the state of the optimizers goes on from the newest version
             shutil.rmtree(run_record.home(base) / run_folder.CHECKPOINTS, ignore_errors=True)
     ended = time.monotonic()
-    seconds = {
-        "data": prepared - started,
-        "train": ended - prepared,
-        "all": ended - started,
-    }
+    seconds = {"data": prepared - started, "train": ended - prepared, "all": ended - started}
     summary = grown.spec.metadata.get("summary")
     rows = summary.get("rows") if isinstance(summary, dict) else None
     whole = sum(file.stat().st_size for file in (folder / run_folder.BUNDLE).rglob("*") if file.is_file())
@@ -269,13 +261,13 @@ def _check_run(run: Path) -> None:
     bundle.find(run)
 
 
-def _read_card(base: Path) -> tuple[Card, type]:
+def _read_card(base: Path) -> Card:
     card = bundle.read_card(base)
     if card.model == Blend.name:
         raise BundleError(f"{base}: is a {card.model}, which takes no new events; update its parts and make it again")
     if pipeline_card.read_pipeline(base) is not None:
         raise BundleError(f"{base}: is a pipeline; update its ranker and its retrievers, and make it again")
-    return card, find_model(card.model)
+    return card
 
 
 def _dataset_of(base: Path, given: FeatureSpec | None) -> FeatureSpec:
@@ -298,24 +290,7 @@ def _dataset_of(base: Path, given: FeatureSpec | None) -> FeatureSpec:
     return spec
 
 
-def _fit(
-    base: Path,
-    card: Card,
-    grown: Grown,
-    folder: Path,
-    on_event: Callable[[Event], None],
-    stop_requested: Callable[[], bool],
-) -> Result:
-    """Fit the model again on all events, with the settings that it has."""
-    ranks = Ranks()
-    own = config.build(find_model(card.model).Settings, "bundle.json: settings", card.settings)
-    train = config.build(TrainSettings, "bundle.json: train", card.train)
-    plan = replace(make_fit_plan(card.model, grown.spec, train, own, ranks), update_of=(run_record.home(base),))
-    with using_threads(plan.threads.value):
-        return run_fit(plan, folder, ranks, on_event, stop_requested)
-
-
-def _train(
+def _learn(
     base: Path,
     card: Card,
     grown: Grown,
@@ -324,15 +299,19 @@ def _train(
     on_event: Callable[[Event], None],
     stop_requested: Callable[[], bool],
 ) -> Result:
-    """Train the model on from its weights."""
-    ranks = Ranks()
-    own = config.build(find_model(card.model).Settings, "bundle.json: settings", card.settings)
+    """Fit the model again on all events, with the settings that it has, or train it on from its weights."""
+    kind, ranks, made_of = find_model(card.model), Ranks(), (run_record.home(base),)
+    own = config.build(kind.Settings, "bundle.json: settings", card.settings)
+    if issubclass(kind, FittedModel):
+        asked = config.build(TrainSettings, "bundle.json: train", card.train)
+        fit = replace(make_fit_plan(card.model, grown.spec, asked, own, ranks), update_of=made_of)
+        with using_threads(fit.threads.value):
+            return run_fit(fit, folder, ranks, on_event, stop_requested)
     asked = _train_settings(card, settings)
-    splits = asked.train_splits
-    newest = NewRowsAndReplay([grown.first_new.get(split, 0) for split in splits], settings.replay, asked.seed)
-    users = _users(grown, settings.replay, asked.seed)
+    first_new = [grown.first_new.get(split, 0) for split in asked.train_splits]
+    newest, users = NewRowsAndReplay(first_new, settings.replay, asked.seed), _users(grown, settings.replay, asked.seed)
     plan = make_plan(card.model, grown.spec, asked, own, ranks, newest=newest, users=users)
-    plan = replace(plan, notes=(*plan.notes, _told(grown, settings)), update_of=(run_record.home(base),))
+    plan = replace(plan, notes=(*plan.notes, _told(grown, settings)), update_of=made_of)
 
     def start(built: Built) -> list[str]:
         return warm_start(built.model, bundle.load(base).model, built.optimizers, _optimizer_state(base))
@@ -345,32 +324,21 @@ def _train(
 
 def _train_settings(card: Card, settings: UpdateSettings) -> TrainSettings:
     """The settings of the run, with the epochs of an update and a constant learning rate."""
-    rate, parts = card.train.get("learning_rate"), card.train.get("parts")
-    changed: dict[str, object] = {
-        "epochs": settings.epochs,
-        "minutes": None,
-        "patience": None,
-        "falling_patience": None,
-        "target": None,
-        "keep_checkpoints": 1,
-        "schedule": "constant",
-        "warmup_epochs": 0,
-    }
-    if isinstance(rate, (int, float)):
-        changed["learning_rate"] = rate * settings.learning_rate
-    if isinstance(parts, dict):
-        changed["parts"] = {name: _slower(part, settings.learning_rate) for name, part in parts.items()}
-    return config.build(TrainSettings, "bundle.json: train", {**card.train, **changed})
+    train = {**card.train, "schedule": "constant", "warmup_epochs": 0, "epochs": settings.epochs, "keep_checkpoints": 1}
+    train |= dict.fromkeys(("minutes", "patience", "falling_patience", "target"))
+    if isinstance(parts := train.get("parts"), dict):
+        train["parts"] = {
+            name: scale_learning_rate(part, settings.learning_rate) if isinstance(part, dict) else part
+            for name, part in parts.items()
+        }
+    return config.build(TrainSettings, "bundle.json: train", scale_learning_rate(train, settings.learning_rate))
 
 
-def _slower(part: object, factor: float) -> object:
-    """The settings of a part of the model, likewise."""
-    if not isinstance(part, dict):
-        return part
-    constant = {"schedule": "constant"} if "schedule" in part else {}
-    rate = part.get("learning_rate")
-    changed = {"learning_rate": rate * factor} if isinstance(rate, (int, float)) else {}
-    return {**part, **constant, **changed}
+def scale_learning_rate(settings: dict[str, object], factor: float) -> dict[str, object]:
+    """Settings with another learning rate, which stays constant."""
+    constant = {"schedule": "constant"} if "schedule" in settings else {}
+    rate = settings.get("learning_rate")
+    return {**settings, **constant, **({"learning_rate": rate * factor} if isinstance(rate, (int, float)) else {})}
 
 
 def _users(grown: Grown, share: float, seed: int) -> Ids:

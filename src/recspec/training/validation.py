@@ -14,7 +14,7 @@ from recspec.base.errors import SettingsError, listed, unknown
 from recspec.evaluation import (
     EvaluateSettings,
     Evaluation,
-    Question,
+    EvaluationTask,
     difference,
     evaluate_rows,
     informed,
@@ -25,18 +25,13 @@ from recspec.evaluation import (
 )
 from recspec.loading import Loader
 from recspec.models.layers import take
-from recspec.training.build import Built
-from recspec.training.checkpoints import Progress
 from recspec.training.choices import HELD_OUT, open_rows
+from recspec.training.run_folder import Progress
+from recspec.training.step import Built
 
 
 def stop_reason(
-    values: Sequence[float],
-    *,
-    count: int,
-    lower: bool,
-    patience: int | None,
-    falling_patience: int | None,
+    values: Sequence[float], *, count: int, lower: bool, patience: int | None, falling_patience: int | None
 ) -> str:
     """Why training should stop after these evaluations on valid; empty if it should go on.
 
@@ -152,10 +147,10 @@ class Validation:
         return ranks.gather(torch.cat(logits)).numpy(), ranks.gather(torch.cat(labels)).numpy() > 0
 
     @cached_property
-    def question(self) -> Question:
+    def question(self) -> EvaluationTask:
         """What `evaluate` asks of the split, whose rows and events are read once for all epochs."""
         settings, protocol = EvaluateSettings(users=self.plan.settings.valid_users), self.metric.partition("/")[0]
-        return Question(self.plan.spec, self.split, (protocol,), settings, reads=self.model.features())
+        return EvaluationTask(self.plan.spec, self.split, (protocol,), settings, reads=self.model.features())
 
     @property
     def place(self) -> str:

@@ -29,7 +29,7 @@ from recspec.base.files import parse_json, put_in_place
 from recspec.base.stores import copies
 from recspec.base.stores.store import STATE, Store, Url, local_of, parse, url_text
 
-FOLDERS = ("out", "out_folder", "target", "run")
+FOLDERS = ("out", "run")
 """Parameters that name a folder to write, in the verbs of `WRITERS`."""
 WRITERS = (
     "prepare",
@@ -39,7 +39,6 @@ WRITERS = (
     "tune",
     "auto",
     "blend",
-    "build",
     "pipeline",
     "export",
     "import_tf",
@@ -49,7 +48,7 @@ WRITERS = (
 KEEPS = ("train", "auto", "tune", "update")
 """Writers of a run: they go on with what is there."""
 FILES = {"describe": "html", "report": "out", "predict": "out", "recommend": "out"}
-"""Verb -> parameter that names a file to write; on the command line also `out_file`."""
+"""Verb -> parameter that names a file to write."""
 GROWS = ("train", "auto")
 """Verbs whose folder is sent while it grows, so that another machine can go on after this one died."""
 ADDS = {"evaluate": ("run", "against"), "report": ("runs",)}
@@ -146,7 +145,7 @@ class UrlResolver:
             raise DataError(f"{name}: {url} is a URL; expected a local file, which other machines can't read")
         if self.verb in WRITERS and name in FOLDERS:
             return self._folder(url)
-        if name in ("out_file", FILES.get(self.verb)):
+        if name == FILES.get(self.verb):
             return self._file(url)
         if name in ADDS.get(self.verb, ()):
             return self._with_additions(url, name)

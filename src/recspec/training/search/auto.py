@@ -9,7 +9,6 @@ goes on when nothing better can.
 from __future__ import annotations
 
 import math
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -20,7 +19,7 @@ from pathlib import Path
 from recspec.base.errors import Interrupted, SettingsError
 from recspec.base.files import confine, local, locked_inside, mkdir_or_undo
 from recspec.base.signals import stopping_at_once
-from recspec.training import Event, Result, TrackedSearch, TrainingPlan, has_checkpoint, plan_run, train
+from recspec.training import Event, Result, TrackedSearch, TrainingPlan, plan_run
 from recspec.training.search import candidates
 from recspec.training.search.ending import Finish
 from recspec.training.search.state import (
@@ -267,19 +266,12 @@ class AutoSearch(Search):
     def _train(self, line: Line, until: float) -> Result:
         seconds = self._seconds_to_fit() if line.is_fitted else until  # a fit ends with the best settings so far
         given = {**line.train, "minutes": seconds / 60}
-        model_settings, train_settings = candidates.build_settings(line.model, line.settings, given)
-        run = self.run_of(line.name)
-        resume = has_checkpoint(run) and not line.is_fitted
-        if not resume:
-            shutil.rmtree(run, ignore_errors=True)
-        return train(
+        return candidates.train_candidate(
             line.model,
             self.spec,
-            run,
-            settings=train_settings,
-            model_settings=model_settings,
+            self.run_of(line.name),
+            candidates.build_settings(line.model, line.settings, given),
             ranks=self.ranks,
-            resume=resume,
             on_event=lambda event: self._see(line, event),
             stop_requested=self.stop_requested,
             part_of=self.tracked,

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
 from pydantic import BaseModel
 
 from recspec.base import config
 from recspec.base.errors import SettingsError
-from recspec.models import Model, find_model
-from recspec.models.layers import RowsHeld, on_meta_device
-from recspec.training import Choice, TrainSettings
-
-if TYPE_CHECKING:
-    import optuna
-
+from recspec.models import find_model, on_meta_device
+from recspec.training import Plan, TrainSettings
 
 EXAMPLES = (
     "'[16, 32, 64]' for one of several, '0.0..0.5' for a range, '1e-4..1e-2 log' for one of magnitudes, "
@@ -30,22 +25,22 @@ ONLY_DRAWN = ("train.negatives", "train.negative_distribution", "train.popularit
 """Settings of drawn negatives: on rows with labels, drawing them would be another task."""
 
 
+def _is_number(value: object) -> TypeGuard[int | float]:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
 @dataclass(frozen=True)
 class OneOf:
     """One of several values."""
 
     values: tuple[object, ...]
 
-    def suggest(self, trial: optuna.Trial, name: str) -> object:
-        """Draw a value; the study holds each as JSON."""
-        return self.value(trial.suggest_categorical(name, [json.dumps(value) for value in self.values]))
-
     def drawn(self, rng: np.random.Generator) -> object:
         """A value, each as likely as another."""
         return self.values[int(rng.integers(len(self.values)))]
 
     def distribution(self, optuna: Any) -> Any:
-        """Optuna's form."""
+        """Optuna's form; the study holds each value as JSON."""
         return optuna.distributions.CategoricalDistribution([json.dumps(value) for value in self.values])
 
     def value(self, stored: object) -> object:
@@ -91,12 +86,6 @@ class Range:
         """Whether it draws whole numbers."""
         return isinstance(self.low, int) and isinstance(self.high, int) and not self.or_zero
 
-    def suggest(self, trial: optuna.Trial, name: str) -> object:
-        """Draw a number."""
-        if self.is_whole:
-            return trial.suggest_int(name, int(self.low), int(self.high), log=self.log)
-        return self.value(trial.suggest_float(name, self.lowest, self.high, log=self.log))
-
     def drawn(self, rng: np.random.Generator) -> object:
         """A number, drawn evenly, or with `log` evenly among magnitudes."""
         low, high = (math.log(each) if self.log else each for each in (self.lowest, self.high))
@@ -116,12 +105,11 @@ class Range:
 
     def holds(self, stored: object) -> bool:
         """Whether a study may hold this."""
-        is_number = isinstance(stored, (int, float)) and not isinstance(stored, bool)
-        return is_number and self.lowest <= float(str(stored)) <= self.high
+        return _is_number(stored) and self.lowest <= stored <= self.high
 
     def stored(self, value: object) -> object | None:
         """What the study holds for the nearest number of the range; None if the value is no number."""
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
+        if not _is_number(value) or not math.isfinite(value):
             return None
         if self.or_zero and value < self.low:
             return self.low / math.sqrt(10) if value < self.low / 2 else self.low
@@ -130,7 +118,7 @@ class Range:
 
     def with_default(self, value: object) -> Range:
         """The range, and the default at its end if it lies outside."""
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or (value <= 0 and self.log):
+        if not _is_number(value) or (value <= 0 and self.log):
             return self
         return Range(min(self.low, value), max(self.high, value), self.log, self.or_zero)
 
@@ -149,7 +137,7 @@ class Around:
 
     def of(self, default: object) -> Range:
         """The range; whole numbers if the default is one."""
-        if not isinstance(default, (int, float)) or isinstance(default, bool) or default <= 0:
+        if not _is_number(default) or default <= 0:
             raise ValueError(f"the default is {default!r}, and a range around it needs a number above 0")
         if isinstance(default, int):
             low, high = max(1, round(default * self.low)), max(1, round(default * self.high))
@@ -159,21 +147,6 @@ class Around:
     def written(self) -> object:
         """The notation of `--space`."""
         return f"x{self.low}..x{self.high}{' log' if self.log else ''}"
-
-
-class Planned(Protocol):
-    """What a search reads of the plan of a run."""
-
-    @property
-    def settings(self) -> TrainSettings: ...
-    @property
-    def model_settings(self) -> config.Settings: ...
-    @property
-    def make(self) -> Callable[[RowsHeld | None], Model]: ...
-    @property
-    def negatives(self) -> Choice[int]: ...
-    @property
-    def valid(self) -> Choice[str]: ...
 
 
 SearchSpace: TypeAlias = Mapping[str, OneOf | Range]
@@ -214,7 +187,7 @@ def parse_space(
 
 def search_space(
     model: str,
-    plan: Planned,
+    plan: Plan,
     asked: Mapping[str, OneOf | Range | Around],
     *,
     fixed: Collection[str] = (),
@@ -260,23 +233,19 @@ def search_space(
     return found
 
 
-def default_of(name: str, plan: Planned) -> object:
+def default_of(name: str, plan: Plan) -> object:
     """The value that a run takes for a setting, or a list of values for settings that vary together."""
     if "," in name:
         return [default_of(each, plan) for each in name.split(",")]
     if name == "train.negatives":
         return plan.negatives.value
     section, _, path = name.partition(".")
-    settings = plan.settings if section == "train" else plan.model_settings
-    value: Any = settings.model_dump(mode="json")
-    whole, (first, *rest) = value, path.split(".", 1)
-    value = value.get(first)
-    if not rest:
-        return value
-    part, _, setting = rest[0].rpartition(".")
+    whole: dict[str, Any] = (plan.settings if section == "train" else plan.model_settings).model_dump(mode="json")
+    first, _, rest = path.partition(".")
+    part, _, setting = rest.rpartition(".")
     if part:  # train.parts: what a part does not set is as in train
-        return value.get(part, {}).get(setting, whole.get(setting))
-    return value.get(rest[0])
+        return whole[first].get(part, {}).get(setting, whole.get(setting))
+    return whole[first].get(rest) if rest else whole.get(first)
 
 
 def assigned(drawn: Mapping[str, object], sections: Mapping[str, type[BaseModel]]) -> dict[str, dict[str, object]]:
@@ -304,7 +273,7 @@ def _is_of_a_missing_part(name: str, parameters: Sequence[str]) -> bool:
     return name.startswith("train.parts.") and not any(each.startswith(f"{part}.") for each in parameters)
 
 
-def _is_dear(name: str, plan: Planned) -> bool:
+def _is_dear(name: str, plan: Plan) -> bool:
     """Whether it is the weight decay of a part whose optimizer updates only the rows of a batch, for large tables:
     with decay, every step would go through whole tables.
     """
@@ -335,8 +304,7 @@ def _parsed(value: object, *, together: int = 1) -> OneOf | Range | Around:
     if not isinstance(value, str) or ".." not in value:
         raise ValueError("expected a list of values or a range")
     or_zero, text = value.strip().startswith("0 or "), value.strip().removeprefix("0 or ").strip()
-    text, _, kind = text.partition(" ")
-    kind = kind.strip()
+    text, _, kind = (each.strip() for each in text.partition(" "))
     if kind not in ("", "log"):
         raise ValueError(f"'{kind}' behind the range; expected 'log' or nothing")
     ends = text.split("..", 1)

@@ -120,17 +120,17 @@ class Importances:
 
     def to_dict(self) -> dict[str, object]:
         """A JSON value."""
-        settings = {
-            name: {"share": round(each.share, 4), "stands_out": each.stands_out} for name, each in self.settings.items()
-        }
+        named = self.settings.items()
+        settings = {name: {"share": round(each.share, 4), "stands_out": each.stands_out} for name, each in named}
         return {"judged": self.judged, "needed": FEWEST_TRIALS, "settings": settings}
 
     def __str__(self) -> str:
         if not self.settings:
             return f"too few trials to say: {self.judged} judged, {FEWEST_TRIALS} needed"
-        shown = {name: f"{name} {each.share:.0%}" for name, each in self.settings.items()}
-        clear = [shown[name] for name, each in self.settings.items() if each.stands_out]
-        rest = [shown[name] for name, each in self.settings.items() if not each.stands_out]
+        clear, rest = (
+            [f"{name} {each.share:.0%}" for name, each in self.settings.items() if each.stands_out == stands_out]
+            for stands_out in (True, False)
+        )
         if not clear:
             return f"nothing beyond chance in {self.judged} trials; {', '.join(rest[:3])} come first"
         return ", ".join(clear) + (f"; no more than chance: {', '.join(rest)}" if rest else "")
@@ -171,14 +171,16 @@ def importances(
     order = np.argsort(-found, kind="stable")
     names = list(space)
     return Importances(
-        len(judged),
-        {names[at]: Importance(float(found[at]) / total, bool(found[at] > by_chance[at])) for at in order},
+        len(judged), {names[at]: Importance(float(found[at]) / total, bool(found[at] > by_chance[at])) for at in order}
     )
 
 
 STUDY, NAME = "study.db", "recspec"
 RECIPE = "best.yaml"
 BUNDLE = "best"
+
+WRITTEN = ("trials", BUNDLE, RECIPE, STUDY, *(f"{STUDY}-{each}" for each in ("journal", "wal", "shm")))
+"""What a search writes in its folder; SQLite opens what lies beside its file, and clears it away."""
 
 DEFAULTS = "defaults"
 """The name of the first trial's start."""
@@ -269,11 +271,12 @@ class Study:
         self.identity = identity  # what distinguishes this search from another, as JSON values
         self.starts = starts or {}  # values of the first trials, by what they start from
         self.optuna: Any = require_extra("optuna", "tune")
+        self.distributions = {name: each.distribution(self.optuna) for name, each in space.items()}
 
     @contextmanager
     def opened(self) -> Iterator[None]:
         """Open the study's file, and close it at the end of the block."""
-        confine(self.folder, written_in())
+        confine(self.folder, WRITTEN)
         with storage_of(self.optuna, self.folder) as storage:
             with turn(self.folder):
                 self.study = self._create(storage)
@@ -306,14 +309,14 @@ class Study:
             if self.ended() + under_way >= self.trials:
                 return None
             known = self.study.get_trials(deepcopy=False)
-            if not any(trial.state.name == "WAITING" for trial in known):
-                begun = {trial.user_attrs.get("start") for trial in known}
-                for start in [start for start in self.starts if start not in begun][:1]:
-                    self.study.enqueue_trial(self._stored(self.starts[start]), user_attrs={"start": start})
+            begun = {trial.user_attrs.get("start") for trial in known}
+            start = next((start for start in self.starts if start not in begun), None)
+            if start is not None and not any(trial.state.name == "WAITING" for trial in known):
+                self.study.enqueue_trial(self._stored(self.starts[start]), user_attrs={"start": start})
             # A new seed for each trial: neither a later call nor a second worker draws the first trials again.
             sampler = self.optuna.samplers.TPESampler(seed=self.seed + len(known), n_startup_trials=RANDOM_TRIALS)
             self.study.sampler = sampler
-            trial = self.study.ask()
+            trial = self.study.ask(self.distributions)
             folders = {each.user_attrs["folder"] for each in known if "folder" in each.user_attrs}
             folder = str(trial.user_attrs.get("continues") or f"{len(folders):04d}")
             trial.set_user_attr("folder", folder)
@@ -332,7 +335,7 @@ class Study:
         kept = {name: trial.user_attrs[name] for name in ("start", "folder") if name in trial.user_attrs}
         anew = self.optuna.trial.create_trial(
             params={**trial.params, **self._stored(chosen)},
-            distributions={name: each.distribution(self.optuna) for name, each in self.space.items()},
+            distributions=self.distributions,
             user_attrs={**kept, "chosen": dict(chosen)},
             value=value,
         )
@@ -376,10 +379,9 @@ class Study:
 
     def ended(self) -> int:
         """Number of trials that are over; a continued one counts once."""
-        trials = self.study.get_trials(deepcopy=False)
         return sum(
             trial.state.name in ("COMPLETE", "PRUNED") or (trial.state.name == "FAIL" and "reason" in trial.user_attrs)
-            for trial in trials
+            for trial in self.study.get_trials(deepcopy=False)
         )
 
     def failures(self) -> list[str]:
@@ -402,12 +404,14 @@ class Study:
 
     def findings(self) -> Found:
         """The findings, and what mattered."""
-        judged = [
-            (trial.params, min([*trial.intermediate_values.values(), *(trial.values or ())], default=math.nan))
+        outcomes = [
+            (trial.params, best)
             for trial in self.study.get_trials(deepcopy=False)
             if trial.state.name in ("COMPLETE", "PRUNED")
+            and math.isfinite(
+                best := min([*trial.intermediate_values.values(), *(trial.values or ())], default=math.nan)
+            )
         ]
-        outcomes = [(params, value) for params, value in judged if math.isfinite(value)]
         return replace(self.found(), importances=importances(self.optuna, self.space, outcomes, self.seed))
 
     def _as_trial(self, trial: optuna.trial.FrozenTrial, sign: float) -> Trial:
@@ -422,11 +426,6 @@ class Study:
             reason,
             str(trial.user_attrs.get("start", "")),
         )
-
-
-def written_in() -> tuple[str, ...]:
-    """What a search writes in its folder; SQLite opens what lies beside its file, and clears it away."""
-    return ("trials", BUNDLE, RECIPE, STUDY, *(f"{STUDY}-{each}" for each in ("journal", "wal", "shm")))
 
 
 def number_of(trial: optuna.Trial | optuna.trial.FrozenTrial) -> int:

@@ -42,11 +42,11 @@ from recspec.bundle import run_record
 from recspec.feature_spec import FeatureSpec
 from recspec.loading import Ranks
 from recspec.models import find_model
-from recspec.training import Event, TrackedSearch, TrainSettings, plan_run, train
+from recspec.training import Event, Plan, TrackedSearch, TrainSettings, plan_run
+from recspec.training.search.candidates import train_candidate
 from recspec.training.search.search_space import (
     Around,
     OneOf,
-    Planned,
     Range,
     assigned,
     default_of,
@@ -61,6 +61,7 @@ from recspec.training.search.study import (
     NAME,
     RECIPE,
     STUDY,
+    WRITTEN,
     Found,
     Study,
     is_compared,
@@ -69,7 +70,6 @@ from recspec.training.search.study import (
     number_of,
     storage_of,
     values_of,
-    written_in,
 )
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ MOST_STARTS = 3
 """Trials taken from each earlier search."""
 
 
-def best_of(folders: Sequence[Path], model: str) -> dict[str, Mapping[str, object]]:
+def previous_best(folders: Sequence[Path], model: str) -> dict[str, Mapping[str, object]]:
     """The settings of the best complete trials of earlier searches of a model, by a name for each.
 
     Nothing is written to the folders.
@@ -104,7 +104,7 @@ def _best_in(folder: Path, model: str) -> dict[str, Mapping[str, object]]:
     optuna: Any = require_extra("optuna", "tune")
     if not (folder / STUDY).is_file():
         raise SettingsError(f"{folder}: holds no search; expected the folder of an earlier `recspec tune {model}`")
-    confine(folder, written_in())
+    confine(folder, WRITTEN)
     with storage_of(optuna, folder, read_only=True) as storage:
         try:
             study = optuna.load_study(study_name=NAME, storage=storage)
@@ -317,7 +317,7 @@ class Tuning:
         return search_space(self.model, self._plan, self.asked, fixed=self.fixed, only=self.only)
 
     @cached_property
-    def _plan(self) -> Planned:
+    def _plan(self) -> Plan:
         """The plan of a trial that draws nothing."""
         own, train = self._given()
         plan = plan_run(self.model, self.spec, self.out, train, own, self.ranks, resume=False)
@@ -330,16 +330,11 @@ class Tuning:
 
     def _starts(self) -> dict[str, Mapping[str, object]]:
         """The values of the first trials; those that an earlier search does not give are the defaults."""
-        defaults = self._defaults()
+        defaults, space = self._defaults(), self.space
         starts: dict[str, Mapping[str, object]] = {DEFAULTS: defaults}
-        for name, values in best_of(self.like, self.model).items():
-            fitting = {
-                setting: value
-                for setting, value in values.items()
-                if setting in self.space and self.space[setting].stored(value) is not None
-            }
-            start = {**defaults, **fitting}
-            if start not in starts.values():
+        for name, values in previous_best(self.like, self.model).items():
+            fitting = {of: each for of, each in values.items() if of in space and space[of].stored(each) is not None}
+            if (start := {**defaults, **fitting}) not in starts.values():
                 starts[name] = start
         return starts
 
@@ -360,14 +355,23 @@ class Tuning:
 
     def _run_trial(self, study: Study, trial: optuna.Trial, started: float) -> None:
         """Draw settings, train with them and record the outcome; an interrupted trial stays under way."""
-        drawn = {name: each.suggest(trial, name) for name, each in self.space.items()}
+        drawn = {name: each.value(trial.params[name]) for name, each in self.space.items()}
         is_plain = trial.user_attrs.get("start") == DEFAULTS and drawn == self._defaults()
         run = study.run_of(str(trial.user_attrs["folder"]))
         watch = _Watch(self, study, trial, started)
         states = study.optuna.trial.TrialState
         try:
             # The trial of the defaults is plain training: a fitted model then chooses its settings itself.
-            self._train(run, self._given() if is_plain else self._settings(drawn), watch)
+            train_candidate(
+                self.model,
+                self.spec,
+                run,
+                self._given() if is_plain else self._settings(drawn),
+                ranks=self.ranks,
+                on_event=watch.see,
+                stop_requested=watch.should_stop,
+                part_of=self._tracked,
+            )
             if (best := watch.best) is None:
                 raise TrainingError(f"{run}: the metric on valid is no number")
         except Interrupted:
@@ -390,24 +394,6 @@ class Tuning:
         with turn(self.out):
             record()
             self._keep_best(study)
-
-    def _train(self, run: Path, settings: tuple[config.Settings, TrainSettings], watch: _Watch) -> None:
-        model_settings, train_settings = settings
-        resume = any((run / "checkpoints").glob("step-*"))
-        if not resume:
-            shutil.rmtree(run, ignore_errors=True)
-        train(
-            self.model,
-            self.spec,
-            run,
-            settings=train_settings,
-            model_settings=model_settings,
-            ranks=self.ranks,
-            resume=resume,
-            on_event=watch.see,
-            stop_requested=watch.should_stop,
-            part_of=self._tracked,
-        )
 
     def _given(self) -> tuple[config.Settings, TrainSettings]:
         """The settings that are given."""
