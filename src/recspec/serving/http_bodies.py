@@ -118,16 +118,16 @@ class BodyReader:
         Raises:
             RequestError: 413 (too large), 415 (unsupported content type or encoding), 408 (too slow), 503 (no room).
         """
-        headers = request.headers
-        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+        headers = dict(reversed(request.scope["headers"]))  # the first of each name
+        kind = headers.get(b"content-type", b"").decode("latin-1").partition(";")[0].strip().lower()
         if kind and kind not in (JSON, BINARY) and not kind.endswith("+json"):
             raise RequestError(f"content-type {kind[:60]!r} is not read; send {JSON}", status=415)
-        coding = headers.get("content-encoding", "identity").strip().lower()
+        coding = headers.get(b"content-encoding", b"identity").decode("latin-1").strip().lower()
         if coding not in (*PACKED, "identity"):
             message = f"content-encoding {coding[:40]!r} is not read; known: {listed(PACKED)} or none"
             raise RequestError(message, status=415)
-        length = headers.get("content-length", "")
-        if length.isascii() and length.isdigit() and (len(length) > 18 or int(length) > self.limits.max_body_bytes):
+        length = headers.get(b"content-length", b"")
+        if length.isdigit() and (len(length) > 18 or int(length) > self.limits.max_body_bytes):
             raise self._too_large()
         parts: list[bytes] = []
         size = 0

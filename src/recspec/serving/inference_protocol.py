@@ -26,7 +26,7 @@ from recspec.serving.repository import Endpoint, Repository
 
 INFER = "/infer"
 """End of the paths of requests for inference."""
-HEADER_LENGTH = "inference-header-content-length"
+HEADER_LENGTH = b"inference-header-content-length"
 SERVER = {
     "name": "recspec",
     "version": __version__,
@@ -71,8 +71,9 @@ def routes(repository: Repository) -> list[Route]:
         endpoint(request)  # an unknown model is an error before its tensors are read
         name, version = named(request)
         async with repository.body_reader.body(request) as body:
-            head_length = request.headers.get(HEADER_LENGTH)
-            read = partial(parse_infer, body, head_length, repository.limits.max_rows, name, version)
+            length = dict(reversed(request.scope["headers"])).get(HEADER_LENGTH)
+            length = None if length is None else length.decode("latin-1")
+            read = partial(parse_infer, body, length, repository.limits.max_rows, name, version)
             asked = await repository.body_reader.parsed(read, len(body))
             seconds = repository.limits.timeout - (time.monotonic() - began)
             timeout = max(0.0, seconds if asked.timeout is None else min(asked.timeout, seconds))
@@ -208,11 +209,11 @@ Given = tuple[int | None, object]
 def _head(text: bytes, max_rows: float) -> tuple[tensors.Head, tuple[Given, ...]]:
     head = parse_object(text, "the request's head")
     parameters = _mapping(head.get("parameters"), "parameters")
-    inputs = [
-        (each, _mapping(each.get("parameters"), f"input '{each.get('name')}': parameters"))
-        for each in _objects(head.get("inputs"), "inputs")
+    inputs = _objects(head.get("inputs"), "inputs")
+    own = [_mapping(each.get("parameters"), f"input '{each.get('name')}': parameters") for each in inputs]
+    declared = [
+        (each.get("name"), each.get("datatype"), each.get("shape"), its) for each, its in zip(inputs, own, strict=True)
     ]
-    declared = [(each.get("name"), each.get("datatype"), each.get("shape"), own) for each, own in inputs]
     outputs = [
         (each.get("name"), _mapping(each.get("parameters"), "an output's parameters"))
         for each in _objects(head.get("outputs") or [], "outputs")
@@ -226,7 +227,7 @@ def _head(text: bytes, max_rows: float) -> tuple[tensors.Head, tuple[Given, ...]
         tensors.timeout_of(parameters.get("timeout")),
         identity,
     )
-    return found, tuple((_size(each, own), each.get("data")) for each, own in inputs)
+    return found, tuple((_size(each, its), each.get("data")) for each, its in zip(inputs, own, strict=True))
 
 
 @lru_cache(maxsize=tensors.KNOWN)
@@ -300,7 +301,7 @@ class _BinaryResponse(Response):
     def __init__(self, body: bytes, head_length: int) -> None:
         self.status_code, self.background, self.body = 200, None, body
         self.raw_headers = [
-            (HEADER_LENGTH.encode(), b"%d" % head_length),
+            (HEADER_LENGTH, b"%d" % head_length),
             (b"content-length", b"%d" % len(body)),
             (b"content-type", BINARY.encode()),
         ]

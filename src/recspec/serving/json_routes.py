@@ -235,7 +235,7 @@ async def _describe(repository: Repository, name: str, access: Access) -> dict[s
             "columns": [{**_named(port), "is_list": port.is_list} for port in ports],
             "features": [{**_named(port), "width": port.width, "num_ids": port.num_ids} for port in features],
             "pipeline": _stages(predictor),
-            "report": _report(endpoint, access),
+            "report": access.signed(f"{REPORTS}{name}") if predictor and has_report(predictor.bundle.folder) else None,
         }
 
 
@@ -246,14 +246,6 @@ def _answers(predictor: Predictor) -> dict[str, bool]:
         "in_context": requests.can_recommend_in_context(predictor),
         "probabilities": predictor.bundle.gives_probabilities,
     }
-
-
-def _report(endpoint: Endpoint, access: Access) -> str | None:
-    """The address of the run's report, which a browser may open for some hours; None if there is none."""
-    predictor = endpoint.model.opened.predictor
-    if predictor is None or not has_report(predictor.bundle.folder):
-        return None
-    return access.signed(f"{REPORTS}{endpoint.name}")
 
 
 def _stages(predictor: Predictor | None) -> dict[str, Any] | None:

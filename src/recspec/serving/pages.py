@@ -13,7 +13,7 @@ import base64
 import hashlib
 import re
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from typing import Any
 
@@ -124,12 +124,8 @@ async def _page(_: Repository, request: Request) -> Response:
     return _static()["with pictures" if request.query_params.get("images") == "on" else "page"]
 
 
-async def _docs(_: Repository, __: Request) -> Response:
-    return _static()["docs"]
-
-
-async def _openapi(_: Repository, __: Request) -> Response:
-    return _static()["openapi"]
+async def _fixed(name: str, _: Repository, __: Request) -> Response:
+    return _static()[name]
 
 
 async def _report(repository: Repository, request: Request) -> Response:
@@ -154,9 +150,8 @@ def docs_page() -> str:
     operations, bodies = (*json_routes.OPERATIONS, *OPERATIONS), document()["components"]["schemas"]
     asked = {each.path: each.request for each in operations if each.request is not None}
     schemas = {path: bodies.get(kind.__name__) or kind.model_json_schema() for path, kind in asked.items()}
-    template = Environment(loader=PackageLoader("recspec.serving"), autoescape=True, trim_blocks=True).get_template(
-        "routes.html"
-    )
+    pages = Environment(loader=PackageLoader("recspec.serving"), autoescape=True, trim_blocks=True)
+    template = pages.get_template("routes.html")
     return template.render(text=DESCRIPTION, operations=operations, schemas=schemas, refusals=REFUSALS)
 
 
@@ -201,6 +196,6 @@ def _hashes(tag: str, text: str) -> str:
 OPERATIONS = (
     Operation("GET", "/", "A page to try a model on", "text/html", _page),
     Operation("GET", f"{REPORTS}{{model}}", "The report of a model's run", "text/html", _report),
-    Operation("GET", "/docs", "These routes on a page", "text/html", _docs),
-    Operation("GET", "/openapi.json", "This document, OpenAPI 3.1", "application/json", _openapi),
+    Operation("GET", "/docs", "These routes on a page", "text/html", partial(_fixed, "docs")),
+    Operation("GET", "/openapi.json", "This document, OpenAPI 3.1", "application/json", partial(_fixed, "openapi")),
 )
