@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from recspec.base import config
@@ -99,6 +100,17 @@ def test_a_wheel_holds_the_recipes_and_a_source_archive_what_a_clone_holds() -> 
     assert {each for each in there if (root / each).suffix == ".md"} <= held
     assert {"src", "tests", "docs", "recipes", "benchmarks", "deploy", "findings", "scripts"} <= held
     assert held <= there
+
+
+def test_ci_runs_the_targets_on_every_python_that_is_supported() -> None:
+    root = Path(__file__).parents[1]
+    (job,) = yaml.safe_load((root / ".github/workflows/ci.yml").read_text(encoding="utf-8"))["jobs"].values()
+    assert job["steps"][-1] == {"run": ".ci/run"}
+    classifiers = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["classifiers"]
+    supported = [each.rpartition(" :: ")[2] for each in classifiers if ":: Python :: 3." in each]
+    assert job["strategy"]["matrix"]["python"] == supported
+    (local,) = yaml.safe_load((root / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"]
+    assert [hook["id"] for hook in local["hooks"]] == ["ruff", "ruff-format", "mypy"]
 
 
 def test_a_recipe_is_read(tmp_path: Path) -> None:

@@ -87,13 +87,10 @@ def _why_triton_cannot_launch() -> str | None:
     """Triton compiles the call of each kernel as C code, at its first launch."""
     if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
         return "triton needs a C compiler to launch kernels, and neither gcc nor clang is there (or set CC)"
-    scheme = sysconfig.get_default_scheme().replace(
-        "posix_local", "posix_prefix"
-    )  # as Triton does, for Debian's Python
-    named = [
-        path for name in ("CPATH", "C_INCLUDE_PATH") for path in os.environ.get(name, "").split(os.pathsep) if path
-    ]
-    folders = [sysconfig.get_paths(scheme)["include"], *named]
+    # As Triton does, for Debian's Python.
+    scheme = sysconfig.get_default_scheme().replace("posix_local", "posix_prefix")
+    named = os.pathsep.join(os.environ.get(name, "") for name in ("CPATH", "C_INCLUDE_PATH")).split(os.pathsep)
+    folders = [sysconfig.get_paths(scheme)["include"], *filter(None, named)]
     if not any(Path(folder, "Python.h").exists() for folder in folders):
         lacking = f"{folders[0]}/Python.h is missing (apt-get install python3-dev)"
         return f"triton needs Python's headers to launch kernels, and {lacking}"
