@@ -260,6 +260,19 @@ def test_more_trials_go_on_from_those_there_are(
     assert more.trials[0].settings != more.trials[1].settings, "a call that goes on draws something else"
 
 
+def test_a_worker_leaves_the_end_of_the_search_to_the_first_process(
+    data: FeatureSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise MLflow would register the best model once for each."""
+    tracked: list[object] = []
+    monkeypatch.setattr(training.TrackedSearch, "finish", lambda *_, done, **__: tracked.append(done))
+    monkeypatch.setattr(candidates, "train", made_up_training(lambda rate: [rate]))
+    tune.work(a_search(data, tmp_path, trials=1), lambda: False)
+    assert not tracked
+    a_search(data, tmp_path, trials=1).run()
+    assert len(tracked) == 1
+
+
 def test_the_time_ends_the_call_and_not_the_search(
     data: FeatureSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
