@@ -28,7 +28,6 @@ from recspec.training.search.search_space import OneOf, Range
 from recspec.training.search.study import Found
 from recspec.training.search.tune import Tuning
 from recspec.training.settings import TrainSettings
-from tests import made_up
 from tests.made_up_training import made_up_training
 
 VALUES = MappingProxyType(
@@ -38,11 +37,6 @@ VALUES = MappingProxyType(
     }
 )
 RATES = MappingProxyType({"train.learning_rate": Range(1e-4, 3e-2, log=True)})
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> FeatureSpec:
-    return made_up.interactions(tmp_path_factory.mktemp("tune") / "data", num_rows=1200)
 
 
 def a_search(data: FeatureSpec, out: Path, **changed: object) -> Tuning:
