@@ -30,11 +30,6 @@ JUDGED = ending._judged
 FEW = {"epochs": 2, "batch_size": 64, "precision": "fp32"}
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> FeatureSpec:
-    return made_up.interactions(tmp_path_factory.mktemp("auto") / "data", num_rows=1200)
-
-
 @pytest.fixture
 def equal_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every model joins the blend, nothing is tried, and the blend wins."""

@@ -49,11 +49,6 @@ FEW = {"epochs": 2, "batch_size": 512, "precision": "fp32"}
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> FeatureSpec:
-    return made_up.interactions(tmp_path_factory.mktemp("auto") / "data", num_rows=1200)
-
-
-@pytest.fixture(scope="module")
 def clicks(tmp_path_factory: pytest.TempPathFactory) -> FeatureSpec:
     return made_up.clicks(tmp_path_factory.mktemp("auto") / "clicks", num_rows=1200)
 

@@ -28,7 +28,6 @@ from recspec.training.search.search_space import OneOf, Range
 from recspec.training.search.study import Found
 from recspec.training.search.tune import Tuning
 from recspec.training.settings import TrainSettings
-from tests import made_up
 from tests.made_up_training import made_up_training
 
 VALUES = MappingProxyType(
@@ -38,11 +37,6 @@ VALUES = MappingProxyType(
     }
 )
 RATES = MappingProxyType({"train.learning_rate": Range(1e-4, 3e-2, log=True)})
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> FeatureSpec:
-    return made_up.interactions(tmp_path_factory.mktemp("tune") / "data", num_rows=1200)
 
 
 def a_search(data: FeatureSpec, out: Path, **changed: object) -> Tuning:
@@ -258,6 +252,19 @@ def test_more_trials_go_on_from_those_there_are(
     assert more.trials[0] == first.trials[0]
     assert len(more.trials) == 2
     assert more.trials[0].settings != more.trials[1].settings, "a call that goes on draws something else"
+
+
+def test_a_worker_leaves_the_end_of_the_search_to_the_first_process(
+    data: FeatureSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise MLflow would register the best model once for each."""
+    tracked: list[object] = []
+    monkeypatch.setattr(training.TrackedSearch, "finish", lambda *_, done, **__: tracked.append(done))
+    monkeypatch.setattr(candidates, "train", made_up_training(lambda rate: [rate]))
+    tune.work(a_search(data, tmp_path, trials=1), lambda: False)
+    assert not tracked
+    a_search(data, tmp_path, trials=1).run()
+    assert len(tracked) == 1
 
 
 def test_the_time_ends_the_call_and_not_the_search(

@@ -13,8 +13,10 @@ import pytest
 from recspec.base.errors import SettingsError
 from recspec.feature_spec import FeatureSpec
 from recspec.training.run_folder import Event
+from recspec.training.search import tune
 from recspec.training.search.tune import Tuning, workers
 from tests import made_up
+from tests.processes import Running
 from tests.search.test_tune import RATES, VALUES
 
 
@@ -28,6 +30,14 @@ def act(stop_requested: Callable[[], bool], folder: Path) -> None:
     while not stop_requested():
         time.sleep(0.01)
     (folder / "stopped").mkdir()
+
+
+def stay(stop_requested: Callable[[], bool], folder: Path) -> None:  # noqa: ARG001
+    """A worker that computes without a pause."""
+    tune.END_SECONDS = 0.1
+    (folder / str(os.getpid())).mkdir()
+    while True:
+        time.sleep(0.01)
 
 
 def claimed(role: Path) -> bool:
@@ -49,6 +59,26 @@ def test_a_worker_that_did_not_end_well_is_told_of_and_the_others_are_asked_to_s
     assert failed.endswith(" ended: the folder holds another search")
     assert not others.work
     assert (tmp_path / "stopped").exists()
+
+
+@pytest.mark.slow
+def test_a_worker_ends_soon_after_the_process_that_started_it(tmp_path: Path) -> None:
+    code = """
+import sys, time
+from pathlib import Path
+from recspec.training.search.tune import workers
+from tests.search.test_workers import stay
+with workers(1, stay, {"folder": Path(sys.argv[1])}):
+    time.sleep(600)
+"""
+    parent = Running(code, str(tmp_path))
+    while not (found := list(tmp_path.iterdir())):
+        assert parent.runs, parent.ended().stderr
+        time.sleep(0.01)
+    os.kill(parent.pid, signal.SIGKILL)
+    status = Path(f"/proc/{found[0].name}/stat")
+    while status.exists() and ") Z " not in status.read_text():  # nobody may be there to collect its end
+        time.sleep(0.01)
 
 
 def test_one_worker_starts_no_process() -> None:

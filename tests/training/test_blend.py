@@ -41,8 +41,8 @@ def a_run(name: str, spec: FeatureSpec, folder: Path, **settings: object) -> Pat
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> FeatureSpec:
-    return made_up.interactions(tmp_path_factory.mktemp("blend") / "data")
+def data(datasets: Mapping[str, FeatureSpec]) -> FeatureSpec:
+    return datasets["interactions"]
 
 
 @pytest.fixture(scope="module")

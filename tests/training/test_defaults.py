@@ -27,15 +27,10 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, FeatureSpec]:
-    folder = tmp_path_factory.mktemp("defaults")
-    clicks = made_up.clicks(folder / "clicks")
-    return {
-        "interactions": made_up.interactions(folder / "interactions"),
-        "clicks": clicks,
-        "sequences": made_up.sequences(folder / "sequences"),
-        "without_valid": clicks.replace(sources={split: clicks.sources[split] for split in ("train", "test")}),
-    }
+def data(datasets: Mapping[str, FeatureSpec]) -> Mapping[str, FeatureSpec]:
+    sources = datasets["clicks"].sources
+    without_valid = datasets["clicks"].replace(sources={split: sources[split] for split in ("train", "test")})
+    return {**datasets, "without_valid": without_valid}
 
 
 class Ruled(Model):

@@ -37,8 +37,13 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> FeatureSpec:
-    return made_up.interactions(tmp_path_factory.mktemp("train") / "data")
+def data(datasets: Mapping[str, FeatureSpec]) -> FeatureSpec:
+    return datasets["interactions"]
+
+
+@pytest.fixture(scope="module")
+def clicks(datasets: Mapping[str, FeatureSpec]) -> FeatureSpec:
+    return datasets["clicks"]
 
 
 def settings(**values: object) -> TrainSettings:
@@ -164,9 +169,8 @@ def test_every_precision_of_a_cpu_trains(data: FeatureSpec, tmp_path: Path, prec
 
 
 @pytest.fixture(scope="module")
-def without_valid(tmp_path_factory: pytest.TempPathFactory) -> FeatureSpec:
+def without_valid(clicks: FeatureSpec) -> FeatureSpec:
     """A published kind of dataset: labelled rows in train and test, no valid."""
-    clicks = made_up.clicks(tmp_path_factory.mktemp("train") / "clicks")
     return clicks.replace(sources={split: clicks.sources[split] for split in ("train", "test")})
 
 
@@ -296,11 +300,6 @@ def test_minutes_end_a_run_within_an_epoch_and_more_minutes_continue_it(
 # --- parts and sparse gradients --------------------------------------------------------------------------------------
 
 PARTS = {"wide": {"optimizer": "ftrl", "learning_rate": 0.1}, "deep.mlp": {"schedule": "linear"}}
-
-
-@pytest.fixture(scope="module")
-def clicks(tmp_path_factory: pytest.TempPathFactory) -> FeatureSpec:
-    return made_up.clicks(tmp_path_factory.mktemp("train") / "clicks")
 
 
 def run_wide_deep(spec: FeatureSpec, folder: Path, *, resume: bool = False, **values: object) -> Path:

@@ -19,32 +19,21 @@ from recspec.training.choices import pick_compile
 from recspec.training.loop import TrainingRun, train
 from recspec.training.plan import TrainingPlan, make_plan
 from recspec.training.settings import TrainSettings
-from tests import made_up
 from tests.model_cases import TRAINED_BY_STEPS
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, FeatureSpec]:
-    folder = tmp_path_factory.mktemp("plan")
-    return {
-        "interactions": made_up.interactions(folder / "interactions"),
-        "clicks": made_up.clicks(folder / "clicks"),
-        "sequences": made_up.sequences(folder / "sequences"),
-    }
-
-
-def a_plan(model: str, data: Mapping[str, FeatureSpec], **values: object) -> TrainingPlan:
+def a_plan(model: str, datasets: Mapping[str, FeatureSpec], **values: object) -> TrainingPlan:
     needs = set(MODELS[model].needs)
-    spec = data["sequences" if "history" in needs else "interactions" if {"user", "item"} <= needs else "clicks"]
+    spec = datasets["sequences" if "history" in needs else "interactions" if {"user", "item"} <= needs else "clicks"]
     settings = TrainSettings.model_validate({"tensorboard": False, **values})
     return make_plan(model, spec, settings, MODELS[model].Settings(), Ranks())
 
 
-def test_every_choice_is_logged_with_its_reason(data: Mapping[str, FeatureSpec], tmp_path: Path) -> None:
+def test_every_choice_is_logged_with_its_reason(datasets: Mapping[str, FeatureSpec], tmp_path: Path) -> None:
     settings, own = TrainSettings(epochs=1, threads=1, tensorboard=False), MODELS["neumf"].Settings(factors=4)
-    train("neumf", data["interactions"], tmp_path / "run", settings=settings, model_settings=own)
+    train("neumf", datasets["interactions"], tmp_path / "run", settings=settings, model_settings=own)
     start = json.loads((tmp_path / "run" / "log.jsonl").read_text().splitlines()[0])
     choices = start["choices"]
     assert list(choices)[:14] == [
@@ -75,23 +64,25 @@ def test_every_choice_is_logged_with_its_reason(data: Mapping[str, FeatureSpec],
     assert bundle.load(tmp_path / "run").card.train["batch_size"] == 8192
 
 
-def test_tables_that_can_be_divided_have_their_bytes_told_and_others_have_none(data: Mapping[str, FeatureSpec]) -> None:
-    assert a_plan("neumf", data).tables.reason == "this model has no tables that can be divided or left on the host"
-    reason = a_plan("dlrm", data).tables.reason
+def test_tables_that_can_be_divided_have_their_bytes_told_and_others_have_none(
+    datasets: Mapping[str, FeatureSpec],
+) -> None:
+    assert a_plan("neumf", datasets).tables.reason == "this model has no tables that can be divided or left on the host"
+    reason = a_plan("dlrm", datasets).tables.reason
     assert re.fullmatch(r"tables and their optimizer state take [1-9][0-9,]* bytes, and a rank has room for .*", reason)
 
 
-def test_the_same_arguments_give_the_same_plan(data: Mapping[str, FeatureSpec]) -> None:
-    assert a_plan("dlrm", data).to_dict() == a_plan("dlrm", data).to_dict()
-    json.dumps(a_plan("dlrm", data).to_dict())
+def test_the_same_arguments_give_the_same_plan(datasets: Mapping[str, FeatureSpec]) -> None:
+    assert a_plan("dlrm", datasets).to_dict() == a_plan("dlrm", datasets).to_dict()
+    json.dumps(a_plan("dlrm", datasets).to_dict())
 
 
 @pytest.mark.parametrize("model", TRAINED_BY_STEPS)
 @pytest.mark.parametrize("values", [{}, {"optimizer": "rmsprop", "sparse_gradients": "always"}])
 def test_the_run_has_what_the_plan_says(
-    model: str, values: dict[str, object], data: Mapping[str, FeatureSpec], tmp_path: Path
+    model: str, values: dict[str, object], datasets: Mapping[str, FeatureSpec], tmp_path: Path
 ) -> None:
-    plan = a_plan(model, data, batch_size=5, negatives=0, **values)
+    plan = a_plan(model, datasets, batch_size=5, negatives=0, **values)
     run = TrainingRun(plan, tmp_path, Ranks())
     assert plan.optimizer.value == run.optimizers.described
     assert plan.sizes["parameters"] == sum(each.numel() for each in run.model.parameters())
@@ -142,8 +133,8 @@ def test_cuda_graphs_are_chosen_where_every_step_is_alike(
     assert reason in choice.reason
 
 
-def test_whole_gradients_of_a_compiled_step_are_noted(data: Mapping[str, FeatureSpec]) -> None:
-    plan = a_plan("dlrm", data, optimizer="sgd", batch_size=1, compile=True)
+def test_whole_gradients_of_a_compiled_step_are_noted(datasets: Mapping[str, FeatureSpec]) -> None:
+    plan = a_plan("dlrm", datasets, optimizer="sgd", batch_size=1, compile=True)
     weights = plan.make(None).get_parameter("embeddings.stores.128").numel()
     note = (
         f"a compiled step computes and applies whole gradients, {4 * weights:,} bytes for 'embeddings.stores.128', "
@@ -151,15 +142,15 @@ def test_whole_gradients_of_a_compiled_step_are_noted(data: Mapping[str, Feature
     )
     assert note in plan.notes
     assert (plan.compile.value, str(plan.sparse_gradients)) == ("default", f"none: {note}")
-    assert a_plan("dlrm", data, optimizer="sgd", batch_size=1).sparse_gradients.value == ("embeddings.stores.128",)
+    assert a_plan("dlrm", datasets, optimizer="sgd", batch_size=1).sparse_gradients.value == ("embeddings.stores.128",)
 
 
-def test_a_compiled_step_has_lists_of_full_length(data: Mapping[str, FeatureSpec]) -> None:
-    assert a_plan("din", data, compile=True).loader._layout.fixed_length
-    assert not a_plan("din", data, compile=False).loader._layout.fixed_length
+def test_a_compiled_step_has_lists_of_full_length(datasets: Mapping[str, FeatureSpec]) -> None:
+    assert a_plan("din", datasets, compile=True).loader._layout.fixed_length
+    assert not a_plan("din", datasets, compile=False).loader._layout.fixed_length
 
 
-def test_an_option_of_torchrec_without_tables_to_divide_is_noted(data: Mapping[str, FeatureSpec]) -> None:
+def test_an_option_of_torchrec_without_tables_to_divide_is_noted(datasets: Mapping[str, FeatureSpec]) -> None:
     told = "train.shard_by is torchrec, and no table is divided (there is one process), so TorchRec is not used"
-    assert a_plan("neumf", data, shard_by="torchrec").notes == (told,)
-    assert a_plan("neumf", data).notes == ()
+    assert a_plan("neumf", datasets, shard_by="torchrec").notes == (told,)
+    assert a_plan("neumf", datasets).notes == ()

@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -52,8 +53,8 @@ def greedy(clicks: FeatureSpec, tmp_path_factory: pytest.TempPathFactory) -> Res
 
 
 @pytest.fixture(scope="module")
-def interactions(tmp_path_factory: pytest.TempPathFactory) -> FeatureSpec:
-    return made_up.interactions(tmp_path_factory.mktemp("judgement") / "interactions")
+def interactions(datasets: Mapping[str, FeatureSpec]) -> FeatureSpec:
+    return datasets["interactions"]
 
 
 def run(spec: FeatureSpec, folder: Path, *, model: str = "dlrm", **values: object) -> Result:

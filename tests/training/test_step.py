@@ -22,7 +22,6 @@ from recspec.training.plan import TrainingPlan, make_plan
 from recspec.training.product_rates import arithmetic
 from recspec.training.settings import TrainSettings
 from recspec.training.step import WeightAverage
-from tests import made_up
 
 SIZES: Mapping[str, Mapping[str, object]] = MappingProxyType(
     {
@@ -37,25 +36,15 @@ SIZES: Mapping[str, Mapping[str, object]] = MappingProxyType(
 )
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, FeatureSpec]:
-    folder = tmp_path_factory.mktemp("step")
-    return {
-        "interactions": made_up.interactions(folder / "interactions"),
-        "clicks": made_up.clicks(folder / "clicks"),
-        "sequences": made_up.sequences(folder / "sequences"),
-    }
-
-
-def spec_of(model: str, data: Mapping[str, FeatureSpec]) -> FeatureSpec:
+def spec_of(model: str, datasets: Mapping[str, FeatureSpec]) -> FeatureSpec:
     needs = set(MODELS[model].needs)
-    return data["sequences" if "history" in needs else "interactions" if {"user", "item"} <= needs else "clicks"]
+    return datasets["sequences" if "history" in needs else "interactions" if {"user", "item"} <= needs else "clicks"]
 
 
-def a_plan(model: str, data: Mapping[str, FeatureSpec], ranks: Ranks, **values: object) -> TrainingPlan:
+def a_plan(model: str, datasets: Mapping[str, FeatureSpec], ranks: Ranks, **values: object) -> TrainingPlan:
     given = {"batch_size": 450, "precision": "fp32", "tensorboard": False, "learning_rate": 0.01, **values}
     own = MODELS[model].Settings.model_validate(SIZES[model])
-    return make_plan(model, spec_of(model, data), TrainSettings.model_validate(given), own, ranks)
+    return make_plan(model, spec_of(model, datasets), TrainSettings.model_validate(given), own, ranks)
 
 
 def trained(run: TrainingRun, epochs: int = 2) -> dict[str, Tensor]:
@@ -67,7 +56,7 @@ def trained(run: TrainingRun, epochs: int = 2) -> dict[str, Tensor]:
 
 
 def test_full_batches_run_as_a_graph_and_others_uncompiled(
-    data: Mapping[str, FeatureSpec], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    datasets: Mapping[str, FeatureSpec], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[int] = []
     asked: list[Mapping[str, object]] = []
@@ -83,7 +72,7 @@ def test_full_batches_run_as_a_graph_and_others_uncompiled(
     marked: list[None] = []
     monkeypatch.setattr(torch, "compile", compiled)
     monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: marked.append(None))
-    plan = a_plan("neumf", data, Ranks())
+    plan = a_plan("neumf", datasets, Ranks())
     assert plan.loader.num_rows % plan.loader.batch_size  # so the last batch is a smaller one
     eager = trained(TrainingRun(plan, tmp_path, Ranks()))
     assert not asked
@@ -102,9 +91,9 @@ def test_full_batches_run_as_a_graph_and_others_uncompiled(
 
 @pytest.mark.parametrize("model", ["din", "dien", "sim"])
 def test_padded_events_give_the_same_loss(
-    model: str, data: Mapping[str, FeatureSpec], monkeypatch: pytest.MonkeyPatch
+    model: str, datasets: Mapping[str, FeatureSpec], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec = spec_of(model, data)
+    spec = spec_of(model, datasets)
     made = MODELS[model](spec, MODELS[model].Settings.model_validate(SIZES[model])).eval()
     features = (*made.loss_needs().features, spec.label)
     batch = next(iter(Loader(spec, "train", batch_size=64, features=features, fixed_length=True).batches())).batch
@@ -117,12 +106,12 @@ def test_padded_events_give_the_same_loss(
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("model", sorted(SIZES))
 def test_a_graph_gives_the_weights_of_an_uncompiled_run(
-    model: str, data: Mapping[str, FeatureSpec], tmp_path: Path
+    model: str, datasets: Mapping[str, FeatureSpec], tmp_path: Path
 ) -> None:
     ends = []
     ranks = Ranks(device=torch.device("cuda"))
     for compiles in (True, False):
-        plan = a_plan(model, data, ranks, compile=compiles, deterministic=True, sparse_gradients="never")
+        plan = a_plan(model, datasets, ranks, compile=compiles, deterministic=True, sparse_gradients="never")
         assert plan.compile.value == ("reduce-overhead" if compiles else "none")
         with arithmetic("fp32", deterministic=True):
             ends.append(trained(TrainingRun(plan, tmp_path, ranks)))

@@ -53,14 +53,8 @@ OTHER_OPTIMIZERS = ("adagrad", "rowwise_adagrad", "ftrl", "adam", "rmsprop")
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, FeatureSpec]:
-    folder = tmp_path_factory.mktemp("waits")
-    return {
-        "interactions": made_up.interactions(folder / "interactions"),
-        "clicks": made_up.clicks(folder / "clicks"),
-        "sequences": made_up.sequences(folder / "sequences"),
-        "long histories": made_up.sequences(folder / "long", length=40),
-    }
+def data(datasets: Mapping[str, FeatureSpec], tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, FeatureSpec]:
+    return {**datasets, "long histories": made_up.sequences(tmp_path_factory.mktemp("waits") / "long", length=40)}
 
 
 def a_plan(case: str, data: Mapping[str, FeatureSpec], optimizer: str, ranks: Ranks, **more: object) -> TrainingPlan:

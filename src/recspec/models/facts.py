@@ -71,6 +71,11 @@ class DataFacts:
     """None without any, and if it is not known how they were drawn."""
     valid_rows: int = 0
     """Rows of the split valid; 0 without one."""
+    splits: tuple[str, ...] = ()
+    candidates: int = 1
+    """Rows beside each other on valid that are ranked: a positive and its prepared negatives."""
+    negatives: int = 0
+    """Negatives that are drawn for each positive unless a setting says how many."""
     device: str = "cpu"
 
     @property

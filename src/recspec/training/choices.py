@@ -74,10 +74,10 @@ def check_splits(spec: FeatureSpec, splits: Sequence[str]) -> None:
         raise SpecError.of(f"{spec.folder}: train.train_splits", problems)
 
 
-def pick_valid(spec: FeatureSpec, settings: TrainSettings, kind: type[Model] = Model) -> Choice[str]:
+def pick_valid(splits: Sequence[str], settings: TrainSettings, kind: type[Model] = Model) -> Choice[str]:
     """The split that picks the best epoch, or the settings of a fit; `HELD_OUT` rows of train; empty without either."""
     fitted, defaults = issubclass(kind, FittedModel), "settings that were not given have their defaults"
-    if "valid" in spec.splits:
+    if "valid" in splits:
         if "valid" not in settings.train_splits:
             return Choice("valid", "the dataset has this split")
         if not fitted:

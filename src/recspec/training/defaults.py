@@ -90,12 +90,12 @@ def resolve(
     found.leave_out_absent_parts(lambda: model(spec, found.model_settings))
     # Each step depends on what the ones before have chosen.
     if of_rows:
-        found.apply_defaults(_held_out(spec, found.settings, facts))
-    if pick_valid(spec, found.settings).value:
-        found.apply_defaults(_metric(model, spec, found.settings, facts))
-    found.apply_defaults(_length(spec, found.settings))
+        found.apply_defaults(_held_out(found.settings, facts))
+    if pick_valid(facts.splits, found.settings).value:
+        found.apply_defaults(_metric(model, found.settings, facts))
+    found.apply_defaults(_length(found.settings, facts))
     if of_rows:
-        found.apply_defaults(_calibration(spec, found.settings, facts))
+        found.apply_defaults(_calibration(found.settings, facts))
     return found
 
 
@@ -205,7 +205,8 @@ def gather_facts(spec: FeatureSpec, settings: TrainSettings, device: torch.devic
     rows = sum(reader.num_rows for reader in readers)
     values = {name: sum(reader.num_values[name] for reader in readers) for name in known}
     task = task_of(spec)
-    negatives = settings.negatives if settings.negatives is not None else negatives_by_default(spec)
+    by_default = negatives_by_default(spec)
+    negatives = settings.negatives if settings.negatives is not None else by_default
     share = 1.0 if task == "interactions" and not holds_negatives(spec) else _positive_share(spec, splits)
     histories = [name for name in spec.role("history") if name in known]
     return DataFacts(
@@ -225,6 +226,9 @@ def gather_facts(spec: FeatureSpec, settings: TrainSettings, device: torch.devic
         longest_history=max((spec.features[name].length or 0 for name in histories), default=0),
         prepared_negatives=None if settings.negatives == 0 else _prepared_negatives(spec),
         valid_rows=open_split(spec, "valid", ()).num_rows if "valid" in spec.splits else 0,
+        splits=tuple(spec.splits),
+        candidates=int(str(spec.metadata.get("test_samples_per_series", 1))),
+        negatives=by_default,
         device=device.type,
     )
 
@@ -313,22 +317,21 @@ def _prepare_settings(spec: FeatureSpec) -> Mapping[str, object]:
 # --- the metric and the length of a run ------------------------------------------------------------------------------
 
 
-def _held_out(spec: FeatureSpec, settings: TrainSettings, facts: DataFacts) -> Proposals:
+def _held_out(settings: TrainSettings, facts: DataFacts) -> Proposals:
     """A share of train to validate on, if nothing else says when to stop."""
-    stops = "valid" in spec.splits or "epochs" in settings.model_fields_set
+    stops = "valid" in facts.splits or "epochs" in settings.model_fields_set
     if stops or facts.task != "clicks" or settings.negatives or facts.rows < FEWEST_ROWS_TO_DIVIDE:
         return {}
     share = min(HELD_OUT_SHARE, MOST_HELD_OUT / facts.rows)
     return {"train.valid_share": (share, "the dataset has no split valid, so rows of train choose the epoch")}
 
 
-def _metric(model: type[Model], spec: FeatureSpec, settings: TrainSettings, facts: DataFacts) -> Proposals:
+def _metric(model: type[Model], settings: TrainSettings, facts: DataFacts) -> Proposals:
     """The metric that suits the data, and a sample of users if all would cost too much."""
     of_users = issubclass(model, TrainedItemModel)
-    if (facts.task == "clicks" and not of_users) or "valid" not in spec.splits:
+    if (facts.task == "clicks" and not of_users) or "valid" not in facts.splits:
         return {"train.metric": ("rows/log_loss", "rows have labels; AUC alone would not see overconfidence")}
-    candidates = int(str(spec.metadata.get("test_samples_per_series", 1)))
-    users = max(1, min(facts.users, facts.valid_rows // max(1, candidates)))
+    users = max(1, min(facts.users, facts.valid_rows // max(1, facts.candidates)))
     cost = max(1, facts.longest_history if "history" in model.needs else 1)  # of a pair, in events
     pairs = PAIRS_BY_PRODUCT if of_users else max(PAIRS_PER_SAMPLE * facts.samples, FEW_PAIRS // cost)
     ranked = max(pairs // max(1, facts.items), min(FEWEST_USERS, MOST_PAIRS // cost // max(1, facts.items)))
@@ -342,17 +345,17 @@ def _metric(model: type[Model], spec: FeatureSpec, settings: TrainSettings, fact
     elif ranked >= FEWEST_USERS:
         why = f"rows are interactions; of {described}, a sample of users is ranked"
         sample = {"train.valid_users": (ranked, too_much)}
-    elif candidates > FEW_CANDIDATES or candidates == 1:
+    elif facts.candidates > FEW_CANDIDATES or facts.candidates == 1:
         metric, why = "sampled/ndcg@10", too_much
     else:
         metric, why = "rows/auc", f"rows are interactions, whose order counts; {described} are too many to rank"
     return {"train.metric": (metric, why), **sample}
 
 
-def _calibration(spec: FeatureSpec, settings: TrainSettings, facts: DataFacts) -> Proposals:
+def _calibration(settings: TrainSettings, facts: DataFacts) -> Proposals:
     """A line through the logits of labelled rows, if enough of them are not trained on."""
-    held_out = round(facts.rows * settings.valid_share) if "valid" not in spec.splits else facts.valid_rows
-    draws = negatives_by_default(spec) if settings.negatives is None else settings.negatives
+    held_out = round(facts.rows * settings.valid_share) if "valid" not in facts.splits else facts.valid_rows
+    draws = facts.negatives if settings.negatives is None else settings.negatives
     trains_on_all = "valid" in settings.train_splits
     if facts.task != "clicks" or draws or trains_on_all or held_out < FEWEST_ROWS_TO_CALIBRATE:
         return {}
@@ -360,7 +363,7 @@ def _calibration(spec: FeatureSpec, settings: TrainSettings, facts: DataFacts) -
     return {"train.calibration": ("temperature", why)}
 
 
-def _length(spec: FeatureSpec, settings: TrainSettings) -> Proposals:
+def _length(settings: TrainSettings, facts: DataFacts) -> Proposals:
     """Passes over the data, and when to stop before; nothing if the number of epochs was given."""
     if "epochs" in settings.model_fields_set:
         return {}
@@ -369,7 +372,7 @@ def _length(spec: FeatureSpec, settings: TrainSettings) -> Proposals:
     decaying = next((each for each in scheduled if each in ("linear", "polynomial")), None)
     if decaying:
         return {"train.epochs": (fixed, f"train.schedule {decaying} needs a length")}
-    if not (valid := pick_valid(spec, settings)).value:
+    if not (valid := pick_valid(facts.splits, settings)).value:
         return {"train.epochs": (fixed, f"{valid.reason}, so nothing says when to stop")}
     return {
         "train.epochs": (MOST_EPOCHS, "until valid stops improving (train.patience), at most"),

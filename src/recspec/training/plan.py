@@ -244,7 +244,7 @@ def make_plan(
         precision.value, device, shapes, rates, resumed=chosen.get("event_products")
     )
     check_sidecar_files(spec)  # the bundle needs them; a missing one is reported now, not after the last epoch
-    valid = choices.pick_valid(spec, settings)
+    valid = choices.pick_valid(spec.splits, settings)
     if "train.calibration" not in proposed:
         choices.check_calibration(spec, settings, valid)
     make = partial(kind, spec, model_settings)
@@ -336,7 +336,7 @@ def make_fit_plan(
     notes = [f"{model_name} is fitted in one go: there is nothing to continue, so it is fitted again"] if resume else []
     if ranks.world_size > 1:
         notes.append(f"{model_name} is fitted by the first process; the others wait")
-    valid = choices.pick_valid(spec, settings, kind)
+    valid = choices.pick_valid(spec.splits, settings, kind)
     return FitPlan(
         model=model_name,
         spec=spec,
