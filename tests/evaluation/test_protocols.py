@@ -394,11 +394,11 @@ def test_every_number_of_ranks_gives_the_numbers_of_one(
     train = [(u, int(i), 1) for u in range(21) for i in rng.choice(50, 10, replace=False)]
     test = [row for row in rows if row[2] or not drawn]
     spec = dataset(tmp_path, {"train": train, "test": test}, users=21, items=50)
-    model, settings = TableModel(spec, rng.normal(size=(21, 50))), EvaluateSettings(num_negatives=12)
-    alone = evaluate_model(model, spec, "test", settings=settings)
+    table, settings = rng.normal(size=(21, 50)), EvaluateSettings(num_negatives=12)
+    alone = evaluate_model(TableModel(spec, table), spec, "test", settings=settings)
     assert len(alone.metrics) == (2 if drawn else 3)
     for result in on_ranks(
-        world_size, lambda ranks: evaluate_model(model, spec, "test", ranks=ranks, settings=settings)
+        world_size, lambda ranks: evaluate_model(TableModel(spec, table), spec, "test", ranks=ranks, settings=settings)
     ):
         assert result.metrics == alone.metrics
         assert result.protocols == alone.protocols
