@@ -213,13 +213,13 @@ def recspec_answers(name: str, folder: Path, threads: int) -> dict[str, Callable
     """Likewise for one of our programs: raw requests through `ExportedRanker`, and the program alone."""
     import torch
 
-    from recspec.base.machine import wait_politely
+    from recspec.base.machine import limit_openmp_spin
     from recspec.export.exported_model import EagerModel, ExportedModel, open_exported_model
     from recspec.export.exported_ranker import ExportedRanker
     from recspec.feature_spec.signature import signature_of
     from recspec.inference.predictor import Predictor
 
-    wait_politely()
+    limit_openmp_spin()
     torch.set_num_threads(threads)
     predictor = Predictor.open(folder / "bundle", device="cpu")
     rows = signature_of(predictor.spec, predictor.model.features(), "rows")

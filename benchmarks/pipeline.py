@@ -56,7 +56,7 @@ def measured(folder: Path, ranker: str, asked: argparse.Namespace) -> list[dict[
     """The figures of a ranker."""
     import torch
 
-    from recspec.inference import Predictor, Wanted, build_pipeline
+    from recspec.inference import Predictor, RecommendRequest, build_pipeline
     from recspec.inference import requests as answers
 
     torch.set_num_threads(asked.threads)
@@ -72,13 +72,13 @@ def measured(folder: Path, ranker: str, asked: argparse.Namespace) -> list[dict[
     began = time.perf_counter()
     predictor = Predictor.open(target, device="cpu", verify=False)
     users = iter(predictor.raw_ids("user", torch.randperm(len(predictor.users)).numpy() + 1).to_pylist())
-    answers.recommend(predictor, Wanted(users=(next(users),)))
+    answers.recommend(predictor, RecommendRequest(users=(next(users),)))
     print(f"{ranker}: opened and first answer in {time.perf_counter() - began:.1f} s", flush=True)
     lines = []
     for name, text in FILTERS.items():
 
         def ask(text: str | None = text) -> None:
-            found = answers.recommend(predictor, Wanted(users=(next(users),), filter=text))
+            found = answers.recommend(predictor, RecommendRequest(users=(next(users),), filter=text))
             assert len(found["items"]) == 10
             assert all(item["title"] for item in found["items"])
 
@@ -112,7 +112,7 @@ def times(ask: Callable[[], None], count: int) -> dict[str, float]:
 @contextmanager
 def stages() -> Iterator[dict[str, list[float]]]:
     """Seconds of each call of the stages."""
-    from recspec.inference import ItemIndex, Pipeline, retrieving
+    from recspec.inference import ItemIndex, Pipeline, recommender
 
     spent: dict[str, list[float]] = {"search": [], "candidates": [], "rank": []}
 
@@ -128,7 +128,7 @@ def stages() -> Iterator[dict[str, list[float]]]:
     places: list[tuple[str, Any, str]] = [
         ("search", ItemIndex, "search"),
         ("candidates", Pipeline, "candidates"),
-        ("rank", retrieving, "rank"),
+        ("rank", recommender, "rank"),
     ]
     kept = [getattr(owner, name) for _, owner, name in places]
     for (stage, owner, name), function in zip(places, kept, strict=True):

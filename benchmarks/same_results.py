@@ -152,15 +152,22 @@ MODELS: Mapping[str, tuple[str, str, Sequence[str]]] = {
     "dien": ("dien", "amazon", ("hidden=[32]",)),
     "sim": ("sim", "amazon", ("hidden=[32]", "top_k=5")),
     "sim-hard": ("sim", "amazon", ("hidden=[32]", "search=hard", "top_k=5")),
+    "two_tower": ("two_tower", "movielens-1m", ("dim=8", "hidden=[16]")),
+    "sasrec": ("sasrec", "movielens-1m", ("dim=8", "blocks=1")),
+    "mult_vae": ("mult_vae", "movielens-1m", ("hidden=[16]", "latent=8")),
+    **{name: (name, "movielens-1m", ()) for name in ("popularity", "item_knn", "ease", "ials", "markov", "gf_cf")},
+    "logistic_regression": ("logistic_regression", "table-clicks", ()),
 }
 """Check -> the model, what it is trained on, and its settings."""
+FITTED = ("popularity", "item_knn", "ease", "ials", "markov", "gf_cf", "logistic_regression")
+"""Models that are not trained by steps."""
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 """Starts the training of `dlrm-2 processes`."""
 
 TRAIN = ("train.epochs=2", "train.batch_size=256", "train.seed=3", "train.tensorboard=false", "train.threads=1")
-RECOMMENDS = ("neumf", "neumf-popularity", "din", "din-softmax", "dien", "sim")
+RECOMMENDS = ("neumf", "neumf-popularity", "din", "din-softmax", "dien", "sim", "two_tower", "sasrec", "ease", "ials")
 EXPORTS: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("neumf", "wide_deep", "dlrm", "dcnv2", "din", "dien", "sim"), ()),
+    **dict.fromkeys(("neumf", "wide_deep", "dlrm", "dcnv2", "din", "dien", "sim", "sasrec", "ease"), ()),
     "wide_deep-ftrl": ("--precision", "int8"),
     "dcnv2-parallel": ("--precision", "int8"),
     "din-softmax": ("--form", "ranker"),
@@ -267,7 +274,8 @@ def run_of(tree: Tree, name: str) -> Path:
     model, data, settings = MODELS[name]
     prepared(tree, data)
     start = TORCHRUN if name.endswith("processes") else ()
-    tree.once(*start, "-m", "recspec", "train", model, f"data/{data}", f"runs/{name}", *sets((*TRAIN, *settings)))
+    train = TRAIN[2:] if model in FITTED else TRAIN
+    tree.once(*start, "-m", "recspec", "train", model, f"data/{data}", f"runs/{name}", *sets((*train, *settings)))
     return Path("runs", name)
 
 

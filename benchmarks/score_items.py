@@ -53,7 +53,7 @@ def main() -> None:
 
     from recspec.base import machine
 
-    machine.wait_politely()  # before torch is loaded, as the command line does
+    machine.limit_openmp_spin()  # before torch is loaded, as the command line does
 
     import torch
 
@@ -74,18 +74,18 @@ def measured(folder: Path, name: str, asked: argparse.Namespace) -> dict[str, An
     import numpy as np
     import torch
 
-    from recspec.inference import Predictor, Wanted
+    from recspec.inference import Predictor, RecommendRequest
 
     kind, settings = MODELS[name]
     spec = made_up_spec(folder, asked.users, asked.items)
     made_up_run(folder / "run", spec, kind, settings)
     predictor = Predictor.open(folder / "run", device="cpu", verify=False)
     recommender, ids = predictor.recommender, np.arange(1, asked.users + 1)
-    wanted = recommender.check(Wanted(users=("1",), k=10))
+    wanted = recommender.check(RecommendRequest(users=("1",), k=10))
 
     def recommend() -> None:
         for block in recommender.blocks(len(ids)):
-            recommender.picked(ids[block], wanted)
+            recommender.top_items(ids[block], wanted)
 
     def full() -> None:
         ranked_fully(predictor.model, spec)
@@ -223,11 +223,11 @@ def bare_product(model: Model, items: int, users: int) -> Callable[[], None]:
 
 def ranked_fully(model: Model, spec: FeatureSpec) -> None:
     """The positions of the users' positives among all items."""
-    from recspec.evaluation.question import EvaluateSettings, Question
     from recspec.evaluation.rankings import rank_full
     from recspec.evaluation.scoring import scores_of
+    from recspec.evaluation.task import EvaluateSettings, EvaluationTask
 
-    rank_full(scores_of(model, Question(spec, "test", ["full"], EvaluateSettings())))
+    rank_full(scores_of(model, EvaluationTask(spec, "test", ["full"], EvaluateSettings())))
 
 
 if __name__ == "__main__":

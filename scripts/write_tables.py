@@ -12,16 +12,15 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import fill
-from typing import Annotated, Literal, get_args, get_origin, get_type_hints
+from typing import Any
 
 import typer
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
-from typer.models import ArgumentInfo, OptionInfo
 
 from recspec.cli import app as cli
 from recspec.datasets import DATASETS
@@ -111,49 +110,23 @@ class Command:
 
 def commands() -> Iterator[Command]:
     """Every command of the command line, in the order of its help."""
-    yield from _commands_of("recspec", cli.app)
+    yield from _commands_of("recspec", typer.main.get_command(cli.app))
 
 
-def _commands_of(name: str, app: typer.Typer) -> Iterator[Command]:
-    for info in app.registered_commands:
-        function = info.callback
-        assert function is not None
-        own = info.name or function.__name__.strip("_").replace("_", "-")
-        yield Command(f"{name} {own}", inspect.getdoc(function) or "", tuple(_parameters(function)))
-    for group in app.registered_groups:
-        if group.typer_instance is not None:
-            yield from _commands_of(f"{name} {group.name}", group.typer_instance)
+def _commands_of(name: str, command: Any) -> Iterator[Command]:
+    below = getattr(command, "commands", None)
+    if below is None:
+        yield Command(name, inspect.cleandoc(command.help), tuple(map(_parameter, command.params)))
+        return
+    for own, each in below.items():
+        yield from _commands_of(f"{name} {own}", each)
 
 
-def _parameters(function: Callable[..., object]) -> Iterator[Parameter]:
-    hints = get_type_hints(function, include_extras=True)
-    for name, parameter in inspect.signature(function).parameters.items():
-        kind, info = hints[name], None
-        if get_origin(kind) is Annotated:
-            kind, info = get_args(kind)[:2]
-        default = None if parameter.default is inspect.Parameter.empty else parameter.default
-        about = (info.help or "") if isinstance(info, (ArgumentInfo, OptionInfo)) else ""
-        if isinstance(info, OptionInfo) and info.hidden:
-            continue
-        if isinstance(info, ArgumentInfo):
-            yield Parameter(info.metavar or name.upper(), False, about, default)
-            continue
-        # inside Annotated, typer keeps an option's first name where its default would be
-        declared = (info.default, *(info.param_decls or ())) if isinstance(info, OptionInfo) else ()
-        names = [each for each in declared if isinstance(each, str) and each.startswith("-")]
-        option = names[-1] if names else f"--{name.replace('_', '-')}"
-        metavar = info.metavar if isinstance(info, OptionInfo) else None
-        value = "" if kind is bool else f" {metavar or _values(kind)}"
-        yield Parameter(option + value, True, about, default)
-
-
-def _values(kind: object) -> str:
-    """What may stand after an option: a word for its type, or the choices."""
-    if get_origin(kind) is Literal:
-        return "|".join(map(str, get_args(kind)))
-    words = {int: "N", float: "X", Path: "PATH"}
-    inner = [words[part] for part in (kind, *get_args(kind)) if part in words]
-    return inner[0] if inner else "TEXT"
+def _parameter(parameter: Any) -> Parameter:
+    if parameter.param_type_name == "argument":
+        return Parameter(parameter.metavar, False, parameter.help, parameter.default)
+    names = "/".join((parameter.opts[0], *parameter.secondary_opts))
+    return Parameter(" ".join(filter(None, (names, parameter.metavar))), True, parameter.help, parameter.default)
 
 
 def _reference() -> str:
@@ -180,14 +153,14 @@ def _describe(command: Command, shared: Set[tuple[str, str]]) -> str:
 
 
 def _with_default(parameter: Parameter) -> str:
-    is_unset = parameter.default is None or parameter.default is False
+    is_unset = parameter.default is None or parameter.default is False or parameter.default == ()
     return "" if is_unset else f" (default {_default(parameter.default)})"
 
 
 def _default(value: object) -> str:
     if value is PydanticUndefined:
         return "must be given"
-    return f"`{json.dumps(value if not isinstance(value, Path) else str(value))}`"
+    return f"`{json.dumps(value)}`"
 
 
 def _cell(text: str) -> str:

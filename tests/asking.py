@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.types import ASGIApp, Message
 
@@ -17,9 +18,12 @@ from recspec.serving.access import Access
 from recspec.serving.batching import Limits
 from recspec.serving.model_folders import Source
 from recspec.serving.opened_model import RepositorySettings
+from recspec.serving.pages import document
 from recspec.serving.repository import Repository
-from recspec.serving.server import Addresses, Server, ServeSettings, application
+from recspec.serving.server import Addresses, Server, ServerOptions, ServeSettings, application
 from recspec.serving.server_metrics import ServerMetrics
+
+T = TypeVar("T")
 
 
 def total(metrics: ServerMetrics, name: str, **labels: str) -> float:
@@ -43,9 +47,14 @@ class Answer:
 
 
 async def ask(
-    app: ASGIApp, method: str, target: str, body: object = None, headers: Mapping[str, str] | None = None
+    app: ASGIApp,
+    method: str,
+    target: str,
+    body: object = None,
+    headers: Mapping[str, str] | None = None,
+    got: list[Message] | None = None,
 ) -> Answer:
-    """One request; what is not bytes is sent as JSON."""
+    """One request; what is not bytes is sent as JSON. The messages of the answer are put into `got`."""
     path, _, query = target.partition("?")
     sent = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
     told = {"host": "localhost", **({"content-type": "application/json"} if sent else {}), **(headers or {})}
@@ -65,7 +74,7 @@ async def ask(
         "state": {},
     }
     left: list[Message] = [{"type": "http.request", "body": sent, "more_body": False}]
-    got: list[Message] = []
+    got = [] if got is None else got
 
     async def receive() -> Message:
         return left.pop(0) if left else {"type": "http.disconnect"}
@@ -94,7 +103,7 @@ class Asked:
 def asking(sources: Sequence[Source], *, limits: Limits | None = None, token: str | None = None) -> Iterator[Asked]:
     """The application of a server that holds models."""
     with asyncio.Runner() as runner:
-        kept = Repository(sources, settings=RepositorySettings(watch_seconds=0), limits=limits)
+        kept = Repository(sources, settings=RepositorySettings(watch=0), limits=limits)
         runner.run(kept.start())
         try:
             yield Asked(runner, application(kept, access=Access(token)), kept)
@@ -102,27 +111,91 @@ def asking(sources: Sequence[Source], *, limits: Limits | None = None, token: st
             runner.run(kept.close())
 
 
-@contextmanager
-def serving(sources: Sequence[Source], *, token: str | None = None, grpc: bool = False) -> Iterator[Addresses]:
-    """A server on free ports, in a thread, until the block ends."""
-    loop = asyncio.new_event_loop()
-    kept = Repository(sources, settings=RepositorySettings(watch_seconds=0))
-    settings = ServeSettings(http_port=0, grpc_port=0 if grpc else None, shutdown_seconds=60)
-    server = Server(kept, settings, token=token)
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
-    thread.start()
-    try:
-        addresses = asyncio.run_coroutine_threadsafe(server.start(), loop).result(600)
+class Running:
+    """A server on free ports, on its own loop in a thread of its own, until its `with` block ends."""
+
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        limits: Limits | None = None,
+        token: str | None = None,
+        *,
+        control: bool = False,
+        **settings: Any,
+    ) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self._thread.start()
+        chosen = ServeSettings(**{"http_port": 0, "grpc_port": 0, "shutdown_seconds": 60, **settings})
+        opening = RepositorySettings(watch=0, control=control)
+        options = ServerOptions(sources, chosen, opening, limits or Limits(), token)
+
+        async def start() -> tuple[Server, Addresses]:
+            server = Server(options)
+            return server, await server.start()
+
         try:
-            yield addresses
+            self.server, self.addresses = self.call(start())
+        except BaseException:
+            self._end()
+            raise
+        self.repository = self.server.repository
+        self.host = self.addresses.http.partition("://")[2]
+        self.grpc = str(self.addresses.grpc)
+
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run something on the server's loop."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(600)
+
+    def stop(self) -> None:
+        """End gracefully."""
+        try:
+            self.call(self.server.stop())
         finally:
-            asyncio.run_coroutine_threadsafe(server.stop(), loop).result(600)
-    finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
+            self._end()
+
+    def _end(self) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
+
+    def __enter__(self) -> Running:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def send(
+        self, method: str, path: str, body: bytes | str | None = None, **headers: str
+    ) -> tuple[int, dict[str, str], Any]:
+        """Status, headers and JSON (or bytes) of one request."""
+        connection = http.client.HTTPConnection(self.host, timeout=600)
+        try:
+            connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
+            told = connection.getresponse()
+            data = told.read()
+            named = {name.lower(): value for name, value in told.getheaders()}
+            is_json = named.get("content-type", "").startswith("application/json")
+            return told.status, named, json.loads(data) if is_json else data
+        finally:
+            connection.close()
+
+
+@contextmanager
+def serving(sources: Sequence[Source], *, token: str | None = None) -> Iterator[Addresses]:
+    """A server without gRPC, until the block ends."""
+    with Running(sources, token=token, grpc_port=None) as running:
+        yield running.addresses
 
 
 def sources(**paths: Path) -> tuple[Source, ...]:
     """Models by name."""
     return tuple(Source(name, path) for name, path in paths.items())
+
+
+def fits(data: object, schema: str) -> None:
+    """An answer is what the OpenAPI document says."""
+    import jsonschema
+
+    checked = {"$ref": f"#/components/schemas/{schema}", "components": document()["components"]}
+    jsonschema.Draft202012Validator(checked).validate(data)

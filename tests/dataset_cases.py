@@ -306,3 +306,8 @@ def prepare_table(path: Path, out: Path, text: str | None = None, **settings: ob
     if text is not None:
         path.write_text(text)
     return run(Case("table", write_table, {"num_negatives": 1, **settings}), path, out)
+
+
+def prepare_text(folder: Path, text: str | None = None, out: str = "out", **settings: object) -> prepared.Prepared:
+    """A table from the file `a.csv` of a folder, which holds `text` if given."""
+    return prepare_table(folder / "a.csv", folder / out, text, **settings)

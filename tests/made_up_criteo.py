@@ -17,63 +17,11 @@ from numpy.typing import NDArray
 
 from recspec.data.storage.transcode import power_law
 
-SIZES = (
-    1_400,
-    550,
-    5_000_000,
-    1_500_000,
-    300,
-    20,
-    12_000,
-    600,
-    3,
-    60_000,
-    5_500,
-    4_000_000,
-    3_100,
-    26,
-    12_000,
-    3_000_000,
-    10,
-    4_800,
-    2_100,
-    4,
-    4_000_000,
-    17,
-    15,
-    200_000,
-    90,
-    100_000,
-)
+SIZES: tuple[int, ...] = (1_400, 550, 5_000_000, 1_500_000, 300, 20, 12_000, 600, 3, 60_000, 5_500, 4_000_000, 3_100)
+SIZES += (26, 12_000, 3_000_000, 10, 4_800, 2_100, 4, 4_000_000, 17, 15, 200_000, 90, 100_000)
 """How many values each category may take, much like Kaggle's file; further ones begin from the first again."""
-MISSING = (
-    0,
-    0,
-    0.03,
-    0.03,
-    0,
-    0.12,
-    0,
-    0,
-    0,
-    0,
-    0,
-    0.03,
-    0,
-    0,
-    0,
-    0.03,
-    0,
-    0,
-    0.44,
-    0.44,
-    0.03,
-    0.76,
-    0,
-    0.03,
-    0.44,
-    0.44,
-)
+MISSING: tuple[float, ...] = (0, 0, 0.03, 0.03, 0, 0.12, 0, 0, 0, 0, 0, 0.03, 0)
+MISSING += (0, 0, 0.03, 0, 0, 0.44, 0.44, 0.03, 0.76, 0, 0.03, 0.44, 0.44)
 """Share of rows without a value."""
 SIGNAL = (1, 2, 6, 9, 13, 17, 19)
 """Places of the categories that the label depends on."""

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_a
 from torch.utils._pytree import tree_flatten, tree_map
 
 import recspec
-from recspec.models.layers import interactions
+from recspec.models import dlrm
 
 DEVICE = torch.device("meta")
 
@@ -143,4 +143,4 @@ def made_up_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[MadeUpDevice]:
         patched.setattr(torch, "autocast", lambda *_, **__: nullcontext())  # it knows no such device
         patched.setattr(torch, "is_autocast_enabled", lambda *_: False)
         yield device
-    interactions._kept_lower_triangle.cache_clear()  # it holds tensors of the device
+    dlrm._kept_lower_triangle.cache_clear()  # it holds tensors of the device

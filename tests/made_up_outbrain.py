@@ -13,7 +13,6 @@ describes.
 
 from __future__ import annotations
 
-import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -77,19 +76,9 @@ class World:
 
 
 def write(
-    folder: Path,
-    *,
-    num_rows: int = 2000,
-    seed: int = 0,
-    page_views: bool = True,
-    clicks_test: bool = True,
-    zipped: bool = False,
+    folder: Path, *, num_rows: int = 2000, seed: int = 0, page_views: bool = True, clicks_test: bool = True
 ) -> Path:
-    """Write all tables into `folder`; `clicks_train.csv` gets about `num_rows` rows.
-
-    Args:
-        zipped: Each CSV file in a zip of its own, as Kaggle ships them.
-    """
+    """Write all tables into `folder`; `clicks_train.csv` gets about `num_rows` rows."""
     folder.mkdir(parents=True)
     num_displays = max(4, num_rows // 5)
     world = World(
@@ -115,8 +104,11 @@ def write(
         tables["clicks_test"] = pa.table({"display_id": display[~labelled] + 1, "ad_id": _ad_ids(ad[~labelled])})
     if page_views:
         tables["page_views"] = _page_views(world, events, display, ad, clicked)
+    options = pa.csv.WriteOptions(include_header=False, quoting_style="none")
     for name, table in tables.items():
-        _write_csv(folder, name, table, zipped=zipped)
+        with (folder / f"{name}.csv").open("wb") as file:
+            file.write(",".join(table.column_names).encode() + b"\n")
+            pa.csv.write_csv(table, file, options)
     return folder
 
 
@@ -293,20 +285,3 @@ def _page_views(world: World, events: Events, display: Numbers, ad: Numbers, cli
             "traffic_source": rng.choice([1, 2, 3], len(event), p=[0.6, 0.25, 0.15]),
         }
     )
-
-
-def _write_csv(folder: Path, name: str, table: pa.Table, *, zipped: bool) -> None:
-    options = pa.csv.WriteOptions(include_header=False, quoting_style="none")
-    header = ",".join(table.column_names).encode() + b"\n"
-    if not zipped:
-        with (folder / f"{name}.csv").open("wb") as file:
-            file.write(header)
-            pa.csv.write_csv(table, file, options)
-        return
-    path = folder / f"{name}.csv.zip"
-    with (
-        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive,
-        archive.open(f"{name}.csv", "w") as member,
-    ):
-        member.write(header)
-        pa.csv.write_csv(table, pa.PythonFile(member, "w"), options)

@@ -248,7 +248,6 @@ NOT_FOR_HELP = {
     "filelock",
     "asyncio",
     "rich.progress",
-    "recspec.api",
     "recspec.base.config",
     "recspec.base.files",
     "recspec.feature_spec",

@@ -9,6 +9,7 @@ import subprocess
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ import yaml
 from scripts.write_tables import SETTINGS
 from typer.main import get_command
 
+from recspec.base import config
 from recspec.cli import app as cli
 from recspec.data.prepare import columns_schema
 from recspec.datasets import DATASETS
@@ -54,7 +56,7 @@ def of_language(*languages: str) -> pytest.MarkDecorator:
 
 def test_no_block_is_without_a_check() -> None:
     """A new language gets a test here; what is only shown, such as output or a tree of files, is `text`."""
-    checked = {"sh", "python", "yaml", "json", "sql", "text"}
+    checked = {"sh", "python", "yaml", "json", "toml", "sql", "text"}
     for fence in FENCES:
         directive = re.fullmatch(r"\{[a-z-]+\}.*", fence.language)  # of the site, whose build takes no warning
         assert fence.language in checked or directive, f"{fence} is {fence.language!r}: one of {sorted(checked)}"
@@ -68,6 +70,11 @@ def test_yaml_loads(fence: Fence) -> None:
         assert value
         if any(isinstance(each, dict) and "type" in each for each in value.values()):
             jsonschema.validate(value, columns_schema())
+
+
+@of_language("toml")
+def test_toml_loads(fence: Fence) -> None:
+    assert tomllib.loads(fence.text)
 
 
 @of_language("json")
@@ -142,13 +149,15 @@ def check_command(words: Sequence[str]) -> None:
     context = command.make_context(name, list(given))
     check_settings(name, context.params)
     recipe = context.params.get("recipe")
-    assert recipe is None or str(recipe) == "FILE" or (ROOT / "recipes" / recipe.name).is_file(), recipe
+    assert (
+        recipe is None or str(recipe) == "FILE" or config.recipe_file(Path(recipe)).resolve().parent == ROOT / "recipes"
+    )
 
 
 def check_settings(command: str, given: dict[str, object]) -> None:
     """Names of `--set` are settings of the dataset or model that the command names."""
     owner = str(given.get("dataset") or given.get("model"))
-    assigned = given.get("settings") or ()
+    assigned = given.get("set") or ()
     assert isinstance(assigned, (list, tuple))
     for assignment in assigned:
         name = assignment.partition("=")[0].removeprefix("settings.")

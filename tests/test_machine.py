@@ -71,7 +71,7 @@ def test_waiting_threads_sleep_unless_the_user_says_otherwise(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(os, "environ", dict(os.environ))
-    machine.wait_politely()
+    machine.limit_openmp_spin()
     assert {name: os.environ[name] for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY") if name in os.environ} == expected
 
 

@@ -67,7 +67,7 @@ def test_a_lost_executor_is_named() -> None:
 def test_a_session_that_does_not_start_names_its_master_and_the_cause() -> None:
     assert not_started("local[x]", JAVA, "duckdb") == (
         "Spark could not be started with SPARK_MASTER=local[x]: org.apache.spark.SparkException: Could not parse "
-        "Master URL: 'local[x]'; correct SPARK_MASTER or the configuration of Spark, or use --engine duckdb"
+        "Master URL: 'local[x]'; correct its configuration, or use --engine duckdb"
     )
     told = not_started(
         None, "[JAVA_GATEWAY_EXITED] Java gateway process exited before sending its port number.", "local"
@@ -108,7 +108,7 @@ def test_a_master_has_to_answer() -> None:
         problem = str(master_problem(f"spark://127.0.0.1:{port}"))
         assert problem == (
             f"SPARK_MASTER is 'spark://127.0.0.1:{port}', and no master answers at 127.0.0.1:{port} (Connection "
-            "refused); start it, or correct SPARK_MASTER"
+            "refused); start or correct it"
         )
         with socket.create_server(("127.0.0.1", 0)) as master:
             several = f"spark://127.0.0.1:{port},127.0.0.1:{master.getsockname()[1]}"

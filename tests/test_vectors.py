@@ -19,7 +19,7 @@ from recspec.data.storage.check import check
 from recspec.export.exporter import ExportSettings, export
 from recspec.feature_spec import FeatureSpec
 from recspec.inference.predictor import Predictor
-from recspec.inference.requesters import table_of
+from recspec.inference.request_features import table_of
 from recspec.loading.loader import Loader
 from recspec.models import MODELS
 from recspec.models.layers.batch import Batch

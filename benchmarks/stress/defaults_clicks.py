@@ -328,8 +328,7 @@ def labels_of(spec: FeatureSpec, split: str) -> Floats:
 
 def baselines(spec: FeatureSpec) -> Iterator[tuple[str, Floats]]:
     """Test logits of the constant, of logistic regression and of LightGBM."""
-    from recspec.evaluation.labelled_rows import row_blocks
-    from recspec.evaluation.row_baselines import ROW_BASELINES
+    from recspec.evaluation.row_baselines import ROW_BASELINES, row_blocks
 
     for name, fit in ROW_BASELINES.items():
         scorer = fit(spec, ("train",))

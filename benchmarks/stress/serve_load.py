@@ -47,7 +47,7 @@ from recspec.datasets import DATASETS
 from recspec.feature_spec import FeatureSpec
 from recspec.inference import requests as answers
 from recspec.inference.predictor import Predictor
-from recspec.inference.wanted import Wanted
+from recspec.inference.recommendation import RecommendRequest
 from recspec.models import MODELS
 from recspec.training.loop import train
 from recspec.training.settings import TrainSettings
@@ -280,7 +280,7 @@ def questions_of(predictors: Mapping[str, Predictor]) -> dict[str, list[Question
             *(
                 [
                     number
-                    for each in answers.recommend(one, Wanted(users=(user,), k=K))["items"]
+                    for each in answers.recommend(one, RecommendRequest(users=(user,), k=K))["items"]
                     for number in (int(each["item"]), each["score"])
                 ]
                 for one in pair

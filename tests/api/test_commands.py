@@ -5,123 +5,130 @@ from __future__ import annotations
 import inspect
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import MappingProxyType
-from typing import get_args, get_type_hints
+from typing import Any, Literal
 
 import pandas as pd
 import pytest
-from typer.models import OptionInfo
+from typer import Typer
+from typer.testing import CliRunner
 
 from recspec import api
+from recspec.api import Place
+from recspec.base.errors import SettingsError
 from recspec.cli import app as cli
+from recspec.cli import from_verbs
 from recspec.feature_spec import FeatureSpec
 from tests import made_up
 
-VERBS: dict[str, Callable[..., object]] = {
-    "prepare": api.prepare,
-    "check": api.check,
-    "describe": api.describe,
-    "synthesize": api.synthesize,
-    "transcode": api.transcode,
-    "auto": api.auto,
-    "train": api.train,
-    "tune": api.tune,
-    "evaluate": api.evaluate,
-    "predict": api.predict,
-    "recommend": api.recommend,
-    "similar": api.similar,
-    "verify": api.verify,
-    "import-tf": api.import_tf,
-    "export": api.export,
-    "serve": api.serve,
-    "models": api.models,
-    "datasets": api.datasets,
-    "runs": api.runs,
-    "report": api.report,
-    "pipeline blend": api.blend,
-    "pipeline build": api.pipeline,
-    "update": api.update,
-}
-OF_COMMANDS_ALONE = {"demo", "version", "schema", "bench train", "bench infer", "bench serve"}
-"""`demo` is a script of the others, and `bench` measures processes."""
-
-ARGUMENTS = {"out_folder": "out", "target": "out"}
-FORM = {"json", "verbose"}
-"""Options about what is printed."""
-API_ALONE = {"progress", "kind", "settings", "tell", "block", "ready", "self", "named"}
-"""How progress and answers are handed over; `settings` and keywords are the command's `--set`."""
-OTHERWISE: Mapping[str, Mapping[str, str]] = MappingProxyType(
-    {
-        "recommend": {"user": "users"},  # one id or several
-    }
-)
-NOT_THE_SAME: Mapping[tuple[str, str], str] = MappingProxyType(
-    {
-        ("export", "batch_sizes"): "text between commas on the command line",
-        ("prepare", "dataset"): "the command names it first; a frame is a table",
-        ("pipeline build", "retriever"): "required",
-        ("serve", "force"): "the command ends its process",
-    }
-)
-
-
-def commands() -> dict[str, Callable[..., object]]:
-    """Command -> its function."""
-    found = {}
-    for prefix, app in (("", cli.app), ("bench ", cli.bench_app), ("pipeline ", cli.pipeline_app)):
-        for each in app.registered_commands:
-            assert each.callback is not None
-            name = each.name or each.callback.__name__.replace("_", "-")
-            found[prefix + name] = inspect.unwrap(each.callback)
-    return found
-
-
-def options(command: Callable[..., object]) -> dict[str, object]:
-    """Name as it is typed -> default, of a command's arguments and options."""
-    hints = get_type_hints(command, include_extras=True)
-    found: dict[str, object] = {}
-    for name, parameter in inspect.signature(command).parameters.items():
-        info = get_args(hints[name])[1]
-        told = ARGUMENTS.get(name, name)
-        if isinstance(info, OptionInfo):
-            long = [each for each in (info.default, *(info.param_decls or ())) if str(each).startswith("--")]
-            told = str(long[0]).removeprefix("--").partition("/")[0].replace("-", "_") if long else told
-        found[told] = parameter.default
-    return found
+VERBS = {name: verb for name, (verb, _) in cli.COMMANDS.items()}
+OF_COMMANDS_ALONE = {"demo", "version", "schema"}
 
 
 def test_every_command_is_a_verb_and_every_verb_a_command() -> None:
-    assert set(commands()) == {*VERBS, *OF_COMMANDS_ALONE}
-    own = {"open", "open_data", "compare", "verify_at", "keep_to_cores", "settings_of", "shown", "stop_on_signal"}
+    own = {
+        "open",
+        "open_data",
+        "compare",
+        "event_number",
+        "figures",
+        "reasons",
+        "settings_view",
+        "stages",
+        "stop_on_signal",
+        "verb",
+    }
     functions = {name for name in api.__all__ if inspect.isfunction(getattr(api, name))} - own
-    assert functions == {each.__name__ for each in VERBS.values()}
-
-
-@pytest.mark.parametrize("name", VERBS)
-def test_a_command_and_its_verb_have_the_same_names_and_defaults(name: str) -> None:
-    verb = inspect.signature(VERBS[name]).parameters
-    typed = {OTHERWISE.get(name, {}).get(each, each): default for each, default in options(commands()[name]).items()}
-    typed = {each: default for each, default in typed.items() if each not in FORM | {"set"}}
-    assert set(typed) == {each for each in verb if each not in API_ALONE and (name, each) not in NOT_THE_SAME} | (
-        {each for command, each in NOT_THE_SAME if command == name} & set(typed)
-    )
-    for each, default in typed.items():
-        if (name, each) in NOT_THE_SAME:
-            continue
-        ours = verb[each].default
-        default = str(default) if isinstance(default, Path) else default
-        assert ours == default, f"{each}: {ours!r}, on the command line {default!r}"
+    assert functions == {verb.__name__ for name, verb in VERBS.items() if name not in OF_COMMANDS_ALONE}
 
 
 @pytest.mark.parametrize("name", VERBS)
 def test_every_keyword_of_a_verb_is_described(name: str) -> None:
     text = inspect.getdoc(VERBS[name]) or ""
     for each, parameter in inspect.signature(VERBS[name]).parameters.items():
-        if parameter.kind is parameter.KEYWORD_ONLY and len(inspect.signature(VERBS[name]).parameters) > 4:
-            assert f"    {each}: " in text, each
+        assert f"    {'**' if parameter.kind is parameter.VAR_KEYWORD else ''}{each}: " in text, each
+
+
+def test_a_command_is_made_from_its_verb() -> None:
+    called: list[dict[str, Any]] = []
+
+    def sell(
+        item: str | int,
+        shop: Place,
+        *,
+        price: float = 1.5,
+        sizes: Sequence[int] = (1, 2),
+        colours: Sequence[str] | None = None,
+        like: Place | Sequence[Place] | None = None,
+        k: int | Sequence[int] | None = None,
+        ids: object = None,
+        form: Literal["box", "bag"] = "box",
+        checked: bool = True,
+        settings: Mapping[str, object] | None = None,
+        progress: bool | Callable[[str], None] | None = None,
+    ) -> None:
+        """Sell an item.
+
+        It is sold once.
+
+        Args:
+            item: Name of
+                the item.
+            shop: Folder; in Python also a data frame.
+            k: Number, or several.
+
+        Raises:
+            SettingsError: never.
+        """
+
+    def present(call: from_verbs.Call, *, json: bool = False) -> None:
+        called.append({**call.values, "json": json})
+
+    app = Typer(rich_markup_mode=None)
+    from_verbs.add_command(app, "sell", sell, present)
+    told = " ".join(CliRunner().invoke(app, ["--help"], terminal_width=200).output.split())
+    for part in (
+        "Sell an item. It is sold once.",
+        "Name of the item. [",
+        "Folder. [",
+        "Number; repeatable.",
+        "box|bag",
+    ):
+        assert part in told
+    assert "never" not in told
+    assert "--progress" not in told
+    defaults = {"price": 1.5, "sizes": (1, 2), "form": "box", "checked": True, "settings": {}}
+    words = ["7", "a/b", "--sizes", "3, 4", "--colours", 'red,"a,b"', "--like", "x", "--like", "y", "-k", "5", "--json"]
+    words += ["--ids", "u1,u2", "--no-checked", "--set", "a=[1, 2]"]
+    for typed in (["7", "a/b"], words):
+        assert CliRunner().invoke(app, typed, catch_exceptions=False).exit_code == 0
+    assert called == [
+        {"item": "7", "shop": Path("a/b"), **defaults, "json": False},
+        {
+            "item": "7",
+            "shop": Path("a/b"),
+            **defaults,
+            "sizes": (3, 4),
+            "colours": ["red", "a,b"],
+            "like": [Path("x"), Path("y")],
+            "k": [5],
+            "ids": ["u1", "u2"],
+            "checked": False,
+            "settings": {"a": [1, 2]},
+            "json": True,
+        },
+    ]
+
+
+def test_a_number_out_of_its_range_is_refused_with_all_others(data: FeatureSpec, tmp_path: Path) -> None:
+    with pytest.raises(
+        SettingsError, match=r"(?s)2 problems.*seed is -1; expected 0 or more.*trials is 0; expected 1 or"
+    ):
+        api.tune("neumf", data.folder, tmp_path / "out", trials=0, seed=-1)
+    with pytest.raises(SettingsError, match="runs: depth is 33; expected 0 to 32"):
+        api.runs(tmp_path, depth=33)
 
 
 @pytest.mark.parametrize(("method", "of"), [("serve", api.serve), ("export", api.export), ("evaluate", api.evaluate)])

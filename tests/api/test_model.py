@@ -287,7 +287,7 @@ def test_a_wrong_keyword_gets_the_nearest_known_one(model: api.Model, data: api.
 @pytest.mark.parametrize(
     ("keywords", "said"),
     [
-        ({}, "name users, take all=True, or give items or a context"),
+        ({}, "name users, take all, or give items or a context"),
         ({"users": "u1", "all": True}, "leave users out"),
         ({"users": "u1", "out": "a.csv"}, "ends in .parquet"),
         ({"items": "f1", "out": "a.parquet"}, "names users"),
@@ -337,9 +337,9 @@ def test_answers_for_all_users_may_be_a_folder_of_shards(model: api.Model, tmp_p
     parts = sorted(folder.glob("part-*.parquet"))
     assert len(parts) == -(-USERS // 2)
     assert pa.concat_tables(map(pq.read_table, parts)).drop_columns("score") == whole.drop_columns("score")
-    with pytest.raises(SettingsError, match="workers: goes with out=FOLDER, a name without an ending"):
+    with pytest.raises(SettingsError, match="workers: goes with out FOLDER, a name without an ending"):
         model.recommend(all=True, workers=2)
-    with pytest.raises(SettingsError, match="users: a folder of shards is for all=True"):
+    with pytest.raises(SettingsError, match="users: a folder of shards is for all users, or for a file of users"):
         model.recommend(["u0"], out=tmp_path / "other")
     with pytest.raises(SettingsError, match="is made of a Parquet file or a prepared dataset"):
         model.predict(pa.table({"user": ["u0"]}), out=tmp_path / "other")

@@ -20,22 +20,20 @@ def _in_a_process(code: str) -> str:
     return done.stdout.strip()
 
 
-def test_the_import_loads_no_library_and_nothing_of_the_package() -> None:
+def test_the_import_loads_no_library_and_nothing_of_the_package_and_preparing_no_torch() -> None:
     code = """
 import sys
 before = set(sys.modules)
-import recspec
+import recspec as rs
 new = {name.partition(".")[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names)
 print(*sorted(new), *(name for name in sys.modules if name.startswith("recspec.")))
+rs.prepare, rs.open_data, rs.Model
+print({"torch", "pandas", "pydantic", "pyarrow"} & set(sys.modules))
+help(rs.api.prepare)
 """
-    assert _in_a_process(code) == "recspec"
-
-
-def test_preparing_and_opening_data_load_neither_torch_nor_pandas() -> None:
-    code = (
-        "import recspec as rs, sys; rs.prepare, rs.open_data, rs.Model; print({'torch', 'pandas'} & set(sys.modules))"
-    )
-    assert _in_a_process(code) == "set()"
+    told = _in_a_process(code)
+    assert told.startswith("recspec\nset()\nHelp on function prepare in module recspec.api")
+    assert "PACKAGE CONTENTS" not in told
 
 
 def test_a_folder_that_is_a_verb_too_can_be_called_and_imported_from_in_any_order() -> None:
@@ -46,8 +44,12 @@ import recspec.export as export
 from recspec.datasets import DATASETS
 from recspec import datasets
 print(*first, export is rs.export, datasets is rs.datasets, {*rs.datasets()} == {*DATASETS})
+help(rs.export)
 """
-    assert _in_a_process(code) == "True True True True True"
+    first, _, told = _in_a_process(code).partition("\n")
+    assert first == "True True True True True"
+    assert f"recspec.export - {api.export.__doc__.splitlines()[0]}" in told
+    assert told.index("export(run: ") < told.index("Args:") < told.index("PACKAGE CONTENTS")
     for name in ("datasets", "export", "models", "report"):
         assert isinstance(getattr(rs, name), ModuleType)
         assert callable(getattr(rs, name))
@@ -62,22 +64,9 @@ def test_every_name_of_the_package_is_there_and_listed() -> None:
         _ = rs.trian  # type: ignore[attr-defined]
 
 
-def test_help_of_the_api_shows_a_verb_and_not_the_folder_of_its_name() -> None:
-    code = "import recspec as rs; help(rs.api.prepare)"
-    told = _in_a_process(code)
-    assert told.startswith("Help on function prepare in module recspec.api")
-    assert "PACKAGE CONTENTS" not in told
-
-
 def test_verbs_show_their_signature_and_text_wherever_they_come_from() -> None:
     for name in ("prepare", "export", "auto", "models", "datasets", "train", "evaluate"):
         assert inspect.signature(getattr(rs, name)) == inspect.signature(getattr(api, name)), name
         own, told = (inspect.getdoc(getattr(each, name)) or "" for each in (rs, api))
         call = f"{name}{inspect.signature(getattr(api, name))}"
         assert own.replace(f"\n\n{call}", "", 1).strip() == told, name
-
-
-def test_help_of_a_verb_that_is_a_folder_too_begins_with_how_it_is_called() -> None:
-    told = _in_a_process("import recspec as rs; help(rs.export)")
-    assert f"recspec.export - {api.export.__doc__.splitlines()[0]}" in told
-    assert told.index("export(run: ") < told.index("Args:") < told.index("PACKAGE CONTENTS")

@@ -17,14 +17,6 @@ def a_checkpoint(step: int) -> Checkpoint:
     return Checkpoint({"w": torch.full((3, 2), float(step))}, {"0/exp_avg": torch.arange(6.0)}, {"step": step})
 
 
-def test_a_checkpoint_comes_back_as_it_was(tmp_path: Path) -> None:
-    path = checkpoint.save(tmp_path, a_checkpoint(7), step=7, keep=2)
-    saved = checkpoint.load(path)
-    assert torch.equal(saved.weights["w"], torch.full((3, 2), 7.0))
-    assert torch.equal(saved.optimizer["0/exp_avg"], torch.arange(6.0))
-    assert saved.state == {"step": 7}
-
-
 def test_only_the_newest_are_kept(tmp_path: Path) -> None:
     for step in (5, 50, 500):
         checkpoint.save(tmp_path, a_checkpoint(step), step=step, keep=2)
@@ -58,14 +50,20 @@ def test_a_cut_off_checkpoint_is_refused_and_the_one_before_is_used(tmp_path: Pa
     checkpoint.save(tmp_path, a_checkpoint(1), step=1, keep=2)
     path = checkpoint.save(tmp_path, a_checkpoint(2), step=2, keep=2)
     path.write_bytes(path.read_bytes()[:keep_bytes])
-    saved, notes = checkpoint.load_latest(tmp_path)
+    saved, (note,) = checkpoint.load_latest(tmp_path)
     assert saved.state == {"step": 1}
-    assert len(notes) == 1
-    assert "step-0000000002.safetensors" in notes[0]
-    assert "using the one before it" in notes[0]
+    assert torch.equal(saved.weights["w"], torch.full((3, 2), 1.0))
+    assert torch.equal(saved.optimizer["0/exp_avg"], torch.arange(6.0))
+    assert "step-0000000002.safetensors" in note
+    assert "using the one before it" in note
+    (tmp_path / "step-0000000001.safetensors").write_bytes(b"")
+    with pytest.raises(CheckpointError, match="2 problems"):
+        checkpoint.load_latest(tmp_path)
+    with pytest.raises(CheckpointError, match="no checkpoint to resume from; start the run without --resume"):
+        checkpoint.load_latest(tmp_path / "checkpoints")
 
 
-@pytest.mark.parametrize("flipped", [1, 32, 255])
+@pytest.mark.parametrize("flipped", [1, 255])
 def test_one_changed_byte_is_noticed_wherever_it_stands(tmp_path: Path, flipped: int) -> None:
     path = checkpoint.save(tmp_path, a_checkpoint(1), step=1, keep=2)
     data = path.read_bytes()
@@ -113,8 +111,8 @@ def test_a_file_is_a_safetensors_file_of_any_types(tmp_path: Path) -> None:
             assert torch.equal(read[name], tensor), name
 
 
-@pytest.mark.parametrize("kind", [np.float32, np.int64, np.int32, np.int8, np.bool_])
-@pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0)])
+@pytest.mark.parametrize("kind", [np.float32, np.bool_])
+@pytest.mark.parametrize("shape", [(0,), (3, 0)])
 def test_empty_tensors_of_numpy_are_kept(kind: type, shape: tuple[int, ...], tmp_path: Path) -> None:
     empty = torch.from_numpy(np.zeros(shape, kind))
     checkpoint.write_tensors(tmp_path / "file", {**MIXED, "empty": empty}, {"format": 1})
@@ -158,19 +156,6 @@ def test_some_rows_of_a_file_are_read_and_all_of_it_is_checked(
     file.write_bytes(data.replace(MIXED["many"][6].numpy().tobytes(), b"12345678"))
     with pytest.raises(CheckpointError, match="its content does not match its digest"):
         checkpoint.read_tensors(file, wanted.get)
-
-
-def test_nothing_to_resume_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="no checkpoint to resume from; start the run without --resume"):
-        checkpoint.load_latest(tmp_path / "checkpoints")
-
-
-def test_when_all_are_damaged_each_is_named(tmp_path: Path) -> None:
-    for step in (1, 2):
-        checkpoint.save(tmp_path, a_checkpoint(step), step=step, keep=2).write_bytes(b"")
-    with pytest.raises(CheckpointError) as caught:
-        checkpoint.load_latest(tmp_path)
-    assert "2 problems" in str(caught.value)
 
 
 def test_a_failed_write_leaves_what_was_there(tmp_path: Path) -> None:

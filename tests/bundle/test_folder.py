@@ -1,4 +1,4 @@
-"""A bundle rebuilds its model with nothing else, or says what is wrong with it."""
+"""A bundle rebuilds its model with nothing else, or says what is wrong with it; a run is its newest whole version."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 
 from recspec.base.errors import BundleError
 from recspec.bundle import folder as bundle
+from recspec.bundle import versions
 from recspec.bundle.checkpoint import write_tensors
 from recspec.bundle.folder import Card, Seen
 from recspec.bundle.run_record import without_seen
@@ -46,10 +47,13 @@ def saved(data: FeatureSpec, folder: Path) -> Path:
 
 def test_it_needs_nothing_but_itself(data: FeatureSpec, tmp_path: Path) -> None:
     made = saved(data, tmp_path / "made")
-    moved = tmp_path / "elsewhere" / "moved"
+    endings = {path.suffix for path in made.rglob("*") if path.is_file()}
+    assert endings <= {".json", ".yaml", ".safetensors", ".parquet"}, "no pickle"
+    moved = tmp_path / "elsewhere" / "bundle"
     shutil.copytree(made, moved)
     shutil.rmtree(made)
-    loaded = bundle.load(moved)
+    loaded = bundle.load(tmp_path / "elsewhere")  # a run stands for its bundle
+    assert loaded.folder == moved
     assert loaded.card.model == "neumf"
     assert "seen" in data.companions  # which `seen.safetensors` holds in the bundle
     assert loaded.spec == without_seen(data).replace(sources={})
@@ -59,22 +63,12 @@ def test_it_needs_nothing_but_itself(data: FeatureSpec, tmp_path: Path) -> None:
     assert loaded.seen.of(0).tolist() == [1, 2]
 
 
-def test_it_holds_no_pickle(data: FeatureSpec, tmp_path: Path) -> None:
-    endings = {path.suffix for path in saved(data, tmp_path / "made").rglob("*") if path.is_file()}
-    assert endings <= {".json", ".yaml", ".safetensors", ".parquet"}
-
-
 def test_saving_again_replaces_it_whole(data: FeatureSpec, tmp_path: Path) -> None:
     made = saved(data, tmp_path / "made")
     (made / "stray").write_text("left from before")
     saved(data, made)
     assert not (made / "stray").exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["made"]
-
-
-def test_a_run_folder_stands_for_its_bundle(data: FeatureSpec, tmp_path: Path) -> None:
-    saved(data, tmp_path / "run" / "bundle")
-    assert bundle.load(tmp_path / "run").folder == tmp_path / "run" / "bundle"
 
 
 def test_what_is_missing_is_said(data: FeatureSpec, tmp_path: Path) -> None:
@@ -169,3 +163,39 @@ def test_a_catalogue_that_is_named_but_gone_is_said(data: FeatureSpec, tmp_path:
     with pytest.raises(BundleError, match=r"metadata names 'gone.json', which does not exist"):
         bundle.save(tmp_path / "made", model, Card(model="neumf", settings={}))
     assert list(tmp_path.iterdir()) == []
+
+
+# --- versions ---------------------------------------------------------------------------------------------------------
+
+
+def run_of(folder: Path, updates: int) -> Path:
+    """A run with its bundle and some updates."""
+    for place in ("bundle", *(f"updates/{number:04d}/bundle" for number in range(1, updates + 1))):
+        (folder / place).mkdir(parents=True)
+        (folder / place / "bundle.json").touch()
+    return folder
+
+
+def test_a_run_is_its_newest_version_and_each_version_can_be_named(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "run", 2)
+    assert bundle.find(run) == run / "updates" / "0002" / "bundle"
+    assert bundle.find(run / "bundle") == run / "bundle"
+    assert bundle.find(run / "updates" / "0001") == run / "updates" / "0001" / "bundle"
+    numbers = [versions.number_of(each) for each in (run / "bundle", bundle.find(run / "updates" / "0001"))]
+    assert numbers == [0, 1]
+
+
+def test_what_a_killed_update_left_is_no_version_and_makes_room_for_the_next(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "run", 2)
+    (run / "updates" / "0002" / "bundle").rename(run / "updates" / "0002" / ".bundle.7.tmp")
+    assert bundle.find(run) == run / "updates" / "0001" / "bundle"
+    assert versions.next_update(run) == run / "updates" / "0002"
+    assert not (run / "updates" / "0002").exists()
+
+
+def test_links_that_lead_elsewhere_are_no_versions(tmp_path: Path) -> None:
+    run, other = run_of(tmp_path / "run", 1), run_of(tmp_path / "other", 1)
+    (run / "updates" / "0002").symlink_to(other / "updates" / "0001")
+    assert bundle.find(run) == run / "updates" / "0001" / "bundle"
+    assert versions.next_update(run) == run / "updates" / "0002"
+    assert bundle.find(other) == other / "updates" / "0001" / "bundle", "only the link was removed"

@@ -10,8 +10,8 @@ import pytest
 
 pytest.importorskip("optuna", reason="the extra `tune` is not installed")
 
+from recspec.api import Search
 from recspec.cli import app as cli
-from recspec.cli.training_display import print_found
 from recspec.feature_spec import FeatureSpec
 from recspec.training.search import Found, candidates
 from recspec.training.search.study import Importance, Importances, Trial
@@ -84,18 +84,20 @@ def found(**changed: object) -> Found:
     return Found(metric="full/ndcg@10", recipe=Path("search/best.yaml"), **values)  # type: ignore[arg-type]
 
 
-def test_the_last_lines_count_the_trials_and_say_what_mattered(capsys: pytest.CaptureFixture[str]) -> None:
-    print_found(found())
-    printed = capsys.readouterr().out
-    assert "5 trials: 2 complete, 1 pruned, 1 failed, 1 running; full/ndcg@10 on valid" in printed
-    assert printed.splitlines()[-4:] == [
-        "best: trial 3, full/ndcg@10 0.50000 on valid; the defaults, trial 0: 0.25000",
-        "what mattered: settings.factors 75%; no more than chance: settings.layers 25%",
-        "search/best.yaml: the best recipe; its bundle is in the folder best beside it",
-        "1 trial is left; the same command goes on",
-    ]
-    assert "complete, defaults" in printed
-    assert "factors 16, layers [8, 4]" in printed
+def lines(**changed: object) -> list[str]:
+    """The text view of a search."""
+    return repr(Search(Path("search"), found(**changed), None)).splitlines()  # type: ignore[arg-type]
+
+
+def test_the_last_lines_count_the_trials_and_say_what_mattered() -> None:
+    first, *table, best, mattered, recipe, left = lines()
+    assert first.endswith("5 trials: 2 complete, 1 pruned, 1 failed, 1 running; full/ndcg@10 on valid")
+    assert best == "note: best: trial 3, full/ndcg@10 0.50000 on valid; the defaults, trial 0: 0.25000"
+    assert mattered == "note: what mattered: settings.factors 75%; no more than chance: settings.layers 25%"
+    assert recipe == "note: search/best.yaml: the best recipe; its bundle is in the folder best beside it"
+    assert left == "note: 1 trial is left; the same call goes on"
+    assert any("complete, defaults" in line for line in table)
+    assert any("factors 16, layers [8, 4]" in line for line in table)
 
 
 @pytest.mark.parametrize(
@@ -105,15 +107,13 @@ def test_the_last_lines_count_the_trials_and_say_what_mattered(capsys: pytest.Ca
         (3, "best: trial 3, full/ndcg@10 0.50000 on valid; the defaults have no value yet"),
     ],
 )
-def test_the_best_trial_is_shown_beside_the_defaults(best: int, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_best_trial_is_shown_beside_the_defaults(best: int, line: str) -> None:
     trials = found().trials
-    print_found(found(best=trials[best], trials=trials if best == 0 else trials[1:]))
-    assert line in capsys.readouterr().out
+    assert f"note: {line}" in lines(best=trials[best], trials=trials if best == 0 else trials[1:])
 
 
-def test_without_a_complete_trial_nothing_is_claimed(capsys: pytest.CaptureFixture[str]) -> None:
-    print_found(found(best=None, trials=[], left=3))
-    printed = capsys.readouterr().out
+def test_without_a_complete_trial_nothing_is_claimed() -> None:
+    printed = "\n".join(lines(best=None, trials=[], left=3))
     assert "no trials; full/ndcg@10" in printed
     assert "best" not in printed
     assert "3 trials are left" in printed

@@ -27,7 +27,13 @@ def prepare_adult(raw: Path, out: Path, **settings: object) -> prepared.Prepared
 
 
 def test_adult_is_cut_into_train_and_valid_and_its_test_is_the_published_one(tmp_path: Path) -> None:
-    result = prepare_adult(write_adult(tmp_path / "raw"), tmp_path / "out", valid=0.25)
+    raw = write_adult(tmp_path / "raw")
+    with zipfile.ZipFile(tmp_path / "adult.zip", "w") as archive:
+        for path in raw.iterdir():
+            archive.write(path, path.name)
+    result = prepare_adult(tmp_path / "adult.zip", tmp_path / "out", valid=0.25)
+    prepare_adult(raw, tmp_path / "of folder", valid=0.25)
+    assert bytes_of(tmp_path / "of folder") == bytes_of(tmp_path / "out")
     rows = result.summary["rows"]
     assert rows["train"] + rows["valid"] == 80  # type: ignore[index]
     assert 10 <= rows["valid"] <= 30  # type: ignore[index]
@@ -67,16 +73,6 @@ def test_adult_is_fitted_on_train_alone(tmp_path: Path) -> None:
     assert before.features == after.features
     assert np.asarray(open_split(after, "test", ["workclass"]).read(4, 5)["workclass"]).tolist() == [0]
     assert (tmp_path / "a" / "encoders.json").read_bytes() == (tmp_path / "b" / "encoders.json").read_bytes()
-
-
-def test_adult_comes_from_a_zip_too(tmp_path: Path) -> None:
-    raw = write_adult(tmp_path / "raw")
-    with zipfile.ZipFile(tmp_path / "adult.zip", "w") as archive:
-        for path in raw.iterdir():
-            archive.write(path, path.name)
-    prepare_adult(raw, tmp_path / "a")
-    prepare_adult(tmp_path / "adult.zip", tmp_path / "b")
-    assert bytes_of(tmp_path / "a") == bytes_of(tmp_path / "b")
 
 
 def test_adult_lines_that_are_malformed_are_named_all_at_once(tmp_path: Path) -> None:

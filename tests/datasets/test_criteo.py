@@ -25,7 +25,7 @@ from recspec.data.encoding.encoders import Encoders
 from recspec.data.prepare import PrepareContext, duckdb_backend, prepared, scatter
 from recspec.data.storage import open_split
 from recspec.data.storage.check import check
-from recspec.datasets import DATASETS, criteo
+from recspec.datasets import criteo
 from recspec.feature_spec import FeatureSpec
 from tests import made_up_criteo
 
@@ -42,14 +42,8 @@ ROWS = """\
 1\t2\t8\tb\ty
 """
 """Two integers and two categories. Train is the first six rows with the shares below."""
-SMALL: Mapping[str, object] = {
-    "num_numerical": 2,
-    "num_categorical": 2,
-    "min_count": 1,
-    "shuffle": False,
-    "valid": 0.2,
-    "test": 0.2,
-}
+TWO = {"num_numerical": 2, "num_categorical": 2, "shuffle": False}
+SMALL: Mapping[str, object] = {**TWO, "min_count": 1, "valid": 0.2, "test": 0.2}
 
 
 def write(path: Path, text: str = ROWS) -> Path:
@@ -102,13 +96,8 @@ def test_a_small_file_worked_by_hand(tmp_path: Path) -> None:
         "numbers_without_logarithm": 2,
         "changed": ["2 numbers of -3 or less have no ln(x + 3), so they count as missing"],
     }
-    assert {name: feature.dtype for name, feature in spec.features.items()} == {
-        "I1": "float32",
-        "I2": "float32",
-        "C1": "int8",
-        "C2": "int8",
-        "label": "bool",
-    }
+    dtypes = {"I1": "float32", "I2": "float32", "C1": "int8", "C2": "int8", "label": "bool"}
+    assert {name: feature.dtype for name, feature in spec.features.items()} == dtypes
     assert spec.role("context") == ("I1", "I2", "C1", "C2")
 
 
@@ -186,23 +175,19 @@ def test_buckets_stand_beside_the_numbers(tmp_path: Path) -> None:
 
 def test_shares_and_counts_keep_the_order_of_time(tmp_path: Path) -> None:
     raw = write(tmp_path / "train.txt")
-    for name, settings in (("shares", {}), ("rows", {"rows": (6, 2, 2)})):
-        given = {key: value for key, value in SMALL.items() if key not in ("valid", "test") or not settings}
-        made = criteo.prepare(
-            PrepareContext(raw, tmp_path / name, threads=1), criteo.Settings.model_validate({**given, **settings})
-        )
-        assert [column(made.spec, split, "label") for split in ("train", "valid", "test")] == [
-            [1, 0, 0, 1, 0, 1],
-            [0, 1],
-            [0, 1],
-        ]
+    labels = [[1, 0, 0, 1, 0, 1], [0, 1], [0, 1]]
+    for name, given in (("shares", SMALL), ("rows", {**TWO, "rows": (6, 2, 2)})):
+        context = PrepareContext(raw, tmp_path / name, threads=1)
+        spec = criteo.prepare(context, criteo.Settings.model_validate(given)).spec
+        assert [column(spec, split, "label") for split in ("train", "valid", "test")] == labels
+    context = PrepareContext(raw, tmp_path / "more", threads=1)
+    with pytest.raises(DataError, match=r"rows \[8, 2, 1\] are 11, and the data hold 10"):
+        criteo.prepare(context, criteo.Settings.model_validate({**TWO, "rows": (8, 2, 1)}))
 
 
 def test_rows_beyond_those_asked_for_are_left_out(tmp_path: Path) -> None:
-    given = {"num_numerical": 2, "num_categorical": 2, "shuffle": False, "rows": (3, 0, 1)}
-    made = criteo.prepare(
-        PrepareContext(write(tmp_path / "t.tsv"), tmp_path / "out", threads=1), criteo.Settings.model_validate(given)
-    )
+    context = PrepareContext(write(tmp_path / "t.tsv"), tmp_path / "out", threads=1)
+    made = criteo.prepare(context, criteo.Settings.model_validate({**TWO, "rows": (3, 0, 1)}))
     assert made.summary["rows"] == {"train": 3, "test": 1}
     assert made.summary["left_out"] == 6
     assert column(made.spec, "train", "label") == [1, 0, 0]
@@ -252,16 +237,6 @@ def test_train_rows_are_shuffled_once_and_by_the_seed(tmp_path: Path) -> None:
         assert rows_of(plain, split) == rows_of(first, split) == rows_of(other, split)
 
 
-def test_keys_shuffle_all_rows_and_lose_none() -> None:
-    rows = np.arange(100_000)
-    keys = scatter.shuffled(rows, 1)
-    assert len(np.unique(keys)) == len(rows)
-    assert keys[:2].tolist() == scatter.shuffled(rows[:2], 1).tolist()
-    assert (scatter.shuffled(rows, 2) != keys).all()
-    counts = np.histogram(keys.astype(np.float64), bins=10, range=(0, 2.0**64))[0]
-    assert counts == pytest.approx(np.full(10, 10_000), rel=0.05)
-
-
 # --- files in and out ------------------------------------------------------------------------------------------------
 
 
@@ -309,14 +284,6 @@ def test_rows_are_the_same_however_much_is_held_in_memory(
         assert rows_of(cut, split) == rows_of(whole, split), split
 
 
-def test_a_small_memory_limit_joins_fewer_columns_at_once(tmp_path: Path) -> None:
-    made_up_criteo.write(tmp_path / "train.txt", num_rows=3000)
-    settings = {"num_numerical": 13, "num_categorical": 26, "min_count": 2}
-    whole = prepare(tmp_path / "train.txt", tmp_path / "whole", **settings)
-    small = prepare(tmp_path / "train.txt", tmp_path / "small", run={"memory_limit": "400MB"}, **settings)
-    assert bytes_of(small.folder) == bytes_of(whole.folder)
-
-
 def test_rows_that_are_lost_on_the_way_are_told(tmp_path: Path) -> None:
     made_up_criteo.write(tmp_path / "train.txt", num_rows=100)
     settings = {"num_numerical": 13, "num_categorical": 26}
@@ -329,23 +296,12 @@ def test_rows_that_are_lost_on_the_way_are_told(tmp_path: Path) -> None:
         prepare(tmp_path / "train.txt", tmp_path / "out", **settings)
 
 
-def test_columns_of_small_vocabularies_are_joined_at_once() -> None:
-    sizes = {"C1": 3, "C2": 40, "C3": 2, "C4": 9}
-    assert criteo._by_size(sizes, 14, 9) == (["C1", "C3", "C4"], ["C2"])
-    assert criteo._by_size(sizes, 99, 2) == (["C1", "C3"], ["C2", "C4"])
-    assert criteo._by_size(sizes, 13, 9) == (["C1", "C3"], ["C2", "C4"])
-    assert criteo._by_size(sizes, 100, 9) == (list(sizes), [])
-    assert criteo._by_size({}, 100, 9) == ([], [])
-
-
 def test_rows_may_have_numbers_or_categories_alone(tmp_path: Path) -> None:
-    spec = prepare(
-        write(tmp_path / "a", "1\t2\n0\t3\n"), tmp_path / "1", num_numerical=1, num_categorical=0, valid=0, test=0
-    )
+    alone = {"num_numerical": 1, "num_categorical": 0, "valid": 0, "test": 0}
+    spec = prepare(write(tmp_path / "a", "1\t2\n0\t3\n"), tmp_path / "1", **alone)
     assert spec.role("context") == ("I1",)
-    spec = prepare(
-        write(tmp_path / "b", "1\tx\n0\t\n"), tmp_path / "2", num_numerical=0, num_categorical=1, valid=0, test=0
-    )
+    alone |= {"num_numerical": 0, "num_categorical": 1}
+    spec = prepare(write(tmp_path / "b", "1\tx\n0\t\n"), tmp_path / "2", **alone)
     assert column(spec, "train", "C1") == [1, 0]
 
 
@@ -419,7 +375,7 @@ def test_a_run_that_ended_goes_on_where_it_was(
 
 
 def test_a_killed_process_loses_its_last_stage_and_no_more(tmp_path: Path) -> None:
-    made_up_criteo.write(tmp_path / "train.txt", num_rows=400)
+    made_up_criteo.write(tmp_path / "train.txt", num_rows=400, num_numerical=2, num_categorical=4)
     code = """
 import os, signal, sys
 from pathlib import Path
@@ -432,15 +388,15 @@ def progress(stage, done, total):
 
 folder = Path(sys.argv[1])
 context = PrepareContext(folder / "train.txt", folder / "out", threads=1, progress=progress)
-criteo.prepare(context, criteo.Settings())
+criteo.prepare(context, criteo.Settings(num_numerical=2, num_categorical=4))
 """
     ended = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
     assert ended.returncode == -signal.SIGKILL
     work = tmp_path / ".out.unfinished.tmp" / "work"
     before = {path: path.stat().st_mtime_ns for path in [work / "rows-0.parquet", *(work / "vocabularies").iterdir()]}
-    assert len(before) == 27
+    assert len(before) == 5
     stages = []
-    settings = criteo.Settings()
+    settings = criteo.Settings(num_numerical=2, num_categorical=4)
 
     def progress(stage: str, done: int, total: int | None) -> None:  # noqa: ARG001
         stages.append(stage)
@@ -463,13 +419,10 @@ def test_a_run_that_ended_within_a_stage_says_how_much_of_it_is_there(tmp_path: 
         if now == "reading rows" and total is not None and done == total * 2 // 3:
             raise Stop
 
-    for progress in (stop_in_the_third, lambda now, *_: told.append(now)):
-        if progress is stop_in_the_third:
-            with pytest.raises(Stop):
-                prepare(tmp_path / "raw", tmp_path / "out", run={"progress": progress})
-            assert not any(isinstance(now, prepared.Remark) for now in told), "there was nothing to continue"
-        else:
-            prepare(tmp_path / "raw", tmp_path / "out", run={"progress": progress})
+    with pytest.raises(Stop):
+        prepare(tmp_path / "raw", tmp_path / "out", run={"progress": stop_in_the_third})
+    assert not any(isinstance(now, prepared.Remark) for now in told), "there was nothing to continue"
+    prepare(tmp_path / "raw", tmp_path / "out", run={"progress": lambda now, *_: told.append(now)})
     assert "continuing within stage 'reading rows', of which 2 of 3 parts are there" in told
 
 
@@ -481,14 +434,6 @@ def test_another_job_starts_anew(tmp_path: Path) -> None:
     spec = prepare(raw, tmp_path / "out")
     assert column(spec, "train", "C1") == [2, 1, 1, 2, 3, 1]
     assert bytes_of(tmp_path / "out") == bytes_of(prepare(raw, tmp_path / "fresh").folder)
-
-
-def test_a_dataset_that_can_not_be_resumed_clears_away_what_was_left_in_its_place(tmp_path: Path) -> None:
-    with pytest.raises(Stop):
-        prepare(write(tmp_path / "train.txt"), tmp_path / "out", run={"progress": stop_at("encoding rows")})
-    synthetic = DATASETS["synthetic"]
-    synthetic.prepare(PrepareContext(tmp_path, tmp_path / "out"), synthetic.Settings(num_rows=300))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "train.txt"]
 
 
 def test_two_processes_do_not_prepare_one_folder(tmp_path: Path) -> None:
@@ -578,12 +523,6 @@ def test_malformed_files_are_told(text: str, message: str, tmp_path: Path) -> No
     assert str(raw) in str(caught.value)
 
 
-def test_a_broken_archive_is_told(tmp_path: Path) -> None:
-    (tmp_path / "day_0.gz").write_bytes(b"not compressed at all")
-    with pytest.raises(DataError, match=r"day_0\.gz: the compressed file is no gzip file, or damaged"):
-        prepare(tmp_path / "day_0.gz", tmp_path / "out")
-
-
 def test_files_that_are_not_there_are_told(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no such file or folder; expected Kaggle's train\.txt, or a folder of day_0"):
         prepare(tmp_path / "nowhere", tmp_path / "out")
@@ -626,15 +565,6 @@ def test_rows_of_a_folder_of_days_are_refused_unless_a_split_by_rows_is_asked_fo
     assert made.summary["rows"] == {"train": 3, "valid": 1, "test": 2}
 
 
-def test_more_rows_than_there_are_can_not_be_asked_for(tmp_path: Path) -> None:
-    given = {"num_numerical": 2, "num_categorical": 2, "rows": (8, 2, 1)}
-    with pytest.raises(DataError, match=r"rows \[8, 2, 1\] are 11, and the data hold 10"):
-        criteo.prepare(
-            PrepareContext(write(tmp_path / "a.txt"), tmp_path / "out", threads=1),
-            criteo.Settings.model_validate(given),
-        )
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -653,31 +583,6 @@ def test_more_rows_than_there_are_can_not_be_asked_for(tmp_path: Path) -> None:
 def test_settings_that_do_not_go_together_are_said(settings: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         criteo.Settings.model_validate(settings)
-
-
-# --- raw files made up -----------------------------------------------------------------------------------------------
-
-
-def test_made_up_rows_have_criteos_shape_and_a_signal(tmp_path: Path) -> None:
-    chance = made_up_criteo.write(tmp_path / "a.txt", num_rows=20_000, seed=3)
-    again = made_up_criteo.write(tmp_path / "b.txt.gz", num_rows=20_000, seed=3)
-    lines = (tmp_path / "a.txt").read_text().splitlines()
-    assert gzip.decompress((tmp_path / "b.txt.gz").read_bytes()).decode().splitlines() == lines
-    assert (chance == again).all()
-    cells = [line.split("\t") for line in lines]
-    assert {len(row) for row in cells} == {40}
-    labels = np.array([int(row[0]) for row in cells])
-    assert labels.mean() == pytest.approx(chance.mean(), abs=0.01)
-    order = np.argsort(chance)
-    ranks = np.empty(len(order))
-    ranks[order] = np.arange(1, len(order) + 1)
-    ones = labels.sum()
-    auc = (ranks[labels == 1].sum() - ones * (ones + 1) / 2) / (ones * (len(labels) - ones))
-    assert 0.7 < auc < 0.9
-    assert {len(value) for row in cells for value in row[14:]} == {0, 8}
-    counts = Counter(row[16] for row in cells if row[16]).most_common()
-    assert counts[0][1] > 20 * counts[100][1]
-    assert min(int(row[1]) for row in cells if row[1]) < 0
 
 
 # --- real data -------------------------------------------------------------------------------------------------------
@@ -706,22 +611,11 @@ def test_spark_prepares_the_same_rows_of_days(tmp_path: Path, monkeypatch: pytes
     if shutil.which("java") is None:
         pytest.skip("Spark needs a command `java`")
     made_up_criteo.write_days(tmp_path / "raw", [900, 700], suffix=".gz")
-    settings = {
-        "num_numerical": 13,
-        "num_categorical": 26,
-        "min_count": 3,
-        "buckets": True,
-        "scale": True,
-        "shuffle": True,
-    }
+    settings = {**RESUMED, "num_categorical": 26, "min_count": 3}
     prepare(tmp_path / "raw", tmp_path / "duckdb", **settings)
+    run = {"engine": "spark", "threads": 2, "progress": stop_at("finding ids")}
     with pytest.raises(Stop):
-        prepare(
-            tmp_path / "raw",
-            tmp_path / "spark",
-            run={"engine": "spark", "threads": 2, "progress": stop_at("finding ids")},
-            **settings,
-        )
+        prepare(tmp_path / "raw", tmp_path / "spark", run=run, **settings)
     monkeypatch.setenv("SPARK_MASTER", "local[2]")  # as on a cluster, whose settings are left alone
     monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
     prepare(tmp_path / "raw", tmp_path / "spark", run={"engine": "spark"}, **settings)

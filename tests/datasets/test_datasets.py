@@ -116,7 +116,7 @@ def test_no_row_depends_on_an_order_that_was_not_asked_for(
     assert bytes_of(tmp_path / "out") == bytes_of(made.out)
 
 
-@pytest.mark.parametrize("name", ["amazon", "movielens-histories", "ncf", "table-clicks", "table-hashed"])
+@pytest.mark.parametrize("name", ["amazon", "movielens-histories", "table-clicks", "table-hashed"])
 def test_text_beyond_the_limit_of_one_array_changes_nothing(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -258,7 +258,7 @@ def test_other_settings_are_refused_and_change_nothing(made: Made) -> None:
     assert bytes_of(made.out) == before
 
 
-@pytest.mark.parametrize("name", ["movielens-latest", "ncf", "table-clicks", "synthetic-clicks"])
+@pytest.mark.parametrize("name", ["movielens-latest", "table-clicks"])
 def test_force_replaces_what_was_prepared_otherwise(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     raw = case.write(tmp_path / "raw")

@@ -18,16 +18,17 @@ import pytest
 from recspec.base.errors import DataError
 from recspec.data.encoding import Encoders
 from recspec.data.prepare import PrepareContext
-from recspec.data.prepare.time_formats import example
+from recspec.data.prepare.declared import example
 from recspec.data.storage import PREPARE_FILE, Ragged, open_split
-from recspec.datasets import DATASETS, Grown, grow, table
-from recspec.datasets.table_events import EVENTS, GROWTH_FILE, GrowthRules
+from recspec.datasets import DATASETS, Grown, append_events, table
+from recspec.datasets.table_rows import EVENTS, GROWTH_FILE, GrowthRules
 from recspec.feature_spec import FeatureSpec
 from tests.dataset_cases import (
     CASES,
     RATINGS,
     prepare_movielens,
     prepare_table,
+    prepare_text,
     raw_pairs,
     run,
     write_latest,
@@ -45,11 +46,31 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> FeatureSpec:
     return prepared(tmp_path_factory.mktemp("shop"), shop_events()[0])
 
 
+def appended(base: FeatureSpec, folder: Path, events: pa.Table, name: str = "new") -> Grown:
+    """The dataset with the events of a file NAME.csv."""
+    return append_events(base, written(folder / f"{name}.csv", events), folder / f"with {name}")
+
+
 def grown(folder: Path, events: pa.Table, **settings: object) -> tuple[FeatureSpec, Grown]:
-    known, _ = shop_events()
-    base = prepared(folder / "base", known, **settings)
-    (folder / "grown").mkdir()
-    return base, grow(base, written(folder / "new.csv", events), folder / "grown")
+    base = prepared(folder / "base", shop_events()[0], **settings)
+    return base, appended(base, folder, events)
+
+
+def changed(events: pa.Table, name: str, values: Sequence[object] | pa.Array) -> pa.Table:
+    """The events with other values in a column."""
+    return events.set_column(events.column_names.index(name), name, pa.array(values))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> FeatureSpec:
+    """All events prepared at once, with histories."""
+    return prepared(tmp_path_factory.mktemp("whole"), pa.concat_tables(shop_events()), history=6)
+
+
+@pytest.fixture(scope="module")
+def with_new(tmp_path_factory: pytest.TempPathFactory) -> tuple[FeatureSpec, Grown]:
+    """A dataset with histories, before and with the new events."""
+    return grown(tmp_path_factory.mktemp("with-new"), shop_events()[1], history=6)
 
 
 def positives(spec: FeatureSpec, split: str) -> list[Row]:
@@ -67,17 +88,6 @@ def positives(spec: FeatureSpec, split: str) -> list[Row]:
     return sorted(zip(*found, strict=True), key=str)
 
 
-def strangers_held_out(numeric: bool) -> tuple[pa.Table, pa.Table]:
-    """Events of which the held-out ones bring users and an item that train lacks, and later events."""
-    known, new = shop_events()
-    events = pa.concat_tables([known, new])
-    if numeric:
-        for place, name in enumerate(("user_id", "item_id")):
-            numbers = pc.rank(events.column(name).combine_chunks(), tiebreaker="dense").cast("int64")
-            events = events.set_column(place, name, numbers)
-    return events.slice(0, len(known) + len(new) // 2), events.slice(len(known) + len(new) // 2)
-
-
 @pytest.mark.parametrize("bad", ["pipe", "link", "deep"])
 def test_a_record_that_cannot_be_read_stops_no_growth(tmp_path: Path, bad: str) -> None:
     known, new = shop_events()
@@ -89,28 +99,25 @@ def test_a_record_that_cannot_be_read_stops_no_growth(tmp_path: Path, bad: str) 
         (base.folder / PREPARE_FILE).symlink_to(file)
     else:
         (base.folder / PREPARE_FILE).write_text("[" * 100_000)
-    (tmp_path / "grown").mkdir()
-    made = grow(base, written(tmp_path / "new.csv", new), tmp_path / "grown")
+    made = appended(base, tmp_path, new)
     record = json.loads((made.spec.folder / PREPARE_FILE).read_text())
     assert [each["name"] for each in record["inputs"]] == ["new.csv"]  # nothing of a file outside
 
 
 def test_a_column_of_another_kind_than_the_held_out_events_is_told(tmp_path: Path) -> None:
-    known, new = strangers_held_out(numeric=False)
+    known, new = shop_events()
     base = prepared(tmp_path / "base", known, split="time")
-    lists = new.set_column(3, "kind", pa.array([[kind] for kind in new.column("kind").to_pylist()]))
+    lists = changed(new, "kind", [[kind] for kind in new.column("kind").to_pylist()])
     pq.write_table(lists, tmp_path / "new.parquet")
-    (tmp_path / "grown").mkdir()
     with pytest.raises(
         DataError,
         match=r"new.parquet: column 'kind' holds array.*; the events that the dataset holds have string there",
     ):
-        grow(base, tmp_path / "new.parquet", tmp_path / "grown")
+        append_events(base, tmp_path / "new.parquet", tmp_path / "grown")
 
 
-def test_ids_stay_and_new_values_get_the_next_ones(tmp_path: Path) -> None:
-    _, new = shop_events()
-    base, found = grown(tmp_path, new, history=6)
+def test_ids_stay_and_new_values_get_the_next_ones(with_new: tuple[FeatureSpec, Grown]) -> None:
+    (_, new), (base, found) = shop_events(), with_new
     before, after = Encoders.load(base.folder), Encoders.load(found.spec.folder)
     for name, vocabulary in before.vocabularies.items():
         assert after.vocabularies[name].values.slice(0, len(vocabulary)).equals(vocabulary.values)
@@ -133,21 +140,15 @@ def test_fitted_scales_stay(tmp_path: Path) -> None:
     assert np.array_equal(np.asarray(columns["hour"]), np.asarray(before.encode_column("hour", hours)))
 
 
-def test_a_grown_dataset_grows_again(tmp_path: Path) -> None:
-    known, new = shop_events()
+def test_a_grown_dataset_grows_again(tmp_path: Path, whole: FeatureSpec) -> None:
+    _, new = shop_events()
     _, found = grown(tmp_path, new.slice(0, 40), history=6)
-    (tmp_path / "again").mkdir()
-    again = grow(found.spec, written(tmp_path / "more.csv", new.slice(40)), tmp_path / "again")
-    whole = prepared(tmp_path / "all", pa.concat_tables([known, new]), history=6)
+    again = appended(found.spec, tmp_path, new.slice(40), name="more")
     assert all(positives(again.spec, split) == positives(whole, split) for split in ("train", "valid", "test"))
     assert again.spec.sources["train"][0].files == ("train/part-00000.parquet", "train-new/part-00000.parquet")
 
 
-def test_the_latest_events_of_a_user_go_on(tmp_path: Path) -> None:
-    known, new = shop_events()
-    _, found = grown(tmp_path, new, history=6)
-    whole = prepared(tmp_path / "all", pa.concat_tables([known, new]), history=6)
-
+def test_the_latest_events_of_a_user_go_on(with_new: tuple[FeatureSpec, Grown], whole: FeatureSpec) -> None:
     def histories(spec: FeatureSpec) -> dict[object, list[object]]:
         encoders, users = Encoders.load(spec.folder), pq.read_table(spec.folder / "users.parquet")
         lists = users.column("history_item_id").to_pylist()
@@ -155,14 +156,13 @@ def test_the_latest_events_of_a_user_go_on(tmp_path: Path) -> None:
         items = encoders.vocabularies["item_id"]
         return {name: items.decode(np.array(each)).to_pylist() for name, each in zip(names, lists, strict=True)}
 
-    assert histories(found.spec) == histories(whole)
+    assert histories(with_new[1].spec) == histories(whole)
 
 
 def test_an_order_without_times_goes_on(tmp_path: Path) -> None:
     known, new = (each.drop_columns(["timestamp"]) for each in shop_events())
     base = prepared(tmp_path / "base", known, timestamp=None)
-    (tmp_path / "grown").mkdir()
-    found = grow(base, written(tmp_path / "new.csv", new), tmp_path / "grown")
+    found = appended(base, tmp_path, new)
     times = np.asarray(open_split(found.spec, "train", ["timestamp"]).read(0, 1 << 40)["timestamp"])
     assert times[found.first_new["train"] :].max() > times[: found.first_new["train"]].max()
 
@@ -171,38 +171,38 @@ def test_ratings_below_the_least_are_no_events(tmp_path: Path) -> None:
     known, new = shop_events()
     stars = pa.array([float(number % 5 + 1) for number in range(known.num_rows)])
     base = prepared(tmp_path / "base", known.append_column("stars", stars), rating="stars", min_rating=3)
-    (tmp_path / "grown").mkdir()
     rated = new.append_column("stars", pa.array([float(number % 5 + 1) for number in range(new.num_rows)]))
-    found = grow(base, written(tmp_path / "new.csv", rated), tmp_path / "grown")
+    found = appended(base, tmp_path, rated)
     assert (found.counts["events"], found.counts["left_out"]) == (54, 36)
 
 
-def test_every_missing_column_is_named(tmp_path: Path, shop: FeatureSpec) -> None:
-    new = shop_events()[1]
-    (tmp_path / "grown").mkdir()
+def test_what_is_no_file_of_new_events_is_refused(tmp_path: Path, shop: FeatureSpec) -> None:
+    new, out = shop_events()[1], tmp_path / "grown"
     with pytest.raises(DataError, match=r"(?s)no column 'item_id'.*no column 'timestamp', the time"):
-        grow(shop, written(tmp_path / "new.csv", new.select(["user_id", "kind"])), tmp_path / "grown")
+        appended(shop, tmp_path, new.select(["user_id", "kind"]))
     with pytest.raises(DataError, match=r"time.csv: no column 'timestamp', the time; found 'user_id', 'item_id'$"):
-        grow(shop, written(tmp_path / "time.csv", new.select(["user_id", "item_id"])), tmp_path / "grown")
+        appended(shop, tmp_path, new.select(["user_id", "item_id"]), name="time")
+    with pytest.raises(DataError, match=r"empty.csv: holds no row$"):
+        appended(shop, tmp_path, new.slice(0, 0), name="empty")
     with pytest.raises(DataError, match="no such file; expected events in a file of CSV, JSON lines or Parquet"):
-        grow(shop, tmp_path / "nothing.csv", tmp_path / "grown")
+        append_events(shop, tmp_path / "nothing.csv", out)
+    with pytest.raises(DataError, match="data: is a folder; expected events in a file of CSV"):
+        append_events(shop, shop.folder, out)
 
 
 def test_events_that_are_all_known_are_no_new_ones(tmp_path: Path) -> None:
     known, _ = shop_events()
     base = prepared(tmp_path / "base", known, repeats="first")
-    (tmp_path / "grown").mkdir()
     with pytest.raises(DataError, match="holds no new event: each of its 599 rows repeats a known one"):
-        grow(base, written(tmp_path / "new.csv", known.slice(1)), tmp_path / "grown")
+        appended(base, tmp_path, known.slice(1))
 
 
 def test_a_copy_of_a_known_event_is_no_new_one(tmp_path: Path) -> None:
     head, other = "user_id,item_id,timestamp\n", "".join(f"u2,j{place},{1_700_000_000 + place}\n" for place in range(5))
     rows = [f"u1,i{place},{1_700_000_000 + place}\n" for place in range(5)]
-    base = prepare_table(tmp_path / "a.csv", tmp_path / "base", head + other + "".join(rows[:4]))
+    base = prepare_text(tmp_path, head + other + "".join(rows[:4]), out="base")
     (tmp_path / "new.csv").write_text(head + rows[3] + rows[4] * 2)  # one that is known, a new one and its copy
-    (tmp_path / "grown").mkdir()
-    found = grow(base.spec, tmp_path / "new.csv", tmp_path / "grown").spec
+    found = append_events(base.spec, tmp_path / "new.csv", tmp_path / "grown").spec
     whole = prepare_table(tmp_path / "b.csv", tmp_path / "whole", head + other + "".join(rows)).spec
     for split in ("train", "valid", "test"):
         assert sorted(map(str, raw_pairs(found, split))) == sorted(map(str, raw_pairs(whole, split)))
@@ -216,88 +216,47 @@ def test_declared_types_hold_for_new_events_too(tmp_path: Path) -> None:
     )
     declared = {"timestamp": {"type": "time", "format": "%d/%m/%Y", "zone": "Europe/Berlin"}}
     base = prepared(tmp_path / "base", events, types=declared, item_features=())
-    new = written(tmp_path / "new.csv", events.slice(0, 1).set_column(2, "timestamp", pa.array(["09/12/2025"])))
-    (tmp_path / "out").mkdir()
-    found = grow(base, new, tmp_path / "out").spec
+    found = appended(base, tmp_path, changed(events.slice(0, 1), "timestamp", ["09/12/2025"])).spec
     assert max(max(np.asarray(open_split(found, split).read(0, 1 << 40)["timestamp"])) for split in found.splits) == (
         1_765_234_800  # 2025-12-08 23:00 UTC
     )
-    bad = written(tmp_path / "bad.csv", events.slice(0, 1).set_column(2, "timestamp", pa.array(["2025-12-09"])))
-    (tmp_path / "bad").mkdir()
     with pytest.raises(DataError, match=r"2025-12-09.*%d/%m/%Y"):
-        grow(base, bad, tmp_path / "bad")
-    times = pa.array(["09/12/2025", "2025-12-09"])
-    some = written(tmp_path / "some.csv", events.slice(0, 2).set_column(2, "timestamp", times))
-    (tmp_path / "some").mkdir()
+        appended(base, tmp_path, changed(events.slice(0, 1), "timestamp", ["2025-12-09"]), name="bad")
+    some = changed(events.slice(0, 2), "timestamp", ["09/12/2025", "2025-12-09"])
     with pytest.raises(DataError, match=r"2025-12-09.*correct") as raised:
-        grow(base, some, tmp_path / "some")
+        appended(base, tmp_path, some, name="some")
     assert "invalid_values" not in str(raised.value)  # nobody can set it for new events
 
 
 @pytest.mark.parametrize(
-    ("time", "expected"),
+    ("time", "message"),
     [
-        ("99999999999999999999", r"a number of seconds, below 2\^63"),
-        ("1600000000.5", "a whole number of at most 64 bits"),
+        ("99999999999999999999", r"line 2 is .*; expected a number of seconds, below 2\^63"),
+        ("1600000000.5", "line 2 is .*; expected a whole number of at most 64 bits"),
+        ("1710000000000", "line 2 is 1710000000000; expected seconds since 1970, as the dataset's times are, 2020-"),
+        ("-5", "line 2 is -5; expected seconds since 1970, as the dataset's times are, 2020-09-13 12:26"),
     ],
 )
-def test_a_time_that_the_datasets_times_can_not_hold_is_refused(
-    time: str, expected: str, tmp_path: Path, shop: FeatureSpec
+def test_a_time_that_is_none_of_the_dataset_s_is_refused(
+    time: str, message: str, tmp_path: Path, shop: FeatureSpec
 ) -> None:
     new = shop_events()[1]
-    place = new.column_names.index("timestamp")
-    times = pa.array([time, *map(str, new.column("timestamp").to_pylist()[1:])])
-    file = written(tmp_path / "new.csv", new.set_column(place, "timestamp", times))
-    (tmp_path / "out").mkdir()
-    with pytest.raises(DataError, match=rf"'timestamp': line 2 is .*; expected {expected}"):
-        grow(shop, file, tmp_path / "out")
-
-
-def test_a_file_of_a_header_alone_is_said(tmp_path: Path, shop: FeatureSpec) -> None:
-    new = shop_events()[1]
-    file = written(tmp_path / "new.csv", new.slice(0, 0))
-    (tmp_path / "out").mkdir()
-    with pytest.raises(DataError, match=r"new.csv: holds no row$"):
-        grow(shop, file, tmp_path / "out")
-
-
-def test_times_that_can_not_be_read_are_told_without_settings_that_an_update_lacks(
-    tmp_path: Path, shop: FeatureSpec
-) -> None:
-    new = shop_events()[1]
-    place = new.column_names.index("timestamp")
-    file = written(tmp_path / "new.csv", new.set_column(place, "timestamp", pa.array(["foo"] * len(new))))
-    (tmp_path / "out").mkdir()
-    with pytest.raises(DataError, match=r"'foo'.*write it as the dataset's times were written") as raised:
-        grow(shop, file, tmp_path / "out")
-    assert "time_format" not in str(raised.value)
+    times = [time, *map(str, new.column("timestamp").to_pylist()[1:])]
+    with pytest.raises(DataError, match=f"'timestamp': {message}"):
+        appended(shop, tmp_path, changed(new, "timestamp", times))
+    if time == "-5":  # a file without any time offers no setting that an update lacks
+        none = changed(new, "timestamp", ["foo"] * len(new))
+        with pytest.raises(DataError, match=r"'foo'.*write it as the dataset's times were written") as raised:
+            appended(shop, tmp_path, none, name="none")
+        assert "time_format" not in str(raised.value)
 
 
 def test_a_file_whose_events_are_held_already_is_refused(tmp_path: Path) -> None:
     _, new = shop_events()
     _, found = grown(tmp_path, new)
     (tmp_path / "copy.csv").write_bytes((tmp_path / "new.csv").read_bytes())
-    (tmp_path / "again").mkdir()
     with pytest.raises(DataError, match=r"copy.csv: the dataset .* holds the events of this file already"):
-        grow(found.spec, tmp_path / "copy.csv", tmp_path / "again")
-
-
-@pytest.mark.parametrize("time", ["1710000000000", "-5"])
-def test_a_time_in_another_unit_is_refused(time: str, tmp_path: Path, shop: FeatureSpec) -> None:
-    new = shop_events()[1]
-    place = new.column_names.index("timestamp")
-    times = pa.array([*map(str, new.column("timestamp").to_pylist()[1:]), time])
-    file = written(tmp_path / "new.csv", new.set_column(place, "timestamp", times))
-    (tmp_path / "grown").mkdir()
-    told = rf"line {len(new) + 1} is {time}; expected seconds since 1970, as the dataset's times are, 2020-09-13 12:26"
-    with pytest.raises(DataError, match=told):
-        grow(shop, file, tmp_path / "grown")
-
-
-def test_a_folder_is_no_file_of_events(tmp_path: Path, shop: FeatureSpec) -> None:
-    (tmp_path / "grown").mkdir()
-    with pytest.raises(DataError, match="data: is a folder; expected events in a file of CSV"):
-        grow(shop, shop.folder, tmp_path / "grown")
+        append_events(found.spec, tmp_path / "copy.csv", tmp_path / "again")
 
 
 def catalogue_of_items() -> pa.Table:
@@ -355,8 +314,7 @@ def test_a_new_item_shows_what_the_events_say_of_it(tmp_path: Path, in_lists: bo
         file.write_text("".join(json.dumps(row) + "\n" for row in new.to_pylist()))
     else:
         written(file, new)
-    (tmp_path / "grown").mkdir()
-    found = grow(base, file, tmp_path / "grown")
+    found = append_events(base, file, tmp_path / "grown")
     assert found.notes == ()
     items = pq.read_table(found.spec.folder / "items.parquet")
     assert items.schema == pq.read_table(base.folder / "items.parquet").schema
@@ -375,12 +333,11 @@ def test_a_feature_of_another_name_than_its_column_is_shown_from_its_own_column(
     items = catalogue_of_items().select(["item_id"]).append_column("hour", pa.array(["early", "late"] * 12))
     pq.write_table(items, folder / "items.parquet")
     base = prepared(folder, shop_events()[0], items="items.parquet", item_features=["hour"])
-    (tmp_path / "grown").mkdir()
-    events = written(
-        tmp_path / "new.csv",
+    found = appended(
+        base,
+        tmp_path,
         events_that_describe(shop_events()[1]).append_column("hour_item", pa.array(["late"] * len(shop_events()[1]))),
     )
-    found = grow(base, events, tmp_path / "grown")
     assert found.notes == ()
     items = pq.read_table(found.spec.folder / "items.parquet")
     assert items.column("hour")[-1].as_py() == "late"
@@ -388,22 +345,18 @@ def test_a_feature_of_another_name_than_its_column_is_shown_from_its_own_column(
 
 def test_new_items_of_which_the_file_tells_too_little_are_counted(tmp_path: Path) -> None:
     base = with_items_file(tmp_path / "base", in_lists=False)
-    (tmp_path / "none").mkdir()
-    (tmp_path / "some").mkdir()
     new = shop_events()[1]
-    found = grow(base, written(tmp_path / "none.csv", events_that_describe(new)), tmp_path / "none")
+    found = appended(base, tmp_path, events_that_describe(new), name="none")
     (note,) = found.notes
     assert note == (
         f"1 new item, such as '{NEW_ITEM}', lacks values in 'name', 'sort', 'price in EUR', 'makers', 'year', "
         "'in print': an update reads them from the new events, features from events of train alone; to give them, "
         "delete this version, add the columns to the file and update again"
     )
-    place = new.column_names.index("item_id")
     others = [f"j{number}" if number < 2 else name for number, name in enumerate(new.column("item_id").to_pylist())]
-    more = events_that_describe(new.set_column(place, "item_id", pa.array(others)), **TOLD, makers="Ann")
-    place = more.column_names.index("name")
-    names = pa.array([None, "J 1", *(["New thing"] * (len(more) - 2))])
-    found = grow(base, written(tmp_path / "some.csv", more.set_column(place, "name", names)), tmp_path / "some")
+    more = events_that_describe(changed(new, "item_id", others), **TOLD, makers="Ann")
+    names = [None, "J 1", *(["New thing"] * (len(more) - 2))]
+    found = appended(base, tmp_path, changed(more, "name", names), name="some")
     (note,) = found.notes
     # The events of j1 are held out, so it has the columns that are shown and no features.
     assert note.startswith("2 of 3 new items, such as 'j0', lack values in 'name', 'sort', 'price in EUR', 'makers': ")
@@ -423,17 +376,15 @@ def test_times_that_were_read_by_a_format_found_in_them_are_read_by_it_again(for
     events = pa.table({name: list(each) for name, each in zip(COLUMNS_OF_EVENTS, zip(*rows, strict=True), strict=True)})
     base = prepared(tmp_path / "base", events, item_features=())
     assert GrowthRules.load(base).found_time_format == form
-    (tmp_path / "out").mkdir()
-    later = events.slice(0, 1).set_column(2, "timestamp", pa.array([DAYS[form].format(12).replace("2025", "2026")]))
-    found = grow(base, written(tmp_path / "new.csv", later), tmp_path / "out").spec
+    later = changed(events.slice(0, 1), "timestamp", [DAYS[form].format(12).replace("2025", "2026")])
+    found = appended(base, tmp_path, later).spec
     assert max(max(np.asarray(open_split(found, split).read(0, 1 << 40)["timestamp"])) for split in found.splits) == (
         1_794_441_600  # 2026-11-12
     )
-    (tmp_path / "bad").mkdir()
-    bad = events.slice(0, 1).set_column(2, "timestamp", pa.array(["01-02-2025"]))
+    bad = changed(events.slice(0, 1), "timestamp", ["01-02-2025"])
     expected = rf"write it as the dataset's times were written: {form}, such as {example(form)}"
     with pytest.raises(DataError, match=expected):
-        grow(base, written(tmp_path / "bad.csv", bad), tmp_path / "bad")
+        appended(base, tmp_path, bad, name="bad")
 
 
 def test_rows_that_were_there_come_first_in_each_split(tmp_path: Path) -> None:
@@ -457,9 +408,7 @@ def test_trained_events_that_late_ones_push_into_test_are_counted(tmp_path: Path
     known, new = shop_events()
     base = prepared(tmp_path / "base", known, split="time")
     times = np.asarray(known.column("timestamp")).min() - 1 - np.arange(len(new))
-    late = new.set_column(new.column_names.index("timestamp"), "timestamp", pa.array(times))
-    (tmp_path / "grown").mkdir()
-    found = grow(base, written(tmp_path / "new.csv", late), tmp_path / "grown")
+    found = appended(base, tmp_path, changed(new, "timestamp", times))
     (note,) = (each for each in found.notes if "held out now" in each)
     assert note == (
         "18 events that the model has trained on are held out now, because late events moved the splits: the figures "
@@ -468,8 +417,7 @@ def test_trained_events_that_late_ones_push_into_test_are_counted(tmp_path: Path
 
 
 def test_features_that_a_file_does_not_give_stay(tmp_path: Path, shop: FeatureSpec) -> None:
-    (tmp_path / "grown").mkdir()
-    found = grow(shop, written(tmp_path / "new.csv", shop_events()[1].drop_columns(["kind"])), tmp_path / "grown").spec
+    found = appended(shop, tmp_path, shop_events()[1].drop_columns(["kind"])).spec
     before, after = (pq.read_table(each.folder / "items.parquet").column("kind").to_pylist() for each in (shop, found))
     assert after == [*before, 0]
 
@@ -489,9 +437,8 @@ def test_raw_events_are_read_from_the_dataset_alone(tmp_path: Path, bad: str) ->
     else:
         place.mkdir()
         (place / "part-0.parquet").symlink_to(outside)
-    (tmp_path / "grown").mkdir()
     with pytest.raises(DataError, match=r"raw/events.parquet can't be read: .*; prepare it again"):
-        grow(base, written(tmp_path / "new.csv", new), tmp_path / "grown")
+        appended(base, tmp_path, new)
 
 
 def test_damaged_rules_and_those_of_other_rows_are_refused(tmp_path: Path) -> None:
@@ -504,7 +451,7 @@ def test_damaged_rules_and_those_of_other_rows_are_refused(tmp_path: Path) -> No
     def with_settings(**changed: object) -> dict[str, object]:
         return {**rules, "settings": {**settings, **changed}}
 
-    for number, (changed, message) in enumerate(
+    for number, (other, message) in enumerate(
         (
             ({**rules, "format": 9}, "format 9; this recspec reads 2"),
             (with_settings(split="never"), r"growth.json: damaged.*split"),
@@ -522,41 +469,20 @@ def test_damaged_rules_and_those_of_other_rows_are_refused(tmp_path: Path) -> No
             (with_settings(item_features=[]), "growth.json: other features than the dataset's; prepare it again"),
         )
     ):
-        file.write_text(json.dumps(changed))
-        (tmp_path / f"out-{number}").mkdir()
+        file.write_text(json.dumps(other))
         with pytest.raises(DataError, match=message):
-            grow(base, events, tmp_path / f"out-{number}")
+            append_events(base, events, tmp_path / f"out-{number}")
     lying = base.replace(metadata={**base.metadata, "test_samples_per_series": 10**9 + 1})
     file.write_text(json.dumps(with_settings(num_negatives=10**9)))
     with pytest.raises(DataError, match=r"growth.json: other rows than the dataset's, by 'num_negatives'; prepare"):
-        grow(lying, events, tmp_path / "out-0")
+        append_events(lying, events, tmp_path / "out-0")
     file.unlink()
     with pytest.raises(DataError, match=r"takes no new events: it has no growth.json, which `recspec prepare` writes"):
-        grow(base, events, tmp_path / "out-0")
+        append_events(base, events, tmp_path / "out-0")
 
 
-HOSTILE: Sequence[object] = (
-    None,
-    True,
-    -1,
-    2**64,
-    10**400,
-    1e308,
-    "",
-    "..",
-    "../../etc/passwd",
-    "/dev/zero",
-    "a\0b",
-    "\ud800",
-    "x" * 5000,
-    [],
-    [[]],
-    [["a"]],
-    {},
-    {"train": ["../x"]},
-    "__row__",
-    "'; DROP TABLE x; --",
-)
+TEXTS = ("", "..", "../../etc/passwd", "/dev/zero", "a\0b", "\ud800", "x" * 5000, "__row__", "'; DROP TABLE x; --")
+HOSTILE: Sequence[object] = (None, True, -1, 2**64, 10**400, 1e308, [], [[]], [["a"]], {}, {"train": ["../x"]}, *TEXTS)
 
 
 @pytest.mark.parametrize("name", ["format", "dataset", "found_time_format", "dated", "copies", "events", "settings"])
@@ -568,12 +494,8 @@ def test_rules_with_any_value_are_taken_or_refused_as_an_error_of_the_data(
     names = [*table.Settings.model_fields] if name == "settings" else [name]
     for place, each in enumerate(names):
         for value in HOSTILE if name != "settings" else (HOSTILE[place % len(HOSTILE)], HOSTILE[(7 * place) % 19]):
-            changed = (
-                {**rules, "settings": {**rules["settings"], each: value}}
-                if name == "settings"
-                else {**rules, name: value}
-            )
-            (tmp_path / GROWTH_FILE).write_text(json.dumps(changed))
+            part = {each: value} if name != "settings" else {"settings": {**rules["settings"], each: value}}
+            (tmp_path / GROWTH_FILE).write_text(json.dumps({**rules, **part}))
             with suppress(DataError):
                 GrowthRules.load(base)
 
@@ -599,9 +521,8 @@ def test_raw_events_with_strange_columns_are_refused_in_one_message(
     changed = [others.append_column(name, pa.array(values * len(held))) for values in COLUMNS_OF_STRANGERS[name]]
     for place, each in enumerate([*changed, *([others] if others is not held else [])]):
         pq.write_table(each, file)
-        (tmp_path / f"out-{place}").mkdir()
         with pytest.raises(DataError, match=f"raw/events.parquet .*(?s:.)*'{name}'"):
-            grow(base, new, tmp_path / f"out-{place}")
+            append_events(base, new, tmp_path / f"out-{place}")
         assert not (tmp_path / f"out-{place}" / "feature_spec.yaml").exists()
 
 
@@ -611,14 +532,13 @@ def test_truncated_raw_events_are_refused(cut: str, tmp_path: Path, shop: Featur
     file = tmp_path / "data" / EVENTS
     held = file.read_bytes()
     file.write_bytes(held[: len(held) // 2] if cut == "half" else held[:4] + b"\xff" * 400 + held[404:])
-    (tmp_path / "out").mkdir()
     with pytest.raises(DataError, match=r"raw/events.parquet can't be read: .*; prepare it again"):
-        grow(FeatureSpec.load(tmp_path / "data"), written(tmp_path / "new.csv", shop_events()[1]), tmp_path / "out")
+        appended(FeatureSpec.load(tmp_path / "data"), tmp_path, shop_events()[1])
 
 
 def test_a_dataset_that_takes_no_events_says_why(tmp_path: Path) -> None:
     lines = "".join(f"u{user},i{item:02d}\n" for user in range(20) for item in range(6))
-    made = prepare_table(tmp_path / "a.csv", tmp_path / "drawn", "user_id,item_id\n" + lines).spec
+    made = prepare_text(tmp_path, "user_id,item_id\n" + lines, out="drawn").spec
     ncf = run(CASES["ncf"], write_ncf(tmp_path / "raw"), tmp_path / "ncf").spec
     (tmp_path / "new.csv").write_text("user_id,item_id\nu1,i09\n")
     for base, why in (
@@ -629,17 +549,15 @@ def test_a_dataset_that_takes_no_events_says_why(tmp_path: Path) -> None:
         (ncf, "ncf: takes no new events: its test candidates are listed .* by `recspec prepare table`"),
     ):
         with pytest.raises(DataError, match=why):
-            grow(base, tmp_path / "new.csv", tmp_path / "out")
+            append_events(base, tmp_path / "new.csv", tmp_path / "out")
 
 
 def test_rows_that_are_left_out_of_the_file_are_told(tmp_path: Path) -> None:
     known, new = shop_events()
     declared = {"hour": {"type": "number", "invalid": "drop"}}
     base = prepared(tmp_path / "base", known, types=declared, context_features=["hour"])
-    hours = pa.array(["late", *map(str, new.column("hour").to_pylist()[1:])])
-    (tmp_path / "grown").mkdir()
-    file = written(tmp_path / "new.csv", new.set_column(new.column_names.index("hour"), "hour", hours))
-    found = grow(base, file, tmp_path / "grown")
+    hours = ["late", *map(str, new.column("hour").to_pylist()[1:])]
+    found = appended(base, tmp_path, changed(new, "hour", hours))
     assert [note for note in found.notes if note.startswith("1 row of new.csv, by invalid values: column 'hour': line")]
     assert found.counts["events"] == len(new) - 1
 
@@ -653,8 +571,7 @@ def test_sequences_go_on(tmp_path: Path) -> None:
     table = DATASETS["table"]
     table.prepare(PrepareContext(tmp_path / "all.txt", tmp_path / "data"), table.Settings(num_negatives=1))
     (tmp_path / "new.txt").write_text("11 300\n19 200 201 300\n77 300 301 302 303\n")
-    (tmp_path / "grown").mkdir()
-    found = grow(FeatureSpec.load(tmp_path / "data"), tmp_path / "new.txt", tmp_path / "grown")
+    found = append_events(FeatureSpec.load(tmp_path / "data"), tmp_path / "new.txt", tmp_path / "grown")
     assert found.counts == {"events": 8, "users": 2, "items": 4, "left_out": 0}
 
 
@@ -663,8 +580,7 @@ def test_ratings_of_movielens_go_on(tmp_path: Path) -> None:
     base = prepare_movielens(write_latest(tmp_path / "raw", first), tmp_path / "part").spec
     new = "".join(f"{user},{movie},{stars},{time}\n" for user, movie, stars, time in [*later, (5, 10, 4.0, 900)])
     (tmp_path / "new.csv").write_text(f"user_id,movieId,rating,timestamp\n{new}")
-    (tmp_path / "grown").mkdir()
-    grown = grow(base, tmp_path / "new.csv", tmp_path / "grown").spec
+    grown = append_events(base, tmp_path / "new.csv", tmp_path / "grown").spec
     whole = prepare_movielens(write_latest(tmp_path / "all", [*RATINGS, (5, 10, 4.0, 900)]), tmp_path / "whole").spec
     for split in whole.splits:
         assert sorted(raw_pairs(grown, split)) == sorted(raw_pairs(whole, split))
@@ -679,8 +595,7 @@ def test_types_of_events_weigh_and_count_as_seen_in_an_update_too(tmp_path: Path
     kinds = pa.array([("view", "buy", "hide")[number % 3] for number in range(len(known))])
     base = prepared(tmp_path / "base", known.append_column("type", kinds), **types)
     some = new.slice(0, 9).append_column("type", pa.array(["view", "hide", *["view"] * 6, "buy"]))
-    (tmp_path / "grown").mkdir()
-    found = grow(base, written(tmp_path / "new.csv", some), tmp_path / "grown")
+    found = appended(base, tmp_path, some)
     assert found.counts["events"] == 8  # all but the one of weight 0
     encoders = Encoders.load(found.spec.folder)
     pairs = {

@@ -19,7 +19,7 @@ from recspec.base.errors import DataError
 from recspec.data.encoding import Encoders, ScaleEncoder
 from recspec.data.prepare import SPLIT_BEFORE, Before, PrepareContext
 from recspec.data.storage import Ragged, check, open_split
-from recspec.datasets import DATASETS, grow, table
+from recspec.datasets import DATASETS, append_events, table
 from recspec.feature_spec import FeatureSpec
 
 Rows = list[tuple[object, ...]]
@@ -188,8 +188,7 @@ def test_growing_a_part_gives_what_preparing_all_gives(
     known, new = in_two(made_up(len(name)), kind, len(name))
     base = prepared(tmp_path / "part", known, kind.settings)
     pa_csv.write_csv(new, tmp_path / "new.csv")
-    (tmp_path / "grown").mkdir()
-    grown = grow(base, tmp_path / "new.csv", tmp_path / "grown")
+    grown = append_events(base, tmp_path / "new.csv", tmp_path / "grown")
     check.check(grown.spec)
     everything = pa.concat_tables([known, new])
     whole = prepared(tmp_path / "whole", everything, kind.settings)
@@ -215,8 +214,7 @@ def test_a_copy_of_a_labelled_row_goes_to_the_split_of_the_row_in_an_update_too(
     base, again = prepared(tmp_path / "base", events, settings), events.slice(9, 60)
     other = again.set_column(again.column_names.index("page"), "page", pa.array([f"q{place}" for place in range(60)]))
     pa_csv.write_csv(pa.concat_tables([again, other]), tmp_path / "new.csv")
-    (tmp_path / "grown").mkdir()
-    grown = grow(base, tmp_path / "new.csv", tmp_path / "grown").spec
+    grown = append_events(base, tmp_path / "new.csv", tmp_path / "grown").spec
     held = (
         pq.read_table(grown.folder / "raw" / "events.parquet").sort_by("__row__").column("__split_before__").to_pylist()
     )
@@ -234,15 +232,14 @@ def test_labels_of_new_rows_are_read_as_the_known_ones(tmp_path: Path) -> None:
     base = prepared(tmp_path / "base", words, {**LABELLED, **FEATURES, "positive": ["yes"], "split": "share"})
     new = words.filter(pc.equal(words.column("clicked"), "no")).slice(0, 20)
     pa_csv.write_csv(new, tmp_path / "new.csv")
-    (tmp_path / "grown").mkdir()
-    grown = grow(base, tmp_path / "new.csv", tmp_path / "grown")
+    grown = append_events(base, tmp_path / "new.csv", tmp_path / "grown")
     assert grown.counts == {"events": 20, "users": 0, "items": 0, "left_out": 0}
     for split in base.splits:
         columns = open_split(grown.spec, split, ["label"]).read(grown.first_new[split], 1 << 40)
         assert not np.asarray(columns["label"]).any()
     pa_csv.write_csv(new.drop_columns(["clicked"]), tmp_path / "bad.csv")
     with pytest.raises(DataError, match="no column 'clicked', the label"):
-        grow(base, tmp_path / "bad.csv", tmp_path / "grown")
+        append_events(base, tmp_path / "bad.csv", tmp_path / "grown")
 
 
 def test_a_new_item_of_labelled_rows_has_what_the_rows_say_of_it(tmp_path: Path) -> None:
@@ -262,8 +259,7 @@ def test_a_new_item_of_labelled_rows_has_what_the_rows_say_of_it(tmp_path: Path)
     new = events.slice(0, 30)
     new = new.set_column(new.column_names.index("item_id"), "item_id", pa.array(["new"] * 30))
     pa_csv.write_csv(new.append_column("colour", pa.array(["green"] * 30)), tmp_path / "new.csv")
-    (tmp_path / "grown").mkdir()
-    grown = grow(base, tmp_path / "new.csv", tmp_path / "grown")
+    grown = append_events(base, tmp_path / "new.csv", tmp_path / "grown")
     assert grown.notes == ()
     assert catalogue(grown.spec, "item")["new"][0] == "green"
     encoders, columns = (

@@ -13,7 +13,7 @@ import pytest
 
 from recspec.base.errors import RecspecError
 from recspec.data.prepare.prepared import Prepared
-from tests.dataset_cases import prepare_table, raw_pairs
+from tests.dataset_cases import prepare_table, prepare_text, raw_pairs
 
 START = 1_511_544_070
 Event = tuple[int, int, int]
@@ -77,11 +77,6 @@ LAYOUTS = {
         "--set item=COLUMN --set timestamp=column_5;",
         settings={"user": "column_1", "item": "column_2", "timestamp": "column_5"},
     ),
-    "Gowalla's check-ins": Layout(
-        lines(lambda u, i, t: f"{u}\t{clock(t)}Z\t30.{i}\t-97.{i}\t{i}"),
-        refused="--set user=COLUMN --set item=COLUMN --set timestamp=column_2",
-        settings={"user": "column_1", "item": "column_5", "timestamp": "column_2"},
-    ),
     "Last.fm 1K": Layout(
         lines(lambda u, i, t: f'user_{u}\t{clock(t)}Z\tmb{i}\tArtist "{i}\t\tTrack {i}'),
         refused="--set user=COLUMN --set item=COLUMN --set timestamp=column_2",
@@ -107,10 +102,6 @@ LAYOUTS = {
         lines(lambda u, i, t: f"{t}123,{u},{KIND[i % 3]},{i},", "timestamp,visitorid,event,itemid,transactionid\n"),
         doubted="events of all types in column 'event' count alike; --set 'event=event' --set "
         """'event_weights={"buy": 1, "cart": 1, "view": 1}'""",
-    ),
-    "XING": Layout(
-        lines(lambda u, i, t: f"{u}\t{i}\t{i % 5}\t{t}", "x.user_id\tx.item_id\tx.interaction_type\tx.created_at\n"),
-        doubted="events of all types in column 'x.interaction_type' count alike",
     ),
     "OTTO": Layout(
         OTTO,
@@ -155,14 +146,6 @@ LAYOUTS = {
             lambda u, i, t: f"{u},{i},99,{clock(t, '%Y-%m-%d %X')}.1,{clock(t, '%Y%m%d')},{t}.1,0.5",
             "user_id,video_id,play_duration,time,date,timestamp,watch_ratio\n",
         )
-    ),
-    "Amazon 2023, CSV": Layout(
-        lines(
-            lambda u, i, t: f"{REVIEWER.format(u)},{ASIN.format(i)},5.0,{t}000",
-            "user_id,parent_asin,rating,timestamp\n",
-        ),
-        user=REVIEWER,
-        item=ASIN,
     ),
     "Amazon 2018, the item first": Layout(
         lines(lambda u, i, t: f"{ASIN.format(i)},{REVIEWER.format(u)},5.0,{t}"), user=REVIEWER, item=ASIN
@@ -259,7 +242,7 @@ def test_an_old_spreadsheet_is_named(tmp_path: Path) -> None:
 
 def test_ids_that_look_missing_are_doubted(tmp_path: Path) -> None:
     text = LAYOUTS["Diginetica by session"].text
-    told = prepare_table(tmp_path / "a.csv", tmp_path / "out", text + "9;5;1;1;2017-12-09\n").summary["warnings"]
+    told = prepare_text(tmp_path, text + "9;5;1;1;2017-12-09\n").summary["warnings"]
     assert (
         "'userId': 1 id, in 42 rows, look like missing values, and are kept as ids: 'NA'; --set "
         """'missing_values=["NA"]' --set invalid_values=drop leaves them out"""
@@ -287,7 +270,7 @@ def test_the_hours_of_avazu_may_be_the_time(settings: dict[str, object], tmp_pat
     text = "id,click,hour,site_id\n" + "".join(
         f"{10**16 + row * 7919},{row % 5 == 0:d},141021{row % 24:02d},s{row % 7}\n" for row in range(120)
     )
-    result = prepare_table(tmp_path / "a.csv", tmp_path / "out", text, num_negatives=0, **settings)
+    result = prepare_text(tmp_path, text, num_negatives=0, **settings)
     said = str(result.summary["inferred"]).replace("\\'", "'")
     if not settings:
         assert "('hour' may be the time, or dates of something else; timestamp=hour makes the latest rows" in said
@@ -299,4 +282,4 @@ def test_the_hours_of_avazu_may_be_the_time(settings: dict[str, object], tmp_pat
 def test_lines_behind_an_announced_separator_keep_their_numbers(tmp_path: Path) -> None:
     text = 'sep=;\nuser_id;item_id;timestamp\n1;2;3\n\n1;"a\nb";4\n1;2\n'
     with pytest.raises(RecspecError, match="line 7: has 2 columns, expected 3"):
-        prepare_table(tmp_path / "a.csv", tmp_path / "out", text)
+        prepare_text(tmp_path, text)

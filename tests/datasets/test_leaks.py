@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from recspec.data.encoding.encoders import Encoders
 from recspec.data.prepare import PrepareContext
 from recspec.data.storage import open_split
-from recspec.datasets import DATASETS, grow
+from recspec.datasets import DATASETS, append_events
 from recspec.evaluation.interactions import positives
 from recspec.feature_spec import FeatureSpec
 from recspec.loading.sampling import sampler_for
@@ -233,8 +233,7 @@ def test_an_update_learns_nothing_of_held_out_rows(split: str, late: bool, tmp_p
             kept = [line for line, row in zip(lines, rows, strict=True) if (row in new) == wanted]
             (tmp_path / name / f"{file}.csv").write_text("".join([header, *kept]))
         base = prepare("table", tmp_path / name / "part.csv", tmp_path / f"base-{name}", given)
-        (tmp_path / f"grown-{name}").mkdir()
-        grow(base, tmp_path / name / "new.csv", tmp_path / f"grown-{name}")
+        append_events(base, tmp_path / name / "new.csv", tmp_path / f"grown-{name}")
     assert learnt_from(tmp_path / "grown-a") == learnt_from(tmp_path / "grown-b")
 
 

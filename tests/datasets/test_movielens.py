@@ -12,7 +12,7 @@ import pytest
 from recspec.base.errors import DataError
 from recspec.data.encoding.encoders import Encoders
 from recspec.data.storage.check import check
-from recspec.datasets import movielens, write_movielens_like
+from recspec.datasets import movielens
 from recspec.datasets.movielens import LAYOUTS, recognise
 from tests.dataset_cases import (
     CASES,
@@ -21,7 +21,7 @@ from tests.dataset_cases import (
     Case,
     bytes_of,
     prepare_movielens,
-    prepare_table,
+    prepare_text,
     raw_pairs,
     run,
     write_1m,
@@ -78,7 +78,7 @@ def test_filters_that_leave_nothing_say_so(tmp_path: Path) -> None:
         prepare_movielens(tmp_path / "empty", tmp_path / "out", min_interactions=20)
     for label in ({}, {"label": "clicked"}):
         with pytest.raises(DataError, match="holds no row, a header at most; expected one row at least"):
-            prepare_table(tmp_path / "a.csv", tmp_path / "out", "user_id,item_id,clicked\n", **label)
+            prepare_text(tmp_path, "user_id,item_id,clicked\n", **label)
     assert not (tmp_path / "out").exists()
 
 
@@ -108,21 +108,6 @@ def test_a_user_who_met_every_item_has_no_row_in_test(tmp_path: Path) -> None:
     assert raw_pairs(result.spec, "valid") == [(1, 20)]
     assert raw_pairs(result.spec, "valid", label=0) == [(1, 30)] * 2  # valid knows nothing of test
     check(result.spec)
-
-
-def test_no_negatives_make_series_of_one(tmp_path: Path) -> None:
-    spec = prepare_movielens(write_latest(tmp_path / "raw"), tmp_path / "out", num_negatives=0).spec
-    assert spec.metadata["test_samples_per_series"] == 1
-    assert raw_pairs(spec, "test", label=0) == []
-
-
-def test_another_seed_draws_other_negatives_and_changes_nothing_else(tmp_path: Path) -> None:
-    raw = tmp_path / "raw"
-    write_movielens_like(raw, num_users=40, num_items=60, num_ratings=500)
-    one, two = (prepare_movielens(raw, tmp_path / str(seed), seed=seed).spec for seed in (1, 2))
-    assert raw_pairs(one, "test", label=0) != raw_pairs(two, "test", label=0)
-    assert raw_pairs(one, "test") == raw_pairs(two, "test")
-    assert bytes_of(tmp_path / "1")["train/part-00000.parquet"] == bytes_of(tmp_path / "2")["train/part-00000.parquet"]
 
 
 @pytest.mark.parametrize("folder", ["", "ml-latest/"])
@@ -163,12 +148,6 @@ def test_a_zip_that_bears_a_releases_name_must_be_that_release(tmp_path: Path, m
     monkeypatch.setitem(movielens.CHECKSUMS, "ml-1m.zip", found.split()[-1])
     result = prepare_movielens(tmp_path / "other.zip", tmp_path / "out")
     assert str(result.summary["checksum"]).startswith("PASSED: ml-1m.zip, MD5 ")
-
-
-def test_a_damaged_zip_is_said(tmp_path: Path) -> None:
-    (tmp_path / "ml.zip").write_bytes(b"PK\x03\x04 and no more")
-    with pytest.raises(DataError, match=r"ml\.zip: not a zip file, or damaged .*; download it again"):
-        prepare_movielens(tmp_path / "ml.zip", tmp_path / "out")
 
 
 def test_a_folder_right_in_the_named_one_is_found_and_two_are_not_guessed_between(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from tests.dataset_cases import (
     nothing,
     prepare_movielens,
     prepare_table,
+    prepare_text,
     raw_pairs,
     run,
     write_latest,
@@ -39,7 +40,7 @@ from tests.dataset_cases import (
 
 def test_three_columns_are_enough(tmp_path: Path) -> None:
     text = "user_id,item_id,timestamp\nann,x,3\nann,y,1\nann,z,2\nbob,y,9\n"
-    result = prepare_table(tmp_path / "a.csv", tmp_path / "out", text)
+    result = prepare_text(tmp_path, text)
     assert raw_pairs(result.spec, "train") == [("ann", "y"), ("bob", "y")]
     assert result.summary["users_without_possible_negatives"] == 1  # ann met all three by the end of test
     assert result.summary["order"] == "by column 'timestamp'"
@@ -47,11 +48,11 @@ def test_three_columns_are_enough(tmp_path: Path) -> None:
 
 def test_without_a_timestamp_the_files_order_counts_and_is_said(tmp_path: Path) -> None:
     text = "user_id,item_id\nann,x\nann,y\nbob,z\nann,w\n"
-    result = prepare_table(tmp_path / "a.csv", tmp_path / "out", text)
+    result = prepare_text(tmp_path, text)
     assert raw_pairs(result.spec, "test") == [("ann", "w")]
     assert result.summary["order"] == "as in the file: there is no timestamp"
     with pytest.raises(SettingsError, match="setting 'timestamp': no column 'time'; found 'user_id', 'item_id'"):
-        prepare_table(tmp_path / "a.csv", tmp_path / "b", timestamp="time")
+        prepare_text(tmp_path, out="b", timestamp="time")
 
 
 @pytest.mark.parametrize(
@@ -65,15 +66,9 @@ def test_without_a_timestamp_the_files_order_counts_and_is_said(tmp_path: Path) 
 def test_times_may_be_dates_or_fractions(times: list[str], tmp_path: Path) -> None:
     rows = [f"ann,{item},{time}\n" for item, time in zip("xyz", times, strict=True)]
     text = "user_id,item_id,timestamp\n" + "".join(rows) + f"bob,w,{times[0]}\n"
-    result = prepare_table(tmp_path / "a.csv", tmp_path / "out", text)
+    result = prepare_text(tmp_path, text)
     assert raw_pairs(result.spec, "test") == [("ann", "x")]
     assert raw_pairs(result.spec, "valid") == [("ann", "z")]
-
-
-def test_a_time_that_is_none_is_named(tmp_path: Path) -> None:
-    text = "user_id,item_id,timestamp\nann,x,2020-01-01\nann,y,soon\n"
-    with pytest.raises(DataError, match="column 'timestamp': line 3 is 'soon'; expected a time of ISO 8601"):
-        prepare_table(tmp_path / "a.csv", tmp_path / "out", text)
 
 
 def test_users_and_items_files_bring_titles_and_features(tmp_path: Path) -> None:
@@ -90,7 +85,7 @@ def test_users_and_items_files_bring_titles_and_features(tmp_path: Path) -> None
         "item_features": ["price", "tags"],
         "lists": ["tags"],
     }
-    spec = prepare_table(tmp_path / "a.csv", tmp_path / "out", text, **settings).spec
+    spec = prepare_text(tmp_path, text, **settings).spec
     items = pq.read_table(tmp_path / "out" / "items.parquet").to_pydict()
     assert items["title"] == ["Axe", "Bread", None]
     assert items["tags"] == [[3], [1, 2], []]
@@ -104,9 +99,7 @@ def test_users_and_items_files_bring_titles_and_features(tmp_path: Path) -> None
 
 def test_features_in_the_rows_are_the_latest_of_each_item(tmp_path: Path) -> None:
     text = "user_id,item_id,kind,place\n1,a,old,home\n2,a,new,work\n1,b,x,work\n1,c,x,home\n2,b,,home\n3,d,x,home\n"
-    spec = prepare_table(
-        tmp_path / "a.csv", tmp_path / "out", text, item_features=["kind"], context_features=["place"]
-    ).spec
+    spec = prepare_text(tmp_path, text, item_features=["kind"], context_features=["place"]).spec
     items = pq.read_table(tmp_path / "out" / "items.parquet").column("kind").to_pylist()
     assert Encoders.load(tmp_path / "out").vocabulary_of("kind").decode(items).to_pylist() == ["new", None, None, "x"]
     assert spec.role("context") == ("place",)
@@ -119,21 +112,21 @@ def test_features_in_the_rows_are_the_latest_of_each_item(tmp_path: Path) -> Non
 def test_utf_16_without_a_byte_order_mark_is_recognised(encoding: str, tmp_path: Path) -> None:
     text = "user_id,item_id,timestamp\nann,zoë,1\nann,b,2\nbob,b,1\n"
     (tmp_path / "a.csv").write_bytes(text.encode(encoding))
-    result = prepare_table(tmp_path / "a.csv", tmp_path / "out")
+    result = prepare_text(tmp_path)
     assert ("ann", "zoë") in raw_pairs(result.spec, "train")
     assert f"a.csv is read as {encoding}, because every second of its first bytes is 0" in result.summary["inferred"]  # type: ignore[operator]
 
 
 def test_rows_taken_are_all_rows_also_those_with_invalid_values(tmp_path: Path) -> None:
     text = "user_id,item_id,timestamp\nann,a,1\nann,b,soon\nann,,3\nann,d,4\nbob,a,5\n"
-    summary = prepare_table(tmp_path / "a.csv", tmp_path / "out", text, invalid_values="drop").summary
+    summary = prepare_text(tmp_path, text, invalid_values="drop").summary
     assert (summary["raw_rows"], summary["invalid_dropped"], summary["interactions"]) == (5, 2, 3)
     assert shown_counts(summary, {})["dropped: rows with invalid values"] == 2
 
 
 def test_split_none_makes_every_row_train(tmp_path: Path) -> None:
     text = "user_id,item_id,timestamp\n" + "".join(f"{user},{item},{item}\n" for user in "ab" for item in range(4))
-    result = prepare_table(tmp_path / "a.csv", tmp_path / "out", text, split="none")
+    result = prepare_text(tmp_path, text, split="none")
     assert result.spec.splits == ("train",)
     assert len(raw_pairs(result.spec, "train")) == 8
     assert "dropped" not in result.summary
@@ -179,9 +172,7 @@ def test_labelled_rows_are_split_as_asked_and_kept_as_given(split: str, tmp_path
 def test_values_seen_only_after_train_or_too_seldom_are_unknown(tmp_path: Path) -> None:
     rows = [f"{user},{item},{time},1\n" for time, (user, item) in enumerate(["ax", "ax", "ay", "bx", "ax", "az"])]
     settings = {"label": "y", "split": "time", "valid": 0, "test": 0.2, "min_count": 2}
-    spec = prepare_table(
-        tmp_path / "a.csv", tmp_path / "out", "user_id,item_id,timestamp,y\n" + "".join(rows), **settings
-    ).spec
+    spec = prepare_text(tmp_path, "user_id,item_id,timestamp,y\n" + "".join(rows), **settings).spec
     test = open_split(spec, "test", ["user_id", "item_id"]).read(0, 9)
     assert (test["user_id"].tolist(), test["item_id"].tolist()) == ([1], [0])  # type: ignore[union-attr]
     assert spec.splits == ("train", "test")
@@ -200,27 +191,21 @@ def test_unknown_items_keep_the_features_of_their_file(tmp_path: Path) -> None:
         "items": "items.csv",
         "item_features": ["kind"],
     }
-    spec = prepare_table(tmp_path / "a.csv", tmp_path / "out", "item_id,timestamp,y\n" + "".join(rows), **settings).spec
+    spec = prepare_text(tmp_path, "item_id,timestamp,y\n" + "".join(rows), **settings).spec
     test = open_split(spec, "test", ["item_id", "kind"]).read(0, 9)
     assert (test["item_id"].tolist(), test["kind"].tolist()) == ([0], [2])  # type: ignore[union-attr]
 
 
 def test_a_label_may_begin_at_a_number_of_stars(tmp_path: Path) -> None:
     text = "user_id,item_id,stars\n" + "".join(f"1,{item},{item % 5 + 1}\n" for item in range(50))
-    with pytest.raises(
-        DataError, match=r"column 'stars', the label: line 3 is '2', .*expected 0 or 1.*--set positive_from=NUMBER"
-    ):
-        prepare_table(tmp_path / "a.csv", tmp_path / "out", text, label="stars")
-    assert (
-        prepare_table(tmp_path / "a.csv", tmp_path / "out", label="stars", positive_from=4).summary["positives"] == 20
-    )
+    with pytest.raises(DataError, match=r"column 'stars', the label: line 3 is '2', .*expected 0 or 1.*--set"):
+        prepare_text(tmp_path, text, label="stars")
+    assert prepare_text(tmp_path, label="stars", positive_from=4).summary["positives"] == 20
 
 
 def test_rows_without_users_and_items_have_a_context_alone(tmp_path: Path) -> None:
     text = "age,job,rich\n" + "".join(f"{age},{'ab'[age % 2]},{age % 3 // 2}\n" for age in range(60))
-    spec = prepare_table(
-        tmp_path / "a.csv", tmp_path / "out", text, user=None, item=None, label="rich", context_features=["age", "job"]
-    ).spec
+    spec = prepare_text(tmp_path, text, user=None, item=None, label="rich", context_features=["age", "job"]).spec
     assert spec.inputs() == ("age", "job")
     assert not (tmp_path / "out" / "users.parquet").exists()
     check(spec)
@@ -252,7 +237,7 @@ def test_parquet_with_every_type_is_read(tmp_path: Path) -> None:
 def test_every_column_that_is_nowhere_is_named(tmp_path: Path) -> None:
     settings = {"user": "uid", "item_features": ["prize", "item_id"], "numeric": ["colour"]}
     with pytest.raises(SettingsError) as caught:
-        prepare_table(tmp_path / "a.csv", tmp_path / "out", "user_id,item_id,price\n1,2,3\n", **settings)
+        prepare_text(tmp_path, "user_id,item_id,price\n1,2,3\n", **settings)
     assert "setting 'user': no column 'uid' (did you mean 'user_id'?); found 'user_id', 'item_id', 'price'" in str(
         caught.value
     )
@@ -267,28 +252,20 @@ def test_a_feature_with_the_name_of_an_output_is_refused(name: str, tmp_path: Pa
         f"u{at % 9},i{at},{at % 2},.{at},{at}\n" for at in range(40)
     )
     with pytest.raises(SettingsError) as caught:
-        prepare_table(tmp_path / "a.csv", tmp_path / "out", text)
+        prepare_text(tmp_path, text)
     assert str(caught.value).endswith(
         f"settings: context feature '{name}': an output of every model has this name; rename the column, or leave it "
         "out by setting 'context_features'"
     )
     assert not (tmp_path / "out").exists()
-    found = prepare_table(tmp_path / "a.csv", tmp_path / "out", text, context_features=["place"]).spec
+    found = prepare_text(tmp_path, text, context_features=["place"]).spec
     assert name not in found.features
-
-
-def test_rows_without_a_user_are_named(tmp_path: Path) -> None:
-    text = "user_id,item_id\n1,a\n,b\n,c\n"
-    with pytest.raises(DataError, match="column 'user_id' has no value in 2 rows, such as line 3, line 4"):
-        prepare_table(tmp_path / "a.csv", tmp_path / "out", text)
 
 
 def test_a_file_that_names_an_item_twice_is_said(tmp_path: Path) -> None:
     (tmp_path / "items.csv").write_text("item_id,name\na,1\na,2\n")
-    with pytest.raises(
-        DataError, match=r"items\.csv: names 'a' more than once in column 'item_id'; expected one row each"
-    ):
-        prepare_table(tmp_path / "a.csv", tmp_path / "out", "user_id,item_id\n1,a\n", items="items.csv")
+    with pytest.raises(DataError, match=r"items\.csv: names 'a' more than once in column 'item_id'; expected one row"):
+        prepare_text(tmp_path, "user_id,item_id\n1,a\n", items="items.csv")
 
 
 @pytest.mark.parametrize(
@@ -324,9 +301,7 @@ def test_files_of_several_kinds_in_a_folder_are_not_guessed_between(tmp_path: Pa
     (tmp_path / "raw").mkdir()
     for name in ("a.csv", "b.jsonl"):
         (tmp_path / "raw" / name).write_text("user_id,item_id\n1,a\n")
-    with pytest.raises(
-        DataError, match=r"expected files of one kind.* found 'a\.csv', 'b\.jsonl'; name those you mean"
-    ):
+    with pytest.raises(DataError, match=r"expected files of one kind.* found 'a\.csv', 'b\.jsonl'; name those you"):
         prepare_table(tmp_path / "raw", tmp_path / "out")
     with pytest.raises(DataError, match="no such file or folder; expected CSV, JSON lines or Parquet"):
         prepare_table(tmp_path / "nowhere", tmp_path / "out")
@@ -540,7 +515,7 @@ def test_settings_of_a_renamed_feature_take_its_plain_name_or_its_own(tmp_path: 
         "valid": 0,
         "test": 0.1,
     }
-    spec = prepare_table(tmp_path / "a.csv", tmp_path / "out", text, **asked).spec
+    spec = prepare_text(tmp_path, text, **asked).spec
     assert spec.role("item") == ("item_id", "tag_item", "size_item", "size_item_bucket")
     assert spec.features["tag_item"].is_list
     assert not spec.features["tag"].is_list
@@ -549,7 +524,7 @@ def test_settings_of_a_renamed_feature_take_its_plain_name_or_its_own(tmp_path: 
 def test_a_column_of_the_rows_is_one_feature_alone(tmp_path: Path) -> None:
     asked = {"user_features": ["kind"], "item_features": ["kind", "kind"]}
     with pytest.raises(SettingsError) as caught:
-        prepare_table(tmp_path / "a.csv", tmp_path / "out", "user_id,item_id,kind\nu,1,x\n", **asked)
+        prepare_text(tmp_path, "user_id,item_id,kind\nu,1,x\n", **asked)
     assert caught.value.problems == (
         "feature 'kind' is named as user feature and as item feature; leave one",
         "item feature 'kind' is named twice",
@@ -573,9 +548,7 @@ def test_a_name_stands_for_one_column_of_the_files(
 ) -> None:
     (tmp_path / "items.csv").write_text("item_id,kind,size\n1,a,2\n")
     with pytest.raises(SettingsError) as caught:
-        prepare_table(
-            tmp_path / "a.csv", tmp_path / "out", "user_id,item_id,kind\nu,1,x\n", items="items.csv", **features
-        )
+        prepare_text(tmp_path, "user_id,item_id,kind\nu,1,x\n", items="items.csv", **features)
     assert problem in str(caught.value)
 
 
@@ -608,7 +581,7 @@ def test_a_model_of_columns_named_alike_trains_recommends_and_predicts(tmp_path:
 def test_the_latest_value_is_the_latest_in_time_and_of_train(tmp_path: Path) -> None:
     text = "user_id,item_id,timestamp,mood\nu,1,30,late\nu,2,10,early\nu,3,50,test\nu,4,40,valid\nu,5,20,middle\n"
     asked = {"user_features": ["mood"], "num_negatives": 0}
-    spec = prepare_table(tmp_path / "a.csv", tmp_path / "out", text, **asked).spec
+    spec = prepare_text(tmp_path, text, **asked).spec
     moods = Encoders.load(spec.folder).vocabulary_of("mood").values.to_pylist()
     assert moods == ["late"]
     told = "user feature 'mood' varies within 1 of 1 users, such as user 'u' ('late' and 'early'); every row has its "
@@ -627,7 +600,7 @@ def test_the_latest_value_is_the_latest_in_time_and_of_train(tmp_path: Path) -> 
 def test_items_that_only_the_rows_or_only_the_file_name_are_counted(tmp_path: Path) -> None:
     (tmp_path / "items.csv").write_text("item_id,title\na,A\nq,Q\nz,Z\n,Nobody\n")
     text = "user_id,item_id\nu,a\nu,b\nv,a\nv,c\n"
-    summary = prepare_table(tmp_path / "a.csv", tmp_path / "out", text, items="items.csv").summary
+    summary = prepare_text(tmp_path, text, items="items.csv").summary
     assert summary["dropped"] == [
         "1 row of items.csv without 'item_id'",
         "2 of 3 items in items.csv occur in no row, such as 'q'; they have no id, so they are never recommended",
@@ -637,7 +610,7 @@ def test_items_that_only_the_rows_or_only_the_file_name_are_counted(tmp_path: Pa
     assert summary["changed"] == [f"{told}to it"]
     (tmp_path / "items.csv").write_text("item_id,title\nA-1,A\nA-2,Q\n")
     with pytest.raises(DataError) as caught:
-        prepare_table(tmp_path / "a.csv", tmp_path / "b", text, items="items.csv")
+        prepare_text(tmp_path, text, out="b", items="items.csv")
     assert str(caught.value) == (
         "items.csv: describes none of the 3 items of the rows; its column 'item_id' holds 'A-1', 'A-2', the rows' ids "
         "are such as 'a', 'b', 'c'; name the file that fits, or leave it out"
@@ -648,7 +621,7 @@ def test_items_that_only_the_file_names_are_kept_if_asked(tmp_path: Path) -> Non
     (tmp_path / "items.csv").write_text("item_id,title,kind\na,A,x\nq,Q,y\nz,Z,x\n,Nobody,x\n")
     text = "user_id,item_id\nu,a\nu,b\nv,a\nv,c\n"
     asked = {"items": "items.csv", "item_features": ["kind"]}
-    made = prepare_table(tmp_path / "a.csv", tmp_path / "out", text, **asked, unseen_items=True)
+    made = prepare_text(tmp_path, text, **asked, unseen_items=True)
     told = "2 of 3 items in items.csv have no interaction, such as 'q'; they are kept for models that score items from "
     assert f"{told}their features" in made.summary["changed"]
     assert not [note for note in made.summary["dropped"] if "occur in no row" in note]
@@ -658,9 +631,9 @@ def test_items_that_only_the_file_names_are_kept_if_asked(tmp_path: Path) -> Non
     assert pq.read_table(spec.folder / "items.parquet").column("title").to_pylist() == ["A", None, None, "Q", "Z"]
     (tmp_path / "items.csv").write_text("item_id,title,kind\nA-1,A,x\nA-2,Q,x\n")
     with pytest.raises(DataError, match="describes none of the 3 items of the rows"):
-        prepare_table(tmp_path / "a.csv", tmp_path / "b", text, **asked, unseen_items=True)
+        prepare_text(tmp_path, text, out="b", **asked, unseen_items=True)
     with pytest.raises(ValueError, match="unseen_items keeps items of the items' file; give it"):
-        prepare_table(tmp_path / "a.csv", tmp_path / "c", text, unseen_items=True)
+        prepare_text(tmp_path, text, out="c", unseen_items=True)
 
 
 def test_what_is_dropped_is_told_with_a_count_and_an_example(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from numpy.random import Generator
 from recspec.base.errors import RecspecError
 from recspec.data.prepare.prepared import Prepared
 from recspec.data.storage import open_split
-from tests.dataset_cases import Case, prepare_table, raw_pairs, run, write_table
+from tests.dataset_cases import Case, prepare_table, prepare_text, raw_pairs, run, write_table
 
 Columns = dict[str, list[str]]
 NUM_ROWS = 240
@@ -189,7 +189,7 @@ def test_rows_of_few_distinct_features_are_in_train_with_both_labels(tmp_path: P
     rng = np.random.default_rng(0)
     columns = {name: [f"{name}{each}" for each in rng.integers(3, size=960)] for name in ("kind", "size")}
     columns["label"] = texts(rng.integers(2, size=960))
-    made = prepare_table(tmp_path / "a.csv", tmp_path / "out", csv_of(columns))
+    made = prepare_text(tmp_path, csv_of(columns))
     train = labels_by_features(made, "train")
     assert all(train[features] == {0.0, 1.0} for features in labels_by_features(made, "test"))
     assert "951 of 960 rows equal an earlier one in all columns but the label" in str(made.summary["inferred"])
@@ -198,7 +198,7 @@ def test_rows_of_few_distinct_features_are_in_train_with_both_labels(tmp_path: P
 def test_rows_written_twice_stay_in_one_split_whatever_their_label_is_called(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     rows = [f"{each:.6f},{rng.choice(['no', 'yes'])}\n" for each in rng.normal(size=200)]
-    made = prepare_table(tmp_path / "a.csv", tmp_path / "out", "size,bought\n" + "".join(rows * 2), label="bought")
+    made = prepare_text(tmp_path, "size,bought\n" + "".join(rows * 2), label="bought")
     held = [
         set(np.asarray(open_split(made.spec, split, ["size"]).read(0, 999)["size"]).tolist())
         for split in ("train", "valid", "test")
@@ -209,30 +209,30 @@ def test_rows_written_twice_stay_in_one_split_whatever_their_label_is_called(tmp
 
 def test_an_event_that_is_written_twice_is_one_unless_repeats_are_kept(tmp_path: Path) -> None:
     rows = [f"u{user},i{(user + place) % 7},{1_700_000_000 + place}\n" for user in range(6) for place in (0, 1, 2, 2)]
-    made = prepare_table(tmp_path / "a.csv", tmp_path / "out", "user_id,item_id,timestamp\n" + "".join(rows))
+    made = prepare_text(tmp_path, "user_id,item_id,timestamp\n" + "".join(rows))
     assert made.summary["interactions"] == 18
     assert "6 of 24 rows equal an earlier one in all that is used, 'timestamp' included" in str(made.summary["dropped"])
     assert not {*raw_pairs(made.spec, "valid")} & {*raw_pairs(made.spec, "test")}
-    kept = prepare_table(tmp_path / "a.csv", tmp_path / "b", repeats="keep")
+    kept = prepare_text(tmp_path, out="b", repeats="keep")
     assert kept.summary["interactions"] == 24
 
 
 def test_a_file_sorted_by_item_holds_out_any_item(tmp_path: Path) -> None:
     columns = sorted_by_item(np.random.default_rng(0))
-    made = prepare_table(tmp_path / "a.csv", tmp_path / "out", csv_of(columns))
+    made = prepare_text(tmp_path, csv_of(columns))
     pairs = list(zip(columns["user_id"], columns["item_id"], strict=True))
     largest = {user: max(int(item) for other, item in pairs if other == user) for user, _ in pairs}
     held = raw_pairs(made.spec, "test")
     assert sum(int(str(item)) == largest[str(user)] for user, item in held) < len(held) / 2
     assert made.summary["order"] == "random by seed 1: the file is sorted by item"
-    again = prepare_table(tmp_path / "a.csv", tmp_path / "b", csv_of(columns))
+    again = prepare_text(tmp_path, csv_of(columns), out="b")
     assert raw_pairs(again.spec, "test") == held
 
 
 def test_scores_below_zero_are_no_interactions(tmp_path: Path) -> None:
     scores = np.random.default_rng(0).permutation(np.arange(-120, 120) + 0.5)
     columns = {**events(np.random.default_rng(1)), "rating": texts(scores)}
-    made = prepare_table(tmp_path / "a.csv", tmp_path / "out", csv_of(columns))
+    made = prepare_text(tmp_path, csv_of(columns))
     assert made.summary["interactions"] == 120
     assert "240 values from -119.5 to 119.5, so those above 0 are interactions" in str(made.summary["inferred"])
     negative = csv_of({**columns, "rating": texts(-np.arange(1, 241))})
@@ -242,20 +242,20 @@ def test_scores_below_zero_are_no_interactions(tmp_path: Path) -> None:
 
 def test_a_setting_that_needs_a_label_is_refused_without_one(tmp_path: Path) -> None:
     with pytest.raises(RecspecError, match="setting 'positive_from': no column is named like a label"):
-        prepare_table(tmp_path / "a.csv", tmp_path / "out", csv_of(rated(np.random.default_rng(0))), positive_from=4)
+        prepare_text(tmp_path, csv_of(rated(np.random.default_rng(0))), positive_from=4)
 
 
 def test_ids_that_no_request_may_name_are_refused(tmp_path: Path) -> None:
     columns = events(np.random.default_rng(0))
     columns["item_id"][3] = "x" * 1_001
     with pytest.raises(RecspecError, match=r"line 5 is 'xx.*expected ids of at most 1,000 characters"):
-        prepare_table(tmp_path / "a.csv", tmp_path / "out", csv_of(columns))
+        prepare_text(tmp_path, csv_of(columns))
 
 
 def test_a_value_that_a_click_alone_has_is_told(tmp_path: Path) -> None:
     columns = clicks(np.random.default_rng(0))
     liked = [str(int(label == "1" and row % 2)) for row, label in enumerate(columns["label"])]
-    made = prepare_table(tmp_path / "a.csv", tmp_path / "out", csv_of({**columns, "is_like": liked}))
+    made = prepare_text(tmp_path, csv_of({**columns, "is_like": liked}))
     assert f"'is_like': all {liked.count('1')} sampled rows with '1' have label 1" in str(made.summary["warnings"])
 
 
@@ -263,7 +263,7 @@ def test_one_value_or_none_of_users_is_kept(tmp_path: Path) -> None:
     users = "user_id,news\n" + "".join(f"{user},{'1.0' if user % 3 else ''}\n" for user in range(12))
     (tmp_path / "users.csv").write_text(users)
     text = csv_of(events(np.random.default_rng(0)))
-    made = prepare_table(tmp_path / "a.csv", tmp_path / "out", text, users="users.csv", user_features=["news"])
+    made = prepare_text(tmp_path, text, users="users.csv", user_features=["news"])
     held = pq.read_table(tmp_path / "out" / "users.parquet", columns=["news"]).column("news").to_pylist()
     assert sorted(held) == [0.0] * 4 + [1.0] * 8
     assert made.spec.role("user") == ("user_id", "news")
@@ -273,4 +273,4 @@ def test_one_value_or_none_of_users_is_kept(tmp_path: Path) -> None:
 def test_the_label_is_nothing_else(asked: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(csv_of(clicks(np.random.default_rng(0))))
     with pytest.raises(ValueError, match="'label' is the label; as a feature, an id or the group it would give itself"):
-        prepare_table(tmp_path / "a.csv", tmp_path / "out", label="label", **asked)
+        prepare_text(tmp_path, label="label", **asked)

@@ -23,7 +23,7 @@ from recspec.data.storage import open_split
 from recspec.data.storage.check import check
 from recspec.datasets import DATASETS
 from recspec.training.defaults import task_of
-from tests.dataset_cases import Case, bytes_of, prepare_table, raw_pairs, run, write_table
+from tests.dataset_cases import Case, bytes_of, prepare_table, prepare_text, raw_pairs, run, write_table
 
 TIMES = [1_700_000_000 + 60 * row for row in range(12)]
 EVENTS = [(f"u{row % 3}", f"i{row % 5}", TIMES[row]) for row in range(12)]
@@ -65,8 +65,10 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> object:
     return pairs_of(prepare_table(folder / "e.csv", folder / "e", text))
 
 
-@pytest.mark.parametrize("separator", [",", "\t", "::", ";", "|", " ", "   "])
-@pytest.mark.parametrize("header", [True, False])
+@pytest.mark.parametrize(
+    ("separator", "header"),
+    [(mark, False) for mark in (",", "\t", "::", ";", "|", " ", "   ")] + [("\t", True), ("   ", True)],
+)
 def test_three_columns_are_read_whatever_separates_them_with_or_without_a_header(
     separator: str, header: bool, expected: object, tmp_path: Path
 ) -> None:
@@ -93,9 +95,7 @@ def test_separators_have_names(name: str, mark: str) -> None:
 
 def test_columns_without_a_header_are_named_by_position(tmp_path: Path) -> None:
     text = "x,ann,3\ny,ann,1\nz,ann,2\nw,bob,1\n"
-    result = prepare_table(
-        tmp_path / "a.csv", tmp_path / "out", text, columns=["sku", "customer", "when"], item="sku", timestamp="when"
-    )
+    result = prepare_text(tmp_path, text, columns=["sku", "customer", "when"], item="sku", timestamp="when")
     assert raw_pairs(result.spec, "test") == [("ann", "x")]
     assert "the user is column 'customer', because of its name" in inferred(result)
     named = prepare_table(
@@ -108,7 +108,7 @@ def test_columns_without_a_header_are_named_by_position(tmp_path: Path) -> None:
     )
     assert pairs_of(named) == pairs_of(result)  # its first line is the header
     with pytest.raises(SettingsError, match=r"names 2 columns, and the first line of .*a\.csv has 3, separated by ','"):
-        prepare_table(tmp_path / "a.csv", tmp_path / "c", columns=["sku", "customer"])
+        prepare_text(tmp_path, out="c", columns=["sku", "customer"])
     pq.write_table(pa.table({"user_id": [1], "item_id": [2]}), tmp_path / "a.parquet")
     with pytest.raises(SettingsError, match=r"setting 'columns': .*has column names of its own"):
         prepare_table(tmp_path / "a.parquet", tmp_path / "c", columns=["user", "item"])
@@ -127,7 +127,7 @@ def test_columns_without_a_header_are_named_by_position(tmp_path: Path) -> None:
     ],
 )
 def test_columns_by_position_are_told(line: str, names: str, tmp_path: Path) -> None:
-    result = prepare_table(tmp_path / "a.csv", tmp_path / "out", f"{line}\n{line}\n")
+    result = prepare_text(tmp_path, f"{line}\n{line}\n")
     assert f"columns are taken as {names} (columns=[" in inferred(result)
 
 
@@ -135,9 +135,7 @@ def test_empty_and_repeated_names_of_columns_are_made_different(tmp_path: Path) 
     text = ",user_id,item_id,Price,price,price,row,__row__,column_1\n" + "".join(
         f"0,u{row % 3},i{row % 4},{row},{row % 2},2,{row % 5},7,c{row % 2}\n" for row in range(20)
     )
-    result = prepare_table(
-        tmp_path / "a.csv", tmp_path / "out", text, context_features=["Price", "price_2", "row", "column_1"]
-    )
+    result = prepare_text(tmp_path, text, context_features=["Price", "price_2", "row", "column_1"])
     assert result.spec.role("context") == ("Price", "price_2", "row", "column_1")
     changed = str(result.summary["changed"])
     assert "column 1 of a.csv has no name; it is 'column_1_2' here" in changed
@@ -148,24 +146,8 @@ def test_empty_and_repeated_names_of_columns_are_made_different(tmp_path: Path) 
 
 
 NAME = st.text(st.characters(codec="utf-8", exclude_characters="\0\r\n"), max_size=8)
-ODD = (
-    "row",
-    "count",
-    "index",
-    "label (count)",
-    "__row__",
-    "__split__",
-    "_rows",
-    "split",
-    "group",
-    "series",
-    "_first_row",
-    "timestamp",
-    "",
-    "a b",
-    "%",
-    "x.y",
-)
+OURS = ("__row__", "__split__", "_rows", "split", "group", "series", "_first_row", "timestamp")
+ODD = (*OURS, "row", "count", "index", "label (count)", "", "a b", "%", "x.y")
 HOSTILE = st.one_of(NAME, st.sampled_from(ODD))
 
 
@@ -189,7 +171,7 @@ def test_any_names_of_columns_and_separators_are_read(
         "splits": None,
         "split": None,
     }
-    spec = prepare_table(folder / "a.csv", folder / "out", **asked).spec
+    spec = prepare_text(folder, **asked).spec
     check(spec)
     if labelled:
         assert len(spec.inputs()) == 2 + len(names)
@@ -234,7 +216,7 @@ def labelled_text(rows: int = 200, **columns: object) -> str:
 
 
 def test_rows_with_a_label_need_neither_user_nor_item(tmp_path: Path) -> None:
-    result = prepare_table(tmp_path / "a.csv", tmp_path / "out", labelled_text(2000), label="y")
+    result = prepare_text(tmp_path, labelled_text(2000), label="y")
     spec = result.spec
     assert spec.role("user") == spec.role("item") == ()
     assert spec.role("context") == ("age", "age_bucket", "job", "city_id", "paid", "paid_bucket")
@@ -256,7 +238,7 @@ def test_columns_that_number_or_name_rows_or_never_change_are_no_features(tmp_pa
         same=lambda _: 7,
         day=lambda row: f"2024-01-{1 + row % 28:02d}",
     )
-    result = prepare_table(tmp_path / "a.csv", tmp_path / "out", text, label="y")
+    result = prepare_text(tmp_path, text, label="y")
     assert result.spec.role("context") == ("age", "job", "city_id", "paid")
     dropped = str(result.summary["dropped"])
     assert "columns 'number', 'name': they number or name each row" in dropped
@@ -264,7 +246,7 @@ def test_columns_that_number_or_name_rows_or_never_change_are_no_features(tmp_pa
     assert "columns 'day': they look like times, of which models make no feature" in dropped
     told = "no column is taken as the time ('day' may be the time, or dates of something else; timestamp=day makes"
     assert told in inferred(result)
-    asked = prepare_table(tmp_path / "a.csv", tmp_path / "b", label="y", context_features=["number", "same"])
+    asked = prepare_text(tmp_path, out="b", label="y", context_features=["number", "same"])
     assert asked.spec.role("context") == ("number", "same")
 
 
@@ -277,7 +259,7 @@ def labelled_at(tmp_path: Path, values: Sequence[str], *columns: str, **settings
     ]
     text = "\n".join([",".join([*columns, "label", "kind", "at"]), *lines]) + "\n"
     tmp_path.mkdir(exist_ok=True)
-    return prepare_table(tmp_path / "a.csv", tmp_path / "out", text, **settings)
+    return prepare_text(tmp_path, text, **settings)
 
 
 DATES = [f"2024-{1 + place // 28:02d}-{1 + place % 28:02d}" for place in range(140)]
@@ -366,7 +348,7 @@ def test_a_date_that_a_setting_names_as_a_category_is_one(tmp_path: Path) -> Non
 
 def test_numbers_are_also_cut_into_buckets_fitted_on_train(tmp_path: Path) -> None:
     text = "price,label\n" + "".join(f"{'' if row % 10 == 0 else row / 8},{row % 2}\n" for row in range(640))
-    result = prepare_table(tmp_path / "a.csv", tmp_path / "out", text)
+    result = prepare_text(tmp_path, text)
     assert result.spec.role("context") == ("price", "price_bucket")
     assert result.spec.features["price_bucket"].cardinality == 32 + 1  # 640 rows, 20 a bucket; id 0 is missing
     read = open_split(result.spec, "train", ["price", "price_bucket"]).read(0, 640)
@@ -375,17 +357,17 @@ def test_numbers_are_also_cut_into_buckets_fitted_on_train(tmp_path: Path) -> No
     counts = np.bincount(bucket)[1:]
     assert counts.max() - counts.min() <= 1
     assert "'price': taken as numbers and, cut into at most 32 buckets" in inferred(result)
-    few = prepare_table(tmp_path / "a.csv", tmp_path / "few", rows=79)
-    alone = prepare_table(tmp_path / "a.csv", tmp_path / "alone", numeric=["price"])
+    few = prepare_text(tmp_path, out="few", rows=79)
+    alone = prepare_text(tmp_path, out="alone", numeric=["price"])
     assert few.spec.role("context") == alone.spec.role("context") == ("price",)
 
 
-@pytest.mark.parametrize("name", ["zip", "postal_code", "deviceId"])
+@pytest.mark.parametrize("name", ["zip", "deviceId"])
 def test_codes_that_are_mostly_digits_are_categories(tmp_path: Path, name: str) -> None:
     text = f"{name},label\n" + "".join(
         f"{'98117-5258' if row % 40 == 3 else 98100 + row % 7},{row % 2}\n" for row in range(80)
     )
-    result = prepare_table(tmp_path / "a.csv", tmp_path / "out", text)
+    result = prepare_text(tmp_path, text)
     assert result.spec.features[name].cardinality == 8 + 1  # seven codes, a longer one, and unknown ones
     with pytest.raises(DataError, match=r"'price': line 5 is '98117-5258'.*categorical=\[price\]"):
         prepare_table(tmp_path / "b.csv", tmp_path / "price", text.replace(name, "price"))
@@ -401,16 +383,16 @@ def test_a_wide_table_of_several_files_is_the_same_as_in_one(tmp_path: Path) -> 
         text = "\n".join([header, *lines[part * 30 : part * 30 + 30]])
         (tmp_path / "raw" / f"{part}.csv").write_text(text + "\n")
     several = prepare_table(tmp_path / "raw", tmp_path / "several")
-    one = prepare_table(tmp_path / "a.csv", tmp_path / "one", "\n".join([header, *lines]) + "\n")
+    one = prepare_text(tmp_path, "\n".join([header, *lines]) + "\n", out="one")
     assert bytes_of(several.spec.folder) == bytes_of(one.spec.folder)
 
 
-@pytest.mark.parametrize("value", [2**53 + 1, 10**16, 123_456_789_012_345_678])
+@pytest.mark.parametrize("value", [2**53 + 1, 123_456_789_012_345_678])
 def test_whole_numbers_that_no_float_holds_are_text_or_as_asked(tmp_path: Path, value: int) -> None:
     text = "tweet,label\n" + "".join(f"{value + row % 3 if row % 4 else 7},{row % 2}\n" for row in range(80))
-    free = prepare_table(tmp_path / "a.csv", tmp_path / "free", text)
+    free = prepare_text(tmp_path, text, out="free")
     assert free.spec.features["tweet"].cardinality == 4 + 1
-    asked = prepare_table(tmp_path / "a.csv", tmp_path / "asked", numeric=["tweet"])
+    asked = prepare_text(tmp_path, out="asked", numeric=["tweet"])
     assert asked.spec.role("context") == ("tweet",)
     pq.write_table(
         pa.table({"tweet": [value + row for row in range(80)], "label": [0, 1] * 40}), tmp_path / "a.parquet"
@@ -421,27 +403,27 @@ def test_whole_numbers_that_no_float_holds_are_text_or_as_asked(tmp_path: Path, 
 
 def test_a_column_that_names_each_row_is_a_feature_if_asked(tmp_path: Path) -> None:
     text = "name,one,price,label\n" + "".join(f"n{row},1,{row % 5},{row % 2}\n" for row in range(80))
-    free = prepare_table(tmp_path / "a.csv", tmp_path / "free", text)
+    free = prepare_text(tmp_path, text, out="free")
     assert "name" not in free.spec.role("context") and "one" not in free.spec.role("context")  # noqa: PT018
-    asked = prepare_table(tmp_path / "a.csv", tmp_path / "asked", categorical=["name", "one"])
+    asked = prepare_text(tmp_path, out="asked", categorical=["name", "one"])
     assert {"name", "one"} <= {*asked.spec.role("context")}
 
 
 def test_a_number_beyond_train_is_train_s_nearest_and_told(tmp_path: Path) -> None:
     rows = [*((row % 8, "train") for row in range(80)), (-5, "valid"), (100, "test"), (3, "test")]
     text = "price,label,fold\n" + "".join(f"{price},{row % 2},{fold}\n" for row, (price, fold) in enumerate(rows))
-    result = prepare_table(tmp_path / "a.csv", tmp_path / "out", text, splits="fold")
+    result = prepare_text(tmp_path, text, splits="fold")
     read = {split: open_split(result.spec, split, ["price"]).read(0, 80)["price"] for split in result.spec.splits}
     assert float(read["valid"][0]) == float(np.min(read["train"]))  # type: ignore[arg-type]
     assert float(read["test"][0]) == float(np.max(read["train"]))  # type: ignore[arg-type]
     assert "'price': 2 of 3 held-out rows are beyond the range of train" in str(result.summary["changed"])
-    plain = prepare_table(tmp_path / "a.csv", tmp_path / "plain", splits="fold", numeric=["price"])
+    plain = prepare_text(tmp_path, out="plain", splits="fold", numeric=["price"])
     assert float(open_split(plain.spec, "test", ["price"]).read(0, 2)["price"][0]) > 10  # type: ignore[arg-type]
 
 
 def test_a_column_of_the_file_keeps_the_name_of_a_bucket(tmp_path: Path) -> None:
     text = "price,Price_Bucket,label\n" + "".join(f"{row / 8},{'ab'[row % 2]},{row % 3 % 2}\n" for row in range(640))
-    result = prepare_table(tmp_path / "a.csv", tmp_path / "out", text)
+    result = prepare_text(tmp_path, text)
     assert result.spec.role("context") == ("price", "Price_Bucket")
 
 
@@ -461,9 +443,7 @@ def test_the_logarithm_of_a_skewed_number_is_scaled(
 ) -> None:
     values = [numbers[min(row % 11, 4)] if row % 11 < 5 else numbers[row % 3] for row in range(220)]
     text = "size,kind,label\n" + "".join(f"{value},{'ab'[row % 2]},{row % 2}\n" for row, value in enumerate(values))
-    result = prepare_table(
-        tmp_path / "a.csv", tmp_path / "out", text, numeric=numeric, context_features=["size", "kind"]
-    )
+    result = prepare_text(tmp_path, text, numeric=numeric, context_features=["size", "kind"])
     encoder = Encoders.load(result.spec.folder).encoders["size"]
     assert isinstance(encoder, ScaleEncoder)
     assert encoder.log1p == is_log
@@ -478,7 +458,7 @@ def test_the_logarithm_of_a_skewed_number_is_scaled(
 
 def test_a_label_is_found_by_its_name_and_values(tmp_path: Path) -> None:
     text = "user_id,item_id,click\n" + "".join(f"u{row % 5},i{row % 7},{row % 2}\n" for row in range(70))
-    found = prepare_table(tmp_path / "a.csv", tmp_path / "out", text)
+    found = prepare_text(tmp_path, text)
     assert "rows are labelled: column 'click' holds '0', '1'" in inferred(found)
     assert task_of(found.spec) == "clicks"
     for name, asked in (("told", {"label": None}), ("history", {"history": 3}), ("split", {"split": "leave_one_out"})):
@@ -495,7 +475,7 @@ def test_features_are_the_user_s_or_the_item_s_where_all_their_rows_agree(tmp_pa
     text = "user,item,clicked,city,brand,hour\n" + "".join(
         f"u{row % 5},i{row % 7},{row % 2},c{row % 5 % 3},b{row % 7 % 2},{row % 11}\n" for row in range(140)
     )
-    spec = prepare_table(tmp_path / "a.csv", tmp_path / "out", text).spec
+    spec = prepare_text(tmp_path, text).spec
     assert spec.role("user") == ("user_id", "city")
     assert spec.role("item") == ("item_id", "brand")
     assert spec.role("context") == ("hour", "hour_bucket")
@@ -505,17 +485,17 @@ def test_labelled_rows_with_times_are_split_by_time_and_with_a_group_by_group(tm
     text = "user_id,item_id,timestamp,label\n" + "".join(
         f"u{row % 5},i{row % 7},{1_700_000_000 + row},{row % 2}\n" for row in range(100)
     )
-    result = prepare_table(tmp_path / "a.csv", tmp_path / "out", text)
+    result = prepare_text(tmp_path, text)
     assert result.spec.metadata["split"] == "time"
     assert "the latest rows by 'timestamp' are valid and test" in inferred(result)
-    grouped = prepare_table(tmp_path / "a.csv", tmp_path / "b", group="user_id", label="label")
+    grouped = prepare_text(tmp_path, out="b", group="user_id", label="label")
     assert grouped.spec.metadata["split"] == "group"
-    assert prepare_table(tmp_path / "a.csv", tmp_path / "c", split="share").spec.metadata["split"] == "share"
+    assert prepare_text(tmp_path, out="c", split="share").spec.metadata["split"] == "share"
 
 
 def test_copies_of_a_row_fall_into_one_split(tmp_path: Path) -> None:
     rows = [f"{row},{row % 3},{row % 2}\n" for row in range(150)]
-    result = prepare_table(tmp_path / "a.csv", tmp_path / "out", "size,kind,label\n" + "".join(rows * 2))
+    result = prepare_text(tmp_path, "size,kind,label\n" + "".join(rows * 2))
     held = [
         set(np.round(np.asarray(open_split(result.spec, split, ["size"]).read(0, 999)["size"]), 5).tolist())
         for split in result.spec.splits
@@ -527,21 +507,19 @@ def test_copies_of_a_row_fall_into_one_split(tmp_path: Path) -> None:
 
 def test_a_label_may_be_a_word(tmp_path: Path) -> None:
     text = "size,rich\n" + "".join(f"{row}, {'>50K' if row % 3 == 0 else '<=50K'}\n" for row in range(90))
-    result = prepare_table(tmp_path / "a.csv", tmp_path / "out", text, label="rich", positive=">50K")
+    result = prepare_text(tmp_path, text, label="rich", positive=">50K")
     assert result.summary["positives"] == 30
     assert result.summary["changed"][0] == "label 'rich': '>50K' as 1 and '<=50K' as 0"  # type: ignore[index]
     with pytest.raises(DataError, match=r"no row holds '>50k' .did you mean '>50K'\?.; found '<=50K', '>50K'"):
-        prepare_table(tmp_path / "a.csv", tmp_path / "b", label="rich", positive=">50k")
+        prepare_text(tmp_path, out="b", label="rich", positive=">50k")
     with pytest.raises(DataError, match="--set 'positive=>50K' of this text"):
-        prepare_table(tmp_path / "a.csv", tmp_path / "b", label="rich")
+        prepare_text(tmp_path, out="b", label="rich")
 
 
 def test_settings_of_interactions_say_what_to_do_for_labelled_rows(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(labelled_text())
-    with pytest.raises(
-        ValueError, match="train_negatives and repeats: of rows without a label; leave out the label or these"
-    ):
-        prepare_table(tmp_path / "a.csv", tmp_path / "b", label="y", train_negatives=5, repeats="last")
+    with pytest.raises(ValueError, match="train_negatives and repeats: of rows without a label; leave out the label"):
+        prepare_text(tmp_path, out="b", label="y", train_negatives=5, repeats="last")
 
 
 @pytest.mark.parametrize(
@@ -559,7 +537,7 @@ def test_rows_of_unknown_purpose_are_refused_with_settings_of_their_own_columns(
     text: str, advice: str, tmp_path: Path
 ) -> None:
     with pytest.raises(SettingsError) as caught:
-        prepare_table(tmp_path / "a.csv", tmp_path / "out", text)
+        prepare_text(tmp_path, text)
     assert advice in str(caught.value)
 
 
@@ -577,7 +555,7 @@ def rated(ratings: list[float]) -> str:
 def test_a_rating_three_quarters_up_the_scale_is_an_interaction(
     ratings: list[float], least: float, tmp_path: Path
 ) -> None:
-    result = prepare_table(tmp_path / "a.csv", tmp_path / "out", rated(ratings))
+    result = prepare_text(tmp_path, rated(ratings))
     kept = sum(ratings[row % len(ratings)] >= least for row in range(60))
     assert result.summary["interactions"] == kept
     assert task_of(result.spec) == "interactions"
@@ -590,13 +568,13 @@ def test_a_rating_three_quarters_up_the_scale_is_an_interaction(
 )
 def test_ratings_of_any_scale_may_all_count(ratings: list[float], tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(rated(ratings))
-    assert prepare_table(tmp_path / "a.csv", tmp_path / "b", rating=None).summary["interactions"] == 60
-    assert prepare_table(tmp_path / "a.csv", tmp_path / "c", min_rating=-10).summary["interactions"] == 60
+    assert prepare_text(tmp_path, out="b", rating=None).summary["interactions"] == 60
+    assert prepare_text(tmp_path, out="c", min_rating=-10).summary["interactions"] == 60
 
 
 def test_numbers_beyond_a_scale_are_no_ratings(tmp_path: Path) -> None:
     text = "user,item,score\n" + "".join(f"u{row % 4},i{row},{row * 3}\n" for row in range(60))
-    result = prepare_table(tmp_path / "a.csv", tmp_path / "out", text)
+    result = prepare_text(tmp_path, text)
     assert result.summary["interactions"] == 60
     assert "'score' is no scale of ratings: it holds 60 values from 0 to 177" in inferred(result)
 
@@ -655,7 +633,7 @@ WORDS = {0: "Train", 1: "train", 2: "training", 3: "val", 4: "TEST"}
 def test_a_column_may_tell_the_splits(tmp_path: Path) -> None:
     rows = split_rows(WORDS)
     text = "user,item,timestamp,split\n" + "".join(",".join(map(str, row)) + "\n" for row in rows)
-    found = prepare_table(tmp_path / "a.csv", tmp_path / "out", text)
+    found = prepare_text(tmp_path, text)
     expected = {"train": 24, "valid": 8, "test": 8}
     assert {split: len(pairs) for split, pairs in pairs_of(found).items()} == expected
     assert "the splits are ready-made: column 'split' holds" in inferred(found)
@@ -667,13 +645,12 @@ def test_a_column_may_tell_the_splits(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="column 'split', the splits: holds 'oops'; expected train, valid or test in"):
         prepare_table(tmp_path / "c.csv", tmp_path / "c", splits="split")
     with pytest.raises(SettingsError, match=r"setting 'splits': no column 'spilt' .did you mean 'split'\?"):
-        prepare_table(tmp_path / "a.csv", tmp_path / "c", splits="spilt")
-    by_time = prepare_table(tmp_path / "a.csv", tmp_path / "d", split="time", num_negatives=0)
+        prepare_text(tmp_path, out="c", splits="spilt")
+    by_time = prepare_text(tmp_path, out="d", split="time", num_negatives=0)
     assert by_time.spec.metadata["split"] == "time"
 
 
-@pytest.mark.parametrize("labelled", [False, True])
-@pytest.mark.parametrize("ending", ["csv", "parquet", "jsonl"])
+@pytest.mark.parametrize(("ending", "labelled"), [("csv", False), ("csv", True), ("parquet", True), ("jsonl", False)])
 def test_files_may_be_the_splits(ending: str, labelled: bool, tmp_path: Path) -> None:
     names = {"train": "clicks_train", "valid": "clicks_val", "test": "clicks_test"}
     (tmp_path / "raw").mkdir()
@@ -711,9 +688,7 @@ def test_files_may_be_the_splits(ending: str, labelled: bool, tmp_path: Path) ->
         assert counts == sizes if labelled else counts == {"train": 40, "valid": 18, "test": 18}
         assert result.spec.metadata["split"] == "given"
     assert f"files are splits, by their names: train: 'clicks_train.{ending}'" in inferred(found)
-    with pytest.raises(
-        SettingsError, match=r"setting 'splits': .*clicks_trian.*: no such file .did you mean 'clicks_tra"
-    ):
+    with pytest.raises(SettingsError, match=r"setting 'splits': .*clicks_trian.*: no such file .did you mean"):
         prepare_table(tmp_path / "raw", tmp_path / "c", splits={**files, "train": f"clicks_trian.{ending}"})
 
 
@@ -745,7 +720,7 @@ def test_ready_made_splits_without_valid_get_one_out_of_train(labelled: bool, tm
 
 def test_some_rows_are_the_first_or_random_ones(tmp_path: Path) -> None:
     text = ",".join(HEADER) + "\n" + "".join(f"u{row},i{row % 9},{row}\n" for row in range(300))
-    first = prepare_table(tmp_path / "a.csv", tmp_path / "a", text, rows=50)
+    first = prepare_text(tmp_path, text, out="a", rows=50)
     assert {user for user, _ in pairs_of(first)["train"]} == {f"u{row}" for row in range(50)}
     assert "250 of 300 rows: the first 50 are read (rows)" in str(first.summary["dropped"])
     users = []
@@ -755,9 +730,7 @@ def test_some_rows_are_the_first_or_random_ones(tmp_path: Path) -> None:
         users.append({user for user, _ in pairs_of(made)["train"]})
     assert len(users[0]) == len(users[1]) == 50
     assert users[0] != users[1]
-    assert "rows=900, and there are 300: all are read" in inferred(
-        prepare_table(tmp_path / "a.csv", tmp_path / "b", rows=900)
-    )
+    assert "rows=900, and there are 300: all are read" in inferred(prepare_text(tmp_path, out="b", rows=900))
 
 
 # --- messages --------------------------------------------------------------------------------------------------------
@@ -783,12 +756,18 @@ def test_a_message_quotes_a_bounded_text(name: str, tmp_path: Path) -> None:
     text, asked = BAD[name]
     (tmp_path / "a.csv").write_text(text)
     with pytest.raises(RecspecError) as caught:
-        prepare_table(tmp_path / "a.csv", tmp_path / "out", **asked)
+        prepare_text(tmp_path, **asked)
     assert len(str(caught.value)) < 6_000, name
 
 
-@pytest.mark.parametrize("dataset", ["amazon", "table", "movielens", "criteo", "outbrain", "adult", "ncf"])
-@pytest.mark.parametrize("name", ["reviews_X_5.json", "X.json", "X.csv", "X.jsonl"])
+STRAY, OF = ("reviews_X_5.json", "X.json", "X.csv", "X.jsonl"), ("movielens", "criteo", "outbrain", "adult", "ncf")
+
+
+@pytest.mark.parametrize(
+    ("dataset", "name"),
+    [(each, name) for each in ("amazon", "table") for name in STRAY]
+    + [(each, STRAY[number % 4]) for number, each in enumerate(OF)],
+)
 def test_a_stray_file_is_refused_in_a_few_words(dataset: str, name: str, tmp_path: Path) -> None:
     stray = {f"key number {number} {'k' * 300}": number for number in range(300)}
     folder = tmp_path / "raw"
@@ -808,9 +787,7 @@ def test_wide_files_that_differ_say_what_differs(tmp_path: Path) -> None:
     wide = ",".join(f"c{number}" for number in range(2_000))
     (tmp_path / "raw" / "a.csv").write_text(f"user_id,item_id,{wide}\n")
     (tmp_path / "raw" / "b.csv").write_text(f"user_id,item_id,{wide.replace('c7,', 'd7,')}\n")
-    with pytest.raises(
-        DataError, match=r"columns differ from those of a\.csv: only b\.csv has 'd7'; only a\.csv has 'c7'"
-    ):
+    with pytest.raises(DataError, match=r"columns differ from those of a\.csv: only b\.csv has 'd7'; only a\.csv has"):
         prepare_table(tmp_path / "raw", tmp_path / "out")
 
 
@@ -842,7 +819,7 @@ def test_spark_reads_every_shape_as_duckdb_does(shape: str, tmp_path: Path) -> N
 
 def test_vocabularies_of_given_splits_are_train_s_alone(tmp_path: Path) -> None:
     text = "user,item,split\nu1,i1,train\nu1,i2,train\nu2,i1,train\nu2,i3,test\nu3,i2,test\n"
-    result = prepare_table(tmp_path / "a.csv", tmp_path / "out", text, valid=0)
+    result = prepare_text(tmp_path, text, valid=0)
     assert Encoders.load(tmp_path / "out").vocabulary_of("item_id").values.to_pylist() == ["i1", "i2"]
     assert result.summary["unknown_targets_dropped"] == 1
 
@@ -851,7 +828,7 @@ def test_a_split_whose_labels_are_spelt_differently_is_refused(tmp_path: Path) -
     rows = [f"{row % 7},{'yes!' if row % 3 else 'no'},{'train' if row < 40 else 'test'}" for row in range(60)]
     text = "number,answer,split\n" + "\n".join(rows) + "\n"
     asked = {"label": "answer", "splits": "split"}
-    found = prepare_table(tmp_path / "a.csv", tmp_path / "a", text, **asked, positive="yes!")
+    found = prepare_text(tmp_path, text, out="a", **asked, positive="yes!")
     assert found.summary["positives"] == 40
     other = "\n".join(line.replace("yes!", "yes!.") if line.endswith("test") else line for line in text.splitlines())
     with pytest.raises(DataError, match="no row of 'test' has the label 'yes!', and rows of 'train', 'valid' have it"):

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from recspec.base.errors import DataError, SettingsError
-from recspec.data.prepare.interaction_rows import Decay, stored_weights
+from recspec.data.prepare.catalogues import Decay, stored_weights
 from recspec.data.prepare.prepared import Prepared
 from recspec.data.storage import Columns, Ragged, open_split
 from recspec.datasets.table_settings import Settings

@@ -24,7 +24,7 @@ from recspec.data.encoding.encoders import Encoders
 from recspec.data.prepare.prepared import Prepared
 from recspec.data.storage import open_split
 from recspec.datasets import DATASETS
-from tests.dataset_cases import bytes_of, prepare_table, raw_pairs
+from tests.dataset_cases import bytes_of, prepare_table, prepare_text, raw_pairs
 
 HEAD = "user_id,item_id,timestamp\n"
 ROWS = HEAD + "".join(f"u{row % 3},i{row % 5},{1_700_000_000 + row}\n" for row in range(12))
@@ -62,24 +62,18 @@ PRICED = "user_id,item_id,timestamp,price\n" + "".join(
 def test_an_invalid_value_is_refused_dropped_or_missing(tmp_path: Path) -> None:
     asked = {"types": {"price": "number"}, "context_features": ["price"], "num_negatives": 0}
     with pytest.raises(DataError) as error:
-        prepare_table(tmp_path / "a.csv", tmp_path / "a", PRICED, **asked)
-    assert (
-        str(error.value)
-        .splitlines()[0]
-        .endswith(
-            "a.csv: column 'price': line 4 is 'x'; declared number; expected a number; invalid_values=drop leaves such "
-            "rows out"
-        )
-    )
-    dropped = prepare_table(tmp_path / "a.csv", tmp_path / "b", **asked, invalid_values="drop")
+        prepare_text(tmp_path, PRICED, out="a", **asked)
+    told = "a.csv: column 'price': line 4 is 'x'; declared number; expected a number; invalid_values=drop leaves such "
+    assert str(error.value).splitlines()[0].endswith(f"{told}rows out")
+    dropped = prepare_text(tmp_path, out="b", **asked, invalid_values="drop")
     assert dropped.summary["interactions"] == 8
     assert "1 row of a.csv, by invalid values: column 'price': line 4 is 'x'" in noted(dropped, "dropped")
     assert "'price': 1 value taken as missing: 'n/a' (the first in line 6)" in noted(dropped, "changed")
-    kept = prepare_table(tmp_path / "a.csv", tmp_path / "c", **asked, invalid_values="missing")
+    kept = prepare_text(tmp_path, out="c", **asked, invalid_values="missing")
     assert kept.summary["interactions"] == 9
     assert "1 value of a.csv taken as missing: column 'price': line 4 is 'x'" in noted(kept, "changed")
     own = {"price": {"type": "number", "missing": ["x", "-1"], "invalid": "drop"}}
-    exact = prepare_table(tmp_path / "a.csv", tmp_path / "d", **{**asked, "types": own})
+    exact = prepare_text(tmp_path, out="d", **{**asked, "types": own})
     assert "line 6 is 'n/a'" in noted(exact, "dropped")  # only the texts of `missing` mean missing
     assert Encoders.load(tmp_path / "d").encoders["price"].missing_values == ("x", "-1")  # also in rows to predict
     assert Encoders.load(tmp_path / "d").encoders["item_id"].missing_values == ()
@@ -88,8 +82,8 @@ def test_an_invalid_value_is_refused_dropped_or_missing(tmp_path: Path) -> None:
 def test_rows_without_an_id_or_a_time_are_dropped_if_asked(tmp_path: Path) -> None:
     text = ROWS + ",i1,1700000100\nu1,,1700000101\nu1,i2,yesterday\nu1,i3,\n"
     with pytest.raises(DataError, match="invalid_values=drop"):
-        prepare_table(tmp_path / "a.csv", tmp_path / "a", text)
-    result = prepare_table(tmp_path / "a.csv", tmp_path / "b", invalid_values="drop")
+        prepare_text(tmp_path, text, out="a")
+    result = prepare_text(tmp_path, out="b", invalid_values="drop")
     assert result.summary["interactions"] == 12
     told = noted(result, "dropped")
     assert "column 'user_id' has no value in 1 row, such as line 14" in told
@@ -103,13 +97,13 @@ def test_rows_without_an_id_or_a_time_are_dropped_if_asked(tmp_path: Path) -> No
             invalid_values="drop",
         )
     with pytest.raises(DataError, match=r"expected a time of ISO 8601|expected a number"):  # a time is never missing
-        prepare_table(tmp_path / "a.csv", tmp_path / "d", invalid_values="missing")
+        prepare_text(tmp_path, out="d", invalid_values="missing")
 
 
 def test_times_are_read_in_their_zone_and_format(tmp_path: Path) -> None:
     text = "user_id,item_id,bought\n" + "".join(f"u,i{day},{day:02d}.07.2024 12:00\n" for day in range(1, 4))
     types = {"bought": {"type": "time", "format": "%d.%m.%Y %H:%M", "zone": "Europe/Berlin"}}
-    result = prepare_table(tmp_path / "a.csv", tmp_path / "a", text, types=types, num_negatives=0)
+    result = prepare_text(tmp_path, text, out="a", types=types, num_negatives=0)
     assert (result.summary["first"], result.summary["last"]) == ("2024-07-01 10:00:00", "2024-07-03 10:00:00")
     assert "the time is column 'bought', because it is declared time" in noted(result, "inferred")
     mixed = text.replace("01.07.2024 12:00", "2024-07-01T12:00Z").replace(".07.2024", "").replace("02 ", "2024-07-02 ")
@@ -144,7 +138,7 @@ def test_a_declaration_that_does_not_fit_its_column_is_refused(tmp_path: Path) -
         ("usr_id", "text", "no column 'usr_id' (did you mean 'user_id'?)"),
     ):
         with pytest.raises(RecspecError) as error:
-            prepare_table(tmp_path / "a.csv", tmp_path / "out", ROWS, types={column: declared})
+            prepare_text(tmp_path, ROWS, types={column: declared})
         assert said in str(error.value)
     with pytest.raises(DataError, match="models take no times as features"):
         prepare_table(
@@ -159,12 +153,8 @@ def test_a_declaration_that_does_not_fit_its_column_is_refused(tmp_path: Path) -
 
 def test_a_declared_time_splits_labelled_rows_by_time_whatever_its_values_look_like(tmp_path: Path) -> None:
     text = "user_id,item_id,seen,click\n" + "".join(f"u{n % 3},i{n % 4},{n if n else 'x'},{n % 2}\n" for n in range(30))
-    result = prepare_table(
-        tmp_path / "a.csv",
-        tmp_path / "a",
-        text,
-        invalid_values="drop",
-        types={"seen": {"type": "time", "format": "seconds"}},
+    result = prepare_text(
+        tmp_path, text, out="a", invalid_values="drop", types={"seen": {"type": "time", "format": "seconds"}}
     )
     assert result.summary["split"] == "time"
     assert "don't look like times" not in noted(result, "inferred")
@@ -175,12 +165,12 @@ def test_a_file_of_items_has_types_too(tmp_path: Path) -> None:
     (tmp_path / "items.csv").write_text("item_id,price,made\ni0,abc,2024-13-01\ni1,2,2024-12-01\ni2,3,2024-12-02\n")
     asked = {"items": "items.csv", "item_features": ["price"], "types": {"price": "number", "made": "time"}}
     with pytest.raises(DataError) as error:
-        prepare_table(tmp_path / "a.csv", tmp_path / "a", ROWS, **asked)
+        prepare_text(tmp_path, ROWS, out="a", **asked)
     assert [each.split(";")[0] for each in error.value.problems] == [
         "column 'made': line 2 is '2024-13-01'",
         "column 'price': line 2 is 'abc'",
     ]
-    prepare_table(tmp_path / "a.csv", tmp_path / "b", **asked, invalid_values="missing")
+    prepare_text(tmp_path, out="b", **asked, invalid_values="missing")
     held = {row["item_id"]: row for row in pq.read_table(tmp_path / "b" / "items.parquet").to_pylist()}
     assert sorted(str(row["made"]) for row in held.values()) == ["2024-12-01", "2024-12-02", "None", "None", "None"]
 
@@ -201,7 +191,7 @@ def test_lists_and_vectors_are_declared(tmp_path: Path) -> None:
         "timestamp": "integer",
     }
     asked = {"types": types, "item_features": ["tags", "image"], "num_negatives": 0}
-    prepare_table(tmp_path / "a.csv", tmp_path / "a", text, **asked)
+    prepare_text(tmp_path, text, out="a", **asked)
     encoders = Encoders.load(tmp_path / "a")
     assert encoders.vocabulary_of("tags").values.to_pylist() == ["a", "b c|d"]
     assert encoders.encoders["image"].length == 3

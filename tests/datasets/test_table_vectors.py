@@ -15,7 +15,7 @@ from recspec.data.encoding.encoders import Encoders
 from recspec.data.prepare import Prepared
 from recspec.data.storage import Ragged, open_split
 from recspec.data.storage.check import check
-from tests.dataset_cases import Case, prepare_table, run, write_table
+from tests.dataset_cases import Case, prepare_table, prepare_text, run, write_table
 
 ROWS = [
     ("ann", "x", "[0.5, -1]"),
@@ -48,7 +48,7 @@ def write_items(folder: Path, kind: str) -> str:
 def test_lists_of_one_size_with_fractions_are_vectors_wherever_they_come_from(kind: str, tmp_path: Path) -> None:
     items = write_items(tmp_path, kind)
     given = {"items": items, "item_features": ["image"], "context_features": ["mood"]}
-    made = prepare_table(tmp_path / "a.csv", tmp_path / "out", TEXT, **given)
+    made = prepare_text(tmp_path, TEXT, **given)
     image, mood = made.spec.features["image"], made.spec.features["mood"]
     assert (image.length, image.vector, mood.length, mood.vector) == (3, True, 2, True)
     notes = made.summary["inferred"]
@@ -76,7 +76,7 @@ def test_labelled_rows_bring_vectors_by_themselves_and_unknown_items_have_zeros(
     numbers = np.random.default_rng(0).normal(size=(60, 2)).round(3)
     lines = [f'u{row % 7},{row % 5},"{numbers[row].tolist()}",{row % 2}\n' for row in range(60)]
     text = "user_id,item_id,mood,clicked\n" + "".join(lines)
-    made = prepare_table(tmp_path / "a.csv", tmp_path / "out", text)
+    made = prepare_text(tmp_path, text)
     assert made.spec.role("context") == ("mood",)
     assert made.spec.features["mood"].is_vector
     train = open_split(made.spec, "train").read(0, 100)["mood"]
@@ -89,7 +89,7 @@ def test_items_that_the_file_lacks_have_vectors_of_zeros(tmp_path: Path) -> None
     (tmp_path / "items.jsonl").write_text('{"item_id": "x", "image": [1.5, 2.0]}\n{"item_id": "z", "image": [1, 2]}\n')
     given = {"items": "items.jsonl", "item_features": ["image"], "split": "time", "unknown_targets": "keep"}
     text = "user_id,item_id,timestamp\n" + "".join(f"u{at % 3},{'xyz'[at % 3]},{at}\n" for at in range(18))
-    made = prepare_table(tmp_path / "a.csv", tmp_path / "out", text + "u0,new,99\nu1,new,100\n", **given)
+    made = prepare_text(tmp_path, text + "u0,new,99\nu1,new,100\n", **given)
     held = pq.read_table(tmp_path / "out" / "items.parquet").column("image").to_pylist()
     assert [any(row) for row in held] == [True, False, True]
     test = open_split(made.spec, "test").read(0, 100)
@@ -112,7 +112,7 @@ def test_items_that_the_file_lacks_have_vectors_of_zeros(tmp_path: Path) -> None
 def test_a_row_with_no_such_vector_is_one_clear_error(cell: str, problem: str, tmp_path: Path) -> None:
     text = TEXT.replace('ann,y,""', f'ann,y,"{cell}"')
     with pytest.raises(DataError) as caught:
-        prepare_table(tmp_path / "a.csv", tmp_path / "out", text, context_features=["mood"])
+        prepare_text(tmp_path, text, context_features=["mood"])
     advice = "correct it, or take the values as categories with lists=[mood]"
     assert str(caught.value) == f"{tmp_path / 'a.csv'}, column 'mood': {problem}; {advice}"
 
@@ -130,20 +130,20 @@ def test_other_lists_stay_what_they_were(tmp_path: Path) -> None:
 
 def test_texts_may_be_declared_vectors_without_brackets(tmp_path: Path) -> None:
     text = "user_id,item_id,mood\nann,x,1|2\nann,y,3 4\nann,z,5;6\nbob,x,\n"
-    made = prepare_table(tmp_path / "a.csv", tmp_path / "out", text, context_features=["mood"], vectors=["mood"])
+    made = prepare_text(tmp_path, text, context_features=["mood"], vectors=["mood"])
     assert (made.spec.features["mood"].length, made.spec.features["mood"].vector) == (2, True)
 
 
 def test_settings_that_do_not_fit_a_vector_are_named(tmp_path: Path) -> None:
     given = {"context_features": ["mood"], "vectors": ["mod"], "buckets": {"mood": 3}}
     with pytest.raises(SettingsError) as caught:
-        prepare_table(tmp_path / "a.csv", tmp_path / "out", TEXT, **given)
+        prepare_text(tmp_path, TEXT, **given)
     assert list(caught.value.problems) == [
         "'mod' is set as numeric, categorical, list or vector, but is no feature (did you mean 'mood'?)",
         "feature 'mood' is a vector, so it can't be cut into buckets; leave it out",
     ]
     with pytest.raises(SettingsError, match="feature 'mood' is set as a vector and as something else; leave one"):
-        prepare_table(tmp_path / "a.csv", tmp_path / "b", context_features=["mood"], vectors=["mood"], lists=["mood"])
+        prepare_text(tmp_path, out="b", context_features=["mood"], vectors=["mood"], lists=["mood"])
     pq.write_table(pa.table({"user_id": ["a"], "item_id": ["x"], "price": [3]}), tmp_path / "n.parquet")
     with pytest.raises(SettingsError, match="feature 'price' holds int64, not lists of numbers"):
         prepare_table(tmp_path / "n.parquet", tmp_path / "c", context_features=["price"], vectors=["price"])

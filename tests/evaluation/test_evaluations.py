@@ -12,10 +12,10 @@ import pytest
 from recspec.base.errors import SettingsError
 from recspec.evaluation import evaluations
 from recspec.evaluation.evaluations import BASELINES, evaluate, evaluate_baselines, evaluate_model
-from recspec.evaluation.question import EvaluateSettings, Question
 from recspec.evaluation.report import Report
 from recspec.evaluation.row_baselines import logistic_regression
-from recspec.feature_spec import Chunk, FeatureSpec
+from recspec.evaluation.task import EvaluateSettings, EvaluationTask
+from recspec.feature_spec import FeatureSpec
 from recspec.models import FittedItemModel, Interactions
 from tests import made_up
 from tests.evaluation.tables import (
@@ -46,8 +46,8 @@ def of_two_tastes() -> dict[str, list[tuple[int, int, int, list[int]]]]:
 @pytest.mark.parametrize("name", BASELINES)
 def test_baselines_know_what_the_rows_histories_know(tmp_path: Path, name: str) -> None:
     spec = with_histories(tmp_path, of_two_tastes(), users=33, items=8)
-    question = Question(spec, "test", ["rows", "sampled"], EvaluateSettings())
-    found, missing = evaluate_baselines(question, names=(name,))
+    task = EvaluationTask(spec, "test", ["rows", "sampled"], EvaluateSettings())
+    found, missing = evaluate_baselines(task, names=(name,))
     assert missing == {}
     assert found[name].fitted["users_known_by"] == "rows and histories of train and valid"
     assert set(found[name].metrics) == {"rows", "sampled"}
@@ -56,12 +56,6 @@ def test_baselines_know_what_the_rows_histories_know(tmp_path: Path, name: str) 
     # 15 like each item: popularity is undecided on both. User 2 has done nothing: so are the others on it.
     # Item 1 comes before item 2, which user 1 knows: it never followed it.
     assert of_users == pytest.approx([0.5, 0.5] if name in ("popularity", "markov") else [1.0, 0.5])
-
-
-def test_baselines_have_the_users_they_were_fitted_on_where_there_are_no_histories(tmp_path: Path) -> None:
-    spec, _ = liked_items(tmp_path)
-    found, _ = evaluate_baselines(Question(spec, "test", ["sampled"], EvaluateSettings(ks=(1,))), names=("item_knn",))
-    assert "users_known_by" not in found["item_knn"].fitted
 
 
 def liked_items(tmp_path: Path) -> tuple[FeatureSpec, np.ndarray]:
@@ -86,6 +80,7 @@ def test_the_report_puts_the_model_beside_every_baseline(tmp_path: Path) -> None
         trained(TableModel(spec, taste)), spec, "test", baselines=True, progress=lambda *step: stages.append(step)
     )
     assert set(report.baselines) == set(BASELINES)
+    assert "users_known_by" not in report.beside["item_knn"].fitted, "there are no histories"
     for metrics in report.baselines.values():
         assert set(metrics) == {"rows", "sampled", "full"}
         assert "log_loss" not in metrics["rows"]
@@ -104,8 +99,12 @@ def test_the_report_puts_the_model_beside_every_baseline(tmp_path: Path) -> None
 
 def test_a_baseline_that_wins_is_said_to_win(tmp_path: Path) -> None:
     spec, taste = liked_items(tmp_path)
-    report = evaluate(trained(TableModel(spec, -taste)), spec, "test", baselines=True, protocols=["sampled"])
-    assert [verdict.split(" beats")[0] for verdict in report.verdicts] == [f"sampled: {name}" for name in BASELINES]
+    one = trained(TableModel(spec, -taste))
+    itself = replace(one, card=one.card.model_copy(update={"model": "ease"}))
+    report = evaluate(itself, spec, "test", baselines=True, protocols=["sampled"])
+    others = [name for name in BASELINES if name != "ease"]
+    assert list(report.baselines) == others, "a model is not put beside itself"
+    assert [verdict.split(" beats")[0] for verdict in report.verdicts] == [f"sampled: {name}" for name in others]
     assert "hit_rate@10 " in report.verdicts[0]
     assert report.verdicts[0].count(" standard errors)") == 2
     assert report.verdicts[0].endswith(" and 2 more")  # recall says the same as HR, so MAP and MRR
@@ -120,8 +119,8 @@ def test_a_baseline_that_cannot_be_fitted_is_left_out_with_its_reason(
         raise SettingsError("too many items")
 
     monkeypatch.setattr(BASELINES["ease"], "_fit", too_large)
-    question = Question(spec, "test", None, EvaluateSettings())
-    found, missing = evaluate_baselines(question, names=("popularity", "ease"))
+    task = EvaluationTask(spec, "test", None, EvaluateSettings())
+    found, missing = evaluate_baselines(task, names=("popularity", "ease"))
     assert set(found) == {"popularity"}
     report = Report("test", evaluate_model(TableRanker(taste), spec, "test"), found, missing)
     assert report.verdicts == ()
@@ -150,7 +149,7 @@ def test_a_baselines_settings_are_chosen_on_valid_before_test_is_judged(tmp_path
     spec = made_up.interactions(tmp_path / "data", num_users=40, num_rows=600)
     found = {}
     for split in ("test", "valid"):
-        found[split] = evaluate_baselines(Question(spec, split, ["full"], EvaluateSettings()), names=("ease",))[0]
+        found[split] = evaluate_baselines(EvaluationTask(spec, split, ["full"], EvaluateSettings()), names=("ease",))[0]
     facts = found["test"]["ease"].fitted
     assert str(facts["chosen_by"]).startswith("valid full/ndcg@10 0.")
     assert re.search(r", the best of ([4-9]|10)$", str(facts["chosen_by"]))
@@ -161,8 +160,8 @@ def test_a_baselines_settings_are_chosen_on_valid_before_test_is_judged(tmp_path
 def test_row_baselines_are_never_fitted_to_the_candidates_that_valid_lists(tmp_path: Path) -> None:
     """Train holds positives alone: nothing to fit; with train's own negatives, valid adds no row."""
     spec = made_up.interactions(tmp_path / "data", num_users=40, num_rows=600)
-    question = Question(spec, "test", ["rows"], EvaluateSettings())
-    found, _ = evaluate_baselines(question, ("train", "valid"), names=("constant", "logistic_regression"))
+    task = EvaluationTask(spec, "test", ["rows"], EvaluateSettings())
+    found, _ = evaluate_baselines(task, ("train", "valid"), names=("constant", "logistic_regression"))
     assert found == {}
     splits = {
         "train": [(u, i, int(i < 3)) for u in range(4) for i in range(6)],
@@ -170,28 +169,19 @@ def test_row_baselines_are_never_fitted_to_the_candidates_that_valid_lists(tmp_p
         "test": [(u, i, int(i == 4)) for u in range(4) for i in range(6)],
     }
     spec = dataset(tmp_path, splits, metadata={"test_samples_per_series": 6})
-    alone, both = (
-        evaluate_baselines(Question(spec, "test", ["rows"], EvaluateSettings()), on, names=("constant",))[0]
-        for on in (("train",), ("train", "valid"))
-    )
-    assert both["constant"].metrics == alone["constant"].metrics
-    spec = dataset(tmp_path, splits)  # rows with labels of their own
-    ours = evaluate_baselines(
-        Question(spec, "test", ["rows"], EvaluateSettings()), ("train", "valid"), names=("constant",)
-    )[0]
-    assert ours["constant"].metrics["rows"]["log_loss"] < alone["constant"].metrics["rows"]["log_loss"]
 
+    def constant(spec: FeatureSpec, *on: str) -> dict[str, float]:
+        task = EvaluationTask(spec, "test", ["rows"], EvaluateSettings())
+        return evaluate_baselines(task, on, names=("constant",))[0]["constant"].metrics["rows"]
 
-def test_a_model_is_not_put_beside_itself(tmp_path: Path) -> None:
-    spec, taste = liked_items(tmp_path)
-    one = trained(TableModel(spec, taste))
-    card = one.card.model_copy(update={"model": "ease"})
-    report = evaluate(replace(one, card=card), spec, "test", baselines=True, protocols=["sampled"])
-    assert list(report.baselines) == [name for name in BASELINES if name != "ease"]
+    alone = constant(spec, "train")
+    assert constant(spec, "train", "valid") == alone
+    own_labels = dataset(tmp_path, splits)
+    assert constant(own_labels, "train", "valid")["log_loss"] < alone["log_loss"]
 
 
 def test_a_click_model_stands_beside_logistic_regression_under_every_protocol_of_rows(tmp_path: Path) -> None:
-    spec = made_up.clicks(tmp_path / "data", num_rows=3000)
+    spec = made_up.clicks(tmp_path / "data", num_rows=2000)
     model = Score(spec)
     model.forward = lambda batch: batch["speed"] * model.weight  # type: ignore[method-assign]
     report = evaluate(trained(model), spec, "valid", baselines=True, protocols=["rows", "sampled"])
@@ -214,9 +204,8 @@ def test_a_dataset_without_users_and_items_has_the_baselines_of_rows_and_says_on
     rows = random_displays()
     spec = displays(tmp_path, rows)
     (tmp_path / "train.csv").write_text((tmp_path / "test.csv").read_text())
-    spec = spec.replace(
-        sources={**spec.sources, "train": [Chunk(**{**spec.sources["test"][0].model_dump(), "files": ["train.csv"]})]}
-    )
+    chunk = spec.sources["test"][0].model_copy(update={"files": ("train.csv",)})
+    spec = spec.replace(sources={**spec.sources, "train": [chunk]})
     few = partial(logistic_regression, most_entries=1200)
     monkeypatch.setattr(evaluations, "ROW_BASELINES", {"logistic_regression": few})
     report = evaluate(trained(Score(spec)), spec, "test", baselines=True)

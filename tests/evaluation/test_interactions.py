@@ -40,25 +40,14 @@ def test_interactions_are_sorted_and_each_counted_once() -> None:
     seen = acted([(2, 3), (0, 4), (2, 1), (0, 4), (2, 3)], 4, 5)
     assert seen.offsets.tolist() == [0, 1, 1, 3, 3]
     assert seen.items.tolist() == [4, 1, 3]
-    assert (seen.num_users, seen.num_items, seen.num_pairs) == (4, 5, 3)
     assert seen.counts.tolist() == [0, 1, 0, 1, 1]
     assert seen.keys.tolist() == [4, 11, 13]
-    assert seen.matrix().toarray().tolist() == [[0, 0, 0, 0, 1], [0] * 5, [0, 1, 0, 1, 0], [0] * 5]
-
-
-def test_interactions_of_some_users_come_with_the_users_place() -> None:
-    seen = acted([(2, 3), (0, 4), (2, 1)], 4, 5)
-    rows, items = seen.of(np.array([3, 2, 0, 2]))
-    assert rows.tolist() == [1, 1, 2, 3, 3]
-    assert items.tolist() == [1, 3, 4, 1, 3]
-    rows, items = seen.of(np.array([], dtype=np.int64))
-    assert len(rows) == len(items) == 0
-
-
-def test_interactions_know_what_they_contain() -> None:
-    seen = acted([(2, 3), (0, 4), (2, 1)], 4, 5)
-    assert seen.contain(np.arange(4)[:, None], np.arange(5)).tolist() == seen.matrix().toarray().astype(bool).tolist()
+    matrix = [[0, 0, 0, 0, 1], [0] * 5, [0, 1, 0, 1, 0], [0] * 5]
+    assert seen.matrix().toarray().tolist() == matrix
+    assert seen.contain(np.arange(4)[:, None], np.arange(5)).tolist() == np.array(matrix, bool).tolist()
     assert acted([], 2, 2).contain(np.array([1]), np.array([1])).tolist() == [False]
+    rows, items = seen.of(np.array([3, 2, 0, 2]))
+    assert (rows.tolist(), items.tolist()) == ([1, 1, 2, 3, 3], [1, 3, 4, 1, 3]), "with the user's place"
 
 
 def events_by_user(events: UserEvents) -> list[list[int]]:

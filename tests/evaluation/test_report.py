@@ -1,6 +1,6 @@
 """The report's verdicts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
@@ -44,14 +44,18 @@ def test_gauc_is_judged_by_its_standard_error_over_groups() -> None:
     assert verdict == f"rows: b is level with the model: {told}"
 
 
-def test_verdicts_weigh_the_difference_by_its_standard_error_over_the_groups() -> None:
-    def of(values: Sequence[float]) -> Evaluation:
-        array = np.array(values)
-        return Evaluation({"full": {"mrr": float(array.mean())}}, values={"full": {"mrr": array}})
-
-    # differences .2, .1, .3, .2: mean .2, standard error .0816 / 2
-    (verdict,) = verdicts(of([0.1, 0.2, 0.3, 0.4]), {"b": of([0.3, 0.3, 0.6, 0.6])})
-    assert verdict == "full: b beats the model: mrr 0.4500 against 0.2500 (4.9 standard errors)"
-    # differences .3, -.2, .1, 0: mean .05, standard error .208 / 2
-    (verdict,) = verdicts(of([0.1, 0.2, 0.3, 0.4]), {"b": of([0.4, 0.0, 0.4, 0.4])})
-    assert verdict == "full: b is level with the model: mrr 0.3000 against 0.2500 (0.5 standard errors)"
+@pytest.mark.parametrize(
+    ("theirs", "told"),
+    [
+        # differences .2, .1, .3, .2: mean .2, standard error .0816 / 2
+        ([0.3, 0.3, 0.6, 0.6], "full: b beats the model: mrr 0.4500 against 0.2500 (4.9 standard errors)"),
+        # differences .3, -.2, .1, 0: mean .05, standard error .208 / 2
+        ([0.4, 0.0, 0.4, 0.4], "full: b is level with the model: mrr 0.3000 against 0.2500 (0.5 standard errors)"),
+    ],
+)
+def test_verdicts_weigh_the_difference_by_its_standard_error_over_the_groups(theirs: list[float], told: str) -> None:
+    ours, other = (
+        Evaluation({"full": {"mrr": float(np.mean(of))}}, values={"full": {"mrr": np.array(of)}})
+        for of in ([0.1, 0.2, 0.3, 0.4], theirs)
+    )
+    assert verdicts(ours, {"b": other}) == (told,)

@@ -49,49 +49,43 @@ def test_runs_are_found_with_what_is_known_of_them(folder: Path, small_data: Fea
 
 
 def test_a_run_says_how_often_it_was_updated(folder: Path) -> None:
-    for number in ("0001", "0002", "0003"):
-        (folder / "a" / "knn" / "updates" / number).mkdir(parents=True)
-    for number in ("0001", "0002"):
-        (folder / "a" / "knn" / "updates" / number / "bundle").mkdir()
-        (folder / "a" / "knn" / "updates" / number / "bundle" / "bundle.json").touch()
+    for number, is_whole in (("0001", True), ("0002", True), ("0003", False)):
+        bundle = folder / "a" / "knn" / "updates" / number / "bundle"
+        bundle.mkdir(parents=True)
+        if is_whole:
+            (bundle / "bundle.json").touch()
     assert [each.updates for each in find_runs(folder, sort="run").runs] == [2, 0, 0]
 
 
+def of_data(run: Path, **changed: str) -> None:
+    """Change the dataset of a run's record."""
+    record = run_record.read(run)
+    assert record is not None
+    assert record.data is not None
+    record.model_copy(update={"data": record.data.model_copy(update={"name": "table", **changed})}).write(run)
+
+
 def test_runs_on_different_data_name_their_folders(folder: Path) -> None:
-    def at(name: str, path: str, digest: str = "a" * 64) -> None:
-        record = run_record.read(folder / name)
-        assert record is not None
-        assert record.data is not None
-        record.model_copy(
-            update={"data": record.data.model_copy(update={"path": path, "digest": digest, "name": "table"})}
-        ).write(folder / name)
-
-    def shown() -> list[str]:
-        return [each.data_shown for each in find_runs(folder, sort="run").runs]
-
-    at("a/knn", "/shop/data")
-    at("b/c/popular", "/shop/data")
-    assert shown() == ["data (table)", "", "data (table)"]
-    at("b/c/popular", "/bakery/data")
-    assert shown() == ["shop/data (table)", "", "bakery/data (table)"]
-    assert next(each.data_shown for each in find_runs(folder, sort="data").runs) == "bakery/data (table)"
-    at("b/c/popular", "/data")
-    assert shown() == ["shop/data (table)", "", "/data (table)"]
-    at("b/c/popular", "/shop/data", "b" * 64)
-    assert shown() == ["data (table, aaaaaa)", "", "data (table, bbbbbb)"], "prepared again in between"
-    at("b/c/popular", "/")
-    assert shown() == ["data (table)", "", "/ (table)"]
+    of_data(folder / "a/knn", path="/shop/data", digest="a" * 64)
+    for path, digest, shown, other in (
+        ("/shop/data", "a", "data (table)", "data (table)"),
+        ("/bakery/data", "a", "shop/data (table)", "bakery/data (table)"),
+        ("/data", "a", "shop/data (table)", "/data (table)"),
+        ("/shop/data", "b", "data (table, aaaaaa)", "data (table, bbbbbb)"),  # prepared again in between
+        ("/", "a", "data (table)", "/ (table)"),
+    ):
+        of_data(folder / "b/c/popular", path=path, digest=digest * 64)
+        assert [each.data_shown for each in find_runs(folder, sort="run").runs] == [shown, "", other]
+    assert [each.data_shown for each in find_runs(folder, sort="data").runs] == ["/ (table)", "data (table)", ""]
 
 
 def test_a_run_that_no_metric_chose_shows_that_of_the_others(folder: Path) -> None:
     file = folder / "alone" / "bundle.json"
     card = json.loads(file.read_text())
     del card["trained"]["valid_metric"]
-    card["metrics"] = {"rows": {"auc": 0.5}, **card["metrics"]}
-    file.write_text(json.dumps(card))
+    edit(file, trained=card["trained"], metrics={"rows": {"auc": 0.5}, **card["metrics"]})
     assert {each.metric for each in find_runs(folder).runs} == {"full/ndcg@10"}
-    card["metrics"] = {"rows": {"auc": 0.5}}
-    file.write_text(json.dumps(card))
+    edit(file, metrics={"rows": {"auc": 0.5}})
     assert find_runs(folder, sort="run").runs[1].metric == "rows/auc"
 
 
@@ -137,44 +131,42 @@ def test_an_evaluation_with_other_choices_gives_way_and_is_marked(folder: Path, 
     assert found.values["test"]["full/mrr"] == plain.metrics["full"]["mrr"]
 
 
+def edit(file: Path, **changed: object) -> None:
+    """Change values of a JSON file."""
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changed}))
+
+
 def test_evaluations_of_another_bundle_or_dataset_do_not_count(folder: Path, small_data: FeatureSpec) -> None:
     run = folder / "a" / "knn"
-    kept(run, small_data)
-    file = next((run / "evaluations").glob("*.json"))
-    before = file.read_text()
+    _, where = kept(run, small_data)
+    assert where.file is not None
+    before = json.loads(where.file.read_text())
     for part in ("model", "data"):
-        damaged = json.loads(before)
-        damaged[part]["digest"] = "0" * 64
-        file.write_text(json.dumps(damaged))
+        edit(where.file, **{**before, part: {**before[part], "digest": "0" * 64}})
         assert set(find_runs(run).runs[0].values) == {"valid"}, part
 
 
 def test_strange_values_of_a_run_fit_in_a_line(folder: Path) -> None:
-    record = run_record.read(folder / "a" / "knn")
-    assert record is not None
-    strange = {"model": "x" * 10_000, "started": "\x1b[2J\n", "seconds": float("inf"), "kind": "auto"}
-    (folder / "a" / "knn" / "run.json").write_text(json.dumps({**record.model_dump(), **strange}))
-    file = folder / "a" / "knn" / "bundle" / "bundle.json"
-    card = json.loads(file.read_text())
-    card["metrics"] = {"rows": {"auc": float("nan"), "\n": 1.0}}
-    file.write_text(json.dumps(card))
-    (found,) = find_runs(folder / "a" / "knn").runs
+    run = folder / "a" / "knn"
+    edit(run / "run.json", model="x" * 10_000, started="\x1b[2J\n", seconds=float("inf"), kind="auto")
+    edit(run / "bundle" / "bundle.json", metrics={"rows": {"auc": float("nan"), "\n": 1.0}})
+    (found,) = find_runs(run).runs
     assert (found.time, found.seconds, found.values) == ("\\x1b[2J\\n", None, {"valid": {"rows/\\n": 1.0}})
-    file.unlink()
-    (found,) = find_runs(folder / "a" / "knn").runs
+    (run / "bundle" / "bundle.json").unlink()
+    (found,) = find_runs(run).runs
     assert len(found.model) < 300
 
 
 def test_numbers_beyond_any_float_are_no_numbers(folder: Path, small_data: FeatureSpec) -> None:
     _, where = kept(folder / "a" / "knn", small_data)
     assert where.file is not None
-    evaluation = json.loads(where.file.read_text())
-    evaluation["report"]["metrics"]["full"]["ndcg@5"] = 10**400
-    where.file.write_text(json.dumps(evaluation))
-    card = json.loads((folder / "alone" / "bundle.json").read_text())
+    report = json.loads(where.file.read_text())["report"]
+    report["metrics"]["full"]["ndcg@5"] = 10**400
+    edit(where.file, report=report)
+    card = folder / "alone" / "bundle.json"
+    trained = json.loads(card.read_text())["trained"]
     for seconds in (10**400, float("inf"), -1, True, "1"):
-        card["trained"]["seconds"] = seconds
-        (folder / "alone" / "bundle.json").write_text(json.dumps(card))
+        edit(card, trained={**trained, "seconds": seconds})
         knn, alone, _ = find_runs(folder, sort="run").runs
         assert "full/ndcg@5" not in knn.values["test"]
         assert "rows/auc" in knn.values["test"]
@@ -200,7 +192,7 @@ def test_damaged_runs_are_lines_with_a_reason(folder: Path) -> None:
         assert "\n" not in found[name].problem
     assert found["begun"].problem == "unfinished: it holds no bundle"
     assert "is a named pipe" in found["pipe"].problem
-    assert "run.json: format 9; this recspec reads 1" in found["newer"].problem
+    assert "run.json: run format 9; this recspec reads 1" in found["newer"].problem
 
 
 def test_links_loops_and_folders_that_cannot_be_read_are_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,8 @@ from recspec.base.files import manifest
 from recspec.bundle import folder as bundle
 from recspec.bundle import run_record
 from recspec.data.encoding import Encoders
-from recspec.evaluation import Report, save, saved
+from recspec.evaluation import Report, compare, pair, save, saved
+from recspec.evaluation.bootstrap import how_tasks_differ
 from recspec.evaluation.report import Evaluation
 from recspec.evaluation.saved import held_values, raw_ids
 from recspec.feature_spec import FeatureSpec
@@ -72,26 +73,17 @@ def test_values_stand_beside_raw_ids_and_the_number_of_events(run: Path, small_d
 
 
 def test_asking_the_same_again_replaces_it_and_asking_otherwise_does_not(run: Path, small_data: FeatureSpec) -> None:
-    (_, first), (_, again), (_, other), (_, valid) = (
-        kept(run, small_data),
-        kept(run, small_data),
-        kept(run, small_data, repeats="keep"),
-        kept(run, small_data, "valid"),
-    )
+    (_, first), (_, again) = (kept(run, small_data) for _ in range(2))
+    (_, other), (_, valid) = kept(run, small_data, repeats="keep"), kept(run, small_data, "valid")
     assert first.file == again.file
     files = {each.file for each in (first, other, valid)}
     assert len(files) == 3
     assert {each.file for each in saved(run)} == files
+    assert all(each.is_current for each in saved(run))
     assert sorted(each.name.partition("-")[0] for each in saved(run)) == ["test", "test", "valid"]
-
-
-def test_an_evaluation_of_an_earlier_bundle_is_not_current(run: Path, small_data: FeatureSpec) -> None:
-    kept(run, small_data)
-    manifest.write(run / "bundle")
     (run / "bundle" / "note.txt").write_text("new")
     manifest.write(run / "bundle")
-    (found,) = saved(run)
-    assert not found.is_current
+    assert not any(each.is_current for each in saved(run)), "they are of an earlier bundle"
 
 
 def test_a_bundle_without_a_run_keeps_them_itself_outside_its_manifest(
@@ -140,7 +132,7 @@ def test_what_is_damaged_is_left_out_with_the_reason(run: Path, small_data: Feat
     assert len(problems) == len(HOSTILE) + 3
     for problem in problems:
         assert str(folder) in problem
-    assert any("of another format.json: format 2; this recspec reads 1" in each for each in problems)
+    assert any("of another format.json: evaluation format 2; this recspec reads 1" in each for each in problems)
 
 
 def test_values_that_are_not_those_written_are_refused(run: Path, small_data: FeatureSpec) -> None:
@@ -195,3 +187,38 @@ def test_another_or_a_changed_dataset_is_told(run: Path, small_data: FeatureSpec
     assert "run.json: damaged" in note
     (run / "run.json").unlink()
     assert kept(run, moved)[0].notes == ()
+
+
+# --- pairs of kept evaluations ----------------------------------------------------------------------------------------
+
+
+def test_a_pair_says_what_comparing_the_evaluations_themselves_says(small_runs: Path, small_data: FeatureSpec) -> None:
+    ours, theirs = (kept(small_runs / name, small_data)[0] for name in ("knn", "popular"))
+    first, second = (
+        next(each for each in saved(small_runs / name) if each.split == "test" and each.settings["users"] is None)
+        for name in ("knn", "popular")
+    )
+    expected = compare(ours.model, theirs.model, draws=200)
+    for protocol in ("rows", "sampled", "full"):
+        found = pair(first, second, protocol)
+        assert found.ids is not None
+        assert len(found.ids) == len(next(iter(found.ours.values())))
+        for name, each in expected[protocol].items():
+            assert found.compare(draws=200)[name].difference == pytest.approx(each.difference, abs=1e-6)
+    swapped = pair(second, first, "full")
+    np.testing.assert_array_equal(swapped.ours["mrr"], pair(first, second, "full").theirs["mrr"])
+    assert swapped.events is not None
+
+
+def test_unlike_tasks_are_refused_with_every_difference(small_runs: Path, small_data: FeatureSpec) -> None:
+    kept(small_runs / "knn", small_data, users=7)
+    kept(small_runs / "popular", small_data, "valid", repeats="keep")
+    first = next(each for each in saved(small_runs / "knn") if each.settings["users"] == 7)
+    second = next(each for each in saved(small_runs / "popular") if each.split == "valid")
+    with pytest.raises(DataError, match=r"can't be compared under full: \d+ problems") as caught:
+        pair(first, second, "full")
+    assert "the split: 'test' and 'valid'" in caught.value.problems
+    assert "repeats: 'drop' and 'keep'" in caught.value.problems
+    assert any(each.startswith("groups: 7 and ") for each in caught.value.problems)
+    assert how_tasks_differ(first, first, "full") == []
+    assert how_tasks_differ(first, first, "none") == [f"{first.file} has no values under none"] * 2

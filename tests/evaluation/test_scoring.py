@@ -7,8 +7,8 @@ import pytest
 
 from recspec.base.errors import DataError
 from recspec.evaluation.evaluations import evaluate_model
-from recspec.evaluation.question import EvaluateSettings, Question
 from recspec.evaluation.scoring import ModelRanker, score_rows
+from recspec.evaluation.task import EvaluateSettings, EvaluationTask
 from tests.evaluation.tables import RichModel, TableModel, TableRanker, dataset, rich_dataset, series
 
 
@@ -62,8 +62,8 @@ def test_full_ranking_joins_each_users_request_with_every_items_features(tmp_pat
     # user 1's first positive row has hour 1, user 2's hour 2
     requests = {1: 10 + 100 + 2.0, 2: 20 + 200 + 1.2}
     parts = {1: 0.5 + 1.2, 2: 1.5 + 2.0, 3: 2.5 + 3.0, 4: (4.0 + 1.0) if catalogue else 0.0}
-    question = Question(spec, "test", ["full"], EvaluateSettings(ks=(1,)))
-    ranker = ModelRanker(model, question)
+    task = EvaluationTask(spec, "test", ["full"], EvaluateSettings(ks=(1,)))
+    ranker = ModelRanker(model, task)
     expected = [[requests[user] * parts[item] + item for item in (1, 2, 3, 4)] for user in (1, 2)]
     np.testing.assert_allclose(ranker.score_users(np.array([1, 2]))[:, 1:], expected, rtol=1e-6)
     np.testing.assert_allclose(
@@ -71,13 +71,7 @@ def test_full_ranking_joins_each_users_request_with_every_items_features(tmp_pat
         [expected[1][2], expected[0][1], expected[1][0]],
         rtol=1e-6,
     )
+    assert ranker.score_pairs(np.array([], dtype=int), np.array([], dtype=int)).shape == (0,)
     result = evaluate_model(model, spec, "test", protocols=["full"], settings=EvaluateSettings(ks=(1,)))
     assert result.protocols["full"]["fewest_candidates"] == 4
     assert result.metrics["full"]["recall@1"] == 0.75  # item 3 is first for both; user 1 has two positives
-
-
-def test_a_model_ranker_scores_nothing_for_nobody(tmp_path: Path) -> None:
-    spec = dataset(tmp_path, {"test": [(2, 3, 1)]})
-    ranker = ModelRanker(TableModel(spec, np.eye(4, 6)), Question(spec, "test", ["full"], EvaluateSettings()))
-    assert ranker.score_pairs(np.array([], dtype=int), np.array([], dtype=int)).shape == (0,)
-    assert ranker.score_users(np.array([2])).tolist() == [[0, 0, 1, 0, 0, 0]]

@@ -8,11 +8,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from recspec.base.errors import SettingsError
-from recspec.evaluation.columns import _numbers, codes_of, kinds_of_items, ranges
 from recspec.evaluation.evaluations import evaluate_model
-from recspec.evaluation.question import EvaluateSettings, Question
 from recspec.evaluation.report import Evaluation
-from tests.evaluation.tables import RichModel, TableModel, TableRanker, dataset, rich_dataset
+from recspec.evaluation.slices import _numbers, codes_of, kinds_of_items, ranges
+from recspec.evaluation.task import EvaluateSettings, EvaluationTask
+from tests.evaluation.tables import TableModel, dataset, ranked
 
 
 def sliced(folder: Path, *by: str) -> Evaluation:
@@ -21,9 +21,7 @@ def sliced(folder: Path, *by: str) -> Evaluation:
         "train": [(1, 0, 1), (2, 0, 1), (2, 1, 1), (2, 2, 1)],
         "test": [(0, 3, 1), (1, 1, 1), (1, 3, 1), (2, 3, 1), (0, 0, 0), (2, 4, 0)],
     }
-    table = np.tile([6.0, 5, 4, 3, 2, 1], (4, 1))
-    settings = EvaluateSettings(ks=(1,), slices=by)
-    return evaluate_model(TableRanker(table), dataset(folder, splits), "test", settings=settings)
+    return ranked(dataset(folder, splits), np.array([6.0, 5, 4, 3, 2, 1]), ks=(1,), slices=by)
 
 
 def test_activity_by_hand(tmp_path: Path) -> None:
@@ -75,26 +73,13 @@ def test_slices_add_up_to_the_whole(tmp_path: Path) -> None:
     assert "others" in found.slices["rows"]["user"]
 
 
-def test_columns_of_rows_and_catalogues(tmp_path: Path) -> None:
-    spec = rich_dataset(tmp_path, catalogue=True)
-    names = [name for name in ("hour", *spec.role("item")[1:]) if not spec.features[name].is_list]
-    found = evaluate_model(
-        RichModel(spec, np.zeros((1, 1))), spec, "test", settings=EvaluateSettings(slices=tuple(names))
-    )
-    for name in names:
-        parts = found.slices["rows"][name]
-        assert sum(part.count for part in parts.values()) == found.protocols["rows"]["rows"]
-
-
 def test_a_slice_leaves_out_what_is_1_for_any_model(tmp_path: Path) -> None:
     """Users 1 and 2 have two and three candidates."""
     rows = [(1, 1, 1), (1, 2, 0), (2, 1, 1), (2, 3, 0), (2, 4, 0)]
     spec = dataset(tmp_path, {"train": [(1, 0, 1), (2, 0, 1)], "test": rows})
-    table = TableRanker(np.tile([6.0, 5, 4, 3, 2, 1], (4, 1)))
 
     def of(k: int) -> tuple[set[str], list[set[str]]]:
-        settings = EvaluateSettings(ks=(k,), slices=("user",))
-        found = evaluate_model(table, spec, "test", protocols=["sampled"], settings=settings)
+        found = ranked(spec, np.array([6.0, 5, 4, 3, 2, 1]), "sampled", ks=(k,), slices=("user",))
         return set(found.metrics["sampled"]), [{*each.metrics} for each in found.slices["sampled"]["user"].values()]
 
     whole, parts = of(3)
@@ -102,11 +87,6 @@ def test_a_slice_leaves_out_what_is_1_for_any_model(tmp_path: Path) -> None:
     assert parts == [whole, whole]
     whole, parts = of(2)
     assert parts == [whole - {"hit_rate@2", "recall@2"}, whole], "user 1 has no more than two candidates"
-
-
-def test_unknown_columns_and_lists_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"slice: unknown slice 'activty' \(did you mean 'activity'\?\)"):
-        sliced(tmp_path, "activty")
 
 
 def test_ranges_hold_about_equally_many() -> None:
@@ -133,7 +113,7 @@ def test_every_value_of_a_column_is_a_kind_of_its_own(values: list[object], tmp_
     metadata = {"catalogues": {"item": "items.parquet"}}
     spec = dataset(tmp_path, {"train": [(1, 1, 1)], "test": [(1, 2, 1)]}, items=63, metadata=metadata)
     pq.write_table(pa.table({"column": [*values, None, values[3]]}), tmp_path / "items.parquet")
-    kinds = kinds_of_items(Question(spec, "test", ["full"], EvaluateSettings()), "column").ravel()
+    kinds = kinds_of_items(EvaluationTask(spec, "test", ["full"], EvaluateSettings()), "column").ravel()
     assert len(set(kinds[:60].tolist())) == 60
     assert (kinds[:60].min() > 0, kinds[60], kinds[61] == kinds[3]) == (True, 0, True)
 
@@ -146,17 +126,19 @@ def test_raw_columns_of_catalogues_are_slices_and_kinds(tmp_path: Path) -> None:
     pq.write_table(brands, tmp_path / "items.parquet")
     pq.write_table(pa.table({"age": [1, 20, 20, 35]}), tmp_path / "users.parquet")
     asked = EvaluateSettings(ks=(1,), slices=("brand", "age"), diversity="brand")
-    question = Question(spec, "test", ["full"], asked)
-    table = TableRanker(np.tile([0.0, 5, 4, 3, 2, 1], (4, 1)))
-    found = evaluate_model(table, spec, "test", protocols=["full"], settings=asked).slices["full"]
+    task = EvaluationTask(spec, "test", ["full"], asked)
+    found = ranked(spec, np.array([0.0, 5, 4, 3, 2, 1]), "full", **asked.model_dump()).slices["full"]
     assert {name: part.count for name, part in found["brand"].items()} == {"a": 1, "b": 1, "missing": 1}
     assert found["brand"]["a"].metrics["mrr"] == pytest.approx(1 / 3)
     assert {name: part.count for name, part in found["age"].items()} == {"20": 2, "35": 1}
-    kinds = kinds_of_items(question, "brand").ravel()
+    kinds = kinds_of_items(task, "brand").ravel()
     assert (kinds[1] == kinds[3] != 0, kinds[2] == kinds[5] != 0, kinds[4]) == (True, True, 0)
-    with pytest.raises(SettingsError, match="slice: 'tags' holds lists in the catalogue"):
-        codes_of(question, "tags")
-    with pytest.raises(SettingsError, match="a catalogue column of binary has no values to measure by"):
-        codes_of(question, "raw")
+    for name, message in (
+        ("tags", "slice: 'tags' holds lists in the catalogue"),
+        ("raw", "a catalogue column of binary has no values to measure by"),
+        ("activty", r"slice: unknown slice 'activty' \(did you mean 'activity'\?\)"),
+    ):
+        with pytest.raises(SettingsError, match=message):
+            codes_of(task, name)
     with pytest.raises(SettingsError, match=r"diversity: unknown item column 'brnd' \(did you mean 'brand'\?\)"):
-        kinds_of_items(question, "brnd")
+        kinds_of_items(task, "brnd")

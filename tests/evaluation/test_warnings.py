@@ -31,21 +31,18 @@ def probabilities(
 
 def test_a_healthy_model_gets_no_warning() -> None:
     assert of_probabilities(probabilities(), "valid") == []
-    rising = [Evaluated(epoch, value) for epoch, value in enumerate((0.6, 0.7, 0.75, 0.74), start=1)]
-    assert of_trace(rising, "rows/auc", lower_is_better=False, standard_error=0.001, used_up="epochs") == []
+    assert of_values(0.6, 0.7, 0.75, 0.74, standard_error=0.001) == []
+    assert of_baselines([], "valid") == []
     assert of_baselines([Difference("popularity", "full/ndcg@10", 0.2, 0.1, -0.1, 0.01)], "valid") == []
 
 
 def test_what_can_not_be_judged_gets_no_warning() -> None:
     assert of_probabilities(None, "valid") == []
     assert of_probabilities(probabilities(2.0, rows=99, calibration=0.4), "valid") == []
-    assert of_trace([], "rows/auc", lower_is_better=False, used_up="epochs") == []
-    assert of_trace([Evaluated(1, 0.5)], "rows/auc", lower_is_better=False, standard_error=0.1, used_up="epochs") == []
-    nan = [Evaluated(1, 0.5), Evaluated(2, float("nan"))]
-    assert of_trace(nan, "rows/auc", lower_is_better=False, standard_error=0.1, used_up="epochs") == []
-    assert of_baselines([Difference("ease", "full/mrr", 0.1, 0.2, 0.1, 0.0)], "valid") == []  # no standard error
-    assert of_baselines([], "valid") == []
-    assert of_baselines([Difference("ease", "full/mrr", 0.1, 0.2, 0.1, 0.01, count=29)], "valid") == []
+    for values in ((), (0.5,), (0.5, float("nan"))):
+        assert of_values(*values, standard_error=0.1) == []
+    for error, count in ((0.0, 30), (0.01, 29)):  # without a standard error, and of too few groups
+        assert of_baselines([Difference("ease", "full/mrr", 0.1, 0.2, 0.1, error, count)], "valid") == []
 
 
 def test_worse_than_a_constant_names_both_losses_and_the_remedies() -> None:
@@ -120,17 +117,14 @@ def test_valid_is_too_small_if_its_noise_hides_every_difference_of_epochs() -> N
 
 
 def test_baselines_ahead_by_more_than_a_standard_error_share_a_warning_by_protocol() -> None:
-    found = of_baselines(
-        [
-            Difference("item_knn", "full/ndcg@10", 0.022, 0.073, 0.051, 0.003),
-            Difference("item_knn", "full/mrr", 0.02, 0.03, 0.01, 0.003),
-            Difference("popularity", "full/ndcg@10", 0.022, 0.028, 0.006, 0.003),
-            Difference("ease", "full/ndcg@10", 0.022, 0.024, 0.002, 0.003),
-            Difference("lightgbm", "rows/log_loss", 0.5, 0.4, 0.1, 0.02),
-        ],
-        "test",
-    )
-    ranking, of_rows = (warning.message for warning in found)
+    found = [
+        Difference("item_knn", "full/ndcg@10", 0.022, 0.073, 0.051, 0.003),
+        Difference("item_knn", "full/mrr", 0.02, 0.03, 0.01, 0.003),
+        Difference("popularity", "full/ndcg@10", 0.022, 0.028, 0.006, 0.003),
+        Difference("ease", "full/ndcg@10", 0.022, 0.024, 0.002, 0.003),
+        Difference("lightgbm", "rows/log_loss", 0.5, 0.4, 0.1, 0.02),
+    ]
+    ranking, of_rows = (warning.message for warning in of_baselines(found, "test"))
     assert ranking == (
         "by full/ndcg@10, item_knn beats the model on test by 17.0 standard errors: 0.0730 against 0.0220 (also "
         "popularity); search for better settings with `recspec tune`, or train another model"

@@ -34,7 +34,7 @@ from recspec.export.exported_model import (
     unused_prefix,
 )
 from recspec.export.exporter import LARGEST, Check, Difference, ExportSettings, drift_message, export, sample_of
-from recspec.export.triton_repository import Batching
+from recspec.export.triton_repository import Batching, Staged
 from recspec.feature_spec import FORMS, FeatureSpec
 from recspec.feature_spec.signature import OUTPUTS, Port, Signature, signature_of
 from recspec.metrics.calibration import Calibration
@@ -110,22 +110,8 @@ def traced_once(wide: Bundle, exported: Path, monkeypatch: pytest.MonkeyPatch) -
 
 RANKERS = ("din", "ease")
 """Models of which a ranker is asked in the quick tests too: of a history, and of a basket."""
-SLOW = [(name, "ranker") for name in NAMES if name not in RANKERS]
-SLOW += [
-    (name, "rows")
-    for name in (
-        "dcnv2",
-        "dien",
-        "ease",
-        "gf_cf",
-        "ials",
-        "item_knn",
-        "logistic_regression",
-        "markov",
-        "mult_vae",
-        "sim",
-    )
-]
+SLOW_ROWS = "dcnv2 dien dlrm ease gf_cf ials item_knn logistic_regression markov mult_vae neumf sasrec sim"
+SLOW = [(name, "ranker") for name in NAMES if name not in RANKERS] + [(name, "rows") for name in SLOW_ROWS.split()]
 
 
 def slow_if(slow: bool, *given: object) -> ParameterSet:
@@ -306,15 +292,15 @@ def programs(trained: Bundle, form: str) -> tuple[dict[str, ModelProto], Check]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("form", "every"), [slow_if(every == 1, form, every) for form in FORMS for every in (1, 9)])
-def test_a_feature_may_have_any_name_that_a_program_uses_inside(form: str, every: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_a_feature_may_have_any_name_that_a_program_uses_inside(form: str, tmp_path: Path) -> None:
     plain, _ = programs(with_numbers(["price"], tmp_path / "plain"), form)
     used: set[str] = set()
     for program in plain.values():
         used |= {each.name for each in program.graph.initializer}
         used |= {name for node in program.graph.node for name in node.output}
     used |= {name.lstrip("_") for name in used}  # as torch named them
-    names = sorted(used - {*OUTPUTS})[::every]
+    names = sorted(used - {*OUTPUTS})[::9]
     assert len(names) > 9
     made, check = programs(with_numbers(names, tmp_path / "made"), form)
     for precision, program in made.items():
@@ -380,26 +366,16 @@ def test_rows_of_many_events_are_checked_in_smaller_number(
 @pytest.mark.parametrize(
     ("mean", "largest", "drift", "broken"),
     [
-        (
-            0.00029,
-            0.01004,
-            "drift by 0.00029 (allowed: 0.0005) on average and 0.01004 (allowed: 0.01) at most",
-            "largest difference",
-        ),
-        (0.0006, 0.002, "drift by 0.0006 (allowed: 0.0005) on average and 0.002 (allowed: 0.01) at most", "mean"),
-        (
-            0.000501,
-            0.02,
-            "drift by 0.000501 (allowed: 0.0005) on average and 0.02 (allowed: 0.01) at most",
-            "mean and the largest difference",
-        ),
+        (0.00029, 0.01004, "0.00029 (allowed: 0.0005) on average and 0.01004", "largest difference"),
+        (0.0006, 0.002, "0.0006 (allowed: 0.0005) on average and 0.002", "mean"),
+        (0.000501, 0.02, "0.000501 (allowed: 0.0005) on average and 0.02", "mean and the largest difference"),
     ],
 )
 def test_the_error_names_the_bound_that_was_broken_with_digits_that_show_it(
     mean: float, largest: float, drift: str, broken: str
 ) -> None:
     told = drift_message(Difference(largest, mean, 7, True), 0.0005, "int8")
-    assert f"{drift} over 7 rows. The {broken} exceeded what is allowed." in told
+    assert f"drift by {drift} (allowed: 0.01) at most over 7 rows. The {broken} exceeded what is allowed." in told
 
 
 def test_a_program_that_drifts_is_refused_and_leaves_nothing(
@@ -639,9 +615,9 @@ instance_group [ { count: 1 kind: KIND_CPU } ]
 
 def test_the_configuration_is_what_triton_reads_to_the_letter(tmp_path: Path) -> None:
     batching = Batching(max_batch_size=100, preferred=(8, 64), max_queue_delay_microseconds=50)
-    triton_repository.write_model(tmp_path / "a", "m", 1, Signature("rows", PORTS), "onnxruntime", batching)
+    Staged(tmp_path / "a", 1).write_model("m", Signature("rows", PORTS), "onnxruntime", batching)
     assert (tmp_path / "a" / "m" / "config.pbtxt").read_text() == ROWS
-    triton_repository.write_model(tmp_path / "b", "m", 1, Signature("ranker", PORTS), "python", batching)
+    Staged(tmp_path / "b", 1).write_model("m", Signature("ranker", PORTS), "python", batching)
     assert (tmp_path / "b" / "m" / "config.pbtxt").read_text() == RANKER
     assert (tmp_path / "b" / "m" / "1" / "model.py").is_file()
 
@@ -695,27 +671,17 @@ def test_the_same_model_can_be_used_after_it_was_traced(bundled: Callable[..., B
 
 # --- the command -----------------------------------------------------------------------------------------------------
 
+TRITON = "tritonserver --model-repository=out --model-control-mode=explicit --load-model="
+
 
 @pytest.mark.parametrize(
     ("form", "triton", "following"),
     [
         ("rows", None, "recspec serve out"),
         ("ranker", None, "recspec bench infer run out --form ranker"),
-        (
-            "rows",
-            {"model": "ctr", "raw": "none: unknown"},
-            "tritonserver --model-repository=out --model-control-mode=explicit --load-model=ctr",
-        ),
-        (
-            "rows",
-            {"model": "ctr", "raw": "ctr_raw"},
-            "tritonserver --model-repository=out --model-control-mode=explicit --load-model=ctr_raw",
-        ),
-        (
-            "ranker",
-            {"model": "ctr", "raw": "ctr_raw", "recommend": "ctr_recommend"},
-            "tritonserver --model-repository=out --model-control-mode=explicit --load-model=ctr_recommend",
-        ),
+        ("rows", {"model": "ctr", "raw": "none: unknown"}, f"{TRITON}ctr"),
+        ("rows", {"model": "ctr", "raw": "ctr_raw"}, f"{TRITON}ctr_raw"),
+        ("ranker", {"model": "ctr", "raw": "ctr_raw", "recommend": "ctr_recommend"}, f"{TRITON}ctr_recommend"),
     ],
 )
 def test_the_next_command_is_one_that_takes_the_export(
@@ -775,28 +741,13 @@ def test_the_command_writes_a_program_and_refuses_one_that_drifts(
     ("place", "value", "told"),
     [
         ("signature.outputs", None, "signature.outputs: Input should be a valid list; found None"),
-        (
-            "signature.outputs",
-            ["x"],
-            "signature: outputs is ['x']; expected ['probability', 'logit'] or ['sigmoid', 'logit']",
-        ),
-        (
-            "signature.inputs",
-            [],
-            "signature.inputs: List should have at least 1 item after validation, not 0; found []",
-        ),
-        (
-            "signature.inputs.0.width",
-            0,
-            "signature.inputs.0.width: Input should be greater than or equal to 1; found 0",
-        ),
-        ("signature.inputs.0.width", 10**12, "signature.inputs.0.width: Input should be less than or equal to"),
-        ("signature.inputs.0.num_ids", -1, "signature.inputs.0.num_ids: Input should be greater than or equal to 1"),
+        ("signature.outputs", ["x"], "signature: outputs is ['x']; expected ['probability', 'logit'] or ['sigmoid',"),
+        ("signature.inputs", [], "signature.inputs: List should have at least 1 item after validation, not 0"),
+        ("signature.inputs.0.width", 0, "signature.inputs.0.width: Input should be greater than or equal to 1"),
         ("signature.inputs.0.num_ids", None, "signature.inputs.0: dtype is int64 and num_ids None; ids have num_ids"),
         ("signature.inputs.0.dtype", "string", "signature.inputs.0.dtype: Input should be 'int32'"),
         ("signature.form", "x", "signature.form: Input should be 'rows' or 'ranker'; found 'x'"),
         ("signature", [1], "signature: expected an object; found [1]"),
-        ("difference", [1], "difference: expected an object; found [1]"),
         ("difference.allowed_largest", "x", "difference.allowed_largest: Input should be a valid number; found 'x'"),
         ("precision", 3, "precision: Input should be a valid string; found 3"),
     ],

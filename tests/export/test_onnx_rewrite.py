@@ -142,16 +142,6 @@ def test_ids_of_two_types_are_cast_one_by_one() -> None:
     assert_close(answers(simplify(made()))["probability"], answers(made())["probability"])
 
 
-def test_what_is_read_twice_or_is_an_output_stays() -> None:
-    nodes = [
-        helper.make_node("Concat", ["x", "y"], ["numbers"], axis=1),
-        helper.make_node("Identity", ["numbers"], ["logit"]),
-        helper.make_node("Add", ["numbers", "one"], ["probability"]),
-    ]
-    made = simplify(graph(nodes, {"one": np.ones(2, np.float32)}, {"probability": 2, "logit": 2}))
-    assert_close(answers(made)["probability"], answers(made)["logit"] + 1)
-
-
 COLUMN = np.array([2.0, -1.0], np.float32)
 PRODUCTS = {
     "a vector": (helper.make_node("MatMul", ["numbers", "w"], ["made"]), COLUMN, None),

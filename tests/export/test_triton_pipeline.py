@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,10 +25,8 @@ from tritonclient.grpc import model_config_pb2
 
 from recspec.bundle import folder as bundle
 from recspec.export import ExportSettings, export
-from recspec.export.triton_best import Best
-from recspec.export.triton_candidates import Finding
-from recspec.export.triton_encode import Encoding
-from recspec.inference import Predictor, Wanted, build_pipeline
+from recspec.export.triton_model import Best, Encoding, Finding, TritonPythonModel
+from recspec.inference import Predictor, RecommendRequest, build_pipeline
 from recspec.inference.merging import best
 from tests.blas import flagging
 from tests.film_runs import film_runs
@@ -72,7 +71,7 @@ def computed(folder: Path, name: str, inputs: Mapping[str, Any], outputs: list[s
     import onnxruntime
 
     if name.endswith("_request"):
-        return Encoding.load(folder).encode(inputs)
+        return Encoding.load(folder).outputs(inputs)
     if name.endswith("_candidates"):
         return Finding.load(folder).outputs(inputs)
     if name.endswith("_best"):
@@ -103,7 +102,7 @@ def recommended(repository: Path, **columns: bytes) -> dict[str, list[Any]]:
 @pytest.mark.parametrize("user", ["u0", "u7", "u39"])
 def test_a_request_gets_the_items_that_the_predictor_recommends(pipeline: Path, repository: Path, user: str) -> None:
     found = recommended(repository, user_id=user.encode())
-    (expected,) = Predictor.open(pipeline, device="cpu").recommend(Wanted(users=(user,), k=CANDIDATES))
+    (expected,) = Predictor.open(pipeline, device="cpu").recommend(RecommendRequest(users=(user,), k=CANDIDATES))
     assert [each.decode() for each in found["item"]] == [str(each.item) for each in expected.items]
     np.testing.assert_allclose(found["logit"], [each.score for each in expected.items], atol=WRONG)
     by = [tuple(each.decode().split(",")) for each in found["retrieved_by"]]
@@ -144,15 +143,41 @@ def test_the_files_need_numpy_alone(repository: Path) -> None:
 import sys
 for name in ("pyarrow", "pydantic", "torch", "recspec"):
     sys.modules[name] = None
-import model, numpy, pathlib
-kind = getattr(model, "Finding", None) or model.Best
-print(type(kind.load(pathlib.Path("."))).__name__)
+import model, numpy
+numpy.__version__ = "1.26"  # the version that the server needs
+served = model.TritonPythonModel()
+served.initialize({"model_repository": "..", "model_version": "1"})
+print(type(served.model).__name__)
 """
-    for name, kind in (("shop_candidates", "Finding"), ("shop_best", "Best")):
+    for name, kind in (("shop_request", "Encoding"), ("shop_candidates", "Finding"), ("shop_best", "Best")):
         done = subprocess.run(
             [sys.executable, "-c", code], cwd=repository / name / "1", capture_output=True, text=True, check=False
         )
         assert (done.returncode, done.stdout.strip()) == (0, kind), done.stderr
+
+
+@pytest.mark.parametrize("joins", [False, True])
+def test_requests_that_wait_are_answered_together_or_alone(joins: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Doubling:
+        inputs, about, errors, joins_requests = ["x"], "doubling: ", ValueError, joins
+
+        def outputs(self, given: Mapping[str, Any]) -> dict[str, Any]:
+            if (given["x"] < 0).any():
+                raise ValueError("a number is negative")
+            return {"y": 2 * given["x"]}
+
+    backend = SimpleNamespace(
+        get_input_tensor_by_name=lambda request, name: SimpleNamespace(as_numpy=lambda: np.array(request[name])),
+        Tensor=lambda name, values: (name, values.tolist()),
+        TritonError=str,
+        InferenceResponse=lambda output_tensors=None, error=None: error or dict(output_tensors),
+    )
+    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", backend)
+    served = TritonPythonModel()
+    served.model = Doubling()  # type: ignore[assignment]
+    assert served.execute([{"x": [1, 2]}, {"x": [3]}]) == [{"y": [2, 4]}, {"y": [6]}]
+    wrong = "doubling: a number is negative"
+    assert served.execute([{"x": [1]}, {"x": [-1]}]) == [wrong if joins else {"y": [2]}, wrong]
 
 
 def test_without_a_program_of_single_requests_there_is_no_ensemble(pipeline: Path, tmp_path: Path) -> None:

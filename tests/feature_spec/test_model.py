@@ -43,11 +43,8 @@ def test_the_worked_example_means_what_it_says(tmp_path: Path) -> None:
     spec = load(tmp_path, EXAMPLE)
     assert spec.features["user_gender"] == Feature(dtype="int8", cardinality=3)
     assert spec.features["user_age"] == Feature(dtype="int8")
-    assert [name for name, feature in spec.features.items() if feature.is_categorical] == [
-        "user_gender",
-        "user_id",
-        "item_id",
-    ]
+    ids = ("user_gender", "user_id", "item_id")
+    assert tuple(name for name, feature in spec.features.items() if feature.is_categorical) == ids
     assert spec.role("user") == ("user_gender", "user_id")
     assert spec.role("item") == ("item_id",)
     assert spec.role("context") == ("user_age",)
@@ -57,7 +54,7 @@ def test_the_worked_example_means_what_it_says(tmp_path: Path) -> None:
     assert spec.columns("test") == ("user_id", "item_id", "label", "user_gender", "user_age")
     assert spec.sources["train"][0].files == ("train_data_0_0.csv", "train_data_0_1.csv")
     assert spec.path("test_data.csv") == tmp_path / "test_data.csv"
-    assert [spec.num_ids(name) for name in ("user_gender", "user_id", "item_id")] == [3, 2655, 856]
+    assert [spec.num_ids(name) for name in ids] == [3, 2655, 856]
     assert not spec.has_series
 
 
@@ -85,6 +82,7 @@ def test_a_role_gathers_its_channels_in_order_and_names_each_feature_once() -> N
     assert spec.inputs() == ("b", "a", "n")
     assert spec.inputs(categorical=True) == ("b", "a")
     assert spec.inputs(categorical=False, is_list=False) == ("n",)
+    assert FeatureSpec.from_dict(data | {"channel_spec": {"categorical": None, "label": ["label"]}}).inputs() == ()
 
 
 def test_one_file_serves_models_that_know_other_channels() -> None:
@@ -96,60 +94,35 @@ def test_one_file_serves_models_that_know_other_channels() -> None:
     assert spec.inputs() == ("user", "item")
 
 
-def test_channels_may_be_empty() -> None:
-    data = yaml.safe_load(WIDE_DEEP)
-    for channel in ("multihot_categorical", "numerical", "map"):
-        data["channel_spec"][channel] = None
-    spec = FeatureSpec.from_dict(data)
-    assert spec.inputs() == ()
-    assert spec.group is None
+X = {"cardinality": 10}
 
 
-def test_a_scalar_keeps_its_ids() -> None:
-    spec = spec_of(x={"cardinality": 10})
-    assert (spec.shift("x"), spec.num_ids("x"), spec.vocabulary("x")) == (0, 10, "x")
-    assert not spec.reserves_unknown("x")
-
-
-def test_a_list_without_declared_padding_is_shifted_by_one() -> None:
-    spec = spec_of(x={"cardinality": 10, "length": 3})
-    assert (spec.shift("x"), spec.num_ids("x")) == (1, 11)
-    assert spec.reserves_unknown("x")
-
-
-def test_a_list_whose_files_reserve_id_0_is_not_shifted() -> None:
-    spec = spec_of(x={"cardinality": 10, "length": 3, "padding": 0})
-    assert (spec.shift("x"), spec.num_ids("x")) == (0, 10)
-    assert spec.reserves_unknown("x")
-
-
-def test_features_of_one_vocabulary_are_shifted_together() -> None:
-    spec = spec_of(item={"cardinality": 10}, seen={"cardinality": 10, "length": 3, "vocabulary": "item"})
-    assert [spec.vocabulary(name) for name in ("item", "seen")] == ["item", "item"]
-    assert [spec.shift(name) for name in ("item", "seen")] == [1, 1]
-    assert [spec.num_ids(name) for name in ("item", "seen")] == [11, 11]
-
-
-def test_a_vocabulary_that_is_no_feature_has_the_largest_cardinality_of_those_that_name_it() -> None:
-    spec = spec_of(a={"cardinality": 10, "vocabulary": "word"}, b={"cardinality": 30, "vocabulary": "word"})
-    assert spec.vocabulary("a") == spec.vocabulary("b") == "word"
-    assert spec.num_ids("a") == spec.num_ids("b") == 30
+@pytest.mark.parametrize(
+    ("features", "shift", "num_ids", "reserves"),
+    [
+        ({"x": X}, 0, 10, False),
+        ({"x": {**X, "length": 3}}, 1, 11, True),  # a list without declared padding
+        ({"x": {**X, "length": 3, "padding": 0}}, 0, 10, True),  # whose files reserve id 0
+        ({"x": {**X, "vocabulary": "y"}, "y": {**X, "length": 3}}, 1, 11, True),  # one vocabulary is shifted together
+        ({"x": {**X, "vocabulary": "w"}, "y": {"cardinality": 30, "vocabulary": "w"}}, 0, 30, False),  # the largest
+    ],
+)
+def test_ids_are_shifted_where_a_list_of_their_vocabulary_declares_no_padding(
+    features: dict[str, dict[str, object]], shift: int, num_ids: int, reserves: bool
+) -> None:
+    spec = spec_of(**features)
+    assert {(spec.shift(name), spec.num_ids(name)) for name in features} == {(shift, num_ids)}
+    assert {spec.vocabulary(name) for name in features} == {spec.vocabulary("x")}
+    assert spec.reserves_unknown("x") == reserves
+    assert spec_of(n={"length": 3}).shift("n") == 0, "numbers never are"
 
 
 def test_id_0_of_an_item_is_padding_where_a_history_of_items_says_so() -> None:
     spec = FeatureSpec.from_dict(yaml.safe_load(SIM_HISTORIES))
     assert [spec.reserves_unknown(name) for name in ("item", "items", "category", "user")] == [True, True, True, False]
     assert spec.num_ids("item") == spec.num_ids("items") == 50
-
-
-def test_numbers_are_never_shifted() -> None:
-    spec = spec_of(x={"length": 3}, y={})
-    assert (spec.shift("x"), spec.shift("y")) == (0, 0)
-
-
-def test_what_recspec_prepared_reserves_id_0_everywhere() -> None:
     data = yaml.safe_load(NCF_TENSORS)
-    data["metadata"]["vocabularies"] = "vocabularies"
+    data["metadata"]["vocabularies"] = "vocabularies"  # as recspec prepares it
     assert FeatureSpec.from_dict(data).reserves_unknown("user")
 
 
@@ -249,16 +222,6 @@ def test_a_prepared_dataset_gets_a_missing_role_by_preparing_it_otherwise(
     assert caught.value.problems == (f"Model needs a feature in the role '{role}'; {remedy}",)
 
 
-def test_an_unknown_split_names_the_nearest(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=r"unknown split 'tset' \(did you mean 'test'\?\); known: 'train', 'test'"):
-        load(tmp_path, EXAMPLE).columns("tset")
-
-
-def test_a_split_of_a_specification_without_files_says_how_to_make_some() -> None:
-    with pytest.raises(SpecError, match=r"the specification names no files; `recspec synthesize` makes some$"):
-        spec_of(x={"cardinality": 3}).columns("train")
-
-
 def test_a_specification_can_not_be_changed(tmp_path: Path) -> None:
     spec = load(tmp_path, EXAMPLE)
     with pytest.raises(FrozenInstanceError):
@@ -280,6 +243,11 @@ def test_copies_of_a_specification_are_equal_to_it(tmp_path: Path) -> None:
 def test_replace_checks_again(tmp_path: Path) -> None:
     spec = load(tmp_path, EXAMPLE)
     assert spec.replace(metadata={"dataset": "mine"}).metadata == {"dataset": "mine"}
+    assert spec == spec.replace(folder=Path("elsewhere")), "where the files lie takes no part in equality"
+    with pytest.raises(SpecError, match=r"unknown split 'tset' \(did you mean 'test'\?\); known: 'train', 'test'"):
+        spec.columns("tset")
+    with pytest.raises(SpecError, match=r"the specification names no files; `recspec synthesize` makes some$"):
+        spec.replace(sources={}).columns("train")
     with pytest.raises(SpecError, match="expected exactly one label feature; found none"):
         spec.replace(channels={})
 
@@ -290,8 +258,3 @@ def test_the_hash_is_of_what_a_model_depends_on(tmp_path: Path) -> None:
     wider = spec.replace(features={**spec.features, "item_id": Feature(dtype="int32", cardinality=857)})
     assert wider.content_hash() != spec.content_hash()
     assert len(spec.content_hash()) == 16
-
-
-def test_where_the_files_lie_takes_no_part_in_equality(tmp_path: Path) -> None:
-    spec = load(tmp_path, EXAMPLE)
-    assert spec == spec.replace(folder=Path("elsewhere"))

@@ -57,7 +57,7 @@ def test_a_damaged_zip_is_one_error_that_names_it(tmp_path: Path) -> None:
     (tmp_path / "a" / "y.csv").write_bytes(b"one,two\n" * 100)
     whole = zip_of(tmp_path / "a", tmp_path / "whole.zip").read_bytes()
     refused = 0
-    for seed in range(400):
+    for seed in range(120):
         path = tmp_path / "a.zip"
         path.write_bytes(damaged(whole, seed))
         try:
@@ -67,7 +67,7 @@ def test_a_damaged_zip_is_one_error_that_names_it(tmp_path: Path) -> None:
         except DataError as error:
             refused += 1
             assert str(path) in str(error)  # noqa: PT017
-    assert refused > 200
+    assert refused > 60
 
 
 def test_the_machines_errors_are_not_said_of_a_zip(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def raw_files(folder: Path) -> Iterator[tuple[str, Case, Path]]:
 def test_damaged_raw_files_are_read_or_refused_by_name(tmp_path: Path) -> None:
     for name, case, path in raw_files(tmp_path / "raw"):
         whole = path.read_bytes()
-        for seed in range(3):
+        for seed in range(2):
             path.write_bytes(damaged(whole, seed))
             try:
                 run(case, path, tmp_path / "out", force=True)
@@ -213,16 +213,3 @@ def test_a_line_without_an_end_is_refused_by_every_reader_of_lines(dataset: str,
     given = zip_of(raw, tmp_path / "adult.zip") if file == "zip" else raw
     with pytest.raises(DataError, match="longer than 2,097,152"):
         run(CASES[dataset], given, tmp_path / "out")
-
-
-def test_listed_negatives_that_are_no_numbers_are_named(tmp_path: Path) -> None:
-    raw = CASES["ncf"].write(tmp_path / "raw")
-    (path,) = raw.glob("*.test.negative")
-    first, *rest = path.read_text().splitlines(keepends=True)
-    for head, message in ((f"({'9' * 5000},1)", "begins with"), (first.split("\t")[0], "is not an item's number")):
-        path.write_text(head + "\t" + "\t".join(["9" * 30, *first.split("\t")[2:]]) + "".join(rest))
-        with pytest.raises(DataError, match=f"line 1: .*{message}"):
-            run(CASES["ncf"], raw, tmp_path / "out")
-    path.write_bytes(b"\xff\xfe\xff")
-    with pytest.raises(DataError, match="is not utf-8 text"):
-        run(CASES["ncf"], raw, tmp_path / "out")

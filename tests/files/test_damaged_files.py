@@ -101,13 +101,13 @@ def test_a_tensor_of_any_bytes_is_read_or_named(legacy: bool, tmp_path: Path) ->
     (tmp_path / "b.csv").write_text("1\n0\n1\n")
     check(spec)
     said = []
-    for seed in range(60):
+    for seed in range(30):
         (tmp_path / "a.pt").write_bytes(mutated(content, seed))
         try:
             check(spec)
         except DataError as error:
             said.append(str(error))
-    assert len(said) > 5
+    assert len(said) > 3
     assert all("a.pt" in text for text in said)
 
 

@@ -1,4 +1,4 @@
-"""Files of raw rows and prepared splits, scored into files."""
+"""Files of rows: read, written, and scored into files, as are prepared splits."""
 
 from __future__ import annotations
 
@@ -18,53 +18,39 @@ from recspec.data.storage import open_split
 from recspec.datasets.adult import LAYOUT
 from recspec.evaluation.evaluations import evaluate_model
 from recspec.feature_spec import FeatureSpec
-from recspec.inference import answer_files, row_files
-from recspec.inference.answer_files import predict_file, predict_split, read_users
+from recspec.inference import answer_files
+from recspec.inference.answer_files import predict_file, predict_split, read_rows, read_users, row_writer
 from recspec.inference.predictor import Predictor
-from recspec.inference.row_files import read_rows, row_writer
 from recspec.report import dataset_summary as card
 from tests.inference.conftest import ADULT, trained_neumf
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
 def test_rows_of_every_format_come_back_with_a_score(predictor: Predictor, tmp_path: Path, suffix: str) -> None:
-    rows = tmp_path / f"rows{suffix}"
-    if suffix == ".csv":
-        rows.write_text("user_id,item_id,why\nu1,100,a\nu2,129,b\n")
-    elif suffix == ".jsonl":
-        rows.write_text(
-            '{"user_id": "u1", "item_id": 100, "why": "a"}\n{"user_id": "u2", "item_id": 129, "why": "b"}\n'
-        )
-    else:
-        pq.write_table(pa.table({"user_id": ["u1", "u2"], "item_id": [100, 129], "why": ["a", "b"]}), rows)
-    out = tmp_path / f"scored{suffix}"
+    rows, out = tmp_path / f"rows{suffix}", tmp_path / f"scored{suffix}"
+    with row_writer(rows) as write:
+        write(pa.table({"user_id": ["u1", "u2"], "item_id": [100, 129], "why": ["a", "b"]}))
     found = predict_file(predictor, rows, out)
     assert (found.rows, found.missing_values) == (2, {})
-    if suffix == ".csv":
-        header, first, second = out.read_text().splitlines()
-        assert header == '"user_id","item_id","why","score"'
-        scored = [float(first.rsplit(",", 1)[1]), float(second.rsplit(",", 1)[1])]
-    elif suffix == ".jsonl":
-        scored = [json.loads(line)["score"] for line in out.read_text().splitlines()]
-    else:
-        scored = pq.read_table(out)["score"].to_pylist()
+    (scored,) = read_rows(out)
+    assert scored.column_names == ["user_id", "item_id", "why", "score"]
     expected, _ = predictor.predict(pa.table({"user_id": ["u1", "u2"], "item_id": [100, 129]}))
-    np.testing.assert_allclose(scored, expected, atol=1e-6)
+    np.testing.assert_allclose(scored["score"].cast(pa.float64()), expected, atol=1e-6)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([rows.name, out.name])
 
 
-@pytest.mark.parametrize("name", ["user_id=u1", "a[1]*?", "{b}", "it's", "-dash", "%20", "back\\slash", "new\nline"])
-@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
-def test_the_names_of_files_mean_nothing(predictor: Predictor, name: str, suffix: str, tmp_path: Path) -> None:
-    folder = tmp_path / name
-    folder.mkdir()
+@pytest.mark.parametrize("name", ["user_id=u1", "a[1]*?", "{b} -dash %20", "back\\slash\nnew line"])
+def test_the_names_of_files_mean_nothing(predictor: Predictor, name: str, tmp_path: Path) -> None:
     rows = pa.table({"user_id": ["u1", "u2"], "item_id": ["100", "0100"]})
-    with row_writer(folder / f"{name}{suffix}") as write:
-        write(rows)
-    predict_file(predictor, folder / f"{name}{suffix}", folder / f"{name} out{suffix}")
-    (scored,) = read_rows(folder / f"{name} out{suffix}")
-    assert scored.select(["user_id", "item_id"]).to_pylist() == rows.to_pylist()
-    assert sorted(path.name for path in folder.iterdir()) == sorted([f"{name}{suffix}", f"{name} out{suffix}"])
+    for suffix in (".csv", ".jsonl", ".parquet"):
+        folder = tmp_path / suffix / name
+        folder.mkdir(parents=True)
+        with row_writer(folder / f"{name}{suffix}") as write:
+            write(rows)
+        predict_file(predictor, folder / f"{name}{suffix}", folder / f"{name} out{suffix}")
+        (scored,) = read_rows(folder / f"{name} out{suffix}")
+        assert scored.select(["user_id", "item_id"]).to_pylist() == rows.to_pylist()
+        assert sorted(path.name for path in folder.iterdir()) == sorted([f"{name}{suffix}", f"{name} out{suffix}"])
 
 
 def test_rows_of_a_file_are_counted_through_its_blocks(
@@ -73,7 +59,7 @@ def test_rows_of_a_file_are_counted_through_its_blocks(
     row = dict(zip(LAYOUT, ADULT.splitlines()[0].split(", "), strict=False))
     pq.write_table(pa.Table.from_pylist([row, row, row, row, {**row, "age": "old"}]), tmp_path / "rows.parquet")
     for size in (2, 5):
-        monkeypatch.setattr(row_files, "ROWS", size)
+        monkeypatch.setattr(answer_files, "ROWS", size)
         with pytest.raises(DataError, match=r"^raw rows: column 'age': row 5 is 'old'; expected a number$"):
             predict_file(adult, tmp_path / "rows.parquet", tmp_path / "out.csv")
 
@@ -173,63 +159,53 @@ def read(file: Path) -> pa.Table:
     return pa_csv.read_csv(file) if file.suffix == ".csv" else pa_json.read_json(file)
 
 
-def test_a_split_without_labels_is_predicted_and_not_evaluated(bare: Predictor, tmp_path: Path) -> None:
-    rows = {"train": ["u", "i", "y"], "valid": ["u", "i", "y"], "later": ["u", "i", "shown"]}
-    for split in rows:
-        (tmp_path / f"{split}.csv").write_text("0,0,1\n7,5,0\n3,2,1\n")
-    given = {
-        "feature_spec": {"u": {"cardinality": 8}, "i": {"cardinality": 6}, "y": {}, "shown": {"dtype": "int64"}},
-        "source_spec": {
-            split: [{"type": "csv", "features": names, "files": [f"{split}.csv"]}] for split, names in rows.items()
-        },
-        "channel_spec": {"user_ch": ["u"], "item_ch": ["i"], "label_ch": ["y"]},
+def made_elsewhere(
+    folder: Path, columns: dict[str, list[str]], text: str, **features: dict[str, object]
+) -> FeatureSpec:
+    """A dataset of CSV files that hold the same text, by split the names of its columns."""
+    for split in columns:
+        (folder / f"{split}.csv").write_text(text)
+    chunks = {
+        split: [{"type": "csv", "features": names, "files": [f"{split}.csv"]}] for split, names in columns.items()
     }
-    spec = FeatureSpec.from_dict(given, tmp_path)
+    channels = {"user_ch": ["u"], "item_ch": ["i"], "label_ch": ["y"]}
+    if "group" in features:
+        channels["group"] = ["group"]
+    ids = {"u": {"cardinality": 8}, "i": {"cardinality": 6}, "y": {}}
+    return FeatureSpec.from_dict(
+        {"feature_spec": {**ids, **features}, "source_spec": chunks, "channel_spec": channels}, folder
+    )
+
+
+def test_a_split_without_labels_is_predicted_and_not_evaluated(bare: Predictor, tmp_path: Path) -> None:
+    columns = {"train": ["u", "i", "y"], "valid": ["u", "i", "y"], "later": ["u", "i", "shown"]}
+    spec = made_elsewhere(tmp_path, columns, "0,0,1\n7,5,0\n3,2,1\n", shown={"dtype": "int64"})
     predict_split(bare, spec, "later", tmp_path / "out.parquet")
     table = pq.read_table(tmp_path / "out.parquet")
     assert table.column_names == ["u", "i", "probability"]
     assert table.column("u").to_pylist() == [0, 7, 3]
-    assert (card.describe(spec).splits["later"].label_mean, card.describe(spec).splits["train"].label_mean) == (
-        None,
-        pytest.approx(2 / 3),
-    )
+    splits = card.describe(spec).splits
+    assert (splits["later"].label_mean, splits["train"].label_mean) == (None, pytest.approx(2 / 3))
     dataset_check.check(spec)
     with pytest.raises(SpecError, match=r"split 'later' does not hold the label 'y', so it has no metrics; `recspec p"):
         evaluate_model(bare.model, spec, "later")
-    given["source_spec"] |= {"valid": given["source_spec"]["later"]}
-    with pytest.raises(
-        SpecError, match=r"source_spec\.valid: no chunk holds the feature 'y' of the channel 'label_ch'"
-    ):
-        FeatureSpec.from_dict(given, tmp_path)
+    says = r"source_spec\.valid: no chunk holds the feature 'y' of the channel 'label_ch'"
+    with pytest.raises(SpecError, match=says):
+        made_elsewhere(tmp_path, {**columns, "valid": columns["later"]}, "0,0,1\n", shown={"dtype": "int64"})
 
 
 def test_the_group_of_a_split_is_written(tmp_path: Path) -> None:
-    (tmp_path / "train.csv").write_text("70,0,0,1\n70,1,1,0\n900,2,3,1\n")
-    spec = FeatureSpec.from_dict(
-        {
-            "feature_spec": {"shown": {"dtype": "int64"}, "u": {"cardinality": 8}, "i": {"cardinality": 6}, "y": {}},
-            "source_spec": {
-                "train": [{"type": "csv", "features": ["shown", "u", "i", "y"], "files": ["train.csv"]}],
-            },
-            "channel_spec": {"user_ch": ["u"], "item_ch": ["i"], "label_ch": ["y"], "group": ["shown"]},
-        },
-        tmp_path,
-    )
+    columns = {"train": ["group", "u", "i", "y"]}
+    spec = made_elsewhere(tmp_path, columns, "70,0,0,1\n70,1,1,0\n900,2,3,1\n", group={"dtype": "int64"})
     predict_split(trained_neumf(spec, tmp_path / "run"), spec, "train", tmp_path / "out.parquet")
     table = pq.read_table(tmp_path / "out.parquet")
-    assert table.column_names == ["shown", "u", "i", "y", "probability"]
-    assert table.column("shown").to_pylist() == [70, 70, 900]
+    assert table.column_names == ["group", "u", "i", "y", "probability"]
+    assert table.column("group").to_pylist() == [70, 70, 900]
 
 
 def test_a_feature_called_as_the_predictions_are_is_not_overwritten(tmp_path: Path) -> None:
-    (tmp_path / "train.csv").write_text("0,0,.5,1\n7,5,.25,0\n")
-    names = ["u", "i", "probability", "y"]
-    given = {
-        "feature_spec": {"u": {"cardinality": 8}, "i": {"cardinality": 6}, "probability": {}, "y": {}},
-        "source_spec": {"train": [{"type": "csv", "features": names, "files": ["train.csv"]}]},
-        "channel_spec": {"user_ch": ["u"], "item_ch": ["i"], "label_ch": ["y"]},
-    }
-    spec = FeatureSpec.from_dict(given, tmp_path)
+    columns = {"train": ["u", "i", "probability", "y"]}
+    spec = made_elsewhere(tmp_path, columns, "0,0,.5,1\n7,5,.25,0\n", probability={})
     model = trained_neumf(spec, tmp_path / "run")
     with pytest.raises(SettingsError, match="split 'train': holds a column 'probability', which is"):
         predict_split(model, spec, "train", tmp_path / "out.csv", columns=["u", "probability"])
@@ -273,3 +249,122 @@ def test_another_dataset_or_split_is_refused(predictor: Predictor, bare: Predict
     with pytest.raises(SettingsError, match=r"--out .*out.txt: expected a name that ends in .csv, .jsonl, .parquet"):
         predict_split(predictor, spec, "test", tmp_path / "out.txt")
     assert not list(tmp_path.iterdir())
+
+
+# --- files of rows ----------------------------------------------------------------------------------------------------
+
+
+def test_values_of_a_csv_file_are_text_as_it_is_written(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("n,x,flag,time,day,land\n007,.5,true,12:30,2020-01-02,NA\n8,1,false,13:00,,NA\n")
+    (rows,) = read_rows(tmp_path / "rows.csv")
+    assert rows.to_pylist() == [
+        {"n": "007", "x": ".5", "flag": "true", "time": "12:30", "day": "2020-01-02", "land": "NA"},
+        {"n": "8", "x": "1", "flag": "false", "time": "13:00", "day": None, "land": "NA"},
+    ]
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_a_name_of_two_columns_is_refused(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"rows.{ending}"
+    if ending == "csv":
+        path.write_text("user,item,user\na,b,c\n")
+    else:
+        pq.write_table(pa.table([["a"], ["b"], ["c"]], names=["user", "item", "user"]), path)
+    with pytest.raises(DataError) as error:
+        list(read_rows(path))
+    assert str(error.value) == f"{path}: has more than one column 'user'; rename them"
+
+
+def test_a_parquet_text_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"user": pa.array([b"\xff"]).view(pa.string())}), tmp_path / "rows.parquet")
+    with pytest.raises(DataError, match=r"rows\.parquet: can't be read as parquet: .*Invalid UTF8"):
+        list(read_rows(tmp_path / "rows.parquet"))
+
+
+def test_values_of_json_lines_keep_their_types_and_dates_stay_text(tmp_path: Path) -> None:
+    text = '{"id": "007", "day": "2020-01-02", "x": 1}\n\n{"id": 7, "x": 0.5, "late": [1]}\n'
+    (tmp_path / "rows.jsonl").write_text(text)
+    (rows,) = read_rows(tmp_path / "rows.jsonl")
+    assert rows.to_pylist() == [
+        {"id": "007", "day": "2020-01-02", "x": 1.0, "late": None},
+        {"id": "7", "day": None, "x": 0.5, "late": [1]},
+    ]
+
+
+VALUES = [1, 2**53 + 1, 2**63, 0.5, "7", None, True, [1], ["a", 2], [], {"a": 1}, {"b": "t"}, [[1]], "absent"]
+
+
+@pytest.mark.parametrize("first", VALUES)
+def test_json_lines_have_the_columns_and_types_of_the_whole_file(
+    first: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for second in VALUES:
+        rows = [{"n": 0, **({} if value == "absent" else {"x": value})} for value in (first, first, second)]
+        (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        (whole,) = read_rows(tmp_path / "rows.jsonl")
+        with monkeypatch.context() as patch:
+            patch.setattr(answer_files, "ROWS", 1)
+            blocks = list(read_rows(tmp_path / "rows.jsonl"))
+        assert len(blocks) == 3
+        assert pa.concat_tables(blocks).equals(whole), (first, second)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("rows.jsonl", b'{"a": 1}\n[1]\n', "line 2: is no JSON object"),
+        ("rows.jsonl", b'{"a": 1}\n{"a": \n', "line 2: is no JSON object"),
+        ("rows.jsonl", b'{"a": "' + b"z" * (17 << 20), "line 1: is longer than 16,777,216 bytes"),
+        ("rows.csv", b"a,b\n1,2\n3,4,5\n", "can't be read as csv"),
+        ("rows.csv", b"a,b\n1," + b"z" * (4 << 20) + b"\n", "can't be read as csv"),
+    ],
+)
+def test_rows_that_can_not_be_read_are_said(name: str, text: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(text)
+    with pytest.raises(DataError, match=message):
+        list(read_rows(tmp_path / name))
+
+
+@pytest.mark.parametrize("mark", [",", ";", "\t", "|"])
+def test_columns_stand_between_the_marks_that_prepare_reads(mark: str, tmp_path: Path) -> None:
+    rows = [["käufer", "preis"], ["1", "07" if mark == "," else "3.175,81"], ["2", "a b"]]
+    (tmp_path / "rows.csv").write_text("".join(f"{mark.join(row)}\n" for row in rows), encoding="utf-8")
+    (table,) = read_rows(tmp_path / "rows.csv")
+    assert [table.column_names, *map(list, zip(*table.to_pydict().values(), strict=True))] == rows
+
+
+def test_bytes_that_are_not_utf_8_are_said_with_what_to_do(tmp_path: Path) -> None:
+    for text in ("käufer;n\na;1\n", "name;n\nkäufer;1\n"):
+        (tmp_path / "rows.csv").write_bytes(text.encode("latin-1"))
+        with pytest.raises(DataError, match=r"rows\.csv: can't be read as csv: .*; expected utf-8: convert the file"):
+            list(read_rows(tmp_path / "rows.csv"))
+
+
+def test_lists_are_one_text_in_csv(tmp_path: Path) -> None:
+    table = pa.table({"id": [1, 2], "history": [["a", "b"], []], "number": [[1, 2], None]})
+    with row_writer(tmp_path / "out.csv") as write:
+        write(table)
+    assert (tmp_path / "out.csv").read_text() == '"id","history","number"\n1,"a|b","1|2"\n2,"",\n'
+
+
+def test_objects_are_json_in_csv(tmp_path: Path) -> None:
+    values = {"id": [1, 2], "where": [{"land": "é", "at": [1, 2]}, None], "seen": [[{"a": 1}], []]}
+    with row_writer(tmp_path / "out.csv") as write:
+        write(pa.table(values))
+    (held,) = read_rows(tmp_path / "out.csv")
+    assert [text and json.loads(text) for text in held.column("where").to_pylist()] == values["where"]
+    assert [json.loads(text) for text in held.column("seen").to_pylist()] == values["seen"]
+
+
+def test_a_header_that_is_not_utf_8_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_bytes(b"us\x9d,item_id\nu,1\n")
+    with pytest.raises(DataError, match=r"rows\.csv: can't be read as csv: 'utf-8' codec can't decode byte 0x9d"):
+        list(read_rows(path))
+
+
+def test_a_column_of_ever_new_kinds_of_values_is_refused(tmp_path: Path) -> None:
+    """Each kind is a column of its own in the joined type, so their number needs a limit."""
+    (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps({"a": {f"k{n}": 1}}) for n in range(200)))
+    with pytest.raises(DataError, match=r"rows.jsonl: 'a' holds more than 100 kinds of values; give it one type"):
+        list(read_rows(tmp_path / "rows.jsonl"))

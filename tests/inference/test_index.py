@@ -239,6 +239,21 @@ def test_a_flag_that_the_product_sets_is_no_warning(num_queries: int) -> None:
     assert found[0] == found[1]
 
 
+def test_highest_scores_of_long_rows_are_those_of_a_sort() -> None:
+    numbers = torch.Generator().manual_seed(0)
+    for count in (1, 63, 64, 65, 1000, 5003):
+        for kinds in (2, 50, 10**6):  # few kinds: many ties
+            scores = torch.randint(0, kinds, (4, count), generator=numbers).float()
+            scores[1, ::3] = -torch.inf
+            for k in (1, 5, 17):
+                width = min(k, count)
+                best, places = exact_search.highest(scores, width)
+                order = np.argsort(-scores.numpy(), axis=1, kind="stable")[:, :width]
+                assert best.tolist() == np.take_along_axis(scores.numpy(), order, 1).tolist()
+                finite = np.isfinite(best.numpy())
+                assert np.array_equal(places.numpy()[finite], order[finite])
+
+
 # --- its file ----------------------------------------------------------------------------------------------------
 
 

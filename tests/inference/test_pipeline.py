@@ -24,7 +24,7 @@ from recspec.bundle import run_record
 from recspec.cli.app import app
 from recspec.data.prepare import PrepareContext
 from recspec.datasets import DATASETS
-from recspec.evaluation import EvaluateSettings, Question, evaluate
+from recspec.evaluation import EvaluateSettings, EvaluationTask, evaluate
 from recspec.feature_spec import FeatureSpec
 from recspec.inference import (
     Candidates,
@@ -32,11 +32,11 @@ from recspec.inference import (
     Pipeline,
     PipelineRanker,
     Predictor,
-    Wanted,
+    RecommendRequest,
     build_pipeline,
 )
 from recspec.inference.merging import joined
-from recspec.inference.retrievers import Retriever
+from recspec.inference.pipeline import Retriever
 from recspec.models import MODELS, Interactions, ItemModel
 from recspec.training import TrainSettings, train
 from tests import made_up
@@ -82,11 +82,7 @@ def test_lists_are_joined_by_their_ranks_and_filled_up_by_popularity() -> None:
     assert found.ids.tolist() == [7, 9, 3, 5, 6]
     assert found.brought_by.tolist() == [0b11, 0b11, 0b01, 0b100, 0b100]
     assert joined([ids(7, 3, 9), ids(9, 7, -1)], ids(7), 2, ids())[0].tolist() == [7, 9]
-
-
-def test_without_an_answering_retriever_all_candidates_are_popular() -> None:
-    found = Candidates(*joined([ids(), ids()], ids(3, 1), 5, ids()))
-    assert (found.ids.tolist(), found.brought_by.tolist()) == ([3, 1], [4, 4])
+    assert [each.tolist() for each in joined([ids(), ids()], ids(3, 1), 5, ids())] == [[3, 1], [4, 4]]
     assert len(joined([ids()], ids(), 5, ids())[0]) == 0
 
 
@@ -283,29 +279,19 @@ def test_a_damaged_pipeline_is_refused(pipeline: Path, tmp_path: Path, content: 
     assert told in str(caught.value)
 
 
-def test_a_retriever_of_vectors_without_its_index_is_refused(runs: Mapping[str, Path], tmp_path: Path) -> None:
-    build_pipeline(tmp_path / "run", [str(runs["two_tower"])], runs["wide_deep"], candidates=8)
-    card = tmp_path / "run" / "bundle" / "pipeline.json"
-    content = json.loads(card.read_text())
-    content["retrievers"][0]["has_index"] = False
-    card.write_text(json.dumps(content))
-    with pytest.raises(BundleError) as caught:
-        Pipeline.open(bundle.load(tmp_path / "run", verify=False))
-    says = "retriever 'two_tower' holds two_tower, which searches an index of item vectors; pipeline.json says that it"
-    assert f"{says} has none" in str(caught.value)
-
-
-def test_an_index_of_vectors_of_another_width_is_refused(runs: Mapping[str, Path], tmp_path: Path) -> None:
+def test_an_index_that_is_missing_or_of_another_width_is_refused(runs: Mapping[str, Path], tmp_path: Path) -> None:
     build_pipeline(tmp_path / "run", [str(runs["two_tower"])], runs["wide_deep"], candidates=8)
     folder = tmp_path / "run" / "bundle" / "retrievers" / "two_tower"
     index = ItemIndex.load(folder)
     ItemIndex.build(index.flat.vectors[:, :3], index.ids).save(folder)
-    with pytest.raises(BundleError) as caught:
+    says = f"the index of retriever 'two_tower' holds vectors of 3 numbers; its model's have {index.dim}"
+    with pytest.raises(BundleError, match=says):
         Pipeline.open(bundle.load(tmp_path / "run", verify=False))
-    width = index.dim
-    assert f"the index of retriever 'two_tower' holds vectors of 3 numbers; its model's have {width}" in str(
-        caught.value
-    )
+    card = tmp_path / "run" / "bundle" / "pipeline.json"
+    card.write_text(card.read_text().replace('"has_index": true', '"has_index": false'))
+    says = "holds two_tower, which searches an index of item vectors; pipeline.json says that it has none"
+    with pytest.raises(BundleError, match=says):
+        Pipeline.open(bundle.load(tmp_path / "run", verify=False))
 
 
 def test_a_catalogue_without_the_features_of_items_is_refused(runs: Mapping[str, Path], tmp_path: Path) -> None:
@@ -364,7 +350,7 @@ def test_items_that_the_filter_leaves_out_come_last_and_level(runs: Mapping[str,
     build_pipeline(tmp_path / "a", [str(runs["ials"])], runs["wide_deep"], candidates=4, filter="kind == 'a'")
     trained, spec = bundle.load(tmp_path / "a"), FeatureSpec.load(runs["data"])
     made = Pipeline.open(trained)
-    question = Question(spec, "test", ["full"], EvaluateSettings())
+    question = EvaluationTask(spec, "test", ["full"], EvaluateSettings())
     scores = PipelineRanker(trained, question).score_users(question.ranked_users[:3])
     assert made.kept is not None
     assert (scores[:, ~made.kept] == -31).all()
@@ -376,7 +362,7 @@ def test_popularity_does_not_know_what_valid_asks(runs: Mapping[str, Path], tmp_
     """The bundle counts users of train and valid; on valid, only those of train fill lists up and order the rest."""
     build_pipeline(tmp_path / "p", [str(runs["ials"])], runs["wide_deep"], candidates=2)
     trained, spec = bundle.load(tmp_path / "p"), FeatureSpec.load(runs["data"])
-    question = Question(spec, "valid", ["full"], EvaluateSettings())
+    question = EvaluationTask(spec, "valid", ["full"], EvaluateSettings())
     counts = question.known_positives.counts
     assert trained.seen is not None
     assert (trained.seen.counts.numpy() > counts).any()
@@ -423,7 +409,7 @@ def test_filters_excluded_items_and_unknown_users(runs: Mapping[str, Path], tmp_
     build_pipeline(tmp_path / "a", [str(runs["ials"])], runs["wide_deep"], candidates=4, filter="kind != 'a'")
     predictor = Predictor.open(tmp_path / "a")
     kinds = {100 + number: "abc"[(100 + number) % 3] for number in range(30)}
-    wanted = Wanted(users=("u1", "nobody"), k=30, filter="kind != 'b'", exclude=(101, 104, 107))
+    wanted = RecommendRequest(users=("u1", "nobody"), k=30, filter="kind != 'b'", exclude=(101, 104, 107))
     known, unknown = predictor.recommend(wanted)
     for answer in (known, unknown):
         items = [int(item.item) for item in answer.items]
@@ -438,7 +424,7 @@ def test_filters_excluded_items_and_unknown_users(runs: Mapping[str, Path], tmp_
 
 def test_a_basket_is_answered_by_retrievers_that_read_baskets(pipeline: Path) -> None:
     predictor = Predictor.open(pipeline)
-    answer = predictor.recommend(Wanted(items=(100, 103), k=5))[0]
+    answer = predictor.recommend(RecommendRequest(items=(100, 103), k=5))[0]
     assert answer.answered_by == "basket"
     assert len(answer.items) == 5
     assert not {item.item for item in answer.items} & {"100", "103", 100, 103}
@@ -483,7 +469,11 @@ def test_an_item_model_ranks_what_another_brings_for_users_and_baskets(
 ) -> None:
     build_pipeline(tmp_path / "one", [str(runs["ials"])], runs["ease"], candidates=6)
     predictor, alone = Predictor.open(tmp_path / "one"), Predictor.open(runs["ease"])
-    for wanted in (Wanted(users=("u3", "u4"), k=6), Wanted(items=(100, 101), k=6), Wanted(items=(100,), users=("u1",))):
+    for wanted in (
+        RecommendRequest(users=("u3", "u4"), k=6),
+        RecommendRequest(items=(100, 101), k=6),
+        RecommendRequest(items=(100,), users=("u1",)),
+    ):
         for one, other in zip(predictor.recommend(wanted), alone.recommend(replace(wanted, k=30)), strict=True):
             scores = {item.item: item.score for item in other.items}
             assert [item.score for item in one.items] == pytest.approx([scores[item.item] for item in one.items])
@@ -493,16 +483,16 @@ def test_an_item_model_ranks_what_another_brings_for_users_and_baskets(
 
 def test_more_items_than_candidates_can_be_asked_for(pipeline: Path) -> None:
     predictor = Predictor.open(pipeline)
-    answer = predictor.recommend(Wanted(users=("u3",), k=30, include_seen=True))[0]
+    answer = predictor.recommend(RecommendRequest(users=("u3",), k=30, include_seen=True))[0]
     assert len({item.item for item in answer.items}) == 30
-    diverse = predictor.recommend(Wanted(users=("u3",), k=3, diversity=0.5, diverse_by="kind"))[0]
+    diverse = predictor.recommend(RecommendRequest(users=("u3",), k=3, diversity=0.5, diverse_by="kind"))[0]
     assert len(diverse.items) == 3
 
 
 def test_boosts_and_reasons_go_with_candidates(pipeline: Path) -> None:
     predictor = Predictor.open(pipeline)
-    plain = predictor.recommend(Wanted(users=("u3",), k=8))[0]
-    boosted = predictor.recommend(Wanted(users=("u3",), k=8, boosts=("kind == 'a': 50",), explain=True))[0]
+    plain = predictor.recommend(RecommendRequest(users=("u3",), k=8))[0]
+    boosted = predictor.recommend(RecommendRequest(users=("u3",), k=8, boosts=("kind == 'a': 50",), explain=True))[0]
     assert {item.item for item in plain.items} == {item.item for item in boosted.items}
     kinds = ["abc"[int(item.item) % 3] for item in boosted.items]
     assert kinds == sorted(kinds, key=lambda kind: kind != "a")

@@ -15,9 +15,9 @@ from recspec.base.errors import BundleError, RequestError
 from recspec.feature_spec import FeatureSpec
 from recspec.inference import ItemIndex, recommender
 from recspec.inference.answer_files import read_users, recommend_to_parquet
+from recspec.inference.pipeline import Retriever, item_vectors
 from recspec.inference.predictor import Predictor
-from recspec.inference.retrievers import Retriever, item_vectors
-from recspec.inference.wanted import Wanted
+from recspec.inference.recommendation import RecommendRequest
 from recspec.models import MODELS, ItemModel
 from recspec.training.loop import train
 from recspec.training.settings import TrainSettings
@@ -82,12 +82,6 @@ def test_rows_of_one_number_alone_are_found() -> None:
     assert recommender._are_alike(scores[:, :1]) is None
 
 
-def test_the_scores_are_the_models_logits(predictor: Predictor) -> None:
-    best = predictor.recommend(["u3"], k=1)[0].items[0]
-    scores, _ = predictor.predict(pa.table({"user_id": ["u3"], "item_id": [best.item]}))
-    assert scores[0] == pytest.approx(best.score, abs=1e-5)
-
-
 def test_the_items_are_those_that_a_search_by_hand_finds(predictor: Predictor, raw: Path) -> None:
     items = list(range(100, 130))
     scores, _ = predictor.predict(pa.table({"user_id": ["u9"] * 30, "item_id": items}))
@@ -96,29 +90,11 @@ def test_the_items_are_those_that_a_search_by_hand_finds(predictor: Predictor, r
     assert [item.item for item in predictor.recommend(["u9"], k=4)[0].items] == by_hand
 
 
-def test_an_unknown_user_gets_the_most_popular_items_and_is_told(predictor: Predictor) -> None:
-    known, answer = predictor.recommend(["u1", "nobody"], k=3)
-    assert known.known
-    assert (answer.user, answer.known) == ("nobody", False)
-    assert answer.notes == ("unknown user: these are the 3 most popular items; score is the number of users",)
-    counts = [item.score for item in answer.items]
-    assert counts == sorted(counts, reverse=True)
-    assert counts[0] == max(predictor.recommender.seen.counts.tolist())
-
-
 def test_more_than_there_are_gives_all_that_are_left(predictor: Predictor) -> None:
     (answer,) = predictor.recommend(["u3"], k=1000)
     assert len(answer.items) == 30 - 12  # the held-out event of test is seen too
     assert answer.notes == ("only 18 unseen items are left",)
     assert len(predictor.recommend(["u3"], k=1000, include_seen=True)[0].items) == 30
-
-
-def test_equal_scores_are_ordered_by_id(predictor: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
-    scores = torch.zeros(1, len(predictor.items))
-    scores[0, -1] = -1.0
-    monkeypatch.setattr(predictor.model, "side_scores", lambda *_: scores.clone())
-    items = [item.item for item in predictor.recommend(["u3"], k=6, include_seen=True)[0].items]
-    assert items == ["100", "101", "102", "103", "104", "105"]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
@@ -134,21 +110,17 @@ def test_scores_that_are_no_finite_numbers_are_told_and_not_left_out(
 
 def test_a_number_of_the_context_that_is_too_large_is_to_blame_and_not_the_model(clicks: Predictor) -> None:
     user = clicks.busiest_user()
-    assert len(clicks.recommend(Wanted(users=(user,), k=2, context={"hour": 3, "speed": 0.5}))[0].items) == 2
+    assert len(clicks.recommend(RecommendRequest(users=(user,), k=2, context={"hour": 3, "speed": 0.5}))[0].items) == 2
     with pytest.raises(RequestError) as caught:
-        clicks.recommend(Wanted(users=(user,), k=2, context={"hour": 3, "speed": 1e308}))
+        clicks.recommend(RecommendRequest(users=(user,), k=2, context={"hour": 3, "speed": 1e308}))
     assert str(caught.value) == "context: the model gives no finite score for some items; a value is too large"
-
-
-def test_no_user_gives_no_answer(predictor: Predictor) -> None:
-    assert predictor.recommend([]) == []
 
 
 def test_all_users_go_to_parquet_in_blocks_as_they_do_one_by_one(
     predictor: Predictor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recommender, "SCORES", 100)  # three users a block
-    count, unknown = recommend_to_parquet(predictor, None, tmp_path / "all.parquet", Wanted(k=3))
+    count, unknown = recommend_to_parquet(predictor, None, tmp_path / "all.parquet", RecommendRequest(k=3))
     table = pq.read_table(tmp_path / "all.parquet")
     assert (count, unknown) == (40, 0)
     assert table.column_names == ["user", "known", "rank", "item", "title", "score"]
@@ -166,7 +138,7 @@ def test_unknown_users_in_a_file_get_popular_items(predictor: Predictor, tmp_pat
     (tmp_path / "users.txt").write_text("u1\n\nnobody\n")
     users = read_users(tmp_path / "users.txt")
     assert users == ["u1", "nobody"]
-    assert recommend_to_parquet(predictor, users, tmp_path / "some.parquet", Wanted(k=2)) == (2, 1)
+    assert recommend_to_parquet(predictor, users, tmp_path / "some.parquet", RecommendRequest(k=2)) == (2, 1)
     rows = pq.read_table(tmp_path / "some.parquet").to_pylist()
     assert [(row["user"], row["known"]) for row in rows] == [
         ("u1", True),
@@ -174,7 +146,7 @@ def test_unknown_users_in_a_file_get_popular_items(predictor: Predictor, tmp_pat
         ("nobody", False),
         ("nobody", False),
     ]
-    recommend_to_parquet(predictor, [], tmp_path / "none.parquet", Wanted(k=2))
+    recommend_to_parquet(predictor, [], tmp_path / "none.parquet", RecommendRequest(k=2))
     assert pq.read_table(tmp_path / "none.parquet").num_rows == 0
 
 
@@ -214,4 +186,4 @@ def test_a_model_without_users_or_items_says_to_predict(tmp_path: Path, role: st
         model.recommend([1])
     for users in (None, [1]):
         with pytest.raises(BundleError, match=message):
-            recommend_to_parquet(model, users, tmp_path / "out.parquet", Wanted())
+            recommend_to_parquet(model, users, tmp_path / "out.parquet", RecommendRequest())

@@ -13,9 +13,9 @@ from recspec.base.errors import RequestError
 from recspec.data.encoding import CrossEncoder
 from recspec.inference import requests as answers
 from recspec.inference.predictor import Predictor
+from recspec.inference.recommendation import RecommendRequest
+from recspec.inference.request_features import RowEncoder, table_of
 from recspec.inference.requests import can_recommend, predict, rank, recommend
-from recspec.inference.row_encoder import RowEncoder
-from recspec.inference.wanted import Wanted
 from tests import made_up
 from tests.inference.conftest import trained
 
@@ -159,37 +159,26 @@ def test_columns_that_are_not_read_are_noted_once_for_request_and_candidates(fil
 
 def test_recommendations_are_the_predictors(films: Predictor) -> None:
     (by_hand,) = films.recommend(["u3"], k=4)
-    found = recommend(films, Wanted(users=("u3",), k=4), liked=3)
+    found = recommend(films, RecommendRequest(users=("u3",), k=4), liked=3)
     assert [(each["rank"], each["item"], each["title"], each["score"]) for each in found["items"]] == [
         (rank, each.item, each.title, each.score) for rank, each in enumerate(by_hand.items, 1)
     ]
     assert not found["unknown_user"]
     assert [each["title"] for each in found["liked"]] == films.liked("u3", k=3)
-    assert recommend(films, Wanted(users=("u3",), k=4))["liked"] == []
-
-
-def test_seen_items_come_back_on_request(films: Predictor) -> None:
-    assert len(recommend(films, Wanted(users=("u3",), k=100))["items"]) == 30 - 12  # of train, valid and test
-    assert len(recommend(films, Wanted(users=("u3",), k=100, include_seen=True))["items"]) == 30
+    assert recommend(films, RecommendRequest(users=("u3",), k=4))["liked"] == []
 
 
 def test_an_unknown_user_gets_the_popular_items_and_a_flag(films: Predictor) -> None:
-    found = recommend(films, Wanted(users=("nobody",), k=3), liked=3)
+    found = recommend(films, RecommendRequest(users=("nobody",), k=3), liked=3)
     assert found["unknown_user"]
     assert found["liked"] == []
     assert [each["item"] for each in found["items"]] == [each.item for each in films.recommend(["?"], k=3)[0].items]
     assert found["notes"] == ["unknown user: these are the 3 most popular items; score is the number of users"]
 
 
-def test_a_model_that_reads_more_than_users_and_items_can_not_recommend(films: Predictor, clicks: Predictor) -> None:
-    assert can_recommend(films)
-    assert not can_recommend(clicks)
-    refused("recommend: context: the model reads ", recommend, clicks, Wanted(users=(1,)))
-
-
 def test_a_model_of_histories_ranks_and_recommends_by_what_it_keeps_of_a_user(past: Predictor) -> None:
     assert can_recommend(past)
-    best = recommend(past, Wanted(users=(3,), k=4))
+    best = recommend(past, RecommendRequest(users=(3,), k=4))
     assert not best["unknown_user"]
     items = [each["item"] for each in best["items"]]
     kept = {
@@ -320,3 +309,45 @@ def test_problems_with_a_cross_name_the_side_they_are_on(crossed: Predictor) -> 
         {"user_id": "u1", "device": "d1", "tags": ["t1"]},
         [{"item_id": ["i1"]}],
     )
+
+
+# --- rows of JSON as columns ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([1, None, 2], [1, None, 2]),
+        ([1, 2.5], [1.0, 2.5]),
+        ([True, 3], ["1", "3"]),
+        (["a", 1, 2.0, 2.5, False, None], ["a", "1", "2", "2.5", "0", None]),
+        ([[1, 2], None, []], [[1, 2], [], []]),
+        ([["a"], [1]], [["a"], ["1"]]),
+        ([None, None], [None, None]),
+        ([2**63 - 1, 0.5], ["9223372036854775807", "0.5"]),
+        ([2**63, 3.0, None], ["9223372036854775808", "3", None]),
+        ([[2**127], [1]], [["170141183460469231731687303715884105728"], ["1"]]),
+    ],
+)
+def test_values_of_json_become_one_type(values: list[Any], expected: list[Any]) -> None:
+    table = table_of([{"x": value} for value in values], "rows")
+    assert table.column("x").to_pylist() == expected
+
+
+def test_a_column_that_some_rows_lack_is_null_there() -> None:
+    table = table_of([{"a": 1}, {"b": "x"}], "rows")
+    assert table.to_pydict() == {"a": [1, None], "b": [None, "x"]}
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ([1, {}], "row 2 (rows[1].x) is an object; expected a text, number, boolean or null"),
+        ([[[1]]], "row 1 (rows[0].x) holds what is a list; expected a text, number, boolean or null"),
+        ([[1], 2], "row 2 (rows[1].x) is a single value, where another row has a list; expected one or the other"),
+        ([10**9999], "row 1 (rows[0].x) is a whole number of 33,216 bits; expected at most 128"),
+        ([[-(2**128)]], "row 1 (rows[0].x) holds what is a whole number of 129 bits; expected at most 128"),
+    ],
+)
+def test_values_that_no_column_holds_are_named(values: list[Any], message: str) -> None:
+    refused(message, table_of, [{"x": value} for value in values], "rows")

@@ -18,9 +18,9 @@ from recspec.data.encoding import Encoders
 from recspec.data.prepare import PrepareContext
 from recspec.data.storage import check, open_split, read_seen
 from recspec.datasets import DATASETS
-from recspec.evaluation import EvaluateSettings, Question, evaluate, seen_items
+from recspec.evaluation import EvaluateSettings, EvaluationTask, evaluate, seen_items
 from recspec.feature_spec import FeatureSpec
-from recspec.inference import Predictor, Wanted, build_pipeline
+from recspec.inference import Predictor, RecommendRequest, build_pipeline
 from recspec.models import MODELS, FittedModel, Interactions
 from recspec.training import TrainSettings, train
 from recspec.training.updating import UpdateSettings, update
@@ -89,7 +89,7 @@ def named(data: FeatureSpec, pairs: tuple[np.ndarray, np.ndarray] | None) -> set
 
 
 def recommended(run: Path, users: list[str], **wanted: object) -> dict[str, set[object]]:
-    answers = Predictor.open(run, device="cpu").recommend(Wanted(users=tuple(users), k=ITEMS, **wanted))  # type: ignore[arg-type]
+    answers = Predictor.open(run, device="cpu").recommend(RecommendRequest(users=tuple(users), k=ITEMS, **wanted))  # type: ignore[arg-type]
     return {str(each.user): {item.item for item in each.items} for each in answers}
 
 
@@ -117,6 +117,18 @@ def test_no_model_recommends_an_item_with_an_event_of_the_user(
         assert found[user], user
     again = recommended(run, [*events], include_seen=True)
     assert any(again[user] & items for user, items in events.items())
+    if {"user", "item"} <= {*MODELS[name].needs} and "history" not in MODELS[name].needs:
+        assert_it_explains_varies_and_finds_items_like_one(Predictor.open(run, device="cpu"))
+
+
+def assert_it_explains_varies_and_finds_items_like_one(predictor: Predictor) -> None:
+    for asked in ({"users": ("u03",)}, {"items": ("i05", "i19")}, {"users": ("nobody",)}):
+        varied = [{"explain": True}, {"diversity": 0.5, "diverse_by": "item_id"}]
+        for more in [*varied, *([{"diversity": 0.5}] if predictor.recommender.vectors is not None else [])]:
+            (answer,) = predictor.recommend(RecommendRequest(k=3, **asked, **more))  # type: ignore[arg-type]
+            assert len(answer.items) == 3
+            assert np.isfinite([each.score for each in answer.items]).all()
+    assert len(predictor.similar("i05", k=3).items) == 3
 
 
 @pytest.fixture(scope="module")
@@ -182,7 +194,7 @@ def test_a_setting_narrows_seen_to_types_of_events(tmp_path: Path) -> None:
         own = {item for who, item in bought if who == user}
         assert not found[user] & own
         assert found[user] >= items - own  # what was only hidden may come again
-    question = Question(data, "test", ["full"], EvaluateSettings())
+    question = EvaluationTask(data, "test", ["full"], EvaluateSettings())
     assert named(data, _pairs(question.excluded)) <= bought
     assert named(data, _pairs(question.seen)) - bought  # the model knows of others
 
@@ -254,7 +266,7 @@ def test_each_event_is_known_from_the_split_on_in_which_it_happened(split: str, 
 def test_measuring_leaves_out_disliked_items_and_never_a_held_out_one(data: Mapping[str, FeatureSpec]) -> None:
     """The user knows five of 20 items from train and valid and disliked up to three before: as few are left to rank."""
     rated = data["rated"]
-    question = Question(rated, "test", ["full"], EvaluateSettings())
+    question = EvaluationTask(rated, "test", ["full"], EvaluateSettings())
     assert question.truth.num_pairs == question.positives.num_pairs == USERS
     excluded = named(rated, _pairs(question.excluded))
     assert named(rated, _pairs(question.seen)) < excluded
@@ -273,7 +285,7 @@ def test_a_disliked_item_that_is_liked_later_is_still_a_target(tmp_path: Path) -
             {"user_id": "u00", "item_id": item, "stars": stars, "kind": "buy", "timestamp": 1_700_000_000 + place}
         )
     data = prepared(tmp_path / "data", events, rating="stars", min_rating=4)
-    question = Question(data, "test", ["full"], EvaluateSettings())
+    question = EvaluationTask(data, "test", ["full"], EvaluateSettings())
     assert ("u00", "i01") in named(data, _pairs(question.truth))
     assert ("u00", "i01") not in named(data, _pairs(question.excluded))
 

@@ -7,8 +7,8 @@ from recspec.models.layers import (
     AfterFirst,
     AttentionUnit,
     Gru,
-    all_items,
     attention_to_items,
+    event_networks,
     events_of,
     last_states_of_items,
     weighted_sums,
@@ -39,8 +39,8 @@ def test_weights_are_those_of_the_pairs(kind: str, length: int, monkeypatch: pyt
         wanted = events.padded(unit(copies, target, events)).t()
         projected = unit.project_target(target)
         torch.testing.assert_close(attention_to_items(unit, happened, projected), wanted, atol=1e-5, rtol=1e-5)
-        monkeypatch.setattr(all_items, "FLOATS", 1)
-        monkeypatch.setattr(all_items, "EVENTS", 2)
+        monkeypatch.setattr(event_networks, "FLOATS", 1)
+        monkeypatch.setattr(event_networks, "EVENTS", 2)
         torch.testing.assert_close(attention_to_items(unit, happened, projected), wanted, atol=1e-5, rtol=1e-5)
 
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from recspec.models.layers.execution import at_once
+from recspec.models.base import at_once
 
 
 @pytest.mark.parametrize(

@@ -61,20 +61,3 @@ def test_a_block_worked_by_hand() -> None:
     # With a gradient of 1: 5 of the second layer's unit, so (5 * 3, stopped) of the first's.
     assert network.backward(torch.tensor([1.0]), layers, scratch).tolist() == [[15.0, 0.0]]
     assert [gradient.tolist() for gradient in network.slopes] == [[[5.0, 0.0]], [5.0], [[2.0]], [1.0]]
-
-
-def test_a_block_of_sigmoids_worked_by_hand() -> None:
-    # sigmoid(0) = 1/2, whose slope is 1/4; a logit of 8 / 2 + 1 = 5.
-    tail = [torch.tensor([[8.0]]), torch.tensor([1.0])]
-    network, scratch = Tail("sigmoid", tail), Scratch(tail[0], 1)
-    layers = network.layers(torch.tensor([[0.0]]), scratch)
-    assert network.forward(layers, torch.empty(1)).tolist() == [5.0]
-    assert network.backward(torch.tensor([1.0]), layers, scratch).tolist() == [[2.0]]
-
-
-def test_scratch_is_the_same_memory_for_the_same_name() -> None:
-    scratch = Scratch(torch.zeros(1), rows=3)
-    one = scratch("a", 2, 4)
-    assert one.shape == (2, 4)
-    assert scratch("a", 3, 4).data_ptr() == one.data_ptr() != scratch("b", 2, 4).data_ptr()
-    assert scratch("a", 5, 4).shape == (5, 4)  # more rows than were told

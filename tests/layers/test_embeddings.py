@@ -52,21 +52,6 @@ def test_vectors_stand_side_by_side_and_lists_are_pooled_without_padding(
     torch.testing.assert_close(embeddings(BATCH), torch.tensor(expected, dtype=torch.float32))
 
 
-def test_some_features_alone_are_columns_of_all() -> None:
-    embeddings = tables()
-    whole = embeddings(BATCH)
-    names = ("shop", "hour")
-    assert embeddings.order(names) == ("hour", "shop")
-    torch.testing.assert_close(embeddings(BATCH, names), whole[:, [2, 3, 6, 7, 8]])
-
-
-def test_a_row_alone_and_no_row_at_all_are_looked_up() -> None:
-    embeddings = tables()
-    one = {name: tensor[:1] for name, tensor in BATCH.items()}
-    torch.testing.assert_close(embeddings(one), embeddings(BATCH)[:1])
-    assert embeddings({name: tensor[:0] for name, tensor in BATCH.items()}).shape == (0, 9)
-
-
 @pytest.mark.parametrize("combiner", ["sum", "mean"])
 def test_a_sparse_gradient_is_the_dense_one(combiner: Literal["sum", "mean"]) -> None:
     gradients = []

@@ -33,11 +33,6 @@ def test_steps_grow_by_an_eighth_at_most_and_have_few_numbers_of_rows(sizes: lis
     }
 
 
-def test_events_of_any_batch_have_few_numbers_of_places_altogether() -> None:
-    found = {sum(_even_together([size, size // 2], 4096)) for size in range(1, 2048)}
-    assert len(found) <= 8 + 4 * 4
-
-
 @pytest.mark.parametrize(("rows", "length"), [(900, 12), (40, 9)], ids=["even steps", "even together"])
 @pytest.mark.parametrize("kind", ["sigmoid", "prelu", "dice"])
 def test_even_events_train_as_the_others_do(rows: int, length: int, kind: Activation) -> None:

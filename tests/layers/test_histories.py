@@ -8,7 +8,7 @@ import torch
 from recspec.base.errors import SpecError
 from recspec.feature_spec import FeatureSpec
 from recspec.models.layers.batch import Batch
-from recspec.models.layers.histories import Histories
+from recspec.models.layers.events import Histories
 
 
 def a_spec(**changed: object) -> FeatureSpec:
@@ -96,11 +96,7 @@ class TestHistories:
 
     @pytest.mark.parametrize(
         ("last", "kept"),
-        [
-            (2, [[1, 2], [], [5, 6], [7]]),
-            (1, [[2], [], [6], [7]]),
-            (None, [[1, 2], [], [3, 4, 5, 6], [7]]),
-        ],
+        [(2, [[1, 2], [], [5, 6], [7]]), (1, [[2], [], [6], [7]]), (None, [[1, 2], [], [3, 4, 5, 6], [7]])],
     )
     @pytest.mark.parametrize("padded", [False, True])
     def test_the_latest_events_alone(

@@ -92,15 +92,6 @@ def test_without_attention_it_is_the_gru_of_torch() -> None:
     torch.testing.assert_close(states, theirs(packed)[0].data)
 
 
-def test_an_event_without_attention_leaves_the_state() -> None:
-    made, events = a_gru(), jagged_events(torch.ones(1, 3, dtype=torch.bool))
-    x = torch.randn(3, 3, dtype=torch.float64)
-    first = jagged_events(torch.ones(1, 1, dtype=torch.bool))
-    one = made(x[:1], first, torch.ones(1, dtype=torch.float64))[1]
-    later = made(x, events, torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64))[1]
-    torch.testing.assert_close(later, one, atol=1e-14, rtol=0)
-
-
 def test_recurrences_stay_in_fp32_under_autocast() -> None:
     made, events = a_gru(dtype=torch.float32), jagged_events(torch.ones(2, 3, dtype=torch.bool))
     x = torch.randn(6, 3)

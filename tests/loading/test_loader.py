@@ -68,8 +68,8 @@ def global_batches(ranks: Sequence[Sequence[RankBatch]]) -> list[list[int]]:
 # --- the promise -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 8])
-@pytest.mark.parametrize("batch_size", [1, 7, 64, 100, 101, 5000])
+@pytest.mark.parametrize("world_size", [1, 3, 8])
+@pytest.mark.parametrize("batch_size", [1, 64, 101, 5000])
 @pytest.mark.parametrize("budget", [1 << 30, TINY])
 def test_no_row_is_lost_or_seen_twice(budget: int, batch_size: int, world_size: int, tmp_path: Path) -> None:
     spec = dataset(tmp_path, {"train": 101})
@@ -94,27 +94,20 @@ def test_no_row_is_lost_or_seen_twice(budget: int, batch_size: int, world_size: 
 
 
 @pytest.mark.parametrize("budget", [1 << 30, TINY])
-@pytest.mark.parametrize("batch_size", [1, 7, 64, 5000])
+@pytest.mark.parametrize("batch_size", [1, 64, 5000])
 def test_ranks_do_not_change_the_batches(batch_size: int, budget: int, tmp_path: Path) -> None:
     spec = dataset(tmp_path, {"train": 101})
 
     def batches(world_size: int) -> list[list[int]]:
-        return global_batches(
-            [
-                list(
-                    Loader(
-                        spec, "train", batch_size=batch_size, rank=rank, world_size=world_size, memory_budget=budget
-                    ).batches(3, lanes=2)
-                )
-                for rank in range(world_size)
-            ]
-        )
+        given = {"batch_size": batch_size, "world_size": world_size, "memory_budget": budget}
+        ranks = [Loader(spec, "train", rank=rank, **given) for rank in range(world_size)]
+        return global_batches([[*rank.batches(3, lanes=2)] for rank in ranks])
 
     assert batches(1) == batches(2) == batches(5)
 
 
 @pytest.mark.parametrize("budget", [1 << 30, TINY])
-@pytest.mark.parametrize("start", [0, 1, 5, 14, 15, 99])
+@pytest.mark.parametrize("start", [0, 1, 14, 99])
 def test_a_run_continues_where_it_stood(start: int, budget: int, tmp_path: Path) -> None:
     spec = dataset(tmp_path, {"train": 101})
     whole = [share.batch["row"].tolist() for share in Loader(spec, "train", batch_size=7).batches(2)]
@@ -138,6 +131,8 @@ def test_the_order_is_a_function_of_seed_and_epoch(tmp_path: Path) -> None:
         reader = Loader(spec, "train", batch_size=50, seed=1, memory_budget=budget)
         assert tuple(rows_of(list(reader.batches(1)))) == orders[1, 1], "whatever the batch size"
         assert tuple(rows_of(list(reader.batches(0)))) == orders[1, 0], "and the epochs before"
+        unshuffled = Loader(spec, "train", batch_size=10, shuffle=False, memory_budget=budget)
+        assert rows_of(list(unshuffled.batches(5))) == list(range(101)), "or that of the files"
 
 
 @pytest.mark.parametrize("kind", ["parquet", "csv", "split_binary", "torch_tensor", "tfrecord"])
@@ -158,13 +153,6 @@ def test_every_row_keeps_its_values(budget: int, kind: ChunkType, tmp_path: Path
     assert batch["tags"].is_contiguous()
 
 
-def test_rows_are_in_file_order_where_they_are_not_shuffled(tmp_path: Path) -> None:
-    spec = dataset(tmp_path, {"train": 101})
-    for budget in (1 << 30, TINY):
-        reader = Loader(spec, "train", batch_size=10, shuffle=False, memory_budget=budget)
-        assert rows_of(list(reader.batches(5))) == list(range(101))
-
-
 @pytest.mark.parametrize("budget", [1 << 30, TINY])
 def test_several_splits_are_one(budget: int, tmp_path: Path) -> None:
     spec = dataset(tmp_path, {"train": 60, "valid": 41, "test": 10})
@@ -179,9 +167,8 @@ def test_several_splits_are_one(budget: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("features", [None, ["row"]])
 def test_only_positives(features: list[str] | None, budget: int, tmp_path: Path) -> None:
     spec = dataset(tmp_path, {"train": 60, "valid": 41})
-    reader = Loader(
-        spec, ["train", "valid"], batch_size=8, features=features, memory_budget=budget, positives_only=True
-    )
+    given = {"batch_size": 8, "features": features, "memory_budget": budget}
+    reader = Loader(spec, ["train", "valid"], **given, positives_only=True)
     assert (reader.num_rows, reader.num_batches) == (34, 5)
     shares = list(reader.batches())
     assert sorted(rows_of(shares)) == list(range(0, 101, 3))
@@ -191,25 +178,13 @@ def test_only_positives(features: list[str] | None, budget: int, tmp_path: Path)
         assert torch.equal(batch["tags"], batch["row"][:, None] * (torch.arange(4) < (batch["row"] % 5)[:, None]))
 
 
-def test_no_positive_row_gives_no_batch(tmp_path: Path) -> None:
-    spec = dataset(tmp_path, {"train": 0, "valid": 1})
-    with SplitWriter(tmp_path, "none", spec.features) as writer:
-        writer.write(columns_of(np.array([1, 2])))
-    reader = Loader(spec.replace(sources={"none": writer.chunks}), "none", batch_size=4, positives_only=True)
-    assert (reader.num_rows, reader.num_batches, list(reader.batches())) == (0, 0, [])
-
-
 def test_a_dataset_smaller_than_a_batch_and_than_the_ranks(tmp_path: Path) -> None:
     spec = dataset(tmp_path, {"train": 2})
     shares = [
         share for rank in range(4) for share in Loader(spec, "train", batch_size=100, rank=rank, world_size=4).batches()
     ]
-    assert [(share.num_rows, share.total_rows, share.first_row) for share in shares] == [
-        (1, 2, 0),
-        (1, 2, 1),
-        (0, 2, 2),
-        (0, 2, 2),
-    ]
+    found = [(share.num_rows, share.total_rows, share.first_row) for share in shares]
+    assert found == [(1, 2, 0), (1, 2, 1), (0, 2, 2), (0, 2, 2)]
     assert sorted(rows_of(shares)) == [0, 1]
     assert all(share.batch["row"].tolist()[0] in (0, 1) for share in shares)
 
@@ -235,21 +210,10 @@ def test_lists_that_are_mostly_padding_are_held_ragged(tmp_path: Path) -> None:
     assert all(share.batch["tags"].shape[1] <= 4 for share in streamed.batches())
     assert _rows(fixed.batches(), 500) == _rows(iter(reader.batches()), 500), "and the same order"
     assert sorted(_rows(streamed.batches(), 500)) == sorted(_rows(fixed.batches(), 500))
-
-
-def test_lists_that_are_pooled_have_a_place_even_where_a_batch_holds_no_value(tmp_path: Path) -> None:
-    spec = dataset(tmp_path, {"train": 101})
-    tags = {**FEATURES["tags"], "length": 500}
-    spec = FeatureSpec.from_dict({**spec.to_dict(), "feature_spec": {**FEATURES, "tags": tags}}, tmp_path)
-    for budget in (1 << 30, TINY):
+    for budget in (101 * 200, TINY):
         reader = Loader(spec, "train", batch_size=1, shuffle=False, memory_budget=budget)
         widths = [share.batch["tags"].shape[1] for share in reader.batches()]
         assert widths == [max(1, row % 5) for row in range(101)], "torch refuses a bag without a place"
-
-
-def test_lists_that_are_mostly_values_keep_their_length(tmp_path: Path) -> None:
-    reader = Loader(dataset(tmp_path, {"train": 101}), "train", batch_size=1, shuffle=False)
-    assert {share.batch["tags"].shape for share in reader.batches()} == {(1, 4)}
 
 
 def _rows(shares: Iterator[RankBatch], width: int) -> list[tuple[int, list[int]]]:
@@ -274,24 +238,14 @@ def events_of(row: int) -> int:
 
 def histories(folder: Path, rows: int, kind: ChunkType = "parquet") -> FeatureSpec:
     """Event j of row i is the item 1000 i + j + 1 at the gap j / 4, its negative that item and 500,000 more."""
+    item: dict[str, object] = {"dtype": "int32", "cardinality": 1_000_000}
+    items = {**item, "vocabulary": "item", "length": LENGTH, "padding": 0}
     features: dict[str, dict[str, object]] = {
         "row": {"dtype": "int32", "cardinality": 1000},
-        "item": {"dtype": "int32", "cardinality": 1_000_000},
-        "history_item": {
-            "dtype": "int32",
-            "cardinality": 1_000_000,
-            "vocabulary": "item",
-            "length": LENGTH,
-            "padding": 0,
-        },
+        "item": item,
+        "history_item": items,
         "history_gap": {"dtype": "float32", "length": LENGTH},
-        "negative_item": {
-            "dtype": "int32",
-            "cardinality": 1_000_000,
-            "vocabulary": "item",
-            "length": LENGTH,
-            "padding": 0,
-        },
+        "negative_item": items,
         "history_shop": {"dtype": "int64", "cardinality": 2**40, "length": LENGTH, "padding": 0},
         "label": {"dtype": "bool"},
     }
@@ -329,12 +283,9 @@ def histories(folder: Path, rows: int, kind: ChunkType = "parquet") -> FeatureSp
 
 @pytest.mark.parametrize("kind", CHUNK_TYPES)
 @pytest.mark.parametrize("budget", [1 << 30, 4_000])
-@pytest.mark.parametrize("shuffle", [True, False])
-def test_a_batchs_histories_are_as_wide_as_its_longest(
-    shuffle: bool, budget: int, kind: ChunkType, tmp_path: Path
-) -> None:
+def test_a_batchs_histories_are_as_wide_as_its_longest(budget: int, kind: ChunkType, tmp_path: Path) -> None:
     spec = histories(tmp_path, 101, kind)
-    reader = Loader(spec, "train", batch_size=8, shuffle=shuffle, memory_budget=budget)
+    reader = Loader(spec, "train", batch_size=8, memory_budget=budget)
     assert reader.mode == ("memory" if budget == 1 << 30 else "stream")
     seen, widths = [], set()
     for share in reader.batches(1):
@@ -380,12 +331,6 @@ def test_a_batch_without_a_single_event_has_no_width(budget: int, tmp_path: Path
     assert reader.mode == ("memory" if budget == 1 << 30 else "stream")
     shapes = [[tuple(share.batch[name].shape) for name in HISTORY] for share in reader.batches()]
     assert shapes == [[(1, events_of(row))] * 4 for row in range(50)]
-
-
-def test_histories_without_an_event_in_the_whole_split(tmp_path: Path) -> None:
-    spec = histories(tmp_path, 1)
-    (share,) = Loader(spec, "train", batch_size=4).batches()
-    assert {name: share.batch[name].shape for name in HISTORY} == dict.fromkeys(HISTORY, (1, 0))
 
 
 def test_histories_of_one_length_are_held_side_by_side(tmp_path: Path) -> None:
@@ -533,17 +478,6 @@ def test_values_no_model_may_see_are_named_with_file_column_and_row(
             problem.split(" (")[0] for problem in expected
         }
         assert any("row 4: 1000 is too large" in problem for problem in caught.value.problems)
-
-
-def test_a_number_that_only_float64_holds_is_named_rather_than_read_as_infinite(tmp_path: Path) -> None:
-    features = {"price": {"dtype": "float64"}, "label": {}}
-    sources = {"train": [{"type": "csv", "features": ["price", "label"], "files": ["t.csv"]}]}
-    channels = {"context": ["price"], "label": ["label"]}
-    spec = FeatureSpec.from_dict({"feature_spec": features, "source_spec": sources, "channel_spec": channels}, tmp_path)
-    (tmp_path / "t.csv").write_text("3e38,0\n-1e39,1\n")
-    told = r"t\.csv, column 'price', row 2: -1e\+39 does not fit float32, whose largest value is 3\.40282e\+38"
-    with pytest.raises(DataError, match=told):
-        list(Loader(spec, "train", batch_size=2).batches())
 
 
 def test_a_problem_found_while_reading_ahead_is_raised_where_batches_are_used(tmp_path: Path) -> None:

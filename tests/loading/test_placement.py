@@ -49,7 +49,7 @@ def test_a_plan_says_who_holds_what() -> None:
     assert str(plan_sharding([table("one", 1)], 2)) == "rank 0: 1 bytes: s one (1 rows)\nrank 1: 0 bytes: nothing"
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 8])
+@pytest.mark.parametrize("world_size", [1, 3, 8])
 @pytest.mark.parametrize("sizes", [[], [1], [7, 7, 7], [1000, 1], [3, 500, 20, 20, 8, 1]])
 def test_every_row_is_held_once_and_no_rank_has_more_than_its_share_and_a_piece(
     sizes: list[int], world_size: int

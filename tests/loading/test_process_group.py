@@ -1,4 +1,4 @@
-"""Processes meet, exchange tensors (three of them, on gloo), and end when one of them dies."""
+"""Processes meet, share rows, exchange tensors (three of them, on gloo), and end when one of them dies."""
 
 from __future__ import annotations
 
@@ -192,43 +192,20 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> FeatureSpec:
 
 def training(data: FeatureSpec, run: Path, epochs: int = 5) -> list[str]:
     """Arguments of `recspec`."""
-    chosen = {
-        "factors": 4,
-        "layers": [8, 4],
-        "dropout": 0.2,
-        "train.epochs": epochs,
-        "train.batch_size": 1000,
-        "train.learning_rate": 0.01,
-        "train.log_every": 1,
-        "train.checkpoint_minutes": 0,
-        "train.tensorboard": False,
-        "train.precision": "fp32",
-    }
+    model = {"factors": 4, "layers": [8, 4], "dropout": 0.2}
+    of_training = {"epochs": epochs, "batch_size": 1000, "learning_rate": 0.01, "log_every": 1}
+    of_training |= {"checkpoint_minutes": 0, "tensorboard": False, "precision": "fp32"}
+    chosen = {**model, **{f"train.{name}": value for name, value in of_training.items()}}
     assignments = [part for name, value in chosen.items() for part in ("--set", f"{name}={json.dumps(value)}")]
     return ["train", "neumf", str(data.folder), str(run), *assignments]
 
 
 def torchrun(*arguments: str, restarts: int = 0) -> subprocess.Popen[str]:
     """Two processes of `recspec`; their words on standard error."""
+    options = "--nproc-per-node 2 --master-port 0 --rdzv-backend c10d --rdzv-endpoint localhost:0"
+    options += f" --max-restarts {restarts}"
     return subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--nproc-per-node",
-            "2",
-            "--master-port",
-            "0",
-            "--rdzv-backend",
-            "c10d",
-            "--rdzv-endpoint",
-            "localhost:0",
-            "--max-restarts",
-            f"{restarts}",
-            "-m",
-            "recspec",
-            *arguments,
-        ],
+        [sys.executable, "-m", "torch.distributed.run", *options.split(), "-m", "recspec", *arguments],
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -367,3 +344,26 @@ def test_what_is_no_device(name: str) -> None:
     with pytest.raises(SettingsError) as caught:
         pick_device(name)
     assert str(caught.value) == f"device is '{name}'; expected auto, cpu, cuda or cuda:N"
+
+
+# --- one rank's share of rows -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("world_size", [1, 3, 8])
+@pytest.mark.parametrize("n", [0, 1, 7, 8, 9, 101])
+def test_the_shares_of_all_ranks_are_all_rows_once_and_in_order(n: int, world_size: int) -> None:
+    shares = [Ranks(rank, world_size).share(n) for rank in range(world_size)]
+    assert [row for share in shares for row in range(n)[share]] == list(range(n))
+    sizes = [share.stop - share.start for share in shares]
+    assert max(sizes) - min(sizes) <= 1
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def test_one_process_tells_itself_what_it_knows() -> None:
+    alone = Ranks()
+    rows = torch.tensor([[1, 2], [3, 4]])
+    assert alone.is_first
+    assert torch.equal(alone.gather(rows), rows)
+    assert torch.equal(alone.sum(rows), rows)
+    assert (alone.any(True), alone.any(False)) == (True, False)
+    alone.barrier()

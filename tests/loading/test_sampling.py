@@ -45,36 +45,21 @@ def test_rows_come_first_then_blocks_with_other_items_and_label_0() -> None:
     assert batch["item_id"][:3].tolist() == [0, 1, 2]
     assert batch["label"].tolist() == [1.0] * 3 + [0.0] * 6
     assert batch["item_id"].dtype == torch.int32
-
-
-def test_labels_of_the_file_stay() -> None:
-    given = rows(2)
-    given.batch["label"] = torch.tensor([1.0, 0.0])
-    assert sampler(1)(given, epoch=0, step=0)["label"].tolist() == [1.0, 0.0, 0.0, 0.0]
-
-
-def test_no_negatives_leaves_the_rows_as_they_are() -> None:
-    given = rows(4)
-    batch = sampler(0)(given, epoch=0, step=0)
-    assert {name: tensor.tolist() for name, tensor in batch.items()} == {
-        name: tensor.tolist() for name, tensor in given.batch.items()
-    }
+    given.batch["label"] = torch.tensor([1.0, 0.0, 1.0])
+    assert sampler(1)(given, epoch=0, step=0)["label"].tolist() == [1, 0, 1, 0, 0, 0], "labels of the file stay"
+    assert sampler(0)(given, epoch=0, step=0)["item_id"].tolist() == [0, 1, 2]
+    filler = RankBatch(part(given, 2, 3).batch, num_rows=0, total_rows=3, first_row=3)
+    assert len(sampler(2)(filler, epoch=0, step=0)["item_id"]) == 3
 
 
 def test_draws_are_a_function_of_seed_epoch_and_step() -> None:
     given = rows(100)
+    state = torch.random.get_rng_state()
     first = sampler(4, seed=1)(given, epoch=2, step=3)["item_id"]
+    assert torch.equal(torch.random.get_rng_state(), state), "torch's own generator is left alone"
     assert torch.equal(first, sampler(4, seed=1)(given, epoch=2, step=3)["item_id"])
     for seed, epoch, step in ((0, 2, 3), (1, 3, 3), (1, 2, 4)):
         assert not torch.equal(first, sampler(4, seed=seed)(given, epoch=epoch, step=step)["item_id"])
-
-
-def test_draws_do_not_touch_torchs_own_generator() -> None:
-    torch.manual_seed(0)
-    expected = torch.rand(3)
-    torch.manual_seed(0)
-    sampler(4)(rows(100), epoch=0, step=0)
-    assert torch.equal(torch.rand(3), expected)
 
 
 @pytest.mark.parametrize("cut", [1, 37, 99])
@@ -87,11 +72,6 @@ def test_two_ranks_see_the_negatives_of_one(cut: int, rejecting: bool) -> None:
     first = draw(part(whole, 0, cut), epoch=1, step=1)["item_id"].view(4, cut)
     second = draw(part(whole, cut, 100), epoch=1, step=1)["item_id"].view(4, 100 - cut)
     assert torch.equal(together, torch.cat([first, second], dim=1))
-
-
-def test_a_rank_with_only_a_filler_row_gets_a_batch() -> None:
-    filler = RankBatch(part(rows(3), 2, 3).batch, num_rows=0, total_rows=3, first_row=3)
-    assert len(sampler(2)(filler, epoch=0, step=0)["item_id"]) == 3
 
 
 def test_uniform_draws_are_uniform_and_never_below_the_first_id() -> None:
@@ -111,6 +91,9 @@ def test_weighted_draws_follow_the_weights() -> None:
     expected = weights / weights.sum() * len(drawn)
     assert counts[0] == 0
     assert ((counts - expected)[1:] ** 2 / expected[1:]).sum() < 100
+    beside = sampler(4, weights=weights, beside=True)(rows(500), epoch=0, step=0)
+    wanted = 4 * beside[drawn_of("item_id")] / weights.sum()
+    torch.testing.assert_close(beside[log_expected_of("item_id")].exp(), wanted.float())
 
 
 @pytest.mark.parametrize("cut", [1, 37, 99])
@@ -126,13 +109,6 @@ def test_beside_each_row_are_the_items_that_would_be_behind_it(cut: int) -> None
     assert all(torch.equal(beside[name], whole.batch[name]) for name in whole.batch)
 
 
-def test_weighted_draws_say_how_often_they_were_expected() -> None:
-    weights = torch.arange(NUM_ITEMS, dtype=torch.float64)
-    batch = sampler(4, weights=weights, beside=True)(rows(500), epoch=0, step=0)
-    expected = 4 * batch[drawn_of("item_id")] / weights.sum()
-    torch.testing.assert_close(batch[log_expected_of("item_id")].exp(), expected.float())
-
-
 def test_what_a_user_acted_on_is_drawn_anew() -> None:
     # User u acted on every item but u, u + 10 and u + 20: of 50 draws 47 must be redrawn, again and again.
     acted = torch.ones(7, NUM_ITEMS, dtype=torch.bool)
@@ -144,24 +120,6 @@ def test_what_a_user_acted_on_is_drawn_anew() -> None:
     batch = sampler(30, positives=acted.view(-1).nonzero().view(-1))(rows(200), epoch=0, step=0)
     still = acted[batch["user_id"][200:].long(), batch["item_id"][200:].long()].double().mean().item()
     assert still == pytest.approx((47 / 50) ** (1 + REDRAWS), abs=0.03)
-
-
-def test_rejecting_with_no_known_pair_changes_nothing() -> None:
-    plain = sampler(2)(rows(5), epoch=0, step=0)["item_id"]
-    assert torch.equal(
-        plain, sampler(2, positives=torch.zeros(0, dtype=torch.int64))(rows(5), epoch=0, step=0)["item_id"]
-    )
-
-
-def test_features_of_a_drawn_item_are_its_own() -> None:
-    kinds = torch.arange(NUM_ITEMS) * 10
-    genres = torch.stack([torch.arange(NUM_ITEMS), torch.arange(NUM_ITEMS) + 1], dim=1)
-    given = rows(6, kind=torch.zeros(6, dtype=torch.int32), genres=torch.zeros(6, 2, dtype=torch.int32))
-    batch = sampler(3, item_features={"kind": kinds, "genres": genres})(given, epoch=0, step=0)
-    drawn = batch["item_id"][6:]
-    assert batch["kind"][6:].tolist() == (drawn * 10).tolist()
-    assert batch["genres"][6:].tolist() == torch.stack([drawn, drawn + 1], dim=1).tolist()
-    assert batch["kind"].dtype == torch.int32
 
 
 def test_a_catalogue_without_an_item_is_refused() -> None:
@@ -247,18 +205,6 @@ def test_rejection_knows_the_positive_rows_of_the_splits(tmp_path: Path) -> None
     assert {(1, 3), (1, 4), (1, 5), (2, 4), (2, 5)} <= set(pairs)
     known = {(1, 1), (1, 2), (2, 1), (2, 2), (2, 3)}
     assert sum(pair in known for pair in pairs) <= 20  # of 1000: user 2 acted on 3 of 5 items, and (3/5)^9 is 1 %
-
-
-# --- datasets with histories -----------------------------------------------------------------------------------------
-
-
-def test_a_rows_negatives_have_its_history() -> None:
-    history = torch.tensor([[5, 6], [7, 0], [0, 0]])
-    given = rows(3, history=history)
-    batch = sampler(2)(given, epoch=0, step=0)
-    assert torch.equal(batch["history"], history.repeat(3, 1))
-    none = rows(3, history=history[:, :0])
-    assert sampler(2)(none, epoch=0, step=0)["history"].shape == (9, 0), "nor does a batch without an event matter"
 
 
 @pytest.mark.parametrize(

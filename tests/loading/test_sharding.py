@@ -231,19 +231,20 @@ def train_on(world_size: int, runs: list[tuple[Any, ...]]) -> None:
             assert done.returncode == 0, done.stderr
 
 
-def train_alone(spec: FeatureSpec, folder: Path, case: str, *, resume: bool = False, **values: object) -> None:
-    model, model_settings, settings = CASES[case]
+def train_here(run: tuple[Any, ...]) -> None:
+    data, model, model_settings, settings, folder, resume = run
     train(
         model,
-        spec,
-        folder,
+        FeatureSpec.load(data),
+        Path(folder),
         resume=resume,
-        settings=TrainSettings.model_validate({**COMMON, "epochs": 1, **settings, **values}),
+        settings=TrainSettings.model_validate(settings),
         model_settings=MODELS[model].Settings.model_validate(model_settings),
     )
 
 
-def on_two(spec: FeatureSpec, folder: Path, case: str, *, resume: bool = False, **values: object) -> tuple[Any, ...]:
+def of_case(spec: FeatureSpec, folder: Path, case: str, *, resume: bool = False, **values: object) -> tuple[Any, ...]:
+    """A run, as `train_on` and `train_here` take it."""
     model, model_settings, settings = CASES[case]
     chosen = {**COMMON, "epochs": 1, **settings, "shard_embeddings": "always", **values}
     return str(spec.folder), model, model_settings, chosen, str(folder), resume
@@ -271,20 +272,20 @@ def runs(data_of: Mapping[str, FeatureSpec], tmp_path_factory: pytest.TempPathFa
     """
     root = tmp_path_factory.mktemp("runs")
     for case in CASES:
-        train_alone(data_of[case], root / "one" / case, case)
+        train_here(of_case(data_of[case], root / "one" / case, case))
     data = data_of[RESUMED]
-    train_alone(data, root / "one" / "two epochs", RESUMED, epochs=2)
-    train_alone(data, root / "one-two", RESUMED)
-    on_both = [on_two(data_of[case], root / "two" / case, case) for case in CASES]
+    train_here(of_case(data, root / "one" / "two epochs", RESUMED, epochs=2))
+    train_here(of_case(data, root / "one-two", RESUMED))
+    on_both = [of_case(data_of[case], root / "two" / case, case) for case in CASES]
     train_on(
         2,
         [
             *on_both,
-            on_two(data, root / "one-two", RESUMED, resume=True, epochs=2),
-            on_two(data, root / "two-one", RESUMED),
+            of_case(data, root / "one-two", RESUMED, resume=True, epochs=2),
+            of_case(data, root / "two-one", RESUMED),
         ],
     )
-    train_alone(data, root / "two-one", RESUMED, resume=True, epochs=2)
+    train_here(of_case(data, root / "two-one", RESUMED, resume=True, epochs=2))
     return root
 
 
@@ -354,7 +355,7 @@ def test_a_bundle_of_divided_tables_is_divided_again_for_an_evaluation(
 def test_tables_that_stay_on_the_host_train_as_tables_on_the_device(clicks: FeatureSpec, tmp_path: Path) -> None:
     for case in ("adagrad, rows seen, micro-batches", "adam of all rows, clipped, averaged"):
         for folder, offload in (("here", "never"), ("there", "always")):
-            train_alone(clicks, tmp_path / case / folder, case, offload_embeddings=offload)
+            train_here(of_case(clicks, tmp_path / case / folder, case, offload_embeddings=offload))
         assert events(tmp_path / case / "there", "start")[0]["offloaded"]
         assert not events(tmp_path / case / "here", "start")[0]["offloaded"]
         assert_alike(tmp_path / case / "here", tmp_path / case / "there")
@@ -366,7 +367,7 @@ def test_a_loss_scaler_and_tables_elsewhere_do_not_go_together(
     fp16 = Choice("fp16", "as on a GPU without bf16")
     monkeypatch.setattr("recspec.training.choices.pick_precision", lambda *_, **__: fp16)
     with pytest.raises(SettingsError, match=r"train.precision is fp16, whose .* take bf16 or tf32"):
-        train_alone(clicks, tmp_path / "run", RESUMED, offload_embeddings="always")
+        train_here(of_case(clicks, tmp_path / "run", RESUMED, offload_embeddings="always"))
 
 
 def test_a_size_that_is_none_is_refused() -> None:

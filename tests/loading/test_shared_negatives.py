@@ -115,14 +115,6 @@ def test_features_of_items_come_from_the_catalogue() -> None:
     assert made[drawn_of("tags")].stride(0) == 0  # all rows are one
 
 
-def test_without_users_only_the_own_item_is_left_out() -> None:
-    sampler = SharedNegatives(item="item_id", label="label", row_shares=SHARES)
-    share = rows([0, 0, 0], [1, 1, 2])
-    del share.batch["user_id"]
-    made = sampler(share, epoch=0, step=0)
-    assert (made[EXPECTED] == math.inf).int().tolist() == [[1, 1, 0], [1, 1, 0], [0, 0, 1]]
-
-
 # --- from files ------------------------------------------------------------------------------------------------------
 
 
@@ -170,14 +162,8 @@ def test_items_without_a_positive_row_are_never_drawn(spec: FeatureSpec) -> None
 
 def test_data_without_a_positive_row_is_refused(spec: FeatureSpec, tmp_path: Path) -> None:
     with SplitWriter(tmp_path, "valid", spec.features) as writer:
-        writer.write(
-            {
-                "user_id": np.array([1], np.int32),
-                "item_id": np.array([1], np.int32),
-                "tags": Ragged.of([[]], np.int32),
-                "label": np.array([0], np.float32),
-            }
-        )
+        one, tags = np.array([1], np.int32), Ragged.of([[]], np.int32)
+        writer.write({"user_id": one, "item_id": one, "tags": tags, "label": np.array([0], np.float32)})
     other = spec.replace(sources={**spec.sources, "valid": writer.chunks})
     with pytest.raises(SettingsError, match=r"no 'item_id' has a positive row .* set settings.loss=binary"):
         shared_negatives_for(other, 1, features=("item_id",), splits=("valid",))

@@ -82,8 +82,8 @@ def test_each_rank_reads_its_share_of_the_bytes(kind: ChunkType, world_size: int
         assert sum(rank.bytes_read for rank in ranks) == epoch, "of a block on the border each reads its rows"
 
 
-@pytest.mark.parametrize("resumed_on", [1, 2, 3, 5])
-@pytest.mark.parametrize("start", [0, 1, 16, 33])
+@pytest.mark.parametrize("resumed_on", [1, 3])
+@pytest.mark.parametrize("start", [0, 16, 33])
 def test_an_epoch_that_goes_on_on_other_ranks_has_the_same_batches(start: int, resumed_on: int, tmp_path: Path) -> None:
     spec = dataset(tmp_path)
     begun = [list(loader(spec, rank, 2).batches(3)) for rank in range(2)]

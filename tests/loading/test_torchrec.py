@@ -23,11 +23,10 @@ from recspec.models import MODELS
 from recspec.models.base import Model
 from recspec.models.layers.embeddings import RowsHeld
 from recspec.training.choices import place_tables
-from recspec.training.loop import train
 from recspec.training.optimizers import MetaModel
 from recspec.training.settings import TrainSettings
 from tests import made_up
-from tests.loading.test_sharding import assert_alike, events, train_on
+from tests.loading.test_sharding import assert_alike, events, train_here, train_on
 from tests.processes import ranks
 
 needs_torchrec = pytest.mark.skipif(
@@ -71,22 +70,10 @@ def clicks(tmp_path_factory: pytest.TempPathFactory) -> FeatureSpec:
 
 
 def of_case(spec: FeatureSpec, folder: Path, case: str, *, resume: bool = False, **values: object) -> tuple[Any, ...]:
-    """A run, as `train_on` takes it."""
+    """A run, as `train_on` and `train_here` take it."""
     model, model_settings, settings = CASES[case]
     chosen = {**COMMON, **settings, **BY_TORCHREC, **values}
     return str(spec.folder), model, model_settings, chosen, str(folder), resume
-
-
-def train_alone(spec: FeatureSpec, folder: Path, case: str, *, resume: bool = False, **values: object) -> None:
-    _, model, model_settings, chosen, _, _ = of_case(spec, folder, case, **values)
-    train(
-        model,
-        spec,
-        folder,
-        resume=resume,
-        settings=TrainSettings.model_validate(chosen),
-        model_settings=MODELS[model].Settings.model_validate(model_settings),
-    )
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +85,7 @@ def runs(clicks: FeatureSpec, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """
     root = tmp_path_factory.mktemp("runs")
     for case in CASES:
-        train_alone(clicks, root / "one" / case, case)
+        train_here(of_case(clicks, root / "one" / case, case))
     resumed = [root / "two-three" / case for case in (BY_ROWS, BY_COLUMNS)]
     train_on(
         2,
@@ -110,10 +97,10 @@ def runs(clicks: FeatureSpec, tmp_path_factory: pytest.TempPathFactory) -> Path:
             of_case(clicks, root / "fp16", BY_ROWS, shard_precision="fp16"),
         ],
     )
-    train_alone(clicks, root / "two-one", BY_ROWS, resume=True, epochs=2)
+    train_here(of_case(clicks, root / "two-one", BY_ROWS, resume=True, epochs=2))
     train_on(3, [of_case(clicks, folder, folder.name, resume=True, epochs=2) for folder in resumed])
     for case in (BY_ROWS, BY_COLUMNS):
-        train_alone(clicks, root / "one" / f"two epochs of {case}", case, epochs=2)
+        train_here(of_case(clicks, root / "one" / f"two epochs of {case}", case, epochs=2))
     return root
 
 
@@ -255,16 +242,8 @@ def test_a_torchrec_that_does_not_load_is_told(clicks: FeatureSpec, monkeypatch:
 
 def test_all_that_torchrec_cannot_do_is_told_at_once(clicks: FeatureSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torchrec_tables, "why_not", lambda: None)
-    message = refused(
-        clicks,
-        "wide_deep",
-        optimizer="adam",
-        clip_norm=1.0,
-        average=0.9,
-        sparse_gradients="never",
-        offload_embeddings="always",
-        shard_precision="bf16",
-    )
+    chosen = {"optimizer": "adam", "clip_norm": 1.0, "average": 0.9, "sparse_gradients": "never"}
+    message = refused(clicks, "wide_deep", **chosen, offload_embeddings="always", shard_precision="bf16")
     head, *problems = [line.strip(" -") for line in message.splitlines()]
     assert head == f"{HEAD}: 6 problems"
     needs = "which needs gradients, and TorchRec updates tables in the backward pass and leaves none"

@@ -33,13 +33,8 @@ def dataset(folder: Path, weights: np.ndarray) -> FeatureSpec:
     )
     rows = np.arange(len(weights))
     with SplitWriter(folder, "train", spec.features, "parquet", rows_per_file=37) as writer:
-        writer.write(
-            {
-                "row": (rows + 1).astype(np.int32),
-                "label": (rows % 2).astype(np.float32),
-                "event_weight": weights.astype(np.float32),
-            }
-        )
+        columns = {"row": rows + 1, "label": rows % 2, "event_weight": weights}
+        writer.write({name: values.astype(spec.features[name].dtype) for name, values in columns.items()})
     return spec.replace(sources={"train": writer.chunks})
 
 
@@ -51,14 +46,8 @@ def drawn(loader: Loader, epoch: int = 0, start: int = 0) -> list[int]:
 @pytest.mark.parametrize("budget", [1 << 30, TINY])
 def test_rows_are_drawn_as_often_as_they_weigh(budget: int, tmp_path: Path) -> None:
     weights = np.exp(np.random.default_rng(0).normal(0, 1, 400))
-    loader = Loader(
-        dataset(tmp_path, weights),
-        "train",
-        batch_size=32,
-        features=["row", "label"],
-        memory_budget=budget,
-        weights="event_weight",
-    )
+    given = {"features": ["row", "label"], "weights": "event_weight"}
+    loader = Loader(dataset(tmp_path, weights), "train", batch_size=32, memory_budget=budget, **given)
     assert loader.mode == ("memory" if budget > TINY else "stream")
     expected = weights / weights.mean()
     total = np.zeros(400)

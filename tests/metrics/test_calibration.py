@@ -53,21 +53,14 @@ def test_which_way_probabilities_err(logits: list[float], labels: list[int], lea
     assert calibration_error(logits, labels, num_bins=2).lean == lean
 
 
-def test_equal_scores_share_a_bin_so_no_order_of_rows_matters() -> None:
-    logits, labels = np.repeat([0.0, 1.0, 2.0], [50, 3, 47]), np.arange(100) % 3 == 0
-    order = np.random.default_rng(0).permutation(100)
-    one, other = calibration_error(logits, labels), calibration_error(logits[order], labels[order])
-    assert one.value == pytest.approx(other.value, rel=1e-12)
-    constant = calibration_error(np.full(100, 0.5), labels)
-    assert constant.value == pytest.approx(abs(1 / (1 + math.exp(-0.5)) - labels.mean()))
-
-
 def test_no_row_one_row_and_saturated_logits() -> None:
     assert math.isnan(calibration_error([], []).value)
     assert not calibration_error([], []).is_beyond_chance
     assert calibration_error([0.0], [1]).value == 0.5
     assert calibration_error([1000.0, -np.inf], [1, 0]).value == 0.0
     assert calibration_error([-1000.0, np.inf], [1, 0]).value == 1.0
+    constant = calibration_error(np.full(100, 0.5), np.arange(100) % 2 == 0)  # equal scores share a bin
+    assert constant.value == pytest.approx(1 / (1 + math.exp(-0.5)) - 0.5)
 
 
 @pytest.mark.parametrize("num_rows", [20, 300, 5000])
@@ -87,14 +80,6 @@ def test_many_rows_are_sampled_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # --- the maps ---
-
-
-def test_a_temperature_undoes_a_scale_and_a_shift() -> None:
-    logits, labels = rows(20_000, 3.0)
-    made = fit(logits + 1.5, labels, "temperature")
-    (slope,) = made.slopes
-    assert slope == pytest.approx(1 / 3, rel=0.05)
-    np.testing.assert_allclose(made(logits + 1.5), logits / 3, atol=0.15)
 
 
 def test_a_temperature_by_hand() -> None:
@@ -128,7 +113,7 @@ def test_isotonic_follows_a_bend_that_no_line_follows() -> None:
 
 @pytest.mark.parametrize("method", of_calibration.METHODS)
 class TestAnyMethod:
-    @pytest.mark.parametrize("shape", ["overconfident", "reversed", "separable", "equal", "two values", "huge", "tiny"])
+    @pytest.mark.parametrize("shape", ["overconfident", "reversed", "separable", "equal", "two values", "huge"])
     def test_the_order_of_scores_stays_and_the_numbers_travel(self, method: of_calibration.Method, shape: str) -> None:
         logits, labels = rows(3000, 4.0)
         given = {
@@ -138,7 +123,6 @@ class TestAnyMethod:
             "equal": np.full(3000, 7.0),
             "two values": np.where(logits > 0, 1.0, -1.0),
             "huge": logits * 1e6,
-            "tiny": logits * 1e-3,
         }[shape]
         made = fit(given, labels, method)
         assert Calibration.model_validate_json(made.model_dump_json()) == made
@@ -172,9 +156,7 @@ class TestAnyMethod:
     def test_infinite_logits_are_refused(self, method: of_calibration.Method) -> None:
         with pytest.raises(DataError, match="1 of 2 logits to calibrate are infinite"):
             fit([np.inf, 0.0], [1, 0], method)
-
-    def test_two_rows_are_enough(self, method: of_calibration.Method) -> None:
-        assert np.isfinite(fit([0.0, 1.0], [0, 1], method)([-1e4, 0.5, 1e4])).all()
+        assert np.isfinite(fit([0.0, 1.0], [0, 1], method)([-1e4, 0.5, 1e4])).all(), "two rows are enough"
 
 
 @pytest.mark.parametrize(
@@ -182,13 +164,10 @@ class TestAnyMethod:
     [
         ({"logits": [0, 1, 1], "calibrated": [0, 1, 2]}, "do not increase"),
         ({"logits": [0, 1], "calibrated": [1, 0]}, "slopes from -1 to -1; expected 1e-12 to 1e\\+12: an"),
-        ({"logits": [0, 1], "calibrated": [0, 0]}, "slopes from 0 to 0"),
-        ({"logits": [0, 1e-15], "calibrated": [0, 1]}, "slopes from 1e\\+15"),
         ({"logits": [0, 1], "calibrated": [0, 1, 2]}, "2 logits and 3 calibrated"),
         ({"logits": [0], "calibrated": [0]}, "at least 2 items"),
         ({"logits": list(range(99)), "calibrated": list(range(99))}, "at most 66 items"),
         ({"logits": [0, math.nan], "calibrated": [0, 1]}, "finite number"),
-        ({"logits": [0, math.inf], "calibrated": [0, 1]}, "finite number"),
         ({"logits": [0, 1e12], "calibrated": [0, 1]}, "less than or equal to"),
         ({"logits": [0, 1], "calibrated": [0, 1], "more": 1}, "Extra inputs"),
     ],

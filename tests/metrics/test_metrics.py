@@ -39,19 +39,13 @@ def one_group(scores: list[float], labels: list[int]) -> Ranking:
 def test_auc_counts_the_pairs_in_order() -> None:
     # positives .8 and .3, negatives .5, .3, .1: .8 beats 3; .3 beats 1 and ties 1. (3 + 1.5) / 6
     assert auc([0.8, 0.5, 0.3, 0.3, 0.1], [1, 0, 1, 0, 0]) == 4.5 / 6
+    assert auc([np.inf, -np.inf, 0.0], [1, 0, 0]) == 1.0
 
 
 @pytest.mark.parametrize(("scores", "labels"), [([], []), ([1.0], [1]), ([1.0, 2.0], [1, 1]), ([1.0, 2.0], [0, 0])])
 def test_auc_of_one_class_or_none_is_nan(scores: list[float], labels: list[int]) -> None:
     assert math.isnan(auc(scores, labels))
-
-
-def test_auc_of_a_constant_model_is_one_half() -> None:
-    assert auc(np.zeros(1000), np.arange(1000) % 3 == 0) == 0.5
-
-
-def test_auc_handles_infinite_scores() -> None:
-    assert auc([np.inf, -np.inf, 0.0], [1, 0, 0]) == 1.0
+    assert math.isnan(group_auc(scores, labels, [0] * len(scores)))
 
 
 @pytest.mark.parametrize("decimals", [1, 2, 9])
@@ -59,20 +53,6 @@ def test_auc_equals_scikit_learn(decimals: int) -> None:
     rng = np.random.default_rng(decimals)
     labels = rng.random(2000) < 0.2
     scores = (rng.normal(size=2000) + labels).round(decimals)
-    assert auc(scores, labels) == pytest.approx(sklearn.metrics.roc_auc_score(labels, scores), abs=1e-12)
-
-
-def test_auc_does_not_depend_on_row_order() -> None:
-    rng = np.random.default_rng(0)
-    scores, labels = rng.normal(size=5000).astype(np.float32).round(1), rng.random(5000) < 0.3
-    order = rng.permutation(5000)
-    assert auc(scores, labels) == auc(scores[order], labels[order])
-
-
-def test_auc_of_a_million_rows_is_no_matter_of_pairs() -> None:
-    """A tenth of a second; the 9e10 pairs of a positive and a negative would take minutes."""
-    rng = np.random.default_rng(0)
-    scores, labels = rng.normal(size=1_000_000).astype(np.float32), rng.random(1_000_000) < 0.1
     assert auc(scores, labels) == pytest.approx(sklearn.metrics.roc_auc_score(labels, scores), abs=1e-12)
 
 
@@ -113,11 +93,6 @@ def test_the_standard_error_of_gauc_is_the_spread_of_gauc_over_drawn_groups() ->
     assert values.std(ddof=1) / np.sqrt(len(values)) == pytest.approx(spread, rel=0.1)
 
 
-def test_group_auc_of_no_group_is_nan() -> None:
-    assert math.isnan(group_auc([], [], []))
-    assert math.isnan(group_auc([1.0, 2.0], [1, 1], [0, 0]))
-
-
 def test_group_auc_equals_scikit_learn_group_by_group() -> None:
     rng = np.random.default_rng(1)
     groups = rng.integers(0, 50, 3000)
@@ -137,12 +112,9 @@ def test_group_auc_equals_scikit_learn_group_by_group() -> None:
 def test_log_loss_by_hand() -> None:
     # logit 0: log 2 either way; logit log 3: p = 3/4
     assert log_loss([0.0, math.log(3.0)], [1, 1]) == pytest.approx((math.log(2) + math.log(4 / 3)) / 2)
-    assert log_loss([0.0, math.log(3.0)], [0, 0]) == pytest.approx((math.log(2) + math.log(4)) / 2)
-
-
-def test_log_losses_are_the_rows_of_the_log_loss() -> None:
-    found = log_losses([0.0, math.log(3.0), math.log(3.0)], [1, 1, 0])
-    assert found == pytest.approx([math.log(2), math.log(4 / 3), math.log(4)])
+    assert log_losses([0.0, math.log(3.0)], [0, 0]) == pytest.approx([math.log(2), math.log(4)])
+    assert math.isnan(log_loss([], []))
+    assert math.isnan(log_loss_of_probabilities([], []))
 
 
 def test_auc_of_rows_by_hand() -> None:
@@ -174,12 +146,8 @@ def test_log_loss_is_stable_where_the_sigmoid_saturates() -> None:
     assert log_loss([1000.0], [0]) == 1000.0
     assert log_loss([-1000.0], [1]) == 1000.0
     assert log_loss([100.0], [1]) == pytest.approx(math.exp(-100), rel=1e-12)
-    assert log_loss([np.inf, -np.inf], [1, 0]) == 0.0
-
-
-def test_log_loss_of_no_row_is_nan() -> None:
-    assert math.isnan(log_loss([], []))
-    assert math.isnan(log_loss_of_probabilities([], []))
+    assert log_loss([np.inf, -np.inf], [1, 0]) == log_loss_of_probabilities([1.0, 0.0], [1, 0]) == 0.0
+    assert log_loss_of_probabilities([0.0, 0.5], [1, 0]) == math.inf
 
 
 def test_log_loss_equals_scikit_learn_and_its_own_probabilities(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,45 +160,12 @@ def test_log_loss_equals_scikit_learn_and_its_own_probabilities(monkeypatch: pyt
     assert log_loss_of_probabilities(probabilities, labels) == pytest.approx(expected, rel=1e-12)
 
 
-def test_log_loss_of_a_wrong_certainty_is_infinite() -> None:
-    assert log_loss_of_probabilities([0.0, 0.5], [1, 0]) == math.inf
-    assert log_loss_of_probabilities([1.0, 0.0], [1, 0]) == 0.0
-
-
 def test_logits_given_as_probabilities_are_refused() -> None:
     with pytest.raises(DataError, match=r"2 of 3 probabilities are outside \[0, 1\], the first is 1.5 in row 1"):
         log_loss_of_probabilities([0.5, 1.5, -0.1], [1, 0, 0])
 
 
-# --- ranking, one positive ---
-
-
-def test_the_positive_in_third_place_by_hand() -> None:
-    ranking = one_group([0.9, 0.1, 0.8, 0.7], [0, 0, 0, 1])
-    assert (ranking.higher.tolist(), ranking.tied.tolist(), ranking.num_candidates.tolist()) == ([2], [1], [4])
-    assert hit_rate(ranking, 2) == 0
-    assert hit_rate(ranking, 3) == 1
-    assert ndcg(ranking, 3) == pytest.approx(1 / math.log2(4))
-    assert ndcg(ranking, 2) == 0
-    assert mrr(ranking) == pytest.approx(1 / 3)
-    assert mrr(ranking, 2) == 0
-    assert mean_average_precision(ranking, 3) == pytest.approx(1 / 3)
-    assert recall(ranking, 3) == 1
-    assert precision(ranking, 3) == pytest.approx(1 / 3)
-
-
-def test_a_constant_model_gets_what_chance_gets() -> None:
-    ranking = one_group([0.0] * 100, [1] + [0] * 99)
-    assert hit_rate(ranking, 10) == pytest.approx(0.1)
-    assert ndcg(ranking, 10) == pytest.approx(sum(1 / math.log2(p + 1) for p in range(1, 11)) / 100)
-    assert mrr(ranking) == pytest.approx(sum(1 / p for p in range(1, 101)) / 100)
-
-
-def test_a_tie_across_the_cut_off_gives_the_share_inside() -> None:
-    # one above, then four tied with one positive; two of the four places are within k = 3
-    ranking = one_group([2.0, 1.0, 1.0, 1.0, 1.0, 0.0], [0, 0, 1, 0, 0, 0])
-    assert hit_rate(ranking, 3) == pytest.approx(0.5)
-    assert ndcg(ranking, 3) == pytest.approx((1 / math.log2(3) + 1 / math.log2(4)) / 4)
+# --- ranking ---
 
 
 def test_metrics_are_the_mean_over_groups_in_any_row_order_and_size() -> None:
@@ -249,6 +184,9 @@ def test_groups_and_items_may_be_far_apart_or_text() -> None:
     far = rank_groups([1.0, 0.0, 1.0], [0, 1, 1], [10**17, 10**17, -(10**17)], candidates=[1, 10**18, 5])
     named = rank_groups([1.0, 0.0, 1.0], [0, 1, 1], ["b", "b", "a"], candidates=["x", "y", "x"])
     assert far.higher.tolist() == named.higher.tolist() == [0, 1]
+    # in fp32 these two ids are one number
+    items = np.array([2**24 + 1, 2**24, 2**24 + 2])
+    assert rank_groups([0.1, 0.2, 0.3], [1, 0, 0], [0, 0, 0], candidates=items).num_candidates.tolist() == [3]
 
 
 # --- edges ---
@@ -260,15 +198,9 @@ def test_no_group_gives_nan(metric) -> None:
     assert math.isnan(metric(one_group([1.0, 2.0], [0, 0]), 10))
 
 
-def test_groups_without_a_positive_are_left_out_and_counted() -> None:
-    ranking = rank_groups([1.0, 0.0, 3.0, 2.0], [1, 0, 0, 0], [1, 1, 2, 2])
-    assert (ranking.num_groups, ranking.num_left_out) == (1, 1)
-    assert hit_rate(ranking, 1) == 1
-
-
 @pytest.mark.parametrize("metric", [hit_rate, ndcg, mrr, mean_average_precision])
 @pytest.mark.parametrize("scores", [[3.0, 2.0, 1.0], [1.0, 1.0, 1.0]])
-@pytest.mark.parametrize("k", [1, 2, 3, 10])
+@pytest.mark.parametrize("k", [1, 3, 10])
 def test_a_group_of_positives_only_is_ranked_perfectly(metric, scores: list[float], k: int) -> None:
     assert metric(one_group(scores, [1, 1, 1]), k) == pytest.approx(1)
 
@@ -300,7 +232,9 @@ def test_what_is_1_for_any_model_is_named_from_the_longest_list_on() -> None:
     for k in (3, 12):
         assert metrics.hits(ranking, k).tolist() == metrics.recalls(ranking, k).tolist() == [1, 1]
     assert metrics.hits(ranking, 2).tolist() == [1, 1]  # but only for this order
-    assert metrics.certain(rank_groups([1.0], [0], [1]), (10,)) == ()  # nothing is ranked
+    none = rank_groups([1.0], [0], [1])
+    assert metrics.certain(none, (10,)) == ()  # nothing is ranked
+    assert (none.num_groups, none.num_left_out) == (0, 1)
 
 
 @pytest.mark.parametrize("metric", AT_K)
@@ -338,6 +272,7 @@ def test_a_candidate_listed_twice_is_counted_once_and_its_positive_row_is_kept()
     ranking = rank_groups([0.5, 0.9, 0.9, 0.5, 0.5], [1, 0, 0, 0, 0], [0] * 5, candidates=[4, 6, 6, 4, 8])
     assert ranking.num_candidates.tolist() == [3]
     assert ranking.num_duplicates == 2
+    assert metrics.mean_area(ranking) == 0.25  # of the pairs with 6 and 8: merged duplicates count once
     assert (ranking.higher.tolist(), ranking.tied.tolist(), ranking.positives.tolist()) == ([1], [2], [1])
 
 
@@ -347,17 +282,6 @@ def test_the_positive_is_kept_wherever_it_stands() -> None:
         ranking = rank_groups([0.5, 0.5, 0.9], labels, [3, 3, 3], candidates=items)
         assert ranking.num_groups == 1
         assert ranking.num_candidates.tolist() == [2]
-
-
-def test_the_same_item_in_two_groups_is_two_candidates() -> None:
-    ranking = rank_groups([0.5, 0.5], [1, 1], [0, 1], candidates=[7, 7])
-    assert ranking.num_candidates.tolist() == [1, 1]
-
-
-def test_large_item_ids_do_not_collide() -> None:
-    # in fp32 these two ids are one number
-    items = np.array([2**24 + 1, 2**24, 2**24 + 2])
-    assert rank_groups([0.1, 0.2, 0.3], [1, 0, 0], [0, 0, 0], candidates=items).num_candidates.tolist() == [3]
 
 
 # --- several positives, every order of the ties ---
@@ -391,7 +315,7 @@ def by_definition(k: int) -> dict:
     }
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(8))
 def test_ties_give_the_mean_over_all_their_orders(seed: int) -> None:
     rng = np.random.default_rng(seed)
     size = int(rng.integers(3, 7))
@@ -439,9 +363,6 @@ def test_one_huge_tie_with_several_positives_is_fast_and_right() -> None:
     assert mrr(ranking) == pytest.approx(float((2 * (n - places) / (n * (n - 1)) / places).sum()), rel=1e-9)
 
 
-# --- Ranking ---
-
-
 def test_a_ranking_from_counts_equals_the_one_from_rows() -> None:
     rng = np.random.default_rng(5)
     groups = rng.integers(0, 30, 400)
@@ -458,22 +379,6 @@ def test_a_ranking_from_counts_equals_the_one_from_rows() -> None:
     )
     for name in ("group", "higher", "tied", "positives", "num_candidates", "num_positives", "positives_above"):
         assert getattr(from_rows, name).tolist() == getattr(from_counts, name).tolist(), name
-
-
-def test_group_auc_of_a_ranking_counts_merged_duplicates_once() -> None:
-    ranking = rank_groups([0.5, 0.9, 0.9, 0.1], [1, 0, 0, 0], [0] * 4, candidates=[1, 2, 2, 3])
-    assert metrics.mean_area(ranking) == 0.5
-
-
-def test_a_million_rows_in_unequal_groups_are_ranked_at_once() -> None:
-    """Half a second; a call for each of the 20,000 groups and metrics would take minutes."""
-    rng = np.random.default_rng(7)
-    groups = rng.integers(0, 20_000, 1_000_000)
-    scores, labels = rng.normal(size=1_000_000).astype(np.float32), rng.random(1_000_000) < 0.02
-    items = rng.integers(0, 50_000, 1_000_000)
-    ranking = rank_groups(scores, labels, groups, candidates=items)
-    values = [metric(ranking, 10) for metric in AT_K]
-    assert all(0 < value < 1 for value in values)
 
 
 def test_accuracy_by_hand_and_a_logit_of_zero_counts_one_half() -> None:

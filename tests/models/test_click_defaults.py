@@ -49,9 +49,9 @@ def test_decay_falls_with_the_root_of_the_rows_per_id_and_beyond_a_million_rows(
 @pytest.mark.parametrize("model", CLICK_MODELS)
 def test_each_part_with_embeddings_gets_its_share_of_the_decay(model: str) -> None:
     parts = proposed(model, facts(1000, (10, 100.0), (10, 100.0)))["train.parts"]
-    expected = {
-        "wide_deep": {"deep.embeddings": {"weight_decay": 0.01}, "wide.tables": {"weight_decay": 0.00033}},
-    }.get(model, {"embeddings": {"weight_decay": 0.01}})
+    expected = {"wide_deep": {"deep.embeddings": {"weight_decay": 0.01}, "wide.tables": {"weight_decay": 0.00033}}}.get(
+        model, {"embeddings": {"weight_decay": 0.01}}
+    )
     assert parts == expected
 
 

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from recspec.base.errors import SettingsError
-from recspec.models.dcnv2 import DcnV2, DcnV2Settings
-from recspec.models.layers.interactions import CrossNetwork
+from recspec.models.dcnv2 import CrossNetwork, DcnV2, DcnV2Settings
 from tests.models.test_dlrm import TERABYTE_T15, criteo
 
 
@@ -40,22 +39,6 @@ def test_a_low_rank_layer_is_the_full_one_with_the_product_of_its_matrices() -> 
     torch.testing.assert_close(low(x), full(x))
 
 
-@pytest.mark.parametrize("structure", ["stacked", "parallel"])
-@pytest.mark.parametrize(("cardinalities", "numbers"), [((3, 4), 2), ((3, 4), 0), ((), 3)])
-@pytest.mark.parametrize("bottom", [(), (4,)])
-def test_any_features_make_a_model(
-    structure: str, cardinalities: tuple[int, ...], numbers: int, bottom: tuple[int, ...]
-) -> None:
-    spec = criteo(cardinalities, numbers)
-    settings = {"embedding_dim": 3, "bottom": bottom, "cross_rank": 2, "top": (4,), "structure": structure}
-    model = DcnV2(spec, DcnV2Settings.model_validate(settings)).eval()
-    batch = {name: torch.tensor([0, 1]) for name in spec.inputs(categorical=True)}
-    batch |= {name: torch.tensor([0.5, 2.0]) for name in spec.inputs(categorical=False)}
-    logits = model(batch)
-    assert logits.shape == (2,)
-    assert torch.isfinite(logits).all()
-
-
 def test_tables_may_have_widths_of_their_own() -> None:
     settings = DcnV2Settings(embedding_dim="rule", embedding_dims={"C2": 5}, bottom=(), top=(4,), cross_rank=2)
     model = DcnV2(criteo((16, 100), numbers=1), settings)
@@ -66,8 +49,3 @@ def test_tables_may_have_widths_of_their_own() -> None:
 def test_a_width_for_a_feature_that_is_not_there_is_refused() -> None:
     with pytest.raises(SettingsError, match="embedding_dims: unknown categorical feature 'C9'"):
         DcnV2(criteo((3, 4)), DcnV2Settings(embedding_dims={"C9": 4}))
-
-
-def test_widths_are_at_least_one() -> None:
-    with pytest.raises(ValueError, match="every width is at least 1"):
-        DcnV2Settings(top=(0,))

@@ -7,8 +7,7 @@ import torch
 
 from recspec.base.errors import SettingsError
 from recspec.feature_spec import FeatureSpec
-from recspec.models.dlrm import Dlrm, DlrmSettings
-from recspec.models.layers.interactions import dot_interaction
+from recspec.models.dlrm import Dlrm, DlrmSettings, dot_interaction
 
 TERABYTE_T15 = (
     7912889,

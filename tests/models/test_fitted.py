@@ -1,6 +1,5 @@
 """Models fitted in one go: each against its formula by hand, what they know of users, hostile weights."""
 
-import importlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,13 +9,13 @@ import pytest
 import torch
 
 from recspec.base import config
-from recspec.base.errors import DataError, MissingExtraError, SettingsError
+from recspec.base.errors import DataError, SettingsError
 from recspec.feature_spec import FeatureSpec
 from recspec.metrics.measures import hit_rate, ndcg, rank_groups
 from recspec.models import MODELS, FittedItemModel, Interactions
 from recspec.models import ease as ease_file
 from recspec.models import known_items as known_file
-from recspec.models.layers import on_meta_device
+from recspec.models.base import on_meta_device
 from tests.closeness import assert_close
 
 FORMS = ("primal", "dual", "sparse")
@@ -80,7 +79,7 @@ def test_pairs_have_the_scores_of_their_users_in_every_block_size(
     monkeypatch.setattr(known_file, "ENTRIES", 20)
     monkeypatch.setattr(known_file, "ACTED", 60)
     assert_close(pair_scores(model), scores)
-    monkeypatch.setattr("recspec.models.fitted.ROWS_PAY", 0)  # one by one
+    monkeypatch.setattr("recspec.models.item_model.ROWS_PAY", 0)  # one by one
     assert_close(pair_scores(model), scores)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     assert_close(pair_scores(model), scores)
@@ -92,13 +91,6 @@ def test_neither_the_order_of_the_pairs_nor_their_repetition_matters(name: str, 
     pairs = [(0, 1), (0, 2), (1, 2), (1, 3), (2, 1), (2, 3), (3, 0)]
     one, other = (all_scores(fitted(name, of_pairs(each, 4, 4), **settings)) for each in (pairs, pairs[::-1] * 2))
     np.testing.assert_array_equal(one, other)  # same operations
-
-
-@PERSONAL
-def test_a_personal_model_finds_the_users_taste(name: str, settings: dict[str, object]) -> None:
-    scores = all_scores(fitted(name, two_tastes(), **settings))[:40]
-    assert (scores[0::2, 1:11].mean(1) > scores[0::2, 11:].mean(1)).all()
-    assert (scores[1::2, 11:].mean(1) > scores[1::2, 1:11].mean(1)).all()
 
 
 @every_case
@@ -137,19 +129,6 @@ def test_one_user_and_one_item_are_enough(name: str, settings: dict[str, object]
 def test_no_positive_at_all_is_refused(name: str, settings: dict[str, object]) -> None:
     with pytest.raises(DataError, match="there is no positive to fit on; is the label 1 anywhere"):
         fitted(name, of_pairs([], 3, 3), **settings)
-
-
-def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = importlib.import_module
-
-    def without(module: str, package: str | None = None) -> object:
-        if module.split(".")[0] == "implicit":
-            raise ModuleNotFoundError("No module named 'implicit'", name="implicit")
-        return original(module, package)
-
-    monkeypatch.setattr(importlib, "import_module", without)
-    with pytest.raises(MissingExtraError, match=r"'implicit'.*pip install 'recspec\[baselines\]'"):
-        fitted("ials", two_tastes())
 
 
 @every_case
@@ -225,16 +204,6 @@ def test_ease_is_the_closed_form_in_every_form(form: str, monkeypatch: pytest.Mo
     np.testing.assert_allclose(all_scores(fitted("ease", seen, l2=50.0, form=form)), dense @ weights, atol=1e-5)
 
 
-def test_ease_minimises_its_loss_with_a_zero_diagonal() -> None:
-    # Steck (2019), eq. 2: no weight off the diagonal can lower |X - X B|^2 + l2 |B|^2
-    seen = two_tastes()
-    dense = seen.matrix().toarray().astype(np.float64)
-    weights = ease_file.fit_primal(seen.matrix(), 5.0).astype(np.float64)
-    assert not np.diag(weights).any()
-    gradient = -2 * dense.T @ (dense - dense @ weights) + 2 * 5.0 * weights
-    assert np.abs(gradient[~np.eye(21, dtype=bool)]).max() < 1e-3
-
-
 def test_the_sparse_form_predicts_an_item_from_those_seen_with_it_most() -> None:
     # item 0 stands with item 1 twice and with item 2 once: with one neighbour, w = 2 / (users of item 1 + l2)
     seen = of_pairs([(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 2), (3, 1)], 4, 3)
@@ -246,7 +215,7 @@ def test_operations_of_one_fit_by_hand() -> None:
     few, many = SimpleNamespace(num_users=3, num_items=10), SimpleNamespace(num_users=30, num_items=10)
     cubes = 27 / torch.get_num_threads(), 1000 / torch.get_num_threads()
     for sizes, form, expected in ((few, "dual", cubes[0]), (many, "primal", cubes[1]), (few, "sparse", 1e8 + 4e4)):
-        sizes.choice = SimpleNamespace(form=form)
+        sizes.form = form
         assert MODELS["ease"].operations(sizes) == expected  # type: ignore[attr-defined]
     assert MODELS["item_knn"].operations(few) == 4e4  # type: ignore[attr-defined]
 
@@ -321,20 +290,10 @@ def test_ease_is_the_closed_form_at_the_limits_of_l2(form: str, l2: float) -> No
     np.testing.assert_allclose(all_scores(model), expected, atol=atol)
 
 
-def test_item_knn_still_ranks_at_the_largest_shrink() -> None:
-    scores = all_scores(fitted("item_knn", two_tastes(), shrink=1e6))[:40]
-    assert (scores[0::2, 1:11].mean(1) > scores[0::2, 11:].mean(1)).all()
-
-
 def test_ials_tells_of_factors_that_its_penalty_has_left_no_room_for() -> None:
     assert fitted("ials", two_tastes(), l2=1.0, alpha=3.0, factors=4).doubt() == ""
     doubt = fitted("ials", two_tastes(), l2=300.0, alpha=3.0, factors=4).doubt()
     assert doubt.startswith("l2 300 is too strong for alpha 3 on these interactions: every factor is almost 0")
-
-
-def test_ials_is_the_same_for_the_same_seed() -> None:
-    first, second = (all_scores(fitted("ials", two_tastes(), seed=3, factors=4)) for _ in range(2))
-    np.testing.assert_array_equal(first, second)  # same operations
 
 
 def test_ials_users_solve_their_normal_equations() -> None:

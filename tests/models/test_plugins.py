@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +10,7 @@ import pytest
 from recspec.base.errors import SettingsError
 from recspec.models import MODELS, all_models, find_model, known_models
 from tests import made_up
+from tests.processes import COMMAND, ended
 
 SOURCE = '''
 """A factorisation machine: Rendle, Factorization Machines, ICDM 2010, equation 1."""
@@ -53,7 +52,8 @@ class Fm(Model):
 COMMANDS = """
 import sys
 from recspec import cli
-for line in sys.argv[1:]:
+sys.path.insert(0, sys.argv[1])
+for line in sys.argv[2:]:
     sys.argv = ["recspec", *line.split()]
     try:
         cli.main()
@@ -79,19 +79,13 @@ def test_the_commands_train_evaluate_and_export_a_model_of_an_installed_package(
         f"train pairs {data} {run} --set dim=2 --set train.epochs=1 --set train.tensorboard=false",
         f"evaluate {run} {data}",
         f"export {run} {tmp_path / 'exported'} --batch-sizes 1",
-        f"bench train pairs --data {data} --steps 1 --warmup 0 --set train.tensorboard=false",
         "models",
     ]
-    there = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
-    done = subprocess.run(
-        [sys.executable, "-c", COMMANDS, *lines], env=there, capture_output=True, text=True, check=False
-    )
+    done = ended(COMMANDS, str(tmp_path), *lines)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "exported" / "export.json").is_file()
     assert "A factorisation machine over ids." in done.stdout
-    elsewhere = subprocess.run(
-        [sys.executable, "-m", "recspec", "evaluate", run, data], capture_output=True, text=True, check=False
-    )
+    elsewhere = ended(COMMAND, "evaluate", str(run), str(data))
     assert elsewhere.returncode == 2
     assert "unknown model 'pairs'" in elsewhere.stderr
     assert "a model of your own needs its package here" in " ".join(elsewhere.stderr.split())

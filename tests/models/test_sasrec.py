@@ -143,18 +143,6 @@ def test_a_compiled_program_pads_and_gives_the_same(
     assert_close(empty.score_users(users(0, 1)), eager[:1].expand(2, -1))
 
 
-def test_baskets_are_scored_like_users(spec: FeatureSpec) -> None:
-    model = made(spec).eval()
-    assert_close(model.score_events(acted([[1, 1, 2, 3, 4], []])), model.score_users(users(1, 0)))
-
-
-def test_scores_of_users_with_dropout_are_certain_after_training(spec: FeatureSpec) -> None:
-    model = made(spec, dropout=0.5)
-    assert model.loss(batch(spec, 1)).item() != model.loss(batch(spec, 1)).item()
-    model.eval()
-    assert_close(model.score_users(users(1)), model.score_users(users(1)))
-
-
 TIMES: list[list[float]] = [[], [10, 10, 14, 14.5], [3], [0, 7, 7 + 2**20], [1, 2]]
 
 
@@ -273,8 +261,3 @@ def test_defaults_draw_items_where_there_are_many_logits() -> None:
     assert proposed(10_000_000, 500_000, 100_000, device="cuda")["loss"] == "full"
     assert proposed(1, 1, 1)["train.batch_size"] == 8
     assert proposed(0, 0, 0)["loss"] == "full"
-
-
-def test_heads_divide_the_width() -> None:
-    with pytest.raises(ValueError, match="dim 6 is no multiple of heads 4; every head has the same width"):
-        SasRecSettings(dim=6, heads=4)

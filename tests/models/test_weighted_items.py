@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 import torch
+from scipy import sparse
 
 from recspec.base import config
 from recspec.base.errors import SettingsError
@@ -14,7 +15,7 @@ from recspec.models import gf_cf as gf_cf_file
 from recspec.models import ials as ials_file
 from recspec.models import known_items as known_file
 from recspec.models import markov as markov_file
-from recspec.models.layers import on_meta_device
+from recspec.models.base import on_meta_device
 from tests.closeness import assert_close
 
 KINDS: list[tuple[str, dict[str, object]]] = [
@@ -106,7 +107,7 @@ def test_every_way_to_score_reads_the_weights(
     scores = scores_of(model)
     users, items = torch.arange(30).repeat_interleave(13), torch.arange(13).repeat(30)
     for rows_pay in (0, 10**9):
-        monkeypatch.setattr("recspec.models.fitted.ROWS_PAY", rows_pay)
+        monkeypatch.setattr("recspec.models.item_model.ROWS_PAY", rows_pay)
         assert_close(model.score_pairs(users, items).view(30, 13).numpy(), scores)
     monkeypatch.setattr(known_file, "ENTRIES", 20)
     assert_close(scores_of(model), scores)
@@ -190,27 +191,6 @@ def test_ials_solves_for_users_of_few_items_and_of_many_alike(l2: float, alpha: 
         np.testing.assert_allclose(model.users[user], np.linalg.solve(normal, wanted), rtol=1e-5, atol=1e-7)
 
 
-def test_ials_bounds_the_memory_of_its_systems(monkeypatch: pytest.MonkeyPatch) -> None:
-    """5,000 users of one or two items and 128 factors would take 650 MB at once; a block takes 16 MB."""
-    largest = []
-    solved = ials_file._solved
-
-    def noted(everywhere: torch.Tensor, inverse: torch.Tensor, of_items: torch.Tensor, *rest: torch.Tensor) -> object:
-        users, length, factors = of_items.shape
-        largest.append(users * (length * factors + min(length, factors) ** 2))
-        return solved(everywhere, inverse, of_items, *rest)
-
-    monkeypatch.setattr(ials_file, "_solved", noted)
-    seen = in_order(
-        [[user % 200, (user + 1) % 200][: 1 + user % 2] for user in range(5_000)] + [[*range(200)]] * 80, 200
-    )
-    model = unfitted("ials", 5_080, 200, factors=128, recency=0.9)
-    model.items = torch.ones(200, 128)
-    model.know(seen)
-    assert max(largest) <= ials_file.BLOCK
-    assert len(largest) > 3  # users of 200 items take several blocks
-
-
 # --- markov -----------------------------------------------------------------------------------------------------------
 
 
@@ -238,7 +218,6 @@ def test_markov_blocks_do_not_change_it(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_largest_entries_of_a_row_are_kept_the_first_of_equal_ones() -> None:
-    sparse = pytest.importorskip("scipy.sparse")
     matrix = sparse.csr_array(np.array([[3.0, 1, 2, 1], [0, 0, 0, 5], [1, 1, 1, 1], [0, 0, 0, 0]]))
     kept = known_file.largest_entries(matrix, 2).toarray().tolist()
     assert kept == [[3, 0, 2, 0], [0, 0, 0, 5], [1, 1, 0, 0], [0, 0, 0, 0]]
@@ -280,13 +259,6 @@ def test_gf_cf_is_its_formula(weighted: bool, monkeypatch: pytest.MonkeyPatch) -
         np.testing.assert_allclose(scores_of(model), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_gf_cf_by_hand() -> None:
-    """R = [[1, 1], [1, 0]], Du = (2, 1), Di = (2, 1): R~ = [[1/2, 1/sqrt 2], [1/sqrt 2, 0]]."""
-    model = fitted("gf_cf", in_order([[0, 1], [0]], 2), alpha=0.0)
-    half = 0.5 / 2**0.5  # R~'R~ = [[3/4, half], [half, 1/2]]
-    np.testing.assert_allclose(scores_of(model), [[0.75 + half, half + 0.5], [0.75, half]], rtol=1e-6)
-
-
 def test_gf_cf_without_vectors_is_the_linear_filter() -> None:
     none, unweighted = (fitted("gf_cf", made_up(), **each) for each in ({"vectors": 0}, {"alpha": 0.0}))  # type: ignore[arg-type]
     assert_close(scores_of(none), scores_of(unweighted))
@@ -294,7 +266,6 @@ def test_gf_cf_without_vectors_is_the_linear_filter() -> None:
 
 
 def test_leading_vectors_are_those_of_the_svd() -> None:
-    sparse = pytest.importorskip("scipy.sparse")
     rng = np.random.default_rng(0)
     dense = rng.random((80, 5)) @ np.diag([9.0, 5, 3, 2, 1]) @ rng.random((5, 60))
     found = gf_cf_file.leading_vectors(sparse.csr_array(dense), 3, seed=0)

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
 from recspec.base.errors import SettingsError
-from recspec.bundle import folder as bundle
-from recspec.data.storage import synthesize
-from recspec.evaluation import evaluate_model
 from recspec.feature_spec import FeatureSpec
 from recspec.models.wide_deep import WideDeep, WideDeepSettings
-from recspec.training.loop import train
-from recspec.training.settings import TrainSettings
 from tests.made_up import OUTBRAIN_CARDINALITIES, OUTBRAIN_WIDTHS, like_outbrain
 
 
@@ -51,17 +44,6 @@ def test_the_published_sizes_give_the_published_number_of_parameters() -> None:
     assert parameters_of(model.deep.mlp) + parameters_of(model.deep.out) == 5_478_401
     assert parameters_of(model.wide) == sum(OUTBRAIN_CARDINALITIES.values()) + 13 + 1 == 682_768
     assert model.num_parameters() == 91_777_245
-
-
-def test_the_linear_part_starts_at_zero() -> None:
-    wide = build(a_spec(**MIXED), use_deep=False)
-    batch = {
-        "a": torch.tensor([1, 2]),
-        "b": torch.tensor([3, 0]),
-        "price": torch.tensor([0.5, -2.0]),
-        "tags": torch.tensor([[1, 4, 0], [0, 0, 0]]),
-    }
-    assert torch.equal(wide(batch), torch.zeros(2))
 
 
 def test_the_linear_part_worked_by_hand() -> None:
@@ -162,14 +144,6 @@ def test_widths_by_rule() -> None:
     assert model.deep.embeddings.widths == {"a": 60, "b": 12}
 
 
-def test_features_of_one_vocabulary_share_a_table() -> None:
-    spec = a_spec(page={"cardinality": 7}, seen={"cardinality": 7, "vocabulary": "page", "length": 2, "padding": 0})
-    model = build(spec, use_wide=False)
-    assert tuple(model.deep.embeddings.stores["2"].shape) == (7, 2)
-    left, right = model.deep.inputs({"page": torch.tensor([5]), "seen": torch.tensor([[5, 0]])}).view(2, 2)
-    assert torch.equal(left, right)
-
-
 def test_parts_read_the_features_they_are_given() -> None:
     model = build(a_spec(**MIXED), wide_features=["a"], deep_features=["b", "price"])
     assert model.wide.features == ("a",)
@@ -205,38 +179,6 @@ def test_items_are_scored_as_their_pairs_whatever_the_crosses(crosses: tuple[tup
         torch.testing.assert_close(model.score_items(request, items), model.pair_scores(request, items))
         none = {name: tensor[:0] for name, tensor in items.items()}
         assert model.score_items(request, none).shape == (2, 0)
-
-
-SHAPES: dict[str, dict[str, dict[str, object]]] = {
-    "no numbers": {**TWO_IDS, "tags": {"cardinality": 5, "length": 3}},
-    "no lists": {**TWO_IDS, "price": {"dtype": "float32"}},
-    "no categoricals": {"price": {"dtype": "float32"}, "age": {"dtype": "float64"}},
-    "no scalars": {"tags": {"cardinality": 5, "length": 3}},
-    "lists of length 2 and 10": {"short": {"cardinality": 9, "length": 2}, "long": {"cardinality": 9, "length": 10}},
-}
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("parts", [{}, {"use_wide": False}, {"use_deep": False}], ids=["both", "deep", "wide"])
-def test_every_shape_of_data_trains_evaluates_and_comes_back(
-    shape: str, parts: dict[str, bool], tmp_path: Path
-) -> None:
-    spec = a_spec(**SHAPES[shape])
-    chunk = {"type": "parquet", "features": list(spec.features)}
-    sources = {split: [{**chunk, "files": [f"{split}.parquet"]}] for split in ("train", "test")}
-    shaped = FeatureSpec.from_dict({**spec.to_dict(), "source_spec": sources})
-    data = synthesize(shaped, tmp_path / "data", 300)
-    settings = TrainSettings(epochs=2, batch_size=64, tensorboard=False, valid_share=0.2)
-    train(
-        "wide_deep",
-        data,
-        tmp_path / "run",
-        settings=settings,
-        model_settings=WideDeepSettings.model_validate({"hidden": (8,), "embedding_dim": 4, **parts}),
-    )
-    model = bundle.load(tmp_path / "run").model
-    found = evaluate_model(model, data, "test").metrics["rows"]
-    assert 0 < found["auc"] < 1
 
 
 def test_every_wrong_name_is_told_at_once() -> None:

@@ -27,8 +27,7 @@ def test_a_csv_file_is_read_by_its_header_and_its_rows_are_numbered(backend: Bac
     ]
 
 
-@pytest.mark.parametrize("ending", ["\n", "\r\n"])
-@pytest.mark.parametrize("last", [True, False])
+@pytest.mark.parametrize(("ending", "last"), [("\n", False), ("\r\n", True)])
 def test_line_endings_and_a_missing_last_one_do_not_matter(
     backend: Backend, tmp_path: Path, ending: str, last: bool
 ) -> None:
@@ -57,11 +56,8 @@ def test_a_byte_order_mark_and_compression_are_taken_off(backend: Backend, tmp_p
         assert rows(backend, TextFile(file, COLUMNS)) == [{ROW: 0, "user": 1, "item": "a", "stars": 4.0}]
 
 
-def test_a_header_alone_is_a_table_without_rows(backend: Backend, tmp_path: Path) -> None:
+def test_a_header_alone_is_a_table_without_rows_and_an_empty_file_is_an_error(backend: Backend, tmp_path: Path) -> None:
     assert rows(backend, TextFile(written(tmp_path / "a.csv", "user,item,stars\n"), COLUMNS)) == []
-
-
-def test_an_empty_file_is_an_error(backend: Backend, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"a\.csv: is empty; expected a header line"):
         rows(backend, TextFile(written(tmp_path / "a.csv", ""), COLUMNS))
 
@@ -104,7 +100,7 @@ def test_a_fraction_is_not_rounded_to_a_whole_number(backend: Backend, tmp_path:
         backend.read_text(TextFile(path, COLUMNS))
 
 
-@pytest.mark.parametrize("beyond", [0, 1, 2, 3, 4])
+@pytest.mark.parametrize("beyond", [0, 2, 4])
 def test_a_fraction_across_two_blocks_of_the_file_is_not_rounded(backend: Backend, tmp_path: Path, beyond: int) -> None:
     item = "-" * ((1 << 20) - len("user,item,stars\n7,,1\n15e-1") + beyond)  # the file is looked through by blocks
     path = written(tmp_path / "a.csv", f"user,item,stars\n7,{item},1\n15e-1,b,2\n")
@@ -150,11 +146,9 @@ def test_json_lines_are_read_by_key_and_numbered_without_blank_lines(
     assert fetch(backend, backend.read_json(JsonFile(path, COLUMNS)).order_by(ROW)).to_pylist() == READ_OBJECTS
 
 
-@pytest.mark.parametrize("name", ["a.json", "a.json.gz"])
-def test_json_lines_may_be_none(backend: Backend, tmp_path: Path, name: str) -> None:
-    path = tmp_path / name
-    path.write_bytes(gzip.compress(b"") if name.endswith(".gz") else b"")
-    assert count_rows(backend, backend.read_json(JsonFile(path, COLUMNS))) == 0
+def test_json_lines_may_be_none(backend: Backend, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_bytes(b"")
+    assert count_rows(backend, backend.read_json(JsonFile(tmp_path / "a.json", COLUMNS))) == 0
 
 
 MALFORMED = """\
@@ -240,15 +234,12 @@ def test_at_most_ten_malformed_lines_are_named(tmp_path: Path) -> None:
     assert len(problems_of(TextFile(path, COLUMNS))) == 10
 
 
-def test_text_in_another_encoding_is_said(backend: Backend, tmp_path: Path) -> None:
+def test_a_missing_file_and_text_in_another_encoding_are_said(backend: Backend, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="can't be opened: No such file"):
+        rows(backend, TextFile(tmp_path / "a.csv", COLUMNS))
     path = written(tmp_path / "a.csv", "user,item,stars\n1,Léon,4\n", "latin-1")
     with pytest.raises(DataError, match=r"a\.csv: line 2, character 4: is not utf-8 text: byte 0xe9"):
         rows(backend, TextFile(path, COLUMNS))
-
-
-def test_a_missing_file_is_said(backend: Backend, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="can't be opened: No such file"):
-        rows(backend, TextFile(tmp_path / "a.csv", COLUMNS))
 
 
 # --- what is done to tables -------------------------------------------------------------------------------------------
@@ -304,9 +295,7 @@ def test_memory_that_runs_out_is_said(tmp_path: Path) -> None:
     pq.write_table(pa.table({"value": range(1_000_000)}), tmp_path / "a.parquet")
     with connect(folder=tmp_path / "work", threads=1, memory_limit="20MB") as backend:
         numbers = backend.read_parquet([tmp_path / "a.parquet"])
-        with pytest.raises(
-            SettingsError, match=r"^--memory-limit of 20 MB is too little for these tables .*; give more$"
-        ):
+        with pytest.raises(SettingsError, match=r"^--memory-limit of 20 MB is too little for these tables .*; give"):
             backend.stage(numbers.order_by([numbers["value"] % 1013, "value"]))
 
 
@@ -342,9 +331,8 @@ def test_rows_of_text_are_staged_in_groups_of_bounded_size(
     def groups() -> list[int]:
         backend.read_text(TextFile(path, COLUMNS), tmp_path / "read.parquet")
         found = pq.ParquetFile(tmp_path / "read.parquet").metadata
-        assert pq.read_table(tmp_path / "read.parquet", columns=["user"]).column("user").to_pylist() == [
-            *range(400_000)
-        ]
+        users = pq.read_table(tmp_path / "read.parquet", columns=["user"]).column("user")
+        assert users.to_pylist() == [*range(400_000)]
         return [found.row_group(n).num_rows for n in range(found.num_row_groups)]
 
     batch = 131_072  # of DuckDB's results

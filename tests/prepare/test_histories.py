@@ -24,18 +24,8 @@ DAY = 86_400
 START = 1_300_000_000
 
 # user, item, days after the start; brands of the items below
-EVENTS = [
-    ("ann", "a", 0),
-    ("ann", "b", 1),
-    ("ann", "a", 1),
-    ("ann", "c", 4),
-    ("ann", "d", 9),
-    ("ann", "e", 10),
-    ("bob", "b", 2),
-    ("bob", "e", 5),
-    ("bob", "f", 11),
-    ("cat", "f", 3),
-]
+OF_USERS = {"ann": "a0 b1 a1 c4 d9 e10", "bob": "b2 e5 f11", "cat": "f3"}
+EVENTS = [(user, each[0], int(each[1:])) for user, events in OF_USERS.items() for each in events.split()]
 BRANDS = {"a": "x", "b": "y", "c": "", "d": "x", "e": "y", "f": "x"}
 IDS = {item: number for number, item in enumerate("abcdef", 1)}
 
@@ -50,6 +40,18 @@ def prepare(folder: Path, events: list[tuple[str, str, int]] = EVENTS, **setting
     asked = {**given, "repeats": "first", **settings}
     table.prepare(PrepareContext(folder / "rows.csv", folder / "out"), table.Settings.model_validate(asked))
     return FeatureSpec.load(folder / "out")
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> FeatureSpec:
+    """The events by the settings above."""
+    return prepare(tmp_path_factory.mktemp("histories"))
+
+
+def summary_of(spec: FeatureSpec) -> dict[str, object]:
+    summary = spec.metadata["summary"]
+    assert isinstance(summary, dict)
+    return summary
 
 
 def columns_of(spec: FeatureSpec, split: str) -> Columns:
@@ -69,10 +71,9 @@ def items(text: str) -> list[int]:
 # --- the lists -------------------------------------------------------------------------------------------------------
 
 
-def test_a_row_holds_the_latest_events_before_it_oldest_first(tmp_path: Path) -> None:
-    spec = prepare(tmp_path)
-    assert spec.channels["history"] == ("history_item_id", "history_brand", "history_gap")
-    train, valid, test = (columns_of(spec, split) for split in ("train", "valid", "test"))
+def test_a_row_holds_the_latest_events_before_it_oldest_first(plain: FeatureSpec) -> None:
+    assert plain.channels["history"] == ("history_item_id", "history_brand", "history_gap")
+    train, valid, test = (columns_of(plain, split) for split in ("train", "valid", "test"))
     # ann took a, b, c, d, e (her second a is a repeat), bob b, e, f, and cat f alone
     assert train["item_id"].tolist() == items("abcbf")
     assert lists(train, "history_item_id") == [[], items("a"), items("ab"), [], []]
@@ -81,27 +82,26 @@ def test_a_row_holds_the_latest_events_before_it_oldest_first(tmp_path: Path) ->
     assert lists(test, "history_item_id") == [items("bcd")] * 3 + [items("be")] * 3
 
 
-def test_the_lists_of_a_row_belong_together_and_a_missing_brand_has_an_id(tmp_path: Path) -> None:
-    spec = prepare(tmp_path)
+def test_the_lists_of_a_row_belong_together_and_a_missing_brand_has_an_id(plain: FeatureSpec) -> None:
     brands = {"no_brand": 1, "x": 2, "y": 3}
-    assert pq.read_table(spec.path("vocabularies/brand.parquet")).column("value").to_pylist() == list(brands)
-    test = columns_of(spec, "test")
+    assert pq.read_table(plain.path("vocabularies/brand.parquet")).column("value").to_pylist() == list(brands)
+    test = columns_of(plain, "test")
     assert lists(test, "history_brand")[0] == [brands["y"], brands["no_brand"], brands["x"]]
     assert lists(test, "history_gap")[0] == pytest.approx(np.log1p([9, 6, 1]))
-    feature = spec.features["history_brand"]
+    feature = plain.features["history_brand"]
     assert (feature.vocabulary, feature.cardinality, feature.length, feature.padding) == ("brand", 4, 3, 0)
 
 
-def test_the_catalogue_of_users_holds_the_latest_events_of_all_splits(tmp_path: Path) -> None:
-    users = pq.read_table(prepare(tmp_path).path("users.parquet"))
+def test_the_catalogue_of_users_holds_the_latest_events_of_all_splits(plain: FeatureSpec) -> None:
+    users = pq.read_table(plain.path("users.parquet"))
     assert users.column("history_item_id").to_pylist() == [items("cde"), items("bef"), items("f")]
     gaps = users.column("history_gap").to_pylist()
     assert gaps[0] == pytest.approx(np.log1p([6, 1, 0]))
     assert gaps[2] == [0]
 
 
-def test_without_timestamps_there_are_no_gaps_and_without_gaps_none_either(tmp_path: Path) -> None:
-    assert "history_gap" in prepare(tmp_path / "dated").features
+def test_without_timestamps_there_are_no_gaps_and_without_gaps_none_either(tmp_path: Path, plain: FeatureSpec) -> None:
+    assert "history_gap" in plain.features
     assert "history_gap" not in prepare(tmp_path / "undated", timestamp=None).features
     assert "history_gap" not in prepare(tmp_path / "asked", gaps=False).features
 
@@ -116,9 +116,7 @@ def test_gaps_are_in_days_or_in_what_the_timestamps_count() -> None:
 def test_min_history_and_prefixes_choose_train_rows(tmp_path: Path) -> None:
     spec = prepare(tmp_path / "1", min_history=1)
     assert columns_of(spec, "train")["item_id"].tolist() == items("bc")
-    summary = spec.metadata["summary"]
-    assert isinstance(summary, dict)
-    assert summary["train_rows_dropped_by_histories"] == 3
+    assert summary_of(spec)["train_rows_dropped_by_histories"] == 3
     assert columns_of(prepare(tmp_path / "2", prefixes="last"), "train")["item_id"].tolist() == items("cbf")
     assert columns_of(prepare(tmp_path / "3", prefixes=2), "train")["item_id"].tolist() == items("bcbf")
 
@@ -126,14 +124,8 @@ def test_min_history_and_prefixes_choose_train_rows(tmp_path: Path) -> None:
 def test_events_of_unknown_items_are_passed_over() -> None:
     users, ids = np.array([1, 1, 1, 1, 2, 2]), np.array([4, 0, 5, 6, 0, 7])
     timeline = Timeline.of(users, ids)
-    assert [ids[timeline.histories(np.array([row]), 2).values].tolist() for row in range(6)] == [
-        [],
-        [4],
-        [4],
-        [4, 5],
-        [],
-        [],
-    ]
+    found = [ids[timeline.histories(np.array([row]), 2).values].tolist() for row in range(6)]
+    assert found == [[], [4], [4], [4, 5], [], []]
     whole = timeline.histories(np.array([3, 5]), 2, with_own=True)
     assert ids[whole.values].tolist() == [5, 6, 7]
     assert whole.lengths.tolist() == [2, 1]
@@ -158,10 +150,8 @@ def test_histories_are_the_same_however_few_rows_are_made_at_once(
 
 def test_a_memory_limit_too_small_for_the_lists_is_refused_before_a_row_is_written(tmp_path: Path) -> None:
     spec = prepare(tmp_path / "small", history=20)
-    raw, settings = (
-        tmp_path / "small",
-        table.Settings(files=("rows.csv",), items="items.csv", history=200, item_features=("brand",)),
-    )
+    raw = tmp_path / "small"
+    settings = table.Settings(files=("rows.csv",), items="items.csv", history=200, item_features=("brand",))
     said = (
         r"^--memory-limit of 300 MB is too little for rows with 600 values in lists \('history_brand', 'history_gap', "
         r"'history_item_id'\); give 400 MB or more, or make the lists shorter"
@@ -169,9 +159,8 @@ def test_a_memory_limit_too_small_for_the_lists_is_refused_before_a_row_is_writt
     with pytest.raises(SettingsError, match=said):
         table.prepare(PrepareContext(raw, tmp_path / "long", memory_limit="300MB"), settings)
     assert not (tmp_path / "long").exists()
-    assert (
-        table.prepare(PrepareContext(raw, tmp_path / "long", memory_limit="400MB"), settings).spec.splits == spec.splits
-    )
+    made = table.prepare(PrepareContext(raw, tmp_path / "long", memory_limit="400MB"), settings)
+    assert made.spec.splits == spec.splits
 
 
 def test_a_feature_may_not_bear_the_name_of_a_history(tmp_path: Path) -> None:
@@ -187,9 +176,7 @@ def test_a_feature_that_some_item_lacks_a_number_of_has_no_history(tmp_path: Pat
     table.prepare(PrepareContext(tmp_path / "rows.csv", tmp_path / "out"), settings)
     spec = FeatureSpec.load(tmp_path / "out")
     assert spec.channels["history"] == ("history_item_id", "history_gap")
-    summary = spec.metadata["summary"]
-    assert isinstance(summary, dict)
-    assert summary["without_history"] == ["maker"]
+    assert summary_of(spec)["without_history"] == ["maker"]
 
 
 # --- the latest rows of all held out ---------------------------------------------------------------------------------
@@ -208,9 +195,7 @@ def test_by_time_nothing_from_the_future_has_an_id(tmp_path: Path) -> None:
     assert lists(test, "history_item_id")[0] == [2, 4]
     assert test["series"].tolist() == [0, 0, 0]
     assert spec.group == "series"
-    summary = spec.metadata["summary"]
-    assert isinstance(summary, dict)
-    assert summary["unknown_targets_dropped"] == 1
+    assert summary_of(spec)["unknown_targets_dropped"] == 1
 
 
 def test_by_time_unknown_targets_may_be_kept_and_unknown_users_are(tmp_path: Path) -> None:
@@ -222,9 +207,7 @@ def test_by_time_unknown_targets_may_be_kept_and_unknown_users_are(tmp_path: Pat
     assert test["item_id"][positive].tolist() == [0, 4, 5, 1, 2]
     assert test["brand"][positive[0]] == 0
     assert lists(test, "history_item_id")[positive[-1]] == [1]
-    summary = spec.metadata["summary"]
-    assert isinstance(summary, dict)
-    assert (summary["unknown_targets_kept"], summary["targets_of_unknown_users"]) == (1, 2)
+    assert (summary_of(spec)["unknown_targets_kept"], summary_of(spec)["targets_of_unknown_users"]) == (1, 2)
     assert pq.read_table(spec.path("users.parquet")).num_rows == 3
 
 
@@ -319,29 +302,17 @@ def test_settings_say_which_train_rows_stay() -> None:
     timeline = Timeline.of(users, np.array([4, 5, 6, 4, 5]))
     assert MovieLensSettings(history=9).train_rows(timeline, users, rows).tolist() == [0, 1, 2, 3, 4]
     assert MovieLensSettings(history=9, prefixes=1).train_rows(timeline, users, rows).tolist() == [2, 4]
-    assert MovieLensSettings(history=9, min_history=1, prefixes=2).train_rows(timeline, users, rows).tolist() == [
-        1,
-        2,
-        4,
-    ]
-    assert MovieLensSettings(history=9, min_history=1, prefixes=2).leaves_out == [
-        "with fewer than 1 events before them (min_history)",
-        "beyond prefixes=2",
-    ]
+    both = MovieLensSettings(history=9, min_history=1, prefixes=2)
+    assert both.train_rows(timeline, users, rows).tolist() == [1, 2, 4]
+    assert both.leaves_out == ["with fewer than 1 events before them (min_history)", "beyond prefixes=2"]
 
 
-def test_the_encoders_say_how_raw_histories_are_read(tmp_path: Path) -> None:
-    spec = prepare(tmp_path)
-    kept = json.loads(spec.path("encoders.json").read_text())
-    assert kept["history_item_id"] == {
-        "kind": "vocabulary",
-        "vocabulary": "item_id",
-        "separator": "|",
-        "length": 3,
-        "keep": "last",
-    }
+def test_the_encoders_say_how_raw_histories_are_read(plain: FeatureSpec) -> None:
+    kept = json.loads(plain.path("encoders.json").read_text())
+    list_of = {"separator": "|", "length": 3, "keep": "last"}
+    assert kept["history_item_id"] == {"kind": "vocabulary", "vocabulary": "item_id", **list_of}
     assert kept["brand"] == {"kind": "vocabulary", "vocabulary": "brand", "missing": "no_brand"}
-    assert kept["history_gap"] == {"log1p": True, "kind": "number", "separator": "|", "length": 3, "keep": "last"}
+    assert kept["history_gap"] == {"log1p": True, "kind": "number", **list_of}
 
 
 def test_what_the_ncf_paper_tests_stands_in_no_history_though_the_seconds_are_equal(tmp_path: Path) -> None:

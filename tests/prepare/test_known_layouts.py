@@ -144,9 +144,7 @@ def test_sparse_rows_that_no_columns_hold_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"line 2: is '0:4:0.5'; expected the value 1, because field 0 has several"):
         read(written(tmp_path, "a.ffm", "1 0:3:1\n0 0:4:0.5\n"))
     wide = " ".join(f"{index}:0.5" for index in range(1_001))
-    with pytest.raises(
-        DataError, match=r"1,002 columns of sparse numbers; expected 1,000 at most; .*load_svmlight_file"
-    ):
+    with pytest.raises(DataError, match=r"1,002 columns of sparse numbers; expected 1,000 at most;"):
         read(written(tmp_path, "b.svm", f"1 {wide}\n"))
     with pytest.raises(DataError, match=r"line 1,001: is '1 x'; expected a label, then entries such as 7:1"):
         read(written(tmp_path, "c.svm", "1 3:1 4:1\n" * 1_000 + "1 x\n"))
@@ -171,10 +169,10 @@ WHEN = (
 )
 
 
-@pytest.mark.parametrize("separator", [",", "\t", "::", "|"])
 @pytest.mark.parametrize("when", WHEN)
 @pytest.mark.parametrize("place", [0, 1, 2])
-def test_a_time_is_found_at_any_place(place: int, when: str, separator: str, tmp_path: Path) -> None:
+def test_a_time_is_found_at_any_place(place: int, when: str, tmp_path: Path) -> None:
+    separator = (",", "\t", "::", "|")[(place + WHEN.index(when)) % 4]
     rows = [[f"u{row % 5}", f"sku{row % 9}"] for row in range(30)]
     text = "".join(separator.join([*row[:place], when, *row[place:]]) + "\n" for row in rows)
     names = ["user_id", "item_id"]
@@ -217,8 +215,9 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", ["a.json", "a.txt", "a.json.gz"])
+@pytest.mark.parametrize(
+    ("form", "name"), [*((form, "a.txt") for form in FORMS), ("list", "a.json.gz"), ("literals", "a.json.gz")]
+)
 def test_objects_are_read_in_every_form(form: str, name: str, tmp_path: Path) -> None:
     data = FORMS[form].encode()
     (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
@@ -303,14 +302,10 @@ def test_decimal_commas_are_numbers_if_declared(tmp_path: Path) -> None:
     assert [row["user_id"] for row in rows][:2] == ["1,5", "2"]
     assert rows[0]["word"] == "x,y"
     assert "'price': 2 numbers with a decimal comma, read with a point" in notes.changed
-    with pytest.raises(
-        DataError, match=r"'price': line 2 is '1.234,5'.*take commas as decimal marks with --set decimal=comma"
-    ):
+    with pytest.raises(DataError, match=r"'price': line 2 is '1.234,5'.*take commas as decimal marks with --set"):
         read(path, Roles(ids=IDS, features=("price",)))
     mixed = written(tmp_path, "b.csv", text + "5;e;2.5;z\n")
-    with pytest.raises(
-        DataError, match=r"'price': line 6 is '2.5'; expected a decimal comma, as the setting decimal says"
-    ):
+    with pytest.raises(DataError, match=r"'price': line 6 is '2.5'; expected a decimal comma, as the setting decimal"):
         read(mixed, Roles(ids=IDS, features=("price",)), decimal=",")
 
 
@@ -332,9 +327,7 @@ def test_each_file_has_its_own_encoding_and_name_of_the_key(tmp_path: Path) -> N
         with pytest.raises(SettingsError, match=expected):
             prepare_table(tmp_path / "e.csv", tmp_path / "b", users=wrong, **told)
     for strange in ({"key": "id"}, {**own, "colour": 1}):
-        with pytest.raises(
-            ValueError, match=r"expected such as \{file: users.csv, key: id\}; keys: file, key, columns"
-        ):
+        with pytest.raises(ValueError, match=r"expected such as \{file: users.csv, key: id\}; keys: file, key,"):
             prepare_table(tmp_path / "e.csv", tmp_path / "b", users=strange, **told)
     written(tmp_path, "d.csv", "id,customer\nJürgen1,x\n")
     with pytest.raises(SettingsError, match="the file has a column 'customer' beside 'id'"):
@@ -344,9 +337,7 @@ def test_each_file_has_its_own_encoding_and_name_of_the_key(tmp_path: Path) -> N
 def test_ids_equal_as_numbers_are_refused_with_the_setting_that_joins_them(tmp_path: Path) -> None:
     written(tmp_path, "users.csv", "user_id,land\n1,x\n2,y\n3,z\n")
     text = "user_id,item_id\n" + "".join(f"{1 + row % 3}.0,{row % 4}\n" for row in range(12))
-    with pytest.raises(
-        DataError, match=r"'1' and '1.0' are equal as numbers; --set 'types=\{user_id: integer\}' reads"
-    ):
+    with pytest.raises(DataError, match=r"'1' and '1.0' are equal as numbers; --set 'types=\{user_id: integer\}'"):
         prepare_table(tmp_path / "e.csv", tmp_path / "out", text, users="users.csv")
     assert prepare_table(tmp_path / "e.csv", tmp_path / "out", users="users.csv", types={"user_id": "integer"})
     lines = "".join(f'{{"user_id": "u", "item_id": {item}}}\n' for item in ("3", "3.0", "4"))

@@ -25,7 +25,7 @@ def read(backend: Backend, file: TextFile) -> list[tuple[object, object]]:
     return [(row["user"], row["item"]) for row in rows(backend, file)]
 
 
-@pytest.mark.parametrize("ends", [ends for ends in product(LINE_ENDS, repeat=3) if len({*ends}) > 1])
+@pytest.mark.parametrize("ends", [ends for ends in product(LINE_ENDS, repeat=3) if len({*ends}) == 2][::3])
 def test_lines_may_end_differently(backend: Backend, tmp_path: Path, ends: tuple[str, ...]) -> None:
     path = written(tmp_path / "a.csv", "".join(map("".join, zip([HEADER, '1,"a",4', '2,"c, d",5'], ends, strict=True))))
     assert read(backend, TextFile(path, COLUMNS)) == [(1, "a"), (2, "c, d")]
@@ -42,15 +42,14 @@ def test_lines_of_unquoted_files_may_end_differently(
     assert read(backend, file) == [(1, "a"), (2, "b"), (3, "c")]
 
 
-@pytest.mark.parametrize("blank", ["\n", "\r\n", "\n\n", "\r\n\r\n\r\n"])
-@pytest.mark.parametrize("mark", ["", "\ufeff"])
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+@pytest.mark.parametrize(
+    ("blank", "mark", "encoding"),
+    [("\n", "", "utf-8"), ("\r\n", "\ufeff", "utf-8"), ("\n\n", "", "utf-16"), ("\r\n\r\n\r\n", "", "utf-8")],
+)
 def test_blank_lines_before_the_header_are_skipped(
     backend: Backend, tmp_path: Path, blank: str, mark: str, encoding: str
 ) -> None:
-    path = written(
-        tmp_path / "a.csv", f"{mark if encoding == 'utf-8' else ''}{blank}{HEADER}\n1,a,4\n\n2,b,5\n", encoding
-    )
+    path = written(tmp_path / "a.csv", f"{mark}{blank}{HEADER}\n1,a,4\n\n2,b,5\n", encoding)
     file = TextFile(path, COLUMNS, encoding=encoding)
     assert read(backend, file) == [(1, "a"), (2, "b")]
     header = 1 + blank.count("\n")
@@ -101,9 +100,8 @@ def test_what_is_malformed_names_its_line_and_no_option_of_the_engine(
     with pytest.raises(DataError) as caught:
         read(backend, TextFile(path, COLUMNS, multiline=True))
     assert said in str(caught.value)
-    assert not any(
-        word in str(caught.value) for word in ("strict_mode", "ignore_errors", "auto_detect", str(tmp_path / "w"))
-    )
+    options = ("strict_mode", "ignore_errors", "auto_detect", str(tmp_path / "w"))
+    assert not any(word in str(caught.value) for word in options)
 
 
 OBJECTS = {"user": "int64", "item": "string"}

@@ -23,20 +23,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from recspec.base.errors import DataError, RecspecError, SettingsError
-from recspec.data.encoding.encoder_kinds import VocabularyEncoder
 from recspec.data.encoding.encoders import Encoders
 from recspec.data.prepare import raw_table
 from recspec.data.prepare.backend import fetch
+from recspec.data.prepare.declared import check_time_format
 from recspec.data.prepare.names import Notes
 from recspec.data.prepare.prepared import Prepared
 from recspec.data.prepare.raw_files import stage
 from recspec.data.prepare.raw_rows import Reading
 from recspec.data.prepare.text_files import ROW
-from recspec.data.prepare.time_formats import check_time_format
 from recspec.data.storage import open_split
-from recspec.datasets import DATASETS
 from recspec.feature_spec import FeatureSpec
-from tests.dataset_cases import Case, bytes_of, prepare_table, raw_pairs, run, write_table
+from tests.dataset_cases import Case, bytes_of, prepare_table, prepare_text, raw_pairs, run, write_table
 from tests.prepare.small_tables import connect
 
 HEAD = "user_id,item_id,timestamp\n"
@@ -59,33 +57,9 @@ def items(out: Path) -> dict[object, dict[str, object]]:
 
 # --- the names of files ----------------------------------------------------------------------------------------------
 
-HOSTILE = (
-    "userId=1",
-    "data[1]",
-    "a*",
-    "a?",
-    "{a,b}",
-    "it's",
-    'say "x"',
-    "two  words",
-    "Zürich 日本",
-    "-dash",
-    "--out",
-    "%20",
-    "back\\slash",
-    "new\nline",
-    "**",
-    "[!a]",
-    "~",
-    "$HOME",
-    "a;b",
-    "#1",
-    "s3:bucket",
-    "CON",
-    ".hidden",
-    "_temporary",
-    "label=1",
-)
+PATTERNS = ("userId=1", "data[1]", "a*", "a?", "{a,b}", "**", "[!a]", "~", "$HOME", "%20", "label=1")
+ODD = ("it's", 'say "x"', "two  words", "Zürich 日本", "-dash", "--out", "back\\slash", "new\nline", "a;b", "#1")
+HOSTILE = (*PATTERNS, *ODD, "s3:bucket", "CON", ".hidden", "_temporary")
 
 
 def spoil(folder: Path) -> None:
@@ -215,7 +189,7 @@ def test_a_table_is_the_same_dataset_in_every_kind_of_file(
 
 def test_ids_stay_as_they_are_written(tmp_path: Path) -> None:
     text = HEAD + "007,00000023,1\n7,1216X,2\n007,23,3\n7,GIFTCARD,4\n007, 23,5\n"
-    spec = prepare_table(tmp_path / "a.csv", tmp_path / "out", text).spec
+    spec = prepare_text(tmp_path, text).spec
     vocabularies = {name: Encoders.load(tmp_path / "out").vocabulary_of(name) for name in ("user_id", "item_id")}
     assert vocabularies["user_id"].values.to_pylist() == ["007", "7"]
     assert vocabularies["item_id"].values.to_pylist() == [" 23", "00000023", "1216X", "23", "GIFTCARD"]
@@ -226,13 +200,11 @@ def test_ids_stay_as_they_are_written(tmp_path: Path) -> None:
 
 def test_ids_may_be_declared_numbers(tmp_path: Path) -> None:
     text = HEAD + "".join(f"{user:03d},{item},{time}\n" for time, (user, item) in enumerate([(7, 1), (8, 2), (7, 10)]))
-    prepare_table(tmp_path / "a.csv", tmp_path / "out", text, types={"user_id": "int64", "item_id": "int64"})
+    prepare_text(tmp_path, text, types={"user_id": "int64", "item_id": "int64"})
     vocabulary = Encoders.load(tmp_path / "out").vocabulary_of("item_id")
     assert vocabulary.values.to_pylist() == [1, 2, 10]
-    with pytest.raises(
-        DataError, match=r"a\.csv: column 'item_id': line 3 is '2x'; declared integer; expected a whole num"
-    ):
-        prepare_table(tmp_path / "a.csv", tmp_path / "b", HEAD + "1,1,1\n1,2x,2\n", types={"item_id": "int64"})
+    with pytest.raises(DataError, match=r"a\.csv: column 'item_id': line 3 is '2x'; declared integer; expected a"):
+        prepare_text(tmp_path, HEAD + "1,1,1\n1,2x,2\n", out="b", types={"item_id": "int64"})
 
 
 def test_whole_numbers_of_parquet_are_text_too_and_that_is_said(tmp_path: Path) -> None:
@@ -249,14 +221,7 @@ def test_a_late_value_decides_the_type_as_well_as_an_early_one(tmp_path: Path) -
     lines[59_000] = "u1,1216X,59000,8.5,7\n"
     text = "user_id,item_id,timestamp,size,sku\n" + "".join(lines)
     (tmp_path / "items.csv").write_text("item_id,weight\n1,5\n2,6\n1216X,7\nGIFTCARD,8\n")
-    result = prepare_table(
-        tmp_path / "a.csv",
-        tmp_path / "out",
-        text,
-        items="items.csv",
-        item_features=["weight"],
-        context_features=["size"],
-    )
+    result = prepare_text(tmp_path, text, items="items.csv", item_features=["weight"], context_features=["size"])
     assert items(tmp_path / "out")["1216X"]["weight_text"] == 7
     assert result.spec.features["size"].dtype == "float32"
 
@@ -271,7 +236,7 @@ def times_of(tmp_path: Path, times: Sequence[str], **asked: object) -> tuple[lis
         writer = csv.writer(file)
         writer.writerow(["user_id", "item_id", "timestamp"])
         writer.writerows([f"u{row:03d}", "x", time] for row, time in enumerate(times))
-    result = prepare_table(tmp_path / "a.csv", tmp_path / "out", **asked)
+    result = prepare_text(tmp_path, **asked)
     return numbers(result.spec, "timestamp"), result.summary
 
 
@@ -296,7 +261,7 @@ def test_a_clock_change_does_not_move_the_last_purchase(tmp_path: Path) -> None:
         HEAD
         + "a,early,2024-10-27 02:59:00+02:00\na,late,2024-10-27 02:01:00+01:00\na,first,2024-10-01 00:00:00+02:00\n"
     )
-    spec = prepare_table(tmp_path / "a.csv", tmp_path / "out", text + "b,other,2024-10-01 00:00:00+02:00\n").spec
+    spec = prepare_text(tmp_path, text + "b,other,2024-10-01 00:00:00+02:00\n").spec
     assert raw_pairs(spec, "test") == [("a", "late")]
 
 
@@ -433,7 +398,7 @@ def test_bad_times_of_a_further_column_can_be_missing(tmp_path: Path) -> None:
     rows = "".join(f"u{row},x,{row},{day}.07.2025\n" for row, day in enumerate(["13", "soon", "15", "16"]))
     text = f"user_id,item_id,timestamp,sent\n{rows}"
     asked = {"types": {"sent": {"type": "time", "invalid": "missing"}}}
-    changed = str(prepare_table(tmp_path / "a.csv", tmp_path / "out", text, **asked).summary["changed"])
+    changed = str(prepare_text(tmp_path, text, **asked).summary["changed"])
     assert "1 value of a.csv taken as missing: column 'sent': line 3 is 'soon.07.2025'" in changed
 
 
@@ -474,7 +439,7 @@ def test_a_time_format_that_is_none_is_refused(form: str, message: str) -> None:
 
 def test_fractions_of_a_second_are_kept(tmp_path: Path) -> None:
     text = HEAD + "a,x,2024-01-01 00:00:00.75\na,y,2024-01-01 00:00:00.25\na,z,2024-01-01 00:00:00.5\nb,w,2024-01-01\n"
-    assert raw_pairs(prepare_table(tmp_path / "a.csv", tmp_path / "out", text).spec, "test") == [("a", "x")]
+    assert raw_pairs(prepare_text(tmp_path, text).spec, "test") == [("a", "x")]
     moments = [datetime.datetime(2024, 1, 1, 0, 0, 0, micros) for micros in (750_000, 250_000, 500_000, 0)]
     table = pa.table({"user_id": list("aaab"), "item_id": list("xyzw"), "timestamp": moments})
     pq.write_table(table, tmp_path / "a.parquet")
@@ -503,18 +468,18 @@ DAYS = ["2024-01-03", "2024-01-02", "2024-01-01"]
 
 def test_a_time_column_that_is_not_found_is_said_first(tmp_path: Path) -> None:
     text = timed({"size": [1, 2, 3], "at": ["1708819200", "1708819201", "1708819202"]})
-    said = prepare_table(tmp_path / "a.csv", tmp_path / "out", text).summary["inferred"]
+    said = prepare_text(tmp_path, text).summary["inferred"]
     assert isinstance(said, list)
     assert said[0].startswith("no time column was found: there is no column 'timestamp', so rows are taken in file")
     assert "columns that look like times: 'at' (--set timestamp=at)" in said[0]
-    untimed = prepare_table(tmp_path / "a.csv", tmp_path / "b", text, timestamp=None)
+    untimed = prepare_text(tmp_path, text, out="b", timestamp=None)
     assert "time" not in str(untimed.summary["inferred"])
 
 
 @pytest.mark.parametrize("values", [DAYS, ["03/01/2024", "02/26/2024", "02/25/2024"]])
 def test_the_only_column_of_dates_is_the_time(values: list[str], tmp_path: Path) -> None:
     text = timed({"size": [1, 2, 3], "born": ["1990-01-01"] * 3, "rang": values})
-    result = prepare_table(tmp_path / "a.csv", tmp_path / "out", text)
+    result = prepare_text(tmp_path, text)
     said = result.summary["inferred"]
     assert isinstance(said, list)
     assert (
@@ -535,7 +500,7 @@ def test_the_only_column_of_type_timestamp_or_date_is_the_time(tmp_path: Path) -
 
 def test_of_several_columns_of_dates_none_is_taken_and_that_is_said_first(tmp_path: Path) -> None:
     text = timed({"rang": DAYS, "sent": DAYS})
-    said = prepare_table(tmp_path / "a.csv", tmp_path / "out", text).summary["inferred"]
+    said = prepare_text(tmp_path, text).summary["inferred"]
     assert isinstance(said, list)
     assert "columns that look like times: 'rang', 'sent' (--set timestamp=rang)" in said[0]
 
@@ -548,10 +513,10 @@ def features_of(tmp_path: Path, values: Sequence[str], **asked: object) -> Prepa
         writer = csv.writer(file)
         writer.writerow(["user_id", "item_id", "timestamp", "price"])
         writer.writerows([f"u{row:04d}", "x", row, value] for row, value in enumerate(values))
-    return prepare_table(tmp_path / "a.csv", tmp_path / "out", context_features=["price"], **asked)
+    return prepare_text(tmp_path, context_features=["price"], **asked)
 
 
-@pytest.mark.parametrize("marker", ["n/a", "NA", "null", "None", "NaN", "-", "?", "N/A", ""])
+@pytest.mark.parametrize("marker", ["N/A", "None", "-", ""])
 def test_what_says_missing_among_numbers_is_missing_and_said(marker: str, tmp_path: Path) -> None:
     result = features_of(tmp_path, ["1.5", "2.5", marker, "3.5", " 4.5"])
     assert result.spec.features["price"].dtype == "float32"
@@ -586,9 +551,7 @@ def test_text_among_numbers_may_be_kept_as_text(tmp_path: Path) -> None:
     "values", [["1,234.50", "12.30", "5,000.00", "7.00"], ["12,5", "7,25", "3,0"], ["$3", "$4", "5"]]
 )
 def test_numbers_as_people_write_them_are_not_a_category(values: list[str], tmp_path: Path) -> None:
-    with pytest.raises(
-        DataError, match=r"write numbers with a point and nothing else, such as 1234.5, or keep the column"
-    ):
+    with pytest.raises(DataError, match=r"write numbers with a point and nothing else, such as 1234.5, or keep the"):
         features_of(tmp_path, values)
 
 
@@ -661,20 +624,15 @@ def test_text_in_parquet_that_holds_numbers_stays_text_and_is_said(tmp_path: Pat
 @pytest.mark.parametrize("missing", [["-999"], [-999]])
 def test_declared_missing_values_are_missing_in_every_column(missing: list[object], tmp_path: Path) -> None:
     text = "user_id,item_id,price,place\nu1,x,1,-999\nu2,x,-999,b\nu3,x,2,-999\n"
-    spec = prepare_table(
-        tmp_path / "a.csv",
-        tmp_path / "out",
-        text,
-        timestamp=None,
-        missing_values=missing,
-        context_features=["price", "place"],
+    spec = prepare_text(
+        tmp_path, text, timestamp=None, missing_values=missing, context_features=["price", "place"]
     ).spec
     assert numbers(spec, "price")[1] == 0
     encoders = Encoders.load(tmp_path / "out")
     assert encoders.vocabulary_of("place").values.to_pylist() == ["b"]
     assert encoders.encode_column("price", [-999, "-999"]).tolist() == [0, 0]  # type: ignore[union-attr]
     with pytest.raises(DataError, match=r"a\.csv: column 'user_id' has no value in 1 row, such as line 3"):
-        prepare_table(tmp_path / "a.csv", tmp_path / "b", timestamp=None, missing_values=["u2"])
+        prepare_text(tmp_path, out="b", timestamp=None, missing_values=["u2"])
 
 
 WORDS = [("True", "False"), ("yes", "no"), ("Y", "N"), ("t", "f"), ("1", "0"), ("1.0", "0.0"), ("TRUE", "FALSE")]
@@ -683,7 +641,7 @@ WORDS = [("True", "False"), ("yes", "no"), ("Y", "N"), ("t", "f"), ("1", "0"), (
 @pytest.mark.parametrize(
     ("ending", "words"),
     [
-        pytest.param(ending, words, marks=[] if ending == ".csv" or words in WORDS[:2] else [pytest.mark.slow])
+        pytest.param(ending, words, marks=[] if words in WORDS[:2] else [pytest.mark.slow])
         for ending in (".csv", ".jsonl", ".parquet")
         for words in WORDS
     ],
@@ -703,10 +661,8 @@ def test_a_label_may_be_written_in_words(ending: str, words: tuple[str, str], tm
 
 def test_a_label_that_is_none_is_named(tmp_path: Path) -> None:
     text = "user_id,item_id,y\n" + "u,x,yes\n" * 20 + "u,x,maybe\nu,x,\n" + "u,x,no\n" * 20
-    with pytest.raises(
-        DataError, match=r"column 'y', the label: line 22 is 'maybe', line 23 is missing; expected 0 or 1"
-    ):
-        prepare_table(tmp_path / "a.csv", tmp_path / "out", text, label="y")
+    with pytest.raises(DataError, match=r"column 'y', the label: line 22 is 'maybe', line 23 is missing; expected 0"):
+        prepare_text(tmp_path, text, label="y")
 
 
 # --- kinds of files --------------------------------------------------------------------------------------------------
@@ -730,7 +686,7 @@ def test_a_folder_of_files_is_read_file_after_file(tmp_path: Path) -> None:
         prepare_table(tmp_path / "raw", tmp_path / "c")
 
 
-@pytest.mark.parametrize("ending", [".jsonl", ".ndjson", ".json", ".jsonl.gz"])
+@pytest.mark.parametrize("ending", [".ndjson", ".jsonl.gz"])
 def test_json_lines_are_read(ending: str, tmp_path: Path) -> None:
     rows = [
         {"user_id": "007", "item_id": 7, "tags": ["a", "b"], "row": 1},
@@ -759,50 +715,33 @@ def test_objects_of_json_lines_are_no_ids(tmp_path: Path) -> None:
     assert ("1", "{a}") in raw_pairs(prepare_table(path, tmp_path / "out", timestamp=None).spec, "train")
 
 
-def test_fractions_that_pandas_made_are_no_ids_and_the_message_says_how_numbers_stay_whole(
-    tmp_path: Path,
-) -> None:
+def test_fractions_that_pandas_made_are_no_ids_and_the_message_says_how_numbers_stay_whole(tmp_path: Path) -> None:
     pq.write_table(pa.table({"user_id": [1.0, None], "item_id": ["a", "b"]}), tmp_path / "a.parquet")
     told = "column 'user_id' holds float64; ids must be text or whole numbers; write them so; pandas keeps"
     with pytest.raises(DataError, match=told):
         prepare_table(tmp_path / "a.parquet", tmp_path / "out", timestamp=None)
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "cp1252", "latin-1", "utf-16-le"])
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "cp1252", "latin-1", "utf-16-le"])
 def test_other_encodings_are_read(encoding: str, tmp_path: Path) -> None:
     text = 'user_id,item_id,timestamp\nZoë,"ä\nö",1\nZoë,y,2\nBob,y,3\n'
     (tmp_path / "a.csv").write_bytes(text.encode(encoding))
     asked = {} if encoding in ("utf-8", "utf-8-sig", "utf-16") else {"encoding": encoding}
-    result = prepare_table(tmp_path / "a.csv", tmp_path / "out", **asked)
+    result = prepare_text(tmp_path, **asked)
     assert raw_pairs(result.spec, "train") == [("Bob", "y"), ("Zoë", "ä\nö")]
     assert ("utf-16" in str(result.summary.get("inferred"))) == (encoding == "utf-16")
 
 
 def test_text_of_another_encoding_is_said(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes("user_id,item_id\nZoë,x\n".encode("latin-1"))
-    with pytest.raises(
-        DataError, match=r"is not utf-8 text: byte 0xeb .*name its encoding where .* as in --set encoding=cp1252"
-    ):
-        prepare_table(tmp_path / "a.csv", tmp_path / "out")
+    with pytest.raises(DataError, match=r"is not utf-8 text: byte 0xeb .*name its encoding where .* as in --set"):
+        prepare_text(tmp_path)
     with pytest.raises(DataError, match="is not utf-16 text"):
-        prepare_table(tmp_path / "a.csv", tmp_path / "out", encoding="utf-16")
+        prepare_text(tmp_path, encoding="utf-16")
     with pytest.raises(ValueError, match="encoding 'utf-99' is not known; expected such as utf-8"):
-        prepare_table(tmp_path / "a.csv", tmp_path / "out", encoding="utf-99")
+        prepare_text(tmp_path, encoding="utf-99")
     with pytest.raises(ValueError, match="encoding 'base64' is not known"):
-        prepare_table(tmp_path / "a.csv", tmp_path / "out", encoding="base64")
-
-
-@pytest.mark.parametrize("separator", ["\\t", "tab", "\t"])
-def test_a_tab_may_be_named_as_a_shell_gives_it(separator: str, tmp_path: Path) -> None:
-    spec = prepare_table(
-        tmp_path / "a.csv", tmp_path / "out", "user_id\titem_id\na\tx\na\ty\n", separator=separator
-    ).spec
-    assert raw_pairs(spec, "train") == [("a", "x")]
-
-
-def test_only_the_first_rows_are_read_where_asked(tmp_path: Path) -> None:
-    text = HEAD + "a,x,1\na,y,2\na,z,3\nb,x,4\nc,x,soon\n"
-    assert prepare_table(tmp_path / "a.csv", tmp_path / "out", text, rows=4).summary["raw_rows"] == 4
+        prepare_text(tmp_path, encoding="base64")
 
 
 def test_a_sequence_a_line_is_read(tmp_path: Path) -> None:
@@ -819,21 +758,21 @@ def test_a_sequence_a_line_is_read(tmp_path: Path) -> None:
         prepare_table(tmp_path / "a.txt", tmp_path / "c", layout="sequences", label="y")
 
 
-@pytest.mark.parametrize(("mark", "called"), [(";", "semicolons"), ("\t", "tabs"), ("|", "'|'"), ("::", "'::'")])
+@pytest.mark.parametrize(("mark", "called"), [(";", "semicolons"), ("::", "'::'")])
 def test_another_separator_is_found_by_the_header_alone(tmp_path: Path, mark: str, called: str) -> None:
     text = f"user_id{mark}item_id\na{mark}1,5\nb{mark}2,5\n"
-    result = prepare_table(tmp_path / "a.csv", tmp_path / "out", text)
+    result = prepare_text(tmp_path, text)
     assert raw_pairs(result.spec, "train") == [("a", "1,5"), ("b", "2,5")]
     assert f"a.csv: columns are separated by {called}, as in the first line" in str(result.summary["inferred"])
 
 
 def test_a_time_column_taken_for_its_name_is_doubted_where_another_looks_like_times(tmp_path: Path) -> None:
     text = "user_id,item_id,timestamp,bought\na,x,9,2024-01-01T00:00:00Z\na,y,5,2024-01-02T00:00:00Z\n"
-    said = str(prepare_table(tmp_path / "a.csv", tmp_path / "out", text).summary["inferred"])
+    said = str(prepare_text(tmp_path, text).summary["inferred"])
     assert "the time is column 'timestamp', because of its name; its values don't look like times" in said
     assert "those of 'bought' do (--set timestamp=bought)" in said
     for sure in (
-        prepare_table(tmp_path / "a.csv", tmp_path / "b", text, timestamp="timestamp"),
+        prepare_text(tmp_path, text, out="b", timestamp="timestamp"),
         prepare_table(
             tmp_path / "c.csv", tmp_path / "c", text.replace(",9,", ",1704067200,").replace(",5,", ",1704067300,")
         ),
@@ -863,13 +802,8 @@ def test_ids_that_may_be_meant_otherwise_are_told(tmp_path: Path, suffix: str) -
 def test_what_is_inferred_of_a_catalogue_names_its_file(tmp_path: Path) -> None:
     (tmp_path / "items.csv").write_text("item_id,price\nx,1.5\ny,2\n")
     text = "user_id,item_id,timestamp,price\na,x,1,3\na,y,2,4\n"
-    summary = prepare_table(
-        tmp_path / "a.csv",
-        tmp_path / "out",
-        text,
-        items="items.csv",
-        item_features=["price"],
-        context_features=["price"],
+    summary = prepare_text(
+        tmp_path, text, items="items.csv", item_features=["price"], context_features=["price"]
     ).summary
     assert summary["inferred"] == ["'price' of items.csv: numbers", "'price': whole numbers"]
     assert (
@@ -883,7 +817,7 @@ def test_every_column_of_a_catalogue_and_its_new_name_are_told(tmp_path: Path) -
     )
     text = "user_id,item_id,timestamp\na,x,1\na,y,2\na,z,3\n"
     asked = {"items": "items.csv", "title": "Name", "item_features": ["Kind"]}
-    result = prepare_table(tmp_path / "a.csv", tmp_path / "out", text, **asked)
+    result = prepare_text(tmp_path, text, **asked)
     inferred, changed = (" ".join(map(str, result.summary[name])) for name in ("inferred", "changed"))  # type: ignore[call-overload]
     assert "'Name' of items.csv: text" in inferred
     assert "'Kind' of items.csv: text, taken as categories" in inferred
@@ -900,9 +834,7 @@ def test_every_column_of_a_catalogue_and_its_new_name_are_told(tmp_path: Path) -
         in inferred
     )
     assert "prepared items.parquet, for display: 'Name' is 'title', 'Kind' is 'Kind_text'" in changed
-    declared = prepare_table(
-        tmp_path / "a.csv", tmp_path / "b", **asked, types={"Weight": {"type": "number", "invalid": "missing"}}
-    )
+    declared = prepare_text(tmp_path, out="b", **asked, types={"Weight": {"type": "number", "invalid": "missing"}})
     shown = pq.read_table(declared.spec.folder / "items.parquet")
     assert shown.column("Weight").to_pylist() == [3.0, None, 5.0]
     assert {"title", "Kind_text"} <= {*shown.column_names}
@@ -910,16 +842,16 @@ def test_every_column_of_a_catalogue_and_its_new_name_are_told(tmp_path: Path) -
 
 def test_repeats_may_be_kept(tmp_path: Path) -> None:
     text = HEAD + "a,x,1\na,y,2\na,x,3\nb,z,4\n"
-    result = prepare_table(tmp_path / "a.csv", tmp_path / "out", text)
+    result = prepare_text(tmp_path, text)
     assert raw_pairs(result.spec, "test") == [("a", "x")]  # a visit, which is not lost unasked
     assert raw_pairs(result.spec, "valid") == [("a", "y")]
     assert result.summary["repeats_dropped"] == 0
     assert "1 of 4 rows repeat an earlier one of the same user and item; all are kept" in str(
         result.summary["inferred"]
     )
-    first = prepare_table(tmp_path / "a.csv", tmp_path / "first", repeats="first")
+    first = prepare_text(tmp_path, out="first", repeats="first")
     assert (raw_pairs(first.spec, "train"), raw_pairs(first.spec, "test")) == ([("a", "x"), ("b", "z")], [("a", "y")])
-    last = prepare_table(tmp_path / "a.csv", tmp_path / "last", repeats="last")
+    last = prepare_text(tmp_path, out="last", repeats="last")
     assert (raw_pairs(last.spec, "train"), raw_pairs(last.spec, "test")) == ([("a", "y"), ("b", "z")], [("a", "x")])
     told = "1 of 4 rows repeat a later one of the same user and item, such as user 'a' and item 'x'; the latest counts"
     assert last.summary["dropped"][0] == told  # type: ignore[index]
@@ -961,7 +893,7 @@ def test_names_that_engines_can_not_keep_apart_are_refused(tmp_path: Path) -> No
 # --- files without an end --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ending", [".csv", ".csv.gz", ".tsv", ".jsonl", ".jsonl.gz"])
+@pytest.mark.parametrize("ending", [".csv.gz", ".tsv", ".jsonl"])
 def test_a_line_without_an_end_is_an_error_and_fills_no_memory(ending: str, tmp_path: Path) -> None:
     head = b"user_id,item_id\n" if "json" not in ending else b'{"user_id": "'
     path, opener = tmp_path / f"a{ending}", gzip.open if ending.endswith(".gz") else open
@@ -979,12 +911,10 @@ def test_a_line_without_an_end_is_an_error_and_fills_no_memory(ending: str, tmp_
 def test_a_header_without_an_end_and_a_quote_without_one_are_errors(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(b"x" * (3 << 20))
     with pytest.raises(DataError, match="line 1: is longer than 2,097,152 characters"):
-        prepare_table(tmp_path / "a.csv", tmp_path / "out")
+        prepare_text(tmp_path)
     (tmp_path / "a.csv").write_text('user_id,item_id\na,"x\n' + "b,y\n" * (1 << 20))
-    with pytest.raises(
-        DataError, match="line 2: a value is longer than 2,097,152 characters; is a closing quote missing"
-    ):
-        prepare_table(tmp_path / "a.csv", tmp_path / "out")
+    with pytest.raises(DataError, match="line 2: a value is longer than 2,097,152 characters; is a closing quote"):
+        prepare_text(tmp_path)
 
 
 CELL = st.text(st.characters(codec="utf-8", exclude_characters="\0\r"), max_size=12)
@@ -1001,9 +931,7 @@ def test_any_values_are_read_letter_for_letter_or_refused_by_line(
         writer.writerow(["user_id", "item_id", "size"])
         writer.writerows(rows)
     try:
-        spec = prepare_table(
-            folder / "a.csv", folder / "out", timestamp=None, context_features=["size"], repeats="keep"
-        ).spec
+        spec = prepare_text(folder, timestamp=None, context_features=["size"], repeats="keep").spec
     except RecspecError as error:
         said = str(error)
         if " line " not in said and "no interaction" not in said:
@@ -1011,14 +939,6 @@ def test_any_values_are_read_letter_for_letter_or_refused_by_line(
         return
     users = Encoders.load(spec.folder).vocabulary_of("user_id").values.to_pylist()
     assert users == sorted({user for user, _, _ in rows}, key=lambda text: text.encode())
-
-
-def test_a_declared_type_reaches_the_encoders(tmp_path: Path) -> None:
-    spec = features_of(tmp_path, ["007", "8", "n/a"], types={"price": "int64"}).spec
-    assert spec.features["price"].dtype == "float32"
-    encoder = Encoders.load(tmp_path / "out").encoders["item_id"]
-    assert isinstance(encoder, VocabularyEncoder)
-    assert set(DATASETS) >= {Case("table", lambda folder: folder).dataset}
 
 
 @pytest.mark.slow
@@ -1103,18 +1023,17 @@ def spoiled(value: float, kind: pa.DataType | None = None) -> pa.Array:
     return pa.array([value if row in (3, 9) else row + 0.5 for row in range(40)], kind or pa.float64())
 
 
-@pytest.mark.parametrize("value", [float("inf"), float("-inf"), 1e308, 1e39])
 @pytest.mark.parametrize(
-    "asked",
+    ("value", "asked"),
     [
-        {"context_features": ["price"]},
-        {"item_features": ["price"]},
-        {"user_features": ["price"]},
-        {"rating": "price"},
-        {"label": "price", "positive_from": 3},
-        {"weight": "price"},
-        {"context_features": ["price"], "types": {"price": "number"}},
-        {"context_features": ["price"], "buckets": {"price": 4}},
+        (float("inf"), {"context_features": ["price"]}),
+        (float("-inf"), {"item_features": ["price"]}),
+        (1e308, {"user_features": ["price"]}),
+        (1e39, {"rating": "price"}),
+        (float("inf"), {"label": "price", "positive_from": 3}),
+        (float("-inf"), {"weight": "price"}),
+        (1e308, {"context_features": ["price"], "types": {"price": "number"}}),
+        (1e39, {"context_features": ["price"], "buckets": {"price": 4}}),
     ],
 )
 def test_a_number_of_parquet_that_float32_can_not_hold_is_an_error_that_names_its_rows(
@@ -1145,9 +1064,7 @@ def test_spark_refuses_and_drops_such_numbers_as_duckdb_does(tmp_path: Path) -> 
     pytest.importorskip("pyspark")
     path = typed_file(tmp_path, "price", spoiled(float("inf")))
     asked = {"num_negatives": 1, "context_features": ["price"], "repeats": "keep"}
-    with pytest.raises(
-        DataError, match=r"column 'price': row 4 is 'Infinity', row 10 is 'Infinity'; expected a finite"
-    ):
+    with pytest.raises(DataError, match=r"column 'price': row 4 is 'Infinity', row 10 is 'Infinity'; expected a"):
         run(Case("table", write_table, asked), path, tmp_path / "refused", engine="spark")
     for engine in ("duckdb", "spark"):
         run(Case("table", write_table, {**asked, "invalid_values": "drop"}), path, tmp_path / engine, engine=engine)
@@ -1166,9 +1083,7 @@ def test_such_numbers_of_a_file_of_items_name_the_file(tmp_path: Path) -> None:
 
 def test_a_text_that_is_a_number_too_large_for_float32_names_its_line(tmp_path: Path) -> None:
     for text in ("1e200", "9" * 40):
-        with pytest.raises(
-            DataError, match=r"column 'price': line 4 is .*; expected a finite number of at most 3\.4e38"
-        ):
+        with pytest.raises(DataError, match=r"column 'price': line 4 is .*; expected a finite number of at most"):
             features_of(tmp_path, ["1.5", "2.5", text], numeric=["price"])
     with pytest.raises(DataError, match="column 'price': line 4 is '1e200'; expected a finite number"):
         features_of(tmp_path, ["1.5", "2.5", "1e200"], types={"price": "number"})

@@ -110,11 +110,7 @@ def test_frames_and_files_of_any_kind_get_the_same_ids(case: str, tmp_path: Path
     of, numbers = KINDS[case]
     values = [numbers[row % len(numbers)] for row in range(60)]
     table = pa.table(
-        {
-            "user_id": [f"u{row % 8}" for row in range(60)],
-            "item_id": array(values, of),
-            "timestamp": range(60),
-        }
+        {"user_id": [f"u{row % 8}" for row in range(60)], "item_id": array(values, of), "timestamp": range(60)}
     )
     pq.write_table(table, tmp_path / "rows.parquet")
     pa_csv.write_csv(table.set_column(1, "item_id", pa.array(map(str, values))), tmp_path / "rows.csv")

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from recspec.data.prepare.backend import Backend, fetch
-from recspec.data.prepare.time_formats import Change, offset_of, pattern_of, zone_between
+from recspec.data.prepare.declared import Change, offset_of, pattern_of, zone_between
 from recspec.data.prepare.times import ZONED
 
 NAMES = (

@@ -1,5 +1,6 @@
 """The page of a dataset: figures by hand, leaks that are found, and hostile texts."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +12,10 @@ from recspec.data.prepare import PrepareContext
 from recspec.datasets import DATASETS
 from recspec.feature_spec import FeatureSpec
 from recspec.report import write_dataset_page
-from recspec.report.dataset_figures import Leaks, figures_of, leaks_of, sample
-from recspec.report.dataset_values import RawNames, fill_of, numbers_of, top_values
+from recspec.report.dataset_figures import figures_of, leaks_of, sample
+from recspec.report.dataset_summary import RawNames, fill_of, numbers_of, top_values
 from tests import made_up
+from tests.evaluation.tables import csv_spec
 from tests.report.pages import HOSTILE, read
 from tests.report.test_dataset_summary import dataset
 
@@ -23,27 +25,16 @@ TEST = '1,2,"[1]",0.5,1\n3,5,"[]",1.5,0\n'
 
 def split_of(folder: Path, columns: dict[str, np.ndarray], metadata: dict[str, object] | None = None) -> FeatureSpec:
     """Splits train and test, the first and the last half of columns that are named in the order that they are given."""
-    features: dict[str, dict[str, object]] = {}
-    for name, values in columns.items():
-        number = name in ("label", "price", "time")
-        features[name] = {} if number else {"cardinality": int(values.max()) + 1}
-    features["time"] = {"dtype": "int64"}
-    rows = np.stack([columns[name] for name in columns], axis=1)
-    half = len(rows) // 2
-    for split, part in (("train", rows[:half]), ("test", rows[half:])):
-        (folder / f"{split}.csv").write_text("".join(",".join(f"{each:g}" for each in row) + "\n" for row in part))
-    sources = {
-        split: [{"type": "csv", "features": [*columns], "files": [f"{split}.csv"]}] for split in ("train", "test")
+    numbers: dict[str, dict[str, object]] = {"label": {}, "price": {}, "time": {"dtype": "int64"}}
+    features = {name: numbers.get(name, {"cardinality": int(of.max()) + 1}) for name, of in columns.items()}
+    rows = np.stack([*columns.values()], axis=1)
+    texts = {
+        split: "".join(",".join(f"{each:g}" for each in row) + "\n" for row in part)
+        for split, part in zip(("train", "test"), np.split(rows, 2), strict=True)
     }
     context = [name for name in columns if name not in ("user", "item", "label", "time")]
     channels = {"user": ["user"], "item": ["item"], "context": context, "label": ["label"]}
-    sections = {
-        "feature_spec": {name: features[name] for name in columns},
-        "source_spec": sources,
-        "channel_spec": channels,
-        "metadata": {"timestamp": "time", **(metadata or {})},
-    }
-    return FeatureSpec.from_dict(sections, folder)
+    return csv_spec(folder, texts, features, channels, {"timestamp": "time", **(metadata or {})})
 
 
 def rows(count: int = 400) -> dict[str, np.ndarray]:
@@ -56,10 +47,6 @@ def rows(count: int = 400) -> dict[str, np.ndarray]:
         "label": rng.integers(0, 2, count),
         "time": np.arange(count),
     }
-
-
-def told(leaks: Leaks) -> str:
-    return " ".join(leaks.suspected)
 
 
 # --- figures ---
@@ -101,7 +88,7 @@ def with_gaps(tmp_path: Path) -> FeatureSpec:
     prices = [*range(10, 26), *[""] * 4]
     lines = [f"u{row % 5},a{row % 4},{row % 2},{price},{row}" for row, price in enumerate(prices)]
     lines += ["u0,a0,1,10,100", "stranger,a1,0,12,101", "u1,unheard,1,,102", "u2,a2,0,17,103"]
-    write_lines(tmp_path / "rows.csv", ["user,ad,clicked,price,time", *lines])
+    (tmp_path / "rows.csv").write_text("\n".join(["user,ad,clicked,price,time", *lines, ""]))
     table = DATASETS["table"]
     settings = table.Settings(
         user="user",
@@ -115,10 +102,6 @@ def with_gaps(tmp_path: Path) -> FeatureSpec:
     )
     table.prepare(PrepareContext(tmp_path / "rows.csv", tmp_path / "data", threads=1), settings)
     return FeatureSpec.load(tmp_path / "data")
-
-
-def write_lines(file: Path, lines: list[str]) -> None:
-    file.write_text("".join(f"{line}\n" for line in lines))
 
 
 def test_the_unknown_user_and_item_are_no_user_and_no_item(with_gaps: FeatureSpec, tmp_path: Path) -> None:
@@ -182,7 +165,8 @@ def test_values_are_those_of_the_raw_files(data: FeatureSpec) -> None:
 
 
 def test_numbers_are_in_the_units_of_the_raw_files(tmp_path: Path) -> None:
-    spec = made_up.clicks(tmp_path)
+    spec = made_up.clicks(tmp_path / "data", num_rows=1000)
+    assert "Numbers" in read(write_dataset_page(spec, tmp_path / "page.html")).inside["h2"]
     assert all(of.quantiles == tuple(sorted(of.quantiles)) for of in numbers_of(spec, "train", RawNames(spec)).values())
 
 
@@ -196,42 +180,47 @@ def test_clean_data_are_not_suspected(tmp_path: Path) -> None:
     assert "No row of test equals a row of train." in found.clean
 
 
-def test_a_column_that_gives_the_label_away_is_suspected(tmp_path: Path) -> None:
-    held = rows()
+def label_in_a_price(held: dict[str, np.ndarray]) -> None:
     held["price"] = held["label"] * 10 + held["price"] / 10
-    found = leaks_of(split_of(tmp_path, held))
-    assert "Column 'price' alone orders the labels of train with AUC 1.0000." in told(found)
 
 
-def test_a_code_that_gives_the_label_away_is_suspected(tmp_path: Path) -> None:
-    held = rows()
+def label_in_a_code(held: dict[str, np.ndarray]) -> None:
     held["status"] = 2 * held["label"] + np.arange(400) % 2
-    assert "Column 'status' alone orders the labels" in told(leaks_of(split_of(tmp_path, held)))
 
 
-def test_a_column_that_tells_the_item_is_suspected(tmp_path: Path) -> None:
-    held = rows()
+def item_in_a_column(held: dict[str, np.ndarray]) -> None:
     held["label"] = np.ones(400)
     held["order"] = (held["item"] * 7 + 3) % 31
-    found = leaks_of(split_of(tmp_path, held))
-    assert "Column 'order' alone tells the item of" in told(found)
-    assert len(found.suspected) == 1
 
 
-def test_test_rows_in_train_are_suspected(tmp_path: Path) -> None:
-    held = rows()
+def half_of_test_in_train(held: dict[str, np.ndarray]) -> None:
     for name in held:
         held[name] = np.concatenate([held[name][:200], held[name][100:200], held[name][300:]])
-    found = leaks_of(split_of(tmp_path, held))
-    assert "50.0 % of the rows of test equal a row of train in every column" in told(found)
 
 
-def test_values_of_the_future_are_suspected(tmp_path: Path) -> None:
-    held = rows()
+def time_reversed(held: dict[str, np.ndarray]) -> None:
     held["time"] = held["time"][::-1].copy()
+
+
+@pytest.mark.parametrize(
+    ("leak", "told"),
+    [
+        (label_in_a_price, "Column 'price' alone orders the labels of train with AUC 1.0000."),
+        (label_in_a_code, "Column 'status' alone orders the labels"),
+        (item_in_a_column, "Column 'order' alone tells the item of"),
+        (half_of_test_in_train, "50.0 % of the rows of test equal a row of train in every column"),
+        (time_reversed, "100.0 % of the rows of test lie before a row of the same user in train"),
+    ],
+)
+def test_leaks_are_suspected(leak: Callable[[dict[str, np.ndarray]], None], told: str, tmp_path: Path) -> None:
+    held = rows()
+    leak(held)
     found = leaks_of(split_of(tmp_path, held))
-    assert "100.0 % of the rows of test lie before a row of the same user in train" in told(found)
-    assert any("lie before the last row of train" in each for each in found.remarks)
+    assert told in " ".join(found.suspected)
+    if leak is item_in_a_column:
+        assert len(found.suspected) == 1
+    if leak is time_reversed:
+        assert any("lie before the last row of train" in each for each in found.remarks)
 
 
 def test_one_split_alone_is_not_judged(tmp_path: Path) -> None:
@@ -260,22 +249,14 @@ def test_the_page_shows_hostile_texts_as_texts(data: FeatureSpec, tmp_path: Path
     assert "No leak is suspected." in page.shown or "Suspected leak:" in page.shown
 
 
-def test_the_page_of_labelled_rows_shows_numbers(tmp_path: Path) -> None:
-    page = read(write_dataset_page(made_up.clicks(tmp_path / "data"), tmp_path / "page.html"))
-    assert "Numbers" in page.inside["h2"]
-
-
 def test_the_page_of_a_dataset_with_unknown_cardinalities_leaves_out_what_needs_them(tmp_path: Path) -> None:
     sections = dataset(tmp_path, {"train": TRAIN, "test": TEST}).to_dict()
     for name in ("user", "item", "tags"):
         sections["feature_spec"][name]["cardinality"] = "auto"  # type: ignore[index]
     page = read(write_dataset_page(FeatureSpec.from_dict(sections, tmp_path), tmp_path / "page.html"))
     assert "cardinality of 'user' is auto" in page.shown
-
-
-def test_the_page_of_a_dataset_without_files_shows_its_features(tmp_path: Path) -> None:
     page = read(write_dataset_page(dataset(tmp_path, {}), tmp_path / "page.html"))
-    assert page.inside["h2"] == ["Features"]
+    assert page.inside["h2"] == ["Features"], "without files"
 
 
 def test_a_page_is_not_written_to_a_url(data: FeatureSpec) -> None:

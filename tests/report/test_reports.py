@@ -3,7 +3,9 @@
 import json
 import shlex
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,10 +19,9 @@ from recspec.evaluation import EvaluateSettings, evaluate, save
 from recspec.feature_spec import FeatureSpec
 from recspec.models import MODELS
 from recspec.report import write_report
-from recspec.report.examples import Shown
 from recspec.report.measured import Users, main_metric, pairs_of
 from recspec.report.page import macro
-from recspec.report.run_facts import read_runs
+from recspec.report.run_facts import Shown, read_runs
 from recspec.report.run_page import as_set
 from recspec.training import TrainSettings, train
 from tests import made_up
@@ -34,14 +35,11 @@ def evaluated(
 ) -> tuple[Path, Path]:
     """Copies of the runs that keep an evaluation each."""
     folder = tmp_path_factory.mktemp("evaluated")
-    copies = []
+    asked = EvaluateSettings(ks=(3,), slices=("activity", "kind"))
     for run in runs:
-        copy = Path(shutil.copytree(run, folder / run.name))
-        trained = bundle.load(copy)
-        asked = EvaluateSettings(ks=(3,), slices=("activity", "kind"))
+        trained = bundle.load(shutil.copytree(run, folder / run.name))
         assert save(evaluate(trained, data, "test", baselines=True, settings=asked), trained, data).file
-        copies.append(copy)
-    return copies[0], copies[1]
+    return folder / runs[0].name, folder / runs[1].name
 
 
 @pytest.fixture(scope="session")
@@ -50,13 +48,8 @@ def clicks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("clicks")
     spec = made_up.clicks(folder / "data", num_rows=1500)
     settings = TrainSettings(epochs=2, tensorboard=False, batch_size=128, log_every=2)
-    train(
-        "dcnv2",
-        spec,
-        folder / "run",
-        settings=settings,
-        model_settings=MODELS["dcnv2"].Settings(top=(4,), cross_layers=1),
-    )
+    small = MODELS["dcnv2"].Settings(top=(4,), cross_layers=1)
+    train("dcnv2", spec, folder / "run", settings=settings, model_settings=small)
     trained = bundle.load(folder / "run")
     report = evaluate(trained, spec, "test", protocols=["rows"], settings=EvaluateSettings(slices=("gender",)))
     assert save(report, trained, spec).file
@@ -65,6 +58,18 @@ def clicks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def report(*runs: Path, out: Path) -> Page:
     return read(write_report(runs, out))
+
+
+def copied(
+    run: Path, to: Path, record: Callable[[Any], object] = bool, evaluation: Callable[[Any], object] = bool
+) -> Path:
+    """A copy of a run whose record and evaluation are changed."""
+    shutil.copytree(run, to)
+    for file, change in ((to / "run.json", record), (next((to / "evaluations").glob("*.json")), evaluation)):
+        content = json.loads(file.read_text())
+        change(content)
+        file.write_text(json.dumps(content))
+    return to
 
 
 @pytest.fixture(scope="session")
@@ -149,26 +154,33 @@ def test_the_report_of_a_model_with_steps_has_curves_and_calibration(clicks: Pat
 def test_without_its_dataset_a_run_still_has_a_report(
     evaluated: tuple[Path, Path], data: FeatureSpec, tmp_path: Path
 ) -> None:
-    run = Path(shutil.copytree(evaluated[0], tmp_path / "run"))
-    record = json.loads((run / "run.json").read_text())
-    record["data"]["path"] = str(tmp_path / "gone")
-    (run / "run.json").write_text(json.dumps(record))
+    gone = tmp_path / "gone"
+    run = copied(evaluated[0], tmp_path / "run", lambda record: record["data"].update(path=str(gone)))
     page = report(run, out=tmp_path / "a.html")
-    assert f"The dataset is no longer in {tmp_path / 'gone'}; name its folder with --data." in page.shown
+    assert f"The dataset is no longer in {gone}; name its folder with --data." in page.shown
     assert "Acted on, among others, the most popular first" in page.shown
     assert "Hits can't be marked" in page.shown
     named = read(write_report([run], tmp_path / "b.html", data=data.folder))
     assert "Latest events, the newest first" in named.shown
-
-
-def test_another_dataset_is_not_taken_for_the_run_s(evaluated: tuple[Path, Path], tmp_path: Path) -> None:
     other = made_up.interactions(tmp_path / "other", num_rows=400)
-    page = read(write_report([evaluated[0]], tmp_path / "a.html", data=other.folder))
-    assert "is not the dataset that <i>popularity was trained on, so nothing is taken from it" in page.shown
+    page = read(write_report([run], tmp_path / "a.html", data=other.folder))
+    assert "is not the dataset that run was trained on, so nothing is taken from it" in page.shown
 
 
 def test_a_damaged_log_or_evaluation_is_told_and_left_out(evaluated: tuple[Path, Path], tmp_path: Path) -> None:
-    run = Path(shutil.copytree(evaluated[0], tmp_path / "run"))
+    def damage(saved: Any) -> None:
+        saved["report"] |= {
+            "slices": 3,
+            "exposure": {"model": {"shares": ["x"], "items": None}},
+            "beyond_accuracy": [],
+            "notes": "x",
+            "verdicts": [1],
+            "warnings": [{"message": HOSTILE[0]}, 3],
+            "protocols": {"full": {"candidates": HOSTILE[1]}},
+            "standard_errors": {"full": {"ndcg@3": "x"}},
+        }
+
+    run = copied(evaluated[0], tmp_path / "run", evaluation=damage)
     nested = "[" * 5_000
     with (run / "log.jsonl").open("a") as log:
         log.write('{"event": "epoch", "epoch": "<b>", "metrics": [1]}\n{"event": 1}\nno JSON\n' + nested + "\n3\n")
@@ -178,19 +190,6 @@ def test_a_damaged_log_or_evaluation_is_told_and_left_out(evaluated: tuple[Path,
         for step in (2, 3):
             log.write(f'{{"event": "step", "step": {step}, "epoch": {huge}, "loss": {huge}}}\n')
         log.write(f'{{"event": "start", "parameters": {huge}}}\n{{"event": "done", "samples_per_second": {huge}}}\n')
-    (kept,) = (run / "evaluations").glob("*.json")
-    saved = json.loads(kept.read_text())
-    saved["report"] |= {
-        "slices": 3,
-        "exposure": {"model": {"shares": ["x"], "items": None}},
-        "beyond_accuracy": [],
-        "notes": "x",
-        "verdicts": [1],
-        "warnings": [{"message": HOSTILE[0]}, 3],
-        "protocols": {"full": {"candidates": HOSTILE[1]}},
-        "standard_errors": {"full": {"ndcg@3": "x"}},
-    }
-    kept.write_text(json.dumps(saved))
     (run / "evaluations" / "other.json").write_text("{}")
     page = report(run, out=tmp_path / "report.html")
     assert "log.jsonl: 3 lines are damaged and left out" in page.shown
@@ -199,11 +198,7 @@ def test_a_damaged_log_or_evaluation_is_told_and_left_out(evaluated: tuple[Path,
 
 
 def test_an_evaluation_of_an_earlier_model_is_told_apart(evaluated: tuple[Path, Path], tmp_path: Path) -> None:
-    run = Path(shutil.copytree(evaluated[0], tmp_path / "run"))
-    (kept,) = (run / "evaluations").glob("*.json")
-    saved = json.loads(kept.read_text())
-    saved["model"]["digest"] = "0" * 64
-    kept.write_text(json.dumps(saved))
+    run = copied(evaluated[0], tmp_path / "run", evaluation=lambda saved: saved["model"].update(digest="0" * 64))
     page = report(run, out=tmp_path / "report.html")
     assert "This evaluation is of an earlier model in this folder. Evaluate again:" in page.shown
 
@@ -250,10 +245,9 @@ def test_a_held_out_item_that_the_model_knows_is_marked_as_a_repeat() -> None:
     assert told.index("a repeat") < told.index("Y")
 
 
-def test_a_run_beside_a_better_copy_of_itself_is_worse(evaluated: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_run_beside_a_copy_of_itself_is_level(evaluated: tuple[Path, Path], tmp_path: Path) -> None:
     """The same run twice: no user gains or loses, and nothing is clear."""
-    copy = Path(shutil.copytree(evaluated[0], tmp_path / "copy"))
-    page = report(evaluated[0], copy, out=tmp_path / "comparison.html")
+    page = report(evaluated[0], copied(evaluated[0], tmp_path / "copy"), out=tmp_path / "comparison.html")
     assert "copy can't be told from <i>popularity." in page.shown
     assert page.shown.count("★") == 1, "only in the table's title"
     assert "copy is better for 0.0 % of the users, worse for 0.0 %, and equal for the others." in page.shown
@@ -263,12 +257,10 @@ def test_a_run_beside_a_better_copy_of_itself_is_worse(evaluated: tuple[Path, Pa
 def test_no_run_is_better_if_one_was_trained_on_other_data(
     elsewhere: int, evaluated: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    copies = [Path(shutil.copytree(run, tmp_path / f"run{place}")) for place, run in enumerate(evaluated)]
-    file = copies[elsewhere] / "run.json"
-    record = json.loads(file.read_text())
-    assert record["data"]["digest"]
-    record["data"]["digest"] = "0" * len(record["data"]["digest"])
-    file.write_text(json.dumps(record))
+    def change(place: int) -> Callable[[Any], object]:
+        return lambda record: record["data"].update(digest="0" * 64) if place == elsewhere else None
+
+    copies = [copied(run, tmp_path / f"run{place}", change(place)) for place, run in enumerate(evaluated)]
     page = report(*copies, out=tmp_path / "comparison.html")
     assert f"run{elsewhere} was trained on other data than it was measured on." in page.shown
     assert not any(word in page.shown for word in ("is better than", "is worse than"))
@@ -294,36 +286,23 @@ def test_models_of_rows_are_compared_without_lists(clicks: Path, tmp_path: Path)
 
 
 def test_users_by_hand() -> None:
-    users = Users(
-        "ndcg@10",
-        ["a", "b", "c", "d"],
-        np.array([1, 2, 3, 4]),
-        np.array([0.0, 1.0, 0.5, 0.0]),
-        np.array([1.0, 0.0, 0.5, 1.0]),
-        "events",
-    )
+    base, other = np.array([0.0, 1.0, 0.5, 0.0]), np.array([1.0, 0.0, 0.5, 1.0])
+    users = Users("ndcg@10", ["a", "b", "c", "d"], np.array([1, 2, 3, 4]), base, other, "events")
     assert users.gains.tolist() == [1.0, -1.0, 0.0, 1.0]
     assert users.shares == (0.5, 0.25)
     assert users.most(3, gaining=True) == ["d", "a"], "of equal gains the user with more events first"
     assert users.most(3, gaining=False) == ["b"]
-    assert users.by_activity() == [], "too few users for ranges"
-
-
-def test_less_log_loss_is_a_gain() -> None:
-    users = Users("log_loss", ["a"], np.array([1]), np.array([0.7]), np.array([0.5]), "rows")
-    assert users.gains.tolist() == pytest.approx([0.2])
+    assert users.by_activity() == {}, "too few users for ranges"
+    less = Users("log_loss", ["a"], np.array([1]), np.array([0.7]), np.array([0.5]), "rows")
+    assert less.gains.tolist() == pytest.approx([0.2]), "less log loss is a gain"
 
 
 def test_ranges_of_activity_hold_all_users_and_their_mean_gains() -> None:
     events = np.repeat([1, 5, 9], 20)
     base, other = np.zeros(60), np.repeat([0.0, 1.0, -1.0], 20)
     ranges = Users("ndcg@10", [f"u{place}" for place in range(60)], events, base, other, "events").by_activity()
-    assert [(each.name, len(each.users.ids), each.gain.value) for each in ranges] == [
-        ("1", 20, 0.0),
-        ("5", 20, 1.0),
-        ("9", 20, -1.0),
-    ]
-    assert [each.gain.is_clear for each in ranges] == [False, True, True]
+    found = [(name, len(part.ids), part.gain.value, part.gain.is_clear) for name, part in ranges.items()]
+    assert found == [("1", 20, 0.0, False), ("5", 20, 1.0, True), ("9", 20, -1.0, True)]
 
 
 # --- names and mistakes ---
@@ -338,7 +317,7 @@ def test_the_main_metric_is_the_one_that_chose_the_model_or_the_usual_one() -> N
 
 
 def test_runs_of_the_same_name_are_told_apart(evaluated: tuple[Path, Path], tmp_path: Path) -> None:
-    copies = [Path(shutil.copytree(evaluated[0], tmp_path / each / "run")) for each in ("a", "b")]
+    copies = [copied(evaluated[0], tmp_path / each / "run") for each in ("a", "b")]
     assert [run.name for run in read_runs(copies)] == ["a/run", "b/run"]
     assert [run.name for run in read_runs([copies[0] / "bundle"])] == ["run"]
 

@@ -13,15 +13,14 @@ import numpy as np
 import pytest
 import torch
 
+from recspec.api import AutoResult, Data
 from recspec.base import config
 from recspec.base.errors import Interrupted, SettingsError
 from recspec.bundle import DataRecord, run_record
 from recspec.bundle import folder as bundle
-from recspec.cli.console import out
-from recspec.cli.training_commands import print_board
 from recspec.data.prepare import PrepareContext
 from recspec.datasets import DATASETS
-from recspec.evaluation import Evaluation, Question
+from recspec.evaluation import Evaluation, EvaluationTask
 from recspec.feature_spec import FeatureSpec
 from recspec.inference import Predictor
 from recspec.loading import Ranks
@@ -126,7 +125,7 @@ def opened_tests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The metric of each evaluation of test, noted as it happens."""
     found: list[str] = []
 
-    def noted(model: Model, question: Question, metric: str, *more: object) -> Judged:
+    def noted(model: Model, question: EvaluationTask, metric: str, *more: object) -> Judged:
         if question.split == "test":
             found.append(model.name)
         return judge(model, question, metric, *more)  # type: ignore[arg-type]
@@ -430,11 +429,10 @@ def test_the_leaderboard_says_how_many_users_each_figure_is_of(
     assert board.to_dict()["users"] == {name: {"ranked": some, "of": of} for name, (some, of) in board.users.items()}
     assert a_search(data, tmp_path / "out", ("popularity", "ease")).run().users == board.users
 
-    with out.capture() as printed:
-        print_board(board)
+    view = AutoResult(board, Data(data)).view()
     assert (
         f"users ranked: 7 of {known['valid']} for valid, {known['valid']} of {known['valid']} for its standard error "
-        f"and the lead, {known['test']} of {known['test']} for test\n" in printed.get()
+        f"and the lead, {known['test']} of {known['test']} for test" in "\n".join(view.notes)
     )
 
 

@@ -15,7 +15,7 @@ from recspec.base.errors import SettingsError
 from recspec.feature_spec import FeatureSpec
 from recspec.loading import Ranks
 from recspec.models import MODELS
-from recspec.models.layers import on_meta_device
+from recspec.models.base import on_meta_device
 from recspec.training.loop import plan_run
 from recspec.training.plan import Plan
 from recspec.training.search.search_space import (

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -49,38 +50,24 @@ async def settled(*_: object) -> None:
         await asyncio.sleep(0)
 
 
-def with_batcher(
-    run: Doubling, body: Callable[[Batcher], Awaitable[None]], metrics: ServerMetrics | None = None, **limits: float
-) -> None:
-    async def go() -> None:
-        batcher = Batcher(run, Limits.model_validate(limits), name="doubling", metrics=metrics)
-        try:
-            await body(batcher)
-        finally:
-            run.gate.set()
-            await batcher.close()
-
-    asyncio.run(go())
+@asynccontextmanager
+async def batching(run: Doubling, metrics: ServerMetrics | None = None, **limits: float) -> AsyncIterator[Batcher]:
+    batcher = Batcher(run, Limits.model_validate(limits), name="doubling", metrics=metrics)
+    try:
+        yield batcher
+    finally:
+        run.gate.set()
+        await batcher.close()
 
 
 def begun(run: Doubling) -> Awaitable[bool]:
     return asyncio.to_thread(run.begun.wait, 30)
 
 
-def test_a_request_alone_is_answered_with_its_own_rows() -> None:
-    run = Doubling()
-
-    async def body(batcher: Batcher) -> None:
-        assert (await batcher.infer(rows(1, 2), 2))["y"].ravel().tolist() == [2, 4]
-
-    with_batcher(run, body)
-    assert run.batches == [[1, 2]]
-
-
-def test_requests_that_wait_are_joined_and_each_gets_its_own_rows() -> None:
+async def test_requests_that_wait_are_joined_and_each_gets_its_own_rows() -> None:
     run = Doubling(held=True)
 
-    async def body(batcher: Batcher) -> None:
+    async with batching(run) as batcher:
         first = ask(batcher, 1)
         await begun(run)
         others = [ask(batcher, 2, 3), ask(batcher, 4), ask(batcher, 5, 6, 7)]
@@ -89,52 +76,44 @@ def test_requests_that_wait_are_joined_and_each_gets_its_own_rows() -> None:
         run.gate.set()
         answers = await asyncio.gather(first, *others)
         assert [answer["y"].ravel().tolist() for answer in answers] == [[2], [4, 6], [8], [10, 12, 14]]
-
-    with_batcher(run, body)
     assert run.batches == [[1], [2, 3, 4, 5, 6, 7]]
 
 
-def test_a_batch_holds_at_most_so_many_rows_and_a_larger_request_goes_alone() -> None:
+async def test_a_batch_holds_at_most_so_many_rows_and_a_larger_request_goes_alone() -> None:
     run = Doubling(held=True)
 
-    async def body(batcher: Batcher) -> None:
+    async with batching(run, max_batch=3) as batcher:
         tasks = [ask(batcher, 1)]
         await begun(run)
         tasks += [ask(batcher, 2), ask(batcher, 3, 4), ask(batcher, 5, 6, 7, 8, 9), ask(batcher, 10)]
         await settled()
         run.gate.set()
         await asyncio.gather(*tasks)
-
-    with_batcher(run, body, max_batch_rows=3)
     assert run.batches == [[1], [2, 3, 4], [5, 6, 7, 8, 9], [10]]
 
 
-def test_an_idle_model_waits_for_others_up_to_the_delay_and_goes_when_the_batch_is_full() -> None:
+async def test_an_idle_model_waits_for_others_up_to_the_delay_and_goes_when_the_batch_is_full() -> None:
     run = Doubling()
 
-    async def body(batcher: Batcher) -> None:
+    async with batching(run, max_delay_ms=10_000, max_batch=2) as batcher:
         first = ask(batcher, 1)
         await settled()
         assert len(batcher) == 1
         await asyncio.gather(first, ask(batcher, 2))
-
-    with_batcher(run, body, max_delay_ms=10_000, max_batch_rows=2)
     assert run.batches == [[1, 2]]
 
 
-def test_a_lone_request_goes_when_the_delay_is_over() -> None:
+async def test_a_lone_request_goes_when_the_delay_is_over() -> None:
     run = Doubling()
 
-    async def body(batcher: Batcher) -> None:
+    async with batching(run, max_delay_ms=1) as batcher:
         assert (await batcher.infer(rows(3), 1))["y"].tolist() == [[6]]
 
-    with_batcher(run, body, max_delay_ms=1)
 
-
-def test_a_full_queue_refuses_with_503_and_when_to_come_again() -> None:
+async def test_a_full_queue_refuses_with_503_and_when_to_come_again() -> None:
     run, metrics = Doubling(held=True), ServerMetrics()
 
-    async def body(batcher: Batcher) -> None:
+    async with batching(run, metrics, queue=2, retry_seconds=7) as batcher:
         tasks = [ask(batcher, 1)]
         await begun(run)
         tasks += [ask(batcher, 2), ask(batcher, 3)]
@@ -146,15 +125,13 @@ def test_a_full_queue_refuses_with_503_and_when_to_come_again() -> None:
         assert (refused.value.status, refused.value.retry_after) == (503, 7)
         run.gate.set()
         await asyncio.gather(*tasks)
-
-    with_batcher(run, body, metrics, max_queue=2, retry_seconds=7)
     assert total(metrics, "recspec_rejected_total", reason="queue") == 1
 
 
-def test_a_request_whose_time_is_over_is_given_up_and_never_computed() -> None:
+async def test_a_request_whose_time_is_over_is_given_up_and_never_computed() -> None:
     run = Doubling(held=True)
 
-    async def body(batcher: Batcher) -> None:
+    async with batching(run) as batcher:
         first = ask(batcher, 1)
         await begun(run)
         late, patient = ask(batcher, 2, timeout=0.001), ask(batcher, 3)
@@ -163,25 +140,13 @@ def test_a_request_whose_time_is_over_is_given_up_and_never_computed() -> None:
         assert (refused.value.status, len(batcher)) == (504, 1)
         run.gate.set()
         assert [(await each)["y"].tolist() for each in (first, patient)] == [[[2]], [[6]]]
-
-    with_batcher(run, body)
     assert run.batches == [[1], [3]]
 
 
-def test_a_client_may_not_take_longer_than_the_server_allows() -> None:
+async def test_clients_that_go_away_do_not_disturb_the_others() -> None:
     run = Doubling(held=True)
 
-    async def body(batcher: Batcher) -> None:
-        with pytest.raises(RequestError, match=r"no answer within 0\.001 s"):
-            await batcher.infer(rows(1), 1, timeout=100)
-
-    with_batcher(run, body, timeout_seconds=0.001)
-
-
-def test_clients_that_go_away_do_not_disturb_the_others() -> None:
-    run = Doubling(held=True)
-
-    async def body(batcher: Batcher) -> None:
+    async with batching(run) as batcher:
         gone_in_computation = ask(batcher, 1)
         await begun(run)
         gone_in_queue, stays = ask(batcher, 2), ask(batcher, 3)
@@ -192,15 +157,13 @@ def test_clients_that_go_away_do_not_disturb_the_others() -> None:
         assert len(batcher) == 1
         run.gate.set()
         assert (await stays)["y"].tolist() == [[6]]
-
-    with_batcher(run, body)
     assert run.batches == [[1], [3]]
 
 
-def test_a_batch_that_fails_is_computed_one_by_one_and_only_the_bad_request_fails() -> None:
+async def test_a_batch_that_fails_is_computed_one_by_one_and_only_the_bad_request_fails() -> None:
     run = Doubling(held=True)
 
-    async def body(batcher: Batcher) -> None:
+    async with batching(run) as batcher:
         first = ask(batcher, 1)
         await begun(run)
         good, bad, fine = ask(batcher, 2), ask(batcher, -1), ask(batcher, 4)
@@ -211,12 +174,10 @@ def test_a_batch_that_fails_is_computed_one_by_one_and_only_the_bad_request_fail
             await bad
         found = batcher.statistics.inference_stats
         assert (found["success"].count, found["fail"].count) == (3, 1)
-
-    with_batcher(run, body)
     assert run.batches == [[1], [2, -1, 4], [2], [-1], [4]]
 
 
-def test_a_function_is_called_in_its_turn_on_the_model_s_thread_and_joined_with_nothing() -> None:
+async def test_a_function_is_called_in_its_turn_on_the_model_s_thread_and_joined_with_nothing() -> None:
     run = Doubling(held=True)
 
     def name() -> str:
@@ -226,7 +187,7 @@ def test_a_function_is_called_in_its_turn_on_the_model_s_thread_and_joined_with_
     def wrong() -> None:
         raise DataError("no such user")
 
-    async def body(batcher: Batcher) -> None:
+    async with batching(run) as batcher:
         tasks = [ask(batcher, 1)]
         await begun(run)
         tasks.append(ask(batcher, 2))
@@ -239,31 +200,26 @@ def test_a_function_is_called_in_its_turn_on_the_model_s_thread_and_joined_with_
         with pytest.raises(DataError, match="no such user"):
             await failed
         await asyncio.gather(*tasks)
-
-    with_batcher(run, body)
     assert run.batches == [[1], [2], [], [3]]
 
 
-def test_closing_waits_for_every_answer() -> None:
-    async def go() -> None:
-        run = Doubling(held=True)
-        batcher = Batcher(run, Limits())
-        tasks = [ask(batcher, 1), ask(batcher, 2)]
-        await begun(run)
-        closing = asyncio.ensure_future(batcher.close())
-        await settled()
-        assert not closing.done()
-        run.gate.set()
-        await closing
-        assert [task.result()["y"].tolist() for task in tasks] == [[[2]], [[4]]]
-
-    asyncio.run(go())
+async def test_closing_waits_for_every_answer() -> None:
+    run = Doubling(held=True)
+    batcher = Batcher(run, Limits())
+    tasks = [ask(batcher, 1), ask(batcher, 2)]
+    await begun(run)
+    closing = asyncio.ensure_future(batcher.close())
+    await settled()
+    assert not closing.done()
+    run.gate.set()
+    await closing
+    assert [task.result()["y"].tolist() for task in tasks] == [[[2]], [[4]]]
 
 
-def test_what_was_done_is_counted() -> None:
+async def test_what_was_done_is_counted() -> None:
     run, metrics = Doubling(), ServerMetrics()
 
-    async def body(batcher: Batcher) -> None:
+    async with batching(run, metrics) as batcher:
         await batcher.infer(rows(1, 2, 3), 3)
         await batcher.infer(rows(1), 1)
         kept = batcher.statistics
@@ -273,8 +229,6 @@ def test_what_was_done_is_counted() -> None:
         assert {rows: each["compute_infer"].count for rows, each in kept.by_rows.items()} == {3: 1, 1: 1}
         assert spent["success"].ns >= spent["compute_infer"].ns > 0
         assert kept.last_inference > 1_700_000_000_000
-
-    with_batcher(run, body, metrics)
     assert total(metrics, "recspec_rows_total", model="doubling") == 4
     assert total(metrics, "recspec_batch_rows_bucket", model="doubling", le="1.0") == 1
     assert total(metrics, "recspec_batch_rows_bucket", model="doubling", le="4.0") == 2

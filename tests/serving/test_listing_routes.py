@@ -12,8 +12,7 @@ from recspec.inference import MOST_SHOWN
 from recspec.serving import access as accesses
 from recspec.serving import model_folders
 from recspec.serving.access import Access
-from recspec.serving.pages import document
-from tests.asking import Asked, asking, sources
+from tests.asking import Asked, asking, fits, sources
 
 jsonschema = pytest.importorskip("jsonschema")
 
@@ -22,12 +21,6 @@ jsonschema = pytest.importorskip("jsonschema")
 def asked(shop_runs: dict[str, Path]) -> Iterator[Asked]:
     with asking(sources(ease=shop_runs["ease"], clicks=shop_runs["clicks"])) as opened:
         yield opened
-
-
-def fits(data: object, schema: str) -> None:
-    """An answer is what the OpenAPI document says."""
-    checked = {"$ref": f"#/components/schemas/{schema}", "components": document()["components"]}
-    jsonschema.Draft202012Validator(checked).validate(data)
 
 
 def test_users_and_items_are_found_by_title(asked: Asked) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from recspec.inference import Predictor, Wanted
+from recspec.inference import Predictor, RecommendRequest
 from recspec.inference.requests import predict, recommend, similar
 from recspec.serving.pages import SCRIPTS, page_text
 from tests.asking import asking, serving, sources
@@ -121,7 +121,9 @@ def ids(page: Page, selector: str = TITLES) -> list[str]:
 def test_a_user_is_found_with_the_keyboard_and_gets_items_with_their_fields(
     page: Page, shop_runs: dict[str, Path], address: str
 ) -> None:
-    by_hand = recommend(Predictor.open(shop_runs["ease"], device="cpu"), Wanted(users=("c7",), explain=True), liked=20)
+    by_hand = recommend(
+        Predictor.open(shop_runs["ease"], device="cpu"), RecommendRequest(users=("c7",), explain=True), liked=20
+    )
     ready(page, address)
     page.page.focus("#user")
     page.page.keyboard.press("ArrowDown")
@@ -157,7 +159,7 @@ def test_scores_are_shares_of_the_strongest_and_no_logits(page: Page, shop_runs:
     shares = [float(text.removesuffix(" %")) for text in shown[1:]]
     assert shares == sorted(shares, reverse=True)
     assert all(0 < share <= 100 for share in shares)
-    found = recommend(Predictor.open(shop_runs["ease"], device="cpu"), Wanted(users=("c3",)))["items"]
+    found = recommend(Predictor.open(shop_runs["ease"], device="cpu"), RecommendRequest(users=("c3",)))["items"]
     ratios = [100 * 2.718281828 ** (each["score"] - found[0]["score"]) for each in found[1:]]
     assert shares == pytest.approx(ratios, rel=0.01)
 
@@ -205,7 +207,7 @@ def test_a_basket_answers_in_place_of_the_history(page: Page, shop_runs: dict[st
     page.wait("document.getElementById('status').textContent.startsWith('10 items, by the basket')")
     basket = (chosen[0].rpartition(" ")[2], "11")
     items = tuple(f"p{number}" for number in basket)
-    expected = recommend(Predictor.open(shop_runs["ease"], device="cpu"), Wanted(items=items))["items"]
+    expected = recommend(Predictor.open(shop_runs["ease"], device="cpu"), RecommendRequest(items=items))["items"]
     page.wait("!document.querySelector('[aria-busy=true]')")
     assert ids(page) == [each["item"] for each in expected]
     assert page.page.url.endswith("item=".join(["", *(f"{item}&" for item in items)]).rstrip("&").removeprefix("item="))
@@ -238,7 +240,7 @@ def test_two_models_stand_side_by_side(page: Page, shop_runs: dict[str, Path], a
     page.page.select_option("#beside", "ials")
     page.wait("document.querySelectorAll('#lists .list').length == 2")
     for place, name in enumerate(("ease", "ials"), start=1):
-        expected = recommend(Predictor.open(shop_runs[name], device="cpu"), Wanted(users=("c4",)))["items"]
+        expected = recommend(Predictor.open(shop_runs[name], device="cpu"), RecommendRequest(users=("c4",)))["items"]
         assert ids(page, f"#lists .list:nth-child({place}) h3") == [each["item"] for each in expected]
     left, right = (set(ids(page, f"#lists .list:nth-child({place}) h3")) for place in (1, 2))
     assert f"{len(left & right)} of them in both lists" in page.texts("#status")[0]
@@ -265,9 +267,9 @@ def test_a_situation_is_asked_for_and_probabilities_are_shown(
     page.page.locator("#context-fields").get_by_label("Hour").fill("2")
     page.page.keyboard.press("Enter")
     context = {"device": "phone", "hour": 2}
-    expected = recommend(Predictor.open(shop_runs["clicks"], device="cpu"), Wanted(users=("c5",), context=context))[
-        "items"
-    ]
+    expected = recommend(
+        Predictor.open(shop_runs["clicks"], device="cpu"), RecommendRequest(users=("c5",), context=context)
+    )["items"]
     page.wait(f"document.querySelector('#lists .score b').textContent == '{100 * expected[0]['probability']:.3g} %'")
     shown = [float(text.removesuffix(" %")) / 100 for text in page.texts("#lists .score b")]
     assert shown == pytest.approx([each["probability"] for each in expected], rel=0.01)

@@ -12,13 +12,12 @@ from recspec.base import config
 from recspec.data.prepare import PrepareContext
 from recspec.datasets import DATASETS
 from recspec.feature_spec import FeatureSpec
-from recspec.inference import Predictor, Wanted, build_pipeline
+from recspec.inference import Predictor, RecommendRequest, build_pipeline
 from recspec.inference import requests as answers
 from recspec.models import MODELS
-from recspec.serving.pages import document
 from recspec.training import TrainSettings, train
 from tests import made_up
-from tests.asking import Asked, asking, sources
+from tests.asking import Asked, asking, fits, sources
 
 jsonschema = pytest.importorskip("jsonschema")
 
@@ -53,18 +52,11 @@ def served(pipeline: Path) -> Iterator[Asked]:
         yield asked
 
 
-def fits(data: object, schema: str) -> None:
-    """An answer is what the OpenAPI document says."""
-    said = document()
-    checked = {"$ref": f"#/components/schemas/{schema}", "components": said["components"]}
-    jsonschema.Draft202012Validator(checked).validate(data)
-
-
 def test_a_served_pipeline_answers_as_the_predictor_does(served: Asked, pipeline: Path) -> None:
     answer = served("POST", "/recommend", {"user": "u3", "k": 4})
     assert answer.status == 200
     fits(answer.data, "Recommendation")
-    by_hand = answers.recommend(Predictor.open(pipeline), Wanted(users=("u3",), k=4))
+    by_hand = answers.recommend(Predictor.open(pipeline), RecommendRequest(users=("u3",), k=4))
     assert answer.data["items"] == by_hand["items"]
     assert all({*item["retrieved_by"]} <= {"ials", "ease", "popularity"} for item in answer.data["items"])
     assert all(item["retrieved_by"] for item in answer.data["items"])

@@ -15,7 +15,7 @@ pytest.importorskip("starlette")
 
 from recspec.base.errors import BundleError
 from recspec.bundle import folder as bundle
-from recspec.inference import Predictor, Wanted
+from recspec.inference import Predictor, RecommendRequest
 from recspec.serving import model_folders
 from recspec.serving.model_folders import LinkedCopies, OwnCopies, PrivateCopy, SharedCopies, Source, copy_version
 from recspec.serving.opened_model import RepositorySettings, open_version
@@ -57,26 +57,25 @@ def cut(file: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [zeros, cut, Path.unlink])
-def test_changed_files_change_no_answer_also_where_they_are_read_late(
+async def test_changed_files_change_no_answer_also_where_they_are_read_late(
     films: Path, temporary: Path, change: Callable[[Path], None]
 ) -> None:
-    wanted = Wanted(users=("u3",), k=5, filter="kind == 'a' or title contains '1'")  # columns are read when asked for
+    wanted = RecommendRequest(
+        users=("u3",), k=5, filter="kind == 'a' or title contains '1'"
+    )  # columns are read when asked for
     expected = Predictor.open(films).recommend(wanted)
 
-    async def body() -> None:
-        kept = Repository([Source("films", films)], settings=RepositorySettings(watch_seconds=0))
-        await kept.start()
-        try:
-            for file in [each for each in films.rglob("*") if each.is_file()]:
-                change(file)
-            await kept.look()
-            predictor = kept.endpoint("films").model.opened.predictor
-            assert predictor is not None
-            assert predictor.recommend(wanted) == expected
-        finally:
-            await kept.close()
-
-    asyncio.run(body())
+    kept = Repository([Source("films", films)], settings=RepositorySettings(watch=0))
+    await kept.start()
+    try:
+        for file in [each for each in films.rglob("*") if each.is_file()]:
+            change(file)
+        await kept.look()
+        predictor = kept.endpoint("films").model.opened.predictor
+        assert predictor is not None
+        assert predictor.recommend(wanted) == expected
+    finally:
+        await kept.close()
     assert list(temporary.iterdir()) == []
 
 
@@ -108,14 +107,14 @@ def test_without_a_comparison_files_are_copied_as_they_are(films: Path, tmp_path
 
 def test_a_disk_without_room_is_named(films: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_folders.shutil, "disk_usage", lambda _: SimpleNamespace(free=17))
-    told = r"films: its private copy takes [\d,]+ bytes, and .* has 17; name a larger folder in TMPDIR"
+    told = r"films: its copy takes [\d,]+ bytes, and .* has 17; name a larger TMPDIR"
     with pytest.raises(BundleError, match=told):
         copy_version(films, tmp_path / "copy", verify=True)
 
 
 def test_messages_name_the_files_that_were_copied(films: Path, temporary: Path) -> None:
     (films / "bundle.json").write_text("[")
-    settings = RepositorySettings(watch_seconds=0, verify=False)
+    settings = RepositorySettings(watch=0, verify=False)
 
     async def body() -> str:
         kept = Repository([Source("films", films)], settings=settings)
@@ -138,31 +137,28 @@ def test_a_copy_is_removed_with_the_last_use_of_what_was_opened(films: Path, tmp
     assert not copy.place.exists()
 
 
-def test_the_supervisor_copies_content_once_and_keeps_the_last_good_one(films: Path, temporary: Path) -> None:
-    async def body() -> None:
-        held = SharedCopies(verify=True)
-        first = await held.answer("films", 1, films, is_new=True)
-        assert await held.answer("films", 1, films, is_new=False) == first
-        weights = (films / "weights.safetensors").read_bytes()
-        cut(films / "weights.safetensors")
-        with pytest.raises(BundleError, match="was changed"):
-            await held.answer("films", 1, films, is_new=False)
-        stale = await held.answer("films", 1, films, is_new=True)
-        assert stale["place"] == first["place"]
-        assert "'weights.safetensors' was changed" in str(stale["problem"])
-        (films / "weights.safetensors").write_bytes(weights)
-        third = await held.answer("films", 1, films, is_new=False)
-        assert third["place"] != first["place"]
-        assert third["problem"] == ""
-        assert not Path(str(first["place"])).exists()
-        films.rename(films.with_name("gone"))
-        with pytest.raises(BundleError, match="no such folder"):
-            await held.answer("films", 1, films, is_new=True)
-        assert not Path(str(third["place"])).exists()
-        held.close()
-        assert list(temporary.iterdir()) == []
-
-    asyncio.run(body())
+async def test_the_supervisor_copies_content_once_and_keeps_the_last_good_one(films: Path, temporary: Path) -> None:
+    held = SharedCopies(verify=True)
+    first = await held.answer("films", 1, films, is_new=True)
+    assert await held.answer("films", 1, films, is_new=False) == first
+    weights = (films / "weights.safetensors").read_bytes()
+    cut(films / "weights.safetensors")
+    with pytest.raises(BundleError, match="was changed"):
+        await held.answer("films", 1, films, is_new=False)
+    stale = await held.answer("films", 1, films, is_new=True)
+    assert stale["place"] == first["place"]
+    assert "'weights.safetensors' was changed" in str(stale["problem"])
+    (films / "weights.safetensors").write_bytes(weights)
+    third = await held.answer("films", 1, films, is_new=False)
+    assert third["place"] != first["place"]
+    assert third["problem"] == ""
+    assert not Path(str(first["place"])).exists()
+    films.rename(films.with_name("gone"))
+    with pytest.raises(BundleError, match="no such folder"):
+        await held.answer("films", 1, films, is_new=True)
+    assert not Path(str(third["place"])).exists()
+    held.close()
+    assert list(temporary.iterdir()) == []
 
 
 def test_a_copy_that_is_replaced_while_a_worker_links_its_files_is_asked_for_again(films: Path, tmp_path: Path) -> None:
@@ -176,7 +172,7 @@ def test_a_copy_that_is_replaced_while_a_worker_links_its_files_is_asked_for_aga
             assert what == "copy"
             return left.pop(0)
 
-        copies = LinkedCopies(SimpleNamespace(ask=ask), 1)
+        copies = LinkedCopies(ask, 1)
         return (await copies.of("films", 1, films, is_new=True))[0]
 
     found = asyncio.run(of(gone, gone, {**whole.to_dict(), "problem": ""}))
@@ -186,19 +182,16 @@ def test_a_copy_that_is_replaced_while_a_worker_links_its_files_is_asked_for_aga
     assert sorted(each.name for each in tmp_path.glob("gone*")) == []
 
 
-def test_folders_of_killed_servers_are_removed_and_those_of_others_stay(films: Path, temporary: Path) -> None:
+async def test_folders_of_killed_servers_are_removed_and_those_of_others_stay(films: Path, temporary: Path) -> None:
     (temporary / "recspec-serve-killed" / "x").mkdir(parents=True)
     (temporary / ".recspec-serve-killed.lock").touch()  # which no process holds
     (temporary / "recspec-serve-file").write_text("of somebody else")
 
-    async def body() -> None:
-        one, two = OwnCopies(verify=True), OwnCopies(verify=True)
-        first, _ = await one.of("films", 1, films, is_new=True)
-        second, _ = await two.of("films", 1, films, is_new=True)
-        assert first.folder.is_dir()
-        assert second.folder.is_dir()
-        one.close()
-        two.close()
-
-    asyncio.run(body())
+    one, two = OwnCopies(verify=True), OwnCopies(verify=True)
+    first, _ = await one.of("films", 1, films, is_new=True)
+    second, _ = await two.of("films", 1, films, is_new=True)
+    assert first.folder.is_dir()
+    assert second.folder.is_dir()
+    one.close()
+    two.close()
     assert [each.name for each in temporary.iterdir()] == ["recspec-serve-file"]

@@ -7,12 +7,12 @@ import json
 import logging
 import shutil
 import threading
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import torch
 from numpy.typing import NDArray
@@ -23,18 +23,19 @@ from recspec.bundle import folder as bundle
 from recspec.export.exporter import ExportSettings, export
 from recspec.feature_spec import FeatureSpec
 from recspec.inference.predictor import Predictor
-from recspec.inference.wanted import Wanted
+from recspec.inference.recommendation import RecommendRequest
 from recspec.models import MODELS
 from recspec.serving.batching import Limits
-from recspec.serving.inference_protocol import configuration_of, metadata_of
-from recspec.serving.model_folders import PrivateCopy, Source, copy_version, find_versions, sources_of
+from recspec.serving.inference_protocol import metadata_of
+from recspec.serving.model_folders import PrivateCopy, Source, find_versions, sources_of
 from recspec.serving.opened_model import RepositorySettings, open_version
 from recspec.serving.repository import Repository
+from recspec.serving.server import application
 from recspec.serving.tensors import DATATYPES, Tensor
 from recspec.training.loop import train
 from recspec.training.settings import TrainSettings
 from recspec.training.updating import update
-from tests.asking import total
+from tests.asking import ask, total
 from tests.closeness import assert_close
 from tests.made_up import clicks, interactions
 from tests.made_up_events import prepared, shop_events, written
@@ -52,19 +53,15 @@ def model(tmp_path: Path, specs: dict[str, FeatureSpec]) -> Path:
     return made_up_bundle(tmp_path / "ctr", specs["wide_deep"], "wide_deep")
 
 
-def with_repository(
-    body: Callable[[Repository], Awaitable[None]], *sources: Source, limits: Limits | None = None, start: bool = True
-) -> None:
-    async def go() -> None:
-        kept = Repository(sources, settings=RepositorySettings(watch_seconds=0), limits=limits)
-        if start:
-            await kept.start()
-        try:
-            await body(kept)
-        finally:
-            await kept.close()
-
-    asyncio.run(go())
+@asynccontextmanager
+async def repository(*sources: Source, limits: Limits | None = None, start: bool = True) -> AsyncIterator[Repository]:
+    kept = Repository(sources, settings=RepositorySettings(watch=0), limits=limits)
+    if start:
+        await kept.start()
+    try:
+        yield kept
+    finally:
+        await kept.close()
 
 
 def tensors_of(kept: Repository, name: str, arrays: Mapping[str, NDArray[Any]]) -> dict[str, Tensor]:
@@ -118,77 +115,32 @@ def test_a_folder_is_a_bundle_a_run_or_holds_versions(tmp_path: Path) -> None:
         find_versions(tmp_path / "many/3")
 
 
-def test_every_model_that_can_t_be_opened_is_named(tmp_path: Path, model: Path) -> None:
+async def test_every_model_that_can_t_be_opened_is_named(tmp_path: Path, model: Path) -> None:
     (model / "weights.safetensors").write_bytes(b"no")
 
-    async def body(kept: Repository) -> None:
+    async with repository(Source("ctr", model), Source("gone", tmp_path / "gone"), start=False) as kept:
         with pytest.raises(BundleError, match="models: 2 problems") as refused:
             await kept.start()
         assert "no such folder" in str(refused.value)
         assert "weights.safetensors" in str(refused.value)
 
-    with_repository(body, Source("ctr", model), Source("gone", tmp_path / "gone"), start=False)
-
 
 # --- answers ---------------------------------------------------------------------------------------------------------
 
 
-def test_probabilities_are_the_bundle_s(model: Path) -> None:
-    async def body(kept: Repository) -> None:
-        rows = made_up_rows(kept.endpoint("ctr").inputs, 7)
-        used, outputs = await kept.infer("ctr", "", tensors_of(kept, "ctr", rows))
-        assert used.version == "1"
-        assert_close(outputs["probability"], expected(model, rows))
-        assert len(np.unique(outputs["probability"])) == 7
-        assert np.allclose(1 / (1 + np.exp(-outputs["logit"])), outputs["probability"], atol=1e-6)
-
-    with_repository(body, Source("ctr", model))
-
-
-def test_no_row_is_answered_with_no_row(model: Path) -> None:
-    async def body(kept: Repository) -> None:
+async def test_no_row_is_answered_with_no_row(model: Path) -> None:
+    async with repository(Source("ctr", model)) as kept:
         rows = made_up_rows(kept.endpoint("ctr").inputs, 0)
         _, outputs = await kept.infer("ctr", "", tensors_of(kept, "ctr", rows))
         assert {name: values.shape for name, values in outputs.items()} == {"probability": (0, 1), "logit": (0, 1)}
 
-    with_repository(body, Source("ctr", model))
 
-
-def test_raw_values_are_encoded_as_prepare_fitted(model: Path) -> None:
-    columns = {
-        "user_id": ["u00001", "u00099", "nobody"],
-        "gender": ["f", "m", ""],
-        "item_id": ["1", "2", "3"],
-        "tags": ["t1|t2", "", "t3|t4|t5|t6|t7"],
-        "hour": ["3", "22", "5"],
-        "age": [31.0, np.nan, 18.0],
-        "price": [1.0, 2.5, 0.0],
-        "speed": [0.1, -2.0, 3.0],
-    }
-
-    async def body(kept: Repository) -> None:
-        ports = {port.name: port for port in kept.endpoint("ctr_raw").inputs}
-        assert set(ports) == set(columns)
-        tensors = {}
-        for name, values in columns.items():
-            texts = ports[name].dtype == "string"
-            array = np.array(list(map(str, values)) if texts else values, object if texts else np.float64)
-            tensors[name] = Tensor(name, "BYTES" if texts else "FP64", array.reshape(-1, 1))
-        used, outputs = await kept.infer("ctr_raw", "1", tensors)
-        assert used.opened.predictor is not None
-        rows = pa.table({name: pa.array(values, from_pandas=True) for name, values in columns.items()})
-        assert_close(outputs["probability"][:, 0], used.opened.predictor.predict(rows)[0])
-        tensors["age"] = Tensor("age", "FP64", np.array([[1.0], [np.inf], [2.0]]))
-        with pytest.raises(RequestError, match=r"input 'age': row 2 \(age\[1\]\) is inf; expected a finite number"):
-            await kept.infer("ctr_raw", "", tensors)
-
-    with_repository(body, Source("ctr", model))
-
-
-def test_inputs_so_large_that_the_answer_is_no_number_are_refused(model: Path, specs: dict[str, FeatureSpec]) -> None:
+async def test_inputs_so_large_that_the_answer_is_no_number_are_refused(
+    model: Path, specs: dict[str, FeatureSpec]
+) -> None:
     made_up_bundle(model, specs["wide_deep"], "wide_deep", scale=100)
 
-    async def body(kept: Repository) -> None:
+    async with repository(Source("ctr", model)) as kept:
         rows = made_up_rows(kept.endpoint("ctr").inputs, 3)
         for port in kept.endpoint("ctr").inputs:
             if port.dtype == "float32":
@@ -199,11 +151,9 @@ def test_inputs_so_large_that_the_answer_is_no_number_are_refused(model: Path, s
         ):
             await kept.infer("ctr", "", tensors_of(kept, "ctr", rows))
 
-    with_repository(body, Source("ctr", model))
 
-
-def test_names_and_versions_that_are_not_there_are_404(model: Path) -> None:
-    async def body(kept: Repository) -> None:
+async def test_names_and_versions_that_are_not_there_are_404(model: Path) -> None:
+    async with repository(Source("ctr", model)) as kept:
         for name, version, message in (
             ("ctx", "", "no model 'ctx' .did you mean 'ctr'"),
             ("ctr", "2", "model 'ctr' has no version '2'; loaded: 1"),
@@ -216,17 +166,17 @@ def test_names_and_versions_that_are_not_there_are_404(model: Path) -> None:
                 await kept.infer(name, version, {})
             assert refused.value.status == 404
 
-    with_repository(body, Source("ctr", model))
-
 
 # --- versions, loading, reloading ------------------------------------------------------------------------------------
 
 
-def test_the_newest_version_answers_and_older_ones_where_asked(tmp_path: Path, specs: dict[str, FeatureSpec]) -> None:
+async def test_the_newest_version_answers_and_older_ones_where_asked(
+    tmp_path: Path, specs: dict[str, FeatureSpec]
+) -> None:
     for version in (1, 2, 10):
         made_up_bundle(tmp_path / "many" / str(version), specs["neumf"], "neumf", version)
 
-    async def body(kept: Repository) -> None:
+    async with repository(Source("many", tmp_path / "many")) as kept:
         assert kept.versions("many") == ("1", "2", "10")
         rows = made_up_rows(kept.endpoint("many").inputs, 4)
         for asked, version in (("", "10"), ("2", "2"), ("10", "10"), ("1", "1")):
@@ -240,13 +190,13 @@ def test_the_newest_version_answers_and_older_ones_where_asked(tmp_path: Path, s
         await kept.load("many")
         assert kept.versions("many") == ("2", "10", "11")
 
-    with_repository(body, Source("many", tmp_path / "many"))
 
-
-def test_a_request_under_way_is_answered_by_the_model_it_began_with(model: Path, specs: dict[str, FeatureSpec]) -> None:
+async def test_a_request_under_way_is_answered_by_the_model_it_began_with(
+    model: Path, specs: dict[str, FeatureSpec]
+) -> None:
     gate = threading.Event()
 
-    async def body(kept: Repository) -> None:
+    async with repository(Source("ctr", model)) as kept:
         rows = made_up_rows(kept.endpoint("ctr").inputs, 5)
         before = expected(model, rows)
         with kept.use("ctr") as endpoint:
@@ -270,13 +220,11 @@ def test_a_request_under_way_is_answered_by_the_model_it_began_with(model: Path,
             assert_close((await old.batcher.infer(rows, 5))["probability"], before)  # as long as it is in use
         assert total(kept.metrics, "recspec_loads_total", outcome="reloaded") == 1
 
-    with_repository(body, Source("ctr", model))
 
-
-def test_a_broken_bundle_leaves_the_old_one_serving_and_is_told(
+async def test_a_broken_bundle_leaves_the_old_one_serving_and_is_told(
     model: Path, specs: dict[str, FeatureSpec], caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def body(kept: Repository) -> None:
+    async with repository(Source("ctr", model)) as kept:
         old, rows = kept.endpoint("ctr").model, made_up_rows(kept.endpoint("ctr").inputs, 2)
         weights = (model / "weights.safetensors").read_bytes()
         (model / "weights.safetensors").write_bytes(weights[:100])
@@ -298,20 +246,9 @@ def test_a_broken_bundle_leaves_the_old_one_serving_and_is_told(
         assert kept.endpoint("ctr").model is not old
         assert {each["reason"] for each in kept.index()} == {""}
 
-    with_repository(body, Source("ctr", model))
 
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        MemoryError("Unable to allocate 3.64 TiB"),
-        KeyError("x"),
-        AssertionError(),
-        TypeError("a"),
-        ZeroDivisionError("b"),
-    ],
-)
-def test_whatever_opening_a_folder_raises_is_its_model_s_reason_alone(
+@pytest.mark.parametrize("error", [MemoryError("Unable to allocate 3.64 TiB"), KeyError("x")])
+async def test_whatever_opening_a_folder_raises_is_its_model_s_reason_alone(
     model: Path,
     specs: dict[str, FeatureSpec],
     error: Exception,
@@ -326,7 +263,7 @@ def test_whatever_opening_a_folder_raises_is_its_model_s_reason_alone(
             raise error
         return open_version(copy, *rest)
 
-    async def body(kept: Repository) -> None:
+    async with repository(Source("ctr", model), Source("other", other)) as kept:
         first, second = kept.endpoint("ctr").model, kept.endpoint("other").model
         monkeypatch.setattr("recspec.serving.repository.open_version", opened)
         made_up_bundle(model, specs["wide_deep"], "wide_deep", 3)
@@ -344,11 +281,9 @@ def test_whatever_opening_a_folder_raises_is_its_model_s_reason_alone(
         with pytest.raises(BundleError, match="can't be opened"):
             await kept.load("ctr")
 
-    with_repository(body, Source("ctr", model), Source("other", other))
 
-
-def test_a_folder_that_is_gone_for_a_moment_changes_nothing(model: Path) -> None:
-    async def body(kept: Repository) -> None:
+async def test_a_folder_that_is_gone_for_a_moment_changes_nothing(model: Path) -> None:
+    async with repository(Source("ctr", model)) as kept:
         old = kept.endpoint("ctr").model
         model.rename(model.with_name("elsewhere"))
         await kept.look()
@@ -357,11 +292,9 @@ def test_a_folder_that_is_gone_for_a_moment_changes_nothing(model: Path) -> None
             await kept.load("ctr")
         assert kept.endpoint("ctr").model is old
 
-    with_repository(body, Source("ctr", model))
 
-
-def test_an_unloaded_model_answers_503_until_it_is_loaded(model: Path) -> None:
-    async def body(kept: Repository) -> None:
+async def test_an_unloaded_model_answers_503_until_it_is_loaded(model: Path) -> None:
+    async with repository(Source("ctr", model)) as kept:
         await kept.unload("ctr")
         with pytest.raises(
             RequestError, match="model 'ctr' is not loaded; POST /v2/repository/models/ctr/load"
@@ -378,39 +311,36 @@ def test_an_unloaded_model_answers_503_until_it_is_loaded(model: Path) -> None:
         with pytest.raises(RequestError, match="no model 'x'"):
             await kept.load("x")
 
-    with_repository(body, Source("ctr", model))
 
-
-def test_new_content_is_found_by_itself(model: Path, specs: dict[str, FeatureSpec]) -> None:
-    async def go() -> None:
-        kept = Repository([Source("ctr", model)], settings=RepositorySettings(watch_seconds=0.01))
-        await kept.start()
-        old = kept.endpoint("ctr").model
-        made_up_bundle(model, specs["wide_deep"], "wide_deep", 5)
-        async with asyncio.timeout(600):
-            while kept.endpoint("ctr").model is old:
-                await asyncio.sleep(0.01)
-        await kept.close()
-
-    asyncio.run(go())
+async def test_new_content_is_found_by_itself(model: Path, specs: dict[str, FeatureSpec]) -> None:
+    kept = Repository([Source("ctr", model)], settings=RepositorySettings(watch=0.01))
+    await kept.start()
+    old = kept.endpoint("ctr").model
+    made_up_bundle(model, specs["wide_deep"], "wide_deep", 5)
+    async with asyncio.timeout(600):
+        while kept.endpoint("ctr").model is old:
+            await asyncio.sleep(0.01)
+    await kept.close()
 
 
 # --- exports ---------------------------------------------------------------------------------------------------------
 
 
-def test_an_export_computes_where_it_agrees_with_its_bundle(
+async def test_an_export_computes_where_it_agrees_with_its_bundle(
     tmp_path: Path, specs: dict[str, FeatureSpec], caplog: pytest.LogCaptureFixture
 ) -> None:
     pytest.importorskip("onnxruntime")
     folder = made_up_bundle(tmp_path / "run" / "bundle", specs["neumf"], "neumf").parent
     quickly = ExportSettings(batch_sizes=(1,), seconds=0.01, threads=1)
     export(bundle.load(folder), folder / "export", quickly)
-    shutil.copytree(folder / "export", tmp_path / "ranker")
+    for name in ("ranker", "program"):
+        shutil.copytree(folder / "export", tmp_path / name)
     description = tmp_path / "ranker" / "export.json"
     description.write_text(description.read_text().replace('"form": "rows"', '"form": "ranker"'))
     manifest.write(tmp_path / "ranker")
 
-    async def body(kept: Repository) -> None:
+    caplog.set_level(logging.INFO, "recspec.serve")
+    async with repository(Source("both", folder), Source("alone", folder / "export")) as kept:
         computes = f"for requests to infer, {folder / 'export'} (onnx, fp32) computes"
         assert f"model 'both': version 1 answers, from {folder / 'bundle'}; {computes}" in caplog.messages
         assert f"model 'alone': version 1 answers, from {folder / 'export'}" in caplog.messages
@@ -443,60 +373,17 @@ def test_an_export_computes_where_it_agrees_with_its_bundle(
         assert reason.endswith("export.json: damaged: difference: expected an object; found [1]")
         _, outputs = await kept.infer("both", "", tensors_of(kept, "both", rows))
         assert_close(outputs["sigmoid"], expected(folder, rows))
-
-    with caplog.at_level(logging.INFO, "recspec.serve"):
-        with_repository(body, Source("both", folder), Source("alone", folder / "export"))
-
-    async def refused(kept: Repository) -> None:
+    async with repository(Source("ranker", tmp_path / "ranker"), start=False) as kept:
         with pytest.raises(BundleError, match="exported with --form ranker, which takes one request a call"):
             await kept.start()
-
-    with_repository(refused, Source("ranker", tmp_path / "ranker"), start=False)
-
-
-# --- what is told ----------------------------------------------------------------------------------------------------
-
-
-def test_configuration_and_metadata_say_what_the_model_takes(model: Path) -> None:
-    async def body(kept: Repository) -> None:
-        told = metadata_of(kept, kept.endpoint("ctr"))
-        assert {"name": "tags", "datatype": "INT32", "shape": [-1, 4]} in told["inputs"]
-        assert {"name": "age", "datatype": "FP32", "shape": [-1, 1]} in told["inputs"]
-        assert [each["name"] for each in told["outputs"]] == ["probability", "logit"]
-        told = configuration_of(kept, kept.endpoint("ctr"))
-        assert told["max_batch_size"] == 100
-        assert {"name": "tags", "data_type": "TYPE_INT32", "dims": [4]} in told["input"]
-        assert told["dynamic_batching"] == {"preferred_batch_size": [50], "max_queue_delay_microseconds": 2000}
-        raw = metadata_of(kept, kept.endpoint("ctr_raw"))
-        assert {"name": "tags", "datatype": "BYTES", "shape": [-1, 1]} in raw["inputs"]
-        assert {"name": "age", "datatype": "FP64", "shape": [-1, 1]} in raw["inputs"]
-        assert [each.name for each in kept.endpoints()] == ["ctr", "ctr_raw"]
-
-    limits = Limits(max_rows=100, max_batch_rows=50, max_delay_ms=2)
-    with_repository(body, Source("ctr", model), limits=limits)
+    async with repository(Source("program", tmp_path / "program")) as kept:  # which takes no raw values
+        answer = await ask(application(kept), "POST", "/recommend", {"user": 1})
+        assert (answer.status, "model 'program' is an export" in answer.data["error"]) == (400, True), answer.data
+        (listed,) = (await ask(application(kept), "GET", "/models")).data["models"]
+        assert (listed["raw"], listed["recommends"], listed["columns"]) == (False, False, [])
 
 
-def test_a_call_on_the_model_s_thread_may_recommend(tmp_path: Path, specs: dict[str, FeatureSpec]) -> None:
-    folder = made_up_bundle(tmp_path / "m", specs["neumf"], "neumf")
-
-    async def body(kept: Repository) -> None:
-        with kept.use("m") as endpoint:
-            predictor = endpoint.model.opened.predictor
-            assert predictor is not None
-            with pytest.raises(BundleError, match=r"no (user|item) to recommend"):
-                await endpoint.model.batcher.call(lambda: predictor.recommend(["u1"]))
-
-    with_repository(body, Source("m", folder))
-
-
-def test_a_served_model_keeps_what_depends_on_its_weights_alone(model: Path) -> None:
-    copy = copy_version(model, model.with_name("copy"), verify=True)
-    opened = open_version(copy, (), RepositorySettings(device="cpu"))
-    assert opened.predictor is not None
-    assert opened.predictor.model.deep._first_parts == {}  # type: ignore[union-attr]
-
-
-def test_an_update_of_a_run_is_taken_while_requests_are_answered(
+async def test_an_update_of_a_run_is_taken_while_requests_are_answered(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A server that holds a copy of the run gets the new bundle file by file, and takes it once it is whole."""
@@ -512,7 +399,7 @@ def test_an_update_of_a_run_is_taken_while_requests_are_answered(
 
     caplog.set_level("INFO", "recspec.serve")
 
-    async def body(kept: Repository) -> None:
+    async with repository(Source("served", served)) as kept:
         with kept.use("served") as before:
             num_users = before.model.opened.signature
             copy.mkdir(parents=True)
@@ -532,8 +419,6 @@ def test_an_update_of_a_run_is_taken_while_requests_are_answered(
             assert f"model 'served': update 1 answers, from {copy}" in caplog.messages
             assert before.model.opened.signature is num_users  # still open for the request that began with it
             assert after.opened.predictor is not None
-            (answer,) = after.opened.predictor.recommend(Wanted(users=("zoe",)))
+            (answer,) = after.opened.predictor.recommend(RecommendRequest(users=("zoe",)))
             assert answer.known
             assert "missing" not in str(kept.index())
-
-    with_repository(body, Source("served", served))

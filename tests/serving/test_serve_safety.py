@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import signal
 import socket
 import ssl
-import subprocess
-import sys
 import textwrap
 import threading
 import urllib.request
@@ -34,10 +33,12 @@ from recspec.serving.inference_grpc import MAX_FIELDS, SERVICE, Service  # noqa:
 from recspec.serving.model_folders import Source  # noqa: E402
 from recspec.serving.opened_model import RepositorySettings  # noqa: E402
 from recspec.serving.repository import Repository  # noqa: E402
-from recspec.serving.server import HEAD_BYTES, Server, ServeSettings  # noqa: E402
+from recspec.serving.server import HEAD_BYTES, Server, ServerOptions, ServeSettings  # noqa: E402
+from tests import processes  # noqa: E402
+from tests.asking import Running  # noqa: E402
 from tests.made_up import interactions  # noqa: E402
 from tests.made_up_models import made_up_bundle  # noqa: E402
-from tests.serving.test_server import Running, grpc_request, raw_exchange  # noqa: E402
+from tests.serving.test_server import grpc_request, raw_exchange  # noqa: E402
 
 CERT = """-----BEGIN CERTIFICATE-----
 MIIBmzCCAUGgAwIBAgIUCPVanPJ9hWz6j8rUAuhMUehR0aAwCgYIKoZIzj0EAwIw
@@ -68,9 +69,8 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def running(bundle: Path) -> Iterator[Running]:
-    server = Running([Source("neumf", bundle)])
-    yield server
-    server.stop()
+    with Running([Source("neumf", bundle)]) as server:
+        yield server
 
 
 # --- who may ask -----------------------------------------------------------------------------------------------------
@@ -156,8 +156,9 @@ def test_addresses_that_other_machines_reach_are_public() -> None:
 
 def refusal(bundle: Path, token: str | None = None, *, control: bool = False, **settings: Any) -> str:
     async def start() -> None:
-        kept = Repository([Source("m", bundle)], settings=RepositorySettings(watch_seconds=0, control=control))
-        await Server(kept, ServeSettings(http_port=0, grpc_port=0, **settings), token=token).start()
+        opening = RepositorySettings(watch=0, control=control)
+        chosen = ServeSettings(http_port=0, grpc_port=0, **settings)
+        await Server(ServerOptions([Source("m", bundle)], chosen, opening, token=token)).start()
 
     with pytest.raises(SettingsError) as refused:
         asyncio.run(start())
@@ -168,7 +169,7 @@ def test_settings_that_let_in_more_than_was_meant_are_refused(bundle: Path, tmp_
     assert "--host 0.0.0.0: admits other machines without a token" in refusal(bundle, host="0.0.0.0")
     assert "--host ::: admits other machines" in refusal(bundle, host="::")
     assert "--control: any client could unload the models" in refusal(bundle, control=True)
-    assert "--allowed-host: found 'a b'" in refusal(bundle, allowed_hosts=("a b",))
+    assert "--allowed-host: found 'a b'" in refusal(bundle, allowed_host=("a b",))
     (tmp_path / "cert").write_text(CERT)
     assert "--tls-cert and --tls-key together" in refusal(bundle, tls_cert=tmp_path / "cert")
     with pytest.raises(SettingsError, match="expected a certificate and its own key, in PEM, without a password"):
@@ -180,18 +181,14 @@ def test_settings_that_let_in_more_than_was_meant_are_refused(bundle: Path, tmp_
 def test_other_machines_get_in_with_a_token_and_grpc_listens_where_http_does(
     bundle: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    open_to_all = Running([Source("neumf", bundle)], host="0.0.0.0", insecure=True)
-    try:
+    with Running([Source("neumf", bundle)], host="0.0.0.0", insecure=True) as open_to_all:
         assert "no token is needed" in caplog.text
         for address in (open_to_all.host, open_to_all.grpc):
             port = int(address.rpartition(":")[2])
             socket.create_connection(("127.0.0.1", port), timeout=600).close()
             with pytest.raises(OSError):
                 socket.create_connection(("::1", port), timeout=600).close()
-    finally:
-        open_to_all.stop()
-    with_token = Running([Source("neumf", bundle)], token="t", host="0.0.0.0")
-    with_token.stop()
+    Running([Source("neumf", bundle)], token="t", host="0.0.0.0").stop()
     assert "the token is sent unencrypted" in caplog.text
 
 
@@ -199,8 +196,7 @@ def test_both_protocols_speak_tls(bundle: Path, tmp_path: Path) -> None:
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     cert.write_text(CERT)
     key.write_text(KEY)
-    secure = Running([Source("neumf", bundle)], tls_cert=cert, tls_key=key)
-    try:
+    with Running([Source("neumf", bundle)], tls_cert=cert, tls_key=key) as secure:
         context = ssl.create_default_context(cadata=CERT)
         with urllib.request.urlopen(f"https://{secure.host}/v2/health/ready", context=context, timeout=600) as told:
             assert told.status == 200
@@ -211,8 +207,6 @@ def test_both_protocols_speak_tls(bundle: Path, tmp_path: Path) -> None:
             call = channel.unary_unary(SERVICE + "ServerLive")
             assert service_pb2.ServerLiveResponse.FromString(call(b"", timeout=600)).live
         assert not raw_exchange(secure, b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n\r\n").startswith(b"HTTP/1.1 200")
-    finally:
-        secure.stop()
 
 
 # --- what is held at most --------------------------------------------------------------------------------------------
@@ -284,96 +278,84 @@ class Parsed:
     model_name = "films"
 
 
-def test_grpc_messages_count_with_their_copies_before_they_are_read() -> None:
-    async def go() -> None:
-        repository = Repository([], limits=Limits(max_body_bytes=1024, max_held_bytes=4 * 1024))
-        reader, answering = repository.body_reader, asyncio.Event()
+async def test_grpc_messages_count_with_their_copies_before_they_are_read() -> None:
+    repository = Repository([], limits=Limits(max_body_mb=1024 / 2**20, max_held_mb=4 * 1024 / 2**20))
+    reader, answering = repository.body_reader, asyncio.Event()
 
-        async def answer(_: object, __: object) -> Any:
-            await answering.wait()
-            return service_pb2.ServerLiveResponse(live=True)
+    async def answer(_: object, __: object) -> Any:
+        await answering.wait()
+        return service_pb2.ServerLiveResponse(live=True)
 
-        method = Service(repository, Access())._counted("Any", lambda _: Parsed(), answer).stream_unary
-        calls = [Call(b"x" * 1024) for _ in range(5)]
-        tasks = [asyncio.create_task(method(None, each)) for each in calls]
-        for _ in range(3):
-            await asyncio.sleep(0)
-        assert [each.read_began for each in calls] == [True, True, False, False, False]
-        assert reader.held == 4 * 1024
-        for each in calls:
-            each.comes.set()
-        for _ in range(20):
-            await asyncio.sleep(0)
-        assert reader.held == 4 * 1024, "two messages, each with a copy of its own"
-        assert sum(each.read_began for each in calls) == 2
-        answering.set()
-        await asyncio.gather(*tasks)
-        assert (reader.held, all(each.read_began for each in calls)) == (0, True)
-
-    asyncio.run(go())
-
-
-def test_a_refused_message_is_freed_before_its_error_is_sent() -> None:
-    async def go() -> None:
-        repository, kept = Repository([]), []
-
-        def read(_: bytes) -> Parsed:
-            parsed = Parsed()
-            kept.append(weakref.ref(parsed))
-            return parsed
-
-        async def answer(_: object, __: object) -> Any:
-            raise RequestError("not this one", status=413)
-
-        method = Service(repository, Access())._counted("Any", read, answer).stream_unary
-        call = Call(b"x")
-        call.look = lambda: kept[0]()
-        call.comes.set()
-        with pytest.raises(grpc.aio.AbortError):
-            await method(None, call)
-        assert call.aborted == [grpc.StatusCode.RESOURCE_EXHAUSTED, "not this one", None]
-
-    asyncio.run(go())
-
-
-def test_room_is_given_in_turn_and_one_request_alone_always_finds_it() -> None:
-    async def go() -> None:
-        body_reader, order = (
-            BodyReader(Limits(max_held_bytes=1024, max_body_bytes=1024, timeout_seconds=30)),
-            list[str](),
-        )
-        first = body_reader.reading(5000)
-        shrink = await first.__aenter__()
-
-        async def wait(name: str, size: int) -> None:
-            async with body_reader.reading(size):
-                order.append(name)
-
-        waiting = [asyncio.ensure_future(wait(*each)) for each in (("large", 1000), ("small", 10), ("gone", 10))]
+    method = Service(repository, Access())._counted("Any", lambda _: Parsed(), answer).stream_unary
+    calls = [Call(b"x" * 1024) for _ in range(5)]
+    tasks = [asyncio.create_task(method(None, each)) for each in calls]
+    for _ in range(3):
         await asyncio.sleep(0)
-        waiting[2].cancel()
-        shrink(500)
+    assert [each.read_began for each in calls] == [True, True, False, False, False]
+    assert reader.held == 4 * 1024
+    for each in calls:
+        each.comes.set()
+    for _ in range(20):
         await asyncio.sleep(0)
-        assert (order, body_reader.held) == ([], 500)  # the small one does not overtake the large one
-        with pytest.raises(RequestError, match="fill the memory set aside") as refused, body_reader.holding(600):
+    assert reader.held == 4 * 1024, "two messages, each with a copy of its own"
+    assert sum(each.read_began for each in calls) == 2
+    answering.set()
+    await asyncio.gather(*tasks)
+    assert (reader.held, all(each.read_began for each in calls)) == (0, True)
+
+
+async def test_a_refused_message_is_freed_before_its_error_is_sent() -> None:
+    repository, kept = Repository([]), []
+
+    def read(_: bytes) -> Parsed:
+        parsed = Parsed()
+        kept.append(weakref.ref(parsed))
+        return parsed
+
+    async def answer(_: object, __: object) -> Any:
+        raise RequestError("not this one", status=413)
+
+    method = Service(repository, Access())._counted("Any", read, answer).stream_unary
+    call = Call(b"x")
+    call.look = lambda: kept[0]()
+    call.comes.set()
+    with pytest.raises(grpc.aio.AbortError):
+        await method(None, call)
+    assert call.aborted == [grpc.StatusCode.RESOURCE_EXHAUSTED, "not this one", None]
+
+
+async def test_room_is_given_in_turn_and_one_request_alone_always_finds_it() -> None:
+    body_reader, order = (
+        BodyReader(Limits(max_held_mb=1024 / 2**20, max_body_mb=1024 / 2**20, timeout=30)),
+        list[str](),
+    )
+    first = body_reader.reading(5000)
+    shrink = await first.__aenter__()
+
+    async def wait(name: str, size: int) -> None:
+        async with body_reader.reading(size):
+            order.append(name)
+
+    waiting = [asyncio.ensure_future(wait(*each)) for each in (("large", 1000), ("small", 10), ("gone", 10))]
+    await asyncio.sleep(0)
+    waiting[2].cancel()
+    shrink(500)
+    await asyncio.sleep(0)
+    assert (order, body_reader.held) == ([], 500)  # the small one does not overtake the large one
+    with pytest.raises(RequestError, match="fill the memory set aside") as refused, body_reader.holding(600):
+        pass
+    assert refused.value.status == 503
+    await first.__aexit__(None, None, None)
+    await asyncio.gather(*waiting, return_exceptions=True)
+    assert (order, body_reader.held) == (["large", "small"], 0)
+
+
+async def test_waiting_for_room_ends() -> None:
+    body_reader = BodyReader(Limits(max_held_mb=1024 / 2**20, max_body_mb=1024 / 2**20, timeout=0.01))
+    with body_reader.holding(1000), pytest.raises(RequestError, match="fill the memory") as refused:
+        async with body_reader.reading(1000):
             pass
-        assert refused.value.status == 503
-        await first.__aexit__(None, None, None)
-        await asyncio.gather(*waiting, return_exceptions=True)
-        assert (order, body_reader.held) == (["large", "small"], 0)
-
-    asyncio.run(go())
-
-
-def test_waiting_for_room_ends() -> None:
-    async def go() -> None:
-        body_reader = BodyReader(Limits(max_held_bytes=1024, max_body_bytes=1024, timeout_seconds=0.01))
-        with body_reader.holding(1000), pytest.raises(RequestError, match="fill the memory") as refused:
-            async with body_reader.reading(1000):
-                pass
-        assert (refused.value.status, body_reader.held) == (503, 0)
-
-    asyncio.run(go())
+    assert (refused.value.status, body_reader.held) == (503, 0)
 
 
 def test_more_requests_than_are_answered_at_once_get_503() -> None:
@@ -469,9 +451,8 @@ def test_hosts_are_checked_on_the_wire(running: Running) -> None:
 
 
 def test_clients_that_do_not_read_are_hung_up_on(bundle: Path) -> None:
-    hasty = Running([Source("neumf", bundle)], write_seconds=0.2)
-    name, _, port = hasty.host.rpartition(":")
-    try:
+    with Running([Source("neumf", bundle)], write_seconds=0.2) as hasty:
+        name, _, port = hasty.host.rpartition(":")
         with socket.socket() as connection:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             connection.connect((name, int(port)))
@@ -480,22 +461,16 @@ def test_clients_that_do_not_read_are_hung_up_on(bundle: Path) -> None:
                 while True:
                     connection.sendall(request_of("/v2/models/neumf/config") * 100)
         assert hasty.send("GET", "/v2/health/live")[0] == 200
-    finally:
-        hasty.stop()
 
 
 def test_connections_beyond_the_bound_are_closed(bundle: Path) -> None:
-    crowded = Running([Source("neumf", bundle)], max_connections=2)
-    name, _, port = crowded.host.rpartition(":")
-    try:
-        with contextlib.ExitStack() as held:
-            first, second, third = (held.enter_context(socket.create_connection((name, int(port)), 600)) for _ in "123")
-            assert third.recv(100).startswith(b"HTTP/1.1 503")
-            for each in (first, second):
-                each.sendall(request_of("/v2/health/live"))
-                assert each.recv(100).startswith(b"HTTP/1.1 200")
-    finally:
-        crowded.stop()
+    with Running([Source("neumf", bundle)], max_connections=2) as crowded, contextlib.ExitStack() as held:
+        name, _, port = crowded.host.rpartition(":")
+        first, second, third = (held.enter_context(socket.create_connection((name, int(port)), 600)) for _ in "123")
+        assert third.recv(100).startswith(b"HTTP/1.1 503")
+        for each in (first, second):
+            each.sendall(request_of("/v2/health/live"))
+            assert each.recv(100).startswith(b"HTTP/1.1 200")
 
 
 # --- computations that do not end ------------------------------------------------------------------------------------
@@ -505,7 +480,7 @@ def test_a_computation_that_does_not_end_is_given_up_and_others_are_answered() -
     gates, begun = [threading.Event() for _ in range(2)], threading.Semaphore(0)
 
     async def go() -> None:
-        batcher = Batcher(lambda inputs: inputs, Limits(timeout_seconds=0.05, retry_seconds=3), name="m")
+        batcher = Batcher(lambda inputs: inputs, Limits(timeout=0.05, retry_seconds=3), name="m")
 
         def stuck(place: int) -> None:
             begun.release()
@@ -552,8 +527,8 @@ STUCK = """
     {where} = stuck
     running.FORCE_SECONDS = server.FORCE_SECONDS = 1.0
     settings = server.ServeSettings(http_port=0, grpc_port=None, shutdown_seconds=0.5)
-    options = server.ServerOptions(sources_of([sys.argv[1]]), settings, RepositorySettings(watch_seconds=0),
-                                   Limits(timeout_seconds={seconds}))
+    options = server.ServerOptions(sources_of([sys.argv[1]]), settings, RepositorySettings(watch=0),
+                                   Limits(timeout={seconds}))
     running.serve(options, ready=lambda addresses: print(addresses.http, flush=True), force=end_by_force)
 """
 
@@ -572,25 +547,34 @@ def test_asked_to_end_the_process_ends_whatever_it_does(
     bundle: Path, where: str, stuck: str, seconds: float, status: int
 ) -> None:
     code = textwrap.dedent(STUCK.format(where=where, stuck=stuck, seconds=seconds))
-    command = [sys.executable, "-c", code, str(bundle)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as served:
-        assert served.stdout is not None
-        assert served.stderr is not None
-        try:
-            address = served.stdout.readline().strip()
-            body = json.dumps({"rows": [{"user_id": 1, "item_id": 1}]}).encode()
-            asked = urllib.request.Request(f"{address}/predict", body, {"content-type": "application/json"})
-            client = threading.Thread(target=_ask, args=(asked,))
-            client.start()
-            assert served.stdout.readline() == "begun\n"
-            if seconds < 1:
-                client.join()
-            served.send_signal(signal.SIGTERM)
-            assert served.wait(60) == status
+    served = processes.Running(code, str(bundle))
+    try:
+        body = json.dumps({"rows": [{"user_id": 1, "item_id": 1}]}).encode()
+        address = printed(served, 1)[0]
+        asked = urllib.request.Request(f"{address}/predict", body, {"content-type": "application/json"})
+        client = threading.Thread(target=_ask, args=(asked,))
+        client.start()
+        assert printed(served, 2)[1] == "begun"
+        if seconds < 1:
             client.join()
-            assert ("the server ends by force" in served.stderr.read()) == (status == 1)
-        finally:
-            served.kill()
+        os.kill(served.pid, signal.SIGTERM)
+        ended = served.ended()
+        client.join()
+        assert ended.returncode == status
+        assert ("the server ends by force" in ended.stderr) == (status == 1)
+    finally:
+        served.kill()
+
+
+def printed(served: processes.Running, lines: int) -> list[str]:
+    """So many lines that a process has printed."""
+    found: list[str] = []
+    while len(found) < lines:
+        assert served.runs, served.ended().stderr
+        threading.Event().wait(0.01)
+        with contextlib.suppress(FileNotFoundError):  # it has not begun
+            found = served._said("out").splitlines()
+    return found
 
 
 def _ask(asked: urllib.request.Request) -> None:

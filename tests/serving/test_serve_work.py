@@ -132,11 +132,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     sys.setprofile(work.note)
     try:
         with asyncio.Runner() as runner:
-            settings = RepositorySettings(watch_seconds=0, control=True)
+            settings = RepositorySettings(watch=0, control=True)
             kept = Repository(sources(dlrm=bundle), settings=settings)
             runner.run(kept.start())
-            alone = kept.broadcast
-            alone.load = alone.unload = _nothing  # type: ignore[method-assign]  # what they cost is no client's choice
+            kept.broadcast = _nothing  # what loading costs is no client's choice
             yield Served(runner, kept, application(kept, access=Access()), work)
             runner.run(kept.close())
     finally:
@@ -144,8 +143,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         threading.setprofile(before)
 
 
-async def _nothing(_: str) -> None:
+async def _nothing(_: str, __: str) -> str:
     """Loads or unloads nothing."""
+    return ""
 
 
 def routes() -> list[Route]:

@@ -11,7 +11,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -38,9 +38,9 @@ from recspec.serving.model_folders import Source  # noqa: E402
 from recspec.serving.opened_model import RepositorySettings  # noqa: E402
 from recspec.serving.repository import Repository  # noqa: E402
 from recspec.serving.running import serve  # noqa: E402
-from recspec.serving.server import HEAD_BYTES, Addresses, Server, ServerOptions, ServeSettings, application  # noqa: E402
+from recspec.serving.server import HEAD_BYTES, Addresses, Server, ServerOptions, ServeSettings  # noqa: E402
 from recspec.serving.tensors import DATATYPES  # noqa: E402
-from tests.asking import total  # noqa: E402
+from tests.asking import Running, ask, asking, total  # noqa: E402
 from tests.closeness import assert_close  # noqa: E402
 from tests.documented import ROOT, fences  # noqa: E402
 from tests.made_up import clicks, interactions  # noqa: E402
@@ -49,70 +49,7 @@ from tests.serving.test_repository import expected  # noqa: E402
 
 T = TypeVar("T")
 MODELS = ("neumf", "wide_deep", "dlrm")
-LIMITS = Limits(max_rows=100, max_body_bytes=100_000, timeout_seconds=600)
-
-
-class Running:
-    """A server on its own loop in a thread of its own."""
-
-    def __init__(
-        self,
-        sources: list[Source],
-        limits: Limits = LIMITS,
-        token: str | None = None,
-        *,
-        control: bool = False,
-        **settings: Any,
-    ) -> None:
-        self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self.loop.run_forever)
-        self._thread.start()
-        chosen = ServeSettings(http_port=0, grpc_port=0, shutdown_seconds=60, **settings)
-
-        async def start() -> tuple[Server, Addresses]:
-            kept = Repository(sources, settings=RepositorySettings(watch_seconds=0, control=control), limits=limits)
-            server = Server(kept, chosen, token=token)
-            return server, await server.start()
-
-        try:
-            self.server, addresses = self.call(start())
-        except BaseException:
-            self._end()
-            raise
-        self.repository = self.server.repository
-        self.host = addresses.http.partition("://")[2]
-        self.grpc = str(addresses.grpc)
-
-    def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run something on the server's loop."""
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(600)
-
-    def stop(self) -> None:
-        """End gracefully."""
-        try:
-            self.call(self.server.stop())
-        finally:
-            self._end()
-
-    def _end(self) -> None:
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join()
-        self.loop.close()
-
-    def send(
-        self, method: str, path: str, body: bytes | str | None = None, **headers: str
-    ) -> tuple[int, dict[str, str], Any]:
-        """Status, headers and JSON (or bytes) of one request."""
-        connection = http.client.HTTPConnection(self.host, timeout=600)
-        try:
-            connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
-            told = connection.getresponse()
-            data = told.read()
-            named = {name.lower(): value for name, value in told.getheaders()}
-            is_json = named.get("content-type", "").startswith("application/json")
-            return told.status, named, json.loads(data) if is_json else data
-        finally:
-            connection.close()
+LIMITS = Limits(max_rows=100, max_body_mb=100_000 / 2**20, timeout=600)
 
 
 @pytest.fixture(scope="module")
@@ -124,9 +61,8 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def running(bundles: dict[str, Path]) -> Iterator[Running]:
-    server = Running([Source(name, path) for name, path in bundles.items()])
-    yield server
-    server.stop()
+    with Running([Source(name, path) for name, path in bundles.items()], LIMITS) as server:
+        yield server
 
 
 def first_output(name: str) -> str:
@@ -134,27 +70,15 @@ def first_output(name: str) -> str:
     return "sigmoid" if name in ("neumf", "m") else "probability"
 
 
-def over_http(running: Running, *, binary: bool) -> Callable[..., Any]:
+def over(module: Any, address: str, **how: bool) -> Callable[..., Any]:
+    """Inference by a module of tritonclient."""
+
     def infer(name: str, arrays: dict[str, NDArray[Any]], types: dict[str, str], **more: Any) -> Any:
-        inputs = []
-        for key, values in arrays.items():
-            inputs.append(triton_http.InferInput(key, values.shape, types[key]))
-            inputs[-1].set_data_from_numpy(values, binary_data=binary)
-        with triton_http.InferenceServerClient(running.host) as client:
-            outputs = [triton_http.InferRequestedOutput(first_output(name), binary_data=binary)]
-            return client.infer(name, inputs, outputs=outputs, **more)
-
-    return infer
-
-
-def over_grpc(running: Running) -> Callable[..., Any]:
-    def infer(name: str, arrays: dict[str, NDArray[Any]], types: dict[str, str], **more: Any) -> Any:
-        inputs = []
-        for key, values in arrays.items():
-            inputs.append(triton_grpc.InferInput(key, values.shape, types[key]))
-            inputs[-1].set_data_from_numpy(values)
-        with triton_grpc.InferenceServerClient(running.grpc) as client:
-            outputs = [triton_grpc.InferRequestedOutput(first_output(name))]
+        inputs = [module.InferInput(key, values.shape, types[key]) for key, values in arrays.items()]
+        for each, values in zip(inputs, arrays.values(), strict=True):
+            each.set_data_from_numpy(values, **how)
+        with module.InferenceServerClient(address) as client:
+            outputs = [module.InferRequestedOutput(first_output(name), **how)]
             return client.infer(name, inputs, outputs=outputs, **more)
 
     return infer
@@ -162,9 +86,9 @@ def over_grpc(running: Running) -> Callable[..., Any]:
 
 def ways(running: Running) -> dict[str, Callable[..., Any]]:
     return {
-        "http binary": over_http(running, binary=True),
-        "http json": over_http(running, binary=False),
-        "grpc": over_grpc(running),
+        "http binary": over(triton_http, running.host, binary_data=True),
+        "http json": over(triton_http, running.host, binary_data=False),
+        "grpc": over(triton_grpc, running.grpc),
     }
 
 
@@ -207,16 +131,17 @@ def test_raw_values_need_no_vocabulary(running: Running, bundles: dict[str, Path
         "item_id": np.array([["1"], ["7"]], object),
         "tags": np.array([["t1|t2"], [""]], object),
         "hour": np.array([["3"], ["22"]], object),
-        "age": np.array([[31.0], [50.0]]),
+        "age": np.array([[31.0], [np.nan]]),
         "price": np.array([[1.0], [2.5]]),
         "speed": np.array([[0.1], [-2.0]]),
     }
     import pyarrow as pa
 
-    rows = pa.table({name: values[:, 0].tolist() for name, values in arrays.items()})
-    wanted = Predictor.open(bundles["dlrm"], device="cpu").predict(rows)[0]
     types = {name: "BYTES" if values.dtype == object else "FP64" for name, values in arrays.items()}
     for way, infer in ways(running).items():
+        arrays["age"][1] = 50.0 if way == "http json" else np.nan  # JSON has no NaN
+        rows = pa.table({name: pa.array(values[:, 0].tolist(), from_pandas=True) for name, values in arrays.items()})
+        wanted = Predictor.open(bundles["dlrm"], device="cpu").predict(rows)[0]
         found = infer("dlrm_raw", arrays, types).as_numpy("probability")
         assert_close(found[:, 0], wanted, way)
 
@@ -251,12 +176,17 @@ def test_both_protocols_tell_the_same_of_server_and_models(running: Running) -> 
         told = http_client.get_server_metadata()
         assert (told["name"], "binary_tensor_data" in told["extensions"]) == ("recspec", True)
         assert grpc_client.get_server_metadata(as_json=True) == told
+        raw = http_client.get_model_metadata("dlrm_raw")["inputs"]
+        assert {"name": "tags", "datatype": "BYTES", "shape": [-1, 1]} in raw
+        assert {"name": "age", "datatype": "FP64", "shape": [-1, 1]} in raw
         metadata = http_client.get_model_metadata("wide_deep")
+        assert [each["name"] for each in metadata["outputs"]] == ["probability", "logit"]
         assert {"name": "tags", "datatype": "INT32", "shape": [-1, 4]} in metadata["inputs"]
         over = grpc_client.get_model_metadata("wide_deep", as_json=True)
         assert [each["name"] for each in over["inputs"]] == [each["name"] for each in metadata["inputs"]]
         config = http_client.get_model_config("wide_deep")
         assert config["max_batch_size"] == 100
+        assert config["dynamic_batching"] == {"preferred_batch_size": [4096], "max_queue_delay_microseconds": 0}
         assert {"name": "tags", "data_type": "TYPE_INT32", "dims": [4]} in config["input"]
         over = grpc_client.get_model_config("wide_deep").config
         assert over.max_batch_size == 100
@@ -292,26 +222,23 @@ def test_statistics_count_rows_and_batches(running: Running) -> None:
 def test_models_are_unloaded_and_loaded_over_both_protocols_where_the_server_was_started_for_it(
     running: Running, bundles: dict[str, Path]
 ) -> None:
-    controlled = Running([Source("neumf", bundles["neumf"])], token="s3cret", control=True)
     bearing = {"authorization": "Bearer s3cret"}
-    try:
-        with (
-            triton_http.InferenceServerClient(controlled.host) as first,
-            triton_grpc.InferenceServerClient(controlled.grpc) as second,
-        ):
-            for client in (first, second):
-                with pytest.raises(InferenceServerException, match=r"(?i)authorization: Bearer TOKEN"):
-                    client.unload_model("neumf")
-                client.unload_model("neumf", headers=bearing)
-                assert not client.is_model_ready("neumf", headers=bearing)
-                client.load_model("neumf", headers=bearing)
-                assert client.is_model_ready("neumf", headers=bearing)
-                with pytest.raises(InferenceServerException, match="no model 'x'"):
-                    client.load_model("x", headers=bearing)
-                with pytest.raises(InferenceServerException, match="'config' and files can't be sent"):
-                    client.load_model("neumf", config="{}", headers=bearing)
-    finally:
-        controlled.stop()
+    with (
+        Running([Source("neumf", bundles["neumf"])], token="s3cret", control=True) as controlled,
+        triton_http.InferenceServerClient(controlled.host) as first,
+        triton_grpc.InferenceServerClient(controlled.grpc) as second,
+    ):
+        for client in (first, second):
+            with pytest.raises(InferenceServerException, match=r"(?i)authorization: Bearer TOKEN"):
+                client.unload_model("neumf")
+            client.unload_model("neumf", headers=bearing)
+            assert not client.is_model_ready("neumf", headers=bearing)
+            client.load_model("neumf", headers=bearing)
+            assert client.is_model_ready("neumf", headers=bearing)
+            with pytest.raises(InferenceServerException, match="no model 'x'"):
+                client.load_model("x", headers=bearing)
+            with pytest.raises(InferenceServerException, match="'config' and files can't be sent"):
+                client.load_model("neumf", config="{}", headers=bearing)
     with (
         triton_http.InferenceServerClient(running.host) as first,
         triton_grpc.InferenceServerClient(running.grpc) as second,
@@ -332,14 +259,11 @@ def test_wrong_requests_have_their_status_and_a_message(running: Running) -> Non
         ("GET", "/nothing", None, {}, 404, "no route '/nothing'"),
         ("GET", "/v2/models/neumf/infer", None, {}, 405, "GET is not answered here"),
         ("POST", "/v2/models/neumfs/infer", good, {}, 404, "no model 'neumfs' (did you mean 'neumf'?)"),
-        ("GET", "/v2/models/neumf/versions/7", None, {}, 404, "model 'neumf' has no version '7'; loaded: 1"),
         ("POST", "/v2/models/neumf/infer", "{", {}, 400, "the request's head is not JSON"),
-        ("POST", "/v2/models/neumf/infer", "", {}, 400, "the request's head is not JSON"),
         ("POST", "/v2/models/neumf/infer", good, {"content_type": "text/plain"}, 415, "content-type 'text/plain'"),
         ("POST", "/v2/models/neumf/infer", good, {"content_encoding": "br"}, 415, "content-encoding 'br' is not read"),
         ("POST", "/v2/models/neumf/infer", good, {"content_encoding": "gzip"}, 400, "the body is not gzip"),
         ("POST", "/v2/models/neumf/infer", good, {"inference_header_content_length": "-1"}, 400, "is '-1'"),
-        ("POST", "/v2/models/neumf/infer", good, {"inference_header_content_length": "9" * 40}, 400, "expected"),
         ("POST", "/v2/models/neumf/infer", infer_body(running, "neumf", 101), {}, 413, "has 101 rows; at most 100"),
         ("POST", "/v2/models/neumf/infer", " " * 100_001, {}, 413, "larger than the 100000 bytes taken"),
         ("POST", "/v2/models/neumf/infer", infer_body(running, "neumf", parameters={"timeout": 1}), {}, 504, "answer"),
@@ -348,7 +272,6 @@ def test_wrong_requests_have_their_status_and_a_message(running: Running) -> Non
         ("GET", "/v2", None, {"host": "evil.example"}, 403, "host 'evil.example' is not answered"),
         ("GET", "/v2", None, {"host": "a b"}, 400, "expected one header 'Host' with a name or address; found 'a b'"),
         ("GET", "/v2", None, {"origin": "http://evil.example"}, 403, "pages of other origins"),
-        ("GET", "/v2", None, {"origin": "http://[bad"}, 403, "pages of other origins"),
     ):
         found, _, told = running.send(method, path, body, **headers)
         assert (found, message in told["error"]) == (status, True), (path, found, told)
@@ -357,8 +280,7 @@ def test_wrong_requests_have_their_status_and_a_message(running: Running) -> Non
 
 
 def test_a_large_request_is_answered_too(bundles: dict[str, Path]) -> None:
-    running = Running([Source("neumf", bundles["neumf"])], Limits())
-    try:
+    with Running([Source("neumf", bundles["neumf"])], Limits()) as running:
         arrays, types = rows_of(running, "neumf", 65_536)
         assert arrays["user_id"].nbytes * 2 < LARGE < len(infer_body(running, "neumf", 65_536, pad=" " * LARGE))
         wanted = expected(bundles["neumf"], arrays)
@@ -367,10 +289,8 @@ def test_a_large_request_is_answered_too(bundles: dict[str, Path]) -> None:
         )
         assert status == 200
         assert_close(np.array(told["outputs"][0]["data"], np.float32), wanted[:, 0])
-        assert_close(over_grpc(running)("neumf", arrays, types).as_numpy("sigmoid"), wanted)
+        assert_close(over(triton_grpc, running.grpc)("neumf", arrays, types).as_numpy("sigmoid"), wanted)
         assert running.send("POST", "/v2/models/neumf/infer", infer_body(running, "neumf", 65_537))[0] == 413
-    finally:
-        running.stop()
 
 
 def test_a_body_that_unpacks_to_more_than_the_limit_is_refused(running: Running) -> None:
@@ -432,124 +352,83 @@ def test_the_example_of_tritonclient_in_the_documents_answers_over_http_and_grpc
     (example,) = (each for each in fences(ROOT / "docs" / "serving.md") if "import tritonclient.http" in each.text)
     names: dict[str, Any] = {}
     exec(compile(example.text, str(example), "exec"), names)
-    running = Running([Source("clicks", tmp_path / "run")])
-    try:
+    with Running([Source("clicks", tmp_path / "run")]) as running:
         found = names["score"](triton_http, running.host, names["COLUMNS"])
         assert found.shape == (2, 1)
         assert_close(names["score"](triton_grpc, running.grpc, names["COLUMNS"]), found)
-    finally:
-        running.stop()
 
 
-def test_typed_contents_are_read_over_grpc(running: Running, bundles: dict[str, Path]) -> None:
+def test_typed_and_raw_contents_are_read_over_grpc(running: Running, bundles: dict[str, Path]) -> None:
     answer = grpc_call(running, "ModelInfer", grpc_request(id="x"))
     assert (answer.id, [each.name for each in answer.outputs]) == ("x", ["sigmoid", "logit"])
-    rows = {name: np.array([[1], [2]], np.int32) for name in ("user_id", "item_id")}
-    found = np.frombuffer(answer.raw_output_contents[0], "<f4").reshape(2, 1)
-    assert_close(found, expected(bundles["neumf"], rows))
-
-
-def test_the_same_request_with_other_raw_contents_has_other_answers_over_grpc(
-    running: Running, bundles: dict[str, Path]
-) -> None:
-    for ids in ([1, 2], [3, 4]):
+    for ids in ([1, 2], [3, 4]):  # the head of the second request is known
         rows = {name: np.array(ids, np.int32)[:, None] for name in ("user_id", "item_id")}
         request = service_pb2.ModelInferRequest(model_name="neumf", raw_input_contents=[rows["user_id"].tobytes()] * 2)
         for name in rows:
             request.inputs.add(name=name, datatype="INT32", shape=[2, 1])
-        found = np.frombuffer(grpc_call(running, "ModelInfer", request).raw_output_contents[0], "<f4").reshape(2, 1)
-        assert_close(found, expected(bundles["neumf"], rows))
+        raw = grpc_call(running, "ModelInfer", request).raw_output_contents[0]
+        assert_close(np.frombuffer(raw, "<f4").reshape(2, 1), expected(bundles["neumf"], rows))
+        assert (raw == answer.raw_output_contents[0]) == (ids == [1, 2])
 
 
-def test_a_bug_behind_infer_is_a_500_without_a_word_of_python(bundles: dict[str, Path]) -> None:
-    class Broken(Repository):
-        async def infer(self, *_: object, **__: object) -> NoReturn:
-            raise KeyError("secret")
+def test_a_bug_behind_infer_is_a_500_without_a_word_of_python(
+    bundles: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(*_: object, **__: object) -> NoReturn:
+        raise KeyError("secret")
 
-    sent: list[Any] = []
-
-    async def receive() -> dict[str, object]:
-        return {"type": "http.request", "body": b'{"inputs": []}'}
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    async def ask() -> None:
-        repository = Broken([Source("neumf", bundles["neumf"])])
-        await repository.start()
-        scope = {
-            "type": "http",
-            "method": "POST",
-            "path": "/v2/models/neumf/versions/1/infer",
-            "http_version": "1.1",
-            "headers": [(b"host", b"localhost")],
-            "query_string": b"",
-        }
+    answers: list[Any] = []
+    monkeypatch.setattr(Repository, "infer", broken)
+    with asking([Source("neumf", bundles["neumf"])]) as asked:
+        request = ask(asked.app, "POST", "/v2/models/neumf/versions/1/infer", {"inputs": []}, got=answers)
         with pytest.raises(KeyError):  # uvicorn writes it to the log
-            await application(repository)(scope, receive, send)
-        await repository.close()
-
-    asyncio.run(ask())
-    assert sent[0]["status"] == 500
-    assert json.loads(sent[1]["body"]) == {"error": "the server failed; its log says why"}
+            asked.runner.run(request)
+    assert answers[0]["status"] == 500
+    assert json.loads(answers[1]["body"]) == {"error": "the server failed; its log says why"}
 
 
 def test_wrong_requests_over_grpc_have_their_status(running: Running) -> None:
     code = grpc.StatusCode
-    lone = grpc_request()
-    del lone.inputs[1]
-    twice = grpc_request()
-    twice.inputs[1].name = "user_id"
-    negative = grpc_request()
-    negative.inputs[0].shape[0] = -2
-    huge = grpc_request()
-    huge.inputs[0].shape[:] = [2, 2**62]
-    foreign = grpc_request()
-    foreign.inputs[0].contents.int_contents[1] = 10**6
-    unknown = grpc_request(outputs=[service_pb2.ModelInferRequest.InferRequestedOutputTensor(name="logits")])
-    half = grpc_request(raw_input_contents=[b"12345678"])
-    both = grpc_request(raw_input_contents=[b"12345678"] * 2)
-    short = grpc_request(raw_input_contents=[b"1234567"] * 2)
-    for each in short.inputs:
-        each.ClearField("contents")
-    half_float = grpc_request()
-    half_float.inputs[0].datatype = "FP16"
-    odd = grpc_request()
-    odd.inputs[0].datatype = "INT3"
-    late = grpc_request()
-    late.parameters["timeout"].int64_param = 1
-    late_too = grpc_request()
-    late_too.parameters["timeout"].uint64_param = 1
-    texts, truths, halves = grpc_request(), grpc_request(), grpc_request()
-    texts.parameters["timeout"].string_param = "2500"
-    truths.parameters["timeout"].bool_param = True
-    halves.parameters["timeout"].double_param = 2.5
-    wanted = "expected microseconds, a whole number"
-    many = grpc_request()
-    for each in many.inputs:
-        each.shape[0] = 101
-        each.contents.int_contents[:] = [1] * 101
-    large = grpc_request(raw_input_contents=[b" " * 200_000])
-    for request, status, message in (
-        (grpc_request(model_version="3"), code.NOT_FOUND, "no version '3'"),
-        (lone, code.INVALID_ARGUMENT, "input 'item_id' is missing"),
-        (twice, code.INVALID_ARGUMENT, "input 'user_id' is there twice"),
-        (negative, code.INVALID_ARGUMENT, "shape is [-2, 1]"),
-        (huge, code.INVALID_ARGUMENT, f"shape is [2, {2**62}]"),
-        (foreign, code.INVALID_ARGUMENT, "row 2 (user_id[1]) is 1000000; expected an id in [0,"),
-        (unknown, code.INVALID_ARGUMENT, "unknown output 'logits'"),
-        (half, code.INVALID_ARGUMENT, "raw_input_contents has 1 entries"),
-        (both, code.INVALID_ARGUMENT, "has contents and raw_input_contents"),
-        (short, code.INVALID_ARGUMENT, "7 bytes; INT32 of shape [2, 1] takes 8 bytes"),
-        (half_float, code.INVALID_ARGUMENT, "FP16 has no typed contents"),
-        (odd, code.INVALID_ARGUMENT, "unknown datatype 'INT3'"),
-        (late, code.DEADLINE_EXCEEDED, "no answer within 1e-06 s"),
-        (late_too, code.DEADLINE_EXCEEDED, "no answer within 1e-06 s"),
-        (texts, code.INVALID_ARGUMENT, f"parameter 'timeout' is 2500; {wanted}"),
-        (truths, code.INVALID_ARGUMENT, f"parameter 'timeout' is True; {wanted}"),
-        (halves, code.INVALID_ARGUMENT, f"parameter 'timeout' is 2.5; {wanted}"),
-        (many, code.RESOURCE_EXHAUSTED, "has 101 rows; at most 100"),
-        (large, code.RESOURCE_EXHAUSTED, "larger than max"),
+
+    def changed(change: Callable[[Any], object], **more: Any) -> Any:
+        request = grpc_request(**more)
+        change(request)
+        return request
+
+    def foreign_id(request: Any) -> None:
+        request.inputs[0].contents.int_contents[1] = 10**6
+
+    def half(request: Any, datatype: str) -> None:
+        request.inputs[0].datatype = datatype
+
+    def many_rows(request: Any) -> None:
+        for each in request.inputs:
+            each.shape[0] = 101
+            each.contents.int_contents[:] = [1] * 101
+
+    def short(request: Any) -> None:
+        for each in request.inputs:
+            each.ClearField("contents")
+
+    def parameter(kind: str, value: object) -> Any:
+        return changed(lambda each: setattr(each.parameters["timeout"], kind, value))
+
+    output = service_pb2.ModelInferRequest.InferRequestedOutputTensor(name="logits")
+    raw = [b"12345678"]
+    for request, message, status in (
+        (grpc_request(model_version="3"), "no version '3'", code.NOT_FOUND),
+        (changed(lambda each: each.inputs.pop()), "input 'item_id' is missing", code.INVALID_ARGUMENT),
+        (changed(foreign_id), "row 2 (user_id[1]) is 1000000; expected an id in [0,", code.INVALID_ARGUMENT),
+        (grpc_request(outputs=[output]), "unknown output 'logits'", code.INVALID_ARGUMENT),
+        (grpc_request(raw_input_contents=raw), "raw_input_contents has 1 entries", code.INVALID_ARGUMENT),
+        (grpc_request(raw_input_contents=raw * 2), "has contents and raw_input_contents", code.INVALID_ARGUMENT),
+        (changed(short, raw_input_contents=[b"1234567"] * 2), "7 bytes; INT32 of shape", code.INVALID_ARGUMENT),
+        (changed(lambda each: half(each, "FP16")), "FP16 has no typed contents", code.INVALID_ARGUMENT),
+        (changed(lambda each: half(each, "INT3")), "unknown datatype 'INT3'", code.INVALID_ARGUMENT),
+        (parameter("int64_param", 1), "no answer within 1e-06 s", code.DEADLINE_EXCEEDED),
+        (parameter("double_param", 2.5), "'timeout' is 2.5; expected microseconds", code.INVALID_ARGUMENT),
+        (changed(many_rows), "has 101 rows; at most 100", code.RESOURCE_EXHAUSTED),
+        (grpc_request(raw_input_contents=[b" " * 200_000]), "larger than max", code.RESOURCE_EXHAUSTED),
     ):
         with pytest.raises(grpc.RpcError) as refused:
             grpc_call(running, "ModelInfer", request)
@@ -597,7 +476,7 @@ def test_everything_is_counted_in_one_place(running: Running) -> None:
 
 
 def test_a_full_queue_answers_503_with_retry_after_over_both_protocols(bundles: dict[str, Path]) -> None:
-    running = Running([Source("m", bundles["neumf"])], Limits(max_queue=1, retry_seconds=3))
+    running = Running([Source("m", bundles["neumf"])], Limits(queue=1, retry_seconds=3))
     gate = threading.Event()
     try:
         batcher = running.repository.endpoint("m").model.batcher
@@ -632,9 +511,8 @@ async def _all(tasks: list[asyncio.Task[Any]]) -> list[Any]:
 
 
 def test_with_a_token_only_health_is_told_without_it(bundles: dict[str, Path]) -> None:
-    running = Running([Source("m", bundles["neumf"])], token="s3cret-ü".encode().hex())
     token = "s3cret-ü".encode().hex()
-    try:
+    with Running([Source("m", bundles["neumf"])], token=token) as running:
         for given in ({}, {"authorization": "Bearer wrong"}, {"authorization": token}):
             status, headers, told = running.send("GET", "/v2", **given)
             assert (status, headers["www-authenticate"]) == (401, "Bearer")
@@ -649,8 +527,6 @@ def test_with_a_token_only_health_is_told_without_it(bundles: dict[str, Path]) -
                 with pytest.raises(InferenceServerException, match="expected metadata 'authorization: Bearer TOKEN'"):
                     client.get_server_metadata(headers=headers)
             assert client.get_server_metadata(headers={"authorization": f"Bearer {token}"}).name == "recspec"
-    finally:
-        running.stop()
 
 
 def test_a_token_comes_from_the_environment_or_a_file(tmp_path: Path) -> None:
@@ -686,13 +562,13 @@ def test_a_reload_in_the_middle_of_many_requests_drops_none(tmp_path: Path, bund
         except Exception as error:
             wrong.append(error)
 
-    used = [over_http(running, binary=True), over_http(running, binary=False), over_grpc(running), over_grpc(running)]
+    used = [*ways(running).values(), over(triton_grpc, running.grpc)]
     threads = [threading.Thread(target=client, args=(infer,)) for infer in used]
     try:
         for each in threads:
             each.start()
         begun.wait(600)
-        for seed in (1, 2, 3):
+        for seed in (1, 2):
             other = made_up_bundle(tmp_path / f"new{seed}", spec, "neumf", seed)
             allowed.append(expected(other, arrays))
             made_up_bundle(folder, spec, "neumf", seed)
@@ -707,7 +583,7 @@ def test_a_reload_in_the_middle_of_many_requests_drops_none(tmp_path: Path, bund
             each.join()
         running.stop()
     assert not wrong
-    assert set(answered) >= {1, 2, 3}
+    assert set(answered) >= {1, 2}
     assert -1 not in answered
 
 
@@ -717,8 +593,7 @@ def test_an_address_that_is_taken_is_told(
     port = int(running.host.split(":")[1])
 
     async def start(settings: ServeSettings, source: Source) -> None:
-        kept = Repository([source], settings=RepositorySettings(watch_seconds=0))
-        await Server(kept, settings).start()
+        await Server(ServerOptions([source], settings, RepositorySettings(watch=0))).start()
 
     good = Source("m", bundles["neumf"])
     with pytest.raises(SettingsError, match=f"HTTP: can't listen at 127.0.0.1:{port}: Address already in use"):

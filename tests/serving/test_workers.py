@@ -31,7 +31,6 @@ from recspec.feature_spec import FeatureSpec  # noqa: E402
 from recspec.serving.access import Access  # noqa: E402
 from recspec.serving.model_folders import Source  # noqa: E402
 from recspec.serving.opened_model import RepositorySettings  # noqa: E402
-from recspec.serving.repository import Repository  # noqa: E402
 from recspec.serving.running import server_of  # noqa: E402
 from recspec.serving.server import Addresses, Server, ServerOptions, ServeSettings, Shared  # noqa: E402
 from recspec.serving.server_metrics import ServerMetrics, summed, without_gauges  # noqa: E402
@@ -52,9 +51,9 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are tes
 class Serving:
     """Workers on a loop in a thread of its own."""
 
-    def __init__(self, folder: Path, watch_seconds: float = 0) -> None:
+    def __init__(self, folder: Path, watch: float = 0) -> None:
         self._runner = asyncio.Runner()
-        opening = RepositorySettings(watch_seconds=watch_seconds, control=True, threads=1)
+        opening = RepositorySettings(watch=watch, control=True, threads=1)
         self.workers = server_of(ServerOptions([Source("films", folder)], ANY, opening, token=TOKEN))
         assert isinstance(self.workers, Workers)
         self.addresses: Addresses = self._runner.run(self.workers.start())
@@ -160,8 +159,7 @@ def test_a_link_that_one_worker_signed_is_admitted_by_another() -> None:
     def access(key: bytes) -> Access:
         shared = Shared(socket.socket(), None, key)
         with shared.listening:
-            repository = Repository([Source("films", Path("films"))])
-            return Server(repository, ServeSettings(), token=TOKEN, shared=shared)._access
+            return Server(ServerOptions([Source("films", Path("films"))], token=TOKEN), shared)._access
 
     path, _, query = access(b"k" * 32).signed("/report/films").partition("?")
     assert access(b"k" * 32).admits(path, query.encode())
@@ -253,7 +251,7 @@ def test_files_that_are_overwritten_or_cut_short_change_no_answer_of_any_worker(
 ) -> None:
     folder = made_up_bundle(tmp_path / "films", spec, "neumf")
     other = made_up_bundle(tmp_path / "other", spec, "neumf", seed=1)
-    serving = Serving(folder, watch_seconds=0.05)
+    serving = Serving(folder, watch=0.05)
     try:
         wait_until_both_answer(serving)
         first = serving.score()
@@ -387,44 +385,38 @@ def lines(answer: Mapping[str, Any]) -> tuple[WorkerChannel, WorkerChannel, list
     return WorkerChannel(answered), WorkerChannel(answered), list(socket.socketpair())
 
 
-def test_either_end_may_ask_and_an_error_comes_back_whole() -> None:
-    async def go() -> None:
-        one, other, ends = lines(
-            {"name": "é\n", "fails": BundleError.of("x", ["first", "second"]), "breaks": KeyError("of ours")}
-        )
-        await one.open(ends[0])
-        await other.open(ends[1])
-        assert await asyncio.gather(one.ask("name", 1), other.ask("name", {"a": [2]})) == [
-            ["é\n", 1],
-            ["é\n", {"a": [2]}],
-        ]
-        with pytest.raises(BundleError) as failed:
-            await one.ask("fails")
-        assert failed.value.problems == ("first", "second")
-        with pytest.raises(BundleError, match="KeyError: 'of ours'"):
-            await other.ask("breaks")
-
-    asyncio.run(go())
+async def test_either_end_may_ask_and_an_error_comes_back_whole() -> None:
+    one, other, ends = lines(
+        {"name": "é\n", "fails": BundleError.of("x", ["first", "second"]), "breaks": KeyError("of ours")}
+    )
+    await one.open(ends[0])
+    await other.open(ends[1])
+    assert await asyncio.gather(one.ask("name", 1), other.ask("name", {"a": [2]})) == [
+        ["é\n", 1],
+        ["é\n", {"a": [2]}],
+    ]
+    with pytest.raises(BundleError) as failed:
+        await one.ask("fails")
+    assert failed.value.problems == ("first", "second")
+    with pytest.raises(BundleError, match="KeyError: 'of ours'"):
+        await other.ask("breaks")
 
 
-def test_a_question_to_a_process_that_ends_is_answered_by_that() -> None:
-    async def go() -> None:
-        never = asyncio.Event()
+async def test_a_question_to_a_process_that_ends_is_answered_by_that() -> None:
+    never = asyncio.Event()
 
-        async def wait(*_: object) -> None:
-            await never.wait()
+    async def wait(*_: object) -> None:
+        await never.wait()
 
-        one, (end, other) = WorkerChannel(wait), socket.socketpair()
-        await one.open(end)
-        asked = asyncio.create_task(one.ask("name"))
-        await asyncio.sleep(0)
-        other.close()
-        with pytest.raises(Ended):
-            await asked
-        with pytest.raises(Ended):
-            await one.ask("name")
-
-    asyncio.run(go())
+    one, (end, other) = WorkerChannel(wait), socket.socketpair()
+    await one.open(end)
+    asked = asyncio.create_task(one.ask("name"))
+    await asyncio.sleep(0)
+    other.close()
+    with pytest.raises(Ended):
+        await asked
+    with pytest.raises(Ended):
+        await one.ask("name")
 
 
 # --- sums ------------------------------------------------------------------------------------------------------------

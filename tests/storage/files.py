@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -40,14 +41,14 @@ def spec_of(
     sources: Mapping[str, object] | None = None,
     *,
     label: str = "label",
-    **sections: object,
+    **sections: Any,
 ) -> FeatureSpec:
     """A specification whose features are all context, but for the label."""
     channels = sections.pop("channels", None) or {"context": [name for name in features if name != label]}
     data = {
         "feature_spec": {label: {}, **features},
         "source_spec": sources or {},
-        "channel_spec": {**channels, "label": [label]},  # type: ignore[dict-item]
+        "channel_spec": {**channels, "label": [label]},
         **sections,
     }
     return FeatureSpec.from_dict(data, folder)
@@ -106,6 +107,15 @@ def text_spec(folder: Path, rows: str, features: Mapping[str, Mapping[str, objec
     return spec_of(folder, features, sources)
 
 
+def parquet_spec(
+    folder: Path, columns: pa.Table | Mapping[str, object], features: Mapping[str, Mapping[str, object]], **more: Any
+) -> FeatureSpec:
+    """A one-file Parquet split `train` of the features and the label."""
+    pq.write_table(columns if isinstance(columns, pa.Table) else pa.table(columns), folder / "t.parquet")
+    sources = {"train": [{"type": "parquet", "features": [*features, "label"], "files": ["t.parquet"]}]}
+    return spec_of(folder, features, sources, **more)
+
+
 def problems_of(spec: FeatureSpec, split: str = "train") -> list[str]:
     """What reading the whole split says; `check` must say the same."""
     with pytest.raises(DataError) as caught:
@@ -116,11 +126,9 @@ def problems_of(spec: FeatureSpec, split: str = "train") -> list[str]:
 
 
 def list_spec(folder: Path, lists: list[list[int]], ids: list[int], **feature: object) -> FeatureSpec:
-    table = pa.table({"history": pa.array(lists, pa.list_(pa.int64())), "item": ids, "label": [0] * len(ids)})
-    pq.write_table(table, folder / "t.parquet")
-    sources = {"train": [{"type": "parquet", "features": ["history", "item", "label"], "files": ["t.parquet"]}]}
+    columns = {"history": pa.array(lists, pa.list_(pa.int64())), "item": ids, "label": [0] * len(ids)}
     features = {
         "item": {"cardinality": 10, "vocabulary": "items", "dtype": "int8"},
         "history": {"cardinality": 10, "length": 3, "vocabulary": "items", **feature},
     }
-    return spec_of(folder, features, sources, channels={"item": ["item"], "history": ["history"]})
+    return parquet_spec(folder, columns, features, channels={"item": ["item"], "history": ["history"]})

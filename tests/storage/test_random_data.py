@@ -153,47 +153,6 @@ def test_blocks_are_written_as_they_come(tmp_path: Path) -> None:
     assert users == [(row // 3) % 20 for row in range(65_500, 65_600)], "the second block goes on with the next series"
 
 
-def published_sim(*, length: int = 100) -> FeatureSpec:
-    """The specification that SIM's preparation publishes: ids in order, tables shared by order, `dimensions`."""
-    kinds: dict[str, dict[str, object]] = {"trgt": {}, "pos": {"dimensions": [length]}, "neg": {"dimensions": [length]}}
-    items = {
-        f"item_feat_{number}_{kind}": {"dtype": "int64", "cardinality": cardinality, **of}
-        for kind, of in kinds.items()
-        for number, cardinality in enumerate((200, 20))
-    }
-    columns = ["label", "user_feat_0", *items]
-    return FeatureSpec.from_dict(
-        {
-            "feature_spec": {"label": {"dtype": "bool"}, "user_feat_0": {"dtype": "int64", "cardinality": 50}, **items},
-            "source_spec": {
-                split: [{"type": "tfrecord", "features": columns, "files": [f"{split}/part_0.tfrecord"]}]
-                for split in ("train", "test")
-            },
-            "channel_spec": {
-                "user_features": ["user_feat_0"],
-                "target_item_features": ["item_feat_0_trgt", "item_feat_1_trgt"],
-                "positive_history": ["item_feat_0_pos", "item_feat_1_pos"],
-                "negative_history": ["item_feat_0_neg", "item_feat_1_neg"],
-                "label": ["label"],
-            },
-        }
-    )
-
-
-@pytest.mark.parametrize("kind", ["tfrecord", "parquet", "split_binary"])
-def test_a_published_specification_of_histories_is_filled_with_lists_that_belong_together(
-    tmp_path: Path, kind: ChunkType
-) -> None:
-    made = synthesize(published_sim(), tmp_path / "out", {"train": 100, "test": 20}, type=kind)
-    check(made)
-    columns = open_split(made, "train", made.columns("train")).read(0, 100)
-    lists = {name: column for name, column in columns.items() if isinstance(column, Ragged)}
-    assert list(lists) == [f"item_feat_{number}_{kind}" for kind in ("pos", "neg") for number in (0, 1)]
-    lengths = {tuple(column.lengths.tolist()) for column in lists.values()}
-    assert len(lengths) == 1
-    assert max(next(iter(lengths))) > 90
-
-
 def test_gaps_are_as_long_as_the_history_they_stand_beside(tmp_path: Path) -> None:
     made = synthesize(made_up.sequences(tmp_path / "data", num_rows=40), tmp_path / "out", 50)
     columns = open_split(made, "train", made.columns("train")).read(0, 50)

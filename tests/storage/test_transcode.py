@@ -1,4 +1,4 @@
-"""Datasets written again in another chunk type."""
+"""Datasets written again in another chunk type, with their catalogues, vocabularies and encoders."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recspec.base.errors import DataError
+from recspec.base.errors import DataError, SpecError
 from recspec.data.storage import SplitWriter, open_split, transcode
 from recspec.feature_spec import CHUNK_TYPES, ChunkType, Feature, FeatureSpec
 from tests.storage.files import assert_equal, list_spec, spec_of, text_spec, written
@@ -89,14 +89,42 @@ def test_features_of_one_vocabulary_resolve_to_one_cardinality(tmp_path: Path) -
 def test_transcode_keeps_a_declared_cardinality_and_refuses_ids_beyond_it(tmp_path: Path) -> None:
     spec = text_spec(tmp_path, "3,0\n", {"a": {"cardinality": 100}}, ["a", "label"])
     assert transcode(spec, tmp_path / "ok").features["a"].cardinality == 100
+    spec.save(tmp_path)
+    with pytest.raises(DataError, match="holds a dataset already"):
+        transcode(spec, tmp_path)
     spec = text_spec(tmp_path, "3,0\n", {"a": {"cardinality": 3}}, ["a", "label"])
     with pytest.raises(DataError, match=r"train.csv, column 'a', row 1: 3 is too large for an id"):
         transcode(spec, tmp_path / "bad")
     assert not (tmp_path / "bad" / "feature_spec.yaml").exists()
 
 
-def test_transcode_refuses_to_write_over_a_dataset(tmp_path: Path) -> None:
-    spec = text_spec(tmp_path, "3,0\n", {"a": {"cardinality": 100}}, ["a", "label"])
-    spec.save(tmp_path)
-    with pytest.raises(DataError, match="holds a dataset already"):
-        transcode(spec, tmp_path)
+# --- companions -------------------------------------------------------------------------------------------------------
+
+
+def test_transcode_takes_the_companions_along(tmp_path: Path) -> None:
+    source = tmp_path / "a"
+    (source / "vocabularies").mkdir(parents=True)
+    for name in ("vocabularies/a.parquet", "items.parquet", "encoders.json", "prepare.json"):
+        (source / name).write_text(name)
+    metadata = {"catalogues": {"item": "items.parquet"}, "encoders": "encoders.json", "vocabularies": "vocabularies"}
+    (source / "t.csv").write_text("0,0\n")
+    sources = {"train": [{"type": "csv", "features": ["a", "label"], "files": ["t.csv"]}]}
+    spec = spec_of(source, {"a": {"cardinality": 1}}, sources, metadata=metadata)
+    transcode(spec, tmp_path / "b")
+    for name in ("vocabularies/a.parquet", "items.parquet", "encoders.json", "prepare.json"):
+        assert (tmp_path / "b" / name).read_text() == name
+
+
+def test_companions_that_are_missing_or_outside_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "secret").write_text("")
+    (tmp_path / "in" / "encoders.json").write_text("")
+    (tmp_path / "in" / "t.csv").write_text("0\n")
+    sources = {"train": [{"type": "csv", "features": ["label"], "files": ["t.csv"]}]}
+    metadata = {"catalogues": {"item": "../secret"}}
+    with pytest.raises(SpecError, match=r"metadata.catalogues.item: '../secret' leads outside the folder"):
+        spec_of(tmp_path / "in", {}, sources, metadata=metadata)
+    spec = spec_of(tmp_path / "in", {}, sources, metadata={"encoders": "encoder.json"})
+    with pytest.raises(DataError, match=r"names 'encoder.json', which does not exist \(did you mean 'encoders.json'"):
+        transcode(spec, tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "secret"], "nothing is left behind"

@@ -12,7 +12,7 @@ import pytest
 from recspec.base.errors import DataError
 from recspec.data.storage import Ragged, SplitWriter, open_split, transcode
 from recspec.feature_spec import CHUNK_TYPES, ChunkType, Feature
-from tests.storage.files import NOT_LIST, NOT_SCALAR, list_spec, problems_of, spec_of, text_spec
+from tests.storage.files import NOT_LIST, NOT_SCALAR, list_spec, parquet_spec, problems_of, spec_of, text_spec
 
 
 def test_declared_padding_is_dropped_wherever_it_stands_and_ids_stay(tmp_path: Path) -> None:
@@ -92,10 +92,8 @@ NO_LABEL = "is not a label; a label is 0 or 1: convert the column, or name anoth
         ("0\n1\n3", {}, f"row 3: 3.0 {NO_LABEL}"),
         ("0\n0.5\n-1\n2\n1", {}, f"row 2: 0.5 {NO_LABEL} (and 2 more rows like it)"),
         ("1\n-1", {"dtype": "int8"}, f"row 2: -1 {NO_LABEL}"),
-        ("1\n300", {"dtype": "int8"}, f"row 2: 300 {NO_LABEL}"),
         ("1\n2", {"dtype": "bool"}, f"row 2: 2 {NO_LABEL}"),
         ("1\n3", {"cardinality": 5}, f"row 2: 3 {NO_LABEL}"),
-        ("1\n0.25", {"dtype": "float16"}, f"row 2: 0.25 {NO_LABEL}"),
         ("1\ninf", {}, "row 2: inf is not a finite number"),
     ],
 )
@@ -139,18 +137,15 @@ def test_a_writer_that_knows_the_label_refuses_others(tmp_path: Path) -> None:
 def test_a_column_of_a_wrong_type_is_named(
     column: pa.Array, feature: dict[str, object], problem: str, tmp_path: Path
 ) -> None:
-    pq.write_table(pa.table({"a": column, "label": [0.0]}), tmp_path / "t.parquet")
-    sources = {"train": [{"type": "parquet", "features": ["a", "label"], "files": ["t.parquet"]}]}
-    assert problems_of(spec_of(tmp_path, {"a": feature}, sources)) == [f"t.parquet, column 'a': {problem}"]
+    spec = parquet_spec(tmp_path, {"a": column, "label": [0.0]}, {"a": feature})
+    assert problems_of(spec) == [f"t.parquet, column 'a': {problem}"]
 
 
 @pytest.mark.parametrize("stored", ["float16", "float32", "float64", "int8", "int64", "bool"])
 @pytest.mark.parametrize("declared", ["float16", "float32", "float64"])
 def test_numbers_may_be_stored_wider_or_narrower(stored: str, declared: str, tmp_path: Path) -> None:
     values = np.array([0, 1, 1], stored)
-    pq.write_table(pa.table({"a": values, "label": [0.0] * 3}), tmp_path / "t.parquet")
-    sources = {"train": [{"type": "parquet", "features": ["a", "label"], "files": ["t.parquet"]}]}
-    spec = spec_of(tmp_path, {"a": {"dtype": declared}}, sources)
+    spec = parquet_spec(tmp_path, {"a": values, "label": [0.0] * 3}, {"a": {"dtype": declared}})
     found = open_split(spec, "train").read(0, 3)["a"]
     assert isinstance(found, np.ndarray)
     assert (str(found.dtype), found.tolist()) == (declared, [0, 1, 1])

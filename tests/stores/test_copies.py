@@ -20,9 +20,9 @@ from pyarrow import fs
 
 import recspec as rs
 from recspec.base.errors import DataError
-from recspec.base.stores import copies, doors, fetched, parse, resolved, shown, store, writing
+from recspec.base.stores import copies, fetched, parse, shown, store, url_resolver, with_local_paths
 from recspec.base.stores.store import STATE, Entry, Store
-from recspec.base.stores.writing import Writing
+from recspec.base.stores.url_resolver import Writing
 from tests.made_up_events import shop_events, written
 
 
@@ -33,7 +33,7 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     root.mkdir()
     monkeypatch.setenv("RECSPEC_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(store, "_filesystem", lambda _: fs.SubTreeFileSystem(str(root), fs.LocalFileSystem()))
-    monkeypatch.setattr(writing, "LOOK", 0.02)
+    monkeypatch.setattr(url_resolver, "LOOK", 0.02)
     return root
 
 
@@ -306,7 +306,7 @@ def test_names_that_lead_elsewhere_are_refused_before_anything_is_read(
 @pytest.mark.usefixtures("base")
 def test_sizes_that_lie_are_refused() -> None:
     for size in (3, 5, 1 << 30):
-        with pytest.raises(DataError, match=rf"the object 'a' is not {size:,} bytes long, as the store says"):
+        with pytest.raises(DataError, match=rf"the object 'a' is not {size:,} bytes, as the store says"):
             copies.copied(hostile(("a", size)), "DATA")
     for unknown in (-1, None):
         with pytest.raises(DataError, match="the object 'a' has no size"):
@@ -317,7 +317,7 @@ def test_sizes_that_lie_are_refused() -> None:
 @pytest.mark.usefixtures("base")
 def test_very_many_objects_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "MOST_OBJECTS", 3)
-    with pytest.raises(DataError, match=r"holds 4 objects, more than the 3 that are read; name a folder in it"):
+    with pytest.raises(DataError, match=r"holds 4 objects; at most 3 are read: name a folder in it"):
         copies.copied(hostile(*((str(each), 4) for each in range(4))), "DATA")
 
 
@@ -354,13 +354,13 @@ def order(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_readers_see_a_dataset_when_all_of_it_is_there(base: Path, order: list[str]) -> None:
     put(base, {"data/train/old": "0", "data/prepare.json": "{}"})
-    with resolved("prepare", {"out": "hdfs://host/data", "engine": "duckdb"}) as changed:
+    with with_local_paths("prepare", {"out": "hdfs://host/data", "engine": "duckdb"}) as changed:
         out = Path(str(changed["out"]))
         assert read(out) == {"train/old": "0", "prepare.json": "{}"}
         (out / "train/old").unlink()
         put(out, {"prepare.json": '{"a": 1}', "feature_spec.yaml": "x", "train/part": "1", "zzz": "1"})
         with pytest.raises(DataError, match=r"hdfs://host/data: process \d+ on .* is writing there; wait for it"):
-            resolved("prepare", {"out": "hdfs://host/data"}).__enter__()
+            with_local_paths("prepare", {"out": "hdfs://host/data"}).__enter__()
     assert list(changed) == ["out"]
     kept = [each for each in order if "writers" not in each]
     unfinished = f"{STATE}/unfinished.json"
@@ -373,7 +373,6 @@ def test_readers_see_a_dataset_when_all_of_it_is_there(base: Path, order: list[s
         "-train/old",
         f"-{unfinished}",
     ]
-    assert fetched("hdfs://host/data") == out  # what was written needs no reading
     assert not [each for each in (base / "data" / STATE).rglob("*") if each.is_file()]
 
 
@@ -381,7 +380,7 @@ def test_a_writer_that_failed_leaves_the_store_as_it_was(base: Path) -> None:
     put(base, {"data/a": "1"})
 
     def prepare() -> None:
-        with resolved("prepare", {"out": "hdfs://host/data"}) as changed:
+        with with_local_paths("prepare", {"out": "hdfs://host/data"}) as changed:
             out = Path(str(changed["out"]))
             put(out, {"a": "2"})
             raise DataError(f"{out}/a: is wrong")
@@ -393,14 +392,14 @@ def test_a_writer_that_failed_leaves_the_store_as_it_was(base: Path) -> None:
 
 def test_a_dataset_that_was_half_written_is_written_anew_and_foreign_objects_stay(base: Path) -> None:
     put(base, {"data/a": "half", f"data/{STATE}/unfinished.json": '["a", "b"]'})
-    with resolved("prepare", {"out": "hdfs://host/data"}) as changed:
+    with with_local_paths("prepare", {"out": "hdfs://host/data"}) as changed:
         out = Path(str(changed["out"]))
         assert not out.exists()
         put(out, {"b": "2"})
     assert read(fetched("hdfs://host/data")) == {"b": "2"}
     put(base, {"other/mine": "!", f"other/{STATE}/unfinished.json": '["a"]'})
     with pytest.raises(DataError, match=r"hdfs://host/other: holds 'mine', which no writer of recspec left"):
-        resolved("prepare", {"out": "hdfs://host/other"}).__enter__()
+        with_local_paths("prepare", {"out": "hdfs://host/other"}).__enter__()
 
 
 def test_a_run_goes_up_while_it_grows_and_another_machine_continues_it(
@@ -410,10 +409,10 @@ def test_a_run_goes_up_while_it_grows_and_another_machine_continues_it(
 import sys, time
 from pathlib import Path
 from pyarrow import fs
-from recspec.base.stores import resolved, store, writing
+from recspec.base.stores import store, url_resolver, with_local_paths
 store._filesystem = lambda _: fs.SubTreeFileSystem(sys.argv[1], fs.LocalFileSystem())
-writing.LOOK = 0.02
-with resolved("train", {"run": "hdfs://host/run"}) as changed:
+url_resolver.LOOK = 0.02
+with with_local_paths("train", {"run": "hdfs://host/run"}) as changed:
     out = Path(str(changed["run"]))
     (out / "checkpoints").mkdir(parents=True)
     (out / "log.jsonl").write_text("1")
@@ -428,7 +427,7 @@ with resolved("train", {"run": "hdfs://host/run"}) as changed:
     with pytest.raises(DataError, match="its writer has not finished"):
         fetched("hdfs://host/run")
     monkeypatch.setenv("RECSPEC_CACHE", str(tmp_path / "another machine"))
-    with resolved("train", {"run": "hdfs://host/run"}) as changed:  # the first writer is known to be dead
+    with with_local_paths("train", {"run": "hdfs://host/run"}) as changed:  # the first writer is known to be dead
         out = Path(str(changed["run"]))
         assert read(out) == {"log.jsonl": "1", "checkpoints/step-1": "one"}
         put(out, {"checkpoints/step-2": "two"})
@@ -469,7 +468,9 @@ def test_a_writer_that_stood_still_while_another_one_took_over_writes_no_more(
 def test_what_an_evaluation_adds_to_a_run_goes_to_the_store(base: Path) -> None:
     put(base, {"run/bundle/a": "1", "run/run.json": "{}"})
     copy = fetched("hdfs://host/run")
-    with resolved("evaluate", {"run": "hdfs://host/run", "data": "here", "against": ["hdfs://host/run"]}) as changed:
+    with with_local_paths(
+        "evaluate", {"run": "hdfs://host/run", "data": "here", "against": ["hdfs://host/run"]}
+    ) as changed:
         assert [Path(each).name for each in changed["against"]] == ["run"]  # type: ignore[attr-defined]
         put(Path(str(changed["run"])), {"evaluations/test.json": "x"})
     assert (base / "run/evaluations/test.json").read_text() == "x"
@@ -477,21 +478,23 @@ def test_what_an_evaluation_adds_to_a_run_goes_to_the_store(base: Path) -> None:
 
 
 def test_a_file_is_written_as_one_object(base: Path, order: list[str]) -> None:
-    with resolved("predict", {"run": "here", "out": "hdfs://host/x/scores.csv"}) as changed:
+    with with_local_paths("predict", {"run": "here", "out": "hdfs://host/x/scores.csv"}) as changed:
         Path(str(changed["out"])).write_text("a,b")
     assert ((base / "x/scores.csv").read_text(), order) == ("a,b", [""])
 
 
 def test_a_served_model_follows_the_store(base: Path) -> None:
     put(base, {"run/bundle/a": "1", "plain/a": "0"})
-    with resolved("serve", {"models": ["mine=hdfs://host/run", "hdfs://host/run/bundle"], "watch": 0}) as changed:
+    with with_local_paths(
+        "serve", {"models": ["mine=hdfs://host/run", "hdfs://host/run/bundle"], "watch": 0}
+    ) as changed:
         assert [each.partition("=")[0] for each in changed["models"]] == ["mine", "run"]  # type: ignore[attr-defined]
     target, end = base.parent / "served", threading.Event()
     source = Store(parse("hdfs://host/run", "x"))
     copy = copies.copied(source, "x")
     copies.clone(copy, target, linked=True)
     put(base, {"run/bundle/a": "first"})  # before anyone looks
-    doors.follow(source, target, copy, 0.02, end.is_set)
+    url_resolver.follow(source, target, copy, 0.02, end.is_set)
     put(base, {"run/bundle/a": "second"})
     for _ in range(6000):
         if (target / "bundle/a").is_file() and (target / "bundle/a").read_text() == "second":
@@ -504,23 +507,25 @@ def test_a_served_model_follows_the_store(base: Path) -> None:
 @pytest.mark.usefixtures("base")
 def test_secrets_of_a_machine_are_local() -> None:
     with pytest.raises(DataError, match=r"token_file: hdfs://host/t is a URL; expected a local file"):
-        resolved("serve", {"models": [], "token_file": "hdfs://host/t"}).__enter__()
+        with_local_paths("serve", {"models": [], "token_file": "hdfs://host/t"}).__enter__()
 
 
 def test_a_specification_is_read_with_the_files_beside_it(base: Path) -> None:
     put(base, {"data/feature_spec.yaml": "x", "data/train/a": "1"})
-    with resolved("train", {"data": "hdfs://host/data/feature_spec.yaml"}) as changed:
+    with with_local_paths("train", {"data": "hdfs://host/data/feature_spec.yaml"}) as changed:
         spec = Path(str(changed["data"]))
         assert (spec.name, (spec.parent / "train/a").read_text()) == ("feature_spec.yaml", "1")
 
 
 def test_a_url_of_this_machine_is_its_path(tmp_path: Path) -> None:
-    with resolved("train", {"data": f"file://{tmp_path}/a", "run": f"file://{tmp_path}/run"}) as changed:
+    with with_local_paths("train", {"data": f"file://{tmp_path}/a", "run": f"file://{tmp_path}/run"}) as changed:
         assert changed == {"data": str(tmp_path / "a"), "run": str(tmp_path / "run")}
 
 
 def test_local_arguments_change_nothing(tmp_path: Path) -> None:
-    with resolved("train", {"data": tmp_path, "run": "C:\\x", "recipe": None, "models": ["a=b", "s3:/x"]}) as changed:
+    with with_local_paths(
+        "train", {"data": tmp_path, "run": "C:\\x", "recipe": None, "models": ["a=b", "s3:/x"]}
+    ) as changed:
         assert changed == {}
 
 

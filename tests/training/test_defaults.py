@@ -135,7 +135,9 @@ def test_a_given_setting_wins_even_at_its_default(data: Mapping[str, FeatureSpec
     assert found.settings.learning_rate == 0.001
     assert str(found.proposed["settings.dropout"]) == "0.3: rows"
     assert not {"settings.width", "train.learning_rate"} & set(found.proposed)
-    complete = resolve(Ruled, data["clicks"], config.complete(TrainSettings()), config.complete(Ruled.Settings()), CPU)
+    complete = resolve(
+        Ruled, data["clicks"], config.mark_all_set(TrainSettings()), config.mark_all_set(Ruled.Settings()), CPU
+    )
     assert not complete.proposed
     assert complete.settings == TrainSettings()
 

@@ -16,7 +16,7 @@ import pytest
 from recspec.base.errors import SettingsError
 from recspec.bundle import folder as bundle
 from recspec.cli import app as cli
-from recspec.evaluation import EvaluateSettings, Question, evaluate, evaluate_baselines
+from recspec.evaluation import EvaluateSettings, EvaluationTask, evaluate, evaluate_baselines
 from recspec.feature_spec import FeatureSpec
 from recspec.loading import Ranks
 from recspec.models import MODELS
@@ -237,12 +237,12 @@ def test_the_last_lines_of_train_are_the_warnings_and_the_next_command(
 
 
 @pytest.fixture(scope="module")
-def question(tmp_path_factory: pytest.TempPathFactory) -> Question:
+def question(tmp_path_factory: pytest.TempPathFactory) -> EvaluationTask:
     data = made_up.interactions(tmp_path_factory.mktemp("beside") / "data", num_users=40, num_items=30, num_rows=500)
-    return Question(data, "valid", ("full",), EvaluateSettings())
+    return EvaluationTask(data, "valid", ("full",), EvaluateSettings())
 
 
-def test_a_short_training_stands_beside_popularity_alone(question: Question) -> None:
+def test_a_short_training_stands_beside_popularity_alone(question: EvaluationTask) -> None:
     found = result.cheap_baselines(question, ("train",), "neumf", 0.0)
     expected, _ = evaluate_baselines(question, ("train",), names=("popularity",))
     assert {name: of.metrics for name, of in found.items()} == {name: of.metrics for name, of in expected.items()}
@@ -251,7 +251,7 @@ def test_a_short_training_stands_beside_popularity_alone(question: Question) -> 
 
 
 def test_a_longer_one_stands_beside_those_that_fit_a_tenth_of_its_time(
-    question: Question, monkeypatch: pytest.MonkeyPatch
+    question: EvaluationTask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """30 items and an operation of a second: EASE takes 31 cubed, item-kNN more than 31 squared; Markov counts."""
     monkeypatch.setattr(result, "seconds_of_an_operation", lambda: 0.0)
@@ -267,4 +267,7 @@ def test_data_without_users_has_no_such_baseline(tmp_path: Path) -> None:
     channels = {name: of for name, of in clicks.channels.items() if "user" not in name}
     metadata = {name: of for name, of in clicks.metadata.items() if name not in ("user_id", "catalogues")}
     bare = clicks.replace(channels=channels, metadata=metadata)
-    assert result.cheap_baselines(Question(bare, "valid", ("rows",), EvaluateSettings()), ("train",), "dlrm", 99) == {}
+    assert (
+        result.cheap_baselines(EvaluationTask(bare, "valid", ("rows",), EvaluateSettings()), ("train",), "dlrm", 99)
+        == {}
+    )

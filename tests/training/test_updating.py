@@ -26,11 +26,11 @@ from recspec.bundle import run_record, versions
 from recspec.cli import app as cli
 from recspec.data.encoding import Encoders
 from recspec.data.storage import open_split
-from recspec.datasets import grow
+from recspec.datasets import append_events
 from recspec.evaluation import evaluate
 from recspec.feature_spec import FeatureSpec
 from recspec.inference.predictor import Predictor
-from recspec.inference.wanted import Wanted
+from recspec.inference.recommendation import RecommendRequest
 from recspec.loading.blocks import HeldOutShare, NewRowsAndReplay
 from recspec.models import MODELS, FittedModel
 from recspec.models.layers import Embeddings
@@ -82,7 +82,7 @@ def trained(name: str, data: Path, run: Path, **settings: object) -> Path:
 
 def recommended(run: Path, user: str, **wanted: object) -> list[object]:
     """The items that a run recommends to a user."""
-    (answer,) = Predictor.open(run, device="cpu").recommend(Wanted(users=(user,), **wanted))  # type: ignore[arg-type]
+    (answer,) = Predictor.open(run, device="cpu").recommend(RecommendRequest(users=(user,), **wanted))  # type: ignore[arg-type]
     assert answer.known
     return [each.item for each in answer.items]
 
@@ -285,7 +285,7 @@ def test_an_update_that_ends_while_another_waits_is_its_base(
     monkeypatch.setattr(versions, "locked_inside", waiting)
     made = update(run, second)
     assert made.folder.name == "0002"
-    whole = grow(FeatureSpec.load(shop["interactions"]), shop["new"], new_folder(tmp_path / "whole")).spec
+    whole = append_events(FeatureSpec.load(shop["interactions"]), shop["new"], new_folder(tmp_path / "whole")).spec
     for split in whole.splits:
         assert open_split(FeatureSpec.load(made.folder / "data"), split).num_rows == open_split(whole, split).num_rows
     with pytest.raises(DataError, match="holds the events of this file already"):
@@ -317,7 +317,9 @@ def test_a_new_item_is_found_by_its_own_columns_and_has_its_title(tmp_path: Path
     run = trained("popularity", spec.folder, tmp_path / "run")
     assert update(run, written(tmp_path / "new.csv", new)).notes == ()
     for told_by in ("sort = 'odd'", "`price in EUR` > 99", "title = 'New thing'"):
-        (answer,) = Predictor.open(run, device="cpu").recommend(Wanted(users=("user00",), k=30, filter=told_by))
+        (answer,) = Predictor.open(run, device="cpu").recommend(
+            RecommendRequest(users=("user00",), k=30, filter=told_by)
+        )
         assert [(each.item, each.title) for each in answer.items] == [(NEW_ITEM, "New thing")], told_by
 
 

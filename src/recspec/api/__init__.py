@@ -1,24 +1,26 @@
 """The Python API: the verbs of the command line on data frames, with the same names and defaults."""
 
 from recspec.api import model
-from recspec.api.answering import predict, recommend, similar
 from recspec.api.data import Data, Description, check, describe, open_data, prepare, synthesize, transcode
 from recspec.api.evaluating import EvaluationResult, compare, evaluate
-from recspec.api.exporting import Exported, Imported, export, import_tf, verify, verify_at
+from recspec.api.exporting import Digest, Exported, Imported, export, import_tf, verify
 from recspec.api.frames import KINDS, Kind
-from recspec.api.joining import BlendedModel, PipelineModel, blend, pipeline
-from recspec.api.listing import Listing, Report, Runs, datasets, models, report, runs
-from recspec.api.model import Model, Note, Plan, open
-from recspec.api.process import keep_to_cores, settings_of, stop_on_signal
+from recspec.api.listing import Listing, Report, Runs, datasets, models, report, runs, settings_view
+from recspec.api.measuring import bench_infer, bench_serve, bench_train
+from recspec.api.model import Model, Note, Plan, open, predict, reasons, recommend, similar
+from recspec.api.progress import Bar, Stages, event_number, stages
 from recspec.api.serving import Serving, serve
-from recspec.api.training import AutoResult, Search, auto, train, tune
+from recspec.api.training import AutoResult, BlendedModel, PipelineModel, Search, auto, blend, pipeline, train, tune
 from recspec.api.updating import Update, update
+from recspec.api.verbs import Place, stop_on_signal, verb
+from recspec.api.views import Section, View, figures
 
 __all__ = [
-    "KINDS", "AutoResult", "BlendedModel", "Data", "Description", "EvaluationResult", "Exported", "Imported",
-    "Kind", "Listing", "Model", "Note", "PipelineModel", "Plan", "Report", "Runs", "Search", "Serving", "Update",
-    "auto", "blend", "check", "compare", "datasets", "describe", "evaluate", "export", "import_tf", "keep_to_cores",
-    "model", "models", "open", "open_data", "pipeline", "predict", "prepare", "recommend", "report", "runs",
-    "serve", "settings_of", "similar", "stop_on_signal", "synthesize", "train", "transcode", "tune", "update",
-    "verify", "verify_at",
+    "KINDS", "AutoResult", "Bar", "BlendedModel", "Data", "Description", "Digest", "EvaluationResult", "Exported",
+    "Imported", "Kind", "Listing", "Model", "Note", "PipelineModel", "Place", "Plan", "Report", "Runs", "Search",
+    "Section", "Serving", "Stages", "Update", "View", "auto", "bench_infer", "bench_serve", "bench_train", "blend",
+    "check", "compare", "datasets", "describe", "evaluate", "event_number", "export", "figures", "import_tf", "model",
+    "models", "open", "open_data", "pipeline", "predict", "prepare", "reasons", "recommend", "report", "runs",
+    "serve", "settings_view", "similar", "stages", "stop_on_signal", "synthesize", "train", "transcode", "tune",
+    "update", "verb", "verify",
 ]  # fmt: skip

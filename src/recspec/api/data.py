@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from recspec.api.frames import Kind, chosen_kind, from_table, is_frame, kind_of, reason, to_table
-from recspec.api.process import joined
 from recspec.api.progress import Stages, stages
-from recspec.api.verbs import Place, verb
+from recspec.api.verbs import Place, merge_settings, one_of, verb
 from recspec.api.views import Section, View, Viewed, figures
-from recspec.base import config
 from recspec.base.errors import DataError, RecspecError, SettingsError, nearest, require_extra, unknown
-from recspec.base.files import hidden_sibling, local, read_json, special, staging
-from recspec.base.stores import fetched, url_text
 from recspec.base.summaries import NOTES, shown, shown_counts
-from recspec.feature_spec import ChunkType, FeatureSpec
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from recspec.base.config import Settings
+    from recspec.feature_spec import FeatureSpec
 
 
 SIDES = ("users", "items")
@@ -50,7 +45,18 @@ class Data(Viewed):
     ) -> None:
         self.spec, self.path = spec, place or spec.folder
         self.kind, self.message = kind, message
-        self.prepared: Mapping[str, object] = _summary(spec)
+
+    @cached_property
+    def prepared(self) -> Mapping[str, object]:
+        """See the attributes of the class; empty for a dataset made elsewhere."""
+        from recspec.base.files import read_json
+        from recspec.data.storage import PREPARE_FILE
+
+        file = self.spec.folder / PREPARE_FILE
+        record = read_json(file) if file.is_file() else {}
+        found = record.get("summary") if isinstance(record, dict) else None
+        found = found if isinstance(found, dict) else self.spec.metadata.get("summary")
+        return dict(found) if isinstance(found, dict) else {}
 
     def __fspath__(self) -> str:
         return str(self.path)
@@ -80,7 +86,7 @@ class Data(Viewed):
         """
         return from_table(_raw_rows(self.spec, split, rows), chosen_kind(kind, self.kind))
 
-    def _view(self) -> View:
+    def view(self) -> View:
         counts = shown_counts(self.prepared, self.spec.metadata)
         features = [
             (
@@ -126,19 +132,19 @@ class Description(Viewed):
         """Plain values for JSON."""
         return dict(self._values)
 
-    def _view(self) -> View:
-        sections = [_section(name, value) for name, value in self._values.items() if name not in ("folder", "notes")]
+    def view(self) -> View:
+        sections = [_section(name, value) for name, value in self._values.items() if isinstance(value, Mapping)]
         notes = self._values.get("notes")
         told = [str(note) for note in notes] if isinstance(notes, (list, tuple)) else []
-        return View(f"dataset {self._values.get('folder')}", sections, told)
+        return View(f"dataset {self._values.get('folder')}", [each for each in sections if each.rows], told)
 
 
-def _section(title: str, value: object) -> Section:
-    if isinstance(value, Mapping) and value and all(isinstance(row, Mapping) for row in value.values()):
+def _section(title: str, value: Mapping[str, Any]) -> Section:
+    if value and all(isinstance(row, Mapping) for row in value.values()):
         names = dict.fromkeys(name for row in value.values() for name, cell in row.items() if shown(cell))
         rows = [(str(name), *(shown(row.get(column)) for column in names)) for name, row in value.items()]
         return Section(title, ("", *names), rows)
-    return figures(title, value) if isinstance(value, Mapping) else Section(title, ("",), [(shown(value),)])
+    return figures(title, value)
 
 
 def _known_ids(feature: Any) -> object:
@@ -153,17 +159,6 @@ def _what(feature: Any) -> str:
     return f"list of {kind}" if feature.is_list else kind.removesuffix("s")
 
 
-def _summary(spec: FeatureSpec) -> dict[str, object]:
-    """What `prepare.json` says, or else the specification; empty for a dataset made elsewhere."""
-    from recspec.data.storage import PREPARE_FILE
-
-    file = spec.folder / PREPARE_FILE
-    record = read_json(file) if file.is_file() else {}
-    found = record.get("summary") if isinstance(record, dict) else None
-    found = found if isinstance(found, dict) else spec.metadata.get("summary")
-    return dict(found) if isinstance(found, dict) else {}
-
-
 # --- prepare ---------------------------------------------------------------------------------------------------------
 
 
@@ -173,41 +168,44 @@ def prepare(
     out: Place,
     *,
     dataset: str = "table",
-    engine: str = "duckdb",
+    engine: Literal["duckdb", "spark"] = "duckdb",
     memory_limit: str = "4GB",
     force: bool = False,
     settings: Mapping[str, object] | None = None,
     progress: bool | Stages | None = None,
     **named: object,
 ) -> Data:
-    """Turn a data frame or raw files into a prepared dataset.
+    """Turn raw rows into a prepared dataset.
 
-    What no keyword gives is inferred: ids, times, labels, ratings, lists, vectors. `Data` shows what was inferred, and
-    a keyword changes it.
+    Unset settings are inferred: ids, times, labels, ratings, lists, vectors. The result shows them; a setting changes
+    them.
 
     Args:
-        raw: A frame of events or labelled rows (pandas, polars, pyarrow, DuckDB, a dict of columns, a list of rows), or
-            the path of raw files: a folder, a file or a zip.
-        out: Folder to write. If it holds the same dataset already, nothing is done again.
-        dataset: Name from `datasets()`; `table` is your own table.
-        engine: Query engine, duckdb or spark.
-        memory_limit: Memory limit of the whole process, such as 4GB.
+        raw: Raw files: a folder, a file or a zip; in Python also a frame of pandas, polars, pyarrow or DuckDB, a dict
+            of columns or a list of rows.
+        out: Folder to write.
+        dataset: Name from `recspec datasets`; `table` is your own table.
+        engine: Query engine.
+        memory_limit: Memory limit of the process, such as 4GB.
         force: Replace a dataset prepared with other settings.
         settings: Settings of the dataset by name, for names that are no Python keywords.
         progress: A function that receives stages (stage, done, total), or False for no bar.
         **named: Settings of the dataset, such as `user="customer", item="sku", timestamp="bought_at"`. `users` and
             `items` may be frames too: one row a user or item, joined by id.
 
+    Returns:
+        The dataset. If `out` holds the same one already, nothing is done again.
+
     Raises:
         SettingsError: for an unknown dataset or setting, or columns that do not exist.
         DataError: if the data are malformed, no row is left for train, or `out` holds something else.
         MissingExtraError: with the engine spark, without PySpark.
     """
+    from recspec.base.files import local, special
     from recspec.data.prepare import ENGINES, PrepareContext
     from recspec.datasets import DATASETS
 
-    if engine not in ENGINES:
-        raise SettingsError(f"--engine: {unknown('value', engine, ENGINES)}")
+    one_of("--engine", engine, ENGINES)
     if engine == "spark":
         require_extra("pyspark", "spark")
     if dataset not in DATASETS:
@@ -215,7 +213,7 @@ def prepare(
     chosen = DATASETS[dataset]
     folder = local(Path(out), "OUT")
     frames = {name: named[name] for name in SIDES if is_frame(named.get(name))}
-    values = joined("prepare", settings, {name: value for name, value in named.items() if name not in frames})
+    values = merge_settings("prepare", settings, {name: value for name, value in named.items() if name not in frames})
     kind = kind_of(raw) if is_frame(raw) else "pyarrow"
     with ExitStack() as held:
         if is_frame(raw):
@@ -226,7 +224,7 @@ def prepare(
         elif frames:
             raise SettingsError(f"{' and '.join(frames)}: a frame goes with a frame of rows; for files, name a file")
         else:
-            raw_path = Path(_path_of(raw))
+            raw_path = _path_of(raw)
             if problem := special(raw_path):
                 raise DataError(f"{raw_path}: {problem}")
         asked = _settings(chosen.Settings, values)
@@ -251,20 +249,25 @@ def _settings(kind: type[Settings], values: Mapping[str, object]) -> Settings:
         raise SettingsError.of(
             "prepare", [f"unknown setting '{name}'{nearest(name, known)}; {listing}" for name in strange]
         )
+    from recspec.base import config
+
     return config.build(kind, "prepare", config.assign(values, {"prepare": kind})["prepare"])
 
 
-def _path_of(raw: object) -> str:
-    if isinstance(raw, (str, os.PathLike)):
-        if not os.fspath(raw):  # as a path, it would be the folder that the process happens to be in
-            raise DataError("prepare: the path is empty; expected a data frame or the path of raw files")
-        return os.fspath(raw)
-    raise DataError(f"prepare: found {type(raw).__name__}; expected a data frame or the path of raw files")
+def _path_of(raw: object) -> Path:
+    from recspec.base.files import local
+
+    if isinstance(raw, (str, os.PathLike)) and os.fspath(raw):  # "" would be the folder that the process is in
+        return local(os.fspath(raw), "RAW")
+    found = "the path is empty" if isinstance(raw, str) else f"found {type(raw).__name__}"
+    raise DataError(f"prepare: {found}; expected a data frame or the path of raw files")
 
 
 @contextmanager
 def staged(out: Path, rows: object, sides: Mapping[str, object]) -> Iterator[tuple[Path, dict[str, object]]]:
     """Frames as Parquet files in a folder beside `out` that is removed at the end; messages name the frames."""
+    from recspec.base.files import hidden_sibling, staging
+
     out.parent.mkdir(parents=True, exist_ok=True)
     with staging(hidden_sibling(out, "frames")) as folder:
         names = {"rows": "the data frame", **{side: f"the data frame {side}" for side in sides}}
@@ -281,6 +284,8 @@ def staged(out: Path, rows: object, sides: Mapping[str, object]) -> Iterator[tup
 
 def _write(table: pa.Table, file: Path, what: str) -> None:
     """Write a frame so that equal frames give equal files, by which `prepare` recognises them."""
+    import hashlib
+
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -317,44 +322,55 @@ def open_data(data: Place, *, allow_outside: bool = False, kind: str | None = No
     """Open a prepared dataset by its folder or its specification file.
 
     Args:
+        data: Prepared dataset: its folder or specification file.
         allow_outside: Allow files outside the specification's folder.
         kind: Kind of frame in which answers go out; by default pyarrow.
 
     Raises:
         SpecError: if there is none, or with every problem of its specification.
     """
-    return Data(load_spec(data, allow_outside=allow_outside), kind=chosen_kind(kind))
+    return Data(opened(data, allow_outside=allow_outside).spec, kind=chosen_kind(kind))
 
 
-def load_spec(data: Place, *, allow_outside: bool = False) -> FeatureSpec:
-    """The specification of a dataset: of an opened one, or from its path."""
+def opened(data: Place, *, allow_outside: bool = False) -> Data:
+    """A dataset that is opened already, or that lies at a path."""
+    from recspec.base.stores import fetched, url_text
+    from recspec.feature_spec import FeatureSpec
+
     if isinstance(data, Data):
-        return data.spec
+        return data
     place = fetched(str(data), "data") if url_text(data) else Path(data)
-    return FeatureSpec.load(place, allow_outside=allow_outside)
+    return Data(FeatureSpec.load(place, allow_outside=allow_outside))
 
 
 @verb
 def check(data: Place, *, allow_outside: bool = False) -> dict[str, int]:
-    """Validate a specification and its files: ids in range, row counts, types. Returns rows by split.
+    """Validate a specification and its files.
+
+    Args:
+        data: Prepared dataset: its folder or specification file.
+        allow_outside: Allow files outside the specification's folder.
+
+    Returns:
+        The number of rows by split.
 
     Raises:
-        SpecError, DataError: with every problem found.
+        SpecError, DataError: with every problem found, such as ids out of range and wrong numbers of rows.
     """
     from recspec.data.storage import check as dataset_check
 
-    spec = load_spec(data, allow_outside=allow_outside)
+    spec = opened(data, allow_outside=allow_outside).spec
     dataset_check.check(spec)
     return dict(dataset_check.count_rows(spec))
 
 
 @verb
 def describe(data: Place, *, html: Place | None = None, allow_outside: bool = False) -> Description:
-    """Summarise a dataset: rows, features, cardinalities, label rate, history lengths. Reads every row once.
+    """Summarise a dataset: rows, features, label rate, histories.
 
     Args:
-        data: A prepared dataset, or its path.
-        html: HTML file to write: with values, distributions, suspected leaks.
+        data: Prepared dataset: its folder or specification file.
+        html: HTML file to write instead, with distributions and suspected leaks.
         allow_outside: Allow files outside the specification's folder.
 
     Raises:
@@ -365,7 +381,7 @@ def describe(data: Place, *, html: Place | None = None, allow_outside: bool = Fa
 
     if html is not None:
         require_extra("matplotlib", "report")
-    spec = load_spec(data, allow_outside=allow_outside)
+    spec = opened(data, allow_outside=allow_outside).spec
     if html is not None:
         return Description(spec, write_dataset_page(spec, os.fspath(html)))
     found = Description(spec)
@@ -380,15 +396,17 @@ def synthesize(
     *,
     rows: int = 1000,
     to: str = "parquet",
-    distribution: str = "uniform",
+    distribution: Literal["uniform", "power_law"] = "uniform",
     seed: int = 0,
 ) -> Data:
     """Generate random data in the shape of a specification.
 
     Args:
-        rows: Rows of the train split; other splits get a tenth.
+        spec: Specification of the data to generate.
+        out: Folder to write.
+        rows: Rows of train; other splits get a tenth.
         to: Chunk type to write.
-        distribution: Distribution of the ids, uniform or power_law.
+        distribution: Distribution of the ids.
         seed: Random seed.
 
     Raises:
@@ -396,30 +414,33 @@ def synthesize(
     """
     from recspec.data.storage import Distribution
     from recspec.data.storage import synthesize as run
+    from recspec.feature_spec import ChunkType
 
     drawn: Distribution = one_of("--distribution", distribution, get_args(Distribution))
     kind: ChunkType = one_of("--to", to, get_args(ChunkType), "chunk type")
-    return Data(run(load_spec(spec), Path(out), rows, type=kind, distribution=drawn, seed=seed))
+    return Data(run(opened(spec).spec, Path(out), rows, type=kind, distribution=drawn, seed=seed))
 
 
 @verb
 def transcode(data: Place, out: Place, *, to: str = "parquet", allow_outside: bool = False) -> Data:
-    """Convert a dataset to another chunk type and resolve cardinalities of `auto`.
+    """Convert a dataset to another chunk type.
+
+    It also resolves cardinalities of `auto`.
+
+    Args:
+        data: Prepared dataset: its folder or specification file.
+        out: Folder to write.
+        to: Chunk type to write.
+        allow_outside: Allow files outside the specification's folder.
 
     Raises:
         SettingsError: for an unknown chunk type.
     """
     from recspec.data.storage import transcode as run
+    from recspec.feature_spec import ChunkType
 
     kind: ChunkType = one_of("--to", to, get_args(ChunkType), "chunk type")
-    return Data(run(load_spec(data, allow_outside=allow_outside), Path(out), to=kind))
-
-
-def one_of(option: str, value: str, known: tuple[Any, ...], kind: str = "value") -> Any:
-    """The value of an option with a fixed set of values; the message names the nearest one."""
-    if value not in known:
-        raise SettingsError(f"{option}: {unknown(kind, value, known)}")
-    return value
+    return Data(run(opened(data, allow_outside=allow_outside).spec, Path(out), to=kind))
 
 
 def _raw_rows(spec: FeatureSpec, split: str, rows: int | None) -> pa.Table:

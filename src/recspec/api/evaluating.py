@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recspec.api.data import Data, load_spec
-from recspec.api.frames import Kind, chosen_kind, from_table
+from recspec.api.data import opened
+from recspec.api.frames import Kind, chosen_kind, from_table, table_of
 from recspec.api.progress import Stages, stages
-from recspec.api.verbs import Place, verb
+from recspec.api.verbs import Place, several, verb
 from recspec.api.views import Section, View, Viewed
-from recspec.base import config
 from recspec.base.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -68,28 +67,19 @@ class EvaluationResult(Viewed):
         `standard_error`, `low` and `high` (the ends of the 95 % interval, with `bootstrap`)."""
         import pyarrow as pa
 
-        found = []
-        errors = self.report.model.standard_errors
-        measured = {self.model: self.report.metrics, **self.report.baselines}
-        for name, protocols in measured.items():
+        rows = []
+        for name, protocols in {self.model: self.report.metrics, **self.report.baselines}.items():
             for protocol, metrics in protocols.items():
+                own = name == self.model
+                errors = self.report.model.standard_errors.get(protocol, {}) if own else {}
+                intervals = self.report.intervals.get(protocol, {}) if own else {}
                 for metric, value in metrics.items():
-                    own = name == self.model
-                    interval = self.report.intervals.get(protocol, {}).get(metric) if own else None
-                    found.append(
-                        {
-                            "model": name,
-                            "protocol": protocol,
-                            "metric": metric,
-                            "value": float(value),
-                            "standard_error": errors.get(protocol, {}).get(metric) if own else None,
-                            "low": interval.low if interval else None,
-                            "high": interval.high if interval else None,
-                        }
-                    )
+                    interval = intervals.get(metric)
+                    ends = (interval.low, interval.high) if interval else (None, None)
+                    rows.append((name, protocol, metric, float(value), errors.get(metric), *ends))
         texts, numbers = ("model", "protocol", "metric"), ("value", "standard_error", "low", "high")
-        schema = pa.schema({**dict.fromkeys(texts, pa.string()), **dict.fromkeys(numbers, pa.float64())})
-        return from_table(pa.Table.from_pylist(found, schema=schema), chosen_kind(kind, self.kind))
+        kinds = {**dict.fromkeys(texts, pa.string()), **dict.fromkeys(numbers, pa.float64())}
+        return from_table(table_of(kinds, rows), chosen_kind(kind, self.kind))
 
     def comparisons(self, kind: str | None = None) -> Any:
         """One row a compared run, protocol and metric: `run`, `protocol`, `metric`, `ours`, `theirs`, `difference`
@@ -98,72 +88,53 @@ class EvaluationResult(Viewed):
         import pyarrow as pa
 
         numbers = ("ours", "theirs", "difference", "standard_error", "low", "high", "p_value", "p_permutation")
-        found = [
-            {
-                "run": run,
-                "protocol": protocol,
-                "metric": name,
-                **{each: getattr(one, each) for each in numbers},
-                "better": self._better(run, name, one),
-            }
+        rows = [
+            (run, protocol, name, *(getattr(one, each) for each in numbers), self._better(run, name, one))
             for run, compared in self.report.against.items()
             for protocol, named in compared.items()
             for name, one in named.items()
         ]
-        texts = dict.fromkeys(("run", "protocol", "metric"), pa.string())
-        schema = pa.schema({**texts, **dict.fromkeys(numbers, pa.float64()), "better": pa.string()})
-        return from_table(pa.Table.from_pylist(found, schema=schema), chosen_kind(kind, self.kind))
+        kinds = {**dict.fromkeys(("run", "protocol", "metric"), pa.string()), **dict.fromkeys(numbers, pa.float64())}
+        return from_table(table_of({**kinds, "better": pa.string()}, rows), chosen_kind(kind, self.kind))
 
-    def _view(self) -> View:
+    def view(self) -> View:
+        """Metrics by protocol beside the baselines, slices, and comparisons with other runs."""
         report, sections = self.report, list[Section]()
         for protocol in report.shown:
-            beside = {
-                name: dict(found.metrics[protocol])
-                for name, found in report.beside.items()
-                if found.metrics.get(protocol)
+            beside = {name: found for name, found in report.beside.items() if found.metrics.get(protocol)}
+            measured = {self.model: report.model, **beside}
+            values = {
+                name: {**found.metrics[protocol], **(found.list_metrics if protocol == "full" else {})}
+                for name, found in measured.items()
             }
-            metrics, intervals = dict(report.metrics[protocol]), report.intervals.get(protocol, {})
-            if protocol == "full":
-                metrics |= report.model.beyond
-                beside = {name: found | report.beside[name].beyond for name, found in beside.items()}
-            rows = [
-                (
-                    metric,
-                    f"{value:.4f}",
-                    *_interval(intervals, metric),
-                    *(f"{found[metric]:.4f}" if metric in found else "" for found in beside.values()),
-                )
-                for metric, value in metrics.items()
-            ]
-            columns = ("", self.model, *(["95 %"] if intervals else []), *beside)
+            intervals = report.intervals.get(protocol, {})
+            rows = []
+            for metric in values[self.model]:
+                numbers = [f"{found[metric]:.4f}" if metric in found else "" for found in values.values()]
+                if protocol in report.intervals:
+                    numbers.insert(1, _interval(intervals[metric]) if metric in intervals else "")
+                rows.append((metric, *numbers))
+            columns = ("", self.model, *(["95 %"] if protocol in report.intervals else []), *beside)
             sections.append(Section(f"{report.split}, {report.described(protocol)}", columns, rows))
             for by, parts in report.model.slices.get(protocol, {}).items():
                 sections.append(_slices(f"{protocol} by {by}", parts))
+        columns = ("", "model", "other", "other - model", "error", "95 %", "p (t-test)", "p (permutation)", "better")
         for run, compared in report.against.items():
-            columns = (
-                "",
-                self.model,
-                str(run),
-                f"{run} minus {self.model}",
-                "error",
-                "p (t-test)",
-                "p (permutation)",
-                "better",
-            )
-            lines = [
-                (
-                    f"{protocol}/{name}",
-                    *(f"{x:.4f}" for x in (each.ours, each.theirs, each.difference, each.standard_error)),
-                    f"{each.p_value:.3g}",
-                    f"{each.p_permutation:.3g}",
-                    self._better(run, name, each),
-                )
-                for protocol, named in compared.items()
-                for name, each in named.items()
-            ]
-            sections.append(Section(f"{self.model} against {run}", columns, lines))
-        notes = [*report.sentences, *([self.why_not_kept] if self.why_not_kept else [])]
-        return View(f"EvaluationResult of {self.model} on {report.split}", sections, notes, report.cautions)
+            for protocol, named in compared.items():
+                rows = [
+                    (
+                        name,
+                        *(f"{x:.4f}" for x in (each.ours, each.theirs, each.difference, each.standard_error)),
+                        _interval(each),
+                        *(f"{p:.3g}" for p in (each.p_value, each.p_permutation)),
+                        {self.model: "model", run: "other"}.get(self._better(run, name, each), ""),
+                    )
+                    for name, each in named.items()
+                ]
+                sections.append(Section(f"{protocol}: the model against {run}", columns, rows))
+        title = f"EvaluationResult of {self.model} on {report.split}"
+        remarks = [f"note: {self.why_not_kept}"] if self.why_not_kept else []
+        return View(title, sections, report.sentences, report.cautions, remarks)
 
     def _better(self, run: str, name: str, found: Comparison) -> str:
         """The name of the better of two runs; empty if the comparison does not tell."""
@@ -172,20 +143,19 @@ class EvaluationResult(Viewed):
         return {"ours": self.model, "theirs": run, "neither": ""}[better(self.report, run, name, found)]
 
 
-def _interval(intervals: Mapping[str, Any], metric: str) -> list[str]:
-    if not intervals:
-        return []
-    found = intervals.get(metric)
-    return [f"{found.low:.4f} to {found.high:.4f}" if found else ""]
+def _interval(found: Any) -> str:
+    return f"{found.low:.4f} to {found.high:.4f}"
 
 
 def _slices(title: str, parts: Mapping[str, Slice]) -> Section:
+    """Metrics of each slice, with standard errors."""
     names = list(dict.fromkeys(name for part in parts.values() for name in part.metrics))
-    rows = [
-        (value, f"{part.count:,}", *(f"{part.metrics[name]:.4f}" if name in part.metrics else "" for name in names))
-        for value, part in parts.items()
-    ]
-    return Section(title, ("", "count", *names), rows)
+    rows = []
+    for value, part in parts.items():
+        errors = {name: f" ±{error:.4f}" for name, error in part.standard_errors.items()}
+        cells = [f"{part.metrics[name]:.4f}{errors.get(name, '')}" if name in part.metrics else "" for name in names]
+        rows.append((value, f"{part.count:,}", f"{part.positives:,}", *cells))
+    return Section(title, ("", "count", "positives", *names), rows)
 
 
 @verb
@@ -210,28 +180,28 @@ def evaluate(
     verify: bool = True,
     progress: bool | Stages | None = None,
 ) -> EvaluationResult:
-    """Measure a trained model, each metric under a named protocol, and keep the result in the run's folder.
+    """Measure a trained model, each metric under a protocol.
 
-    Each run of `against` keeps its own result too, as if it had been evaluated alone.
+    The run's folder keeps the result. Each run of `against` keeps its own, as if it had been evaluated alone.
 
     Args:
-        run: A model, or the folder of a run or bundle.
-        data: A prepared dataset with the features that the model was trained on.
+        run: Folder of a run or a bundle.
+        data: Prepared dataset: its folder or specification file.
         split: Split to score.
-        protocol: rows, sampled or full, or several; by default every protocol that fits the data.
-        k: Cut-offs, as in MAP@12; by default the dataset's own.
+        protocol: Protocol: rows, sampled or full, or several; by default all that fit.
+        k: Cut-off of metrics, or several; by default the dataset's.
         baselines: Also fit the classic baselines.
-        users: Number of users that protocol full ranks, drawn evenly; by default all.
-        known: Events of a user that are a model's input: before (every earlier split) or train.
-        cold: Items that training never saw: keep, or drop as targets and candidates.
-        repeats: Items that the user acted on before: drop as targets and candidates, or keep.
-        bootstrap: Bootstrap draws for a 95 % interval of each metric; 0 gives none.
-        against: Other runs, compared metric by metric with paired tests.
-        slice: Slices to measure apart: activity, popularity or a column.
-        diversity: Item column by which the diversity of lists is measured.
-        device: auto, cpu, cuda or cuda:N.
+        users: Number of users to rank under full, drawn evenly; by default all.
+        known: Splits with known events of a user: before (all earlier ones) or train.
+        cold: Items that training never saw: keep or drop.
+        repeats: Items that the user acted on before: drop or keep.
+        bootstrap: Bootstrap draws for 95 % intervals; 0 gives none.
+        against: Run to compare with by paired tests, or several.
+        slice: Slices to measure apart: activity (of users), popularity (of items) or a column.
+        diversity: Item column for the diversity of lists; by default the first categorical one.
+        device: Device: auto, cpu, cuda or cuda:N.
         allow_outside: Allow files outside the specification's folder.
-        verify: Check every file against its manifest.
+        verify: Compare files with their manifest.
         progress: A function that receives stages (stage, done, total), or False for no bar.
 
     Raises:
@@ -239,19 +209,21 @@ def evaluate(
         SettingsError: for an unknown protocol or value.
         BundleError: if a run holds no bundle, or a damaged one.
     """
+    from recspec.base import config
     from recspec.bundle import folder as bundle
     from recspec.evaluation import EvaluateSettings, save
     from recspec.evaluation import evaluate as run_evaluation
     from recspec.inference import PipelineRanker
     from recspec.loading import join
 
-    spec = load_spec(data, allow_outside=allow_outside)
+    prepared = opened(data, allow_outside=allow_outside)
+    spec = prepared.spec
     asked: dict[str, object] = {
-        "ks": tuple(dict.fromkeys(_several(k))) or None,
+        "ks": tuple(dict.fromkeys(several(k))) or None,
         "users": users,
         "diversity": diversity,
         "bootstrap": bootstrap,
-        "slices": tuple(dict.fromkeys(_several(slice))),
+        "slices": tuple(dict.fromkeys(several(slice))),
         "known": known,
         "cold": cold,
         "repeats": repeats,
@@ -259,14 +231,14 @@ def evaluate(
     chosen = config.build(EvaluateSettings, "evaluate", asked)
     with join(device) as ranks:
         trained = bundle.load(Path(run), ranks=ranks, verify=verify)
-        names = dict.fromkeys(os.fspath(each) for each in _several(against))
+        names = dict.fromkeys(os.fspath(each) for each in several(against))
         with stages(progress if ranks.is_first else False) as show:
             others = {name: bundle.load(name, ranks=ranks, verify=verify) for name in names}
             report = run_evaluation(
                 trained,
                 spec,
                 split,
-                protocols=_several(protocol) or None,
+                protocols=several(protocol) or None,
                 baselines=baselines,
                 settings=chosen,
                 against=others,
@@ -285,7 +257,7 @@ def evaluate(
     return EvaluationResult(
         report,
         trained.card.model,
-        kind_of_object(data),
+        prepared.kind,
         file=file,
         files=files,
         why_not_kept="; ".join(told) if kept else "the first process keeps it",
@@ -307,15 +279,3 @@ def compare(runs: Sequence[Place], data: Place, split: str = "test", **named: An
         raise SettingsError("compare: expected two runs or more, as in compare(['run-a', 'run-b'], data)")
     first, *others = runs
     return evaluate(first, data, split, against=others, **named)
-
-
-def _several(values: Any) -> tuple[Any, ...]:
-    """A tuple of one value, of several, or of none."""
-    if values is None:
-        return ()
-    return (values,) if isinstance(values, (str, int, os.PathLike)) else tuple(values)
-
-
-def kind_of_object(data: object) -> Kind:
-    """The kind of frame of an opened dataset; pyarrow for a path."""
-    return data.kind if isinstance(data, Data) else "pyarrow"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from recspec.api.data import load_spec
+from recspec.api.data import opened
 from recspec.api.progress import bar
 from recspec.api.verbs import Place, verb
 from recspec.api.views import Section, View, Viewed, figures
@@ -32,7 +32,8 @@ class Exported(Viewed):
         """Plain values for JSON."""
         return dict(self.description)
 
-    def _view(self) -> View:
+    def view(self) -> View:
+        """Precision, differences and latency of the program."""
         sheet = self.description
         told = {"precision": f"{sheet['precision']}: {sheet['computed']}", "checked on": sheet["checked_on"]}
         told |= {f"{name} |dp|": f"{sheet['difference'][name]:.2g}" for name in ("mean", "largest")}
@@ -40,7 +41,11 @@ class Exported(Viewed):
         latency = sheet["latency"]
         columns = tuple(latency[0]) if latency else ()
         lines = Section(f"latency, {sheet['threads']} threads", columns, [tuple(line.values()) for line in latency])
-        return View(f"{self.folder}: {sheet['model']} as {sheet['format']}", [figures("", told), lines], self.notes)
+        return View(
+            f"{self.folder}: {sheet['model']} as {sheet['format']}",
+            [figures("", told), lines],
+            remarks=[f"note: {note}" for note in self.notes],
+        )
 
 
 @verb
@@ -48,37 +53,37 @@ def export(
     run: Place,
     out: Place,
     *,
-    format: str = "onnx",
-    precision: str = "fp32",
-    form: str = "rows",
+    format: Literal["onnx", "pt2", "triton"] = "onnx",
+    precision: Literal["fp32", "bf16", "fp16", "int8"] = "fp32",
+    form: Literal["rows", "ranker"] = "rows",
     data: Place | None = None,
     tolerance: float | None = None,
     allow_drift: bool = False,
     name: str | None = None,
-    triton_backend: str = "onnxruntime",
+    triton_backend: Literal["onnxruntime", "python"] = "onnxruntime",
     batch_sizes: Sequence[int] = (1, 64, 512, 4096),
     threads: int | None = None,
     allow_outside: bool = False,
     verify: bool = True,
     progress: bool | Callable[[str], None] | None = None,
 ) -> Exported:
-    """Export a trained model and check it against the bundle.
+    """Export a model to ONNX, AOTInductor or Triton, and check it.
 
     Args:
-        run: A model, or the folder of a run or bundle.
+        run: Folder of a run or a bundle.
         out: Folder to write; with triton, the model repository.
-        format: Kind of program: onnx, pt2 (AOTInductor) or triton.
-        precision: Precision of weights and matrix products: fp32, bf16, fp16 or int8.
-        form: Input: rows (any rows) or ranker (one request with N candidates).
-        data: Prepared dataset for checking the program; by default generated rows.
-        tolerance: Allowed mean difference of probabilities; the largest may be 20 times that.
-        allow_drift: Write the program even if it drifts beyond the tolerance.
+        format: Kind of program; pt2 is AOTInductor.
+        precision: Precision of the program.
+        form: Input: any rows, or one request with N candidates (ranker).
+        data: Prepared dataset for checks; by default generated rows.
+        tolerance: Largest allowed mean difference of probabilities; a single one may be 20 times that.
+        allow_drift: Write the program even beyond the tolerance.
         name: Model name in the Triton repository.
-        triton_backend: Triton's backend, onnxruntime or python.
-        batch_sizes: Batch sizes of the latency measurement, in rows.
+        triton_backend: Triton's backend.
+        batch_sizes: Batch sizes of the latency measurement.
         threads: Threads of the latency measurement.
         allow_outside: Allow files outside the specification's folder.
-        verify: Check every file against its manifest.
+        verify: Compare files with their manifest.
         progress: A function that receives each stage, or False for no bar.
 
     Raises:
@@ -102,7 +107,7 @@ def export(
     if format != "pt2":
         for library in ("onnx", "onnxscript", "onnxruntime"):
             require_extra(library, "onnx")
-    spec = load_spec(data, allow_outside=allow_outside) if data is not None else None
+    spec = opened(data, allow_outside=allow_outside).spec if data is not None else None
     trained = bundle.load(Path(run), verify=verify)
     with bar(False if callable(progress) else progress) as shown:
 
@@ -127,30 +132,35 @@ def export(
     return Exported(made.folder, made.description, tuple(notes))
 
 
+class Digest(str):
+    """The digest of a manifest; `folder` holds the files that it covers."""
+
+    folder: Path
+
+
 @verb
-def verify(run: Place, *, expect: str | None = None) -> str:
-    """Compare every file of a run, a bundle or an export with its manifest; returns the manifest's digest.
+def verify(run: Place, *, expect: str | None = None) -> Digest:
+    """Compare a model's files with its manifest.
+
+    The result is the manifest's digest.
 
     Args:
-        expect: Digest that the manifest must have.
+        run: Folder of a run, a bundle or an export.
+        expect: Digest that an earlier `recspec verify` printed.
 
     Raises:
         BundleError: naming every file that differs, or for another digest than expected.
     """
-    return verify_at(run, expect=expect)[0]
-
-
-def verify_at(run: Place, *, expect: str | None = None) -> tuple[str, Path]:
-    """The digest that `verify` returns, and the folder whose files were compared."""
     from recspec.base.files import manifest
     from recspec.bundle import find_export
     from recspec.bundle import folder as bundle
 
     folder = find_export(Path(run)) or bundle.find(Path(run))
-    digest = manifest.check(folder)
+    digest = Digest(manifest.check(folder))
+    digest.folder = folder
     if expect is not None and digest != expect.strip().lower():
         raise BundleError(f"{folder}: its manifest has the digest {digest}; expected {expect}")
-    return digest, folder
+    return digest
 
 
 @dataclass(frozen=True, repr=False)
@@ -164,16 +174,23 @@ class Imported(Viewed):
     def __fspath__(self) -> str:
         return str(self.folder)
 
-    def _view(self) -> View:
-        return View(f"imported into {self.folder}", [figures("", self.summary)], self.notes)
+    def view(self) -> View:
+        """What the bundle was made from."""
+        return View(
+            f"imported into {self.folder}",
+            [figures("", self.summary)],
+            remarks=[f"note: {note}" for note in self.notes],
+        )
 
 
 @verb
 def import_tf(model: Place, out: Place, *, columns: Place, force: bool = False) -> Imported:
-    """Turn a Wide & Deep model of TensorFlow's estimators into a bundle, without TensorFlow.
+    """Turn a Wide & Deep model of TensorFlow into a bundle.
+
+    TensorFlow isn't needed.
 
     Args:
-        model: Folder of a SavedModel or of checkpoints, or the prefix of a checkpoint.
+        model: Folder of a SavedModel or of checkpoints, or a checkpoint's prefix.
         out: Folder for the bundle.
         columns: JSON file that describes the feature columns.
         force: Replace an existing bundle.

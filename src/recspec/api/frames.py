@@ -224,6 +224,14 @@ def answered(frame: object, table: pa.Table, kind: Kind, columns: Sequence[str] 
     return from_table(table, kind)
 
 
+def table_of(kinds: Mapping[str, Any], rows: Iterable[Sequence[object]]) -> pa.Table:
+    """A table of rows, whose columns have the names and Arrow types of `kinds`."""
+    import pyarrow as pa
+
+    columns = [*zip(*rows, strict=True)] or [()] * len(kinds)
+    return pa.table({name: pa.array(column, kind) for (name, kind), column in zip(kinds.items(), columns, strict=True)})
+
+
 def _to_pandas(table: pa.Table) -> Any:
     """A table as pandas makes it, but for whole numbers beside missing ones that are too large for its fractions."""
     import pyarrow as pa

@@ -9,26 +9,31 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel
-
-from recspec.api.frames import chosen_kind, from_table
+from recspec.api.frames import chosen_kind, from_table, table_of
 from recspec.api.verbs import Place, verb
 from recspec.api.views import Section, View, Viewed
-from recspec.base.errors import require_extra
+from recspec.base.errors import how_many, require_extra
+from recspec.base.summaries import shown
 
 if TYPE_CHECKING:
-    from recspec.evaluation import RunList
+    from pydantic import BaseModel
+
+    from recspec.evaluation import FoundRun, RunList
 
 
-class Listing(Viewed, Mapping[str, type[BaseModel]]):
-    """Names with their descriptions and settings: `listing["sasrec"]` is the class of the settings."""
+class Listing(Viewed, Mapping[str, Any]):
+    """Names with their descriptions and settings: `listing["sasrec"]` is the class of the settings.
+
+    Attributes:
+        about: Name -> description.
+    """
 
     def __init__(
         self, what: str, about: Mapping[str, str], settings: Mapping[str, type[BaseModel]], values: Mapping[str, object]
     ) -> None:
-        self._what, self._about, self._settings, self._values = what, about, settings, values
+        self.about, self._what, self._settings, self._values = about, what, settings, values
 
-    def __getitem__(self, name: str) -> type[BaseModel]:
+    def __getitem__(self, name: str) -> Any:
         return self._settings[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -39,35 +44,35 @@ class Listing(Viewed, Mapping[str, type[BaseModel]]):
 
     def settings(self, name: str) -> View:
         """The settings of one, with their defaults, as a table."""
-        rows = [
-            (
-                field,
-                "required"
-                if each.is_required()
-                else json.dumps(each.get_default(call_default_factory=True), default=str),
-                each.description or "",
-            )
-            for field, each in self._settings[name].model_fields.items()
-        ]
-        return View(f"settings of {name}", [Section("", ("name", "default", "what it is"), rows)])
+        return settings_view(f"settings of {name}", self._settings[name])
 
     def to_dict(self) -> dict[str, object]:
         """Names and JSON Schemas of settings, as the command prints them with `--json`."""
         return dict(self._values)
 
-    def _view(self) -> View:
-        rows = [(name, self._about[name]) for name in self]
-        return View(self._what, [Section("", ("name", "about"), rows)])
+    def view(self) -> View:
+        """A line for each name."""
+        return View(self._what, [Section("", ("name", "about"), list(self.about.items()))])
+
+
+def settings_view(title: str, settings: type[BaseModel]) -> View:
+    """Name, default and meaning of each setting."""
+    rows = []
+    for name, field in settings.model_fields.items():
+        default = json.dumps(field.get_default(call_default_factory=True), default=str)
+        rows.append((name, "required" if field.is_required() else default, field.description or ""))
+    return View(title, [Section("", ("name", "default", "what it is"), rows)])
 
 
 @verb
 def models() -> Listing:
-    """List the models, the roles they need and their settings."""
+    """List the models, the roles they need and all settings."""
     from recspec.models import all_models
     from recspec.training import TrainSettings
 
     found = all_models()
-    about = {name: f"{_first_line(model.__doc__)} Needs: {', '.join(model.needs)}." for name, model in found.items()}
+    lines = {name: (model.__doc__ or "").strip().partition("\n")[0] for name, model in found.items()}
+    about = {name: f"{lines[name]} Needs: {', '.join(model.needs)}." for name, model in found.items()}
     schemas = {
         name: {"needs": list(model.needs), "settings": model.Settings.model_json_schema()["properties"]}
         for name, model in found.items()
@@ -78,16 +83,12 @@ def models() -> Listing:
 
 @verb
 def datasets() -> Listing:
-    """List the datasets of `prepare`, the files they take and their settings."""
+    """List the datasets of `recspec prepare` and their settings."""
     from recspec.datasets import DATASETS
 
     about = {name: dataset.about for name, dataset in DATASETS.items()}
     values = {name: dataset.Settings.model_json_schema()["properties"] for name, dataset in DATASETS.items()}
     return Listing("datasets", about, {name: dataset.Settings for name, dataset in DATASETS.items()}, values)
-
-
-def _first_line(text: str | None) -> str:
-    return (text or "").strip().partition("\n")[0]
 
 
 HEIGHT = 900
@@ -101,8 +102,9 @@ class Runs(Viewed):
         found: The runs, and why others may be missing.
     """
 
-    def __init__(self, found: RunList, metric: str = "") -> None:
+    def __init__(self, found: RunList, metric: str = "", split: str = "test") -> None:
         self.found, self._metric = found, metric
+        self._splits = tuple(dict.fromkeys(("valid", "test", split)))
 
     def __len__(self) -> int:
         return len(self.found.runs)
@@ -120,52 +122,44 @@ class Runs(Viewed):
         """One row a run: `run`, `data`, `model`, `metric`, `valid`, `test`, `time` (UTC), `seconds`, `bytes`."""
         import pyarrow as pa
 
-        texts, numbers = ("run", "data", "model", "metric"), ("valid", "test")
-        schema = pa.schema(
-            {
-                **dict.fromkeys(texts, pa.string()),
-                **dict.fromkeys(numbers, pa.float64()),
-                "time": pa.string(),
-                "seconds": pa.float64(),
-                "bytes": pa.int64(),
-            }
-        )
-        rows = [dict(zip(schema.names, row, strict=True)) for row in self._rows()]
-        return from_table(pa.Table.from_pylist(rows, schema=schema), chosen_kind(kind))
+        kinds = dict.fromkeys(("run", "data", "model", "metric"), pa.string())
+        kinds |= {**dict.fromkeys(("valid", "test"), pa.float64()), "time": pa.string()}
+        kinds |= {"seconds": pa.float64(), "bytes": pa.int64()}
+        rows = []
+        for run in self.found.runs:
+            measured = [run.value(split, self._metric) for split in ("valid", "test")]
+            rows.append((*self._named(run), *measured, run.time, run.seconds, run.size))
+        return from_table(table_of(kinds, rows), chosen_kind(kind))
 
-    def _rows(self) -> list[tuple[object, ...]]:
-        return [
-            (
-                each.path,
-                each.data_shown,
-                each.model,
-                self._metric or each.metric,
-                *(each.value(split, self._metric) for split in ("valid", "test")),
-                each.time,
-                each.seconds,
-                each.size,
-            )
-            for each in self.found.runs
-        ]
+    def _named(self, run: FoundRun) -> tuple[str, str, str, str]:
+        return run.path, run.data_shown, run.model, self._metric or run.metric
 
-    def _view(self) -> View:
-        columns = ("run", "data", "model", "metric", "valid", "test", "made (UTC)", "seconds", "MB")
-        rows = [
-            (*row[:-3], each.made, row[-2], each.megabytes)
-            for each, row in zip(self.found.runs, self._rows(), strict=True)
-        ]
-        problems = [f"{each.path}: {each.problem}" for each in self.found.runs if each.problem]
-        differing = [
-            f"{each.path}: on {split} with {choices}"
-            for each in self.found.runs
+    def view(self) -> View:
+        """A line for each run; remarks say what is unknown, and why."""
+        found = self.found
+        columns = ("run", "data", "model", "metric", *self._splits, "made (UTC)", "seconds", "MB")
+        rows = []
+        for each in found.runs:
+            measured = {split: each.value(split, self._metric) for split in self._splits}
+            values = [
+                "" if value is None else f"{value:.4f}{' *' if each.choices.get(split) else ''}"
+                for split, value in measured.items()
+            ]
+            seconds = "" if each.seconds is None else shown(round(each.seconds, 1))
+            rows.append((*self._named(each), *values, each.made, seconds, shown(each.megabytes)))
+        remarks = [
+            f"* {each.path}: on {split} with {choices}"
+            for each in found.runs
             for split, choices in each.choices.items()
         ]
-        counted = "1 run" if len(self) == 1 else f"{len(self)} runs"
-        return View(
-            f"{counted} in {self.found.folder}",
-            [Section("", columns, rows)],
-            [*differing, *problems, *self.found.problems],
-        )
+        for each in found.runs:
+            if each.updates:
+                remarks.append(f"* {each.path}: {how_many(each.updates, 'update')} since; the newest answers")
+            if each.problem:
+                remarks.append(f"note: {each.path}: {each.problem}")
+        remarks += [f"note: {problem}" for problem in found.problems]
+        title = f"{how_many(len(found.runs), 'run') if found.runs else 'no run'} in {found.folder}"
+        return View(title, [Section("", columns, rows)] if rows else [], remarks=remarks)
 
 
 @verb
@@ -174,9 +168,9 @@ def runs(folder: Place = ".", *, sort: str = "time", split: str = "test", depth:
 
     Args:
         folder: Folder to search for runs and bundles.
-        sort: Order: time, seconds, size, model, data, run, or PROTOCOL/METRIC with the best first.
+        sort: Order: time, seconds, size, model, data, run or PROTOCOL/METRIC with the best first.
         split: Split of the metric that sorts.
-        depth: How many folders deep to search.
+        depth: Number of folder levels to search.
 
     Raises:
         DataError: if the folder is not there.
@@ -184,7 +178,7 @@ def runs(folder: Place = ".", *, sort: str = "time", split: str = "test", depth:
     """
     from recspec.evaluation import find_runs
 
-    return Runs(find_runs(Path(folder), sort=sort, split=split, depth=depth), sort if "/" in sort else "")
+    return Runs(find_runs(Path(folder), sort=sort, split=split, depth=depth), sort if "/" in sort else "", split)
 
 
 class Report:
@@ -215,12 +209,12 @@ class Report:
 
 @verb
 def report(runs: Place | Sequence[Place], *, out: Place | None = None, data: Place | None = None) -> Report:
-    """Write the report of a run, or the comparison of several, as one HTML file that needs no network.
+    """Write an HTML report of a run, or a comparison of several.
 
     Args:
-        runs: Models, or folders of runs or bundles; the others are compared with the first.
-        out: File to write; by default `RUN/report.html`, or `comparison.html` here for several runs.
-        data: The dataset of the runs; by default where they say it lies, if it has not changed since.
+        runs: Runs or bundles; the others are compared with the first.
+        out: HTML file; by default RUN/report.html, or comparison.html.
+        data: Dataset of the runs, if it was moved.
 
     Raises:
         BundleError: if a folder holds no trained model, or a damaged one.

@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
+import inspect
+import os
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from recspec.api.data import Data, load_spec
+from recspec.api.data import Data, opened
 from recspec.api.evaluating import EvaluationResult, evaluate
 from recspec.api.exporting import Exported, export
-from recspec.api.frames import Kind, answered, as_ids, chosen_kind, from_table, is_frame, kind_of, to_table
+from recspec.api.frames import Kind, answered, as_ids, chosen_kind, from_table, is_frame, kind_of, table_of, to_table
 from recspec.api.listing import Report, report
 from recspec.api.progress import Stages, stages
 from recspec.api.serving import Serving, serve
 from recspec.api.updating import Update, update
-from recspec.api.verbs import Place, as_verb, verb
+from recspec.api.verbs import Place, as_verb, signed, verb
 from recspec.api.views import Section, View, Viewed, figures
-from recspec.base.errors import DataError, SettingsError
-from recspec.base.files import LINE_BYTES, LineError, bounded_lines, parse_json
+from recspec.base.errors import DataError, SettingsError, how_many
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from recspec.inference import Predictor, Recommendation, Wanted
+    from recspec.inference import Counts, How, Predictor, Recommendation, RecommendRequest
     from recspec.training import Result
 
 
@@ -84,7 +86,7 @@ class Model(Viewed):
 
             record = run_record.read(run_record.home(self.predictor.bundle.folder))
             if record is not None and record.data is not None:
-                self._data = Data(load_spec(record.data.path), kind=self.kind)
+                self._data = Data(opened(record.data.path).spec, kind=self.kind)
         return self._data
 
     @property
@@ -108,83 +110,81 @@ class Model(Viewed):
         allow_outside: bool = False,
         kind: str | None = None,
         progress: bool | Stages | None = None,
+        tell: Callable[[str], None] | None = None,
     ) -> Any:
-        """Rows with a column `probability`: that of the label, from 0 to 1.
+        """Add a column `probability` to raw rows or a prepared split.
 
-        A model that learned interactions, or whose scores only rank, gives a column `score` instead, and a note.
+        If the model only ranks, the column is `score`.
 
         Args:
-            rows: A frame of raw rows, a file of them (csv, jsonl or parquet), or a prepared dataset.
+            rows: Raw rows (csv, jsonl or parquet; in Python also a data frame), or a prepared dataset.
             split: Split of a prepared dataset; by default test.
-            columns: Columns to keep before the added one; by default all columns of raw rows, or the ids and the label
-                of a split.
-            out: File to write (csv, jsonl or parquet), instead of a frame; or, without an ending, a folder of Parquet
-                shards, which the same call goes on with after it was killed.
+            columns: Columns to keep before the added one; by default all of raw rows, or ids and label of a split.
+            out: File (csv, jsonl or parquet) or folder of shards; by default standard output; in Python, that is -
+                and the default a frame.
             workers: Processes that write shards.
-            engine: Engine of the processes that write shards: local, spark or ray.
+            engine: Engine of these processes: local, spark or ray.
             shard_size: Users or rows of a shard; by default 16,384.
             allow_outside: Allow files outside the specification's folder.
             kind: Kind of frame; by default that of `rows`.
             progress: A function that receives stages (stage, done, total), or False for no bar.
+            tell: A function that receives a sentence on what was written.
 
         Returns:
-            A frame of B rows for B raw rows, in their order; one of the kind of `rows` holds their own columns, and in
-            pandas their index. With `out`, the path.
+            A frame of B rows for B raw rows, in their order; the probability is that of the label, from 0 to 1. One of
+            the kind of `rows` holds their own columns, and in pandas their index. With `out`, the path.
 
         Raises:
             DataError: naming every column that is missing, and every value that can't be read.
             SpecError: for an unknown split, or another dataset than the model was trained on.
         """
-        from recspec.inference import (
-            SHARD_SIZE,
-            How,
-            note_of_scores,
-            predict_shards,
-            predict_split,
-            predict_tables,
-            row_writer,
-        )
+        from recspec.inference import note_of_scores, predict_shards, predict_split, predict_tables, row_writer
 
         kept = list(columns) if columns is not None else None
-        tables: list[pa.Table] = []
-        write_to = Path(out) if out is not None else tables.append
         if is_frame(rows):
             asked, place = chosen_kind(kind, kind_of(rows)), Path("rows")
         else:
-            asked, place = chosen_kind(kind, self.kind), Path(_path_of(rows))
+            asked, place = chosen_kind(kind, self.kind), _path_of(rows)
         is_prepared = not is_frame(rows) and (place.is_dir() or place.suffix in (".yaml", ".yml"))
         if split is not None and not is_prepared:
             raise SettingsError(f"predict: {place} holds raw rows, which have no split; leave split={split!r} out")
-        if out is not None and not Path(out).suffix:
+        spec = opened(cast(Place, rows), allow_outside=allow_outside).spec if is_prepared else None
+        how = _shards("predict", out, workers, engine, shard_size)
+        if out is not None and how is not None:
             if is_frame(rows):
                 raise SettingsError(
                     f"out {out}: a folder of shards is made of a Parquet file or a prepared dataset; "
                     "expected one of these as rows, or the name of a file to write"
                 )
-            with stages(progress) as show:
-                predict_shards(
-                    self.predictor,
-                    load_spec(place, allow_outside=allow_outside) if is_prepared else place,
-                    Path(out),
-                    How(engine, workers, shard_size or SHARD_SIZE),
-                    split=split or "test",
-                    columns=kept,
-                    allow_outside=allow_outside,
-                    progress=show,
-                    note=_tell_one,
+            with _told_when_written(tell, out, "row") as written, stages(progress) as show:
+                written.append(
+                    predict_shards(
+                        self.predictor,
+                        spec or place,
+                        Path(out),
+                        how,
+                        split=split or "test",
+                        columns=kept,
+                        allow_outside=allow_outside,
+                        progress=show,
+                        note=_warn_one,
+                    )
                 )
             return Path(out)
-        _refuse_shards("predict", workers, engine, shard_size)
-        with stages(progress) as show:
-            if is_prepared:
-                spec = load_spec(cast(Place, rows), allow_outside=allow_outside)
+        tables: list[pa.Table] = []
+        write_to = tables.append if out is None else None if out == "-" else Path(out)
+        with stages(False if out == "-" and spec is None else progress) as show:
+            if spec is not None:
                 counts = predict_split(self.predictor, spec, split or "test", write_to, columns=kept, progress=show)
             else:
                 blocks = _blocks(to_table(rows, "rows")) if is_frame(rows) else _rows_of(place)
                 with row_writer(write_to) as write:
                     counts = predict_tables(self.predictor, blocks, write, columns=kept, where=place)
-        _tell([*counts.notes(), *filter(None, [note_of_scores(self.predictor)])])
+        nothing = f"{place} holds no row" if not counts.rows and not is_frame(rows) else None
+        _warn([*counts.notes(), *filter(None, [nothing, note_of_scores(self.predictor)])])
         if out is not None:
+            if tell is not None and out != "-":
+                tell(f"{out}: {how_many(counts.rows, 'row')}")
             return Path(out)
         found = _joined(tables)
         return answered(rows, found, asked, kept) if is_frame(rows) else from_table(found, asked)
@@ -212,31 +212,34 @@ class Model(Viewed):
         shard_size: int | None = None,
         kind: str | None = None,
         progress: bool | Stages | None = None,
+        tell: Callable[[str], None] | None = None,
     ) -> Any:
-        """The k best items for users, for a basket or for a context, without items that the users acted on before.
+        """Recommend k items to users, baskets or contexts.
+
+        Items that a user acted on before are left out. Only the order of a user's scores has a meaning.
 
         Args:
-            users: Raw ids of users: one, a list, or a column of a frame.
-            items: A basket of raw item ids, oldest first, in place of the user's history; without users, it is answered
-                by itself.
+            users: Raw ids of users: one, a list, a column of a frame, or the `Path` of a file with one a line.
+            items: Basket of raw item ids, oldest first, instead of a user's history.
             context: Raw columns of the request, for models that read them.
             k: Number of items.
-            filter: Expression over columns of the item catalogue, such as "in_stock and price < 50".
+            filter: Condition on items, such as 'in_stock and price < 50'.
             exclude: Raw ids of items to leave out.
             include_seen: Include items that the user acted on before.
-            diversity: Weight of variety against scores, from 0 to 1.
-            diverse_by: Column of the catalogue that tells which items are alike; by default the model's vectors.
-            boost: Texts "EXPRESSION: WEIGHT": add WEIGHT spreads of a user's scores to the items it keeps.
-            explain: Add a column `because`: the events of the history that spoke for each item.
-            columns: Columns of the item catalogue to add to the frame, such as ["price", "in_stock"].
+            diversity: Weight of variety, from 0 to 1.
+            diverse_by: Item column that measures likeness; by default the model's item vectors.
+            boost: Weight added to the scores of some items, such as 'is_new: 1.5'; 1 is a spread of scores.
+            explain: Name the events of the history that explain each item.
+            columns: Columns of the item catalogue to show.
             all: Recommend to every user of the dataset.
-            out: Parquet file to write, instead of a frame; or, without an ending, a folder of Parquet shards, which the
-                same call goes on with after it was killed.
+            out: Parquet file, or folder of shards, which a second call goes on with.
             workers: Processes that write shards.
-            engine: Engine of the processes that write shards: local, spark or ray.
+            engine: Engine of these processes: local, spark or ray.
             shard_size: Users or rows of a shard; by default 16,384.
-            kind: Kind of frame; by default that of `users`, or of the data that were prepared.
+            kind: Kind of frame; by default that of `users`, or of the data that were prepared; `answers` gives a list
+                of objects with notes and reasons instead, each with the columns of its items.
             progress: A function that receives stages (stage, done, total), or False for no bar.
+            tell: A function that receives a sentence on what was written.
 
         Returns:
             A frame of one row a user and item, best first: `user`, `known` (False for an unknown user, who gets the
@@ -249,17 +252,17 @@ class Model(Viewed):
             SettingsError: if nobody is named, or `out` has another ending than .parquet.
         """
         from recspec.inference import (
-            SHARD_SIZE,
-            How,
-            Wanted,
+            RecommendRequest,
             note_of_unknown_users,
+            read_users,
             recommend_shards,
             recommend_to_parquet,
         )
 
-        asked = chosen_kind(kind, kind_of(users) if is_frame(users) and not isinstance(users, Sequence) else self.kind)
-        named = as_ids(users, "users")
-        wanted = Wanted(
+        file = users if isinstance(users, Path) else None
+        in_shards = out is not None and not Path(out).suffix
+        named = as_ids(read_users(file) if file and not in_shards else users if file is None else (), "users")
+        wanted = RecommendRequest(
             users=named,
             items=as_ids(items, "items"),
             context=dict(context or {}),
@@ -273,54 +276,57 @@ class Model(Viewed):
             explain=explain,
         )
         problems = []
-        if all and named:
-            problems.append("users: all=True recommends to every user; leave users out")
+        if all and (named or file):
+            problems.append("users: all recommends to every user; leave users out")
         if not (all or users is not None or wanted.is_anonymous):
-            problems.append("name users, take all=True, or give items or a context")
-        in_shards = out is not None and not Path(out).suffix
+            problems.append("name users, take all, or give items or a context")
         if out is not None and Path(out).suffix not in ("", ".parquet"):
             problems.append(
                 f"out {out}: expected a name that ends in .parquet, or without an ending for a folder of shards"
             )
-        if in_shards and not all:
-            problems.append("users: a folder of shards is for all=True")
+        if in_shards and not (all or file):
+            problems.append("users: a folder of shards is for all users, or for a file of users")
         if out is not None and columns:
             problems.append("columns: go with a frame; leave out the file, or join them to it by item")
         if (out is not None or all) and explain:
             problems.append("explain: goes with named users and without out")
-        if out is not None and not (all or named):
+        if out is not None and not (all or named or file):
             problems.append("out: names users; without a user, leave it out")
         if problems:
             raise SettingsError.of("recommend", problems)
-        if out is not None and in_shards:
-            with stages(progress) as show:
-                job = How(engine, workers, shard_size or SHARD_SIZE)
-                recommend_shards(self.predictor, None, Path(out), wanted, job, progress=show, note=_tell_one)
-            return Path(out)
-        _refuse_shards("recommend", workers, engine, shard_size)
+        how = _shards("recommend", out, workers, engine, shard_size)
         if out is not None:
-            with stages(progress) as show:
-                count, unknown = recommend_to_parquet(
-                    self.predictor, None if all else named, Path(out), wanted, progress=show
-                )
+            with _told_when_written(tell, out, "user") as written, stages(progress) as show:
+                if how is not None:
+                    counts = recommend_shards(
+                        self.predictor, file, Path(out), wanted, how, progress=show, note=_warn_one
+                    )
+                    count, unknown = counts.count, counts.unknown
+                    written.append(counts)
+                else:
+                    chosen = None if all else named
+                    count, unknown = recommend_to_parquet(self.predictor, chosen, Path(out), wanted, progress=show)
+                    written.append(count)
             if unknown:
-                how = self.predictor.recommender.strangers_answered_by(wanted)
-                _tell([f"{count:,} users: {note_of_unknown_users(unknown, how)}"])
+                answered_by = self.predictor.recommender.fallback_for_unknown_users(wanted)
+                _warn_one(f"{count:,} users: {note_of_unknown_users(unknown, answered_by)}")
             return Path(out)
+        if kind == "answers" and not all:
+            return [(each, self._columns_of(each, columns or ())) for each in self.predictor.recommend(wanted)]
+        asked = chosen_kind(kind, kind_of(users) if is_frame(users) and not isinstance(users, Sequence) else self.kind)
         if all:
             with stages(progress) as show:
                 return from_table(_with(columns, self.predictor, _of_all(self.predictor, wanted, show)), asked)
-        answers = self.answers(wanted)
-        _tell(_of_users(answers))
+        answers = self.predictor.recommend(wanted)
+        _warn(_of_users(answers))
         return from_table(_with(columns, self.predictor, _of_answers(self.predictor, answers, wanted)), asked)
 
-    def answers(self, wanted: Wanted) -> list[Recommendation]:
-        """The answers to a request as objects, with notes and reasons; see `recommend`.
+    def _columns_of(self, answer: Recommendation, names: Sequence[str]) -> dict[str, list[object]]:
+        """Columns of the catalogue for the items of an answer."""
+        from recspec.inference import catalogue_columns
 
-        Raises:
-            RequestError: with every problem of the request.
-        """
-        return self.predictor.recommend(wanted)
+        found = catalogue_columns(self.predictor, names, [item.item for item in answer.items])
+        return {name: each.to_pylist() for name, each in found.items()}
 
     @verb
     def similar(
@@ -332,14 +338,16 @@ class Model(Viewed):
         exclude: object = None,
         kind: str | None = None,
     ) -> Any:
-        """The k items most like one, most similar first, by the model's vectors of items or its weights between items.
+        """Find the items most similar to one item.
+
+        The model's vectors of items tell how similar they are, or its weights between items.
 
         Args:
             item: Raw id of the item.
             k: Number of items.
-            filter: Expression over columns of the item catalogue.
+            filter: Condition on items, such as 'in_stock and price < 50'.
             exclude: Raw ids of items to leave out.
-            kind: Kind of frame; by default that of the data that were prepared.
+            kind: Kind of frame; by default that of the data that were prepared; `answers` gives an object instead.
 
         Returns:
             A frame of one row an item: `rank` from 1, `item`, `score` (a cosine, or the model's score), and
@@ -351,16 +359,12 @@ class Model(Viewed):
         import pyarrow as pa
 
         found = self.predictor.similar(item, k=k, filter=filter, exclude=as_ids(exclude, "exclude"))
-        _tell(found.notes)
-        own = self.predictor.raw_ids("item", _no_ids()).type
-        table = pa.table(
-            {
-                "rank": pa.array(range(1, len(found.items) + 1), pa.int32()),
-                "item": pa.array([each.item for each in found.items], own),
-                "title": pa.array([each.title for each in found.items], pa.string()),
-                "score": pa.array([each.score for each in found.items], pa.float64()),
-            }
-        )
+        if kind == "answers":
+            return found
+        _warn(found.notes)
+        kinds = {"rank": pa.int32(), "item": _item_kind(self.predictor), "title": pa.string(), "score": pa.float64()}
+        rows = [(rank, each.item, each.title, each.score) for rank, each in enumerate(found.items, start=1)]
+        table = table_of(kinds, rows)
         return from_table(_titled(self.predictor, table), chosen_kind(kind, self.kind))
 
     @verb
@@ -380,20 +384,12 @@ class Model(Viewed):
         from recspec.inference import explain
 
         _, because = explain(self.predictor, user, item)
-        events = list(because.events) if because is not None else []
-        by = because.kind if because is not None else None
-        rest = because.rest if because is not None else None
-        items = [each.item for each in events] + ([None] if rest is not None else [])
-        titles = [each.title for each in events] + (["(rest)"] if rest is not None else [])
-        values = [each.value for each in events] + ([rest] if rest is not None else [])
-        table = pa.table(
-            {
-                "item": pa.array(items, self.predictor.raw_ids("item", _no_ids()).type),
-                "title": pa.array(titles, pa.string()),
-                "value": pa.array(values, pa.float64()),
-                "by": pa.array([by] * len(items), pa.string()),
-            }
-        )
+        rows: list[tuple[object, ...]] = []
+        if because is not None:
+            rows = [(each.item, each.title, each.value, because.kind) for each in because.events]
+            rows += [] if because.rest is None else [(None, "(rest)", because.rest, because.kind)]
+        kinds = {"item": _item_kind(self.predictor), "title": pa.string(), "value": pa.float64(), "by": pa.string()}
+        table = table_of(kinds, rows)
         return from_table(table, chosen_kind(kind, self.kind))
 
     @verb
@@ -444,7 +440,8 @@ class Model(Viewed):
         """Write the report of the run as one HTML file that needs no network; see `report`."""
         return report(self, out=out, data=data if data is not None else self._data)
 
-    def _view(self) -> View:
+    def view(self) -> View:
+        """How it was trained, what it reached on valid, and its settings."""
         card = self.predictor.bundle.card
         names = [name for name in ("epoch", "steps", "seconds", "stopped") if card.trained.get(name)]
         told: dict[str, object] = {name: card.trained[name] for name in names}
@@ -474,6 +471,8 @@ class Plan(Viewed, Mapping[str, str]):
     @classmethod
     def of_log(cls, run: Path, model: str) -> Plan:
         """The plan that the log of a run began with, the last time that it began."""
+        from recspec.base.files import LINE_BYTES, LineError, bounded_lines, parse_json
+
         place = next((each for each in (run, run.parent) if (each / "log.jsonl").is_file()), None)
         details: dict[str, object] = {}
         if place is not None:
@@ -499,7 +498,8 @@ class Plan(Viewed, Mapping[str, str]):
         """The whole plan as plain values."""
         return dict(self.details)
 
-    def _view(self) -> View:
+    def view(self) -> View:
+        """A line for each choice."""
         return View(self._title, [Section("", ("choice", "value: reason"), list(self._choices.items()))], self.notes)
 
 
@@ -508,27 +508,57 @@ def open(run: Place, *, device: str = "auto", verify: bool = True, kind: str | N
     """Open a run, a bundle, a blend or a pipeline.
 
     Args:
-        run: Its folder.
-        device: auto, cpu, cuda or cuda:N.
-        verify: Check every file against its manifest.
+        run: Folder of a run or a bundle.
+        device: Device: auto, cpu, cuda or cuda:N.
+        verify: Compare files with their manifest.
         kind: Kind of frame in which answers go out; by default pyarrow.
 
     Raises:
         BundleError: if there is none, or it is damaged.
     """
-    opened = Model(run, device=device, verify=verify, kind=chosen_kind(kind))
-    _ = opened.predictor
-    return opened
+    model = Model(run, device=device, verify=verify, kind=chosen_kind(kind))
+    _ = model.predictor
+    return model
+
+
+# --- the answers as functions ----------------------------------------------------------------------------------------
+
+
+RUN = "    run: Folder of a run or a bundle.\n"
+OPENED = "\n    device: Device: auto, cpu, cuda or cuda:N.\n    verify: Compare files with their manifest."
+
+
+def _of_run(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of a model as a function of a run, which also takes how the run is opened."""
+
+    def function(run: Place, *given: Any, device: str = "auto", verify: bool = True, **named: Any) -> Any:
+        if isinstance(run, Model) and (device, verify) == ("auto", True):
+            return method(run, *given, **named)
+        kind = run.kind if isinstance(run, Model) else None
+        return method(open(run, device=device, verify=verify, kind=kind), *given, **named)
+
+    own = inspect.signature(function).parameters
+    _, *others = inspect.signature(method).parameters.values()
+    about, title, rest = (inspect.getdoc(method) or "").partition("Args:\n")
+    described, returns, after = rest.partition("\n\nReturns:")
+    function.__name__ = function.__qualname__ = method.__name__
+    function.__doc__ = f"{about}{title}{RUN}{described}{OPENED}{returns}{after}"
+    return verb(signed(function, [own["run"], *others, own["device"], own["verify"]]))
+
+
+predict = _of_run(Model.predict)
+recommend = _of_run(Model.recommend)
+similar = _of_run(Model.similar)
 
 
 # --- tables ----------------------------------------------------------------------------------------------------------
 
 
-def _path_of(rows: object) -> str:
-    import os
+def _path_of(rows: object) -> Path:
+    from recspec.base.files import local
 
     if isinstance(rows, (str, os.PathLike)):
-        return os.fspath(rows)
+        return local(os.fspath(rows), "predict: rows")
     raise DataError(f"predict: found {type(rows).__name__}; expected a data frame of raw rows, or the path of a file")
 
 
@@ -550,7 +580,9 @@ def _joined(tables: Sequence[pa.Table]) -> pa.Table:
     return pa.concat_tables(tables, promote_options="permissive") if tables else pa.table({})
 
 
-def _of_all(predictor: Predictor, wanted: Wanted, show: Callable[[str, float, float | None], None]) -> pa.Table:
+def _of_all(
+    predictor: Predictor, wanted: RecommendRequest, show: Callable[[str, float, float | None], None]
+) -> pa.Table:
     from recspec.inference import recommended
 
     schema, blocks = recommended(predictor, None, wanted)
@@ -562,7 +594,7 @@ def _of_all(predictor: Predictor, wanted: Wanted, show: Callable[[str, float, fl
     return _titled(predictor, _joined(tables))
 
 
-def _of_answers(predictor: Predictor, answers: Iterable[Recommendation], wanted: Wanted) -> pa.Table:
+def _of_answers(predictor: Predictor, answers: Iterable[Recommendation], wanted: RecommendRequest) -> pa.Table:
     """One row a user and item."""
     import pyarrow as pa
 
@@ -578,14 +610,14 @@ def _of_answers(predictor: Predictor, answers: Iterable[Recommendation], wanted:
         "user": ids,
         "known": pa.array([answer.known for answer, _, _ in rows], pa.bool_()),
         "rank": pa.array([rank for _, rank, _ in rows], pa.int32()),
-        "item": pa.array([item.item for _, _, item in rows], predictor.raw_ids("item", _no_ids()).type),
+        "item": pa.array([item.item for _, _, item in rows], _item_kind(predictor)),
         "title": pa.array([item.title for _, _, item in rows], pa.string()),
         "score": pa.array([item.score for _, _, item in rows], pa.float32()),
     }
     if wanted.boosts:
         columns["boost"] = pa.array([item.boost for _, _, item in rows], pa.float32())
     if wanted.explain:
-        columns["because"] = pa.array([_because(item.because) for _, _, item in rows], pa.string())
+        columns["because"] = pa.array([reasons(item.because) for _, _, item in rows], pa.string())
     if predictor.pipeline is not None:
         columns["retrieved_by"] = pa.array(
             [list(item.retrieved_by or ()) for _, _, item in rows], pa.list_(pa.string())
@@ -611,7 +643,7 @@ def _titled(predictor: Any, table: Any) -> Any:
     return table if predictor.items.titles is not None else table.drop_columns(["title"])
 
 
-def _because(explanation: Any) -> str | None:
+def reasons(explanation: Any) -> str | None:
     """The events that spoke for an item: their shares of the score, or their cosines to it."""
     if explanation is None:
         return None
@@ -619,22 +651,40 @@ def _because(explanation: Any) -> str | None:
     return "; ".join(f"{each.title or each.item} {each.value:{sign}.3f}" for each in explanation.events)
 
 
-def _no_ids() -> Any:
+def _item_kind(predictor: Predictor) -> Any:
+    """The Arrow type of raw item ids."""
     import numpy as np
 
-    return np.zeros(0, np.int64)
+    return predictor.raw_ids("item", np.zeros(0, np.int64)).type
 
 
-def _refuse_shards(verb: str, workers: int, engine: str, shard_size: int | None) -> None:
-    """Refuse what divides a job into shards if there is no folder for them."""
+def _shards(verb: str, out: Place | None, workers: int, engine: str, shard_size: int | None) -> How | None:
+    """How a job is divided into shards; None without a folder for them. Refuses options that only go with a folder."""
+    from recspec.inference import SHARD_SIZE, How
+
+    if out is not None and out != "-" and not Path(out).suffix:
+        return How(engine, workers, shard_size or SHARD_SIZE)  # type: ignore[arg-type]  # checked when the job begins
     given = {"workers": workers != 1, "engine": engine != "local", "shard_size": shard_size is not None}
-    problems = [f"{name}: goes with out=FOLDER, a name without an ending" for name, there in given.items() if there]
+    problems = [f"{name}: goes with out FOLDER, a name without an ending" for name, there in given.items() if there]
     if problems:
         raise SettingsError.of(verb, problems)
+    return None
 
 
-def _tell_one(note: str) -> None:
-    _tell([note])
+@contextmanager
+def _told_when_written(tell: Callable[[str], None] | None, out: Place, what: str) -> Iterator[list[Counts | int]]:
+    """Tell what a job wrote, which the block appends to a list: the counts of shards, or the number in one file."""
+    started, written = time.perf_counter(), list[Any]()
+    yield written
+    seconds = time.perf_counter() - started
+    (counts,) = written
+    if tell is None:
+        return
+    if isinstance(counts, int):
+        tell(f"{out}: {how_many(counts, what)}, {counts / seconds:,.0f} {what}s/s")
+    else:
+        took = "" if counts.kept == counts.shards else f", {seconds:,.0f} s"
+        tell(f"{out}: {how_many(counts.count, what)} in {how_many(counts.shards, 'shard')}{took}")
 
 
 def _of_users(answers: Iterable[Recommendation]) -> list[str]:
@@ -656,6 +706,10 @@ def _of_users(answers: Iterable[Recommendation]) -> list[str]:
     return [f"{who}{note}" for note, who in told.items()]
 
 
-def _tell(notes: Iterable[str]) -> None:
+def _warn(notes: Iterable[str]) -> None:
     for note in notes:
         warnings.warn(note, Note, stacklevel=4)
+
+
+def _warn_one(note: str) -> None:
+    _warn([note])

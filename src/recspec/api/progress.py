@@ -18,6 +18,14 @@ PAUSE = 0.2
 """Seconds between two updates of a bar."""
 BAR = 24
 """Characters of a bar on a terminal."""
+COUNTED = {"full": "users", "rows": "rows"}
+"""Stages of which the bar tells the amount done, and its unit."""
+
+
+def event_number(event: Mapping[str, object], name: str) -> float:
+    """A number of an event; NaN if it holds none."""
+    value = event.get(name)
+    return float(value) if isinstance(value, (int, float)) else float("nan")
 
 
 class Bar:
@@ -27,14 +35,24 @@ class Bar:
         self._cell = _notebook_cell()
         self._on = self._cell is not None or sys.stderr.isatty()
         self._drawn_at, self._width = 0.0, 0
+        self._began = self._done = 0.0
+        self._total: float | None = None
 
     def stage(self, stage: str, done: float, total: float | None) -> None:
-        """Show how far a stage is."""
+        """Show how far a stage is, and from a second on the time so far and the time left."""
         now = time.monotonic()
+        if total != self._total or done <= self._done:
+            self._began, self._total = now, total
+        self._done = done
         if not self._on or (now - self._drawn_at < PAUSE and (total is None or done < total)):
             return
         self._drawn_at = now
         share = min(1.0, done / total) if total else None
+        if total and (unit := COUNTED.get(stage)):
+            stage = f"{stage}, {done:,.0f} of {total:,.0f} {unit}"
+        if (seconds := now - self._began) > 1:
+            left = f", {seconds / share - seconds:,.0f} s left" if share else ""
+            stage = f"{stage}, {seconds:,.0f} s{left}"
         if self._cell is not None:
             at = "" if share is None else f" value='{share:.3f}'"
             self._cell.update(_Html(f"<progress{at} style='vertical-align:middle'></progress> {escape(stage)}"))
@@ -46,13 +64,12 @@ class Bar:
     def event(self, event: Mapping[str, object]) -> None:
         """Show where a training is: epoch, loss and the best value on valid so far."""
         if event["event"] == "step":
-            total = None if event.get("open_ended") else _number(event, "steps")
-            self.stage(
-                f"epoch {_number(event, 'epoch'):.1f}  loss {_number(event, 'loss'):.4f}", _number(event, "step"), total
-            )
+            total = None if event.get("open_ended") else event_number(event, "steps")
+            where = f"epoch {event_number(event, 'epoch'):.1f}  loss {event_number(event, 'loss'):.4f}"
+            self.stage(where, event_number(event, "step"), total)
         elif event["event"] == "epoch" and event.get("best") is not None:
-            best = f"best {event.get('metric')} {_number(event, 'best'):.4f}"
-            self.stage(f"epoch {_number(event, 'epoch'):g}  {best}", 0, None)
+            best = f"best {event.get('metric')} {event_number(event, 'best'):.4f}"
+            self.stage(f"epoch {event_number(event, 'epoch'):g}  {best}", 0, None)
 
     def close(self) -> None:
         """Remove the bar."""
@@ -127,8 +144,3 @@ def _notebook_cell() -> Any:
     from IPython.display import display
 
     return display(_Html(""), display_id=True)
-
-
-def _number(event: Mapping[str, object], name: str) -> float:
-    value = event.get(name)
-    return float(value) if isinstance(value, (int, float)) else float("nan")

@@ -7,17 +7,18 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from recspec.api.verbs import Place, verb
-from recspec.base import config
+from recspec.api.verbs import Place, path_or_none, several, verb
 from recspec.base.errors import MissingExtraError, SettingsError, require_extra
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from pydantic import BaseModel
 
     from recspec.serving import Addresses, BackgroundServer
 
+
+T = TypeVar("T", bound="BaseModel")
 
 log = logging.getLogger("recspec.serve")
 
@@ -94,39 +95,39 @@ def serve(
     ready: Callable[[Serving], None] | None = None,
     force: Callable[[str], object] | None = None,
 ) -> Serving:
-    """Serve models over HTTP and gRPC: the Open Inference Protocol, JSON routes, and a page to try them.
-
-    Returns at once, with the server in a thread of its own. With `block=True`, it serves until SIGTERM or Ctrl-C.
+    """Serve models over HTTP and gRPC, with a page to try them.
 
     Args:
-        models: Models, runs, bundles or exports; a text may be NAME=PATH.
-        host: Address to listen on; 0.0.0.0 accepts other machines and requires a token.
+        models: Runs, bundles, exports, or folders with versions 1, 2, ... of one.
+        host: Address to listen on; 0.0.0.0 admits other machines and requires a token.
         http_port: HTTP port; 0 picks a free one.
-        grpc_port: gRPC port; 0 picks a free one. By default 8001, and a free one if http_port is 0.
+        grpc_port: gRPC port; 0 picks a free one; by default 8001, or free if the HTTP port is 0.
         grpc: Answer over gRPC too, if tritonclient is installed.
-        token_file: File with the bearer token that clients must send; by default the variable RECSPEC_TOKEN.
-        allowed_host: Further host names that clients call the server by.
+        token_file: File with the bearer token; by default the variable RECSPEC_TOKEN.
+        allowed_host: Further host name of the server, or several.
         control: Let clients load and unload models; requires a token.
         insecure: Accept other machines without a token.
-        tls_cert: Certificate in PEM, with its chain; turns on TLS.
-        tls_key: Private key of the certificate in PEM, without a password.
-        max_batch: Maximum number of rows computed together.
-        max_delay_ms: Milliseconds that an idle model waits for more requests to batch.
-        queue: Requests that may wait for one model; further requests get 503.
-        max_rows: Maximum number of rows per request; larger requests get 413.
-        max_body_mb: Maximum MiB per request; larger requests get 413.
-        max_held_mb: Maximum MiB of all requests in progress; further requests get 503.
-        max_requests: Requests answered at once over each protocol; further requests get 503.
-        timeout: Seconds to answer a request; after that, it gets 504.
-        threads: Threads that compute a batch; by default torch's number, or the cores divided among the workers.
-        workers: Processes that answer; they share the models' files and the ports. A script starts them below
-            `if __name__ == "__main__":`, because Python imports it again in each.
+        tls_cert: PEM certificate with its chain; turns on TLS.
+        tls_key: PEM private key, without a password.
+        max_batch: Maximum rows computed together.
+        max_delay_ms: Milliseconds that an idle model waits for more requests.
+        queue: Maximum waiting requests of a model; others get 503.
+        max_rows: Maximum rows per request; larger ones get 413.
+        max_body_mb: Maximum MiB per request; larger ones get 413.
+        max_held_mb: Maximum MiB of requests in progress; others get 503.
+        max_requests: Maximum requests in progress per protocol; others get 503.
+        timeout: Maximum seconds per request; slower ones get 504.
+        threads: Threads per worker; by default torch's number, or a share of the cores.
+        workers: Processes that answer, with shared models and ports; in Python under `if __name__ == "__main__":`.
         watch: Seconds between checks for new models; 0 disables them.
         device: Device: auto, cpu, cuda or cuda:N.
-        verify: Check every file against its manifest.
+        verify: Compare files with their manifest.
         block: Serve in the foreground, and return after the end.
         ready: With `block`, called once the server answers.
         force: With `block`, called with a reason if the server does not end in time; must end the process.
+
+    Returns:
+        The server, at once: it answers in a thread of its own. With `block`, after SIGTERM or Ctrl-C.
 
     Raises:
         SettingsError: if a port is taken, or settings would admit clients by accident.
@@ -134,46 +135,25 @@ def serve(
         MissingExtraError: without the libraries of the extra `serve`; without those of gRPC alone, only if `grpc_port`
             is given.
     """
+    given = dict(locals())
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # or else each refused call writes a line, which clients choose
     for library in ("starlette", "uvicorn", "httptools", "orjson", "prometheus_client"):
         require_extra(library, "serve")
     grpc = grpc and _has_grpc(asked=grpc_port is not None)
+    from recspec.base import config
     from recspec.serving import BackgroundServer, Limits, RepositorySettings, ServerOptions, ServeSettings, sources_of
     from recspec.serving import serve as run_server
 
-    named = [models] if isinstance(models, (str, os.PathLike)) else list(models)
-    sources = sources_of([os.fspath(each) for each in named])
-    limits = {
-        "max_batch_rows": max_batch,
-        "max_delay_ms": max_delay_ms,
-        "max_queue": queue,
-        "max_rows": max_rows,
-        "max_body_bytes": int(max_body_mb * 2**20),
-        "max_held_bytes": int(max_held_mb * 2**20),
-        "max_requests": max_requests,
-        "timeout_seconds": timeout,
-    }
+    sources = sources_of([os.fspath(each) for each in several(models)])
     if grpc_port is None:
         grpc_port = ServeSettings().grpc_port if http_port else 0
-    hosts = (allowed_host,) if isinstance(allowed_host, str) else tuple(allowed_host or ())
-    listening = {
-        "host": host,
-        "http_port": http_port,
-        "grpc_port": grpc_port if grpc else None,
-        "allowed_hosts": hosts,
-        "insecure": insecure,
-        "tls_cert": _path(tls_cert),
-        "tls_key": _path(tls_key),
-        "workers": workers,
-    }
-    opening = {"device": device, "threads": threads, "watch_seconds": watch, "verify": verify, "control": control}
-    options = ServerOptions(
-        sources,
-        config.build(ServeSettings, "serve", listening),
-        config.build(RepositorySettings, "serve", opening),
-        config.build(Limits, "serve", limits),
-        config.read_token(os.environ, _path(token_file)),
-    )
+    given |= {"grpc_port": grpc_port if grpc else None, "allowed_host": several(allowed_host)}
+
+    def of(kind: type[T]) -> T:
+        return config.build(kind, "serve", {name: given[name] for name in kind.model_fields if name in given})
+
+    token = config.read_token(os.environ, path_or_none(token_file))
+    options = ServerOptions(sources, of(ServeSettings), of(RepositorySettings), of(Limits), token)
     names = [each.name for each in sources]
     server = BackgroundServer(options)
     if not block:
@@ -203,9 +183,3 @@ def _has_grpc(*, asked: bool) -> bool:
         log.warning("no gRPC, HTTP alone: %s", error)
         return False
     return True
-
-
-def _path(place: Place | None) -> Path | None:
-    from pathlib import Path
-
-    return None if place is None else Path(place)

@@ -1,23 +1,34 @@
-"""Training: one model, a search for settings, the best of all models."""
+"""Training: one model, a search for settings, the best of all models, and models put together."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, overload
 
-from recspec.api.data import Data, load_spec
-from recspec.api.evaluating import kind_of_object
+from recspec.api.data import Data, opened
 from recspec.api.model import Model, Plan
-from recspec.api.process import joined, keep_to_cores, settings_of, stop_on_signal, told_once
-from recspec.api.progress import Events, bar, events
+from recspec.api.progress import Events, Stages, bar, events, stages
 from recspec.api.ray_launcher import rank_on_ray, train_on_ray
-from recspec.api.verbs import Place, verb
+from recspec.api.verbs import (
+    Place,
+    keep_to_cores,
+    merge_settings,
+    one_of,
+    report_on_first_rank,
+    settings_of,
+    several,
+    stop_on_signal,
+    verb,
+)
 from recspec.api.views import Section, View, Viewed
-from recspec.base import config
 from recspec.base.errors import SettingsError, require_extra
+from recspec.base.summaries import shown
 
 if TYPE_CHECKING:
+    from recspec.inference import Built
+    from recspec.training import Blended
     from recspec.training.search import Found, Leaderboard, State
 
 
@@ -26,43 +37,9 @@ TrialEvents = Callable[[int, Mapping[str, object]], None]
 
 
 @overload
-def train(
-    model: str,
-    data: Place,
-    run: Place,
-    *,
-    recipe: Place | None = ...,
-    resume: bool = ...,
-    force: bool = ...,
-    plan: Literal[False] = ...,
-    launcher: Literal["ray"] | None = ...,
-    processes: int = ...,
-    device: str = ...,
-    allow_outside: bool = ...,
-    settings: Mapping[str, object] | None = ...,
-    progress: bool | Events | None = ...,
-    **named: object,
-) -> Model: ...
-
-
+def train(model: str, data: Place, run: Place, *, plan: Literal[False] = ..., **named: Any) -> Model: ...
 @overload
-def train(
-    model: str,
-    data: Place,
-    run: Place,
-    *,
-    recipe: Place | None = ...,
-    resume: bool = ...,
-    force: bool = ...,
-    plan: Literal[True],
-    launcher: Literal["ray"] | None = ...,
-    processes: int = ...,
-    device: str = ...,
-    allow_outside: bool = ...,
-    settings: Mapping[str, object] | None = ...,
-    progress: bool | Events | None = ...,
-    **named: object,
-) -> Plan: ...
+def train(model: str, data: Place, run: Place, *, plan: Literal[True], **named: Any) -> Plan: ...
 
 
 @verb
@@ -83,21 +60,21 @@ def train(
     progress: bool | Events | None = None,
     **named: object,
 ) -> Model | Plan:
-    """Train a model, on one process, on several under torchrun, or on the workers of a Ray cluster.
+    """Train a model.
 
-    Ctrl-C (in a notebook: Interrupt) writes a checkpoint and raises `Interrupted`; `resume=True` continues.
+    Under torchrun, several processes train it. Ctrl-C writes a checkpoint, from which `resume` continues.
 
     Args:
-        model: Name from `models()`.
-        data: A prepared dataset, or its path.
-        run: Folder for the run: checkpoints, log and bundle.
+        model: Name from `recspec models`.
+        data: Prepared dataset: its folder or specification file.
+        run: Folder for checkpoints, log and bundle.
         recipe: Recipe: a YAML file, or the name of a published one.
         resume: Continue the run from its newest checkpoint.
-        force: Replace the run that the folder holds.
-        plan: Return every automatic choice and its reason without training.
-        launcher: Start the processes by ray, on the workers of a Ray cluster, which is found at RAY_ADDRESS.
+        force: Replace the run in the folder.
+        plan: Show every automatic choice and its reason without training.
+        launcher: Start the processes with ray, on the cluster at RAY_ADDRESS.
         processes: Number of Ray workers.
-        device: auto, cpu, cuda or cuda:N.
+        device: Device: auto, cpu, cuda or cuda:N.
         allow_outside: Allow files outside the specification's folder.
         settings: Settings by name, such as {"dim": 64, "train.epochs": 3}.
         progress: A function that receives the events of the training, or False for no bar.
@@ -111,16 +88,19 @@ def train(
         TrainingError: if the loss is no longer a number, or the disk is full.
         Interrupted: after Ctrl-C or SIGTERM.
     """
+    from recspec.base import config
     from recspec.loading import join
     from recspec.training import plan_run
     from recspec.training import train as run_training
 
-    with told_once():
-        values = joined("train", settings, named)
-        model_settings, train_settings = settings_of(model, _path(recipe), values)
+    with report_on_first_rank():
+        values = merge_settings("train", settings, named)
+        model_settings, train_settings = settings_of(model, recipe, values)
         if launcher is not None and not plan:
+            one_of("--launcher", launcher, ("ray",))
             require_extra("ray", "ray")
-        spec = load_spec(data, allow_outside=allow_outside)
+        prepared = opened(data, allow_outside=allow_outside)
+        spec = prepared.spec
         if train_settings.epochs == 0:
             what = "which trains nothing and leaves a run to continue"
             raise SettingsError(f"train.epochs is 0, {what}; ask for 1 or more")
@@ -139,7 +119,7 @@ def train(
         }
         with events(progress) as show:
             train_on_ray(_train_on_ray, processes, folder, device, given, show)
-        return Model(folder, kind=kind_of_object(data), data=data if isinstance(data, Data) else Data(spec))
+        return Model(folder, kind=prepared.kind, data=prepared)
     keep_to_cores(train_settings.affinity)
     with join(device) as ranks, stop_on_signal() as stop_requested:
         if plan:
@@ -160,8 +140,7 @@ def train(
                 on_event=show,
                 stop_requested=stop_requested,
             )
-    opened = data if isinstance(data, Data) else Data(spec)
-    return Model(folder, device=device, kind=kind_of_object(data), data=opened, result=result)
+    return Model(folder, device=device, kind=prepared.kind, data=prepared, result=result)
 
 
 def _train_on_ray(config: Mapping[str, Any]) -> None:
@@ -193,23 +172,47 @@ class Search(Viewed):
         """Plain values for JSON."""
         return self.found.to_dict()
 
-    def _view(self) -> View:
+    def view(self) -> View:
+        """The trials, best first; the best one against the defaults; what mattered; where the best recipe is."""
         found = self.found
-        order = sorted(
-            found.trials, key=lambda trial: (trial is not found.best, trial.state != "complete", trial.number)
-        )
-        rows = [
-            (
-                f"{trial.number}",
-                "" if trial.value is None else f"{trial.value:.5f}",
-                "best" if trial is found.best else trial.state,
-                ", ".join(f"{name.partition('.')[2]} {value}" for name, value in trial.settings.items()),
+        rows = []
+        for trial in sorted(found.trials, key=lambda one: (one is not found.best, one.state != "complete", one.number)):
+            state = ", ".join(filter(None, ("best" if trial is found.best else trial.state, trial.start)))
+            why = f": {trial.reason.strip().partition(chr(10))[0]}" if trial.reason else ""
+            value, seconds = (
+                "" if x is None else f"{x:.{digits}f}" for x, digits in ((trial.value, 5), (trial.seconds, 1))
             )
-            for trial in order
-        ]
-        title = f"{found.counts}; {found.metric or 'no metric yet'} on valid"
-        left = [f"{found.left} more to run; the same call goes on"] if found.left else []
-        return View(f"Search in {self._folder}: {title}", [Section("", ("trial", "value", "", "settings"), rows)], left)
+            settings = ", ".join(f"{name.partition('.')[2]} {_short(each)}" for name, each in trial.settings.items())
+            rows.append((trial.number, value, f"{state}{why}", seconds, settings))
+        notes = []
+        if found.best is not None:
+            notes = [
+                _against_defaults(found),
+                f"what mattered: {found.importances}",
+                f"{found.recipe}: the best recipe; its bundle is in the folder best beside it",
+            ]
+        if found.left:
+            notes.append(f"{found.left} {'trial is' if found.left == 1 else 'trials are'} left; the same call goes on")
+        title = f"Search in {self._folder}: {found.counts}; {found.metric or 'no metric yet'} on valid"
+        return View(title, [Section("", ("trial", "value", "", "seconds", "settings"), rows)], notes)
+
+
+def _against_defaults(found: Found) -> str:
+    """The best trial beside that of the defaults."""
+    best, defaults = found.best, found.defaults
+    assert best is not None
+    line = f"best: trial {best.number}, {found.metric} {best.value:.5f} on valid"
+    if defaults is best:
+        return f"{line}: the defaults"
+    if defaults is None or defaults.value is None:
+        return f"{line}; the defaults have no value yet"
+    how = "" if defaults.state == "complete" else f" ({defaults.state})"
+    return f"{line}; the defaults, trial {defaults.number}: {defaults.value:.5f}{how}"
+
+
+def _short(value: object) -> str:
+    """A setting's value; a list in brackets, since commas stand between settings."""
+    return str(value) if isinstance(value, list) else shown(value)
 
 
 @verb
@@ -233,26 +236,24 @@ def tune(
     tell: Callable[[str], None] | None = None,
     **named: object,
 ) -> Search:
-    """Search for settings on valid; stop hopeless trials early and write the best one as a recipe.
+    """Search for the best settings of a model on valid.
 
-    The same call continues a search that was stopped. Settings that are given are not searched, unless `space` names
-    them.
+    The best trial becomes a recipe. Given settings are not searched, unless `space` names them. The same call continues
+    a search that was stopped.
 
     Args:
-        model: Name from `models()`.
-        data: A prepared dataset, or its path.
-        out: Folder of the search.
-        trials: Total number of trials, including earlier calls.
-        budget: Minutes before the search stops.
-        workers: Number of processes that run trials, this one included. In a script, call `tune` under
-            `if __name__ == "__main__":` if it is more than 1.
-        space: Values to search, beside or instead of those of the model's own space, such as
-            {"dim": [16, 32, 64], "dropout": "0.0..0.5", "learning_rate": "1e-4..1e-2 log"}.
+        model: Name from `recspec models`.
+        data: Prepared dataset: its folder or specification file.
+        out: Folder to write.
+        trials: Number of trials, including earlier calls.
+        budget: Minutes of search in this call; the same call continues it.
+        workers: Number of processes that run trials; in Python, several need `if __name__ == "__main__":`.
+        space: Values to search of a setting, such as '[16, 32, 64]', '0.0..0.5' or '1e-4..1e-2 log'.
         only: Search only the settings of `space`.
-        like: Folders of earlier searches of this model; their best trials are tried early.
-        recipe: Recipe that every trial starts from, a YAML file.
+        like: Earlier search of this model whose best trials are tried first, or several.
+        recipe: Recipe that trials start from, a YAML file.
         seed: Random seed.
-        device: auto, cpu, cuda or cuda:N.
+        device: Device: auto, cpu, cuda or cuda:N.
         allow_outside: Allow files outside the specification's folder.
         settings: Settings by name, such as {"dim": 64, "train.epochs": 3}.
         progress: A function that receives the number of a trial and each of its events, or False for no bar.
@@ -264,21 +265,22 @@ def tune(
         MissingExtraError: without Optuna, or a library that the model needs.
         Interrupted: after Ctrl-C or SIGTERM.
     """
+    from recspec.base import config
     from recspec.loading import join
     from recspec.training.search import Tuning, parse_space, sections_of
     from recspec.training.search import describe as described
 
     require_extra("optuna", "tune")
-    values = joined("tune", settings, named)
-    model_settings, train_settings = settings_of(model, _path(recipe), values)
-    spec = load_spec(data, allow_outside=allow_outside)
+    values = merge_settings("tune", settings, named)
+    model_settings, train_settings = settings_of(model, recipe, values)
+    prepared = opened(data, allow_outside=allow_outside)
     given = {
         "settings": model_settings.model_dump(mode="json", exclude_unset=True),
         "train": train_settings.model_dump(mode="json", exclude_unset=True),
     }
     sections = sections_of(model)
     wanted = space if isinstance(space, Mapping) else config.parse_assignments(space or ())
-    asked = parse_space(joined("space", wanted, {}), sections)
+    asked = parse_space(merge_settings("space", wanted, {}), sections)
     fixed = config.assign(values, sections)
     folder = Path(out)
     with join(device) as ranks, stop_on_signal() as stop_requested, bar(_quiet(progress)) as shown:
@@ -293,14 +295,14 @@ def tune(
 
         tuning = Tuning(
             model,
-            spec,
+            prepared.spec,
             folder,
             given,
             asked,
             trials,
             only=only,
             fixed=[f"{section}.{name}" for section, each in fixed.items() for name in _names(each)],
-            like=[Path(each) for each in _places(like)],
+            like=[Path(each) for each in several(like)],
             minutes=budget,
             seed=seed,
             workers=workers,
@@ -311,7 +313,24 @@ def tune(
         if tell is not None:
             tell(f"searching {described(tuning.space)}")
         found = tuning.run()
-    return Search(folder, found, data if isinstance(data, Data) else Data(spec))
+    return Search(folder, found, prepared)
+
+
+COLUMNS = {
+    "name": "model",
+    "valid": "valid",
+    "valid_error": "+-",
+    "test": "test",
+    "test_error": "+-",
+    "seconds": "seconds",
+    "epochs": "epochs",
+    "ended": "ended by",
+    "megabytes": "MB",
+    "p50_ms": "ms a request",
+}
+"""Figures of a candidate -> heading."""
+USERS = {"valid": "for valid", "valid_error": "for its standard error and the lead", "test": "for test"}
+"""Figures that are of users -> their name in a sentence."""
 
 
 class AutoDisplay(Protocol):
@@ -343,16 +362,39 @@ class AutoResult(Viewed):
         """Plain values for JSON."""
         return self.board.to_dict()
 
-    def _view(self) -> View:
-        board = self.board
-        columns = ("name", "valid", "valid_error", "test", "test_error", "seconds", "epochs", "megabytes", "p50_ms")
-        rows = [tuple(line.get(name) for name in columns) for line in board.lines]
-        left_out = [f"left out: {name}: {why.partition(chr(10))[0]}" for name, why in board.left_out.items()]
-        return View(
-            f"AutoResult: {board.metric}, chosen on valid",
-            [Section("", columns, rows)],
-            [board.verdict, *board.warnings, *left_out],
-        )
+    def view(self) -> View:
+        """The leaderboard, its verdict, and where the winner lies."""
+        from recspec.training.search import main_reason
+
+        board, first = self.board, self.board.lines[0]
+        notes = []
+        if board.users:
+            of = {figure: f"{ranked:,} of {known:,}" for figure, (ranked, known) in board.users.items()}
+            notes.append(f"users ranked: {', '.join(f'{of[key]} {what}' for key, what in USERS.items() if key in of)}")
+        again = "trained again on train and valid"
+        if "trained_again_on" not in first:
+            again = f"not {again}: {first['not_trained_again']}"
+        elif "again_test" in first:
+            error = shown(first["again_test_error"])
+            again += f": {board.metric} on test {shown(first['again_test'])} +- {error}"
+        notes += [
+            board.verdict,
+            f"{first['name']} was {again}",
+            f"{board.seconds:,.0f} s, {board.share_of_losers:.0%} of them for models that did not win",
+            f"{board.best}: the winner; evaluate, predict, serve and export take it, and recommend if it ranks items",
+        ]
+        remarks = [f"warning: {warning}" for warning in board.warnings]
+        remarks += [f"left out: {name}: {main_reason(why)}" for name, why in board.left_out.items()]
+        remarks += [
+            f"not measured: {line['name']}: {main_reason(str(line['problem']))}"
+            for line in board.lines
+            if "problem" in line
+        ]
+        if board.left_out:
+            remarks.append(f"{board.best.parent / 'leaderboard.json'} holds the whole reasons")
+        rows = [tuple(shown(line[name]) for name in COLUMNS) for line in board.lines]
+        title = f"AutoResult: {board.metric}, chosen on valid"
+        return View(title, [Section("", tuple(COLUMNS.values()), rows)], notes, remarks=remarks)
 
 
 @verb
@@ -362,22 +404,24 @@ def auto(
     *,
     minutes: float = 30.0,
     metric: str | None = None,
-    models: str | Sequence[str] | None = None,
+    models: Sequence[str] | None = None,
     seed: int = 0,
     device: str = "auto",
     allow_outside: bool = False,
     progress: bool | AutoDisplay | None = None,
 ) -> AutoResult:
-    """Find the best model for a dataset: train all that fit, choose on valid, open test at the end.
+    """Train every suitable model and keep the best.
+
+    The winner is chosen on valid and measured once on test. The same call continues a search that was stopped.
 
     Args:
-        data: A prepared dataset, or its path.
-        out: Folder of the search; the same call continues one that was stopped.
-        minutes: Time of the whole search, over all calls.
-        metric: PROTOCOL/METRIC on valid that decides; by default that of training.
-        models: Names of models; by default all that can train on the dataset.
+        data: Prepared dataset: its folder or specification file.
+        out: Folder to write.
+        minutes: Minutes of search, over all calls.
+        metric: Metric on valid that decides; by default that of training.
+        models: Models to try; by default all that suit the dataset.
         seed: Random seed.
-        device: auto, cpu, cuda or cuda:N.
+        device: Device: auto, cpu, cuda or cuda:N.
         allow_outside: Allow files outside the specification's folder.
         progress: A display of the search, or False for no bar.
 
@@ -389,8 +433,8 @@ def auto(
     from recspec.loading import join
     from recspec.training.search import AutoSearch
 
-    spec = load_spec(data, allow_outside=allow_outside)
-    only = None if models is None else [models] if isinstance(models, str) else list(models)
+    prepared = opened(data, allow_outside=allow_outside)
+    only = None if models is None else list(several(models))
     display = None if progress is None or isinstance(progress, bool) else progress
     with join(device) as ranks, stop_on_signal() as stop_requested, bar(_quiet(progress)) as shown:
         if ranks.world_size > 1:
@@ -401,7 +445,7 @@ def auto(
                 shown.stage(f"{name}: epoch {event['epoch']}, best {event.get('best')}", 0, None)
 
         board = AutoSearch(
-            spec,
+            prepared.spec,
             Path(out),
             minutes,
             metric,
@@ -413,22 +457,12 @@ def auto(
             tell=display.tell if display else lambda _: None,
             stop_requested=stop_requested,
         ).run()
-    return AutoResult(board, data if isinstance(data, Data) else Data(spec))
+    return AutoResult(board, prepared)
 
 
 def _quiet(progress: object) -> bool | None:
     """Whether a bar is wanted: not if it is declined, or if another display takes its place."""
     return None if progress is None or progress is True else False
-
-
-def _path(place: Place | None) -> Path | None:
-    return None if place is None else Path(place)
-
-
-def _places(places: Place | Sequence[Place] | None) -> Sequence[Place]:
-    if places is None:
-        return ()
-    return list(places) if isinstance(places, (list, tuple)) else [places]  # type: ignore[list-item]
 
 
 def _names(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
@@ -437,3 +471,120 @@ def _names(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
         yield f"{prefix}{name}"
         if isinstance(value, Mapping):
             yield from _names(value, f"{prefix}{name}.")
+
+
+# --- models put together ---------------------------------------------------------------------------------------------
+
+
+class BlendedModel(Model):
+    """A blend of models. `blended` says how its weights were chosen."""
+
+    blended: Blended
+
+
+class PipelineModel(Model):
+    """Retrievers and a ranker in one bundle. `built` says what each retriever may bring."""
+
+    built: Built
+
+
+@verb
+def blend(
+    out: Place,
+    runs: Sequence[Place],
+    data: Place | None = None,
+    *,
+    like: Place | None = None,
+    metric: str = "full/ndcg@10",
+    device: str = "cpu",
+    allow_outside: bool = False,
+    progress: bool | Stages | None = None,
+) -> BlendedModel:
+    """Blend models that rank items by a weighted sum of scores.
+
+    Args:
+        out: Folder to write.
+        runs: Runs or bundles trained on one dataset.
+        data: Prepared dataset; the weights are chosen on its valid split.
+        like: Another blend of the same models, whose forms and weights are used.
+        metric: PROTOCOL/METRIC that chooses the weights.
+        device: Device: auto, cpu, cuda or cuda:N.
+        allow_outside: Allow files outside the specification's folder.
+        progress: A function that receives stages (stage, done, total), or False for no bar.
+
+    Raises:
+        SettingsError: unless exactly one of `data` and `like` is given.
+        BundleError: for models that can't be blended.
+    """
+    from recspec.loading import pick_device
+    from recspec.training import blend_runs
+
+    if (data is None) == (like is None):
+        raise SettingsError("pipeline blend: give --data DATA to choose weights on its valid, or --like BLEND")
+    prepared = opened(data, allow_outside=allow_outside) if data is not None else None
+    with stages(progress) as show:
+        made = blend_runs(
+            Path(out),
+            [Path(run) for run in runs],
+            spec=None if prepared is None else prepared.spec,
+            like=None if like is None else Path(like),
+            metric=metric,
+            device=pick_device(device),
+            progress=show,
+        )
+    model = BlendedModel(out, device=device, kind=prepared.kind if prepared else "pyarrow", data=prepared)
+    model.blended = made
+    return model
+
+
+@verb
+def pipeline(
+    out: Place,
+    *,
+    retriever: Place | Sequence[Place] | Mapping[str, Place],
+    ranker: Place,
+    candidates: int = 500,
+    filter: str | None = None,
+    device: str = "cpu",
+    progress: bool | Stages | None = None,
+) -> PipelineModel:
+    """Join retrievers, a filter and a ranker into one run.
+
+    Args:
+        out: Folder to write.
+        retriever: Model that finds candidates, as PATH or NAME=PATH, or several; in Python also a dict.
+        ranker: Model that ranks the candidates.
+        candidates: Items that the ranker scores per request.
+        filter: Expression that recommended items must satisfy.
+        device: Device: auto, cpu, cuda or cuda:N.
+        progress: A function that receives stages (stage, done, total), or False for no bar.
+
+    Raises:
+        SettingsError: for a number of candidates out of range.
+        BundleError: for models that can't be joined.
+    """
+    from recspec.inference import build_pipeline
+    from recspec.loading import pick_device
+
+    if isinstance(retriever, Mapping):
+        named = [f"{name}={os.fspath(place)}" for name, place in retriever.items()]
+    else:
+        named = [os.fspath(each) for each in several(retriever)]
+    if isinstance(candidates, bool) or not 1 <= candidates <= 100_000:
+        raise SettingsError(f"pipeline: candidates is {candidates!r}; expected a whole number from 1 to 100,000")
+    with stages(progress) as show:
+        made = build_pipeline(
+            Path(out),
+            named,
+            Path(ranker),
+            candidates=candidates,
+            filter=filter,
+            device=pick_device(device),
+            progress=show,
+        )
+    source = ranker if isinstance(ranker, Model) else None
+    model = PipelineModel(
+        out, device=device, kind=source.kind if source else "pyarrow", data=source.data if source else None
+    )
+    model.built = made
+    return model

@@ -8,13 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from recspec.api.data import load_spec, staged
+from recspec.api.data import opened, staged
 from recspec.api.frames import is_frame
-from recspec.api.process import stop_on_signal
 from recspec.api.progress import Events, events
-from recspec.api.verbs import Place, verb
+from recspec.api.verbs import Place, stop_on_signal, verb
 from recspec.api.views import Section, View, Viewed, figures
-from recspec.base import config
 from recspec.base.errors import DataError
 
 if TYPE_CHECKING:
@@ -39,7 +37,8 @@ class Update(Viewed):
         """Plain values for JSON."""
         return self.found.to_dict()
 
-    def _view(self) -> View:
+    def view(self) -> View:
+        """What is new, what training reached, and how long it took."""
         found = self.found
         sizes = {"bundle": f"{found.bundle_bytes:,} bytes"}
         reached = [] if found.result.value is None else [(found.result.metric, f"{found.result.value:.4f}")]
@@ -59,16 +58,14 @@ def update(
     progress: bool | Events | None = None,
     **named: object,
 ) -> Update:
-    """Take new events, users and items into a trained model without training it anew.
+    """Add new events, users and items to a trained model.
 
-    The new version lies in `RUN/updates`, with the dataset that holds the new events. `open`, `evaluate` and `serve` of
-    the run use its newest version; a running server takes it by itself.
+    The new version goes to RUN/updates, where a running server finds it. Settings: epochs, replay, learning_rate.
 
     Args:
-        run: The folder of a run.
-        new_events: A frame of raw events, or a file of them (CSV, JSON lines or Parquet), with the columns that were
-            prepared.
-        data: The dataset that the run was trained on; by default where the run says.
+        run: Folder of a run.
+        new_events: Raw events (csv, jsonl or parquet; in Python also a data frame) with the prepared columns.
+        data: Dataset of the run, if it was moved.
         allow_outside: Allow files outside the specification's folder.
         settings: Settings of the update by name.
         progress: A function that receives the events of the training, or False for no bar.
@@ -79,12 +76,13 @@ def update(
         DataError: if the dataset takes none, or with what is wrong with the events.
         Interrupted: after Ctrl-C or SIGTERM; the run is as it was.
     """
+    from recspec.base import config
     from recspec.training import UpdateSettings
     from recspec.training import update as run_update
 
     values = config.assign({**(settings or {}), **named}, {"update": UpdateSettings})["update"]
     asked = config.build(UpdateSettings, "update", values)
-    spec = load_spec(data, allow_outside=allow_outside) if data is not None else None
+    spec = opened(data, allow_outside=allow_outside).spec if data is not None else None
     with _as_file(Path(run), new_events) as file, stop_on_signal() as stop, events(progress) as show:
         return Update(run_update(Path(run), file, settings=asked, data=spec, on_event=show, stop_requested=stop))
 

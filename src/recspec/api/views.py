@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from html import escape
 
 from recspec.base.summaries import shown
@@ -12,11 +13,12 @@ WIDEST = 60
 """Characters of a cell in a text view; longer ones are cut."""
 MOST_ROWS = 60
 """Rows of a table in a view."""
+_NUMBER = re.compile(r"[-+]?\d[\d,.]*(e[-+]?\d+)?( |$)|$")
 
 
 @dataclass(frozen=True)
 class Section:
-    """A table with a title; the first column is text, and numbers stand at the right."""
+    """A table with a title; columns of numbers stand at the right."""
 
     title: str
     columns: Sequence[str]
@@ -27,17 +29,21 @@ class Section:
         cells = [[_line(shown(value)) for value in row] for row in self.rows[:MOST_ROWS]]
         lines = [list(map(_line, self.columns)), *cells] if any(self.columns) else cells
         widths = [max((len(line[at]) for line in lines), default=0) for at in range(len(self.columns))]
-        left = [all(isinstance(row[at], (str, type(None))) for row in self.rows) for at in range(len(self.columns))]
+        right = [self.is_of_numbers(at) for at in range(len(self.columns))]
         texts = [
             "  ".join(
-                text.ljust(width) if is_text else text.rjust(width)
-                for text, width, is_text in zip(line, widths, left, strict=True)
+                text.rjust(width) if is_right else text.ljust(width)
+                for text, width, is_right in zip(line, widths, right, strict=True)
             ).rstrip()
             for line in lines
         ]
         return "\n".join(
             [*([_line(self.title)] if self.title else []), *(f"  {text}" for text in texts), *self._rest()]
         )
+
+    def is_of_numbers(self, at: int) -> bool:
+        """Whether all cells of a column begin with a number, or are empty."""
+        return all(_NUMBER.match(shown(row[at])) for row in self.rows)
 
     def to_html(self) -> str:
         """The table as HTML."""
@@ -58,9 +64,11 @@ class View:
 
     title: str
     sections: Sequence[Section] = ()
-    notes: Sequence[str] = field(default=())
-    warnings: Sequence[str] = field(default=())
+    notes: Sequence[str] = ()
+    warnings: Sequence[str] = ()
     """What stands above everything else."""
+    remarks: Sequence[str] = ()
+    """What the command line prints on standard error, each with a word such as `note: ` before it."""
 
     def to_text(self) -> str:
         """The view as text."""
@@ -68,12 +76,13 @@ class View:
             [f"{word}: {_printable(each)}" for each in told]
             for word, told in (("warning", self.warnings), ("note", self.notes))
         )
-        return "\n".join([*warned, _line(self.title), *(each.to_text() for each in self.sections), *notes])
+        sections = [each.to_text() for each in self.sections]
+        return "\n".join([*warned, _line(self.title), *sections, *notes, *map(_printable, self.remarks)])
 
     def to_html(self) -> str:
         """The view as HTML, without scripts."""
         tables = "".join(each.to_html() for each in self.sections)
-        notes = "".join(f"<li>{escape(note)}</li>" for note in self.notes)
+        notes = "".join(f"<li>{escape(note)}</li>" for note in (*self.notes, *self.remarks))
         listing = f"<ul>{notes}</ul>" if notes else ""
         warned = "".join(f"<p><b>warning: {escape(each)}</b></p>" for each in self.warnings)
         return f"<div>{warned}<p><b>{escape(self.title)}</b></p>{tables}{listing}</div>"
@@ -82,18 +91,19 @@ class View:
 class Viewed:
     """A result with a text view and an HTML view for notebooks."""
 
-    def _view(self) -> View:
+    def view(self) -> View:
+        """The result as tables and notes."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
-        return self._view().to_text()
+        return self.view().to_text()
 
     def _repr_html_(self) -> str:
-        return self._view().to_html()
+        return self.view().to_html()
 
     def to_html(self) -> str:
         """The HTML view, without scripts; texts of the data are escaped."""
-        return self._view().to_html()
+        return self.view().to_html()
 
 
 def figures(title: str, values: Mapping[str, object]) -> Section:

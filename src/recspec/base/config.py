@@ -236,25 +236,25 @@ def _path(name: str, model: type[BaseModel]) -> list[str]:
     return [setting, entry]
 
 
-def _over(below: object, above: object) -> object:
+def deep_merge(below: object, above: object) -> object:
     """The value of a later layer, its entries put into the earlier one's table where it has some only."""
     if not isinstance(above, Entries) or not isinstance(below, Mapping):
         return above
-    return {**below, **{key: _over(below.get(key), value) for key, value in above.items()}}
+    return {**below, **{key: deep_merge(below.get(key), value) for key, value in above.items()}}
 
 
 def build(model: type[SettingsType], where: str, *layers: Mapping[str, object]) -> SettingsType:
     """Settings from layers of values, of which later ones win. Raises `SettingsError`, which names every fault."""
     values: dict[str, object] = {}
     for layer in layers:
-        values.update({name: _over(values.get(name), value) for name, value in layer.items()})
+        values.update({name: deep_merge(values.get(name), value) for name, value in layer.items()})
     try:
         return model.model_validate(values)
     except ValidationError as error:
         raise SettingsError.of(where, settings_problems(error, model)) from None
 
 
-def complete(settings: SettingsType) -> SettingsType:
+def mark_all_set(settings: SettingsType) -> SettingsType:
     """The same settings as if every one had been given, so that none is proposed in its place."""
     return settings.model_copy(update=dict(settings))
 

@@ -101,43 +101,18 @@ class MissingExtraError(RecspecError):
 UNKNOWN_SHOWN = 10
 NAMES_SHOWN, CHARACTERS_SHOWN, LIST_SHOWN = 40, 200, 2_000  # names in a message; characters of each name, of all names
 
-# Errors of the disk, of a path or of permissions, which our own mistakes do not cause; some libraries give no number.
-_OF_THE_MACHINE = {
-    "EACCES",
-    "EBUSY",
-    "EDQUOT",
-    "EEXIST",
-    "EFBIG",
-    "EIO",
-    "EISDIR",
-    "ELOOP",
-    "EMFILE",
-    "ENAMETOOLONG",
-    "ENFILE",
-    "ENODEV",
-    "ENOENT",
-    "ENOSPC",
-    "ENOTDIR",
-    "ENOTEMPTY",
-    "ENXIO",
-    "EPERM",
-    "EROFS",
-    "ESTALE",
-    "ETXTBSY",
-}
-_SAID_IN_WORDS = (
-    "no space left on device",
-    "disk quota exceeded",
-    "read-only file system",
-    "permission denied",
-    "file too large",
-    "database or disk is full",
-    "attempt to write a readonly database",
-    "unable to open database file",
-    "input/output error",
-    "file write failed",
-    "allocate memory",
+_OF_THE_MACHINE = re.compile(
+    "E(ACCES|BUSY|DQUOT|EXIST|FBIG|IO|ISDIR|LOOP|MFILE|NAMETOOLONG|NFILE|NODEV|NOENT|NOSPC|NOTDIR|NOTEMPTY|NXIO|PERM|ROFS"
+    "|STALE|TXTBSY)"
 )
+"""Errors of the disk, of a path or of permissions, which our own mistakes do not cause."""
+_SAID_IN_WORDS = re.compile(
+    "no space left on device|disk quota exceeded|read-only file system|permission denied|file too large"
+    "|database or disk is full|attempt to write a readonly database|unable to open database file|input/output error"
+    "|file write failed|allocate memory",
+    re.IGNORECASE,
+)
+"""The same, from libraries that give no number."""
 
 
 def of_the_machine(error: BaseException | None) -> str | None:
@@ -146,11 +121,11 @@ def of_the_machine(error: BaseException | None) -> str | None:
     while error is not None:
         if isinstance(error, MemoryError):
             return "there is not enough memory for this; ask for less at once, or take a larger machine"
-        if isinstance(error, OSError) and errno.errorcode.get(error.errno or 0) in _OF_THE_MACHINE:
+        if isinstance(error, OSError) and _OF_THE_MACHINE.fullmatch(errno.errorcode.get(error.errno or 0, "")):
             names = [str(name) for name in (error.filename, error.filename2) if name is not None]
             text = error.strerror or str(error)
             return f"{' -> '.join(names)}: {text}" if names else text
-        if any(words in str(error).lower() for words in _SAID_IN_WORDS):
+        if _SAID_IN_WORDS.search(str(error)):
             return str(error).strip().splitlines()[0]
         error = error.__cause__ or error.__context__
     if isinstance(first, OSError) and first.errno is None and "requested and" in str(first):

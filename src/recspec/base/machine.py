@@ -115,7 +115,7 @@ def stop_signals() -> list[signal.Signals]:
     return [signal.SIGINT, signal.SIGTERM, *([] if ignored else [signal.SIGHUP])]
 
 
-def wait_politely() -> None:
+def limit_openmp_spin() -> None:
     """Let OpenMP's threads sleep while they wait for each other; torch reads this once, when it is loaded.
 
     By default a waiting thread spins. If other work shares the cores, it slows the thread that it waits for: 300

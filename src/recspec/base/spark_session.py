@@ -30,8 +30,7 @@ def start_session(settings: Mapping[str, str], other_engine: str) -> Any:
     master = os.environ.get("SPARK_MASTER")
     if not {"SPARK_MASTER", "JAVA_HOME"} & set(os.environ) and shutil.which("java") is None:
         raise SettingsError(
-            "--engine spark: needs Java, and neither JAVA_HOME nor a command `java` was found; "
-            f"install a JDK (17 or newer), or use --engine {other_engine}"
+            f"--engine spark: needs Java; install a JDK (17 or newer), set JAVA_HOME, or use --engine {other_engine}"
         )
     if master is not None and (problem := master_problem(master)):
         raise SettingsError(problem)
@@ -70,10 +69,7 @@ def master_problem(master: str) -> str | None:
                 return None
         except OSError as error:
             silent.append(f"{shortened(place)} ({error.strerror or error})")
-    return (
-        f"SPARK_MASTER is '{shortened(master)}', and no master answers at {', '.join(silent)}; start it, or "
-        "correct SPARK_MASTER"
-    )
+    return f"SPARK_MASTER is '{shortened(master)}', and no master answers at {', '.join(silent)}; start or correct it"
 
 
 def not_started(master: str | None, said: str, other_engine: str) -> str:
@@ -82,10 +78,7 @@ def not_started(master: str | None, said: str, other_engine: str) -> str:
     cause = first_cause(said)
     if "JAVA_GATEWAY_EXITED" in said:
         cause = "Java ended at once, and printed the reason above"
-    return (
-        f"Spark could not be started {where}: {cause}; correct SPARK_MASTER or the configuration of Spark, or use "
-        f"--engine {other_engine}"
-    )
+    return f"Spark could not be started {where}: {cause}; correct its configuration, or use --engine {other_engine}"
 
 
 def first_cause(said: str) -> str:

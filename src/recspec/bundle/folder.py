@@ -37,8 +37,8 @@ from recspec.data.storage import companion_problems, copy_companions
 from recspec.feature_spec import FILE_NAME, OUTPUTS, RANKING_OUTPUTS, FeatureSpec, find_export_file
 from recspec.loading import Placement, PlacementSettings, Ranks, Shards, divide, place
 from recspec.metrics import Calibration
-from recspec.models import Interactions, ItemModel, Model, find_model, problems_of_lists
-from recspec.models.layers import CalibrationMap, RowsHeld, on_meta_device
+from recspec.models import Interactions, ItemModel, Model, find_model, on_meta_device, problems_of_lists
+from recspec.models.layers import CalibrationMap, RowsHeld
 
 FORMAT = 1
 SHOWN = 5  # runs that a message names

@@ -148,15 +148,18 @@ def read(folder: Path) -> RunRecord | None:
     return cards.read(folder, FILE_NAME, RunRecord, what="run", version=FORMAT, most=MOST_BYTES)
 
 
+def data_of(bundle_folder: Path) -> DataRecord | None:
+    """The dataset that a bundle's run says it was trained on; None if it says nothing, or its record is damaged."""
+    try:
+        record = read(home(bundle_folder))
+    except BundleError:
+        return None
+    return None if record is None else record.data
+
+
 def common_data(folders: Iterable[Path]) -> DataRecord | None:
     """The dataset that the runs of some bundles say they were trained on; None if one says nothing, or another one."""
-    found = set()
-    for folder in folders:
-        try:
-            record = read(home(folder))
-        except BundleError:
-            record = None
-        found.add(None if record is None else record.data)
+    found = {data_of(folder) for folder in folders}
     return found.pop() if len(found) == 1 else None
 
 

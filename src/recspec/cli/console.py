@@ -1,4 +1,4 @@
-"""Lines, tables and JSON on standard output; remarks and errors on standard error; shared options."""
+"""Lines, tables and JSON on standard output; remarks and errors on standard error."""
 
 from __future__ import annotations
 
@@ -6,29 +6,18 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from itertools import chain
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
-from typer import Argument, Option
 
-from recspec.base.errors import how_many
 from recspec.base.summaries import shown
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel
-    from rich.progress import TaskID
-
-    from recspec.inference import Counts, How, Predictor, Wanted
-
-
-cell = shown
-"""A value as a table shows it."""
+    from recspec.api import Section, View
 
 WIDE = 160  # columns of a table in a file or a pipe
 
@@ -91,93 +80,37 @@ out = _Output(width=None if sys.stdout.isatty() else WIDE, highlight=False, mark
 err = _Remarks(stderr=True, soft_wrap=True, highlight=False, markup=False, emoji=False)
 
 
-COUNTED = {"full": "users", "rows": "rows"}
-"""Stages whose bar tells the amount done, and its unit."""
-
-
-class Stage(Protocol):
-    """Receives the progress of a stage; `total` is None if unknown."""
-
-    def __call__(self, stage: str, done: float, total: float | None) -> None: ...
-
-
-@contextmanager
-def stages(*, show: bool = True) -> Iterator[Stage]:
-    """A live bar for each stage, with its time so far and the time left; nothing if there is no terminal."""
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-    bars = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f}%{task.fields[amount]}"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=err,
-        disable=not (show and err.is_terminal),
-        transient=True,
-    )
-    tasks: dict[str, TaskID] = {}
-
-    def progress(stage: str, done: float, total: float | None) -> None:
-        if stage not in tasks:
-            tasks[stage] = bars.add_task(stage, total=total, amount="")
-        unit = COUNTED.get(stage)
-        amount = f", {done:,.0f} of {total:,.0f} {unit}" if unit and total else ""
-        bars.update(tasks[stage], completed=done, total=total, amount=amount)
-
-    with bars:
-        yield progress
-
-
-def print_lines(title: str, lines: Sequence[Mapping[str, object]]) -> None:
-    """A table of lines that hold the same figures."""
-    figures = lines[0].items()
-    table = titled_table(
-        title,
-        *(Column(name, justify="left" if isinstance(x, str) else "right", overflow="fold") for name, x in figures),
-    )
-    for line in lines:
-        table.add_row(*(cell(value) for value in line.values()))
+def print_section(section: Section) -> None:
+    """Print a table under its title, which is a line of its own so that a narrow table does not cut it."""
+    out.print(f"\n{section.title}", style="bold", soft_wrap=True)
+    sides = ["right" if section.is_of_numbers(at) else "left" for at in range(len(section.columns))]
+    columns = [
+        Column(name, justify=side, overflow="fold")  # type: ignore[arg-type]
+        for name, side in zip(section.columns, sides, strict=True)
+    ]
+    table = Table(*columns, show_header=any(section.columns))
+    for row in section.rows:
+        table.add_row(*map(shown, row))
     out.print(table)
 
 
-def print_settings(title: str, model: type[BaseModel]) -> None:
-    """Print the settings of a model or dataset as a table."""
-    table = titled_table(title, "name", "default", "what it is")
-    for name, field in model.model_fields.items():
-        default = json.dumps(field.get_default(call_default_factory=True), default=str)
-        table.add_row(name, "required" if field.is_required() else default, field.description or "")
-    out.print(table)
+def print_view(view: View) -> None:
+    """Print the tables, warnings and notes of a result; a table without a title has that of the view."""
+    for warning in view.warnings:
+        out.print(f"warning: {warning}", soft_wrap=True)
+    if not view.sections:
+        out.print(view.title)
+    for section in view.sections:
+        print_section(section if section.title else replace(section, title=view.title))
+    for note in view.notes:
+        out.print(note, soft_wrap=True)
+    print_remarks(view)
 
 
-def print_section(title: str, value: object) -> None:
-    """A value as a table with a row for each name, as names and figures, or as one line."""
-    if isinstance(value, Mapping) and value and all(isinstance(row, Mapping) for row in value.values()):
-        named = dict.fromkeys(chain(*value.values()))
-        columns = [column for column in named if any(cell(row.get(column)) for row in value.values())]
-        table = titled_table(title, *(Column(name, overflow="fold") for name in ("", *columns)))
-        for name, row in value.items():
-            table.add_row(str(name), *(cell(row.get(column)) for column in columns))
-        out.print(table)
-    elif isinstance(value, Mapping) and value:
-        print_figures(title, value)
-    elif cell(value):
-        out.print(f"{title}: {cell(value)}")
-
-
-def titled_table(title: str, *columns: str | Column) -> Table:
-    """An empty table under its title, which is a line of its own so that a narrow table does not cut it."""
-    out.print(f"\n{title}", style="bold", soft_wrap=True)
-    return Table(*columns)
-
-
-def print_figures(title: str, figures: Mapping[str, object]) -> None:
-    """Print names and figures as a table."""
-    table = titled_table(title)
-    table.show_header = False
-    for name, value in figures.items():
-        table.add_row(name, cell(value))
-    out.print(table)
+def print_remarks(view: View) -> None:
+    """Print on standard error what a result says beside its tables."""
+    for remark in view.remarks:
+        err.print(remark, soft_wrap=True)
 
 
 def print_json(value: object) -> None:
@@ -187,13 +120,8 @@ def print_json(value: object) -> None:
     sys.stdout.write(shown_url(json.dumps(value, indent=2, ensure_ascii=False)).translate(_AS_JSON) + "\n")
 
 
-def print_next(*command: object) -> None:
-    """The command of recspec to run next, quoted for the shell."""
-    print_next_program("recspec", *command)
-
-
-def print_next_program(program: str, *command: object) -> None:
-    """The program to run next, quoted for the shell; a path that starts with a hyphen is not read as an option."""
+def print_next(*command: object, program: str = "recspec") -> None:
+    """Print the command to run next, quoted for the shell; a path that starts with a hyphen is no option."""
     parts = [f"./{part}" if isinstance(part, Path) and str(part).startswith("-") else str(part) for part in command]
     err.print(f"next: {' '.join(map(_quoted, (program, *parts)))}")
 
@@ -211,51 +139,6 @@ def step(text: str) -> None:
     err.print(f"\n▸ {text}", style="bold")
 
 
-def first_line(text: str | None) -> str:
-    """The first line of a text."""
-    return (text or "").strip().partition("\n")[0]
-
-
-Data = Annotated[Path, Argument(help="Prepared dataset: its folder or specification file.", metavar="DATA")]
-Run = Annotated[Path, Argument(help="Folder of a run or a bundle.", metavar="RUN")]
-Out = Annotated[Path, Argument(help="Folder to write.", metavar="OUT")]
-Set = Annotated[list[str] | None, Option("--set", metavar="NAME=VALUE", help="Set one setting; repeatable.")]
-Workers = Annotated[int, Option(min=1, metavar="N", help="Processes that write shards.")]
-Engine = Annotated[str, Option(help="Engine of these processes: local, spark or ray.")]
-ShardSize = Annotated[int | None, Option(min=1, metavar="N", help="Users or rows of a shard; by default 16,384.")]
-Json = Annotated[bool, Option("--json", help="Print JSON to standard output.")]
-Outside = Annotated[bool, Option("--allow-outside", help="Allow files outside the specification's folder.")]
-Verify = Annotated[bool, Option("--verify/--no-verify", help="Compare files with their manifest.")]
-Device = Annotated[str, Option(help="Device: auto, cpu, cuda or cuda:N.")]
-
-
-def shard_problems(workers: int, engine: str, shard_size: int | None) -> list[str]:
-    """Options of shards that are given without a folder."""
-    given = {"--workers": workers != 1, "--engine": engine != "local", "--shard-size": shard_size is not None}
-    return [f"{name}: goes with --out FOLDER, a name without an ending" for name, is_there in given.items() if is_there]
-
-
-def how_of(workers: int, engine: str, shard_size: int | None) -> How:
-    """How a job is divided."""
-    from recspec.inference import SHARD_SIZE, How
-
-    return How(engine, workers, shard_size or SHARD_SIZE)  # type: ignore[arg-type]  # checked when the job begins
-
-
 def tell(text: str) -> None:
     """Print a note."""
     err.print(f"note: {text}", soft_wrap=True)
-
-
-def print_counts(out: Path, counts: Counts, seconds: float, what: str) -> None:
-    """Print what a job wrote."""
-    rate = "" if counts.kept == counts.shards else f", {seconds:,.0f} s"
-    err.print(f"{out}: {how_many(counts.count, what)} in {how_many(counts.shards, 'shard')}{rate}", soft_wrap=True)
-
-
-def print_unknown(predictor: Predictor, wanted: Wanted, users: int) -> None:
-    """Print how many users the model does not know, and what they were answered by."""
-    from recspec.inference import note_of_unknown_users
-
-    if users:
-        tell(note_of_unknown_users(users, predictor.recommender.strangers_answered_by(wanted)))

@@ -1,4 +1,4 @@
-"""The process that runs a command, and options that are read by hand."""
+"""The process that runs a command: signals, its end, its rank and the folders that it chooses."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from itertools import chain, count
 from pathlib import Path
-from typing import TypeVar, cast
 
-from recspec.base.errors import SettingsError, unknown
 from recspec.base.machine import stop_signals
 from recspec.base.signals import handled
 
@@ -28,7 +26,7 @@ def ended_like_ctrl_c() -> Iterator[None]:
     """Let SIGTERM and SIGHUP end a command as Ctrl-C does: what is half-written is removed, and the status is 130.
 
     Only the first of them counts, so that a second one does not break the clearing up. Work that stops at a checkpoint
-    has handlers of its own (`api.process.stop_on_signal`).
+    has handlers of its own (`api.stop_on_signal`).
     """
     usual = (signal.SIG_DFL, signal.default_int_handler)
     numbers = [number for number in stop_signals() if signal.getsignal(number) in usual]
@@ -80,24 +78,6 @@ def end_by_force(why: str) -> None:
     logging.getLogger("recspec.serve").error("the server ends by force: %s", why)
     logging.shutdown()
     os._exit(1)
-
-
-def sizes(option: str, text: str) -> tuple[int, ...]:
-    """Whole numbers from 1 on between commas."""
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not parts or not all(part.isdecimal() and int(part) > 0 for part in parts):
-        raise SettingsError(f"{option} {text!r}: expected whole numbers from 1 between commas, such as 1,64,512")
-    return tuple(map(int, parts))
-
-
-Choice = TypeVar("Choice", bound=str)
-
-
-def one_of(option: str, value: str, known: Sequence[Choice], kind: str = "value") -> Choice:
-    """The value of an option with a fixed set of values; unlike typer's, the message names the nearest one."""
-    if value not in known:
-        raise SettingsError(f"{option}: {unknown(kind, value, known)}")
-    return cast(Choice, value)
 
 
 def fresh_folder(parent: Path, name: str) -> Path:

@@ -50,9 +50,12 @@ GENRES_100K: Sequence[str] = """
 unknown Action Adventure Animation Children's Comedy Crime Documentary Drama Fantasy Film-Noir Horror Musical Mystery
 Romance Sci-Fi Thriller War Western
 """.split()
+MOVIES_100K = ("movie_id", "title", "released", "video_released", "url", *GENRES_100K)
+MOVIES = ("movie_id", "title", "genres")
 NO_GENRES = "(no genres listed)"
 USER_COLUMN, ITEM_COLUMN = "userId", "movieId"  # as the newer releases call them
 USER_FEATURES = ("gender", "age", "occupation", "zip")
+USERS_100K = ("user_id", "age", "gender", "occupation", "zip")
 
 
 class Settings(HistorySettings, TimeSplitSettings):
@@ -88,27 +91,9 @@ class Layout:
 
 
 LAYOUTS = (
-    Layout(
-        "100K",
-        "u.data",
-        "u.item",
-        "u.user",
-        "\t",
-        False,
-        ("movie_id", "title", "released", "video_released", "url", *GENRES_100K),
-        ("user_id", "age", "gender", "occupation", "zip"),
-    ),
-    Layout(
-        "1M",
-        "ratings.dat",
-        "movies.dat",
-        "users.dat",
-        "::",
-        False,
-        ("movie_id", "title", "genres"),
-        ("user_id", "gender", "age", "occupation", "zip"),
-    ),
-    Layout("10M", "ratings.dat", "movies.dat", None, "::", False, ("movie_id", "title", "genres")),
+    Layout("100K", "u.data", "u.item", "u.user", "\t", False, MOVIES_100K, USERS_100K),
+    Layout("1M", "ratings.dat", "movies.dat", "users.dat", "::", False, MOVIES, ("user_id", *USER_FEATURES)),
+    Layout("10M", "ratings.dat", "movies.dat", None, "::", False, MOVIES),
     Layout("20M, 25M, latest", "ratings.csv", "movies.csv", None, ",", True, ("movieId", "title", "genres")),
 )
 

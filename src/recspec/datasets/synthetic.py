@@ -169,7 +169,7 @@ def _make_interactions(backend: Backend, folder: Path, settings: Settings, progr
     table = backend.read_parquet([file], row=True)
     items = pa.table({"item_id": np.arange(1, settings.num_items + 1), "title": _titles(settings.num_items, rng)})
     rows = splits.leave_one_out(table, by=USER, order=(TIMESTAMP, ROW))
-    source = Source(NAME, rows, items=Catalogue(items, "item_id", (), {"title": "title"}))
+    source = Source(dataset=NAME, rows=rows, items=Catalogue(items, "item_id", (), {"title": "title"}))
     spec = interactions.write(
         backend, folder, source, settings, num_negatives=settings.num_negatives, seed=settings.seed, progress=progress
     )

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from ibis.expr.types import Table
 
-from recspec.base.config import build as build_settings
 from recspec.base.errors import DataError, SettingsError, listed, nearest
 from recspec.data.prepare import (
     FILE_SPLIT,
@@ -40,15 +39,10 @@ from recspec.data.prepare import (
 )
 from recspec.datasets.table_checks import warnings
 from recspec.datasets.table_features import OURS, Tables, plan_features
-from recspec.datasets.table_roles import settled, with_features
+from recspec.datasets.table_roles import infer_settings, with_features
 from recspec.datasets.table_settings import Settings as Settings
 from recspec.datasets.table_settings import SideFile
-from recspec.datasets.table_write import (
-    NAME,
-    _kept_columns,
-    write_interactions,
-    write_labelled,
-)
+from recspec.datasets.table_write import NAME, kept_columns, write_interactions, write_labelled
 from recspec.feature_spec import FeatureSpec
 
 IDS = ("user_id", "item_id")  # names of the columns of sequences, if settings name none
@@ -76,12 +70,13 @@ def prepare(context: PrepareContext, settings: Settings) -> Prepared:
             rows = stage(backend, paths, ids, asked.reading, notes, folder / "work")
             tables = _read(rows, folder / "work", sides, asked, raw)
             plan = plan_features(tables, raw)
-            if not count_rows(backend, tables.rows):
-                raise DataError(f"{raw}: holds no row, a header at most; expected one row at least")
             plan.note_places(tables)
             notes.warnings += warnings(rows, tables, asked)
             if tables.settings.label is None:
-                tables = replace(tables, rows=backend.stage(_kept_columns(tables, plan)))  # they are read several times
+                tables = replace(tables, rows=backend.stage(kept_columns(tables, plan)))  # they are read several times
+            if not count_rows(backend, tables.rows):
+                raise DataError(f"{raw}: holds no row, a header at most; expected one row at least")
+            if tables.settings.label is None:
                 spec = write_interactions(folder, tables, plan, context.progress)
             else:
                 spec = write_labelled(folder, tables, plan, context.progress)
@@ -94,8 +89,7 @@ def _with_types(settings: Settings, file: Path | None, raw: Path) -> Settings:
     """The settings with the types of the file that they name, if they name one."""
     if file is None:
         return settings
-    given = {name: getattr(settings, name) for name in settings.model_fields_set}
-    return build_settings(Settings, f"{raw}: settings", {**given, "types": load_columns(file)})
+    return settings.rebuilt(raw, {"types": load_columns(file)})
 
 
 def _told(settings: Settings) -> dict[str, object]:
@@ -118,10 +112,8 @@ def _paths(raw: Path, settings: Settings, others: Collection[Path], notes: Notes
         found = splits_by_name(paths, notes)
         if not found:
             return paths, settings
-        given = {name: getattr(settings, name) for name in settings.model_fields_set}
         named = {split: [path.name for path in files] for split, files in found.items()}
-        asked = build_settings(Settings, f"{raw}: settings", {**given, "splits": named})
-        return [path for files in found.values() for path in files], asked
+        return [path for files in found.values() for path in files], settings.rebuilt(raw, {"splits": named})
     if settings.files:
         raise SettingsError(f"setting 'files': {raw} is a file; name its folder, {raw.parent}")
     return [raw], settings
@@ -137,9 +129,8 @@ def _split_files(raw: Path, named: Mapping[str, Sequence[str]]) -> list[Path]:
 
 def _read(raw_rows: RawRows, work: Path, sides: Mapping[str, Path], asked: Settings, raw: Path) -> Tables:
     backend, notes = raw_rows.backend, raw_rows.notes
-    settings, taken = settled(asked, raw_rows, raw)
+    settings, taken = infer_settings(asked, raw_rows, raw)
     settings = settings.model_copy(update={"layout": raw_rows.layout})
-    settings = _declaring(settings, raw_rows.reading.types, raw)
     reading, roles = settings.reading, roles_of(settings)
     types = dict(settings.declared)
     beside = replace(reading, rows=None, layout="rows", time_format=None, columns=(), splits=())
@@ -172,10 +163,11 @@ def _read(raw_rows: RawRows, work: Path, sides: Mapping[str, Path], asked: Setti
     elsewhere = {name for side, table in held.items() for name in named[side] if name in table.columns}
     features = [name for name in settings.features if name not in elsewhere or name in settings.context_features]
     rows = typed(raw_rows, replace(roles, features=features))
-    if taken:  # all values are read several times, and making them costs a regular expression or more each
+    if settings.label is not None:  # values are read several times, and making them costs regular expressions
         rows = backend.stage(rows)
-    settings = with_features(settings, rows, backend, notes, taken=taken, raw=raw)
     tables = Tables(backend, settings, notes, rows, held.get("users"), held.get("items"))
+    tables = with_features(tables, taken, raw)
+    settings = tables.settings
     others = {name for name in (settings.user, settings.item, settings.group) if name is not None} | {FILE_SPLIT}
     if settings.timestamp and not tables.time and settings.label is None and not raw_rows.is_sequences:
         note_untimed(backend, rows, settings.timestamp, others, notes)
@@ -189,8 +181,7 @@ def _declaring(settings: Settings, types: Mapping[str, DeclaredColumn], raw: Pat
     """The settings with the types that the layouts of files declare."""
     if types.items() <= settings.declared.items():
         return settings
-    given = {name: getattr(settings, name) for name in settings.model_fields_set}
-    return build_settings(Settings, f"{raw}: settings", {**given, "types": dict(types)})
+    return settings.rebuilt(raw, {"types": dict(types)})
 
 
 def _with_key(rows: RawRows, key: str | None, side: str) -> RawRows:

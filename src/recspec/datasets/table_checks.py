@@ -27,6 +27,7 @@ from recspec.data.prepare import (
     RawRows,
     columns_of,
     fetch,
+    figures,
     plain,
 )
 from recspec.data.storage import sample_rows, telling
@@ -159,19 +160,7 @@ def warnings(raw: RawRows, tables: Tables, asked: Settings) -> list[str]:
     """What looks wrong in the raw rows under the settings that were `asked` for and those that were inferred."""
     backend, settings, rows = tables.backend, tables.settings, tables.rows
     names = [name for name in rows.columns if name not in OURS]
-    used = [
-        *settings.features,
-        *settings.declared,
-        settings.user,
-        settings.item,
-        settings.timestamp,
-        settings.label,
-        settings.rating,
-        settings.splits,
-        settings.weight,
-        settings.event,
-        settings.group,
-    ]
+    used = {*settings.features, *settings.declared, *settings.with_role}
     open_roles = [
         role
         for role in ROLES
@@ -241,11 +230,8 @@ def unused_columns(backend: Backend, rows: Table, unused: Collection[str], roles
     for role in roles:
         alike = [name for name in unused if re.fullmatch(LIKE[role], plain(name))]
         for name in dict.fromkeys([*columns_of(role, unused), *alike]):
-            values = rows[name]
-            asked = rows.aggregate(
-                rows=values.count(), kinds=values.cast("string").nunique(), one=values.cast("string").min()
-            )
-            found = fetch(backend, asked).to_pylist()[0]
+            text = rows[name].cast("string")
+            found = figures(backend, rows, {"rows": text.count(), "kinds": text.nunique(), "one": text.min()})
             told.append(
                 f"column '{shortened(name)}' is named like a {role}, and is not used: it holds "
                 f"{how_many(found['kinds'], 'value')} in {how_many(found['rows'], 'row')}, such as "
@@ -273,9 +259,8 @@ def unused_types(backend: Backend, rows: Table, unused: Collection[str]) -> list
 def doubtful_times(backend: Backend, rows: Table, name: str) -> list[str]:
     """A warning if a column of times holds few small numbers, as quantities do."""
     times = rows[name]
-    found = fetch(
-        backend, rows.aggregate(least=times.min(), most=times.max(), kinds=times.nunique(), rows=times.count())
-    ).to_pylist()[0]
+    asked = {"least": times.min(), "most": times.max(), "kinds": times.nunique(), "rows": times.count()}
+    found = figures(backend, rows, asked)
     if not found["rows"] or found["most"] >= SECONDS[0] or found["kinds"] > FEW_TIMES:
         return []
     if found["kinds"] * ROWS_PER_TIME > found["rows"] or found["rows"] < FEWEST_EVENTS:

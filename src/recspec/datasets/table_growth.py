@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -31,7 +31,6 @@ from recspec.data.prepare import (
     ROW,
     SECONDS,
     SEEN,
-    SHOWN,
     SPLIT_BEFORE,
     SPLITS,
     TIMESTAMP,
@@ -44,7 +43,10 @@ from recspec.data.prepare import (
     RawRows,
     Roles,
     count_rows,
+    count_where,
     fetch,
+    figure,
+    figures,
     fingerprint,
     is_missing_marker,
     number_of,
@@ -55,8 +57,8 @@ from recspec.data.prepare import (
 )
 from recspec.data.storage import PREPARE_FILE, open_split
 from recspec.datasets.table import roles_of
-from recspec.datasets.table_events import EVENTS, GROWTH_FILE, GrowthRules, read_raw
 from recspec.datasets.table_features import OURS, FeaturePlan, Tables, plan_features
+from recspec.datasets.table_rows import EVENTS, GROWTH_FILE, GrowthRules, read_raw, reading_raw
 from recspec.datasets.table_settings import Role, Settings
 from recspec.datasets.table_write import write_interactions, write_labelled
 from recspec.feature_spec import FeatureSpec
@@ -77,7 +79,7 @@ class Grown:
     """What was changed or left out of the file, what is missing of new users and items, and train rows held out now."""
 
 
-def grow(base: FeatureSpec, events: Path, out: Path) -> Grown:
+def append_events(base: FeatureSpec, events: Path, out: Path) -> Grown:
     """Write into the empty folder `out` the dataset `base` with the raw events of a file (CSV, JSON lines, Parquet).
 
     Raises:
@@ -89,10 +91,10 @@ def grow(base: FeatureSpec, events: Path, out: Path) -> Grown:
     _check_new(base, events)
     before = Before(base, Encoders.load(base.folder), rules.dated)
     work = out / "work"
-    with DuckDBBackend(work / "tables", None, None) as backend:
+    with reading_raw(base.folder), DuckDBBackend(work / "tables", None, None) as backend:
         known = _known(backend, base, rules)
         plan = plan_features(known, base.folder)
-        first = 1 + int(fetch(backend, known.rows.aggregate(last=known.rows[ROW].max())).column("last")[0].as_py())
+        first = 1 + int(figure(backend, known.rows, known.rows[ROW].max()))
         new, told = _new_rows(events, rules, known, plan, first, work)
         num_rows = count_rows(backend, new)
         if not num_rows:
@@ -116,12 +118,8 @@ def grow(base: FeatureSpec, events: Path, out: Path) -> Grown:
     after = Encoders.load(out)
     counts = {
         "events": num_kept,
-        **{
-            f"{of}s": len(after.vocabularies[name]) - len(before.encoders.vocabularies[name])
-            if name in after.vocabularies
-            else 0
-            for of, name in (("user", USER), ("item", ITEM))
-        },
+        "users": len(after.vocabularies.get(USER, ())) - len(before.encoders.vocabularies.get(USER, ())),
+        "items": len(after.vocabularies.get(ITEM, ())) - len(before.encoders.vocabularies.get(ITEM, ())),
         "left_out": num_rows - num_kept,
     }
     spec = _finished(base, spec)
@@ -191,8 +189,7 @@ def _strange_columns(backend: Backend, events: Table, settings: Settings) -> lis
         else:
             is_label = events[name].isin([0, 1]).fill_null(False)
             wrong[f"'{name}', the label, holds other numbers than 0 and 1"] = ~is_label.all()
-    found = fetch(backend, events.aggregate(**{f"_{place}": each for place, each in enumerate(wrong.values())}))
-    return told + [what for what, is_so in zip(wrong, found.to_pylist()[0].values(), strict=True) if is_so]
+    return told + [what for what, is_so in figures(backend, events, wrong).items() if is_so]
 
 
 # --- the new events --------------------------------------------------------------------------------------------------
@@ -222,15 +219,17 @@ def _new_rows(
         for column in plan.columns[place.role]
         if column.name == place.name and (column.kind == "list" or column.is_list)
     }
+    checks: list[Check] = []
     if rules.dated:
-        far = ~table[str(settings.timestamp)].between(*SECONDS)
         times = time_range(backend, known.rows.select(**{TIMESTAMP: known.rows[settings.timestamp]}))
         expected = f"seconds since 1970, as the dataset's times are, {times['first']} to {times['last']}"
-        _refuse(rows, table, far, str(settings.timestamp), expected)
+        time = str(settings.timestamp)
+        checks.append((time, ~table[time].between(*SECONDS), expected))
     values = {
-        name: _conformed(rows, table, column, kinds[column], lists.get(column), column == settings.timestamp)
+        name: _conformed(rows, table[column], kinds[column], lists.get(column), column == settings.timestamp, checks)
         for name, column in held.items()
     }
+    _refuse(rows, table, checks)
     values |= {name: table[name] for name in (WEIGHT, SEEN) if name in table.columns}
     ready_made = settings.splits if isinstance(settings.splits, str) else FILE_SPLIT
     if ready_made in known.rows.columns and ready_made not in values:
@@ -241,14 +240,9 @@ def _new_rows(
 
 def _check_columns(rows: RawRows, settings: Settings) -> None:
     there = [name for name in rows.raw.columns if name not in OURS]
-    needed = {
-        settings.user: "",
-        settings.item: "",
-        settings.timestamp: ", the time",
-        settings.weight: ", the weight",
-        settings.label: ", the label",
-        settings.group: ", the group",
-    }
+    named = {"timestamp": "time", "weight": "weight", "label": "label", "group": "group"}
+    needed = {settings.user: "", settings.item: ""}
+    needed |= {getattr(settings, setting): f", the {what}" for setting, what in named.items()}
     needed |= {settings.event: ", the type of the event"} if settings.event_weights or settings.seen else {}
     if settings.rating is not None:
         needed[settings.rating] = f", the rating, which is {settings.min_rating:g} or more of an event"
@@ -286,19 +280,19 @@ def _roles(settings: Settings, kinds: Mapping[str, DataType]) -> Roles:
     roles = roles_of(settings)
     others = {name: kind for name, kind in kinds.items() if name not in (*roles.ids, roles.time)}
     texts = {name for name, kind in others.items() if kind.is_string()}
-    return replace(
-        roles,
-        texts=texts,
-        categories=(),
-        numbers={*roles.numbers} - texts,
-        features=[name for name in others if name not in texts],
-    )
+    features = [name for name in others if name not in texts]
+    return replace(roles, texts=texts, categories=(), numbers={*roles.numbers} - texts, features=features)
 
 
-def _conformed(rows: RawRows, table: Table, name: str, kind: DataType, separator: str | None, is_time: bool) -> Values:
-    """A column of new events with the type that it has in known ones."""
-    values = table[name]
-    own = values.type()
+Check = tuple[str, BooleanValue, str]
+"""The name of a column, where its values are refused, and what is expected of them."""
+
+
+def _conformed(
+    rows: RawRows, values: Values, kind: DataType, separator: str | None, is_time: bool, checks: list[Check]
+) -> Values:
+    """A column of new events with the type that it has in known ones; adds what has to hold for that."""
+    name, own = values.get_name(), values.type()
     if own.is_array() and kind.is_array():
         return values.cast(kind)
     if own.is_array() or kind.is_array():
@@ -313,7 +307,7 @@ def _conformed(rows: RawRows, table: Table, name: str, kind: DataType, separator
     if kind.is_integer() and own.is_floating():
         whole = "a whole number of at most 64 bits, as the dataset's times are"
         whole = whole if is_time else "a whole number, as all known values are"
-        _refuse(rows, table, (values.abs() >= 2.0**63) | (values != values.floor()), name, whole)
+        checks.append((name, (values.abs() >= 2.0**63) | (values != values.floor()), whole))
         return values.cast(kind)
     if not own.is_string() or kind.is_string():
         return values.cast(kind)
@@ -321,15 +315,15 @@ def _conformed(rows: RawRows, table: Table, name: str, kind: DataType, separator
     number = number_of(text, "int64" if kind.is_integer() else "float64").cast(kind)
     made = ibis.coalesce(number, text.lower().cases(*TRUTH.items(), else_=None).cast(kind))
     wrong = (text != "") & ~is_missing_marker(text) & made.isnull()
-    _refuse(rows, table, wrong, name, f"a {'whole ' if kind.is_integer() else ''}number, as all known values are")
+    checks.append((name, wrong, f"a {'whole ' if kind.is_integer() else ''}number, as all known values are"))
     return made
 
 
-def _refuse(rows: RawRows, table: Table, wrong: BooleanValue, name: str, expected: str) -> None:
-    """Raise DataError if some rows are wrong; it names the first ones."""
-    held = table.filter(wrong).order_by(ROW).limit(SHOWN).select(ROW, _value=table[name])
-    found = fetch(rows.backend, held).to_pydict()
-    if found[ROW]:
+def _refuse(rows: RawRows, table: Table, checks: Sequence[Check]) -> None:
+    """Raise DataError for the first check that some rows fail; it names the first ones."""
+    counts = count_where(rows.backend, table, {place: wrong for place, (_, wrong, _) in enumerate(checks)})
+    for name, wrong, expected in (check for check, count in zip(checks, counts.values(), strict=True) if count):
+        found = rows.first(table.filter(wrong).select(ROW, _value=table[name])).to_pydict()
         said = ", ".join(
             f"{place} is {value:.17g}" if isinstance(value, float) else f"{place} is {value!r}"
             for place, value in zip(rows.places(found[ROW]), found["_value"], strict=True)

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
-import ibis
 import pyarrow as pa
 from ibis.expr.types import Column as Values
 from ibis.expr.types import Table
 
-from recspec.base.config import build
 from recspec.base.errors import SettingsError, listed, shortened
 from recspec.data.prepare import (
     CODE_NAME,
@@ -25,17 +25,17 @@ from recspec.data.prepare import (
     SPLIT_WORDS,
     Backend,
     ColumnRole,
-    Notes,
     RawRows,
     column_of,
-    columns_like_times,
     columns_of,
     count_rows,
     fetch,
     figures,
+    looks_like_time,
 )
 from recspec.datasets.table_checks import assigned, codes_among, is_label, label_outcomes, label_values, misfit
-from recspec.datasets.table_settings import Settings
+from recspec.datasets.table_features import Tables
+from recspec.datasets.table_settings import ROLE_SETTINGS, Settings
 
 MOST_VALUES = 1_000  # of numbers that may be codes; pandas writes codes beside a missing one as 5620.0
 ROWS_PER_VALUE = 20  # fewest rows per value of a number that may be a code
@@ -47,16 +47,16 @@ MIDNIGHT = re.compile(r"^0{1,2}:00(:00)?$")
 REPEATED = 0.1  # least share of users (items) with several rows, among which a column is the same, to be theirs
 
 
-def settled(settings: Settings, rows: RawRows, raw: Path) -> tuple[Settings, tuple[str, ...]]:
+def infer_settings(settings: Settings, rows: RawRows, raw: Path) -> tuple[Settings, tuple[str, ...]]:
     """The settings with the roles of columns that they leave open, and the columns taken as features unasked.
 
     Raises SettingsError if the settings do not fit.
     """
-    shape = _Shape(settings, rows)
-    return shape.settled(raw), shape.taken
+    inference = ColumnRoleInference(settings, rows)
+    return inference.infer(raw), inference.taken
 
 
-class _Shape:
+class ColumnRoleInference:
     """Finds the roles of columns. One class because each role may only take columns that no earlier one has."""
 
     def __init__(self, settings: Settings, rows: RawRows) -> None:
@@ -65,7 +65,7 @@ class _Shape:
         self.update: dict[str, object] = {}
         self.taken: tuple[str, ...] = ()
 
-    def settled(self, raw: Path) -> Settings:
+    def infer(self, raw: Path) -> Settings:
         for name, column in self.rows.roles.items():
             if not self._given(name):
                 self._set(name, column, f"{name}={column}, by the layout of the files")
@@ -84,8 +84,10 @@ class _Shape:
             self._check_ids(raw)
             self._find_rating()
             self._note_unused()
-        given = {name: getattr(self.settings, name) for name in self.settings.model_fields_set}
-        return build(Settings, f"{raw}: settings", {**given, **self.update})
+        types = self.rows.reading.types  # with those that the layout of the files declares
+        if not types.items() <= self.settings.declared.items():
+            self.update["types"] = {**types}
+        return self.settings.rebuilt(raw, self.update)
 
     def _now(self, name: str) -> object:
         return self.update.get(name, getattr(self.settings, name))
@@ -101,8 +103,7 @@ class _Shape:
     @property
     def _named(self) -> set[str]:
         """Columns that settings name."""
-        single = ("user", "item", "timestamp", "label", "group", "rating", "splits", "weight", "event")
-        named = {value for name in single if isinstance(value := self._now(name), str)}
+        named = {value for name in ROLE_SETTINGS if isinstance(value := self._now(name), str)}
         return {*named, *self.settings.features}
 
     def _values(self, name: str) -> list[str] | None:
@@ -123,12 +124,8 @@ class _Shape:
         values = self._values(name) if name is not None else None
         splits = {SPLIT_WORDS.get(value.lower()) for value in values or ()}
         if values and None not in splits and "train" in splits and len(splits) > 1:
-            self._set(
-                "splits",
-                name,
-                f"the splits are ready-made: column '{name}' holds {listed(values)} "
-                "(splits=null, with split set, makes others)",
-            )
+            told = f"the splits are ready-made: column '{name}' holds {listed(values)} (splits=null, with split set, "
+            self._set("splits", name, f"{told}makes others)")
 
     def _find_id(self, role: ColumnRole) -> None:
         asked = self._now(role)
@@ -153,12 +150,8 @@ class _Shape:
         name = next((name for name, values in held.items() if is_label(values, settings)), None)
         if name is not None:
             values = listed(value for value in held[name] or () if value)
-            self._set(
-                "label",
-                name,
-                f"rows are labelled: column '{name}' holds {values}, so models "
-                "learn to predict it (label=null makes every row an interaction)",
-            )
+            told = f"rows are labelled: column '{name}' holds {values}, so models learn to predict it "
+            self._set("label", name, f"{told}(label=null makes every row an interaction)")
             return
         if any(values != {} for values in held.values()):  # none without rows, which is refused later
             raise SettingsError.of(f"{self.rows.where}: settings", [misfit(*each) for each in held.items()])
@@ -191,11 +184,10 @@ class _Shape:
             return
         what = " or ".join({"user": "a user", "item": "an item"}[role] for role in lacks)
         ids = " ".join(f"--set {role}=COLUMN" for role in lacks)
-        glance = fetch(self.rows.backend, self.rows.table.order_by(ROW).limit(1).select(self.columns)).to_pylist()
+        glance = self._glance.slice(0, 1).to_pylist()
         first = [str(value) for value in glance[0].values()] if glance else []
-        alike = columns_like_times(self.rows.backend, self.rows.table, {FILE_SPLIT})
-        if len(alike) == 1 and not self._given("timestamp"):
-            ids += f" --set timestamp={alike[0]}"
+        if len(self._alike) == 1 and not self._given("timestamp"):
+            ids += f" --set timestamp={self._alike[0]}"
         label = self._label_advice([name for name in self.columns if name not in self._named])
         found, count = listed(self.columns), len(self.columns)
         if nameless := all(re.fullmatch("column_[0-9]+", name) for name in self.columns):
@@ -213,10 +205,10 @@ class _Shape:
 
     def _label_advice(self, free: Sequence[str]) -> str:
         """Settings that make a column the label: the last one that holds two values."""
-        glance = fetch(self.rows.backend, self.rows.table.order_by(ROW).limit(GLANCED).select(ROW, *free))
         for name in reversed(free):
-            held = Counter(str(value).strip() for value in glance.column(name).to_pylist() if value is not None)
-            if len(held) != 2 or pa.types.is_nested(glance.column(name).type):
+            values = self._glance.column(name)
+            held = Counter(str(value).strip() for value in values.to_pylist() if value is not None)
+            if len(held) != 2 or pa.types.is_nested(values.type):
                 continue
             rarer = min(held, key=held.__getitem__)
             is_plain = {LABELS.get(value.lower()) for value in held} == {0, 1}
@@ -252,8 +244,7 @@ class _Shape:
         return declared is not None and declared.type == "time"
 
     def _looks_like_times(self, name: str) -> bool:
-        known = {*self.columns, FILE_SPLIT} - {name}
-        return name in columns_like_times(self.rows.backend, self.rows.table, known)
+        return name in self._alike
 
     def _dated(self, free: Sequence[str], *, labelled: bool) -> list[str]:
         """The columns of dates, but for those that are the same in all rows of a user or item: a birthday is theirs.
@@ -261,9 +252,7 @@ class _Shape:
         Times split labelled rows, which may have no users and other dates as features. So there a date without a clock
         must also differ within a user or an item, and the column must leave rows for every split.
         """
-        table, known = self.rows.table, {*self.columns, FILE_SPLIT} - {*free}
-        alike = columns_like_times(self.rows.backend, table, known)
-        dated = [name for name in alike if not table[name].type().is_numeric() and self._is_date(name)]
+        dated = self._dates(free)
         most = self._most_within(dated)
         own = [name for name in dated if 1 not in most[name]]
         if not labelled:
@@ -278,21 +267,16 @@ class _Shape:
             key = self._now(role)
             if not names or not isinstance(key, str) or key not in self.columns:
                 continue
-            each = table.group_by(_key=table[key]).aggregate(
-                _rows=table.count(), **{f"_{place}": table[name].nunique() for place, name in enumerate(names)}
-            )
-            held = {f"_{place}": ibis._[f"_{place}"].max() for place in range(len(names))}
-            found = fetch(self.rows.backend, each.filter(each["_rows"] > 1).aggregate(**held)).to_pylist()[0]
-            for name, count in zip(names, found.values(), strict=True):
+            _, found = _most_kinds(self.rows.backend, table, key, {name: table[name].nunique() for name in names})
+            for name, count in found.items():
                 most[name] += [] if count is None else [int(count)]
         return most
 
     def _has_clock(self, name: str) -> bool:
         """Whether some of a column's first dates have a time of day other than midnight."""
-        glance = fetch(self.rows.backend, self.rows.table.order_by(ROW).select(name).limit(GLANCED)).column(name)
         return any(
             MIDNIGHT.search(clock) is None
-            for value in glance.to_pylist()
+            for value in self._glance.column(name).to_pylist()
             if value is not None
             for clock in CLOCK.findall(str(value))[:1]
         )
@@ -301,20 +285,33 @@ class _Shape:
         """Whether every row has a value, and none has so many rows that a split by time could miss valid or test."""
         table = self.rows.table
         counted = table.group_by(_value=table[name]).aggregate(_rows=table.count())
-        asked = counted.aggregate(
-            most=counted["_rows"].max(), all=counted["_rows"].sum(), missing=counted["_value"].isnull().any()
-        )
-        found = fetch(self.rows.backend, asked).to_pylist()[0]
+        rows = counted["_rows"]
+        asked = {"most": rows.max(), "all": rows.sum(), "missing": counted["_value"].isnull().any()}
+        found = figures(self.rows.backend, counted, asked)
         shares = [share for share in (self.settings.valid, self.settings.test) if share]
         return not found["missing"] and all(int(found["most"]) <= share * int(found["all"]) for share in shares)
 
     def _is_date(self, name: str) -> bool:
         """Whether a column that looks like times holds no plain numbers."""
-        table = self.rows.table
-        if not table[name].type().is_string():
+        if not self.rows.table[name].type().is_string():
             return True
-        glance = fetch(self.rows.backend, table.order_by(ROW).select(name).limit(1)).column(name).to_pylist()
-        return not any(value is not None and value.strip().replace(".", "", 1).isdigit() for value in glance)
+        first = self._glance.column(name)[:1].to_pylist()
+        return not any(value is not None and value.strip().replace(".", "", 1).isdigit() for value in first)
+
+    def _dates(self, names: Collection[str]) -> list[str]:
+        """Those of the columns that look like times and hold no plain numbers."""
+        kinds = {name: self.rows.table[name].type() for name in self._alike if name in names}
+        return [name for name, kind in kinds.items() if not kind.is_numeric() and self._is_date(name)]
+
+    @cached_property
+    def _glance(self) -> pa.Table:
+        """The first rows."""
+        return fetch(self.rows.backend, self.rows.table.order_by(ROW).limit(GLANCED).select(self.columns))
+
+    @cached_property
+    def _alike(self) -> list[str]:
+        """The columns whose first values look like times."""
+        return [name for name in self.columns if looks_like_time(self._glance.column(name))]
 
     def _choose_split(self) -> None:
         settings = self.settings
@@ -329,26 +326,14 @@ class _Shape:
             and (self._given("timestamp") or self._is_declared_time(time) or self._looks_like_times(time))
         )
         if is_timed:
-            self._set(
-                "split",
-                "time",
-                f"the latest rows by '{time}' are valid and test, because rows have times "
-                "(split=share takes random rows)",
-            )
+            told = f"the latest rows by '{time}' are valid and test, because rows have times (split=share takes random "
+            self._set("split", "time", f"{told}rows)")
         elif group is not None:
-            self._set(
-                "split",
-                "group",
-                f"splits keep the rows of each '{group}' together, because the group is set "
-                "(split=share or split=time splits otherwise)",
-            )
+            told = f"splits keep the rows of each '{group}' together, because the group is set (split=share or "
+            self._set("split", "group", f"{told}split=time splits otherwise)")
         else:
-            self._set(
-                "split",
-                "share",
-                f"random rows are valid and test, by seed {settings.seed}: "
-                f"{self._why_untimed(time)}, and no group is set (group=COLUMN keeps its rows together)",
-            )
+            told = f"random rows are valid and test, by seed {settings.seed}: {self._why_untimed(time)}, and no group "
+            self._set("split", "share", f"{told}is set (group=COLUMN keeps its rows together)")
 
     def _why_untimed(self, time: object) -> str:
         """Why rows are not split by time, and what splits them so."""
@@ -356,8 +341,7 @@ class _Shape:
             return f"the values of '{shortened(time)}' don't look like times (split=time sorts by them)"
         if self._given("timestamp"):
             return "no column is the time (timestamp=null)" if time is None else f"there is no column '{time}'"
-        free = [name for name in self.columns if name not in self._named]
-        alike = columns_like_times(self.rows.backend, self.rows.table, {*self.columns, FILE_SPLIT} - {*free})
+        alike = [name for name in self._alike if name not in self._named]
         if not alike:
             return "no column looks like times"
         return (
@@ -388,9 +372,7 @@ class _Shape:
         if any(self._given(f"{role}_features") for role in ("user", "item", "context")):
             return
         free = [name for name in self.columns if name not in self._named]
-        table = self.rows.table
-        alike = columns_like_times(self.rows.backend, table, {*self._named, *self.settings.mentioned, FILE_SPLIT})
-        dates = [name for name in alike if not table[name].type().is_numeric() and self._is_date(name)]
+        dates = self._dates({*free} - self.settings.mentioned)
         dates += [name for name in free if self._is_declared_time(name)]
         if dates:
             self.notes.dropped.append(f"columns {listed(dates)}: they look like times, of which models make no feature")
@@ -402,24 +384,15 @@ class _Shape:
 # --- features by their values ----------------------------------------------------------------------------------------
 
 
-def with_features(
-    settings: Settings, rows: Table, backend: Backend, notes: Notes, *, taken: Collection[str], raw: Path
-) -> Settings:
-    """The settings with roles and kinds for the features `taken` by themselves, from all values of typed rows."""
+def with_features(tables: Tables, taken: Collection[str], raw: Path) -> Tables:
+    """The tables with settings that name roles and kinds for the features `taken` by themselves, from all values."""
+    settings, rows, backend, notes = tables.settings, tables.rows, tables.backend, tables.notes
     names = [name for name in settings.context_features if name in taken]
     if not names:
-        return settings
+        return tables
     total = count_rows(backend, rows)
-    counts, dropped = _counts(rows, backend, names, total)
-    declared = {
-        *settings.numeric,
-        *settings.categorical,
-        *settings.lists,
-        *settings.vectors,
-        *settings.text,
-        *settings.hashed,
-        *settings.buckets,
-    }
+    counts, present, dropped = _counts(rows, backend, names, total)
+    declared = settings.with_kind
     dropped += [name for name in names if name not in dropped and _names_each_row(rows, name, counts[name], total)]
     constant = [
         name
@@ -427,7 +400,7 @@ def with_features(
         if name not in (*dropped, *declared)
         and counts[name] < 2
         and not rows[name].type().is_array()
-        and not _may_miss(rows, backend, name)
+        and present[name] in (0, total)  # a value in some rows alone tells them apart
     ]
     dropped = [name for name in dropped if name not in declared]
     if dropped:
@@ -438,8 +411,8 @@ def with_features(
     if constant:
         notes.dropped.append(f"columns {listed(constant)}: they hold one value in all rows")
     names = [name for name in names if name not in (*dropped, *constant)]
-    names = _without_outcomes(settings, rows, backend, notes, names, declared, total)
-    roles = _roles_of(settings, rows, backend, names)
+    names = _without_outcomes(tables, names, total)
+    roles = _roles_of(tables, names)
     update: dict[str, object] = {f"{role}_features": tuple(found) for role, found in roles.items()}
     numbers = [name for name in names if name not in declared and rows[name].type().is_numeric()]
     codes = [name for name in numbers if rows[name].type().is_integer() and CODE_NAME.search(name)]
@@ -464,42 +437,34 @@ def with_features(
         f"features are all further columns: {'; '.join(told) or 'none'}; a column that is the same "
         "in all rows of a user (or item) is the user's (item's)"
     )
-    if codes:
-        notes.inferred.append(
-            f"{listed(codes)}: whole numbers, taken as categories because of their names "
-            "(numeric=[...] takes them as numbers)"
-        )
-    if ids:
-        notes.inferred.append(
-            f"{listed(ids)}: whole numbers with a label rate each, unlike that of their neighbours, "
-            "taken as categories (numeric=[...] takes them as numbers)"
-        )
-    if each:
-        notes.inferred.append(
-            f"{listed(each)}: numbers with few values, taken as numbers and, each value, as "
-            "categories (NAME_bucket); numeric=[...] or categorical=[...] takes one"
-        )
-    if cut:
-        notes.inferred.append(
-            f"{listed(cut)}: taken as numbers and, cut into at most {size} buckets with about equal "
-            "numbers of train rows, as categories (NAME_bucket); numeric=[...] takes the numbers "
-            "alone"
-        )
-    given = {name: getattr(settings, name) for name in settings.model_fields_set}
-    return build(Settings, f"{raw}: settings", {**given, **update})
+
+    def tell(found: Collection[str], what: str) -> None:
+        if found:
+            notes.inferred.append(f"{listed(found)}: {what}")
+
+    tell(codes, "whole numbers, taken as categories because of their names (numeric=[...] takes them as numbers)")
+    tell(
+        ids,
+        "whole numbers with a label rate each, unlike that of their neighbours, taken as categories (numeric=[...] "
+        "takes them as numbers)",
+    )
+    tell(
+        each,
+        "numbers with few values, taken as numbers and, each value, as categories (NAME_bucket); numeric=[...] or "
+        "categorical=[...] takes one",
+    )
+    tell(
+        cut,
+        f"taken as numbers and, cut into at most {size} buckets with about equal numbers of train rows, as categories "
+        "(NAME_bucket); numeric=[...] takes the numbers alone",
+    )
+    return replace(tables, settings=settings.rebuilt(raw, update))
 
 
-def _without_outcomes(
-    settings: Settings,
-    rows: Table,
-    backend: Backend,
-    notes: Notes,
-    names: list[str],
-    declared: Collection[str],
-    total: int,
-) -> list[str]:
+def _without_outcomes(tables: Tables, names: list[str], total: int) -> list[str]:
     """The features without those that alone order the labels almost perfectly, unless settings name them."""
-    kinds = {name: rows[name].type() for name in names if name not in declared}
+    settings, rows, backend, notes = tables.settings, tables.rows, tables.backend, tables.notes
+    kinds = {name: rows[name].type() for name in names if name not in settings.with_kind}
     judged = [name for name, kind in kinds.items() if kind.is_numeric() or kind.is_string() or kind.is_array()]
     label = settings.label
     assert label is not None
@@ -514,24 +479,34 @@ def _without_outcomes(
     return [name for name in names if name not in found]
 
 
-def _counts(rows: Table, backend: Backend, names: Sequence[str], total: int) -> tuple[dict[str, int], list[str]]:
-    """The number of distinct values of each column, 0 of lists, and the columns that number the rows from 0 or 1."""
-    scalar = [name for name in names if not rows[name].type().is_array()]
-    whole = [name for name in scalar if rows[name].type().is_integer()]
-    asked: dict[str, Values] = {f"_{place}": rows[name].nunique() for place, name in enumerate(scalar)}
-    for place, name in enumerate(whole):
-        asked |= {f"_{start}_{place}": (rows[name] == rows[ROW] + start).cast("int64").sum() for start in (0, 1)}
+def _counts(
+    rows: Table, backend: Backend, names: Sequence[str], total: int
+) -> tuple[dict[str, int], dict[str, int], list[str]]:
+    """The numbers of distinct values (0 of lists) and of values, and the columns that number the rows from 0 or 1."""
+    asked: dict[tuple[str, object], Values] = {}
+    for name in names:
+        asked[name, "present"] = rows[name].count()
+        if not rows[name].type().is_array():
+            asked[name, "kinds"] = rows[name].nunique()
+        if rows[name].type().is_integer():
+            asked |= {(name, start): (rows[name] == rows[ROW] + start).cast("int64").sum() for start in (0, 1)}
     found = figures(backend, rows, asked)
-    counts = dict.fromkeys(names, 0) | {name: int(found[f"_{place}"]) for place, name in enumerate(scalar)}
-    return counts, [
-        name for place, name in enumerate(whole) if total > 1 and total in (found[f"_0_{place}"], found[f"_1_{place}"])
-    ]
+    numbering = [name for name in names if total > 1 and total in (found.get((name, 0)), found.get((name, 1)))]
+    counts, present = ({name: int(found.get((name, what), 0)) for name in names} for what in ("kinds", "present"))
+    return counts, present, numbering
 
 
-def _may_miss(rows: Table, backend: Backend, name: str) -> bool:
-    """Whether a column has a value in some rows and none in others, which tells them apart."""
-    present = count_rows(backend, rows.filter(rows[name].notnull()))
-    return 0 < present < count_rows(backend, rows)
+def _most_kinds(
+    backend: Backend, rows: Table, key: str, kinds: Mapping[str, Values]
+) -> tuple[tuple[int, int], dict[str, int | None]]:
+    """How many users (or items) there are, how many have several rows, and the most `kinds` in one of these."""
+    held = {f"_{place}": each for place, each in enumerate(kinds.values())}
+    each = rows.group_by(_key=rows[key]).aggregate(_rows=rows.count(), **held)
+    has_several = each["_rows"] > 1
+    asked = {"all": each.count(), "several": has_several.cast("int64").sum()}
+    asked |= {name: each[name].max(where=has_several) for name in held}
+    count, several, *most = figures(backend, each, asked).values()
+    return (int(count), int(several or 0)), dict(zip(kinds, most, strict=True))
 
 
 def _names_each_row(rows: Table, name: str, distinct: int, total: int) -> bool:
@@ -539,26 +514,19 @@ def _names_each_row(rows: Table, name: str, distinct: int, total: int) -> bool:
     return rows[name].type().is_string() and total >= ROWS_PER_VALUE and distinct * 10 > total * 9
 
 
-def _roles_of(settings: Settings, rows: Table, backend: Backend, names: Sequence[str]) -> dict[str, list[str]]:
+def _roles_of(tables: Tables, names: Sequence[str]) -> dict[str, list[str]]:
     """The features of each role: of the user or item where all rows of one have the same value, else of the event."""
+    settings, rows = tables.settings, tables.rows
     found: dict[str, list[str]] = {"user": [], "item": [], "context": []}
     left = list(names)
     for role, key in (("user", settings.user), ("item", settings.item)):
         scalar = [name for name in left if not rows[name].type().is_array()]
         if key is None or key not in rows.columns or not scalar:
             continue
-        each = rows.group_by(_key=rows[key]).aggregate(
-            _rows=rows.count(),
-            **{
-                f"_{place}": rows[name].nunique() + rows[name].isnull().any().cast("int64")
-                for place, name in enumerate(scalar)
-            },
-        )
-        several = each.filter(each["_rows"] > 1)
-        most = {f"_{place}": ibis._[f"_{place}"].max() for place in range(len(scalar))}
-        held = fetch(backend, several.aggregate(_count=several.count(), **most)).to_pylist()[0]
-        if held["_count"] and held["_count"] >= REPEATED * count_rows(backend, each):
-            found[role] = [name for place, name in enumerate(scalar) if held[f"_{place}"] == 1]
+        kinds = {name: rows[name].nunique() + rows[name].isnull().any().cast("int64") for name in scalar}
+        (count, several), most = _most_kinds(tables.backend, rows, key, kinds)
+        if several and several >= REPEATED * count:
+            found[role] = [name for name in scalar if most[name] == 1]
             left = [name for name in left if name not in found[role]]
     found["context"] = left
     return found

@@ -1,37 +1,54 @@
-"""The rows of your own table: splits, weights, and those that are interactions by their rating."""
+"""The rows of your own table: splits, weights, interactions by their rating, and what an update needs of them.
+
+DATA/growth.json          settings in which nothing is left to guess
+DATA/raw/events.parquet   every raw event that was read, with its types and the split that it got; Spark writes a folder
+DATA/raw/users.parquet, DATA/raw/items.parquet    the files of users and items, if there were any
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
+from typing import Self
 
 import ibis
 from ibis.expr.types import Column as Values
 from ibis.expr.types import Table
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from recspec.base.errors import DataError, SettingsError, how_many, listed
+from recspec.base.errors import DataError, SettingsError, how_many, listed, problems_in
+from recspec.base.files import PathError, confined, read_json, whole_file
 from recspec.data.prepare import (
     FILE_SPLIT,
     GROUP,
     ROW,
+    SEEN,
     SPLIT,
+    SPLIT_BEFORE,
     SPLIT_WORDS,
     TIMESTAMP,
     USER,
     WEIGHT,
     Backend,
+    Before,
     Decay,
     Notes,
     count_rows,
+    count_where,
     counts_by,
     fetch,
+    figure,
     figures,
     is_dated,
+    left_join,
     number_of,
     splits,
 )
 from recspec.datasets.table_features import CONTENT, MIXED, OURS, Tables, free_name
 from recspec.datasets.table_settings import Settings
+from recspec.feature_spec import FeatureSpec
 
 MOST_UNEQUAL = 0.1  # of copies: pairs with different labels, as a share of those in pairs of random rows
 FEWEST_STEPS, SORTED = 50, 0.99  # from one item of a user to the next; the share that goes one way in a sorted file
@@ -63,11 +80,11 @@ def _are_copies(tables: Tables, rows: Table, key: str) -> bool:
     each = rows.group_by(key).aggregate(rows=rows.count(), positives=label.sum())
     several = each.filter(each["rows"] > 1)
     unequal = (2 * several["positives"] * (several["rows"] - several["positives"]) / (several["rows"] - 1)).sum()
-    asked = several.aggregate(keys=several.count(), rows=several["rows"].sum(), unequal=unequal)
-    found = fetch(tables.backend, asked).to_pylist()[0]
+    asked = {"keys": several.count(), "rows": several["rows"].sum(), "unequal": unequal}
+    found = figures(tables.backend, several, asked)
     if not found["keys"]:
         return False
-    total, rate = fetch(tables.backend, rows.aggregate(rows=rows.count(), rate=label.mean())).to_pylist()[0].values()
+    total, rate = figures(tables.backend, rows, {"rows": rows.count(), "rate": label.mean()}).values()
     copies = int(found["rows"]) - int(found["keys"])
     by_chance = 2 * rate * (1 - rate) * float(found["rows"])  # pairs of a positive and a negative, were labels drawn
     are_copies: bool = found["unequal"] <= MOST_UNEQUAL * by_chance and copies <= MOST_COPIES * total
@@ -109,12 +126,11 @@ def _with_valid(tables: Tables, rows: Table) -> Table:
     return made.select(*names).union(rows.filter(rows[SPLIT] != "train").select(*names))
 
 
-def note_shares(tables: Tables, rows: Table) -> None:
-    """Say where a split by time is not near the share that was asked for, because rows of one time stay together."""
+def note_shares(tables: Tables, counted: Mapping[str, int]) -> None:
+    """Say where a split by time, of which the rows are counted, is not near the share that was asked for."""
     settings = tables.settings
     if settings.chosen_split != "time":
         return
-    counted = {row[SPLIT]: row["rows"] for row in fetch(tables.backend, counts_by(rows, SPLIT)).to_pylist()}
     total = sum(counted.values())
     other = "share draws rows at random" if settings.label is not None else "leave_one_out takes each user's last ones"
     for split, share in (("valid", settings.valid), ("test", settings.test)):
@@ -217,15 +233,13 @@ def _sorted_by_item(tables: Tables) -> str | None:
         "ascend": [steps["_item"] > steps["_last"], steps["_number"] > steps["_least"]],
         "descend": [steps["_item"] < steps["_last"], steps["_number"] < steps["_least"]],
     }
-    asked = {
-        f"{way}_{place}": test.cast("int64").sum() for way, tests in ways.items() for place, test in enumerate(tests)
-    }
-    found = figures(tables.backend, steps, {"steps": steps.count(), **asked})
-    count = int(found.pop("steps"))
-    most = max(found, key=lambda name: found[name] or 0)
-    if count < FEWEST_STEPS or (found[most] or 0) < SORTED * count:
+    by_way = {(way, place): test for way, tests in ways.items() for place, test in enumerate(tests)}
+    found = count_where(tables.backend, steps, {**by_way, ("", 0): steps["_item"].notnull()})
+    count = found.pop(("", 0))
+    most = max(found, key=found.__getitem__)
+    if count < FEWEST_STEPS or found[most] < SORTED * count:
         return None
-    return f"{most.partition('_')[0]} in {found[most]:,} of {count:,} steps"
+    return f"{most[0]} in {found[most]:,} of {count:,} steps"
 
 
 def is_weighted(tables: Tables) -> bool:
@@ -260,7 +274,7 @@ def without_weightless(tables: Tables, rows: Table) -> Table:
                 f"setting '{how}': rows of weight 0 are left out, and these are all rows with label "
                 f"{1 - int(left[0])}; give them a weight above 0, or leave the setting out"
             )
-    first = int(fetch(backend, dropped.aggregate(row=dropped[ROW].min())).column("row")[0].as_py())
+    first = int(figure(backend, dropped, dropped[ROW].min()))
     tables.notes.dropped.append(f"{count:,} of {total:,} rows, whose weight is 0, such as row {first + 1:,} ({how})")
     return kept
 
@@ -277,7 +291,7 @@ def decay_of(tables: Tables, rows: Table) -> Decay | None:
             f"'{settings.timestamp}' are no dates; give a number in the same units"
         )
     train = rows.filter(rows[SPLIT] == "train")
-    end = fetch(tables.backend, train.aggregate(end=train[TIMESTAMP].max())).column("end")[0].as_py()
+    end = figure(tables.backend, train, train[TIMESTAMP].max())
     if end is None:
         raise DataError("setting 'half_life': no row is for training, so there is no last event of train")
     return Decay(half_life, float(end))
@@ -317,14 +331,10 @@ def _threshold(settings: Settings, rows: Table, backend: Backend, notes: Notes) 
     name = settings.rating
     assert name is not None
     values = _number(rows[name])
-    found = fetch(
-        backend,
-        rows.aggregate(
-            least=values.min(), most=values.max(), kinds=values.nunique(), present=values.count(), rows=rows.count()
-        ),
-    ).to_pylist()[0]
     if settings.min_rating is not None:
         return settings.min_rating
+    asked = {"least": values.min(), "most": values.max(), "kinds": values.nunique(), "present": values.count()}
+    found = figures(backend, rows, asked)
     every = "every row is an interaction"
     if not found["present"] or found["kinds"] < 2:
         notes.inferred.append(f"'{name}' has one value in all rows, so {every}")
@@ -337,7 +347,7 @@ def _threshold(settings: Settings, rows: Table, backend: Backend, notes: Notes) 
         if least >= 0:
             notes.inferred.append(f"{held}, so {every} (min_rating sets a least one)")
             return None
-        above = fetch(backend, rows.filter(values > 0).aggregate(least=values.min())).column("least")[0].as_py()
+        above = figure(backend, rows, values.min(where=values > 0))
         if above is None:
             raise SettingsError(
                 f"setting 'min_rating': {held}, none above 0; set min_rating to the least that is an "
@@ -348,7 +358,7 @@ def _threshold(settings: Settings, rows: Table, backend: Backend, notes: Notes) 
         )
         return float(above)
     wanted = least + 0.75 * (most - least)
-    chosen = fetch(backend, rows.filter(values >= wanted).aggregate(least=values.min())).column("least")[0].as_py()
+    chosen = figure(backend, rows, values.min(where=values >= wanted))
     notes.inferred.append(
         f"rows are rated: '{name}' holds {least:g} to {most:g}, and ratings from {chosen:g} on, three quarters up the "
         "scale, are interactions (min_rating sets another one, rating=null takes every row)"
@@ -371,3 +381,148 @@ def _warn_of_lone_value(name: str, least: float, rows: Table, backend: Backend, 
 
 def _number(values: Values) -> Values:
     return number_of(values.strip(), "float64") if values.type().is_string() else values.cast("float64")
+
+
+GROWTH_FILE = "growth.json"
+RAW = "raw"
+EVENTS = f"{RAW}/events.parquet"
+FORMAT = 2
+OUR_TYPES = {ROW: "int64", SPLIT_BEFORE: "string", FILE_SPLIT: "string", WEIGHT: "float64", SEEN: "boolean"}
+"""The types of the columns of raw events that no file has."""
+
+
+class GrowthRules(BaseModel):
+    """How events became rows."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: int = FORMAT
+    dataset: str
+    settings: Settings
+    """As a table's, with every role, format and threshold that was found."""
+    found_time_format: str | None = None
+    """The format that the times had, where none was set."""
+    dated: bool = False
+    """Whether times are seconds since 1970."""
+    copies: bool | None = None
+    """Whether labelled rows of equal features are copies, which split share keeps together; None: another split."""
+    events: int = Field(0, ge=0)
+    """How many events `EVENTS` holds."""
+
+    @classmethod
+    def of(
+        cls,
+        tables: Tables,
+        least: float | None,
+        dataset: str,
+        before: Before | None,
+        *,
+        dated: bool,
+        copies: bool | None = None,
+    ) -> Self:
+        """The rules by which some tables became prepared; `least` is the rating of an interaction."""
+        settings = tables.settings
+        found = {
+            "min_rating": least,
+            "rating": settings.rating if least is not None else None,
+            "timestamp": tables.time,
+            "rows": None,
+            "files": (),
+        }
+        return cls(
+            dataset=dataset,
+            settings=settings.model_copy(update=found),
+            found_time_format=tables.notes.time_format,
+            dated=before.dated if before else tables.time is not None and dated,
+            events=count_rows(tables.backend, tables.rows),
+            copies=copies,
+        )
+
+    def save(self, folder: Path) -> None:
+        """Write `growth.json` into a dataset's folder."""
+        with whole_file(folder / GROWTH_FILE) as temporary:
+            temporary.write_text(self.model_dump_json(indent=2, exclude_unset=True) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, base: FeatureSpec) -> GrowthRules:
+        """Read the `growth.json` of a dataset. Raises DataError if there is none, or a damaged one."""
+        folder = base.folder
+        file = folder / GROWTH_FILE
+        try:
+            if not confined(folder, GROWTH_FILE).is_file():
+                raise DataError(f"{folder}: takes no new events: {_why_none(base)}")
+            found = read_json(file, most=1 << 20)
+            if isinstance(found, dict) and found.get("format", FORMAT) != FORMAT:
+                raise DataError(f"{file}: format {found['format']}; this recspec reads {FORMAT}")
+            return cls.model_validate(found)
+        except PathError as error:
+            raise DataError(f"{folder}: {error}") from None
+        except ValidationError as error:
+            raise DataError.of(f"{file}: damaged", problems_in(error)) from None
+
+
+def _why_none(base: FeatureSpec) -> str:
+    """Why a dataset has no `growth.json`, and what to do."""
+    summary, dataset = base.metadata.get("summary"), base.metadata.get("dataset")
+    order = summary.get("order") if isinstance(summary, Mapping) else None
+    if isinstance(order, str) and order.startswith("random"):
+        return (
+            "its file is sorted by item and has no times, so its rows are in a random order, in which later rows "
+            "have no place; prepare a file with times"
+        )
+    if dataset == "ncf":
+        return (
+            "its test candidates are listed for the paper's events alone, and figures on other events do not "
+            "compare with theirs; to update a model, prepare the events by `recspec prepare table`"
+        )
+    again = "prepare all rows again and train anew"
+    return f"it has no {GROWTH_FILE}, which `recspec prepare` writes for table and movielens; {again}"
+
+
+def keep_raw(folder: Path, tables: Tables, split: Table, rules: GrowthRules) -> None:
+    """Write the raw events with the splits that they got, the files of users and items, and the rules."""
+    backend, rows = tables.backend, tables.rows
+    (folder / RAW).mkdir()
+    events = rows.drop(SPLIT_BEFORE) if SPLIT_BEFORE in rows.columns else rows
+    events = left_join(events, split.select(ROW, **{SPLIT_BEFORE: split[SPLIT]}), ROW)
+    backend.stage(events.order_by(ROW), folder / EVENTS)
+    for name, side in (("users", tables.users), ("items", tables.items)):
+        if side is not None:
+            backend.stage(side.order_by(ROW), folder / RAW / f"{name}.parquet")
+    rules.save(folder)
+
+
+def read_raw(backend: Backend, folder: Path, name: str) -> Table | None:
+    """A table that `keep_raw` wrote; None if it wrote none. Raises DataError if it is damaged, or has other columns."""
+    try:
+        place = confined(folder, f"{RAW}/{name}.parquet")
+        names = sorted(each.name for each in place.iterdir()) if place.is_dir() else []  # Spark's
+        parts = [f"{RAW}/{place.name}/{name}" for name in names if not name.startswith(("_", "."))]
+        files = [confined(folder, part) for part in parts] or [place]
+        if not all(file.is_file() for file in files):
+            return None
+        table = backend.read_parquet(files, foreign=True)
+        needed = {ROW, SPLIT_BEFORE} if name == "events" else {ROW}
+        kinds = {column: str(kind.copy(nullable=True)) for column, kind in table.schema().items()}
+        for column, kind in OUR_TYPES.items():
+            if kinds.get(column, None if column in needed else kind) != kind:
+                raise DataError(f"column '{column}' holds {kinds.get(column, 'nothing')}; expected {kind}")
+        return table
+    except (PathError, OSError, DataError, ValueError) as error:
+        raise _unreadable(folder, name, error) from None
+
+
+def _unreadable(folder: Path, name: str, error: Exception) -> DataError:
+    return DataError(f"{folder}: {RAW}/{name}.parquet can't be read: {error}; prepare it again")
+
+
+@contextmanager
+def reading_raw(folder: Path) -> Iterator[None]:
+    """Errors of files that `read_raw` gave as errors of the dataset; they are read once, later."""
+    try:
+        yield
+    except DataError as error:
+        for name in ("events", "users", "items"):
+            if str(error).startswith(str(folder / RAW / f"{name}.parquet")):
+                raise _unreadable(folder, name, error) from None
+        raise

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from itertools import chain
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from recspec.base.config import build
 from recspec.base.errors import listed, unknown
 from recspec.data.prepare import (
     SPLIT_WORDS,
@@ -123,6 +126,7 @@ class SignalSettings(HistorySettings):
 
 
 Role = Literal["user", "item", "context"]
+ROLE_SETTINGS = ("user", "item", "timestamp", "label", "group", "rating", "splits", "weight", "event")
 Split = Literal["leave_one_out", "time", "share", "group", "none"]
 ChosenSplit = Split | Literal["given"]
 Cardinality = Annotated[int, Field(ge=2, le=2**31)]
@@ -389,6 +393,11 @@ class Settings(SignalSettings):
             raise ValueError(f"valid and test take {self.valid + self.test:g} of the rows; leave some for train")
         return self
 
+    def rebuilt(self, raw: Path, update: Mapping[str, object]) -> Settings:
+        """The settings with others in the place of some, checked. Raises SettingsError if they do not fit."""
+        given = {name: getattr(self, name) for name in self.model_fields_set}
+        return build(Settings, f"{raw}: settings", {**given, **update})
+
     @property
     def reads_times(self) -> bool:
         """Whether a setting other than the split needs times: the decay of weights, and histories of labelled rows."""
@@ -443,19 +452,18 @@ class Settings(SignalSettings):
     @property
     def mentioned(self) -> frozenset[str]:
         """Names of columns in the settings."""
-        found: set[str] = {
-            *self.declared,
-            *self.hashed,
-            *self.buckets,
-            *self.numeric,
-            *self.categorical,
-            *self.lists,
-            *self.vectors,
-            *self.text,
-        }
-        single = ("user", "item", "timestamp", "label", "group", "rating", "splits", "weight", "event")
-        named = (getattr(self, name) for name in single)
-        return frozenset({*found, *self.features, *(name for name in named if isinstance(name, str))})
+        return frozenset({*self.declared, *self.with_kind, *self.features, *self.with_role})
+
+    @property
+    def with_role(self) -> set[str]:
+        """The columns that settings of one column name."""
+        return {name for setting in ROLE_SETTINGS if isinstance(name := getattr(self, setting), str)}
+
+    @property
+    def with_kind(self) -> set[str]:
+        """The features whose kind settings name."""
+        kinds = (self.numeric, self.categorical, self.lists, self.vectors, self.text, self.hashed, self.buckets)
+        return {*chain(*kinds)}
 
     @property
     def chosen_split(self) -> ChosenSplit:

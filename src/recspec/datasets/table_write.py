@@ -17,7 +17,6 @@ from recspec.data.prepare import (
     AS_IN_FILE,
     DESCRIBES,
     EVENT_WEIGHT,
-    FILE_SPLIT,
     GROUP,
     ITEM,
     LABEL,
@@ -40,16 +39,18 @@ from recspec.data.prepare import (
     counts_by,
     fetch,
     interactions,
+    is_dated,
     keep_earliest,
     left_join,
     with_splits,
 )
-from recspec.datasets.table_events import GrowthRules, keep_raw
 from recspec.datasets.table_features import CONTENT, OURS, FeaturePlan, Tables, free_name
 from recspec.datasets.table_rows import (
+    GrowthRules,
     decay_of,
     given_split,
     is_weighted,
+    keep_raw,
     note_shares,
     rated,
     split_clicks,
@@ -105,7 +106,9 @@ def write_interactions(
     order = (TIMESTAMP, ROW)
     cleaned = clean(backend, kept, min_interactions=settings.min_interactions, order=order, repeats=settings.repeats)
     split = backend.stage(split_interactions(tables, cleaned.rows, order))
-    note_shares(tables, split)
+    if settings.chosen_split == "time":
+        counted_splits = fetch(backend, counts_by(split, SPLIT)).to_pylist()
+        note_shares(tables, {row[SPLIT]: row["rows"] for row in counted_splits})
     train = named.semi_join(split.filter(split[SPLIT] == "train"), ROW)
     events = left_join(named.drop(SPLIT) if SPLIT in named.columns else named, split.select(ROW, SPLIT), ROW)
     order_said = f"by column '{tables.time}'" if tables.time else "as in the file: there is no timestamp"
@@ -144,32 +147,16 @@ def write_interactions(
         backend, folder, source, settings, num_negatives=settings.num_negatives, seed=settings.seed, progress=progress
     )
     if not is_drawn:  # events that come later have no place in a drawn order
-        keep_raw(folder, tables, split, GrowthRules.of(tables, split, least, dataset, before))
+        times = spec.metadata["summary"]
+        dated = isinstance(times, Mapping) and isinstance(times["first"], str)
+        keep_raw(folder, tables, split, GrowthRules.of(tables, least, dataset, before, dated=dated))
     return spec
 
 
-def _kept_columns(tables: Tables, plan: FeaturePlan) -> Table:
+def kept_columns(tables: Tables, plan: FeaturePlan) -> Table:
     """The rows with the columns that something is made from."""
     settings, rows = tables.settings, tables.rows
-    named = (
-        settings.user,
-        settings.item,
-        settings.timestamp,
-        settings.rating,
-        settings.weight,
-        settings.event,
-        settings.label,
-        settings.group,
-    )
-    wanted = {
-        *named,
-        settings.splits if isinstance(settings.splits, str) else None,
-        FILE_SPLIT,
-        WEIGHT,
-        SEEN,
-        SPLIT_BEFORE,
-    }
-    wanted |= {*plan.in_rows("user", "item", "context").values()}
+    wanted = {*settings.with_role, *OURS, *plan.in_rows("user", "item", "context").values()} - {ROW}
     sides = [name.lower() for side in (tables.users, tables.items) if side is not None for name in side.columns]
     wanted |= {name for name in rows.columns if name != ROW and name.lower() in sides}  # features avoid their names
     told = (*DESCRIBES.values(),)
@@ -270,10 +257,8 @@ def write_labelled(
         **{name: rows[column] for name, column in content.items()},
         **{name: rows[name] for name in (*told, *([SPLIT_BEFORE] if before else []))},
     )
-    split = split_clicks(tables, kept)
-    if before is not None or plan.in_rows("user", "item") or settings.reads_times or _leaves_out(tables, rated=False):
-        split = backend.stage(split)  # it is read several times
-    note_shares(tables, split)
+    split = backend.stage(split_clicks(tables, kept))  # it is read several times
+    positives = _positives_by_split(tables, split)
     train = split.filter(split[SPLIT] == "train")
     names: Mapping[Literal["user", "item"], str] = {"user": USER, "item": ITEM}
     ids = {role: Column(name, "category") for role, name in names.items() if getattr(settings, role) is not None}
@@ -282,7 +267,6 @@ def write_labelled(
     kept = split.drop(*told, *content)
     kept = _joined(kept, USER, settings.user, described.users, plan.in_file("user"))
     kept = _joined(kept, ITEM, settings.item, described.items, plan.in_file("item"))
-    positives = _positives_by_split(tables, kept)
     source = clicks.Source(
         dataset=NAME,
         rows=kept,
@@ -306,10 +290,11 @@ def write_labelled(
         before=before,
     )
     spec = clicks.write(backend, folder, source, progress=progress)
-    held = tables if copies else replace(tables, rows=_kept_columns(tables, plan))  # copies are equal in all columns
+    held = tables if copies else replace(tables, rows=kept_columns(tables, plan))  # copies are equal in all columns
     if not dated:  # times that nothing reads may be text of any form
         held = replace(held, settings=settings.model_copy(update={"timestamp": None}))
-    keep_raw(folder, held, split, GrowthRules.of(held, split, None, NAME, before, copies))
+    dated = before is None and held.time is not None and is_dated(backend, split)
+    keep_raw(folder, held, split, GrowthRules.of(held, None, NAME, before, dated=dated, copies=copies))
     return spec
 
 
@@ -340,8 +325,10 @@ def _seen_of_labelled(tables: Tables, rows: Table) -> Table | None:
 def _positives_by_split(tables: Tables, rows: Table) -> int:
     """The number of positive rows. A ready-made split without any is refused if the label is one of several words."""
     settings = tables.settings
-    counted = fetch(tables.backend, rows.group_by(SPLIT).aggregate(count=rows[LABEL].sum())).to_pydict()
-    found = {str(split): int(count or 0) for split, count in zip(counted[SPLIT], counted["count"], strict=True)}
+    each = rows.group_by(SPLIT).aggregate(rows=rows.count(), positives=rows[LABEL].sum())
+    counted = fetch(tables.backend, each).to_pylist()
+    note_shares(tables, {row[SPLIT]: row["rows"] for row in counted})
+    found = {str(row[SPLIT]): int(row["positives"] or 0) for row in counted}
     none = sorted(split for split, count in found.items() if not count)
     if none and settings.splits is not None and settings.positive is not None and any(found.values()):
         shown = "' or '".join(settings.positive)

@@ -2,18 +2,17 @@
 
 from recspec.evaluation import warnings
 from recspec.evaluation.blending import choose_weights
-from recspec.evaluation.bootstrap import Paired, better, compare, favours, how_questions_differ, pair
+from recspec.evaluation.bootstrap import Paired, better, compare, favours, pair
 from recspec.evaluation.choosing import Tried
 from recspec.evaluation.evaluations import evaluate, evaluate_baselines, evaluate_model, informed
 from recspec.evaluation.fitting import Fitted, ItemFit, RowFit
 from recspec.evaluation.interactions import id_feature, interactions_of, positives, read_events, read_rows, seen_items
-from recspec.evaluation.labelled_rows import count_labels
 from recspec.evaluation.protocols import run_protocols
-from recspec.evaluation.question import PROTOCOLS, EvaluateSettings, Question
 from recspec.evaluation.rankings import users_at_once
 from recspec.evaluation.report import Comparison, Evaluation, Report, Slice, difference, is_lower_better
+from recspec.evaluation.row_baselines import count_labels
 from recspec.evaluation.runs import FoundRun, RunList, find_runs
-from recspec.evaluation.saved import Kept, SavedEvaluation, held_values, save, saved
+from recspec.evaluation.saved import Kept, SavedEvaluation, held_values, real, save, saved
 from recspec.evaluation.scoring import (
     ModelRanker,
     Progress,
@@ -21,19 +20,66 @@ from recspec.evaluation.scoring import (
     check_same_features,
     score_rows,
     scores_of,
+    seconds_of,
+    seconds_of_an_operation,
     silent,
 )
 from recspec.evaluation.slices import evaluate_rows
-from recspec.evaluation.timing import seconds_of, seconds_of_an_operation
+from recspec.evaluation.task import PROTOCOLS, EvaluateSettings, EvaluationTask
 from recspec.evaluation.warnings import ModelWarning
 
 __all__ = [
-    "PROTOCOLS", "Comparison", "EvaluateSettings", "Evaluation", "Fitted", "FoundRun", "ItemFit", "Kept",
-    "ModelRanker", "ModelWarning", "Paired", "Progress", "Question", "Report", "RowFit", "RunList",
-    "SavedEvaluation", "Slice", "Tried", "as_batch", "better", "check_same_features", "choose_weights", "compare",
-    "count_labels", "difference", "evaluate", "evaluate_baselines", "evaluate_model", "evaluate_rows", "favours",
-    "find_runs", "held_values", "how_questions_differ", "id_feature", "informed", "interactions_of",
-    "is_lower_better", "pair", "positives", "read_events", "read_rows", "run_protocols", "save", "saved",
-    "score_rows", "scores_of", "seconds_of", "seconds_of_an_operation", "seen_items", "silent", "users_at_once",
+    "PROTOCOLS",
+    "Comparison",
+    "EvaluateSettings",
+    "Evaluation",
+    "EvaluationTask",
+    "Fitted",
+    "FoundRun",
+    "ItemFit",
+    "Kept",
+    "ModelRanker",
+    "ModelWarning",
+    "Paired",
+    "Progress",
+    "Report",
+    "RowFit",
+    "RunList",
+    "SavedEvaluation",
+    "Slice",
+    "Tried",
+    "as_batch",
+    "better",
+    "check_same_features",
+    "choose_weights",
+    "compare",
+    "count_labels",
+    "difference",
+    "evaluate",
+    "evaluate_baselines",
+    "evaluate_model",
+    "evaluate_rows",
+    "favours",
+    "find_runs",
+    "held_values",
+    "how_tasks_differ",
+    "id_feature",
+    "informed",
+    "interactions_of",
+    "is_lower_better",
+    "pair",
+    "positives",
+    "read_events",
+    "read_rows", "real",
+    "run_protocols",
+    "save",
+    "saved",
+    "score_rows",
+    "scores_of",
+    "seconds_of",
+    "seconds_of_an_operation",
+    "seen_items",
+    "silent",
+    "users_at_once",
     "warnings",
 ]  # fmt: skip

@@ -19,9 +19,9 @@ from torch import Tensor
 from recspec.base.errors import SettingsError, unknown
 from recspec.bundle import Bundle, Form, Member, as_part
 from recspec.evaluation.protocols import run_protocols
-from recspec.evaluation.question import EvaluateSettings, Question
 from recspec.evaluation.report import Metrics
 from recspec.evaluation.scoring import Progress, scores_of, silent
+from recspec.evaluation.task import EvaluateSettings, EvaluationTask
 from recspec.feature_spec import FeatureSpec
 from recspec.models import Ids, ItemModel, Scores
 
@@ -75,11 +75,11 @@ def choose_weights(
     settings = EvaluateSettings(
         users=min(users or most, most), seed=seed, ks=(int(cut_off),) if cut_off.isdecimal() and int(cut_off) else None
     )
-    question = Question(spec, split, ["full"], settings, reads=(spec.user_id, spec.item_id))
-    if protocol != "full" or not question.truth.num_pairs:
+    task = EvaluationTask(spec, split, ["full"], settings, reads=(spec.user_id, spec.item_id))
+    if protocol != "full" or not task.truth.num_pairs:
         why = f"{metric} is no metric of protocol full" if protocol != "full" else f"{split} has no positive to rank"
         raise SettingsError(f"a blend is chosen by a ranking of all items, and {why}")
-    search = _Search(question, name, [_scores(each, question) for each in trained], progress, enough)
+    search = _Search(task, name, [_scores(each, task) for each in trained], progress, enough)
     parts, value, alone = search.run()
     members: list[Member | None] = [None] * len(trained)
     unit = parts[0].weight / search.spread(parts[0])
@@ -88,15 +88,15 @@ def choose_weights(
         members[part.model] = Member(
             model=card.model, settings=card.settings, weight=weight, form=part.form, floor=part.floor
         )
-    return Chosen(members, metric, value, alone, search.metrics, len(question.ranked_users))
+    return Chosen(members, metric, value, alone, search.metrics, len(task.ranked_users))
 
 
-def _scores(trained: Bundle, question: Question) -> Tensor:
+def _scores(trained: Bundle, task: EvaluationTask) -> Tensor:
     """(R, N) scores of the ranked users, each with the events before the split."""
     assert isinstance(trained.model, ItemModel)
-    model = trained.model.knowing(question.told(trained.model))
-    who = torch.from_numpy(question.ranked_users.astype(np.int64))
-    step = max(1, (1 << 22) // question.truth.num_items)
+    model = trained.model.knowing(task.known_interactions(trained.model))
+    who = torch.from_numpy(task.ranked_users.astype(np.int64))
+    step = max(1, (1 << 22) // task.truth.num_items)
     with torch.inference_mode():
         parts = [model.score_users(each.to(model.device)).float().cpu() for each in torch.split(who, step)]
     return torch.cat(parts)
@@ -131,13 +131,13 @@ class _Search:
 
     def __init__(
         self,
-        question: Question,
+        task: EvaluationTask,
         name: str,
         scores: Sequence[Tensor],
         progress: Progress,
         enough: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.question, self.name, self.scores, self.progress = question, name, scores, progress
+        self.task, self.name, self.scores, self.progress = task, name, scores, progress
         self.enough = enough
         self.metrics: Metrics = {}
         self.done = 0
@@ -171,8 +171,8 @@ class _Search:
     def value(self, parts: Sequence[_Part]) -> float:
         """The metric of a blend."""
         scores = torch.stack([part.weight / self.spread(part) * self.scores_of(part) for part in parts]).sum(0)
-        ranker = _Held(self.question.ranked_users, scores, self.question.truth.num_users)
-        self.metrics = run_protocols(scores_of(ranker, self.question)).metrics
+        ranker = _Held(self.task.ranked_users, scores, self.task.truth.num_users)
+        self.metrics = run_protocols(scores_of(ranker, self.task)).metrics
         self.done += 1
         self.progress("weights", self.done, None)
         if self.name not in self.metrics["full"]:

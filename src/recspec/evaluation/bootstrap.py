@@ -1,16 +1,14 @@
 """Bootstrap intervals of metrics, and paired tests of the difference between two evaluations.
 
 Everything is over groups (users), or over rows under protocol `rows`; AUC by its values of rows
-(`metrics.auc_of_rows`). Draws come from a seed, so the same question gives the same numbers.
+(`metrics.auc_of_rows`). Draws come from a seed, so the same task gives the same numbers.
 
 Intervals come from the Bayesian bootstrap (Rubin, 1981): a draw gives every value a random weight instead of a random
 count. Half a value at the lowest possible place and half a value at the highest join each draw, so an interval of hits
 is Jeffreys'. Percentiles of resampled values are too narrow for rare hits: of 50 users with 10 % hits, they cover the
 true NDCG in 89 % of samples, and of users with 2 % hits the true HR in 64 %.
 
-Shapes: G groups or rows; D draws.
-
-Shapes: G groups, users or rows.
+Shapes: G groups, users or rows; D draws.
 """
 
 from __future__ import annotations
@@ -48,12 +46,12 @@ PERMUTATIONS = 2_000
 
 
 def intervals(evaluation: Evaluation, draws: int, seed: int = 0) -> dict[str, dict[str, Interval]]:
-    """The interval of each metric that is a mean over groups or rows, by protocol; see `interval`.
+    """The interval of each metric that is a mean over groups or rows, by protocol; see `interval`. None without draws.
 
     Log loss has none on fewer than `FEWEST_ROWS` rows: one rare large loss would move it, and may be absent.
     """
     found: dict[str, dict[str, Interval]] = {}
-    for protocol, named in evaluation.values.items():
+    for protocol, named in evaluation.values.items() if draws else ():
         for name, values in ((name, of.astype(np.float64)) for name, of in named.items() if len(of)):
             if name == "log_loss" and len(values) < FEWEST_ROWS:
                 continue
@@ -233,10 +231,10 @@ def pair(ours: SavedEvaluation, theirs: SavedEvaluation, protocol: str) -> Paire
     """Pair two evaluations under a protocol.
 
     Raises:
-        DataError: with everything in which their questions differ, or if one of them lacks the protocol.
+        DataError: with everything in which their tasks differ, or if one of them lacks the protocol.
         BundleError: if a file of values is gone or damaged.
     """
-    if problems := how_questions_differ(ours, theirs, protocol):
+    if problems := how_tasks_differ(ours, theirs, protocol):
         raise DataError.of(f"{ours.file} and {theirs.file} can't be compared under {protocol}", problems)
     first, second = ours.table(protocol), theirs.table(protocol)
     if len(first) != len(second) or any(_column(first, name) != _column(second, name) for name in (ID, ROW)):
@@ -253,8 +251,8 @@ def pair(ours: SavedEvaluation, theirs: SavedEvaluation, protocol: str) -> Paire
     )
 
 
-def how_questions_differ(ours: SavedEvaluation, theirs: SavedEvaluation, protocol: str) -> list[str]:
-    """In what the questions of two evaluations differ under a protocol, so that their values can't be paired."""
+def how_tasks_differ(ours: SavedEvaluation, theirs: SavedEvaluation, protocol: str) -> list[str]:
+    """In what the tasks of two evaluations differ under a protocol, so that their values can't be paired."""
     both = ours, theirs
     problems = [f"{each.file} has no values under {protocol}" for each in both if protocol not in each.groups]
     asked: dict[str, list[object]] = {

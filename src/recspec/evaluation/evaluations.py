@@ -14,19 +14,18 @@ from recspec.data.storage import label_columns
 from recspec.evaluation.bootstrap import compare, intervals
 from recspec.evaluation.fitting import ItemFit
 from recspec.evaluation.interactions import history_of_items
-from recspec.evaluation.labelled_rows import count_labels, splits_of_rows
 from recspec.evaluation.protocols import run_protocols
-from recspec.evaluation.question import EvaluateSettings, Question
 from recspec.evaluation.report import Asked, Evaluation, Report
-from recspec.evaluation.row_baselines import ROW_BASELINES
+from recspec.evaluation.row_baselines import ROW_BASELINES, count_labels, splits_of_rows
 from recspec.evaluation.saved import data_notes, other_data
 from recspec.evaluation.scoring import FullRanker, Progress, Ranker, SplitScores, check_same_features, scores_of, silent
+from recspec.evaluation.task import EvaluateSettings, EvaluationTask
 from recspec.feature_spec import FeatureSpec
 from recspec.loading import Ranks
 from recspec.models import MODELS, FittedItemModel, ItemModel, Model
 
 Scored = TypeVar("Scored", bound=Model | Ranker)
-OfAll = Callable[[Bundle, Question], FullRanker]
+OfAll = Callable[[Bundle, EvaluationTask], FullRanker]
 
 BASELINES: Mapping[str, type[FittedItemModel]] = MappingProxyType(
     {name: model for name, model in MODELS.items() if issubclass(model, FittedItemModel)}
@@ -60,43 +59,36 @@ def evaluate(
         SpecError: if the dataset lacks the model's features, or the roles that a protocol needs.
         SettingsError: for an unknown protocol, or a cut-off longer than every list of candidates.
     """
-    ranks, started = ranks or Ranks(), time.monotonic()
+    ranks, started, reads = ranks or Ranks(), time.monotonic(), trained.model.features()
+    fitted_on, settings, against = _train_splits(trained), settings or EvaluateSettings(), against or {}
     check_same_features(trained.model, spec, trained.folder)
-    fitted_on = _train_splits(trained)
-    asked, reads = settings or EvaluateSettings(), trained.model.features()
-    question = Question(spec, split, protocols, asked, reads=reads, trained_on=fitted_on)
-    model = run_protocols(_answers(trained, question, ranks, progress, of_all), beyond=True)
-    found = intervals(model, asked.bootstrap, asked.seed) if asked.bootstrap else {}
-    wanted = Asked(
-        None if protocols is None else tuple(protocols), asked.model_dump(mode="json"), baselines, tuple(against or ())
-    )
-    data = DataRecord.of(spec) if ranks.is_first else None
-    notes = () if data is None else data_notes(trained, data)
+    task = EvaluationTask(spec, split, protocols, settings, reads=reads, trained_on=fitted_on)
+
+    def evaluated(bundle: Bundle, task: EvaluationTask) -> Evaluation:
+        answers = scores_of(informed(bundle.model, task), task, ranks, progress)
+        if of_all is not None and bundle.pipeline is not None:
+            answers = replace(answers, of_all=of_all(bundle, task))
+        return run_protocols(answers, list_metrics=True)
+
+    model, data = evaluated(trained, task), DataRecord.of(spec) if ranks.is_first else None
+    named = None if protocols is None else tuple(protocols)
     report = Report(
         split,
         model,
-        intervals=found,
-        asked=wanted,
+        intervals=intervals(model, settings.bootstrap, settings.seed),
+        asked=Asked(named, settings.model_dump(mode="json"), baselines, tuple(against)),
         data=data,
-        data_notes=notes,
+        data_notes=() if data is None else data_notes(trained, data),
         label_columns=label_columns(spec, reads) if ranks.is_first else {},
     )
-    report = _beside_runs(report, trained, question, against or {}, ranks, progress, of_all)
-    if not (baselines and ranks.is_first):
-        return replace(report, seconds=time.monotonic() - started)
-    names = [name for name in (*ROW_BASELINES, *BASELINES) if name != trained.card.model]
-    question = question.under(tuple(model.metrics))
-    beside, missing = evaluate_baselines(question, fitted_on, names=names, progress=progress)
-    chosen_by = str(trained.card.trained.get("valid_metric") or "")
-    return replace(report, beside=beside, not_fitted=missing, chosen_by=chosen_by, seconds=time.monotonic() - started)
-
-
-def _answers(
-    trained: Bundle, question: Question, ranks: Ranks, progress: Progress, of_all: OfAll | None
-) -> SplitScores:
-    """The scores of a bundle's model, and of a pipeline's stages."""
-    found = scores_of(informed(trained.model, question), question, ranks, progress)
-    return replace(found, of_all=of_all(trained, question)) if of_all and trained.pipeline is not None else found
+    report = _beside_runs(report, trained, task, against, evaluated)
+    if baselines and ranks.is_first:
+        names = [name for name in (*ROW_BASELINES, *BASELINES) if name != trained.card.model]
+        task = task.with_protocols(tuple(model.metrics))
+        beside, missing = evaluate_baselines(task, fitted_on, names=names, progress=progress)
+        chosen_by = str(trained.card.trained.get("valid_metric") or "")
+        report = replace(report, beside=beside, not_fitted=missing, chosen_by=chosen_by)
+    return replace(report, seconds=time.monotonic() - started)
 
 
 def _train_splits(trained: Bundle) -> list[str]:
@@ -107,50 +99,39 @@ def _train_splits(trained: Bundle) -> list[str]:
 def _beside_runs(
     report: Report,
     trained: Bundle,
-    question: Question,
+    task: EvaluationTask,
     against: Mapping[str, Bundle],
-    ranks: Ranks,
-    progress: Progress,
-    of_all: OfAll | None,
+    evaluated: Callable[[Bundle, EvaluationTask], Evaluation],
 ) -> Report:
-    """The report with other runs' evaluations under its question, and their comparisons."""
+    """The report with other runs' evaluations under its task, and their comparisons."""
     assert report.asked is not None
-    asked, model = question.settings, report.model
+    asked, model, task = task.settings, report.model, task.with_protocols(tuple(report.metrics))
     compared, others, not_alone, elsewhere = {}, {}, {}, {}
     if against and report.data is not None:
         every = {"": trained, **against}
         elsewhere = {name: where for name, each in every.items() if (where := other_data(each, report.data))}
     for name, other in against.items():
         started = time.monotonic()
-        found = _evaluated_as(question.under(tuple(model.metrics)), other, ranks, progress, of_all)
+        check_same_features(other.model, task.spec, other.folder)
+        found = evaluated(other, task.read_by(other.model.features()))
         compared[name] = compare(model, found, asked.bootstrap or DRAWS, asked.seed)
-        if set(_train_splits(other)) != set(question.trained_on or ()):  # popular and cold items would be others
+        if set(_train_splits(other)) != set(task.trained_on or ()):  # popular and cold items would be others
             why = f"trained on {listed(_train_splits(other))}, unlike the model; evaluate it alone"
             not_alone[name] = f"the evaluation is not kept: {why}"
             continue
         if name in elsewhere:  # a report of both runs would call it better
             not_alone[name] = "the evaluation is not kept: the run was trained on other data"
             continue
-        own = intervals(found, asked.bootstrap, asked.seed) if asked.bootstrap else {}
         others[name] = Report(
             report.split,
             replace(found, left_out=model.left_out),
-            intervals=own,
+            intervals=intervals(found, asked.bootstrap, asked.seed),
             asked=replace(report.asked, baselines=False, against=()),
             data=report.data,
             data_notes=() if report.data is None else data_notes(other, report.data),
             seconds=time.monotonic() - started,
         )
     return replace(report, against=compared, others=others, not_alone=not_alone, elsewhere=elsewhere)
-
-
-def _evaluated_as(
-    question: Question, other: Bundle, ranks: Ranks, progress: Progress, of_all: OfAll | None
-) -> Evaluation:
-    """Another model's evaluation under the same question, whose targets and candidates stay as they are."""
-    check_same_features(other.model, question.spec, other.folder)
-    own = question.read_by(other.model.features())
-    return run_protocols(_answers(other, own, ranks, progress, of_all), beyond=True)
 
 
 def evaluate_model(
@@ -164,25 +145,25 @@ def evaluate_model(
 ) -> Evaluation:
     """Evaluate a model in memory, or a ranker of user-item pairs (no logits, so no log loss)."""
     reads = model.features() if isinstance(model, Model) else ()
-    question = Question(spec, split, protocols, settings or EvaluateSettings(), reads=reads)
-    return run_protocols(scores_of(informed(model, question), question, ranks))
+    task = EvaluationTask(spec, split, protocols, settings or EvaluateSettings(), reads=reads)
+    return run_protocols(scores_of(informed(model, task), task, ranks))
 
 
-def informed(model: Scored, question: Question) -> Scored:
-    """The model; an item model knows the users' events in the splits that the question names."""
-    if not isinstance(model, ItemModel) or not question.known:
+def informed(model: Scored, task: EvaluationTask) -> Scored:
+    """The model; an item model knows the users' events in the splits that the task names."""
+    if not isinstance(model, ItemModel) or not task.known:
         return model
-    return cast(Scored, model.knowing(question.told(model)))
+    return cast(Scored, model.knowing(task.known_interactions(model)))
 
 
 def evaluate_baselines(
-    question: Question,
+    task: EvaluationTask,
     fitted_on: Sequence[str] = ("train",),
     *,
     names: Sequence[str] = (*ROW_BASELINES, *BASELINES),
     progress: Progress = silent,
 ) -> tuple[dict[str, Evaluation], dict[str, str]]:
-    """The evaluation of each baseline under the protocols of a question, and the reason for each one left out.
+    """The evaluation of each baseline under the protocols of a task, and the reason for each one left out.
 
     `BASELINES` need users and items. `ROW_BASELINES` need rows of both classes, and are evaluated if rows are scored.
     The candidates that valid lists in a series were drawn for evaluation; nothing is fitted to them.
@@ -191,34 +172,34 @@ def evaluate_baselines(
 
     A baseline learns item similarities from `fitted_on`, but knows every item that the user acted on before the split.
     """
-    spec = question.spec
+    spec = task.spec
     if absent := [split for split in fitted_on if split not in spec.splits]:
         return {}, dict.fromkeys(names, f"the dataset has no split {listed(absent)} to fit them on")
-    of_own_rows = ("rows", "sampled") if question.lists_candidates else ("rows",)
-    scored = [protocol for protocol in question.choose()[0] if protocol in of_own_rows]
+    of_own_rows = ("rows", "sampled") if task.lists_candidates else ("rows",)
+    scored = [protocol for protocol in task.choose()[0] if protocol in of_own_rows]
     rows_of = splits_of_rows(spec, fitted_on)
     num_rows, num_positive = count_labels(spec, rows_of) if scored else (0, 0)
     fits = [name for name in names if name in ROW_BASELINES] if 0 < num_positive < num_rows else []
     recommending = [name for name in names if name in BASELINES]
-    missing = dict.fromkeys(recommending, question.lacks) if question.lacks else {}
-    if recommending and not question.lacks:
+    missing = dict.fromkeys(recommending, task.lacks) if task.lacks else {}
+    if recommending and not task.lacks:
         fits += recommending
-    valid = "valid" if "valid" in spec.splits and question.split != "valid" else ""
+    valid = "valid" if "valid" in spec.splits and task.split != "valid" else ""
 
     def fit(name: str) -> tuple[SplitScores, Mapping[str, object]]:
         if name in ROW_BASELINES:
             scorer = ROW_BASELINES[name](spec, rows_of)
-            return scores_of(scorer, question.under(scored)), scorer.facts
+            return scores_of(scorer, task.with_protocols(scored)), scorer.facts
         kind = BASELINES[name]
         fitted = ItemFit(kind, spec, kind.Settings(), tuple(fitted_on), valid).run()
         facts: dict[str, object] = {}
         if fitted.value is not None and kind.Settings.model_fields:
             chosen = f"valid {fitted.metric} {fitted.value:.4f}, the best of {len(fitted.tried)}"
             facts |= {"settings": fitted.model.settings.model_dump(mode="json"), "chosen_by": chosen}
-        if {*question.known} != {*fitted_on} or history_of_items(spec) is not None:
+        if {*task.known} != {*fitted_on} or history_of_items(spec) is not None:
             rows = "rows and histories" if history_of_items(spec) is not None else "rows"
-            facts["users_known_by"] = f"{rows} of {' and '.join(question.known)}"
-        return scores_of(informed(fitted.model, question), question), facts
+            facts["users_known_by"] = f"{rows} of {' and '.join(task.known)}"
+        return scores_of(informed(fitted.model, task), task), facts
 
     found: dict[str, Evaluation] = {}
     for number, name in enumerate(fits):
@@ -228,6 +209,6 @@ def evaluate_baselines(
         except RecspecError as error:
             missing[name] = str(error)
             continue
-        found[name] = replace(run_protocols(answers, beyond=True), fitted=facts)
+        found[name] = replace(run_protocols(answers, list_metrics=True), fitted=facts)
     progress("baselines", len(fits), len(fits))
     return found, missing

@@ -16,16 +16,14 @@ from recspec.base.errors import SettingsError, unknown
 from recspec.evaluation import warnings
 from recspec.evaluation.choosing import Combination, Tried, choose
 from recspec.evaluation.interactions import history_of_items, interactions_of
-from recspec.evaluation.labelled_rows import splits_of_rows
 from recspec.evaluation.protocols import run_protocols
-from recspec.evaluation.question import EvaluateSettings, Question, draw_candidates
 from recspec.evaluation.report import Evaluation, Metrics, is_lower_better
-from recspec.evaluation.row_baselines import STRENGTHS, LogisticFit
+from recspec.evaluation.row_baselines import STRENGTHS, LogisticFit, splits_of_rows
 from recspec.evaluation.scoring import scores_of
+from recspec.evaluation.task import EvaluateSettings, EvaluationTask, draw_candidates
 from recspec.evaluation.warnings import ModelWarning
 from recspec.feature_spec import FeatureSpec
-from recspec.models import FittedItemModel, FittedModel, Interactions, LogisticRegression, Scores
-from recspec.models.layers import on_meta_device
+from recspec.models import FittedItemModel, FittedModel, Interactions, LogisticRegression, Scores, on_meta_device
 
 METRIC = FittedItemModel.metric
 
@@ -91,17 +89,13 @@ class ItemFit:
             SettingsError: for a metric that valid does not give.
         """
         before = [split for split in self.splits if split != self.valid]
-        question = self.question() if self.valid and before else None
+        task = self.task() if self.valid and before else None
         interactions = interactions_of(self.kind, self.spec, before or self.splits)
-        best: Fitted | None = None
-        if question is not None:
-            best = self._choose(interactions, question)
-        if best is not None:
-            chosen = best.model.settings
-        else:
-            chosen = self.settings.model_copy(update=dict(_combinations(self.kind, interactions, self.settings)[0]))
+        best = None if task is None else self._choose(interactions, task)
         if best is not None and before == list(self.splits):
             return best
+        first = _combinations(self.kind, interactions, self.settings)[0]
+        chosen = self.settings.model_copy(update=dict(first)) if best is None else best.model.settings
         if before and before != list(self.splits):
             interactions = interactions_of(self.kind, self.spec, self.splits)
         model = self._fitted(chosen, interactions)
@@ -111,7 +105,7 @@ class ItemFit:
         model.set_line(*best.model.line.tolist())
         return replace(best, model=model, num_pairs=interactions.num_pairs)
 
-    def question(self) -> Question | None:
+    def task(self) -> EvaluationTask | None:
         """What valid asks; None if it holds no positive of known items that are new to their users."""
         protocol, _, name = self.metric.partition("/")
         cut_off = name.rpartition("@")[2]
@@ -119,11 +113,11 @@ class ItemFit:
         asked = self.metric != METRIC and cut_off.isdecimal() and int(cut_off) > 0
         most = self.users or max(FEWEST_USERS, MOST_SCORES // self.spec.num_ids(self.spec.item_id))
         settings = EvaluateSettings(ks=(int(cut_off),) if asked else None, users=most)
-        question = Question(self.spec, self.valid, [protocol], settings, reads=(self.spec.user_id, self.spec.item_id))
-        judged = question.positives if protocol == "rows" else question.truth
-        return question if judged.num_pairs else None
+        task = EvaluationTask(self.spec, self.valid, [protocol], settings, reads=(self.spec.user_id, self.spec.item_id))
+        judged = task.positives if protocol == "rows" else task.truth
+        return task if judged.num_pairs else None
 
-    def _choose(self, interactions: Interactions, question: Question) -> Fitted:
+    def _choose(self, interactions: Interactions, task: EvaluationTask) -> Fitted:
         """The best combination of the model's grid, without what was given, and of values beyond its edges.
 
         Then settings `at_scoring` are chosen one by one for the best fit, which is not repeated.
@@ -137,31 +131,21 @@ class ItemFit:
                 model = base.varied(varied, interactions)
             else:
                 model = self._fitted(self.settings.model_copy(update=dict(combination)), interactions)
-            found = self._measure(model, question)
-            value = self._value(found.metrics)
-            warned = tuple(warnings.of_repeats(found.protocols, self.valid))
-            return value, Fitted(
-                model, (), self._named, value, found.metrics, num_pairs=interactions.num_pairs, warnings=warned
-            )
+            found = self._measure(model, task)
+            value, warned = self._value(found.metrics), tuple(warnings.of_repeats(found.protocols, self.valid))
+            measured = Fitted(model, (), self._named, value, found.metrics, warnings=warned)
+            return value, replace(measured, num_pairs=interactions.num_pairs)
 
-        search = partial(
-            choose,
-            attempt=attempt,
-            lower=is_lower_better(self.metric),
-            may_be=partial(_may_be, self.settings),
-            on_tried=self.on_tried,
-            enough=self.enough,
-        )
-        best, tried = search(_combinations(self.kind, interactions, self.settings))
+        best, tried = _search(self, _combinations(self.kind, interactions, self.settings), attempt)
         for name in [name for name in at_scoring if name not in self.settings.model_fields_set]:
             base = best.model
             so_far = next(each for each in reversed(tried) if each.best)
             so_far = replace(so_far, settings={**so_far.settings, name: vars(base.settings)[name]})
             grid = [{**so_far.settings, name: value} for value in at_scoring[name]]
-            best, more = search(grid, start=(so_far, best))
+            best, more = _search(self, grid, attempt, (so_far, best))
             tried += more
         assert isinstance(best.model, FittedItemModel)
-        return replace(best, tried=tried, logits_from=_set_line(best.model, question))
+        return replace(best, tried=tried, logits_from=_set_line(best.model, task))
 
     def _fitted(self, settings: config.Settings, interactions: Interactions) -> FittedItemModel:
         model = on_meta_device(lambda: self.kind(self.spec, settings))
@@ -169,10 +153,10 @@ class ItemFit:
         model.fit(interactions, seed=self.seed)
         return model.eval()
 
-    def _measure(self, model: FittedItemModel, question: Question) -> Evaluation:
-        if question.before and history_of_items(self.spec) is not None:
-            model = model.knowing(question.told(model))
-        return run_protocols(scores_of(model, question))
+    def _measure(self, model: FittedItemModel, task: EvaluationTask) -> Evaluation:
+        if task.before and history_of_items(self.spec) is not None:
+            model = model.knowing(task.known_interactions(model))
+        return run_protocols(scores_of(model, task))
 
     def _value(self, found: Metrics) -> float:
         known = _by_name(found)
@@ -180,6 +164,17 @@ class ItemFit:
         if self.metric not in known and self.metric == METRIC:
             self._named = next((name for name in known if name.startswith("full/ndcg@")), self.metric)
         return _value_of(known, self._named)
+
+
+def _search(
+    fit: ItemFit | RowFit,
+    grid: Sequence[Combination],
+    attempt: Callable[[Combination], tuple[float, Fitted]],
+    start: tuple[Tried, Fitted] | None = None,
+) -> tuple[Fitted, tuple[Tried, ...]]:
+    """`choose` by the metric of a fit."""
+    lower, may_be = is_lower_better(fit.metric), partial(_may_be, fit.settings)
+    return choose(grid, attempt, lower=lower, may_be=may_be, on_tried=fit.on_tried, enough=fit.enough, start=start)
 
 
 def _combinations(
@@ -249,22 +244,15 @@ class RowFit:
 
     def _choose(self, fit: LogisticFit) -> Fitted:
         given = "l2" in self.settings.model_fields_set
-        question = Question(self.spec, self.valid, [self.metric.partition("/")[0]], EvaluateSettings())
+        task = EvaluationTask(self.spec, self.valid, [self.metric.partition("/")[0]], EvaluateSettings())
 
         def attempt(combination: Combination) -> tuple[float, Fitted]:
             model = self._filled(fit, float(str(combination.get("l2", vars(self.settings)["l2"]))))
-            found = run_protocols(scores_of(model, question)).metrics
+            found = run_protocols(scores_of(model, task)).metrics
             value = _value_of(_by_name(found), self.metric)
             return value, Fitted(model, (), self.metric, value, found, "its own loss", _rows_of(fit))
 
-        best, tried = choose(
-            [{}] if given else [{"l2": l2} for l2 in STRENGTHS],
-            attempt,
-            lower=is_lower_better(self.metric),
-            may_be=partial(_may_be, self.settings),
-            on_tried=self.on_tried,
-            enough=self.enough,
-        )
+        best, tried = _search(self, [{}] if given else [{"l2": l2} for l2 in STRENGTHS], attempt)
         return replace(best, tried=tried)
 
     def _filled(self, fit: LogisticFit, l2: float) -> LogisticRegression:
@@ -281,14 +269,14 @@ def _rows_of(fit: LogisticFit) -> int:
 # --- scores become logits ---------------------------------------------------------------------------------------------
 
 
-def _set_line(model: FittedItemModel, question: Question) -> str:
+def _set_line(model: FittedItemModel, task: EvaluationTask) -> str:
     """Set the model's line from scores to logits by the rows of valid; returns a description of these rows."""
-    rows, weight = question.rows, 1.0
+    rows, weight = task.rows, 1.0
     if rows.has_both_classes:
-        described = f"the rows of {question.split}"
+        described = f"the rows of {task.split}"
     else:
-        rows = draw_candidates(question.truth, question.excluded, num_negatives=DRAWN, first_item=question.first_item)
-        described = f"the positives of {question.split}, with {DRAWN} drawn negatives each"
+        rows = draw_candidates(task.truth, task.excluded, num_negatives=DRAWN, first_item=task.first_item)
+        described = f"the positives of {task.split}, with {DRAWN} drawn negatives each"
         weight = DRAWN * rows.labels.sum() / max(1, (~rows.labels).sum())
     assert rows.users is not None
     assert rows.items is not None

@@ -18,13 +18,13 @@ from functools import partial
 
 import numpy as np
 
-from recspec.evaluation.beyond import measures_of
 from recspec.evaluation.interactions import group_of, id_feature
-from recspec.evaluation.question import Question
+from recspec.evaluation.list_metrics import exposure, measures_of
 from recspec.evaluation.rankings import Ranked, rank_full, rank_sampled
 from recspec.evaluation.report import Evaluation, Groups
 from recspec.evaluation.scoring import SplitScores
-from recspec.evaluation.slices import evaluate_rows, sampled, slices_of_ranking, slices_of_rows
+from recspec.evaluation.slices import evaluate_some, sampled, slices_of_ranking, slices_of_rows
+from recspec.evaluation.task import EvaluationTask
 from recspec.metrics import Ranking, Values
 from recspec.metrics import measures as metrics
 
@@ -32,26 +32,26 @@ MOST_LISTED = 100
 """The longest lists whose coverage, diversity and so on are measured; the pairs of a list grow with its square."""
 
 
-def run_protocols(answers: SplitScores, *, beyond: bool = False) -> Evaluation:
-    """Metrics under each protocol of a question; with `beyond`, also coverage, novelty and so on of `full`'s lists."""
-    question = answers.question
-    chosen, left_out = question.choose()
+def run_protocols(answers: SplitScores, *, list_metrics: bool = False) -> Evaluation:
+    """Metrics under each protocol of a task; with `list_metrics`, also coverage and so on of the lists of `full`."""
+    task = answers.task
+    chosen, left_out = task.choose()
     result = Evaluation({}, left_out=left_out)
     for protocol in chosen:
         if protocol == "rows":
             result = _with_rows(result, answers)
             result.protocols["rows"].update(_facts_of_stages(answers, protocol))
-            if beyond and (users := question.rows.users) is not None:
-                result.groups["rows"] = Groups(question.spec.user_id, users[sampled(len(users))])
+            if list_metrics and (users := task.rows.users) is not None:
+                result.groups["rows"] = Groups(task.spec.user_id, users[sampled(len(users))])
             if slices := slices_of_rows(answers):
                 result.slices["rows"] = slices
             continue
-        listed = max((k for k in question.ks if k <= MOST_LISTED), default=0) if beyond else 0
+        listed = max((k for k in task.ks if k <= MOST_LISTED), default=0) if list_metrics else 0
         ranked = rank_sampled(answers) if protocol == "sampled" else rank_full(answers, listed=listed)
-        ranking, leaked, ks = ranked.ranking, ranked.leaked, question.ks
+        ranking, leaked, ks = ranked.ranking, ranked.leaked, task.ks
         # Lists of a chosen length refuse a longer cut-off; natural groups (2 to 12 ads in Outbrain) may be shorter.
-        if protocol == "full" or question.spec.has_series or not question.lists_candidates:
-            ks = question.cut_offs(ranking)
+        if protocol == "full" or task.spec.has_series or not task.lists_candidates:
+            ks = task.cut_offs(ranking)
             metrics.check_cut_offs(ranking, ks)
         certain = metrics.certain(ranking, ks)
         values = values_of(ranking, ks)
@@ -61,10 +61,10 @@ def run_protocols(answers: SplitScores, *, beyond: bool = False) -> Evaluation:
             result.values[protocol] = {**values}
             result.metrics[protocol] = {name: float(of.mean()) for name, of in values.items()}
         else:
-            result.left_out[protocol] = question.no_target
-        repeats = _count_repeats(question, protocol)
-        own_lists = protocol == "sampled" and question.lists_candidates
-        unknown = {} if own_lists else {"users": question.num_of_strangers, "items": question.num_of_unknown_items}
+            result.left_out[protocol] = task.no_target
+        repeats = _count_repeats(task, protocol)
+        own_lists = protocol == "sampled" and task.lists_candidates
+        unknown = {} if own_lists else {"users": task.num_of_strangers, "items": task.num_of_unknown_items}
         sure = int((ranking.num_positives == ranking.num_candidates).sum())
         result.protocols[protocol] = {
             "candidates": ranked.candidates,
@@ -81,36 +81,36 @@ def run_protocols(answers: SplitScores, *, beyond: bool = False) -> Evaluation:
             **_facts_of_choices(answers, protocol),
             **_facts_of_stages(answers, protocol),
         }
-        if slices := slices_of_ranking(question, protocol, ranked, partial(values_of, ks=ks)):
+        if slices := slices_of_ranking(task, protocol, ranked, partial(values_of, ks=ks)):
             result.slices[protocol] = slices
-        if beyond and ranking.num_groups:
-            result.groups[protocol] = _groups(question, protocol, ranked)
+        if list_metrics and ranking.num_groups:
+            result.groups[protocol] = _groups(task, protocol, ranked)
         if ranked.top is not None and ranking.num_groups:
-            result = _with_beyond(result, question, ranked, ks)
+            result = _with_list_metrics(result, task, ranked, ks)
     return result
 
 
-def _groups(question: Question, protocol: str, ranked: Ranked) -> Groups:
+def _groups(task: EvaluationTask, protocol: str, ranked: Ranked) -> Groups:
     """The groups of a ranking in the order of its values."""
     assert ranked.positives.groups is not None
     ids = np.unique(ranked.positives.groups)
-    own = protocol == "sampled" and question.lists_candidates
-    feature = group_of(question.spec, question.split) if own else question.spec.user_id
-    are_users = feature is not None and feature == id_feature(question.spec, "user")
-    reads = not own or question.spec.has_series  # other lists are judged without reading earlier splits
-    return Groups(feature or "", ids, np.diff(question.seen.offsets)[ids] if are_users and reads else None)
+    own = protocol == "sampled" and task.lists_candidates
+    feature = group_of(task.spec, task.split) if own else task.spec.user_id
+    are_users = feature is not None and feature == id_feature(task.spec, "user")
+    reads = not own or task.spec.has_series  # other lists are judged without reading earlier splits
+    return Groups(feature or "", ids, np.diff(task.seen.offsets)[ids] if are_users and reads else None)
 
 
-def _with_beyond(result: Evaluation, question: Question, ranked: Ranked, ks: Sequence[int]) -> Evaluation:
+def _with_list_metrics(result: Evaluation, task: EvaluationTask, ranked: Ranked, ks: Sequence[int]) -> Evaluation:
     """The evaluation with the measures of the lists added."""
     assert ranked.top is not None
     assert ranked.users is not None
-    measures = measures_of(question, ranked.users)
+    measures = measures_of(task, ranked.users)
     for k in (k for k in ks if k <= ranked.top.shape[1]):
         found, values = measures.of(ranked.top[:, :k])
-        result.beyond.update({f"{name}@{k}": value for name, value in found.items()})
-        result.beyond_values.update({f"{name}@{k}": of for name, of in values.items()})
-    return replace(result, exposure=measures.exposure(ranked.top, question.first_item))
+        result.list_metrics.update({f"{name}@{k}": value for name, value in found.items()})
+        result.list_values.update({f"{name}@{k}": of for name, of in values.items()})
+    return replace(result, exposure=exposure(ranked.top, measures.counts, task.first_item))
 
 
 def values_of(ranking: Ranking, ks: Sequence[int]) -> dict[str, Values]:
@@ -125,28 +125,28 @@ def values_of(ranking: Ranking, ks: Sequence[int]) -> dict[str, Values]:
     return {**values, "mrr": metrics.reciprocal_ranks(ranking)}
 
 
-def _count_repeats(question: Question, protocol: str) -> tuple[int, int]:
+def _count_repeats(task: EvaluationTask, protocol: str) -> tuple[int, int]:
     """Positives that are no targets, because the user acted on the item before; and all positives."""
-    if protocol == "sampled" and question.lists_candidates:
-        return int(question.repeats.sum()), int(question.rows.labels.sum())
-    return question.num_repeats, question.positives.num_pairs
+    if protocol == "sampled" and task.lists_candidates:
+        return int(task.repeats.sum()), int(task.rows.labels.sum())
+    return task.num_repeats, task.positives.num_pairs
 
 
 def _facts_of_choices(answers: SplitScores, protocol: str) -> dict[str, object]:
     """The choices that the protocol of an evaluation leaves open, as made here."""
-    question, settings = answers.question, answers.question.settings
-    of_lists = protocol == "sampled" and question.lists_candidates
-    if of_lists and not question.spec.has_series and settings.cold == "keep":
+    task, settings = answers.task, answers.task.settings
+    of_lists = protocol == "sampled" and task.lists_candidates
+    if of_lists and not task.spec.has_series and settings.cold == "keep":
         return {}  # what was shown was chosen by nobody here
     facts: dict[str, object] = {"repeats": settings.repeats, "cold": settings.cold}
     if answers.known_by:
         facts["input"] = answers.known_by
-    if question.trained_on:
-        facts["trained_on"] = list(question.trained_on)
+    if task.trained_on:
+        facts["trained_on"] = list(task.trained_on)
     if settings.cold == "drop":
-        cold = question.cold_rows
-        facts["cold_targets_dropped"] = int((cold & question.rows.labels).sum()) if of_lists else question.num_cold
-        facts["cold_items"] = int(question.cold_items[question.first_item :].sum())
+        cold = task.cold_rows
+        facts["cold_targets_dropped"] = int((cold & task.rows.labels).sum()) if of_lists else task.num_cold
+        facts["cold_items"] = int(task.cold_items[task.first_item :].sum())
     return facts
 
 
@@ -159,16 +159,8 @@ def _facts_of_stages(answers: SplitScores, protocol: str) -> Mapping[str, object
 
 def _with_rows(result: Evaluation, answers: SplitScores) -> Evaluation:
     """The evaluation with the metrics of the split's rows added."""
-    question, rows = answers.question, answers.question.rows
     # A series lists drawn candidates: their rate of positives is that of the drawing.
-    found = evaluate_rows(
-        answers.of_rows(),
-        rows.labels,
-        groups=rows.groups,
-        are_logits=answers.gives_logits,
-        calibrated=answers.calibrated,
-        have_own_labels=not question.spec.has_series,
-    )
+    found = evaluate_some(answers, slice(None), have_own_labels=not answers.task.spec.has_series)
     for name in ("metrics", "values", "protocols"):
         getattr(result, name).update(getattr(found, name))
     return replace(result, probabilities=found.probabilities, positive=found.positive)

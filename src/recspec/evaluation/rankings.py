@@ -15,12 +15,11 @@ from torch import Tensor
 
 from recspec.base.errors import DataError
 from recspec.evaluation.interactions import Rows, history_of_items
-from recspec.evaluation.question import Question
 from recspec.evaluation.scoring import ModelRanker, Ranker, SplitScores
+from recspec.evaluation.task import EvaluationTask
 from recspec.metrics import Ranking
 from recspec.metrics import measures as metrics
-from recspec.models import Ids, Scores
-from recspec.models.layers import at_once
+from recspec.models import Ids, Scores, at_once
 
 SCORES_PER_BLOCK = 1 << 23  # scores of users x items held at once on a CPU: 32 MB in fp32
 
@@ -46,12 +45,12 @@ class Ranked:
 
 def rank_sampled(answers: SplitScores) -> Ranked:
     """The candidates of each group, ranked."""
-    question = answers.question
-    rows, ids = question.candidates, question.candidate_ids
+    task = answers.task
+    rows, ids = task.candidates, task.candidate_ids
     scores = answers.of_candidates()
-    dropped = question.cold_rows
-    if question.lists_candidates:
-        dropped = dropped | question.repeats
+    dropped = task.cold_rows
+    if task.lists_candidates:
+        dropped = dropped | task.repeats
     if dropped.any():
         new = ~dropped
         scores, ids, rows = scores[new], None if ids is None else ids[new], rows.take(new)
@@ -61,8 +60,8 @@ def rank_sampled(answers: SplitScores) -> Ranked:
     leaked = None
     if rows.leak is not None:
         leaked = metrics.rank_groups(_with_leak(scores, rows.leak), rows.labels, groups, candidates=ids)
-    drawn = f"{question.settings.num_negatives} uniform negatives a user, seed {question.settings.seed}"
-    described = "the dataset's own" if question.lists_candidates else drawn
+    drawn = f"{task.settings.num_negatives} uniform negatives a user, seed {task.settings.seed}"
+    described = "the dataset's own" if task.lists_candidates else drawn
     at = np.flatnonzero(rows.labels)
 
     def part(chosen: NDArray[np.bool_]) -> Ranking:
@@ -87,9 +86,9 @@ def rank_full(answers: SplitScores, *, listed: int = 0) -> Ranked:
 
     Ranks take shares of the users, and join the results.
     """
-    question, ranks = answers.question, answers.ranks
-    truth, ranker = question.truth, answers.of_all or answers.ranker()
-    users = question.ranked_users
+    task, ranks = answers.task, answers.ranks
+    truth, ranker = task.truth, answers.of_all or answers.ranker()
+    users = task.ranked_users
     device = ranker.device if isinstance(ranker, ModelRanker) else torch.device("cpu")
     # Ranks with other GPUs take the blocks of the smallest.
     step = int(ranks.gather(torch.tensor([users_at_once(truth.num_items, device)])).min())
@@ -98,7 +97,7 @@ def rank_full(answers: SplitScores, *, listed: int = 0) -> Ranked:
 
     def rank(start: int) -> tuple[Tensor, Tensor, Tensor]:
         with torch.inference_mode():
-            positions, sizes, best = _rank_block(ranker, users[start : start + step], question, step, listed)
+            positions, sizes, best = _rank_block(ranker, users[start : start + step], task, step, listed)
             positions[:, 0] += start
         return positions, sizes, best
 
@@ -134,40 +133,40 @@ def users_at_once(num_items: int, device: torch.device) -> int:
 
 def _described(answers: SplitScores) -> str:
     """What the candidates of protocol `full` are, and what the models knew."""
-    question = answers.question
-    earlier = " and ".join(question.before)
-    if earlier and history_of_items(question.spec) is not None:
+    task = answers.task
+    earlier = " and ".join(task.before)
+    if earlier and history_of_items(task.spec) is not None:
         earlier += ", histories included"
-    own = "those of the user in " + earlier if earlier and question.settings.repeats == "drop" else ""
+    own = "those of the user in " + earlier if earlier and task.settings.repeats == "drop" else ""
     described = f"all items without {own}" if own else "all items"
-    users, known = len(question.ranked_users), np.count_nonzero(np.diff(question.truth.offsets))
+    users, known = len(task.ranked_users), np.count_nonzero(np.diff(task.truth.offsets))
     if users < known:
-        described += f"; {users:,} of {known:,} users, seed {question.settings.seed}"
+        described += f"; {users:,} of {known:,} users, seed {task.settings.seed}"
     return described
 
 
 def _rank_block(
-    ranker: Ranker, users: Ids, question: Question, step: int, listed: int
+    ranker: Ranker, users: Ids, task: EvaluationTask, step: int, listed: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """For each positive of some users (place of the user, item, higher, tied); the users' numbers of candidates; lists.
 
     Counting the higher scores takes one pass over the scores; sorting them would take many.
     """
     scores = ranker.scores(users) if isinstance(ranker, ModelRanker) else torch.from_numpy(ranker.score_users(users))
-    device, truth, seen = scores.device, question.truth, question.excluded
+    device, truth, seen = scores.device, task.truth, task.excluded
     (rows, items), (seen_rows, seen_items) = truth.of(users), seen.of(users)
-    cold = np.flatnonzero(question.cold_items[question.first_item :]) + question.first_item
+    cold = np.flatnonzero(task.cold_items[task.first_item :]) + task.first_item
     # None of them is in `truth`.
-    excluded = (seen_items >= question.first_item) & ~question.cold_items[seen_items]
+    excluded = (seen_items >= task.first_item) & ~task.cold_items[seen_items]
     others = np.bincount(seen_rows[excluded], minlength=len(users)) + len(cold)
-    num_candidates = truth.num_items - question.first_item - others
+    num_candidates = truth.num_items - task.first_item - others
 
     at = (torch.from_numpy(rows).to(device), torch.from_numpy(items).long().to(device))
     # NaN marks items that are no candidates: NaN is neither higher than any number nor equal to one.
     out = (torch.from_numpy(seen_rows[excluded]).to(device), torch.from_numpy(seen_items[excluded]).long().to(device))
     has_nan = not bool(scores.sum().isfinite())  # or an infinite score; one pass, where looking at each takes eight
     scores[out] = torch.nan
-    scores[:, : question.first_item] = torch.nan
+    scores[:, : task.first_item] = torch.nan
     if len(cold):
         scores[:, torch.from_numpy(cold).to(device)] = torch.nan
     if has_nan and not np.array_equal(_num_true(scores == scores).cpu().numpy(), num_candidates):

@@ -35,7 +35,7 @@ class Slice:
 
 @dataclass(frozen=True)
 class Exposure:
-    """How recommendations spread over popular and rare items; see `beyond.exposure`."""
+    """How recommendations spread over popular and rare items; see `list_metrics.exposure`."""
 
     shares: tuple[float, ...]
     """Of the places of all lists, from the part of the most popular items to that of items without interactions."""
@@ -65,9 +65,9 @@ class Evaluation:
     """Protocol -> metric -> one value a group; under `rows` one a row, but of `group_auc` one a group."""
     positive: NDArray[np.bool_] | None = field(default=None, repr=False)  # of the rows of `values`
     groups: dict[str, Groups] = field(default_factory=dict, repr=False)  # protocol -> whose values these are
-    beyond: dict[str, float] = field(default_factory=dict)  # coverage and so on, of the lists of protocol full
-    beyond_values: dict[str, PerGroup] = field(default_factory=dict, repr=False)  # of each user
-    exposure: Exposure | None = None  # of the longest lists that `beyond` measures
+    list_metrics: dict[str, float] = field(default_factory=dict)  # coverage and so on, of the lists of protocol full
+    list_values: dict[str, PerGroup] = field(default_factory=dict, repr=False)  # of each user
+    exposure: Exposure | None = None  # of the longest lists that `list_metrics` is of
     slices: dict[str, dict[str, dict[str, Slice]]] = field(default_factory=dict)  # protocol -> slice by -> its value
     left_out: dict[str, str] = field(default_factory=dict)  # protocol -> reason
     fitted: Mapping[str, object] = field(default_factory=dict)  # details of a baseline's fit
@@ -77,7 +77,7 @@ class Evaluation:
     def standard_errors(self) -> Metrics:
         """Standard errors of the metrics that are means over groups or rows, and of AUC and GAUC."""
         return {
-            protocol: {name: _standard_error(values) for name, values in named.items() if len(values) > 1}
+            protocol: {name: standard_error(values) for name, values in named.items() if len(values) > 1}
             for protocol, named in self.values.items()
         }
 
@@ -145,7 +145,7 @@ class Report:
     """Columns that the model reads and that alone order the labels of train -> their AUC."""
     seconds: float | None = None
     others: Mapping[str, Report] = field(default_factory=dict, repr=False)
-    """Each run of `against` as if it had been evaluated alone, under the same question."""
+    """Each run of `against` as if it had been evaluated alone, under the same task."""
     not_alone: Mapping[str, str] = field(default_factory=dict)
     """Run of `against` that is not among `others` -> the reason."""
     elsewhere: Mapping[str, str] = field(default_factory=dict)
@@ -165,15 +165,11 @@ class Report:
     @property
     def sentences(self) -> tuple[str, ...]:
         """What is said below the metrics: verdicts, protocols that are not shown, notes and warnings."""
-        verdicts = [line for line in self.verdicts if line.partition(":")[0] in self.shown]
-        hidden = [name for name in self.metrics if name not in self.shown]
-        more = (
-            [f"{' and '.join(hidden)}: measured too and kept; --protocol NAME (protocol=NAME) shows one"]
-            if hidden
-            else []
-        )
+        told = [line for line in self.verdicts if line.partition(":")[0] in self.shown]
+        if hidden := [name for name in self.metrics if name not in self.shown]:
+            told.append(f"{' and '.join(hidden)}: measured too and kept; --protocol NAME (protocol=NAME) shows one")
         notes = self.notes[len(self.cautions) :]
-        return (*verdicts, *more, *notes, *(f"warning: {each.message}" for each in self.warnings))
+        return (*told, *notes, *(f"warning: {each.message}" for each in self.warnings))
 
     @property
     def baselines(self) -> dict[str, Metrics]:
@@ -197,7 +193,8 @@ class Report:
                     theirs = baseline.metrics.get(protocol, {}).get(metric, ours)
                     if theirs < ours if is_lower_better(metric) else theirs > ours:
                         found = difference(self.model, baseline, protocol, metric)
-                        errors = _in_errors(*found) if found else None
+                        # infinitely many if the difference is the same in every group
+                        errors = (abs(found[0]) / found[1] if found[1] else math.inf) if found else None
                         by = " (standard error unknown)" if errors is None else f" ({errors:.1f} standard errors)"
                         # Equal metrics count once, as HR and recall of one positive.
                         among = wins[errors is not None and errors >= warnings.SIGNIFICANT]
@@ -221,13 +218,10 @@ class Report:
                         better_by = -found[0] if is_lower_better(metric) else found[0]
                         count = len(self.model.values[protocol][metric])
                         differences.append(Difference(name, f"{protocol}/{metric}", *both, better_by, found[1], count))
-        of_probabilities = warnings.of_probabilities(self.model.probabilities, self.split)
-        of_repeats = warnings.of_repeats(self.model.protocols, self.split)
-        of_columns = warnings.of_label_columns(self.label_columns)
         return (
-            *of_columns,
-            *of_probabilities,
-            *of_repeats,
+            *warnings.of_label_columns(self.label_columns),
+            *warnings.of_probabilities(self.model.probabilities, self.split),
+            *warnings.of_repeats(self.model.protocols, self.split),
             *warnings.of_baselines(differences, self.split, self.chosen_by),
         )
 
@@ -282,41 +276,36 @@ class Report:
         facts = self.model.protocols.get(protocol, {})
         if protocol == "rows":
             apart = _one_class(facts) if "group_auc" in self.metrics["rows"] else ""
-            notes = f"; GAUC leaves out {apart}" if apart else ""
-            return f"rows ({_count(facts, 'rows')} rows, {_count(facts, 'positives')} positive{notes})"
+            without = f"; GAUC leaves out {apart}" if apart else ""
+            return f"rows ({_count(facts, 'rows')} rows, {_count(facts, 'positives')} positive{without})"
         fewest, most = (int(str(facts.get(name, 0))) for name in ("fewest_candidates", "most_candidates"))
         many = f"{most:,}" if fewest == most else f"{fewest:,} to {most:,}"
-        notes = str(facts.get("candidates", ""))
-        if facts.get("groups_without_positive"):
-            notes += f"; {_count(facts, 'groups_without_positive')} groups without a positive left out"
-        if facts.get("groups_without_negative"):
-            notes += (
-                f"; {_count(facts, 'groups_without_negative')} groups hold positives alone, which any model ranks right"
-            )
-        for kind in ("users", "items"):
-            if facts.get(f"of_unknown_{kind}_left_out"):
-                notes += f"; {_count(facts, f'of_unknown_{kind}_left_out')} positives of unknown {kind} left out"
-        if facts.get("repeats_left_out"):
-            notes += (
-                f"; {_count(facts, 'repeats_left_out')} of {_count(facts, 'of_positives')} positives left out, which "
-            )
-            notes += "repeat items of the user"
+        notes, all_positives = [str(facts.get("candidates", ""))], _count(facts, "of_positives")
+        counted = {
+            "groups_without_positive": "groups without a positive left out",
+            "groups_without_negative": "groups hold positives alone, which any model ranks right",
+            "of_unknown_users_left_out": "positives of unknown users left out",
+            "of_unknown_items_left_out": "positives of unknown items left out",
+            "repeats_left_out": f"of {all_positives} positives left out, which repeat items of the user",
+        }
+        notes += [f"{_count(facts, name)} {what}" for name, what in counted.items() if facts.get(name)]
         if facts.get("repeats") == "keep":
-            notes += "; items that the user acted on before are candidates and targets"
+            notes.append("items that the user acted on before are candidates and targets")
         if facts.get("input"):
-            notes += f"; input at {self.split}: {facts['input']}"
+            notes.append(f"input at {self.split}: {facts['input']}")
         if isinstance(splits := facts.get("trained_on"), list):
-            notes += f"; trained on {' and '.join(map(str, splits))}"
+            notes.append(f"trained on {' and '.join(map(str, splits))}")
         if facts.get("cold") == "drop":
             dropped, items = (_count(facts, name) for name in ("cold_targets_dropped", "cold_items"))
-            notes += f"; cold: {dropped} targets and {items} items dropped"
+            notes.append(f"cold: {dropped} targets and {items} items dropped")
         if isinstance(certain := facts.get("certain"), list):
-            notes += f"; {', '.join(certain)} left out, 1 for any model"
+            notes.append(f"{', '.join(certain)} left out, 1 for any model")
         who = "users" if protocol == "full" else "groups"
-        return f"{protocol} ({_count(facts, 'groups')} {who}, {many} candidates each: {notes})"
+        return f"{protocol} ({_count(facts, 'groups')} {who}, {many} candidates each: {'; '.join(notes)})"
 
     def to_dict(self) -> dict[str, object]:
         """Plain values for JSON."""
+        every = {"model": self.model, **self.beside}
         return {
             "split": self.split,
             "metrics": self.model.metrics,
@@ -325,13 +314,10 @@ class Report:
             "against": {run: _plain(found) for run, found in self.against.items()},
             "protocols": self.model.protocols,
             "baselines": self.baselines,
-            "beyond_accuracy": {"model": self.model.beyond}
-            | {name: found.beyond for name, found in self.beside.items() if found.beyond},
-            "exposure": {
-                name: asdict(found.exposure)
-                for name, found in {"model": self.model, **self.beside}.items()
-                if found.exposure is not None
+            "beyond_accuracy": {
+                name: of.list_metrics for name, of in every.items() if of.list_metrics or of is self.model
             },
+            "exposure": {name: asdict(of.exposure) for name, of in every.items() if of.exposure is not None},
             "slices": {
                 protocol: {by: {value: asdict(part) for value, part in parts.items()} for by, parts in found.items()}
                 for protocol, found in self.model.slices.items()
@@ -354,7 +340,8 @@ def is_lower_better(metric: str) -> bool:
     return metric.rpartition("/")[2] in LOWER_IS_BETTER
 
 
-def _standard_error(values: PerGroup) -> float:
+def standard_error(values: PerGroup) -> float:
+    """Of the mean of values."""
     return float(values.std(ddof=1) / np.sqrt(len(values)))
 
 
@@ -364,12 +351,7 @@ def difference(model: Evaluation, other: Evaluation, protocol: str, metric: str)
     if ours is None or theirs is None or len(ours) != len(theirs) or len(ours) < 2:
         return None
     differences = theirs.astype(np.float64) - ours
-    return float(differences.mean()), _standard_error(differences)
-
-
-def _in_errors(difference: float, standard_error: float) -> float:
-    """A difference in standard errors; infinite if it is the same in every group."""
-    return abs(difference) / standard_error if standard_error else math.inf
+    return float(differences.mean()), standard_error(differences)
 
 
 def _one_class(facts: Mapping[str, object]) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -18,7 +17,7 @@ from recspec.base.errors import DataError, RecspecError, SettingsError, of_the_m
 from recspec.bundle import Card, RunRecord, run_record, versions
 from recspec.bundle import folder as bundle
 from recspec.evaluation.report import is_lower_better
-from recspec.evaluation.saved import SavedEvaluation, saved
+from recspec.evaluation.saved import SavedEvaluation, real, saved
 
 DEPTH = 6
 """Folders below the given one that are looked into."""
@@ -132,24 +131,23 @@ def describe(path: Path) -> FoundRun:
     if not has_bundle:
         problems.append("unfinished: it holds no bundle")
     evaluations = [each for each in saved(path, problems) if each.is_current] if has_bundle else []
-    data = record.data if record is not None else None
-    found = evaluations if data is None else [each for each in evaluations if each.data.digest == data.digest]
-    values, choices = _values(card, found)
-    chosen_by = "" if card is None else str(card.trained.get("valid_metric") or "")
-    seconds = record.seconds if record is not None else None
-    taken = card.trained.get("seconds") if card is not None and seconds is None else seconds
+    known: dict[str, Any] = {}
+    if record is not None:
+        known |= {"model": brief(record.model), "kind": record.kind, "time": brief(record.started)}
+        if (data := record.data) is not None:
+            evaluations = [each for each in evaluations if each.data.digest == data.digest]
+            known |= {"data": brief(data.name), "data_path": shown(data.path), "data_digest": brief(data.digest)}
+    taken: object = record.seconds if record is not None else None
+    if card is not None:
+        known |= {"model": brief(card.model), "metric": brief(str(card.trained.get("valid_metric") or ""))}
+        taken = card.trained.get("seconds") if taken is None else taken
+    values, choices = _values(card, evaluations)
     return FoundRun(
-        path=shown(path),
-        model=brief(card.model if card is not None else record.model if record is not None else ""),
-        kind=record.kind if record is not None else "",
-        data=brief(data.name) if data is not None else "",
-        data_path=shown(data.path) if data is not None else "",
-        data_digest=brief(data.digest) if data is not None else "",
-        metric=brief(chosen_by),
+        shown(path),
+        **known,
         values=values,
         choices=choices,
-        time=brief(record.started) if record is not None else "",
-        seconds=_seconds(taken),
+        seconds=seconds if (seconds := real(taken)) is not None and seconds >= 0 else None,
         size=_size(of) if has_bundle else None,
         updates=len(versions.updates_of(path)),
         problem="; ".join(brief(each) for each in problems),
@@ -295,19 +293,13 @@ def _values(card: Card | None, found: list[SavedEvaluation]) -> tuple[Values, di
     for each in sorted(found, key=_unusual):
         told = ", ".join(f"{name} {brief(each.settings.get(name))}" for name in _unusual(each))
         split = brief(each.split)
-        own = values.setdefault(split, {})
-        if own and choices.get(split, "") != told:
-            continue
-        choices[split] = told
-        for name, value in _flat(each.metrics):
-            own.setdefault(name, value)
+        if not values.get(split) or choices.get(split, "") == told:
+            choices[split] = told
+            _add(values, split, each.metrics)
     if card is not None:
-        own = values.setdefault("valid", {})
-        for name, value in _flat(card.metrics):
-            own.setdefault(name, value)
-    return {split: own for split, own in values.items() if own}, {
-        split: told for split, told in choices.items() if told
-    }
+        _add(values, "valid", card.metrics)
+    measured = {split: own for split, own in values.items() if own}
+    return measured, {split: told for split, told in choices.items() if told}
 
 
 def _unusual(found: SavedEvaluation) -> list[str]:
@@ -315,11 +307,13 @@ def _unusual(found: SavedEvaluation) -> list[str]:
     return [name for name, default in CHOICES.items() if found.settings.get(name, default) != default]
 
 
-def _flat(metrics: Mapping[str, Mapping[str, float]]) -> Iterator[tuple[str, float]]:
+def _add(values: Values, split: str, metrics: Mapping[str, Mapping[str, float]]) -> None:
+    """Add the finite ones of some metrics that the split does not have yet."""
+    own = values.setdefault(split, {})
     for protocol, named in metrics.items():
         for name, value in named.items():
             if math.isfinite(value):
-                yield brief(f"{protocol}/{name}"), value
+                own.setdefault(brief(f"{protocol}/{name}"), value)
 
 
 def _sorted(runs: list[FoundRun], sort: str, split: str) -> list[FoundRun]:
@@ -334,21 +328,11 @@ def _sorted(runs: list[FoundRun], sort: str, split: str) -> list[FoundRun]:
         largest_first = not is_lower_better(sort)
 
     def key(run: FoundRun) -> Any:
-        return (
-            getattr(run, {"run": "path", "data": "data_shown"}.get(sort, sort))
-            if sort in FIELDS
-            else run.value(split, sort)
-        )
+        field = {"run": "path", "data": "data_shown"}.get(sort, sort)
+        return getattr(run, field) if sort in FIELDS else run.value(split, sort)
 
     has = [each for each in runs if key(each) not in (None, "")]
     return sorted(has, key=key, reverse=largest_first) + [each for each in runs if key(each) in (None, "")]
-
-
-def _seconds(taken: object) -> float | None:
-    """A time from a file; None if it is none. A whole number may be larger than any float."""
-    if isinstance(taken, bool) or not isinstance(taken, (int, float)) or not 0 <= taken <= sys.float_info.max:
-        return None
-    return float(taken)
 
 
 def _size(folder: Path) -> int | None:

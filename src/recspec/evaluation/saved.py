@@ -25,12 +25,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from recspec import __version__
-from recspec.base.errors import BundleError, DataError, RecspecError, of_the_machine, problems_in, unknown
-from recspec.base.files import PathError, confine, confined, manifest, read_json, whole_file
-from recspec.bundle import Bundle, DataRecord, meaning_digest, run_record
+from recspec.base.errors import BundleError, DataError, RecspecError, of_the_machine, unknown
+from recspec.base.files import PathError, confine, confined, manifest, whole_file
+from recspec.bundle import Bundle, DataRecord, cards, meaning_digest, run_record
 from recspec.data.encoding import Vocabulary, VocabularyEncoder, read_encoders
 from recspec.evaluation.report import Evaluation, Report
 from recspec.feature_spec import FeatureSpec
@@ -184,9 +184,7 @@ def save(report: Report, trained: Bundle, spec: FeatureSpec) -> Kept:
         seconds=None if report.seconds is None else round(report.seconds, 3),
         device=str(trained.model.device),
         model=SavedModel(
-            name=trained.card.model,
-            bundle=str(trained.folder.resolve()),
-            digest=manifest.digest(trained.folder),
+            name=trained.card.model, bundle=str(trained.folder.resolve()), digest=manifest.digest(trained.folder)
         ),
         data=report.data or DataRecord.of(spec),
         split=report.split,
@@ -207,9 +205,9 @@ def save(report: Report, trained: Bundle, spec: FeatureSpec) -> Kept:
                 pq.write_table(table, temporary, compression="zstd")
                 with temporary.open("rb") as stream:
                     digest = hashlib.file_digest(stream, "sha256").hexdigest()
-        whole = made.model_copy(update={"groups": groups, "values": digest})
+        made = made.model_copy(update={"groups": groups, "values": digest})
         with whole_file(folder / f"{name}.json") as temporary:
-            temporary.write_text(whole.model_dump_json(indent=2) + "\n", encoding="utf-8")
+            temporary.write_text(made.model_dump_json(indent=2) + "\n", encoding="utf-8")
     except (OSError, RecspecError) as error:
         return Kept(None, f"the evaluation is not kept: {of_the_machine(error) or error}")
     return Kept(folder / f"{name}.json")
@@ -242,12 +240,13 @@ def saved(path: Path, problems: list[str] | None = None) -> tuple[SavedEvaluatio
         problems.append(f"{folder}: holds more than {MOST_LISTED:,} files; the others were not looked at")
     for name in names[:MOST_READ]:
         try:
-            one = _read(folder, name)
+            one = cards.read(folder, name, SavedEvaluation, what="evaluation", version=FORMAT, most=MOST_BYTES)
         except RecspecError as error:
             problems.append(str(error))
         else:
-            is_current = one.model.digest == current
-            found.append(one.model_copy(update={"file": folder / name, "is_current": is_current}))
+            if one is not None:
+                is_current = one.model.digest == current
+                found.append(one.model_copy(update={"file": folder / name, "is_current": is_current}))
     return tuple(sorted(found, key=lambda each: (each.time, each.name), reverse=True))
 
 
@@ -273,25 +272,8 @@ def data_notes(trained: Bundle, here: DataRecord) -> tuple[str, ...]:
 
 def other_data(trained: Bundle, here: DataRecord) -> str:
     """Where the run says that it was trained, if that is other data than these; empty if it is not, or not known."""
-    try:
-        record = run_record.read(run_record.home(trained.folder))
-    except BundleError:
-        return ""
-    data = record.data if record is not None else None
+    data = run_record.data_of(trained.folder)
     return "" if data is None or data.digest == here.digest else f"{data.path}, {data.digest[:12]}"
-
-
-def _read(folder: Path, name: str) -> SavedEvaluation:
-    file = folder / name
-    try:
-        data = read_json(confined(folder, name), most=MOST_BYTES)
-        if isinstance(data, dict) and data.get("format") != FORMAT:
-            raise BundleError(f"{file}: format {data.get('format')!r}; this recspec reads {FORMAT}")
-        return SavedEvaluation.model_validate(data)
-    except PathError as error:
-        raise BundleError(str(error) if str(file) in str(error) else f"{file}: {error}") from None
-    except ValidationError as error:
-        raise BundleError.of(f"{file}: damaged", problems_in(error)) from None
 
 
 def _name(made: SavedEvaluation) -> str:
@@ -309,31 +291,28 @@ def _tables(report: Report, spec: FeatureSpec) -> tuple[pa.Table | None, dict[st
         if not total:
             continue
         step = slice(None, None, max(1, -(-total // MOST_SAVED)))
-        columns: dict[str, Any] = {name: of[step] for name, of in _values(report.model, protocol, total)}
-        beside = {name: dict(_values(found, protocol, total)) for name, found in report.beside.items()}
-        beside = {name: of for name, of in beside.items() if of}
-        metrics = tuple(columns)
-        columns |= {f"{name}/{metric}": of[step] for name, found in beside.items() for metric, of in found.items()}
-        rows = len(range(total)[step])
-        arrays = {name: _filled(of, rows) for name, of in columns.items()}
-        groups = report.model.groups.get(protocol)
-        own: dict[str, pa.Array] = {PROTOCOL: pa.array([protocol] * rows).dictionary_encode()}
-        raw = False
+        columns = dict(_values(report.model, protocol, total))
+        metrics, rows = tuple(columns), len(range(total)[step])
+        found = {name: dict(_values(of, protocol, total)) for name, of in report.beside.items()}
+        beside = {name: of for name, of in found.items() if of}
+        columns |= {f"{name}/{metric}": of for name, named in beside.items() for metric, of in named.items()}
+        table: dict[str, pa.Array] = {PROTOCOL: pa.array([protocol] * rows).dictionary_encode()}
+        groups, feature, raw = report.model.groups.get(protocol), "", False
         if groups is not None and len(groups.ids) == total:
-            ids, raw = raw_ids(spec, groups.feature, groups.ids[step])
-            own[ID] = ids
+            feature = groups.feature
+            table[ID], raw = raw_ids(spec, feature, groups.ids[step])
             if groups.events is not None:
-                own[EVENTS] = pa.array(groups.events[step].astype(np.int64))
+                table[EVENTS] = pa.array(groups.events[step].astype(np.int64))
         if protocol == "rows":
-            own[ROW] = pa.array(_row_numbers(report.model, total)[step])
-        tables.append(pa.table({**own, **arrays}))
+            table[ROW] = pa.array(_row_numbers(report.model, total)[step])
+        tables.append(pa.table({**table, **{name: _filled(of[step], rows) for name, of in columns.items()}}))
         held[protocol] = SavedGroups(
-            feature=groups.feature if ID in own and groups is not None else "",
+            feature=feature,
             raw=raw,
             saved=rows,
             of=_count(report.model, protocol, total),
             metrics=metrics,
-            baselines={name: tuple(found) for name, found in beside.items()},
+            baselines={name: tuple(of) for name, of in beside.items()},
         )
     if not tables:
         return None, {}
@@ -344,7 +323,7 @@ def _values(found: Evaluation, protocol: str, total: int) -> Iterator[tuple[str,
     """Values (total,) of each metric, and of the measures of lists; under `rows` fewer of GAUC, one a group."""
     named: Mapping[str, NDArray[Any]] = found.values.get(protocol, {})
     if protocol == "full":
-        named = {**named, **found.beyond_values}
+        named = {**named, **found.list_values}
     yield from (
         (name, of) for name, of in named.items() if len(of) == total or (protocol == "rows" and 0 < len(of) < total)
     )
@@ -398,14 +377,16 @@ def _finite(value: object) -> object:
 
 def _numbers(found: object) -> dict[str, dict[str, float]]:
     """Finite numbers by protocol and metric; anything else is left out."""
-    if not isinstance(found, Mapping):
-        return {}
+    held = found.items() if isinstance(found, Mapping) else ()
     return {
-        str(protocol): {
-            str(name): float(of)
-            for name, of in named.items()
-            if isinstance(of, (int, float)) and not isinstance(of, bool) and abs(of) <= sys.float_info.max
-        }
-        for protocol, named in found.items()
+        str(protocol): {str(name): value for name, of in named.items() if (value := real(of)) is not None}
+        for protocol, named in held
         if isinstance(named, Mapping)
     }
+
+
+def real(value: object) -> float | None:
+    """A JSON value that is a finite number; None otherwise. A whole number may be larger than any float."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return float(value) if abs(value) <= sys.float_info.max else None

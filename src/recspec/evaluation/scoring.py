@@ -5,6 +5,7 @@ Shapes: R users or requests; N items; P pairs.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,20 +18,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recspec.base.errors import BundleError, SpecError, unknown
+from recspec.base.errors import SpecError, unknown
 from recspec.bundle import run_record
 from recspec.data.storage import Column, Ragged, open_split
 from recspec.evaluation.interactions import ROWS_PER_BLOCK, Rows, blocks
-from recspec.evaluation.labelled_rows import Scorer
-from recspec.evaluation.question import Question
+from recspec.evaluation.row_baselines import Scorer
+from recspec.evaluation.task import EvaluationTask
 from recspec.feature_spec import Feature, FeatureSpec
 from recspec.loading import Ranks, item_features
-from recspec.models import Ids, ItemModel, Model, Scores
-from recspec.models.layers import Batch, at_once, concatenate, num_rows, take, to_device
+from recspec.models import Ids, ItemModel, Model, Scores, at_once
+from recspec.models.layers import Batch, concatenate, num_rows, take, to_device
 
 Progress = Callable[[str, float, float | None], None]  # called with a stage, the amount done and the whole amount
 
 ROWS_PER_FORWARD = 16_384  # rows a model scores at once on a CPU: 64 MB for each layer of 1024
+SIDE = 768
+"""Rows of the matrices whose product tells the machine's speed: some 50 ms."""
+TIMED = 0.5
+"""Seconds after which timing ends."""
 
 
 def silent(stage: str, done: float, total: float | None) -> None:
@@ -57,11 +62,11 @@ class FullRanker(Ranker, Protocol):
 class ModelRanker:
     """A model as a ranker: the request of each user's first positive row, joined with every item's features."""
 
-    def __init__(self, model: Model, question: Question) -> None:
-        spec, names = question.spec, model.features()
+    def __init__(self, model: Model, task: EvaluationTask) -> None:
+        spec, names = task.spec, model.features()
         item_names = tuple(name for name in names if name in spec.role("item"))
-        users, requests = _read_requests(question, tuple(name for name in names if name not in item_names))
-        splits = (*question.before, question.split)
+        users, requests = _read_requests(task, tuple(name for name in names if name not in item_names))
+        splits = (*task.before, task.split)
         items = item_features(spec, splits, [name for name in item_names if name != spec.item_id])
         if spec.item_id in item_names:
             items[spec.item_id] = torch.arange(spec.num_ids(spec.item_id))
@@ -102,9 +107,9 @@ class ModelRanker:
 
 @dataclass(eq=False)
 class SplitScores:
-    """The scores that the protocols of a question need, of a model or a baseline; each rank scores its share."""
+    """The scores that the protocols of a task need, of a model or a baseline; each rank scores its share."""
 
-    question: Question
+    task: EvaluationTask
     of_rows: Callable[[], Scores]  # (rows,) of every row of the split, computed once
     ranker: Callable[[], Ranker]  # of all items, for the users with positives in the split
     gives_logits: bool = True
@@ -116,49 +121,40 @@ class SplitScores:
 
     def of_candidates(self) -> Scores:
         """(rows,) scores of the candidates of `sampled`: the split's rows, or else the drawn pairs."""
-        if self.question.lists_candidates:
+        if self.task.lists_candidates:
             return self.of_rows()
-        return score_pairs(self.ranker(), self.question.candidates, "sampled", self.ranks, self.progress)
+        return score_pairs(self.ranker(), self.task.candidates, "sampled", self.ranks, self.progress)
 
 
 def scores_of(
-    model: Model | Ranker | Scorer, question: Question, ranks: Ranks | None = None, progress: Progress = silent
+    model: Model | Ranker | Scorer, task: EvaluationTask, ranks: Ranks | None = None, progress: Progress = silent
 ) -> SplitScores:
     """The scores of a model, a ranker (no logits), or a baseline of rows (the split's rows only)."""
     ranks = ranks or Ranks()
     if isinstance(model, Model):
-        known_by = _known_by(model, question)
-        rows = cache(partial(score_rows, model, question.spec, question.split, ranks, progress))
-        ranker = partial(ModelRanker, model, question)
+        known_by = _known_by(model, task)
+        rows = cache(partial(score_rows, model, task.spec, task.split, ranks, progress))
+        ranker = partial(ModelRanker, model, task)
         calibrated = model.calibrated if model.calibration is not None else None
-        return SplitScores(
-            question,
-            rows,
-            ranker,
-            model.gives_logits,
-            calibrated=calibrated,
-            ranks=ranks,
-            progress=progress,
-            known_by=known_by,
-        )
+        return SplitScores(task, rows, ranker, model.gives_logits, calibrated, ranks, progress, known_by)
     if isinstance(model, Scorer):
-        return SplitScores(question, cache(partial(_logits, model, question)), _no_ranker)
-    question.spec.require(("user", "item"), "a ranker")
-    rows = cache(lambda: score_pairs(model, question.rows, "rows", ranks))
-    return SplitScores(question, rows, lambda: model, gives_logits=False, ranks=ranks)
+        return SplitScores(task, cache(partial(_logits, model, task)), _no_ranker)
+    task.spec.require(("user", "item"), "a ranker")
+    rows = cache(lambda: score_pairs(model, task.rows, "rows", ranks))
+    return SplitScores(task, rows, lambda: model, gives_logits=False, ranks=ranks)
 
 
-def _known_by(model: Model, question: Question) -> str:
+def _known_by(model: Model, task: EvaluationTask) -> str:
     """The events of users that a model's scores depend on, in words; none if it reads ids of users alone."""
     if isinstance(model, ItemModel):
-        return " and ".join(question.known)
-    if question.histories:
-        return f"the histories of the rows of {question.split}"
+        return " and ".join(task.known)
+    if task.histories:
+        return f"the histories of the rows of {task.split}"
     return ""
 
 
-def _logits(scorer: Scorer, question: Question) -> Scores:
-    reader = open_split(question.spec, question.split, scorer.features)
+def _logits(scorer: Scorer, task: EvaluationTask) -> Scores:
+    reader = open_split(task.spec, task.split, scorer.features)
     return np.concatenate([np.zeros(0), *(scorer.logits(block) for _, block in blocks(reader))])
 
 
@@ -223,19 +219,19 @@ def as_batch(columns: Mapping[str, Column], spec: FeatureSpec) -> Batch:
     return batch
 
 
-def _read_requests(question: Question, names: Sequence[str]) -> tuple[Ids, Batch]:
+def _read_requests(task: EvaluationTask, names: Sequence[str]) -> tuple[Ids, Batch]:
     """The users with positives in the split, and the request features of each user's first positive row."""
-    spec, rows, user = question.spec, question.rows, question.spec.user_id
+    spec, rows, user = task.spec, task.rows, task.spec.user_id
     assert rows.users is not None
     assert rows.items is not None
-    chosen = np.flatnonzero(rows.labels & (rows.items >= question.first_item))
+    chosen = np.flatnonzero(rows.labels & (rows.items >= task.first_item))
     users, first = np.unique(rows.users[chosen], return_index=True)
     if set(names) <= {user}:
         return users, {user: torch.from_numpy(users.astype(np.int64))}
     order = np.argsort(chosen[first])
     wanted = chosen[first][order]  # a row for each user, ascending
     parts: list[Batch] = []
-    for start, block in blocks(open_split(spec, question.split, names)):
+    for start, block in blocks(open_split(spec, task.split, names)):
         batch = as_batch(block, spec)
         here = slice(*np.searchsorted(wanted, (start, start + num_rows(batch))))
         parts.append(take(batch, torch.from_numpy(wanted[here] - start)))
@@ -270,11 +266,8 @@ def check_same_features(model: Model, spec: FeatureSpec, bundle: Path | None = N
 
 def _named(bundle: Path | None) -> str:
     """The dataset of a bundle, which for an updated run is not the one that was given to `train`."""
-    try:
-        record = run_record.read(run_record.home(bundle)) if bundle is not None else None
-    except BundleError:
-        record = None
-    return f", which is {record.data.path}" if record is not None and record.data is not None else ""
+    data = None if bundle is None else run_record.data_of(bundle)
+    return "" if data is None else f", which is {data.path}"
 
 
 def _numbers_of(feature: Feature) -> str:
@@ -291,3 +284,26 @@ def _scoring(model: Model) -> Iterator[None]:
             yield
     finally:
         model.train(was_training)
+
+
+# --- what scoring costs ----------------------------------------------------------------------------------------------
+
+
+def seconds_of(call: Callable[[], object]) -> float:
+    """Seconds of a call, the fewest of a few."""
+    times: list[float] = []
+    while sum(times) < TIMED and len(times) < 5:
+        started = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - started)
+    return min(times)
+
+
+def seconds_of_an_operation() -> float:
+    """Seconds of one of many fp64 operations on one thread, from the product of two matrices."""
+    threads, square = torch.get_num_threads(), torch.ones(SIDE, SIDE, dtype=torch.float64)
+    torch.set_num_threads(1)
+    try:
+        return seconds_of(lambda: square @ square) / (2 * SIDE**3)
+    finally:
+        torch.set_num_threads(threads)

@@ -320,16 +320,15 @@ def _into_repository(
     if not name.replace("_", "").replace("-", "").isalnum():
         raise SettingsError(f"--name {name!r}: expected letters, digits, - and _")
     version = max(triton_repository.versions(out / name), default=0) + 1
-    to = triton_repository.write_model(
-        staged, name, version, check.signature, settings.triton_backend, settings.batching
-    )
+    new = triton_repository.Staged(staged, version)
+    to = new.write_model(name, check.signature, settings.triton_backend, settings.batching)
     triton_repository.refuse_other_inputs(out / name, staged / name)
     description = _write(trained, check, settings, to, tell)
-    raw = _write_raw(trained, check.signature, settings, staged, name, version) if settings.raw else None
+    raw = _write_raw(trained, check.signature, settings, new, name) if settings.raw else None
     description["triton"] = {"model": name, "version": version, "backend": settings.triton_backend, "raw": raw}
     if trained.pipeline is not None:
         tell("writing the retrievers")
-        description["triton"]["recommend"] = _write_pipeline(trained, check.signature, settings, staged, name, version)
+        description["triton"]["recommend"] = _write_pipeline(trained, check.signature, settings, new, name)
     (to / EXPORT_FILE).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
     manifest.write(to)
     triton_repository.move_into(out, staged)
@@ -337,20 +336,20 @@ def _into_repository(
 
 
 def _write_pipeline(
-    trained: Bundle, signature: Signature, settings: ExportSettings, staged: Path, name: str, version: int
+    trained: Bundle, signature: Signature, settings: ExportSettings, staged: triton_repository.Staged, name: str
 ) -> str:
     """Write the ensemble of a pipeline; its name, or why there is none."""
     try:
-        return triton_pipeline.write_pipeline(trained, staged, name, version, signature, settings.triton_backend)
+        return triton_pipeline.write_pipeline(trained, staged, name, signature, settings.triton_backend)
     except ExportError as error:
-        for each in staged.glob(f"{name}_*"):
+        for each in staged.folder.glob(f"{name}_*"):
             if each.name not in (f"{name}_encode", f"{name}_raw"):
                 shutil.rmtree(each)
         return f"none: {error}"
 
 
 def _write_raw(
-    trained: Bundle, signature: Signature, settings: ExportSettings, staged: Path, name: str, version: int
+    trained: Bundle, signature: Signature, settings: ExportSettings, staged: triton_repository.Staged, name: str
 ) -> str:
     """Write the ensemble of raw values; its name, or why there is none."""
     if not trained.spec.metadata.get("encoders"):
@@ -358,7 +357,7 @@ def _write_raw(
     try:
         encoders = Encoders.load(trained.folder)
         beside = triton_repository.histories_beside(trained.spec, [port.name for port in signature.inputs])
-        triton_repository.write_raw(staged, name, version, signature, encoders, settings.batching, beside)
+        staged.write_raw(name, signature, encoders, settings.batching, beside)
     except ExportError as error:
         return f"none: {error}"
     return f"{name}_raw"

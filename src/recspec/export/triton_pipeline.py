@@ -14,7 +14,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any, cast
 
 import numpy as np
@@ -24,12 +23,12 @@ from torch import Tensor, nn
 
 from recspec.base.errors import ExportError, require_extra
 from recspec.bundle import Bundle
-from recspec.export import onnx_graph, triton_best, triton_candidates
+from recspec.export import onnx_graph, triton_model
 from recspec.export import triton_repository as repository
 from recspec.export.exported_model import TYPES, OnnxModel, as_inputs, as_model_batch, known_ids, unused_prefix
-from recspec.export.triton_repository import Backend
+from recspec.export.triton_repository import Backend, Staged
 from recspec.feature_spec import FeatureSpec, Port, Signature, signature_of
-from recspec.inference import Pipeline, Predictor, has_vectors, item_vectors, merging
+from recspec.inference import Pipeline, Predictor, has_vectors, item_vectors
 from recspec.models import ItemModel, Model
 from recspec.models.layers import Batch
 
@@ -62,7 +61,7 @@ TAKEN = ("raw", "encode", "request", "candidates", "best", "recommend")
 """What follows NAME_ in the names of models that are no retriever's."""
 
 
-def write_pipeline(trained: Bundle, staged: Path, name: str, version: int, ranker: Signature, backend: Backend) -> str:
+def write_pipeline(trained: Bundle, staged: Staged, name: str, ranker: Signature, backend: Backend) -> str:
     """Write everything but the ranker; returns the ensemble's name.
 
     Raises:
@@ -73,7 +72,7 @@ def write_pipeline(trained: Bundle, staged: Path, name: str, version: int, ranke
     predictor = Predictor(trained, torch.device("cpu"))
     if predictor.encoders is None or predictor.pipeline is None:
         raise ExportError("the dataset was not prepared by recspec, so raw values can't be encoded")
-    written = _Pipeline(staged, name, version, ranker, predictor, predictor.pipeline)
+    written = _Pipeline(staged, name, ranker, predictor, predictor.pipeline)
     queries = written.retrievers(backend)
     written.candidates()
     written.best()
@@ -84,9 +83,8 @@ def write_pipeline(trained: Bundle, staged: Path, name: str, version: int, ranke
 class _Pipeline:
     """The models of a pipeline in a repository. Tensors of the ensemble have a prefix, so that any feature fits."""
 
-    staged: Path
+    staged: Staged
     name: str
-    version: int
     ranker: Signature
     predictor: Predictor
     pipeline: Pipeline
@@ -110,7 +108,7 @@ class _Pipeline:
                 )
             model, own = each.model.eval(), f"{self.name}_{each.name}"
             made[own] = _request_ports(self.predictor.spec, model)
-            to = repository.write_program(self.staged, own, self.version, made[own], (_found(FOUND),), backend)
+            to = self.staged.write_program(own, made[own], (_found(FOUND),), backend)
             _write_query(to, Query(model, made[own], items.features))
         return made
 
@@ -132,17 +130,17 @@ class _Pipeline:
         held = as_inputs(known.features, Signature("ranker", features))
         arrays |= {f"feature_{place}": held[port.name] for place, port in enumerate(features)}
         found = (*_FOUND, *(replace(port, name=f"{ITEM}{port.name}") for port in features))
-        to = self._python("candidates", self._given, found, triton_candidates, merging)
+        to = self.staged.write_python(f"{self.name}_candidates", self._given, found)
         text = {
             "first_user": self.predictor.catalogues.users.first_id,
             "count": self.pipeline.card.candidates,
             "retrievers": described,
             "features": [port.name for port in found[len(_FOUND) :]],
         }
-        _write_json(to / triton_candidates.CANDIDATES_FILE, text)
-        (to / triton_candidates.ARRAYS).mkdir()
+        _write_json(to / triton_model.CANDIDATES_FILE, text)
+        (to / triton_model.ARRAYS).mkdir()
         for key, array in arrays.items():
-            np.save(to / triton_candidates.ARRAYS / f"{key}.npy", np.ascontiguousarray(array), allow_pickle=False)
+            np.save(to / triton_model.ARRAYS / f"{key}.npy", np.ascontiguousarray(array), allow_pickle=False)
 
     def best(self) -> None:
         """Write the model that puts the candidates in order."""
@@ -154,9 +152,8 @@ class _Pipeline:
             "sources": self.pipeline.names_of((1 << count + 1) - 1),
             "scores": self.ranker.outputs,
         }
-        _write_json(
-            self._python("best", (*_FOUND, *self._scores), self._answers, triton_best) / triton_best.BEST_FILE, text
-        )
+        to = self.staged.write_python(f"{self.name}_best", (*_FOUND, *self._scores), self._answers)
+        _write_json(to / triton_model.BEST_FILE, text)
 
     def ensemble(self, queries: Mapping[str, Sequence[Port]]) -> str:
         """Write the encoders of a request, and the ensemble of all models."""
@@ -167,7 +164,7 @@ class _Pipeline:
         signature = Signature("ranker", tuple(asked.values()))
         beside = repository.histories_beside(spec, list(asked))
         to, batching = f"{self.name}_request", repository.Batching()
-        columns = repository.write_encode(self.staged, to, self.version, signature, encoders, batching, beside)
+        columns = self.staged.write_encode(to, signature, encoders, batching, beside)
         repository.refuse_answer_names(columns, self._answers)
         prefix = unused_prefix(port.name for port in columns)
         of_request = {each: f"{prefix}feature.{each}" for each in asked}
@@ -179,24 +176,21 @@ class _Pipeline:
         for answer, (name, ports) in zip(answers, queries.items(), strict=True):
             steps.append(step(name, {port.name: of_request[port.name] for port in ports}, {FOUND: answer}))
         given = {port.name: answer for port, answer in zip(self._given[1:], answers, strict=True)}
-        given[triton_candidates.USER] = of_request[spec.user_id]
+        given[triton_model.USER] = of_request[spec.user_id]
         brought = {f"{ITEM}{name}": inner for name, inner in items.items()}
         steps.append(step(f"{self.name}_candidates", given, {**found, **brought}))
         read = {port.name: {**items, **of_request}[port.name] for port in self.ranker.inputs}
         steps.append(step(self.name, read, scored))
         steps.append(step(f"{self.name}_best", {**found, **scored}, {port.name: port.name for port in self._answers}))
-        repository.write_ensemble(self.staged, f"{self.name}_recommend", self.version, columns, self._answers, steps)
+        self.staged.write_ensemble(f"{self.name}_recommend", columns, self._answers, steps)
         return f"{self.name}_recommend"
 
     @property
     def _given(self) -> tuple[Port, ...]:
         """What the candidates are made from: the user's number, and each retriever's answer."""
         spec = self.predictor.spec
-        (user,) = (replace(port, name=triton_candidates.USER) for port in _ports(spec, [spec.user_id]))
+        (user,) = (replace(port, name=triton_model.USER) for port in _ports(spec, [spec.user_id]))
         return user, *(_found(f"{FOUND}_{place}") for place in range(len(self.pipeline.retrievers)))
-
-    def _python(self, what: str, inputs: Sequence[Port], outputs: Sequence[Port], *modules: ModuleType) -> Path:
-        return repository.write_python(self.staged, f"{self.name}_{what}", self.version, inputs, outputs, modules)
 
 
 def _found(name: str) -> Port:
@@ -204,8 +198,8 @@ def _found(name: str) -> Port:
     return Port(name, "float32", -1, "request")
 
 
-_FOUND = (Port(triton_candidates.CANDIDATE, "int64", 1, "item"), Port(triton_candidates.BROUGHT_BY, "int32", 1, "item"))
-_NAMED = tuple(Port(name, "string", 1, "item") for name in (triton_best.ITEM, triton_best.RETRIEVED_BY))
+_FOUND = (Port(triton_model.CANDIDATE, "int64", 1, "item"), Port(triton_model.BROUGHT_BY, "int32", 1, "item"))
+_NAMED = tuple(Port(name, "string", 1, "item") for name in (triton_model.ITEM, triton_model.RETRIEVED_BY))
 
 
 def _write_json(file: Path, content: Mapping[str, object]) -> None:

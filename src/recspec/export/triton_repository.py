@@ -35,9 +35,10 @@ from recspec.data.encoding import (
     raw_values,
     text_vectors,
 )
-from recspec.export import triton_encode, triton_onnx
+from recspec.export import triton_model
 from recspec.export.exported_model import unused_prefix
 from recspec.feature_spec import FeatureSpec, Level, Port, PortType, Signature
+from recspec.inference import merging
 
 Backend = Literal["onnxruntime", "python"]
 
@@ -166,62 +167,97 @@ def _reads_numbers(encoder: Encoder, column: str) -> bool:
 # --- folders ---------------------------------------------------------------------------------------------------------
 
 
-def write_model(
-    folder: Path, name: str, version: int, signature: Signature, backend: Backend, batching: Batching
-) -> Path:
-    """Write the configuration of a program in `folder/name`; return the folder for its model.onnx."""
-    return write_program(
-        folder, name, version, signature.inputs, _outputs(signature), backend, _of(signature, batching)
-    )
+@dataclass(frozen=True)
+class Staged:
+    """New models of one version, which `move_into` moves into a repository."""
 
+    folder: Path
+    version: int
 
-def write_program(
-    folder: Path,
-    name: str,
-    version: int,
-    inputs: Sequence[Port],
-    outputs: Sequence[Port],
-    backend: Backend,
-    batching: Batching | None = None,
-) -> Path:
-    """Write the configuration of an ONNX program, of single requests without `batching`; return model.onnx's folder."""
-    kind = PYTHON if backend == "python" else ONNX_RUNTIME
-    to = _version_folder(folder, name, version, _config(name, kind, inputs, outputs, batching))
-    if backend == "python":
-        _copy_module(triton_onnx, to / "model.py")
-    return to
+    def write_model(self, name: str, signature: Signature, backend: Backend, batching: Batching) -> Path:
+        """Write the configuration of a program in `folder/name`; return the folder for its model.onnx."""
+        ports = signature.inputs, _outputs(signature)
+        return self.write_program(name, *ports, backend, _of(signature, batching))
 
+    def write_program(
+        self,
+        name: str,
+        inputs: Sequence[Port],
+        outputs: Sequence[Port],
+        backend: Backend,
+        batching: Batching | None = None,
+    ) -> Path:
+        """Write an ONNX program's configuration, of single requests without `batching`; return model.onnx's folder."""
+        if backend == "python":
+            return self.write_python(name, inputs, outputs, batching)
+        return self._write(name, _config(name, ONNX_RUNTIME, inputs, outputs, batching))
 
-def write_python(
-    folder: Path,
-    name: str,
-    version: int,
-    inputs: Sequence[Port],
-    outputs: Sequence[Port],
-    modules: Sequence[ModuleType],
-    batching: Batching | None = None,
-) -> Path:
-    """Write a Python model, the first of `modules`, with those that it imports beside it; return its folder."""
-    to = _version_folder(folder, name, version, _config(name, PYTHON, inputs, outputs, batching))
-    for module in modules:
-        own = "model" if module is modules[0] else module.__name__.rpartition(".")[2]
-        _copy_module(module, to / f"{own}.py")
-    return to
+    def write_python(
+        self, name: str, inputs: Sequence[Port], outputs: Sequence[Port], batching: Batching | None = None
+    ) -> Path:
+        """Write a Python model, with the modules that it imports beside it; return the folder for its own files."""
+        to = self._write(name, _config(name, PYTHON, inputs, outputs, batching))
+        for module in (triton_model, hashing, merging, raw_values, text_vectors):
+            own = "model" if module is triton_model else module.__name__.rpartition(".")[2]
+            _copy_module(module, to / f"{own}.py")
+        return to
 
+    def write_ensemble(
+        self,
+        name: str,
+        inputs: Sequence[Port],
+        outputs: Sequence[Port],
+        steps: Sequence[Sequence[str]],
+        batching: Batching | None = None,
+    ) -> None:
+        """Write the configuration of several models, one after the other; see `step`."""
+        more = ["ensemble_scheduling {", *(line for each in steps for line in each), "}"]
+        text = _config(name, ENSEMBLE, inputs, outputs, batching, more=more)
+        (self._write(name, text) / ".keep").touch()  # the version itself is empty
 
-def write_ensemble(
-    folder: Path,
-    name: str,
-    version: int,
-    inputs: Sequence[Port],
-    outputs: Sequence[Port],
-    steps: Sequence[Sequence[str]],
-    batching: Batching | None = None,
-) -> None:
-    """Write the configuration of several models, one after the other; see `step`."""
-    more = ["ensemble_scheduling {", *(line for each in steps for line in each), "}"]
-    text = _config(name, ENSEMBLE, inputs, outputs, batching, more=more)
-    (_version_folder(folder, name, version, text) / ".keep").touch()  # the version itself is empty
+    def write_raw(
+        self,
+        name: str,
+        signature: Signature,
+        encoders: Encoders,
+        batching: Batching,
+        beside: Mapping[str, Beside] | None = None,
+    ) -> None:
+        """Write `NAME_encode` and the ensemble `NAME_raw`, which takes raw values.
+
+        Raises:
+            ExportError: if a column can't be read, or has the name of an output.
+        """
+        refuse_answer_names(raw_columns(encoders, signature, beside), _outputs(signature))
+        columns = self.write_encode(f"{name}_encode", signature, encoders, batching, beside)
+        prefix = unused_prefix(port.name for port in columns)
+        inside = {port.name: f"{prefix}feature.{port.name}" for port in signature.inputs}
+        steps = [
+            step(f"{name}_encode", {port.name: port.name for port in columns}, inside),
+            step(name, inside, {each: each for each in signature.outputs}),
+        ]
+        self.write_ensemble(f"{name}_raw", columns, _outputs(signature), steps, _of(signature, batching))
+
+    def write_encode(
+        self,
+        name: str,
+        signature: Signature,
+        encoders: Encoders,
+        batching: Batching,
+        beside: Mapping[str, Beside] | None = None,
+    ) -> tuple[Port, ...]:
+        """Write a Python model from raw columns, which are returned, to the inputs of a signature."""
+        columns = raw_columns(encoders, signature, beside)
+        to = self.write_python(name, columns, signature.inputs, _of(signature, batching))
+        _write_encoders(to, columns, signature, encoders, beside or {})
+        return columns
+
+    def _write(self, name: str, config: str) -> Path:
+        """A new folder for the version of a model, beside the model's configuration."""
+        to = self.folder / name / str(self.version)
+        to.mkdir(parents=True)
+        (to.parent / "config.pbtxt").write_text(config, encoding="utf-8")
+        return to
 
 
 def step(model: str, inputs: Mapping[str, str], outputs: Mapping[str, str]) -> list[str]:
@@ -231,32 +267,6 @@ def step(model: str, inputs: Mapping[str, str], outputs: Mapping[str, str]) -> l
     return ["  step {", f"    model_name: {_quoted(model)}", "    model_version: -1", *lines, "  }"]
 
 
-def write_raw(
-    folder: Path,
-    name: str,
-    version: int,
-    signature: Signature,
-    encoders: Encoders,
-    batching: Batching,
-    beside: Mapping[str, Beside] | None = None,
-) -> None:
-    """Write `NAME_encode` and the ensemble `NAME_raw`, which takes raw values.
-
-    Raises:
-        ExportError: if a column can't be read, or has the name of an output.
-    """
-    refuse_answer_names(raw_columns(encoders, signature, beside), _outputs(signature))
-    columns = write_encode(folder, f"{name}_encode", version, signature, encoders, batching, beside)
-    prefix = unused_prefix(port.name for port in columns)
-    inside = {port.name: f"{prefix}feature.{port.name}" for port in signature.inputs}
-    steps = [
-        step(f"{name}_encode", {port.name: port.name for port in columns}, inside),
-        step(name, inside, {each: each for each in signature.outputs}),
-    ]
-    outputs, own = _outputs(signature), _of(signature, batching)
-    write_ensemble(folder, f"{name}_raw", version, columns, outputs, steps, own)
-
-
 def refuse_answer_names(columns: Sequence[Port], answers: Sequence[Port]) -> None:
     """Refuse raw columns with the name of an ensemble's answer. Raises ExportError with every such column."""
     if taken := sorted({port.name for port in columns} & {port.name for port in answers}):
@@ -264,35 +274,9 @@ def refuse_answer_names(columns: Sequence[Port], answers: Sequence[Port]) -> Non
         raise ExportError("; ".join(problems))
 
 
-def write_encode(
-    folder: Path,
-    name: str,
-    version: int,
-    signature: Signature,
-    encoders: Encoders,
-    batching: Batching,
-    beside: Mapping[str, Beside] | None = None,
-) -> tuple[Port, ...]:
-    """Write a Python model from raw columns, which are returned, to the inputs of a signature."""
-    beside = beside or {}
-    columns = raw_columns(encoders, signature, beside)
-    modules, own = (triton_encode, hashing, raw_values, text_vectors), _of(signature, batching)
-    to = write_python(folder, name, version, columns, signature.inputs, modules, own)
-    _write_encoders(to, columns, signature, encoders, beside)
-    return columns
-
-
 def _of(signature: Signature, batching: Batching) -> Batching | None:
     """How requests are batched; those of a ranker are not, as each has its own request features."""
     return batching if signature.form == "rows" else None
-
-
-def _version_folder(folder: Path, name: str, version: int, config: str) -> Path:
-    """A new folder for a version of a model, beside the model's configuration."""
-    to = folder / name / str(version)
-    to.mkdir(parents=True)
-    (to.parent / "config.pbtxt").write_text(config, encoding="utf-8")
-    return to
 
 
 def _write_encoders(
@@ -303,7 +287,7 @@ def _write_encoders(
         "features": [_feature(port, encoders, beside) for port in signature.inputs],
     }
     text = json.dumps(described, indent=1, ensure_ascii=False)
-    (to / triton_encode.ENCODE_FILE).write_text(text, encoding="utf-8")
+    (to / triton_model.ENCODE_FILE).write_text(text, encoding="utf-8")
     (to / "vocabularies").mkdir()
     for port in signature.inputs:
         encoder = encoders.encoders.get(beside[port.name].items if port.name in beside else port.name)
@@ -313,12 +297,12 @@ def _write_encoders(
             file.write_text(json.dumps(values, ensure_ascii=False), encoding="utf-8")
         if isinstance(encoder, TextEncoder):
             held = encoder.held
-            file = _made(to / triton_encode.OF_TEXTS, f"{encoder.projection}.npz")
+            file = _made(to / triton_model.OF_TEXTS, f"{encoder.projection}.npz")
             np.savez(file, buckets=held.buckets, rarity=held.rarity, weights=held.weights)
-    (to / triton_encode.OF_ITEMS).mkdir()
+    (to / triton_model.OF_ITEMS).mkdir()
     for feature, own in beside.items():
         if own.of_items is not None:
-            np.save(_made(to / triton_encode.OF_ITEMS, f"{feature}.npy"), own.of_items, allow_pickle=False)
+            np.save(_made(to / triton_model.OF_ITEMS, f"{feature}.npy"), own.of_items, allow_pickle=False)
 
 
 def _made(folder: Path, name: str) -> Path:
@@ -329,7 +313,7 @@ def _made(folder: Path, name: str) -> Path:
 
 
 def _feature(port: Port, encoders: Encoders, beside: Mapping[str, Beside]) -> dict[str, object]:
-    """One feature as `triton_encode` reads it."""
+    """One feature as `triton_model` reads it."""
     known, encoder = encoders.encoders, encoders.encoders.get(port.name)
     items = {"items": known[beside[port.name].items].model_dump(mode="json")} if port.name in beside else {}
     return {

@@ -5,34 +5,42 @@ from recspec.inference.answer_files import (
     predict_file,
     predict_split,
     predict_tables,
+    read_rows,
     read_users,
     recommend_to_parquet,
     recommended,
+    row_writer,
 )
-from recspec.inference.batch_answers import Counts, How, predict_shards, recommend_shards
-from recspec.inference.batch_job import SHARD_SIZE
+from recspec.inference.batch_jobs import Counts, How, predict_shards, recommend_shards
+from recspec.inference.batch_shards import SHARD_SIZE
 from recspec.inference.catalogue import ROLES
-from recspec.inference.column_facts import facts_of_encoder
 from recspec.inference.exact_search import highest
 from recspec.inference.filters import Filter
 from recspec.inference.index import IndexSettings, ItemIndex
 from recspec.inference.lookup import MOST_SHOWN, Directory, ItemFields, catalogue_columns, explain, history_of
-from recspec.inference.pipeline import Candidates, Pipeline
+from recspec.inference.pipeline import Candidates, Pipeline, PipelineRanker, has_vectors, item_vectors
 from recspec.inference.pipeline_building import Built, build_pipeline
-from recspec.inference.pipeline_ranker import PipelineRanker
-from recspec.inference.predictor import Predictor, note_of_scores
-from recspec.inference.raw_catalogue import RawCatalogue
-from recspec.inference.recommendation import Recommendation, RecommendedItem, SimilarItems, note_of_unknown_users
-from recspec.inference.requesters import Row, known_columns, table_of
-from recspec.inference.retrievers import has_vectors, item_vectors
-from recspec.inference.row_files import ROWS, read_rows, row_writer
-from recspec.inference.wanted import LARGEST_K, MOST_BOOSTS, MOST_CONTEXT, MOST_EXCLUDED, MOST_ITEMS, Wanted
+from recspec.inference.predictor import ROWS, Predictor, note_of_scores
+from recspec.inference.raw_columns import RawCatalogue, facts_of_encoder
+from recspec.inference.recommendation import (
+    LARGEST_K,
+    MOST_BOOSTS,
+    MOST_CONTEXT,
+    MOST_EXCLUDED,
+    MOST_ITEMS,
+    Recommendation,
+    RecommendedItem,
+    RecommendRequest,
+    SimilarItems,
+    note_of_unknown_users,
+)
+from recspec.inference.request_features import Row, known_columns, table_of
 
 __all__ = [
     "LARGEST_K", "MOST_BOOSTS", "MOST_CONTEXT", "MOST_EXCLUDED", "MOST_ITEMS", "MOST_SHOWN", "ROLES", "ROWS",
     "SHARD_SIZE", "Built", "Candidates", "Counts", "Directory", "Filter", "How", "IndexSettings", "ItemFields",
-    "ItemIndex", "Pipeline", "PipelineRanker", "Predictor", "RawCatalogue", "Recommendation", "RecommendedItem",
-    "Row", "SimilarItems", "Wanted", "build_pipeline", "catalogue_columns", "explain", "facts_of_encoder",
+    "ItemIndex", "Pipeline", "PipelineRanker", "Predictor", "RawCatalogue", "RecommendRequest", "Recommendation",
+    "RecommendedItem", "Row", "SimilarItems", "build_pipeline", "catalogue_columns", "explain", "facts_of_encoder",
     "has_vectors", "highest", "history_of", "item_vectors", "known_columns", "merging", "note_of_scores",
     "note_of_unknown_users", "predict_file", "predict_shards", "predict_split", "predict_tables", "read_rows",
     "read_users", "recommend_shards", "recommend_to_parquet", "recommended", "requests", "row_writer", "table_of",

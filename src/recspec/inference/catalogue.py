@@ -277,23 +277,11 @@ class Catalogues:
         """A hint at the known id that differs from an unknown one only in blanks, case, zeros or a `.0`; else empty."""
         text = str(raw)[:MOST_OF_AN_ID]
         bare = text.strip()
-        forms = (
-            bare,
-            f"{text} ",
-            f" {text}",
-            bare.removesuffix(".0"),
-            bare.lstrip("0"),
-            bare.lower(),
-            bare.upper(),
-            bare.capitalize(),
-        )
+        forms = [bare, f"{text} ", f" {text}", bare.removesuffix(".0"), bare.lstrip("0")]
+        forms += [bare.lower(), bare.upper(), bare.capitalize()]
         others = [form for form in dict.fromkeys(forms) if form and form != str(raw)]
-        found = [
-            form
-            for form, number in zip(others, self._ids(role, others), strict=True)
-            if number >= self.of(role).first_id
-        ]
-        return f" (did you mean '{found[0]}'?)" if found else ""
+        known = self._ids(role, others) >= self.of(role).first_id
+        return f" (did you mean '{others[int(known.argmax())]}'?)" if known.any() else ""
 
     def _ids(self, role: Role, raw: Sequence[str | int]) -> NDArray[np.int64]:
         if (vocabulary := self._vocabulary(role)) is not None:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from recspec.bundle import Seen
 from recspec.inference.catalogue import Catalogues
-from recspec.inference.requesters import AnsweredBy, Context, Requesters
+from recspec.inference.request_features import AnsweredBy, Context, RequestFeatures
 from recspec.models import ItemModel, KnownItemsModel, Model, UserEvents
 from recspec.models.layers import Embeddings
 
@@ -29,7 +29,7 @@ BLOCK = 1 << 22
 """Pairs of items that are scored at once."""
 
 
-def item_vectors(model: Model, known: Catalogues) -> Tensor | None:
+def likeness_vectors(model: Model, known: Catalogues) -> Tensor | None:
     """The vectors (N, D) that a model has of every item by id, or the embeddings of the items' ids; None without.
 
     They tell which items are alike, so a bias is no part of them.
@@ -101,8 +101,10 @@ class Explanation:
 class Explainer:
     """Explains answers of one model."""
 
-    def __init__(self, known: Catalogues, requesters: Requesters, seen: Seen, vectors: Tensor | None) -> None:
-        self._known, self._requesters, self._seen, self._vectors = known, requesters, seen, vectors
+    def __init__(
+        self, known: Catalogues, request_features: RequestFeatures, seen: Seen, vectors: Tensor | None
+    ) -> None:
+        self._known, self._request_features, self._seen, self._vectors = known, request_features, seen, vectors
 
     def explain(
         self, user: int, how: AnsweredBy, context: Context, items: NDArray[np.int64], scores: NDArray[np.float32]
@@ -122,7 +124,7 @@ class Explainer:
         self, user: int, context: Context, items: NDArray[np.int64], scores: NDArray[np.float32]
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]] | None:
         """Events (L,) and their shares (L, k) of the scores; None for a model whose scores are no such sums."""
-        model, request = self._requesters.batch(np.array([user]), context)
+        model, request = self._request_features.batch(np.array([user]), context)
         if not isinstance(model, KnownItemsModel):
             return None
         lists, weights = model.known.lists(request[model.user_id])
@@ -153,7 +155,7 @@ class Explainer:
 
     def _history(self, user: int, how: AnsweredBy, context: Context) -> NDArray[np.int64]:
         """The latest events of the basket or the user, each item once."""
-        if how in ("basket", "basket_vectors") and context.basket is not None:
+        if how in ("basket", "basket_vectors"):
             events = context.basket
         elif user < self._known.users.first_id:
             return np.zeros(0, np.int64)
@@ -164,6 +166,6 @@ class Explainer:
 
     def history(self, user: int) -> NDArray[np.int64]:
         """The items (L,) of a known user's events, oldest first where the bundle holds lists of them."""
-        if (name := self._requesters.item_history) in self._known.users.lists:
+        if (name := self._request_features.item_history) in self._known.users.lists:
             return self._known.users.lists_of(str(name), np.array([user])).values.astype(np.int64)
         return self._seen.known_of(user).long().numpy()

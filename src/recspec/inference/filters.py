@@ -19,18 +19,73 @@ does not. Dates and times are compared with texts of ISO 8601, which mean UTC un
 from __future__ import annotations
 
 import math
+import operator
 import re
-from collections.abc import Callable, Iterable, Iterator
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from recspec.base.errors import RequestError, shortened
+from recspec.data.encoding import EXACT, MISSING_NUMBERS, TRUTH, combined, is_text, plain
+from recspec.inference.catalogue import is_list
 
 LONGEST, DEEPEST, MOST_VALUES = 10_000, 50, 1_000  # characters, nested parentheses and nots, values of an expression
 
 Value = str | int | float | bool
 Operator = Literal["==", "!=", "<", "<=", ">", ">=", "in", "contains", "missing", "true"]
+
+# Every repetition is possessive: it gives nothing back, so reading takes time in proportion to the text.
+TOKEN = re.compile(
+    r"""\s*+(?:
+        (?P<number>[+-]?(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]++)?(?![\w.]))
+      | (?P<text>'[^']*+(?:''[^']*+)*+'|"[^"]*+(?:""[^"]*+)*+")
+      | (?P<quoted>`[^`]++`)
+      | (?P<word>[^\W\d][\w.]*+)
+      | (?P<sign>==|!=|<>|<=|>=|[=<>(),])
+      | (?P<end>\Z)
+    )""",
+    re.VERBOSE,
+)
+SIGNS: dict[str, Operator] = {"=": "==", "==": "==", "!=": "!=", "<>": "!=", "<": "<", "<=": "<=", ">": ">", ">=": ">="}
+WORDS = ("and", "or", "not", "in", "contains", "is", "missing", "null", "true", "false")
+Mask = NDArray[np.bool_]
+Column: TypeAlias = Any
+"""A pyarrow array, or a chunked one (pyarrow has no types)."""
+COMPARISONS: Mapping[str, tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any]]] = {
+    "==": (operator.eq, pc.equal),
+    "!=": (operator.ne, pc.not_equal),
+    "<": (operator.lt, pc.less),
+    "<=": (operator.le, pc.less_equal),
+    ">": (operator.gt, pc.greater),
+    ">=": (operator.ge, pc.greater_equal),
+}
+"""Of numbers, and of texts."""
+MOST_TESTED = 1 << 25
+"""Most items that the tests of a request read; see `TestedColumn.cost`. Parts of texts are found in 3.4 s."""
+ALWAYS = 8
+"""Tests of a request that are made however many items there are."""
+WIDE = 32
+"""Bytes of an item's value that cost as much to test as a short one."""
+LISTED = 8
+"""Values of an item's list that cost as much to test as one short value."""
+WHOLE = re.compile(r"\s*[+-]?[0-9]{1,300}\s*", re.ASCII)
+WRITTEN_NUMBER = re.compile(
+    r"""(?:[$€£¥]\s*|[A-Z]{3}\s+)?
+        [+-]?(?:[0-9]{1,3}(?:[.,' \xa0][0-9]{3})+|[0-9]+)(?:[.,][0-9]+)?
+        (?:\s*[$€£¥%]|\s+[A-Za-z]{2,3})?""",
+    re.VERBOSE,
+)
+"""A text that means a number, which people write so: with a decimal comma, thousands separators or a currency."""
 
 
 @dataclass(frozen=True)
@@ -103,21 +158,6 @@ def _tests(node: Node) -> Iterator[Test]:
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
-
-# Every repetition is possessive: it gives nothing back, so reading takes time in proportion to the text.
-TOKEN = re.compile(
-    r"""\s*+(?:
-        (?P<number>[+-]?(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]++)?(?![\w.]))
-      | (?P<text>'[^']*+(?:''[^']*+)*+'|"[^"]*+(?:""[^"]*+)*+")
-      | (?P<quoted>`[^`]++`)
-      | (?P<word>[^\W\d][\w.]*+)
-      | (?P<sign>==|!=|<>|<=|>=|[=<>(),])
-      | (?P<end>\Z)
-    )""",
-    re.VERBOSE,
-)
-SIGNS: dict[str, Operator] = {"=": "==", "==": "==", "!=": "!=", "<>": "!=", "<": "<", "<=": "<=", ">": ">", ">=": ">="}
-WORDS = ("and", "or", "not", "in", "contains", "is", "missing", "null", "true", "false")
 
 
 @dataclass(frozen=True)
@@ -285,3 +325,303 @@ def quoted_name(column: str) -> str:
     """A column as an expression names it: in backticks if it has to be."""
     is_word = re.fullmatch(r"[^\W\d][\w.]*", column) is not None and column.lower() not in WORDS
     return column if is_word else f"`{column}`"
+
+
+class TestedColumn:
+    """A raw column as tests read it. What they need of it is made once, however many values it is compared with."""
+
+    __test__ = False  # no class of tests for pytest
+
+    def __init__(self, column: Column) -> None:
+        self.values = _plain(column)
+
+    @property
+    def cost(self) -> int:
+        """Work of one test: 1 for each item, and more if items hold long texts or lists."""
+        listed = len(self.held[0].values) if is_list(self.values) else 0
+        return max(len(self.values), int(self.values.nbytes) // WIDE, listed // LISTED)
+
+    @cached_property
+    def there(self) -> Mask:
+        """Where a value is not missing."""
+        return np.asarray(self.values.is_valid())
+
+    @cached_property
+    def micros(self) -> NDArray[np.int64]:
+        """Dates and times as microseconds since 1970; anything where they are missing."""
+        zone = getattr(self.values.type, "tz", None)
+        return _numpy(self.values.cast(pa.timestamp("us", zone), safe=False).cast(pa.int64()))
+
+    @cached_property
+    def numbers(self) -> NDArray[Any]:
+        """Numbers, or truths as 1 and 0; 0 where they are missing."""
+        return _numpy(self.values.cast(pa.int8()) if pa.types.is_boolean(self.values.type) else self.values)
+
+    @cached_property
+    def spelled(self) -> tuple[NDArray[np.float64], str | None]:
+        """The numbers that texts spell, NaN where they are missing; the first text that spells none."""
+        texts, places = self._coded
+        numbers = [_number(text) for text in texts]
+        wrong = next((text for text, number in zip(texts, numbers, strict=True) if number is None), None)
+        return np.array([*numbers, None], np.float64)[places], wrong  # None becomes NaN
+
+    @cached_property
+    def ranked(self) -> tuple[list[int | float], NDArray[np.float64]]:
+        """The different numbers that texts spell, ascending, and the place of each row's; NaN where it is missing.
+
+        Whole numbers are exact, of however many digits.
+        """
+        texts, places = self._coded
+        exact = [int(text) if WHOLE.fullmatch(text) else _number(text) or 0.0 for text in texts]
+        numbers = sorted({number for number in exact if number == number})
+        ranks = {number: rank for rank, number in enumerate(numbers)}
+        return numbers, np.array([*(ranks.get(number) for number in exact), None], np.float64)[places]
+
+    @cached_property
+    def _coded(self) -> tuple[list[str], NDArray[np.int64]]:
+        """The different texts, and the place of each row's text among them; a missing one is behind the last."""
+        coded = self.values.dictionary_encode()
+        texts = coded.dictionary.to_pylist()
+        return texts, pc.fill_null(coded.indices, len(texts)).to_numpy(zero_copy_only=False)
+
+    @cached_property
+    def held(self) -> tuple[TestedColumn, NDArray[np.int64]]:
+        """All values of a column of lists, and where each row's begin and end among them (N + 1,)."""
+        lists = self.values.cast(pa.large_list(self.values.type.value_type))
+        return TestedColumn(pc.list_flatten(lists)), np.append(0, np.cumsum(_numpy(pc.list_value_length(lists))))
+
+
+def evaluate(asked: Filter, column: Callable[[str], TestedColumn], num_rows: int, until: float | None = None) -> Mask:
+    """Which rows (N,) a filter keeps, given the column (N,) of each name that it tests.
+
+    Raises:
+        RequestError: naming every test that its column can't answer, or once `time.monotonic()` is past `until`.
+    """
+    answers: dict[Test, Mask] = {}
+    problems = []
+    for test in dict.fromkeys(asked.tests):
+        if until is not None and time.monotonic() > until:
+            raise RequestError("the time for the answer was over before every item was tested", status=504)
+        try:
+            answers[test] = _answer(test, column(test.column), num_rows)
+        except RequestError as error:
+            problems += [f"character {test.place}: {problem}" for problem in error.problems]
+    if problems:
+        raise RequestError.of("filter", problems)
+    return _joined(asked.root, answers)
+
+
+def check_work(asked: Iterable[Filter], column: Callable[[str], TestedColumn], num_rows: int) -> None:
+    """Refuse the filters of one request before any is evaluated, if they test too many items too often.
+
+    Raises:
+        RequestError: with the number of tests and the most for these columns.
+    """
+    tests = [test for each in asked for test in dict.fromkeys(each.tests)]
+    if len(tests) <= ALWAYS:
+        return
+    work = 0
+    for test in tests:
+        with suppress(RequestError):  # `evaluate` names a test that no column answers
+            work += column(test.column).cost
+    if work > MOST_TESTED:
+        raise RequestError(
+            f"filter and boosts: {len(tests):,} tests of {num_rows:,} items cost {work:,}; expected at most "
+            f"{MOST_TESTED:,}, so about {max(ALWAYS, len(tests) * MOST_TESTED // work):,} such tests; join those of "
+            "equal values as `COLUMN in (VALUE, ...)`, or send fewer"
+        )
+
+
+def _joined(node: Node, answers: Mapping[Test, Mask]) -> Mask:
+    if isinstance(node, Test):
+        return answers[node]
+    if isinstance(node, Not):
+        return ~_joined(node.part, answers)
+    join = np.logical_and if node.word == "and" else np.logical_or
+    found = _joined(node.parts[0], answers).copy()
+    for part in node.parts[1:]:
+        join(found, _joined(part, answers), out=found)
+    return found
+
+
+def _plain(column: Column) -> Column:
+    """One array of the types that `recspec.data.encoding.plain` gives, with NaN as missing."""
+    array = plain(column)
+    if isinstance(array, pa.ChunkedArray):
+        array = combined(array)
+    return pc.if_else(pc.is_nan(array), None, array) if pa.types.is_floating(array.type) else array
+
+
+def _answer(test: Test, column: TestedColumn, num_rows: int) -> Mask:
+    there, kind = column.there, column.values.type
+    if test.operator == "missing":
+        return there if test.negated else ~there
+    if pa.types.is_null(kind):
+        return np.zeros(num_rows, bool)
+    if test.operator == "contains":
+        found = _contains(test, column)
+    elif is_list(column.values):
+        raise RequestError(f"column '{test.column}' holds lists; test it by `{_name(test)} contains VALUE`")
+    elif test.operator == "true":
+        found = _truth(test, column)
+    elif test.operator == "in":
+        found = _among(test.column, column, test.values)
+    else:
+        found = _compared(test.column, test.operator, column, test.values[0])
+    return there & (~found if test.negated else found)
+
+
+def _compared(name: str, sign: str, column: TestedColumn, value: Value) -> Mask:
+    """Where values compare with one as asked; anything where they are missing."""
+    kind, (compare, compare_texts) = column.values.type, COMPARISONS[sign]
+    if _is_time(kind):
+        return np.asarray(compare(column.micros, _moment(name, value)))
+    if is_text(kind) and isinstance(value, str):
+        return _true(compare_texts(column.values, pa.scalar(value, kind)))
+    numbers = _numbers(name, column, value)
+    if is_text(kind) and _is_large(value):
+        known, ranks = column.ranked
+        return np.asarray(compare(ranks, _rank(value, known)))
+    if numbers.dtype == np.float32:  # 0.1 means the float32 that is nearest to it
+        return np.asarray(compare(numbers, _as_floats([value], numbers.dtype)))
+    return np.asarray(compare(numbers, int(value) if isinstance(value, bool) else value))
+
+
+def _among(name: str, column: TestedColumn, values: Sequence[Value]) -> Mask:
+    """Where a value equals one of several, as `_compared` has it; one look-up for each row, however many they are."""
+    kind = column.values.type
+    if _is_time(kind):
+        return np.isin(column.micros, [_moment(name, value) for value in values])
+    texts = [value for value in values if isinstance(value, str)] if is_text(kind) else []
+    found = np.zeros(len(column.values), bool)
+    if texts:
+        found |= _true(pc.is_in(column.values, value_set=pa.array(texts, kind)))
+    others = [value for value in values if not (texts and isinstance(value, str))]
+    if not others:
+        return found
+    numbers = _numbers(name, column, next((value for value in others if isinstance(value, str)), others[0]))
+    if is_text(kind) and any(map(_is_large, others)):
+        known, ranks = column.ranked
+        return found | np.isin(ranks, [_rank(value, known) for value in others])
+    if numbers.dtype.kind == "f":
+        return found | np.isin(numbers, _as_floats(others, numbers.dtype))
+    bounds = np.iinfo(numbers.dtype)
+    whole = [int(value) for value in others if isinstance(value, int) and bounds.min <= value <= bounds.max]
+    broken = [value for value in others if isinstance(value, float)]
+    found |= np.isin(numbers, np.array(whole, numbers.dtype))
+    return found | np.isin(numbers.astype(np.float64), broken) if broken else found
+
+
+def _rank(value: Value, numbers: Sequence[int | float]) -> float:
+    """The place of a number among ascending ones; between two of them if it is none."""
+    assert not isinstance(value, str)
+    place = bisect_left(numbers, value)
+    return place if place < len(numbers) and numbers[place] == value else place - 0.5
+
+
+def _is_large(value: Value) -> bool:
+    """Whether a number is beyond those whole ones that float64 tells apart."""
+    return isinstance(value, int) and abs(value) >= EXACT
+
+
+def _as_floats(values: Sequence[Value], dtype: np.dtype[Any]) -> NDArray[Any]:
+    with np.errstate(over="ignore"):  # beyond the largest float32 lies infinity
+        return np.array(values, dtype)
+
+
+def _numbers(name: str, column: TestedColumn, value: Value | None) -> NDArray[Any]:
+    """Numbers of a column of numbers, truths, or texts that spell numbers; anything where they are missing.
+
+    Raises:
+        RequestError: if the column holds something else, or if `value`, with which they are compared, is a text.
+    """
+    kind = column.values.type
+    if is_text(kind):
+        numbers, wrong = column.spelled
+        if wrong is not None:
+            if WRITTEN_NUMBER.fullmatch(wrong.strip()):
+                raise RequestError(
+                    f"column '{name}' was read as text, because its numbers are written as in '{shortened(wrong)}'; "
+                    "write them with a point and no other signs, such as 13.69, in the items' file and prepare the "
+                    "data again"
+                )
+            how = "write the value in quotes" if value is not None else f"compare it, as in `{name} == 'VALUE'`"
+            raise RequestError(f"column '{name}' holds texts such as '{shortened(wrong)}'; {how}")
+        return numbers
+    is_truth = pa.types.is_boolean(kind)
+    if not (is_truth or pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+        raise RequestError(f"column '{name}' holds {kind}, which no filter can test")
+    if isinstance(value, str):
+        held = "true and false" if is_truth else "numbers"
+        raise RequestError(f"column '{name}' holds {held}, and '{shortened(value)}' is a text; write it without quotes")
+    return column.numbers
+
+
+def _number(text: str) -> float | None:
+    """The number that a text spells, NaN where it spells a missing one, None where it spells none."""
+    word = text.strip().lower()
+    if not word or word in MISSING_NUMBERS:
+        return np.nan
+    if word in TRUTH:
+        return TRUTH[word]
+    try:
+        return float(word) if word.isascii() and "_" not in word else None
+    except ValueError:
+        return None
+
+
+def _truth(test: Test, column: TestedColumn) -> Mask:
+    if _is_time(column.values.type):
+        raise RequestError(f"column '{test.column}' holds times; compare it, as in `{_name(test)} > '2024-01-31'`")
+    numbers = _numbers(test.column, column, None)
+    found: Mask = (numbers != 0) & (numbers == numbers)  # NaN of a text that spells a missing number
+    return found
+
+
+def _contains(test: Test, column: TestedColumn) -> Mask:
+    value, kind = test.values[0], column.values.type
+    if is_list(column.values):
+        held, ends = column.held
+        if not len(held.values) or pa.types.is_null(held.values.type):
+            return np.zeros(len(column.values), bool)
+        equal = _compared(test.column, "==", held, value) & held.there
+        before = np.append(0, np.cumsum(equal))[ends]
+        return before[1:] > before[:-1]
+    if is_text(kind):
+        if not isinstance(value, str):
+            raise RequestError(f"column '{test.column}' holds texts; write the part to find in quotes")
+        return _true(pc.match_substring(column.values, value))
+    raise RequestError(f"column '{test.column}' holds {kind}, neither lists nor texts; compare it with == or in")
+
+
+def _moment(name: str, value: Value) -> int:
+    """Microseconds since 1970 of a text of ISO 8601."""
+    try:
+        told = datetime.fromisoformat(value.strip()) if isinstance(value, str) else None
+    except ValueError:
+        told = None
+    if told is None:
+        shown = f"'{shortened(value)}'" if isinstance(value, str) else value
+        raise RequestError(f"column '{name}' holds times, and {shown} is none; expected a text such as '2024-01-31'")
+    since = (told if told.tzinfo else told.replace(tzinfo=UTC)) - datetime(1970, 1, 1, tzinfo=UTC)
+    return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
+
+
+def _numpy(array: Column) -> NDArray[Any]:
+    """Values as numpy has them; 0 where one is missing."""
+    filled = pc.fill_null(array, pa.scalar(0, array.type)) if array.null_count else array
+    found: NDArray[Any] = filled.to_numpy(zero_copy_only=False)
+    return found
+
+
+def _true(matches: Column) -> Mask:
+    return np.asarray(pc.fill_null(matches, False).to_numpy(zero_copy_only=False))
+
+
+def _is_time(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind))
+
+
+def _name(test: Test) -> str:
+    """The column as an expression names it."""
+    return quoted_name(test.column)

@@ -190,13 +190,10 @@ class ItemIndex:
         made = self._select(wanted)
         with self._lock:
             self._selections[key] = made
-            while len(self._selections) > KEPT_SELECTIONS or self._copied_bytes > KEPT_BYTES:
+            kept = self._selections.values()
+            while len(kept) > KEPT_SELECTIONS or sum(each.copied_bytes for each in kept) > KEPT_BYTES:
                 self._selections.popitem(last=False)
         return made
-
-    @property
-    def _copied_bytes(self) -> int:
-        return sum(each.copied_bytes for each in self._selections.values())
 
     def _select(self, wanted: Mask | Ids) -> Selection:
         """The rows of a mask by id, or of ids."""

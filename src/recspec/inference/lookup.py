@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from recspec.base.errors import RequestError, shortened
 from recspec.inference.catalogue import TITLE_COLUMNS, Role
-from recspec.inference.column_facts import ColumnFacts, facts_of_values, shown_values
 from recspec.inference.explanations import Explanation
 from recspec.inference.predictor import Predictor
-from recspec.inference.wanted import RawId, Wanted
+from recspec.inference.raw_columns import ColumnFacts, facts_of_values, shown_values
+from recspec.inference.recommendation import RawId, RecommendRequest
 from recspec.models import KnownEvents
 
 LONGEST_TITLE = 200
@@ -221,7 +221,7 @@ def explain(predictor: Predictor, user: str | int, item: str | int) -> tuple[flo
     if found[0] < predictor.items.first_id:
         hint = predictor.catalogues.nearest("item", item)
         raise RequestError(f"item '{shortened(str(item))}': is unknown to the model{hint}")
-    asked = recommender.check(Wanted(users=(user,), explain=True))
+    asked = recommender.check(RecommendRequest(users=(user,), explain=True))
     scores = recommender.scores_of_all(np.array([number]), asked.context)[0].numpy()[found - predictor.items.first_id]
     return float(scores[0]), recommender.explainer.explain(number, "user", asked.context, found, scores)[0]
 

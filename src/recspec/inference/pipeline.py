@@ -1,36 +1,177 @@
-"""A pipeline's first stage: the candidates of a request, from several retrievers, filled up with popular items.
+"""Pipelines: retrievers find candidates among all items, popular items fill the list up, and a ranker orders them.
 
-Shapes: R requests; N ids of items; C candidates.
+Shapes: R requests; N ids of items; C candidates; d numbers of a vector.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
+from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from recspec.base.errors import BundleError, RequestError
 from recspec.bundle import Bundle, PipelineCard
 from recspec.bundle import cards as pipeline_card
 from recspec.bundle import folder as bundle
 from recspec.data.encoding import Encoders
+from recspec.evaluation import EvaluationTask, ModelRanker, informed
 from recspec.inference.exact_search import Floats, Ids, Mask
 from recspec.inference.index import ItemIndex
 from recspec.inference.merging import joined
-from recspec.inference.raw_catalogue import RawCatalogue
-from recspec.inference.retrievers import Retriever, can_retrieve, has_vectors, vector_width
-from recspec.models import ItemModel, Model
-from recspec.models.layers import Batch, take
+from recspec.inference.raw_columns import RawCatalogue
+from recspec.loading import Ranks
+from recspec.models import ItemModel, Model, Scores, at_once
+from recspec.models.layers import Batch, num_rows, take
+
+SCORES = 1 << 24
+"""Scores of requests x items held at once on a CPU: 64 MB."""
+
+VECTORS_AT_ONCE = 1 << 16
+"""Items whose vectors are computed at once."""
 
 BLOCK = 1 << 16
 """Items in order of popularity that are tested at once."""
-
-Asked = tuple[Model, Batch] | None
+RetrieverInput = tuple[Model, Batch] | None
 """A retriever's model and what it reads of the requests; None for a retriever that can't answer them."""
+
+
+@runtime_checkable
+class UserVectors(Protocol):
+    """An item model whose score is the product of a vector of the user and a vector of the item."""
+
+    def request_vector(self, users: Tensor) -> Tensor:
+        """(R, d) vectors of users."""
+
+    def item_vectors(self) -> Tensor:
+        """(N, d) vectors of all items."""
+
+
+@runtime_checkable
+class FeatureVectors(Protocol):
+    """A model whose score is the product of a vector of the request's features and one of the item's features."""
+
+    def request_vector(self, batch: Batch) -> Tensor:
+        """(R, d) vectors of requests."""
+
+    def item_vectors(self, items: Batch) -> Tensor:
+        """(N, d) vectors of items."""
+
+
+def has_vectors(model: Model) -> bool:
+    """Whether an index of item vectors can stand for the model's scores."""
+    return isinstance(model, UserVectors)
+
+
+def can_retrieve(model: Model) -> bool:
+    """Whether a model finds candidates fast: it has vectors, or ranks items by the users' events."""
+    return has_vectors(model) or isinstance(model, ItemModel)
+
+
+def request_vectors(model: Model, request: Batch) -> Floats:
+    """(R, d) vectors of requests, of a model that has vectors."""
+    with torch.inference_mode():
+        if isinstance(model, ItemModel):
+            vectors = cast(UserVectors, model).request_vector(request[model.user_id].long())
+        else:
+            vectors = cast(FeatureVectors, model).request_vector(request)
+    return np.ascontiguousarray(vectors.float().cpu().numpy())
+
+
+def vector_width(model: Model) -> int:
+    """How many numbers the vectors have, of a model that has vectors; by the vector of an unknown request."""
+    spec, request = model.spec, Batch()
+    for name in [spec.user_id] if isinstance(model, ItemModel) else set(model.features()) - set(spec.role("item")):
+        feature = spec.features[name]
+        shape = (1, feature.length) if feature.length is not None else (1,)
+        request[name] = torch.zeros(shape, dtype=torch.int64 if feature.is_categorical else torch.float32)
+    return int(request_vectors(model, {name: each.to(model.device) for name, each in request.items()}).shape[1])
+
+
+def item_vectors(model: Model, items: Batch) -> Floats:
+    """(N, d) vectors of all items, whose features `items` holds by id, of a model that has vectors."""
+    with torch.inference_mode():
+        if isinstance(model, ItemModel):
+            return np.ascontiguousarray(cast(UserVectors, model).item_vectors().float().cpu().numpy())
+        own = {name: items[name] for name in model.spec.role("item") if name in items}
+        starts = range(0, num_rows(own), VECTORS_AT_ONCE)
+        parts = [take(own, slice(start, start + VECTORS_AT_ONCE)) for start in starts]
+        made = [cast(FeatureVectors, model).item_vectors(part).float().cpu() for part in parts]
+    return np.ascontiguousarray(torch.cat(made).numpy())
+
+
+@dataclass(frozen=True, eq=False)
+class Retriever:
+    """A model with a name, which brings the items that it scores highest."""
+
+    name: str
+    model: Model
+    index: ItemIndex | None
+    """Vectors of the items that it may bring; without it, all items are scored."""
+    found: Mask
+    """(N,) the items that it may bring."""
+
+    def top(
+        self, model: Model, request: Batch, count: int, *, allowed: Mask | None, excluded: Sequence[Ids] | None
+    ) -> Ids:
+        """(R, count) ids of the best items, best first; -1 fills a short list.
+
+        Args:
+            model: the retriever's model, or the same one that knows other events.
+            request: the features that it reads of each request.
+            count: how many items are wanted.
+            allowed: (N,) the items that may be brought; None for all.
+            excluded: for each request the ids that it must not bring.
+        """
+        if self.index is not None:
+            vectors = request_vectors(model, request)
+            ids = self.index.search(vectors, count, allowed=allowed, excluded=excluded)[1]
+            ids[~vectors.any(axis=1)] = -1  # all items have one score, as in `_best`
+            return _widened(ids, count)
+        mask = self.found if allowed is None else self.found & allowed
+        rows, step = num_rows(request), max(1, at_once(SCORES, model.device) // len(mask))
+        parts = [np.zeros((0, count), np.int64)]
+        for start in range(0, rows, step):
+            part = slice(start, min(start + step, rows))
+            hidden = excluded[part] if excluded is not None else None
+            parts.append(self._best(model, take(request, part), count, mask, hidden))
+        return np.concatenate(parts)
+
+    def _best(
+        self, model: Model, request: Batch, count: int, mask: Mask, excluded: Sequence[Ids] | None
+    ) -> NDArray[np.int64]:
+        """The best of all scores; items that share a score with items beyond the list are left out.
+
+        A model of counts gives the same score, 0, to all items of which it knows nothing. They are no candidates.
+        """
+        assert isinstance(model, ItemModel)
+        with torch.inference_mode():
+            scores = model.score_users(request[model.user_id].long()).float()
+            if not bool(scores.isfinite().all()):
+                raise BundleError(f"retriever {self.name}: gives no finite score for some items; train it again")
+            scores[:, torch.from_numpy(~mask).to(scores.device)] = -torch.inf
+            for row, hidden in enumerate(excluded if excluded is not None else ()):
+                scores[row, torch.from_numpy(hidden).to(scores.device)] = -torch.inf
+            best, ids = torch.topk(scores, min(count + 1, scores.shape[1]), dim=1)
+        last = best[:, -1:] if best.shape[1] > count else torch.full_like(best[:, :1], -torch.inf)
+        kept = ((best > last) & best.isfinite()).cpu().numpy()[:, :count]
+        numbers, values = ids.cpu().numpy()[:, :count], best.cpu().numpy()[:, :count]
+        order = np.lexsort((numbers, -np.where(kept, values, -np.inf)), axis=1)
+        made = np.where(np.take_along_axis(kept, order, 1), np.take_along_axis(numbers, order, 1), -1)
+        return _widened(made, count)
+
+
+def _widened(ids: NDArray[Any], count: int) -> Ids:
+    """Lists of a steady length."""
+    made = np.full((len(ids), count), -1, np.int64)
+    made[:, : ids.shape[1]] = ids
+    return made
 
 
 @dataclass(frozen=True)
@@ -108,7 +249,7 @@ class Pipeline:
 
     def candidates(
         self,
-        asked: Sequence[Asked],
+        asked: Sequence[RetrieverInput],
         requests: int,
         *,
         count: int | None = None,
@@ -194,3 +335,63 @@ def _index_problems(name: str, model: Model, index: ItemIndex, mask: Mask) -> li
     if len(ids) and (int(ids.max()) >= len(mask) or not mask[ids].all()):
         return [f"the index of retriever '{name}' holds items that are not in the dataset or have no interactions"]
     return []
+
+
+class PipelineRanker:
+    """Scores by which the candidates come first, in the order that `recommend` gives them.
+
+    The best of C candidates has the score C, the worst 1. The other items follow in the order of popularity, from 0
+    down. Items that the ranker, or popularity, does not tell apart are level. Items that the pipeline's filter leaves
+    out share the lowest score. Popularity is that of the events that models may know: those of valid, which the bundle
+    counts too, would tell what valid asks.
+    """
+
+    def __init__(self, trained: Bundle, question: EvaluationTask) -> None:
+        self._question, self._trained = question, trained
+        counts = question.known_positives.counts
+        self._pipeline = Pipeline.open(trained).knowing(lambda model: informed(model, question), counts)
+        self._hits = self._positives = 0
+        self._others = -np.unique(-counts, return_inverse=True)[1].astype(np.float32)
+        if self._pipeline.kept is not None:
+            self._others[~self._pipeline.kept] = -len(counts)
+
+    @cached_property
+    def _ranker(self) -> ModelRanker:
+        """The ranker with the requests of the split, read when items are first ranked."""
+        return ModelRanker(informed(self._trained.model, self._question), self._question)
+
+    @cached_property
+    def _retrievers(self) -> list[ModelRanker]:
+        """Likewise for each retriever."""
+        return [ModelRanker(each.model, self._question) for each in self._pipeline.retrievers]
+
+    def score_users(self, users: NDArray[np.integer[Any]]) -> Scores:
+        """(R, N) scores of every item for each user."""
+        seen, truth = self._question.excluded, self._question.truth
+        hidden = [seen.of(users[row : row + 1])[1].astype(np.int64) for row in range(len(users))]
+        asked = [(each.model, each.request_of(users)) for each in self._retrievers]
+        found = self._pipeline.candidates(asked, len(users), excluded=hidden)
+        scores = np.tile(self._others, (len(users), 1))
+        with torch.inference_mode():
+            request = self._ranker.request_of(users)
+            values = rank(self._ranker.model, request, self._ranker.items, [each.ids for each in found])
+        for row, (each, of_each) in enumerate(zip(found, values, strict=True)):
+            scores[row, each.ids] = 1 + np.unique(of_each, return_inverse=True)[1]
+            targets = truth.of(users[row : row + 1])[1]
+            self._hits += int(np.isin(targets, each.ids).sum())
+            self._positives += len(targets)
+        return scores
+
+    def score_pairs(self, users: NDArray[np.integer[Any]], items: NDArray[np.integer[Any]]) -> Scores:
+        """(P,) scores of pairs."""
+        return np.array([self.score_users(users[at : at + 1])[0, items[at]] for at in range(len(users))], np.float32)
+
+    def facts(self, ranks: Ranks) -> Mapping[str, object]:
+        """What was ranked, and the share of all positives that were among the candidates."""
+        mine = torch.tensor([[self._hits, self._positives]])
+        hits, positives = ranks.gather(mine).sum(0).tolist()
+        recall = hits / max(1, positives)
+        stages = (
+            f"{self._pipeline.card.described}, ranked by {self._trained.card.model}; then the other items by popularity"
+        )
+        return {"stages": stages, "candidates_recall": round(recall, 6)}

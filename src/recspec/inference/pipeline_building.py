@@ -21,9 +21,8 @@ from recspec.data.encoding import Encoders
 from recspec.evaluation import id_feature
 from recspec.inference.catalogue import Catalogues
 from recspec.inference.index import ItemIndex
-from recspec.inference.pipeline import may_bring
-from recspec.inference.raw_catalogue import RawCatalogue
-from recspec.inference.retrievers import can_retrieve, has_vectors, item_vectors, request_vectors
+from recspec.inference.pipeline import can_retrieve, has_vectors, item_vectors, may_bring, request_vectors
+from recspec.inference.raw_columns import RawCatalogue
 from recspec.models import ItemModel
 from recspec.models.layers import Batch
 

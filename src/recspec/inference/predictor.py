@@ -17,15 +17,15 @@ from recspec.data.encoding import Encoders, MissingValues, Predictions
 from recspec.feature_spec import PROBABILITY
 from recspec.inference.catalogue import Catalogue, Catalogues, Role
 from recspec.inference.pipeline import Pipeline
-from recspec.inference.recommendation import Recommendation, SimilarItems
+from recspec.inference.recommendation import Recommendation, RecommendRequest, SimilarItems
 from recspec.inference.recommender import Recommender, similar
-from recspec.inference.row_encoder import RowEncoder
-from recspec.inference.row_files import ROWS
-from recspec.inference.wanted import Wanted
+from recspec.inference.request_features import RowEncoder
 from recspec.loading import pick_device
 from recspec.models.layers import Batch, take
 
 SCORE = "score"
+ROWS = 65_536
+"""Rows read, scored and written at once."""
 
 
 class Predictor:
@@ -94,7 +94,7 @@ class Predictor:
         return None if self.bundle.pipeline is None else Pipeline.open(self.bundle)
 
     def recommend(
-        self, wanted: Wanted | Sequence[str | int], *, k: int = 10, include_seen: bool = False
+        self, wanted: RecommendRequest | Sequence[str | int], *, k: int = 10, include_seen: bool = False
     ) -> list[Recommendation]:
         """The k best items for each user, best first, without those the user acted on.
 
@@ -105,12 +105,17 @@ class Predictor:
         Raises:
             RequestError: with every problem of the request.
         """
-        if not isinstance(wanted, Wanted):
-            wanted = Wanted(users=tuple(wanted), k=k, include_seen=include_seen)
+        if not isinstance(wanted, RecommendRequest):
+            wanted = RecommendRequest(users=tuple(wanted), k=k, include_seen=include_seen)
         return self.recommender.recommend(wanted)
 
     def similar(
-        self, item: str | int | Wanted, *, k: int = 10, filter: str | None = None, exclude: Sequence[str | int] = ()
+        self,
+        item: str | int | RecommendRequest,
+        *,
+        k: int = 10,
+        filter: str | None = None,
+        exclude: Sequence[str | int] = (),
     ) -> SimilarItems:
         """The k items most like one, by raw id: by the model's vectors of items, or its scores for a basket of it.
 
@@ -119,8 +124,8 @@ class Predictor:
         Raises:
             RequestError: with every problem of the request.
         """
-        if not isinstance(item, Wanted):
-            item = Wanted(items=(item,), k=k, filter=filter, exclude=tuple(exclude))
+        if not isinstance(item, RecommendRequest):
+            item = RecommendRequest(items=(item,), k=k, filter=filter, exclude=tuple(exclude))
         return similar(self.recommender, self.bundle, self.catalogues, item)
 
     def liked(self, user: str | int, *, k: int = 5) -> list[str]:

@@ -32,10 +32,9 @@ from torch import Tensor
 from recspec.base.errors import RequestError, shortened
 from recspec.inference.catalogue import Catalogues
 from recspec.inference.exact_search import highest
-from recspec.inference.filter_columns import check_work
-from recspec.inference.filters import Filter
-from recspec.inference.raw_catalogue import RawCatalogue
-from recspec.inference.wanted import Boost, RawId, Wanted
+from recspec.inference.filters import Filter, check_work
+from recspec.inference.raw_columns import RawCatalogue
+from recspec.inference.recommendation import Boost, RawId, RecommendRequest
 
 MASKS = 32
 """Masks of filters that are kept: 1 MB each for a million items."""
@@ -52,8 +51,8 @@ class Choice:
     groups: Any = None
     """The raw column (N,) that tells which items are alike, if the request names one; without ids of nobody."""
     first_id: int = 0
-    basket: NDArray[np.int64] | None = None
-    """Known items of the basket, oldest first; None without a basket."""
+    basket: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Known items of the basket, oldest first."""
     notes: tuple[str, ...] = ()
     kept: NDArray[np.bool_] | None = None  # (N,) kept by the filter; None without one
     left_out: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -74,7 +73,7 @@ class Chooser:
         self.raw = RawCatalogue(known.spec, known.encoders)
         self._masks: OrderedDict[str, NDArray[np.bool_]] = OrderedDict()
 
-    def choose(self, wanted: Wanted, problems: list[str]) -> Choice:
+    def choose(self, wanted: RecommendRequest, problems: list[str]) -> Choice:
         """The choice of a request; its problems are added to `problems`."""
         first = int(self._known.spec.reserves_unknown(self._known.spec.item_id))
         num_ids = self._known.spec.num_ids(self._known.spec.item_id)
@@ -90,12 +89,10 @@ class Chooser:
             allowed &= kept
         left_out, note = self.known_items(wanted.exclude, "excluded")
         notes += note
-        basket = None
-        if wanted.items:
-            basket, note = self.known_items(wanted.items, "basket")
-            notes += note
-            if not wanted.include_seen:
-                left_out = np.concatenate([left_out, basket])
+        basket, note = self.known_items(wanted.items, "basket")
+        notes += note
+        if not wanted.include_seen:
+            left_out = np.concatenate([left_out, basket])
         allowed[left_out] = False
         groups = self._column(wanted.diverse_by, problems) if wanted.diverse_by is not None else None
         left = allowed & self.scorable

@@ -1,8 +1,6 @@
-"""The best items for users, baskets and contexts, scored against every item; and items like one item.
+"""The best items for users, baskets and contexts, among all items or a pipeline's candidates; and items like one item.
 
 Shapes: R users; N items of the catalogue; C candidates of a user; k items of an answer.
-
-Shapes: N items of the catalogue; k items of an answer.
 """
 
 from __future__ import annotations
@@ -20,46 +18,128 @@ from recspec.base.errors import BundleError, RequestError, shortened
 from recspec.bundle import Bundle, Seen
 from recspec.evaluation import id_feature
 from recspec.inference.catalogue import Catalogues
-from recspec.inference.explanations import Explainer, Explanation, item_vectors
+from recspec.inference.explanations import Explainer, Explanation, likeness_vectors
 from recspec.inference.index import ItemIndex
-from recspec.inference.pipeline import Pipeline
+from recspec.inference.pipeline import Candidates, Pipeline, RetrieverInput, rank, request_vectors
 from recspec.inference.ranking import Choice, Chooser, pool_size, ranked
 from recspec.inference.recommendation import (
+    RawId,
     Recommendation,
     RecommendedItem,
+    RecommendRequest,
     SimilarItems,
     described,
     notes_of,
     notes_of_short_list,
 )
-from recspec.inference.requesters import AnsweredBy, Context, Requesters
-from recspec.inference.retrievers import request_vectors
-from recspec.inference.retrieving import Retrieving, Scored
-from recspec.inference.row_encoder import RowEncoder
-from recspec.inference.wanted import RawId, Wanted
-from recspec.models import ItemModel, UserEvents
-from recspec.models.layers import Batch, at_once
+from recspec.inference.request_features import AnsweredBy, Context, RequestFeatures, RowEncoder
+from recspec.models import ItemModel, Model, UserEvents, at_once
+from recspec.models.layers import Batch
 
 SCORES = 1 << 24
 """Scores of users x items held at once on a CPU: 64 MB."""
-
 FEW = 16
 """Less than one item in as many is left out place by place; more by a mask, which takes a pass over all scores."""
-
 UNEXPLAINED = "no explanation: there is no history, or the model has neither weights between items nor vectors of them"
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
+class Scored:
+    """Candidates of R users; ids ascend in each row, and a score of -inf leaves one out."""
+
+    scores: Tensor  # (R, C)
+    ids: Tensor  # (R, C); -1 fills a short list
+    brought_by: NDArray[np.uint16] | None = None  # (R, C) see `retrieval.Candidates`
+    flat: NDArray[np.bool_] | None = None  # (R,) users for whom the model scores all items alike
+
+    def brought(self, items: NDArray[np.int64]) -> NDArray[np.uint16]:
+        """(R, k) what brought items (R, k) of the candidates; 0 where nothing did."""
+        found = np.zeros(items.shape, np.uint16)
+        if self.brought_by is not None:
+            for row, ids in enumerate(self.ids.numpy()):
+                places = np.searchsorted(ids, items[row]).clip(max=max(0, len(ids) - 1))
+                found[row] = np.where(items[row] >= 0, self.brought_by[row, places], 0) if len(ids) else 0
+        return found
+
+
+class Retrieving:
+    """Asks the retrievers of a pipeline, and lets the ranker score what they bring."""
+
+    def __init__(self, pipeline: Pipeline, trained: Bundle, known: Catalogues, ranker: RequestFeatures) -> None:
+        self.pipeline, self._trained, self._known, self._ranker = pipeline, trained, known, ranker
+        models = [each.model for each in pipeline.retrievers]
+        self._request_features = [
+            RequestFeatures(model, known, RowEncoder(known, model.features())) for model in models
+        ]
+
+    def reads_basket(self, context: Context) -> bool:
+        """Whether a retriever can answer the request's basket."""
+        return any(each.answered_by(context)[1] == "basket" for each in self._request_features)
+
+    def scored(
+        self, users: NDArray[np.int64], context: Context, choice: Choice, k: int, *, include_seen: bool
+    ) -> Scored:
+        """The candidates of R users, with the ranker's scores.
+
+        Args:
+            users: (R,) prepared ids; one below the first is an unknown user's.
+            context: what the request gives beside the user.
+            choice: what may be recommended.
+            k: how many items are wanted at least.
+            include_seen: whether items that the user acted on may be candidates.
+
+        Raises:
+            BundleError: if the ranker gives a score that is not finite; `RequestError` if the context is to blame.
+        """
+        first, seen = self._known.users.first_id, self._trained.seen
+        assert seen is not None
+        asked = [
+            self._asked(each, users, context, known=bool((users >= first).all())) for each in self._request_features
+        ]
+        acted = _seen_by(seen, users, first, include_seen=include_seen)
+        hidden = [np.concatenate([items, choice.left_out]) for items in acted]
+        found = self.pipeline.candidates(asked, len(users), count=k, allowed=choice.kept, excluded=hidden)
+        made = self._ranked(*self._ranker.batch(users, context), found)
+        if not bool(made.scores[made.ids >= 0].isfinite().all()):
+            raise context.no_finite_score("ranker")
+        return made
+
+    def _ranked(self, model: Model, request: Batch, found: Sequence[Candidates]) -> Scored:
+        """The ranker's scores of candidates."""
+        ordered = [np.argsort(each.ids) for each in found]
+        own = [each.ids[order] for each, order in zip(found, ordered, strict=True)]
+        values = rank(model, request, self._known.items.features, own)
+        shape = (len(found), max((len(ids) for ids in own), default=0))
+        scores, ids = np.full(shape, -np.inf, np.float32), np.full(shape, -1, np.int64)
+        bits = np.zeros(shape, np.uint16)
+        for row, (each, order) in enumerate(zip(found, ordered, strict=True)):
+            place = slice(shape[1] - len(order), None)
+            scores[row, place], ids[row, place], bits[row, place] = values[row], own[row], each.brought_by[order]
+        return Scored(torch.from_numpy(scores), torch.from_numpy(ids), bits)
+
+    @staticmethod
+    def _asked(
+        request_features: RequestFeatures, users: NDArray[np.int64], context: Context, *, known: bool
+    ) -> RetrieverInput:
+        """A retriever's side of the requests; None if it can't answer them."""
+        if any(name not in context.features for name in request_features.context_features):
+            return None
+        if not known and request_features.answered_by(context)[1] not in ("basket", "context"):
+            return None
+        return request_features.batch(users, context)
+
+
+@dataclass(frozen=True, eq=False)
+class CheckedRequest:
     """A checked request: what may be recommended, and what the model reads beside the users."""
 
-    wanted: Wanted
+    request: RecommendRequest
     choice: Choice
     context: Context
 
 
 @dataclass(frozen=True, eq=False)
-class Picked:
+class TopItems:
     """The best items of R users; -1 and -inf fill short lists."""
 
     items: NDArray[np.int64]  # (R, k)
@@ -77,8 +157,8 @@ class Recommender:
 
     def __init__(self, trained: Bundle, known: Catalogues, rows: RowEncoder, pipeline: Pipeline | None = None) -> None:
         self._bundle, self._known, self._device = trained, known, known.device
-        self.requesters = Requesters(trained.model, known, rows)
-        self.retrieving = None if pipeline is None else Retrieving(pipeline, trained, known, self.requesters)
+        self.request_features = RequestFeatures(trained.model, known, rows)
+        self.retrieving = None if pipeline is None else Retrieving(pipeline, trained, known, self.request_features)
         self.index: ItemIndex | None = None
         """Vectors of all items that the model can recommend, in place of its scores of all items."""
 
@@ -101,7 +181,7 @@ class Recommender:
     @cached_property
     def vectors(self) -> Tensor | None:
         """The model's vectors (num_ids, D) of items, of length 1, in host memory; None if it has none."""
-        found = item_vectors(self._bundle.model, self._known)
+        found = likeness_vectors(self._bundle.model, self._known)
         return None if found is None else torch.nn.functional.normalize(found.cpu(), dim=1)
 
     @cached_property
@@ -112,9 +192,9 @@ class Recommender:
     @cached_property
     def explainer(self) -> Explainer:
         """Explains answers."""
-        return Explainer(self._known, self.requesters, self.seen, self.vectors)
+        return Explainer(self._known, self.request_features, self.seen, self.vectors)
 
-    def check(self, wanted: Wanted) -> Asked:
+    def check(self, wanted: RecommendRequest) -> CheckedRequest:
         """Read a request and look up what it names.
 
         Raises:
@@ -124,8 +204,8 @@ class Recommender:
         if problems := wanted.problems():
             raise RequestError.of("recommend", problems)
         choice = self.chooser.choose(wanted, problems)
-        context = self.requesters.context(wanted.context, choice.basket, problems)
-        if not problems and not self.requesters.crosses_items:
+        context = self.request_features.context(wanted.context, choice.basket, problems)
+        if not problems and not self.request_features.crosses_items:
             self._known.check_items(self._bundle.model.features())
         if wanted.diversity and wanted.diverse_by is None and self.vectors is None:
             problems.append(
@@ -133,18 +213,20 @@ class Recommender:
             )
         if problems:
             raise RequestError.of("recommend", problems)
-        return Asked(wanted, choice, context)
+        return CheckedRequest(wanted, choice, context)
 
-    def recommend(self, wanted: Wanted) -> list[Recommendation]:
+    def recommend(self, wanted: RecommendRequest) -> list[Recommendation]:
         """One answer for each user, or one for a basket or context without users; see `Predictor.recommend`."""
-        asked = self.check(wanted)
+        checked = self.check(wanted)
         users: Sequence[RawId | None] = [None] if wanted.is_anonymous else wanted.users
         ids = np.array([self._known.users.first_id - 1]) if wanted.is_anonymous else self._known.user_ids(wanted.users)
-        return [answer for block in self.blocks(len(ids)) for answer in self._answers(users[block], ids[block], asked)]
+        return [
+            answer for block in self.blocks(len(ids)) for answer in self._answers(users[block], ids[block], checked)
+        ]
 
-    def strangers_answered_by(self, wanted: Wanted) -> AnsweredBy:
+    def fallback_for_unknown_users(self, wanted: RecommendRequest) -> AnsweredBy:
         """What users that the model does not know are answered by, who are all alike to it."""
-        return self.picked(np.array([self._known.users.first_id - 1]), self.check(wanted)).answered_by[0]
+        return self.top_items(np.array([self._known.users.first_id - 1]), self.check(wanted)).answered_by[0]
 
     def blocks(self, count: int) -> Iterator[slice]:
         """Users answered at once: users x items within `at_once(SCORES)`."""
@@ -167,15 +249,15 @@ class Recommender:
     # --- candidates and ranking ---------------------------------------------------------------------------------------
 
     @torch.inference_mode()  # candidates are changed in place
-    def picked(self, users: NDArray[np.int64], asked: Asked) -> Picked:
+    def top_items(self, users: NDArray[np.int64], checked: CheckedRequest) -> TopItems:
         """The best items of R users by prepared id; an id below the first is an unknown user's."""
         is_known = users >= self._known.users.first_id
-        of_known, of_others = self._answered_by(asked)
+        of_known, of_others = self._answered_by(checked)
         answered_by = [of_known if known else of_others for known in is_known.tolist()]
-        width = min(asked.wanted.k, len(self._known.items))
+        width = min(checked.request.k, len(self._known.items))
         items = np.full((len(users), width), -1, np.int64)
         scores = np.full((len(users), width), -np.inf, np.float32)
-        boosts = np.zeros((len(users), width), np.float32) if asked.choice.boosts is not None else None
+        boosts = np.zeros((len(users), width), np.float32) if checked.choice.boosts is not None else None
         brought = None if self.retrieving is None else np.zeros((len(users), width), np.uint16)
         waiting = [
             (how, np.array([place for place, each in enumerate(answered_by) if each == how]))
@@ -183,18 +265,18 @@ class Recommender:
         ]
         while waiting:  # users whose items the model tells not apart come back for popularity
             how, rows = waiting.pop(0)
-            candidates = self._candidates(users[rows], how, asked)
+            candidates = self._candidates(users[rows], how, checked)
             if candidates.flat is not None and len(alike := rows[candidates.flat]):
                 waiting.append(("popularity", alike))
                 for row in alike.tolist():
                     answered_by[row] = "popularity"
-            by_vectors = bool(asked.wanted.diversity) and asked.wanted.diverse_by is None
+            by_vectors = bool(checked.request.diversity) and checked.request.diverse_by is None
             found = ranked(
                 candidates.scores,
                 candidates.ids,
                 width,
-                asked.choice,
-                diversity=asked.wanted.diversity,
+                checked.choice,
+                diversity=checked.request.diversity,
                 vectors=self.vectors if by_vectors else None,
             )
             items[rows], scores[rows] = found.items, found.scores
@@ -202,41 +284,40 @@ class Recommender:
                 boosts[rows] = found.boosts
             if brought is not None:
                 brought[rows] = candidates.brought(found.items)
-        return Picked(items, scores, boosts, tuple(answered_by), brought)
+        return TopItems(items, scores, boosts, tuple(answered_by), brought)
 
-    def _answered_by(self, asked: Asked) -> tuple[AnsweredBy, AnsweredBy]:
+    def _answered_by(self, checked: CheckedRequest) -> tuple[AnsweredBy, AnsweredBy]:
         """What known users and others are answered by."""
-        of_known, of_others = self.requesters.answered_by(asked.context)
-        reads = self.retrieving is not None and self.retrieving.reads_basket(asked.context)
-        if reads and of_others in ("basket_vectors", "popularity") and self.requesters.knows_strangers:
+        of_known, of_others = self.request_features.answered_by(checked.context)
+        reads = self.retrieving is not None and self.retrieving.reads_basket(checked.context)
+        if reads and of_others in ("basket_vectors", "popularity") and self.request_features.knows_strangers:
             of_others = "basket"
         if of_others == "basket_vectors" and self.vectors is None:
             of_others = "popularity"
         return of_known, of_others
 
-    def _candidates(self, users: NDArray[np.int64], how: AnsweredBy, asked: Asked) -> Scored:
+    def _candidates(self, users: NDArray[np.int64], how: AnsweredBy, checked: CheckedRequest) -> Scored:
         """The candidates of R users, all known or none, with the scores by which they are ranked."""
         first, seen, flat = self._known.items.first_id, self.seen, None
         if self.retrieving is not None and how not in ("popularity", "basket_vectors"):
-            wanted = asked.wanted
+            wanted = checked.request
             return self.retrieving.scored(
-                users, asked.context, asked.choice, wanted.k, include_seen=wanted.include_seen
+                users, checked.context, checked.choice, wanted.k, include_seen=wanted.include_seen
             )
         if how == "popularity":
             scores = seen.counts[first:].float().repeat(len(users), 1)
             scores[scores == 0] = -torch.inf
         elif how == "basket_vectors":
             assert self.vectors is not None
-            assert asked.context.basket is not None
-            mean = self.vectors[torch.from_numpy(asked.context.basket)].mean(0)
+            mean = self.vectors[torch.from_numpy(checked.context.basket)].mean(0)
             scores = (self.vectors[first:] @ mean).repeat(len(users), 1)  # mean cosines
-        elif self.index is not None and asked.choice.boosts is None:  # a boost needs the spread of all scores
-            return self._found(self.index, users, asked)
+        elif self.index is not None and checked.choice.boosts is None:  # a boost needs the spread of all scores
+            return self._found(self.index, users, checked)
         else:
-            scores = self.scores_of_all(users, asked.context)
+            scores = self.scores_of_all(users, checked.context)
             flat = _are_alike(scores)
-        _leave_out(scores, asked.choice.allowed[first:])
-        if not asked.wanted.include_seen and self._known.users.first_id <= int(users.max(initial=-1)):
+        _leave_out(scores, checked.choice.allowed[first:])
+        if not checked.request.include_seen and self._known.users.first_id <= int(users.max(initial=-1)):
             rows, columns = _pairs(seen, torch.from_numpy(np.maximum(users, 0)), first)
             known = torch.from_numpy(users >= self._known.users.first_id)[rows]
             scores[rows[known], columns[known]] = -torch.inf
@@ -246,18 +327,13 @@ class Recommender:
             brought = np.full(scores.shape, popularity if how == "popularity" else 0, np.uint16)
         return Scored(scores, torch.arange(first, first + scores.shape[1]).expand(len(users), -1), brought, flat)
 
-    def _found(self, index: ItemIndex, users: NDArray[np.int64], asked: Asked) -> Scored:
+    def _found(self, index: ItemIndex, users: NDArray[np.int64], checked: CheckedRequest) -> Scored:
         """The candidates that the index finds for R users."""
-        model, request = self.requesters.batch(users, asked.context)
+        model, request = self.request_features.batch(users, checked.context)
         vectors = request_vectors(model, request)
-        wanted, seen, first = asked.wanted, self.seen, self._known.users.first_id
-        nothing = np.zeros(0, np.int64)
-        hidden = (
-            None
-            if wanted.include_seen
-            else [seen.of(user).numpy().astype(np.int64) if user >= first else nothing for user in users.tolist()]
-        )
-        allowed = None if asked.choice.allowed[index.ids].all() else asked.choice.allowed
+        wanted, seen, first = checked.request, self.seen, self._known.users.first_id
+        hidden = _seen_by(seen, users, first, include_seen=wanted.include_seen)
+        allowed = None if checked.choice.allowed[index.ids].all() else checked.choice.allowed
         count = pool_size(wanted.k) if wanted.diversity else wanted.k
         scores, ids = index.search(vectors, count, allowed=allowed, excluded=hidden)
         order = np.argsort(ids, axis=1)
@@ -268,7 +344,7 @@ class Recommender:
 
     def scores_of_all(self, users: NDArray[np.int64], context: Context) -> Tensor:
         """The model's scores (R, N) of every item of the catalogue, in a tensor that the caller may change."""
-        model, request = self.requesters.batch(users, context)
+        model, request = self.request_features.batch(users, context)
         with torch.inference_mode():
             known = model is self._bundle.model  # not one that knows a basket
             scores = self._scorer(request) if known else model.score_items(request, self._known.items.candidates)
@@ -280,37 +356,47 @@ class Recommender:
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
-    def _answers(self, users: Sequence[RawId | None], ids: NDArray[np.int64], asked: Asked) -> Iterator[Recommendation]:
-        picked = self.picked(ids, asked)
-        has_basket = asked.choice.basket is not None and len(asked.choice.basket) > 0
+    def _answers(
+        self, users: Sequence[RawId | None], ids: NDArray[np.int64], checked: CheckedRequest
+    ) -> Iterator[Recommendation]:
+        top = self.top_items(ids, checked)
+        has_basket = len(checked.choice.basket) > 0
         is_known = ids >= self._known.users.first_id
         raw = iter(self._known.raw_ids("user", ids[is_known]).to_pylist())
         for row, user in enumerate(users):
-            kept, how = picked.items[row] >= 0, picked.answered_by[row]
-            boosts = None if picked.boosts is None else picked.boosts[row, kept]
-            items, scores = picked.items[row, kept], picked.scores[row, kept]
+            kept, how = top.items[row] >= 0, top.answered_by[row]
+            boosts = None if top.boosts is None else top.boosts[row, kept]
+            items, scores = top.items[row, kept], top.scores[row, kept]
             because: Sequence[Explanation | None] = ()
-            if asked.wanted.explain:
+            if checked.request.explain:
                 own = scores if boosts is None else scores - boosts
-                because = self.explainer.explain(int(ids[row]), how, asked.context, items, own)
+                because = self.explainer.explain(int(ids[row]), how, checked.context, items, own)
             names = None
-            if self.retrieving is not None and picked.brought_by is not None:
-                names = [self.retrieving.pipeline.names_of(bits) for bits in picked.brought_by[row, kept].tolist()]
+            if self.retrieving is not None and top.brought_by is not None:
+                names = [self.retrieving.pipeline.names_of(bits) for bits in top.brought_by[row, kept].tolist()]
             found = described(self._known, items, scores, boosts, because, names)
             brings = self.retrieving is not None and self.retrieving.pipeline.brings_unseen
             near = "" if is_known[row] or user is None else self._known.nearest("user", user)
             notes = notes_of(
                 how,
-                asked.wanted,
+                checked.request,
                 len(found),
                 known=bool(is_known[row]),
                 near=near,
                 has_basket=has_basket,
-                unseen=0 if brings else asked.choice.unknown,
+                unseen=0 if brings else checked.choice.unknown,
             )
-            unexplained = (UNEXPLAINED,) if asked.wanted.explain and len(found) and not any(because) else ()
-            all_notes = (*notes, *unexplained, *asked.choice.notes, *asked.context.notes)
+            unexplained = (UNEXPLAINED,) if checked.request.explain and len(found) and not any(because) else ()
+            all_notes = (*notes, *unexplained, *checked.choice.notes, *checked.context.notes)
             yield Recommendation(next(raw) if is_known[row] else user, bool(is_known[row]), found, all_notes, how)
+
+
+def _seen_by(seen: Seen, users: NDArray[np.int64], first: int, *, include_seen: bool) -> list[NDArray[np.int64]]:
+    """The items that each user acted on, unless they may be recommended."""
+    nothing = np.zeros(0, np.int64)
+    return [
+        nothing if include_seen or user < first else seen.of(user).numpy().astype(np.int64) for user in users.tolist()
+    ]
 
 
 def _are_alike(scores: Tensor) -> NDArray[np.bool_] | None:
@@ -344,7 +430,7 @@ def _pairs(seen: Seen, users: Tensor, first_id: int) -> tuple[Tensor, Tensor]:
     return rows, items[torch.repeat_interleave(starts, counts) + within].long() - first_id
 
 
-def similar(recommender: Recommender, trained: Bundle, known: Catalogues, wanted: Wanted) -> SimilarItems:
+def similar(recommender: Recommender, trained: Bundle, known: Catalogues, wanted: RecommendRequest) -> SimilarItems:
     """The items most like the one item of a request, by cosines of the model's vectors; equal ones by id.
 
     A model of users' events without vectors of items (EASE, item-kNN) ranks by its scores for a basket of the item
@@ -359,16 +445,16 @@ def similar(recommender: Recommender, trained: Bundle, known: Catalogues, wanted
         raise RequestError.of("similar", problems)
     choice = recommender.chooser.choose(wanted, problems)
     vectors = recommender.vectors
-    if choice.basket is None or not len(choice.basket):
+    if not len(choice.basket):
         hint = known.nearest("item", wanted.items[0])
         problems.append(f"no item '{str(wanted.items[0])[:200]}' in the catalogue of the model{hint}")
     if vectors is None and not isinstance(trained.model, ItemModel):
         problems.append("the model has no vectors of items, so it can't tell which are alike")
     if problems:
         raise RequestError.of("similar", problems)
-    assert choice.basket is not None
     first, item = known.items.first_id, choice.basket[:1]
-    scores = _cosines(vectors, item) if vectors is not None else _scores(trained, known, item)
+    # cosines: the vectors have length 1
+    scores = vectors[torch.from_numpy(item)] @ vectors.T if vectors is not None else _scores(trained, known, item)
     scores = scores[:, first:].masked_fill(~torch.from_numpy(choice.allowed[first:]), -torch.inf)
     ids = torch.arange(first, first + scores.shape[1]).unsqueeze(0)
     found = ranked(scores, ids, min(wanted.k, scores.shape[1]), choice)
@@ -398,11 +484,6 @@ def _notes_of_ties(scores: Tensor, best: NDArray[np.float32], item: str | int, *
         yield f"{why}the model knows little of what is like it"
     elif tied > last > 1:
         yield f"the last {last:,} are no more like it than {tied - last:,} others, and stand here by their ids"
-
-
-def _cosines(vectors: Tensor, item: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Tensor:
-    """(1, ids) cosines of vectors of length 1."""
-    return vectors[torch.from_numpy(item)] @ vectors.T
 
 
 def _scores(trained: Bundle, known: Catalogues, item: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Tensor:

@@ -7,9 +7,9 @@ other value with the id of unknown values.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -22,10 +22,10 @@ from recspec.base.errors import DataError, RequestError
 from recspec.data.encoding import CrossEncoder, MissingValues, column_notes, row_at
 from recspec.evaluation import id_feature
 from recspec.inference.catalogue import ROLES, Role, has_column
-from recspec.inference.column_facts import ColumnFacts, facts_of_encoder
 from recspec.inference.predictor import SCORE, Predictor
-from recspec.inference.requesters import Row, check_columns, known_columns, problems_by_row, row_name, table_of
-from recspec.inference.wanted import Wanted
+from recspec.inference.raw_columns import ColumnFacts, facts_of_encoder
+from recspec.inference.recommendation import RecommendRequest
+from recspec.inference.request_features import Row, check_columns, known_columns, problems_by_row, row_name, table_of
 from recspec.models import ItemModel
 from recspec.models.layers import Batch
 
@@ -103,34 +103,47 @@ def rank(
         RequestError: naming what can't be read; or if the model reads no item feature.
     """
     names, of_items = predictor.model.features(), set(predictor.spec.role("item"))
-    theirs = [name for name in names if name in of_items]
-    if not theirs:
+    item_features = [name for name in names if name in of_items]
+    if not item_features:
         raise RequestError("this model reads no feature of an item, so candidates can't differ; POST /predict rows")
     item_id = id_name(predictor, "item")
     if item_id is None and not all(isinstance(each, Mapping) for each in candidates):
         raise RequestError("candidates: this model knows no item ids; give each candidate's columns as an object")
     rows = [each if isinstance(each, Mapping) else {item_id or "": each} for each in candidates]
-    ours = [name for name in names if name not in of_items]
-    if rows and (usual := _encode_clean(predictor, request, rows)) is not None:
-        return _ranked(predictor, rows, usual, _logits(predictor, *usual), [], top_k)
+    if rows and (clean := _encode_clean(predictor, request, rows)) is not None:
+        return _ranked(predictor, rows, clean, _logits(predictor, *clean), [], top_k)
     known = known_columns(predictor.spec, predictor.encoders)
     check_columns([request], "request", known)
     check_columns(rows, "candidates", known)
     user = predictor.row_encoder.anonymous_id(list(request))
-    asked = table_of([request if user is None else {**request, user: None}], "request", known)
-    items = table_of(rows, "candidates", known)
-    if rows and _must_join(predictor, asked.column_names, ours, items.column_names, theirs):
-        alone = asked if user is None else asked.drop_columns([user])
-        return _ranked(predictor, rows, *_joined(predictor, alone, items, ours, theirs), top_k)
-    report = predictor.row_encoder.report
-    once, missing = _encoded(predictor, asked, ours, "request") if ours else ({}, {})
-    notes = report(asked, missing).notes()
+    table = table_of([request if user is None else {**request, user: None}], "request", known)
+    one = _Side("request", table, [name for name in names if name not in of_items])
+    many = _Side("candidates", table_of(rows, "candidates", known), item_features)
+    if rows and _must_join(predictor, one, many):
+        if user is not None:
+            one = replace(one, table=table.drop_columns([user]))
+        return _ranked(predictor, rows, *_joined(predictor, one, many), top_k)
+    request_batch, notes = _encoded(predictor, one)
     if not rows:
-        notes += _unused(predictor, asked, absent=False)
-        return Ranking((), _unknown(predictor, once, "user").any().item(), (), tuple(notes))
-    many, missing = _encoded(predictor, items, theirs, "candidates")
-    notes += [*report(items, missing).notes(), *_unused(predictor, asked, items)]
-    return _ranked(predictor, rows, (once, many), _logits(predictor, once, many), notes, top_k)
+        notes += _unused(predictor, table, absent=False)
+        return Ranking((), _unknown(predictor, request_batch, "user").any().item(), (), tuple(notes))
+    item_batch, more = _encoded(predictor, many)
+    notes += [*more, *_unused(predictor, table, many.table)]
+    both = request_batch, item_batch
+    return _ranked(predictor, rows, both, _logits(predictor, *both), notes, top_k)
+
+
+@dataclass(frozen=True)
+class _Side:
+    """A request or its candidates: raw columns, and the features of the model that are its own."""
+
+    where: str
+    table: pa.Table
+    features: Sequence[str]
+
+    @property
+    def columns(self) -> list[str]:
+        return [*self.table.column_names]
 
 
 def _encode_clean(predictor: Predictor, request: Row, rows: Sequence[Row]) -> tuple[Batch, Batch] | None:
@@ -145,11 +158,11 @@ def _encode_clean(predictor: Predictor, request: Row, rows: Sequence[Row]) -> tu
         columns = {name: [row[name] for row in rows] for name in names}
     except KeyError:
         return None
-    once = of_request.matrices({name: (value,) for name, value in request.items()}, strict=True)
-    many = of_items.matrices(columns, strict=True)
-    if once is None or many is None:
+    request_batch = of_request.matrices({name: (value,) for name, value in request.items()}, strict=True)
+    item_batch = of_items.matrices(columns, strict=True)
+    if request_batch is None or item_batch is None:
         return None
-    return _batch(predictor, once), _batch(predictor, many)
+    return _batch(predictor, request_batch), _batch(predictor, item_batch)
 
 
 def _batch(predictor: Predictor, inputs: Sequence[tuple[Sequence[str], NDArray[Any]]]) -> Batch:
@@ -161,60 +174,51 @@ def _batch(predictor: Predictor, inputs: Sequence[tuple[Sequence[str], NDArray[A
     return batch
 
 
-def _logits(predictor: Predictor, once: Batch, many: Batch) -> torch.Tensor:
+def _logits(predictor: Predictor, request_batch: Batch, item_batch: Batch) -> torch.Tensor:
+    model = predictor.model
     with torch.inference_mode():
-        return (predictor.model.score_items(once, many)[0] if once else predictor.model(many)).float()
+        return (model.score_items(request_batch, item_batch)[0] if request_batch else model(item_batch)).float()
 
 
-def _must_join(
-    predictor: Predictor, asked: Sequence[str], ours: Sequence[str], items: Sequence[str], theirs: Sequence[str]
-) -> bool:
+def _must_join(predictor: Predictor, one: _Side, many: _Side) -> bool:
     """Whether a feature is made from columns of both sides, as a cross of a user's column and an item's is."""
-    both, names = [*asked, *items], [*ours, *theirs]
-    apart = all(predictor.row_encoder.can_encode(name, asked, ours) for name in ours) and all(
-        predictor.row_encoder.can_encode(name, items, theirs) for name in theirs
-    )
-    return not apart and all(predictor.row_encoder.can_encode(name, both, names) for name in names)
+
+    def gives(columns: Sequence[str], features: Sequence[str]) -> bool:
+        return all(predictor.row_encoder.can_encode(name, columns, features) for name in features)
+
+    apart = all(gives(side.columns, side.features) for side in (one, many))
+    return not apart and gives([*one.columns, *many.columns], [*one.features, *many.features])
 
 
-def _joined(
-    predictor: Predictor, asked: pa.Table, items: pa.Table, ours: Sequence[str], theirs: Sequence[str]
-) -> tuple[tuple[Batch, Batch], torch.Tensor, list[str]]:
+def _joined(predictor: Predictor, one: _Side, many: _Side) -> tuple[tuple[Batch, Batch], torch.Tensor, list[str]]:
     """Scores of candidates where a feature needs columns of both sides.
 
     Each value of the request is encoded once: copies of it for every candidate would be as large as their product.
     """
-    asked, items = predictor.row_encoder.named(asked), predictor.row_encoder.named(items)
+    one, many = (replace(side, table=predictor.row_encoder.named(side.table)) for side in (one, many))
     has = partial(has_column, predictor.encoders)
-    both = [*asked.column_names, *items.column_names]
-    crossed = {
-        name
-        for name in (*ours, *theirs)
-        if has(name, both) and not has(name, asked.column_names) and not has(name, items.column_names)
-    }
-    moved = _moved(id_name(predictor, "user"), ours, [*asked.column_names], [*items.column_names], has)
-    given = _moved(id_name(predictor, "item"), theirs, [*items.column_names], [*asked.column_names], has)
-    of_request = [name for name in ours if name not in crossed | moved] + [name for name in theirs if name in given]
-    of_items = [name for name in theirs if name not in crossed | given] + [name for name in ours if name in moved]
-    once, lacking = _encoded(predictor, asked, of_request, "request")
-    many, missing = _encoded(predictor, items, of_items, "candidates")
-    many |= {name: _cross(predictor, name, asked, items) for name in crossed}
-    batch = {name: each.expand(items.num_rows, *each.shape[1:]) for name, each in once.items()} | many
-    report = predictor.row_encoder.report
-    notes = [*report(asked, lacking).notes(), *report(items, missing).notes(), *_unused(predictor, asked, items)]
+    both, features = [*one.columns, *many.columns], [*one.features, *many.features]
+    apart = {name for name in features if has(name, one.columns) or has(name, many.columns)}
+    crossed = {name for name in features if has(name, both)} - apart
+    to_items = _given_by_other_side(predictor, "user", one, many)
+    to_request = _given_by_other_side(predictor, "item", many, one)
+    of_request = ({*one.features} - crossed - to_items) | to_request
+    request_batch, notes = _encoded(predictor, replace(one, features=[each for each in features if each in of_request]))
+    of_items = [name for name in features if name not in of_request | crossed]
+    item_batch, more = _encoded(predictor, replace(many, features=of_items))
+    item_batch |= {name: _cross(predictor, name, one.table, many.table) for name in crossed}
+    rows = many.table.num_rows
+    batch = {name: each.expand(rows, *each.shape[1:]) for name, each in request_batch.items()} | item_batch
+    notes += [*more, *_unused(predictor, one.table, many.table)]
     return ({name: each[:1] for name, each in batch.items()}, batch), _logits(predictor, {}, batch), notes
 
 
-def _moved(
-    own_id: str | None,
-    names: Sequence[str],
-    here: Sequence[str],
-    there: Sequence[str],
-    has: Callable[[str, Sequence[str]], bool],
-) -> set[str]:
+def _given_by_other_side(predictor: Predictor, role: Role, here: _Side, there: _Side) -> set[str]:
     """Features of one side whose columns only the other side gives, and what the catalogue knows by such an id."""
-    moved = {name for name in names if not has(name, here) and has(name, there)}
-    return moved | {name for name in names if own_id in moved and not has(name, [*here, *there])}
+    has, own_id = partial(has_column, predictor.encoders), id_name(predictor, role)
+    moved = {name for name in here.features if not has(name, here.columns) and has(name, there.columns)}
+    both = [*here.columns, *there.columns]
+    return moved | {name for name in here.features if own_id in moved and not has(name, both)}
 
 
 def _cross(predictor: Predictor, name: str, asked: pa.Table, items: pa.Table) -> torch.Tensor:
@@ -246,24 +250,24 @@ def _ranked(
     top_k: int | None,
 ) -> Ranking:
     """The answer, from the encoded request and candidates, and the logits (N,)."""
-    (once, many), known = encoded, predictor.bundle.gives_probabilities
+    (request_batch, item_batch), known = encoded, predictor.bundle.gives_probabilities
     probabilities = predictor.model.probabilities(logits).tolist() if known else [None] * len(logits)
     logits = logits.cpu()
     _check_finite(logits.numpy(), "candidates")
     order = torch.argsort(logits, descending=True, stable=True)[: len(rows) if top_k is None else top_k].tolist()
     given = _given(predictor, rows)
-    ids = many.get(id_name(predictor, "item") or "")
+    ids = item_batch.get(id_name(predictor, "item") or "")
     titles = _titles(predictor, ids.cpu().numpy()[order]) if ids is not None else [None] * len(order)
     scores = logits.tolist()
     items = tuple(
         RankedItem(place, index, given[index], title, scores[index], probabilities[index])
         for place, (index, title) in enumerate(zip(order, titles, strict=True), start=1)
     )
-    strange = dict.fromkeys(given[index] for index in np.flatnonzero(_unknown(predictor, many, "item")).tolist())
-    return Ranking(items, bool(_unknown(predictor, once, "user").any()), tuple(strange), tuple(notes))
+    strange = dict.fromkeys(given[index] for index in np.flatnonzero(_unknown(predictor, item_batch, "item")).tolist())
+    return Ranking(items, bool(_unknown(predictor, request_batch, "user").any()), tuple(strange), tuple(notes))
 
 
-def recommend(predictor: Predictor, wanted: Wanted, *, liked: int = 0) -> dict[str, Any]:
+def recommend(predictor: Predictor, wanted: RecommendRequest, *, liked: int = 0) -> dict[str, Any]:
     """The best items for the one user, basket or context of a request.
 
     With `liked`, also as many items that the user acted on.
@@ -294,7 +298,7 @@ def recommend(predictor: Predictor, wanted: Wanted, *, liked: int = 0) -> dict[s
     }
 
 
-def similar(predictor: Predictor, wanted: Wanted) -> dict[str, Any]:
+def similar(predictor: Predictor, wanted: RecommendRequest) -> dict[str, Any]:
     """The items most like the only one of the basket; see `Predictor.similar`.
 
     Raises:
@@ -314,19 +318,19 @@ def knows_users_and_items(predictor: Predictor) -> bool:
 
 def can_recommend(predictor: Predictor) -> bool:
     """Whether `recommend` answers for a user alone: the model knows users and items, and reads no context."""
-    return knows_users_and_items(predictor) and not predictor.recommender.requesters.asked
+    return knows_users_and_items(predictor) and not predictor.recommender.request_features.context_features
 
 
 def can_recommend_in_context(predictor: Predictor) -> bool:
     """Whether `recommend` answers if the request gives the context that the model reads."""
-    return knows_users_and_items(predictor) and not predictor.recommender.requesters.crosses_items
+    return knows_users_and_items(predictor) and not predictor.recommender.request_features.crosses_items
 
 
 def context_columns(predictor: Predictor) -> list[ColumnFacts]:
     """Raw columns that a request's context may give; those that it must give first."""
     if not knows_users_and_items(predictor):
         return []
-    required, others = predictor.recommender.requesters.columns
+    required, others = predictor.recommender.request_features.columns
     of_encoder = partial(facts_of_encoder, encoders=predictor.encoders)
     found = [of_encoder(name, is_required=True) for name in required]
     return found + [of_encoder(name) for name in others if name not in required]
@@ -335,11 +339,12 @@ def context_columns(predictor: Predictor) -> list[ColumnFacts]:
 # --- flags and notes -------------------------------------------------------------------------------------------------
 
 
-def _encoded(
-    predictor: Predictor, table: pa.Table, features: Sequence[str] | None, where: str
-) -> tuple[Batch, dict[str, MissingValues]]:
-    with _naming(where):
-        return predictor.encode(predictor.row_encoder.named(table), features)
+def _encoded(predictor: Predictor, side: _Side) -> tuple[Batch, list[str]]:
+    """The features of one side, and notes on their values."""
+    with _naming(side.where):
+        table = predictor.row_encoder.named(side.table)
+        batch, missing = predictor.encode(table, side.features) if side.features else (Batch(), {})
+        return batch, predictor.row_encoder.report(side.table, missing).notes()
 
 
 @contextmanager

@@ -15,7 +15,8 @@ from torch import nn
 from recspec.base import config, machine
 from recspec.base.errors import SettingsError
 from recspec.loading.ranks import Ranks
-from recspec.models.layers import Embeddings, RowsHeld, on_meta_device
+from recspec.models import on_meta_device
+from recspec.models.layers import Embeddings, RowsHeld
 
 MEMORY_SHARE = 0.5
 """Share of a device's memory that tables may fill; the rest is for activations, gradients and the MLPs."""

@@ -89,6 +89,7 @@ def calibration_error(logits: ArrayLike, labels: ArrayLike, *, num_bins: int = N
     share = rows / len(scores)
     std = np.sqrt(np.bincount(bins, weights=probability * (1 - probability))) / rows
     value = float(share @ np.abs(expected - true))
+    # |error| of a bin is about half-normal: mean std sqrt(2 / pi), variance std^2 (1 - 2 / pi).
     by_chance = float(share @ std) * math.sqrt(2 / math.pi)
     chance_std = math.sqrt(float(share**2 @ std**2) * (1 - 2 / math.pi))
     rate = float(positive.mean())
@@ -221,6 +222,7 @@ def _line(logits: Values, positive: NDArray[np.bool_]) -> tuple[float, float]:
     """Slope and intercept with the least log loss, by Newton's method on standardised logits."""
     num_positive = int(positive.sum())
     num_negative = len(positive) - num_positive
+    # Platt, 1999: targets smoothed as if each class had one more row.
     target = np.where(positive, (num_positive + 1) / (num_positive + 2), 1 / (num_negative + 2))
     mean, std = float(logits.mean()), float(logits.std())
     if std <= 1e-6 * max(1e-3, abs(mean)):
@@ -237,6 +239,8 @@ def _line(logits: Values, positive: NDArray[np.bool_]) -> tuple[float, float]:
         error, weight = p - target, p * (1 - p)
         gradient = np.array([(error * x).mean(), error.mean()])
         ab = float((weight * x).mean())
+        # The log loss is convex in (a, b): gradient E[(p - t) (x, 1)], Hessian E[p (1 - p) (x, 1) (x, 1)^T]. The small
+        # term keeps the Hessian invertible if all x are equal.
         hessian = np.array([[float((weight * x * x).mean()) + 1e-9, ab], [ab, float(weight.mean()) + 1e-9]])
         step, now, length = np.linalg.solve(hessian, gradient), loss(a, b), 1.0
         while True:

@@ -51,6 +51,8 @@ def auc(scores: ArrayLike, labels: ArrayLike) -> float:
     below, not_above = (
         int(np.searchsorted(negatives, positives, side=side).sum(dtype=np.int64)) for side in ("left", "right")
     )
+    # Hanley and McNeil, Radiology 1982: the Mann-Whitney statistic. A pair counts 2 if the positive is above and 1 if
+    # tied, so that the numerator is a whole number.
     return (below + not_above) / (2 * len(positives) * len(negatives))
 
 
@@ -85,6 +87,8 @@ def auc_of_rows(scores: ArrayLike, labels: ArrayLike) -> Values:
         return np.full(len(scores), np.nan)
     place, num_places = _codes(scores)
     of_positives, of_negatives = (np.bincount(place[rows], minlength=num_places) for rows in (positive, ~positive))
+    # DeLong's structural components: V10 of a positive is the share of negatives below it, V01 of a negative the
+    # share of positives above it, ties one half.
     negatives_below = np.cumsum(of_negatives) - of_negatives / 2
     positives_above = num_positive - np.cumsum(of_positives) + of_positives / 2
     won = np.where(positive, negatives_below[place] / num_negative, positives_above[place] / num_positive)
@@ -283,6 +287,7 @@ def _areas(ranking: Ranking) -> tuple[Values, Counts]:
     tied_negatives = ranking.tied - ranking.positives
     above = ranking.higher - ranking.positives_above
     below = negatives[ranking.group] - above - tied_negatives
+    # Twice the won pairs: a positive of a block wins against the negatives below it, and half against those tied.
     twice = _sums(ranking.positives * (2 * below + tied_negatives), ranking._starts)
     pairs = 2.0 * ranking.num_positives * negatives
     defined = pairs > 0
@@ -324,6 +329,7 @@ def discounted_gains(ranking: Ranking, k: int) -> Values:
     """(G,) NDCG of each group. All positive: 1."""
     k = _cut_off(k)
     longest = min(k, ranking.longest)
+    # Burges et al., ICML 2005: 1 / log2(1 + position) at every place; Järvelin and Kekäläinen's begins later.
     discounts = 1.0 / np.log2(np.arange(2, longest + 2))
     gain = _block_means(ranking, discounts, k) * ranking.positives
     best = np.concatenate(([0.0], np.cumsum(discounts)))
@@ -391,6 +397,7 @@ def _block_means(ranking: Ranking, weights: Values, k: int) -> Values:
     end = min(k, len(weights))
     totals = np.concatenate(([0.0], np.cumsum(weights)))
     low, high = np.minimum(ranking.higher, end), np.minimum(ranking.higher + ranking.tied, end)
+    # A candidate without ties has its own weight, not a difference of two sums, which would round.
     alone = np.where(ranking.higher < end, weights[np.minimum(ranking.higher, end - 1)], 0.0)
     return np.where(ranking.tied == 1, alone, (totals[high] - totals[low]) / ranking.tied)
 
@@ -402,6 +409,7 @@ def _first_of_several(higher: Counts, tied: Counts, positives: Counts, k: int) -
     what is left cannot change an fp64 sum.
     """
     value = np.zeros(len(higher))
+    # X has a negative hypergeometric distribution; its first term, and each next one from the one before.
     chance = positives / tied
     for place in range(1, int(tied.max()) + 1):
         value += np.where(higher + place <= k, chance / (higher + place), 0.0)

@@ -5,19 +5,28 @@ from collections.abc import Sequence
 from importlib.metadata import EntryPoint, entry_points
 
 from recspec.base.errors import SettingsError, unknown
-from recspec.models.base import TRAINING_SPACE, LossNeeds, Model, Shapes, Traits, counts_of, require_libraries
+from recspec.models.base import (
+    TRAINING_SPACE,
+    LossNeeds,
+    Model,
+    Shapes,
+    Traits,
+    at_once,
+    counts_of,
+    on_meta_device,
+    require_libraries,
+)
 from recspec.models.dcnv2 import DcnV2
 from recspec.models.dien import Dien
 from recspec.models.din import Din, SequenceModel
 from recspec.models.dlrm import Dlrm
 from recspec.models.ease import Ease
 from recspec.models.facts import DataFacts, IdFacts, PreparedNegatives, Proposals, Task
-from recspec.models.fitted import FittedItemModel, FittedModel, KnownItemsModel
 from recspec.models.gf_cf import GfCf
 from recspec.models.ials import Ials
 from recspec.models.interactions import Ids, Interactions, Scores, UserEvents
 from recspec.models.item_knn import ItemKnn
-from recspec.models.item_model import ItemModel, TrainedItemModel
+from recspec.models.item_model import FittedItemModel, FittedModel, ItemModel, KnownItemsModel, TrainedItemModel
 from recspec.models.known_items import KnownEvents, problems_of_lists
 from recspec.models.logistic_regression import LogisticRegression
 from recspec.models.markov import Markov
@@ -33,8 +42,8 @@ __all__ = [
     "INDICATOR_MOST_IDS", "MODELS", "TRAINING_SPACE", "DataFacts", "Deep", "FittedItemModel", "FittedModel",
     "IdFacts", "Ids", "Interactions", "ItemModel", "KnownEvents", "KnownItemsModel", "LogisticRegression",
     "LossNeeds", "Model", "PreparedNegatives", "Proposals", "Scores", "SequenceModel", "Shapes", "Task",
-    "TrainedItemModel", "Traits", "UserEvents", "Wide", "WideDeep", "WideDeepSettings", "all_models", "counts_of",
-    "find_model", "known_models", "problems_of_lists", "require_libraries",
+    "TrainedItemModel", "Traits", "UserEvents", "Wide", "WideDeep", "WideDeepSettings", "all_models", "at_once",
+    "counts_of", "find_model", "known_models", "on_meta_device", "problems_of_lists", "require_libraries",
 ]  # fmt: skip
 
 

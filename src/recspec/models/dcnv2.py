@@ -22,8 +22,8 @@ from recspec.feature_spec import FeatureSpec
 from recspec.models import facts as rules
 from recspec.models.base import DECAY_SPACE, POSITIVE, TRAINING_SPACE, WIDTHS_SPACE, TableSize, UniformStd, Widths
 from recspec.models.facts import DataFacts, Proposals
-from recspec.models.layers import Batch, CrossNetwork, Mlp, RowsHeld, embedding_widths, linear_of_parts
-from recspec.models.tabular import Part, Tabular
+from recspec.models.layers import Batch, Mlp, RowsHeld, embedding_widths
+from recspec.models.tabular import Part, Tabular, linear_of_parts
 
 FULL_CROSS = 1024
 """Most columns of x_0 for which cross layers have full matrices by default; beyond, their rank is a quarter of it."""
@@ -111,17 +111,16 @@ class DcnV2(Tabular):
         nn.init.xavier_uniform_(self.out.weight)
 
     def problems(self) -> list[str]:
-        """See `Tabular.problems`."""
         wrong = [name for name in self.settings.embedding_dims if name not in self.ids]
         return [
             f"embedding_dims: {unknown('categorical feature', name, self.ids)}" for name in wrong
         ] + super().problems()
 
     def forward(self, batch: Batch) -> Tensor:
-        """Logits (B,)."""
         parts = self.inputs(batch)
         first = torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
         crossed = self.cross(first)
+        # Figure 1 of the paper: (a) stacked, the MLP reads the crosses; (b) parallel, the logit reads both.
         if self.settings.structure == "stacked":
             return cast(Tensor, self.out(self.top(crossed)).squeeze(1))
         return cast(Tensor, self.out(torch.cat([crossed, self.top(first)], dim=1)).squeeze(1))
@@ -140,3 +139,39 @@ class DcnV2(Tabular):
             return cast(Tensor, self.out(self.top(crossed)).squeeze(-1))
         top = self.top.after_first(linear_of_parts(self.top.first, parts))
         return cast(Tensor, self.out(torch.cat([crossed, top], dim=-1)).squeeze(-1))
+
+
+class CrossNetwork(nn.Module):
+    """Low-rank cross layers: x_{l+1} = x_0 * (V (U x_l) + b) + x_l, (B, X) -> (B, X).
+
+    Wang et al.: DCN V2: Improved Deep & Cross Network, WWW 2021, equation 2 with W = V U of the given rank; a rank of 0
+    takes a full W. Weights start normal, N(0, 2 / (in + out)) cut off at two deviations, biases at 0.
+    """
+
+    def __init__(self, width: int, *, num_layers: int, rank: int) -> None:
+        super().__init__()
+        self.down = nn.ModuleList(nn.Linear(width, rank, bias=False) for _ in range(num_layers if rank else 0))
+        self.up = nn.ModuleList(nn.Linear(rank or width, width) for _ in range(num_layers))
+        for layer in (*self.down, *self.up):
+            linear = cast(nn.Linear, layer)
+            std = (2 / (linear.in_features + linear.out_features)) ** 0.5
+            nn.init.trunc_normal_(linear.weight, std=std, a=-2 * std, b=2 * std)
+        for layer in self.up:
+            nn.init.zeros_(cast(nn.Linear, layer).bias)
+
+    def forward(self, first: Tensor, product: Tensor | None = None) -> Tensor:
+        """All layers, from x_0 (..., X) and, if already known, the product of `opening` with it."""
+        x = first
+        for place, up in enumerate(self.up):
+            if place == 0 and product is not None:
+                crossed = up(product) if len(self.down) else product
+            else:
+                crossed = up(self.down[place](x) if len(self.down) else x)
+            # Equation 1: x_{l+1} = x_0 * (W x_l + b) + x_l, element-wise, in one pass over memory.
+            x = torch.addcmul(x, first, crossed)
+        return x
+
+    @property
+    def opening(self) -> nn.Linear:
+        """The layer that multiplies x_0 first: a sum over its columns, and so over features."""
+        return cast(nn.Linear, self.down[0] if len(self.down) else self.up[0])

@@ -72,7 +72,6 @@ class Dien(SequenceModel):
             self.next_event = NextEvent(self.evolution.hidden_dim, width, settings.auxiliary_hidden)
 
     def forward(self, batch: Batch) -> Tensor:
-        """Logits (B,)."""
         return cast(Tensor, self.head(self._joined(batch, sampled=False)[0]))
 
     def loss(self, batch: Batch) -> Tensor:
@@ -93,6 +92,7 @@ class Dien(SequenceModel):
         parts = self.head.parts(self.inputs.event_dim, self.evolution.hidden_dim, *columns)
         of_target, of_state, of_request, of_item = parts
         own = F.linear(of_ours, of_request)
+        # W [t ; s ; r ; i] + b by parts: what items give is computed once an item, what requests give once a request.
         other = F.linear(target, of_target, self.head.mlp.first.bias) + F.linear(of_theirs, of_item)
         if torch.compiler.is_compiling():
             last = self.evolution.of_pairs(happened, present, target)

@@ -140,7 +140,6 @@ class Din(SequenceModel):
         self.head = Head(2 * width + self.inputs.side_dim, settings)
 
     def forward(self, batch: Batch) -> Tensor:
-        """Logits (B,)."""
         return cast(Tensor, self.head(self._joined(batch)))
 
     def loss(self, batch: Batch) -> Tensor:
@@ -157,6 +156,8 @@ class Din(SequenceModel):
             weights = (happened * events.spread(target)).sum(1)
         if self.settings.softmax:
             weights = events.softmax(weights)
+        # Equation 3 of Zhou et al., KDD 2018: v_U(A) = sum_j a(e_j, v_A) e_j. Without a softmax, its length tells how
+        # strong the interest is (section 4.3).
         return torch.cat([target, events.weighted_sum(happened, weights), side], dim=1)
 
     def side_scores(self, request: Batch, items: Batch) -> Tensor:
@@ -192,6 +193,7 @@ class Din(SequenceModel):
         if self.settings.attention == "dot":
             weights = happened @ target.t()
         else:
+            # The first layer of the unit by parts: A h + C h, B t - C t + b, and P (h * t).
             first = self.unit.of_products(happened.unsqueeze(2) * target) + self.unit.of_targets(target)
             first = first + self.unit.of_events(happened).unsqueeze(2)
             weights = self.unit.after_first(first.flatten(0, 2)).view(*happened.shape[:2], -1)
@@ -273,7 +275,6 @@ class Head(nn.Module):
         start_glorot(self.out)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits (B,)."""
         return self.after_first(self.mlp.first(x))
 
     def loss(self, x: Tensor, label: Tensor, scale: float = 1.0) -> Tensor:

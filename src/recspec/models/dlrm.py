@@ -8,6 +8,7 @@ Shapes: B rows; F vectors; D their width; R requests; N items to score.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from types import MappingProxyType
 from typing import Literal, cast
 
@@ -20,8 +21,8 @@ from recspec.feature_spec import FeatureSpec
 from recspec.models import facts as rules
 from recspec.models.base import DECAY_SPACE, TRAINING_SPACE, WIDTHS_SPACE, TableSize, UniformStd, Widths
 from recspec.models.facts import DataFacts, Proposals
-from recspec.models.layers import Batch, Mlp, RowsHeld, dot_interaction, linear_of_parts
-from recspec.models.tabular import Part, Tabular
+from recspec.models.layers import Batch, Dots, Mlp, RowsHeld, kernels
+from recspec.models.tabular import Part, Tabular, linear_of_parts
 
 
 class DlrmSettings(config.Settings):
@@ -53,12 +54,7 @@ class Dlrm(Tabular):
     space = MappingProxyType(
         {
             **TRAINING_SPACE,
-            "embedding_dim,bottom": [
-                (8, (64, 8)),
-                (16, (64, 16)),
-                (32, (128, 32)),
-                (64, (256, 64)),
-            ],
+            "embedding_dim,bottom": [(8, (64, 8)), (16, (64, 16)), (32, (128, 32)), (64, (256, 64))],
             "top": WIDTHS_SPACE,
             "dropout": "0.0..0.6",
             "train.parts.embeddings.weight_decay": DECAY_SPACE,
@@ -116,7 +112,6 @@ class Dlrm(Tabular):
         self.out = nn.Linear(settings.top[-1], 1)
 
     def problems(self) -> list[str]:
-        """See `Tabular.problems`."""
         found, settings = super().problems(), self.settings
         if settings.interaction == "dot" and len(self.ids) + bool(self.numbers) == 1:
             found.append(
@@ -130,7 +125,6 @@ class Dlrm(Tabular):
         return found
 
     def forward(self, batch: Batch) -> Tensor:
-        """Logits (B,)."""
         return self.top.logits_of_parts(self._interactions(batch), self.out)
 
     def _interactions(self, batch: Batch) -> list[Tensor]:
@@ -172,6 +166,7 @@ def _dots(groups: Sequence[Part], offset: int) -> list[Part]:
 def _column(offset: int, place: int, other: int) -> int:
     """The column of two vectors' product in the top MLP's input: the lower triangle, row by row."""
     high, low = max(place, other), min(place, other)
+    # Row h of the strict lower triangle begins behind 0 + 1 + ... + (h - 1) = h (h - 1) / 2 products.
     return offset + high * (high - 1) // 2 + low
 
 
@@ -181,3 +176,37 @@ def start_normal(mlp: Mlp) -> None:
         linear = cast(nn.Linear, layer)
         nn.init.normal_(linear.weight, std=(2 / (linear.in_features + linear.out_features)) ** 0.5)
         nn.init.normal_(linear.bias, std=linear.out_features**-0.5)
+
+
+def dot_interaction(vectors: Tensor, backend: kernels.Backend | None = None) -> Tensor:
+    """The dot product of every pair of a row's vectors: (B, F, D) -> (B, F (F - 1) / 2).
+
+    The strictly lower triangle of the Gram matrix, row by row: 10, 20, 21, 30, ... Naumov et al.: Deep Learning
+    Recommendation Model for Personalization and Recommendation Systems, 2019, section 2.1.
+    """
+    device = vectors.device.type
+    if kernels.uses_triton(backend, vectors.device) and kernels.can_dot(vectors):
+        if torch.is_autocast_enabled(device):
+            vectors = vectors.to(torch.get_autocast_dtype(device))
+        return cast(Tensor, Dots.apply(vectors))  # type: ignore[no-untyped-call]
+    # G = X X^T holds each product twice and the squares, which the lower triangle leaves out.
+    gram = torch.bmm(vectors, vectors.transpose(1, 2))
+    # Tensors made in a trace must not outlive it.
+    triangle = _lower_triangle if torch.compiler.is_compiling() else _kept_lower_triangle
+    return gram.flatten(1).index_select(1, triangle(vectors.shape[1], vectors.device))
+
+
+@cache
+def _kept_lower_triangle(features: int, device: torch.device) -> Tensor:
+    """Kept on the device; a copy at every step would wait for it. Autograd may need what an inference made."""
+    with torch.inference_mode(False):
+        return _lower_triangle(features, torch.device("cpu")).to(device)
+
+
+def _lower_triangle(features: int, device: torch.device) -> Tensor:
+    """The places below the diagonal of a flattened square matrix, row by row."""
+    if device.type == "cuda":  # a mask would wait for the device to count its places
+        row, column = torch.tril_indices(features, features, offset=-1, device=device).unbind()
+        return row * features + column
+    square = torch.arange(features * features, device=device).view(features, features)
+    return square[torch.ones_like(square, dtype=torch.bool).tril(-1)]

@@ -20,7 +20,6 @@ Shapes: U users; N items; m neighbours; B rows; R requests.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
@@ -34,8 +33,8 @@ from torch import Tensor, nn
 from recspec.base import machine
 from recspec.base.errors import SettingsError
 from recspec.feature_spec import FeatureSpec
-from recspec.models.fitted import MEMORY_SHARE, OF_A_PAIR, Grid, KnownItemsModel, Recency, rounded
 from recspec.models.interactions import Interactions
+from recspec.models.item_model import MEMORY_SHARE, OF_A_PAIR, Grid, KnownItemsModel, Recency, rounded
 from recspec.models.known_items import ItemWeights, KnownItems, Neighbours
 from recspec.models.layers import RowsHeld
 
@@ -85,12 +84,6 @@ class EaseSettings(Recency):
     )
 
 
-@dataclass(frozen=True)
-class _Choice:
-    form: Form
-    reason: str
-
-
 class Ease(KnownItemsModel):
     """EASE (Steck, 2019): a linear item-to-item model, fitted in closed form in one of three forms."""
 
@@ -101,12 +94,12 @@ class Ease(KnownItemsModel):
 
     def __init__(self, spec: FeatureSpec, settings: EaseSettings, table_rows: RowsHeld | None = None) -> None:
         super().__init__(spec, settings, table_rows)
-        self.choice = _pick_form(settings, self.num_users, self.num_items)
-        self.settings = settings.model_copy(update={"form": self.choice.form})
+        self.form, self.why_form = _pick_form(settings, self.num_users, self.num_items)
+        self.settings = settings.model_copy(update={"form": self.form})
         self.weights: ItemWeights | UserWeights | Neighbours
-        if self.choice.form == "dual":
+        if self.form == "dual":
             self.weights = UserWeights(self.num_users, self.num_items, weighted="event_weight" in spec.metadata)
-        elif self.choice.form == "sparse":
+        elif self.form == "sparse":
             self.weights = Neighbours(self.num_items, settings.neighbours)
         else:
             self.weights = ItemWeights(self.num_items)
@@ -118,12 +111,12 @@ class Ease(KnownItemsModel):
     def how(self) -> str:
         _check_room(self.settings, self.num_users, self.num_items)
         super().how()
-        return f"form {self.choice.form}: {self.choice.reason}"
+        return f"form {self.form}: {self.why_form}"
 
     def operations(self) -> float:
-        if self.choice.form == "sparse":
+        if self.form == "sparse":
             return OF_A_PAIR * self.num_items**2 + OF_AN_ITEM * self.num_items
-        size = self.num_users if self.choice.form == "dual" else self.num_items
+        size = self.num_users if self.form == "dual" else self.num_items
         return float(size) ** 3 / torch.get_num_threads()  # LAPACK takes all threads
 
     def _fit(self, interactions: Interactions, seed: int) -> None:  # noqa: ARG002
@@ -172,6 +165,7 @@ class UserWeights(nn.Module):
         by_item = matrix.T.tocsr().astype(np.float64)
         for rows in _blocks(matrix.shape[1], matrix.shape[0]):
             part = by_item[rows]
+            # h_i = x_i' K^-1 x_i of each item, without the N x N matrix X' K^-1 X.
             leverage[rows] = part.multiply(part @ inverse).sum(axis=1)
         self.leverage = torch.from_numpy(leverage / (1 - leverage)).float()
         if known is not interactions:
@@ -223,6 +217,7 @@ class UserWeights(nn.Module):
 def fit_primal(matrix: csr_array, l2: float) -> NDArray[np.float32]:
     """B (N, N), from X (U, N)."""
     weight = _inverse_of_gram(matrix, l2, "items")
+    # B_ij = -P_ij / P_jj off the diagonal (equation 8 of the paper), 0 on it.
     weight /= -np.diag(weight).copy()
     weight.flat[:: len(weight) + 1] = 0.0
     return weight.astype(np.float32)
@@ -248,6 +243,7 @@ def fit_sparse(matrix: csr_array, l2: float, m: int) -> tuple[NDArray[np.int32],
                 continue
             theirs = by_item[neighbours]
             gram = (theirs @ theirs.T).toarray().astype(np.float64)
+            # The normal equations of a ridge regression: (X_m' X_m + l2 I) w = X_m' x_i.
             gram.flat[:: m + 1] += l2
             weight[rows.start + place] = linalg.solve(gram, counts, assume_a="pos", overwrite_a=True)
     return items, weight
@@ -283,16 +279,16 @@ def _inverse_of_gram(matrix: csr_array, l2: float, of: str) -> NDArray[np.float6
     return gram
 
 
-def _pick_form(settings: EaseSettings, num_users: int, num_items: int) -> _Choice:
+def _pick_form(settings: EaseSettings, num_users: int, num_items: int) -> tuple[Form, str]:
     """The form, and the reason."""
     if settings.form != "auto":
-        return _Choice(settings.form, "as asked")
+        return settings.form, "as asked"
     form: Form = "dual" if num_users < num_items else "primal"
     size, of = (num_users, "users") if form == "dual" else (num_items, "items")
     if size <= MOST_DENSE and _bytes(size) <= _room():
-        return _Choice(form, f"{num_users:,} users, {num_items:,} items: it inverts a matrix of the fewer")
+        return form, f"{num_users:,} users, {num_items:,} items: it inverts a matrix of the fewer"
     why = f"up to {MOST_DENSE:,} rows are inverted" if size > MOST_DENSE else f"{_room() / 1e9:,.1f} GB are free for it"
-    return _Choice("sparse", f"a matrix of {size:,} x {size:,} {of} needs {_bytes(size) / 1e9:,.1f} GB, and {why}")
+    return "sparse", f"a matrix of {size:,} x {size:,} {of} needs {_bytes(size) / 1e9:,.1f} GB, and {why}"
 
 
 def _check_room(settings: EaseSettings, num_users: int, num_items: int) -> None:

@@ -24,8 +24,8 @@ from pydantic import Field
 from torch import Tensor
 
 from recspec.feature_spec import FeatureSpec
-from recspec.models.fitted import RECENCIES, Grid, KnownItemsModel, Recency
 from recspec.models.interactions import Interactions
+from recspec.models.item_model import RECENCIES, Grid, KnownItemsModel, Recency
 from recspec.models.known_items import Successors, largest_entries
 from recspec.models.layers import RowsHeld
 
@@ -84,6 +84,7 @@ class GfCf(KnownItemsModel):
     def _fit(self, interactions: Interactions, seed: int) -> None:
         matrix = interactions.matrix().astype(np.float64)
         of_users, of_items = (np.sqrt(np.maximum(matrix.sum(axis), 1e-12)) for axis in (1, 0))
+        # R~ = Du^-1/2 R Di^-1/2, entry by entry.
         matrix.data /= np.repeat(of_users, np.diff(matrix.indptr)) * of_items[matrix.indices]
         self.degrees = torch.from_numpy(of_items).float()
         self.linear.set(_linear_filter(matrix, self.settings.k))
@@ -95,6 +96,8 @@ class GfCf(KnownItemsModel):
         return self.linear.score_pairs(self.known, users, items) + self.settings.alpha * low
 
     def score_users(self, users: Tensor) -> Tensor:
+        # Y (R~' R~ + alpha Di^-1/2 V V' Di^1/2), from the left to the right, so that no matrix of N x N is made for the
+        # second part.
         low = (self._low_pass(users) @ self.vectors.T) * self.degrees
         return self.linear.score_users(self.known, users) + self.settings.alpha * low
 

@@ -25,8 +25,8 @@ from torch import Tensor
 from recspec.base.errors import SettingsError, require_extra
 from recspec.feature_spec import FeatureSpec
 from recspec.models.base import Traits
-from recspec.models.fitted import RECENCIES, FittedItemModel, Grid, Recency, rounded
 from recspec.models.interactions import Interactions
+from recspec.models.item_model import RECENCIES, FittedItemModel, Grid, Recency, rounded
 from recspec.models.layers import RowsHeld
 
 COMBINATIONS = (
@@ -141,12 +141,15 @@ class Ials(FittedItemModel):
         """Solve for the users' factors, given those of the items: half a round."""
         own, known = self.settings, interactions.weighted(self.settings.recency)
         items = self.items.double()
+        # Hu et al., equation 4: x_u = (Y'Y + Y'(C_u - I) Y + l2 I)^-1 Y' C_u p_u. The part that is the same for all
+        # users.
         everywhere = items.T @ items + own.l2 * torch.eye(own.factors, dtype=torch.float64, device=items.device)
         inverse = torch.linalg.inv(everywhere)
         users = torch.zeros(known.num_users, own.factors, dtype=torch.float64, device=items.device)
         for rows, theirs, weights in _lists_of_a_length(known, own.factors):
             of_items = items[theirs.to(items.device)]  # (B, L, d)
             confidence = (own.alpha * weights.to(items.device)).unsqueeze(2)
+            # Y' C_u p_u: p is 1 for the items acted on and 0 elsewhere.
             wanted = (confidence * of_items).sum(1, keepdim=True).mT  # (B, d, 1)
             users[rows] = _solved(everywhere, inverse, of_items, confidence - 1, wanted).squeeze(2)
         self.users = users.float()
@@ -174,6 +177,7 @@ def _solved(everywhere: Tensor, inverse: Tensor, of_items: Tensor, extra: Tensor
     if of_items.shape[1] >= of_items.shape[2]:
         found: Tensor = torch.linalg.solve(everywhere + of_items.mT @ (extra * of_items), wanted)
         return found
+    # (A + V' D V)^-1 b = A^-1 b - A^-1 V' (I + D V A^-1 V')^-1 D V A^-1 b.
     turned = of_items @ inverse  # (B, L, d)
     small = extra * (turned @ of_items.mT)
     small.diagonal(dim1=1, dim2=2).add_(1)

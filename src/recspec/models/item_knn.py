@@ -18,8 +18,8 @@ from pydantic import Field
 from torch import Tensor
 
 from recspec.feature_spec import FeatureSpec
-from recspec.models.fitted import OF_A_PAIR, Grid, KnownItemsModel, Recency
 from recspec.models.interactions import Interactions
+from recspec.models.item_model import OF_A_PAIR, Grid, KnownItemsModel, Recency
 from recspec.models.known_items import Neighbours
 from recspec.models.layers import RowsHeld
 
@@ -70,6 +70,7 @@ class ItemKnn(KnownItemsModel):
             together = (by_item[start : start + step] @ matrix).toarray()
             stop, rows = start + len(together), np.arange(len(together))
             together[rows, start + rows] = 0.0
+            # A cosine whose denominator is enlarged, since few common users are little evidence.
             together /= norms[start:stop, None] * norms + np.float32(self.settings.shrink or 1e-9)
             best = np.argpartition(together, num_items - max(kept, 1), axis=1)[:, num_items - kept :]
             best.sort(axis=1)

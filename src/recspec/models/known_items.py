@@ -1,8 +1,7 @@
 """The items and events that a model knows of each user, and three forms of weights between items.
 
-Shapes: U users; N items; P interactions; B rows or pairs; R requests; L the longest list of a user; k neighbours.
-
-Shapes: U users; T events; R requests; P events of the requests; L the longest list of a request.
+Shapes: U users; N items; P interactions, or events of the requests; B rows or pairs; R requests; L the longest list of
+a user or request; k neighbours.
 """
 
 from __future__ import annotations
@@ -10,11 +9,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from recspec.models.interactions import Interactions, UserEvents
@@ -55,59 +55,73 @@ LEAST = 1e-4
 """Items whose weight is below this share of their user's largest one are not held: they would decide nothing."""
 
 
-class KnownItems(Stored):
+class StoredLists(Stored):
+    """Lists of items one after the other: list r is `items[offsets[r]:offsets[r + 1]]`."""
+
+    offsets: Tensor
+    items: Tensor
+
+    def __init__(self, num_lists: int, num_items: int, **beside: torch.dtype) -> None:
+        """`beside` gives the type of further buffers, which hold a number for each item of the lists."""
+        super().__init__()
+        self.num_items, self.longest, self._types = num_items, 0, {"items": torch.int32, **beside}
+        self.register_buffer("offsets", torch.zeros(num_lists + 1, dtype=torch.int64))
+        for name, dtype in self._types.items():
+            self.register_buffer(name, torch.zeros(0, dtype=dtype))
+
+    def set_lists(self, offsets: NDArray[np.int64], device: torch.device | None, **numbers: NDArray[Any]) -> None:
+        """Hold these lists: their offsets, and the numbers of each buffer."""
+        self.offsets = torch.from_numpy(offsets).to(device)
+        for name, values in numbers.items():
+            setattr(self, name, torch.from_numpy(values).to(device))
+        self.longest = int(self.offsets.diff().max()) if len(offsets) > 1 else 0
+
+    def allocate_buffers(self, stored: Mapping[str, Tensor]) -> list[str]:
+        offsets, items = stored.get("offsets"), stored.get("items")
+        if offsets is None or items is None or items.dim() != 1 or items.dtype != torch.int32:
+            return []
+        for name, dtype in self._types.items():
+            setattr(self, name, torch.empty(len(items), dtype=dtype, device=self.items.device))
+        if offsets.shape != self.offsets.shape or offsets.dtype != torch.int64:
+            return []
+        problems = problems_of_lists(offsets, items, self.num_items) or self.disorder(offsets, items)
+        if not problems:
+            self.longest = int(offsets.diff().max()) if len(offsets) > 1 else 0
+        return problems
+
+    def disorder(self, offsets: Tensor, items: Tensor) -> list[str]:  # noqa: ARG002
+        """What is wrong with the order within the lists; by default any order is right."""
+        return []
+
+
+class KnownItems(StoredLists):
     """Which items each user acted on: user u's are `items[offsets[u]:offsets[u + 1]]`, ascending.
 
     If it is `weighted`, each of them has a weight; otherwise all count 1.
     """
 
-    offsets: Tensor
-    items: Tensor
     weights: Tensor
 
     def __init__(self, num_users: int, num_items: int, *, weighted: bool = False) -> None:
-        super().__init__()
-        self.num_items, self.weighted = num_items, weighted
-        self.longest = 0  # items of one user
-        self.register_buffer("offsets", torch.zeros(num_users + 1, dtype=torch.int64))
-        self.register_buffer("items", torch.zeros(0, dtype=torch.int32))
-        if weighted:
-            self.register_buffer("weights", torch.zeros(0))
+        super().__init__(num_users, num_items, **({"weights": torch.float32} if weighted else {}))
+        self.weighted = weighted
 
     def set(self, interactions: Interactions, device: torch.device | None = None) -> None:
         """Hold these interactions; weights close to 0 are left out."""
         if self.weighted:
             interactions = _of_weight(interactions)
-            assert interactions.weights is not None
-            self.weights = torch.from_numpy(interactions.weights).to(device)
-        self.offsets = torch.from_numpy(interactions.offsets).to(device)
-        self.items = torch.from_numpy(interactions.items).to(device)
-        self.longest = int(self.offsets.diff().max()) if len(self.offsets) > 1 else 0
+        weights = {"weights": interactions.weights} if self.weighted and interactions.weights is not None else {}
+        self.set_lists(interactions.offsets, device, items=interactions.items, **weights)
 
     def interactions(self) -> Interactions:
         """What is held, as numpy arrays."""
         weights = self.weights.cpu().numpy() if self.weighted else None
         return Interactions(self.offsets.cpu().numpy(), self.items.cpu().numpy(), self.num_items, weights=weights)
 
-    def allocate_buffers(self, stored: Mapping[str, Tensor]) -> list[str]:
-        offsets, items = stored.get("offsets"), stored.get("items")
-        if offsets is None or items is None or items.dim() != 1 or items.dtype != torch.int32:
-            return []
-        self.items = torch.empty(len(items), dtype=torch.int32, device=self.items.device)
-        if self.weighted:
-            self.weights = torch.empty(len(items), device=self.items.device)
-        if offsets.shape != self.offsets.shape or offsets.dtype != torch.int64:
-            return []
-        if problems := problems_of_lists(offsets, items, self.num_items):
-            return problems
-        lengths = offsets.diff()
-        rises = items.diff() > 0
-        first = offsets[1:-1]
+    def disorder(self, offsets: Tensor, items: Tensor) -> list[str]:
+        rises, first = items.diff() > 0, offsets[1:-1]
         rises[first[(first > 0) & (first < len(items))] - 1] = True  # the next user's list may begin lower
-        if not bool(rises.all()):
-            return ["'items' does not rise within each user's list"]
-        self.longest = int(lengths.max()) if len(lengths) else 0
-        return []
+        return [] if bool(rises.all()) else ["'items' does not rise within each user's list"]
 
     def lists(self, users: Tensor) -> tuple[Tensor, Tensor]:
         """The items (B, L) of users (B,), and their weights, of which 0 stands for no item."""
@@ -218,44 +232,23 @@ class Neighbours(Stored):
         return F.embedding_bag(self.items.long(), table, per_sample_weights=self.weight, mode="sum").T
 
 
-class Successors(Stored):
+class Successors(StoredLists):
     """Weights from each item to at most k others: score(u, i) sums weight[j, i] times the user's weight of j.
 
     Item j's are `items[offsets[j]:offsets[j + 1]]`, ascending. Scores of all items cost the entries of the user's items
     alone, and memory is that of the entries.
     """
 
-    offsets: Tensor
-    items: Tensor
     weight: Tensor
 
     def __init__(self, num_items: int, k: int) -> None:
-        super().__init__()
-        self.num_items, self.longest = num_items, 0
+        super().__init__(num_items, num_items, weight=torch.float32)
         self.most_bytes = 8 * num_items * min(k, num_items)
-        self.register_buffer("offsets", torch.zeros(num_items + 1, dtype=torch.int64))
-        self.register_buffer("items", torch.zeros(0, dtype=torch.int32))
-        self.register_buffer("weight", torch.zeros(0))
 
     def set(self, matrix: csr_array) -> None:
         """Hold the entries (N, N) of a CSR matrix with sorted indices."""
-        self.offsets = torch.from_numpy(matrix.indptr.astype(np.int64))
-        self.items = torch.from_numpy(matrix.indices.astype(np.int32))
-        self.weight = torch.from_numpy(matrix.data.astype(np.float32))
-        self.longest = int(self.offsets.diff().max())
-
-    def allocate_buffers(self, stored: Mapping[str, Tensor]) -> list[str]:
-        offsets, items = stored.get("offsets"), stored.get("items")
-        if offsets is None or items is None or items.dim() != 1 or items.dtype != torch.int32:
-            return []
-        self.items = torch.empty(len(items), dtype=torch.int32, device=self.items.device)
-        self.weight = torch.empty(len(items), device=self.items.device)
-        if offsets.shape != self.offsets.shape or offsets.dtype != torch.int64:
-            return []
-        problems = problems_of_lists(offsets, items, self.num_items)
-        if not problems:
-            self.longest = int(offsets.diff().max())
-        return problems
+        items, weight = matrix.indices.astype(np.int32), matrix.data.astype(np.float32)
+        self.set_lists(matrix.indptr.astype(np.int64), None, items=items, weight=weight)
 
     def score_pairs(self, known: KnownItems, users: Tensor, items: Tensor) -> Tensor:
         """(B,) scores of pairs."""
@@ -346,44 +339,19 @@ def problems_of_lists(offsets: Tensor, items: Tensor, num_items: int) -> list[st
     return []
 
 
-class KnownEvents(Stored):
+class KnownEvents(StoredLists):
     """The events of each user: user u's are `items[offsets[u]:offsets[u + 1]]`, oldest first; an item may repeat."""
 
-    offsets: Tensor
-    items: Tensor
     times: Tensor
 
     def __init__(self, num_users: int, num_items: int, *, with_times: bool = False) -> None:
-        super().__init__()
-        self.num_items, self.with_times = num_items, with_times
-        self.longest = 0  # events of one user
-        self.register_buffer("offsets", torch.zeros(num_users + 1, dtype=torch.int64))
-        self.register_buffer("items", torch.zeros(0, dtype=torch.int32))
-        if with_times:
-            self.register_buffer("times", torch.zeros(0, dtype=torch.float64))
+        super().__init__(num_users, num_items, **({"times": torch.float64} if with_times else {}))
+        self.with_times = with_times
 
     def set(self, events: UserEvents, device: torch.device | None = None) -> None:
         """Hold these events; without times, all of them have the time 0."""
-        self.offsets = torch.from_numpy(events.offsets).to(device)
-        self.items = torch.from_numpy(events.items).to(device)
-        if self.with_times:
-            times = np.zeros(len(events.items)) if events.times is None else events.times
-            self.times = torch.from_numpy(times).to(device)
-        self.longest = int(events.lengths.max(initial=0))
-
-    def allocate_buffers(self, stored: Mapping[str, Tensor]) -> list[str]:
-        offsets, items = stored.get("offsets"), stored.get("items")
-        if offsets is None or items is None or items.dim() != 1 or items.dtype != torch.int32:
-            return []
-        self.items = torch.empty(len(items), dtype=torch.int32, device=self.items.device)
-        if self.with_times:
-            self.times = torch.empty(len(items), dtype=torch.float64, device=self.times.device)
-        if offsets.shape != self.offsets.shape or offsets.dtype != torch.int64:
-            return []
-        problems = problems_of_lists(offsets, items, self.num_items)
-        if not problems:
-            self.longest = int(offsets.diff().max()) if len(offsets) > 1 else 0
-        return problems
+        times = np.zeros(len(events.items)) if events.times is None else events.times
+        self.set_lists(events.offsets, device, items=events.items, **({"times": times} if self.with_times else {}))
 
     def lengths(self, users: Tensor, most: int, *, before: int = 0) -> Tensor:
         """(R,) number of the latest events of users (R,), at most `most`; `before` later ones are left out."""

@@ -20,7 +20,7 @@ from torch import Tensor
 from recspec.base import config
 from recspec.base.errors import SettingsError
 from recspec.feature_spec import FeatureSpec
-from recspec.models.fitted import FittedModel
+from recspec.models.item_model import FittedModel
 from recspec.models.layers import Batch, RowsHeld, num_rows
 
 
@@ -114,7 +114,6 @@ class LogisticRegression(FittedModel):
         self.intercept = torch.tensor(intercept, dtype=torch.float32)
 
     def forward(self, batch: Batch) -> Tensor:
-        """Logits (B,)."""
         return self.intercept + self._part(batch)
 
     def item_parts(self, items: Batch) -> Tensor:
@@ -143,6 +142,7 @@ class LogisticRegression(FittedModel):
         return logits
 
     def _of_numbers(self, values: Tensor, here: slice) -> Tensor:
+        # a (x - mean) / std + the weight of the bin that holds x: a step function beside the line.
         scaled = (values.double() - self.mean[here]) / self.std[here]
         places = (values.float().unsqueeze(2) >= self.edges[here]).sum(2)
         binned = self.bins[here].expand(values.shape[0], -1, -1).gather(2, places.unsqueeze(2)).squeeze(2)

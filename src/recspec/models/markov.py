@@ -22,8 +22,8 @@ from pydantic import Field
 from torch import Tensor
 
 from recspec.feature_spec import FeatureSpec
-from recspec.models.fitted import Grid, KnownItemsModel, Recency
 from recspec.models.interactions import Interactions, UserEvents
+from recspec.models.item_model import Grid, KnownItemsModel, Recency
 from recspec.models.known_items import Successors, largest_entries
 from recspec.models.layers import RowsHeld
 
@@ -39,10 +39,7 @@ class MarkovSettings(Recency):
     """Settings of Markov."""
 
     recency: float = Field(
-        0.6,
-        gt=0,
-        le=1,
-        description="weight of a user's item relative to the next newer one; 1 weighs all alike",
+        0.6, gt=0, le=1, description="weight of a user's item relative to the next newer one; 1 weighs all alike"
     )
     window: int = Field(10, ge=1, le=1000, description="most places between an event and one that counts as its next")
     decay: float = Field(0.8, gt=0, le=1, description="weight of a pair of events, relative to one a place closer")
@@ -120,6 +117,7 @@ def next_counts(events: UserEvents, num_items: int, settings: MarkovSettings) ->
                 values *= weights[sources] * weights[sources + distance]
             rows, columns = items[sources] - first, items[sources + distance]
             found = found + sparse.csr_array((values, (rows, columns)), shape=found.shape)
+        # weight(i, j) = count(i, j) / (events(i)^source events(j)^target): by rows, then by columns.
         found.data /= np.repeat(sizes[first:last] ** settings.source, np.diff(found.indptr))
         found.data /= sizes[found.indices] ** settings.target
         parts.append(largest_entries(found, settings.k))

@@ -106,12 +106,15 @@ class MultVae(TrainedItemModel):
         encoded = self._encoded(self._sums(items, lengths, own.dropout if self.training else 0.0))
         mean, log_variance = encoded.chunk(2, 1)
         if self.training and own.kl_weight:
+            # Reparametrised (Kingma and Welling, ICLR 2014): z = m + sqrt(v) e, so that gradients reach m and v.
             mean_with_noise = mean + torch.randn_like(mean) * (0.5 * log_variance).exp()
         else:
             mean_with_noise = mean
         shares = F.log_softmax(self.decode(mean_with_noise).float(), 1)
         rows = torch.arange(len(users), device=users.device).repeat_interleave(lengths, output_size=len(items))
+        # Equation 2: log p(x_u | z_u) = sum_i x_ui log pi_i(z_u), of binary x.
         likelihood = shares[rows, items].sum()
+        # KL(N(m, v) | N(0, 1)) in closed form: 1/2 sum (m^2 + v - 1 - log v).
         divergence = -0.5 * (1 + log_variance - mean.square() - log_variance.exp()).sum()
         return own.kl_weight * divergence - likelihood
 

@@ -159,6 +159,8 @@ class NeuMF(Model):
             return found
         wanted = max(FEWEST_POSITIVES, facts.rows // MOST_STEPS)
         step = min(MOST_POSITIVES, 1 << wanted.bit_length() - 1)  # a power of two
+        # The root of the step's size: Adam's steps have a length of their own, and the noise of a mean falls with the
+        # root.
         rate = LEARNING_RATE * (step / FEWEST_POSITIVES) ** 0.5
         return found | {
             "loss": ("softmax", "interactions are judged by the rank of the positive among all items"),
@@ -201,7 +203,6 @@ class NeuMF(Model):
         return LossNeeds(self.features(), negatives, counted)
 
     def forward(self, batch: Batch) -> Tensor:
-        """Logits (B,)."""
         if not may_replace(*self.children()):
             return self._by_modules(batch[self.user_id], batch[self.item_id])
         return self._join(self._pairs("user", batch[self.user_id]), self._pairs("item", batch[self.item_id]))
@@ -299,6 +300,7 @@ class NeuMF(Model):
             part["gmf"] = _rows(self.gmf_user if is_user else self.gmf_item, ids, self.backend)
         if self.settings.use_mlp:
             layer, half = self.mlp.first, self.settings.layers[0] // 2
+            # W [a ; b] + w = W_u a + w + W_i b: the columns of W for one side.
             weight = layer.weight[:, :half] if is_user else layer.weight[:, half:]
             rows = _rows(self.mlp_user if is_user else self.mlp_item, ids, self.backend)
             part["first"] = F.linear(rows, weight, layer.bias if is_user else None)
@@ -372,6 +374,8 @@ class NeuMF(Model):
         """Logits of pairs; the shapes of both sides broadcast."""
         logits: Tensor = self.out.bias
         if "gmf" in user:
+            # h . [p_u * q_i ; ...] of equation 12: the last layer's columns of the GMF half times the element-wise
+            # product.
             product = user["gmf"] * self.out.weight[0, : self.settings.factors].to(user["gmf"].dtype) * item["gmf"]
             logits = logits + product.sum(-1, dtype=self.out.weight.dtype)
         if "bias" in item:

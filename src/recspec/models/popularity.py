@@ -7,8 +7,8 @@ from torch import Tensor
 
 from recspec.base import config
 from recspec.feature_spec import FeatureSpec
-from recspec.models.fitted import FittedItemModel
 from recspec.models.interactions import Interactions
+from recspec.models.item_model import FittedItemModel
 from recspec.models.layers import RowsHeld
 
 

@@ -154,10 +154,7 @@ class SasRec(TrainedItemModel):
             "train.betas": ((0.9, 0.98), "as usual for transformers"),
             "train.batch_size": (users, f"users of a step; {described}"),
             "train.learning_rate": (2e-3 if users >= 256 else 1e-3, "lower with fewer users in a step"),
-            "train.average": (
-                round(1 - 1 / max(50, 2 * steps), 4),
-                "a mean over about two epochs makes valid smooth",
-            ),
+            "train.average": (round(1 - 1 / max(50, 2 * steps), 4), "a mean over about two epochs makes valid smooth"),
             "blocks": (1 + dense, described),
             "length": (LENGTHS[dense], described),
             "dropout": (0.5 if of_item < DENSE_ITEMS else 0.2, described),
@@ -230,6 +227,7 @@ class SasRec(TrainedItemModel):
 
         `back` is the number of later events that are read, `firsts` the place of the user's first event.
         """
+        # Vaswani et al., 2017, section 3.4: times sqrt(d), so that items weigh as much as places.
         x: Tensor = F.embedding(self.known.items[places].long(), vectors) * self.settings.dim**0.5
         x = x + F.embedding(back, self.positions)
         if self.gaps is not None:
@@ -256,6 +254,7 @@ class SasRec(TrainedItemModel):
         drawn = torch.multinomial(self.drawn, self.settings.num_negatives, replacement=True)
         logits = h @ vectors[drawn].t()
         if self.settings.logq:
+            # Bengio and Senecal, 2008: the logit less the log of the expected number of draws, K q_j.
             logits = logits - (self.drawn[drawn] * len(drawn)).log()
         logits = at_least_fp32(logits).masked_fill(targets.unsqueeze(1) == drawn, -torch.inf)
         own = at_least_fp32(h * vectors[targets]).sum(1, keepdim=True)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from recspec.base.errors import SettingsError, unknown
 from recspec.feature_spec import FeatureSpec
-from recspec.models.base import Widths
+from recspec.models.base import Widths, at_once
 from recspec.models.dien import DienSettings, Evolution, auxiliary_weight
 from recspec.models.din import Head, Made, SequenceModel, SequenceSettings
 from recspec.models.layers import (
@@ -37,7 +37,6 @@ from recspec.models.layers import (
     StoredHistory,
     TableHistory,
     TargetQueries,
-    at_once,
     attention_to_items,
     events_of,
     kernels,
@@ -156,7 +155,6 @@ class Sim(SequenceModel):
         return (*self.inputs.features, *self.time_gaps)
 
     def forward(self, batch: Batch) -> Tensor:
-        """Logits (B,)."""
         read = self._read(batch)
         with torch.no_grad():
             scores = read.long.scores(self._search_query(read.target)) if self.settings.search == "soft" else None

@@ -10,21 +10,20 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from recspec.base import config
 from recspec.base.errors import SettingsError
 from recspec.feature_spec import FeatureSpec
 from recspec.models import base
-from recspec.models.base import Model, list_problems
+from recspec.models.base import Model, at_once, list_problems
 from recspec.models.layers import (
     Batch,
     Embeddings,
     Mlp,
     RowsHeld,
-    at_once,
     ids_and_numbers,
-    linear_of_parts,
     num_rows,
     number_widths,
     side_by_side,
@@ -154,3 +153,16 @@ class Tabular(Model):
 def _rows(parts: Sequence[Part], start: int, count: int) -> list[Part]:
     """Some rows of parts."""
     return [(x[start : start + count], columns) for x, columns in parts]
+
+
+def linear_of_parts(layer: nn.Linear, parts: Sequence[tuple[Tensor, Sequence[int]]]) -> Tensor:
+    """A linear layer's output from broadcasting parts of its input, each (..., n) with the layer's n columns for it.
+
+    So a request's part is multiplied once a request, and an item's part once an item.
+    """
+    total: Tensor | None = None
+    for x, columns in parts:
+        product = F.linear(x, layer.weight[:, torch.tensor(columns, device=x.device)])
+        total = product if total is None else total + product
+    assert total is not None, "a layer without input"
+    return total if layer.bias is None else total + layer.bias

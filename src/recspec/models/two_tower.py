@@ -98,8 +98,6 @@ class TwoTower(Model):
     The request's tower reads the features of user, context and history, the item's tower those of the item. Each
     concatenates embeddings (lists pooled) and numbers, and ends in a linear layer. Embeddings start uniform within
     1 / sqrt(rows), layers Glorot-uniform.
-
-    One class because each method is what training, evaluation or export asks of a model.
     """
 
     name = "two_tower"
@@ -187,7 +185,7 @@ class TwoTower(Model):
         return self.item_vectors(items)[:, : self.settings.dim]
 
     def forward(self, batch: Batch) -> Tensor:
-        """Logits (B,)."""
+        # u . v / temperature + b: the temperature is in the request's vector, the bias meets its column of ones.
         logits: Tensor = (self.request_vector(batch) * self.item_vectors(batch)).sum(1)
         return logits
 
@@ -209,6 +207,7 @@ class TwoTower(Model):
         vectors, requests = self.item_vectors(both), self.request_vector(batch)
         own, label = vectors[:size], batch[self.spec.label]
         logits = _products(vectors[size:], requests)  # (M, B)
+        # Yi et al., RecSys 2019: s - log p_j corrects each logit by how often its item is drawn.
         loss = sampled_softmax((own * requests).sum(1), logits, batch[log_expected_of(self.item_id)].T)
         return (loss * label.to(loss.dtype)).mean()
 

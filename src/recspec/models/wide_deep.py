@@ -27,7 +27,16 @@ from recspec.base.errors import SettingsError, unknown
 from recspec.feature_spec import FeatureSpec
 from recspec.models import base
 from recspec.models import facts as rules
-from recspec.models.base import DECAY_SPACE, POSITIVE, TRAINING_SPACE, WIDTHS_SPACE, Model, Widths, scores_of_sums
+from recspec.models.base import (
+    DECAY_SPACE,
+    POSITIVE,
+    TRAINING_SPACE,
+    WIDTHS_SPACE,
+    Model,
+    Widths,
+    at_once,
+    scores_of_sums,
+)
 from recspec.models.facts import DataFacts, Proposals
 from recspec.models.layers import (
     Batch,
@@ -35,7 +44,6 @@ from recspec.models.layers import (
     Mlp,
     RowsHeld,
     aligned_linear,
-    at_once,
     embedding_widths,
     ids_and_numbers,
     may_replace,
@@ -152,7 +160,6 @@ class WideDeep(Model):
         return tuple(dict.fromkeys((*wide, *deep)))
 
     def forward(self, batch: Batch) -> Tensor:
-        """Logits (B,)."""
         if not self.settings.use_deep:
             return cast(Tensor, self.wide(batch))
         deep = cast(Tensor, self.deep(batch))
@@ -175,6 +182,7 @@ class WideDeep(Model):
             return self.pair_scores(request, items.features)
         scores: Tensor | float = 0.0
         if items.wide is not None:
+            # The linear part is a sum over features, so a pair's is the request's plus the item's.
             scores = (self.wide.part(request) + self.wide.bias)[:, None] + items.wide
             if items.first is None:
                 return scores
@@ -241,6 +249,7 @@ class Wide(nn.Module):
         mixed = torch.zeros_like(batch[cross[0]], dtype=torch.int64)
         for name in cross:
             ids = batch[name].long()
+            # A mixed-radix number counts the combinations without gaps; the hash spreads them over the buckets.
             mixed = mixed * self.sizes[name] + ids if all_fit else _mixed(mixed, ids)
         return mixed.remainder(self.cross_buckets)
 

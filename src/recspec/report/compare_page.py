@@ -12,20 +12,22 @@ from markupsafe import Markup
 from recspec.base.errors import RecspecError
 from recspec.evaluation import is_lower_better
 from recspec.report import charts
-from recspec.report.examples import Examples, Raw
 from recspec.report.measured import (
     MODEL,
     Pair,
     Users,
     first_answer,
+    held_out,
     mapping,
     meanings,
+    of_slice,
     pairs_of,
     ranked,
+    slices_of,
 )
 from recspec.report.page import (
     code,
-    drawing,
+    draw,
     duration,
     num,
     number,
@@ -38,22 +40,15 @@ from recspec.report.page import (
     strong,
     table,
 )
-from recspec.report.run_facts import RunFacts
+from recspec.report.run_facts import Examples, Raw, RunFacts
 from recspec.report.run_page import (
     SLICE_TITLES,
     curve,
     evaluate_command,
     exposure_chart,
-    held_out,
-    interval_text,
-    list_metrics_of,
-    of_slice,
     reliability_chart,
     reliability_of,
-    shares_of,
-    slices_of,
     train_command,
-    who_of,
 )
 
 Paired = Sequence[tuple[RunFacts, Sequence[Pair], Sequence[str]]]
@@ -119,7 +114,7 @@ def verdict(base: RunFacts, other: RunFacts, pair: Pair) -> tuple[str, str, str,
     word = {"base": "is worse than", "other": "is better than", "neither": "can't be told from"}[who]
     told = f" On {pair.title}, {metric} is {number(found.theirs)} against {number(found.ours)}: a difference of "
     told += f"{signed(found.difference)} (95 % interval {signed(found.low)} to {signed(found.high)}; p "
-    told += f"{p_value(found.p_value)}), over {number(pair.count)} {who_of(pair.base)}."
+    told += f"{p_value(found.p_value)}), over {number(pair.count)} {pair.base.who}."
     for_whom = ""
     if (users := pair.users) is not None:
         better, worse = users.shares
@@ -137,7 +132,7 @@ def _for_whom(users: Users) -> str:
         return ""
     told = []
     for sign, word in ((1, "gain"), (-1, "lose")):
-        names = [each.name for each in ranges if each.gain.is_clear and sign * each.gain.value > 0]
+        names = [name for name, each in ranges.items() if each.gain.is_clear and sign * each.gain.value > 0]
         if len(names) == len(ranges):
             return f"Users of every activity {word}."
         if names:
@@ -163,10 +158,10 @@ def runs_table(runs: Runs, beside: Paired) -> Markup:
         found, record, seconds = values.get(run.name), run.data_record, run.card.trained.get("seconds")
         row: list[object] = [strong(run.name), run.card.model]
         if found is None:
-            row += [num(None), num(None, "–"), drawing(Markup(""))]
+            row += [num(None), num(None, "–"), draw(Markup(""))]
         else:
             drawn = charts.whisker(found.low, found.value, found.high, least, most, runs.index(run))
-            row += [num(found.value, best=run is best), num(None, interval_text(found)), drawing(drawn)]
+            row += [num(found.value, best=run is best), num(None, found.interval), draw(drawn)]
         row += [_apart(runs[0], run, beside), num(run.start.get("parameters")), num(seconds, duration(seconds))]
         rows.append([*row, num(run.size, size(run.size)), "–" if record is None else record.name])
     heads = ["Run", "Model", f"#{metric}", "#95 % interval", "", f"Beside {runs[0].name}"]
@@ -202,7 +197,7 @@ def differences(base: RunFacts, other: RunFacts, pair: Pair) -> Markup:
     for name in sorted(pair.comparisons, key=lambda each: each != pair.main):
         found = pair.comparisons[name]
         reach = max(abs(found.low), abs(found.high), 1e-12)
-        drawn = drawing(charts.whisker(found.low, found.difference, found.high, -reach, reach, zero=True))
+        drawn = draw(charts.whisker(found.low, found.difference, found.high, -reach, reach, zero=True))
         row: list[object] = [strong(name) if name == pair.main else name, num(found.ours), num(found.theirs)]
         row += [
             num(found.difference, signed(found.difference)),
@@ -254,10 +249,9 @@ def gains(base: RunFacts, beside: Paired) -> Iterator[dict[str, Any]]:
 def _gain_charts(name: str, users: Users) -> Iterator[Markup]:
     ranges, values = users.by_activity(), users.gains
     if len(ranges) > 1:
-        ends = [[getattr(each.gain, end) for each in ranges] for end in ("value", "low", "high")]
+        ends = [[getattr(each.gain, end) for each in ranges.values()] for end in ("value", "low", "high")]
         title = "Mean gain by the user's activity, with 95 % intervals"
-        labels = [each.name for each in ranges]
-        yield charts.ranges(f"{name}-ranges", labels, *ends, title=title, x=users.what, y="gain")
+        yield charts.ranges(f"{name}-ranges", [*ranges], *ends, title=title, x=users.what, y="gain")
     reach = float(np.abs(values).max()) or 1.0
     counts, edges = np.histogram(values, np.linspace(-reach, reach, BINS + 1))
     # letters, digits and @ alone: the axis is drawn
@@ -268,14 +262,10 @@ def _gain_charts(name: str, users: Users) -> Iterator[Markup]:
 
 def _gains_table(base: RunFacts, other: RunFacts, users: Users) -> Markup | None:
     rows = []
-    for each in users.by_activity():
-        up, down = each.users.shares
-        gain, word = each.gain, "gain" if each.gain.value > 0 else "lose"
-        row = [
-            each.name,
-            num(len(each.users.ids)),
-            *(num(float(of.mean())) for of in (each.users.base, each.users.other)),
-        ]
+    for name, part in users.by_activity().items():
+        (up, down), gain = part.shares, part.gain
+        word = "gain" if gain.value > 0 else "lose"
+        row = [name, num(len(part.ids)), num(float(part.base.mean())), num(float(part.other.mean()))]
         row += [num(gain.value, signed(gain.value)), num(None, f"{signed(gain.low)} to {signed(gain.high)}")]
         row += [num(up, percent(up)), num(down, percent(down)), f"they {word}" if gain.is_clear else "not clear"]
         rows.append(row)
@@ -307,9 +297,7 @@ def _slices_table(runs: Runs, by: str, held: Sequence[Mapping[str, Any]], metric
         row: list[object] = [str(name), num(mapping(held[0], name).get("count"))]
         for each in held:
             found = of_slice(mapping(each, name), metric)
-            row.append(
-                num(None) if found is None else num(found.value, f"{number(found.value)} ({interval_text(found)})")
-            )
+            row.append(num(None) if found is None else num(found.value, f"{number(found.value)} ({found.interval})"))
         rows.append(row)
     return table(f"{metric} by {by}", ["Slice", "#Users or rows", *(f"#{run.name}" for run in runs)], rows)
 
@@ -320,7 +308,7 @@ def _slices_table(runs: Runs, by: str, held: Sequence[Mapping[str, Any]], metric
 def exposure_of(runs: Runs) -> dict[str, Any]:
     """Coverage, novelty and popularity of the lists."""
     answers = [(run, answer) for run in runs if (answer := first_answer(run)) is not None]
-    held = [(run, list_metrics_of(answer).get(MODEL, {}), shares_of(answer)) for run, answer in answers]
+    held = [(run, answer.list_metrics.get(MODEL, {}), answer.exposure("shares")) for run, answer in answers]
     names = list(dict.fromkeys(name for _, measured, _ in held for name in measured))
     if not names:
         return {"table": None}

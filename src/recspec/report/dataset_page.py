@@ -17,9 +17,18 @@ from recspec.data.storage import PREPARE_FILE
 from recspec.feature_spec import NO_FILES, FeatureSpec
 from recspec.report import charts
 from recspec.report.dataset_figures import DatasetFigures, Ids, figures_of, leaks_of
-from recspec.report.dataset_summary import Card, FeatureCard, describe
-from recspec.report.dataset_values import Numbers, RawNames, TopValues, fill_of, numbers_of, top_values
-from recspec.report.page import Cell, data_number, drawing, moment, num, number, percent, render, size, table
+from recspec.report.dataset_summary import (
+    Card,
+    FeatureCard,
+    Numbers,
+    RawNames,
+    TopValues,
+    describe,
+    fill_of,
+    numbers_of,
+    top_values,
+)
+from recspec.report.page import Cell, data_number, draw, moment, num, number, percent, render, size, table
 
 MOST_FEATURES = 60
 """Features with a table or chart of their own values."""
@@ -251,7 +260,7 @@ def _top(of: TopValues) -> Markup:
 
     def row(value: str, count: int, longest: int, place: int) -> list[object]:
         share = count / max(1, of.total)
-        return [value, num(count), num(share, percent(share)), drawing(charts.bar(count / longest, place))]
+        return [value, num(count), num(share, percent(share)), draw(charts.bar(count / longest, place))]
 
     most = of.values[0][1]
     rows = [row(value, count, most, 0) for value, count in of.values]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recspec.base.errors import RecspecError
-from recspec.evaluation import Comparison, Paired, SavedEvaluation, favours, held_values, is_lower_better, pair
+from recspec.evaluation import Comparison, Paired, SavedEvaluation, favours, held_values, is_lower_better, pair, real
+from recspec.report.page import number
 from recspec.report.run_facts import RunFacts
 
 MODEL = "model"
@@ -65,6 +66,11 @@ class Measured:
         return min(1.0, high) if self.is_share else high
 
     @property
+    def interval(self) -> str:
+        """The 95 % interval in words; a dash without one."""
+        return "–" if self.error is None else f"{number(self.low)} to {number(self.high)}"
+
+    @property
     def is_clear(self) -> bool:
         """Whether a difference is not 0 at 95 %."""
         return self.error is not None and abs(self.value) > NORMAL * self.error
@@ -86,6 +92,11 @@ class Answer:
             "rows": "every row scored",
         }
         return f"{self.saved.split}: {words.get(self.protocol, self.protocol)}"
+
+    @property
+    def who(self) -> str:
+        """Whose values these are."""
+        return {"rows": "rows", "full": "users"}.get(self.protocol, "lists")
 
     @cached_property
     def metrics(self) -> dict[str, dict[str, Measured]]:
@@ -124,6 +135,17 @@ class Answer:
         return held_values(self._table, column)
 
     @property
+    def list_metrics(self) -> dict[str, dict[str, float]]:
+        """Coverage and so on, of the model and each baseline."""
+        held = mapping(self.saved.report, "beyond_accuracy")
+        return {str(who): numbers(mapping(of)) for who, of in held.items()}
+
+    def exposure(self, what: str, who: str = MODEL) -> list[float]:
+        """`shares` of the recommendations by popularity, or numbers of `items`; empty if they were not measured."""
+        found = mapping(self.saved.report, "exposure", who).get(what)
+        return [value for each in found if (value := real(each)) is not None] if isinstance(found, list) else []
+
+    @property
     def count(self) -> int:
         """Users, groups or rows whose values are kept."""
         return 0 if self._table is None else int(self._table.num_rows)
@@ -159,12 +181,12 @@ def answers_of(run: RunFacts) -> list[Answer]:
             best = found.get((saved.split, protocol))
             if best is None or _rank(saved) > _rank(best.saved):
                 found[(saved.split, protocol)] = Answer(saved, protocol)
+    return sorted(found.values(), key=_order)
 
-    def order(answer: Answer) -> tuple[bool, str, int]:
-        known = PROTOCOLS.index(answer.protocol) if answer.protocol in PROTOCOLS else len(PROTOCOLS)
-        return answer.saved.split != "test", answer.saved.split, known
 
-    return sorted(found.values(), key=order)
+def _order(answer: Answer) -> tuple[bool, str, int]:
+    """Place among answers: test first, then other splits, each by its protocols."""
+    return answer.saved.split != "test", answer.saved.split, (*PROTOCOLS, answer.protocol).index(answer.protocol)
 
 
 def first_answer(run: RunFacts) -> Answer | None:
@@ -173,6 +195,28 @@ def first_answer(run: RunFacts) -> Answer | None:
     wanted = str(run.card.trained.get("valid_metric") or "").partition("/")[0]
     of_test = [each for each in found if each.saved.split == "test"] or found
     return next((each for each in of_test if each.protocol == wanted), next(iter(of_test), None))
+
+
+def held_out(run: RunFacts) -> str:
+    """The split whose items count as hits."""
+    answer = first_answer(run)
+    return "test" if answer is None else answer.saved.split
+
+
+def slices_of(run: RunFacts, split: str, protocol: str) -> dict[str, Mapping[str, Any]]:
+    """The slices of a split and protocol, of the newest evaluation of the present model that has each."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for saved in sorted(run.evaluations, key=lambda each: (each.is_current, each.time), reverse=True):
+        if saved.split == split:
+            for by, parts in mapping(saved.report, "slices", protocol).items():
+                found.setdefault(str(by), mapping(parts))
+    return {by: parts for by, parts in found.items() if parts}
+
+
+def of_slice(part: object, metric: str) -> Measured | None:
+    """A metric of one slice."""
+    values, errors = (numbers(mapping(part, name)) for name in ("metrics", "standard_errors"))
+    return of_metric(metric, values[metric], errors.get(metric)) if metric in values else None
 
 
 def of_metric(name: str, value: float, error: float | None) -> Measured:
@@ -201,18 +245,7 @@ def texts(value: object, most: int = 50) -> list[str]:
 
 def numbers(value: Mapping[str, Any]) -> dict[str, float]:
     """The finite numbers of a JSON object."""
-    return {str(name): float(of) for name, of in value.items() if real(of) is not None}
-
-
-def real(value: object) -> float | None:
-    """A JSON value that is a finite number; None otherwise."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    try:
-        found = float(value)
-    except OverflowError:
-        return None
-    return found if math.isfinite(found) else None
+    return {str(name): finite for name, of in value.items() if (finite := real(of)) is not None}
 
 
 def _rank(saved: SavedEvaluation) -> tuple[bool, bool, str]:
@@ -271,19 +304,27 @@ class Users:
         gains = self.gains
         return float((gains > 0).mean()), float((gains < 0).mean())
 
-    def by_activity(self) -> list[Range]:
-        """Users in ranges of about equally many, from few events to many."""
+    @property
+    def gain(self) -> Measured:
+        """The mean gain of the other run."""
+        gains = self.gains
+        return Measured(float(gains.mean()), float(gains.std(ddof=1) / np.sqrt(len(gains))))
+
+    def by_activity(self) -> dict[str, Users]:
+        """Users in ranges of about equally many, from few events to many, by the range in words."""
         if len(self.ids) < FEWEST:
-            return []
+            return {}
         cuts = np.unique(np.quantile(self.events, np.arange(1, RANGES) / RANGES))
         of_users = np.searchsorted(cuts, self.events, side="left")
-        found = []
-        for place in range(len(cuts) + 1):
-            chosen = of_users == place
+        found = {}
+        for chosen in (of_users == place for place in range(len(cuts) + 1)):
             if int(chosen.sum()) >= FEWEST:
                 low, high = int(self.events[chosen].min()), int(self.events[chosen].max())
-                name = f"{low:,}" if low == high else f"{low:,} to {high:,}"
-                found.append(Range(name, self._part(chosen)))
+                ids = [each for each, taken in zip(self.ids, chosen.tolist(), strict=True) if taken]
+                part = replace(
+                    self, ids=ids, events=self.events[chosen], base=self.base[chosen], other=self.other[chosen]
+                )
+                found[f"{low:,}" if low == high else f"{low:,} to {high:,}"] = part
         return found
 
     def most(self, count: int, *, gaining: bool) -> list[str]:
@@ -291,24 +332,6 @@ class Users:
         gains = self.gains if gaining else -self.gains
         order = np.lexsort((np.arange(len(gains)), -self.events, -gains))
         return [self.ids[place] for place in order[:count] if gains[place] > 0]
-
-    def _part(self, chosen: NDArray[np.bool_]) -> Users:
-        ids = [each for each, taken in zip(self.ids, chosen.tolist(), strict=True) if taken]
-        return Users(self.metric, ids, self.events[chosen], self.base[chosen], self.other[chosen], self.what)
-
-
-@dataclass(frozen=True, eq=False)
-class Range:
-    """Users of similar activity."""
-
-    name: str
-    users: Users
-
-    @property
-    def gain(self) -> Measured:
-        """The mean gain of the other run."""
-        gains = self.users.gains
-        return Measured(float(gains.mean()), float(gains.std(ddof=1) / np.sqrt(len(gains))))
 
 
 @dataclass(frozen=True, eq=False)
@@ -368,8 +391,7 @@ class Pair:
             if events is None:
                 return None
             return Users(metric, names.tolist(), events[known].astype(np.int64), base, other, "events before the split")
-        distinct, place = np.unique(names, return_inverse=True)
-        counts = np.bincount(place)
+        distinct, place, counts = np.unique(names, return_inverse=True, return_counts=True)
         base, other = (np.bincount(place, weights=each) / counts for each in (base, other))
         return Users(metric, distinct.tolist(), counts.astype(np.int64), base, other, "rows of the split")
 
@@ -378,21 +400,16 @@ def pairs_of(base: RunFacts, other: RunFacts) -> tuple[list[Pair], list[str]]:
     """The evaluations of two runs that can be compared user by user; or the reasons why there are none."""
     found: dict[tuple[str, str], Pair] = {}
     reasons: dict[str, None] = {}
-    for ours in base.evaluations:
-        for theirs in other.evaluations:
-            for protocol in ours.groups:
-                if protocol not in theirs.groups or (ours.split, protocol) in found or ours.split != theirs.split:
-                    continue
-                if not (ours.is_current and theirs.is_current):
-                    reasons["An evaluation is of an earlier model that lay in the same folder."] = None
-                    continue
-                if elsewhere := [
-                    run for run, saved in ((base, ours), (other, theirs)) if run.was_trained_elsewhere(saved)
-                ]:
-                    reasons |= dict.fromkeys(
-                        f"{run.name} was trained on other data than it was measured on." for run in elsewhere
-                    )
-                    continue
+    both = [(ours, theirs) for ours in base.evaluations for theirs in other.evaluations if ours.split == theirs.split]
+    for ours, theirs in both:
+        for protocol in (each for each in ours.groups if each in theirs.groups and (ours.split, each) not in found):
+            runs = [run for run, saved in ((base, ours), (other, theirs)) if run.was_trained_elsewhere(saved)]
+            if not (ours.is_current and theirs.is_current):
+                reasons["An evaluation is of an earlier model that lay in the same folder."] = None
+            elif runs:
+                told = [f"{run.name} was trained on other data than it was measured on." for run in runs]
+                reasons |= dict.fromkeys(told)
+            else:
                 try:
                     values = pair(ours, theirs, protocol)
                 except RecspecError as error:
@@ -400,14 +417,9 @@ def pairs_of(base: RunFacts, other: RunFacts) -> tuple[list[Pair], list[str]]:
                     continue
                 if values.ours:
                     found[(ours.split, protocol)] = Pair(Answer(ours, protocol), Answer(theirs, protocol), values)
-    order, first = {name: place for place, name in enumerate(PROTOCOLS)}, first_answer(base)
+    first = first_answer(base)
     wanted = None if first is None else (first.saved.split, first.protocol)
-
-    def place(pair: Pair) -> tuple[bool, bool, int]:
-        split, protocol = pair.base.saved.split, pair.base.protocol
-        return (split, protocol) != wanted, split != "test", order.get(protocol, len(order))
-
-    pairs = sorted(found.values(), key=place)
+    pairs = [found[key] for key in sorted(found, key=lambda key: (key != wanted, *_order(found[key].base)[::2]))]
     if missing := [run.name for run in (base, other) if not run.evaluations]:
         return pairs, [f"{' and '.join(missing)} {'has' if len(missing) == 1 else 'have'} no saved evaluation."]
     return pairs, [*reasons] or ["They were evaluated on different splits or under different protocols."]

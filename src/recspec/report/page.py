@@ -129,7 +129,7 @@ def code(text: str) -> Cell:
     return Cell(text, mark="code")
 
 
-def drawing(drawn: Markup) -> Cell:
+def draw(drawn: Markup) -> Cell:
     """A small chart inside a table."""
     return Cell(drawn, "", "draw")
 

@@ -13,11 +13,10 @@ from markupsafe import Markup
 from recspec import __version__
 from recspec.base.errors import RecspecError
 from recspec.datasets import DATASETS
-from recspec.evaluation import is_lower_better
+from recspec.evaluation import is_lower_better, real
 from recspec.report import charts
 from recspec.report.charts import Series
 from recspec.report.dataset_page import distributions, overview, splits_table
-from recspec.report.examples import Examples
 from recspec.report.measured import (
     MODEL,
     NORMAL,
@@ -25,28 +24,16 @@ from recspec.report.measured import (
     Measured,
     answers_of,
     first_answer,
+    held_out,
     mapping,
     meanings,
     numbers,
-    of_metric,
-    real,
+    of_slice,
+    slices_of,
     texts,
 )
-from recspec.report.page import (
-    code,
-    drawing,
-    duration,
-    num,
-    number,
-    percent,
-    plain,
-    render,
-    signed,
-    size,
-    strong,
-    table,
-)
-from recspec.report.run_facts import RunFacts
+from recspec.report.page import code, draw, duration, num, number, percent, plain, render, signed, size, strong, table
+from recspec.report.run_facts import Examples, RunFacts
 
 CONSTANT = "constant"
 """The baseline that is too far away to compare the others on one scale."""
@@ -187,7 +174,7 @@ def judgement(answer: Answer | None) -> tuple[str, str, str] | None:
         return None
     best, lower = answer.best_baseline, is_lower_better(answer.main)
     reached = f"{answer.main} is {number(ours.value)}"
-    reached += "" if ours.error is None else f" (95 % interval {interval_text(ours)})"
+    reached += "" if ours.error is None else f" (95 % interval {ours.interval})"
     if best is None:
         reached += ". No baseline stands beside it: evaluate with --baselines to see whether that is good."
         return "", f"On {answer.title}, {reached}", ""
@@ -203,18 +190,8 @@ def judgement(answer: Answer | None) -> tuple[str, str, str] | None:
     by = ""
     if gap is not None and gap.error is not None:
         by = f" The difference is {signed(raw)} (95 % interval {signed(gap.low)} to {signed(gap.high)}), over the same "
-        by += f"{number(answer.count)} {who_of(answer)}."
+        by += f"{number(answer.count)} {answer.who}."
     return f"The model {said}.", f" On {answer.title}, {reached}.{by}", kind
-
-
-def interval_text(found: Measured) -> str:
-    """The 95 % interval in words; a dash without one."""
-    return "–" if found.error is None else f"{number(found.low)} to {number(found.high)}"
-
-
-def who_of(answer: Answer) -> str:
-    """Whose values an evaluation's are."""
-    return {"rows": "rows", "full": "users"}.get(answer.protocol, "lists")
 
 
 def described(answer: Answer) -> str:
@@ -224,7 +201,7 @@ def described(answer: Answer) -> str:
         return f"{number(facts.get('rows'))} rows, {number(facts.get('positives'))} of them positive."
     few, many = facts.get("fewest_candidates"), facts.get("most_candidates")
     span = number(few) if few == many else f"{number(few)} to {number(many)}"
-    told = f"{number(facts.get('groups'))} {who_of(answer)}, {span} candidates each: {facts.get('candidates', '')}."
+    told = f"{number(facts.get('groups'))} {answer.who}, {span} candidates each: {facts.get('candidates', '')}."
     return told + (f" The model reads {facts['input']}." if isinstance(facts.get("input"), str) else "")
 
 
@@ -251,8 +228,8 @@ def metrics_table(run: RunFacts, answer: Answer) -> Markup:
         of, is_own = held[who], who == MODEL
         found, gap = of[main], None if is_own else answer.difference(who, main)
         named = strong(f"{run.card.model} (this model)") if is_own else who
-        drawn = drawing(charts.whisker(found.low, found.value, found.high, least, most, 0 if is_own else 5))
-        row = [named, num(found.value, best=found.value == best[main]), num(None, interval_text(found)), drawn]
+        drawn = draw(charts.whisker(found.low, found.value, found.high, least, most, 0 if is_own else 5))
+        row = [named, num(found.value, best=found.value == best[main]), num(None, found.interval), drawn]
         row.append(num(None if gap is None else gap.value, "" if is_own else _apart(gap)))
         row += [num(of[each].value, best=of[each].value == best[each]) if each in of else num(None) for each in others]
         rows.append(row)
@@ -280,22 +257,6 @@ def _apart(gap: Measured | None) -> str:
 # --- slices ----------------------------------------------------------------------------------------------------------
 
 
-def slices_of(run: RunFacts, split: str, protocol: str) -> dict[str, Mapping[str, Any]]:
-    """The slices of a split and protocol, of the newest evaluation of the present model that has each."""
-    found: dict[str, Mapping[str, Any]] = {}
-    for saved in sorted(run.evaluations, key=lambda each: (each.is_current, each.time), reverse=True):
-        if saved.split == split:
-            for by, parts in mapping(saved.report, "slices", protocol).items():
-                found.setdefault(str(by), mapping(parts))
-    return {by: parts for by, parts in found.items() if parts}
-
-
-def of_slice(part: object, metric: str) -> Measured | None:
-    """A metric of one slice."""
-    values, errors = (numbers(mapping(part, name)) for name in ("metrics", "standard_errors"))
-    return of_metric(metric, values[metric], errors.get(metric)) if metric in values else None
-
-
 def slices_table(answer: Answer, by: str, parts: Mapping[str, Any]) -> Markup:
     """The metrics of each slice beside those of all."""
     main, of_all = answer.main, answer.metrics[MODEL].get(answer.main)
@@ -308,8 +269,8 @@ def slices_table(answer: Answer, by: str, parts: Mapping[str, Any]) -> Markup:
     for name, part, found in held:
         values = numbers(mapping(part, "metrics"))
         few = " (few: read it with care)" if (real(part.get("count")) or 0) < 30 else ""
-        drawn = drawing(charts.whisker(found.low, found.value, found.high, least, most))
-        row = [f"{name}{few}", num(part.get("count")), num(found.value), num(None, interval_text(found)), drawn]
+        drawn = draw(charts.whisker(found.low, found.value, found.high, least, most))
+        row = [f"{name}{few}", num(part.get("count")), num(found.value), num(None, found.interval), drawn]
         rows.append([*row, _beside(found, of_all), *(num(values.get(each)) for each in others)])
     counted = "Rows" if answer.protocol == "rows" else "Users"
     heads = ["Slice", f"#{counted}", f"#{main}", "#95 % interval", "", "Beside all", *(f"#{name}" for name in others)]
@@ -326,17 +287,6 @@ def _beside(found: Measured, of_all: Measured | None) -> str:
 # --- coverage and popularity -----------------------------------------------------------------------------------------
 
 
-def shares_of(answer: Answer, who: str = MODEL) -> list[float]:
-    """Shares of the recommendations by popularity; empty if they were not measured."""
-    return _reals(mapping(answer.saved.report, "exposure", who).get("shares"))
-
-
-def list_metrics_of(answer: Answer) -> dict[str, dict[str, float]]:
-    """Coverage and so on, of the model and each baseline."""
-    held = mapping(answer.saved.report, "beyond_accuracy")
-    return {str(who): numbers(mapping(of)) for who, of in held.items()}
-
-
 def exposure_chart(series: Mapping[str, list[float]]) -> Markup | None:
     """Shares of the recommendations that popular and rare items get."""
     held = {who: [100 * each for each in of] for who, of in series.items() if len(of) == len(PARTS)}
@@ -349,10 +299,10 @@ def exposure_chart(series: Mapping[str, list[float]]) -> Markup | None:
 
 def exposure_of(run: RunFacts, answers: Sequence[Answer]) -> dict[str, Any]:
     """Which items are recommended: a table, a chart, and the number of items in its ranges."""
-    answer = next((each for each in answers if each.protocol == "full" and list_metrics_of(each)), None)
+    answer = next((each for each in answers if each.protocol == "full" and each.list_metrics), None)
     if answer is None or not run.has_users:
         return {"list_metrics": None}
-    own, measured = f"{run.card.model} (this model)", list_metrics_of(answer)
+    own, measured = f"{run.card.model} (this model)", answer.list_metrics
     names = list(measured.get(MODEL, {}))
     rows = [
         [strong(own) if who == MODEL else who, *(num(of.get(each), _shown(each, of.get(each))) for each in names)]
@@ -360,9 +310,9 @@ def exposure_of(run: RunFacts, answers: Sequence[Answer]) -> dict[str, Any]:
     ]
     others = [who for who in mapping(answer.saved.report, "exposure") if who != MODEL]
     picked = [who for who in (answer.best_baseline, *others) if who is not None and who in others]
-    shown = {own: shares_of(answer)}
-    shown |= {who: shares_of(answer, who) for who in list(dict.fromkeys(picked))[: MOST_SHOWN - 1]}
-    items = [int(each) for each in _reals(mapping(answer.saved.report, "exposure", MODEL).get("items"))]
+    shown = {own: answer.exposure("shares")}
+    shown |= {who: answer.exposure("shares", who) for who in list(dict.fromkeys(picked))[: MOST_SHOWN - 1]}
+    items = [int(each) for each in answer.exposure("items")]
     return {
         "list_metrics": table(f"Measures of the lists of {answer.saved.split}", ["Model", *_heads(names)], rows),
         "exposure_chart": exposure_chart(shown),
@@ -377,11 +327,6 @@ def _heads(names: Sequence[str]) -> list[str]:
 
 def _shown(name: str, value: float | None) -> str:
     return percent(value) if name.startswith("coverage") else number(value)
-
-
-def _reals(value: Any) -> list[float]:
-    held = [real(each) for each in value] if isinstance(value, list) else []
-    return [each for each in held if each is not None]
 
 
 # --- calibration -----------------------------------------------------------------------------------------------------
@@ -525,12 +470,6 @@ def _epochs_table(epochs: Sequence[Mapping[str, Any]]) -> Markup:
 
 
 # --- examples and data -----------------------------------------------------------------------------------------------
-
-
-def held_out(run: RunFacts) -> str:
-    """The split whose items count as hits."""
-    answer = first_answer(run)
-    return "test" if answer is None else answer.saved.split
 
 
 def examples_of(run: RunFacts) -> dict[str, Any]:

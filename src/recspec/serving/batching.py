@@ -46,24 +46,32 @@ log = logging.getLogger("recspec.serve")
 class Limits(config.Settings):
     """Limits of a server; a request beyond one is refused with the status given."""
 
-    max_batch_rows: int = Field(4096, ge=1, description="rows computed together")
+    max_batch: int = Field(4096, ge=1, description="rows computed together")
     max_delay_ms: float = Field(
         0.0,
         ge=0,
         le=10_000,
         description="milliseconds an idle model waits for more requests to batch; 0: it never waits",
     )
-    max_queue: int = Field(512, ge=1, description="waiting requests of a model; more are refused with 503")
+    queue: int = Field(512, ge=1, description="waiting requests of a model; more are refused with 503")
     max_rows: int = Field(65_536, ge=1, description="rows of a request; more are refused with 413")
-    max_body_bytes: int = Field(
-        32 << 20, ge=1024, description="bytes of a request's body; a larger one is refused with 413"
-    )
+    max_body_mb: float = Field(32, ge=1 / 1024, description="MiB of a request's body; a larger one is refused with 413")
     max_requests: int = Field(1024, ge=1, description="requests answered at once by each protocol; more get 503")
-    max_held_bytes: int = Field(512 << 20, ge=1024, description="bytes of all requests being answered; more get 503")
-    timeout_seconds: float = Field(
+    max_held_mb: float = Field(512, ge=1 / 1024, description="MiB of all requests being answered; more get 503")
+    timeout: float = Field(
         30.0, gt=0, le=3600, description="time from a request's head to its answer; later ones get 504"
     )
     retry_seconds: int = Field(1, ge=0, description="value of Retry-After if a queue is full")
+
+    @property
+    def max_body_bytes(self) -> int:
+        """Bytes of a request's body."""
+        return int(self.max_body_mb * 2**20)
+
+    @property
+    def max_held_bytes(self) -> int:
+        """Bytes of all requests being answered."""
+        return int(self.max_held_mb * 2**20)
 
 
 @dataclass
@@ -183,7 +191,7 @@ class Batcher:
         self._worker.join(JOIN_SECONDS)  # the interpreter can't shut down cleanly while threads run C++
 
     def _stuck(self) -> RequestError:
-        return self._refusal("stuck", f"computations run for more than {self.limits.timeout_seconds:g} s")
+        return self._refusal("stuck", f"computations run for more than {self.limits.timeout:g} s")
 
     def _refusal(self, reason: str, why: str) -> RequestError:
         self._metrics.rejected.labels(self.name, reason).inc()
@@ -195,9 +203,9 @@ class Batcher:
         limits = self.limits
         if self.num_abandoned > MAX_ABANDONED:
             raise self._stuck()
-        if len(self._queue) >= limits.max_queue:
-            raise self._refusal("queue", f"{limits.max_queue} requests wait already")
-        seconds = limits.timeout_seconds if timeout is None else min(timeout, limits.timeout_seconds)
+        if len(self._queue) >= limits.queue:
+            raise self._refusal("queue", f"{limits.queue} requests wait already")
+        seconds = limits.timeout if timeout is None else min(timeout, limits.timeout)
         loop = asyncio.get_running_loop()
         waiting = _Waiting(rows, work, loop.create_future(), time.perf_counter())
         end = loop.call_later(seconds, self._end, waiting, seconds)
@@ -245,7 +253,7 @@ class Batcher:
             return
         oldest = next(iter(self._queue))
         left = self.limits.max_delay_ms / 1000 - (time.perf_counter() - oldest.since)
-        if left > 0 and self._rows < self.limits.max_batch_rows and not callable(oldest.work):
+        if left > 0 and self._rows < self.limits.max_batch and not callable(oldest.work):
             self._timer = asyncio.get_running_loop().call_later(left, self._dispatch)
             return
         self._start(self._next_batch())
@@ -254,7 +262,7 @@ class Batcher:
         batch: list[_Waiting] = []
         rows = 0
         for waiting in self._queue:
-            full = rows + waiting.rows > self.limits.max_batch_rows
+            full = rows + waiting.rows > self.limits.max_batch
             if batch and (full or callable(waiting.work) or callable(batch[0].work)):
                 break
             batch.append(waiting)
@@ -265,7 +273,7 @@ class Batcher:
 
     def _start(self, batch: Sequence[_Waiting]) -> None:
         loop = asyncio.get_running_loop()
-        overdue = loop.call_later(self.limits.timeout_seconds, self._abandon)
+        overdue = loop.call_later(self.limits.timeout, self._abandon)
         running = self._running = _Running(batch, time.perf_counter(), overdue)
 
         def work() -> None:
@@ -277,9 +285,7 @@ class Batcher:
 
     def _abandon(self) -> None:
         """Abandon a computation, for which no request waits any more."""
-        log.error(
-            "model '%s': a computation runs for more than %g s; it is given up", self.name, self.limits.timeout_seconds
-        )
+        log.error("model '%s': a computation runs for more than %g s; it is given up", self.name, self.limits.timeout)
         self._running, self.num_abandoned = None, self.num_abandoned + 1
         self._worker.work.put(None)
         self._worker = _Worker(f"model-{self.name}", self._initialize)

@@ -79,7 +79,7 @@ class BodyReader:
             turn = asyncio.get_running_loop().create_future()
             self._waiting.append((size, turn))
             try:
-                async with asyncio.timeout(self.limits.timeout_seconds):
+                async with asyncio.timeout(self.limits.timeout):
                     await turn
             except (TimeoutError, asyncio.CancelledError) as error:
                 if turn.done() and not turn.cancelled():  # its turn came at the same moment
@@ -132,7 +132,7 @@ class BodyReader:
         parts: list[bytes] = []
         size = 0
         try:
-            async with asyncio.timeout(self.limits.timeout_seconds):
+            async with asyncio.timeout(self.limits.timeout):
                 more = True
                 while more:
                     came = await request.receive()
@@ -151,7 +151,7 @@ class BodyReader:
                 self._hold(len(body), size)
             yield body
         except TimeoutError:
-            raise RequestError(f"the body did not come within {self.limits.timeout_seconds:g} s", status=408) from None
+            raise RequestError(f"the body did not come within {self.limits.timeout:g} s", status=408) from None
         finally:
             self._release(size)
 

@@ -102,7 +102,7 @@ async def start(
             ("grpc.http2.bdp_probe", 0),  # otherwise the windows of unread streams grow to megabytes
             ("grpc.http2.lookahead_bytes", 64 << 10),
             ("grpc.max_connection_age_ms", CONNECTION_MS),
-            ("grpc.max_connection_age_grace_ms", int(1000 * limits.timeout_seconds) + 1000),
+            ("grpc.max_connection_age_grace_ms", int(1000 * limits.timeout) + 1000),
         ],
     )
     add = server.add_insecure_port
@@ -251,7 +251,7 @@ def _answers(repository: Repository) -> Mapping[str, Callable[[Message], Answer 
 
     async def unload(request: Message) -> Answer:
         repository.refuse_control()
-        await repository.broadcast.unload(request.model_name)
+        await repository.broadcast("unload", request.model_name)
         return {}
 
     return {

@@ -74,7 +74,7 @@ def routes(repository: Repository) -> list[Route]:
             head_length = request.headers.get(HEADER_LENGTH)
             read = partial(parse_infer, body, head_length, repository.limits.max_rows, name, version)
             asked = await repository.body_reader.parsed(read, len(body))
-            seconds = repository.limits.timeout_seconds - (time.monotonic() - began)
+            seconds = repository.limits.timeout - (time.monotonic() - began)
             timeout = max(0.0, seconds if asked.timeout is None else min(asked.timeout, seconds))
             model, outputs = await repository.infer(name, version, asked.inputs, timeout=timeout)
             return _answer(asked, model.version, outputs)
@@ -95,7 +95,7 @@ def routes(repository: Repository) -> list[Route]:
     async def unload(request: Request) -> Response:
         repository.refuse_control()
         await body_of(request)
-        await repository.broadcast.unload(request.path_params["model"])
+        await repository.broadcast("unload", request.path_params["model"])
         return json_response({})
 
     found = [
@@ -153,7 +153,7 @@ def configuration_of(repository: Repository, endpoint: Endpoint) -> dict[str, An
             {"name": name, "data_type": "TYPE_FP32", "dims": [1]} for name in endpoint.model.opened.signature.outputs
         ],
         "dynamic_batching": {
-            "preferred_batch_size": [repository.limits.max_batch_rows],
+            "preferred_batch_size": [repository.limits.max_batch],
             "max_queue_delay_microseconds": round(1000 * repository.limits.max_delay_ms),
         },
         "instance_group": [

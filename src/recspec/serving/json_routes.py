@@ -18,7 +18,7 @@ from starlette.routing import Route
 from recspec.base.errors import RequestError, listed
 from recspec.data.encoding import row_at
 from recspec.feature_spec import Port
-from recspec.inference import Directory, ItemFields, Predictor, Wanted, facts_of_encoder, requests
+from recspec.inference import Directory, ItemFields, Predictor, RecommendRequest, facts_of_encoder, requests
 from recspec.serving import json_types as types
 from recspec.serving.access import Access
 from recspec.serving.http_bodies import json_response
@@ -61,7 +61,7 @@ async def _answer(
             body_reader.holding(PARSED * len(body)),
             opened(repository, request, wanted.model, wanted.version) as (endpoint, predictor),
         ):
-            left = max(0.0, limits.timeout_seconds - (time.perf_counter() - began))
+            left = max(0.0, limits.timeout - (time.perf_counter() - began))
             found = await endpoint.model.batcher.call(
                 partial(compute, predictor, wanted, time.monotonic() + left), timeout=left
             )
@@ -105,7 +105,7 @@ def _candidates(given: list[Any]) -> list[Any]:
 
 
 def _recommend(predictor: Predictor, wanted: types.RecommendRequest, until: float) -> dict[str, Any]:
-    asked = Wanted(
+    asked = RecommendRequest(
         users=() if wanted.user is None else (wanted.user,),
         items=tuple(wanted.items),
         context=wanted.context,
@@ -123,7 +123,9 @@ def _recommend(predictor: Predictor, wanted: types.RecommendRequest, until: floa
 
 
 def _similar(predictor: Predictor, wanted: types.SimilarRequest, until: float) -> dict[str, Any]:
-    asked = Wanted(items=(wanted.item,), k=wanted.k, filter=wanted.filter, exclude=tuple(wanted.exclude), until=until)
+    asked = RecommendRequest(
+        items=(wanted.item,), k=wanted.k, filter=wanted.filter, exclude=tuple(wanted.exclude), until=until
+    )
     return requests.similar(predictor, asked)
 
 
@@ -267,7 +269,7 @@ def _named(port: Port) -> dict[str, str]:
 
 
 async def _metrics(repository: Repository, _: Request) -> Response:
-    return Response(await repository.broadcast.metrics_text(), media_type="text/plain; version=0.0.4")
+    return Response(await repository.broadcast("metrics", ""), media_type="text/plain; version=0.0.4")
 
 
 # --- the routes ------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
@@ -392,6 +393,11 @@ class Operation:
     def name(self) -> str:
         """`rank` for /rank, `report` for /report/{model}, as the metrics show it."""
         return self.path[1:].partition("/")[0].partition(".")[0] or "page"
+
+    @property
+    def path_names(self) -> list[str]:
+        """Names in its path."""
+        return re.findall(r"\{(\w+)\}", self.path)
 
     def route(self, repository: Repository) -> Route:
         """The route in a server."""

@@ -15,11 +15,11 @@ import shutil
 import stat
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from recspec.base.errors import BundleError, RequestError, SettingsError
 from recspec.base.files import PathError, hidden_sibling, is_locked, is_own, locked, manifest, named_path, removed
@@ -163,10 +163,8 @@ def copy_version(folder: Path, place: Path, *, verify: bool) -> PrivateCopy:
     parts = {name: origin, **({} if export is None else {EXPORT: export})}
     need = sum(each.stat().st_size for part in parts.values() for each in part.rglob("*") if each.is_file())
     if (free := shutil.disk_usage(place.parent).free) < need:
-        raise BundleError(
-            f"{origin}: its private copy takes {need:,} bytes, and {tempfile.gettempdir()} has {free:,}; name a larger "
-            "folder in TMPDIR"
-        )
+        base = tempfile.gettempdir()
+        raise BundleError(f"{origin}: its copy takes {need:,} bytes, and {base} has {free:,}; name a larger TMPDIR")
     place.mkdir()
     try:
         for each, part in parts.items():
@@ -176,20 +174,6 @@ def copy_version(folder: Path, place: Path, *, verify: bool) -> PrivateCopy:
         removed(place)
         raise
     return PrivateCopy(place, name, origin, export)
-
-
-class Copies(Protocol):
-    """Where a repository gets the private copies of its models from."""
-
-    async def of(self, name: str, number: int, folder: Path, *, is_new: bool) -> tuple[PrivateCopy, str]:
-        """A copy of a version for the caller, who removes it; also why it is not of the present content, or ''.
-
-        Earlier content is given only to a process that has none (`is_new`).
-        """
-        ...
-
-    def close(self) -> None:
-        """Remove all copies."""
 
 
 class _CopyFolder:
@@ -233,7 +217,10 @@ class OwnCopies(_CopyFolder):
     """The copies of a server of one process."""
 
     async def of(self, name: str, number: int, folder: Path, *, is_new: bool) -> tuple[PrivateCopy, str]:  # noqa: ARG002
-        """See `Copies`."""
+        """A copy of a version for the caller, who removes it; also why it is not of the present content, or ''.
+
+        Earlier content is given only to a process that has none (`is_new`).
+        """
         return await self._copy(folder), ""
 
 
@@ -246,7 +233,7 @@ class SharedCopies(_CopyFolder):
         self._locks: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def answer(self, name: str, number: int, folder: Path, *, is_new: bool) -> dict[str, object]:
-        """The held copy of a version, made anew if its files changed, as JSON; see `Copies.of`."""
+        """The held copy of a version, made anew if its files changed, as JSON; see `OwnCopies.of`."""
         async with self._locks[name]:
             for key in [key for key, (_, copy) in self._copies.items() if key[0] == name and not copy.origin.exists()]:
                 removed(self._copies.pop(key)[1].place)
@@ -265,24 +252,17 @@ class SharedCopies(_CopyFolder):
             return {**held[1].to_dict(), "problem": problem}
 
 
-class Channel(Protocol):
-    """The way from a worker to its supervisor."""
-
-    async def ask(self, what: str, value: object = None) -> Any:
-        """The supervisor's answer."""
-
-
 class LinkedCopies:
     """The copies of a worker: links to the files that the supervisor holds, so that all share their memory."""
 
-    def __init__(self, channel: Channel, number: int) -> None:
-        self._channel, self._number = channel, number
+    def __init__(self, ask: Callable[[str, object], Awaitable[Any]], number: int) -> None:
+        self._ask, self._number = ask, number
 
     async def of(self, name: str, number: int, folder: Path, *, is_new: bool) -> tuple[PrivateCopy, str]:
-        """See `Copies`. A copy that is replaced before all its files are linked is asked for again."""
+        """See `OwnCopies`. A copy that is replaced before all its files are linked is asked for again."""
         wanted = {"name": name, "number": number, "folder": str(folder), "is_new": is_new}
         for left in reversed(range(TRIES)):
-            answer = await self._channel.ask("copy", wanted)
+            answer = await self._ask("copy", wanted)
             held = PrivateCopy.from_dict(answer)
             place = held.place.with_name(f"{held.place.name}-{self._number}-{secrets.token_hex(4)}")
             try:
@@ -295,7 +275,7 @@ class LinkedCopies:
         raise AssertionError("the last try raises")
 
     def close(self) -> None:
-        """See `Copies`; the supervisor removes what is left."""
+        """Remove nothing; the supervisor removes what is left."""
 
 
 # --- reports of runs -------------------------------------------------------------------------------------------------

@@ -55,9 +55,7 @@ class RepositorySettings(config.Settings):
     threads: int | None = Field(None, ge=1, description="threads that compute a batch; by default torch's number")
     verify: bool = Field(True, description="compare a model's files with its manifest before opening it")
     control: bool = Field(False, description="let clients with the token load and unload models")
-    watch_seconds: float = Field(
-        5.0, ge=0, description="seconds between checks of a model's folder for new content; 0: never"
-    )
+    watch: float = Field(5.0, ge=0, description="seconds between checks of a model's folder for new content; 0: never")
 
 
 class TorchModel:

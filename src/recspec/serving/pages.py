@@ -14,11 +14,10 @@ import hashlib
 import re
 from collections.abc import Mapping
 from functools import cache
-from html import escape
 from importlib.resources import files
 from typing import Any
 
-import orjson
+from jinja2 import Environment, PackageLoader
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.requests import Request
@@ -38,6 +37,7 @@ SCRIPTS = ("server.js", "fields.js", "finder.js", "results.js", "rows.js", "page
 
 OWN_IMAGES, ALL_IMAGES = "data:", "data: https: http:"
 REFERENCE = "#/components/schemas/{model}"
+DESCRIPTION = "Trained recommenders that take raw values. The Open Inference Protocol is under /v2."
 
 REFUSALS = {
     "400": "the request is wrong; the message names the field and its place",
@@ -71,11 +71,11 @@ def _described(operation: Operation) -> dict[str, Any]:
         ]
     elif operation.request is not None:
         found["requestBody"] = {"required": True, "content": _json(operation.request)}
-    elif names := re.findall(r"\{(\w+)\}", operation.path):
+    elif operation.path_names:
         text = {"type": "string"}
         found["parameters"] = [
             {"name": name, "in": "path", "required": True, "description": f"name of the {name}", "schema": text}
-            for name in names
+            for name in operation.path_names
         ]
     if isinstance(operation.answer, str):
         kind = "object" if operation.answer == "application/json" else "string"
@@ -103,7 +103,7 @@ def document() -> dict[str, Any]:
         "info": {
             "title": "recspec serve",
             "version": __version__,
-            "description": "Trained recommenders that take raw values. The Open Inference Protocol is under /v2.",
+            "description": DESCRIPTION,
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": "/"}],
@@ -115,61 +115,6 @@ def document() -> dict[str, Any]:
         },
         "security": [{}, {"token": []}],
     }
-
-
-# --- the page of the routes ------------------------------------------------------------------------------------------
-
-_STYLE = """
-body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#1a1a1a;background:#fff}
-code,pre{font:14px/1.45 ui-monospace,monospace}pre{background:#f3f3f3;padding:.8rem;overflow:auto;border-radius:4px}
-h2 code{font-size:1.1rem}
-h2{margin-top:2.5rem;border-top:1px solid #ccc;padding-top:1rem}table{border-collapse:collapse;width:100%}
-td,th{text-align:left;vertical-align:top;padding:.25rem .8rem .25rem 0;border-bottom:1px solid #ddd}
-@media(prefers-color-scheme:dark){body{color:#e6e6e6;background:#161616}pre{background:#242424}a{color:#8ab4f8}
-h2,td,th{border-color:#444}}
-"""
-
-
-def docs_page() -> str:
-    """The page."""
-    described = document()
-    examples = {each.path: each.request.example for each in json_routes.OPERATIONS if each.request is not None}
-    links = "<a href=/openapi.json>openapi.json</a>, <a href=/>try it</a>"
-    parts = [f"<h1>Routes</h1><p>{escape(described['info']['description'])} {links}</p>"]
-    for path, methods in described["paths"].items():
-        for method, operation in methods.items():
-            parts.append(f"<h2><code>{method.upper()} {escape(path)}</code></h2><p>{escape(operation['summary'])}.</p>")
-            parts.append(_fields(operation, described["components"]["schemas"]))
-            if examples.get(path):
-                example = escape(orjson.dumps(examples[path]).decode())
-                parts.append(f"<pre>curl -H 'Content-Type: application/json' -d '{example}' localhost:8000{path}</pre>")
-    codes = "".join(f"<tr><td>{code}<td>{escape(text)}" for code, text in REFUSALS.items())
-    parts.append(f'<h2>Refusals</h2><p>Each is <code>{{"error": text}}</code>.</p><table>{codes}</table>')
-    head = f"<meta charset=utf-8><title>recspec serve: routes</title><style>{_STYLE}</style>"
-    return f"<!doctype html><html lang=en><head>{head}</head><body>{''.join(parts)}</body></html>"
-
-
-def _fields(operation: Mapping[str, Any], schemas: Mapping[str, Any]) -> str:
-    """The fields of a route's request, as a table."""
-    rows = [(each["name"], each["schema"], each["description"]) for each in operation.get("parameters", ())]
-    body = operation.get("requestBody")
-    if body is not None:
-        name = body["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
-        required = schemas[name].get("required", ())
-        rows += [
-            (field, schema, f"{schema.get('description', '')}{' (required)' if field in required else ''}")
-            for field, schema in schemas[name]["properties"].items()
-        ]
-    cells = "".join(
-        f"<tr><td><code>{escape(field)}</code><td>{escape(_kind(schema))}<td>{escape(text)}"
-        for field, schema, text in rows
-    )
-    return f"<table>{cells}</table>" if cells else ""
-
-
-def _kind(schema: Mapping[str, Any]) -> str:
-    kinds = [each["type"] for each in schema.get("anyOf", ()) if each.get("type") != "null"]
-    return " or ".join(map(str, kinds or [schema.get("type", "")]))
 
 
 # --- pages -----------------------------------------------------------------------------------------------------------
@@ -202,6 +147,17 @@ def _static() -> Mapping[str, Response]:
     text = page_text()
     pages = {"page": _response(text), "with pictures": _response(text, images=ALL_IMAGES)}
     return {**pages, "docs": _response(docs_page()), "openapi": json_response(document())}
+
+
+def docs_page() -> str:
+    """The page of the routes."""
+    operations, bodies = (*json_routes.OPERATIONS, *OPERATIONS), document()["components"]["schemas"]
+    asked = {each.path: each.request for each in operations if each.request is not None}
+    schemas = {path: bodies.get(kind.__name__) or kind.model_json_schema() for path, kind in asked.items()}
+    template = Environment(loader=PackageLoader("recspec.serving"), autoescape=True, trim_blocks=True).get_template(
+        "routes.html"
+    )
+    return template.render(text=DESCRIPTION, operations=operations, schemas=schemas, refusals=REFUSALS)
 
 
 def page_text() -> str:

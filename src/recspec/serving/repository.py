@@ -13,12 +13,11 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 from weakref import WeakSet
 
 import numpy as np
@@ -33,8 +32,8 @@ from recspec.serving.batching import Batcher, Limits
 from recspec.serving.http_bodies import BodyReader
 from recspec.serving.model_folders import (
     RAW,
-    Copies,
     Fingerprint,
+    LinkedCopies,
     OwnCopies,
     PrivateCopy,
     Source,
@@ -97,18 +96,8 @@ class ModelVersions:
         return self.source.name
 
 
-class WorkerBroadcast(Protocol):
-    """What concerns all processes of a server, whichever of them a client reaches."""
-
-    async def load(self, name: str) -> None:
-        """Open a model's versions again; see `Repository.load`."""
-
-    async def unload(self, name: str) -> None:
-        """Take no more requests for a model."""
-
-    async def metrics_text(self) -> bytes:
-        """The metrics in Prometheus's text format."""
-        ...
+WorkerBroadcast = Callable[[str, str], Awaitable[str]]
+"""Does what `Repository.perform` does in every process of a server, whichever of them a client reaches."""
 
 
 class Repository:
@@ -122,9 +111,8 @@ class Repository:
     ) -> None:
         self.settings, self.limits = settings or RepositorySettings(), limits or Limits()
         self.metrics, self.body_reader = ServerMetrics(), BodyReader(self.limits)
-        self.broadcast: WorkerBroadcast = self
-        """Of one process, or of the workers that the supervisor asks."""
-        self.copies: Copies = OwnCopies(verify=self.settings.verify)
+        self.broadcast: WorkerBroadcast = self.perform
+        self.copies: OwnCopies | LinkedCopies = OwnCopies(verify=self.settings.verify)
         self._versions = {source.name: ModelVersions(source) for source in sources}
         self._tasks: set[asyncio.Task[None]] = set()
         self._batchers = WeakSet[Batcher]()
@@ -144,7 +132,7 @@ class Repository:
         if problems:
             await self.close()
             raise BundleError.of("models", problems)
-        if self.settings.watch_seconds:
+        if self.settings.watch:
             self._watch = asyncio.create_task(self._look_again())
 
     async def close(self) -> None:
@@ -247,7 +235,7 @@ class Repository:
             if not rows:
                 empty = np.zeros((0, 1), np.float32)
                 return endpoint.model, dict.fromkeys(endpoint.model.opened.signature.outputs, empty)
-            seconds = min(self.limits.timeout_seconds, math.inf if timeout is None else timeout)
+            seconds = min(self.limits.timeout, math.inf if timeout is None else timeout)
             if endpoint.is_raw:
                 began = time.monotonic()
                 encode = partial(endpoint.model.opened.encode, inputs, rows)
@@ -261,9 +249,12 @@ class Repository:
                 raise RequestError(f"row {index + 1} (logit[{index}]): {message}")
             return endpoint.model, outputs
 
-    async def metrics_text(self) -> bytes:
-        """The metrics in Prometheus's text format."""
-        return self.metrics.text()
+    async def perform(self, what: str, name: str) -> str:
+        """Load or unload a model of this process, or give its metrics in Prometheus's text format."""
+        if what == "metrics":
+            return self.metrics.text().decode()
+        await (self.load(name) if what == "load" else self.unload(name))
+        return ""
 
     def count(self, protocol: str, route: str, model: str | None, status: str, seconds: float) -> None:
         """Count an answered request in the metrics."""
@@ -291,7 +282,7 @@ class Repository:
         """Load a model in every process for a client, who can't send files or a configuration."""
         if parameters:
             raise RequestError("a model is loaded from its folder alone; 'config' and files can't be sent")
-        await self.broadcast.load(name)
+        await self.broadcast("load", name)
 
     async def unload(self, name: str) -> None:
         """Take no more requests for a model; requests under way are answered."""
@@ -312,7 +303,7 @@ class Repository:
 
     async def _look_again(self) -> None:
         while True:
-            await asyncio.sleep(self.settings.watch_seconds)
+            await asyncio.sleep(self.settings.watch)
             try:
                 await self.look()
             except Exception:  # the next check must still come
@@ -385,9 +376,8 @@ class Repository:
             raise
 
     def _model(self, name: str, number: int, opened: Opened) -> Model:
-        def initialize() -> None:
-            if self.settings.threads:
-                torch.set_num_threads(self.settings.threads)
+        threads = self.settings.threads
+        initialize = partial(torch.set_num_threads, threads) if threads else lambda: None
 
         def batcher(called: str) -> Batcher:
             made = Batcher(opened.run, self.limits, name=called, metrics=self.metrics, initialize=initialize)

@@ -20,9 +20,7 @@ from recspec.serving.workers import Workers
 
 def server_of(options: ServerOptions) -> Server | Workers:
     """A server in this process, or the supervisor of its workers."""
-    if options.settings.workers == 1:
-        return Server(options.make_repository(), options.settings, token=options.token)
-    return Workers(options)
+    return Server(options) if options.settings.workers == 1 else Workers(options)
 
 
 class BackgroundServer:

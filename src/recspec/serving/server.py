@@ -88,7 +88,7 @@ class ServeSettings(config.Settings):
     grpc_port: int | None = Field(
         8001, ge=0, le=65_535, description="gRPC port; 0 picks a free one, none turns gRPC off"
     )
-    allowed_hosts: tuple[str, ...] = Field((), description="further host names of the server")
+    allowed_host: tuple[str, ...] = Field((), description="further host names of the server")
     insecure: bool = Field(False, description="admit other machines without a token")
     tls_cert: Path | None = Field(None, description="certificate in PEM, with its chain; HTTPS and gRPC over TLS")
     tls_key: Path | None = Field(None, description="the certificate's private key in PEM, without a password")
@@ -108,10 +108,6 @@ class ServerOptions:
     repository: RepositorySettings = field(default_factory=RepositorySettings)
     limits: Limits = field(default_factory=Limits)
     token: str | None = None
-
-    def make_repository(self) -> Repository:
-        """A repository of the sources."""
-        return Repository(self.sources, settings=self.repository, limits=self.limits)
 
 
 @dataclass(frozen=True)
@@ -242,19 +238,13 @@ class AccessMiddleware:
 class Server:
     """A repository that listens: `await start()`, then `await stop()`."""
 
-    def __init__(
-        self,
-        repository: Repository,
-        settings: ServeSettings | None = None,
-        *,
-        token: str | None = None,
-        shared: Shared | None = None,
-    ) -> None:
-        self.repository, self.settings, self._shared = repository, settings or ServeSettings(), shared
-        self._access = Access.of(self.settings.host, token, self.settings.allowed_hosts)
+    def __init__(self, options: ServerOptions, shared: Shared | None = None) -> None:
+        self.settings, self._shared = options.settings, shared
+        self.repository = Repository(options.sources, settings=options.repository, limits=options.limits)
+        self._access = Access.of(self.settings.host, options.token, self.settings.allowed_host)
         if shared is not None:
             self._access = replace(self._access, key=shared.key)
-        self._app = application(repository, access=self._access)
+        self._app = application(self.repository, access=self._access)
         self._certificate = check_certificate(self.settings.tls_cert, self.settings.tls_key)
         self._http: uvicorn.Server | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -362,7 +352,7 @@ def check_access(settings: ServeSettings, *, token: str | None, control: bool) -
         problems.append(f"--host {host}: admits other machines without a token; give one {give}, or add --insecure")
     if problems:
         raise SettingsError.of("serve", problems)
-    check_hosts(settings.allowed_hosts)
+    check_hosts(settings.allowed_host)
     if is_public(host) and token is None:
         log.warning("%s: every client that reaches this address may use the models; no token is needed", host)
     elif is_public(host) and settings.tls_cert is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -23,59 +23,30 @@ class ServerMetrics(Collector):
     """Counters, gauges and histograms of one server."""
 
     def __init__(self) -> None:
-        kept = self.registry = CollectorRegistry()
-        self.requests = Counter(
-            "recspec_requests_total",
-            "Requests answered, by protocol, route, model (- for none) and status.",
-            ("protocol", "route", "model", "status"),
-            registry=kept,
-        )
-        self.rows = Counter(
-            "recspec_rows_total",
-            "Rows scored through the Open Inference Protocol, by model.",
-            ("model",),
-            registry=kept,
-        )
-        self.batches = Counter(
-            "recspec_batches_total",
-            "Batches computed for the Open Inference Protocol, by model.",
-            ("model",),
-            registry=kept,
-        )
-        self.rejected = Counter(
-            "recspec_rejected_total",
-            "Requests refused or given up, by model and reason (queue, time, stuck).",
-            ("model", "reason"),
-            registry=kept,
-        )
-        self.loads = Counter(
-            "recspec_loads_total",
-            "Models loaded, reloaded, unloaded or refused, by model and outcome.",
-            ("model", "outcome"),
-            registry=kept,
-        )
-        self.models = Gauge("recspec_models", "Versions of models that are loaded.", registry=kept)
-        self.held_bytes = Gauge("recspec_held_bytes", "Bytes of request bodies in memory.", registry=kept)
-        self.request_seconds = Histogram(
-            "recspec_request_seconds",
-            "Time from a request's head to its answer, by protocol and route.",
-            ("protocol", "route"),
-            buckets=SECONDS,
-            registry=kept,
-        )
-        self.queue_seconds = Histogram(
-            "recspec_queue_seconds",
-            "Time a request waited for its batch, by model.",
-            ("model",),
-            buckets=SECONDS,
-            registry=kept,
-        )
-        self.compute_seconds = Histogram(
-            "recspec_compute_seconds", "Time to compute a batch, by model.", ("model",), buckets=SECONDS, registry=kept
-        )
-        self.batch_rows = Histogram(
-            "recspec_batch_rows", "Rows of a computed batch, by model.", ("model",), buckets=ROWS, registry=kept
-        )
+        self.registry = CollectorRegistry()
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"recspec_{name}", text, labels, registry=self.registry)
+
+        def histogram(name: str, text: str, *labels: str, buckets: Sequence[float] = SECONDS) -> Histogram:
+            return Histogram(f"recspec_{name}", text, labels, buckets=buckets, registry=self.registry)
+
+        text = "Requests answered, by protocol, route, model (- for none) and status."
+        self.requests = counter("requests_total", text, "protocol", "route", "model", "status")
+        self.rows = counter("rows_total", "Rows scored through the Open Inference Protocol, by model.", "model")
+        text = "Batches computed for the Open Inference Protocol, by model."
+        self.batches = counter("batches_total", text, "model")
+        text = "Requests refused or given up, by model and reason (queue, time, stuck)."
+        self.rejected = counter("rejected_total", text, "model", "reason")
+        text = "Models loaded, reloaded, unloaded or refused, by model and outcome."
+        self.loads = counter("loads_total", text, "model", "outcome")
+        self.models = Gauge("recspec_models", "Versions of models that are loaded.", registry=self.registry)
+        self.held_bytes = Gauge("recspec_held_bytes", "Bytes of request bodies in memory.", registry=self.registry)
+        text = "Time from a request's head to its answer, by protocol and route."
+        self.request_seconds = histogram("request_seconds", text, "protocol", "route")
+        self.queue_seconds = histogram("queue_seconds", "Time a request waited for its batch, by model.", "model")
+        self.compute_seconds = histogram("compute_seconds", "Time to compute a batch, by model.", "model")
+        self.batch_rows = histogram("batch_rows", "Rows of a computed batch, by model.", "model", buckets=ROWS)
         self._of_requests: dict[tuple[str, str, str, str], tuple[Counter, Histogram]] = {}
         """Finding a metric by its labels takes longer than counting."""
         self.queued: Callable[[], Iterable[tuple[str, str, int]]] = tuple
@@ -93,11 +64,8 @@ class ServerMetrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Every metric, without the time at which each counter was made."""
-        queued = GaugeMetricFamily(
-            "recspec_queued_requests",
-            "Requests that wait for a batch, by model and version.",
-            labels=("model", "version"),
-        )
+        text = "Requests that wait for a batch, by model and version."
+        queued = GaugeMetricFamily("recspec_queued_requests", text, labels=("model", "version"))
         for model, version, waiting in self.queued():
             queued.add_metric((model, version), waiting)
         yield queued
@@ -113,37 +81,35 @@ class ServerMetrics(Collector):
 class _Families(Collector):
     """Metrics that were read from text."""
 
-    def __init__(self) -> None:
-        self.kept: dict[str, Metric] = {}
+    def __init__(self, kept: Mapping[str, Metric]) -> None:
+        self._kept = kept
 
     def collect(self) -> Iterable[Metric]:
-        return self.kept.values()
+        return self._kept.values()
 
 
 def summed(texts: Sequence[str]) -> str:
     """The metrics of several workers as one: their sums, and the largest of the gauges in `OF_EACH`."""
-    together, values = _Families(), dict[tuple[str, frozenset[tuple[str, str]]], float]()
-    for text in texts:
-        for family in text_string_to_metric_families(text):
-            kept = together.kept.setdefault(family.name, Metric(family.name, family.documentation, family.type))
-            for sample in family.samples:
-                key = sample.name, frozenset(sample.labels.items())
-                if key not in values:
-                    kept.samples.append(sample)
-                    values[key] = sample.value
-                elif family.name in OF_EACH:
-                    values[key] = max(values[key], sample.value)
-                else:
-                    values[key] += sample.value
-    for family in together.kept.values():
-        family.samples = [
-            each._replace(value=values[each.name, frozenset(each.labels.items())]) for each in family.samples
+    kept, values = dict[str, Metric](), dict[tuple[str, frozenset[tuple[str, str]]], float]()
+    for family in (family for text in texts for family in text_string_to_metric_families(text)):
+        metric = kept.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+        for sample in family.samples:
+            key = sample.name, frozenset(sample.labels.items())
+            if key not in values:
+                metric.samples.append(sample)
+                values[key] = sample.value
+            elif family.name in OF_EACH:
+                values[key] = max(values[key], sample.value)
+            else:
+                values[key] += sample.value
+    for metric in kept.values():
+        metric.samples = [
+            each._replace(value=values[each.name, frozenset(each.labels.items())]) for each in metric.samples
         ]
-    return generate_latest(together).decode()
+    return generate_latest(_Families(kept)).decode()
 
 
 def without_gauges(text: str) -> str:
     """The counters and histograms, which stay true after their worker has ended."""
-    kept = _Families()
-    kept.kept = {each.name: each for each in text_string_to_metric_families(text) if each.type != "gauge"}
-    return generate_latest(kept).decode()
+    kept = {each.name: each for each in text_string_to_metric_families(text) if each.type != "gauge"}
+    return generate_latest(_Families(kept)).decode()

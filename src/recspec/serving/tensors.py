@@ -46,6 +46,8 @@ STORED: Mapping[str, np.dtype[Any]] = {
 UNSIGNED: Mapping[str, type[np.unsignedinteger[Any]]] = {"int32": np.uint32, "int64": np.uint64}
 """Type of ids -> the type that reads their bits as numbers from 0."""
 
+FLOATS = ("float32", "float64")
+
 NULLABLE = {int, float, type(None)}
 """Types of the values in FP64."""
 MAX_DIMS = 8
@@ -240,24 +242,11 @@ def _texts(name: str, data: bytes | memoryview, count: int) -> list[str]:
 
 
 def _texts_of(name: str, data: list[Any]) -> Values:
-    texts = list(_flat(data))
+    texts = np.array(data, object).ravel()
     wrong = [each for each in texts if not isinstance(each, str)]
     if wrong:
         raise wrong_input(name, f"data holds {str(wrong[0])[:40]}; expected texts, as the datatype is BYTES")
-    return np.array(texts, object)
-
-
-def _flat(data: list[Any]) -> Iterable[Any]:
-    """The values of nested lists in order, without recursion, so that any depth is allowed."""
-    left = [iter(data)]
-    while left:
-        for each in left[-1]:
-            if isinstance(each, list):
-                left.append(iter(each))
-                break
-            yield each
-        else:
-            left.pop()
+    return texts
 
 
 def _numbers_of(name: str, datatype: str, kind: np.dtype[Any], data: list[Any]) -> Values:
@@ -337,33 +326,32 @@ def _all_fit(ports: Sequence[Port], arrays: Mapping[str, Values]) -> bool:
 
     Ports of one type and shape are compared together, which takes a tenth of the time for 39 ports of a row.
     """
-    alike: dict[tuple[str, bool, tuple[int, ...]], list[Port]] = {}
+    alike: dict[tuple[PortType, bool, tuple[int, ...]], list[Port]] = {}
     for port in ports:
         alike.setdefault((port.dtype, port.num_ids is None, arrays[port.name].shape), []).append(port)
     for (dtype, is_number, _), group in alike.items():
-        if is_number and dtype not in ("float32", "float64"):
+        if is_number and dtype not in FLOATS:
             continue
-        values = np.concatenate([arrays[port.name] for port in group], axis=None)
-        if not is_number:
-            limits = np.array([[port.num_ids] for port in group], UNSIGNED[dtype])
-            wrong = values.view(UNSIGNED[dtype]).reshape(len(group), -1) >= limits  # a negative id is larger than any
-        else:
-            wrong = np.isinf(values) if dtype == "float64" else ~np.isfinite(values)
-        if wrong.any():
+        values = np.concatenate([arrays[port.name] for port in group], axis=None).reshape(len(group), -1)
+        limits = None if is_number else np.array([[port.num_ids] for port in group], UNSIGNED[dtype])
+        if _wrong(dtype, values, limits).any():
             return False
     return True
 
 
+def _wrong(dtype: PortType, values: Values, num_ids: Values | int | None) -> Values:
+    """Which values are no ids below their limits, or no finite numbers; a raw number may be missing."""
+    if num_ids is not None:
+        return np.asarray(values.view(UNSIGNED[dtype]) >= num_ids)  # a negative id is larger than any
+    return np.isinf(values) if dtype == "float64" else ~np.isfinite(values)
+
+
 def _wrong_value(port: Port, array: Values) -> str | None:
-    if port.num_ids is not None:
-        if not array.size or (array.min() >= 0 and array.max() < port.num_ids):
-            return None
-        wrong, expected = (array < 0) | (array >= port.num_ids), f"an id in [0, {port.num_ids})"
-    elif port.dtype in ("float32", "float64"):
-        wrong, expected = np.isinf(array) if port.dtype == "float64" else ~np.isfinite(array), "a finite number"
-    else:
+    if port.num_ids is None and port.dtype not in FLOATS:
         return None
+    wrong = _wrong(port.dtype, array, port.num_ids)
     if not wrong.any():
         return None
+    expected = "a finite number" if port.num_ids is None else f"an id in [0, {port.num_ids})"
     row, place = np.argwhere(wrong)[0]
     return f"input '{port.name}': row {row + 1} ({port.name}[{row}]) is {array[row, place]}; expected {expected}"

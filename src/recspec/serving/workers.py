@@ -78,15 +78,6 @@ class _Worker:
     """Its last report."""
 
 
-@dataclass
-class _Counts:
-    """What the supervisor adds to the metrics of its workers."""
-
-    restarts: int = 0
-    of_ended: str = ""
-    """Counters and histograms that ended workers reported last."""
-
-
 class Workers:
     """Several processes that answer as one server: `await start()`, then `await stop()`."""
 
@@ -100,7 +91,7 @@ class Workers:
         self._workers: dict[int, _Worker] = {}
         self._keeping: list[asyncio.Task[None]] = []
         self._unloaded: set[str] = set()
-        self._counts = _Counts()
+        self._restarts, self._metrics_of_ended = 0, ""
         self.num_abandoned = 0
         """Workers that were killed because they did not end in time."""
 
@@ -198,14 +189,14 @@ class Workers:
             old = self._workers[number]
             await asyncio.wait([old.ended])
             old.channel.close()  # it still runs if only the process that copied it was killed; then it stops by itself
-            self._counts.of_ended = without_gauges(summed([self._counts.of_ended, old.metrics]))
+            self._metrics_of_ended = without_gauges(summed([self._metrics_of_ended, old.metrics]))
             old.metrics = ""
             lived, noticed = time.monotonic() - began, time.monotonic()
             pause = 0.0 if lived > LONG_SECONDS else min(MOST_PAUSE, 2 * pause + 0.5)
             why = _reason(old.process)
             log.warning("worker %d ended (%s); another is started in %.1f s", number, why, pause)
             await asyncio.sleep(pause)
-            self._counts.restarts += 1
+            self._restarts += 1
             began = time.monotonic()
             try:
                 await self._start(number)
@@ -234,16 +225,13 @@ class Workers:
         problems = [text for each in answers if isinstance(each, RecspecError) for text in each.problems]
         if problems:
             raise BundleError.of(f"model '{name}'", problems)
-        if what == "unload":
-            self._unloaded.add(name)
-        else:
-            self._unloaded.discard(name)
+        self._unloaded = self._unloaded | {name} if what == "unload" else self._unloaded - {name}
 
     async def _metrics(self) -> str:
         answering = self._answering()
         await asyncio.gather(*map(_report, answering))
-        own = SUPERVISED.format(workers=len(answering), restarts=self._counts.restarts)
-        return summed([own, self._counts.of_ended, *(each.metrics for each in answering)])
+        own = SUPERVISED.format(workers=len(answering), restarts=self._restarts)
+        return summed([own, self._metrics_of_ended, *(each.metrics for each in answering)])
 
     def _answering(self) -> list[_Worker]:
         return [each for each in self._workers.values() if each.ready.done() and not each.ended.done()]
@@ -297,26 +285,17 @@ def run_worker(number: int, options: ServerOptions, shared: Shared, end: socket.
 
 
 async def _serve(number: int, options: ServerOptions, shared: Shared, end: socket.socket) -> None:
-    repository = options.make_repository()
-    stop = asyncio.Event()
+    server, stop = Server(options, shared), asyncio.Event()
+    repository = server.repository
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
 
     async def answer(what: str, value: Any) -> Any:
-        if what == "stop":
-            stop.set()
-        elif what == "metrics":
-            return repository.metrics.text().decode()
-        elif what == "load":
-            await repository.load(value)
-        elif what == "unload":
-            await repository.unload(value)
-        return None
+        return stop.set() if what == "stop" else await repository.perform(what, value)
 
     channel = WorkerChannel(answer)
     listening = await channel.open(end)
     listening.add_done_callback(lambda _: stop.set())
-    repository.broadcast, repository.copies = _AllWorkers(channel), LinkedCopies(channel, number)
-    server = Server(repository, options.settings, token=options.token, shared=shared)
+    repository.broadcast, repository.copies = channel.ask, LinkedCopies(channel.ask, number)
     try:
         try:
             await server.start()
@@ -328,26 +307,6 @@ async def _serve(number: int, options: ServerOptions, shared: Shared, end: socke
         await server.stop()
     except Ended:
         log.warning("the supervisor has ended; so does this worker")
-
-
-class _AllWorkers:
-    """A server of several workers; the supervisor asks them all."""
-
-    def __init__(self, channel: WorkerChannel) -> None:
-        self._channel = channel
-
-    async def load(self, name: str) -> None:
-        """Open a model's versions again in every worker."""
-        await self._channel.ask("load", name)
-
-    async def unload(self, name: str) -> None:
-        """Unload a model in every worker."""
-        await self._channel.ask("unload", name)
-
-    async def metrics_text(self) -> bytes:
-        """The sums of all workers' metrics."""
-        text: str = await self._channel.ask("metrics")
-        return text.encode()
 
 
 # --- the channel between two processes -------------------------------------------------------------------------------

@@ -25,8 +25,8 @@ from recspec.bundle import Card
 from recspec.bundle import folder as bundle
 from recspec.data.encoding import CROSS_KEY, ENCODERS_FILE, VOCABULARIES
 from recspec.feature_spec import Feature, FeatureSpec
-from recspec.models import INDICATOR_MOST_IDS, Deep, Wide, WideDeep, WideDeepSettings
-from recspec.models.layers import Embeddings, on_meta_device
+from recspec.models import INDICATOR_MOST_IDS, Deep, Wide, WideDeep, WideDeepSettings, on_meta_device
+from recspec.models.layers import Embeddings
 from recspec.tf_import import tensorbundle
 from recspec.tf_import.tensorbundle import Operation, Saved, TensorBundle
 from recspec.tf_import.tf_columns import (

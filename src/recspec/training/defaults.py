@@ -19,8 +19,17 @@ from recspec.data.storage import PREPARE_FILE, Ragged, open_split
 from recspec.evaluation import id_feature
 from recspec.feature_spec import FeatureSpec, Role
 from recspec.loading import holds_negatives, negatives_by_default
-from recspec.models import DataFacts, IdFacts, Model, PreparedNegatives, Proposals, Task, TrainedItemModel
-from recspec.models.layers import number_widths, on_meta_device
+from recspec.models import (
+    DataFacts,
+    IdFacts,
+    Model,
+    PreparedNegatives,
+    Proposals,
+    Task,
+    TrainedItemModel,
+    on_meta_device,
+)
+from recspec.models.layers import number_widths
 from recspec.training.choices import Choice, pick_valid
 from recspec.training.settings import OptimizerSettings, TrainSettings
 

@@ -514,7 +514,7 @@ def _fit_of(plan: FitPlan, tell: Callable[[Tried], None], late: Callable[[], boo
 
 def _baselines(plan: FitPlan, fit: ItemFit | RowFit, found: Fitted, seconds: float) -> dict[str, float]:
     """The metric that chose the settings, of cheap baselines on the same users of valid."""
-    if not isinstance(fit, ItemFit) or found.value is None or (question := fit.question()) is None:
+    if not isinstance(fit, ItemFit) or found.value is None or (question := fit.task()) is None:
         return {}
     before = [split for split in plan.settings.train_splits if split != plan.valid.value]
     return values_of(cheap_baselines(question, before, plan.model, seconds), found.metric)

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from recspec.base.errors import CheckpointError, SettingsError, listed, nearest, unknown
 from recspec.loading import stores_of
-from recspec.models import Model
-from recspec.models.layers import Embeddings, RowsHeld, kernels, on_meta_device
+from recspec.models import Model, on_meta_device
+from recspec.models.layers import Embeddings, RowsHeld, kernels
 from recspec.training.row_optimizers import form_of, laid_as, make_optimizer
 from recspec.training.settings import KEPT, OptimizerSettings, TrainSettings, learning_rate_factor
 

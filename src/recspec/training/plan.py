@@ -15,12 +15,12 @@ from recspec import __version__
 from recspec.base import config, machine
 from recspec.base.errors import SettingsError
 from recspec.base.stores import shown
-from recspec.data.storage import companions
+from recspec.data.storage import check_sidecar_files
 from recspec.evaluation import interactions_of
 from recspec.feature_spec import FeatureSpec
 from recspec.loading import Loader, NewRowsAndReplay, Placement, Ranks
-from recspec.models import FittedModel, Ids, Interactions, Model, TrainedItemModel, find_model
-from recspec.models.layers import RowsHeld, kernels, on_meta_device
+from recspec.models import FittedModel, Ids, Interactions, Model, TrainedItemModel, find_model, on_meta_device
+from recspec.models.layers import RowsHeld, kernels
 from recspec.training import choices
 from recspec.training.choices import Choice, CompileMode
 from recspec.training.defaults import MOST_EPOCHS, pick_path, resolve
@@ -243,7 +243,7 @@ def make_plan(
     event_products = choices.pick_event_products(
         precision.value, device, shapes, rates, resumed=chosen.get("event_products")
     )
-    companions(spec)  # the bundle needs them; a missing one is reported now, not after the last epoch
+    check_sidecar_files(spec)  # the bundle needs them; a missing one is reported now, not after the last epoch
     valid = choices.pick_valid(spec.splits, settings)
     if "train.calibration" not in proposed:
         choices.check_calibration(spec, settings, valid)
@@ -330,7 +330,7 @@ def make_fit_plan(
     kind = _fitted(model_name)
     choices.check_fit_settings(kind, settings)
     choices.check_splits(spec, settings.train_splits)
-    companions(spec)  # the bundle needs them
+    check_sidecar_files(spec)  # the bundle needs them
     make = partial(kind, spec, model_settings)
     model = on_meta_device(make)
     notes = [f"{model_name} is fitted in one go: there is nothing to continue, so it is fitted again"] if resume else []

@@ -21,8 +21,8 @@ from recspec.bundle import folder as bundle
 from recspec.data.storage import label_columns
 from recspec.evaluation import (
     Evaluation,
+    EvaluationTask,
     ModelWarning,
-    Question,
     Report,
     evaluate_baselines,
     evaluate_rows,
@@ -36,8 +36,8 @@ from recspec.evaluation import (
 )
 from recspec.feature_spec import FeatureSpec
 from recspec.metrics import Calibration, Method, fit
-from recspec.models import FittedItemModel, Interactions, ItemModel, Model, find_model
-from recspec.models.layers import CalibrationMap, on_meta_device
+from recspec.models import FittedItemModel, Interactions, ItemModel, Model, find_model, on_meta_device
+from recspec.models.layers import CalibrationMap
 from recspec.training.run_folder import Progress, RunLog
 from recspec.training.step import Built
 from recspec.training.validation import Validation
@@ -166,7 +166,9 @@ AS_POPULARITY = 5.0
 """Time to rank with such a model, in terms of popularity's."""
 
 
-def cheap_baselines(question: Question, splits: Sequence[str], model: str, seconds: float) -> dict[str, Evaluation]:
+def cheap_baselines(
+    question: EvaluationTask, splits: Sequence[str], model: str, seconds: float
+) -> dict[str, Evaluation]:
     """The evaluations of popularity and of the other cheap baselines, fitted to some splits.
 
     Args:
@@ -191,13 +193,13 @@ def cheap_baselines(question: Question, splits: Sequence[str], model: str, secon
     return found
 
 
-def _operations(name: str, question: Question) -> float:
+def _operations(name: str, question: EvaluationTask) -> float:
     kind = find_model(name)
     assert issubclass(kind, FittedItemModel)
     return on_meta_device(lambda: kind(question.spec, kind.Settings())).operations()
 
 
-def _measured(name: str, question: Question, splits: Sequence[str]) -> dict[str, Evaluation]:
+def _measured(name: str, question: EvaluationTask, splits: Sequence[str]) -> dict[str, Evaluation]:
     try:
         return evaluate_baselines(question, splits, names=(name,))[0]
     except RecspecError:  # data without users or items has no popularity

@@ -211,10 +211,10 @@ def update(
         require_libraries(find_model(card.model))
         spec = _dataset_of(base, data)
         (folder / DATA).mkdir(parents=True)
-        from recspec.datasets import grow  # needs Ibis and DuckDB, which training does without
+        from recspec.datasets import append_events  # needs Ibis and DuckDB, which training does without
 
         with stopping_at_once(NOT_BEGUN):
-            grown = grow(spec, events, folder / DATA)
+            grown = append_events(spec, events, folder / DATA)
         prepared = time.monotonic()
         result = _learn(base, card, grown, folder, settings, on_event, stop_requested)
         if base.parent != run:  # the state of the optimizers goes on from the newest version

@@ -14,7 +14,7 @@ from recspec.base.errors import SettingsError, listed, unknown
 from recspec.evaluation import (
     EvaluateSettings,
     Evaluation,
-    Question,
+    EvaluationTask,
     difference,
     evaluate_rows,
     informed,
@@ -147,10 +147,10 @@ class Validation:
         return ranks.gather(torch.cat(logits)).numpy(), ranks.gather(torch.cat(labels)).numpy() > 0
 
     @cached_property
-    def question(self) -> Question:
+    def question(self) -> EvaluationTask:
         """What `evaluate` asks of the split, whose rows and events are read once for all epochs."""
         settings, protocol = EvaluateSettings(users=self.plan.settings.valid_users), self.metric.partition("/")[0]
-        return Question(self.plan.spec, self.split, (protocol,), settings, reads=self.model.features())
+        return EvaluationTask(self.plan.spec, self.split, (protocol,), settings, reads=self.model.features())
 
     @property
     def place(self) -> str:

@@ -194,8 +194,7 @@ def too_much(path: Path) -> DataError:
     """The error for a compressed file that unpacks to more than is allowed."""
     size = path.stat().st_size
     return DataError(
-        f"{path}: takes {size:,} bytes packed and more than {most_unpacked(size):,} unpacked; if that is "
-        "right, unpack it yourself and name the unpacked file"
+        f"{path}: takes {size:,} bytes packed and more than {most_unpacked(size):,} unpacked; unpack it first"
     )
 
 

@@ -86,10 +86,7 @@ def local(text: str | Path, what: str) -> Path:
     """
     if _SCHEME.match(str(text)):
         written = re.sub(":/+", "://", str(text), count=1)  # Path makes one slash of two
-        raise PathError(
-            f"{what}: '{masked(written)}' is a URL, and only local paths are supported here; copy the "
-            "files to a local folder first"
-        )
+        raise PathError(f"{what}: '{masked(written)}' is a URL, and only local paths are supported here; copy it first")
     try:
         str(text).encode("utf-8")
     except UnicodeEncodeError:

@@ -16,8 +16,9 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -68,10 +69,7 @@ def fetched(url: Url | str, what: str = "the path") -> Path:
             store fails.
     """
     url = parse(url, what) if isinstance(url, str) else url
-    if url.scheme == "file":
-        return local_of(url)
-    store = Store(url)
-    return copied(store, what)
+    return local_of(url) if url.scheme == "file" else copied(Store(url), what)
 
 
 def copied(store: Store, what: str) -> Path:
@@ -92,16 +90,12 @@ def copied(store: Store, what: str) -> Path:
 
 def check_finished(store: Store) -> None:
     """Refuse a folder that a writer has begun and not finished, or that lies in one."""
-    folders, url = [store.url], store.url
-    while url.parts:
-        url = url.parent
-        folders.append(url)
-    marks = [Url(each.scheme, each.host, (*each.parts, *UNFINISHED.split("/"))) for each in folders]
-    for folder, there in zip(folders, store.exists(marks), strict=True):
+    parts = store.url.parts
+    folders = [replace(store.url, parts=parts[:end]) for end in range(len(parts), -1, -1)]
+    for folder, there in zip(folders, store.exists([each.below(UNFINISHED) for each in folders]), strict=True):
         if there:
             raise DataError(
-                f"{folder}: its writer has not finished; wait for it, or repeat the command that wrote it "
-                "(train with --resume)"
+                f"{folder}: its writer has not finished; wait for it, or repeat its command (train with --resume)"
             )
 
 
@@ -116,18 +110,11 @@ def place_of(url: Url) -> Path:
     return folder
 
 
-@contextmanager
-def turn_at(place: Path) -> Iterator[None]:
-    """One process at a time makes or removes copies of a URL; the others wait."""
-    with FileLock(place / "lock"):
-        yield
-
-
 def _copy_of(store: Store, listing: Listing) -> Path | None:
     """A whole copy of these objects; None if they changed meanwhile, so that what was read may be of other ones."""
     place = place_of(store.url)
-    with turn_at(place):
-        folder = _found(place, listing)
+    with FileLock(place / "lock"):  # one process at a time makes or removes copies of a URL
+        folder = next((each for each in _copies(place) if listing_of(each) == listing), None)
         if folder is None:
             folder = place / _digest(listing)
             _make(store, listing, folder, place)
@@ -135,7 +122,9 @@ def _copy_of(store: Store, listing: Listing) -> Path | None:
             if store.listing() != listing:
                 removed(folder)
                 return None
-            _mark_whole(folder, store.url, listing)
+            objects = {name: [each.size, each.version] for name, each in listing.items()}
+            with whole_file(folder / ORIGIN) as temporary:
+                temporary.write_text(json.dumps({"url": str(store.url), "objects": objects}), encoding="utf-8")
         hold(folder)
         for other in _copies(place):
             if other != folder:
@@ -143,11 +132,6 @@ def _copy_of(store: Store, listing: Listing) -> Path | None:
         with suppress(OSError):
             os.utime(folder / ORIGIN)
         return folder / store.url.name
-
-
-def _found(place: Path, listing: Listing) -> Path | None:
-    """The whole copy that holds exactly these objects."""
-    return next((each for each in _copies(place) if listing_of(each) == listing), None)
 
 
 def _copies(place: Path) -> list[Path]:
@@ -166,19 +150,13 @@ def listing_of(folder: Path) -> Listing | None:
     return {name: Entry(int(size), str(version)) for name, (size, version) in objects.items()}
 
 
-def _mark_whole(folder: Path, url: Url, listing: Listing) -> None:
-    objects = {name: [each.size, each.version] for name, each in listing.items()}
-    with whole_file(folder / ORIGIN) as temporary:
-        temporary.write_text(json.dumps({"url": str(url), "objects": objects}), encoding="utf-8")
-
-
 def _make(store: Store, listing: Listing, folder: Path, place: Path) -> None:
     """Fill the folder of a copy: unchanged files from other copies, what an earlier try wrote, the rest by reading."""
     own = folder / store.url.name
     others = [(each / store.url.name, listing_of(each) or {}) for each in _copies(place) if each != folder]
     missing: dict[str, Entry] = {}
     for name, entry in listing.items():
-        target = _file(own, name)
+        target = own / name
         if target.is_file() and not target.is_symlink() and target.stat().st_size == entry.size:
             continue
         if entry.tag and _linked(others, name, entry, target):
@@ -190,15 +168,10 @@ def _make(store: Store, listing: Listing, folder: Path, place: Path) -> None:
         make_room(need, keep=folder)
     if (free := free_bytes(folder)) < need:
         raise DataError(
-            f"{store.url}: takes {need:,} bytes, and the disk of {cache()} has {free:,}; name a larger one "
-            "in RECSPEC_CACHE"
+            f"{store.url}: takes {need:,} bytes, and the disk of {cache()} has {free:,}; name a larger RECSPEC_CACHE"
         )
     own.mkdir(exist_ok=True) if "" not in listing else None
-    store.download(missing, folder, lambda name: _file(own, name))
-
-
-def _file(own: Path, name: str) -> Path:
-    return own / name if name else own
+    store.download(missing, folder, lambda name: own / name)
 
 
 def _linked(others: list[tuple[Path, Listing]], name: str, entry: Entry, target: Path) -> bool:
@@ -207,7 +180,7 @@ def _linked(others: list[tuple[Path, Listing]], name: str, entry: Entry, target:
         if listing.get(name) == entry:
             target.parent.mkdir(parents=True, exist_ok=True)
             with suppress(OSError):
-                os.link(_file(files, name), target)
+                os.link(files / name, target)
                 return True
     return False
 
@@ -250,15 +223,9 @@ def make_room(need: int, *, keep: Path) -> None:
     for folder in sorted(copies, key=lambda each: (each / ORIGIN).stat().st_mtime):
         if free_bytes(keep) >= need:
             return
-        lock = FileLock(folder.parent / "lock")
-        try:
-            if folder.parent == keep.parent:
-                remove_unused(folder)
-            else:
-                with lock.acquire(timeout=0):
-                    remove_unused(folder)
-        except Timeout:
-            continue
+        own = folder.parent == keep.parent  # whose lock is held
+        with suppress(Timeout), nullcontext() if own else FileLock(folder.parent / "lock", timeout=0):
+            remove_unused(folder)
 
 
 # --- folders to change -----------------------------------------------------------------------------------------------
@@ -272,13 +239,6 @@ def work_folder(url: Url, token: str) -> Path:
     return folder / url.name
 
 
-def adopt(path: Path, url: Url, listing: Listing) -> None:
-    """Take a written folder as a copy of what now lies in the store, if it is one."""
-    files = {name: each.stat().st_size for name, each in files_of(path).items()}
-    if files == {name: each.size for name, each in listing.items()}:
-        _mark_whole(path.parent, url, listing)
-
-
 def files_of(path: Path) -> dict[str, Path]:
     """The files of a folder by their relative names, or a file under the name ''; locks and links are left out."""
     if path.is_file():
@@ -286,9 +246,8 @@ def files_of(path: Path) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for folder, folders, names in os.walk(path):
         folders[:] = sorted(each for each in folders if not _is_own_state(each))
-        for name in sorted(names):
-            file = Path(folder, name)
-            if not _is_own_state(name) and not file.is_symlink() and file.is_file():
+        for file in (Path(folder, name) for name in sorted(names) if not _is_own_state(name)):
+            if not file.is_symlink() and file.is_file():
                 relative = file.relative_to(path).as_posix()
                 confined(path, relative)
                 found[relative] = file

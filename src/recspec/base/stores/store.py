@@ -11,7 +11,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
@@ -91,13 +91,11 @@ def parse(text: str, what: str) -> Url:
     host, _, key = rest.partition("/")
     if "@" in host:
         raise PathError(
-            f"{where} holds a user or a password; leave it out: credentials come from the environment or a "
-            "profile of the store"
+            f"{where} holds a user or a password; leave it out: the environment or a profile has the credentials"
         )
     if "?" in rest or "#" in rest:
         raise PathError(
-            f"{where} holds '?' or '#'; expected a bucket and a key alone: settings of the store, such as "
-            "AWS_ENDPOINT_URL, come from the environment"
+            f"{where} holds '?' or '#'; expected a bucket and a key: settings, as AWS_ENDPOINT_URL, are variables"
         )
     if scheme == "file":
         if host not in ("", "localhost"):
@@ -201,8 +199,7 @@ class Store:
         files = [each for each in found if each.type == fs.FileType.File]
         if len(files) > MOST_OBJECTS:
             raise DataError(
-                f"{self.url}: holds {len(files):,} objects, more than the {MOST_OBJECTS:,} that are read; "
-                "name a folder in it"
+                f"{self.url}: holds {len(files):,} objects; at most {MOST_OBJECTS:,} are read: name a folder in it"
             )
         start = len(self.root.strip("/")) + 1
         named = {each.path.removeprefix("/")[start:]: each for each in files}
@@ -261,8 +258,7 @@ class Store:
                         file.write(data)
                 if left:
                     raise Replaced(
-                        f"{self.url}: the object '{name}' is not {entry.size:,} bytes long, as the store "
-                        "says; it was replaced meanwhile, or the store is damaged: try again"
+                        f"{self.url}: the object '{name}' is not {entry.size:,} bytes, as the store says: try again"
                     )
                 temporary.replace(target)
             finally:
@@ -285,19 +281,14 @@ class Store:
 
     def get(self, name: str, most: int = 1 << 20) -> str | None:
         """The text of a short object; None if it is not there."""
-        try:
-            with self._errors("read"), self._reading(name) as stream:
-                return str(stream.read(most).decode(errors="replace"))
-        except _NotThere:
-            return None
+        with suppress(_NotThere), self._errors("read"), self._reading(name) as stream:
+            return str(stream.read(most).decode(errors="replace"))
+        return None
 
     def delete(self, name: str) -> None:
         """Remove an object, if it is there."""
-        try:
-            with self._errors("removed"):
-                self.filesystem.delete_file(self._path(name))
-        except _NotThere:
-            pass
+        with suppress(_NotThere), self._errors("removed"):
+            self.filesystem.delete_file(self._path(name))
 
     def state(self, folder: str) -> dict[str, int]:
         """The objects in a folder of `STATE`, with their times in nanoseconds by the store's clock."""
@@ -343,8 +334,7 @@ class Store:
                 if len(secret := os.environ.get(variable, "")) > 3:
                     said = said.replace(secret, "***")
             raise DataError(
-                f"{self.url}: can't be {done}: {said}; check the name, the network and the credentials of "
-                "the store in the environment"
+                f"{self.url}: can't be {done}: {said}; check the name, the network and the store's credentials"
             ) from None
 
 
@@ -382,17 +372,11 @@ def _filesystem(url: Url) -> fs.FileSystem:
     kind = {"s3": "S3FileSystem", "gs": "GcsFileSystem", "hdfs": "HadoopFileSystem"}[url.scheme]
     if not hasattr(fs, kind):
         raise MissingExtraError(f"{url}: this pyarrow was built without {kind}; install a wheel of pyarrow that has it")
-    if url.scheme == "s3":
-        return _s3(url)
     if url.scheme == "gs":
         return fs.GcsFileSystem()
-    host, _, port = url.host.partition(":")
-    return fs.HadoopFileSystem(host or "default", int(port or 0))
-
-
-def _s3(url: Url) -> fs.FileSystem:
-    from pyarrow import fs
-
+    if url.scheme == "hdfs":
+        host, _, port = url.host.partition(":")
+        return fs.HadoopFileSystem(host or "default", int(port or 0))
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
     if endpoint is None and region is None:

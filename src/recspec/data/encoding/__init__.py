@@ -17,7 +17,9 @@ from recspec.data.encoding.encoder_kinds import (
 from recspec.data.encoding.encoders import (
     ENCODERS_FILE,
     VOCABULARIES,
+    Arrays,
     Encoders,
+    RequestEncoder,
     encode_history,
     extended,
     raw_names,
@@ -39,7 +41,6 @@ from recspec.data.encoding.raw_columns import (
     widened,
 )
 from recspec.data.encoding.raw_values import MISSING_NUMBERS, TRUTH, Lists, cut
-from recspec.data.encoding.request_encoder import Arrays, RequestEncoder
 from recspec.data.encoding.row_notes import (
     LEFT_OUT,
     NO_EVENT,

@@ -1,7 +1,7 @@
 """The rules that turn raw values into ids and numbers, for every kind of encoder, with numpy alone.
 
-Columns of a table (`encoders`), the values of one request (`request_encoder`) and the Python model of a Triton
-repository follow these rules. An export copies this file and `hashing.py` into the repository.
+Columns of a table and the values of one request (`encoders`), and the Python model of a Triton repository follow these
+rules. An export copies this file and `hashing.py` into the repository.
 """
 
 from __future__ import annotations

@@ -1,13 +1,30 @@
 """Building blocks of every dataset, as Ibis expressions."""
 
 from recspec.data.prepare import clicks, interactions, prepared, splits
-from recspec.data.prepare.backend import Backend, Part, PartFiles, Share, count_rows, fetch, gather
-from recspec.data.prepare.catalogues import Before, Catalogue
+from recspec.data.prepare.backend import (
+    Backend,
+    Part,
+    PartFiles,
+    Share,
+    count_rows,
+    count_where,
+    fetch,
+    figure,
+    figures,
+    gather,
+)
+from recspec.data.prepare.catalogues import Before, Catalogue, Decay
 from recspec.data.prepare.columns import Column, Kind
-from recspec.data.prepare.declared import DeclaredColumn, Invalid, columns_schema, declared_columns, load_columns
+from recspec.data.prepare.declared import (
+    DeclaredColumn,
+    Invalid,
+    check_time_format,
+    columns_schema,
+    declared_columns,
+    load_columns,
+)
 from recspec.data.prepare.duckdb_backend import DuckDBBackend, check_parquet
 from recspec.data.prepare.histories import HistorySettings, Prefixes, TimeSplitSettings, UnknownTargets
-from recspec.data.prepare.interaction_rows import Decay
 from recspec.data.prepare.interactions import Source
 from recspec.data.prepare.names import (
     AS_IN_FILE,
@@ -70,7 +87,6 @@ from recspec.data.prepare.tables import (
     blocks_of_part,
     clean,
     counts_by,
-    figures,
     first_left_out,
     is_dated,
     keep_earliest,
@@ -87,8 +103,7 @@ from recspec.data.prepare.text_files import (
     read_header,
 )
 from recspec.data.prepare.text_layout import check_encoding
-from recspec.data.prepare.time_formats import check_time_format
-from recspec.data.prepare.times import columns_like_times, note_doubtful_time, note_untimed
+from recspec.data.prepare.times import looks_like_time, note_doubtful_time, note_untimed
 
 __all__ = [
     "AS_IN_FILE", "CODE_NAME", "DESCRIBES", "ENGINES", "EVENT_WEIGHT", "FEWEST_EVENTS", "FILE_SPLIT", "GROUP",
@@ -99,10 +114,10 @@ __all__ = [
     "PrepareContext", "Prepared", "Progress", "RawLayout", "RawRows", "Reading", "Remark", "Repeats", "Roles",
     "RowsBy", "Scatter", "Share", "Source", "TextFile", "TimeSplitSettings", "UnknownTargets", "Weighting",
     "at_least", "blocks", "blocks_of_part", "check_encoding", "check_parquet", "check_time_format", "clean",
-    "clicks", "column_of", "columns_like_times", "columns_of", "columns_schema", "count_rows", "counts_by",
-    "declared_columns", "fetch", "figures", "find_raw_files", "fingerprint", "first_left_out", "gather",
+    "clicks", "column_of", "columns_of", "columns_schema", "count_rows", "count_where", "counts_by",
+    "declared_columns", "fetch", "figure", "figures", "find_raw_files", "fingerprint", "first_left_out", "gather",
     "interactions", "is_dated", "is_missing_marker", "keep_earliest", "leave_one_out", "left_join", "limit_bytes",
-    "lines_of", "load_columns", "named_files", "nearest_file", "note_doubtful_time", "note_untimed", "number_of",
-    "plain", "prepared", "read_header", "shuffled", "silent", "splits", "splits_by_name", "stage", "time_range",
-    "typed", "with_splits",
+    "lines_of", "load_columns", "looks_like_time", "named_files", "nearest_file", "note_doubtful_time",
+    "note_untimed", "number_of", "plain", "prepared", "read_header", "shuffled", "silent", "splits",
+    "splits_by_name", "stage", "time_range", "typed", "with_splits",
 ]  # fmt: skip

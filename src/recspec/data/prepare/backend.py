@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +19,8 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 import ibis
 import pyarrow as pa
 import pyarrow.parquet as pq
-from ibis.expr.types import Table
+from ibis.expr.operations import DropColumns, Project, Sort, UnboundTable
+from ibis.expr.types import BooleanValue, Table, Value
 
 from recspec.base.errors import listed
 from recspec.base.files import is_gzip, most_unpacked, too_much, whole_file
@@ -32,6 +33,9 @@ from recspec.feature_spec import Chunk, Feature
 Watch = Callable[[float], None]
 T = TypeVar("T")
 X = TypeVar("X")
+K = TypeVar("K", bound=Hashable)
+C = TypeVar("C", bound="Counted")
+AGGREGATES_AT_ONCE = 200
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,7 @@ class Backend(Protocol):
     name: str
     memory_limit: int | None  # of the whole process, in bytes
     distributed: bool  # whether executors do the work, in processes that may be of other machines
+    files: dict[str, Sequence[Path]]  # the Parquet files of each table that was read or staged, by the table's name
 
     def read_text(self, file: TextFile, into: Path | None = None, watch: Watch | None = None) -> Table:
         """Stage a delimited text file, with the column `ROW`. Raises DataError, naming malformed lines.
@@ -72,8 +77,12 @@ class Backend(Protocol):
     def read_json(self, file: JsonFile, into: Path | None = None) -> Table:
         """Stage a file of JSON lines, as `read_text` does; DuckDB reads it for Spark."""
 
-    def read_parquet(self, paths: Sequence[Path], *, row: bool = False) -> Table:
-        """Parquet files as one table, with the column `ROW` if `row`."""
+    def read_parquet(self, paths: Sequence[Path], *, row: bool = False, foreign: bool = False) -> Table:
+        """Parquet files as one table, with the column `ROW` if `row`.
+
+        Files that others may have written, as those with `row` are, are `foreign`: where reading them fails, the error
+        names the damaged one.
+        """
 
     def stage(self, table: Table, into: Path | None = None) -> Table:
         """Run the table once and keep it in the temporary folder, or in `into`, in the expression's order.
@@ -122,9 +131,36 @@ def fetch(backend: Backend, table: Table) -> pa.Table:
     return pa.Table.from_batches(batches) if batches else table.schema().to_pyarrow().empty_table()
 
 
+def figures(backend: Backend, table: Table, asked: Mapping[K, Value]) -> dict[K, Any]:
+    """Aggregates of a table by name, many in a query: planning one of thousands takes minutes."""
+    names, found = list(asked), dict[K, Any]()
+    for start in range(0, len(names), AGGREGATES_AT_ONCE):
+        some = names[start : start + AGGREGATES_AT_ONCE]
+        row = fetch(backend, table.aggregate(**{f"_{place}": asked[name] for place, name in enumerate(some)}))
+        found |= zip(some, row.to_pylist()[0].values(), strict=True)
+    return found
+
+
+def figure(backend: Backend, table: Table, asked: Value) -> Any:
+    """One aggregate of a table."""
+    return figures(backend, table, {"": asked})[""]
+
+
+def count_where(backend: Backend, table: Table, tests: Mapping[K, BooleanValue]) -> dict[K, int]:
+    """The number of rows for which each test is true."""
+    found = figures(backend, table, {name: test.cast("int64").sum() for name, test in tests.items()})
+    return {name: int(count or 0) for name, count in found.items()}
+
+
 def count_rows(backend: Backend, table: Table) -> int:
-    """The number of rows of a table."""
-    return int(fetch(backend, table.aggregate(rows=table.count())).column("rows")[0].as_py())
+    """The number of rows of a table; of a staged one, its files tell it."""
+    plain = table.op()
+    while isinstance(plain, (Project, DropColumns, Sort)):
+        plain = plain.parent
+    files = backend.files.get(plain.name) if isinstance(plain, UnboundTable) else None
+    if files is not None:
+        return sum(pq.read_metadata(file).num_rows for file in files)
+    return int(figure(backend, table, table.count()))
 
 
 WATCH_SECONDS = 0.5
@@ -295,6 +331,48 @@ def gather(backend: Backend, folder: Path, parts: Sequence[PartFiles]) -> dict[s
         for split in SPLITS
         if split in chunks or f"{split}{NEW}" in chunks
     }
+
+
+class Counted(Protocol):
+    """What is counted while parts are written."""
+
+    @property
+    def rows(self) -> Mapping[str, int]: ...  # by split
+
+    @property
+    def new(self) -> Mapping[str, int]: ...  # those that a dataset before did not hold in their split
+
+    def add(self, other: Self) -> None: ...
+
+
+def write_parts(
+    backend: Backend,
+    folder: Path,
+    rows: Table,
+    num_rows: int,
+    write: Callable[[Part], tuple[PartFiles, C]],
+    counts: C,
+    first_new: dict[str, int] | None,
+    progress: Callable[[str, int, int | None], None],
+) -> dict[str, tuple[Chunk, ...]]:
+    """Have each part of the rows written, and gather the files; `counts` receives what is counted in all parts.
+
+    `first_new` receives the number of the first row of each split that a dataset before did not hold there.
+    """
+    parts: list[PartFiles] = []
+    done = 0
+
+    def report(rows: int) -> None:
+        nonlocal done
+        done += rows
+        progress("writing splits", done, num_rows)
+
+    for files, own in backend.each_part(rows, write, report):
+        parts.append(files)
+        counts.add(own)
+    if first_new is not None:
+        first_new.update({split: counts.rows[split] - counts.new[split] for split in SPLITS})
+    return gather(backend, folder, parts)
 
 
 def _with_new(held: tuple[Chunk, ...], new: tuple[Chunk, ...]) -> tuple[Chunk, ...]:

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from ibis.expr.types import Table
 from numpy.typing import NDArray
 
 from recspec.base.errors import DataError, listed
@@ -134,13 +135,13 @@ class Fitted:
 
     def __init__(
         self,
+        missing_values: Sequence[str],
+        missing_by_column: Mapping[str, Sequence[str]],
+        before: Encoders | None,
         *,
         strip: bool = False,
-        missing_values: Sequence[str] = (),
-        missing_by_column: Mapping[str, Sequence[str]] | None = None,
-        before: Encoders | None = None,
     ) -> None:
-        self._strip, self._missing, self._missing_by_column = strip, tuple(missing_values), missing_by_column or {}
+        self._strip, self._missing, self._missing_by_column = strip, tuple(missing_values), missing_by_column
         self._before = before or Encoders({}, {})
         self.features: dict[str, Feature] = {}
         self.encoders = Encoders({}, {})
@@ -380,3 +381,49 @@ class Before:
     first_new: dict[str, int] = field(default_factory=dict)
     """Split -> number of its first row that it did not hold before; writing fills it."""
     notes: list[str] = field(default_factory=list)  # on new users and items; writing adds to them
+
+
+MOST_HALVINGS = 64  # or doublings, of an event after the end: 2^64 and 2^-64 are float32 numbers with room for a weight
+
+
+@dataclass(frozen=True)
+class Decay:
+    """Halves a weight w once each `half_life` before `end`: w 2^((t - end) / half_life) at time t.
+
+    `end` is the last time of train. A later event, of a held-out split, weighs more by the same rule.
+    """
+
+    half_life: float
+    end: float
+
+    def factors(self, times: NDArray[np.generic]) -> NDArray[np.float64]:
+        """What to multiply the weights at some times by, within 2^-64 and 2^64."""
+        halvings = (times.astype(np.float64) - self.end) / self.half_life
+        return np.asarray(np.exp2(np.clip(halvings, -MOST_HALVINGS, MOST_HALVINGS)), np.float64)
+
+
+def stored_weights(
+    weights: NDArray[np.float64], times: NDArray[np.generic] | None, decay: Decay | None
+) -> NDArray[np.float32]:
+    """The weights as they are stored: above 0, whatever their size."""
+    decayed = weights if decay is None or times is None else weights * decay.factors(times)
+    return np.maximum(decayed, np.finfo(np.float32).tiny).astype(np.float32)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """Rows of a dataset with their split, and everything known about users and items."""
+
+    dataset: str
+    rows: Table
+    users: Catalogue | None = None
+    items: Catalogue | None = None
+    weighted: bool = False  # whether events have weights, above 0
+    decay: Decay | None = None  # of the weights with age
+    seen: Table | None = None
+    """Every event of the users, also those that `rows` lack: columns user_id, item_id, split; None: those of `rows`,
+    or, of labelled ones, those with label 1."""
+    missing_values: Sequence[str] = ()  # raw texts for a missing value; `rows` contain none, rows to predict may
+    missing_by_column: Mapping[str, Sequence[str]] = field(default_factory=dict)  # the same, of raw columns by name
+    notes: Notes = field(default_factory=Notes)  # of the dataset; writing adds to them
+    before: Before | None = None  # the dataset that takes these rows, which then hold `SPLIT_BEFORE`

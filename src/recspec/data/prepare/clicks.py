@@ -21,19 +21,26 @@ from numpy.typing import NDArray
 
 from recspec.base.errors import DataError, listed
 from recspec.data.encoding import NumberEncoder, ScaleEncoder, Vocabulary
-from recspec.data.prepare.backend import Backend, Part, PartFiles, fetch, gather, part_writers
-from recspec.data.prepare.catalogues import Before, Catalogue, Fitted, PreparedCatalogue, metadata, note_new, take
+from recspec.data.prepare.backend import Backend, Part, PartFiles, fetch, figures, part_writers, write_parts
+from recspec.data.prepare.catalogues import (
+    Catalogue,
+    Fitted,
+    PreparedCatalogue,
+    Rows,
+    metadata,
+    note_new,
+    stored_weights,
+    take,
+)
 from recspec.data.prepare.columns import Column, fit_columns, fit_in_table
 from recspec.data.prepare.histories import ORDER as HISTORY_ORDER
-from recspec.data.prepare.histories import BlockHistories, HistorySettings, LabelledHistories
+from recspec.data.prepare.histories import HistorySettings, LabelledBlock, LabelledHistories
 from recspec.data.prepare.interaction_rows import (
-    Decay,
     blocks_of_users,
     check_memory_limit,
     new_in_split,
-    stored_weights,
 )
-from recspec.data.prepare.names import EVENT_WEIGHT, GROUP, ITEM, LABEL, NEW, ROW, SPLIT, SPLITS, TIMESTAMP, Notes
+from recspec.data.prepare.names import EVENT_WEIGHT, GROUP, ITEM, LABEL, NEW, ROW, SPLIT, SPLITS, TIMESTAMP
 from recspec.data.prepare.prepared import Progress
 from recspec.data.prepare.splits import write_seen
 from recspec.data.prepare.tables import blocks_of_part, counts_by, stage_by_number
@@ -46,37 +53,24 @@ BLOCK_NUMBERS = 1 << 24  # numbers of vectors encoded at once
 Role = Literal["user", "item", "context"]
 
 
-@dataclass(frozen=True)
-class Source:
-    """Labelled rows with their split, and everything known about users and items."""
+@dataclass(frozen=True, kw_only=True)
+class Source(Rows):
+    """Labelled rows: columns row, split, label (0 or 1), group if `grouped`, timestamp if `timed`, event_weight if
+    `weighted`, and those of `ids` and `columns`."""
 
-    dataset: str
-    rows: Table
-    """Columns row, split, label (0 or 1), group if `grouped`, timestamp if `timed`, event_weight if `weighted`, and
-    those of `ids` and `columns`."""
     ids: Mapping[Literal["user", "item"], Column]
     columns: Mapping[Role, Sequence[Column]]
     """The other features. Those of a catalogue are in the rows too, so that unknown items have theirs."""
-    users: Catalogue | None = None
-    items: Catalogue | None = None
     raw_names: Mapping[str, str | None] = field(default_factory=dict)  # raw columns of the ids, if their names differ
     grouped: Literal[False, "values", "ids"] = False
     """Whether rows are ranked in groups: by any values, or by whole numbers from 0, kept as they are."""
     kept: Sequence[str] = ()  # numbers kept as they are, without a role, so that no model reads them
     timed: bool = False  # whether rows have times, which are kept as they are, without a role
-    weighted: bool = False  # whether events have weights, above 0
-    decay: Decay | None = None  # of the weights with age
     histories: HistorySettings | None = None  # if given, rows hold the earlier events of their user, in order of time
-    seen: Table | None = None
-    """Every event of the users: columns user_id, item_id, split; None: the rows with label 1."""
     seed: int = 1  # of the items drawn for negative histories
     min_count: int = 1  # values in fewer train rows become unknown
     strip: bool = False  # ignores blanks around raw texts; `rows` contain none, rows to predict may
-    missing_values: Sequence[str] = ()  # raw texts for a missing value; `rows` contain none, rows to predict may
-    missing_by_column: Mapping[str, Sequence[str]] = field(default_factory=dict)  # the same, of raw columns by name
     summary: Mapping[str, object] = field(default_factory=dict)
-    notes: Notes = field(default_factory=Notes)  # of the dataset; writing adds to them
-    before: Before | None = None  # the dataset that takes these rows, which then hold `SPLIT_BEFORE`
 
 
 def write(backend: Backend, folder: Path, source: Source, *, progress: Progress) -> FeatureSpec:
@@ -107,12 +101,8 @@ def _fit(
 ) -> tuple[Fitted, LabelledHistories | None]:
     """Fit all features and write the encoders and catalogues; users with histories are written with the rows."""
     train = rows.filter(rows[SPLIT] == "train")
-    fitted = Fitted(
-        strip=source.strip,
-        missing_values=source.missing_values,
-        missing_by_column=source.missing_by_column,
-        before=source.before.encoders if source.before else None,
-    )
+    before = source.before.encoders if source.before else None
+    fitted = Fitted(source.missing_values, source.missing_by_column, before, strip=source.strip)
     for column in source.ids.values():
         _, vocabulary = fit_in_table(backend, train, column, source.min_count)
         assert vocabulary is not None
@@ -179,35 +169,13 @@ def _write_splits(
     elif source.grouped == "ids":
         fitted.features[GROUP] = Feature(dtype="int64", cardinality=_group_cardinality(backend, rows))
     fitted.features[LABEL] = Feature(dtype="float32")
-    plan = _Plan(
-        ids={role: column.name for role, column in source.ids.items()},
-        columns=(*source.ids.values(), *chain(*source.columns.values())),
-        kept=source.kept,
-        grouped=source.grouped,
-        timed=source.timed,
-        weighted=source.weighted,
-        decay=source.decay,
-        fitted=fitted,
-        groups=groups,
-        histories=histories,
-        splits=[name for name in SPLITS if name in counted],
-        grows=source.before is not None,
-    )
-    done = 0
-
-    def report(rows: int) -> None:
-        nonlocal done
-        done += rows
-        progress("writing splits", done, sum(counted.values()))
-
-    parts: list[PartFiles] = []
-    found = _Counts()
-    for files, own in backend.each_part(rows, partial(_write_part, plan), report):
-        parts.append(files)
-        found.add(own)
+    sent = replace(source, rows=None, users=None, items=None, seen=None, before=None)  # executors need no tables
+    splits = [name for name in SPLITS if name in counted]
+    plan = _Plan(sent, fitted, groups, histories, splits, grows=source.before is not None)
+    found, first_new = _Counts(), source.before.first_new if source.before else None
+    write_part, total = partial(_write_part, plan), sum(counted.values())
+    chunks = write_parts(backend, folder, rows, total, write_part, found, first_new, progress)
     held_out = sum(found.rows.values()) - found.rows["train"]
-    if source.before is not None:
-        source.before.first_new.update({split: found.rows[split] - found.new[split] for split in SPLITS})
     if histories is not None:
         histories.counts.update(found.histories)
         if not found.rows["train"]:
@@ -229,25 +197,24 @@ def _write_splits(
     if source.min_count > 1:
         few = f"ids and categories in fewer than {source.min_count:,} train rows"
         source.notes.changed.append(f"{few} share id 0 with unknown ones (min_count)")
-    return gather(backend, folder, parts)
+    return chunks
 
 
 @dataclass(frozen=True)
 class _Plan:
     """How labelled rows are encoded. Executors of a cluster receive it."""
 
-    ids: Mapping[str, str]  # names by role
-    columns: Sequence[Column]  # those of the ids first
-    kept: Sequence[str]
-    grouped: Literal[False, "values", "ids"]
-    timed: bool
-    weighted: bool
-    decay: Decay | None
+    source: Source  # without its tables
     fitted: Fitted
     groups: Vocabulary | None
     histories: LabelledHistories | None
     splits: Sequence[str]
     grows: bool  # whether rows that are new in their split are written apart
+
+    @property
+    def columns(self) -> Sequence[Column]:
+        """Those of the ids first."""
+        return (*self.source.ids.values(), *chain(*self.source.columns.values()))
 
 
 @dataclass(frozen=True)
@@ -281,18 +248,14 @@ def _write_part(plan: _Plan, part: Part) -> tuple[PartFiles, _Counts]:
     names = [f"{name}{end}" for end in (("", NEW) if plan.grows else ("",)) for name in plan.splits]
     with part_writers(part.folder, dict.fromkeys(names, fitted.features)) as (writers, users):
         for block in blocks:
-            own = BlockHistories(block, histories) if histories is not None else None
+            own = LabelledBlock(block, histories) if histories is not None else None
             for name in plan.splits:
                 for rows, lists in _rows_of_split(block, name, own):
                     columns = _columns(rows, plan) | lists
                     _write_rows(columns, new_in_split(rows), writers[name], writers.get(f"{name}{NEW}"))
                     if name != "train":
-                        counts.unknown.update(
-                            {
-                                role: int((np.asarray(columns[identity]) == 0).sum())
-                                for role, identity in plan.ids.items()
-                            }
-                        )
+                        for role, identity in plan.source.ids.items():
+                            counts.unknown[role] += int((np.asarray(columns[identity.name]) == 0).sum())
                         counts.beyond.update({column.name: _num_outside(fitted, column, rows) for column in limited})
             if own is not None and (table := own.catalogue()) is not None:
                 users.write(table)
@@ -313,7 +276,7 @@ def _write_rows(columns: Columns, is_new: NDArray[np.bool_] | None, held: SplitW
             writer.write({name: take(column, places) for name, column in columns.items()})
 
 
-def _rows_of_split(batch: pa.Table, split: str, own: BlockHistories | None) -> Iterator[tuple[pa.Table, Columns]]:
+def _rows_of_split(batch: pa.Table, split: str, own: LabelledBlock | None) -> Iterator[tuple[pa.Table, Columns]]:
     """The rows of a split in a block, some at a time, with their histories."""
     if own is None:
         part = batch.filter(pc.equal(batch.column(SPLIT), split))
@@ -321,7 +284,7 @@ def _rows_of_split(batch: pa.Table, split: str, own: BlockHistories | None) -> I
             yield part, {}
         return
     for rows in own.rows(split):
-        yield batch.take(pa.array(rows)), own.of(rows, split)
+        yield batch.take(pa.array(rows)), own.histories(rows, SPLITS.index(split))
 
 
 def _num_outside(fitted: Fitted, column: Column, rows: pa.Table) -> int:
@@ -333,8 +296,8 @@ def _group_cardinality(backend: Backend, rows: Table) -> int:
     """One more than the largest group; refuses groups that are missing or negative."""
     group = rows[GROUP]
     assert group.type().is_integer(), group.type()
-    figures = rows.aggregate(least=group.min(), most=group.max(), missing=group.isnull().sum())
-    least, most, missing = fetch(backend, figures).to_pylist()[0].values()
+    asked = {"least": group.min(), "most": group.max(), "missing": group.isnull().sum()}
+    least, most, missing = figures(backend, rows, asked).values()
     if missing or least < 0:
         had = f"{missing:,} rows without one" if missing else f"the number {least}"
         raise DataError(f"groups: found {had}; expected a whole number from 0 on in every row")
@@ -350,18 +313,18 @@ def _columns(batch: pa.Table, plan: _Plan) -> Columns:
         else fitted.encode(column.name, batch.column(column.source))
         for column in plan.columns
     }
-    columns |= {name: fitted.encode(name, batch.column(name)) for name in plan.kept}
-    if plan.grouped == "ids":
+    columns |= {name: fitted.encode(name, batch.column(name)) for name in plan.source.kept}
+    if plan.source.grouped == "ids":
         columns[GROUP] = batch.column(GROUP).to_numpy().astype(np.int64)
     elif plan.groups is not None:
         columns[GROUP] = plan.groups.encode(batch.column(GROUP)).astype(np.int32)
     columns[LABEL] = batch.column(LABEL).to_numpy().astype(np.float32)
-    times = batch.column(TIMESTAMP).to_numpy() if plan.timed else None
+    times = batch.column(TIMESTAMP).to_numpy() if plan.source.timed else None
     if times is not None:
         columns[TIMESTAMP] = times
-    if plan.weighted:
+    if plan.source.weighted:
         weights = batch.column(EVENT_WEIGHT).cast("float64").to_numpy()
-        columns[EVENT_WEIGHT] = stored_weights(weights, times, plan.decay)
+        columns[EVENT_WEIGHT] = stored_weights(weights, times, plan.source.decay)
     return columns
 
 

@@ -30,7 +30,7 @@ from recspec.data.encoding import (
     vector_scale,
     vectors_of,
 )
-from recspec.data.prepare.backend import Backend, count_rows, fetch
+from recspec.data.prepare.backend import Backend, count_rows, fetch, figures
 from recspec.data.prepare.tables import counts_by
 
 FittedColumn = tuple[Encoder, Vocabulary | None]
@@ -187,15 +187,14 @@ def _fit_numbers(backend: Backend, rows: Table, column: Column) -> ScaleEncoder:
         for what, value in (("mean", forms[log].mean()), ("std", forms[log].std(how="pop")))
     }
     asked_of = {"least": real.min(), "most": real.max(), "missing": values.isnull().any(), **moments}
-    found = fetch(backend, rows.aggregate(**asked_of)).to_pylist()[0]
+    found = figures(backend, rows, asked_of)
     if found["missing"] and found["least"] is not None and found["least"] == found["most"]:
         return _present_or_missing(column, (found["least"], found["most"]))
     scalers = {log: Scaler.of(found[f"mean_{log}"], found[f"std_{log}"]) for log in asked}
     skews = dict.fromkeys(asked, 0.0)
     if len(asked) > 1 and found["least"] is not None and found["least"] >= 0:
-        cubes = {f"_{log}": (((forms[log] - scaler.mean) / scaler.std) ** 3).mean() for log, scaler in scalers.items()}
-        cubed = fetch(backend, rows.aggregate(**cubes)).to_pylist()[0]
-        skews = {log: abs(cubed[f"_{log}"] or 0.0) for log in asked}
+        cubes = {log: (((forms[log] - scaler.mean) / scaler.std) ** 3).mean() for log, scaler in scalers.items()}
+        skews = {log: abs(cube or 0.0) for log, cube in figures(backend, rows, cubes).items()}
     return _scale(column, scalers, skews, (found["least"], found["most"]))
 
 

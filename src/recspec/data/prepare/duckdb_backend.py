@@ -104,6 +104,7 @@ class DuckDBBackend(Backend):
         self._names = map("staged_{:04d}".format, count(1))
         self._aliases = TemporaryDirectory(prefix="recspec-")
         self._raw: list[Path] = []  # Parquet files of the user
+        self.files = {}
 
     def read_text(self, file: TextFile, into: Path | None = None, watch: Watch | None = None) -> Table:
         copy = self._folder / f"{next(self._names)}.txt"
@@ -167,8 +168,8 @@ class DuckDBBackend(Backend):
         )
         return self._write_text(f"SELECT {selected} FROM read_json({self._plain(file.path)}, {options})", into, None)
 
-    def read_parquet(self, paths: Sequence[Path], *, row: bool = False) -> Table:
-        if row:
+    def read_parquet(self, paths: Sequence[Path], *, row: bool = False, foreign: bool = False) -> Table:
+        if row or foreign:
             self._raw += paths
         try:
             return self._parquet(paths, row=row)
@@ -188,6 +189,7 @@ class DuckDBBackend(Backend):
         casts = ", ".join(_in_micros(quoted(column, '"'), zoned) for column, zoned in nanosecond_columns(paths[0]))
         columns = f"*{f' EXCLUDE ({FILE_ROW})' if own else ''}{f' REPLACE ({casts})' if casts else ''}"
         self._connection.execute(f"CREATE VIEW {name} AS SELECT {number}{columns} FROM {scan}")
+        self.files[name] = paths
         return ibis.table(schema, name=name)
 
     def stage(self, table: Table, into: Path | None = None) -> Table:

@@ -257,18 +257,102 @@ ORDER = (USER, TIMESTAMP, LABEL, ROW)  # of the rows: of one time, the skipped o
 
 
 @dataclass(frozen=True)
-class LabelledHistories:
-    """How the histories of labelled rows are made."""
+class HistoryPlan:
+    """How the histories of the rows of users are made."""
 
     settings: HistorySettings
-    columns: HistoryColumns
+    columns: HistoryColumns | None
     users: PreparedCatalogue
-    everyone: Vocabulary  # all users, known or not
+    everyone: Vocabulary  # all users, known or not; it numbers users while splits are written
     user_ids: Ids  # the id of each number of `everyone`
     items: Vocabulary
-    draws: Draws  # of negatives for events without a skipped one
+    draws: Draws  # of negatives, by what train holds
     seed: int
-    memory_limit: int | None
+
+
+class UserBlock:
+    """The rows of some users, sorted by user and time, and the events that each of them may know of.
+
+    All rows are events, or those where `is_event` says so; then rows of one time know nothing of each other.
+    """
+
+    def __init__(self, block: pa.Table, plan: HistoryPlan, is_event: NDArray[np.bool_] | None = None) -> None:
+        self.history_plan = plan
+        self.users: Ids = plan.everyone.encode(block.column(USER))  # numbers, equal to ids if all users are known
+        assert (np.diff(self.users) >= 0).all(), "the engine returned rows out of order"
+        self.items: Ids = plan.items.encode(block.column(ITEM))
+        self.splits: Ids = pc.index_in(block.column(SPLIT), value_set=pa.array(SPLITS)).to_numpy().astype(np.int64)
+        self.times: NDArray[np.generic] = block.column(TIMESTAMP).to_numpy()
+        self._is_event = is_event
+        self._timelines: dict[int, Timeline] = {}
+
+    def items_up_to(self, code: int) -> Ids:
+        """The items of events in the splits up to one; 0 for other rows."""
+        seen = self.splits <= code
+        return np.where(seen if self._is_event is None else seen & self._is_event, self.items, 0)
+
+    def timeline(self, code: int) -> Timeline:
+        """The events that rows of a split may see: those of train, also those of valid, or all of them."""
+        if code not in self._timelines:
+            times = None if self._is_event is None else self.times
+            self._timelines[code] = Timeline.of(self.users, self.items_up_to(code), times)
+        return self._timelines[code]
+
+    @cached_property
+    def seen_in_train(self) -> Seen:
+        """For all users of the block, including those without train rows."""
+        return Seen.of(self.users, self.items_up_to(0), len(self.history_plan.items))
+
+    @cached_property
+    def place_of_user(self) -> Ids:
+        """The number of earlier rows of the same user, for each row."""
+        return np.arange(len(self.users)) - np.searchsorted(self.users, self.users)
+
+    def skipped(self, code: int) -> Ids | None:  # noqa: ARG002
+        """For each event the item that its user passed over before it, else 0 (N,); None if rows don't tell."""
+        return None
+
+    def histories(self, rows: Ids, code: int) -> Columns:
+        """The lists of some rows of a split."""
+        plan, made = self.history_plan, self.history_plan.columns
+        if made is None:
+            return {}
+        events = self.timeline(code).histories(rows, made.length)
+        columns = made.of_events(self.items, self.times, self.times[rows], events)
+        if not plan.settings.negative_history:
+            return columns
+        inside = np.arange(len(events.values)) - np.repeat(events.offsets[:-1], events.lengths)
+        numbers = np.repeat(self.place_of_user[rows] * made.length, events.lengths) + inside
+        users = np.repeat(self.users[rows], events.lengths)
+        items = plan.draws.draw(self.seen_in_train, users, numbers, (plan.seed, len(SPLITS) + code))
+        if (skipped := self.skipped(code)) is not None:
+            items = np.where(skipped[events.values] > 0, skipped[events.values], items)
+        return columns | made.lists(NEGATIVE_HISTORY, items, events.offsets)
+
+    def catalogue(self) -> pa.Table | None:
+        """The catalogue of the block's users with an id, with their latest events; None without histories or users."""
+        plan = self.history_plan
+        last = np.flatnonzero(np.diff(self.users, append=-1))
+        ids = plan.user_ids[self.users[last]]
+        last, ids = last[ids > 0], ids[ids > 0]
+        if plan.columns is None or not len(ids):
+            return None
+        events = self.timeline(len(SPLITS) - 1).histories(last, plan.columns.length, with_own=True)
+        table = plan.users.table(int(ids[0]) - 1, len(ids))
+        for name, column in plan.columns.of_events(self.items, self.times, self.times[last], events).items():
+            table = table.append_column(name, to_arrow(column))
+        return table
+
+
+# --- labelled rows ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LabelledHistories(HistoryPlan):
+    """How the histories of labelled rows are made."""
+
+    columns: HistoryColumns
+    memory_limit: int | None = None
     counts: Counter[str] = field(default_factory=Counter)
     """Train rows left out by `short`, `events`, and events with a `skipped` one before them."""
 
@@ -314,86 +398,39 @@ class LabelledHistories:
             )
 
 
-class BlockHistories:
-    """The histories of a block of users."""
+class LabelledBlock(UserBlock):
+    """The labelled rows of some users, of which the positive ones are events."""
 
     def __init__(self, block: pa.Table, plan: LabelledHistories) -> None:
-        self._plan = plan
-        self.users: Ids = plan.everyone.encode(block.column(USER))
-        assert (np.diff(self.users) >= 0).all(), "the engine returned rows out of order"
-        self._items: Ids = plan.items.encode(block.column(ITEM))
-        self._splits: Ids = pc.index_in(block.column(SPLIT), value_set=pa.array(SPLITS)).to_numpy().astype(np.int64)
         self._is_positive = block.column(LABEL).to_numpy() > 0
-        self._times: NDArray[np.generic] = block.column(TIMESTAMP).to_numpy()
-        self._made: dict[int, Timeline] = {}
+        super().__init__(block, plan, self._is_positive)
+        self._plan = plan
         if plan.settings.negative_history:
-            last = self._timeline(len(SPLITS) - 1)
-            plan.counts["events"] += len(last.events)
-            plan.counts["skipped"] += int((self._skipped(len(SPLITS) - 1) > 0).sum())
+            plan.counts["events"] += len(self.timeline(len(SPLITS) - 1).events)
+            plan.counts["skipped"] += int((self.skipped(len(SPLITS) - 1) > 0).sum())
 
     def rows(self, split: str) -> Iterator[Ids]:
         """Yield the rows of a split, some at a time."""
-        rows, plan = np.flatnonzero(self._splits == SPLITS.index(split)), self._plan
+        rows, plan = np.flatnonzero(self.splits == SPLITS.index(split)), self._plan
         if split == "train":
-            kept = plan.settings.train_rows(self._timeline(0), self.users, rows)
+            kept = plan.settings.train_rows(self.timeline(0), self.users, rows)
             plan.counts["short"] += len(rows) - len(kept)
             rows = kept
         return pieces(rows, plan.columns.length, plan.memory_limit)
 
-    def of(self, rows: Ids, split: str) -> Columns:
-        """The lists of some rows of a split."""
-        code, length = SPLITS.index(split), self._plan.columns.length
-        events = self._timeline(code).histories(rows, length)
-        columns = self._plan.columns.of_events(self._items, self._times, self._times[rows], events)
-        if not self._plan.settings.negative_history:
-            return columns
-        inside = np.arange(len(events.values)) - np.repeat(events.offsets[:-1], events.lengths)
-        numbers = np.repeat((rows - np.searchsorted(self.users, self.users[rows])) * length, events.lengths) + inside
-        users = np.repeat(self.users[rows], events.lengths)
-        drawn = self._plan.draws.draw(self._seen_in_train, users, numbers, (self._plan.seed, len(SPLITS) + code))
-        skipped = self._skipped(code)[events.values]
-        items = np.where(skipped > 0, skipped, drawn)
-        return columns | self._plan.columns.lists(NEGATIVE_HISTORY, items, events.offsets)
-
-    def catalogue(self) -> pa.Table | None:
-        """The catalogue of the block's users with an id, with their latest events; None without such users."""
-        plan = self._plan
-        last = np.flatnonzero(np.diff(self.users, append=-1))
-        ids = plan.user_ids[self.users[last]]
-        last, ids = last[ids > 0], ids[ids > 0]
-        if not len(ids):
-            return None
-        events = self._timeline(len(SPLITS) - 1).histories(last, plan.columns.length, with_own=True)
-        table = plan.users.table(int(ids[0]) - 1, len(ids))
-        for name, column in plan.columns.of_events(self._items, self._times, self._times[last], events).items():
-            table = table.append_column(name, to_arrow(column))
-        return table
-
-    def _timeline(self, code: int) -> Timeline:
-        """The positive events that rows of a split may see."""
-        if code not in self._made:
-            seen = self._is_positive & (self._splits <= code)
-            self._made[code] = Timeline.of(self.users, np.where(seen, self._items, 0), self._times)
-        return self._made[code]
-
-    def _skipped(self, code: int) -> Ids:
+    def skipped(self, code: int) -> Ids:
         """For each positive event the item that its user skipped last since the positive one before it, else 0 (N,).
 
         So no skipped event stands beside two positive ones. An item that was skipped and then taken is no negative.
         """
         places = np.arange(len(self.users))
-        is_skipped = ~self._is_positive & (self._items > 0) & (self._splits <= code)
+        is_skipped = ~self._is_positive & (self.items > 0) & (self.splits <= code)
         latest = np.maximum.accumulate(np.where(is_skipped, places, -1))
-        events = self._timeline(code).events
+        events = self.timeline(code).events
         earliest = np.maximum(
             np.concatenate([[-1], events[:-1]])[: len(events)] + 1, np.searchsorted(self.users, self.users[events])
         )
-        has = (latest[events] >= earliest) & (self._items[latest[events]] != self._items[events])
+        has = (latest[events] >= earliest) & (self.items[latest[events]] != self.items[events])
         found = np.zeros(len(self.users), np.int64)
-        found[events[has]] = self._items[latest[events[has]]]
+        found[events[has]] = self.items[latest[events[has]]]
         return found
-
-    @cached_property
-    def _seen_in_train(self) -> Seen:
-        taken = self._is_positive & (self._splits == 0)
-        return Seen.of(self.users, np.where(taken, self._items, 0), len(self._plan.items))

@@ -16,58 +16,22 @@ from numpy.typing import NDArray
 from recspec.base.errors import SettingsError, listed
 from recspec.data.encoding import Vocabulary
 from recspec.data.prepare.backend import Part
-from recspec.data.prepare.catalogues import Fitted, PreparedCatalogue, take, to_arrow
+from recspec.data.prepare.catalogues import Decay, Fitted, PreparedCatalogue, stored_weights, take
 from recspec.data.prepare.columns import Column
 from recspec.data.prepare.histories import (
     HistoryColumns,
+    HistoryPlan,
     HistorySettings,
     Ids,
-    Timeline,
     UnknownTargets,
+    UserBlock,
     pieces,
 )
-from recspec.data.prepare.names import (
-    EVENT_WEIGHT,
-    ITEM,
-    LABEL,
-    NEGATIVE_HISTORY,
-    SERIES,
-    SPLIT,
-    SPLIT_BEFORE,
-    SPLITS,
-    TIMESTAMP,
-    USER,
-)
+from recspec.data.prepare.names import EVENT_WEIGHT, ITEM, LABEL, SERIES, SPLIT, SPLIT_BEFORE, SPLITS, TIMESTAMP, USER
 from recspec.data.prepare.negatives import Draws, Seen
 from recspec.data.prepare.tables import blocks_of_part
 from recspec.data.storage import BLOCK_ROWS, Columns, read_seen_pairs
-from recspec.feature_spec import Chunk, Feature
-
-MOST_HALVINGS = 64  # or doublings, of an event after the end: 2^64 and 2^-64 are float32 numbers with room for a weight
-
-
-@dataclass(frozen=True)
-class Decay:
-    """Halves a weight w once each `half_life` before `end`: w 2^((t - end) / half_life) at time t.
-
-    `end` is the last time of train. A later event, of a held-out split, weighs more by the same rule.
-    """
-
-    half_life: float
-    end: float
-
-    def factors(self, times: NDArray[np.generic]) -> NDArray[np.float64]:
-        """What to multiply the weights at some times by, within 2^-64 and 2^64."""
-        halvings = (times.astype(np.float64) - self.end) / self.half_life
-        return np.asarray(np.exp2(np.clip(halvings, -MOST_HALVINGS, MOST_HALVINGS)), np.float64)
-
-
-def stored_weights(
-    weights: NDArray[np.float64], times: NDArray[np.generic] | None, decay: Decay | None
-) -> NDArray[np.float32]:
-    """The weights as they are stored: above 0, whatever their size."""
-    decayed = weights if decay is None or times is None else weights * decay.factors(times)
-    return np.maximum(decayed, np.finfo(np.float32).tiny).astype(np.float32)
+from recspec.feature_spec import Feature
 
 
 @dataclass(frozen=True)
@@ -123,7 +87,7 @@ class Plan:
     weighted: bool = False
     decay: Decay | None = None
     listed: NDArray[np.int64] | None = None  # candidates of test by the number of a user; drawn if None
-    seen: Path | None = None  # file of every event, if the rows lack some; see `prepare.seen`
+    seen: Path | None = None  # file of every event, if the rows lack some; see `splits.write_seen`
 
     def listed_for(self, split: str) -> NDArray[np.int64] | None:
         """The listed candidates of a split; None if they are drawn."""
@@ -135,6 +99,14 @@ class Plan:
         if listed is not None:
             return int(listed.shape[1])
         return self.settings.train_negatives if split == "train" else self.num_negatives
+
+    @cached_property
+    def histories(self) -> HistoryPlan:
+        prepared = self.prepared
+        of_users = prepared.users, prepared.everyone, prepared.user_ids
+        return HistoryPlan(
+            self.settings, prepared.history, *of_users, prepared.vocabulary(ITEM), self.train_draws, self.seed
+        )
 
     @cached_property
     def draws(self) -> Draws:
@@ -152,7 +124,6 @@ class Counts:
     """Rows written to each split, and rows left out."""
 
     rows: dict[str, int]
-    chunks: dict[str, tuple[Chunk, ...]]
     left_out: Counter[str] = field(default_factory=Counter)
     """Rows by reason: without_negatives, short_histories, unknown_targets, unknown_users."""
     series: Counter[str] = field(default_factory=Counter)
@@ -166,7 +137,7 @@ class Counts:
             self._name(name, int(users.min()))
 
     def add(self, later: Counts) -> None:
-        """Add the counts of the next users, except their files."""
+        """Add the counts of the next users."""
         for name, rows in later.rows.items():
             self.rows[name] += rows
         self.new += later.new
@@ -213,23 +184,17 @@ def new_in_split(rows: pa.Table) -> NDArray[np.bool_] | None:
     return np.asarray(~pc.fill_null(pc.equal(rows.column(SPLIT), rows.column(SPLIT_BEFORE)), False).to_numpy())
 
 
-class BlockRows:
+class BlockRows(UserBlock):
     """Makes the rows of each split from a block of users, some at a time."""
 
     def __init__(self, block: pa.Table, plan: Plan, counts: Counts) -> None:
+        super().__init__(block, plan.histories)
         prepared = plan.prepared
-        self._plan, self._counts, self._history = plan, counts, prepared.history
-        self.users: Ids = prepared.everyone.encode(block.column(USER))  # numbers, equal to ids if all users are known
-        assert (np.diff(self.users) >= 0).all(), "the engine returned rows out of order"
-        self._items = prepared.vocabulary(ITEM).encode(block.column(ITEM))
-        self._num_items = len(prepared.vocabulary(ITEM))
-        self._splits = pc.index_in(block.column(SPLIT), value_set=pa.array(SPLITS)).to_numpy().astype(np.int64)
-        self._timestamps: NDArray[np.generic] = block.column(TIMESTAMP).to_numpy()
+        self._plan, self._counts = plan, counts
         encode = prepared.fitted.encode
         weights = block.column(EVENT_WEIGHT).cast("float64").to_numpy() if plan.weighted else None
-        self._weights = None if weights is None else stored_weights(weights, self._timestamps, plan.decay)
+        self._weights = None if weights is None else stored_weights(weights, self.times, plan.decay)
         self._context = {column.name: encode(column.name, block.column(column.source)) for column in prepared.context}
-        self._timelines: dict[int, Timeline] = {}
         self._is_new = new_in_split(block)
 
     def of(self, split: str) -> Iterator[tuple[bool, Columns]]:
@@ -243,58 +208,28 @@ class BlockRows:
             for some in self._pieces(places, 1 + self._plan.negatives_for(split)):
                 yield bool(new), self._written(split, rows[some], first[some])
 
-    def catalogue(self) -> pa.Table | None:
-        """The catalogue of the block's users with an id, with their latest events; None without histories or users."""
-        prepared = self._plan.prepared
-        if self._history is None:
-            return None
-        last = np.flatnonzero(np.diff(self.users, append=-1))
-        ids = prepared.user_ids[self.users[last]]
-        last, ids = last[ids > 0], ids[ids > 0]
-        if not len(ids):
-            return None
-        events = self._timeline(len(SPLITS) - 1).histories(last, self._history.length, with_own=True)
-        table = prepared.users.table(int(ids[0]) - 1, len(ids))
-        own = self._history.of_events(self._items, self._timestamps, self._timestamps[last], events)
-        for name, column in own.items():
-            table = table.append_column(name, to_arrow(column))
-        return table
-
-    def _timeline(self, code: int) -> Timeline:
-        """The events that rows of a split may see: those of train, also those of valid, or all of them."""
-        if code not in self._timelines:
-            self._timelines[code] = Timeline.of(self.users, np.where(self._splits <= code, self._items, 0))
-        return self._timelines[code]
-
-    @cached_property
-    def _seen_in_train(self) -> Seen:
-        """For all users of the block, including those without train rows."""
-        return Seen.of(self.users, np.where(self._splits == 0, self._items, 0), self._num_items)
-
     @cached_property
     def _seen_up_to(self) -> dict[int, Seen]:
-        """Likewise in all splits up to one, with the events that the rows lack, by the number of the split."""
-        known = {code: np.where(self._splits <= code, self._items, 0) for code in range(1, len(SPLITS))}
-        return {code: _seen_by(code, self.users, items, self._num_items, self._plan) for code, items in known.items()}
-
-    @cached_property
-    def _place_of_user(self) -> Ids:
-        """The number of earlier rows of the same user, for each row."""
-        return np.arange(len(self.users)) - np.searchsorted(self.users, self.users)
+        """What users saw in all splits up to one, with the events that the rows lack, by the number of the split."""
+        num_items = len(self.history_plan.items)
+        return {
+            code: _seen_by(code, self.users, self.items_up_to(code), num_items, self._plan)
+            for code in range(1, len(SPLITS))
+        }
 
     def _train(self) -> tuple[Ids, Ids]:
         """The rows of train, and the number of each one's first draw among its user's."""
-        rows, settings = np.flatnonzero(self._splits == 0), self._plan.settings
-        if self._history is not None:
-            kept = settings.train_rows(self._timeline(0), self.users, rows)
+        rows, settings = np.flatnonzero(self.splits == 0), self._plan.settings
+        if self._plan.prepared.history is not None:
+            kept = settings.train_rows(self.timeline(0), self.users, rows)
             self._counts.count("short_histories", self.users[np.setdiff1d(rows, kept)])
             rows = kept
-        return rows, self._place_of_user[rows] * settings.train_negatives
+        return rows, self.place_of_user[rows] * settings.train_negatives
 
     def _held(self, split: str) -> tuple[Ids, Ids]:
         """Likewise of valid or test."""
-        rows = np.flatnonzero(self._splits == SPLITS.index(split))
-        known = self._items[rows] > 0
+        rows = np.flatnonzero(self.splits == SPLITS.index(split))
+        known = self.items[rows] > 0
         self._counts.count("unknown_targets", self.users[rows[~known]])
         rows = rows if self._plan.unknown_targets == "keep" else rows[known]
         users = self.users[rows]
@@ -319,7 +254,7 @@ class BlockRows:
         elif not count:
             negatives = np.zeros((len(rows), 0), np.int64)
         elif split == "train":
-            negatives = self._drawn(plan.train_draws, self._seen_in_train, users, first, count, code)
+            negatives = self._drawn(plan.train_draws, self.seen_in_train, users, first, count, code)
         else:
             seen, draws = self._of_held(split)
             negatives = self._drawn(draws, seen, users, first, count, code)
@@ -338,15 +273,15 @@ class BlockRows:
 
     def _pieces(self, rows: Ids, times: int) -> Iterator[Ids]:
         """Some rows at a time, of which each is written `times` times."""
-        features = self._plan.prepared.fitted.features.values()
+        features, history = self._plan.prepared.fitted.features.values(), self._plan.prepared.history
         numbers = sum(feature.length or 0 for feature in features if feature.is_vector)
-        values = max(1, numbers + (self._history.length if self._history else 0))
+        values = max(1, numbers + (history.length if history else 0))
         return pieces(rows, times * values, self._plan.memory_limit)
 
     def _columns(self, rows: Ids, negatives: Ids, code: int) -> Columns:
         """Each row with its own item and label 1, then with each of its negatives (R, n) and label 0."""
         prepared = self._plan.prepared
-        items = np.concatenate([self._items[rows][:, None], negatives], axis=1)
+        items = np.concatenate([self.items[rows][:, None], negatives], axis=1)
         times = items.shape[1]
         labels = np.zeros(items.shape, np.float32)
         labels[:, 0] = 1
@@ -358,26 +293,11 @@ class BlockRows:
             **prepared.users.rows(users),
             **prepared.items.rows(items),
             **{name: take(column, places) for name, column in self._context.items()},
-            **{name: take(column, again) for name, column in self._histories(rows, code).items()},
+            **{name: take(column, again) for name, column in self.histories(rows, code).items()},
             LABEL: labels.reshape(-1),
-            TIMESTAMP: self._timestamps[places],
+            TIMESTAMP: self.times[places],
             **({EVENT_WEIGHT: self._weights[places]} if self._weights is not None else {}),
         }
-
-    def _histories(self, rows: Ids, code: int) -> Columns:
-        if self._history is None:
-            return {}
-        length = self._history.length
-        events = self._timeline(code).histories(rows, length)
-        columns = self._history.of_events(self._items, self._timestamps, self._timestamps[rows], events)
-        if not self._plan.settings.negative_history:
-            return columns
-        inside = np.arange(len(events.values)) - np.repeat(events.offsets[:-1], events.lengths)
-        numbers = np.repeat(self._place_of_user[rows] * length, events.lengths) + inside
-        users = np.repeat(self.users[rows], events.lengths)
-        seed = (self._plan.seed, len(SPLITS) + code)
-        drawn = self._plan.train_draws.draw(self._seen_in_train, users, numbers, seed)
-        return columns | self._history.lists(NEGATIVE_HISTORY, drawn, events.offsets)
 
 
 def _seen_by(code: int, users: Ids, items: Ids, num_items: int, plan: Plan) -> Seen:

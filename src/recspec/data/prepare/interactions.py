@@ -21,14 +21,13 @@ from numpy.typing import NDArray
 
 from recspec.base.errors import DataError
 from recspec.data.encoding import Vocabulary, extended
-from recspec.data.prepare.backend import Backend, Part, PartFiles, count_rows, fetch, gather, part_writers
-from recspec.data.prepare.catalogues import Before, Catalogue, Fitted, metadata, note_new
+from recspec.data.prepare.backend import Backend, Part, PartFiles, count_rows, fetch, part_writers, write_parts
+from recspec.data.prepare.catalogues import Catalogue, Fitted, Rows, metadata, note_new
 from recspec.data.prepare.columns import Column, fit_in_table
 from recspec.data.prepare.histories import HistorySettings, UnknownTargets, prepare_history
 from recspec.data.prepare.interaction_rows import (
     BlockRows,
     Counts,
-    Decay,
     InteractionColumns,
     Plan,
     blocks_of_users,
@@ -51,18 +50,14 @@ from recspec.data.prepare.prepared import Progress
 from recspec.data.prepare.splits import write_seen
 from recspec.data.prepare.tables import counts_by, stage_by_number, time_range
 from recspec.data.storage import SEEN_FILE
-from recspec.feature_spec import Feature, FeatureSpec
+from recspec.feature_spec import Chunk, Feature, FeatureSpec
 
 
-@dataclass(frozen=True)
-class Source:
-    """Interactions with their split, and everything known about users and items."""
+@dataclass(frozen=True, kw_only=True)
+class Source(Rows):
+    """Interactions: columns user_id, item_id, timestamp, row and split, event_weight if `weighted`, and `context`."""
 
-    dataset: str
-    rows: Table  # columns user_id, item_id, timestamp, row and split, event_weight if `weighted`, those of `context`
     order: Sequence[str] = (TIMESTAMP, ROW)  # columns that sort a user's rows by time
-    users: Catalogue | None = None
-    items: Catalogue | None = None
     context: Sequence[Column] = ()
     raw_names: Mapping[str, str] = field(default_factory=dict)  # raw columns of the ids, if their names differ
     candidates: pa.Table | None = None  # of test: columns user_id and negatives (lists of raw item ids); drawn if None
@@ -71,17 +66,9 @@ class Source:
     unknown_targets: UnknownTargets = "drop"  # in valid and test, rows with an unknown item; unknown users stay as id 0
     unseen_items: bool = False  # whether items that only the catalogue describes get an id too
     timed: bool = True  # whether `timestamp` holds times and not only an order
-    weighted: bool = False  # whether events have weights, above 0
-    decay: Decay | None = None  # of the weights with age
-    seen: Table | None = None
-    """Every event of the users, also those that `rows` lack: columns user_id, item_id, split; None: those of `rows`."""
-    missing_values: Sequence[str] = ()  # raw texts for a missing value; `rows` contain none, rows to predict may
-    missing_by_column: Mapping[str, Sequence[str]] = field(default_factory=dict)  # the same, of raw columns by name
     summary: Callable[[int], Mapping[str, object]] = lambda _: {}
     """The dataset's own counts, given the number of kept interactions; it may add to `notes`."""
     holds_out: bool = True  # whether rows were meant for valid and test
-    notes: Notes = field(default_factory=Notes)  # of the dataset; writing adds to them
-    before: Before | None = None  # the dataset that takes these rows, which then hold `SPLIT_BEFORE`
 
 
 def prepare_columns(
@@ -89,14 +76,12 @@ def prepare_columns(
 ) -> InteractionColumns:
     """Fit the features of interactions; `dated` timestamps count seconds since 1970."""
     before, notes = source.before, source.notes
-    fitted = Fitted(
-        missing_values=source.missing_values,
-        missing_by_column=source.missing_by_column,
-        before=before.encoders if before else None,
-    )
+    fitted = Fitted(source.missing_values, source.missing_by_column, before.encoders if before else None)
     train = rows.filter(rows[SPLIT] == "train")
     known, unseen = (rows, "occur in no row") if source.vocabularies == "all" else (train, "occur in no train row")
-    counted = fetch(backend, counts_by(known, ITEM))
+    present = known.filter(known[ITEM].notnull())
+    each = present.group_by(ITEM).aggregate(rows=present.count(), train=(present[SPLIT] == "train").cast("int64").sum())
+    counted = fetch(backend, each.order_by(ITEM))
     named = counted.column(ITEM)
     if source.candidates is not None:
         listed = pc.unique(pc.list_flatten(source.candidates.column("negatives")))
@@ -106,8 +91,7 @@ def prepare_columns(
     fitted.add_id(USER, Vocabulary.of(_values(backend, known, USER)), source.raw_names.get(USER))
     fitted.add_id(ITEM, Vocabulary.of(named), source.raw_names.get(ITEM))
     users, items = (fitted.encoders.vocabularies[name] for name in (USER, ITEM))
-    item_counts = _counts_by_id(items, counted)
-    train_counts = item_counts if known is train else _counts_by_id(items, fetch(backend, counts_by(train, ITEM)))
+    item_counts, train_counts = (_counts_by_id(items, counted, name) for name in ("rows", "train"))
     everyone = users
     if known is not rows:
         everyone = Vocabulary.of(_values(backend, rows, USER))
@@ -153,9 +137,9 @@ def _with_unseen(named: pa.ChunkedArray, catalogue: Catalogue, notes: Notes) -> 
     return pa.chunked_array([*named.chunks, unseen])
 
 
-def _counts_by_id(items: Vocabulary, counted: pa.Table) -> NDArray[np.int64]:
+def _counts_by_id(items: Vocabulary, counted: pa.Table, name: str) -> NDArray[np.int64]:
     counts = np.zeros(len(items), np.int64)
-    counts[items.encode(counted.column(ITEM)) - 1] = counted.column("rows").to_numpy()
+    counts[items.encode(counted.column(ITEM)) - 1] = counted.column(name).to_numpy()
     return counts
 
 
@@ -209,7 +193,11 @@ def write(
         listed=_listed_negatives(source.candidates, prepared),
         seen=folder / SEEN_FILE if source.seen is not None else None,
     )
-    counts = _write_splits(backend, folder, rows, total, plan, source.before, progress)
+    counts = Counts(dict.fromkeys(SPLITS, 0))
+    items = replace(prepared.items, readable={})  # titles would take memory in every executor
+    write_part = partial(_write_part, replace(plan, prepared=replace(prepared, items=items)))
+    first_new = source.before.first_new if source.before else None
+    chunks = write_parts(backend, folder, rows, total, write_part, counts, first_new, progress)
     if not counts.rows["train"] and prepared.history is not None:
         raise DataError(
             f"{source.dataset}: no train row has {settings.min_history} events before it; lower min_history"
@@ -218,38 +206,15 @@ def write(
     summary |= {"users": len(prepared.vocabulary(USER)), "items": len(prepared.vocabulary(ITEM))}
     summary |= {**times, **source.summary(total), **counts.summary(plan)}
     _note_left_out(source, plan, counts)
-    return _specification(folder, source, plan, counts, {**summary, **source.notes.summary()})
+    return _specification(folder, source, plan, chunks, {**summary, **source.notes.summary()})
 
 
 # --- the rows --------------------------------------------------------------------------------------------------------
 
 
-def _write_splits(
-    backend: Backend, folder: Path, rows: Table, total: int, plan: Plan, before: Before | None, progress: Progress
-) -> Counts:
-    counts = Counts(dict.fromkeys(SPLITS, 0), {})
-    parts: list[PartFiles] = []
-    done = 0
-
-    def report(rows: int) -> None:
-        nonlocal done
-        done += rows
-        progress("writing splits", done, total)
-
-    items = replace(plan.prepared.items, readable={})  # titles would take memory in every executor
-    sent = replace(plan, prepared=replace(plan.prepared, items=items))
-    for files, found in backend.each_part(rows, partial(_write_part, sent), report):
-        parts.append(files)
-        counts.add(found)
-    counts.chunks.update(gather(backend, folder, parts))
-    if before is not None:
-        before.first_new.update({split: counts.rows[split] - counts.new[split] for split in SPLITS})
-    return counts
-
-
 def _write_part(plan: Plan, part: Part) -> tuple[PartFiles, Counts]:
     """Write the rows of a part's users; the series have numbers of no other part."""
-    counts = Counts(dict.fromkeys(SPLITS, 0), {}, series=Counter(dict.fromkeys(SPLITS, part.first_row)))
+    counts = Counts(dict.fromkeys(SPLITS, 0), series=Counter(dict.fromkeys(SPLITS, part.first_row)))
     features = {f"{name}{end}": _features_of(plan, name) for end in ("", NEW) for name in SPLITS}
     with part_writers(part.folder, features) as (writers, users):
         for block in blocks_of_users(part, with_histories=plan.prepared.history is not None):
@@ -309,7 +274,7 @@ def _note_left_out(source: Source, plan: Plan, counts: Counts) -> None:
 
 
 def _specification(
-    folder: Path, source: Source, plan: Plan, counts: Counts, summary: Mapping[str, object]
+    folder: Path, source: Source, plan: Plan, chunks: Mapping[str, tuple[Chunk, ...]], summary: Mapping[str, object]
 ) -> FeatureSpec:
     prepared, num_negatives = plan.prepared, plan.num_negatives
     if source.candidates is not None:
@@ -330,4 +295,4 @@ def _specification(
     named["seen"] = SEEN_FILE
     told = metadata(source.dataset, {"user": USER, "item": ITEM}, summary, **named, **drawn)
     present = {name: tuple(names) for name, names in channels.items() if names}
-    return FeatureSpec(_features_of(plan, "test"), counts.chunks, present, told, folder)
+    return FeatureSpec(_features_of(plan, "test"), chunks, present, told, folder)

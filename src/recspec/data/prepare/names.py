@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
@@ -42,95 +42,26 @@ class Notes:
 
 ColumnRole = Literal["user", "item", "timestamp", "rating", "label", "split"]
 
-NAMES: dict[ColumnRole, tuple[str, ...]] = {
+_NAMES: Mapping[ColumnRole, str] = {
     "user": (
-        "userid",
-        "user",
-        "uid",
-        "userindex",
-        "reviewerid",
-        "customerid",
-        "customer",
-        "visitorid",
-        "memberid",
-        "member",
-        "clientid",
-        "username",
-        "steamid",
-        "profileid",
-        "accountid",
-        "personid",
-        "sessionid",
-        "session",
+        "userid user uid userindex reviewerid customerid customer visitorid memberid member clientid username "
+        "steamid profileid accountid personid sessionid session"
     ),
     "item": (
-        "itemid",
-        "item",
-        "iid",
-        "itemindex",
-        "movieid",
-        "movie",
-        "parentasin",
-        "asin",
-        "productid",
-        "product",
-        "sku",
-        "articleid",
-        "article",
-        "bookid",
-        "isbn",
-        "songid",
-        "trackid",
-        "artistid",
-        "albumid",
-        "venueid",
-        "poiid",
-        "poi",
-        "locationid",
-        "businessid",
-        "placeid",
-        "newsid",
-        "videoid",
-        "gameid",
-        "appid",
-        "adid",
-        "contentid",
-        "goodsid",
-        "recipeid",
-        "documentid",
-        "adgroupid",
-        "pageid",
-        "items",
-        "itemids",
-        "itemsequence",
-        "sequence",
-        "itemlist",
-        "stockcode",
-        "animeid",
-        "jokeid",
-        "trackuri",
-        "aid",
+        "itemid item iid itemindex movieid movie parentasin asin productid product sku articleid article "
+        "bookid isbn songid trackid artistid albumid venueid poiid poi locationid businessid placeid newsid "
+        "videoid gameid appid adid contentid goodsid recipeid documentid adgroupid pageid items itemids "
+        "itemsequence sequence itemlist stockcode animeid jokeid trackuri aid"
     ),
     "timestamp": (
-        "timestamp",
-        "time",
-        "ts",
-        "unixtime",
-        "unixreviewtime",
-        "datetime",
-        "date",
-        "eventtime",
-        "createdat",
-        "timestampms",
-        "checkintime",
-        "visittime",
-        "clicktime",
-        "utctime",
+        "timestamp time ts unixtime unixreviewtime datetime date eventtime createdat timestampms checkintime "
+        "visittime clicktime utctime"
     ),
-    "rating": ("rating", "ratings", "stars", "overall", "ratingscore", "score", "bookrating"),
-    "label": ("label", "click", "clicked", "isclick", "isclicked", "clk"),
-    "split": ("split", "splits", "set", "subset", "partition", "fold"),
+    "rating": "rating ratings stars overall ratingscore score bookrating",
+    "label": "label click clicked isclick isclicked clk",
+    "split": "split splits set subset partition fold",
 }
+NAMES = {role: names.split() for role, names in _NAMES.items()}
 """Plain names of each role, the likeliest first."""
 
 SPLIT_WORDS = {

@@ -19,7 +19,7 @@ from ibis.expr.types import Table
 from recspec.base.errors import DataError, SettingsError, how_many, listed, nearest, shortened
 from recspec.base.files import local, unpacked_name
 from recspec.data.encoding import decoded_type
-from recspec.data.prepare.backend import Backend, count_rows, fetch
+from recspec.data.prepare.backend import Backend, count_rows, count_where
 from recspec.data.prepare.declared import DeclaredColumn, Type
 from recspec.data.prepare.duckdb_backend import json_keys
 from recspec.data.prepare.known_layouts import LineFile, TextLayout, read_lines
@@ -489,9 +489,8 @@ def flattened(backend: Backend, table: Table, items: str, notes: Notes, target: 
     """One row for each value of the lists `items`; lists of the same lengths in other columns are read along."""
     others = [name for name in table.columns if name != items and table[name].type().is_array()]
     lengths = {name: table[name].length().fill_null(0) for name in (items, *others)}
-    same = {f"_{place}": (lengths[name] == lengths[items]).cast("int64").min() for place, name in enumerate(others)}
-    found = fetch(backend, table.aggregate(**same)).to_pylist()[0] if same else {}
-    along = [items, *(name for place, name in enumerate(others) if found[f"_{place}"])]
+    unequal = count_where(backend, table, {name: lengths[name] != lengths[items] for name in others})
+    along = [items, *(name for name, count in unequal.items() if not count)]
     with_names = [name for name in table.columns if name != ROW]
     writer: pq.ParquetWriter | None = None
     rows = events = empty = 0

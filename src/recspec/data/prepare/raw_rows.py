@@ -9,24 +9,20 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import ibis
 import pyarrow as pa
-from ibis.expr.types import BooleanValue, StringValue, Table
+from ibis.expr.types import BooleanValue, StringValue, Table, Value
 from ibis.expr.types import Column as Values
 
 from recspec.base.errors import how_many, listed, nearest, shortened
 from recspec.data.encoding import MISSING_NUMBERS
-from recspec.data.prepare.backend import Backend, count_rows, fetch
+from recspec.data.prepare.backend import Backend, K, count_where, fetch, figures
 from recspec.data.prepare.declared import DeclaredColumn, Invalid
 from recspec.data.prepare.known_layouts import LineFile
 from recspec.data.prepare.names import ROW, Notes
-from recspec.data.prepare.text_files import (
-    JsonFile,
-    TextFile,
-    line_numbers,
-)
+from recspec.data.prepare.text_files import JsonFile, TextFile, line_numbers
 
 RawLayout = Literal["rows", "sequences"]
 RowsBy = Literal["first", "random"]
@@ -38,6 +34,7 @@ _BELOW = "|".join(f"{MOST[:at]}[0-{int(digit) - 1}][0-9]{{{18 - at}}}" for at, d
 WHOLE = rf"^[+-]?([0-9]{{1,18}}|{_BELOW}|{MOST})(\.0*)?$"  # of 64 bits
 FRACTION = r"\.0*[1-9]|[1-9]E-"  # of a decimal as engines write it
 BEYOND = "whole numbers, some of more than 63 bits, read as text"
+BROKEN = "decimals with a fraction"
 UNBROKEN = "decimals without a fraction in any row, read as whole numbers"
 PLAIN_WHOLE = r"^(0|-?[1-9][0-9]{0,17})$"
 SHOWN = 3  # most rows named in a problem
@@ -73,6 +70,19 @@ class Reading:
         return f"; invalid_values=drop leaves {what} out" if self.settable else ""
 
 
+class Check(NamedTuple):
+    """Rows to refuse; see `RawRows.refuse`."""
+
+    place: int  # the number of problems before it
+    wrong: BooleanValue
+    name: str
+    expected: str
+    called: str
+    remedy: str
+    always: bool
+    nullable: bool
+
+
 @dataclass(frozen=True)
 class RawRows:
     """Staged rows of raw files; collects problems and notes."""
@@ -86,6 +96,7 @@ class RawRows:
     notes: Notes
     roles: Mapping[str, str] = field(default_factory=dict)  # settings that the layout of the files gives
     problems: list[str] = field(default_factory=list)
+    checks: list[Check] = field(default_factory=list)  # that `settle` makes
     dropped: list[BooleanValue] = field(default_factory=list)  # where rows hold an invalid value and are left out
     flattened: bool = False  # whether the rows of the files held lists of items
 
@@ -136,17 +147,16 @@ class RawRows:
         if not wide:
             return {}
         texts = {name: values.cast("string") for name, values in wide.items()}
-        tests = {}
-        for place, name in enumerate(wide):
-            tests[f"broken_{place}"] = texts[name].re_search(FRACTION).cast("int64").max()
-            beyond = wide[name].notnull() & wide[name].try_cast("int64").isnull()
-            tests[f"beyond_{place}"] = beyond.cast("int64").max()
-        found = fetch(self.backend, self.raw.aggregate(**tests)).to_pylist()[0]
+        tests: dict[tuple[str, str], BooleanValue] = {}
+        for name in wide:
+            tests[name, BROKEN] = texts[name].re_search(FRACTION)
+            tests[name, BEYOND] = wide[name].notnull() & wide[name].try_cast("int64").isnull()
+        found = count_where(self.backend, self.raw, tests)
         held, told = dict[str, Values](), dict[str, list[str]]()
-        for place, (name, values) in enumerate(wide.items()):
-            if found[f"broken_{place}"]:
+        for name, values in wide.items():
+            if found[name, BROKEN]:
                 held[name] = values.cast("float64").name(name)
-            elif found[f"beyond_{place}"]:
+            elif found[name, BEYOND]:
                 held[name] = texts[name].re_replace(r"\.0*$", "").name(name)
                 told.setdefault(BEYOND, []).append(name)
             else:
@@ -196,30 +206,48 @@ class RawRows:
         always: bool = False,
         nullable: bool = False,
     ) -> None:
-        """Add a problem that names the first rows for which `wrong` is true, if there are any.
+        """Have `settle` add a problem that names the first rows for which `wrong` is true, if there are any.
 
-        If settings say so, drop these rows instead, or, if `nullable`, leave their values to be taken as missing; not
-        if `always`.
+        If settings say so, it drops these rows instead, or, if `nullable`, leaves their values to be taken as missing;
+        not if `always`.
         """
-        rows = self.table.filter(wrong)
+        self.checks.append(Check(len(self.problems), wrong, name, expected, called, remedy, always, nullable))
+
+    def settle(self) -> set[str]:
+        """Look for the rows that are to be refused, in one query for all checks; returns the columns that have some."""
+        checks, before = [*self.checks], len(self.problems)
+        self.checks.clear()
+        counts = self.count_where({place: check.wrong for place, check in enumerate(checks)})
+        wrong = [(check, counts[place]) for place, check in enumerate(checks) if counts[place]]
+        for check, count in wrong:
+            self._report(check, count, check.place + len(self.problems) - before)
+        return {check.name for check, _ in wrong}
+
+    def _report(self, check: Check, count: int, place: int) -> None:
+        """Add the problem or the note of a check that found some rows; a problem goes to its place."""
+        name, rows = check.name, self.table.filter(check.wrong)
         found = self.first(rows.select(ROW, _value=rows[name].cast("string")))
-        if not found.num_rows:
-            return
         places, values = self.places(found.column(ROW).to_pylist()), found.column("_value").to_pylist()
         cut = [value and (value if len(value) <= 60 else f"{value[:60]}...") for value in values]
         said = ["missing" if value is None else repr(value) for value in cut]
         shown = [f"{place} is {value}" for place, value in zip(places, said, strict=True)]
-        count = count_rows(self.backend, rows) if len(shown) == SHOWN else len(shown)
         more = f" (and {count - SHOWN:,} more)" if count > SHOWN else ""
-        what = f"column '{shortened(name)}'{called}: {', '.join(shown)}{more}; {expected}"
-        invalid = "refuse" if always else self.invalid(name)
+        what = f"column '{shortened(name)}'{check.called}: {', '.join(shown)}{more}; {check.expected}"
+        invalid = "refuse" if check.always else self.invalid(name)
         if invalid == "drop":
-            self.dropped.append(wrong)
+            self.dropped.append(check.wrong)
             self.notes.dropped.append(f"{how_many(count, 'row')} of {Path(self.where).name}, by invalid values: {what}")
-        elif invalid == "missing" and nullable:
+        elif invalid == "missing" and check.nullable:
             self.notes.changed.append(f"{how_many(count, 'value')} of {Path(self.where).name} taken as missing: {what}")
         else:
-            self.problems.append(f"{what}{remedy}{'' if always else self.reading.advice('such rows')}")
+            advice = "" if check.always else self.reading.advice("such rows")
+            self.problems.insert(place, f"{what}{check.remedy}{advice}")
+
+    def figures(self, asked: Mapping[K, Value]) -> dict[K, Any]:
+        return figures(self.backend, self.table, asked)
+
+    def count_where(self, tests: Mapping[K, BooleanValue]) -> dict[K, int]:
+        return count_where(self.backend, self.table, tests)
 
 
 def finite(rows: RawRows, name: str, numbers: Values) -> Values:
@@ -280,36 +308,26 @@ def _label(rows: RawRows, name: str, positive_from: float | None, positive: Sequ
         wrong = number.isnull() | (number.abs() > LARGEST)
         rows.refuse(wrong, name, "expected a finite number, as positive_from is set", ", the label")
         return (number >= positive_from).cast("int64")
+    counted = rows.table.group_by(word=values.cast("string").strip()).aggregate(rows=rows.table.count())
+    counted = counted.filter(counted["word"].notnull()).order_by("rows", "word")
+    if not values.type().is_string():  # of numbers, only the few are shown
+        counted = counted.limit(MOST_WORDS + 1)
+    words = fetch(rows.backend, counted).column("word").to_pylist()
+    rarest = shlex.quote(f"positive={words[0]}") if 0 < len(words) <= MOST_WORDS else "positive=TEXT"
     expected = (
         "expected 0 or 1, true or false, yes or no; --set positive_from=NUMBER makes a 1 of this number and more, "
+        f"--set {rarest} of this text"
     )
-    expected += f"--set {_example(rows, values)} of this text"
     if not values.type().is_string():
         rows.refuse(values.isnull() | ~values.isin([0, 1]), name, expected, ", the label")
         return values.cast("int64")
     label = values.strip().lower().cases(*LABELS.items(), else_=None)
     rows.refuse(label.isnull(), name, expected, ", the label")
-    held = fetch(rows.backend, rows.table.group_by(word=values.strip()).aggregate(rows=rows.table.count()))
-    words = sorted({str(word) for word in held.column("word").to_pylist()} - {"0", "1"})
-    if words and not rows.problems:
-        each = {value: [word for word in words if LABELS.get(word.lower()) == value] for value in (1, 0)}
-        told = [f"{listed(found)} as {value}" for value, found in each.items() if found]
+    spelt = sorted({*words} - {"0", "1"})
+    each = {value: [word for word in spelt if LABELS.get(word.lower()) == value] for value in (1, 0)}
+    if told := [f"{listed(found)} as {value}" for value, found in each.items() if found]:
         rows.notes.changed.append(f"label '{name}': {' and '.join(told)}")
     return label
-
-
-def _example(rows: RawRows, values: Values) -> str:
-    """The setting that makes the rarest text of a label a 1, as a shell takes it, if the texts are few."""
-    held = fetch(
-        rows.backend,
-        rows.table.filter(values.notnull())
-        .group_by(word=values.cast("string").strip())
-        .aggregate(rows=ibis._.count())
-        .order_by("rows", "word")
-        .limit(MOST_WORDS + 1),
-    )
-    found = held.column("word").to_pylist()
-    return shlex.quote(f"positive={found[0]}") if 0 < len(found) <= MOST_WORDS else "positive=TEXT"
 
 
 def _label_by_word(rows: RawRows, name: str, positive: Sequence[str]) -> Values:

@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
-from itertools import chain
 from operator import or_
 from pathlib import Path
+from typing import NamedTuple
 
 import ibis
+from ibis.expr.types import BooleanValue, StringValue, Table
 from ibis.expr.types import Column as Values
-from ibis.expr.types import StringValue, Table
 
 from recspec.base.errors import DataError, how_many, listed, shortened
 from recspec.data.encoding import BETWEEN, LONGEST_ID, TRUTH
-from recspec.data.prepare.backend import count_rows, fetch
+from recspec.data.prepare.backend import count_rows, count_where, fetch
 from recspec.data.prepare.declared import DeclaredColumn
 from recspec.data.prepare.names import FILE_SPLIT, ROW, SEEN, WEIGHT
 from recspec.data.prepare.raw_rows import (
@@ -38,7 +38,6 @@ from recspec.data.prepare.raw_rows import (
     number_of,
     seen_events,
 )
-from recspec.data.prepare.tables import figures
 from recspec.data.prepare.text_files import JsonFile
 from recspec.data.prepare.times import Times, seconds_of
 
@@ -60,20 +59,17 @@ def with_points(rows: RawRows, as_written: Collection[str]) -> RawRows:
         and table[name].type().is_string()
         and (name not in declared or declared[name].type in ("integer", "number"))
     ]
-    asked: dict[str, Values] = {}
-    for place, name in enumerate(names):
+    tests: dict[tuple[str, str], BooleanValue] = {}
+    for name in names:
         text = table[name].strip()
         number = text.re_search(COMMA) | text.re_search(GROUPED) | text.re_search(NUMBER)
-        tests = {
-            "commas": text.re_search(COMMA),
-            "points": text.re_search(NUMBER) & text.contains("."),
-            "rest": (text != "") & ~number & ~is_missing_marker(text),
-        }
-        asked |= {f"{what}_{place}": test.cast("int64").sum() for what, test in tests.items()}
-    found = figures(rows.backend, table, asked) if asked else {}
+        tests[name, "commas"] = text.re_search(COMMA)
+        tests[name, "points"] = text.re_search(NUMBER) & text.contains(".")
+        tests[name, "rest"] = (text != "") & ~number & ~is_missing_marker(text)
+    found = rows.count_where(tests)
     changed: dict[str, Values] = {}
-    for place, name in enumerate(names):
-        commas, points, rest = (int(found[f"{what}_{place}"] or 0) for what in ("commas", "points", "rest"))
+    for name in names:
+        commas, points, rest = (found[name, what] for what in ("commas", "points", "rest"))
         if rest and name not in declared:
             continue
         text = table[name].strip()
@@ -90,6 +86,7 @@ def with_points(rows: RawRows, as_written: Collection[str]) -> RawRows:
             is_number = text.re_search(COMMA) | text.re_search(GROUPED)
             changed[name] = ibis.ifelse(is_number, text.replace(".", "").replace(",", "."), table[name])
             rows.notes.changed.append(f"'{name}': {how_many(commas, 'number')} with a decimal comma, read with a point")
+    rows.settle()
     return replace(rows, raw=table.mutate(**changed)) if changed else rows
 
 
@@ -187,6 +184,7 @@ def note_markers(rows: RawRows, name: str, count: int) -> None:
 
 
 CODE = r"^[+-]?(0[0-9]|[0-9]{16})"  # as a number, these digits lose a leading zero or their last digits
+DECIMAL_ID = r"^-?[0-9]{1,18}\.0+$"
 CODED = "digits that are no plain numbers (leading zeros, or too many digits), kept as text"
 AS_NUMBERS = "`numeric` takes them as numbers"
 WRITTEN = r"^[-+(]?[$€£¥]? ?[0-9]{1,3}([., ']?[0-9]{3})*([.,][0-9]+)?-? ?[%$€£¥]?[)]?$"
@@ -233,8 +231,7 @@ def typed(rows: RawRows, roles: Roles) -> Table:
     return _Typing(rows, roles).table()
 
 
-@dataclass(frozen=True)
-class _Seen:
+class _Seen(NamedTuple):
     """Numbers of values of a text column, by spelling."""
 
     present: int
@@ -277,6 +274,7 @@ class _Typing:
         if self.roles.weights.seen:
             typed[SEEN] = seen_events(self.rows, self.roles.weights)
         typed |= self._finite(typed)
+        self.rows.settle()
         if self.rows.problems:
             raise DataError.of(self.rows.where, self.rows.problems)
         of = f" of {Path(self.rows.where).name}" if self.roles.shown else ""
@@ -307,12 +305,8 @@ class _Typing:
         ]
         held = {name: rows[name] if (values := typed[name]) is None else values for name in names}
         held = {name: values for name, values in held.items() if values.type().is_floating()}
-        counts = {
-            f"_{place}": (values.abs() > LARGEST).cast("int64").sum() for place, values in enumerate(held.values())
-        }
-        found = figures(self.rows.backend, rows, counts) if held else {}
-        wrong = [name for name, count in zip(held, found.values(), strict=True) if count]
-        return {name: finite(self.rows, name, held[name]) for name in wrong}
+        found = self.rows.count_where({name: values.abs() > LARGEST for name, values in held.items()})
+        return {name: finite(self.rows, name, held[name]) for name, count in found.items() if count}
 
     def _column(self, name: str) -> Values | None:
         """A column with its type; None if it stays unchanged."""
@@ -372,10 +366,10 @@ class _Typing:
             for name in dict.fromkeys(judged)
             if name in rows.columns and name != ROW and rows[name].type().is_string()
         ]
-        holds = chain.from_iterable(_tests(rows[name]) for name in names)
-        counts = {f"_{place}": each.cast("int64").sum() for place, each in enumerate(holds)}
-        found = iter(figures(self.rows.backend, rows, counts).values())
-        return {name: _Seen(*(int(next(found) or 0) for _ in _Seen.__annotations__)) for name in names}
+        counts = self.rows.count_where(
+            {(name, kind): test for name in names for kind, test in zip(_Seen._fields, _tests(rows[name]), strict=True)}
+        )
+        return {name: _Seen(*(counts[name, kind] for kind in _Seen._fields)) for name in names}
 
     @cached_property
     def _long(self) -> set[str]:
@@ -386,12 +380,8 @@ class _Typing:
             for name in dict.fromkeys(roles.features)
             if name in rows.columns and name not in (*roles.numbers, *roles.cut) and rows[name].type().is_integer()
         ]
-        counts = {
-            f"_{place}": (rows[name].cast("float64").abs() >= 1e15).cast("int64").sum()
-            for place, name in enumerate(names)
-        }
-        found = figures(self.rows.backend, rows, counts) if names else {}
-        return {name for name, count in zip(names, found.values(), strict=True) if count}
+        found = self.rows.count_where({name: rows[name].cast("float64").abs() >= 1e15 for name in names})
+        return {name for name, count in found.items() if count}
 
     def _truth(self, name: str) -> Values | None:
         """1 and 0 for true and false, if a column holds nothing else."""
@@ -477,6 +467,7 @@ class _Typing:
         """The rows, all of which have ids. Raises DataError if some have none, unless settings drop these."""
         problems = []
         ids = [name for name in self.roles.ids if name in table.columns]
+        counts = self._count_ids(table, ids)
         for name in ids:
             kind = table[name].type()
             if not (kind.is_string() or kind.is_integer()):
@@ -485,24 +476,21 @@ class _Typing:
                     so += "; pandas keeps whole numbers beside missing ones as Int64"
                 problems.append(f"column '{name}' holds {kind}; ids must be text or whole numbers; {so}")
                 continue
-            if isinstance(self.rows.parts[0], JsonFile) and name not in self.rows.texts:  # objects are read as texts
-                objects = table.filter(table[name].cast("string").startswith("{"))
-                if held := self.rows.first(objects.select(ROW)).column(ROW).to_pylist():
-                    problems.append(
-                        f"column '{name}' holds objects, such as {', '.join(self.rows.places(held))}; ids "
-                        "must be text or whole numbers; write the value that tells them apart"
-                    )
-                    continue
-            if not self.roles.shown and kind.is_string() and name not in self.rows.reading.types:
+            if counts.get((name, "objects")):  # which are read as texts
+                held = self.rows.first(table.filter(table[name].cast("string").startswith("{")).select(ROW))
+                places = ", ".join(self.rows.places(held.column(ROW).to_pylist()))
+                problems.append(
+                    f"column '{name}' holds objects, such as {places}; ids must be text or whole numbers; write the "
+                    "value that tells them apart"
+                )
+                continue
+            if counts.get((name, "decimals")) and name not in self.rows.reading.types:
                 problems += self._equal_ids(table, name)
-            if self.roles.shown:  # the catalogue leaves out such rows and counts them
+            count = counts.get((name, "missing"))
+            if not count:
                 continue
-            missing = table.filter(table[name].isnull())
-            first = self.rows.first(missing.select(ROW)).column(ROW).to_pylist()
-            if not first:
-                continue
-            count = count_rows(self.rows.backend, missing)
-            rows = f"{how_many(count, 'row')}, such as {', '.join(self.rows.places(first))}"
+            first = self.rows.first(table.filter(table[name].isnull()).select(ROW))
+            rows = f"{how_many(count, 'row')}, such as {', '.join(self.rows.places(first.column(ROW).to_pylist()))}"
             if self.rows.invalid(name) == "drop":
                 self.rows.notes.dropped.append(f"column '{name}' has no value in {rows} (invalid values)")
                 self.rows.notes.num_invalid += count
@@ -514,17 +502,32 @@ class _Typing:
                 )
         if problems:
             raise DataError.of(self.rows.where, problems)
-        for name in ids if not self.roles.shown else ():
-            if table[name].type().is_string():
-                self._note_odd_ids(table, name)
+        for name in ids:
+            self._note_odd_ids(table, name, counts)
         return table
+
+    def _count_ids(self, table: Table, ids: Sequence[str]) -> dict[tuple[str, str], int]:
+        """The rows whose ids are looked at more closely: (column, reason) -> count.
+
+        The catalogue of a file of users or items leaves out rows without an id, and counts them.
+        """
+        tests: dict[tuple[str, str], BooleanValue] = {}
+        for name in ids:
+            kind, text = table[name].type(), table[name]
+            if isinstance(self.rows.parts[0], JsonFile) and name not in self.rows.texts:
+                tests[name, "objects"] = text.cast("string").startswith("{")
+            if not self.roles.shown:
+                tests[name, "missing"] = text.isnull()
+                if kind.is_string():
+                    tests[name, "decimals"] = text.re_search(DECIMAL_ID)
+                    tests[name, "blanks"] = text != text.strip()
+                    tests[name, "markers"] = is_missing_marker(text)
+        return count_where(self.rows.backend, table, tests)
 
     def _equal_ids(self, table: Table, name: str) -> list[str]:
         """A problem if ids such as 3 and 3.0, which are one number, would be two."""
         text = table[name]
-        whole = table.filter(text.re_search(r"^-?[0-9]{1,18}\.0+$")).select(
-            _id=text, _whole=text.re_replace(r"\.0+$", "")
-        )
+        whole = table.filter(text.re_search(DECIMAL_ID)).select(_id=text, _whole=text.re_replace(r"\.0+$", ""))
         twice = whole.distinct().semi_join(table.select(_whole=text).distinct(), "_whole").order_by("_id")
         found = fetch(self.rows.backend, twice.limit(1)).to_pylist()
         if not found:
@@ -533,17 +536,17 @@ class _Typing:
         both = f"'types={{{name}: integer}}' makes them one, --set 'types={{{name}: text}}' keeps both"
         return [f"column '{name}' holds '{one}' and '{other}', equal as numbers and two ids; --set {both}"]
 
-    def _note_odd_ids(self, table: Table, name: str) -> None:
+    def _note_odd_ids(self, table: Table, name: str, counts: Mapping[tuple[str, str], int]) -> None:
         """Tell of ids that are kept letter for letter but may be a mistake."""
-        text, notes = table[name], self.rows.notes
-        for is_odd, what, told in (
-            (text != text.strip(), "have blanks around them, which are part of the id", notes.inferred),
-            (is_missing_marker(text), "look like missing values, and are kept as ids", notes.warnings),
+        notes = self.rows.notes
+        for why, what, told in (
+            ("blanks", "have blanks around them, which are part of the id", notes.inferred),
+            ("markers", "look like missing values, and are kept as ids", notes.warnings),
         ):
-            kinds = table.filter(is_odd).group_by(text=text).aggregate(rows=ibis._.count()).order_by("text")
-            found = fetch(self.rows.backend, kinds)
-            if found.num_rows:
-                ids, rows = found.column("text").to_pylist(), sum(found.column("rows").to_pylist())
+            if rows := counts.get((name, why)):
+                text = table[name]
+                odd = table.filter(text != text.strip() if why == "blanks" else is_missing_marker(text))
+                ids = fetch(self.rows.backend, odd.select(text=text).distinct().order_by("text")).column(0).to_pylist()
                 note = f"'{name}': {how_many(len(ids), 'id')}, in {how_many(rows, 'row')}, {what}: {listed(ids[:5])}"
                 leave_out = f"; --set 'missing_values={json.dumps(ids)}' --set invalid_values=drop leaves them out"
                 told.append(note + (leave_out if told is notes.warnings and self.rows.reading.settable else ""))

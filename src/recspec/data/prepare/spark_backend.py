@@ -106,6 +106,7 @@ class SparkBackend(Backend):
         self._session.sparkContext.setLogLevel("ERROR")
         self._names = map("staged_{:04d}".format, count(1))
         self._staged: dict[str, Path] = {}  # the folder of each view that `stage` wrote
+        self.files = {}
 
     def read_text(self, file: TextFile, into: Path | None = None, watch: Watch | None = None) -> Table:  # noqa: ARG002
         if file.multiline:
@@ -166,10 +167,13 @@ class SparkBackend(Backend):
         numbered = _numbered(self._session, staged, starts or ["(0L, 0L)"], list(file.columns))
         return without_missing(self, file, self._view(numbered, {ROW: "int64", **file.columns}))
 
-    def read_parquet(self, paths: Sequence[Path], *, row: bool = False) -> Table:
+    def read_parquet(self, paths: Sequence[Path], *, row: bool = False, foreign: bool = False) -> Table:  # noqa: ARG002
         if paths[0].is_dir():  # staged by Spark, with `ROW` if it was read from text
             (folder,) = paths
-            return self._view(self._reader().parquet(_uri(folder)), schema_of(_parts(folder)[0], row=False))
+            files = _parts(folder)
+            staged = self._view(self._reader().parquet(_uri(folder)), schema_of(files[0], row=False))
+            self.files[staged.get_name()] = files
+            return staged
         where, advice = f"{paths[0]}: Spark can't read it", "use --engine duckdb"
         with _errors_of_spark(lambda said: DataError(f"{where} ({first_cause(said)}); {advice}")):
             frame = self._reader().parquet(_uri(self._linked(paths)))

@@ -7,33 +7,23 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import ibis
 import pyarrow as pa
 import pyarrow.parquet as pq
-from ibis.expr.types import Table, Value
+from ibis.expr.types import Table
 
 from recspec.base.errors import DataError
 from recspec.base.prefetch import prefetched
 from recspec.data.encoding import Vocabulary
-from recspec.data.prepare.backend import Backend, Part, count_rows, fetch
+from recspec.data.prepare.backend import Backend, Part, count_rows, fetch, figures
 from recspec.data.prepare.names import EVENT_WEIGHT, ITEM, ROW, TIMESTAMP, USER, Notes
 
 SECONDS = (1e8, 1e10)  # timestamps in this range, March 1973 to November 2286, are shown as dates
-AGGREGATES_AT_ONCE = 200
 BYTES_PER_VALUE = 1_500  # of a memory limit, per value of a block: 500 MB give 55,555 rows of six columns
 WEIGHT_UNITS = 2**20  # of a weight, in which weights are added: whole numbers, so that their order does not matter
 Repeats = Literal["keep", "first", "last", "sum"]
-
-
-def figures(backend: Backend, table: Table, asked: Mapping[str, Value]) -> dict[str, Any]:
-    """Aggregates of a table by name, many in a query: planning one of thousands takes minutes."""
-    names, found = list(asked), dict[str, Any]()
-    for start in range(0, len(names), AGGREGATES_AT_ONCE):
-        some = {name: asked[name] for name in names[start : start + AGGREGATES_AT_ONCE]}
-        found |= fetch(backend, table.aggregate(**some)).to_pylist()[0]
-    return found
 
 
 def blocks(backend: Backend, table: Table, rows: int) -> Generator[pa.Table]:
@@ -95,11 +85,11 @@ def counts_by(table: Table, key: str) -> Table:
 def time_range(backend: Backend, rows: Table) -> dict[str, object]:
     """First and last timestamp, as dates if they can be seconds since 1970."""
     times = rows[TIMESTAMP]
-    found = fetch(backend, rows.aggregate(first=times.min(), last=times.max())).to_pylist()[0]
+    found = figures(backend, rows, {"first": times.min(), "last": times.max()})
     if SECONDS[0] <= found["first"] and found["last"] <= SECONDS[1]:
         moments = {name: datetime.datetime.fromtimestamp(seconds, datetime.UTC) for name, seconds in found.items()}
         return {name: f"{moment.replace(tzinfo=None):%Y-%m-%d %H:%M:%S}" for name, moment in moments.items()}
-    return dict(found)
+    return {**found}
 
 
 def is_dated(backend: Backend, rows: Table) -> bool:

@@ -6,7 +6,7 @@ import codecs
 import csv
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from itertools import islice
@@ -17,12 +17,12 @@ from ibis.expr.types import Table
 
 from recspec.base.errors import DataError, SettingsError, how_many, listed, shortened
 from recspec.base.files import opened
-from recspec.data.prepare.backend import Backend, fetch
+from recspec.data.prepare.backend import Backend, count_where, fetch
+from recspec.data.prepare.declared import GUESSES, PER_SECOND, fits
 from recspec.data.prepare.known_layouts import KNOWN, OTHERS, SEQUENCES, TextLayout
 from recspec.data.prepare.names import FILE_SPLIT, ROW, Notes, is_usual
-from recspec.data.prepare.tables import counts_by, figures
+from recspec.data.prepare.tables import counts_by
 from recspec.data.prepare.text_files import TextFile, line_numbers, lines_of, numbered_records, open_text
-from recspec.data.prepare.time_formats import GUESSES, PER_SECOND, fits
 
 SEPARATORS = ("\t", "::", ";", "|", " ")
 """Separators to try where the usual one does not occur in the first line."""
@@ -261,37 +261,38 @@ def _unique(names: Sequence[str], file: TextFile, notes: Notes) -> tuple[str, ..
     return tuple(found)
 
 
-OTHER_KINDS = {
-    b"PK\x03\x04": ("a zip file, or a spreadsheet", "unpack it, or save it as CSV"),
-    b"\xd0\xcf\x11\xe0": ("an old spreadsheet (.xls)", "save it as CSV"),
-    b"PAR1": ("a Parquet file", "name it .parquet"),
-    b"\x1f\x8b": ("a gzipped file", "name it .gz"),
-    b"\x28\xb5\x2f\xfd": ("a file compressed by zstd", "name it .zst"),
-    b"BZh": ("a file compressed by bzip2", "name it .bz2"),
-    b"\xfd7zXZ": ("a file compressed by xz", "unpack it"),
-    b"SQLite format 3": ("an SQLite database", "export its table as CSV or Parquet"),
-    b"%PDF-": ("a PDF file", "export its table as CSV"),
-    b"\x89HDF": ("an HDF5 file", "save its table as Parquet, as with pandas.read_hdf(FILE).to_parquet(...)"),
-    b"ARROW1": ("an Arrow or Feather file", "save it as Parquet, as with pyarrow.feather.read_table"),
-    b"ORC": ("an ORC file", "save it as Parquet, as with pyarrow.orc.read_table"),
-    b"Obj\x01": ("an Avro file", "save it as Parquet, as DuckDB's avro extension does"),
-    b"\x93NUMPY": ("a NumPy file", "save its columns as Parquet"),
-    b"MATLAB ": ("a MATLAB file", "save its table as Parquet, as with scipy.io.loadmat"),
-    b"\x80\x04\x95": ("a pickle, which may run any code", "load it where you trust it, and save it as Parquet"),
-    b"\x80\x03": ("a pickle, which may run any code", "load it where you trust it, and save it as Parquet"),
-    b"version https://": ("a pointer of Git LFS", "fetch the file itself with `git lfs pull`"),
-    b"<!DOCTYPE": ("a web page", "download the file itself"),
-    b"<!doctype": ("a web page", "download the file itself"),
-    b"<html": ("a web page", "download the file itself"),
-    b"<?xml": ("XML", "save its rows as CSV or JSON lines"),
-    b"@relation": ("an ARFF file of Weka", "save it as CSV, as with scipy.io.arff.loadarff"),
-    b"@RELATION": ("an ARFF file of Weka", "save it as CSV, as with scipy.io.arff.loadarff"),
-    b"-- MySQL dump": ("an SQL dump", "load it into a database, and export its table as CSV"),
-    b"CREATE TABLE": ("an SQL dump", "load it into a database, and export its table as CSV"),
-    b"INSERT INTO": ("an SQL dump", "load it into a database, and export its table as CSV"),
-    b"%%MatrixMarket": ("a MatrixMarket file", "save its rows, columns and values as CSV"),
+OTHER_KINDS: Mapping[tuple[str, str], tuple[bytes, ...]] = {
+    ("a zip file, or a spreadsheet", "unpack it, or save it as CSV"): (b"PK\x03\x04",),
+    ("an old spreadsheet (.xls)", "save it as CSV"): (b"\xd0\xcf\x11\xe0",),
+    ("a Parquet file", "name it .parquet"): (b"PAR1",),
+    ("a gzipped file", "name it .gz"): (b"\x1f\x8b",),
+    ("a file compressed by zstd", "name it .zst"): (b"\x28\xb5\x2f\xfd",),
+    ("a file compressed by bzip2", "name it .bz2"): (b"BZh",),
+    ("a file compressed by xz", "unpack it"): (b"\xfd7zXZ",),
+    ("an SQLite database", "export its table as CSV or Parquet"): (b"SQLite format 3",),
+    ("a PDF file", "export its table as CSV"): (b"%PDF-",),
+    ("an HDF5 file", "save its table as Parquet, as with pandas.read_hdf(FILE).to_parquet(...)"): (b"\x89HDF",),
+    ("an Arrow or Feather file", "save it as Parquet, as with pyarrow.feather.read_table"): (b"ARROW1",),
+    ("an ORC file", "save it as Parquet, as with pyarrow.orc.read_table"): (b"ORC",),
+    ("an Avro file", "save it as Parquet, as DuckDB's avro extension does"): (b"Obj\x01",),
+    ("a NumPy file", "save its columns as Parquet"): (b"\x93NUMPY",),
+    ("a MATLAB file", "save its table as Parquet, as with scipy.io.loadmat"): (b"MATLAB ",),
+    ("a pickle, which may run any code", "load it where you trust it, and save it as Parquet"): (
+        b"\x80\x04\x95",
+        b"\x80\x03",
+    ),
+    ("a pointer of Git LFS", "fetch the file itself with `git lfs pull`"): (b"version https://",),
+    ("a web page", "download the file itself"): (b"<!DOCTYPE", b"<!doctype", b"<html"),
+    ("XML", "save its rows as CSV or JSON lines"): (b"<?xml",),
+    ("an ARFF file of Weka", "save it as CSV, as with scipy.io.arff.loadarff"): (b"@relation", b"@RELATION"),
+    ("an SQL dump", "load it into a database, and export its table as CSV"): (
+        b"-- MySQL dump",
+        b"CREATE TABLE",
+        b"INSERT INTO",
+    ),
+    ("a MatrixMarket file", "save its rows, columns and values as CSV"): (b"%%MatrixMarket",),
 }
-"""What a file is by its first bytes, where text is expected, and what to do."""
+"""What a file is where text is expected, and what to do: the first bytes of such a file."""
 
 
 def check_encoding(text: str) -> str:
@@ -308,8 +309,8 @@ def encoding_of(path: Path, given: str | None, notes: Notes) -> str:
     """The encoding of a text file. Raises DataError if its first bytes are those of another kind of file."""
     with opened(path) as file:
         start = file.read(24)
-    for mark, (kind, remedy) in OTHER_KINDS.items():
-        if start.startswith(mark):
+    for (kind, remedy), marks in OTHER_KINDS.items():
+        if start.startswith(marks):
             raise DataError(f"{path}: expected text, and its first bytes are those of {kind}; {remedy}")
     if given is not None:
         return given
@@ -352,8 +353,7 @@ def check_quotes(backend: Backend, file: TextFile, table: Table, notes: Notes, *
 def _check_lines(backend: Backend, file: TextFile, table: Table, notes: Notes, *, given: bool) -> None:
     names = [name for name in table.columns if name != ROW]
     spans = {name: table[name].contains("\n") | table[name].contains("\r") for name in names}
-    counts = figures(backend, table, {f"_{place}": spans[name].cast("int64").sum() for place, name in enumerate(names)})
-    found = {name: int(count or 0) for name, count in zip(names, counts.values(), strict=True) if count}
+    found = {name: count for name, count in count_where(backend, table, spans).items() if count}
     if not found:
         return
     rows = table.filter(reduce(or_, (spans[name] for name in found))).order_by(ROW).limit(GLANCED)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any
 
 import ibis
 import pyarrow as pa
@@ -13,21 +14,21 @@ from ibis.expr.types import Column as Values
 
 from recspec.base.errors import listed
 from recspec.data.prepare.backend import Backend, fetch
-from recspec.data.prepare.declared import DeclaredColumn
-from recspec.data.prepare.names import ROW, Notes
-from recspec.data.prepare.raw_rows import NUMBER, PLAIN_WHOLE, WHOLE, RawRows, number_of
-from recspec.data.prepare.time_formats import (
+from recspec.data.prepare.declared import (
     BOUNDS,
     BY_HOUR,
     GUESSES,
     MONTHS,
     OFFSET,
     PER_SECOND,
+    DeclaredColumn,
     example,
     fits,
     pattern_of,
     zone_between,
 )
+from recspec.data.prepare.names import ROW, Notes
+from recspec.data.prepare.raw_rows import NUMBER, PLAIN_WHOLE, WHOLE, RawRows, number_of
 
 DATE = r"^([0-9]{4})[-/]([0-9]{2})[-/]([0-9]{2})"
 CLOCK = r"([T ]([01][0-9]|2[0-3]):[0-5][0-9](:[0-5][0-9]([.,][0-9]+)?)?)"
@@ -38,13 +39,14 @@ GLANCED = 1_000  # rows read to find a time column or a format
 EVENTS = (1e8, 3e9)  # seconds since 1970 between which events happen: March 1973 to January 2065
 
 
-@dataclass(frozen=True)
+@dataclass
 class Times:
     """Converts a time column to seconds since 1970 in UTC, or to the numbers it holds."""
 
     rows: RawRows
     name: str
     needed: bool = True  # in every row
+    range: tuple[Any, Any] = (None, None)  # of numbers that are taken as they are
 
     @property
     def _declared(self) -> DeclaredColumn | None:
@@ -108,16 +110,13 @@ class Times:
                 "time, zone: Europe/Berlin}} takes another zone)"
             )
             return clock
-        rows = self.rows.table
-        least, most = (
-            fetch(self.rows.backend, rows.aggregate(least=clock.min(), most=clock.max())).to_pylist()[0].values()
-        )
+        least, most = self.rows.figures({"least": clock.min(), "most": clock.max()}).values()
         if least is None:
             return clock
         zone = zone_between(name, int(least), int(most))
         if not zone.changes:
             return zone.instants(clock)
-        doubtful = fetch(self.rows.backend, rows.aggregate(count=zone.doubtful(clock).sum())).column("count")[0].as_py()
+        doubtful = self.rows.count_where({"": zone.doubtful(clock)})[""]
         if doubtful:
             notes.changed.append(
                 f"'{self.name}': {doubtful:,} times are in an hour that the clocks of {name} skip or "
@@ -129,12 +128,9 @@ class Times:
         """Numbers or dates of ISO 8601, by the majority of values."""
         rows = self.rows.table
         tests = {"number": text.re_search(NUMBER), "zoned": text.re_search(ZONED), "unzoned": text.re_search(UNZONED)}
-        counted = rows.aggregate(
-            present=rows[self.name].count(),
-            plain=text.re_search(PLAIN_WHOLE).cast("int64").sum(),
-            **{name: test.cast("int64").sum() for name, test in tests.items()},
+        found = self.rows.count_where(
+            {"present": rows[self.name].notnull(), "plain": text.re_search(PLAIN_WHOLE), **tests}
         )
-        found = {name: int(value or 0) for name, value in fetch(self.rows.backend, counted).to_pylist()[0].items()}
         missing = self._missing
         if found["number"] > found["zoned"] + found["unzoned"]:
             self._refuse(missing | ~tests["number"], f"expected a number, as {found['number']:,} other values are")
@@ -185,9 +181,8 @@ class Times:
 
     def _with_fraction(self, seconds: Values, fraction: StringValue) -> Values:
         """Seconds, with fractions to a millionth if any row has one."""
-        rows = self.rows.table
         micros = (fraction + ibis.literal("000000")).substr(0, 6).try_cast("int64")
-        broken = fetch(self.rows.backend, rows.aggregate(most=micros.max())).column("most")[0].as_py()
+        broken = self.rows.count_where({"": micros > 0})[""]
         return seconds.cast("float64") + micros.cast("float64") / 1e6 if broken else seconds
 
     def _scaled(self, numbers: Values) -> Values:
@@ -208,16 +203,12 @@ class Times:
         per_second = PER_SECOND[unit or "seconds"]
         if per_second == 1:
             return numbers
-        if numbers.type().is_integer():
-            rest = numbers % per_second
-            odd = fetch(self.rows.backend, self.rows.table.aggregate(most=rest.max())).column("most")[0].as_py()
-            if not odd:
-                return (numbers // per_second).cast("int64")
+        if numbers.type().is_integer() and not self.rows.count_where({"": numbers % per_second != 0})[""]:
+            return (numbers // per_second).cast("int64")
         return numbers.cast("float64") / per_second
 
     def _note_unit(self, numbers: Values) -> None:
-        found = fetch(self.rows.backend, self.rows.table.aggregate(least=numbers.min(), most=numbers.max()))
-        least, most = found.to_pylist()[0].values()
+        self.range = least, most = (*self.rows.figures({"least": numbers.min(), "most": numbers.max()}).values(),)
         if least is None:
             return
         looks = [
@@ -258,13 +249,10 @@ class Times:
 
     def _check_format(self, text: StringValue, form: str) -> None:
         """Refuse the values that do not fit a format; a format that fits none is itself the problem."""
-        good, rows = text.re_search(pattern_of(form)[0]), self.rows.table
+        good = text.re_search(pattern_of(form)[0])
         wrong = self._missing | ~good
-        found = fetch(
-            self.rows.backend,
-            rows.aggregate(present=text.count(), good=good.cast("int64").sum(), wrong=wrong.cast("int64").sum()),
-        ).to_pylist()[0]
-        present, count = int(found["present"]), int(found["wrong"] or 0)
+        found = self.rows.count_where({"present": text.notnull(), "good": good, "wrong": wrong})
+        present, count = found["present"], found["wrong"]
         setting = "format" if self._declared is not None and self._declared.format is not None else "time_format"
         if found["good"] or not present:
             all_but = f"fits all but {count:,} {'value' if count == 1 else 'values'}"
@@ -311,9 +299,12 @@ def seconds_of(rows: RawRows, name: str) -> Values:
 
     `update` compares new times with those of its dataset instead.
     """
-    known, declared = len(rows.problems), rows.reading.types.get(name)
-    found = Times(rows, name).seconds()
-    if rows.reading.settable and len(rows.problems) == known and (declared is None or declared.type == "time"):
+    known, declared, times = len(rows.problems), rows.reading.types.get(name), Times(rows, name)
+    found = times.seconds()
+    least, most = times.range
+    is_near = least is not None and most is not None and EVENTS[0] <= least and most <= EVENTS[1]
+    is_checked = rows.reading.settable and (declared is None or declared.type == "time")
+    if is_checked and not is_near and len(rows.problems) == known:
         _refuse_few_far(rows, name, found)
     return found
 
@@ -321,11 +312,9 @@ def seconds_of(rows: RawRows, name: str) -> Values:
 def _refuse_few_far(rows: RawRows, name: str, seconds: Values) -> None:
     """Refuse the few times that lie far from all others: years such as 1900 and 9999, 0, or another unit."""
     far = (seconds < EVENTS[0]) | (seconds > EVENTS[1])
-    found = fetch(rows.backend, rows.table.aggregate(present=seconds.count(), far=far.cast("int64").sum())).to_pylist()[
-        0
-    ]
-    count, near = int(found["far"] or 0), int(found["present"]) - int(found["far"] or 0)
-    if 0 < count < near:
+    found = rows.count_where({"present": seconds.notnull(), "far": far})
+    count, near = found["far"], found["present"] - found["far"]
+    if 0 < count < near and name not in rows.settle():
         them = "it" if count == 1 else "them"
         rows.refuse(
             far,
@@ -342,29 +331,19 @@ def _likely(source: RawRows, text: StringValue) -> tuple[list[str], str]:
     """
     if fitting := _fitting(source, text):
         return fitting, ""
-    rows, forms = (source.table, [form for form in GUESSES if any(fits(each, form) for each in _glance(source, text))])
-    if not forms:
+    glance = _glance(source, text)
+    tests = {form: _within(text, form) for form in GUESSES if any(fits(each, form) for each in glance)}
+    if not tests:
         return [], ""
-    tests = {form: _within(text, form) for form in forms}
-    counted = rows.aggregate(
-        present=text.count(), **{f"_{place}": tests[form].cast("int64").sum() for place, form in enumerate(forms)}
-    )
-    found = fetch(source.backend, counted).to_pylist()[0]
-    counts = {form: int(found[f"_{place}"] or 0) for place, form in enumerate(forms)}
-    best = max(forms, key=counts.__getitem__)
-    if counts[best] * 2 <= found["present"]:
+    counts = source.count_where({**tests, "": text.notnull()})
+    present = counts.pop("")
+    best = max(counts, key=counts.__getitem__)
+    if counts[best] * 2 <= present:
         return [], ""
-    asked: dict[str, Values] = {}
-    for place, form in enumerate(forms):
-        both, alone = tests[best] & tests[form], ~tests[best] & tests[form]
-        asked |= {f"_both{place}": both.cast("int64").sum(), f"_alone{place}": alone.cast("int64").sum()}
-    held = fetch(source.backend, rows.aggregate(**asked)).to_pylist()[0]
-    mixed = [
-        form
-        for place, form in enumerate(forms)
-        if held[f"_both{place}"] and form != best and (held[f"_alone{place}"] or counts[form] == counts[best])
-    ]
-    return [best, *mixed], f"{counts[best]:,} of {found['present']:,} values at most"
+    others = [form for form in tests if form != best]
+    both = source.count_where({form: tests[best] & tests[form] for form in others})
+    mixed = [form for form in others if both[form] and (counts[form] > both[form] or counts[form] == counts[best])]
+    return [best, *mixed], f"{counts[best]:,} of {present:,} values at most"
 
 
 def _glance(source: RawRows, text: StringValue) -> list[str]:
@@ -386,11 +365,8 @@ def _fitting(source: RawRows, text: StringValue) -> list[str]:
     """The formats of `GUESSES` that all values fit."""
     texts = _glance(source, text)
     forms = [form for form in GUESSES if texts and all(fits(each, form) for each in texts)]
-    tests = {
-        f"_{place}": (text.isnull() | (text == "") | _within(text, form)).all() for place, form in enumerate(forms)
-    }
-    found = fetch(source.backend, source.table.aggregate(**tests)).to_pylist()[0] if tests else {}
-    return [form for place, form in enumerate(forms) if found[f"_{place}"]]
+    unfit = source.count_where({form: text.notnull() & (text != "") & ~_within(text, form) for form in forms})
+    return [form for form, count in unfit.items() if not count]
 
 
 # --- which column is the time ----------------------------------------------------------------------------------------
@@ -420,10 +396,11 @@ def note_untimed(backend: Backend, rows: Table, asked: str, known: Collection[st
 def columns_like_times(backend: Backend, rows: Table, known: Collection[str]) -> list[str]:
     """The columns, other than `known`, whose first values look like times."""
     glance = fetch(backend, rows.order_by(ROW).limit(GLANCED).drop(ROW))
-    return [name for name in glance.column_names if name not in known and _looks_like_time(glance.column(name))]
+    return [name for name in glance.column_names if name not in known and looks_like_time(glance.column(name))]
 
 
-def _looks_like_time(values: pa.ChunkedArray) -> bool:
+def looks_like_time(values: pa.ChunkedArray) -> bool:
+    """Whether all values may be times."""
     kind = values.type
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
         return True

@@ -1,7 +1,7 @@
 """Columns on disk: readers and writers of every chunk type."""
 
 from recspec.data.storage import check, tfrecord
-from recspec.data.storage.check import companion_problems, companions
+from recspec.data.storage.check import check_sidecar_files, companion_problems
 from recspec.data.storage.chunk_file import BLOCK_ROWS
 from recspec.data.storage.label_columns import LABEL_AUC, label_columns, sample_rows, telling
 from recspec.data.storage.ragged import Array, Column, Columns, Ragged, offsets_of, ragged_range
@@ -19,8 +19,8 @@ from recspec.data.storage.transcode import (
 
 __all__ = [
     "BLOCK_ROWS", "LABEL_AUC", "PREPARE_FILE", "SEEN_FILE", "SEEN_SPLITS", "Array", "Column", "Columns",
-    "Distribution", "Ragged", "SplitReader", "SplitWriter", "check", "companion_problems", "companions",
+    "Distribution", "Ragged", "SplitReader", "SplitWriter", "check", "check_sidecar_files", "companion_problems",
     "copy_companions", "feature_to_write", "label_columns", "masked_crc", "offsets_of", "open_split",
-    "ragged_range", "read_seen", "read_seen_pairs", "sample_rows", "synthesize", "telling", "tfrecord", "transcode",
-    "write_seen_file",
+    "ragged_range", "read_seen", "read_seen_pairs", "sample_rows", "synthesize", "telling", "tfrecord",
+    "transcode", "write_seen_file",
 ]  # fmt: skip

@@ -39,7 +39,7 @@ def check(spec: FeatureSpec) -> None:
         found, num_rows = check_split(spec, split)
         problems += [*found, *_series_problems(spec, split, num_rows)]
     try:
-        companions(spec)
+        check_sidecar_files(spec)
         read_seen(spec)
     except DataError as error:
         problems += error.problems or [str(error)]
@@ -74,7 +74,7 @@ def check_split(spec: FeatureSpec, split: str) -> tuple[list[str], int | None]:
     return sentences(findings) + lengths, chunks[0].num_rows if agree else None
 
 
-def companions(spec: FeatureSpec) -> tuple[str, ...]:
+def check_sidecar_files(spec: FeatureSpec) -> tuple[str, ...]:
     """Files and folders that the metadata of a specification names. Raises `DataError` if one is missing."""
     named = tuple(dict.fromkeys(spec.companions.values()))
     missing = [name for name in named if not spec.beside(name).exists()]
@@ -86,7 +86,7 @@ def companions(spec: FeatureSpec) -> tuple[str, ...]:
 
 
 def companion_problems(spec: FeatureSpec) -> list[str]:
-    """Catalogues, vocabularies and encoders with other ids than the specification; `companions` finds missing ones."""
+    """Catalogues, vocabularies and encoders with other ids than the specification; missing ones are found elsewhere."""
     try:
         problems = [*_catalogue_problems(spec)]
         has_encoders = "encoders" in spec.companions and spec.beside(ENCODERS_FILE).exists()

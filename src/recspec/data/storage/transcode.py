@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from recspec.base.errors import SettingsError
 from recspec.base.files import copy
-from recspec.data.storage.check import companions
+from recspec.data.storage.check import check_sidecar_files
 from recspec.data.storage.chunk_file import BLOCK_ROWS
 from recspec.data.storage.ragged import Array, Column, Columns, Ragged, offsets_of, ragged_range
 from recspec.data.storage.splits import SplitReader, new_dataset, open_split, write_dataset
@@ -64,8 +64,8 @@ def transcode(
 
 
 def copy_companions(spec: FeatureSpec, out: Path) -> None:
-    """Copy `companions`. Raises `DataError` if one is missing, leads outside its folder or is a special file."""
-    for name in companions(spec):
+    """Copy the sidecar files. Raises `DataError` if one is missing, leads outside its folder or is a special file."""
+    for name in check_sidecar_files(spec):
         copy(name, spec.folder, out)
 
 

@@ -1,14 +1,6 @@
 """Blocks that two or more models use."""
 
 from recspec.models.layers import kernels
-from recspec.models.layers.all_items import (
-    AfterFirst,
-    attention_to_items,
-    floats_at_once,
-    floats_in_cache,
-    last_states_of_items,
-    weighted_sums,
-)
 from recspec.models.layers.attention import Blocks, GatedBlock, TransformerBlock, buckets_of
 from recspec.models.layers.batch import (
     Batch,
@@ -21,8 +13,7 @@ from recspec.models.layers.batch import (
     tile_rows,
     to_device,
 )
-from recspec.models.layers.calibration_map import CalibrationMap
-from recspec.models.layers.dropout import drop
+from recspec.models.layers.blocks import drop
 from recspec.models.layers.embeddings import (
     Embeddings,
     RowsHeld,
@@ -32,13 +23,22 @@ from recspec.models.layers.embeddings import (
     rows_or_nan,
     side_by_side,
 )
-from recspec.models.layers.event_networks import AttentionUnit, Gru, NextEvent
-from recspec.models.layers.events import Events, events_of
-from recspec.models.layers.execution import at_once, on_meta_device, uncompiled
+from recspec.models.layers.event_networks import (
+    AfterFirst,
+    AttentionUnit,
+    Gru,
+    NextEvent,
+    attention_to_items,
+    floats_at_once,
+    floats_in_cache,
+    last_states_of_items,
+    weighted_sums,
+)
+from recspec.models.layers.events import Events, Histories, events_of
 from recspec.models.layers.gathered_rows import sparse_rows
-from recspec.models.layers.hand_written import may_replace
-from recspec.models.layers.histories import Histories
+from recspec.models.layers.hand_written import Dots, may_replace
 from recspec.models.layers.history_search import (
+    Column,
     History,
     PaddedHistory,
     StoredHistory,
@@ -46,9 +46,8 @@ from recspec.models.layers.history_search import (
     TargetQueries,
     latest_best,
 )
-from recspec.models.layers.interactions import CrossNetwork, dot_interaction, linear_of_parts
 from recspec.models.layers.kernels import segments, sum_rows
-from recspec.models.layers.losses import at_least_fp32, cross_entropy, sampled_softmax, softmax_loss
+from recspec.models.layers.losses import CalibrationMap, at_least_fp32, cross_entropy, sampled_softmax, softmax_loss
 from recspec.models.layers.mlp import (
     ActivatedMlp,
     Activation,
@@ -59,18 +58,17 @@ from recspec.models.layers.mlp import (
     follow_together,
     runs_on_gpu,
     start_glorot,
+    uncompiled,
 )
-from recspec.models.layers.stored_rows import Column
 
 __all__ = [
     "ActivatedMlp", "Activation", "AfterFirst", "AttentionUnit", "Batch", "Blocks", "CalibrationMap", "Column",
-    "CrossNetwork", "Dice", "Embeddings", "Events", "GatedBlock", "Gru", "Histories", "History", "Mlp", "NextEvent",
+    "Dice", "Dots", "Embeddings", "Events", "GatedBlock", "Gru", "Histories", "History", "Mlp", "NextEvent",
     "PaddedHistory", "RowsHeld", "StoredHistory", "TableHistory", "TargetQueries", "TransformerBlock",
-    "aligned_linear", "at_least_fp32", "at_once", "attention_to_items", "buckets_of", "concatenate",
-    "cross_entropy", "dot_interaction", "drawn_of", "drop", "embedding_widths", "events_of", "exact_in_answers",
-    "floats_at_once", "floats_in_cache", "follow_together", "ids_and_numbers", "kernels", "last_states_of_items",
-    "latest_best", "linear_of_parts", "log_expected_of", "may_replace", "num_rows", "number_widths",
-    "on_meta_device", "repeat_rows", "rows_or_nan", "runs_on_gpu", "sampled_softmax", "segments", "side_by_side",
-    "softmax_loss", "sparse_rows", "start_glorot", "sum_rows", "take", "tile_rows", "to_device", "uncompiled",
-    "weighted_sums",
+    "aligned_linear", "at_least_fp32", "attention_to_items", "buckets_of", "concatenate", "cross_entropy",
+    "drawn_of", "drop", "embedding_widths", "events_of", "exact_in_answers", "floats_at_once", "floats_in_cache",
+    "follow_together", "ids_and_numbers", "kernels", "last_states_of_items", "latest_best", "log_expected_of",
+    "may_replace", "num_rows", "number_widths", "repeat_rows", "rows_or_nan", "runs_on_gpu", "sampled_softmax",
+    "segments", "side_by_side", "softmax_loss", "sparse_rows", "start_glorot", "sum_rows", "take", "tile_rows",
+    "to_device", "uncompiled", "weighted_sums",
 ]  # fmt: skip

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from recspec.models.layers.dropout import drop
+from recspec.models.layers.blocks import drop
 from recspec.models.layers.hand_written import may_replace
 
 BUCKET = 0.7
@@ -182,6 +182,7 @@ class GatedBlock(TransformerBlock):
         return made
 
     def _behind(self, x: Tensor, seen: Tensor) -> Tensor:
+        # Borisyuk et al., 2025: x + f(norm(x)) * sigmoid(x W), for both sublayers.
         x = x + torch.sigmoid(self.gates[0](x)) * self._drop(seen)
         return x + torch.sigmoid(self.gates[1](x)) * self._drop(self.feed_forward(self.norms[1](x)))
 

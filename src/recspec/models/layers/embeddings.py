@@ -262,6 +262,7 @@ class Embeddings(nn.Module):
         ids = ids.long()
         if name not in self.rows_of_hashed:
             return ids
+        # Id 0 keeps row 0 for itself; the others share the rows above it.
         return torch.where(ids > 0, 1 + (ids - 1).remainder(self.rows_of_hashed[name] - 1), 0)
 
     def places(self, ids: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:

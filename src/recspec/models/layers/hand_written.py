@@ -19,11 +19,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from recspec.models.layers import kernels, recurrence_kernels
-from recspec.models.layers.blocks import Tail
-from recspec.models.layers.dropout import relu_and_drop_
+from recspec.models.layers.blocks import Tail, relu_and_drop_
 from recspec.models.layers.events import Events
 from recspec.models.layers.gathered_rows import sparse_rows
-from recspec.models.layers.stored_rows import Column, Places, dots_of_rows, weighted_sums
 
 
 def may_replace(*modules: nn.Module) -> bool:
@@ -114,6 +112,7 @@ class EventWeights(torch.autograd.Function):
                 of_by_event.addmm_(turned, x)
                 joined = torch.mul(x, own, out=scratch("joined", *x.shape))
                 of_by_product.addmm_(turned, joined)
+                # f = E h + P (h * t): df/dh = E + P diag(t), and df/dt = P diag(h).
                 of_joined = torch.mm(slope, by_product, out=joined)
                 of_target[rows].addcmul_(of_joined, x)
                 torch.mm(slope, by_event, out=of_x).addcmul_(of_joined, own)
@@ -156,6 +155,7 @@ class NextEventLoss(torch.autograd.Function):
             layers = network.layers(first, scratch)
             logits = network.forward(layers, scratch("logits", 2 * size, 1).squeeze(1))
             total += torch.dot(F.softplus(-logits[right]) + F.softplus(logits[wrong]), own)
+            # d softplus(-x) / dx = sigmoid(x) - 1, and d softplus(x) / dx = sigmoid(x).
             gradient = logits.sigmoid_()
             gradient[right] -= 1
             gradient.view(2, size).mul_(own)
@@ -477,33 +477,6 @@ class Gather(torch.autograd.Function):
         return found, None, None, None, None, None
 
 
-class Attend(torch.autograd.Function):
-    """`kernels.attend`; scores have no gradient."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, store: Tensor, queries: Tensor, rows: Tensor, present: Tensor, mean: bool
-    ) -> tuple[Tensor, Tensor]:
-        scores, sums = kernels.attend(store, rows, present, queries, mean=mean)
-        ctx.save_for_backward(
-            store, queries, rows, present
-        )  # a store that changes before the backward pass is an error
-        ctx.mean = mean
-        ctx.mark_non_differentiable(scores)
-        return scores, sums
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, _: Tensor, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        store, queries, rows, present = ctx.saved_tensors
-        of_store = torch.zeros_like(store)
-        return (
-            of_store,
-            kernels.attend_backward(store, rows, present, queries, gradient, of_store, mean=ctx.mean),
-            *[None] * 3,
-        )
-
-
 class Dots(torch.autograd.Function):
     """`kernels.dots` with the gradient `kernels.dots_backward`."""
 
@@ -517,56 +490,6 @@ class Dots(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         (vectors,) = ctx.saved_tensors
         return kernels.dots_backward(vectors, gradient)
-
-
-class AttendByRows(torch.autograd.Function):
-    """`history_search.attend_by_rows`.
-
-    For weights w = softmax(s) with s_t = q e_t, and the gradient G of the sum U = sum_t w_t e_t:
-
-        dw_t = G e_t        ds_t = w_t (dw_t - sum_u w_u dw_u)        dq = sum_t ds_t e_t        de_t = ds_t q + w_t G
-
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, queries: Tensor, places: Places, mean: bool, columns: Sequence[Column], *stores: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        scores = dots_of_rows(columns, places, queries)
-        weights = [places.take(places.to_padded(own, -torch.inf).softmax(1)) for own in scores]
-        if mean:
-            weights.append((1 + places.lengths).to(queries.dtype).reciprocal().index_select(0, places.rows))
-        sums = weighted_sums(columns, places, weights)
-        ctx.save_for_backward(queries, *weights, *stores)  # a store that changes before the backward pass is an error
-        ctx.places, ctx.columns, ctx.heads = places, columns, len(scores)
-        found = torch.stack(scores)
-        ctx.mark_non_differentiable(found)
-        return found, sums
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, _: Tensor, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        queries, *rest = ctx.saved_tensors
-        places, heads, columns = ctx.places, ctx.heads, ctx.columns
-        weights = rest[: -len(columns)]
-        slopes = dots_of_rows(columns, places, gradient[:, :heads])
-        for head in range(heads):
-            # Not G U: for large vectors its last digits differ from those of dw, and q would multiply the difference.
-            mean = gradient.new_zeros(places.num_rows).index_add_(0, places.rows, slopes[head] * weights[head])
-            slopes[head].sub_(mean.index_select(0, places.rows)).mul_(weights[head])
-        of_queries = weighted_sums(columns, places, slopes)
-        pairs = [*zip(slopes, queries.unbind(1), strict=True), *zip(weights, gradient.unbind(1), strict=True)]
-        of_stores: list[Tensor | None] = [None] * len(columns)
-        first: dict[int, int] = {}  # columns of one store share its gradient: another one costs a pass over the store
-        start = 0
-        for place, column in enumerate(columns):
-            stop = start + column.store.shape[1]
-            if ctx.needs_input_grad[4 + place]:
-                at = place if column.sparse else first.setdefault(id(column.store), place)
-                terms = [(each, by[:, start:stop]) for each, by in pairs]
-                of_stores[at] = column.gradient(places, terms, into=of_stores[at])
-            start = stop
-        return (of_queries, None, None, None, *of_stores)
 
 
 class RowsOf(torch.autograd.Function):

@@ -6,16 +6,16 @@ Shapes: B or N rows; dims the widths of input and layers.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import wraps
 from itertools import pairwise
-from typing import Literal, cast
+from typing import Any, Literal, ParamSpec, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from recspec.models.layers.dropout import in_digits
-from recspec.models.layers.execution import uncompiled
+from recspec.models.layers.blocks import in_digits
 from recspec.models.layers.hand_written import DenseLayers, ReluDropout, may_replace
 from recspec.models.layers.losses import at_least_fp32
 
@@ -238,6 +238,26 @@ def activation(kind: Activation, width: int) -> nn.Module:
     return nn.Sigmoid() if kind == "sigmoid" else nn.ReLU()
 
 
+Given = ParamSpec("Given")
+T = TypeVar("T")
+
+
+def uncompiled(function: Callable[Given, T]) -> Callable[Given, T]:
+    """`torch.compiler.disable`, without loading the compiler before a program is compiled.
+
+    Loading it takes as long as loading torch itself; most processes never compile.
+    """
+
+    @wraps(function)
+    def called(*given: Given.args, **named: Given.kwargs) -> T:
+        if torch.compiler.is_dynamo_compiling():
+            disabled: Callable[..., Any] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+            return disabled(*given, **named)  # type: ignore[no-any-return]
+        return function(*given, **named)
+
+    return called
+
+
 class Dice(nn.Module):
     """p x + (1 - p) a x with p = sigmoid of the standardised x and a slope a for each unit: (N, W) -> (N, W).
 
@@ -263,6 +283,7 @@ class Dice(nn.Module):
         """`present` (N,) marks the rows that count."""
         away, variance = self._of_rows(x, present) if self.training else (x - self.mean, self.variance)
         share = torch.sigmoid(away * (variance + self.eps).rsqrt()).to(x.dtype)
+        # Equation 8: f(s) = p(s) s + (1 - p(s)) a s.
         return x * (share + (1 - share) * self.slope)
 
     def _of_rows(self, x: Tensor, present: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -308,4 +329,5 @@ def follow_together(unit: Dice, parts: Tensor) -> None:
     count = rows.sum()
     shares = rows / count.clamp(min=1)
     mean = (shares * means).sum(0)
+    # Variance of all rows = mean of the parts' variances + variance of their means (Chan et al., 1979).
     unit.follow(count, mean, (shares * (variances + (means - mean).square())).sum(0))

@@ -15,8 +15,8 @@ from recspec.base.errors import RecspecError, SettingsError, of_the_machine, unk
 from recspec.bundle import Blend
 from recspec.data.storage import open_split
 from recspec.evaluation import (
+    EvaluationTask,
     ModelRanker,
-    Question,
     as_batch,
     seconds_of,
     seconds_of_an_operation,
@@ -33,9 +33,10 @@ from recspec.models import (
     TrainedItemModel,
     find_model,
     known_models,
+    on_meta_device,
     require_libraries,
 )
-from recspec.models.layers import on_meta_device, to_device
+from recspec.models.layers import to_device
 from recspec.training import FitPlan, Result, TrainingPlan, TrainSettings, has_checkpoint, plan_run, task_of, train
 from recspec.training.search.search_space import assigned, search_space, sections_of
 from recspec.training.search.state import OF_PROBABILITIES, Line, State, check_metric, question_of
@@ -266,7 +267,7 @@ def users_to_rank(each: Mapping[str, float], users: int, seconds: float) -> tupl
     return min(users, MOST_USERS, max(fewest, affordable)), too_slow
 
 
-def seconds_each(model: Model, question: Question) -> float:
+def seconds_each(model: Model, question: EvaluationTask) -> float:
     """Seconds to judge a model on one user, or one row, of many that are scored together."""
     with torch.inference_mode():
         if not _ranks(question):
@@ -279,16 +280,16 @@ def seconds_each(model: Model, question: Question) -> float:
         return min(one, seconds_of(request_of(model, question, users)) / users)
 
 
-def size_of(question: Question) -> int:
+def size_of(question: EvaluationTask) -> int:
     """Users that are ranked, or rows that are judged."""
     return len(question.ranked_users) if _ranks(question) else len(question.rows.labels)
 
 
-def _ranks(question: Question) -> bool:
+def _ranks(question: EvaluationTask) -> bool:
     return question.choose()[0] == ("full",)
 
 
-def request_of(model: Model, question: Question, number: int) -> Callable[[], object]:
+def request_of(model: Model, question: EvaluationTask, number: int) -> Callable[[], object]:
     """A call that scores every item for so many users at once, or so many rows where rows are judged."""
     if _ranks(question):
         ranker, users = ModelRanker(model, question), question.ranked_users[:number]

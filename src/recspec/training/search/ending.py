@@ -25,7 +25,7 @@ from recspec.base.errors import Interrupted, SettingsError
 from recspec.base.files import put_in_place, staging
 from recspec.bundle import Card, as_part, run_record
 from recspec.bundle import folder as bundle
-from recspec.evaluation import Question, seconds_of
+from recspec.evaluation import EvaluationTask, seconds_of
 from recspec.feature_spec import FeatureSpec
 from recspec.loading import Ranks
 from recspec.models import Model
@@ -184,7 +184,7 @@ class Finish:
 
     # --- figures -----------------------------------------------------------------------------------------------------
 
-    def _question(self, split: str) -> Question:
+    def _question(self, split: str) -> EvaluationTask:
         """What a split asks of all candidates alike; it is read once."""
         assert self.state.ending is not None
         return question_of(self.spec, split, self.state.deciding, self.state.ending.users)
@@ -380,7 +380,7 @@ def choose_blend(search: Search, lines: Sequence[Line], left: float, check: Call
 
 
 def _judged(
-    made: Blended, best: Path, question: Question, metric: str, ranks: Ranks, check: Callable[..., None]
+    made: Blended, best: Path, question: EvaluationTask, metric: str, ranks: Ranks, check: Callable[..., None]
 ) -> tuple[float, str]:
     """Its value on valid, by the question that all candidates were asked; and why it is no better than the best run."""
     models = [bundle.load(run, device=ranks.device).model.eval() for run in (made.bundle, best)]
@@ -406,7 +406,7 @@ def affordable(state: State, lines: Sequence[Line], users: int, seconds: float, 
     return kept, 0
 
 
-def seconds_of_trial(question: Question) -> float:
+def seconds_of_trial(question: EvaluationTask) -> float:
     """Seconds to try weights for one user and one model: the logarithm of the shares, the sum, and the order."""
     items = question.truth.num_items
     scores = torch.rand(max(1, TIMED // items), items)
@@ -417,7 +417,7 @@ def seconds_of_trial(question: Question) -> float:
     return seconds_of(trial) / len(scores)
 
 
-def time_judging(search: Search, line: Line, question: Question) -> None:
+def time_judging(search: Search, line: Line, question: EvaluationTask) -> None:
     """Note the seconds to judge a model on one user or row, of a fitted one now that it is there."""
     state = search.state
     if line.model not in state.each:

@@ -13,8 +13,7 @@ from pydantic import BaseModel
 
 from recspec.base import config
 from recspec.base.errors import SettingsError
-from recspec.models import find_model
-from recspec.models.layers import on_meta_device
+from recspec.models import find_model, on_meta_device
 from recspec.training import Plan, TrainSettings
 
 EXAMPLES = (

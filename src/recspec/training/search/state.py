@@ -32,8 +32,8 @@ from recspec.evaluation import (
     PROTOCOLS,
     EvaluateSettings,
     Evaluation,
+    EvaluationTask,
     Progress,
-    Question,
     difference,
     informed,
     is_lower_better,
@@ -78,12 +78,14 @@ class Judged:
         return (math.nan, math.nan) if found is None else (sign_of(self.metric) * found[0], found[1])
 
 
-def question_of(spec: FeatureSpec, split: str, metric: str, users: int | None = None) -> Question:
+def question_of(spec: FeatureSpec, split: str, metric: str, users: int | None = None) -> EvaluationTask:
     """What a split asks of every model alike; of so many users, if full ranking is asked of fewer."""
     protocol, _, name = metric.partition("/")
     cut_off = name.rpartition("@")[2]
     ks = (int(cut_off),) if "@" in name and cut_off.isdecimal() and int(cut_off) > 0 else None
-    return Question(spec, split, (protocol,), EvaluateSettings(ks=ks, users=users if protocol == "full" else None))
+    return EvaluationTask(
+        spec, split, (protocol,), EvaluateSettings(ks=ks, users=users if protocol == "full" else None)
+    )
 
 
 def check_metric(metric: str) -> None:
@@ -104,7 +106,7 @@ def check_metric(metric: str) -> None:
 
 
 def judge(
-    model: Model, question: Question, metric: str, ranks: Ranks | None = None, progress: Progress = silent
+    model: Model, question: EvaluationTask, metric: str, ranks: Ranks | None = None, progress: Progress = silent
 ) -> Judged:
     """Evaluate a model on a split; an item model knows the users' events before it.
 

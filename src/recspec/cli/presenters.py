@@ -1,0 +1,536 @@
+"""How each command calls its verb, and what it prints of the result."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from recspec import __version__, api
+from recspec.api import Place, Section, View, figures
+from recspec.base.errors import SettingsError, how_many
+from recspec.base.summaries import NOTES, as_data, shown_counts
+from recspec.cli.console import err, out, print_json, print_next, print_remarks, print_view, tell
+from recspec.cli.from_verbs import Call
+from recspec.cli.process import end_by_force, fresh_folder, is_first
+from recspec.cli.training_display import SearchDisplay, TrainingDisplay, epoch_line, print_next_of, print_result
+
+if TYPE_CHECKING:
+    from recspec.inference import Recommendation, RecommendedItem
+
+
+def _print_view_or_json(result: Any, json: bool) -> None:
+    print_json(result.to_dict()) if json else print_view(result.view())
+
+
+# --- data ------------------------------------------------------------------------------------------------------------
+
+
+def prepare(call: Call) -> None:
+    """Print what was counted, inferred and dropped."""
+    from recspec.data.prepare import Remark
+
+    with api.stages(None) as show:
+
+        def progress(stage: str, done: float, total: float | None) -> None:
+            if isinstance(stage, Remark):
+                err.print(stage)
+            else:
+                show(stage, done, total)
+
+        made = call(progress=progress)
+    err.print(made.message)
+    print_prepared(made)
+    if "valid" in made.splits:
+        print_next("auto", call["out"], fresh_folder(call["out"].parent, "auto"), "--minutes", 10)
+    else:
+        print_next("describe", call["out"])
+
+
+def print_prepared(data: api.Data) -> None:
+    """What a preparation counted, then what it inferred, dropped and changed, a line each."""
+    print_view(View("", [figures("prepared", shown_counts(data.prepared, data.spec.metadata))]))
+    for name in NOTES:
+        if name in data.prepared:
+            out.print(name, style="bold")
+            sentences = data.prepared[name]
+            for sentence in sentences if isinstance(sentences, list) else [sentences]:
+                out.print(f"  - {sentence}", soft_wrap=True)
+
+
+def check(call: Call) -> None:
+    """Print the number of features and of rows."""
+    spec = api.open_data(**call.values).spec
+    rows = ", ".join(f"{split} {how_many(count, 'row')}" for split, count in call().items())
+    out.print(f"ok: {how_many(len(spec.features), 'feature')}; {rows or 'no split'}")
+
+
+def describe(call: Call, *, json: bool = False) -> None:
+    """Print the page's path, JSON or tables."""
+    if json and call["html"] is not None:
+        raise SettingsError("describe: --html and --json are two outputs; give one of them")
+    described = call()
+    if described.page is not None:
+        out.print(str(described.page), soft_wrap=True)
+    elif json:
+        print_json(described.to_dict())
+    else:
+        view = described.view()
+        out.print(view.title, soft_wrap=True)
+        print_view(view)
+
+
+def write_dataset(call: Call) -> None:
+    """Print where the splits of a new dataset are."""
+    made = call()
+    out.print(f"{made.path}: {', '.join(made.splits)} written as {call['to']}")
+
+
+# --- training --------------------------------------------------------------------------------------------------------
+
+
+def train(call: Call, *, verbose: bool = False, json: bool = False) -> None:
+    """Print the plan, or what the training reached.
+
+    Args:
+        verbose: Show every automatic choice and its reason.
+    """
+    if call["plan"]:
+        planned = call()
+        if json and is_first():
+            print_json(planned.to_dict())
+        elif is_first():
+            for name, choice in planned.items():
+                out.print(f"{name}: {choice}", soft_wrap=True)
+            for note in planned.notes:
+                err.print(f"note: {note}")
+        return
+    with TrainingDisplay(verbose=verbose) as display:
+        trained = call(progress=display.show)
+    if not is_first():
+        return
+    run = call["run"]
+    if trained.result is None:
+        step(f"{run / 'bundle'}: the bundle; {run / 'log.jsonl'}: the figures")
+    else:
+        print_result(trained.result)
+    print_next_of(run, trained.data, call["data"])
+    if json and trained.result is not None:
+        print_json(trained.result.to_dict())
+
+
+def tune(call: Call, *, json: bool = False) -> None:
+    """Print the trials as they go, then the search."""
+
+    def show(trial: int, event: Mapping[str, object]) -> None:
+        if event["event"] == "epoch":
+            err.print(f"trial {trial}  {epoch_line(event)}")
+        elif event["event"] == "worker":
+            err.print(f"note: {event['message']}")
+
+    search = call(progress=show, tell=step)
+    _print_view_or_json(search, json)
+    if search.found.best is not None and not search.found.left:
+        print_next_of(call["out"] / "best", search.data, call["data"])
+
+
+def auto(call: Call, *, json: bool = False) -> None:
+    """Print the leaderboard."""
+    with SearchDisplay(call["minutes"]) as display:
+        result = call(progress=display)
+    _print_view_or_json(result, json)
+    print_next_of(result.board.best, result.model.data, call["data"])
+
+
+def update(call: Call, *, json: bool = False) -> None:
+    """Print what is new, and how long it took."""
+    with TrainingDisplay() as display:
+        updated = call(progress=display.show)
+    found = updated.found
+    print_result(found.result)
+    counts, seconds = found.counts, found.seconds
+    left = f"; left out: {how_many(counts['left_out'], 'row')}" if counts["left_out"] else ""
+    err.print(", ".join(how_many(counts[f"{thing}s"], f"new {thing}") for thing in ("event", "user", "item")) + left)
+    for note in found.notes:
+        err.print(f"note: {note}")
+    err.print(
+        f"{found.folder}: the new version, in {seconds['all']:.1f} s (data {seconds['data']:.1f}, model "
+        f"{seconds['train']:.1f}); {found.bundle_bytes:,} bytes"
+    )
+    print_next("serve", call["run"])
+    if json:
+        print_json(updated.to_dict())
+
+
+def blend(call: Call, *, json: bool = False) -> None:
+    """Print the weights, and what the blend reached."""
+    model = call()
+    made = model.blended
+    if json:
+        print_json(made.to_dict())
+        return
+    notes = [f"wrote {made.bundle}"]
+    if made.value is not None:
+        gain = f"{made.value - max(made.alone):+.4f} against the best model alone"
+        notes.insert(0, f"{call['metric']} on valid: {made.value:.4f}, {gain} ({made.users:,} users)")
+    table = Section("", ("run", "model", "alone", "form", "weight"), made.lines())
+    print_view(View(f"blend of {len(call['runs'])} models", [table], notes))
+    if call["data"] is not None:
+        print_next_of(call["out"], model.data, call["data"])
+
+
+def pipeline(call: Call, *, json: bool = False) -> None:
+    """Print the retrievers."""
+    made = call().built
+    if json:
+        print_json(made.to_dict())
+        return
+    title = f"{made.card.candidates:,} candidates, ranked by {made.model}"
+    rows = [(each.name, each.model, each.items, each.search) for each in made.retrievers]
+    kept = [] if made.card.filter is None else [f"the filter keeps {made.kept:,} of {made.items:,} items"]
+    table = Section("", ("retriever", "model", "items", "search"), rows)
+    print_view(View(title, [table], [*kept, f"wrote {made.bundle}"]))
+    print_next("serve", call["out"])
+
+
+# --- measured --------------------------------------------------------------------------------------------------------
+
+
+def evaluate(call: Call, *, json: bool = False) -> None:
+    """Print metrics beside the baselines."""
+    result = call()
+    if not is_first():
+        return
+    view = result.view()
+    if json:
+        print_json(result.to_dict())
+    else:
+        print_view(View(view.title, view.sections, view.notes, view.warnings))
+    for file in result.files:
+        err.print(f"{file}: kept", soft_wrap=True)
+    print_remarks(view)
+    print_next("report", call["run"])
+
+
+def runs(call: Call, *, json: bool = False) -> None:
+    """Print a line for each run."""
+    _print_view_or_json(call(), json)
+
+
+def report(call: Call) -> None:
+    """Print the path of the page."""
+    made = call()
+    if made.why_not_tracked is not None:
+        tell(made.why_not_tracked)
+    out.print(str(made.path), soft_wrap=True)
+
+
+def bench_train(call: Call, *, json: bool = False) -> None:
+    """Print the figures, and where the time of a step goes."""
+    measured = call()
+    if not is_first():
+        return
+    if json:
+        print_json(measured)
+        return
+    tables = measured.pop("profile", {})
+    titles = {"parts": "parts of a step", "operations": "operations", "largest": "the largest"}
+    sections = [_lines(title, tables[name]) for name, title in titles.items() if name in tables]
+    print_view(View("", [figures(f"training {call['model']}", measured), *sections]))
+
+
+def bench(call: Call, *, json: bool = False) -> None:
+    """Print latencies of models, or of a server."""
+    measured = call()
+    title = f"{measured['model']} at {call['url']}" if call["url"] else "answering"
+    print_json(measured) if json else print_view(View("", [_lines(title, measured["measured"])]))
+
+
+def _lines(title: str, lines: Sequence[Mapping[str, object]]) -> Section:
+    """A table of lines that hold the same figures."""
+    return Section(title, tuple(lines[0]), [tuple(line.values()) for line in lines])
+
+
+# --- answers ---------------------------------------------------------------------------------------------------------
+
+
+def predict(call: Call) -> None:
+    """Write CSV to standard output without a file."""
+    call(out=call["out"] or "-", tell=err.print)
+
+
+def recommend(
+    call: Call,
+    *,
+    user: str | Sequence[str] | None = None,
+    users: Place | None = None,
+    context: str | Sequence[str] | None = None,
+    json: bool = False,
+) -> None:
+    """Print the items of each user.
+
+    Args:
+        user: Raw user id; repeatable.
+        users: File with one raw user id per line.
+        context: Raw column of the request; repeatable.
+        all: Recommend to every user; needs --out.
+    """
+    from recspec.inference import read_users
+
+    given, problems = _context(context or [])
+    if call["items"] == []:
+        problems.append("--items: holds no id")
+    if call["all"] and call["out"] is None:
+        problems.append("--all needs --out FILE.parquet, or --out FOLDER")
+    if problems:
+        raise SettingsError.of("recommend", problems)
+    named: object = users
+    if user:
+        named = [*user, *(read_users(Path(users)) if users else [])]
+    asked = Call(call.verb, {**call.values, "users": named, "context": given})
+    if call["out"] is not None:
+        asked(tell=err.print)
+        return
+    answers = asked(kind="answers")
+    if json:
+        print_json([_with_columns(*each) for each in answers])
+        return
+    for answer, fields in answers:
+        print_recommendation(answer, fields=fields)
+
+
+def similar(call: Call, *, json: bool = False) -> None:
+    """Print the items like one."""
+    found = call(kind="answers")
+    if json:
+        print_json(found.to_dict())
+        return
+    _print_items(f"like {found.item}{f': {found.title}' if found.title else ''}", found.items, found.notes)
+
+
+def _context(texts: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Columns and values of `COLUMN=VALUE`, and what is wrong with them."""
+    found, problems = dict[str, str](), list[str]()
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name.strip():
+            problems.append(f"--context {text[:80]}: expected COLUMN=VALUE")
+        elif name.strip() in found:
+            problems.append(f"--context {name.strip()[:80]}: is given twice")
+        found[name.strip()] = value
+    return found, problems
+
+
+def _with_columns(answer: Recommendation, fields: Mapping[str, Sequence[object]]) -> dict[str, Any]:
+    """The answer as plain values; `columns` of an item are those of the catalogue that were asked for."""
+    found: dict[str, Any] = answer.to_dict()
+    for place, item in enumerate(found["items"] if fields else ()):
+        item["columns"] = {name: values[place] for name, values in fields.items()}
+    return found
+
+
+def print_recommendation(
+    answer: Recommendation, liked: Sequence[str] = (), fields: Mapping[str, Sequence[object]] | None = None
+) -> None:
+    """Print one user's items as a table, with columns of the catalogue."""
+    if liked:
+        out.print(f"user {answer.user} acted on, among others: {'; '.join(liked)}")
+    is_popular = answer.answered_by == "popularity"
+    if answer.user is None:
+        who = "the most popular items" if is_popular else f"answered by the {answer.answered_by}".replace("_", "'s ")
+    else:
+        so = "" if answer.known else "unknown, so "
+        who = f"user {answer.user}" + (f": {so}the most popular items" if is_popular else "")
+    _print_items(who, answer.items, answer.notes, fields or {}, whole=is_popular)
+
+
+def _print_items(
+    heading: str,
+    items: Sequence[RecommendedItem],
+    notes: Sequence[str],
+    fields: Mapping[str, Sequence[object]] = MappingProxyType({}),
+    *,
+    whole: bool = False,
+) -> None:
+    """A table of items with their scores, whole numbers or logits, and with their reasons if there are any."""
+    columns: dict[str, list[object]] = {"": [*range(1, len(items) + 1)], "item": [str(item.item) for item in items]}
+    if any(item.title for item in items):
+        columns["title"] = [item.title or "" for item in items]
+    columns["score"] = [f"{item.score:.{0 if whole and item.boost is None else 4}f}" for item in items]
+    columns |= {name: [as_data(value) for value in values] for name, values in fields.items()}
+    if any(item.because for item in items):
+        columns["because"] = [api.reasons(item.because) or "" for item in items]
+    if any(item.retrieved_by is not None for item in items):
+        columns["retrieved by"] = [", ".join(item.retrieved_by or ()) for item in items]
+    rows = [*zip(*columns.values(), strict=True)]
+    print_view(View("", [Section(heading, tuple(columns), rows)], [f"note: {note}" for note in notes]))
+
+
+# --- models elsewhere ------------------------------------------------------------------------------------------------
+
+
+def verify(call: Call) -> None:
+    """Print the manifest's digest."""
+    digest = call()
+    out.print(f"{digest}  {digest.folder}")
+
+
+def import_tf(call: Call) -> None:
+    """Print what was imported."""
+    print_view(call().view())
+
+
+def export(call: Call, *, json: bool = False) -> None:
+    """Print differences and latency, and the command that takes the export."""
+    made = call(progress=lambda stage: err.print(f"{stage} ..."))
+    sheet = made.description
+    if json:
+        print_json(sheet)
+        for note in made.notes:
+            tell(note)
+    else:
+        print_view(made.view())
+    if triton := sheet.get("triton"):
+        names = (triton.get("recommend", ""), triton["raw"] or "", triton["model"])
+        model = next(name for name in names if name and not name.startswith("none: "))
+        options = (f"--model-repository={call['out']}", "--model-control-mode=explicit", f"--load-model={model}")
+        print_next(*options, program="tritonserver")
+    elif sheet["signature"]["form"] == "ranker":  # which `recspec serve` doesn't take
+        print_next("bench", "infer", call["run"], call["out"], "--form", "ranker")
+    else:
+        print_next("serve", call["out"])
+
+
+def serve(call: Call, *, json: bool = False) -> None:
+    """Print the addresses once the server answers."""
+    line = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format=line)
+    logging.getLogger("recspec").setLevel(logging.INFO)  # which version answers
+
+    def ready(serving: api.Serving) -> None:
+        if json:
+            print_json({"http": serving.url, "grpc": serving.grpc, "models": list(serving.models)})
+            sys.stdout.flush()
+        grpc_too = f", gRPC at {serving.grpc}" if serving.grpc else ""
+        err.print(f"{', '.join(serving.models)} at {serving.url} (a page to try it; /docs: routes){grpc_too}")
+
+    call(block=True, ready=ready, force=end_by_force)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Everything is closed. Threads of gRPC and torch sometimes abort an interpreter that ends the usual way.
+    os._exit(0)
+
+
+# --- lists, and the demo ---------------------------------------------------------------------------------------------
+
+
+def models(call: Call, *, json: bool = False) -> None:
+    """Print every model with its settings, and those of training."""
+    from recspec.training import TrainSettings
+
+    _print_listing(call(), json)
+    if not json:
+        print_view(api.settings_view("settings of training (--set train.NAME=VALUE)", TrainSettings))
+
+
+def datasets(call: Call, *, json: bool = False) -> None:
+    """Print every dataset with its settings."""
+    _print_listing(call(), json)
+
+
+def _print_listing(listing: api.Listing, json: bool) -> None:
+    if json:
+        print_json(listing.to_dict())
+        return
+    for name in listing:
+        out.print(f"[bold]{name}[/bold]  {listing.about[name]}", markup=True)
+        print_view(listing.settings(name))
+
+
+def print_schema(*, columns: bool = False) -> None:
+    """Print the JSON Schema of a specification file, for editors.
+
+    Args:
+        columns: Print the schema of a columns file instead.
+    """
+    if columns:
+        from recspec.data.prepare import columns_schema
+
+        print_json(columns_schema())
+    else:
+        from recspec.feature_spec import json_schema
+
+        print_json(json_schema())
+
+
+def print_version() -> None:
+    """Print the version of recspec."""
+    out.print(__version__)
+
+
+def step(text: str) -> None:
+    """Print the title of a step."""
+    err.print(f"\n▸ {text}", style="bold")
+
+
+DEMO_SETTINGS = (
+    "settings.factors=64",
+    "settings.layers=[64,64,32]",
+    "settings.dropout=0.0",
+    "settings.item_bias=true",
+    "settings.l2=0.012",
+    "settings.l2_hidden=0.08",
+    "train.batch_size=8192",
+    "train.negatives=8",
+    "train.learning_rate=0.004",
+    "train.schedule=linear",
+)
+
+
+@api.verb
+def demo(*, raw: Place | None = None, out: Place = "demo", epochs: int = 8) -> None:
+    """Prepare, train, evaluate and recommend in one command.
+
+    Args:
+        raw: MovieLens files to use instead of generated ones.
+        out: Folder to write.
+        epochs: Passes over the training rows.
+    """
+    from recspec.base import config
+    from recspec.datasets import write_movielens_like
+
+    started, folder = time.perf_counter(), Path(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    if raw is None:
+        raw = folder / "raw"
+        step(f"made-up ratings in the layout of MovieLens, in {raw}")
+        if not (raw / "ratings.csv").exists():
+            write_movielens_like(raw, num_users=2000, num_items=1500, num_ratings=150_000, seed=0)
+    step(f"recspec prepare movielens {raw} {folder / 'data'}")
+    data = api.prepare(raw, folder / "data", dataset="movielens", memory_limit="2GB", force=True)
+    print_prepared(data)
+
+    run = fresh_folder(folder, "run")
+    assignments = [*DEMO_SETTINGS, f"train.epochs={epochs}"]
+    step(f"recspec train neumf {data.path} {run} {' '.join(f'--set {assignment}' for assignment in assignments)}")
+    settings = config.parse_assignments(assignments)
+    train(Call(api.train, {"model": "neumf", "data": data.path, "run": run, "settings": settings}))
+
+    step(f"recspec evaluate {run} {data.path} --baselines")
+    print_view(api.evaluate(run, data, baselines=True).view())
+
+    predictor = api.open(run).predictor
+    user = predictor.busiest_user()
+    step(f"recspec recommend {run} --user {user} -k 10")
+    print_recommendation(predictor.recommend([user], k=10)[0], liked=predictor.liked(user, k=5))
+    err.print(f"\ndone in {time.perf_counter() - started:.0f} s; all of it is in {folder}")
+
+
+def do(call: Call) -> None:
+    """Call what prints by itself."""
+    call()
