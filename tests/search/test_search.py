@@ -287,9 +287,9 @@ def test_repeats_that_leave_few_positives_are_told(tmp_path: Path) -> None:
     told: list[str] = []
     search = a_search(FeatureSpec.load(tmp_path / "again"), tmp_path / "out", ("popularity",), tell=told.append)
     board = search.run()
-    assert any(each.startswith("warning: full leaves out") for each in told)
+    assert any(each.startswith("warning: full ranks only new items") for each in told)
     assert board.to_dict()["warnings"] == list(board.warnings)
-    assert "the user acted on the item before" in board.warnings[0]
+    assert "ranks only new items and skipped" in board.warnings[0]
 
 
 @pytest.mark.parametrize(

@@ -245,7 +245,7 @@ def test_a_fit_warns_of_a_valid_split_of_repeats(tmp_path: Path) -> None:
     spec = repeated(tmp_path / "data", [(u, u % 6 + (0 if u < 8 else 2), 1) for u in range(12)])
     result = run("item_knn", spec, tmp_path / "run")
     (warning,) = result.warnings
-    assert warning.message.startswith("full leaves out 8 of 12 positives of valid")
+    assert warning.message.startswith("full ranks only new items and skipped 8 of 12 positives of valid")
     assert [each["kind"] for each in bundle.load(tmp_path / "run").card.warnings] == ["mostly_repeats"]
 
 

@@ -154,9 +154,8 @@ def of_repeats(protocols: Mapping[str, Mapping[str, object]], split: str) -> lis
         repeats, positives = (int(str(facts.get(each, 0))) for each in ("repeats_left_out", "of_positives"))
         if repeats and repeats >= MANY_REPEATS * positives:
             message = (
-                f"{protocol} leaves out {repeats:,} of {positives:,} positives of {split}: the user acted on the item "
-                "before, and only new items are ranked, as recommended. If users are meant to come back to their "
-                "items, as in repeated purchases, these numbers say little: judge by labelled rows (protocol rows)"
+                f"{protocol} ranks only new items and skipped {repeats:,} of {positives:,} positives of {split}; for "
+                "repeat purchases judge by labelled rows (protocol rows), or evaluate with --repeats keep"
             )
             return [ModelWarning("mostly_repeats", message)]
     return []

@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from importlib import resources
-from typing import TypeGuard
+from typing import TYPE_CHECKING, TypeGuard
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from recspec import __version__
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 MOST_TEXT = 200
 """Characters of an id, title or value that a page shows."""
@@ -50,6 +52,8 @@ def macro(name: str, *arguments: object) -> Markup:
 @cache
 def templates() -> Environment:
     """The templates. Every value that is not `Markup` is escaped and loses its control characters."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
     found = Environment(
         loader=PackageLoader("recspec.report"),
         autoescape=True,
@@ -58,8 +62,7 @@ def templates() -> Environment:
         lstrip_blocks=True,
         finalize=lambda value: "" if value is None else value if isinstance(value, Markup) else _printable(str(value)),
     )
-    own = (cell, coded, data_number, digest, duration, number, percent, plain, shell, signed, size)
-    found.filters |= {each.__name__: each for each in own}
+    found.filters |= {each.__name__: each for each in (cell, coded, digest, number, plain, shell)}
     return found
 
 
