@@ -15,13 +15,12 @@ from typing import Any, TypeVar
 from starlette.types import ASGIApp, Message
 
 from recspec.serving.access import Access
-from recspec.serving.batching import Limits
 from recspec.serving.model_folders import Source
-from recspec.serving.opened_model import RepositorySettings
 from recspec.serving.pages import document
 from recspec.serving.repository import Repository
-from recspec.serving.server import Addresses, Server, ServerOptions, ServeSettings, application
+from recspec.serving.server import Addresses, Server, ServerOptions, application
 from recspec.serving.server_metrics import ServerMetrics
+from recspec.serving.settings import Limits, RepositorySettings, ServeSettings
 
 T = TypeVar("T")
 

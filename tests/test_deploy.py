@@ -15,8 +15,9 @@ import yaml
 from scripts import locked_requirements
 
 from recspec.cli.app import app
-from recspec.serving.server import OPEN, ServeSettings
+from recspec.serving.server import OPEN
 from recspec.serving.server_metrics import ServerMetrics
+from recspec.serving.settings import ServeSettings
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
 MANIFESTS = {

@@ -24,7 +24,8 @@ from recspec.loading.loader import Loader
 from recspec.models import MODELS
 from recspec.models.layers.batch import Batch
 from recspec.serving.model_folders import copy_version
-from recspec.serving.opened_model import RepositorySettings, open_version
+from recspec.serving.opened_model import open_version
+from recspec.serving.settings import RepositorySettings
 from recspec.training.loop import train
 from recspec.training.settings import TrainSettings
 from tests import made_up

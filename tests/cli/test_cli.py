@@ -497,7 +497,7 @@ def test_of_many_processes_the_first_tells_a_mistake_and_no_mistake_is_lost(
     run: Cli, tmp_path: Path, data: FeatureSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waited: list[float] = []
-    monkeypatch.setattr("recspec.api.verbs.time.sleep", waited.append)
+    monkeypatch.setattr("recspec.api.verb_checks.time.sleep", waited.append)
     for rank, expected in (("0", []), ("1", [verbs.PATIENCE])):  # nobody ends the second, so it tells after its wait
         monkeypatch.setenv("LOCAL_RANK", rank)
         status, _, said = run("train", "neumf", data.folder, tmp_path / "run", "--set", "epohs=1")
@@ -619,9 +619,7 @@ def test_serve_says_what_is_in_the_way(run: Cli, tmp_path: Path, bundle_folder: 
 
 
 def test_serves_defaults_are_those_of_its_settings() -> None:
-    from recspec.serving.batching import Limits
-    from recspec.serving.opened_model import RepositorySettings
-    from recspec.serving.server import ServeSettings
+    from recspec.serving.settings import Limits, RepositorySettings, ServeSettings
 
     options = {name: parameter.default for name, parameter in inspect.signature(api.serve).parameters.items()}
     settings = {name: value for kind in (Limits, ServeSettings, RepositorySettings) for name, value in kind()}

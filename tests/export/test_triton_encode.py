@@ -35,7 +35,8 @@ from recspec.export.triton_repository import Batching, Beside, Staged, histories
 from recspec.feature_spec.signature import Port, Signature, signature_of
 from recspec.inference.predictor import Predictor
 from recspec.serving.model_folders import copy_version
-from recspec.serving.opened_model import RepositorySettings, open_version
+from recspec.serving.opened_model import open_version
+from recspec.serving.settings import RepositorySettings
 from tests import made_up_amazon
 from tests.closeness import assert_close
 from tests.made_up_models import made_up_bundle

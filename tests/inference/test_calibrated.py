@@ -24,7 +24,8 @@ from recspec.metrics.measures import log_loss
 from recspec.models import MODELS
 from recspec.models.layers.batch import num_rows
 from recspec.serving.model_folders import copy_version
-from recspec.serving.opened_model import RepositorySettings, open_version
+from recspec.serving.opened_model import open_version
+from recspec.serving.settings import RepositorySettings
 from tests import made_up
 from tests.model_cases import MODEL_CASES
 from tests.models.test_models import build

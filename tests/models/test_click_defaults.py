@@ -9,7 +9,7 @@ import torch
 
 from recspec.feature_spec import FeatureSpec
 from recspec.models import MODELS, DataFacts, IdFacts, PreparedNegatives
-from recspec.models import facts as rules
+from recspec.models import click_defaults as rules
 from recspec.training.settings import TrainSettings
 
 CLICK_MODELS = ("dlrm", "dcnv2", "wide_deep")

@@ -21,7 +21,7 @@ from recspec.feature_spec import FeatureSpec
 from recspec.inference import Predictor
 from recspec.models import MODELS
 from recspec.training.search import AutoSearch, Leaderboard, candidates, ending
-from recspec.training.search.ending import affordable, blend_candidates
+from recspec.training.search.finish import affordable, blend_candidates
 from recspec.training.search.state import BEST, COMMANDS, RECIPES, RUNS, STATE, Line, State, judge, question_of
 from tests import made_up
 

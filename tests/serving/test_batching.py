@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from recspec.base.errors import DataError, RequestError
-from recspec.serving.batching import Arrays, Batcher, Limits
+from recspec.serving.batching import Arrays, Batcher
 from recspec.serving.server_metrics import ServerMetrics
+from recspec.serving.settings import Limits
 from tests.asking import total
 
 

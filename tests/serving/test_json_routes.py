@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from recspec.inference import requests as answers
 from recspec.inference.predictor import Predictor
 from recspec.inference.recommendation import RecommendRequest
-from recspec.serving.batching import Limits
 from recspec.serving.json_routes import OPERATIONS
 from recspec.serving.pages import docs_page, document
 from recspec.serving.repository import Repository
 from recspec.serving.server import ROUTES
+from recspec.serving.settings import Limits
 from tests.asking import Asked, asking, fits, sources
 from tests.made_up_models import films_and_clicks
 

@@ -18,8 +18,9 @@ from recspec.bundle import folder as bundle
 from recspec.inference import Predictor, RecommendRequest
 from recspec.serving import model_folders
 from recspec.serving.model_folders import LinkedCopies, OwnCopies, PrivateCopy, SharedCopies, Source, copy_version
-from recspec.serving.opened_model import RepositorySettings, open_version
+from recspec.serving.opened_model import open_version
 from recspec.serving.repository import Repository
+from recspec.serving.settings import RepositorySettings
 from tests.film_runs import film_runs
 
 

@@ -25,12 +25,12 @@ from recspec.feature_spec import FeatureSpec
 from recspec.inference.predictor import Predictor
 from recspec.inference.recommendation import RecommendRequest
 from recspec.models import MODELS
-from recspec.serving.batching import Limits
 from recspec.serving.inference_protocol import metadata_of
 from recspec.serving.model_folders import PrivateCopy, Source, find_versions, sources_of
-from recspec.serving.opened_model import RepositorySettings, open_version
+from recspec.serving.opened_model import open_version
 from recspec.serving.repository import Repository
 from recspec.serving.server import application
+from recspec.serving.settings import Limits, RepositorySettings
 from recspec.serving.tensors import DATATYPES, Tensor
 from recspec.training.loop import train
 from recspec.training.settings import TrainSettings

@@ -27,13 +27,13 @@ from tritonclient.grpc import service_pb2  # noqa: E402
 from recspec.base.errors import RequestError, SettingsError  # noqa: E402
 from recspec.bench.load_test import Server as Asked  # noqa: E402
 from recspec.serving.access import Access, check_certificate, check_hosts, is_public, refuse_other_origins  # noqa: E402
-from recspec.serving.batching import Batcher, Limits  # noqa: E402
+from recspec.serving.batching import Batcher  # noqa: E402
 from recspec.serving.http_bodies import BodyReader  # noqa: E402
 from recspec.serving.inference_grpc import MAX_FIELDS, SERVICE, Service  # noqa: E402
 from recspec.serving.model_folders import Source  # noqa: E402
-from recspec.serving.opened_model import RepositorySettings  # noqa: E402
 from recspec.serving.repository import Repository  # noqa: E402
-from recspec.serving.server import HEAD_BYTES, Server, ServerOptions, ServeSettings  # noqa: E402
+from recspec.serving.server import HEAD_BYTES, Server, ServerOptions  # noqa: E402
+from recspec.serving.settings import Limits, RepositorySettings, ServeSettings  # noqa: E402
 from tests import processes  # noqa: E402
 from tests.asking import Running  # noqa: E402
 from tests.made_up import interactions  # noqa: E402
@@ -516,8 +516,8 @@ STUCK = """
     from recspec.inference import requests as answers
     from recspec.serving import json_types, running, server
     from recspec.cli.process import end_by_force
-    from recspec.serving.batching import Limits
-    from recspec.serving.opened_model import RepositorySettings
+    from recspec.serving.settings import Limits
+    from recspec.serving.settings import RepositorySettings
     from recspec.serving.model_folders import sources_of
 
     def stuck(*given, **named):

@@ -27,10 +27,10 @@ from tritonclient.grpc import service_pb2  # noqa: E402
 
 from recspec.serving.access import Access  # noqa: E402
 from recspec.serving.inference_grpc import SERVICE, Service  # noqa: E402
-from recspec.serving.opened_model import RepositorySettings  # noqa: E402
 from recspec.serving.pages import document  # noqa: E402
 from recspec.serving.repository import Repository  # noqa: E402
 from recspec.serving.server import ROUTES, application  # noqa: E402
+from recspec.serving.settings import RepositorySettings  # noqa: E402
 from tests.asking import ask, sources  # noqa: E402
 from tests.made_up import clicks  # noqa: E402
 from tests.made_up_models import made_up_bundle  # noqa: E402

@@ -32,13 +32,12 @@ from recspec.base.config import read_token  # noqa: E402
 from recspec.base.errors import BundleError, SettingsError  # noqa: E402
 from recspec.inference.predictor import Predictor  # noqa: E402
 from recspec.serving import server as server_module  # noqa: E402
-from recspec.serving.batching import Limits  # noqa: E402
 from recspec.serving.http_bodies import LARGE  # noqa: E402
 from recspec.serving.model_folders import Source  # noqa: E402
-from recspec.serving.opened_model import RepositorySettings  # noqa: E402
 from recspec.serving.repository import Repository  # noqa: E402
 from recspec.serving.running import serve  # noqa: E402
-from recspec.serving.server import HEAD_BYTES, Addresses, Server, ServerOptions, ServeSettings  # noqa: E402
+from recspec.serving.server import HEAD_BYTES, Addresses, Server, ServerOptions  # noqa: E402
+from recspec.serving.settings import Limits, RepositorySettings, ServeSettings  # noqa: E402
 from recspec.serving.tensors import DATATYPES  # noqa: E402
 from tests.asking import Running, ask, asking, total  # noqa: E402
 from tests.closeness import assert_close  # noqa: E402

@@ -30,11 +30,11 @@ from recspec.base.errors import BundleError, SettingsError  # noqa: E402
 from recspec.feature_spec import FeatureSpec  # noqa: E402
 from recspec.serving.access import Access  # noqa: E402
 from recspec.serving.model_folders import Source  # noqa: E402
-from recspec.serving.opened_model import RepositorySettings  # noqa: E402
 from recspec.serving.running import server_of  # noqa: E402
-from recspec.serving.server import Addresses, Server, ServerOptions, ServeSettings, Shared  # noqa: E402
+from recspec.serving.server import Addresses, Server, ServerOptions, Shared  # noqa: E402
 from recspec.serving.server_metrics import ServerMetrics, summed, without_gauges  # noqa: E402
-from recspec.serving.workers import Ended, WorkerChannel, Workers, threads_of_each  # noqa: E402  # noqa: E402
+from recspec.serving.settings import RepositorySettings, ServeSettings  # noqa: E402
+from recspec.serving.workers import Ended, WorkerChannel, Workers, threads_of_each  # noqa: E402
 from tests.closeness import assert_close  # noqa: E402
 from tests.made_up import interactions  # noqa: E402
 from tests.made_up_models import made_up_bundle  # noqa: E402

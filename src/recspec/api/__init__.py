@@ -12,7 +12,7 @@ from recspec.api.progress import Bar, Stages, event_number, stages
 from recspec.api.serving import Serving, serve
 from recspec.api.training import AutoResult, BlendedModel, PipelineModel, Search, auto, blend, pipeline, train, tune
 from recspec.api.updating import Update, update
-from recspec.api.verbs import Place, stop_on_signal, verb
+from recspec.api.verb_checks import Place, stop_on_signal, verb
 from recspec.api.views import Section, View, figures
 
 __all__ = [

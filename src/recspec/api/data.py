@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from recspec.api.frames import Kind, chosen_kind, from_table, is_frame, kind_of, reason, to_table
 from recspec.api.progress import Stages, stages
-from recspec.api.verbs import Place, merge_settings, one_of, verb
+from recspec.api.verb_checks import Place, merge_settings, one_of, verb
 from recspec.api.views import Section, View, Viewed, figures
 from recspec.base.errors import DataError, RecspecError, SettingsError, nearest, require_extra, unknown
 from recspec.base.summaries import NOTES, shown, shown_counts

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from recspec.api.data import opened
 from recspec.api.frames import Kind, chosen_kind, from_table, table_of
 from recspec.api.progress import Stages, stages
-from recspec.api.verbs import Place, several, verb
+from recspec.api.verb_checks import Place, several, verb
 from recspec.api.views import Section, View, Viewed
 from recspec.base.errors import SettingsError
 

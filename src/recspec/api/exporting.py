@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from recspec.api.data import opened
 from recspec.api.progress import bar
-from recspec.api.verbs import Place, verb
+from recspec.api.verb_checks import Place, verb
 from recspec.api.views import Section, View, Viewed, figures
 from recspec.base.errors import BundleError, require_extra
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recspec.api.frames import chosen_kind, from_table, table_of
-from recspec.api.verbs import Place, verb
+from recspec.api.verb_checks import Place, verb
 from recspec.api.views import Section, View, Viewed
 from recspec.base.errors import how_many, require_extra
 from recspec.base.summaries import shown

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from recspec.api.data import opened
-from recspec.api.verbs import Place, keep_to_cores, merge_settings, one_of, path_or_none, settings_of, verb
+from recspec.api.verb_checks import Place, keep_to_cores, merge_settings, one_of, path_or_none, settings_of, verb
 
 PROFILED_STEPS = 5
 

@@ -20,7 +20,7 @@ from recspec.api.listing import Report, report
 from recspec.api.progress import Stages, stages
 from recspec.api.serving import Serving, serve
 from recspec.api.updating import Update, update
-from recspec.api.verbs import Place, as_verb, signed, verb
+from recspec.api.verb_checks import Place, as_verb, signed, verb
 from recspec.api.views import Section, View, Viewed, figures
 from recspec.base.errors import DataError, SettingsError, how_many
 

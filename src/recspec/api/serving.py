@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from html import escape
 from typing import TYPE_CHECKING, TypeVar
 
-from recspec.api.verbs import Place, path_or_none, several, verb
+from recspec.api.verb_checks import Place, path_or_none, several, verb
 from recspec.base.errors import MissingExtraError, SettingsError, require_extra
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from recspec.api.data import Data, opened
 from recspec.api.model import Model, Plan
 from recspec.api.progress import Events, Stages, bar, events, stages
 from recspec.api.ray_launcher import rank_on_ray, train_on_ray
-from recspec.api.verbs import (
+from recspec.api.verb_checks import (
     Place,
     keep_to_cores,
     merge_settings,

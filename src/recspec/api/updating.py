@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from recspec.api.data import opened, staged
 from recspec.api.frames import is_frame
 from recspec.api.progress import Events, events
-from recspec.api.verbs import Place, stop_on_signal, verb
+from recspec.api.verb_checks import Place, stop_on_signal, verb
 from recspec.api.views import Section, View, Viewed, figures
 from recspec.base.errors import DataError
 

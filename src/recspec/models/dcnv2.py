@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from recspec.base import config
 from recspec.base.errors import unknown
 from recspec.feature_spec import FeatureSpec
-from recspec.models import facts as rules
+from recspec.models import click_defaults as rules
 from recspec.models.base import DECAY_SPACE, POSITIVE, TRAINING_SPACE, WIDTHS_SPACE, TableSize, UniformStd, Widths
 from recspec.models.facts import DataFacts, Proposals
 from recspec.models.layers import Batch, Mlp, RowsHeld, embedding_widths

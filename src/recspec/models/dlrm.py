@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from recspec.base import config
 from recspec.feature_spec import FeatureSpec
-from recspec.models import facts as rules
+from recspec.models import click_defaults as rules
 from recspec.models.base import DECAY_SPACE, TRAINING_SPACE, WIDTHS_SPACE, TableSize, UniformStd, Widths
 from recspec.models.facts import DataFacts, Proposals
 from recspec.models.layers import Batch, Dots, Mlp, RowsHeld, kernels

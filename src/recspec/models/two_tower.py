@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from recspec.base import config
 from recspec.base.errors import SettingsError
 from recspec.feature_spec import FeatureSpec
-from recspec.models import facts as rules
+from recspec.models import click_defaults as rules
 from recspec.models.base import (
     DECAY_SPACE,
     POSITIVE,

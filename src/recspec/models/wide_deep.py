@@ -26,7 +26,7 @@ from recspec.base import config
 from recspec.base.errors import SettingsError, unknown
 from recspec.feature_spec import FeatureSpec
 from recspec.models import base
-from recspec.models import facts as rules
+from recspec.models import click_defaults as rules
 from recspec.models.base import (
     DECAY_SPACE,
     POSITIVE,

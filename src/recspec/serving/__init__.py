@@ -1,10 +1,9 @@
 """The server: the Open Inference Protocol and JSON routes over HTTP and gRPC."""
 
-from recspec.serving.batching import Limits
 from recspec.serving.model_folders import sources_of
-from recspec.serving.opened_model import RepositorySettings
 from recspec.serving.running import BackgroundServer, serve
-from recspec.serving.server import Addresses, ServerOptions, ServeSettings
+from recspec.serving.server import Addresses, ServerOptions
+from recspec.serving.settings import Limits, RepositorySettings, ServeSettings
 
 __all__ = [
     "Addresses", "BackgroundServer", "Limits", "RepositorySettings", "ServeSettings", "ServerOptions", "serve",

@@ -22,11 +22,10 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
-from recspec.base import config
 from recspec.base.errors import RequestError
 from recspec.serving.server_metrics import ServerMetrics
+from recspec.serving.settings import Limits
 
 Arrays = dict[str, NDArray[Any]]
 """Name -> (B, width): the rows of a request or of a batch."""
@@ -41,37 +40,6 @@ MAX_SIZES = 256
 """Most batch sizes with statistics of their own; clients choose the sizes, so their number needs a limit."""
 
 log = logging.getLogger("recspec.serve")
-
-
-class Limits(config.Settings):
-    """Limits of a server; a request beyond one is refused with the status given."""
-
-    max_batch: int = Field(4096, ge=1, description="rows computed together")
-    max_delay_ms: float = Field(
-        0.0,
-        ge=0,
-        le=10_000,
-        description="milliseconds an idle model waits for more requests to batch; 0: it never waits",
-    )
-    queue: int = Field(512, ge=1, description="waiting requests of a model; more are refused with 503")
-    max_rows: int = Field(65_536, ge=1, description="rows of a request; more are refused with 413")
-    max_body_mb: float = Field(32, ge=1 / 1024, description="MiB of a request's body; a larger one is refused with 413")
-    max_requests: int = Field(1024, ge=1, description="requests answered at once by each protocol; more get 503")
-    max_held_mb: float = Field(512, ge=1 / 1024, description="MiB of all requests being answered; more get 503")
-    timeout: float = Field(
-        30.0, gt=0, le=3600, description="time from a request's head to its answer; later ones get 504"
-    )
-    retry_seconds: int = Field(1, ge=0, description="value of Retry-After if a queue is full")
-
-    @property
-    def max_body_bytes(self) -> int:
-        """Bytes of a request's body."""
-        return int(self.max_body_mb * 2**20)
-
-    @property
-    def max_held_bytes(self) -> int:
-        """Bytes of all requests being answered."""
-        return int(self.max_held_mb * 2**20)
 
 
 @dataclass

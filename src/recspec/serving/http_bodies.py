@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from recspec.base.errors import RecspecError, RequestError, listed
-from recspec.serving.batching import Limits
+from recspec.serving.settings import Limits
 
 JSON = "application/json"
 BINARY = "application/octet-stream"

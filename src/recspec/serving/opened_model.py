@@ -13,9 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 from numpy.typing import NDArray
-from pydantic import Field
 
-from recspec.base import config
 from recspec.base.errors import BundleError, ExportError, RecspecError, of_the_machine
 from recspec.base.files import removed
 from recspec.bundle import versions
@@ -35,6 +33,7 @@ from recspec.export import (
 from recspec.feature_spec import Port, Signature, find_export_file, signature_of
 from recspec.inference import ROLES, Predictor
 from recspec.serving.model_folders import Fingerprint, PrivateCopy, export_beside
+from recspec.serving.settings import RepositorySettings
 
 CHECKED_ROWS = 64
 """Rows on which an export is compared with its bundle."""
@@ -46,16 +45,6 @@ SAME = 1e-3
 """Largest difference of probabilities if an export's description names none."""
 
 log = logging.getLogger("recspec.serve")
-
-
-class RepositorySettings(config.Settings):
-    """Settings of opening and reloading models."""
-
-    device: str = Field("cpu", description="device that computes: auto, cpu or cuda")
-    threads: int | None = Field(None, ge=1, description="threads that compute a batch; by default torch's number")
-    verify: bool = Field(True, description="compare a model's files with its manifest before opening it")
-    control: bool = Field(False, description="let clients with the token load and unload models")
-    watch: float = Field(5.0, ge=0, description="seconds between checks of a model's folder for new content; 0: never")
 
 
 class TorchModel:

@@ -28,7 +28,7 @@ from recspec.base.files import removed
 from recspec.export import Arrays
 from recspec.feature_spec import LOGIT, Port
 from recspec.inference import Directory, ItemFields
-from recspec.serving.batching import Batcher, Limits
+from recspec.serving.batching import Batcher
 from recspec.serving.http_bodies import BodyReader
 from recspec.serving.model_folders import (
     RAW,
@@ -40,8 +40,9 @@ from recspec.serving.model_folders import (
     find_versions,
     fingerprint,
 )
-from recspec.serving.opened_model import Opened, RepositorySettings, open_version, reason
+from recspec.serving.opened_model import Opened, open_version, reason
 from recspec.serving.server_metrics import NO_MODEL, ServerMetrics
+from recspec.serving.settings import Limits, RepositorySettings
 from recspec.serving.tensors import Tensor, checked
 
 log = logging.getLogger("recspec.serve")

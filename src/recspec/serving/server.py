@@ -18,12 +18,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from http import HTTPStatus
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import httptools
 import uvicorn
-from pydantic import Field
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -32,7 +30,6 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from recspec.base import config
 from recspec.base.errors import RecspecError, RequestError, SettingsError
 from recspec.serving import inference_protocol, json_routes, pages
 from recspec.serving.access import (
@@ -44,11 +41,10 @@ from recspec.serving.access import (
     listen,
     refuse_other_origins,
 )
-from recspec.serving.batching import Limits
 from recspec.serving.http_bodies import error_response, json_response
 from recspec.serving.model_folders import REPORTS, Source
-from recspec.serving.opened_model import RepositorySettings
 from recspec.serving.repository import Repository
+from recspec.serving.settings import Limits, RepositorySettings, ServeSettings
 
 if TYPE_CHECKING:
     from grpc import aio
@@ -78,25 +74,6 @@ QUIET = {"uvicorn.error": logging.ERROR, "grpc._cython.cygrpc": logging.CRITICAL
 """Logs that write a line for each malformed or cancelled request; clients could fill a disk with them."""
 
 log = logging.getLogger("recspec.serve")
-
-
-class ServeSettings(config.Settings):
-    """Settings of a server's addresses, connections and end."""
-
-    host: str = Field("127.0.0.1", min_length=1, description="address to listen at; 0.0.0.0 admits other machines")
-    http_port: int = Field(8000, ge=0, le=65_535, description="HTTP port; 0 picks a free one")
-    grpc_port: int | None = Field(
-        8001, ge=0, le=65_535, description="gRPC port; 0 picks a free one, none turns gRPC off"
-    )
-    allowed_host: tuple[str, ...] = Field((), description="further host names of the server")
-    insecure: bool = Field(False, description="admit other machines without a token")
-    tls_cert: Path | None = Field(None, description="certificate in PEM, with its chain; HTTPS and gRPC over TLS")
-    tls_key: Path | None = Field(None, description="the certificate's private key in PEM, without a password")
-    workers: int = Field(1, ge=1, le=256, description="processes that answer; they share one copy of the weights")
-    shutdown_seconds: float = Field(30.0, ge=0, description="time for requests under way after a request to stop")
-    keep_alive_seconds: int = Field(75, ge=1, description="time that an idle connection stays open")
-    write_seconds: float = Field(30.0, gt=0, description="longest pause of a client while it reads its answer")
-    max_connections: int = Field(512, ge=1, description="open connections of each protocol; more are closed")
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from recspec.base.files import confine, local, locked_inside, mkdir_or_undo
 from recspec.base.signals import stopping_at_once
 from recspec.training import Event, Result, TrackedSearch, TrainingPlan, plan_run
 from recspec.training.search import candidates
-from recspec.training.search.ending import Finish
+from recspec.training.search.finish import Finish
 from recspec.training.search.state import (
     BEST,
     WRITTEN,
