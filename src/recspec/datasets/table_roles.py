@@ -31,9 +31,10 @@ from recspec.data.prepare import (
     count_rows,
     fetch,
     figures,
+    label_outcomes,
     looks_like_time,
 )
-from recspec.datasets.table_checks import assigned, codes_among, is_label, label_outcomes, label_values, misfit
+from recspec.datasets.table_checks import assigned, codes_among, is_label, label_values, misfit
 from recspec.datasets.table_features import Tables
 from recspec.datasets.table_settings import ROLE_SETTINGS, Settings
 

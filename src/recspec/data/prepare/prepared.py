@@ -15,15 +15,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Protocol
 
-import numpy as np
-
 import recspec
 from recspec.base.config import Settings
-from recspec.base.errors import DataError, SettingsError, shortened, unknown
+from recspec.base.errors import DataError, SettingsError, unknown
 from recspec.base.files import (
     confined,
     hidden_sibling,
@@ -38,8 +35,9 @@ from recspec.base.files import (
 from recspec.base.machine import parse_bytes
 from recspec.data.prepare.backend import Backend
 from recspec.data.prepare.duckdb_backend import DuckDBBackend
+from recspec.data.prepare.outcome import warnings_of
 from recspec.data.prepare.spark_backend import SparkBackend
-from recspec.data.storage import PREPARE_FILE, label_columns, open_split
+from recspec.data.storage import PREPARE_FILE
 from recspec.feature_spec import FILE_NAME, FeatureSpec
 
 LEAST_MEMORY = 1_000_000
@@ -239,71 +237,3 @@ def fingerprint(path: Path) -> dict[str, object]:
     if size > HASHED_BYTES:
         return {"name": path.name, "bytes": size, "modified": path.stat().st_mtime_ns}
     return {"name": path.name, "bytes": size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
-
-
-FEWEST_EVENTS = 20  # fewer are a trial, not a dataset
-OWN_ID = 0.75  # ids per event, from which nearly every event has its own
-LOST = 1 / 3  # share of the rows that are left out
-
-
-def warnings_of(spec: FeatureSpec) -> list[str]:
-    """Warnings about a prepared dataset, by its counts and a sample of train."""
-    summary = spec.metadata.get("summary")
-    counts = summary if isinstance(summary, Mapping) else {}
-    rows = counts.get("rows")
-    held = sum(map(_number, rows.values())) if isinstance(rows, Mapping) else 0
-    kept = _number(counts.get("interactions")) or held
-    told = chain(_own_ids(counts, kept), _one_class(spec), _rows_lost(counts, kept))
-    return [*told, *(told_label(name, auc) for name, auc in label_columns(spec).items())]
-
-
-def told_label(name: str, auc: float) -> str:
-    """What is said of a column that alone orders the labels."""
-    return (
-        f"column '{shortened(name)}' alone orders the labels of train with AUC {auc:.4f}: unless it is known before "
-        "the label, metrics are too good; then prepare the data without it"
-    )
-
-
-def _own_ids(counts: Mapping[str, object], events: int) -> Iterator[str]:
-    for role in ("item", "user") if "interactions" in counts else ("item",):
-        ids = _number(counts.get(f"{role}s"))
-        if events >= FEWEST_EVENTS and ids >= OWN_ID * events:
-            yield (
-                f"there are {ids:,} {role}s in {events:,} rows: nearly each {role} has one row, of which little can be "
-                f"learnt; if they are no {role}s, --set {role}=COLUMN names the column of those"
-            )
-
-
-def _one_class(spec: FeatureSpec) -> Iterator[str]:
-    """The splits whose labels are all equal. A split with both labels is read to the first block that holds both."""
-    if spec.has_series or not spec.role("label"):
-        return
-    lacks: dict[str, set[bool]] = {}
-    for split in spec.splits:
-        seen: set[bool] = set()
-        for block in open_split(spec, split, [spec.label]).batches() if spec.label in spec.columns(split) else ():
-            seen |= {*(np.unique(np.asarray(block[spec.label])) > 0).tolist()}
-            if len(seen) > 1:
-                break
-        lacks |= {split: seen} if len(seen) == 1 else {}
-    for split, seen in lacks.items():
-        so = "nothing can be learnt" if split == "train" else "it has no AUC"
-        yield (
-            f"every row of {split} has the label {int(seen.pop())}, so {so}: check which values are positive (--set "
-            "positive=WORD or --set positive_from=NUMBER), the files, and the split"
-        )
-
-
-def _rows_lost(counts: Mapping[str, object], kept: int) -> Iterator[str]:
-    dropped = sum(_number(count) for name, count in counts.items() if name.endswith("_dropped"))
-    raw = _number(counts.get("raw_rows")) or kept + dropped
-    if raw >= FEWEST_EVENTS and raw - kept >= LOST * raw:
-        yield (
-            f"{raw - kept:,} of {raw:,} rows ({(raw - kept) / raw:.0%}) are left out; see `dropped`, which says why "
-            "and names the settings"
-        )
-
-
-def _number(value: object) -> int:
-    return value if isinstance(value, int) else 0

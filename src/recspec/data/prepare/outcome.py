@@ -1,0 +1,197 @@
+"""Checks of what a preparation made: implausible outcomes become warnings with numbers, names and the remedy."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import chain
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from ibis.expr.types import Table
+from numpy.typing import NDArray
+
+from recspec.base.errors import how_many, shortened
+from recspec.data.prepare.backend import Backend, fetch, figures
+from recspec.data.prepare.names import ROW, ColumnRole, columns_of, plain
+from recspec.data.prepare.tables import SECONDS
+from recspec.data.storage import label_columns, open_split, sample_rows, telling
+from recspec.feature_spec import FeatureSpec
+
+FEWEST_EVENTS = 20  # fewer are a trial, not a dataset
+OWN_ID = 0.75  # ids per event, from which nearly every event has its own
+LOST = 1 / 3  # share of the rows that are left out
+FEW_VALUES, CERTAIN = 20, 30.0  # values of a column; -ln of the chance that all rows of one have the rarer label
+FEW_TIMES, ROWS_PER_TIME = 100, 5  # distinct numbers that are hardly times, in so many rows each or more
+TYPES = r"(event|action|behaviou?r|interaction|activity)(type|name)?|type"
+LIKE: Mapping[ColumnRole, str] = {
+    "label": r"(is|was|has|did)?(y|label|target|click|convert|conversion|purchase|bought|buy|like|watch|response"
+    r"|outcome|positive)(s|d|ed)?",
+    "rating": r".*(rating|stars?|score)s?",
+    "timestamp": r".*(time|timestamp|date|datetime|timems)",
+}
+"""Names of columns that may have a role, beside the usual ones."""
+
+
+# --- columns of a table ----------------------------------------------------------------------------------------------
+
+
+def warnings_of(spec: FeatureSpec) -> list[str]:
+    """Warnings about a prepared dataset, by its counts and a sample of train."""
+    summary = spec.metadata.get("summary")
+    counts = summary if isinstance(summary, Mapping) else {}
+    rows = counts.get("rows")
+    held = sum(map(_number, rows.values())) if isinstance(rows, Mapping) else 0
+    kept = _number(counts.get("interactions")) or held
+    told = chain(_own_ids(counts, kept), _one_class(spec), _rows_lost(counts, kept))
+    return [*told, *(told_label(name, auc) for name, auc in label_columns(spec).items())]
+
+
+def told_label(name: str, auc: float) -> str:
+    """What is said of a column that alone orders the labels."""
+    return (
+        f"column '{shortened(name)}' alone orders the labels of train with AUC {auc:.4f}: unless it is known before "
+        "the label, metrics are too good; then prepare the data without it"
+    )
+
+
+def _own_ids(counts: Mapping[str, object], events: int) -> Iterator[str]:
+    for role in ("item", "user") if "interactions" in counts else ("item",):
+        ids = _number(counts.get(f"{role}s"))
+        if events >= FEWEST_EVENTS and ids >= OWN_ID * events:
+            yield (
+                f"there are {ids:,} {role}s in {events:,} rows: nearly each {role} has one row, of which little can be "
+                f"learnt; if they are no {role}s, --set {role}=COLUMN names the column of those"
+            )
+
+
+def _one_class(spec: FeatureSpec) -> Iterator[str]:
+    """The splits whose labels are all equal. A split with both labels is read to the first block that holds both."""
+    if spec.has_series or not spec.role("label"):
+        return
+    lacks: dict[str, set[bool]] = {}
+    for split in spec.splits:
+        seen: set[bool] = set()
+        for block in open_split(spec, split, [spec.label]).batches() if spec.label in spec.columns(split) else ():
+            seen |= {*(np.unique(np.asarray(block[spec.label])) > 0).tolist()}
+            if len(seen) > 1:
+                break
+        lacks |= {split: seen} if len(seen) == 1 else {}
+    for split, seen in lacks.items():
+        so = "nothing can be learnt" if split == "train" else "it has no AUC"
+        yield (
+            f"every row of {split} has the label {int(seen.pop())}, so {so}: check which values are positive (--set "
+            "positive=WORD or --set positive_from=NUMBER), the files, and the split"
+        )
+
+
+def _rows_lost(counts: Mapping[str, object], kept: int) -> Iterator[str]:
+    dropped = sum(_number(count) for name, count in counts.items() if name.endswith("_dropped"))
+    raw = _number(counts.get("raw_rows")) or kept + dropped
+    if raw >= FEWEST_EVENTS and raw - kept >= LOST * raw:
+        yield (
+            f"{raw - kept:,} of {raw:,} rows ({(raw - kept) / raw:.0%}) are left out; see `dropped`, which says why "
+            "and names the settings"
+        )
+
+
+def _number(value: object) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def unused_columns(backend: Backend, rows: Table, unused: Collection[str], roles: Collection[ColumnRole]) -> list[str]:
+    """Warnings about columns that are named like one of the `roles`, which no column has, and are not used."""
+    told = []
+    for role in roles:
+        alike = [name for name in unused if re.fullmatch(LIKE[role], plain(name))]
+        for name in dict.fromkeys([*columns_of(role, unused), *alike]):
+            text = rows[name].cast("string")
+            found = figures(backend, rows, {"rows": text.count(), "kinds": text.nunique(), "one": text.min()})
+            told.append(
+                f"column '{shortened(name)}' is named like a {role}, and is not used: it holds "
+                f"{how_many(found['kinds'], 'value')} in {how_many(found['rows'], 'row')}, such as "
+                f"'{shortened(str(found['one']))}'; --set {role}={name} uses it, --set {role}=null leaves it unused"
+            )
+    return told
+
+
+def unused_types(backend: Backend, rows: Table, unused: Collection[str]) -> list[str]:
+    """Warnings about columns that are named like the types of events, hold several, and are not used."""
+    told = []
+    for name in unused:
+        if not re.fullmatch(TYPES, plain(name.rpartition(".")[2])):
+            continue
+        kinds = rows.select(kind=rows[name].cast("string")).distinct().order_by("kind").limit(FEW_VALUES + 1)
+        held = [kind for kind in fetch(backend, kinds).column("kind").to_pylist() if kind is not None]
+        if 1 < len(held) <= FEW_VALUES:
+            told.append(
+                f"events of all types in column '{shortened(name)}' count alike; --set 'event={name}' --set "
+                f"'event_weights={json.dumps(dict.fromkeys(held, 1))}' weighs each type, 0 leaves it out"
+            )
+    return told
+
+
+def doubtful_times(backend: Backend, rows: Table, name: str) -> list[str]:
+    """A warning if a column of times holds few small numbers, as quantities do."""
+    times = rows[name]
+    asked = {"least": times.min(), "most": times.max(), "kinds": times.nunique(), "rows": times.count()}
+    found = figures(backend, rows, asked)
+    if not found["rows"] or found["most"] >= SECONDS[0] or found["kinds"] > FEW_TIMES:
+        return []
+    if found["kinds"] * ROWS_PER_TIME > found["rows"] or found["rows"] < FEWEST_EVENTS:
+        return []
+    held = f"{found['kinds']:,} numbers from {found['least']:g} to {found['most']:g} in {found['rows']:,} rows"
+    told = f"the time '{shortened(name)}' holds {held}, which hardly tell the order of rows; --set timestamp=COLUMN "
+    return [told + "names another column, --set timestamp=null takes rows in file order"]
+
+
+def label_outcomes(
+    backend: Backend, rows: Table, label: str, names: Sequence[str], total: int
+) -> tuple[dict[str, float], list[str]]:
+    """The columns of labelled rows that alone order the labels, by an even sample, and their AUC.
+
+    Also sentences about columns of few values of which one occurs with the rarer label alone.
+    """
+    step = max(1, total // sample_rows(len(names)))
+    some = rows.filter(rows[ROW] % step == 0).select(*names, label)
+    found = fetch(backend, some)
+    columns = {name: _codes(found.column(name)) for name in names}
+    labels = found.column(label).to_numpy() > 0
+    alone = telling(columns, labels)
+    told = []
+    for name in names:
+        held = _certain(columns[name], labels)
+        if name in alone or not held.any():
+            continue
+        first = int(held.argmax())
+        value, own = found.column(name)[first].as_py(), labels[first]
+        told.append(
+            f"'{shortened(name)}': all {held.sum():,} sampled rows with '{shortened(str(value))}' have label "
+            f"{int(own)}, and {(labels == own).mean():.0%} of all rows; if it is known only after '{label}', "
+            "leave it out by naming the other features (context_features=[...])"
+        )
+    return alone, told
+
+
+def _certain(values: NDArray[np.float64], labels: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Where a column of few values holds one that occurs with the rarer label alone, far beyond chance."""
+    rarer = labels if labels.mean() <= 1 / 2 else ~labels
+    kinds, codes = np.unique(values, return_inverse=True)
+    if len(kinds) > FEW_VALUES or not rarer.any():
+        return np.zeros(len(values), np.bool_)
+    counts = np.bincount(codes)
+    sure = (np.bincount(codes, weights=rarer) == counts) & (counts * -np.log(rarer.mean()) > CERTAIN)
+    return codes == sure.argmax() if sure.any() else np.zeros(len(values), np.bool_)
+
+
+def _codes(values: pa.ChunkedArray) -> NDArray[np.float64]:
+    """Numbers as they are, lengths of lists, and codes of texts; NaN for missing ones."""
+    if pa.types.is_list(values.type) or pa.types.is_large_list(values.type):
+        values = pc.list_value_length(values)
+    elif not (pa.types.is_integer(values.type) or pa.types.is_floating(values.type)):
+        values = values.combine_chunks().dictionary_encode()
+        values = (values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values).indices
+    found: NDArray[np.float64] = values.cast("float64", safe=False).to_numpy(zero_copy_only=False)
+    return found
