@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ from recspec.serving.pages import docs_page, document
 from recspec.serving.repository import Repository
 from recspec.serving.server import ROUTES
 from recspec.serving.settings import Limits
-from tests.asking import Asked, asking, fits, sources
+from tests.asking import Answer, Asked, ask, asking, fits, sources
 from tests.made_up_models import films_and_clicks
 
 jsonschema = pytest.importorskip("jsonschema")
@@ -501,3 +503,30 @@ def test_what_a_shop_asks_wrongly_is_refused(films: Asked, path: str, body: dict
     answer = films("POST", path, body)
     assert answer.status == 400
     assert told in answer.data["error"]
+
+
+def test_a_full_queue_and_a_late_answer_are_told_apart(runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """One request is being computed, one waits, and one finds no room; the first two get no answer in time."""
+    limits = Limits(queue=1, timeout=1.0, retry_seconds=7)
+    released = threading.Event()
+    with asking(sources(films=runs["films"]), limits=limits) as asked:
+        recommend = answers.recommend
+
+        def slow(*given: Any, **named: Any) -> dict[str, Any]:
+            released.wait(600)
+            return recommend(*given, **named)
+
+        monkeypatch.setattr(answers, "recommend", slow)
+
+        async def three() -> list[Answer]:
+            body = {"user": "u1"}
+            return list(await asyncio.gather(*(ask(asked.app, "POST", "/recommend", body) for _ in range(3))))
+
+        found = asked.runner.run(three())
+        released.set()
+        assert [answer.status for answer in found] == [504, 504, 503]
+        assert found[2].headers["retry-after"] == "7"
+        assert "no answer within" in found[0].data["error"]
+        while (again := asked("POST", "/recommend", {"user": "u1"})).status == 504:
+            pass  # on a machine so busy that a second is too short
+        assert again.status == 200
