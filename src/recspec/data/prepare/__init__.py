@@ -51,6 +51,7 @@ from recspec.data.prepare.names import (
     plain,
 )
 from recspec.data.prepare.negatives import Distribution
+from recspec.data.prepare.odd_ids import HOW, alike
 from recspec.data.prepare.prepared import (
     ENGINES,
     FEWEST_EVENTS,
@@ -106,13 +107,13 @@ from recspec.data.prepare.text_layout import check_encoding
 from recspec.data.prepare.times import looks_like_time, note_doubtful_time, note_untimed
 
 __all__ = [
-    "AS_IN_FILE", "CODE_NAME", "DESCRIBES", "ENGINES", "EVENT_WEIGHT", "FEWEST_EVENTS", "FILE_SPLIT", "GROUP",
+    "AS_IN_FILE", "CODE_NAME", "DESCRIBES", "ENGINES", "EVENT_WEIGHT", "FEWEST_EVENTS", "FILE_SPLIT", "GROUP", "HOW",
     "ITEM", "LABEL", "LABELS", "LARGEST", "PROBLEMS_SHOWN", "ROW", "ROW_BYTES", "SECONDS", "SEEN", "SERIES",
     "SHOWN", "SPLIT", "SPLITS", "SPLIT_BEFORE", "SPLIT_WORDS", "TIMESTAMP", "USER", "WEIGHT", "Backend", "Before",
     "Catalogue", "Cleaned", "Column", "ColumnRole", "ColumnType", "Decay", "DeclaredColumn", "Distribution",
     "DuckDBBackend", "HistorySettings", "Invalid", "JsonFile", "Kind", "Notes", "Part", "PartFiles", "Prefixes",
     "PrepareContext", "Prepared", "Progress", "RawLayout", "RawRows", "Reading", "Remark", "Repeats", "Roles",
-    "RowsBy", "Scatter", "Share", "Source", "TextFile", "TimeSplitSettings", "UnknownTargets", "Weighting",
+    "RowsBy", "Scatter", "Share", "Source", "TextFile", "TimeSplitSettings", "UnknownTargets", "Weighting", "alike",
     "at_least", "blocks", "blocks_of_part", "check_encoding", "check_parquet", "check_time_format", "clean",
     "clicks", "column_of", "columns_of", "columns_schema", "count_rows", "count_where", "counts_by",
     "declared_columns", "fetch", "figure", "figures", "find_raw_files", "fingerprint", "first_left_out", "gather",

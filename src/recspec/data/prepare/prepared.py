@@ -38,6 +38,7 @@ from recspec.base.files import (
 from recspec.base.machine import parse_bytes
 from recspec.data.prepare.backend import Backend
 from recspec.data.prepare.duckdb_backend import DuckDBBackend
+from recspec.data.prepare.odd_ids import odd_ids
 from recspec.data.prepare.spark_backend import SparkBackend
 from recspec.data.storage import PREPARE_FILE, label_columns, open_split
 from recspec.feature_spec import FILE_NAME, FeatureSpec
@@ -253,7 +254,7 @@ def warnings_of(spec: FeatureSpec) -> list[str]:
     rows = counts.get("rows")
     held = sum(map(_number, rows.values())) if isinstance(rows, Mapping) else 0
     kept = _number(counts.get("interactions")) or held
-    told = chain(_own_ids(counts, kept), _one_class(spec), _rows_lost(counts, kept))
+    told = chain(_own_ids(counts, kept), odd_ids(spec), _one_class(spec), _rows_lost(counts, kept))
     return [*told, *(told_label(name, auc) for name, auc in label_columns(spec).items())]
 
 
