@@ -140,6 +140,9 @@ DEFECTS = {
     "a number for no number": Defect(
         changed(clicks, age=drawn(20, 30, 41, 52, -999)), ("holds -999 in", "20 to 52", 'missing: ["-999"]')
     ),
+    "lists between semicolons": Defect(
+        changed(clicks, tags=drawn("red;blue", "red", "tea;red;blue")), ("may be lists", "list_separator=;")
+    ),
     "times in two units": Defect(
         changed(
             events, timestamp=lambda rng: 1_700_000_000 * 1_000 ** (np.arange(NUM_ROWS) % 5 > 0) + rng.integers(99)

@@ -79,7 +79,7 @@ def _nobody(spec: FeatureSpec, name: str, ids: pa.Array) -> Iterator[str]:
     second, most = np.partition(counts, -2)[-2:].tolist()
     if most >= max(FEWEST_ROWS, SHARE * rows, TIMES_THE_NEXT * second):
         whole = str(ids[place].as_py())
-        column = Encoders.load(spec.folder).encoders[name].column or name
+        column = getattr(Encoders.load(spec.folder).encoders[name], "column", None) or name
         told = (
             f"user '{shortened(whole)}' has {most:,} of {rows:,} train rows ({most / rows:.0%}), and no other one over"
         )

@@ -195,8 +195,8 @@ CODE_NAME = re.compile(
 """Names of columns whose digits tell things apart: `city_id`, `countryCode`."""
 VECTOR = r"^\[\s*[-+.0-9][-+.0-9eE]*([\s,;]+[-+.0-9][-+.0-9eE]*)+\s*\]$"
 """Lists of two or more numbers in brackets, such as `[0.5, -1.25]`."""
-JOINED = r"^[^|^]+([|^][^|^]+)+$"
-"""Several values in one text, as FuxiCTR and MovieLens write lists: `12^7^99`, `Drama|War`."""
+JOINED = r"^[^|^;]+([|^][^|^;]+|;[^|^; ][^|^;]*)+$"
+"""Several values in one text, as FuxiCTR, MovieLens and others write lists: `12^7^99`, `Drama|War`, `red;blue`."""
 INVALID = "__invalid__"  # where a row holds an invalid value, for the moment of a query
 
 
@@ -414,7 +414,7 @@ class _Typing:
             if asked and seen.joined and name not in self.roles.categories:
                 text = self.rows.table.filter(self.rows.table[name].strip().re_search(JOINED))
                 value = str(self.rows.first(text.select(ROW, _value=text[name])).column("_value")[0])
-                mark = next(each for each in value if each in "|^")
+                mark = next(each for each in value if each in "|^;")
                 self.rows.notes.inferred.append(
                     f"'{name}': {how_many(seen.joined, 'value')} such as "
                     f"'{shortened(value)}' may be lists; --set 'lists=[{name}]' --set "
