@@ -608,3 +608,19 @@ def test_types_of_events_weigh_and_count_as_seen_in_an_update_too(tmp_path: Path
     }
     held = pq.read_table(found.spec.folder / "seen.parquet").to_pydict()
     assert pairs <= set(zip(held["user_id"], held["item_id"], strict=True))
+
+
+@pytest.mark.parametrize(("name", "form"), [("user_id", "{} "), ("user_id", "{:>8}"), ("item_id", "I{0[1]}{0[2]}")])
+def test_new_ids_that_are_known_ones_in_another_spelling_are_refused(name: str, form: str, tmp_path: Path) -> None:
+    new = shop_events()[1]
+    values = [form.format(value) for value in new.column(name).to_pylist()]
+    with pytest.raises(DataError, match=r"new (user|item)s differ from a known one only .*; write the ids as the"):
+        grown(tmp_path, changed(new, name, values))
+
+
+def test_few_new_ids_in_another_spelling_are_noted(tmp_path: Path) -> None:
+    new = shop_events()[1]
+    users = new.column("user_id").to_pylist()
+    _, found = grown(tmp_path, changed(new, "user_id", ["USER01", "NULL", *users[2:]]))
+    assert "1 of 4 new users differ from a known one only" in str(found.notes)
+    assert "1 id, in 1 row, look like missing values, and are kept as ids: 'NULL'" in str(found.notes)

@@ -100,7 +100,62 @@ def spanning(rng: Generator) -> Columns:
     return columns
 
 
+def with_nobody(rng: Generator) -> Columns:
+    """Every third row is of visitors without an id."""
+    columns = {**events(rng), "user_id": texts(rng.integers(40, size=NUM_ROWS))}
+    return columns | {"user_id": ["-1" if row % 3 else user for row, user in enumerate(columns["user_id"])]}
+
+
+def header_again(rng: Generator) -> Columns:
+    return {name: [*column[:90], name, *column[90:]] for name, column in without(events, "timestamp")(rng).items()}
+
+
+def ids(form: str, other: str) -> Callable[[Generator], Columns]:
+    """Items, every other row of which has its id in another form."""
+    return changed(events, item_id=lambda _: [(form, other)[n % 2].format(n // 2 % 20) for n in range(NUM_ROWS)])
+
+
 DEFECTS = {
+    "a user who is nobody": Defect(with_nobody, ("user '-1'", "no other one over", '{type: text, missing: ["-1"]}')),
+    "a header among the rows": Defect(header_again, ("the header stands among the rows again", "line 92")),
+    "ids in two cases": Defect(ids("sku{}", "SKU{}"), ("20 of 40 items", "'sku0' and 'SKU0'", "write them alike")),
+    "ids with blanks": Defect(ids("{}", "{} "), ("20 of 40 items", "blanks around them")),
+    "ids with zeros": Defect(ids("{}", "000{}"), ("20 of 40 items differ", "leading zeros")),
+    "ids with a fraction": Defect(ids("{}.0", "1{}.0"), ("'item_id'", "with a fraction", "types={item_id: integer}")),
+    "ids of a spreadsheet": Defect(ids("1.{}E+12", "7{}"), ("20 items", "E+12', as spreadsheets shorten")),
+    "a day beside an hour": Defect(
+        changed(
+            without(events, "timestamp"),
+            date=lambda rng: [f"2024-01-{day:02d}" for day in rng.integers(1, 29, NUM_ROWS)],
+            hour=lambda rng: rng.integers(24, size=NUM_ROWS),
+        ),
+        ("the time 'date' holds days, and 'hour' is not used", "write day and time of day into one column"),
+    ),
+    "a split as a flag": Defect(changed(events, is_test=drawn(0, 1)), ("'is_test' is named like a", "splits=is_test")),
+    "a split as a feature": Defect(
+        changed(clicks, usage=drawn("Training", "PrivateTest")), ("'usage' is named like a",)
+    ),
+    "returned goods": Defect(changed(events, quantity=drawn(1, 2, -1)), ("'quantity' below 0", "min_rating=1")),
+    "cancelled orders": Defect(changed(events, status=drawn("done", "cancelled")), ('{"cancelled": 1, "done": 1}',)),
+    "a number for no number": Defect(
+        changed(clicks, age=drawn(20, 30, 41, 52, -999)), ("holds -999 in", "20 to 52", 'missing: ["-999"]')
+    ),
+    "lists between semicolons": Defect(
+        changed(clicks, tags=drawn("red;blue", "red", "tea;red;blue")), ("may be lists", "list_separator=;")
+    ),
+    "times in two units": Defect(
+        changed(
+            events, timestamp=lambda rng: 1_700_000_000 * 1_000 ** (np.arange(NUM_ROWS) % 5 > 0) + rng.integers(99)
+        ),
+        ("as 48 other values are", "they look like milliseconds, so write all in one unit"),
+    ),
+    "times as digits": Defect(
+        changed(events, timestamp=lambda rng: 20_240_101_120_000 + rng.permutation(NUM_ROWS) % 60),
+        ("they look like seconds, which time_format=%Y%m%d%H%M%S makes dates",),
+    ),
+    "a low rating for no rating": Defect(
+        changed(rated, rating=drawn(*[4, 5] * 5, 1, 2, 3, -999)), ("holds -999", "and else 1 to 5")
+    ),
     "an item for each event": Defect(changed(events, item_id=lambda rng: rng.permutation(NUM_ROWS)), ("item", "240")),
     "a user for each event": Defect(changed(events, user_id=lambda rng: rng.permutation(NUM_ROWS)), ("user", "240")),
     "nobody positive": Defect(changed(clicks, label=lambda _: np.zeros(NUM_ROWS, int)), ("'label'", "240 rows")),
@@ -274,3 +329,16 @@ def test_the_label_is_nothing_else(asked: dict[str, Any], tmp_path: Path) -> Non
     (tmp_path / "a.csv").write_text(csv_of(clicks(np.random.default_rng(0))))
     with pytest.raises(ValueError, match="'label' is the label; as a feature, an id or the group it would give itself"):
         prepare_text(tmp_path, label="label", **asked)
+
+
+def test_thumbs_are_no_rating_beside_a_missing_one() -> None:
+    said = told(changed(events, rating=drawn(-1, 1, 1))(np.random.default_rng(0)))
+    assert "rows are rated" in said
+    assert "means no rating" not in said
+
+
+def test_few_active_users_and_few_respelled_ids_are_no_defect() -> None:
+    rng = np.random.default_rng(0)
+    users = np.concatenate([np.repeat(np.arange(5), 30), rng.integers(5, 30, NUM_ROWS - 150)])
+    said = told({**events(rng), "user_id": texts(users), "item_id": [f"i{n}" for n in rng.integers(99, size=NUM_ROWS)]})
+    assert said.startswith("[None, ")

@@ -686,6 +686,24 @@ def test_a_folder_of_files_is_read_file_after_file(tmp_path: Path) -> None:
         prepare_table(tmp_path / "raw", tmp_path / "c")
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "told"),
+    [
+        ("user_id,item_id,time\n1,2,3\n", "4,5,6\n7,8,9\n", "the first line is data, and that of the first file names"),
+        ("1,2\n3,4\n", "user_id,item_id\n5,6\n", "the first line is a header, and that of the first file is data"),
+    ],
+)
+def test_a_header_in_some_files_alone_costs_no_row(first: str, second: str, told: str, tmp_path: Path) -> None:
+    (tmp_path / "raw").mkdir()
+    for name, text in (("1.csv", first), ("2.csv", second), ("._1.csv", "\0\5")):
+        (tmp_path / "raw" / name).write_text(text)
+    with pytest.raises(DataError, match=rf"2\.csv: {told}"):
+        prepare_table(tmp_path / "raw", tmp_path / "out")
+    if len(first.split("\n")[0].split(",")) == 2:
+        named = prepare_table(tmp_path / "raw", tmp_path / "out", columns=["user_id", "item_id"])
+        assert named.summary["raw_rows"] == 3
+
+
 @pytest.mark.parametrize("ending", [".ndjson", ".jsonl.gz"])
 def test_json_lines_are_read(ending: str, tmp_path: Path) -> None:
     rows = [

@@ -18,9 +18,13 @@ from recspec.data.prepare import (
     Backend,
     ColumnRole,
     RawRows,
+    days_without_clock,
     doubtful_times,
     fetch,
+    returns,
+    stand_ins,
     unused_columns,
+    unused_splits,
     unused_types,
 )
 from recspec.datasets.table_features import OURS, Tables
@@ -162,6 +166,11 @@ def warnings(raw: RawRows, tables: Tables, asked: Settings) -> list[str]:
     told = unused_columns(backend, rows, unused, open_roles)
     told += unused_types(backend, rows, unused) if settings.label is None and settings.event is None else []
     told += doubtful_times(backend, rows, tables.time) if tables.time and rows[tables.time].type().is_numeric() else []
+    told += days_without_clock(backend, rows, unused, tables.time) if tables.time else []
+    open_splits = settings.splits is None and not {"split", "splits"} & asked.model_fields_set
+    told += unused_splits(backend, rows, [name for name in names if name not in settings.with_role], open_splits)
+    told += returns(backend, rows, unused) if settings.label is None else []
+    told += stand_ins(backend, rows, [name for name in names if name in settings.features])
     return told + without_effect(raw, tables, asked)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,12 +21,13 @@ from ibis.expr.types import Column as Values
 from numpy.typing import NDArray
 
 import recspec
-from recspec.base.errors import DataError, listed, nearest
+from recspec.base.errors import DataError, how_many, listed, nearest, shortened
 from recspec.base.files import PathError, confined, read_json, special
 from recspec.data.encoding import TRUTH, Encoders
 from recspec.data.prepare import (
     DESCRIBES,
     FILE_SPLIT,
+    HOW,
     ITEM,
     ROW,
     SECONDS,
@@ -42,6 +43,7 @@ from recspec.data.prepare import (
     Notes,
     RawRows,
     Roles,
+    alike,
     count_rows,
     count_where,
     fetch,
@@ -62,6 +64,8 @@ from recspec.datasets.table_rows import EVENTS, GROWTH_FILE, GrowthRules, read_r
 from recspec.datasets.table_settings import Role, Settings
 from recspec.datasets.table_write import write_interactions, write_labelled
 from recspec.feature_spec import FeatureSpec
+
+FEWEST_ALIKE = 5  # new ids that are spelled like known ones, from which the file is taken to be at fault
 
 
 @dataclass(frozen=True)
@@ -116,6 +120,7 @@ def append_events(base: FeatureSpec, events: Path, out: Path) -> Grown:
         notes = (*told, *before.notes, *_held_out_now(tables, made))
     shutil.rmtree(work, ignore_errors=True)
     after = Encoders.load(out)
+    notes = (*notes, *_respelled(events, before.encoders, after))
     counts = {
         "events": num_kept,
         "users": len(after.vocabularies.get(USER, ())) - len(before.encoders.vocabularies.get(USER, ())),
@@ -235,7 +240,7 @@ def _new_rows(
     if ready_made in known.rows.columns and ready_made not in values:
         values[ready_made] = ibis.literal("train")
     new = table.select(**{ROW: table[ROW] + first}, **values)
-    return backend.stage(new), [*rows.notes.dropped, *rows.notes.changed]
+    return backend.stage(new), [*rows.notes.warnings, *rows.notes.dropped, *rows.notes.changed]
 
 
 def _check_columns(rows: RawRows, settings: Settings) -> None:
@@ -355,6 +360,25 @@ def _held_out_now(tables: Tables, made: Table) -> list[str]:
         return []
     why = "because late events moved the splits: the figures of this version are too good; train anew to measure it"
     return [f"{count:,} events that the model has trained on are held out now, {why}"]
+
+
+def _respelled(events: Path, before: Encoders, after: Encoders) -> Iterator[str]:
+    """Notes on new ids that are spelled like known ones. Raises DataError if that is how the file writes its ids."""
+    for role, name in (("user", USER), ("item", ITEM)):
+        if name not in before.vocabularies:
+            continue
+        known, ids = len(before.vocabularies[name]), after.vocabularies[name].values
+        pairs, new = alike(ids, known), len(ids) - known
+        if not pairs:
+            continue
+        (one, other), *_ = pairs
+        told = (
+            f"{len(pairs):,} of {how_many(new, f'new {role}')} differ from a known one only {HOW}, such as "
+            f"'{shortened(one)}' from '{shortened(other)}'"
+        )
+        if len(pairs) >= FEWEST_ALIKE and len(pairs) * 2 > new:
+            raise DataError(f"{events}: {told}; write the ids as the dataset's events have them")
+        yield f"{told}; they are others"
 
 
 def _finished(base: FeatureSpec, spec: FeatureSpec) -> FeatureSpec:

@@ -341,7 +341,7 @@ def _threshold(settings: Settings, rows: Table, backend: Backend, notes: Notes) 
         return None
     least, most = float(found["least"]), float(found["most"])
     if FEWEST_RATINGS <= found["kinds"] <= MOST_RATINGS or least < 0:
-        _warn_of_lone_value(name, least, rows.mutate(_value=values), backend, notes)
+        _warn_of_lone_value(name, rows.mutate(_value=values), backend, notes)
     if most > HIGHEST_RATING or found["kinds"] > MOST_RATINGS:
         held = f"'{name}' is no scale of ratings: it holds {found['kinds']:,} values from {least:g} to {most:g}"
         if least >= 0:
@@ -366,17 +366,22 @@ def _threshold(settings: Settings, rows: Table, backend: Backend, notes: Notes) 
     return float(chosen)
 
 
-def _warn_of_lone_value(name: str, least: float, rows: Table, backend: Backend, notes: Notes) -> None:
-    """Warn of a highest rating, such as 99, that is further from the next one than that is from the lowest."""
+def _warn_of_lone_value(name: str, rows: Table, backend: Backend, notes: Notes) -> None:
+    """Warn of a highest or lowest rating, such as 99 or -999, that lies further from the others than they span."""
     counted = rows.group_by("_value").aggregate(_rows=rows.count()).filter(ibis._["_value"].notnull())
-    found = fetch(backend, counted.order_by(ibis.desc("_value")).limit(2)).to_pydict()
-    most, second = found["_value"]
-    if most - second > second - least:
-        held = how_many(found["_rows"][0], "row")
-        notes.warnings.append(
-            f"'{name}' holds {most:g} in {held}, and else {least:g} to {second:g}: if "
-            f"{most:g} means no rating, --set 'missing_values=[{most:g}]'"
-        )
+    ends = [fetch(backend, counted.order_by(end("_value")).limit(2)).to_pydict() for end in (ibis.asc, ibis.desc)]
+    (least, low), (most, high) = (end["_value"] for end in ends)
+    for lone, end, apart in (
+        (most, ends[1], most - high > high - least),
+        (least, ends[0], least < 0 and low - least > most - low),
+    ):
+        if apart and low < most:
+            held = how_many(end["_rows"][0], "row")
+            others = f"{least:g} to {high:g}" if lone == most else f"{low:g} to {most:g}"
+            notes.warnings.append(
+                f"'{name}' holds {lone:g} in {held}, and else {others}: if "
+                f"{lone:g} means no rating, --set 'missing_values=[{lone:g}]'"
+            )
 
 
 def _number(values: Values) -> Values:

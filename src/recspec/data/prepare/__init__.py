@@ -51,7 +51,17 @@ from recspec.data.prepare.names import (
     plain,
 )
 from recspec.data.prepare.negatives import Distribution
-from recspec.data.prepare.outcome import doubtful_times, label_outcomes, unused_columns, unused_types
+from recspec.data.prepare.odd_ids import HOW, alike
+from recspec.data.prepare.outcome import (
+    days_without_clock,
+    doubtful_times,
+    label_outcomes,
+    returns,
+    stand_ins,
+    unused_columns,
+    unused_splits,
+    unused_types,
+)
 from recspec.data.prepare.prepared import (
     ENGINES,
     PrepareContext,
@@ -106,18 +116,19 @@ from recspec.data.prepare.text_layout import check_encoding
 from recspec.data.prepare.times import looks_like_time, note_doubtful_time, note_untimed
 
 __all__ = [
-    "AS_IN_FILE", "CODE_NAME", "DESCRIBES", "ENGINES", "EVENT_WEIGHT", "FILE_SPLIT", "GROUP", "ITEM", "LABEL",
-    "LABELS", "LARGEST", "PROBLEMS_SHOWN", "ROW", "ROW_BYTES", "SECONDS", "SEEN", "SERIES", "SHOWN", "SPLIT",
-    "SPLITS", "SPLIT_BEFORE", "SPLIT_WORDS", "TIMESTAMP", "USER", "WEIGHT", "Backend", "Before", "Catalogue",
-    "Cleaned", "Column", "ColumnRole", "ColumnType", "Decay", "DeclaredColumn", "Distribution", "DuckDBBackend",
-    "HistorySettings", "Invalid", "JsonFile", "Kind", "Notes", "Part", "PartFiles", "Prefixes", "PrepareContext",
-    "Prepared", "Progress", "RawLayout", "RawRows", "Reading", "Remark", "Repeats", "Roles", "RowsBy", "Scatter",
-    "Share", "Source", "TextFile", "TimeSplitSettings", "UnknownTargets", "Weighting", "at_least", "blocks",
-    "blocks_of_part", "check_encoding", "check_parquet", "check_time_format", "clean", "clicks", "column_of",
-    "columns_of", "columns_schema", "count_rows", "count_where", "counts_by", "declared_columns", "doubtful_times",
-    "fetch", "figure", "figures", "find_raw_files", "fingerprint", "first_left_out", "gather", "interactions",
-    "is_dated", "is_missing_marker", "keep_earliest", "label_outcomes", "leave_one_out", "left_join", "limit_bytes",
-    "lines_of", "load_columns", "looks_like_time", "named_files", "nearest_file", "note_doubtful_time",
-    "note_untimed", "number_of", "plain", "prepared", "read_header", "shuffled", "silent", "splits",
-    "splits_by_name", "stage", "time_range", "typed", "unused_columns", "unused_types", "with_splits",
+    "AS_IN_FILE", "CODE_NAME", "DESCRIBES", "ENGINES", "EVENT_WEIGHT", "FILE_SPLIT", "GROUP", "HOW", "ITEM",
+    "LABEL", "LABELS", "LARGEST", "PROBLEMS_SHOWN", "ROW", "ROW_BYTES", "SECONDS", "SEEN", "SERIES", "SHOWN",
+    "SPLIT", "SPLITS", "SPLIT_BEFORE", "SPLIT_WORDS", "TIMESTAMP", "USER", "WEIGHT", "Backend", "Before",
+    "Catalogue", "Cleaned", "Column", "ColumnRole", "ColumnType", "Decay", "DeclaredColumn", "Distribution",
+    "DuckDBBackend", "HistorySettings", "Invalid", "JsonFile", "Kind", "Notes", "Part", "PartFiles", "Prefixes",
+    "PrepareContext", "Prepared", "Progress", "RawLayout", "RawRows", "Reading", "Remark", "Repeats", "Roles",
+    "RowsBy", "Scatter", "Share", "Source", "TextFile", "TimeSplitSettings", "UnknownTargets", "Weighting", "alike",
+    "at_least", "blocks", "blocks_of_part", "check_encoding", "check_parquet", "check_time_format", "clean",
+    "clicks", "column_of", "columns_of", "columns_schema", "count_rows", "count_where", "counts_by",
+    "days_without_clock", "declared_columns", "doubtful_times", "fetch", "figure", "figures", "find_raw_files",
+    "fingerprint", "first_left_out", "gather", "interactions", "is_dated", "is_missing_marker", "keep_earliest",
+    "label_outcomes", "leave_one_out", "left_join", "limit_bytes", "lines_of", "load_columns", "looks_like_time",
+    "named_files", "nearest_file", "note_doubtful_time", "note_untimed", "number_of", "plain", "prepared",
+    "read_header", "returns", "shuffled", "silent", "splits", "splits_by_name", "stage", "stand_ins", "time_range",
+    "typed", "unused_columns", "unused_splits", "unused_types", "with_splits",
 ]  # fmt: skip

@@ -6,16 +6,19 @@ import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from ibis.expr.types import Table
+from ibis.expr.types import Column, Table
 from numpy.typing import NDArray
 
-from recspec.base.errors import how_many, shortened
+from recspec.base.errors import how_many, listed, shortened
 from recspec.data.prepare.backend import Backend, fetch, figures
 from recspec.data.prepare.names import ROW, ColumnRole, columns_of, plain
+from recspec.data.prepare.odd_ids import odd_ids
+from recspec.data.prepare.raw_rows import number_of
 from recspec.data.prepare.tables import SECONDS
 from recspec.data.storage import label_columns, open_split, sample_rows, telling
 from recspec.feature_spec import FeatureSpec
@@ -25,7 +28,12 @@ OWN_ID = 0.75  # ids per event, from which nearly every event has its own
 LOST = 1 / 3  # share of the rows that are left out
 FEW_VALUES, CERTAIN = 20, 30.0  # values of a column; -ln of the chance that all rows of one have the rarer label
 FEW_TIMES, ROWS_PER_TIME = 100, 5  # distinct numbers that are hardly times, in so many rows each or more
-TYPES = r"(event|action|behaviou?r|interaction|activity)(type|name)?|type"
+TYPES = r"(event|action|behaviou?r|interaction|activity)(type|name)?|type|((order|payment|transaction)?status)"
+CLOCKS = r".*(time|hour|hr|clock|minute|timeofday|hourofday)s?"
+SPLIT_LIKE = r"is(train|valid|test|holdout)(ing|set)?|(train|valid|test|holdout)(flag|set)?|usage|(cv)?fold(s|id)?"
+QUANTITIES = r".*(quantity|qty|count|units|amount)"
+STAND_INS = tuple(sign * (10**digits - 1) for digits in (3, 4, 5, 6) for sign in (1, -1))
+"""Numbers that stand for a missing one: 999, -999, 9999, ..."""
 LIKE: Mapping[ColumnRole, str] = {
     "label": r"(is|was|has|did)?(y|label|target|click|convert|conversion|purchase|bought|buy|like|watch|response"
     r"|outcome|positive)(s|d|ed)?",
@@ -45,7 +53,7 @@ def warnings_of(spec: FeatureSpec) -> list[str]:
     rows = counts.get("rows")
     held = sum(map(_number, rows.values())) if isinstance(rows, Mapping) else 0
     kept = _number(counts.get("interactions")) or held
-    told = chain(_own_ids(counts, kept), _one_class(spec), _rows_lost(counts, kept))
+    told = chain(_own_ids(counts, kept), odd_ids(spec), _one_class(spec), _rows_lost(counts, kept))
     return [*told, *(told_label(name, auc) for name, auc in label_columns(spec).items())]
 
 
@@ -131,6 +139,75 @@ def unused_types(backend: Backend, rows: Table, unused: Collection[str]) -> list
                 f"'event_weights={json.dumps(dict.fromkeys(held, 1))}' weighs each type, 0 leaves it out"
             )
     return told
+
+
+def days_without_clock(backend: Backend, rows: Table, unused: Collection[str], time: str) -> list[str]:
+    """A warning if times are days, and columns that are named like times of day are not used."""
+    clocks = [name for name in unused if re.fullmatch(CLOCKS, plain(name))]
+    if not clocks or not rows[time].type().is_numeric():
+        return []
+    found = figures(backend, rows, {"clocked": (rows[time] % 86_400 != 0).sum(), "least": rows[time].min()})
+    if found["clocked"] or found["least"] is None or found["least"] < SECONDS[0]:
+        return []
+    unread = f"{listed(clocks)} {'is' if len(clocks) == 1 else 'are'} not used"
+    told = (
+        f"the time '{shortened(time)}' holds days, and {unread}: events of a day keep the order of the file, and equal "
+    )
+    return [told + "ones are one event; write day and time of day into one column, such as 2024-02-25 12:30:00"]
+
+
+def unused_splits(backend: Backend, rows: Table, names: Collection[str], is_open: bool) -> list[str]:
+    """Warnings about columns that are named like a ready-made split, hold few values, and make no split."""
+    told = []
+    for name in names if is_open else ():
+        if not re.fullmatch(SPLIT_LIKE, plain(name)) or rows[name].type().is_array():
+            continue
+        kinds = rows.select(kind=rows[name].cast("string")).distinct().order_by("kind").limit(FEW_VALUES + 1)
+        held = [kind for kind in fetch(backend, kinds).column("kind").to_pylist() if kind is not None]
+        if 1 < len(held) <= FEW_VALUES:
+            told.append(
+                f"column '{shortened(name)}' is named like a ready-made split, and makes none: it holds "
+                f"{listed(held[:5])}; --set 'splits={name}' takes it once it holds train, valid and test"
+            )
+    return told
+
+
+def returns(backend: Backend, rows: Table, unused: Collection[str]) -> list[str]:
+    """Warnings about quantities below 0, as returned goods have, where each row counts as an event."""
+    names = [name for name in unused if re.fullmatch(QUANTITIES, plain(name)) and not rows[name].type().is_array()]
+    below = {name: (_as_number(rows[name]) < 0).sum() for name in names}
+    found = figures(backend, rows, below) if below else {}
+    return [
+        f"{how_many(count, 'row')} {'has' if count == 1 else 'have'} '{shortened(name)}' below 0, as returns have, and "
+        f"{'counts' if count == 1 else 'count'} as events; --set 'rating={name}' --set min_rating=1 leaves them out"
+        for name, count in found.items()
+        if count
+    ]
+
+
+def stand_ins(backend: Backend, rows: Table, names: Collection[str]) -> list[str]:
+    """Warnings about features in which a number such as -999 lies further from all others than these span."""
+    numbers = {name: rows[name] for name in names if rows[name].type().is_numeric()}
+    asked: dict[tuple[str, str], Any] = {}
+    for name, values in numbers.items():
+        is_other = ~values.isin(STAND_INS)
+        asked |= {(name, "least"): values.min(where=is_other), (name, "most"): values.max(where=is_other)}
+        asked |= {(name, str(value)): (values == value).sum() for value in STAND_INS}
+    found = figures(backend, rows, asked) if asked else {}
+    told = []
+    for name in numbers:
+        least, most = found[name, "least"], found[name, "most"]
+        for value in STAND_INS if least is not None else ():
+            count = found[name, str(value)]
+            if count and max(least - value, value - most) > most - least:
+                held = f"'{shortened(name)}' holds {value} in {how_many(count, 'row')}, and else {least:g} to {most:g}"
+                mend = f"--set 'types={{{name}: {{type: number, missing: [\"{value}\"]}}}}'"
+                told.append(f"{held}: if {value} means no value, {mend}")
+    return told
+
+
+def _as_number(values: Column) -> Column:
+    return number_of(values.strip(), "float64") if values.type().is_string() else values.cast("float64")
 
 
 def doubtful_times(backend: Backend, rows: Table, name: str) -> list[str]:

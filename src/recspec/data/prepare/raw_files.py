@@ -31,6 +31,7 @@ from recspec.data.prepare.text_files import (
     TextFile,
     check_names,
     json_form,
+    lines_of,
     with_announced_separator,
 )
 from recspec.data.prepare.text_layout import begins_with_object, check_quotes, encoding_of, glance
@@ -90,7 +91,7 @@ def find_raw_files(folder: Path, others: Collection[Path], files: Sequence[str],
             raise SettingsError.of(f"{folder}: setting 'files'", missing)
         _note_left_out([path for path in inside if path.name not in files], notes, "setting 'files' names others")
         return [named[name] for name in files]
-    found = [path for path in found if not _is_about(path)]
+    found = [path for path in found if not (_is_about(path) or path.name.startswith("."))]
     kinds = (PARQUET_SUFFIXES, JSON_SUFFIXES, TEXT_SUFFIXES)
     held = [paths for kind in kinds if (paths := [path for path in found if unpacked_name(path).endswith(kind)])]
     if len(held) == 1:
@@ -278,17 +279,24 @@ def _raw_text(path: Path, reading: Reading, notes: Notes) -> TextFile:
 
 def _with_layout(file: TextFile, layout: TextLayout, reading: Reading) -> TextFile:
     """A file with the columns of the layout of the first, or, with headers, of its own."""
-    separator = layout.separator
-    names = layout.names
-    if layout.header and not reading.columns:
-        names = glance(
-            file, separator=separator, columns=(), layout="rows", mentioned=frozenset(names), notes=Notes()
-        ).names
+    separator, names, header = layout.separator, layout.names, layout.header
+    if header or next(lines_of(file), None) is not None:
+        mentioned = frozenset(names if header else ("column_1",))
+        columns = reading.columns
+        own = glance(file, separator=separator, columns=columns, layout="rows", mentioned=mentioned, notes=Notes())
+        if columns:
+            header = own.header
+        elif own.header != header:
+            what, other = ("data", "names the columns") if header else ("a header", "is data")
+            so = "write the names above it" if header else "leave it out"
+            raise DataError(f"{file.path}: the first line is {what}, and that of the first file {other}; {so}")
+        elif header:
+            names = own.names
     quote = layout.quote if len(separator) == 1 and separator != " " else ""
     return replace(
         file,
         separator=separator,
-        header=layout.header,
+        header=header,
         names=names,
         columns=dict.fromkeys(names, "string"),
         quote=quote,

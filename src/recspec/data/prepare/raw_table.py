@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
-from operator import or_
+from operator import and_, or_
 from pathlib import Path
 from typing import NamedTuple
 
@@ -195,8 +195,8 @@ CODE_NAME = re.compile(
 """Names of columns whose digits tell things apart: `city_id`, `countryCode`."""
 VECTOR = r"^\[\s*[-+.0-9][-+.0-9eE]*([\s,;]+[-+.0-9][-+.0-9eE]*)+\s*\]$"
 """Lists of two or more numbers in brackets, such as `[0.5, -1.25]`."""
-JOINED = r"^[^|^]+([|^][^|^]+)+$"
-"""Several values in one text, as FuxiCTR and MovieLens write lists: `12^7^99`, `Drama|War`."""
+JOINED = r"^[^|^;]+([|^][^|^;]+|;[^|^; ][^|^;]*)+$"
+"""Several values in one text, as FuxiCTR, MovieLens and others write lists: `12^7^99`, `Drama|War`, `red;blue`."""
 INVALID = "__invalid__"  # where a row holds an invalid value, for the moment of a query
 
 
@@ -414,7 +414,7 @@ class _Typing:
             if asked and seen.joined and name not in self.roles.categories:
                 text = self.rows.table.filter(self.rows.table[name].strip().re_search(JOINED))
                 value = str(self.rows.first(text.select(ROW, _value=text[name])).column("_value")[0])
-                mark = next(each for each in value if each in "|^")
+                mark = next(each for each in value if each in "|^;")
                 self.rows.notes.inferred.append(
                     f"'{name}': {how_many(seen.joined, 'value')} such as "
                     f"'{shortened(value)}' may be lists; --set 'lists=[{name}]' --set "
@@ -500,6 +500,10 @@ class _Typing:
                     f"column '{name}' has no value in {rows}; leave these rows out, or give them an id"
                     f"{self.rows.reading.advice('them')}"
                 )
+        if counts.get((ids[0], "header") if ids else ("", "")):
+            again = self.rows.first(table.filter(_repeats_header(table, ids)).select(ROW))
+            places = ", ".join(self.rows.places(again.column(ROW).to_pylist()))
+            problems.append(f"the header stands among the rows again, such as {places}; leave it out there")
         if problems:
             raise DataError.of(self.rows.where, problems)
         for name in ids:
@@ -522,6 +526,8 @@ class _Typing:
                     tests[name, "decimals"] = text.re_search(DECIMAL_ID)
                     tests[name, "blanks"] = text != text.strip()
                     tests[name, "markers"] = is_missing_marker(text)
+        if len(ids) > 1 and all(table[name].type().is_string() for name in ids) and not self.roles.shown:
+            tests[ids[0], "header"] = _repeats_header(table, ids)
         return count_where(self.rows.backend, table, tests)
 
     def _equal_ids(self, table: Table, name: str) -> list[str]:
@@ -542,11 +548,20 @@ class _Typing:
         for why, what, told in (
             ("blanks", "have blanks around them, which are part of the id", notes.inferred),
             ("markers", "look like missing values, and are kept as ids", notes.warnings),
+            ("decimals", "are whole numbers with a fraction, which is part of the id", notes.warnings),
         ):
-            if rows := counts.get((name, why)):
+            if (rows := counts.get((name, why))) and not (why == "decimals" and name in self.rows.reading.types):
                 text = table[name]
-                odd = table.filter(text != text.strip() if why == "blanks" else is_missing_marker(text))
+                tests = {"blanks": text != text.strip(), "markers": is_missing_marker(text)}
+                odd = table.filter(tests.get(why, text.re_search(DECIMAL_ID)))
                 ids = fetch(self.rows.backend, odd.select(text=text).distinct().order_by("text")).column(0).to_pylist()
                 note = f"'{name}': {how_many(len(ids), 'id')}, in {how_many(rows, 'row')}, {what}: {listed(ids[:5])}"
                 leave_out = f"; --set 'missing_values={json.dumps(ids)}' --set invalid_values=drop leaves them out"
+                if why == "decimals":
+                    leave_out = f"; --set 'types={{{name}: integer}}' reads them without it"
                 told.append(note + (leave_out if told is notes.warnings and self.rows.reading.settable else ""))
+
+
+def _repeats_header(table: Table, names: Sequence[str]) -> BooleanValue:
+    """Where each of these columns holds its own name, as where files with headers were put together."""
+    return reduce(and_, (table[name].strip() == name for name in names))

@@ -218,8 +218,8 @@ class Times:
         ]
         if least >= 19_000_101 and most <= 21_001_231:
             looks.append(("days", "%Y%m%d"))
-        elif all(fits(str(value), BY_HOUR) for value in (least, most)):
-            looks.append(("hours", BY_HOUR))
+        forms = (("hours", BY_HOUR), ("hours", "%Y%m%d%H"), ("minutes", "%Y%m%d%H%M"), ("seconds", "%Y%m%d%H%M%S"))
+        looks += [(what, form) for what, form in forms if all(_is_digits(value, form) for value in (least, most))]
         taken = f"'{self.name}': numbers, taken as they are; they look like"
         self.rows.notes.inferred.extend(f"{taken} {what}, which time_format={form} makes dates" for what, form in looks)
 
@@ -294,6 +294,13 @@ class Times:
         return text.length()  # never read, because the problem is raised first
 
 
+def _is_digits(value: Any, form: str) -> bool:
+    """Whether a number is a time in this format, with all its digits; with a century, from 1900 to 2100."""
+    text = str(value)
+    century = "%Y" not in form or text[:2] in ("19", "20")
+    return len(text) == len(form) + 2 * ("%Y" in form) and century and fits(text, form)
+
+
 def seconds_of(rows: RawRows, name: str) -> Values:
     """`Times.seconds` for the time of the rows; a few times far from all others are a problem.
 
@@ -312,15 +319,22 @@ def seconds_of(rows: RawRows, name: str) -> Values:
 def _refuse_few_far(rows: RawRows, name: str, seconds: Values) -> None:
     """Refuse the few times that lie far from all others: years such as 1900 and 9999, 0, or another unit."""
     far = (seconds < EVENTS[0]) | (seconds > EVENTS[1])
-    found = rows.count_where({"present": seconds.notnull(), "far": far})
+    units = {
+        unit: seconds.between(EVENTS[0] * per_second, EVENTS[1] * per_second)
+        for unit, per_second in PER_SECOND.items()
+        if per_second > 1
+    }
+    found = rows.count_where({"present": seconds.notnull(), "far": far, **units})
     count, near = found["far"], found["present"] - found["far"]
-    if 0 < count < near and name not in rows.settle():
+    other = next((unit for unit in units if found[unit] == count), None)  # all far ones are times in another unit
+    if count and (count < near or (near and other)) and name not in rows.settle():
         them = "it" if count == 1 else "them"
+        do = f"they look like {other}, so write all in one unit" if other else f"correct {them}"
         rows.refuse(
             far,
             name,
             f"expected a time between 1973 and 2065, as {near:,} other values are",
-            remedy=f"; correct {them}, or set 'types={{{name}: number}}' for numbers that are no times since 1970",
+            remedy=f"; {do}, or set 'types={{{name}: number}}' for numbers that are no times since 1970",
         )
 
 
