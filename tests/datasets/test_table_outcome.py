@@ -228,6 +228,16 @@ def test_a_clean_table_has_no_warning(table: Callable[[Generator], Columns], see
     assert told(table(np.random.default_rng(seed))).startswith("[None, ")
 
 
+def test_a_second_spelling_of_the_day_is_no_time_of_day() -> None:
+    """As in the files of Amazon's reviews."""
+    rng = np.random.default_rng(0)
+    days = rng.integers(1, 29, NUM_ROWS)
+    columns = without(events, "timestamp")(rng)
+    columns["date"] = [f"2014-02-{day:02d}" for day in days]
+    columns["reviewTime"] = [f"02 {day} 2014" for day in days]
+    assert "time of day" not in told(columns)
+
+
 # --- what is done instead --------------------------------------------------------------------------------------------
 
 

@@ -29,6 +29,7 @@ LOST = 1 / 3  # share of the rows that are left out
 FEW_VALUES, CERTAIN = 20, 30.0  # values of a column; -ln of the chance that all rows of one have the rarer label
 FEW_TIMES, ROWS_PER_TIME = 100, 5  # distinct numbers that are hardly times, in so many rows each or more
 TYPES = r"(event|action|behaviou?r|interaction|activity)(type|name)?|type|((order|payment|transaction)?status)"
+CLOCK = r"^\d{1,5}(:\d{2}){0,2}(\.\d+)?( ?[AaPp][Mm])?$"  # 9, 9:30, 9:30:15.5, 09:30 PM, 34215
 CLOCKS = r".*(time|hour|hr|clock|minute|timeofday|hourofday)s?"
 SPLIT_LIKE = r"is(train|valid|test|holdout)(ing|set)?|(train|valid|test|holdout)(flag|set)?|usage|(cv)?fold(s|id)?"
 QUANTITIES = r".*(quantity|qty|count|units|amount)"
@@ -142,8 +143,11 @@ def unused_types(backend: Backend, rows: Table, unused: Collection[str]) -> list
 
 
 def days_without_clock(backend: Backend, rows: Table, unused: Collection[str], time: str) -> list[str]:
-    """A warning if times are days, and columns that are named like times of day are not used."""
-    clocks = [name for name in unused if re.fullmatch(CLOCKS, plain(name))]
+    """A warning if times are days, and columns that look like times of day are not used."""
+    clocks = [name for name in unused if re.fullmatch(CLOCKS, plain(name)) and not rows[name].type().is_nested()]
+    if clocks:
+        others = {name: (~rows[name].cast("string").re_search(CLOCK)).sum() for name in clocks}
+        clocks = [name for name, count in figures(backend, rows, others).items() if count == 0]
     if not clocks or not rows[time].type().is_numeric():
         return []
     found = figures(backend, rows, {"clocked": (rows[time] % 86_400 != 0).sum(), "least": rows[time].min()})
