@@ -35,7 +35,6 @@ class Data(Viewed):
     Attributes:
         path: The folder.
         spec: The feature specification.
-        prepared: What `prepare` counted, and the lists `warnings`, `inferred`, `dropped` and `changed` of sentences.
         message: How the last `prepare` ended; empty for a dataset that was opened.
         kind: The kind of frame in which answers go out by default.
     """
@@ -48,7 +47,10 @@ class Data(Viewed):
 
     @cached_property
     def prepared(self) -> Mapping[str, object]:
-        """See the attributes of the class; empty for a dataset made elsewhere."""
+        """What `prepare` counted, and the lists `warnings`, `inferred`, `dropped` and `changed` of sentences.
+
+        Empty for a dataset made elsewhere.
+        """
         from recspec.base.files import read_json
         from recspec.data.storage import PREPARE_FILE
 
