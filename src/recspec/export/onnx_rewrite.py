@@ -32,6 +32,7 @@ def simplify(model: ModelProto) -> ModelProto:
     """A program of fewer nodes with the same inputs and outputs; changes `model`."""
     _fold(model)
     _lay_columns_first(model)
+    _join_once(model)
     _single_columns_first(model)
     _keep_small_probabilities(model)
     drop_unused(model)
@@ -117,6 +118,33 @@ def _lay_columns_first(model: ModelProto) -> None:
         else:
             made[-1].output[0] = own
     refill(model.graph.node, made)
+
+
+def _join_once(model: ModelProto) -> None:
+    """Merge a Concat into the only Concat that reads it, except a Concat of raw columns; remove Identity nodes.
+
+    A Concat of raw numbers is then an input of the one that joins them with embeddings, by which `int8` finds them.
+    """
+    given = {each.name for each in model.graph.input}
+    made = {name: node for node in model.graph.node for name in node.output}
+    outputs = {each.name for each in model.graph.output}
+    readers = Counter(name for node in model.graph.node for name in node.input)
+    for node in model.graph.node:
+        for place, name in enumerate(node.input):
+            while (maker := made.get(name)) is not None and maker.op_type == "Identity" and name not in outputs:
+                name = maker.input[0]
+            node.input[place] = name
+        if node.op_type != "Concat":
+            continue
+        inputs: list[str] = []
+        for name in node.input:
+            maker = made.get(name)
+            same = maker is not None and maker.op_type == "Concat" and maker.attribute == node.attribute
+            if maker is not None and same and readers[name] == 1 and not set(maker.input) <= given:
+                inputs += maker.input
+            else:
+                inputs.append(name)
+        refill(node.input, inputs)
 
 
 # --- probabilities ---------------------------------------------------------------------------------------------------
