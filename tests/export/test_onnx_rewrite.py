@@ -92,6 +92,26 @@ def test_numbers_are_multiplied_apart_from_embeddings() -> None:
     assert numbers_apart(simplify(as_exported()), []) == simplify(as_exported())
 
 
+def test_numbers_are_found_in_a_concat_of_concats() -> None:
+    """A deep part may join embeddings with numbers, and then with more embeddings."""
+
+    def nested() -> object:
+        model = as_exported()
+        nodes = list(model.graph.node)  # type: ignore[attr-defined]
+        at = next(place for place, node in enumerate(nodes) if node.output[0] == "joined")
+        nodes[at : at + 1] = [
+            helper.make_node("Concat", ["numbers"], ["inner"], axis=1),
+            helper.make_node("Concat", ["wide", "inner"], ["outer"], axis=1),
+            helper.make_node("Concat", ["outer"], ["joined"], axis=1),
+        ]
+        del model.graph.node[:]  # type: ignore[attr-defined]
+        model.graph.node.extend(nodes)  # type: ignore[attr-defined]
+        return model
+
+    made = numbers_apart(simplify(nested()), ["product"])
+    assert {each.name for each in made.graph.initializer} >= {"probability.embedded", "probability.raw"}
+
+
 @pytest.mark.parametrize("numbers", [["x"], ["x", "y"]])
 @pytest.mark.parametrize("first", [False, True])
 def test_numbers_are_found_on_both_sides_and_alone(numbers: list[str], first: bool) -> None:
@@ -140,6 +160,16 @@ def test_ids_of_two_types_are_cast_one_by_one() -> None:
         return graph(nodes, {"one": np.array([1])}, {"probability": 2, "logit": 2})
 
     assert_close(answers(simplify(made()))["probability"], answers(made())["probability"])
+
+
+def test_what_is_read_twice_or_is_an_output_stays() -> None:
+    nodes = [
+        helper.make_node("Concat", ["x", "y"], ["numbers"], axis=1),
+        helper.make_node("Identity", ["numbers"], ["logit"]),
+        helper.make_node("Add", ["numbers", "one"], ["probability"]),
+    ]
+    made = simplify(graph(nodes, {"one": np.ones(2, np.float32)}, {"probability": 2, "logit": 2}))
+    assert_close(answers(made)["probability"], answers(made)["logit"] + 1)
 
 
 COLUMN = np.array([2.0, -1.0], np.float32)
@@ -231,7 +261,9 @@ def test_a_row_of_zeros_has_int8_products_too() -> None:
     weight, bias = np.array([[1.0, -2.0], [0.5, 4.0]], np.float32), np.array([0.25, -1.0], np.float32)
     model = graph(nodes, {"weight": weight, "bias": bias}, {"probability": 2, "logit": 2})
     program = OnnxModel(
-        with_int8_products(model, ["product"]).SerializeToString(), Signature("rows", PORTS[2:]), threads=1
+        with_int8_products(model, ["product"]).SerializeToString(),
+        Signature("rows", PORTS[2:]),
+        threads=1,
     )
     inputs = {"x": np.array([[-1.0], [1.0], [0.0]], np.float32), "y": np.array([[-2.0], [0.0], [0.0]], np.float32)}
     zeros = {port.name: np.zeros((3, 1), np.int64) for port in PORTS[:2]}
