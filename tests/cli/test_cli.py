@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from recspec import api, datasets
-from recspec.api import verbs
+from recspec.api import verb_checks
 from recspec.bench import speed
 from recspec.cli import app as cli
 from recspec.cli import console, presenters
@@ -498,7 +498,10 @@ def test_of_many_processes_the_first_tells_a_mistake_and_no_mistake_is_lost(
 ) -> None:
     waited: list[float] = []
     monkeypatch.setattr("recspec.api.verb_checks.time.sleep", waited.append)
-    for rank, expected in (("0", []), ("1", [verbs.PATIENCE])):  # nobody ends the second, so it tells after its wait
+    for rank, expected in (
+        ("0", []),
+        ("1", [verb_checks.PATIENCE]),
+    ):  # nobody ends the second, so it tells after its wait
         monkeypatch.setenv("LOCAL_RANK", rank)
         status, _, said = run("train", "neumf", data.folder, tmp_path / "run", "--set", "epohs=1")
         assert (status, waited) == (2, expected)

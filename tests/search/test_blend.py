@@ -20,13 +20,13 @@ from recspec.evaluation import blending
 from recspec.feature_spec import FeatureSpec
 from recspec.inference import Predictor
 from recspec.models import MODELS
-from recspec.training.search import AutoSearch, Leaderboard, candidates, ending
+from recspec.training.search import AutoSearch, Leaderboard, candidates, finish
 from recspec.training.search.finish import affordable, blend_candidates
 from recspec.training.search.state import BEST, COMMANDS, RECIPES, RUNS, STATE, Line, State, judge, question_of
 from tests import made_up
 
 FITTED = ("ease", "gf_cf", "popularity")
-JUDGED = ending._judged
+JUDGED = finish._judged
 FEW = {"epochs": 2, "batch_size": 64, "precision": "fp32"}
 
 
@@ -39,8 +39,8 @@ def equal_parts(monkeypatch: pytest.MonkeyPatch) -> None:
         return parts, search.value(parts), [0.0 for _ in parts]
 
     monkeypatch.setattr(blending._Search, "run", run)
-    monkeypatch.setattr(ending, "_judged", lambda *_: (1.0, ""))
-    monkeypatch.setattr(ending, "SECONDS", 0.01)
+    monkeypatch.setattr(finish, "_judged", lambda *_: (1.0, ""))
+    monkeypatch.setattr(finish, "SECONDS", 0.01)
 
 
 def a_search(spec: FeatureSpec, out: Path, models: tuple[str, ...] = FITTED, **more: object) -> AutoSearch:
@@ -54,7 +54,7 @@ def out(data: FeatureSpec, tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(blending, "WEIGHTS", (0.3, 1.0))
         patch.setattr(blending, "FACTORS", (0.7, 1.4))
-        patch.setattr(ending, "LEAST_LEAD", 0.0)
+        patch.setattr(finish, "LEAST_LEAD", 0.0)
         a_search(data, folder).run()
     return folder
 
@@ -182,7 +182,7 @@ def test_more_minutes_blend_anew(data: FeatureSpec, tmp_path: Path) -> None:
 def test_few_seconds_leave_it_out_with_the_reason(
     data: FeatureSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ending, "seconds_of_trial", lambda _: 1e9)
+    monkeypatch.setattr(finish, "seconds_of_trial", lambda _: 1e9)
     board = a_search(data, tmp_path / "out", ("popularity", "gf_cf")).run()
     assert "blend" not in {line["name"] for line in board.lines}
     assert "too few to choose its weights; give more --minutes" in board.left_out["blend"]
@@ -201,8 +201,8 @@ def test_models_that_do_not_help_leave_it_out(
 def test_a_gain_below_its_standard_error_leaves_it_out(
     data: FeatureSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ending, "_judged", JUDGED)
-    monkeypatch.setattr(ending, "LEAST_LEAD", 1e6)
+    monkeypatch.setattr(finish, "_judged", JUDGED)
+    monkeypatch.setattr(finish, "LEAST_LEAD", 1e6)
     board = a_search(data, tmp_path / "out", ("popularity", "gf_cf")).run()
     assert "less than a standard error" in board.left_out["blend"]
 

@@ -26,7 +26,7 @@ from recspec.inference import Predictor
 from recspec.loading import Ranks
 from recspec.models import MODELS, Model
 from recspec.training import TrainSettings, defaults, train
-from recspec.training.search import AutoSearch, candidates, ending, main_reason
+from recspec.training.search import AutoSearch, candidates, finish, main_reason
 from recspec.training.search.auto import MOST_ATTEMPTS, first_slice, next_of
 from recspec.training.search.candidates import begin
 from recspec.training.search.state import (
@@ -130,7 +130,7 @@ def opened_tests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             found.append(model.name)
         return judge(model, question, metric, *more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(ending, "judge", noted)
+    monkeypatch.setattr(finish, "judge", noted)
     return found
 
 
@@ -140,7 +140,7 @@ def test_a_stopped_final_evaluation_goes_on_and_opens_test_for_no_other_choice(
     data: FeatureSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
 ) -> None:
     opened, told = opened_tests(monkeypatch), list[str]()
-    monkeypatch.setattr(ending, "blend_candidates", lambda *_: [])  # without a blend
+    monkeypatch.setattr(finish, "blend_candidates", lambda *_: [])  # without a blend
     names = ("popularity", "ease", "item_knn")
     stopped = a_search(data, tmp_path / "out", names, tell=told.append)
     stopped.stop_requested = lambda: sum(each.startswith("final evaluation") for each in told) > after
@@ -196,7 +196,7 @@ def test_what_cannot_be_measured_is_told_and_leaves_a_winner(
     def failing(*_: object) -> Judged:
         raise MemoryError
 
-    monkeypatch.setattr(ending, "judge", failing)
+    monkeypatch.setattr(finish, "judge", failing)
     board = a_search(data, tmp_path / "out", ("popularity", "ease")).run()
     assert "not enough memory" in str(board.lines[0]["problem"])
     assert bundle.find(tmp_path / "out" / BEST).is_dir()
