@@ -108,7 +108,7 @@ def print_view(view: View) -> None:
 
 
 def print_remarks(view: View) -> None:
-    """Print on standard error what a result says beside its tables."""
+    """Print the notes and warnings of a result to standard error."""
     for remark in view.remarks:
         err.print(remark, soft_wrap=True)
 

@@ -368,8 +368,8 @@ def _respelled(events: Path, before: Encoders, after: Encoders) -> Iterator[str]
         if name not in before.vocabularies:
             continue
         known, ids = len(before.vocabularies[name]), after.vocabularies[name].values
-        pairs, new = alike(ids, known), len(ids) - known
-        if not pairs:
+        new = len(ids) - known
+        if not new or not (pairs := alike(ids, known)):
             continue
         (one, other), *_ = pairs
         told = (

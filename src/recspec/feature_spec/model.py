@@ -410,7 +410,7 @@ _PlainDumper.add_representer(list, _write_list)
 
 
 def _find(path: Path) -> Path:
-    """The file to read for what the user named, or an error that says what is there instead."""
+    """The specification file that a path stands for. Raises an error that says what is there instead."""
     if path.is_dir():
         try:
             file = confined(path, FILE_NAME)

@@ -138,7 +138,7 @@ class RawCatalogue:
 
     @cached_property
     def _sources(self) -> dict[str, Callable[[], Column]]:
-        """How each column is read, by every name that it goes by."""
+        """Each name of a column -> how the column is read."""
         found: dict[str, Callable[[], Column]] = {}
         for name in self._stored:
             if name not in self._features:

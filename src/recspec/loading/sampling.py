@@ -140,7 +140,7 @@ def _equally_wide(*features: Tensor) -> list[Tensor]:
 
 
 def _known_or(given: Tensor, known: Tensor, has_id: Tensor) -> Tensor:
-    """A feature of rows: what the catalogue knows of items with an id, and what the row says of others."""
+    """A feature of rows: the catalogue's value for an item with an id, the row's own value for any other."""
     return torch.where(has_id if known.dim() == 1 else has_id[:, None], known, given)
 
 

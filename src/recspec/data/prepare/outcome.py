@@ -126,15 +126,20 @@ def unused_columns(backend: Backend, rows: Table, unused: Collection[str], roles
     return told
 
 
+def _few_values(backend: Backend, rows: Table, name: str) -> list[str]:
+    """The values of a column as text, ascending; empty if there is one, or more than `FEW_VALUES`."""
+    kinds = rows.select(kind=rows[name].cast("string")).distinct().order_by("kind").limit(FEW_VALUES + 1)
+    held = [kind for kind in fetch(backend, kinds).column("kind").to_pylist() if kind is not None]
+    return held if 1 < len(held) <= FEW_VALUES else []
+
+
 def unused_types(backend: Backend, rows: Table, unused: Collection[str]) -> list[str]:
     """Warnings about columns that are named like the types of events, hold several, and are not used."""
     told = []
     for name in unused:
         if not re.fullmatch(TYPES, plain(name.rpartition(".")[2])):
             continue
-        kinds = rows.select(kind=rows[name].cast("string")).distinct().order_by("kind").limit(FEW_VALUES + 1)
-        held = [kind for kind in fetch(backend, kinds).column("kind").to_pylist() if kind is not None]
-        if 1 < len(held) <= FEW_VALUES:
+        if held := _few_values(backend, rows, name):
             told.append(
                 f"events of all types in column '{shortened(name)}' count alike; --set 'event={name}' --set "
                 f"'event_weights={json.dumps(dict.fromkeys(held, 1))}' weighs each type, 0 leaves it out"
@@ -166,9 +171,7 @@ def unused_splits(backend: Backend, rows: Table, names: Collection[str], is_open
     for name in names if is_open else ():
         if not re.fullmatch(SPLIT_LIKE, plain(name)) or rows[name].type().is_array():
             continue
-        kinds = rows.select(kind=rows[name].cast("string")).distinct().order_by("kind").limit(FEW_VALUES + 1)
-        held = [kind for kind in fetch(backend, kinds).column("kind").to_pylist() if kind is not None]
-        if 1 < len(held) <= FEW_VALUES:
+        if held := _few_values(backend, rows, name):
             told.append(
                 f"column '{shortened(name)}' is named like a ready-made split, and makes none: it holds "
                 f"{listed(held[:5])}; --set 'splits={name}' takes it once it holds train, valid and test"
