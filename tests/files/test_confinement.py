@@ -377,7 +377,7 @@ def test_a_vocabulary_s_name_stays_in_its_folder(name: str, tmp_path: Path) -> N
         encoders.save(folder)
         assert list(Encoders.load(folder).vocabularies) == [name]
     else:
-        with pytest.raises(DataError, match="leads outside the folder"):
+        with pytest.raises(PathError, match="leads outside the folder"):
             encoders.save(folder)
         with pytest.raises(DataError, match="leads outside the folder"):
             Encoders.load(folder)

@@ -247,11 +247,11 @@ class Encoders:
 
 
 def _file(folder: Path, name: str) -> Path:
-    """The file of a vocabulary or projection. Raises `DataError` if its name leads outside."""
+    """The file of a vocabulary or projection. Raises `PathError` if its name leads outside."""
     try:
         return confined(folder, f"{VOCABULARIES}/{name}.parquet")
     except PathError as error:
-        raise DataError(f"{folder / ENCODERS_FILE}: {error}") from None
+        raise PathError(f"{folder / ENCODERS_FILE}: {error}") from None
 
 
 def raw_names(encoders: Encoders | None, features: Iterable[str]) -> Iterator[str]:
