@@ -44,6 +44,11 @@ MODEL_CASES: Mapping[str, ModelCase] = {
         {"embedding_dim": 4, "bottom": [], "cross_layers": 1, "top": [8]},
         "cross",
     ),
+    "multitask": ModelCase(
+        {"embedding_dim": 8, "form": "mmoe", "experts": 2, "expert": (32,), "tower": (16,)},
+        {"embedding_dim": 4, "form": "mmoe", "experts": 2, "expert": [8], "tower": [8]},
+        "towers",
+    ),
     "din": ModelCase(
         {"embedding_dim": 8, "hidden": (32, 16), "attention_hidden": (16, 8)},
         {"embedding_dim": 4, "hidden": [8], "attention_hidden": [8]},

@@ -253,6 +253,7 @@ def _named_columns_problems(tables: Tables) -> list[str]:
     named = {"user": settings.user, "item": settings.item, "label": settings.label, "group": settings.group}
     named |= {"rating": settings.rating, "splits": settings.splits if isinstance(settings.splits, str) else None}
     named |= {"weight": settings.weight, "event": settings.event}
+    named |= {f"other_labels.{place}": name for place, name in enumerate(settings.other_labels)}
     if "timestamp" in settings.model_fields_set or settings.chosen_split == "time" or settings.reads_times:
         named["timestamp"] = settings.timestamp
     columns = [name for name in tables.rows.columns if name not in OURS]

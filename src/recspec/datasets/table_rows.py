@@ -63,7 +63,9 @@ def with_key(tables: Tables, rows: Table, copies: bool | None) -> tuple[Table, s
     rows of equal features that have the other label.
     """
     backend = tables.backend
-    features = [name for name in rows.columns if name not in (*OURS, tables.settings.label)]
+    features = [
+        name for name in rows.columns if name not in (*OURS, tables.settings.label, *tables.settings.other_labels)
+    ]
     name = free_name(CONTENT, rows.columns)
     alike = rows[ROW].min().over(ibis.window(group_by=features)) if features else rows[ROW]
     found = backend.stage(rows.mutate(**{name: alike}))

@@ -241,6 +241,10 @@ class Settings(SignalSettings):
         None,
         description="column to predict, 0 or 1; by default label, click, clicked, ...; without one, every row is a 1",
     )
+    other_labels: tuple[str, ...] = Field(
+        (),
+        description="further columns to predict, 0 or 1, for models of several labels, such as purchase beside click",
+    )
     positive_from: float | None = Field(None, description="the label is 1 from this number on, else 0")
     split: Split | None = Field(
         None,
@@ -356,8 +360,13 @@ class Settings(SignalSettings):
             )
         if self.min_rating is not None and self.rating is None and "rating" in self.model_fields_set:
             raise ValueError("min_rating needs the column of the rating")
-        if self.label is not None and self.label in (self.group, self.user, self.item, *self.features):
-            raise ValueError(f"'{self.label}' is the label; as a feature, an id or the group it would give itself away")
+        if self.other_labels and self.label is None and "label" in self.model_fields_set:
+            raise ValueError("other_labels are beside a label; name its column with label")
+        labels = [name for name in (self.label, *self.other_labels) if name is not None]
+        if doubled := [name for name in dict.fromkeys(labels) if labels.count(name) > 1]:
+            raise ValueError(f"{listed(doubled)}: named as a label more than once")
+        if leaks := [name for name in labels if name in (self.group, self.user, self.item, *self.features)]:
+            raise ValueError(f"{listed(leaks)}: a label; as a feature, an id or the group it would give itself away")
         if self.positive is not None and self.positive_from is not None:
             raise ValueError("positive is for a label of words and positive_from for one of numbers; leave one out")
         if self.half_life is not None and self.timestamp is None:
@@ -457,7 +466,8 @@ class Settings(SignalSettings):
     @property
     def with_role(self) -> set[str]:
         """The columns that settings of one column name."""
-        return {name for setting in ROLE_SETTINGS if isinstance(name := getattr(self, setting), str)}
+        named = {name for setting in ROLE_SETTINGS if isinstance(name := getattr(self, setting), str)}
+        return {*named, *self.other_labels}
 
     @property
     def with_kind(self) -> set[str]:

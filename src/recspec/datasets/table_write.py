@@ -249,6 +249,7 @@ def write_labelled(
         ITEM: settings.item,
         TIMESTAMP: settings.timestamp if dated else None,
         **plan.in_rows("user", "item", "context"),
+        **{name: name for name in settings.other_labels},
     }
     kept = rows.select(
         **{name: rows[column] for name, column in wanted.items() if column is not None},
@@ -276,6 +277,7 @@ def write_labelled(
         users=catalogues.get("user"),
         items=catalogues.get("item"),
         grouped="values" if group is not None else False,
+        other_labels=settings.other_labels,
         min_count=settings.min_count,
         missing_values=settings.missing_values,
         missing_by_column=settings.missing_by_column,

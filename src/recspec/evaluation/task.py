@@ -37,6 +37,9 @@ MOST_PAIRS_OF_EVENTS = 1e10
 class EvaluateSettings(config.Settings):
     """Settings of an evaluation."""
 
+    label: str | None = Field(
+        default=None, description="label to measure, of several; by default the first that the model learned"
+    )
     ks: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(
         default=None,
         min_length=1,

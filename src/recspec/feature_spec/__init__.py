@@ -16,11 +16,14 @@ from recspec.feature_spec.signature import (
     Signature,
     check_description,
     find_export_file,
+    is_output,
+    probability_of,
     signature_of,
 )
 
 __all__ = [
     "CHUNK_TYPES", "EXPORT_FILE", "FILE_NAME", "FORMS", "LOGIT", "MOST_IDS", "NO_FILES", "OUTPUTS", "PROBABILITY",
     "RANKING_OUTPUTS", "SPLITS", "Chunk", "ChunkType", "Feature", "FeatureSpec", "Form", "Level", "Port",
-    "PortType", "Role", "Signature", "check_description", "find_export_file", "json_schema", "signature_of",
+    "PortType", "Role", "Signature", "check_description", "find_export_file", "is_output", "json_schema",
+    "probability_of", "signature_of",
 ]  # fmt: skip

@@ -31,6 +31,7 @@ from recspec.models.known_items import KnownEvents, problems_of_lists
 from recspec.models.logistic_regression import LogisticRegression
 from recspec.models.markov import Markov
 from recspec.models.mult_vae import MultVae
+from recspec.models.multitask import MultiTask, label_views
 from recspec.models.neumf import NeuMF
 from recspec.models.popularity import Popularity
 from recspec.models.sasrec import SasRec
@@ -41,9 +42,10 @@ from recspec.models.wide_deep import INDICATOR_MOST_IDS, Deep, Wide, WideDeep, W
 __all__ = [
     "INDICATOR_MOST_IDS", "MODELS", "TRAINING_SPACE", "DataFacts", "Deep", "FittedItemModel", "FittedModel",
     "IdFacts", "Ids", "Interactions", "ItemModel", "KnownEvents", "KnownItemsModel", "LogisticRegression",
-    "LossNeeds", "Model", "PreparedNegatives", "Proposals", "Scores", "SequenceModel", "Shapes", "Task",
+    "LossNeeds", "Model", "MultiTask", "PreparedNegatives", "Proposals", "Scores", "SequenceModel", "Shapes", "Task",
     "TrainedItemModel", "Traits", "UserEvents", "Wide", "WideDeep", "WideDeepSettings", "all_models", "at_once",
-    "counts_of", "find_model", "known_models", "on_meta_device", "problems_of_lists", "require_libraries",
+    "counts_of", "find_model", "known_models", "label_views", "on_meta_device", "problems_of_lists",
+    "require_libraries",
 ]  # fmt: skip
 
 
@@ -52,6 +54,7 @@ MODELS: dict[str, type[Model]] = {
     WideDeep.name: WideDeep,
     Dlrm.name: Dlrm,
     DcnV2.name: DcnV2,
+    MultiTask.name: MultiTask,
     Din.name: Din,
     Dien.name: Dien,
     Sim.name: Sim,

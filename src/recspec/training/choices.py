@@ -26,7 +26,7 @@ from recspec.loading import (
     place,
     torchrec_tables,
 )
-from recspec.models import FittedModel, Ids, ItemModel, Model, Shapes, TrainedItemModel
+from recspec.models import FittedModel, Ids, ItemModel, Model, MultiTask, Shapes, TrainedItemModel
 from recspec.models.layers import Embeddings, kernels
 from recspec.training.optimizers import MetaModel
 from recspec.training.product_rates import ONEDNN_PAYS, ProductRates
@@ -63,6 +63,15 @@ class Choice(Generic[T]):
 
 
 # --- rows ------------------------------------------------------------------------------------------------------------
+
+
+def of_label(spec: FeatureSpec, settings: TrainSettings) -> FeatureSpec:
+    """The dataset with the label of the settings as the first. Raises `SettingsError` if it has no such label."""
+    if settings.label is None:
+        return spec
+    if settings.label not in spec.labels:
+        raise SettingsError(f"{spec.folder}: train.label: {unknown('label', settings.label, spec.labels)}")
+    return spec.of_label(settings.label)
 
 
 def check_splits(spec: FeatureSpec, splits: Sequence[str]) -> None:
@@ -238,7 +247,7 @@ def open_rows(
     With `newest`, only those rows are trained on.
     """
     share, splits = settings.valid_share if valid == HELD_OUT else 0.0, settings.train_splits
-    used = {*(model.features() if held_out else model.loss_needs().features), spec.label}
+    used = {*(model.features() if held_out else model.loss_needs().features), *(spec.labels if held_out else (spec.label,))}
     weights = pick_event_weights(spec, settings, type(model))
     loader = Loader(
         spec,
@@ -553,6 +562,9 @@ def notes_of(
         yield f"train.shard_by is torchrec, and no table is divided ({why}), so TorchRec is not used"
     if isinstance(model, TrainedItemModel) and weights is not None and settings.event_weights != "ignore":
         yield f"the weights of events are not used: {weights.reason}"
+    if len(spec.labels) > 1:
+        learned = "learns" if not isinstance(model, MultiTask) else f"learns {listed(spec.labels)}, and is judged by"
+        yield f"the model {learned} the label '{spec.label}'; train.label={spec.labels[1]} takes the other"
     if unsaid := spec.leaves_padding_unsaid:
         yield (
             f"{listed(unsaid)} declare no padding, so id 0 counts as an event; if 0 fills them up, as in SIM's "

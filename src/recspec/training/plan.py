@@ -229,6 +229,7 @@ def make_plan(
         SettingsError: if a setting does not fit the model, the dataset or the device.
         DataError: if a file that the dataset's metadata names is missing.
     """
+    spec = choices.of_label(spec, settings)
     device, kind = ranks.device, find_model(model_name)
     if issubclass(kind, FittedModel):
         raise SettingsError(f"{model_name} is fitted in one go: it has no steps to plan or to measure")
@@ -327,6 +328,7 @@ def make_fit_plan(
         SettingsError: for settings of training that the model does not read, or too little memory.
         DataError: if a file that the dataset's metadata names is missing.
     """
+    spec = choices.of_label(spec, settings)
     kind = _fitted(model_name)
     choices.check_fit_settings(kind, settings)
     choices.check_splits(spec, settings.train_splits)
