@@ -247,7 +247,7 @@ def open_rows(
     With `newest`, only those rows are trained on.
     """
     share, splits = settings.valid_share if valid == HELD_OUT else 0.0, settings.train_splits
-    used = {*(model.features() if held_out else model.loss_needs().features), *(spec.labels if held_out else (spec.label,))}
+    used = {*model.features(), *spec.labels} if held_out else {*model.loss_needs().features, spec.label}
     weights = pick_event_weights(spec, settings, type(model))
     loader = Loader(
         spec,
