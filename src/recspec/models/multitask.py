@@ -41,7 +41,7 @@ class MultiTaskSettings(config.Settings):
     """Sizes of the shared part and of each label's tower."""
 
     form: Literal["shared", "mmoe", "esmm"] = Field(
-        "shared",
+        "mmoe",
         description="shared: one expert for all labels; mmoe: each label mixes the experts by a gate of its own; esmm: "
         "a label is 1 only where the label before it is, so its probability is a product",
     )
