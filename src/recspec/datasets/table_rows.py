@@ -48,7 +48,7 @@ from recspec.data.prepare import (
 )
 from recspec.datasets.table_features import CONTENT, MIXED, OURS, Tables, free_name
 from recspec.datasets.table_settings import Settings
-from recspec.feature_spec import FeatureSpec
+from recspec.feature_spec import FOLD_IN, FeatureSpec
 
 MOST_UNEQUAL = 0.1  # of copies: pairs with different labels, as a share of those in pairs of random rows
 FEWEST_STEPS, SORTED = 50, 0.99  # from one item of a user to the next; the share that goes one way in a sorted file
@@ -142,9 +142,14 @@ def note_shares(tables: Tables, counted: Mapping[str, int]) -> None:
             )
 
 
-def split_interactions(tables: Tables, rows: Table, order: Sequence[str]) -> Table:
-    """Events with the column `split`; `order` sorts those of a user by time, without ties."""
+def split_interactions(tables: Tables, rows: Table, order: Sequence[str], folder: Path) -> Table:
+    """Events with the column `split`; `order` sorts those of a user by time, without ties. `folder` takes files."""
     settings = tables.settings
+    if settings.chosen_split == "users":
+        shares = {"valid": settings.valid, "test": settings.test}
+        return splits.by_users(
+            tables.backend, rows, folder, **shares, number=settings.heldout_users, seed=settings.seed
+        )
     if settings.chosen_split == "time":
         return splits.by_time(rows, time=TIMESTAMP, valid=settings.valid, test=settings.test)
     if settings.chosen_split == "leave_one_out":
@@ -209,7 +214,7 @@ def with_order(tables: Tables) -> tuple[Tables, bool]:
     A file that is sorted by item says nothing of time: to hold out its last rows would hold out certain items.
     """
     settings, backend, rows = tables.settings, tables.backend, tables.rows
-    way = _sorted_by_item(tables) if tables.time is None else None
+    way = _sorted_by_item(tables) if tables.time is None and settings.chosen_split != "users" else None
     if way is None:
         return tables, False
     tables.notes.inferred.append(
@@ -474,6 +479,11 @@ def _why_none(base: FeatureSpec) -> str:
         return (
             "its file is sorted by item and has no times, so its rows are in a random order, in which later rows "
             "have no place; prepare a file with times"
+        )
+    if FOLD_IN in base.splits:
+        return (
+            "its users are divided by a draw over all of them, in which new ones have no place; to update a model, "
+            "prepare the events with another split"
         )
     if dataset == "ncf":
         return (

@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from recspec.base.config import build
 from recspec.base.errors import listed, unknown
 from recspec.data.prepare import (
+    HELDOUT_USERS,
     SPLIT_WORDS,
     SPLITS,
     DeclaredColumn,
@@ -127,7 +128,7 @@ class SignalSettings(HistorySettings):
 
 Role = Literal["user", "item", "context"]
 ROLE_SETTINGS = ("user", "item", "timestamp", "label", "group", "rating", "splits", "weight", "event")
-Split = Literal["leave_one_out", "time", "share", "group", "none"]
+Split = Literal["leave_one_out", "time", "users", "share", "group", "none"]
 ChosenSplit = Split | Literal["given"]
 Cardinality = Annotated[int, Field(ge=2, le=2**31)]
 Buckets = Annotated[int, Field(ge=2)] | tuple[float, ...]
@@ -245,14 +246,16 @@ class Settings(SignalSettings):
     split: Split | None = Field(
         None,
         description="if null, leave_one_out without a label; with one, group if set, time "
-        "if there are times, else share; none: every row is train, for the final model",
+        "if there are times, else share; users: whole users are held out; none: every row is train, for the final "
+        "model",
     )
     splits: Splits = Field(
         None,
         description="ready-made splits: a column that says train, valid or test, or files, {train: FILE, test: FILE}",
     )
-    valid: float = Field(0.1, ge=0, lt=1, description="share of rows or groups for valid, unless leave_one_out")
-    test: float = Field(0.1, ge=0, lt=1, description="share of rows or groups for test, unless leave_one_out")
+    valid: float = Field(0.1, ge=0, lt=1, description="share of rows, groups or users for valid, unless leave_one_out")
+    test: float = Field(0.1, ge=0, lt=1, description="share of rows, groups or users for test, unless leave_one_out")
+    heldout_users: int | None = HELDOUT_USERS
     group: str | None = Field(None, description="column of the group, whose rows are ranked together; the user if null")
     user_features: tuple[str, ...] = Field((), description="further columns about the user")
     item_features: tuple[str, ...] = Field((), description="further columns about the item")
@@ -342,8 +345,10 @@ class Settings(SignalSettings):
             raise ValueError("rows takes the first rows of all files, which are train's; set rows_by=random")
         if isinstance(self.splits, dict) and self.files:
             raise ValueError("files and splits both name files; leave files out")
-        if split == "leave_one_out" and self.label is not None:
-            raise ValueError("split leave_one_out takes every row as a 1, so goes without a label; pick another split")
+        if split in ("leave_one_out", "users") and self.label is not None:
+            raise ValueError(f"split {split} takes every row as a 1, so goes without a label; pick another split")
+        if split != "users" and self.heldout_users is not None:
+            raise ValueError("heldout_users is for split users; set split=users too")
         if split in ("share", "group") and self.label is None and "label" in self.model_fields_set:
             raise ValueError(f"split {split} needs a label; name its column, or use leave_one_out or time")
         if self.label is None and (self.user is None or self.item is None) and "label" in self.model_fields_set:

@@ -24,7 +24,7 @@ from recspec.data.prepare.declared import (
     load_columns,
 )
 from recspec.data.prepare.duckdb_backend import DuckDBBackend, check_parquet
-from recspec.data.prepare.histories import HistorySettings, Prefixes, TimeSplitSettings, UnknownTargets
+from recspec.data.prepare.histories import HELDOUT_USERS, HistorySettings, Prefixes, TimeSplitSettings, UnknownTargets
 from recspec.data.prepare.interactions import Source
 from recspec.data.prepare.names import (
     AS_IN_FILE,
@@ -41,6 +41,7 @@ from recspec.data.prepare.names import (
     SPLIT_BEFORE,
     SPLIT_WORDS,
     SPLITS,
+    TARGET,
     TIMESTAMP,
     USER,
     WEIGHT,
@@ -87,7 +88,7 @@ from recspec.data.prepare.raw_rows import (
 )
 from recspec.data.prepare.raw_table import CODE_NAME, Roles, typed
 from recspec.data.prepare.scatter import Scatter, shuffled
-from recspec.data.prepare.splits import leave_one_out, with_splits
+from recspec.data.prepare.splits import CUTS, leave_one_out, with_splits
 from recspec.data.prepare.tables import (
     SECONDS,
     Cleaned,
@@ -116,9 +117,10 @@ from recspec.data.prepare.text_layout import check_encoding
 from recspec.data.prepare.times import looks_like_time, note_doubtful_time, note_untimed
 
 __all__ = [
-    "AS_IN_FILE", "CODE_NAME", "DESCRIBES", "ENGINES", "EVENT_WEIGHT", "FILE_SPLIT", "GROUP", "HOW", "ITEM",
+    "AS_IN_FILE", "CODE_NAME", "CUTS", "DESCRIBES", "ENGINES", "EVENT_WEIGHT", "FILE_SPLIT", "GROUP",
+    "HELDOUT_USERS", "HOW", "ITEM",
     "LABEL", "LABELS", "LARGEST", "PROBLEMS_SHOWN", "ROW", "ROW_BYTES", "SECONDS", "SEEN", "SERIES", "SHOWN",
-    "SPLIT", "SPLITS", "SPLIT_BEFORE", "SPLIT_WORDS", "TIMESTAMP", "USER", "WEIGHT", "Backend", "Before",
+    "SPLIT", "SPLITS", "SPLIT_BEFORE", "SPLIT_WORDS", "TARGET", "TIMESTAMP", "USER", "WEIGHT", "Backend", "Before",
     "Catalogue", "Cleaned", "Column", "ColumnRole", "ColumnType", "Decay", "DeclaredColumn", "Distribution",
     "DuckDBBackend", "HistorySettings", "Invalid", "JsonFile", "Kind", "Notes", "Part", "PartFiles", "Prefixes",
     "PrepareContext", "Prepared", "Progress", "RawLayout", "RawRows", "Reading", "Remark", "Repeats", "Roles",

@@ -38,12 +38,13 @@ from recspec.data.prepare.names import (
     SPLITS,
     TIMESTAMP,
     USER,
+    WRITTEN,
     Notes,
 )
 from recspec.data.prepare.negatives import Distribution, Draws, Seen
 from recspec.data.prepare.tables import counts_by, is_dated
 from recspec.data.storage import Columns, Ragged
-from recspec.feature_spec import Feature
+from recspec.feature_spec import FOLD_IN, Feature
 
 Ids = NDArray[np.int64]
 Prefixes = Literal["all", "last"] | Annotated[int, Field(ge=1)]
@@ -97,26 +98,39 @@ class HistorySettings(BaseSettings):
         return found + ([f"beyond prefixes={self.prefixes}"] if self.prefixes != "all" else [])
 
 
-class TimeSplitSettings(BaseSettings):
-    """Settings of datasets that hold out each user's last rows, or the latest of all rows."""
+HELDOUT_USERS = Field(
+    None, ge=1, description="split=users: number of users for test, and as many for valid; null: the shares"
+)
 
-    split: Literal["leave_one_out", "time"] = Field(
+
+class TimeSplitSettings(BaseSettings):
+    """Settings of datasets that hold out each user's last rows, the latest of all rows, or whole users."""
+
+    split: Literal["leave_one_out", "time", "users"] = Field(
         "leave_one_out",
-        description="leave_one_out: each user's last row is test; time: the latest rows overall are test",
+        description="leave_one_out: each user's last row is test; time: the latest rows overall are test; users: some "
+        "users are, of whom four fifths of the rows are known",
     )
-    valid_share: float = Field(0.1, ge=0, lt=1, description="split=time: share of the rows for valid")
-    test_share: float = Field(0.1, ge=0, lt=1, description="split=time: share of the rows for test, the latest")
+    valid_share: float = Field(0.1, ge=0, lt=1, description="split=time, users: share of the rows or users for valid")
+    test_share: float = Field(
+        0.1, ge=0, lt=1, description="split=time, users: share of the latest rows, or of the users, for test"
+    )
+    heldout_users: int | None = HELDOUT_USERS
     unknown_targets: UnknownTargets = Field(
         "drop", description="split=time: drop or keep (with id 0) held-out rows whose item is not in train"
     )
 
     @model_validator(mode="after")
     def _of_time(self) -> TimeSplitSettings:
-        given = _given(self, "valid_share", "test_share", "unknown_targets")
-        if self.split != "time" and given:
+        shares = ["valid_share", "test_share"] if self.split == "leave_one_out" else []
+        if given := _given(self, *shares, *(["unknown_targets"] if self.split != "time" else [])):
             raise ValueError(f"{given} are for split time; set split=time too")
+        if self.split != "users" and self.heldout_users is not None:
+            raise ValueError("heldout_users is for split users; set split=users too")
+        if self.split == "users" and getattr(self, "num_negatives", 0) and "num_negatives" in self.model_fields_set:
+            raise ValueError("split users ranks all items, so no candidates are drawn; leave out num_negatives")
         if (taken := self.valid_share + self.test_share) >= 1:
-            raise ValueError(f"valid_share and test_share take {taken:g} of the rows; leave some for train")
+            raise ValueError(f"valid_share and test_share take {taken:g} of the rows or users; leave some for train")
         return self
 
 
@@ -281,14 +295,19 @@ class UserBlock:
         self.users: Ids = plan.everyone.encode(block.column(USER))  # numbers, equal to ids if all users are known
         assert (np.diff(self.users) >= 0).all(), "the engine returned rows out of order"
         self.items: Ids = plan.items.encode(block.column(ITEM))
-        self.splits: Ids = pc.index_in(block.column(SPLIT), value_set=pa.array(SPLITS)).to_numpy().astype(np.int64)
+        self.splits: Ids = pc.index_in(block.column(SPLIT), value_set=pa.array(WRITTEN)).to_numpy().astype(np.int64)
         self.times: NDArray[np.generic] = block.column(TIMESTAMP).to_numpy()
         self._is_event = is_event
         self._timelines: dict[int, Timeline] = {}
 
     def items_up_to(self, code: int) -> Ids:
-        """The items of events in the splits up to one; 0 for other rows."""
-        seen = self.splits <= code
+        """The items of events in the splits up to one; 0 for other rows.
+
+        Held-out users know what is folded in; their rows in valid and test are targets, which know nothing of each
+        other.
+        """
+        folded = self.splits == WRITTEN.index(FOLD_IN)
+        seen = folded | (self.splits == 0) if code and folded.any() else self.splits <= code
         return np.where(seen if self._is_event is None else seen & self._is_event, self.items, 0)
 
     def timeline(self, code: int) -> Timeline:
