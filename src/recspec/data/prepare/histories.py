@@ -130,7 +130,7 @@ class TimeSplitSettings(BaseSettings):
         if self.split == "users" and getattr(self, "num_negatives", 0) and "num_negatives" in self.model_fields_set:
             raise ValueError("split users ranks all items, so no candidates are drawn; leave out num_negatives")
         if (taken := self.valid_share + self.test_share) >= 1:
-            raise ValueError(f"valid_share and test_share take {taken:g} of the rows or users; leave some for train")
+            raise ValueError(f"valid_share and test_share take {taken:g} of the rows; leave some for train")
         return self
 
 
