@@ -132,7 +132,12 @@ class Settings(HistorySettings, TimeSplitSettings):
         if self.split != "leave_one_out" and not self.valid:
             problems.append(f"valid=false is for split leave_one_out; with split={self.split} set valid_share=0")
         if self.format == "tfrecord":
-            wrong = {"history": [None], "negative_history": [False], "categories": ["path"], "split": ["time", "users"]}
+            wrong: dict[str, list[object]] = {
+                "history": [None],
+                "negative_history": [False],
+                "categories": ["path"],
+                "split": ["time", "users"],
+            }
             problems += [
                 f"format=tfrecord can't hold {name}={value}"
                 for name, values in wrong.items()
@@ -190,12 +195,15 @@ def _build(backend: Backend, folder: Path, files: Files, settings: Settings, pro
     layout = reviews.layout_of(files.reviews)
     raw = reviews.read(backend, files.reviews, layout, rated=settings.min_rating is not None)
     progress("filtering reviews", 0, None)
-    notes = Notes()
+    notes, window = Notes(), None
+    if settings.window is not None:
+        given = settings.window, settings.earlier
+        raw, window = splits.up_to_window(backend, raw, *given, time=TIMESTAMP, notes=notes)
     rows, dropped = _filtered(backend, raw, files.reviews, settings, notes)
     wanted = fetch(backend, counts_by(rows, ITEM)).column(ITEM).to_pylist()
     items = reviews.describe(files.meta, wanted, progress)
     of_users = settings.split == "users"
-    split = _split(backend, rows, settings, folder / "work")
+    split = _split(backend, rows, settings, folder / "work", window)
     if of_users:
         split = backend.stage(split)
         splits.note_unknown_items(backend, notes, rows, split)
@@ -262,7 +270,9 @@ def _filtered(
     return rows.select(ROW, USER, ITEM, TIMESTAMP), counts
 
 
-def _split(backend: Backend, rows: Table, settings: Settings, folder: Path) -> Table:
+def _split(backend: Backend, rows: Table, settings: Settings, folder: Path, window: splits.Window | None) -> Table:
+    if window is not None:
+        return splits.by_window(rows, time=TIMESTAMP, window=window)
     if settings.split == "users":
         shares = {"valid": settings.valid_share, "test": settings.test_share}
         return splits.by_users(backend, rows, folder, **shares, number=settings.heldout_users, seed=settings.seed)

@@ -145,7 +145,8 @@ def _build(
 def _as_of_table(settings: Settings, layout: Layout) -> table.Settings:
     """The settings of your own table by which a release is prepared."""
     same = {*HistorySettings.model_fields, "min_interactions", "num_negatives", "seed", "unknown_targets", "split"}
-    shares = {"valid": settings.valid_share, "test": settings.test_share}
+    same |= {"window", "earlier"}
+    shares = {"valid": settings.valid_share, "test": settings.test_share} if settings.window is None else {}
     held_out = {**shares, "heldout_users": settings.heldout_users} if settings.split != "leave_one_out" else {}
     rated = {"rating": "rating", "min_rating": settings.min_rating} if settings.min_rating is not None else {}
     of_users = {"users": layout.users, "user_features": USER_FEATURES, "categorical": USER_FEATURES}

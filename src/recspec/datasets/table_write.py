@@ -58,6 +58,7 @@ from recspec.datasets.table_rows import (
     rated,
     split_clicks,
     split_interactions,
+    up_to_window,
     weights,
     with_key,
     with_order,
@@ -92,6 +93,7 @@ def write_interactions(
     backend, settings, notes = tables.backend, tables.settings, tables.notes
     assert settings.user is not None
     assert settings.item is not None
+    tables = up_to_window(tables)
     num_rows = count_rows(backend, tables.rows)
     tables, is_drawn = with_order(tables) if before is None else (tables, False)
     kept, least = rated(tables)
@@ -237,6 +239,7 @@ def write_labelled(
 
     With `before`, the rows are those of a dataset and new ones, and `copies` is what the dataset found of them.
     """
+    tables = up_to_window(tables)
     backend, settings = tables.backend, tables.settings
     rows = without_weightless(tables, tables.rows)
     assert settings.label is not None

@@ -43,6 +43,7 @@ from recspec.data.prepare.names import (
 )
 from recspec.data.prepare.negatives import Distribution, Draws, Seen
 from recspec.data.prepare.tables import counts_by, is_dated
+from recspec.data.prepare.times import Duration
 from recspec.data.storage import Columns, Ragged
 from recspec.feature_spec import FOLD_IN, Feature
 
@@ -101,6 +102,27 @@ class HistorySettings(BaseSettings):
 HELDOUT_USERS = Field(
     None, ge=1, description="split=users: number of users for test, and as many for valid; null: the shares"
 )
+WINDOW = Field(
+    None,
+    description="split=time: length of test, such as 7d or 12h, and of valid before it; null: shares of the rows; a "
+    "plain number is in the units of the timestamps",
+)
+EARLIER = Field(
+    0,
+    ge=0,
+    le=10_000,
+    description="split=time: number of windows by which test ends before the last row; later rows are left out",
+)
+
+
+def check_window(window: str | None, earlier: int, by_time: bool, shares: Collection[str]) -> None:
+    """Refuse settings of windows that mean nothing. Raises ValueError."""
+    if window is not None and not by_time:
+        raise ValueError("window is for split time; set split=time too")
+    if window is not None and shares:
+        raise ValueError(f"window is the length of valid and test; leave out {' and '.join(sorted(shares))}")
+    if earlier and window is None:
+        raise ValueError("earlier counts windows; set window to their length, such as 7d")
 
 
 class TimeSplitSettings(BaseSettings):
@@ -116,18 +138,22 @@ class TimeSplitSettings(BaseSettings):
         0.1, ge=0, lt=1, description="split=time, users: share of the latest rows, or of the users, for test"
     )
     heldout_users: int | None = HELDOUT_USERS
+    window: Duration | None = WINDOW
+    earlier: int = EARLIER
     unknown_targets: UnknownTargets = Field(
         "drop", description="split=time: drop or keep (with id 0) held-out rows whose item is not in train"
     )
 
     @model_validator(mode="after")
     def _of_time(self) -> TimeSplitSettings:
-        shares = ["valid_share", "test_share"] if self.split == "leave_one_out" else []
-        if given := _given(self, *shares, *(["unknown_targets"] if self.split != "time" else [])):
+        of_time = ["valid_share", "test_share"] if self.split == "leave_one_out" else []
+        if given := _given(self, *of_time, *(["unknown_targets"] if self.split != "time" else [])):
             raise ValueError(f"{given} are for split time; set split=time too")
         if self.split != "users" and self.heldout_users is not None:
             raise ValueError("heldout_users is for split users; set split=users too")
-        if self.split == "users" and getattr(self, "num_negatives", 0) and "num_negatives" in self.model_fields_set:
+        shares = self.model_fields_set & {"valid_share", "test_share"}
+        check_window(self.window, self.earlier, self.split == "time", shares)
+        if self.split == "users" and "num_negatives" in self.model_fields_set and vars(self)["num_negatives"]:
             raise ValueError("split users ranks all items, so no candidates are drawn; leave out num_negatives")
         if (taken := self.valid_share + self.test_share) >= 1:
             raise ValueError(f"valid_share and test_share take {taken:g} of the rows; leave some for train")

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
-from recspec.feature_spec import FOLD_IN, SPLITS
+from recspec.feature_spec import FOLD_IN
+from recspec.feature_spec import SPLITS as SPLITS
 
 USER, ITEM, TIMESTAMP = "user_id", "item_id", "timestamp"
 LABEL, GROUP, SERIES = "label", "group", "series"

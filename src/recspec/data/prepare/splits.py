@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -13,11 +14,12 @@ import pyarrow.parquet as pq
 from ibis.expr.types import StringValue, Table
 from numpy.typing import NDArray
 
-from recspec.base.errors import DataError
+from recspec.base.errors import DataError, SettingsError
 from recspec.data.encoding import VOCABULARIES
-from recspec.data.prepare.backend import Backend, count_rows, fetch
+from recspec.data.prepare.backend import Backend, count_rows, fetch, figures
 from recspec.data.prepare.names import ITEM, ROW, SPLIT, SPLITS, TARGET, TIMESTAMP, USER, WRITTEN, Notes
-from recspec.data.prepare.tables import counts_by, first_left_out, left_join
+from recspec.data.prepare.tables import SECONDS, counts_by, first_left_out, left_join
+from recspec.data.prepare.times import duration_in
 from recspec.data.storage import SEEN_FILE, write_seen_file
 from recspec.feature_spec import FOLD_IN
 
@@ -72,6 +74,49 @@ def by_time(table: Table, *, time: str, valid: float, test: float) -> Table:
     cut = table.cross_join(cuts)
     split = ibis.cases((cut[time] >= cut["_test"], "test"), (cut[time] >= cut["_valid"], "valid"), else_="train")
     return cut.mutate(split=split).drop("_test", "_valid")
+
+
+@dataclass(frozen=True)
+class Window:
+    """The times of test, of one length; valid has the same length before it, and train all that is older."""
+
+    end: float  # the last time, in the units of the timestamps
+    length: float
+
+
+def up_to_window(
+    backend: Backend, rows: Table, length: str, earlier: int, *, time: str, notes: Notes
+) -> tuple[Table, Window]:
+    """Rows up to the end of a window, and the window: `earlier` lengths before the last row.
+
+    Later rows are gone before anything is counted or filtered, so that nothing of them shows in what is prepared.
+
+    Raises:
+        SettingsError: if no row is left for train, or a length such as 7d is of times that are no dates.
+    """
+    first, last = figures(backend, rows, {"first": rows[time].min(), "last": rows[time].max()}).values()
+    dated = SECONDS[0] <= first and last <= SECONDS[1]
+    step = duration_in(length, "window", dated=dated)
+    window = Window(last - earlier * step, step)
+    if first > window.end - 2 * step:
+        lies = f", which end{'s' if earlier == 1 else ''} {earlier} of them before the last row" if earlier else ""
+        raise SettingsError(
+            f"setting 'window': no row is older than the two windows of {length} for valid and test{lies}; take a "
+            "shorter or a later one"
+        )
+    if not earlier:
+        return rows, window
+    kept = rows.filter(rows[time] <= window.end)
+    left_out = count_rows(backend, rows) - count_rows(backend, kept)
+    notes.dropped.append(f"{left_out:,} rows after the window of test (earlier={earlier})")
+    return backend.stage(kept), window
+
+
+def by_window(table: Table, *, time: str, window: Window) -> Table:
+    """The rows of the window for test, those of the one before it for valid, and older ones for train."""
+    begins = window.end - window.length
+    test, valid = table[time] > begins, table[time] > begins - window.length
+    return table.mutate(split=ibis.cases((test, "test"), (valid, "valid"), else_="train"))
 
 
 def by_share(table: Table, *, row: str, valid: float, test: float, seed: int) -> Table:
