@@ -7,9 +7,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
-
-import numpy as np
 
 from recspec.api.data import Data, open_data
 from recspec.api.evaluating import EvaluationResult, evaluate
@@ -19,7 +18,6 @@ from recspec.api.training import train
 from recspec.api.verb_checks import Place, verb
 from recspec.api.views import Section, View, Viewed
 from recspec.base.errors import DataError
-from recspec.feature_spec import FILE_NAME
 
 
 class Backtest(Viewed):
@@ -43,9 +41,9 @@ class Backtest(Viewed):
         """
         found: dict[str, dict[str, tuple[float, float]]] = {}
         for protocol, metric, values in self._values():
-            count, held = len(values), np.array(list(values.values()))
-            error = float(held.std(ddof=1)) / math.sqrt(count) if count > 1 else math.nan
-            found.setdefault(protocol, {})[metric] = float(held.mean()), error
+            held = [*values.values()]
+            error = stdev(held) / math.sqrt(len(held)) if len(held) > 1 else math.nan
+            found.setdefault(protocol, {})[metric] = mean(held), error
         return found
 
     def to_dict(self) -> dict[str, object]:
@@ -54,8 +52,8 @@ class Backtest(Viewed):
             "model": self.model,
             "metrics": {
                 protocol: {
-                    name: {"mean": mean, "standard_error": None if math.isnan(error) else error}
-                    for name, (mean, error) in named.items()
+                    name: {"mean": value, "standard_error": None if math.isnan(error) else error}
+                    for name, (value, error) in named.items()
                 }
                 for protocol, named in self.metrics.items()
             },
@@ -78,9 +76,9 @@ class Backtest(Viewed):
         """Each metric on each dataset, with its mean and standard error."""
         rows: dict[str, list[Sequence[object]]] = {}
         for protocol, metric, values in self._values():
-            mean, error = self.metrics[protocol][metric]
+            value, error = self.metrics[protocol][metric]
             told = [f"{values[name]:.4f}" if name in values else "" for name in self.results]
-            row = (metric, f"{mean:.4f}", "" if math.isnan(error) else f"{error:.4f}", *told)
+            row = (metric, f"{value:.4f}", "" if math.isnan(error) else f"{error:.4f}", *told)
             rows.setdefault(protocol, []).append(row)
         sections = [Section(protocol, ("", "mean", "error", *self.results), each) for protocol, each in rows.items()]
         return View(f"Backtest of {self.model} on {len(self.results)} datasets", sections)
@@ -114,11 +112,13 @@ def backtest(
     tell: Callable[[str], None] | None = None,
     **named: Any,
 ) -> Backtest:
-    """Train and measure a model on each dataset of a folder, such as windows of time.
+    """Train and measure a model on each dataset of a folder.
+
+    `recspec prepare` with --windows writes such a folder, one dataset a window of time.
 
     Args:
         model: Name from `recspec models`.
-        data: Folder of prepared datasets, as `prepare` writes with --windows.
+        data: Folder of prepared datasets.
         out: Folder for the runs, which have the names of their datasets.
         split: Split to score.
         protocol: Protocol: rows, sampled or full; by default all that fit.
@@ -166,6 +166,8 @@ def backtest(
 
 def _datasets(folder: Path) -> list[Data]:
     """The prepared datasets of a folder, in the order of the numbers in their names."""
+    from recspec.feature_spec import FILE_NAME
+
     places = [each.parent for each in folder.glob(f"*/{FILE_NAME}") if not each.parent.name.startswith(".")]
     if not places:
         raise DataError(f"{folder}: holds no prepared dataset; expected folders such as {folder / 'window-1'}")

@@ -194,8 +194,8 @@ def prepare(
         engine: Query engine.
         memory_limit: Memory limit of the process, such as 4GB.
         force: Replace a dataset prepared with other settings.
-        windows: Number of datasets that split the rows by successive windows of time, in OUT/window-1 (the oldest) and
-            so on, for `backtest`; needs the settings split=time and window.
+        windows: Number of datasets to write, by successive windows of time, the oldest in OUT/window-1; needs the
+            settings split=time and window.
         settings: Settings of the dataset by name, for names that are no Python keywords.
         progress: A function that receives stages (stage, done, total), or False for no bar.
         **named: Settings of the dataset, such as `user="customer", item="sku", timestamp="bought_at"`. `users` and
