@@ -36,6 +36,7 @@ from recspec.data.prepare import (
     Kind,
     Notes,
     fetch,
+    splits,
 )
 from recspec.datasets.table_settings import Role, Settings
 from recspec.feature_spec import OUTPUTS
@@ -57,6 +58,7 @@ class Tables:
     rows: Table
     users: Table | None
     items: Table | None
+    window: splits.Window | None = None  # of test, if the rows are split by windows of time
 
     def of(self, role: Role) -> Table | None:
         return {"user": self.users, "item": self.items}.get(role)

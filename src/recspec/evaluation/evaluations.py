@@ -19,7 +19,7 @@ from recspec.evaluation.report import Asked, Evaluation, Report
 from recspec.evaluation.row_baselines import ROW_BASELINES, count_labels, splits_of_rows
 from recspec.evaluation.saved import data_notes, other_data
 from recspec.evaluation.scoring import FullRanker, Progress, Ranker, SplitScores, check_same_features, scores_of, silent
-from recspec.evaluation.task import EvaluateSettings, EvaluationTask
+from recspec.evaluation.task import EvaluateSettings, EvaluationTask, list_metric
 from recspec.feature_spec import FeatureSpec
 from recspec.loading import Ranks
 from recspec.models import MODELS, FittedItemModel, ItemModel, Model, MultiTask
@@ -204,7 +204,7 @@ def evaluate_baselines(
             scorer = ROW_BASELINES[name](spec, rows_of)
             return scores_of(scorer, task.with_protocols(scored)), scorer.facts
         kind = BASELINES[name]
-        fitted = ItemFit(kind, spec, kind.Settings(), tuple(fitted_on), valid).run()
+        fitted = ItemFit(kind, spec, kind.Settings(), tuple(fitted_on), valid, list_metric(spec)).run()
         facts: dict[str, object] = {}
         if fitted.value is not None and kind.Settings.model_fields:
             chosen = f"valid {fitted.metric} {fitted.value:.4f}, the best of {len(fitted.tried)}"

@@ -22,7 +22,7 @@ from recspec.evaluation.row_baselines import STRENGTHS, LogisticFit, splits_of_r
 from recspec.evaluation.scoring import scores_of
 from recspec.evaluation.task import EvaluateSettings, EvaluationTask, draw_candidates
 from recspec.evaluation.warnings import ModelWarning
-from recspec.feature_spec import FeatureSpec
+from recspec.feature_spec import FOLD_IN, FeatureSpec
 from recspec.models import FittedItemModel, FittedModel, Interactions, LogisticRegression, Scores, on_meta_device
 
 METRIC = FittedItemModel.metric
@@ -145,7 +145,7 @@ class ItemFit:
             best, more = _search(self, grid, attempt, (so_far, best))
             tried += more
         assert isinstance(best.model, FittedItemModel)
-        return replace(best, tried=tried, logits_from=_set_line(best.model, task))
+        return replace(best, tried=tried, logits_from=_set_line(best.model, self._informed(best.model, task), task))
 
     def _fitted(self, settings: config.Settings, interactions: Interactions) -> FittedItemModel:
         model = on_meta_device(lambda: self.kind(self.spec, settings))
@@ -154,9 +154,13 @@ class ItemFit:
         return model.eval()
 
     def _measure(self, model: FittedItemModel, task: EvaluationTask) -> Evaluation:
-        if task.before and history_of_items(self.spec) is not None:
-            model = model.knowing(task.known_interactions(model))
-        return run_protocols(scores_of(model, task))
+        return run_protocols(scores_of(self._informed(model, task), task))
+
+    def _informed(self, model: FittedItemModel, task: EvaluationTask) -> FittedItemModel:
+        """The model with what users of valid are known by beside the rows that it is fitted to, if there is any."""
+        if FOLD_IN in task.before or (task.before and history_of_items(self.spec) is not None):
+            return model.knowing(task.known_interactions(model))
+        return model
 
     def _value(self, found: Metrics) -> float:
         known = _by_name(found)
@@ -269,8 +273,8 @@ def _rows_of(fit: LogisticFit) -> int:
 # --- scores become logits ---------------------------------------------------------------------------------------------
 
 
-def _set_line(model: FittedItemModel, task: EvaluationTask) -> str:
-    """Set the model's line from scores to logits by the rows of valid; returns a description of these rows."""
+def _set_line(model: FittedItemModel, informed: FittedItemModel, task: EvaluationTask) -> str:
+    """Set the model's line from scores to logits by what `informed` gives the rows of valid; describes these rows."""
     rows, weight = task.rows, 1.0
     if rows.has_both_classes:
         described = f"the rows of {task.split}"
@@ -283,7 +287,7 @@ def _set_line(model: FittedItemModel, task: EvaluationTask) -> str:
     sample = slice(None, None, max(1, -(-len(rows.labels) // LINE_ROWS)))
     with torch.inference_mode():
         pairs = (torch.from_numpy(ids[sample].astype(np.int64)) for ids in (rows.users, rows.items))
-        scores = model.score_pairs(*pairs).float().numpy()
+        scores = informed.score_pairs(*pairs).float().numpy()
     line = fit_line(scores, rows.labels[sample], weight)
     if line is None:
         return "nothing"

@@ -22,6 +22,8 @@ from recspec.feature_spec.checks import PlacedSpecError, Problem, dotted, plain,
 from recspec.feature_spec.sections import CHANNELS, ROLES, Channel, Chunk, Feature, Place, Role, files_in
 
 SPLITS = ("train", "valid", "test")
+FOLD_IN = "fold_in"
+"""Split with the known events of users of valid and test of whom train has none (held-out users)."""
 NO_FILES = "the specification names no files; `recspec synthesize` makes some"
 
 

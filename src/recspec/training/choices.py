@@ -12,8 +12,8 @@ import torch
 from recspec.base import config
 from recspec.base.errors import SettingsError, SpecError, listed, unknown
 from recspec.base.machine import parse_bytes
-from recspec.evaluation import count_labels
-from recspec.feature_spec import NO_FILES, FeatureSpec, Role
+from recspec.evaluation import count_labels, list_metric
+from recspec.feature_spec import FOLD_IN, NO_FILES, FeatureSpec, Role
 from recspec.loading import (
     HeldOutShare,
     Loader,
@@ -101,6 +101,17 @@ def pick_valid(splits: Sequence[str], settings: TrainSettings, kind: type[Model]
     return Choice("", "no split valid, and train.valid_share is 0")
 
 
+def check_held_out(model: Model, spec: FeatureSpec) -> None:
+    """Refuse a model that reads no events for a dataset of held-out users, of whom nothing else is known."""
+    reads_events = isinstance(model, ItemModel) or not {*spec.role("history")}.isdisjoint(model.features())
+    if FOLD_IN in spec.splits and not reads_events:
+        raise SpecError(
+            f"{spec.folder}: train has no row of the users of valid and test, and {model.name} reads no events by "
+            "which to know them; train a model that does, such as ease or sasrec, or prepare with --set history=50 for "
+            "one that reads histories"
+        )
+
+
 def check_calibration(spec: FeatureSpec, settings: TrainSettings, valid: Choice[str]) -> None:
     """Refuse a calibration that no rows can fit: labelled rows of both classes that are not trained on."""
     if settings.calibration == "none":
@@ -152,7 +163,7 @@ def pick_metric(spec: FeatureSpec, settings: TrainSettings, kind: type[Model] = 
     if settings.metric is not None:
         return Choice(settings.metric, "as asked")
     if issubclass(kind, ItemModel):
-        return Choice(kind.metric, "all items ranked for each user")
+        return Choice(list_metric(spec), "all items ranked for each user")
     if issubclass(kind, FittedModel):
         return Choice(kind.metric, "rows have labels of their own")
     candidates = spec.metadata.get("test_samples_per_series")

@@ -250,6 +250,7 @@ def make_plan(
         choices.check_calibration(spec, settings, valid)
     make = partial(kind, spec, model_settings)
     meta = MetaModel(make, settings, device)
+    choices.check_held_out(meta.model, spec)
     placement = choices.place_tables(meta, settings, ranks, precision.value)
     divided = placement.plan.stores
     negatives = choices.pick_negatives(spec, settings, kind)

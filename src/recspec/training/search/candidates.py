@@ -18,6 +18,7 @@ from recspec.evaluation import (
     EvaluationTask,
     ModelRanker,
     as_batch,
+    list_metric,
     seconds_of,
     seconds_of_an_operation,
     users_at_once,
@@ -149,7 +150,7 @@ def _common_metric(spec: FeatureSpec, plans: Mapping[str, TrainingPlan | FitPlan
     if task_of(spec) == "clicks":
         planned = next((plan for name, plan in plans.items() if not ranks_items(name)), planned)
     if planned.valid.value in spec.splits and planned.metric.value.partition("/")[0] != "rows":
-        return "full/ndcg@10"
+        return list_metric(spec)
     return planned.metric.value
 
 
