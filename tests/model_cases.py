@@ -95,6 +95,11 @@ MODEL_CASES: Mapping[str, ModelCase] = {
     "item_knn": ModelCase({"k": 20, "shrink": 1.0}, {"k": 2}),
     "ease": ModelCase({"l2": 50.0}, {"l2": 5.0}),
     "logistic_regression": ModelCase({"l2": 10.0}, {"l2": 10.0}, reaches=0.6),
+    "lightgbm": ModelCase(
+        {"target_means": "none", "num_leaves": 31, "max_cat_threshold": 32, "trees": 60},
+        {"target_means": "pairs", "num_leaves": 4, "max_cat_threshold": 4, "trees": 3},
+        reaches=0.6,
+    ),
     "ials": ModelCase({"factors": 16, "l2": 10.0, "alpha": 3.0}, {"factors": 2, "iterations": 1}),
 }
 

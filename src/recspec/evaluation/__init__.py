@@ -2,6 +2,7 @@
 
 from recspec.evaluation import warnings
 from recspec.evaluation.blending import choose_weights
+from recspec.evaluation.boosting import BoostedFit
 from recspec.evaluation.bootstrap import Paired, better, compare, favours, pair
 from recspec.evaluation.choosing import Tried
 from recspec.evaluation.evaluations import evaluate, evaluate_baselines, evaluate_model, informed
@@ -30,6 +31,7 @@ from recspec.evaluation.warnings import ModelWarning
 
 __all__ = [
     "PROTOCOLS",
+    "BoostedFit",
     "Comparison",
     "EvaluateSettings",
     "Evaluation",

@@ -11,12 +11,13 @@ from typing import TypeVar, cast
 from recspec.base.errors import RecspecError, SettingsError, listed, unknown
 from recspec.bundle import Bundle, DataRecord
 from recspec.data.storage import label_columns
+from recspec.evaluation.boosting import boosted_trees
 from recspec.evaluation.bootstrap import compare, intervals
 from recspec.evaluation.fitting import ItemFit
 from recspec.evaluation.interactions import history_of_items
 from recspec.evaluation.protocols import run_protocols
 from recspec.evaluation.report import Asked, Evaluation, Report
-from recspec.evaluation.row_baselines import ROW_BASELINES, count_labels, splits_of_rows
+from recspec.evaluation.row_baselines import Scorer, constant, count_labels, logistic_regression, splits_of_rows
 from recspec.evaluation.saved import data_notes, other_data
 from recspec.evaluation.scoring import FullRanker, Progress, Ranker, SplitScores, check_same_features, scores_of, silent
 from recspec.evaluation.task import EvaluateSettings, EvaluationTask, list_metric
@@ -31,6 +32,11 @@ BASELINES: Mapping[str, type[FittedItemModel]] = MappingProxyType(
     {name: model for name, model in MODELS.items() if issubclass(model, FittedItemModel)}
 )
 """Models of users' interactions alone, beside which any other model of users and items is put."""
+
+ROW_BASELINES: Mapping[str, Callable[[FeatureSpec, Sequence[str]], Scorer]] = MappingProxyType(
+    {"constant": constant, "logistic_regression": logistic_regression, "lightgbm": boosted_trees}
+)
+"""Classic models of labelled rows, beside which any other model of such rows is put."""
 
 DRAWS = 1_000
 """Bootstrap draws of a comparison, unless the settings name another number."""

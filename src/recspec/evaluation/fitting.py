@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -167,7 +167,7 @@ class ItemFit:
         self._named = self.metric
         if self.metric not in known and self.metric == METRIC:
             self._named = next((name for name in known if name.startswith("full/ndcg@")), self.metric)
-        return _value_of(known, self._named)
+        return metric_value(found, self._named)
 
 
 def _search(
@@ -207,7 +207,9 @@ def _by_name(found: Metrics) -> dict[str, float]:
     return {f"{of}/{name}": value for of, values in found.items() for name, value in values.items()}
 
 
-def _value_of(known: Mapping[str, float], metric: str) -> float:
+def metric_value(found: Metrics, metric: str) -> float:
+    """The value of PROTOCOL/METRIC. Raises `SettingsError` if there is none."""
+    known = _by_name(found)
     if metric not in known:
         raise SettingsError(f"train.metric: {unknown('metric', metric, known)}")
     return known[metric]
@@ -253,7 +255,7 @@ class RowFit:
         def attempt(combination: Combination) -> tuple[float, Fitted]:
             model = self._filled(fit, float(str(combination.get("l2", vars(self.settings)["l2"]))))
             found = run_protocols(scores_of(model, task)).metrics
-            value = _value_of(_by_name(found), self.metric)
+            value = metric_value(found, self.metric)
             return value, Fitted(model, (), self.metric, value, found, "its own loss", _rows_of(fit))
 
         best, tried = _search(self, [{}] if given else [{"l2": l2} for l2 in STRENGTHS], attempt)

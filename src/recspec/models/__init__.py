@@ -28,6 +28,7 @@ from recspec.models.interactions import Ids, Interactions, Scores, UserEvents
 from recspec.models.item_knn import ItemKnn
 from recspec.models.item_model import FittedItemModel, FittedModel, ItemModel, KnownItemsModel, TrainedItemModel
 from recspec.models.known_items import KnownEvents, problems_of_lists
+from recspec.models.lightgbm import LightGbm, LightGbmSettings
 from recspec.models.logistic_regression import LogisticRegression
 from recspec.models.markov import Markov
 from recspec.models.mult_vae import MultVae
@@ -40,12 +41,12 @@ from recspec.models.two_tower import TwoTower
 from recspec.models.wide_deep import INDICATOR_MOST_IDS, Deep, Wide, WideDeep, WideDeepSettings
 
 __all__ = [
-    "INDICATOR_MOST_IDS", "MODELS", "TRAINING_SPACE", "DataFacts", "Deep", "FittedItemModel", "FittedModel",
-    "IdFacts", "Ids", "Interactions", "ItemModel", "KnownEvents", "KnownItemsModel", "LogisticRegression",
-    "LossNeeds", "Model", "MultiTask", "PreparedNegatives", "Proposals", "Scores", "SequenceModel", "Shapes", "Task",
-    "TrainedItemModel", "Traits", "UserEvents", "Wide", "WideDeep", "WideDeepSettings", "all_models", "at_once",
-    "counts_of", "find_model", "known_models", "label_views", "on_meta_device", "problems_of_lists",
-    "require_libraries",
+    "INDICATOR_MOST_IDS", "MODELS", "TRAINING_SPACE", "DataFacts", "Deep", "FittedItemModel", "FittedModel", "IdFacts",
+    "Ids", "Interactions", "ItemModel", "KnownEvents", "KnownItemsModel", "LightGbm", "LightGbmSettings",
+    "LogisticRegression", "LossNeeds", "Model", "MultiTask", "PreparedNegatives", "Proposals", "Scores",
+    "SequenceModel", "Shapes", "Task", "TrainedItemModel", "Traits", "UserEvents", "Wide", "WideDeep",
+    "WideDeepSettings", "all_models", "at_once", "counts_of", "find_model", "known_models", "label_views",
+    "on_meta_device", "problems_of_lists", "require_libraries",
 ]  # fmt: skip
 
 
@@ -64,6 +65,7 @@ MODELS: dict[str, type[Model]] = {
     Ease.name: Ease,
     Ials.name: Ials,
     LogisticRegression.name: LogisticRegression,
+    LightGbm.name: LightGbm,
     MultVae.name: MultVae,
     SasRec.name: SasRec,
     Markov.name: Markov,
