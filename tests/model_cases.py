@@ -90,7 +90,7 @@ MODEL_CASES: Mapping[str, ModelCase] = {
     "item_knn": ModelCase({"k": 20, "shrink": 1.0}, {"k": 2}),
     "ease": ModelCase({"l2": 50.0}, {"l2": 5.0}),
     "logistic_regression": ModelCase({"l2": 10.0}, {"l2": 10.0}, reaches=0.6),
-    "ials": ModelCase({"factors": 16, "l2": 10.0, "alpha": 3.0}, {"factors": 2, "iterations": 1}),
+    "ials": ModelCase({"factors": 16, "l2": 0.1, "unobserved_weight": 0.3}, {"factors": 2, "iterations": 1}),
 }
 
 TRAINED_BY_STEPS = sorted(name for name, model in MODELS.items() if not issubclass(model, FittedModel))
