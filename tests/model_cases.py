@@ -100,7 +100,7 @@ MODEL_CASES: Mapping[str, ModelCase] = {
         {"target_means": "pairs", "num_leaves": 4, "max_cat_threshold": 4, "trees": 3},
         reaches=0.6,
     ),
-    "ials": ModelCase({"factors": 16, "l2": 10.0, "alpha": 3.0}, {"factors": 2, "iterations": 1}),
+    "ials": ModelCase({"factors": 16, "l2": 0.1, "unobserved_weight": 0.3}, {"factors": 2, "iterations": 1}),
 }
 
 TRAINED_BY_STEPS = sorted(name for name, model in MODELS.items() if not issubclass(model, FittedModel))

@@ -48,7 +48,7 @@ def test_the_plan_is_shown_without_fitting(run: Cli, data: FeatureSpec, tmp_path
     status, printed, _ = run("train", "ials", data.folder, tmp_path / "run", "--plan")
     assert status == 0
     assert "metric: full/ndcg@10: all items ranked for each user" in printed
-    assert "chosen: factors, l2, alpha, recency: not given; the best of a few values on valid is taken" in printed
+    assert "chosen: factors, l2, unobserved_weight, recency: not given; the best of a few values on" in printed
     status, printed, _ = run("train", "ials", data.folder, tmp_path / "run", "--plan", "--json")
     assert json.loads(printed)["choices"]["method"]["value"] == "fitted in one go"
     assert not (tmp_path / "run").exists()

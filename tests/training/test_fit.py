@@ -172,9 +172,9 @@ def test_logistic_regression_takes_the_strength_that_suits_valid(clicks: Feature
 
 def test_a_fit_whose_settings_leave_nothing_tells_so(data: FeatureSpec, tmp_path: Path) -> None:
     seen: list[Event] = []
-    run("ials", data, tmp_path / "run", settings={"l2": 1e5, "alpha": 1.0, "factors": 4}, on_event=seen.append)
+    run("ials", data, tmp_path / "run", settings={"l2": 1e5, "factors": 4}, on_event=seen.append)
     (note,) = (str(each["message"]) for each in seen if each["event"] == "note")
-    assert note.startswith("l2 100000 is too strong for alpha 1")
+    assert note.startswith("l2 100000 is too strong on these interactions")
 
 
 def test_logistic_regression_without_valid_holds_out_a_tenth_of_train(clicks: FeatureSpec, tmp_path: Path) -> None:
