@@ -1,9 +1,16 @@
 """The best model for a dataset within a time: every suitable model competes on valid, and test is opened at the end.
 
-Successive halving over time: a candidate trains in slices, each up to twice the time of all before. After a slice it
-waits; the better half of those that had as many slices goes on (Li et al.: A System for Massively Parallel
-Hyperparameter Tuning, MLSys 2020, algorithm 2, with time as the resource and one worker). What waits is not lost: it
-goes on when nothing better can.
+Models that are fitted come first, the cheapest first: one combination of settings each, which tells who may win; then
+those that may choose among all combinations.
+
+For the others, successive halving over time: a candidate trains in slices, each up to twice the time of all before.
+After a slice it waits; the better half of those that had as many slices goes on (Li et al.: A System for Massively
+Parallel Hyperparameter Tuning, MLSys 2020, algorithm 2, with time as the resource and one worker). What waits goes on
+when nothing better can.
+
+A race ends candidates: one that the best candidate leads, over the same users or rows, by more than it may still gain
+and two standard errors (after Maron, Moore: Hoeffding Races, NIPS 1993, with paired errors). All that don't lead share
+two fifths of the time.
 """
 
 from __future__ import annotations
@@ -16,15 +23,20 @@ from dataclasses import dataclass, field
 from itertools import cycle, islice
 from pathlib import Path
 
+import numpy as np
+
 from recspec.base.errors import Interrupted, SettingsError
 from recspec.base.files import confine, local, locked_inside, mkdir_or_undo
 from recspec.base.signals import stopping_at_once
+from recspec.evaluation import Evaluation
 from recspec.training import Event, Result, TrackedSearch, TrainingPlan, plan_run
 from recspec.training.search import candidates
 from recspec.training.search.finish import Finish
 from recspec.training.search.state import (
     BEST,
+    CLEAR,
     WRITTEN,
+    Judged,
     Leaderboard,
     Line,
     Search,
@@ -33,6 +45,7 @@ from recspec.training.search.state import (
     sign_of,
     write_recipe,
 )
+from recspec.training.search.study import FIRST_RUNG, most_gain
 
 KEPT_BACK = 0.2
 """Share of the time kept for training the winner again, test and latency."""
@@ -48,6 +61,13 @@ SAVED_EVERY = 5.0
 MOST_ATTEMPTS = 3
 """Times that a candidate may end the process, as too little memory does, before it is given up."""
 STOPPED = "stopped as asked; the same command goes on"
+
+GRID_GAIN = 0.3
+"""What all combinations of a fitted model's settings gain at most on its first one, as a share of its value."""
+FIRST_FIT = 1e-3
+"""Seconds of a first fit: it ends after one combination."""
+BEHIND = "behind"
+"""Why the training of a candidate ended that can't win any more."""
 
 GROWTH = 2
 """How many times as long a candidate has trained after each slice, and the inverse of the share that goes on."""
@@ -69,6 +89,8 @@ class AutoSearch(Search):
     most_variants: int = VARIANTS
     look: Look = lambda _, __: None
     plans: dict[str, TrainingPlan] = field(default_factory=dict, init=False)
+    judged: dict[str, Judged] = field(default_factory=dict, init=False)
+    """Candidates on valid, of those that trained in this call."""
     _started: float = field(default=0.0, init=False)
     _counted: float = field(default=0.0, init=False)
 
@@ -170,32 +192,64 @@ class AutoSearch(Search):
         """The candidate to train now; None if the time is over or nothing is left."""
         if self.stop_requested() or self.left_to_train <= 0:
             return None
-        for line in self.state.lines:
-            if line.is_fitted and not line.is_over:
-                return line
+        fits = [line for line in self.state.lines if line.is_fitted and not line.is_over and self._has_room(line)]
+        if fits:
+            return min(fits, key=lambda line: (line.hope is not None, -line.best if line.values else 0.0))
         pausable = [line for line in self.state.lines if not line.is_fitted]
-        found = next_of(pausable)
+        found = next_of(pausable, self._has_room)
         if found is None and self._add_variants(pausable):
             return self._next()
-        # A slice costs more than training; without room for that it would end after the time.
-        return None if found is None or found.beside >= self.left_to_train else found
+        return found
+
+    @property
+    def _best(self) -> Line:
+        return max(self.state.lines, key=lambda line: line.best)
+
+    def _room(self, line: Line) -> float:
+        """Seconds that a candidate's next slice may take, all included."""
+        losers = sum(each.seconds for each in self.state.lines if each is not self._best)
+        left = self.left_to_train
+        return left if line is self._best and line.values else min(left, candidates.LOSERS * self.minutes * 60 - losers)
+
+    def _has_room(self, line: Line) -> bool:
+        """Whether a slice would end in time. It costs more than training; for a first one that is estimated."""
+        judging = self.state.each.get(line.model, 0.0) * (self.state.users or self.state.size)
+        again = 2 * line.trained if line.is_fitted else 0.0
+        return self._room(line) > (line.beside or judging) + again
+
+    def _race(self) -> None:
+        """End the candidates that can't win any more."""
+        for line in self.state.lines:
+            if line.values and not line.is_over and line.hope is not None:
+                twice = 1.0 if line.is_fitted else min(1.0, self.left_to_train / (2 * line.trained + 1e-9))
+                if self._is_behind(line, twice * line.hope):
+                    line.ended = BEHIND
+
+    def _is_behind(self, line: Line, gain: float) -> bool:
+        """Whether the best candidate leads clearly, even after such a gain; not if that is unknown."""
+        best = self._best
+        if not {best.name, line.name} <= self.judged.keys():
+            return False
+        by, error = self.judged[best.name].lead(self.judged[line.name])
+        return by - CLEAR * error > gain
 
     def _add_variants(self, pausable: Sequence[Line]) -> bool:
-        """Add variants of the best models; False if there were enough."""
-        defaults = [line for line in pausable if line.name == line.model and not line.failed]
-        made_so_far = len(pausable) - sum(line.name == line.model for line in pausable)
-        if not defaults or made_so_far >= self.most_variants:
+        """Add variants of the best models that are not clearly behind; False if there were enough."""
+        made_so_far = sum(line.name != line.model for line in pausable)
+        reached = {line.model: line for line in sorted(pausable, key=lambda line: line.best) if line.values}
+        best = [
+            line
+            for line in sorted(reached.values(), key=lambda line: -line.best)[:OF_MODELS]
+            if not self._is_behind(line, 0.0) and self._has_room(Line(name="", model=line.model, beside=line.beside))
+        ]
+        if not best or made_so_far >= self.most_variants:
             return False
-        reached: dict[str, float] = {}
-        for line in self.state.lines:
-            reached[line.model] = max(line.best, reached.get(line.model, line.best))
-        best = sorted(defaults, key=lambda line: -reached[line.model])[:OF_MODELS]
-        for line in islice(cycle(best), min(TOGETHER, self.most_variants - made_so_far)):
-            number = sum(other.model == line.model for other in self.state.lines)
-            own, train_settings = next(islice(self._variants(line), number - 1, None))
-            name = f"{line.model}-{number + 1}"
-            self.state.lines.append(Line(name=name, model=line.model, settings=own, train=train_settings))
-        return bool(best)
+        for model in islice(cycle(line.model for line in best), min(TOGETHER, self.most_variants - made_so_far)):
+            number = sum(other.model == model for other in self.state.lines)
+            own, train_settings = next(islice(self._variants(self.state.line(model)), number - 1, None))
+            name = f"{model}-{number + 1}"
+            self.state.lines.append(Line(name=name, model=model, settings=own, train=train_settings))
+        return True
 
     def _variants(self, line: Line) -> Iterator[tuple[dict[str, object], dict[str, object]]]:
         if line.model not in self.plans:  # the search was taken up
@@ -214,9 +268,11 @@ class AutoSearch(Search):
         line.began = 1 + max(other.began for other in self.state.lines)
         defaults = sum(other.name == other.model for other in self.state.lines if not other.is_fitted)
         slices = first_slice(self.minutes * 60 * (1 - KEPT_BACK), defaults) * GROWTH ** len(line.values)
-        room = self.left_to_train - line.beside
-        self.state.save(self.out)
+        room = self._room(line) - line.beside
         until = min(max(slices, line.trained + 1), line.trained + max(1.0, room))
+        if line.is_fitted:
+            until, line.values = FIRST_FIT if line.hope is None else self._seconds_to_fit(line), []  # a new bundle
+        self.state.save(self.out)
         try:
             result = self._train(line, until)
         except Interrupted:
@@ -227,6 +283,7 @@ class AutoSearch(Search):
         else:
             line.attempts = 0
             self._note(line, result)
+            self._race()
         finally:
             self._count(line)
             self.state.save(self.out)
@@ -253,19 +310,28 @@ class AutoSearch(Search):
             line.failed = f"it has no {self.state.deciding} on valid"
             return
         line.values.append(sign_of(self.state.metric) * value)
-        if result.stopped != "minutes":
+        if result.cut and line.hope is None:
+            line.hope = GRID_GAIN * abs(value)
+        elif result.stopped != "minutes":
             line.ended = result.stopped
+        else:
+            line.hope = hope_of(result, sign_of(self.state.metric))
+        if (
+            result.evaluation is not None
+            and (values := result.evaluation.values.get(protocol, {}).get(name)) is not None
+        ):
+            kept = Evaluation({protocol: {name: value}}, values={protocol: {name: values}})
+            self.judged[line.name] = Judged(f"{protocol}/{name}", kept)
         write_recipe(line, self.run_of(line.name), self.state.dataset)
 
-    def _seconds_to_fit(self) -> float:
-        """Seconds in which a fit may try settings: an even share; the models trained by steps have one together."""
+    def _seconds_to_fit(self, line: Line) -> float:
+        """Seconds in which a fit may try settings: an even share, of a half if others train by steps."""
         fits = sum(line.is_fitted and not line.is_over for line in self.state.lines)
         others = any(not line.is_fitted for line in self.state.lines)
-        return max(1.0, self.left_to_train / (fits + others))
+        return max(1.0, self._room(line) / (fits * (1 + others)))
 
     def _train(self, line: Line, until: float) -> Result:
-        seconds = self._seconds_to_fit() if line.is_fitted else until  # a fit ends with the best settings so far
-        given = {**line.train, "minutes": seconds / 60}
+        given = {**line.train, "minutes": until / 60}
         return candidates.train_candidate(
             line.model,
             self.spec,
@@ -286,8 +352,16 @@ class AutoSearch(Search):
         self.on_event(line.name, event)
 
 
-def next_of(lines: Sequence[Line]) -> Line | None:
-    """The candidate to train now; None if all are over.
+def hope_of(result: Result, sign: float) -> float | None:
+    """Most that a training may still gain if it goes on for twice its time; None before its pace is known."""
+    values = result.trace.get(result.metric, ())
+    best = np.minimum.accumulate(-sign * np.array(values))
+    trace = {int(epoch): float(value) for epoch, value in zip(result.trace.get("epoch", ()), best, strict=True)}
+    return most_gain(trace) if max(trace, default=0) >= FIRST_RUNG else None
+
+
+def next_of(lines: Sequence[Line], may: Callable[[Line], bool] = lambda _: True) -> Line | None:
+    """The candidate to train now, of those that `may`; None if there is none.
 
     First one that is among the better half after its number of slices, those with most slices first. Then one that has
     not begun, in order. Then the best of those that wait.
@@ -298,10 +372,10 @@ def next_of(lines: Sequence[Line]) -> Line | None:
         # One that ended earlier keeps its last value.
         had.sort(key=lambda each: -each.values[min(slices, len(each.values)) - 1])
         better = had[: len(had) // GROWTH]
-        if waiting := [each for each in better if len(each.values) == slices and not each.is_over]:
+        if waiting := [each for each in better if len(each.values) == slices and not each.is_over and may(each)]:
             return waiting[0]
-    begun = [each for each in lines if each.values and not each.is_over]
-    fresh = [each for each in lines if not each.values and not each.is_over]
+    begun = [each for each in lines if each.values and not each.is_over and may(each)]
+    fresh = [each for each in lines if not each.values and not each.is_over and may(each)]
     return fresh[0] if fresh else max(begun, key=lambda each: each.values[-1], default=None)
 
 

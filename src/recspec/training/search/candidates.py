@@ -47,10 +47,10 @@ ROWS = 16_384
 """Rows that are timed."""
 MOST_TIMED = 2.0
 """Seconds that one timed call may take by what one user takes alone."""
-MOST_FOR_JUDGING = 0.2
-"""Share of the time that one evaluation of a model may take; a model that takes longer is left out."""
-MOST_FOR_FIT = 0.4
-"""Share of the time that one fit of a model may take, which can't be stopped in between."""
+MOST_FOR_JUDGING = 0.05
+"""Share of the time that one evaluation of a model may take; there is one an epoch, so a slower one is left out."""
+LOSERS = 0.4
+"""Share of the time that candidates which do not win may take; one fit, which can't be stopped, may not take more."""
 
 FAILURES = (RecspecError, MemoryError, ArithmeticError, ValueError, RuntimeError)
 """Errors of one model that don't end a search: libraries raise the others for too little memory, or numbers that have
@@ -92,7 +92,7 @@ def begin(
     _measure_cost(state, spec, by_steps, ranks, minutes)
     fits = _seconds_of_fits({name: plan for name, plan in plans.items() if name not in by_steps})
     for name, seconds in fits.items():
-        if seconds > MOST_FOR_FIT * minutes * 60:
+        if seconds > LOSERS * minutes * 60:
             state.left_out[name] = f"one fit takes {seconds:.0f} of {60 * minutes:.0f} s; give more --minutes"
     common: dict[str, object] = {"tensorboard": False, "seed": seed}
     if state.users is not None:
@@ -263,7 +263,7 @@ def users_to_rank(each: Mapping[str, float], users: int, seconds: float) -> tupl
     fewest = min(FEWEST_USERS, users)
     too_slow = [name for name, one in each.items() if one * fewest > seconds]
     slowest = max((one for name, one in each.items() if name not in too_slow), default=0.0)
-    affordable = int(seconds / 4 / slowest) if slowest > 0 else users
+    affordable = int(seconds / slowest) if slowest > 0 else users
     return min(users, MOST_USERS, max(fewest, affordable)), too_slow
 
 

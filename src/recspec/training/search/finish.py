@@ -90,6 +90,7 @@ class Finish:
             SettingsError: if no candidate was trained.
             Interrupted: if `stop_requested` says so.
         """
+        given = self.state.spent + left
         if self.state.ending is None or not (self.state.ending.done and (self.out / BEST).exists()):
             self.state.check_runs(self.out)
         if self.state.ending is None:
@@ -120,7 +121,7 @@ class Finish:
             self._save()
         elif not (self.out / BEST).exists():
             self._put_in_place(winner, ending)
-        board = Leaderboard.of(self.state, ending, self.out)
+        board = Leaderboard.of(self.state, ending, self.out, given)
         board.save(self.out)
         return board
 
