@@ -8,6 +8,7 @@ import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,7 @@ from recspec.feature_spec import FeatureSpec
 from recspec.inference import Predictor
 from recspec.loading import Ranks
 from recspec.models import MODELS, Model
-from recspec.training import Result, TrainSettings, defaults, train
+from recspec.training import Result, TrainingPlan, TrainSettings, defaults, plan_run, train
 from recspec.training.search import AutoSearch, candidates, finish, main_reason
 from recspec.training.search.auto import BEHIND, MOST_ATTEMPTS, first_slice, hope_of, next_of
 from recspec.training.search.candidates import begin
@@ -696,3 +697,33 @@ def test_what_more_minutes_buy_by_hand() -> None:
     assert what_more_buys(state, best) == (
         "more minutes would hardly find a better model: every candidate has ended, or is too far behind"
     )
+
+
+def test_a_long_fit_comes_after_the_first_slices_of_others_and_only_with_room() -> None:
+    long = Line(name="ease", model="ease", fit=100.0)
+    short, steps = Line(name="ials", model="ials", fit=1.0), Line(name="sasrec", model="sasrec")
+    search = a_race(long=long, steps=steps, short=short)
+    assert search._next() is long, "a third of the losers' 400 s is 133 s"
+    long.fit = 140.0
+    assert search._next() is short
+    short.values, short.ended = [0.1], "fitted"
+    assert search._next() is steps
+    steps.values = [0.2]
+    assert search._next() is long
+    long.fit = 401.0
+    assert search._next() is steps
+
+
+def test_variants_draw_some_settings_and_are_the_same_for_a_seed(data: FeatureSpec) -> None:
+    own, train_settings = candidates.build_settings("neumf", {}, FEW)
+    plan = plan_run("neumf", data, Path(), train_settings, own, Ranks(), resume=False)
+    assert isinstance(plan, TrainingPlan)
+
+    def drawn(seed: int) -> list[tuple[dict[str, object], dict[str, object]]]:
+        return list(islice(candidates.variants("neumf", plan, FEW, seed), 30))
+
+    sizes = [len(of_model) + len(of_training) - len(FEW) for of_model, of_training in drawn(0)]
+    assert min(sizes) >= 1
+    assert len(set(sizes)) > 2, "another number of settings each time"
+    assert drawn(0) == drawn(0)
+    assert drawn(0) != drawn(1)

@@ -193,9 +193,12 @@ class AutoSearch(Search):
         if self.stop_requested() or self.left_to_train <= 0:
             return None
         fits = [line for line in self.state.lines if line.is_fitted and not line.is_over and self._has_room(line)]
+        pausable = [line for line in self.state.lines if not line.is_fitted]
+        if any(not line.values and self._has_room(line) for line in pausable):  # they come before long fits
+            share = candidates.LOSERS * self.minutes * 60 / len(self.state.lines)
+            fits = [line for line in fits if _shortest(line) <= share]
         if fits:
             return min(fits, key=lambda line: (line.hope is not None, -line.best if line.values else 0.0))
-        pausable = [line for line in self.state.lines if not line.is_fitted]
         found = next_of(pausable, self._has_room)
         if found is None and self._add_variants(pausable):
             return self._next()
@@ -214,8 +217,7 @@ class AutoSearch(Search):
     def _has_room(self, line: Line) -> bool:
         """Whether a slice would end in time. It costs more than training; for a first one that is estimated."""
         judging = self.state.each.get(line.model, 0.0) * (self.state.users or self.state.size)
-        again = 2 * line.trained if line.is_fitted else 0.0
-        return self._room(line) > (line.beside or judging) + again
+        return self._room(line) > (line.beside or judging) + _shortest(line)
 
     def _race(self) -> None:
         """End the candidates that can't win any more."""
@@ -350,6 +352,13 @@ class AutoSearch(Search):
             self._count(line)
             self.state.save(self.out)
         self.on_event(line.name, event)
+
+
+def _shortest(line: Line) -> float:
+    """Seconds of a fit that can't be shorter: of one combination of settings; of two if others follow the first."""
+    if not line.is_fitted:
+        return 0.0
+    return line.fit if line.hope is None else 2 * line.trained
 
 
 def hope_of(result: Result, sign: float) -> float | None:

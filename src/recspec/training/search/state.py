@@ -154,6 +154,7 @@ class Line(_Stored):
     epoch: float = Field(0.0, ge=0)
     best_epoch: float = Field(0.0, ge=0)
     beside: float = Field(0.0, ge=0, description="seconds of its latest slice beside training")
+    fit: float = Field(0.0, ge=0, description="seconds of one fit, estimated before the first")
     hope: float | None = Field(None, ge=0, description="most that it may still gain; null: unknown")
     attempts: int = Field(0, ge=0, description="slices that began since the last one that ended in any way")
     ended: str = Field("", description="why training ended by itself; empty while it waits")
