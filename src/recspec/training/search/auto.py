@@ -1,16 +1,7 @@
 """The best model for a dataset within a time: every suitable model competes on valid, and test is opened at the end.
 
 Models that are fitted come first, the cheapest first: one combination of settings each, which tells who may win; then
-those that may choose among all combinations.
-
-For the others, successive halving over time: a candidate trains in slices, each up to twice the time of all before.
-After a slice it waits; the better half of those that had as many slices goes on (Li et al.: A System for Massively
-Parallel Hyperparameter Tuning, MLSys 2020, algorithm 2, with time as the resource and one worker). What waits goes on
-when nothing better can.
-
-A race ends candidates: one that the best candidate leads, over the same users or rows, by more than it may still gain
-and two standard errors (after Maron, Moore: Hoeffding Races, NIPS 1993, with paired errors). All that don't lead share
-two fifths of the time.
+those that may choose among all combinations. The others train in slices (`race`).
 """
 
 from __future__ import annotations
@@ -23,8 +14,6 @@ from dataclasses import dataclass, field
 from itertools import cycle, islice
 from pathlib import Path
 
-import numpy as np
-
 from recspec.base.errors import Interrupted, SettingsError
 from recspec.base.files import confine, local, locked_inside, mkdir_or_undo
 from recspec.base.signals import stopping_at_once
@@ -32,9 +21,9 @@ from recspec.evaluation import Evaluation
 from recspec.training import Event, Result, TrackedSearch, TrainingPlan, plan_run
 from recspec.training.search import candidates
 from recspec.training.search.finish import Finish
+from recspec.training.search.race import GRID_GAIN, GROWTH, KEPT_BACK, Race, first_slice, hope_of, next_of
 from recspec.training.search.state import (
     BEST,
-    CLEAR,
     WRITTEN,
     Judged,
     Leaderboard,
@@ -45,10 +34,7 @@ from recspec.training.search.state import (
     sign_of,
     write_recipe,
 )
-from recspec.training.search.study import FIRST_RUNG, most_gain
 
-KEPT_BACK = 0.2
-"""Share of the time kept for training the winner again, test and latency."""
 VARIANTS = 24
 """Most candidates beyond each model's defaults; small data would take thousands."""
 TOGETHER = 4
@@ -62,16 +48,8 @@ MOST_ATTEMPTS = 3
 """Times that a candidate may end the process, as too little memory does, before it is given up."""
 STOPPED = "stopped as asked; the same command goes on"
 
-GRID_GAIN = 0.3
-"""What all combinations of a fitted model's settings gain at most on its first one, as a share of its value."""
 FIRST_FIT = 1e-3
 """Seconds of a first fit: it ends after one combination."""
-BEHIND = "behind"
-"""Why the training of a candidate ended that can't win any more."""
-
-GROWTH = 2
-"""How many times as long a candidate has trained after each slice, and the inverse of the share that goes on."""
-
 Look = Callable[[State, float], None]
 """Receives the state after each slice, and the seconds that are left."""
 
@@ -89,8 +67,7 @@ class AutoSearch(Search):
     most_variants: int = VARIANTS
     look: Look = lambda _, __: None
     plans: dict[str, TrainingPlan] = field(default_factory=dict, init=False)
-    judged: dict[str, Judged] = field(default_factory=dict, init=False)
-    """Candidates on valid, of those that trained in this call."""
+    race: Race = field(init=False)
     _started: float = field(default=0.0, init=False)
     _counted: float = field(default=0.0, init=False)
 
@@ -118,7 +95,7 @@ class AutoSearch(Search):
             if self.stop_requested():
                 self.tracked.wait()
                 raise Interrupted(f"{self.out}: {STOPPED}")
-            board = Finish(self).run(self.left)
+            board = Finish(self).run(self.race.left)
             if problem := self._track(board):
                 self.tell(problem)
             return board
@@ -156,11 +133,11 @@ class AutoSearch(Search):
             if getattr(found, name) != value
         ]:
             raise SettingsError.of(f"{self.out}: holds another search; name another folder", differing)
-        self.state = found
+        self.state, self.race = found, Race(found, self.minutes)
         for line in found.lines:
             if line.attempts >= MOST_ATTEMPTS and not line.is_over:
                 line.failed = f"the process ended {line.attempts} times while it trained"
-        self.tell(f"{self.out}: {found.progress(self.left)}")
+        self.tell(f"{self.out}: {found.progress(self.race.left)}")
 
     def _begin(self) -> None:
         started = time.monotonic()
@@ -168,7 +145,7 @@ class AutoSearch(Search):
             self.state, self.plans = candidates.begin(
                 self.spec, self.out, self.minutes, self.metric, self.models, self.seed, self.train, self.ranks
             )
-        found = self.state
+        found, self.race = self.state, Race(self.state, self.minutes)
         for name, why in found.left_out.items():
             self.tell(f"left out: {name}: {candidates.main_reason(why)}")
         for warning in found.warnings:
@@ -178,62 +155,17 @@ class AutoSearch(Search):
         found.spent = time.monotonic() - started
         found.save(self.out)
 
-    @property
-    def left(self) -> float:
-        """Seconds left of the whole time."""
-        return self.minutes * 60 - self.state.spent
-
-    @property
-    def left_to_train(self) -> float:
-        """Seconds left for training candidates."""
-        return self.left - KEPT_BACK * self.minutes * 60
-
     def _next(self) -> Line | None:
         """The candidate to train now; None if the time is over or nothing is left."""
-        if self.stop_requested() or self.left_to_train <= 0:
+        if self.stop_requested() or self.race.left_to_train <= 0:
             return None
-        fits = [line for line in self.state.lines if line.is_fitted and not line.is_over and self._has_room(line)]
+        if fits := self.race.fits():
+            return fits[0]
         pausable = [line for line in self.state.lines if not line.is_fitted]
-        if any(not line.values and self._has_room(line) for line in pausable):  # they come before long fits
-            share = candidates.LOSERS * self.minutes * 60 / len(self.state.lines)
-            fits = [line for line in fits if _shortest(line) <= share]
-        if fits:
-            return min(fits, key=lambda line: (line.hope is not None, -line.best if line.values else 0.0))
-        found = next_of(pausable, self._has_room)
+        found = next_of(pausable, self.race.has_room)
         if found is None and self._add_variants(pausable):
             return self._next()
         return found
-
-    @property
-    def _best(self) -> Line:
-        return max(self.state.lines, key=lambda line: line.best)
-
-    def _room(self, line: Line) -> float:
-        """Seconds that a candidate's next slice may take, all included."""
-        losers = sum(each.seconds for each in self.state.lines if each is not self._best)
-        left = self.left_to_train
-        return left if line is self._best and line.values else min(left, candidates.LOSERS * self.minutes * 60 - losers)
-
-    def _has_room(self, line: Line) -> bool:
-        """Whether a slice would end in time. It costs more than training; for a first one that is estimated."""
-        judging = self.state.each.get(line.model, 0.0) * (self.state.users or self.state.size)
-        return self._room(line) > (line.beside or judging) + _shortest(line)
-
-    def _race(self) -> None:
-        """End the candidates that can't win any more."""
-        for line in self.state.lines:
-            if line.values and not line.is_over and line.hope is not None:
-                twice = 1.0 if line.is_fitted else min(1.0, self.left_to_train / (2 * line.trained + 1e-9))
-                if self._is_behind(line, twice * line.hope):
-                    line.ended = BEHIND
-
-    def _is_behind(self, line: Line, gain: float) -> bool:
-        """Whether the best candidate leads clearly, even after such a gain; not if that is unknown."""
-        best = self._best
-        if not {best.name, line.name} <= self.judged.keys():
-            return False
-        by, error = self.judged[best.name].lead(self.judged[line.name])
-        return by - CLEAR * error > gain
 
     def _add_variants(self, pausable: Sequence[Line]) -> bool:
         """Add variants of the best models that are not clearly behind; False if there were enough."""
@@ -242,7 +174,8 @@ class AutoSearch(Search):
         best = [
             line
             for line in sorted(reached.values(), key=lambda line: -line.best)[:OF_MODELS]
-            if not self._is_behind(line, 0.0) and self._has_room(Line(name="", model=line.model, beside=line.beside))
+            if not self.race.is_behind(line, 0.0)
+            and self.race.has_room(Line(name="", model=line.model, beside=line.beside))
         ]
         if not best or made_so_far >= self.most_variants:
             return False
@@ -270,10 +203,10 @@ class AutoSearch(Search):
         line.began = 1 + max(other.began for other in self.state.lines)
         defaults = sum(other.name == other.model for other in self.state.lines if not other.is_fitted)
         slices = first_slice(self.minutes * 60 * (1 - KEPT_BACK), defaults) * GROWTH ** len(line.values)
-        room = self._room(line) - line.beside
+        room = self.race.room(line) - line.beside
         until = min(max(slices, line.trained + 1), line.trained + max(1.0, room))
         if line.is_fitted:
-            until, line.values = FIRST_FIT if line.hope is None else self._seconds_to_fit(line), []  # a new bundle
+            until, line.values = FIRST_FIT if line.hope is None else self.race.seconds_to_fit(line), []  # a new bundle
         self.state.save(self.out)
         try:
             result = self._train(line, until)
@@ -285,11 +218,11 @@ class AutoSearch(Search):
         else:
             line.attempts = 0
             self._note(line, result)
-            self._race()
+            self.race.end_hopeless()
         finally:
             self._count(line)
             self.state.save(self.out)
-        self.look(self.state, self.left)
+        self.look(self.state, self.race.left)
 
     def _count(self, line: Line) -> None:
         """Add the time since the last count to that of the candidate and of the search."""
@@ -323,14 +256,8 @@ class AutoSearch(Search):
             and (values := result.evaluation.values.get(protocol, {}).get(name)) is not None
         ):
             kept = Evaluation({protocol: {name: value}}, values={protocol: {name: values}})
-            self.judged[line.name] = Judged(f"{protocol}/{name}", kept)
+            self.race.judged[line.name] = Judged(f"{protocol}/{name}", kept)
         write_recipe(line, self.run_of(line.name), self.state.dataset)
-
-    def _seconds_to_fit(self, line: Line) -> float:
-        """Seconds in which a fit may try settings: an even share, of a half if others train by steps."""
-        fits = sum(line.is_fitted and not line.is_over for line in self.state.lines)
-        others = any(not line.is_fitted for line in self.state.lines)
-        return max(1.0, self._room(line) / (fits * (1 + others)))
 
     def _train(self, line: Line, until: float) -> Result:
         given = {**line.train, "minutes": until / 60}
@@ -352,42 +279,3 @@ class AutoSearch(Search):
             self._count(line)
             self.state.save(self.out)
         self.on_event(line.name, event)
-
-
-def _shortest(line: Line) -> float:
-    """Seconds of a fit that can't be shorter: of one combination of settings; of two if others follow the first."""
-    if not line.is_fitted:
-        return 0.0
-    return line.fit if line.hope is None else 2 * line.trained
-
-
-def hope_of(result: Result, sign: float) -> float | None:
-    """Most that a training may still gain if it goes on for twice its time; None before its pace is known."""
-    values = result.trace.get(result.metric, ())
-    best = np.minimum.accumulate(-sign * np.array(values))
-    trace = {int(epoch): float(value) for epoch, value in zip(result.trace.get("epoch", ()), best, strict=True)}
-    return most_gain(trace) if max(trace, default=0) >= FIRST_RUNG else None
-
-
-def next_of(lines: Sequence[Line], may: Callable[[Line], bool] = lambda _: True) -> Line | None:
-    """The candidate to train now, of those that `may`; None if there is none.
-
-    First one that is among the better half after its number of slices, those with most slices first. Then one that has
-    not begun, in order. Then the best of those that wait.
-    """
-    longest = max((len(each.values) for each in lines), default=0)
-    for slices in range(longest, 0, -1):
-        had = [each for each in lines if len(each.values) >= slices or (each.is_over and each.values)]
-        # One that ended earlier keeps its last value.
-        had.sort(key=lambda each: -each.values[min(slices, len(each.values)) - 1])
-        better = had[: len(had) // GROWTH]
-        if waiting := [each for each in better if len(each.values) == slices and not each.is_over and may(each)]:
-            return waiting[0]
-    begun = [each for each in lines if each.values and not each.is_over and may(each)]
-    fresh = [each for each in lines if not each.values and not each.is_over and may(each)]
-    return fresh[0] if fresh else max(begun, key=lambda each: each.values[-1], default=None)
-
-
-def first_slice(seconds: float, num_candidates: int) -> float:
-    """Seconds of the first slice: all first slices take a quarter of the time, and none less than two seconds."""
-    return max(2.0, seconds / (4 * max(1, num_candidates)))
