@@ -2,7 +2,7 @@
 
 A race ends candidates: one that the best candidate leads, over the same users or rows, by more than it may still gain
 and two standard errors (after Maron, Moore: Hoeffding Races, NIPS 1993, with paired errors). All that do not lead share
-two fifths of the time.
+`LOSERS` of the time.
 
 Models trained by steps are halved successively: a candidate trains in slices, each up to twice the time of all before.
 After a slice it waits; the better half of those that had as many slices goes on (Li et al.: A System for Massively
@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from recspec.training import Result
-from recspec.training.search.candidates import LOSERS
-from recspec.training.search.state import CLEAR, Judged, Line, State
+from recspec.training.search.candidates import LOSERS, ranks_items
+from recspec.training.search.state import CLEAR, MOST_MEMBERS, Judged, Line, State
 from recspec.training.search.study import FIRST_RUNG, most_gain
 
 KEPT_BACK = 0.2
@@ -61,10 +61,11 @@ class Race:
         return max(self.state.lines, key=lambda line: line.best)
 
     def room(self, line: Line) -> float:
-        """Seconds that a candidate's next slice may take, all included."""
-        if line is self.best and line.values:
+        """Seconds that a candidate's next slice may take, all included; those that may be blended lead together."""
+        leading = [self.best, *blend_candidates(self.state)]
+        if line in leading and line.values:
             return self.left_to_train
-        losers = sum(each.seconds for each in self.state.lines if each is not self.best)
+        losers = sum(each.seconds for each in self.state.lines if each not in leading)
         return min(self.left_to_train, LOSERS * self.minutes * 60 - losers)
 
     def has_room(self, line: Line) -> bool:
@@ -139,3 +140,15 @@ def next_of(lines: Sequence[Line], may: Callable[[Line], bool] = lambda _: True)
 def first_slice(seconds: float, num_candidates: int) -> float:
     """Seconds of the first slice: all first slices take a quarter of the time, and none less than two seconds."""
     return max(2.0, seconds / (4 * max(1, num_candidates)))
+
+
+def blend_candidates(state: State) -> list[Line]:
+    """The best candidate of each model that ranks items by the users' events, at most `MOST_MEMBERS`.
+
+    None if there are fewer than two, or valid does not decide by full ranking.
+    """
+    best: dict[str, Line] = {}
+    for line in state.ranked if state.deciding.startswith("full/") else ():
+        if ranks_items(line.model):
+            best.setdefault(line.model, line)
+    return list(best.values())[:MOST_MEMBERS] if len(best) > 1 else []

@@ -66,7 +66,7 @@ def is_hopeless(trace: Trace, others: Sequence[tuple[Trace, bool]]) -> bool:
 
 
 def most_gain(trace: Trace, share: float = 1 / REDUCTION) -> float:
-    """The gain until `REDUCTION` times as many epochs at the pace of the latest `share`; as curves bend, hardly more."""
+    """The gain until `REDUCTION` times as many epochs at the pace of the last `share`; curves bend: rarely more."""
     epoch = max(trace)
     past = min(at for at in trace if at >= epoch - round(epoch * share))
     return (trace[past] - trace[epoch]) / max(1, epoch - past) * epoch * (REDUCTION - 1)
