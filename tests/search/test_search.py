@@ -373,7 +373,7 @@ def test_verdicts_by_hand(lead: tuple[float, float] | None, blended: bool, said:
 def test_users_to_rank_by_hand() -> None:
     # 1 ms a user: 10 s rank all 800. 100 ms a user: 500 users take 50 s, more than 10 s.
     assert candidates.users_to_rank({"a": 0.001, "b": 0.1}, 800, 10.0) == (800, ["b"])
-    assert candidates.users_to_rank({"a": 0.016}, 100_000, 10.0) == (1250, [])
+    assert candidates.users_to_rank({"a": 0.016}, 100_000, 10.0) == (1562, [])
     assert candidates.users_to_rank({}, 100_000, 10.0) == (2000, [])
     assert candidates.users_to_rank({"a": 0.001}, 20, 10.0) == (20, [])
 

@@ -50,6 +50,8 @@ MOST_TIMED = 2.0
 """Seconds that one timed call may take by what one user takes alone."""
 MOST_FOR_JUDGING = 0.02
 """Share of the time that one evaluation of a model may take; there is one an epoch, so a slower one is left out."""
+MORE = 2.5
+"""How many times as long it may take for more users than the fewest."""
 LOSERS = 0.35
 """Share of the time for candidates that are not the best one. That may change, so the end finds some more: up to two
 fifths. One fit, which can't be stopped, may not take more than this share."""
@@ -270,14 +272,14 @@ def _untrained(plan: TrainingPlan, ranks: Ranks) -> Model:
 def users_to_rank(each: Mapping[str, float], users: int, seconds: float) -> tuple[int, list[str]]:
     """How many users all models are judged on, and the models that take more than `seconds` for the fewest.
 
-    More users may take twice the time.
+    More users may take `MORE` times that.
 
     `each` holds a model's seconds for one user.
     """
     fewest = min(FEWEST_USERS, users)
     too_slow = [name for name, one in each.items() if one * fewest > seconds]
     slowest = max((one for name, one in each.items() if name not in too_slow), default=0.0)
-    affordable = int(2 * seconds / slowest) if slowest > 0 else users
+    affordable = int(MORE * seconds / slowest) if slowest > 0 else users
     return min(users, MOST_USERS, max(fewest, affordable)), too_slow
 
 
