@@ -54,6 +54,8 @@ class Fitted:
     value: float | None = None
     metrics: Metrics = field(default_factory=dict)
     """Of the best combination on valid."""
+    evaluation: Evaluation | None = None
+    """The same, with the values of users or rows."""
     logits_from: str = "nothing"
     num_pairs: int = 0
     """Interactions, or labelled rows, that the model is fitted to."""
@@ -133,7 +135,7 @@ class ItemFit:
                 model = self._fitted(self.settings.model_copy(update=dict(combination)), interactions)
             found = self._measure(model, task)
             value, warned = self._value(found.metrics), tuple(warnings.of_repeats(found.protocols, self.valid))
-            measured = Fitted(model, (), self._named, value, found.metrics, warnings=warned)
+            measured = Fitted(model, (), self._named, value, found.metrics, found, warnings=warned)
             return value, replace(measured, num_pairs=interactions.num_pairs)
 
         best, tried = _search(self, _combinations(self.kind, interactions, self.settings), attempt)
@@ -176,9 +178,10 @@ def _search(
     attempt: Callable[[Combination], tuple[float, Fitted]],
     start: tuple[Tried, Fitted] | None = None,
 ) -> tuple[Fitted, tuple[Tried, ...]]:
-    """`choose` by the metric of a fit."""
+    """`choose` by the metric of a fit; what needs no further fit, and so has a `start`, is tried however late it is."""
     lower, may_be = is_lower_better(fit.metric), partial(_may_be, fit.settings)
-    return choose(grid, attempt, lower=lower, may_be=may_be, on_tried=fit.on_tried, enough=fit.enough, start=start)
+    enough = fit.enough if start is None else bool
+    return choose(grid, attempt, lower=lower, may_be=may_be, on_tried=fit.on_tried, enough=enough, start=start)
 
 
 def _combinations(
@@ -254,9 +257,9 @@ class RowFit:
 
         def attempt(combination: Combination) -> tuple[float, Fitted]:
             model = self._filled(fit, float(str(combination.get("l2", vars(self.settings)["l2"]))))
-            found = run_protocols(scores_of(model, task)).metrics
-            value = metric_value(found, self.metric)
-            return value, Fitted(model, (), self.metric, value, found, "its own loss", _rows_of(fit))
+            found = run_protocols(scores_of(model, task))
+            value = metric_value(found.metrics, self.metric)
+            return value, Fitted(model, (), self.metric, value, found.metrics, found, "its own loss", _rows_of(fit))
 
         best, tried = _search(self, [{}] if given else [{"l2": l2} for l2 in STRENGTHS], attempt)
         return replace(best, tried=tried)

@@ -54,6 +54,8 @@ class Judgement:
     """Baseline -> the metric that chose the model, on valid."""
     calibrations: Mapping[str, Calibration] = field(default_factory=dict)
     """The same of the labels besides the first."""
+    evaluation: Evaluation | None = None
+    """Of the kept weights on valid."""
 
 
 def judge(
@@ -89,7 +91,7 @@ def judge(
     values = values_of(others, validation.metric)
     if validation.metric == "rows/log_loss" and found.probabilities is not None:
         values["constant"] = found.probabilities.log_loss_of_constant
-    return Judgement(tuple(told), calibration, tuple(notes), values, calibrations)
+    return Judgement(tuple(told), calibration, tuple(notes), values, calibrations, found)
 
 
 def of_run(validation: Validation, found: Evaluation, progress: Progress) -> Sequence[ModelWarning]:
@@ -251,6 +253,10 @@ class Result:
     """PROTOCOL/METRIC on valid that chose it; empty if nothing was measured."""
     baselines: Mapping[str, float] = field(default_factory=dict)
     """The same metric of baselines with their default settings, on valid."""
+    evaluation: Evaluation | None = field(default=None, repr=False)
+    """Of the kept weights on valid, with the values of users or rows."""
+    cut: bool = False
+    """Whether `train.minutes` ended the choice of a fitted model's settings."""
 
     @property
     def value(self) -> float | None:
@@ -262,7 +268,8 @@ class Result:
         """Plain values for JSON."""
         calibration = None if self.calibration is None else self.calibration.model_dump(mode="json")
         told = {"bundle": str(self.bundle), "warnings": [each.to_dict() for each in self.warnings]}
-        return {**vars(self), **told, "calibration": calibration}
+        figures = {name: value for name, value in vars(self).items() if name != "evaluation"}
+        return {**figures, **told, "calibration": calibration}
 
 
 def log_end(log: RunLog, result: Result, **values: object) -> None:
@@ -330,6 +337,7 @@ def write_bundle(
         judgement.calibration,
         metric if progress.best is not None else "",
         judgement.baselines,
+        judgement.evaluation,
     )
 
 
