@@ -146,10 +146,11 @@ def write_interactions(
     spec = interactions.write(
         backend, folder, source, settings, num_negatives=settings.num_negatives, seed=settings.seed, progress=progress
     )
-    if not is_drawn:  # events that come later have no place in a drawn order
-        times = spec.metadata["summary"]
-        dated = isinstance(times, Mapping) and isinstance(times["first"], str)
-        keep_raw(folder, tables, split, GrowthRules.of(tables, least, dataset, before, dated=dated))
+    if is_drawn:  # events that come later have no place in a drawn order
+        return spec.replace(metadata={**spec.metadata, "ordered": False})
+    times = spec.metadata["summary"]
+    dated = isinstance(times, Mapping) and isinstance(times["first"], str)
+    keep_raw(folder, tables, split, GrowthRules.of(tables, least, dataset, before, dated=dated))
     return spec
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -15,15 +16,17 @@ from recspec.base import config
 from recspec.base.errors import SettingsError, unknown
 from recspec.evaluation import warnings
 from recspec.evaluation.choosing import Combination, Tried, choose
-from recspec.evaluation.interactions import history_of_items, interactions_of
+from recspec.evaluation.interactions import history_of_items, interactions_of, tells_order
 from recspec.evaluation.protocols import run_protocols
-from recspec.evaluation.report import Evaluation, Metrics, is_lower_better
+from recspec.evaluation.report import Evaluation, Metrics, PerGroup, is_lower_better
 from recspec.evaluation.row_baselines import STRENGTHS, LogisticFit, splits_of_rows
 from recspec.evaluation.scoring import scores_of
 from recspec.evaluation.task import EvaluateSettings, EvaluationTask, draw_candidates
 from recspec.evaluation.warnings import ModelWarning
 from recspec.feature_spec import FeatureSpec
 from recspec.models import FittedItemModel, FittedModel, Interactions, LogisticRegression, Scores, on_meta_device
+
+Value = TypeVar("Value")
 
 METRIC = FittedItemModel.metric
 
@@ -32,6 +35,12 @@ MOST_SCORES = 1 << 26
 
 FEWEST_USERS = 2_000
 """Users that are never sampled away: their NDCG has a standard error of about .005."""
+
+MOST_DEARER = 4.0
+"""Operations of a fit beyond the grid, in those of the dearest one of the grid: dearer ones are not tried."""
+
+MARGIN = 1.0
+"""Standard errors of the paired difference by which other settings must lead those before them."""
 
 LINE_ROWS = 200_000
 """Most rows that the line from scores to logits is fitted to."""
@@ -54,6 +63,8 @@ class Fitted:
     value: float | None = None
     metrics: Metrics = field(default_factory=dict)
     """Of the best combination on valid."""
+    values: PerGroup | None = field(default=None, repr=False)
+    """The metric's value of each group of valid, if it is a mean of such."""
     logits_from: str = "nothing"
     num_pairs: int = 0
     """Interactions, or labelled rows, that the model is fitted to."""
@@ -133,19 +144,32 @@ class ItemFit:
                 model = self._fitted(self.settings.model_copy(update=dict(combination)), interactions)
             found = self._measure(model, task)
             value, warned = self._value(found.metrics), tuple(warnings.of_repeats(found.protocols, self.valid))
-            measured = Fitted(model, (), self._named, value, found.metrics, warnings=warned)
+            values = _by_name(found.values).get(self._named)
+            measured = Fitted(model, (), self._named, value, found.metrics, values, warnings=warned)
             return value, replace(measured, num_pairs=interactions.num_pairs)
 
-        best, tried = _search(self, _combinations(self.kind, interactions, self.settings), attempt)
-        for name in [name for name in at_scoring if name not in self.settings.model_fields_set]:
+        grid = _combinations(self.kind, interactions, self.settings)
+        best, tried = _search(self, grid, attempt, affords=self._affords(grid))
+        free = [name for name in at_scoring if name not in self.settings.model_fields_set]
+        for name in [name for name in free if name != "recency" or tells_order(self.spec)]:
             base = best.model
             so_far = next(each for each in reversed(tried) if each.best)
             so_far = replace(so_far, settings={**so_far.settings, name: vars(base.settings)[name]})
             grid = [{**so_far.settings, name: value} for value in at_scoring[name]]
-            best, more = _search(self, grid, attempt, (so_far, best))
+            best, more = _search(self, grid, attempt, start=(so_far, best))
             tried += more
         assert isinstance(best.model, FittedItemModel)
         return replace(best, tried=tried, logits_from=_set_line(best.model, task))
+
+    def _affords(self, grid: Sequence[Combination]) -> Callable[[Combination], bool]:
+        """Whether a fit beyond the grid costs little more than those of the grid."""
+
+        def operations(combination: Combination) -> float:
+            settings = self.settings.model_copy(update=dict(combination))
+            return on_meta_device(lambda: self.kind(self.spec, settings)).operations()
+
+        most = MOST_DEARER * max(map(operations, grid))
+        return lambda each: operations(each) <= most
 
     def _fitted(self, settings: config.Settings, interactions: Interactions) -> FittedItemModel:
         model = on_meta_device(lambda: self.kind(self.spec, settings))
@@ -170,11 +194,30 @@ def _search(
     fit: ItemFit | RowFit,
     grid: Sequence[Combination],
     attempt: Callable[[Combination], tuple[float, Fitted]],
+    *,
     start: tuple[Tried, Fitted] | None = None,
+    affords: Callable[[Combination], bool] = lambda _: True,
 ) -> tuple[Fitted, tuple[Tried, ...]]:
     """`choose` by the metric of a fit."""
-    lower, may_be = is_lower_better(fit.metric), partial(_may_be, fit.settings)
-    return choose(grid, attempt, lower=lower, may_be=may_be, on_tried=fit.on_tried, enough=fit.enough, start=start)
+    return choose(
+        grid,
+        attempt,
+        lower=is_lower_better(fit.metric),
+        beats=beats,
+        may_be=lambda each: _may_be(fit.settings, each) and affords(each),
+        on_tried=fit.on_tried,
+        enough=fit.enough,
+        start=start,
+    )
+
+
+def beats(ours: Fitted, theirs: Fitted) -> bool:
+    """Whether two results on the same groups differ by more than `MARGIN`, or have no values of groups to tell."""
+    if ours.values is None or theirs.values is None or len(ours.values) < 2:
+        return True
+    differences = ours.values.astype(np.float64) - theirs.values
+    error = float(differences.std(ddof=1)) / math.sqrt(len(differences))
+    return abs(float(differences.mean())) > MARGIN * error
 
 
 def _combinations(
@@ -198,7 +241,7 @@ def _may_be(settings: config.Settings, combination: Combination) -> bool:
     return True
 
 
-def _by_name(found: Metrics) -> dict[str, float]:
+def _by_name(found: Mapping[str, Mapping[str, Value]]) -> dict[str, Value]:
     """Values under `PROTOCOL/METRIC`."""
     return {f"{of}/{name}": value for of, values in found.items() for name, value in values.items()}
 
@@ -248,9 +291,9 @@ class RowFit:
 
         def attempt(combination: Combination) -> tuple[float, Fitted]:
             model = self._filled(fit, float(str(combination.get("l2", vars(self.settings)["l2"]))))
-            found = run_protocols(scores_of(model, task)).metrics
-            value = _value_of(_by_name(found), self.metric)
-            return value, Fitted(model, (), self.metric, value, found, "its own loss", _rows_of(fit))
+            found = run_protocols(scores_of(model, task))
+            value, values = _value_of(_by_name(found.metrics), self.metric), _by_name(found.values).get(self.metric)
+            return value, Fitted(model, (), self.metric, value, found.metrics, values, "its own loss", _rows_of(fit))
 
         best, tried = _search(self, [{}] if given else [{"l2": l2} for l2 in STRENGTHS], attempt)
         return replace(best, tried=tried)
