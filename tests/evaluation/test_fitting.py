@@ -9,7 +9,8 @@ import pytest
 from recspec.base import config
 from recspec.base.errors import SettingsError
 from recspec.evaluation import evaluate_model, positives
-from recspec.evaluation.fitting import ItemFit, RowFit, Tried, fit_line
+from recspec.evaluation.fitting import Fitted, ItemFit, RowFit, Tried, beats, fit_line
+from recspec.evaluation.interactions import tells_order
 from recspec.evaluation.task import EvaluateSettings, EvaluationTask
 from recspec.feature_spec import FeatureSpec
 from recspec.metrics import measures as metrics
@@ -37,13 +38,44 @@ def test_the_best_settings_on_valid_are_taken(data: FeatureSpec) -> None:
     scale = positives(data, ["train"]).scale
     tried = [each.settings["l2"] for each in seen]
     assert tried[:4] == [pytest.approx(factor * scale, rel=0.01) for factor in (30, 10, 100, 300)]
-    best = max(seen, key=lambda each: each.value)
+    best = [each for each in seen if each.best][-1]
     assert (found.value, found.model.settings.model_dump()["l2"]) == (best.value, best.settings["l2"])
-    values = [each.value for each in seen]
-    assert [each.best for each in seen] == [value > max([0.0, *values[:n]]) for n, value in enumerate(values)]
     again = evaluate_model(found.model, data, "valid", protocols=("full",)).metrics
     assert again["full"]["ndcg@10"] == pytest.approx(found.value)
     assert found.metrics["full"]["ndcg@10"] == found.value
+
+
+def test_other_settings_must_lead_by_more_than_chance() -> None:
+    """Differences 1, 1, 1, -1 have the mean .5 and the standard error .5; 2, 2, 2, 0 lead by 1.5."""
+    model = MODELS["popularity"]
+    base = np.zeros(4)
+
+    def of(*values: float) -> Fitted:
+        return Fitted(model, values=np.array(values))  # type: ignore[arg-type]
+
+    assert not beats(of(1, 1, 1, -1), of(*base))
+    assert beats(of(2, 2, 2, 0), of(*base))
+    assert beats(of(-2, -2, -2, 0), of(*base))  # which side is better, the metric says
+    assert not beats(of(*base), of(*base))
+    assert beats(Fitted(model), of(*base))  # type: ignore[arg-type]  # nothing to tell by
+
+
+def test_recency_is_tried_only_where_order_means_something(tmp_path: Path) -> None:
+    pairs = [(u, i, 1) for u in range(4) for i in (u, u + 1)]
+    untimed = dataset(tmp_path, {"train": pairs, "valid": [(u, 5 - u, 1) for u in range(2)]})
+    assert not tells_order(untimed)
+    assert all("recency" not in each.settings for each in a_fit("item_knn", untimed).run().tried)
+    assert tells_order(untimed.replace(metadata={**untimed.metadata, "split": "leave_one_out"}))
+    drawn = {"split": "leave_one_out", "ordered": False}
+    assert not tells_order(untimed.replace(metadata={**untimed.metadata, **drawn}))
+
+
+def test_a_fit_beyond_the_grid_must_not_be_much_dearer(data: FeatureSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = MODELS["ials"]
+    monkeypatch.setattr(kind, "operations", lambda self: float(self.settings.l2))
+    affords = a_fit("ials", data)._affords([{"l2": 1.0}, {"l2": 5.0}])
+    assert affords({"l2": 20.0})
+    assert not affords({"l2": 20.1})
 
 
 def test_combinations_that_differ_in_given_settings_alone_are_tried_once(data: FeatureSpec) -> None:

@@ -211,14 +211,20 @@ def test_ease_by_hand_in_every_form(form: str) -> None:
     np.testing.assert_allclose(scores, [[1 / 2, 1 / 3], [0, 1 / 3]], atol=1e-6)
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
 @pytest.mark.parametrize("form", FORMS)
-def test_ease_is_the_closed_form_in_every_form(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ease_is_the_closed_form_in_every_form(form: str, dropout: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With dropout p, EDLAE adds p / (1 - p) times each item's number of users to its penalty."""
     seen = two_tastes()
     dense = seen.matrix().toarray().astype(np.float64)
-    inverse = np.linalg.inv(dense.T @ dense + 50.0 * np.eye(21))
+    gram = dense.T @ dense
+    inverse = np.linalg.inv(gram + 50.0 * np.eye(21) + dropout / (1 - dropout) * np.diag(np.diag(gram)))
     weights = np.eye(21) - inverse / np.diag(inverse)
     monkeypatch.setattr(ease_file, "BLOCK", 45)
-    np.testing.assert_allclose(all_scores(fitted("ease", seen, l2=50.0, form=form)), dense @ weights, atol=1e-5)
+    model = fitted("ease", seen, l2=50.0, form=form, dropout=dropout)
+    np.testing.assert_allclose(all_scores(model), dense @ weights, atol=1e-5)
+    model.know(seen)
+    np.testing.assert_allclose(all_scores(model), dense @ weights, atol=1e-5)
 
 
 def test_the_sparse_form_predicts_an_item_from_those_seen_with_it_most() -> None:
@@ -243,16 +249,23 @@ def ease_of(users: int, items: int, **settings: object) -> FittedItemModel:
     return model
 
 
-def test_ease_inverts_the_smaller_matrix_and_takes_the_sparse_form_beyond_both(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ease_inverts_the_cheaper_matrix_that_fits_in_memory_and_else_takes_the_sparse_form(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("recspec.base.machine.total_memory", lambda: 64 * 10**9)
-    assert ease_of(943, 1682).how() == "form dual: 943 users, 1,682 items: it inverts a matrix of the fewer"
-    assert ease_of(6040, 3706).how() == "form primal: 6,040 users, 3,706 items: it inverts a matrix of the fewer"
-    assert ease_of(5_000, 59_047).how().startswith("form dual: 5,000 users")
+    assert ease_of(943, 1682).how() == "form dual: it inverts 943 x 943 users, in 0.0 GB"
+    assert ease_of(6040, 3706).how() == "form primal: it inverts 3,706 x 3,706 items, in 0.2 GB"
+    assert ease_of(4_714, 5_820).how().startswith("form primal")  # fewer users, but not by enough
+    assert ease_of(5_000, 59_047).how().startswith("form dual: it inverts 5,000 x 5,000 users")
+    assert ease_of(138_000, 20_108).how() == "form primal: it inverts 20,108 x 20,108 items, in 6.5 GB"
     told = ease_of(250_000, 59_047).how()
-    assert told == ("form sparse: a matrix of 59,047 x 59,047 items needs 55.8 GB, and up to 20,000 rows are inverted")
+    assert told == (
+        "form sparse: a matrix of 59,047 x 59,047 items needs 55.8 GB, and 32.0 GB are free for it (half of memory)"
+    )
     monkeypatch.setattr("recspec.base.machine.total_memory", lambda: 10**9)
+    assert ease_of(5_000, 5_900).how().startswith("form dual")  # the dearer one fits
     assert ease_of(20_000, 10_000).how() == (
-        "form sparse: a matrix of 10,000 x 10,000 items needs 1.6 GB, and 0.5 GB are free for it"
+        "form sparse: a matrix of 10,000 x 10,000 items needs 1.6 GB, and 0.5 GB are free for it (half of memory)"
     )
 
 
@@ -269,8 +282,8 @@ def test_a_form_that_memory_cannot_hold_is_refused_before_the_work(monkeypatch: 
 
 def test_a_matrix_that_cannot_be_inverted_names_the_setting() -> None:
     twins = of_pairs([(u, i) for u in range(50) for i in range(3)], 50, 3)
-    with pytest.raises(SettingsError, match=r"settings\.l2 is 1e-300, too small to invert the items x items matrix"):
-        ease_file.fit_primal(twins.matrix(), 1e-300)
+    with pytest.raises(SettingsError, match=r"settings\.l2 is too small to invert the items x items matrix"):
+        ease_file.fit_primal(twins.matrix(), np.full(3, 1e-300))
 
 
 @pytest.mark.parametrize(

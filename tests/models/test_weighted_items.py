@@ -289,9 +289,17 @@ def test_gf_cf_is_its_formula(weighted: bool, monkeypatch: pytest.MonkeyPatch) -
     low_pass = vectors @ vectors.T * np.sqrt(of_items) / np.sqrt(of_items)[:, None]
     expected = dense @ (graph.T @ graph + 0.7 * low_pass)
     for block in (1 << 24, 40):
-        monkeypatch.setattr(gf_cf_file, "BLOCK", block)
+        monkeypatch.setattr(known_file, "PRODUCTS", block)
         model = fitted("gf_cf", seen, weighted=weighted, alpha=0.7, vectors=4, k=13)
         np.testing.assert_allclose(scores_of(model), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_gf_cf_of_fewer_vectors_needs_no_other_fit() -> None:
+    model = fitted("gf_cf", made_up(), vectors=5)
+    fewer = model.varied({"vectors": 2}, made_up())
+    assert_close(scores_of(fewer), scores_of(fitted("gf_cf", made_up(), vectors=2)))
+    with pytest.raises(SettingsError, match=r"settings\.vectors is 9, and 5 were computed; fit again"):
+        model.varied({"vectors": 9}, made_up())
 
 
 def test_gf_cf_without_vectors_is_the_linear_filter() -> None:

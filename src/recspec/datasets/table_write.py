@@ -156,7 +156,9 @@ def write_interactions(
     spec = interactions.write(
         backend, folder, source, settings, num_negatives=num_negatives, seed=settings.seed, progress=progress
     )
-    if not (is_drawn or of_users):  # events that come later have no place in a drawn order, nor among drawn users
+    if is_drawn:  # events that come later have no place in a drawn order
+        return spec.replace(metadata={**spec.metadata, "ordered": False})
+    if not of_users:  # nor among drawn users
         times = spec.metadata["summary"]
         dated = isinstance(times, Mapping) and isinstance(times["first"], str)
         keep_raw(folder, tables, split, GrowthRules.of(tables, least, dataset, before, dated=dated))
