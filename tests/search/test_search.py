@@ -729,3 +729,20 @@ def test_variants_draw_some_settings_and_are_the_same_for_a_seed(data: FeatureSp
     assert len(set(sizes)) > 2, "another number of settings each time"
     assert drawn(0) == drawn(0)
     assert drawn(0) != drawn(1)
+
+
+def test_a_fit_without_time_tries_one_combination_and_what_needs_no_other_fit(
+    data: FeatureSpec, tmp_path: Path
+) -> None:
+    seen: list[Mapping[str, object]] = []
+    settings = candidates.build_settings("ease", {}, {"minutes": 1e-6})
+    result = candidates.train_candidate("ease", data, tmp_path / "run", settings, on_event=seen.append)
+    tried = [each["settings"] for each in seen if each["event"] == "tried"]
+    assert result.cut
+    assert len({each["l2"] for each in tried}) == 1  # type: ignore[index]
+    assert len({each.get("recency") for each in tried}) > 2  # type: ignore[attr-defined]
+    assert result.evaluation is not None
+    assert result.evaluation.metrics == result.metrics
+    assert "evaluation" not in result.to_dict()
+    given = candidates.build_settings("ease", {"l2": 10.0, "recency": 1.0}, {"minutes": 1e-6})
+    assert not candidates.train_candidate("ease", data, tmp_path / "given", given).cut
