@@ -36,6 +36,7 @@ from recspec.models.neumf import NeuMF
 from recspec.models.popularity import Popularity
 from recspec.models.sasrec import SasRec
 from recspec.models.sim import Sim
+from recspec.models.trees import Trees
 from recspec.models.two_tower import TwoTower
 from recspec.models.wide_deep import INDICATOR_MOST_IDS, Deep, Wide, WideDeep, WideDeepSettings
 
@@ -43,7 +44,7 @@ __all__ = [
     "INDICATOR_MOST_IDS", "MODELS", "TRAINING_SPACE", "DataFacts", "Deep", "FittedItemModel", "FittedModel",
     "IdFacts", "Ids", "Interactions", "ItemModel", "KnownEvents", "KnownItemsModel", "LightGbm", "LightGbmSettings",
     "LogisticRegression", "LossNeeds", "Model", "PreparedNegatives", "Proposals", "Scores", "SequenceModel",
-    "Shapes", "Task", "TrainedItemModel", "Traits", "UserEvents", "Wide", "WideDeep", "WideDeepSettings",
+    "Shapes", "Task", "TrainedItemModel", "Traits", "Trees", "UserEvents", "Wide", "WideDeep", "WideDeepSettings",
     "all_models", "at_once", "counts_of", "find_model", "known_models", "on_meta_device", "problems_of_lists",
     "require_libraries",
 ]  # fmt: skip
@@ -73,7 +74,7 @@ MODELS: dict[str, type[Model]] = {
 
 PLUGINS = "recspec.models"
 """Group of entry points by which installed packages add models; each is named as its model."""
-RESERVED = ("blend",)
+RESERVED = ("blend", "lambdarank")
 """Names that a plug-in may not take, besides those of `MODELS`."""
 
 
