@@ -216,16 +216,6 @@ class TestFits:
         assert facts["of_rows"] == 4000
         assert 900 < int(str(facts["rows"])) < 1100
 
-    def test_ids_without_any_other_row_share_a_category_and_the_report_names_the_feature(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(boosting, "MOST_CATEGORIES", 2)
-        spec = rows_of(tmp_path, {"x": [1, 1, 2, 2, 3, 4], "label": [1, 0] * 3}, {"x": {"cardinality": 9}})
-        fitted = boosted_trees(spec, ["train"])
-        assert fitted.facts["rare_ids_together"] == ["x"]
-        found = fitted.logits({"x": np.array([3, 4, 8])})
-        assert found.tolist() == [found[0]] * 3
-
     def test_made_up_clicks_are_learnt_beside_torch_in_one_process(self, tmp_path: Path) -> None:
         spec = made_up.clicks(tmp_path / "data", num_users=60, num_items=40, num_rows=6000)
         columns = open_split(spec, "valid", ["label", "probability"]).read(0, 2**62)

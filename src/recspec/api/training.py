@@ -554,7 +554,7 @@ def pipeline(
     Args:
         out: Folder to write.
         retriever: Model that finds candidates, as PATH or NAME=PATH, or several; in Python also a dict.
-        ranker: Model that ranks the candidates.
+        ranker: Model that ranks the candidates; lightgbm grows trees over the retrievers' scores.
         candidates: Items that the ranker scores per request.
         filter: Expression that recommended items must satisfy.
         device: Device: auto, cpu, cuda or cuda:N.

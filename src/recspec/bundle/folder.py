@@ -33,6 +33,7 @@ from recspec.bundle import versions
 from recspec.bundle.cards import Blend, PipelineCard, read_pipeline
 from recspec.bundle.checkpoint import Stored, read_tensors, write_tensors
 from recspec.bundle.run_record import without_seen
+from recspec.bundle.tree_ranker import TreeRanker
 from recspec.data.storage import companion_problems, copy_companions
 from recspec.feature_spec import (
     FILE_NAME,
@@ -46,6 +47,9 @@ from recspec.loading import Placement, PlacementSettings, Ranks, Shards, divide,
 from recspec.metrics import Calibration
 from recspec.models import Interactions, ItemModel, Model, MultiTask, find_model, on_meta_device, problems_of_lists
 from recspec.models.layers import CalibrationMap, RowsHeld
+
+OF_MEMBERS: Mapping[str, type[Blend]] = {kind.name: kind for kind in (Blend, TreeRanker)}
+"""Models made of other models."""
 
 FORMAT = 1
 SHOWN = 5  # runs that a message names
@@ -209,7 +213,7 @@ def load(
         manifest.check(folder)
     card = read_card(folder)
     try:
-        model_class = Blend if card.model == Blend.name else find_model(card.model)
+        model_class = OF_MEMBERS.get(card.model) or find_model(card.model)
     except SettingsError as error:
         own = "a model of your own needs its package here, or an entry in recspec.models.MODELS"
         raise BundleError(f"{folder}: {error}; {own}") from None

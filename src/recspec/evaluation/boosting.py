@@ -45,22 +45,21 @@ from recspec.models import Ids, LightGbm, LightGbmSettings, Scores, on_meta_devi
 
 MOST_VALUES = 1 << 26  # of the matrix, 4 bytes each: 1.6 million rows of 40 columns
 
-MOST_CATEGORIES = 4000
-"""Of a feature: the most frequent ids; the others share one category. On the valid rows of ml-latest-small with labels:
-AUC .7805; 1000: .7720; 255: .7382. Criteo's sample has no feature with more than 1000."""
-
 PATIENCE = 50  # rounds without a lower log loss on the rows held out
 MOST_ROUNDS = 3000
 ROUNDS_UNJUDGED = 100  # LightGBM's default, for rows too few to hold any out
 
 GRID: Mapping[str, Sequence[object]] = {
     "target_means": ("none", "columns", "pairs"),
+    "max_categories": (4000, 0),
+    "feature_share": (1.0, 0.3),
+    "num_leaves": (31, 7, 127),
     "max_cat_threshold": (32, 8),
-    "num_leaves": (31, 127, 7),
 }
-"""Values compared, one setting after the other. Of `max_cat_threshold`, 32 is LightGBM's. Many categorical features
-overfit with it (AUC on the valid rows of Criteo's sample: .7622, with 8 .7722); a user and an item alone do not (.7720,
-with 8 .7681)."""
+"""Values compared, one setting after the other, each with the best of those before. docs/decisions.md has what each one
+gives."""
+OF_IDS = ("target_means", "max_categories", "max_cat_threshold")
+"""Settings that are compared only if there is a scalar feature of ids."""
 
 FOLDS = 5
 SMOOTHING = 10.0
@@ -128,7 +127,7 @@ class BoostedFit:
 
         lower, tried = task is None or is_lower_better(self.metric), tuple[Tried, ...]()
         free = [name for name in GRID if rows.judges and name not in self.settings.model_fields_set]
-        free = [name for name in free if self.model_of({}).ids or name == "num_leaves"]
+        free = [name for name in free if self.model_of({}).ids or name not in OF_IDS]
         best: Fitted | None = None
         start = {name: GRID[name][0] for name in free}
         for name in free or [""]:
@@ -198,10 +197,9 @@ class TreeRows:
         """
         names, crosses = (*self.plain.ids, *self.plain.lists), crosses_of(self.spec)
         counts = _id_counts(self.spec, splits, names)
-        most = {name: LightGbm.most_listed if name in self.plain.lists else MOST_CATEGORIES for name in names}
-        cut = [name for name in names if name not in crosses and np.count_nonzero(counts[name]) > most[name]]
-        found = {"rare_ids_together": cut, "crosses_left_out": list(crosses)}
-        self.facts |= {what: which for what, which in found.items() if which}
+        if crosses:
+            self.facts["crosses_left_out"] = list(crosses)
+        most = {name: LightGbm.most_listed if name in self.plain.lists else len(counts[name]) for name in names}
         made = [codes_of(counts[name], 0 if name in crosses else most[name]) for name in names]
         return torch.from_numpy(np.concatenate([np.zeros(0, np.int32), *made]))
 
@@ -231,9 +229,10 @@ class TreeRows:
         model = self._encoder(settings)
         grown, held = (np.concatenate([part.matrix, *means], axis=1) for part, means in self._means(model))
         first = sum(self.plain.widths)
-        data = lightgbm.Dataset(
-            grown, self.grown.labels, categorical_feature=list(range(first, first + len(self.plain.ids)))
-        )
+        of_ids = slice(first, first + len(self.plain.ids))
+        for matrix in (grown, held):
+            matrix[:, of_ids][matrix[:, of_ids] > settings.max_categories] = 0
+        data = lightgbm.Dataset(grown, self.grown.labels, categorical_feature=list(range(of_ids.start, of_ids.stop)))
         judged = self.judges and settings.trees is None
         booster = lightgbm.train(
             {
@@ -268,7 +267,9 @@ class TreeRows:
     def _encoder(self, settings: LightGbmSettings) -> LightGbm:
         """The model with codes and means, and no trees."""
         model = self.fit.model_of({"target_means": settings.target_means})
-        model.codes = self.codes
+        scalar = sum(self.spec.num_ids(name) for name in self.plain.ids)
+        rare = (self.codes > settings.max_categories) & (torch.arange(len(self.codes)) < scalar)
+        model.codes = self.codes.masked_fill(rare, 0)
         sums = [_sums(ids, self.grown.labels, num_ids) for ids, num_ids in self._columns()] if model.has_means else []
         means = [_smoothed(positives, rows, self.rate) for positives, rows in sums]
         model.means = torch.from_numpy(np.concatenate([np.zeros(0, np.float32), *means]))
@@ -384,7 +385,7 @@ def boosted_trees(spec: FeatureSpec, splits: Sequence[str], *, most_values: int 
     """`LightGbm` with 31 leaves and without means of the label, stopped on a tenth of the rows."""
     if not spec.inputs():
         raise DataError(f"{spec.folder}: holds no feature that a model may read")
-    settings = LightGbmSettings(target_means="none", num_leaves=31)
+    settings = LightGbmSettings(target_means="none", max_categories=4000, feature_share=1.0, num_leaves=31)
     fit = BoostedFit(LightGbm, spec, settings, splits, most_values=most_values)
     model = fit.run().model
     assert isinstance(model, LightGbm)

@@ -37,6 +37,7 @@ from recspec.models.neumf import NeuMF
 from recspec.models.popularity import Popularity
 from recspec.models.sasrec import SasRec
 from recspec.models.sim import Sim
+from recspec.models.trees import Trees
 from recspec.models.two_tower import TwoTower
 from recspec.models.wide_deep import INDICATOR_MOST_IDS, Deep, Wide, WideDeep, WideDeepSettings
 
@@ -44,7 +45,7 @@ __all__ = [
     "INDICATOR_MOST_IDS", "MODELS", "TRAINING_SPACE", "DataFacts", "Deep", "FittedItemModel", "FittedModel", "IdFacts",
     "Ids", "Interactions", "ItemModel", "KnownEvents", "KnownItemsModel", "LightGbm", "LightGbmSettings",
     "LogisticRegression", "LossNeeds", "Model", "MultiTask", "PreparedNegatives", "Proposals", "Scores",
-    "SequenceModel", "Shapes", "Task", "TrainedItemModel", "Traits", "UserEvents", "Wide", "WideDeep",
+    "SequenceModel", "Shapes", "Task", "TrainedItemModel", "Traits", "Trees", "UserEvents", "Wide", "WideDeep",
     "WideDeepSettings", "all_models", "at_once", "counts_of", "find_model", "known_models", "label_views",
     "on_meta_device", "problems_of_lists", "require_libraries",
 ]  # fmt: skip
@@ -75,7 +76,7 @@ MODELS: dict[str, type[Model]] = {
 
 PLUGINS = "recspec.models"
 """Group of entry points by which installed packages add models; each is named as its model."""
-RESERVED = ("blend",)
+RESERVED = ("blend", "lambdarank")
 """Names that a plug-in may not take, besides those of `MODELS`."""
 
 

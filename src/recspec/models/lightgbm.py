@@ -39,6 +39,13 @@ class LightGbmSettings(config.Settings):
         "pair of ids; by default chosen on valid",
     )
     num_leaves: int = Field(31, ge=2, le=1024, description="leaves of a tree; by default chosen on valid")
+    max_categories: int = Field(
+        4000,
+        ge=0,
+        le=65_536,
+        description="most frequent ids of a feature that trees may tell apart; the others share one category; 0: they "
+        "read means alone; by default chosen on valid",
+    )
     max_cat_threshold: int = Field(
         32, ge=1, le=4096, description="most ids on one side of a split; by default chosen on valid"
     )
@@ -48,7 +55,12 @@ class LightGbmSettings(config.Settings):
     learning_rate: float = Field(0.05, gt=0, le=1, description="factor of each tree's values")
     min_rows: int = Field(20, ge=1, description="fewest training rows of a leaf")
     l2: float = Field(0.0, ge=0, description="L2 penalty of the values of leaves")
-    feature_share: float = Field(1.0, gt=0, le=1, description="share of the columns that a tree may split")
+    feature_share: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="share of the columns that a tree may split, drawn by the seed; by default chosen on valid",
+    )
 
 
 class PairMeans(Stored):
@@ -148,6 +160,7 @@ class LightGbm(FittedModel):
         {
             "settings.target_means": ["none", "columns", "pairs"],
             "settings.num_leaves": "7..255 log",
+            "settings.max_categories": [4000, 100, 0],
             "settings.max_cat_threshold": "4..64 log",
             "settings.learning_rate": "0.02..0.2 log",
             "settings.min_rows": "5..200 log",
@@ -165,7 +178,7 @@ class LightGbm(FittedModel):
 
     @classmethod
     def searched(cls) -> tuple[str, ...]:
-        return ("target_means", "num_leaves", "max_cat_threshold", "trees")
+        return ("target_means", "max_categories", "feature_share", "num_leaves", "max_cat_threshold", "trees")
 
     def __init__(self, spec: FeatureSpec, settings: LightGbmSettings, table_rows: RowsHeld | None = None) -> None:
         super().__init__(spec, settings, table_rows)
@@ -243,7 +256,17 @@ class LightGbm(FittedModel):
 
     def importance(self) -> dict[str, float]:
         """The share of each feature, or pair of features, in what the splits explain, largest first."""
-        gains, made = self.trees.gains(), dict[str, float]()
-        for name, gain in zip(self.column_names(), (gains / gains.sum().clamp(min=1e-300)).tolist(), strict=True):
-            made[name] = made.get(name, 0.0) + gain
+        names, gains = self._by_name(self.trees.gains().unsqueeze(0))
+        made = dict(zip(names, (gains[0] / gains.sum().clamp(min=1e-300)).tolist(), strict=True))
         return dict(sorted(made.items(), key=lambda each: -each[1]))
+
+    def contributions(self, batch: Batch) -> tuple[list[str], Tensor]:
+        """Names of features and of pairs of features, and their shares (B, names) in the logits; see `Trees`."""
+        return self._by_name(self.trees.contributions(self.columns(batch))[:, :-1])
+
+    def _by_name(self, values: Tensor) -> tuple[list[str], Tensor]:
+        """Sums (B, names) of the columns (B, C) that one feature, or pair, is made into."""
+        columns = self.column_names()
+        names = list(dict.fromkeys(columns))
+        places = torch.tensor([names.index(each) for each in columns])
+        return names, values.new_zeros(len(values), len(names)).index_add_(1, places, values)

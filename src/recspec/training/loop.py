@@ -535,6 +535,7 @@ def _card(plan: FitPlan, found: Fitted, seconds: float) -> Card:
         "valid_metric": found.metric or None,
         "tried": [{"settings": dict(each.settings), "value": each.value} for each in found.tried],
         "logits_from": found.logits_from,
+        **({"importance": found.model.importance()} if isinstance(found.model, LightGbm) else {}),
     }
     return Card(
         model=plan.model,
