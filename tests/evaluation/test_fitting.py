@@ -37,7 +37,8 @@ def test_the_best_settings_on_valid_are_taken(data: FeatureSpec) -> None:
     found = fit.run()
     scale = positives(data, ["train"]).scale
     tried = [each.settings["l2"] for each in seen]
-    assert tried[:4] == [pytest.approx(factor * scale, rel=0.01) for factor in (30, 10, 100, 300)]
+    assert tried[:4] == [pytest.approx(factor * scale, rel=0.01) for factor in (30, 10, 100, 3)]
+    assert [each.settings["dropout"] for each in seen[:4]] == [0.0, 0.0, 0.0, 0.4]
     best = [each for each in seen if each.best][-1]
     assert (found.value, found.model.settings.model_dump()["l2"]) == (best.value, best.settings["l2"])
     again = evaluate_model(found.model, data, "valid", protocols=("full",)).metrics
@@ -84,14 +85,14 @@ def test_combinations_that_differ_in_given_settings_alone_are_tried_once(data: F
 
 
 def test_settings_that_were_given_are_kept_and_still_measured(data: FeatureSpec) -> None:
-    found = a_fit("ease", data, settings={"l2": 7.0, "recency": 1.0}).run()
+    found = a_fit("ease", data, settings={"l2": 7.0, "dropout": 0.0, "recency": 1.0}).run()
     assert [each.settings for each in found.tried] == [{}]
     assert found.model.settings.model_dump()["l2"] == 7.0
     assert found.value is not None
 
 
 def test_settings_of_scoring_are_chosen_for_the_best_fit_which_is_not_repeated(data: FeatureSpec) -> None:
-    fit = a_fit("ease", data, settings={"l2": 7.0})
+    fit = a_fit("ease", data, settings={"l2": 7.0, "dropout": 0.0})
     values = iter([4.0, 5.0, 6.0, 7.0, 6.5])
     fit._value = lambda _: next(values)  # type: ignore[method-assign]
     fitted = []

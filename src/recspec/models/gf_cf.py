@@ -42,7 +42,7 @@ SPARE, ROUNDS = 32, 2
 class GfCfSettings(Recency):
     """Settings of GF-CF."""
 
-    alpha: float = Field(0.3, ge=0, le=1e3, description="weight of the low-pass filter beside the linear one")
+    alpha: float = Field(0.1, ge=0, le=1e3, description="weight of the low-pass filter beside the linear one")
     vectors: int = Field(512, ge=0, le=10_000, description="singular vectors of the low-pass filter")
     k: int = Field(1000, ge=1, description="items that an item leads to in the linear filter, those of most weight")
 
@@ -53,7 +53,7 @@ class GfCf(KnownItemsModel):
     name = "gf_cf"
     Settings = GfCfSettings
     settings: GfCfSettings
-    at_scoring = MappingProxyType({"vectors": (256, 128, 64), "alpha": (0.1, 0.0, 1.0), **RECENCIES})
+    at_scoring = MappingProxyType({"vectors": (256, 128, 64), "alpha": (0.3, 0.0, 1.0), **RECENCIES})
     pair_cost = 64  # it goes through the entries of each of the user's items
     space = MappingProxyType(
         {"settings.alpha": "0.03..3.0 log", "vectors": [32, 64, 128, 256, 512], "settings.recency": "0.5..1.0"}
