@@ -81,6 +81,12 @@ MODEL_CASES: Mapping[str, ModelCase] = {
         "blocks",
         reaches=0.6,
     ),
+    "bert4rec": ModelCase(
+        {"dim": 16, "hidden": 16, "dropout": 0.4, "hidden_share": 0.2},
+        {"dim": 4, "heads": 2, "hidden": 4, "dropout": 0.0, "hidden_share": 1.0},
+        "blocks",
+        reaches=0.5,  # a fifth of the events predict at each of 30 steps
+    ),
     "two_tower": ModelCase(
         {"dim": 16, "embedding_dim": 16, "temperature": 0.2},
         {"dim": 4, "embedding_dim": 4, "hidden": [8]},

@@ -16,6 +16,7 @@ from recspec.models.base import (
     on_meta_device,
     require_libraries,
 )
+from recspec.models.bert4rec import Bert4Rec
 from recspec.models.dcnv2 import DcnV2
 from recspec.models.dien import Dien
 from recspec.models.din import Din, SequenceModel
@@ -69,6 +70,7 @@ MODELS: dict[str, type[Model]] = {
     LightGbm.name: LightGbm,
     MultVae.name: MultVae,
     SasRec.name: SasRec,
+    Bert4Rec.name: Bert4Rec,
     Markov.name: Markov,
     GfCf.name: GfCf,
 }
