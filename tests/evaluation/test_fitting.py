@@ -8,7 +8,7 @@ import pytest
 
 from recspec.base import config
 from recspec.base.errors import SettingsError
-from recspec.evaluation import evaluate_model, positives
+from recspec.evaluation import Evaluation, evaluate_model, positives
 from recspec.evaluation.fitting import Fitted, ItemFit, RowFit, Tried, beats, fit_line
 from recspec.evaluation.interactions import tells_order
 from recspec.evaluation.task import EvaluateSettings, EvaluationTask
@@ -52,7 +52,8 @@ def test_other_settings_must_lead_by_more_than_chance() -> None:
     base = np.zeros(4)
 
     def of(*values: float) -> Fitted:
-        return Fitted(model, values=np.array(values))  # type: ignore[arg-type]
+        found = Evaluation({}, values={"full": {"mrr": np.array(values)}})
+        return Fitted(model, metric="full/mrr", evaluation=found)  # type: ignore[arg-type]
 
     assert not beats(of(1, 1, 1, -1), of(*base))
     assert beats(of(2, 2, 2, 0), of(*base))

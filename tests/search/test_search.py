@@ -658,7 +658,7 @@ def test_a_first_fit_tries_one_combination_and_those_that_may_win_the_others(
     monkeypatch.setattr(Race, "is_behind", lambda _, line, __: line.name == "item_knn")
     board = found.run()
     names = [name for name, _ in tried]
-    assert names[:3] == ["popularity", "ease", "item_knn"], "each one combination"
+    assert names[:3] == ["popularity", "item_knn", "ease"], "each one combination"
     assert set(names[3:]) == {"ease"}
     assert len(names) > 5
     ended = {str(line["name"]): line["ended"] for line in board.lines}
@@ -744,5 +744,5 @@ def test_a_fit_without_time_tries_one_combination_and_what_needs_no_other_fit(
     assert result.evaluation is not None
     assert result.evaluation.metrics == result.metrics
     assert "evaluation" not in result.to_dict()
-    given = candidates.build_settings("ease", {"l2": 10.0, "recency": 1.0}, {"minutes": 1e-6})
+    given = candidates.build_settings("ease", {"l2": 10.0, "dropout": 0.0, "recency": 1.0}, {"minutes": 1e-6})
     assert not candidates.train_candidate("ease", data, tmp_path / "given", given).cut
