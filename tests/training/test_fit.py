@@ -87,7 +87,7 @@ def test_the_plan_gives_every_choice_and_its_reason(data: FeatureSpec, tmp_path:
     assert str(plan.metric) == "full/ndcg@10: all items ranked for each user"
     assert plan.method.reason.startswith("form primal: it inverts 61 x 61 items")
     assert plan.parameters == 61 * 61 + 2
-    assert str(plan_of("ease", data, l2=3.0, recency=1.0).chosen) == "none: all were given"
+    assert str(plan_of("ease", data, l2=3.0, dropout=0.0, recency=1.0).chosen) == "none: all were given"
     assert str(plan_of("popularity", data).chosen) == "none: popularity has nothing to choose"
     names = ["method", "negatives", "valid", "metric", "chosen", "threads"]
     assert list(json.loads(json.dumps(plan.to_dict()))["choices"]) == names
