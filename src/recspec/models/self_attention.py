@@ -166,6 +166,7 @@ class SelfAttention(TrainedItemModel):
         wanted = min(256, 12_000 / max(1.0, read), facts.users / 40)
         users = 1 << max(3, int(wanted).bit_length() - 1)
         steps = max(1, facts.users / users)
+        dropout = 0.5 if of_item < DENSE_ITEMS else 0.2
         full = positives * facts.items <= MOST_LOGITS.get(facts.device, MOST_LOGITS["cpu"])
         found: dict[str, tuple[object, str]] = {
             "train.optimizer": ("adamw", "as usual for transformers"),
@@ -174,7 +175,8 @@ class SelfAttention(TrainedItemModel):
             "train.learning_rate": (2e-3 if users >= 256 else 1e-3, "lower with fewer users in a step"),
             "train.average": (round(1 - 1 / max(50, 2 * steps), 4), "a mean over about two epochs makes valid smooth"),
             "length": (LENGTHS[dense], described),
-            "dropout": (0.5 if of_item < DENSE_ITEMS else 0.2, described),
+            "dropout": (dropout, described),
+            "attention_dropout": (dropout, "that of the sublayers"),
             "loss": ("full", "a softmax over all items costs little")
             if full
             else ("sampled", f"a softmax over {facts.items:,} items would cost too much"),
