@@ -106,7 +106,6 @@ def test_labelled_rows_are_judged_by_log_loss(clicks: FeatureSpec, tmp_path: Pat
     assert board.lines[0]["trained_again_on"] == ["train", "valid"], "though nothing is left to calibrate on"
     recipe = config.load_recipe(tmp_path / "out" / BEST / RECIPE)
     assert recipe.train["train_splits"] == ["train", "valid"]
-    # The calibrated log loss would be that of the rows that the calibration was fitted to.
     assert f"by {values[1] - values[0]:.4f} in rows/log_loss" in board.verdict
 
 
