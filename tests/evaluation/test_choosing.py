@@ -90,3 +90,16 @@ def test_each_combination_is_told_and_enough_is_enough() -> None:
         ({"l2": 30.0}, 1.0, True),
         ({"l2": 10.0}, 1.0, False),
     ]
+
+
+def test_a_lead_that_is_no_more_than_chance_leaves_the_first() -> None:
+    values = {30.0: 5.0, 10.0: 5.5, 100.0: 7.0, 300.0: 7.5}
+
+    def attempt(each: Combination) -> tuple[float, float]:
+        value = values.get(float(str(each["l2"])), 0.0)
+        return value, value
+
+    found, tried = choose(STRENGTHS, attempt, lower=False, beats=lambda ours, theirs: ours - theirs > 1)
+    assert found == 7.0
+    assert [each.best for each in tried] == [True, False, True, False]
+    assert len(tried) == 4  # 100 is no edge

@@ -8,8 +8,9 @@ import pytest
 
 from recspec.base import config
 from recspec.base.errors import SettingsError
-from recspec.evaluation import evaluate_model, positives
-from recspec.evaluation.fitting import ItemFit, RowFit, Tried, fit_line
+from recspec.evaluation import Evaluation, evaluate_model, positives
+from recspec.evaluation.fitting import Fitted, ItemFit, RowFit, Tried, beats, fit_line
+from recspec.evaluation.interactions import tells_order
 from recspec.evaluation.task import EvaluateSettings, EvaluationTask
 from recspec.feature_spec import FeatureSpec
 from recspec.metrics import measures as metrics
@@ -36,33 +37,63 @@ def test_the_best_settings_on_valid_are_taken(data: FeatureSpec) -> None:
     found = fit.run()
     scale = positives(data, ["train"]).scale
     tried = [each.settings["l2"] for each in seen]
-    assert tried[:4] == [pytest.approx(factor * scale, rel=0.01) for factor in (30, 10, 100, 300)]
-    best = max(seen, key=lambda each: each.value)
+    assert tried[:4] == [pytest.approx(factor * scale, rel=0.01) for factor in (30, 10, 100, 3)]
+    assert [each.settings["dropout"] for each in seen[:4]] == [0.0, 0.0, 0.0, 0.4]
+    best = [each for each in seen if each.best][-1]
     assert (found.value, found.model.settings.model_dump()["l2"]) == (best.value, best.settings["l2"])
-    values = [each.value for each in seen]
-    assert [each.best for each in seen] == [value > max([0.0, *values[:n]]) for n, value in enumerate(values)]
     again = evaluate_model(found.model, data, "valid", protocols=("full",)).metrics
     assert again["full"]["ndcg@10"] == pytest.approx(found.value)
     assert found.metrics["full"]["ndcg@10"] == found.value
 
 
+def test_other_settings_must_lead_by_more_than_chance() -> None:
+    """Differences 1, 1, 1, -1 have the mean .5 and the standard error .5; 2, 2, 2, 0 lead by 1.5."""
+    model = MODELS["popularity"]
+    base = np.zeros(4)
+
+    def of(*values: float) -> Fitted:
+        found = Evaluation({}, values={"full": {"mrr": np.array(values)}})
+        return Fitted(model, metric="full/mrr", evaluation=found)  # type: ignore[arg-type]
+
+    assert not beats(of(1, 1, 1, -1), of(*base))
+    assert beats(of(2, 2, 2, 0), of(*base))
+    assert beats(of(-2, -2, -2, 0), of(*base))  # which side is better, the metric says
+    assert not beats(of(*base), of(*base))
+    assert beats(Fitted(model), of(*base))  # type: ignore[arg-type]  # nothing to tell by
+
+
+def test_recency_is_tried_only_where_order_means_something(tmp_path: Path) -> None:
+    pairs = [(u, i, 1) for u in range(4) for i in (u, u + 1)]
+    untimed = dataset(tmp_path, {"train": pairs, "valid": [(u, 5 - u, 1) for u in range(2)]})
+    assert not tells_order(untimed)
+    assert all("recency" not in each.settings for each in a_fit("item_knn", untimed).run().tried)
+    assert tells_order(untimed.replace(metadata={**untimed.metadata, "split": "leave_one_out"}))
+    drawn = {"split": "leave_one_out", "ordered": False}
+    assert not tells_order(untimed.replace(metadata={**untimed.metadata, **drawn}))
+
+
+def test_a_fit_beyond_the_grid_must_not_be_much_dearer(data: FeatureSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = MODELS["ials"]
+    monkeypatch.setattr(kind, "operations", lambda self: float(self.settings.l2))
+    affords = a_fit("ials", data)._affords([{"l2": 1.0}, {"l2": 5.0}])
+    assert affords({"l2": 20.0})
+    assert not affords({"l2": 20.1})
+
+
 def test_combinations_that_differ_in_given_settings_alone_are_tried_once(data: FeatureSpec) -> None:
-    found = a_fit("ials", data, settings={"alpha": 3.0, "factors": 4, "iterations": 1}).run()
-    scale = positives(data, ["train"]).scale
-    assert [each.settings for each in found.tried[:4]] == [
-        {"l2": pytest.approx(factor * scale, rel=0.01)} for factor in (3, 10, 1, 30)
-    ]
+    found = a_fit("ials", data, settings={"unobserved_weight": 0.3, "factors": 4, "iterations": 1}).run()
+    assert [each.settings for each in found.tried[:3]] == [{"l2": l2} for l2 in (0.01, 0.005, 0.03)]
 
 
 def test_settings_that_were_given_are_kept_and_still_measured(data: FeatureSpec) -> None:
-    found = a_fit("ease", data, settings={"l2": 7.0, "recency": 1.0}).run()
+    found = a_fit("ease", data, settings={"l2": 7.0, "dropout": 0.0, "recency": 1.0}).run()
     assert [each.settings for each in found.tried] == [{}]
     assert found.model.settings.model_dump()["l2"] == 7.0
     assert found.value is not None
 
 
 def test_settings_of_scoring_are_chosen_for_the_best_fit_which_is_not_repeated(data: FeatureSpec) -> None:
-    fit = a_fit("ease", data, settings={"l2": 7.0})
+    fit = a_fit("ease", data, settings={"l2": 7.0, "dropout": 0.0})
     values = iter([4.0, 5.0, 6.0, 7.0, 6.5])
     fit._value = lambda _: next(values)  # type: ignore[method-assign]
     fitted = []

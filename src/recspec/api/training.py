@@ -380,7 +380,8 @@ class AutoResult(Viewed):
         notes += [
             board.verdict,
             f"{first['name']} was {again}",
-            f"{board.seconds:,.0f} s, {board.share_of_losers:.0%} of them for models that did not win",
+            f"{board.seconds:,.0f} of {board.given:,.0f} s, {board.share_of_losers:.0%} for models that did not win",
+            board.more,
             f"{board.best}: the winner; evaluate, predict, serve and export take it, and recommend if it ranks items",
         ]
         remarks = [f"warning: {warning}" for warning in board.warnings]

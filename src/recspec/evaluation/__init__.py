@@ -26,7 +26,7 @@ from recspec.evaluation.scoring import (
     silent,
 )
 from recspec.evaluation.slices import evaluate_rows
-from recspec.evaluation.task import PROTOCOLS, EvaluateSettings, EvaluationTask
+from recspec.evaluation.task import PROTOCOLS, EvaluateSettings, EvaluationTask, list_metric
 from recspec.evaluation.warnings import ModelWarning
 
 __all__ = [
@@ -69,6 +69,7 @@ __all__ = [
     "informed",
     "interactions_of",
     "is_lower_better",
+    "list_metric",
     "pair",
     "positives",
     "read_events",

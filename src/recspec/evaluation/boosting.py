@@ -121,9 +121,9 @@ class BoostedFit:
             scores = scores_of(model, task)
             if len(logits) == len(task.rows.labels):
                 scores = SplitScores(task, lambda: logits, partial(ModelRanker, model, task))
-            found = run_protocols(scores).metrics
-            value = metric_value(found, self.metric)
-            return value, Fitted(model, (), self.metric, value, found, "its own loss", rows.num_rows)
+            found = run_protocols(scores)
+            value = metric_value(found.metrics, self.metric)
+            return value, Fitted(model, (), self.metric, value, found.metrics, found, "its own loss", rows.num_rows)
 
         lower, tried = task is None or is_lower_better(self.metric), tuple[Tried, ...]()
         free = [name for name in GRID if rows.judges and name not in self.settings.model_fields_set]

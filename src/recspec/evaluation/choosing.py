@@ -24,7 +24,7 @@ class Tried:
     settings: Combination
     value: float
     best: bool
-    """Whether it is better than all before."""
+    """Whether it is taken instead of the best one before."""
 
 
 def choose(
@@ -32,6 +32,7 @@ def choose(
     attempt: Callable[[Combination], tuple[float, T]],
     *,
     lower: bool,
+    beats: Callable[[T, T], bool] = lambda *_: True,
     may_be: Callable[[Combination], bool] = lambda _: True,
     on_tried: Callable[[Tried], None] = lambda _: None,
     enough: Callable[[], bool] = lambda: False,
@@ -39,14 +40,16 @@ def choose(
 ) -> tuple[T, tuple[Tried, ...]]:
     """The best combination's result, and all combinations tried.
 
-    All of the grid is tried. While the best combination has the smallest or largest value of a numeric setting, values
-    beyond it are tried: each such setting alone, then all of them together. A combination with which nothing can be
-    fitted is passed over, except for the first one.
+    A combination is better if its metric is, and if its result beats the best one so far; of combinations that are
+    level, the first one stays. All of the grid is tried. While the best combination has the smallest or largest value
+    of a numeric setting, values beyond it are tried: each such setting alone, then all of them together. A combination
+    with which nothing can be fitted is passed over, except for the first one.
 
     Args:
         grid: At least one combination.
         attempt: Gives the metric and the result of a combination.
         lower: Whether less is better.
+        beats: Whether the first result's lead over the second one is more than chance.
         may_be: Whether values beyond the grid are within the limits of the settings.
         on_tried: Called after each combination.
         enough: Whether to stop.
@@ -65,7 +68,8 @@ def choose(
             if best is None:
                 raise
             return False
-        better = best is None or (value < best[0].value if lower else value > best[0].value)
+        leads = best is None or (value < best[0].value if lower else value > best[0].value)
+        better = leads and (best is None or beats(result, best[1]))
         tried.append(Tried(combination, value, better))
         if better:
             best = tried[-1], result
@@ -79,8 +83,8 @@ def choose(
     assert best is not None
     for _ in range(MOST_BEYOND):
         further = (each for each in _beyond(best[0].settings, path) if each not in done and may_be(each))
-        combination = {} if enough() else next(further, {})
-        if not combination:
+        combination = next(further, {})
+        if not combination or enough():
             break
         done.append(combination)
         if tries(combination):

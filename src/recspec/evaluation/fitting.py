@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -15,15 +16,17 @@ from recspec.base import config
 from recspec.base.errors import SettingsError, unknown
 from recspec.evaluation import warnings
 from recspec.evaluation.choosing import Combination, Tried, choose
-from recspec.evaluation.interactions import history_of_items, interactions_of
+from recspec.evaluation.interactions import history_of_items, interactions_of, tells_order
 from recspec.evaluation.protocols import run_protocols
-from recspec.evaluation.report import Evaluation, Metrics, is_lower_better
+from recspec.evaluation.report import Evaluation, Metrics, PerGroup, is_lower_better
 from recspec.evaluation.row_baselines import STRENGTHS, LogisticFit, splits_of_rows
 from recspec.evaluation.scoring import scores_of
 from recspec.evaluation.task import EvaluateSettings, EvaluationTask, draw_candidates
 from recspec.evaluation.warnings import ModelWarning
-from recspec.feature_spec import FeatureSpec
+from recspec.feature_spec import FOLD_IN, FeatureSpec
 from recspec.models import FittedItemModel, FittedModel, Interactions, LogisticRegression, Scores, on_meta_device
+
+Value = TypeVar("Value")
 
 METRIC = FittedItemModel.metric
 
@@ -32,6 +35,12 @@ MOST_SCORES = 1 << 26
 
 FEWEST_USERS = 2_000
 """Users that are never sampled away: their NDCG has a standard error of about .005."""
+
+MOST_DEARER = 4.0
+"""Operations of a fit beyond the grid, in those of the dearest one of the grid: dearer ones are not tried."""
+
+MARGIN = 1.0
+"""Standard errors of the paired difference by which other settings must lead those before them."""
 
 LINE_ROWS = 200_000
 """Most rows that the line from scores to logits is fitted to."""
@@ -54,10 +63,17 @@ class Fitted:
     value: float | None = None
     metrics: Metrics = field(default_factory=dict)
     """Of the best combination on valid."""
+    evaluation: Evaluation | None = None
+    """The same, with the values of users or rows."""
     logits_from: str = "nothing"
     num_pairs: int = 0
     """Interactions, or labelled rows, that the model is fitted to."""
     warnings: tuple[ModelWarning, ...] = ()
+
+    @property
+    def values(self) -> PerGroup | None:
+        """The metric's value of each group of valid, if it is a mean of such."""
+        return None if self.evaluation is None else _by_name(self.evaluation.values).get(self.metric)
 
 
 @dataclass
@@ -133,19 +149,31 @@ class ItemFit:
                 model = self._fitted(self.settings.model_copy(update=dict(combination)), interactions)
             found = self._measure(model, task)
             value, warned = self._value(found.metrics), tuple(warnings.of_repeats(found.protocols, self.valid))
-            measured = Fitted(model, (), self._named, value, found.metrics, warnings=warned)
+            measured = Fitted(model, (), self._named, value, found.metrics, found, warnings=warned)
             return value, replace(measured, num_pairs=interactions.num_pairs)
 
-        best, tried = _search(self, _combinations(self.kind, interactions, self.settings), attempt)
-        for name in [name for name in at_scoring if name not in self.settings.model_fields_set]:
+        grid = _combinations(self.kind, interactions, self.settings)
+        best, tried = _search(self, grid, attempt, affords=self._affords(grid))
+        free = [name for name in at_scoring if name not in self.settings.model_fields_set]
+        for name in [name for name in free if name != "recency" or tells_order(self.spec)]:
             base = best.model
             so_far = next(each for each in reversed(tried) if each.best)
             so_far = replace(so_far, settings={**so_far.settings, name: vars(base.settings)[name]})
             grid = [{**so_far.settings, name: value} for value in at_scoring[name]]
-            best, more = _search(self, grid, attempt, (so_far, best))
+            best, more = _search(self, grid, attempt, start=(so_far, best))
             tried += more
         assert isinstance(best.model, FittedItemModel)
-        return replace(best, tried=tried, logits_from=_set_line(best.model, task))
+        return replace(best, tried=tried, logits_from=_set_line(best.model, self._informed(best.model, task), task))
+
+    def _affords(self, grid: Sequence[Combination]) -> Callable[[Combination], bool]:
+        """Whether a fit beyond the grid costs little more than those of the grid."""
+
+        def operations(combination: Combination) -> float:
+            settings = self.settings.model_copy(update=dict(combination))
+            return on_meta_device(lambda: self.kind(self.spec, settings)).operations()
+
+        most = MOST_DEARER * max(map(operations, grid))
+        return lambda each: operations(each) <= most
 
     def _fitted(self, settings: config.Settings, interactions: Interactions) -> FittedItemModel:
         model = on_meta_device(lambda: self.kind(self.spec, settings))
@@ -154,9 +182,13 @@ class ItemFit:
         return model.eval()
 
     def _measure(self, model: FittedItemModel, task: EvaluationTask) -> Evaluation:
-        if task.before and history_of_items(self.spec) is not None:
-            model = model.knowing(task.known_interactions(model))
-        return run_protocols(scores_of(model, task))
+        return run_protocols(scores_of(self._informed(model, task), task))
+
+    def _informed(self, model: FittedItemModel, task: EvaluationTask) -> FittedItemModel:
+        """The model with what users of valid are known by beside the rows that it is fitted to, if there is any."""
+        if FOLD_IN in task.before or (task.before and history_of_items(self.spec) is not None):
+            return model.knowing(task.known_interactions(model))
+        return model
 
     def _value(self, found: Metrics) -> float:
         known = _by_name(found)
@@ -170,11 +202,30 @@ def _search(
     fit: ItemFit | RowFit,
     grid: Sequence[Combination],
     attempt: Callable[[Combination], tuple[float, Fitted]],
+    *,
     start: tuple[Tried, Fitted] | None = None,
+    affords: Callable[[Combination], bool] = lambda _: True,
 ) -> tuple[Fitted, tuple[Tried, ...]]:
-    """`choose` by the metric of a fit."""
-    lower, may_be = is_lower_better(fit.metric), partial(_may_be, fit.settings)
-    return choose(grid, attempt, lower=lower, may_be=may_be, on_tried=fit.on_tried, enough=fit.enough, start=start)
+    """`choose` by the metric of a fit; what needs no further fit, and so has a `start`, is tried however late it is."""
+    return choose(
+        grid,
+        attempt,
+        lower=is_lower_better(fit.metric),
+        beats=beats,
+        may_be=lambda each: _may_be(fit.settings, each) and affords(each),
+        on_tried=fit.on_tried,
+        enough=fit.enough if start is None else bool,
+        start=start,
+    )
+
+
+def beats(ours: Fitted, theirs: Fitted) -> bool:
+    """Whether two results on the same groups differ by more than `MARGIN`, or have no values of groups to tell."""
+    if ours.values is None or theirs.values is None or len(ours.values) < 2:
+        return True
+    differences = ours.values.astype(np.float64) - theirs.values
+    error = float(differences.std(ddof=1)) / math.sqrt(len(differences))
+    return abs(float(differences.mean())) > MARGIN * error
 
 
 def _combinations(
@@ -198,7 +249,7 @@ def _may_be(settings: config.Settings, combination: Combination) -> bool:
     return True
 
 
-def _by_name(found: Metrics) -> dict[str, float]:
+def _by_name(found: Mapping[str, Mapping[str, Value]]) -> dict[str, Value]:
     """Values under `PROTOCOL/METRIC`."""
     return {f"{of}/{name}": value for of, values in found.items() for name, value in values.items()}
 
@@ -250,9 +301,9 @@ class RowFit:
 
         def attempt(combination: Combination) -> tuple[float, Fitted]:
             model = self._filled(fit, float(str(combination.get("l2", vars(self.settings)["l2"]))))
-            found = run_protocols(scores_of(model, task)).metrics
-            value = metric_value(found, self.metric)
-            return value, Fitted(model, (), self.metric, value, found, "its own loss", _rows_of(fit))
+            found = run_protocols(scores_of(model, task))
+            value = metric_value(found.metrics, self.metric)
+            return value, Fitted(model, (), self.metric, value, found.metrics, found, "its own loss", _rows_of(fit))
 
         best, tried = _search(self, [{}] if given else [{"l2": l2} for l2 in STRENGTHS], attempt)
         return replace(best, tried=tried)
@@ -271,8 +322,8 @@ def _rows_of(fit: LogisticFit) -> int:
 # --- scores become logits ---------------------------------------------------------------------------------------------
 
 
-def _set_line(model: FittedItemModel, task: EvaluationTask) -> str:
-    """Set the model's line from scores to logits by the rows of valid; returns a description of these rows."""
+def _set_line(model: FittedItemModel, informed: FittedItemModel, task: EvaluationTask) -> str:
+    """Set the model's line from scores to logits by what `informed` gives the rows of valid; describes these rows."""
     rows, weight = task.rows, 1.0
     if rows.has_both_classes:
         described = f"the rows of {task.split}"
@@ -285,7 +336,7 @@ def _set_line(model: FittedItemModel, task: EvaluationTask) -> str:
     sample = slice(None, None, max(1, -(-len(rows.labels) // LINE_ROWS)))
     with torch.inference_mode():
         pairs = (torch.from_numpy(ids[sample].astype(np.int64)) for ids in (rows.users, rows.items))
-        scores = model.score_pairs(*pairs).float().numpy()
+        scores = informed.score_pairs(*pairs).float().numpy()
     line = fit_line(scores, rows.labels[sample], weight)
     if line is None:
         return "nothing"

@@ -113,6 +113,15 @@ def read_events(spec: FeatureSpec, splits: Sequence[str]) -> UserEvents:
     return UserEvents.from_rows(joined["user"], joined["item"], len(met), joined.get("timestamp"), weights)
 
 
+def tells_order(spec: FeatureSpec) -> bool:
+    """Whether the order of a user's events means something: by times, histories, or the order of a file of events.
+
+    With ready-made splits or drawn rows and without times, a file's order does not say which events are recent.
+    """
+    by_file = spec.metadata.get("split") == "leave_one_out" and spec.metadata.get("ordered") is not False
+    return by_file or "timestamp" in spec.metadata or history_of_items(spec) is not None
+
+
 def _earliest(columns: Mapping[str, NDArray[Any]]) -> Ids:
     """The row of each user that stands first in time; the first of all without times."""
     users: Ids = columns["user"]

@@ -16,6 +16,7 @@ from recspec.models.base import (
     on_meta_device,
     require_libraries,
 )
+from recspec.models.bert4rec import Bert4Rec
 from recspec.models.dcnv2 import DcnV2
 from recspec.models.dien import Dien
 from recspec.models.din import Din, SequenceModel
@@ -32,6 +33,7 @@ from recspec.models.lightgbm import LightGbm, LightGbmSettings
 from recspec.models.logistic_regression import LogisticRegression
 from recspec.models.markov import Markov
 from recspec.models.mult_vae import MultVae
+from recspec.models.multitask import MultiTask, label_views
 from recspec.models.neumf import NeuMF
 from recspec.models.popularity import Popularity
 from recspec.models.sasrec import SasRec
@@ -41,12 +43,12 @@ from recspec.models.two_tower import TwoTower
 from recspec.models.wide_deep import INDICATOR_MOST_IDS, Deep, Wide, WideDeep, WideDeepSettings
 
 __all__ = [
-    "INDICATOR_MOST_IDS", "MODELS", "TRAINING_SPACE", "DataFacts", "Deep", "FittedItemModel", "FittedModel",
-    "IdFacts", "Ids", "Interactions", "ItemModel", "KnownEvents", "KnownItemsModel", "LightGbm", "LightGbmSettings",
-    "LogisticRegression", "LossNeeds", "Model", "PreparedNegatives", "Proposals", "Scores", "SequenceModel",
-    "Shapes", "Task", "TrainedItemModel", "Traits", "Trees", "UserEvents", "Wide", "WideDeep", "WideDeepSettings",
-    "all_models", "at_once", "counts_of", "find_model", "known_models", "on_meta_device", "problems_of_lists",
-    "require_libraries",
+    "INDICATOR_MOST_IDS", "MODELS", "TRAINING_SPACE", "DataFacts", "Deep", "FittedItemModel", "FittedModel", "IdFacts",
+    "Ids", "Interactions", "ItemModel", "KnownEvents", "KnownItemsModel", "LightGbm", "LightGbmSettings",
+    "LogisticRegression", "LossNeeds", "Model", "MultiTask", "PreparedNegatives", "Proposals", "Scores",
+    "SequenceModel", "Shapes", "Task", "TrainedItemModel", "Traits", "Trees", "UserEvents", "Wide", "WideDeep",
+    "WideDeepSettings", "all_models", "at_once", "counts_of", "find_model", "known_models", "label_views",
+    "on_meta_device", "problems_of_lists", "require_libraries",
 ]  # fmt: skip
 
 
@@ -55,6 +57,7 @@ MODELS: dict[str, type[Model]] = {
     WideDeep.name: WideDeep,
     Dlrm.name: Dlrm,
     DcnV2.name: DcnV2,
+    MultiTask.name: MultiTask,
     Din.name: Din,
     Dien.name: Dien,
     Sim.name: Sim,
@@ -67,6 +70,7 @@ MODELS: dict[str, type[Model]] = {
     LightGbm.name: LightGbm,
     MultVae.name: MultVae,
     SasRec.name: SasRec,
+    Bert4Rec.name: Bert4Rec,
     Markov.name: Markov,
     GfCf.name: GfCf,
 }

@@ -1,18 +1,19 @@
 """EASE: the linear item-to-item model with a zero diagonal, in closed form.
 
-Steck: Embarrassingly Shallow Autoencoders for Sparse Data, WWW 2019, equation 8:
+Steck: Embarrassingly Shallow Autoencoders for Sparse Data, WWW 2019, equation 8; with dropout p, EDLAE (Steck:
+Autoencoders that don't overfit towards the Identity, NeurIPS 2020, equation 9):
 
-    P = (X'X + l2 I)^-1;  B = I - P diagMat(1 / diag(P));  scores = Y B.
+    P = (X'X + L)^-1;  B = I - P diagMat(1 / diag(P));  scores = Y B;  L = l2 I + p / (1 - p) diagMat(diag(X'X)).
 
 X holds the weights of the events, 1 by default. Y is X, with the items of each user weighted by recency^age.
 
 Three forms, with one result where they overlap:
 
-    primal   inverts X'X + l2 I, items x items
-    dual     inverts K = X X' + l2 I, users x users. With D = Y X' K^-1 and h_i = x_i' K^-1 x_i (x_i: column i of X),
-             P = (I - X' K^-1 X) / l2, so score(u, i) = ((D X)_ui - h_i y_ui) / (1 - h_i)
+    primal   inverts X'X + L, items x items
+    dual     inverts K = X L^-1 X' + I, users x users. With D = Y L^-1 X' K^-1 and h_i = x_i' K^-1 x_i / L_i (x_i:
+             column i of X), P = L^-1 - L^-1 X' K^-1 X L^-1, so score(u, i) = ((D X)_ui - h_i y_ui) / (1 - h_i)
     sparse   column i of B is the ridge regression of x_i on the other columns; here on the m columns that occur with
-             it most often: w = (X_m' X_m + l2 I)^-1 X_m' x_i. With all other columns it is EASE
+             it most often: w = (X_m' X_m + L_m)^-1 X_m' x_i. With all other columns it is EASE
 
 Shapes: U users; N items; m neighbours; B rows; R requests.
 """
@@ -35,15 +36,15 @@ from recspec.base.errors import SettingsError
 from recspec.feature_spec import FeatureSpec
 from recspec.models.interactions import Interactions
 from recspec.models.item_model import MEMORY_SHARE, OF_A_PAIR, Grid, KnownItemsModel, Recency, rounded
-from recspec.models.known_items import ItemWeights, KnownItems, Neighbours
+from recspec.models.known_items import ItemWeights, KnownItems, Neighbours, blocks_of_gram
 from recspec.models.layers import RowsHeld
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
 
-MOST_DENSE = 20_000
-"""Rows of the largest matrix that is inverted unasked: 20,000 take 4.8 GB and some minutes on two cores."""
+DUAL = 1.3
+"""Items a user from which the dual form pays: each value of recency costs two fits, as it multiplies two matrices."""
 
 BYTES_DENSE = 16
 """Memory of a number of that matrix: 8 in the inversion, 4 in the model, 4 in the best model so far."""
@@ -54,11 +55,11 @@ OF_AN_ITEM = 1e7
 BLOCK = 1 << 24
 """Numbers of a matrix computed at once: 128 MB in fp64."""
 
-STRENGTHS = (30.0, 10.0, 100.0, 300.0)
-"""L2 strengths compared on valid, times `Interactions.scale`; the first one is used where there is no valid.
+STRENGTHS = ((30.0, 0.0), (10.0, 0.0), (100.0, 0.0), (3.0, 0.4))
+"""L2 strengths, times `Interactions.scale`, and dropouts compared on valid; the first is used where there is no valid.
 
-On nine datasets the first stays within .8 standard errors of the best NDCG@10 on valid; dense ones want 10 to 30,
-sparse ones 100 to 300."""
+On nine datasets the strength 30 stays within .8 standard errors of the best NDCG@10 on valid; dense ones want 10 to 30,
+sparse ones 100 to 300. With dropout less is right: on ML-100K 3 and .4 reach .0752 on test, and 30 alone .0707."""
 
 Form = Literal["auto", "primal", "dual", "sparse"]
 
@@ -73,11 +74,17 @@ class EaseSettings(Recency):
         description="L2 penalty on the weights between items; by default chosen on valid, or without valid from the "
         "number of interactions",
     )
+    dropout: float = Field(
+        0.0,
+        ge=0,
+        le=0.99,
+        description="share of a user's items that EDLAE hides while it predicts them, in expectation; by default "
+        "chosen on valid",
+    )
     form: Form = Field(
         "auto",
         description="inverted matrix: primal, items x items; dual, users x users; sparse, an approximation by one "
-        "small matrix per item; auto: the smaller of primal and dual up to 20,000 rows, otherwise "
-        "sparse",
+        "small matrix per item; auto: the cheaper of primal and dual that fits in memory, otherwise sparse",
     )
     neighbours: int = Field(
         100, ge=1, description="items from which the sparse form predicts an item: those seen with it most often"
@@ -90,7 +97,9 @@ class Ease(KnownItemsModel):
     name = "ease"
     Settings = EaseSettings
     settings: EaseSettings
-    space = MappingProxyType({"settings.l2": "3.0..10000.0 log", "settings.recency": "0.5..1.0"})
+    space = MappingProxyType(
+        {"settings.l2": "3.0..10000.0 log", "dropout": [0.0, 0.2, 0.4], "settings.recency": "0.5..1.0"}
+    )
 
     def __init__(self, spec: FeatureSpec, settings: EaseSettings, table_rows: RowsHeld | None = None) -> None:
         super().__init__(spec, settings, table_rows)
@@ -106,7 +115,7 @@ class Ease(KnownItemsModel):
 
     @classmethod
     def grid(cls, interactions: Interactions) -> Grid:
-        return [{"l2": rounded(strength * interactions.scale)} for strength in STRENGTHS]
+        return [{"l2": rounded(l2 * interactions.scale), "dropout": dropout} for l2, dropout in STRENGTHS]
 
     def how(self) -> str:
         _check_room(self.settings, self.num_users, self.num_items)
@@ -120,20 +129,28 @@ class Ease(KnownItemsModel):
         return float(size) ** 3 / torch.get_num_threads()  # LAPACK takes all threads
 
     def _fit(self, interactions: Interactions, seed: int) -> None:  # noqa: ARG002
-        matrix, l2 = interactions.matrix(), self.settings.l2
+        matrix = interactions.matrix()
+        penalties = self._penalties(matrix)
         if isinstance(self.weights, ItemWeights):
-            self.weights.weight = torch.from_numpy(fit_primal(matrix, l2))
+            self.weights.weight = torch.from_numpy(fit_primal(matrix, penalties))
         elif isinstance(self.weights, UserWeights):
-            self.weights.fit(interactions, interactions.weighted(self.settings.recency), l2)
+            self.weights.fit(interactions, interactions.weighted(self.settings.recency), penalties)
         else:
-            items, weight = fit_sparse(matrix, l2, self.weights.k)
+            items, weight = fit_sparse(matrix, penalties, self.weights.k)
             self.weights.items, self.weights.weight = torch.from_numpy(items), torch.from_numpy(weight)
         super().know(interactions)
 
     def know(self, interactions: Interactions) -> None:
         if isinstance(self.weights, UserWeights):
-            self.weights.know(interactions.weighted(self.settings.recency), self.settings.l2)
+            fitted = self.weights.of_items.interactions().matrix().T.tocsr()
+            self.weights.know(interactions.weighted(self.settings.recency), fitted, self._penalties(fitted))
         super().know(interactions)
+
+    def _penalties(self, matrix: csr_array) -> NDArray[np.float64]:
+        """L (N,), from X (U, N)."""
+        p = self.settings.dropout
+        squares = np.bincount(matrix.indices, matrix.data.astype(np.float64) ** 2, matrix.shape[1])
+        return np.asarray(self.settings.l2 + p / (1 - p) * squares, np.float64)
 
     def _pairs(self, users: Tensor, items: Tensor) -> Tensor:
         return self.weights.score_pairs(self.known, users, items)
@@ -155,33 +172,43 @@ class UserWeights(nn.Module):
         self.register_buffer("leverage", torch.zeros(num_items))  # h / (1 - h)
         self._inverse: list[NDArray[np.float64]] = []  # K^-1, once `know` has asked for it; `knowing` shares the list
 
-    def fit(self, interactions: Interactions, known: Interactions, l2: float) -> None:
-        """Invert X X' + l2 I; `known` is Y, the same interactions as they are scored."""
+    def fit(self, interactions: Interactions, known: Interactions, penalties: NDArray[np.float64]) -> None:
+        """Invert K; `known` is Y, the same interactions as they are scored."""
         matrix = interactions.matrix()
         self._inverse.clear()
         self.of_items.set(interactions.by_item())
-        inverse = _inverse_of_gram(matrix.T.tocsr(), l2, "users")
+        inverse = self._invert(matrix, penalties)
         leverage = np.empty(matrix.shape[1])
         by_item = matrix.T.tocsr().astype(np.float64)
         for rows in _blocks(matrix.shape[1], matrix.shape[0]):
             part = by_item[rows]
-            # h_i = x_i' K^-1 x_i of each item, without the N x N matrix X' K^-1 X.
-            leverage[rows] = part.multiply(part @ inverse).sum(axis=1)
+            # h_i = x_i' K^-1 x_i / L_i of each item, without the N x N matrix X' K^-1 X.
+            leverage[rows] = part.multiply(part @ inverse).sum(axis=1) / penalties[rows]
         self.leverage = torch.from_numpy(leverage / (1 - leverage)).float()
         if known is not interactions:
-            self.weight = torch.from_numpy(_projected(known, matrix.T, inverse))
+            self.know(known, matrix, penalties)
+            self._inverse.clear()
             return
-        inverse *= -l2
-        inverse.flat[:: len(inverse) + 1] += 1.0  # X X' K^-1 = I - l2 K^-1
+        np.negative(inverse, out=inverse)
+        inverse.flat[:: len(inverse) + 1] += 1.0  # X L^-1 X' K^-1 = I - K^-1
         self.weight = torch.from_numpy(inverse).float()
+        self._inverse.clear()
 
-    def know(self, interactions: Interactions, l2: float) -> None:
-        """D of users with other interactions Y: (Y X') K^-1."""
-        fitted = self.of_items.interactions().matrix()  # X'
+    def know(self, known: Interactions, fitted: csr_array, penalties: NDArray[np.float64]) -> None:
+        """D = Y L^-1 X' K^-1 of users with other interactions Y, from X (U, N)."""
+        # From I - D = K^-1, a small penalty would leave nothing but the rounding of D.
+        inverse = self._invert(fitted, penalties)
+        found = np.empty((known.num_users, len(inverse)), np.float32)
+        matrix, by_item = _over(known.matrix(), penalties), fitted.T.tocsr()
+        for rows in _blocks(*found.shape):
+            found[rows] = (matrix[rows] @ by_item).toarray() @ inverse
+        self.weight = torch.from_numpy(found).to(None if self.weight.is_meta else self.weight.device)
+
+    def _invert(self, fitted: csr_array, penalties: NDArray[np.float64]) -> NDArray[np.float64]:
+        """K^-1, which the next call finds."""
         if not self._inverse:
-            # From I - D = l2 K^-1, a small l2 would leave nothing but the rounding of D.
-            self._inverse.append(_inverse_of_gram(fitted, l2, "users"))
-        self.weight = torch.from_numpy(_projected(interactions, fitted, self._inverse[0])).to(self.weight.device)
+            self._inverse.append(_inverse_of_gram(_over(fitted, np.sqrt(penalties)).T.tocsr(), 1.0, "users"))
+        return self._inverse[0]
 
     def score_pairs(self, known: KnownItems, users: Tensor, items: Tensor) -> Tensor:
         """(B,) scores of pairs."""
@@ -214,66 +241,73 @@ class UserWeights(nn.Module):
 # --- the fits --------------------------------------------------------------------------------------------------------
 
 
-def fit_primal(matrix: csr_array, l2: float) -> NDArray[np.float32]:
-    """B (N, N), from X (U, N)."""
-    weight = _inverse_of_gram(matrix, l2, "items")
+def fit_primal(matrix: csr_array, penalties: NDArray[np.float64]) -> NDArray[np.float32]:
+    """B (N, N), from X (U, N) and the diagonal of L (N,)."""
+    weight = _inverse_of_gram(matrix, penalties, "items")
     # B_ij = -P_ij / P_jj off the diagonal (equation 8 of the paper), 0 on it.
     weight /= -np.diag(weight).copy()
     weight.flat[:: len(weight) + 1] = 0.0
     return weight.astype(np.float32)
 
 
-def fit_sparse(matrix: csr_array, l2: float, m: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """The m items (N, m) seen most often with each item, and the item's weights from them (N, m)."""
+def fit_sparse(
+    matrix: csr_array, penalties: NDArray[np.float64], m: int
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """The m items (N, m) seen most often with each item, and the item's weights from them (N, m).
+
+    An item that was seen with fewer has the weight 0 from the others, unless m is all of them.
+    """
     from scipy import linalg
 
     num_items = matrix.shape[1]
-    by_item = matrix.T.tocsr()
     items, weight = np.zeros((num_items, m), np.int32), np.zeros((num_items, m), np.float32)
-    for rows in _blocks(num_items, num_items) if m else ():
-        together = (by_item[rows] @ matrix).toarray()
-        places = np.arange(len(together))
-        together[places, rows.start + places] = -1.0  # never itself
-        best = np.argpartition(together, num_items - m, axis=1)[:, num_items - m :]
-        best.sort(axis=1)
-        items[rows] = best
-        for place, neighbours in enumerate(best):
-            counts = together[place, neighbours].astype(np.float64)
-            if not counts.any():
+    by_item = matrix.T.tocsr()
+    for first, together in blocks_of_gram(matrix) if m else ():
+        for item, row in enumerate(range(len(together.indptr) - 1), first):
+            ours = slice(together.indptr[row], together.indptr[row + 1])
+            neighbours, counts = together.indices[ours], together.data[ours].astype(np.float64)
+            others = neighbours != item
+            neighbours, counts = neighbours[others], counts[others]
+            if m == num_items - 1:
+                every = np.delete(np.arange(num_items), item)
+                neighbours, counts = every, np.bincount(neighbours, counts, num_items)[every]
+            if len(neighbours) > m:
+                best = np.argpartition(counts, len(counts) - m)[len(counts) - m :]
+                neighbours, counts = neighbours[best], counts[best]
+            if not len(neighbours):
                 continue
             theirs = by_item[neighbours]
             gram = (theirs @ theirs.T).toarray().astype(np.float64)
-            # The normal equations of a ridge regression: (X_m' X_m + l2 I) w = X_m' x_i.
-            gram.flat[:: m + 1] += l2
-            weight[rows.start + place] = linalg.solve(gram, counts, assume_a="pos", overwrite_a=True)
+            # The normal equations of a ridge regression: (X_m' X_m + L_m) w = X_m' x_i.
+            gram.flat[:: len(gram) + 1] += penalties[neighbours]
+            items[item, : len(gram)] = neighbours
+            weight[item, : len(gram)] = linalg.solve(gram, counts, assume_a="pos", overwrite_a=True)
     return items, weight
 
 
-def _projected(known: Interactions, fitted: csr_array, inverse: NDArray[np.float64]) -> NDArray[np.float32]:
-    """(Y X') K^-1, from X' and K^-1."""
-    found = np.empty((known.num_users, len(inverse)), np.float32)
-    matrix = known.matrix().astype(np.float64)
-    for rows in _blocks(*found.shape):
-        found[rows] = (matrix[rows] @ fitted) @ inverse
-    return found
+def _over(matrix: csr_array, divisors: NDArray[np.float64]) -> csr_array:
+    """The matrix (U, N) in fp64 with each column divided by its divisor (N,)."""
+    from scipy import sparse
+
+    return sparse.csr_array((matrix.data / divisors[matrix.indices], matrix.indices, matrix.indptr), shape=matrix.shape)
 
 
-def _inverse_of_gram(matrix: csr_array, l2: float, of: str) -> NDArray[np.float64]:
-    """(X'X + l2 I)^-1 in fp64, in place, from X as CSR: the memory is that of one matrix."""
+def _inverse_of_gram(matrix: csr_array, penalties: NDArray[np.float64] | float, of: str) -> NDArray[np.float64]:
+    """(X'X + L)^-1 in fp64, in place, from X as CSR and the diagonal of L: the memory is that of one matrix."""
     size = matrix.shape[1]
     gram = np.empty((size, size))
     by_column = matrix.T.tocsr()
     for rows in _blocks(size, size):
         gram[rows] = (by_column[rows] @ matrix).toarray()
-    gram.flat[:: size + 1] += l2
+    gram.flat[:: size + 1] += penalties
     # The matrix is symmetric, so its transpose is the column-major matrix that LAPACK needs; no copy is made. torch
     # releases the interpreter's lock, so that a signal can end the process; scipy would hold it for half a minute.
     factor = torch.from_numpy(gram).mT
     _, failed = torch.linalg.cholesky_ex(factor, out=(factor, torch.zeros((), dtype=torch.int32)))
     if failed:
         raise SettingsError(
-            f"settings.l2 is {l2:g}, too small to invert the {of} x {of} matrix of these interactions; take a larger "
-            "one, for example 1"
+            f"settings.l2 is too small to invert the {of} x {of} matrix of these interactions; take a larger one, for "
+            "example 1"
         )
     torch.cholesky_inverse(factor, out=factor)
     return gram
@@ -283,12 +317,15 @@ def _pick_form(settings: EaseSettings, num_users: int, num_items: int) -> tuple[
     """The form, and the reason."""
     if settings.form != "auto":
         return settings.form, "as asked"
-    form: Form = "dual" if num_users < num_items else "primal"
-    size, of = (num_users, "users") if form == "dual" else (num_items, "items")
-    if size <= MOST_DENSE and _bytes(size) <= _room():
-        return form, f"{num_users:,} users, {num_items:,} items: it inverts a matrix of the fewer"
-    why = f"up to {MOST_DENSE:,} rows are inverted" if size > MOST_DENSE else f"{_room() / 1e9:,.1f} GB are free for it"
-    return "sparse", f"a matrix of {size:,} x {size:,} {of} needs {_bytes(size) / 1e9:,.1f} GB, and {why}"
+    sizes: dict[Form, tuple[int, str]] = {"primal": (num_items, "items"), "dual": (num_users, "users")}
+    cheaper: tuple[Form, Form] = ("dual", "primal") if DUAL * num_users < num_items else ("primal", "dual")
+    for form in cheaper:
+        size, of = sizes[form]
+        if _bytes(size) <= _room():
+            return form, f"it inverts {size:,} x {size:,} {of}, in {_bytes(size) / 1e9:,.1f} GB"
+    size, of = min(sizes.values())
+    needs = f"{_bytes(size) / 1e9:,.1f} GB, and {_room() / 1e9:,.1f} GB are free for it (half of memory)"
+    return "sparse", f"a matrix of {size:,} x {size:,} {of} needs {needs}"
 
 
 def _check_room(settings: EaseSettings, num_users: int, num_items: int) -> None:

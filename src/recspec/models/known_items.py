@@ -7,7 +7,7 @@ a user or request; k neighbours.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,10 @@ ENTRIES = 1 << 22
 
 ACTED = 1 << 24
 """Weights of users x items held at once: 64 MB."""
+
+
+PRODUCTS = 1 << 24
+"""Products of entries summed at once for rows of X'X: about 200 MB."""
 
 
 class Stored(nn.Module, ABC):
@@ -295,6 +299,19 @@ class Successors(StoredLists):
         held = places < (self.offsets[items + 1] - starts).unsqueeze(2)
         places = torch.where(held, starts.unsqueeze(2) + places, 0)
         return torch.where(held, self.items[places].long(), self.num_items), held * self.weight[places]
+
+
+def blocks_of_gram(matrix: csr_array) -> Iterator[tuple[int, csr_array]]:
+    """Rows of X'X (N, N) from X (U, N), in sparse blocks of bounded work: each block's first row, and the block."""
+    by_item = matrix.T.tocsr()
+    lengths = np.diff(matrix.indptr)
+    work = np.cumsum(np.add.reduceat(np.append(lengths[by_item.indices], 0), by_item.indptr[:-1]))
+    first = 0
+    while first < by_item.shape[0]:
+        done = work[first - 1] if first else 0
+        last = max(first + 1, int(np.searchsorted(work, done + PRODUCTS, side="right")))
+        yield first, by_item[first:last] @ matrix
+        first = last
 
 
 def largest_entries(matrix: csr_array, k: int) -> csr_array:

@@ -454,12 +454,14 @@ def run_fit(
 def _fit(plan: FitPlan, folder: Path, log: RunLog, stop_requested: Callable[[], bool], baselines: bool) -> Result:
     log.begin(plan.notes, **plan.described())
     started = time.monotonic()
-    ends = [started]
+    ends, cut = [started], False
 
     def late() -> bool:
         """Whether one more combination, as long as the last one, would end after the minutes."""
+        nonlocal cut
         minutes = plan.settings.minutes
-        return minutes is not None and 2 * ends[-1] - ends[-2] - started > 60 * minutes
+        cut = minutes is not None and 2 * ends[-1] - ends[-2] - started > 60 * minutes
+        return cut
 
     def tell(tried: Tried) -> None:
         ends.append(time.monotonic())
@@ -487,9 +489,8 @@ def _fit(plan: FitPlan, folder: Path, log: RunLog, stop_requested: Callable[[], 
         log.write("note", message=doubt)
     where = bundle.save(folder / run_folder.BUNDLE, found.model, _card(plan, found, seconds), seen=seen)
     speed = found.num_pairs / max(seconds, 1e-9)
-    result = Result(
-        where, 0.0, found.metrics, speed, seconds, "fitted", {}, found.warnings, metric=found.metric, baselines=others
-    )
+    fitted = Result(where, 0.0, found.metrics, speed, seconds, "fitted", {}, found.warnings, metric=found.metric)
+    result = replace(fitted, baselines=others, evaluation=found.evaluation, cut=cut)
     log_end(
         log,
         result,
