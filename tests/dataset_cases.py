@@ -261,6 +261,14 @@ CASES = {
         write_latest,
         {"num_negatives": 2, "history": 3, "split": "time", "valid_share": 0.2, "test_share": 0.2},
     ),
+    "held-out-users": Case(
+        "table",
+        write_table,
+        {**TABLE_COLUMNS, "label": None, "repeats": "first", "split": "users", "valid": 0.2, "test": 0.2, "history": 3},
+    ),
+    "held-out-users-of-amazon": Case(
+        "amazon", made_up_amazon.write, {"min_reviews": 5, "split": "users", "heldout_users": 2}
+    ),
     "adult": Case("adult", write_adult, {"num_buckets": 4, "cross_cardinality": 1000}),
     "outbrain": Case("outbrain", lambda folder: made_up_outbrain.write(folder, num_rows=2000)),
     "criteo-days": Case(

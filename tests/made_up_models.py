@@ -94,7 +94,7 @@ def shop(folder: Path, title: str) -> dict[str, Path]:
         ("ials", "ials", "bought"),
         ("clicks", "logistic_regression", "shown"),
     ):
-        chosen: dict[str, dict[str, object]] = {"ease": {"l2": 5.0}, "ials": {"factors": 4, "l2": 1.0, "alpha": 1.0}}
+        chosen: dict[str, dict[str, object]] = {"ease": {"l2": 5.0}, "ials": {"factors": 4, "l2": 0.01}}
         made[name] = folder / f"run_{name}"
         of_model = MODELS[model].Settings.model_validate(chosen.get(name, {}))
         how, spec = TrainSettings(tensorboard=False), FeatureSpec.load(folder / data)

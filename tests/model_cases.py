@@ -44,6 +44,11 @@ MODEL_CASES: Mapping[str, ModelCase] = {
         {"embedding_dim": 4, "bottom": [], "cross_layers": 1, "top": [8]},
         "cross",
     ),
+    "multitask": ModelCase(
+        {"embedding_dim": 8, "form": "mmoe", "experts": 2, "expert": (32,), "tower": (16,)},
+        {"embedding_dim": 4, "form": "mmoe", "experts": 2, "expert": [8], "tower": [8]},
+        "towers",
+    ),
     "din": ModelCase(
         {"embedding_dim": 8, "hidden": (32, 16), "attention_hidden": (16, 8)},
         {"embedding_dim": 4, "hidden": [8], "attention_hidden": [8]},
@@ -76,6 +81,12 @@ MODEL_CASES: Mapping[str, ModelCase] = {
         "blocks",
         reaches=0.6,
     ),
+    "bert4rec": ModelCase(
+        {"dim": 16, "hidden": 16, "dropout": 0.4, "hidden_share": 0.2},
+        {"dim": 4, "heads": 2, "hidden": 4, "dropout": 0.0, "hidden_share": 1.0},
+        "blocks",
+        reaches=0.5,  # a fifth of the events predict at each of 30 steps
+    ),
     "two_tower": ModelCase(
         {"dim": 16, "embedding_dim": 16, "temperature": 0.2},
         {"dim": 4, "embedding_dim": 4, "hidden": [8]},
@@ -90,7 +101,26 @@ MODEL_CASES: Mapping[str, ModelCase] = {
     "item_knn": ModelCase({"k": 20, "shrink": 1.0}, {"k": 2}),
     "ease": ModelCase({"l2": 50.0}, {"l2": 5.0}),
     "logistic_regression": ModelCase({"l2": 10.0}, {"l2": 10.0}, reaches=0.6),
-    "ials": ModelCase({"factors": 16, "l2": 10.0, "alpha": 3.0}, {"factors": 2, "iterations": 1}),
+    "lightgbm": ModelCase(
+        {
+            "target_means": "none",
+            "max_categories": 4000,
+            "feature_share": 1.0,
+            "num_leaves": 31,
+            "max_cat_threshold": 32,
+            "trees": 60,
+        },
+        {
+            "target_means": "pairs",
+            "max_categories": 50,
+            "feature_share": 0.7,
+            "num_leaves": 4,
+            "max_cat_threshold": 4,
+            "trees": 3,
+        },
+        reaches=0.6,
+    ),
+    "ials": ModelCase({"factors": 16, "l2": 0.1, "unobserved_weight": 0.3}, {"factors": 2, "iterations": 1}),
 }
 
 TRAINED_BY_STEPS = sorted(name for name, model in MODELS.items() if not issubclass(model, FittedModel))

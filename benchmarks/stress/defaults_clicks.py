@@ -328,7 +328,8 @@ def labels_of(spec: FeatureSpec, split: str) -> Floats:
 
 def baselines(spec: FeatureSpec) -> Iterator[tuple[str, Floats]]:
     """Test logits of the constant, of logistic regression and of LightGBM."""
-    from recspec.evaluation.row_baselines import ROW_BASELINES, row_blocks
+    from recspec.evaluation.evaluations import ROW_BASELINES
+    from recspec.evaluation.row_baselines import row_blocks
 
     for name, fit in ROW_BASELINES.items():
         scorer = fit(spec, ("train",))

@@ -52,9 +52,9 @@ GRIDS: Mapping[str, Mapping[str, Sequence[float]]] = {
     "popularity": {},
     "item_knn": {"k": (20, 100), "shrink": (0.0, 10.0, 50.0)},
     "ease": {"l2": (10.0, 30.0, 100.0, 300.0)},
-    "ials": {"factors": (64,), "l2": (1.0, 3.0, 10.0), "alpha": (1.0, 3.0, 10.0)},
+    "ials": {"l2": (0.003, 0.01, 0.03), "unobserved_weight": (0.01, 0.1, 0.5)},
 }
-"""Settings of the classics; `l2` is in multiples of `scale`."""
+"""Settings of the classics; `l2` of EASE is in multiples of `scale`."""
 
 
 # --- the sets --------------------------------------------------------------------------------------------------------
@@ -240,7 +240,7 @@ def run_classics(name: str, spec: FeatureSpec, results: Results, only: Sequence[
         grid = GRIDS[classic]
         for values in itertools.product(*grid.values()):
             settings = dict(zip(grid, values, strict=True))
-            own = {name: value * known.scale if name == "l2" else value for name, value in settings.items()}
+            own = {**settings, "l2": settings["l2"] * known.scale} if classic == "ease" else settings
             label = " ".join([classic, *(f"{key}={value:g}" for key, value in settings.items())])
             key = {"set": name, "model": classic, "label": label, "settings": settings}
             results.add(key, partial(_of_classic, classic, own, known, spec))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from recspec.api import (
         AutoResult,
+        Backtest,
         BlendedModel,
         Data,
         Description,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
         Serving,
         Update,
         auto,
+        backtest,
         blend,
         check,
         compare,
@@ -64,11 +66,11 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "AutoResult", "BlendedModel", "Data", "Description", "EvaluationResult", "Exported", "Imported", "Interrupted",
-    "Listing", "Model", "Note", "PipelineModel", "Plan", "RecspecError", "Report", "Runs", "Search", "Serving",
-    "Update", "auto", "blend", "check", "compare", "datasets", "describe", "evaluate", "export", "import_tf", "models",
-    "open", "open_data", "pipeline", "predict", "prepare", "recommend", "report", "runs", "serve", "similar",
-    "synthesize", "train", "transcode", "tune", "update", "verify",
+    "AutoResult", "Backtest", "BlendedModel", "Data", "Description", "EvaluationResult", "Exported", "Imported",
+    "Interrupted", "Listing", "Model", "Note", "PipelineModel", "Plan", "RecspecError", "Report", "Runs", "Search",
+    "Serving", "Update", "auto", "backtest", "blend", "check", "compare", "datasets", "describe", "evaluate",
+    "export", "import_tf", "models", "open", "open_data", "pipeline", "predict", "prepare", "recommend", "report",
+    "runs", "serve", "similar", "synthesize", "train", "transcode", "tune", "update", "verify",
 ]  # fmt: skip
 
 _FOLDERS = frozenset({"datasets", "export", "models", "report"})

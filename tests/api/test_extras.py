@@ -23,8 +23,6 @@ COMMANDS = [
         for name, model in MODELS.items()
         for library in model.traits.libraries
     ),
-    ("implicit", "baselines", ["tune", "ials", NOWHERE, "out"]),
-    ("implicit", "baselines", ["bench", "train", "ials", "--data", NOWHERE]),
     ("optuna", "tune", ["tune", "neumf", NOWHERE, "out"]),
     ("ray", "ray", ["train", "neumf", NOWHERE, "run", "--launcher", "ray"]),
     *(

@@ -26,12 +26,13 @@ def test_a_model_is_fitted_evaluated_and_recommends(run: Cli, data: FeatureSpec,
     lines = told.splitlines()
     assert lines[0] == f"data:       {data.folder} (synthetic)"
     assert lines[1] == "model:      ease, fitted in one go"
-    assert lines[3] == "steps:      none; l2, recency chosen on valid"
+    assert lines[3] == "steps:      none; l2, dropout, recency chosen on valid"
     assert [line.split()[0] for line in lines[5:9]] == ["l2"] * 4
     assert "  valid full/ndcg@10 0." in lines[5]
     assert lines[5].endswith(" (best)")
     assert all(", recency " in line for line in lines[9:11])
-    best = max(float(line.split("full/ndcg@10 ")[1].split()[0]) for line in lines[5:11])
+    chosen = [line for line in lines[5:11] if line.endswith(" (best)")][-1]
+    best = float(chosen.split("full/ndcg@10 ")[1].split()[0])
     assert re.fullmatch(rf"full/ndcg@10 on valid: {best:.4f}; .*popularity.*: 0\.[0-9]{{4}}", lines[11])
     assert next(line for line in lines if "bundle" in line).startswith(
         f"{tmp_path / 'run' / 'bundle'}: bundle, fitted in "
@@ -48,7 +49,7 @@ def test_the_plan_is_shown_without_fitting(run: Cli, data: FeatureSpec, tmp_path
     status, printed, _ = run("train", "ials", data.folder, tmp_path / "run", "--plan")
     assert status == 0
     assert "metric: full/ndcg@10: all items ranked for each user" in printed
-    assert "chosen: factors, l2, alpha, recency: not given; the best of a few values on valid is taken" in printed
+    assert "chosen: factors, l2, unobserved_weight, recency: not given; the best of a few values on" in printed
     status, printed, _ = run("train", "ials", data.folder, tmp_path / "run", "--plan", "--json")
     assert json.loads(printed)["choices"]["method"]["value"] == "fitted in one go"
     assert not (tmp_path / "run").exists()

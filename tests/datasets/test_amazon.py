@@ -538,6 +538,7 @@ def test_texts_in_literals_come_out_as_they_are(line: str, title: str, tmp_path:
         ({"format": "tfrecord", "negative_history": False}, "format=tfrecord can't hold negative_history=False"),
         ({"format": "tfrecord", "categories": "path"}, "format=tfrecord can't hold categories=path"),
         ({"format": "tfrecord", "split": "time"}, "format=tfrecord can't hold split=time"),
+        ({"format": "tfrecord", "split": "users"}, "format=tfrecord can't hold split=users"),
         ({"prebatch": 8}, "'prebatch' say how records are written; set format=tfrecord too"),
         ({"split": "time", "valid": False}, "with split=time set valid_share=0"),
     ],

@@ -78,10 +78,11 @@ def test_the_folder_is_a_whole_dataset(made: Made) -> None:
     spec = FeatureSpec.load(made.out)
     assert spec == made.result.spec
     check(spec)
-    assert spec.splits == ("train", "valid", "test")
+    of_users = made.case.settings.get("split") == "users"
+    assert spec.splits == ("train", "valid", "test", *(["fold_in"] if of_users else []))
     assert {path.name for path in made.out.parent.iterdir()} <= {"raw", "out"}
-    expected = {"feature_spec.yaml", "prepare.json", "encoders.json", "vocabularies", "train", "valid", "test"}
-    grows = made.case.dataset in TAKE_EVENTS
+    expected = {"feature_spec.yaml", "prepare.json", "encoders.json", "vocabularies", *spec.splits}
+    grows = made.case.dataset in TAKE_EVENTS and not of_users
     expected |= {f"{role}s.parquet" for role in with_ids(spec)} | ({"growth.json", "raw"} if grows else set())
     expected |= {"seen.parquet"} if len(with_ids(spec)) == 2 else set()
     assert {path.name for path in made.out.iterdir()} == expected
@@ -201,7 +202,7 @@ def test_series_are_one_positive_then_negatives_the_user_never_met(made: Made) -
         assert (users == users[:, :1]).all()
         assert (labels[:, 0] == 1).all()
         assert not labels[:, 1:].any()
-        if spec.group == spec.user_id:
+        if spec.group == spec.user_id and length > 1:
             assert len(np.unique(users[:, 0])) == len(users)
         if made.case.dataset != "ncf" or split == "valid":  # the paper's own negatives are as they are
             for user, negatives in zip(users[:, 0].tolist(), items[:, 1:].tolist(), strict=True):

@@ -540,8 +540,13 @@ def test_a_dataset_that_takes_no_events_says_why(tmp_path: Path) -> None:
     lines = "".join(f"u{user},i{item:02d}\n" for user in range(20) for item in range(6))
     made = prepare_text(tmp_path, "user_id,item_id\n" + lines, out="drawn").spec
     ncf = run(CASES["ncf"], write_ncf(tmp_path / "raw"), tmp_path / "ncf").spec
+    users = prepare_text(tmp_path, out="users", split="users", heldout_users=2, num_negatives=0).spec
     (tmp_path / "new.csv").write_text("user_id,item_id\nu1,i09\n")
     for base, why in (
+        (
+            users,
+            "users: takes no new events: its users are divided by a draw .*; to update a model, prepare the events",
+        ),
         (
             made,
             "drawn: takes no new events: its file is sorted by item and has no times, .*; prepare a file with times",

@@ -6,6 +6,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
@@ -27,6 +28,7 @@ from tests.dataset_cases import (
     write_1m,
     write_latest,
 )
+from tests.prepare.test_splits import of_held_out_users
 
 # --- MovieLens --------------------------------------------------------------------------------------------------------
 MOVIELENS = [name for name in CASES if name.startswith("movielens")]
@@ -216,3 +218,22 @@ def test_the_papers_own_files_have_the_published_sizes(tmp_path: Path, real_data
     result = run(CASES["ncf"], real_data("ncf-ml-1m"), tmp_path / "out")
     assert result.summary["rows"] == {"train": 988_129, "valid": 604_000, "test": 604_000}
     assert result.summary["rows_with_positive_among_negatives"] == 156
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["movielens-100k", "movielens-1m"])
+def test_held_out_users_of_real_ratings_are_those_of_the_papers_own_code(
+    name: str, tmp_path: Path, real_data: RealData
+) -> None:
+    asked = {"split": "users", "heldout_users": 90, "min_rating": 4, "min_interactions": 5, "seed": 98765}
+    spec = run(Case("movielens", write_latest, asked), real_data(name), tmp_path / "out").spec
+    file, separator = ("u.data", "\t") if name.endswith("100k") else ("ratings.dat", "::")
+    names = ["user_id", "item_id", "rating", "time"]
+    rows = pd.read_csv(real_data(name) / file, sep=separator, names=names, engine="python")
+    rows = rows[rows["rating"] > 3.5]
+    rows = rows[rows.groupby("user_id")["item_id"].transform("size") >= 5].reset_index(drop=True)
+    pairs = list(zip(rows["user_id"], rows["item_id"], strict=True))
+    expected = of_held_out_users(rows, 90, 98765)
+    assert {split: {*raw_pairs(spec, split)} for split in spec.splits} == {
+        split: {pairs[place] for place in places} for split, places in expected.items()
+    }

@@ -337,7 +337,7 @@ def test_one_value_or_none_of_users_is_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize("asked", [{"group": "label"}, {"user": "label"}, {"context_features": ["size", "label"]}])
 def test_the_label_is_nothing_else(asked: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(csv_of(clicks(np.random.default_rng(0))))
-    with pytest.raises(ValueError, match="'label' is the label; as a feature, an id or the group it would give itself"):
+    with pytest.raises(ValueError, match="'label': a label; as a feature, an id or the group it would give itself"):
         prepare_text(tmp_path, label="label", **asked)
 
 

@@ -207,7 +207,7 @@ def test_settings_that_do_not_fit_are_refused(settings: dict[str, object], told:
 
 def test_a_half_life_in_days_needs_dates(tmp_path: Path) -> None:
     text = "user_id,item_id,timestamp\nann,a,1\nann,b,2\nbob,a,1\n"
-    with pytest.raises(SettingsError, match="setting 'half_life': is 9d, but the times of column 'timestamp' are no"):
+    with pytest.raises(SettingsError, match="setting 'half_life': is 9d, but the times of the rows are no dates"):
         prepared(tmp_path, text, half_life="9d")
     assert weights(prepared(tmp_path / "units", text, half_life=1).spec) == [1, 1]
 

@@ -14,9 +14,8 @@ from torch import Tensor, nn
 
 from recspec.base import config
 from recspec.bundle import Bundle, Card
-from recspec.evaluation.evaluations import evaluate_model
+from recspec.evaluation.evaluations import ROW_BASELINES, evaluate_model
 from recspec.evaluation.report import Evaluation
-from recspec.evaluation.row_baselines import ROW_BASELINES
 from recspec.evaluation.task import EvaluateSettings
 from recspec.feature_spec import FeatureSpec
 from recspec.models import Interactions

@@ -14,8 +14,10 @@ import sklearn.linear_model
 from recspec.base.errors import DataError, MissingExtraError
 from recspec.data.encoding import CrossEncoder, Encoders, HashEncoder
 from recspec.data.storage import open_split
-from recspec.evaluation import row_baselines
-from recspec.evaluation.row_baselines import ROW_BASELINES, Scorer, boosted_trees, constant, logistic_regression
+from recspec.evaluation import boosting, row_baselines
+from recspec.evaluation.boosting import boosted_trees
+from recspec.evaluation.evaluations import ROW_BASELINES
+from recspec.evaluation.row_baselines import Scorer, constant, logistic_regression
 from recspec.feature_spec import FeatureSpec
 from recspec.metrics import measures as metrics
 from tests import made_up
@@ -167,12 +169,12 @@ def test_without_the_library_one_message_says_how_to_install_it(
 def test_a_cross_of_columns_that_other_features_hold_is_left_out(tmp_path: Path) -> None:
     columns = {name: [1, 2] for name in ("a", "b", "a_x_b", "a_x_c", "label")}
     spec = rows_of(tmp_path, columns, {name: {"cardinality": 3} for name in ("a", "b", "a_x_b", "a_x_c")})
-    assert row_baselines._crosses(spec) == ()
+    assert boosting.crosses_of(spec) == ()
     encoders = {name: HashEncoder(cardinality=3) for name in ("a", "b")}
     crosses = {f"a_x_{name}": CrossEncoder(columns=("a", name), cardinality=3) for name in ("b", "c")}
     Encoders({**encoders, **crosses}, {}).save(tmp_path)
     spec = spec.replace(metadata={"encoders": "encoders.json"})
-    assert row_baselines._crosses(spec) == ("a_x_b",)
+    assert boosting.crosses_of(spec) == ("a_x_b",)
 
 
 @pytest.fixture
@@ -213,16 +215,6 @@ class TestFits:
         facts = boosted_trees(spec, ["train"], most_values=1000).facts
         assert facts["of_rows"] == 4000
         assert 900 < int(str(facts["rows"])) < 1100
-
-    def test_ids_without_any_other_row_share_a_category_and_the_report_names_the_feature(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(row_baselines, "MOST_CATEGORIES", 2)
-        spec = rows_of(tmp_path, {"x": [1, 1, 2, 2, 3, 4], "label": [1, 0] * 3}, {"x": {"cardinality": 9}})
-        fitted = boosted_trees(spec, ["train"])
-        assert fitted.facts["rare_ids_together"] == ["x"]
-        found = fitted.logits({"x": np.array([3, 4, 8])})
-        assert found.tolist() == [found[0]] * 3
 
     def test_made_up_clicks_are_learnt_beside_torch_in_one_process(self, tmp_path: Path) -> None:
         spec = made_up.clicks(tmp_path / "data", num_users=60, num_items=40, num_rows=6000)

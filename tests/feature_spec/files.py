@@ -283,12 +283,7 @@ BROKEN: dict[str, tuple[str, str, str]] = {
     "no label": (
         "  label: [label]\n",
         "",
-        "line 10: channel_spec.label: expected exactly one label feature; found none",
-    ),
-    "two labels": (
-        "  context: [price]\n",
-        "  label_ch: [price]\n",
-        "line 14: channel_spec.label: expected exactly one label feature; found 'price', 'label'",
+        "line 10: channel_spec.label: expected a label feature; found none",
     ),
     "two groups": (
         "  context: [price]",
@@ -378,7 +373,7 @@ IN_PLACE: dict[tuple[str, str, str], dict[str, str]] = {
         "history: [price]": (
             "history[0]: 'price' has no length, but the channel 'history' holds lists; give feature_spec.price.length"
         ),
-        "context: [label]": "context[0]: 'label' is the label; it can't be an input too",
+        "context: [label]": "context[0]: 'label' is a label; it can't be an input too",
     },
     ("channel_spec:\n", "metadata: {%s}\nchannel_spec:\n", "line 10: metadata."): {
         "test_samples_per_series: many": "test_samples_per_series: is 'many'; expected a number of rows, 1 or more",

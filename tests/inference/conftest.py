@@ -142,7 +142,7 @@ def knn(films: Predictor, tmp_path_factory: pytest.TempPathFactory) -> Predictor
 @pytest.fixture(scope="session")
 def ials(films: Predictor, tmp_path_factory: pytest.TempPathFactory) -> Predictor:
     """iALS on the same films: vectors of items, and no weights between items."""
-    return fitted("ials", films, tmp_path_factory.mktemp("ials"), {"factors": 4, "l2": 1.0})
+    return fitted("ials", films, tmp_path_factory.mktemp("ials"), {"factors": 4, "l2": 0.01})
 
 
 def fitted(model: str, like: Predictor, run: Path, settings: dict[str, Any]) -> Predictor:

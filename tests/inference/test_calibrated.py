@@ -64,7 +64,7 @@ def test_predictions_exports_and_the_server_give_the_calibrated_probabilities(
         logits = trained.model(batch).numpy()
         assert torch.equal(trained.model(batch), plain.model(batch))  # same operations: rankings stay
     expected = 1 / (1 + np.exp(-calibration(logits)))
-    predicted = Predictor.open(folder, device="cpu").predict_batch(batch, num_rows(batch))
+    predicted = Predictor.open(folder, device="cpu").predict_batch(batch, num_rows(batch))["probability"]
     np.testing.assert_allclose(predicted, expected, atol=1e-6)
     signature = signature_of(spec, trained.model.features(), "rows")
     inputs = as_inputs(batch, signature)

@@ -44,7 +44,7 @@ from tests.film_runs import film_runs
 
 SETTINGS: Mapping[str, Mapping[str, object]] = {
     "ease": {"l2": 5.0},
-    "ials": {"factors": 4, "l2": 1.0, "alpha": 1.0},
+    "ials": {"factors": 4, "l2": 0.01},
     "wide_deep": {"hidden": (8,), "dropout": 0.0},
     "two_tower": {"dim": 4, "embedding_dim": 4},
     "sasrec": {"dim": 4, "heads": 1, "blocks": 1},

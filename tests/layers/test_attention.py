@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
-from recspec.models.layers import GatedBlock, TransformerBlock, buckets_of
+from recspec.models.layers import BlockSizes, GatedBlock, TransformerBlock, buckets_of
 from recspec.models.layers.attention import Attention
 from tests.closeness import assert_close
 
@@ -14,9 +16,9 @@ KINDS = [TransformerBlock, GatedBlock]
 LENGTHS = [0, 1, 1, 2, 3, 5, 9]
 
 
-def block(kind: type[TransformerBlock]) -> TransformerBlock:
+def block(kind: type[TransformerBlock], **more: Any) -> TransformerBlock:
     torch.manual_seed(0)
-    return kind(8, 2, 12, 0.0).double()
+    return kind(BlockSizes(8, 2, 12, **more)).double()
 
 
 def packed(rows: int, width: int = 8) -> Tensor:
@@ -71,15 +73,17 @@ def test_lists_of_similar_length_share_a_bucket() -> None:
     assert buckets_of(torch.tensor([0, 0])) == buckets_of(torch.tensor([], dtype=torch.int64)) == []
 
 
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("residual", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
-def test_packed_padded_and_last_events_agree(kind: type[TransformerBlock]) -> None:
-    own, lengths = block(kind), torch.tensor(LENGTHS)
+def test_packed_padded_and_last_events_agree(kind: type[TransformerBlock], residual: bool, causal: bool) -> None:
+    own, lengths = block(kind, residual=residual, causal=causal), torch.tensor(LENGTHS)
     x, buckets = packed(sum(LENGTHS)), buckets_of(lengths)
     out = own(x, buckets)
     rows, held = padded(x, LENGTHS)
     assert_close(own.padded(rows, held)[held], out)
     last = lengths.cumsum(0)[1:] - 1
-    assert_close(own.of_last(x, buckets, lengths), out[last])
+    assert_close(own.of_last(x, buckets), out[last])
     more = own(torch.cat((x, packed(3))), buckets)
     assert_close(more[: len(x)], out)
 
@@ -91,6 +95,32 @@ def test_an_event_sees_no_later_one_and_no_other_list(kind: type[TransformerBloc
     own(x, buckets_of(lengths))[5].sum().backward()
     assert x.grad is not None
     assert x.grad.abs().sum(1).bool().tolist() == [False] * 3 + [True] * 3 + [False] * 2
+    x.grad = None
+    block(kind, causal=False)(x, buckets_of(lengths))[5].sum().backward()
+    assert x.grad is not None
+    assert x.grad.abs().sum(1).bool().tolist() == [False] * 3 + [True] * 5
+
+
+def test_with_residual_the_input_of_attention_is_added_once_more() -> None:
+    own, x = block(TransformerBlock, residual=True), packed(1)
+    y = own.norms[0](x)
+    x1 = x + own.attention(y, buckets_of(torch.tensor([1]))) + y
+    assert_close(own(x, buckets_of(torch.tensor([1]))), x1 + own.feed_forward(own.norms[1](x1)))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_attention_weights_are_dropped_in_training_alone(causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    plain, dropping = Attention(4, 2, causal=causal).double(), Attention(4, 2, dropout=0.5, causal=causal).double()
+    dropping.load_state_dict(plain.state_dict())
+    x, buckets = packed(6, 4), buckets_of(torch.tensor([1, 2, 3]))
+    assert_close(dropping.eval()(x, buckets), plain(x, buckets))
+    dropping.train()
+    monkeypatch.setattr("recspec.models.layers.attention.drop", lambda weights, _: weights)
+    assert_close(dropping(x, buckets), plain(x, buckets))
+    monkeypatch.setattr("recspec.models.layers.attention.drop", lambda weights, _: weights * 2)
+    doubled = plain.outer.bias + 2 * (plain(x, buckets) - plain.outer.bias)
+    assert_close(dropping(x, buckets), doubled)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -213,6 +213,15 @@ def test_recall_and_precision_of_positives_only() -> None:
     assert precision(ranking, 6) == pytest.approx(1 / 2)
 
 
+def test_capped_recall_divides_by_the_positives_that_the_list_can_hold() -> None:
+    """Three positives in places 1, 3 and 4: of two places 1 / 2 holds one, recall says 1 / 3."""
+    ranking = one_group([9.0, 8.0, 7.0, 6.0, 5.0], [1, 0, 1, 1, 0])
+    assert [metrics.capped_recalls(ranking, k).item() for k in (1, 2, 3, 4)] == [1, 1 / 2, 2 / 3, 1]
+    assert metrics.recalls(ranking, 2).item() == 1 / 3
+    tied = one_group([1.0, 1.0, 1.0, 1.0], [1, 1, 1, 0])
+    assert metrics.capped_recalls(tied, 2).item() == 3 / 4
+
+
 def test_a_cut_off_beyond_the_list_counts_the_whole_list() -> None:
     ranking = one_group([3.0, 2.0, 1.0], [0, 0, 1])
     for metric in (hit_rate, ndcg, recall, mrr, mean_average_precision):

@@ -17,13 +17,14 @@ from recspec.bundle import folder as bundle
 from recspec.bundle.folder import Card
 from recspec.data.storage import open_split
 from recspec.evaluation import evaluate_model, positives
+from recspec.evaluation.boosting import BoostedFit
 from recspec.evaluation.row_baselines import LogisticFit
 from recspec.evaluation.scoring import score_rows
 from recspec.feature_spec import FeatureSpec
 from recspec.loading.loader import Loader
 from recspec.loading.sampling import item_features
 from recspec.metrics import measures as metrics
-from recspec.models import MODELS, FittedItemModel, LogisticRegression, TrainedItemModel
+from recspec.models import MODELS, FittedItemModel, LightGbm, LogisticRegression, TrainedItemModel
 from recspec.models.base import Model, on_meta_device
 from recspec.models.layers.batch import Batch, num_rows, take
 from recspec.training.loop import train
@@ -70,6 +71,10 @@ def build(name: str, spec: FeatureSpec, **changed: object) -> Model:
     if isinstance(model, LogisticRegression):
         fit = LogisticFit(spec, ["train"])
         model.fill(fit.layout.mean, fit.layout.std, fit.layout.edges, *fit.solve(10.0))
+    if isinstance(model, LightGbm):
+        fitted = BoostedFit(LightGbm, spec, model.settings).run().model
+        model.allocate_buffers(fitted.state_dict())
+        model.load_state_dict(fitted.state_dict(), assign=True)
     if isinstance(model, FittedItemModel):
         model.fit(positives(spec, ["train"]))
         scores = model.score_users(torch.arange(5))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from recspec.base.errors import SpecError
+from recspec.base.errors import SettingsError, SpecError
 from recspec.feature_spec import FeatureSpec
 from recspec.models import DataFacts, Interactions, UserEvents
 from recspec.models.layers.batch import Batch
@@ -57,7 +58,7 @@ def batch(spec: FeatureSpec, *ids: int) -> Batch:
 def hidden(model: SasRec, items: list[int]) -> Tensor:
     """h after the last of these items, without packing: what the formula says."""
     length = len(items)
-    x = model.items[items] * model.settings.dim**0.5 + model.positions[:length].flip(0)
+    x = model.input_norm(model.items[items] * model.settings.dim**0.5 + model.positions[:length].flip(0))
     x = model.blocks.padded(x.unsqueeze(0), torch.ones(1, length, dtype=torch.bool))[0]
     made: Tensor = model.norm(x)[-1]
     return made
@@ -74,18 +75,18 @@ def test_scores_are_products_of_the_last_output_and_item_vectors(spec: FeatureSp
 
 def test_places_are_counted_from_the_end(spec: FeatureSpec) -> None:
     model = made(spec, blocks=0).eval()
-    expected = model.norm(2 * model.items[4] + model.positions[0])
+    expected = model.norm(model.input_norm(2 * model.items[4] + model.positions[0]))
     assert_close(model.request_vector(users(1))[0], expected)
     x = model._of_packed(*model.known.packed(users(1, 2), 3)[:2], users(1, 2), model.items)[:4]
-    assert_close(x[0], 2 * model.items[2] + model.positions[2])
-    assert_close(x[3], 2 * model.items[5] + model.positions[0])
+    assert_close(x[0], model.input_norm(2 * model.items[2] + model.positions[2]))
+    assert_close(x[3], model.input_norm(2 * model.items[5] + model.positions[0]))
 
 
 @pytest.mark.parametrize("block", ["transformer", "ligr"])
 def test_the_loss_is_that_of_every_next_item(spec: FeatureSpec, block: str) -> None:
     model = made(spec, block=block)
     # Of 1, 2, 3, 4 the latest three events predict; inputs keep their places from the end of what predicts.
-    x = model.items[[1, 2, 3]] * 2 + model.positions[[2, 1, 0]]
+    x = model.input_norm(model.items[[1, 2, 3]] * 2 + model.positions[[2, 1, 0]])
     seen = model.norm(model.blocks.padded(x.unsqueeze(0), torch.ones(1, 3, dtype=torch.bool))[0])
     expected = -(seen @ model.items.t()).log_softmax(1)[range(3), [2, 3, 4]].sum()
     expected = expected - (model.items @ model.start).log_softmax(0)[1]
@@ -115,7 +116,7 @@ def test_a_sampled_softmax_with_logq_by_hand(spec: FeatureSpec, monkeypatch: pyt
     assert model.drawn is not None
     assert_close(model.drawn, torch.tensor([0, 2, 3, 1, 2, 1, 1]) / 10)
     monkeypatch.setattr(torch, "multinomial", lambda *_, **__: torch.tensor([2, 1, 2]))
-    h = model.norm(2 * model.items[4] + model.positions[0])  # user 4 has 4, then 1
+    h = model.norm(model.input_norm(2 * model.items[4] + model.positions[0]))  # user 4 has 4, then 1
     own, other = (h @ model.items[1]).exp(), (h @ model.items[2]).exp()
     start = (model.items @ model.start).log_softmax(0)[4]
     for logq, weight in ((True, 1 / (3 * 0.3)), (False, 1.0)):
@@ -147,7 +148,7 @@ TIMES: list[list[float]] = [[], [10, 10, 14, 14.5], [3], [0, 7, 7 + 2**20], [1, 
 
 
 def with_gaps(spec: FeatureSpec) -> SasRec:
-    model = made(spec, time_gaps=True)
+    model = made(spec, time_gaps=True, input_norm=False)
     model.learn_from(acted(times=TIMES))
     return model
 
@@ -178,14 +179,14 @@ def test_gaps_are_padded_alike_and_baskets_have_none(spec: FeatureSpec, monkeypa
     assert_close(model.score_users(users(0, 1, 2, 3, 4)), eager)
 
 
-def with_sides(folder: Path) -> FeatureSpec:
+def with_sides(folder: Path, **price: object) -> FeatureSpec:
     """Items with a category, a list of categories and a number beside the id."""
     features = {
         "user": {"dtype": "int32", "cardinality": len(EVENTS)},
         "item": {"dtype": "int32", "cardinality": 7},
         "brand": {"dtype": "int32", "cardinality": 3},
         "kinds": {"dtype": "int32", "cardinality": 4, "length": 2, "padding": 0},
-        "price": {"dtype": "float32"},
+        "price": {"dtype": "float32", **price},
         "label": {"dtype": "float32"},
     }
     channels = {"user": ["user"], "item": ["item", "brand", "kinds", "price"], "label": ["label"]}
@@ -193,7 +194,7 @@ def with_sides(folder: Path) -> FeatureSpec:
 
 
 def test_side_features_are_added_to_item_vectors(tmp_path: Path) -> None:
-    model = made(with_sides(tmp_path), side_features=True)
+    model = made(with_sides(tmp_path), side_features=True, id_dropout=0)
     assert model.item_inputs == ("brand", "kinds", "price")
     items = {
         "brand": torch.tensor([0, 1, 2, 1, 0, 0, 0]),
@@ -223,6 +224,53 @@ def test_side_features_are_added_to_item_vectors(tmp_path: Path) -> None:
     ]
     other.load_state_dict(model.state_dict())
     assert_close(other.eval().score_users(users(1, 3)), model.eval().score_users(users(1, 3)))
+
+
+def described_items() -> Batch:
+    """Features of seven items, of which item 0 shares those of item 1."""
+    kinds = torch.tensor([[1, 3], [1, 3], [2, 0], [0, 0], [0, 0], [0, 0], [0, 0]])
+    return {"brand": torch.tensor([1, 1, 2, 1, 0, 0, 0]), "kinds": kinds, "price": torch.ones(7)}
+
+
+def test_an_item_that_training_never_saw_has_the_vector_of_its_features(tmp_path: Path) -> None:
+    model = made(with_sides(tmp_path), side_features=True).eval()
+    model.describe(described_items())
+    assert model.traits.scores_unseen_items
+    assert model.seen.tolist() == [0, 1, 1, 1, 1, 1, 1]
+    assert model.described is not None
+    assert_close(model.item_vectors()[0], model.described()[0])
+    assert_close(model.item_vectors()[1], model.items[1] + model.described()[1])
+    plain = made(with_sides(tmp_path))
+    assert not plain.traits.scores_unseen_items
+
+
+@pytest.mark.parametrize("settings", [{}, {"loss": "sampled", "num_negatives": 50}])
+def test_no_event_is_learned_from_items_that_training_never_saw(tmp_path: Path, settings: Mapping[str, object]) -> None:
+    model = made(with_sides(tmp_path), side_features=True, id_dropout=0, **settings)
+    vectors = model.item_vectors().detach().requires_grad_()
+    model._softmax(torch.ones(2, 4, dtype=torch.float64), vectors, torch.tensor([1, 2])).backward()
+    assert vectors.grad is not None
+    assert vectors.grad.any(1).tolist() == [False] + [True] * 6
+    model.loss_of_users(users(1, 3)).backward()
+    assert model.items.grad is not None
+    assert model.items.grad.any(1).tolist()[0] is False
+
+
+def test_id_dropout_hides_vectors_of_items_in_training_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = made(with_sides(tmp_path), side_features=True, id_dropout=0.3)
+    model.describe(described_items())
+    assert model.described is not None
+    monkeypatch.setattr(torch, "rand_like", lambda _: torch.tensor([0.9, 0.2, 0.4, 0.2, 0.9, 0.9, 0.3]))
+    kept = torch.tensor([0, 0, 1, 0, 1, 1, 1]).double().unsqueeze(1)
+    assert_close(model.item_vectors(), model.items * kept + model.described())
+    model.eval()
+    kept = torch.tensor([0, 1, 1, 1, 1, 1, 1]).double().unsqueeze(1)
+    assert_close(model.item_vectors(), model.items * kept + model.described())
+
+
+def test_a_list_of_numbers_is_no_vector_of_an_item(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="feature 'price' is a list of numbers, which sasrec does not take"):
+        SasRec(with_sides(tmp_path, length=3), SasRecSettings(side_features=True))
 
 
 def test_items_without_other_features_have_none_to_add(spec: FeatureSpec) -> None:

@@ -156,39 +156,74 @@ def test_item_knn_compares_the_weights_of_items() -> None:
 
 
 def test_ials_users_weigh_events_and_recency() -> None:
-    """(Y'Y + sum of (c - 1) y y' + l2) x = sum of c y, with Y = [1, 2], l2 = 1, alpha = 4 and c = 4 x .5, 4 x 3."""
+    """(a0 Y'Y + l2 (sum of c + a0 N)^nu + sum of c y y') x = sum of c y, with Y = [1, 2], a0 = 2 and c = .5, 3."""
     seen = in_order([[0, 1]], 2, [[1.0, 3.0]])
-    model = fitted("ials", seen, weighted=True, factors=1, l2=1.0, alpha=4.0, recency=0.5)
+    model = fitted("ials", seen, weighted=True, factors=1, l2=0.1, unobserved_weight=2.0, l2_exponent=0.5, recency=0.5)
     model.items = torch.tensor([[1.0], [2.0]])
     model.know(seen)
-    expected = (2 * 1 + 12 * 2) / (5 + (2 - 1) * 1 + (12 - 1) * 4 + 1)
+    expected = (0.5 * 1 + 3 * 2) / (2 * 5 + 0.1 * (3.5 + 2 * 2) ** 0.5 + 0.5 * 1 + 3 * 4)
     np.testing.assert_allclose(model.score_users(torch.tensor([0])), [[expected, 2 * expected]], rtol=1e-6)
 
 
 def test_ials_blocks_of_users_do_not_change_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = fitted("ials", made_up(), factors=3, l2=1.0, recency=0.8)
+    model = fitted("ials", made_up(), factors=3, recency=0.8)
     whole = scores_of(model)
     monkeypatch.setattr(ials_file, "BLOCK", 7)
     model.know(made_up())
     assert_close(scores_of(model), whole)
 
 
-@pytest.mark.parametrize(("l2", "alpha"), [(1.0, 3.0), (1e-3, 0.1), (300.0, 100.0)])
-def test_ials_solves_for_users_of_few_items_and_of_many_alike(l2: float, alpha: float) -> None:
-    """Users of fewer items than factors are solved by a smaller system; weights of .1 x .8^age are below 1."""
+@pytest.mark.parametrize(("l2", "unobserved", "power"), [(0.01, 0.3, 1.0), (1e-6, 1e-3, 0.5), (3.0, 100.0, 0.0)])
+def test_ials_solves_for_users_of_few_items_and_of_many_alike(l2: float, unobserved: float, power: float) -> None:
     rng = np.random.default_rng(1)
     seen = in_order([rng.permutation(40)[:count].tolist() for count in (1, 2, 7, 8, 9, 30, 0)], 40)
-    model = unfitted("ials", 7, 40, factors=8, l2=l2, alpha=alpha, recency=0.8)
+    settings = {"l2": l2, "unobserved_weight": unobserved, "l2_exponent": power}
+    model = unfitted("ials", 7, 40, factors=8, recency=0.8, **settings)
     model.items = torch.from_numpy(rng.standard_normal((40, 8)).astype(np.float32))
     model.know(seen)
-    known, vectors = seen.weighted(0.8), model.items.numpy().astype(np.float64)
-    for user in range(7):
-        own = slice(known.offsets[user], known.offsets[user + 1])
-        confidence = np.ones(40)
-        confidence[known.items[own]] = alpha * known.weights[own]  # type: ignore[index]
-        wanted = vectors[known.items[own]].T @ confidence[known.items[own]]
-        normal = vectors.T @ (confidence[:, None] * vectors) + l2 * np.eye(8)
-        np.testing.assert_allclose(model.users[user], np.linalg.solve(normal, wanted), rtol=1e-5, atol=1e-7)
+    known = seen.weighted(0.8).matrix().toarray().astype(np.float64)
+    vectors = model.items.numpy().astype(np.float64)
+    for user, weights in enumerate(known):
+        penalty = l2 * (weights.sum() + unobserved * 40) ** power
+        normal = unobserved * vectors.T @ vectors + vectors.T @ (weights[:, None] * vectors) + penalty * np.eye(8)
+        np.testing.assert_allclose(
+            model.users[user], np.linalg.solve(normal, vectors.T @ weights), rtol=1e-3, atol=1e-5
+        )
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_ials_comes_to_where_no_factor_can_be_bettered(seed: int) -> None:
+    """After many rounds, the loss of the file's docstring is the least for the users, and for the items."""
+    seen = made_up(weighted=True)
+    model = unfitted("ials", 30, 13, weighted=True, factors=3, l2=0.02, unobserved_weight=0.2, iterations=200)
+    model.fit(seen, seed=seed)
+    weights = torch.from_numpy(seen.weighted().matrix().toarray())
+    users, items = (each.detach().double().requires_grad_() for each in (model.users, model.items))
+    scores = users @ items.T
+    penalties = [
+        0.02 * ((weights.sum(1 - of) + 0.2 * (13, 30)[of]) * each.square().sum(1)).sum()
+        for of, each in enumerate((users, items))
+    ]
+    loss = (weights * (1 - scores).square()).sum() + 0.2 * scores.square().sum() + sum(penalties)
+    for gradient in torch.autograd.grad(loss, [users, items]):
+        assert gradient.abs().max() < 1e-3
+    assert scores[weights > 0].min() > scores[weights == 0].mean()
+
+
+def test_ials_factors_follow_the_seed() -> None:
+    one, same, other = (unfitted("ials", 30, 13, factors=3) for _ in range(3))
+    for model, seed in ((one, 0), (same, 0), (other, 1)):
+        model.fit(made_up(), seed=seed)
+    np.testing.assert_array_equal(one.users, same.users)  # same operations
+    assert not torch.equal(one.users, other.users)
+
+
+def test_ials_solves_for_the_users_of_a_request_anew_after_other_weights() -> None:
+    model, other = (fitted("ials", made_up(), factors=3, iterations=rounds) for rounds in (8, 1))
+    basket = in_order([[2, 7]], 13)
+    model.score_events(basket)
+    model.items = other.items
+    assert_close(model.score_events(basket), other.score_events(basket))
 
 
 # --- markov -----------------------------------------------------------------------------------------------------------

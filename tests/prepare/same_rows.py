@@ -11,7 +11,7 @@ import yaml
 from tests.dataset_cases import bytes_of
 
 RAW = "raw"  # its tables are folders of Spark's files
-SPLIT_FOLDERS = ("train", "valid", "test")
+SPLIT_FOLDERS = ("train", "valid", "test", "fold_in")
 
 
 def same_dataset(one: Path, two: Path) -> None:

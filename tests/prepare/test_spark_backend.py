@@ -613,6 +613,8 @@ LARGE: Mapping[str, Case] = {
     "movielens": Case("movielens", movielens_like),
     "movielens-history": Case("movielens", movielens_like, {"history": 50}),
     "movielens-time": Case("movielens", movielens_like, BY_TIME),
+    "movielens-windows": Case("movielens", movielens_like, {"split": "time", "window": 1_000, "earlier": 1}),
+    "movielens-users": Case("movielens", movielens_like, {"split": "users", "history": 10}),
     "ncf": Case("ncf", large_ncf),
     "table": Case("table", large_table, OF_TABLE),
     "table-history": Case("table", large_table, {**OF_TABLE, "history": 20, "split": "time"}),

@@ -6,13 +6,17 @@ import hashlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from ibis.expr.types import Table
 
+from recspec.base.errors import DataError
 from recspec.data.prepare.backend import Backend, fetch
-from recspec.data.prepare.splits import by_group, by_share, by_time, folds, leave_one_out
+from recspec.data.prepare.names import TARGET
+from recspec.data.prepare.splits import by_group, by_share, by_time, by_users, folds, leave_one_out
 from recspec.data.prepare.text_files import ROW
 from tests.prepare.small_tables import connect
 
@@ -148,3 +152,69 @@ def test_a_fold_is_decided_by_the_digest_of_seed_and_group(backend: Backend, mak
     assert fetch(backend, table.order_by(ROW)).column("fold").to_pylist() == by_hand
     one = folds(make(group=["a", "b", "c"]), group="group", folds=1, seed=0)
     assert fetch(backend, one).column("fold").to_pylist() == [0, 0, 0]
+
+
+# --- held-out users ---------------------------------------------------------------------------------------------------
+
+
+def of_held_out_users(table: pd.DataFrame, number: int, seed: int) -> dict[str, set[int]]:
+    """The rows of each split as `vae_cf` (Liang et al., 2018) draws them with pandas, for rows without repeats."""
+    np.random.seed(seed)  # noqa: NPY002
+    users = table.groupby("user_id").size().index
+    users = users[np.random.permutation(users.size)]  # noqa: NPY002
+    known = table[table["user_id"].isin(users[: len(users) - 2 * number])]
+    found = {"train": {*known.index}, "fold_in": set[int](), "valid": set[int](), "test": set[int]()}
+    for split, held in (("valid", users[-2 * number : -number]), ("test", users[-number:])):
+        rows = table[table["user_id"].isin(held) & table["item_id"].isin(known["item_id"].unique())]
+        np.random.seed(seed)  # noqa: NPY002
+        for _, own in rows.groupby("user_id"):
+            targets = np.zeros(len(own), bool)
+            if len(own) >= 5:
+                targets[np.random.choice(len(own), size=int(0.2 * len(own)), replace=False)] = True  # noqa: NPY002
+            found[split] |= {*own.index[targets]}
+            found["fold_in"] |= {*own.index[~targets]}
+    return found
+
+
+@pytest.mark.parametrize(("seed", "named"), [(98765, False), (0, True), (2**32 + 3, False)])
+def test_held_out_users_and_their_targets_are_those_that_the_paper_draws(
+    backend: Backend, make: Make, tmp_path: Path, seed: int, named: bool
+) -> None:
+    random = np.random.default_rng(seed)
+    pairs = pd.DataFrame({"user_id": random.integers(40, size=900), "item_id": random.integers(250, size=900) ** 2})
+    pairs = pairs.drop_duplicates(ignore_index=True)
+    if named:  # ids of text, in the order of their bytes: u10 before u9
+        pairs["user_id"] = "u" + pairs["user_id"].astype(str)
+    table = make(user_id=pairs["user_id"].tolist(), item_id=pairs["item_id"].tolist())
+    divided = by_users(backend, table, tmp_path / "work", valid=0, test=0, number=7, seed=seed)
+    held = fetch(backend, divided.order_by(ROW)).to_pandas()
+    expected = of_held_out_users(pairs, 7, seed % 2**32)
+    assert {split: {*held[ROW][held["split"] == split]} for split in expected} == expected
+    assert all(len(rows) > 4 for rows in expected.values())
+    assert len(held) < len(pairs)  # some rows are of items that train lacks
+    assert (held[TARGET] == held["split"].isin(["valid", "test"])).all()
+
+
+def test_users_of_few_rows_are_folded_in_whole_and_shares_are_of_the_users(
+    backend: Backend, make: Make, tmp_path: Path
+) -> None:
+    """Of 10 users, two are held out for valid and one for test; ones with 4 rows have no target, with 5 one."""
+    users = [user for user in range(10) for _ in range(4 + user % 2)]
+    table = make(user_id=users, item_id=[1] * len(users))
+    divided = by_users(backend, table, tmp_path / "work", valid=0.2, test=0.1, number=None, seed=3)
+    held = fetch(backend, divided).to_pandas()
+    order = np.random.RandomState(3).permutation(10)
+    assert {*held["user_id"][held["split"] == "train"]} == {*order[:7]}
+    targets = held[held[TARGET] == 1].groupby(["split", "user_id"]).size().to_dict()
+    assert targets == {
+        (split, user): 1 for split, own in (("valid", order[7:9]), ("test", order[9:])) for user in own if user % 2
+    }
+
+
+def test_no_user_left_for_train_is_said(backend: Backend, make: Make, tmp_path: Path) -> None:
+    table = make(user_id=[1, 2, 3, 4], item_id=[1, 1, 1, 1])
+    with pytest.raises(
+        DataError,
+        match=r"split users: of 4 users, 2 are held out for valid and 2 for test; hold out fewer \(heldout_users\)",
+    ):
+        by_users(backend, table, tmp_path, valid=0, test=0, number=2, seed=1)

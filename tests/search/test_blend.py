@@ -21,7 +21,8 @@ from recspec.feature_spec import FeatureSpec
 from recspec.inference import Predictor
 from recspec.models import MODELS
 from recspec.training.search import AutoSearch, Leaderboard, candidates, finish
-from recspec.training.search.finish import affordable, blend_candidates
+from recspec.training.search.finish import affordable
+from recspec.training.search.race import blend_candidates
 from recspec.training.search.state import BEST, COMMANDS, RECIPES, RUNS, STATE, Line, State, judge, question_of
 from tests import made_up
 
@@ -207,15 +208,15 @@ def test_a_gain_below_its_standard_error_leaves_it_out(
     assert "less than a standard error" in board.left_out["blend"]
 
 
-def test_each_model_is_offered_once_and_four_at_most(data: FeatureSpec) -> None:
+def test_each_model_is_offered_once_and_four_at_most() -> None:
     names = ["neumf", "sasrec-2", "sasrec", "ease", "markov", "ials", "gf_cf"]
     lines = [Line(name=name, model=name.partition("-")[0], values=[1.0 - at / 10]) for at, name in enumerate(names)]
     state = State(dataset="", metric="full/ndcg@10", seed=0, lines=lines)
-    assert [line.name for line in blend_candidates(state, data)] == ["sasrec-2", "ease", "markov", "ials"]
+    assert [line.name for line in blend_candidates(state)] == ["sasrec-2", "ease", "markov", "ials"]
     state.metric = "sampled/ndcg@10"
-    assert blend_candidates(state, data) == []
+    assert blend_candidates(state) == []
     state = State(dataset="", metric="full/ndcg@10", seed=0, lines=lines[:3])
-    assert blend_candidates(state, data) == [], "of one model"
+    assert blend_candidates(state) == [], "of one model"
 
 
 def test_models_and_users_that_the_time_affords_by_hand() -> None:

@@ -6,7 +6,9 @@ import json
 import math
 import re
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -25,10 +27,11 @@ from recspec.feature_spec import FeatureSpec
 from recspec.inference import Predictor
 from recspec.loading import Ranks
 from recspec.models import MODELS, Model
-from recspec.training import TrainSettings, defaults, train
+from recspec.training import Result, TrainingPlan, TrainSettings, defaults, plan_run, train
 from recspec.training.search import AutoSearch, candidates, finish, main_reason
-from recspec.training.search.auto import MOST_ATTEMPTS, first_slice, next_of
+from recspec.training.search.auto import MOST_ATTEMPTS
 from recspec.training.search.candidates import begin
+from recspec.training.search.race import BEHIND, Race, first_slice, hope_of, next_of
 from recspec.training.search.state import (
     BEST,
     BOARD,
@@ -38,10 +41,12 @@ from recspec.training.search.state import (
     Ending,
     Judged,
     Line,
+    State,
     _verdict,
     check_metric,
     judge,
     question_of,
+    what_more_buys,
 )
 from tests import made_up
 
@@ -59,7 +64,10 @@ def a_search(spec: FeatureSpec, out: Path, models: tuple[str, ...], **more: obje
 
 
 @pytest.mark.slow
-def test_a_search_leaves_a_winner_that_serves_and_lines_that_can_be_repeated(data: FeatureSpec, tmp_path: Path) -> None:
+def test_a_search_leaves_a_winner_that_serves_and_lines_that_can_be_repeated(
+    data: FeatureSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Race, "is_behind", lambda *_: False)  # so that there are variants of the worst
     board = a_search(data, tmp_path / "out", ("popularity", "ease", "neumf"), most_variants=2).run()
     names = [str(line["name"]) for line in board.lines]
     assert {"popularity", "ease", "neumf", "neumf-2", "neumf-3"} == set(names)
@@ -158,9 +166,9 @@ def test_a_stopped_final_evaluation_goes_on_and_opens_test_for_no_other_choice(
     assert [line["name"] for line in board.lines[:3]] == chosen
     assert opened == [*chosen, chosen[0]], "each once, the winner again for its second training"
     assert board.seconds > spent
-    assert board.share_of_losers == pytest.approx(
-        sum(line["seconds"] for line in state["lines"] if line["name"] != chosen[0]) / board.seconds
-    )
+    losers = sum(line["seconds"] for line in state["lines"] if line["name"] != chosen[0])
+    assert board.share_of_losers == pytest.approx(losers / board.given)
+    assert board.given == pytest.approx(6000 * 60)
     assert "standard errors" in board.verdict
 
     # Once it is done, the same command says the same without opening test.
@@ -363,9 +371,9 @@ def test_verdicts_by_hand(lead: tuple[float, float] | None, blended: bool, said:
 
 
 def test_users_to_rank_by_hand() -> None:
-    # 1 ms a user: 10 s rank all 800 four times over. 100 ms a user: 500 users take 50 s, more than 10 s.
+    # 1 ms a user: 10 s rank all 800. 100 ms a user: 500 users take 50 s, more than 10 s.
     assert candidates.users_to_rank({"a": 0.001, "b": 0.1}, 800, 10.0) == (800, ["b"])
-    assert candidates.users_to_rank({"a": 0.004}, 100_000, 10.0) == (625, [])
+    assert candidates.users_to_rank({"a": 0.016}, 100_000, 10.0) == (1562, [])
     assert candidates.users_to_rank({}, 100_000, 10.0) == (2000, [])
     assert candidates.users_to_rank({"a": 0.001}, 20, 10.0) == (20, [])
 
@@ -396,10 +404,10 @@ def test_models_trained_by_steps_begin_with_the_cheapest(
 def test_every_candidate_is_on_the_leaderboard_or_left_out_with_a_reason(
     data: FeatureSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def left(search: AutoSearch) -> float:
-        return 0.0 if any(line.values for line in search.state.lines) else 60.0
+    def left(race: Race) -> float:
+        return 0.0 if any(line.values for line in race.state.lines) else 60.0
 
-    monkeypatch.setattr(AutoSearch, "left_to_train", property(left))
+    monkeypatch.setattr(Race, "left_to_train", property(left))
     models = ("popularity", "ease", "neumf", "din")
     board = a_search(data, tmp_path / "out", models).run()
     assert [line["name"] for line in board.lines] == ["popularity"]
@@ -407,7 +415,7 @@ def test_every_candidate_is_on_the_leaderboard_or_left_out_with_a_reason(
     for name in ("ease", "neumf"):
         assert board.left_out[name] == "not begun: no time was left; give more --minutes"
 
-    monkeypatch.setattr(AutoSearch, "left_to_train", 0.0)
+    monkeypatch.setattr(Race, "left_to_train", 0.0)
     with pytest.raises(SettingsError, match=r"no model was trained: popularity: not begun: no time was left; give"):
         a_search(data, tmp_path / "none", ("popularity",)).run()
 
@@ -566,3 +574,175 @@ def test_a_slow_starter_is_trained_to_its_end_if_time_allows() -> None:
 @pytest.mark.parametrize(("seconds", "candidates", "first"), [(600, 5, 30.0), (10, 100, 2.0), (60, 0, 15.0)])
 def test_the_first_slice(seconds: float, candidates: int, first: float) -> None:
     assert first_slice(seconds, candidates) == first
+
+
+# --- the race ---------------------------------------------------------------------------------------------------------
+
+
+def a_race(**lines: Line) -> AutoSearch:
+    """A search of 1,000 s, of which 800 are for training, with these candidates."""
+    found = AutoSearch(None, Path(), minutes=1000 / 60)  # type: ignore[arg-type]
+    found.state = State(dataset="", metric="full/ndcg@10", seed=0, lines=list(lines.values()))
+    found.race = Race(found.state, found.minutes)
+    return found
+
+
+def a_line(name: str, value: float, **more: object) -> Line:
+    return Line(name=name, model="sasrec", values=[value], trained=10.0, **more)  # type: ignore[arg-type]
+
+
+def test_a_candidate_ends_that_its_hope_and_two_errors_do_not_take_to_the_best() -> None:
+    behind, hopeful, unknown = (a_line(name, 0.2) for name in ("behind", "hopeful", "unknown"))
+    search = a_race(best=a_line("best", 0.5), behind=behind, hopeful=hopeful, unknown=unknown, alone=a_line("x", 0.1))
+    behind.hope, hopeful.hope = 0.19, 0.21
+    # They trail by .3 with an error of .05: at least .2 without two errors.
+    search.race.judged = {name: of_values("full/ndcg@10", 0.15, 0.25) for name in ("behind", "hopeful", "unknown")}
+    search.race.judged["best"] = of_values("full/ndcg@10", 0.5, 0.5)
+    search.race.end_hopeless()
+    assert [line.ended for line in search.state.lines] == ["", BEHIND, "", "", ""]
+    # With time for only a tenth of what its pace needs, so much less may come of it.
+    search.state.spent = 798.0
+    search.race.end_hopeless()
+    assert hopeful.ended == BEHIND
+    assert not unknown.ended, "a slow starter"
+
+
+def test_a_slow_starter_is_not_ended_by_any_leader() -> None:
+    # Flat for eight epochs, then it climbs to .5: at each epoch its hope is unknown, or reaches a leader of .4.
+    curve = [0.01] * 8 + [0.5 - 0.48 * 0.8**epoch for epoch in range(1, 30)]
+    for epochs in range(1, len(curve)):
+        trace = {"epoch": list(map(float, range(1, epochs + 1))), "full/ndcg@10": curve[:epochs]}
+        result = Result(Path(), epochs, {}, 0.0, 1.0, "minutes", trace, metric="full/ndcg@10")
+        hope = hope_of(result, 1.0)
+        assert (hope is None) == (epochs < 9)
+        assert hope is None or curve[epochs - 1] + hope >= 0.4, epochs
+
+
+def test_hope_by_hand() -> None:
+    trace = {"epoch": [float(epoch) for epoch in range(1, 10)], "rows/log_loss": [9.0, 8, 7, 6, 5, 4, 3.7, 3.9, 3.4]}
+    result = Result(Path(), 9, {}, 0.0, 1.0, "minutes", trace, metric="rows/log_loss")
+    # From epoch 3 to 9 it fell from 7 to 3.4: .6 an epoch, for 18 more.
+    assert hope_of(result, -1.0) == pytest.approx(10.8)
+    assert hope_of(Result(Path(), 0, {}, 0.0, 1.0, "minutes", {}, metric="rows/auc"), 1.0) is None
+
+
+def test_losers_share_a_part_of_the_time_and_the_best_has_the_rest() -> None:
+    best, other = a_line("best", 0.5, seconds=100.0), a_line("other", 0.3, seconds=150.0)
+    search = a_race(best=best, other=other)
+    search.state.spent = 250.0
+    assert search.race.room(best) == pytest.approx(550)
+    assert search.race.room(other) == pytest.approx(1000 * candidates.LOSERS - 150)
+    other.seconds, other.beside = 1000 * candidates.LOSERS - 10, 11.0
+    assert not search.race.has_room(other), "what a slice costs beside training is more than the 10 s that are left"
+    other.values = [0.6]
+    assert search.race.room(other) == pytest.approx(550), "the best one now"
+
+
+def test_no_variants_of_a_model_that_is_clearly_behind() -> None:
+    best, other = a_line("ease", 0.5, ended="fitted"), a_line("sasrec", 0.3, ended="patience")
+    search = a_race(best=best, other=other)
+    search.race.judged = {"ease": of_values("full/mrr", 0.5, 0.6), "sasrec": of_values("full/mrr", 0.3, 0.4)}
+    assert not search._add_variants([other])
+
+
+def test_a_first_fit_tries_one_combination_and_those_that_may_win_the_others(
+    data: FeatureSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[tuple[str, tuple[str, ...]]] = []
+
+    def see(name: str, event: Mapping[str, object]) -> None:
+        if event["event"] == "tried" and name in found.models and "recency" not in event["settings"]:  # type: ignore[operator]
+            tried.append((name, tuple(event["settings"])))  # type: ignore[arg-type]
+
+    found = a_search(data, tmp_path / "out", ("popularity", "ease", "item_knn"), on_event=see)
+    monkeypatch.setattr(Race, "is_behind", lambda _, line, __: line.name == "item_knn")
+    board = found.run()
+    names = [name for name, _ in tried]
+    assert names[:3] == ["popularity", "item_knn", "ease"], "each one combination"
+    assert set(names[3:]) == {"ease"}
+    assert len(names) > 5
+    ended = {str(line["name"]): line["ended"] for line in board.lines}
+    assert ended == {"popularity": "fitted", "ease": "fitted", "item_knn": BEHIND}
+
+
+def test_a_fit_that_is_killed_while_it_chooses_starts_again(data: FeatureSpec, tmp_path: Path) -> None:
+    class Killed(BaseException):
+        pass
+
+    seen: list[str] = []
+
+    def kill(name: str, event: Mapping[str, object]) -> None:
+        seen.append(name)
+        if name == "ease" and event["event"] == "start" and seen.count("popularity") and "ease" in seen[:-1]:
+            raise Killed
+
+    search = a_search(data, tmp_path / "out", ("popularity", "ease"), on_event=kill)
+    with pytest.raises(Killed):
+        search.run()
+    assert not (tmp_path / "out" / RUNS / "ease" / "bundle").exists()
+    board = a_search(data, tmp_path / "out", ("popularity", "ease")).run()
+    assert {str(line["name"]) for line in board.lines} == {"popularity", "ease"}
+
+
+def test_what_more_minutes_buy_by_hand() -> None:
+    best = a_line("best", 0.5, ended="fitted")
+    lines = [best, a_line("near", 0.45, hope=0.1), a_line("far", 0.2, hope=0.1), a_line("new", 0.1)]
+    state = State(dataset="", metric="full/mrr", seed=0, lines=[*lines, Line(name="late", model="sasrec")])
+    assert what_more_buys(state, best) == (
+        "more minutes may find a better model: near is 0.05 behind and may gain 0.1; 'new' trained too little to tell; "
+        "'late' did not begin"
+    )
+    best.ended, best.hope = "", 0.012
+    state.lines = [best]
+    assert what_more_buys(state, best) == "more minutes may find a better model: best may still gain 0.012"
+    best.ended = "patience"
+    assert what_more_buys(state, best) == (
+        "more minutes would hardly find a better model: every candidate has ended, or is too far behind"
+    )
+
+
+def test_a_long_fit_comes_after_the_first_slices_of_others_and_only_with_room() -> None:
+    long = Line(name="ease", model="ease", fit=100.0)
+    short, steps = Line(name="ials", model="ials", fit=1.0), Line(name="sasrec", model="sasrec")
+    search = a_race(long=long, steps=steps, short=short)
+    assert search._next() is long, "a third of the losers' 350 s is 117 s"
+    long.fit = 140.0
+    assert search._next() is short
+    short.values, short.ended = [0.1], "fitted"
+    assert search._next() is steps
+    steps.values = [0.2]
+    assert search._next() is long
+    long.fit = 401.0
+    assert search._next() is steps
+
+
+def test_variants_draw_some_settings_and_are_the_same_for_a_seed(data: FeatureSpec) -> None:
+    own, train_settings = candidates.build_settings("neumf", {}, FEW)
+    plan = plan_run("neumf", data, Path(), train_settings, own, Ranks(), resume=False)
+    assert isinstance(plan, TrainingPlan)
+
+    def drawn(seed: int) -> list[tuple[dict[str, object], dict[str, object]]]:
+        return list(islice(candidates.variants("neumf", plan, FEW, seed), 30))
+
+    sizes = [len(of_model) + len(of_training) - len(FEW) for of_model, of_training in drawn(0)]
+    assert min(sizes) >= 1
+    assert len(set(sizes)) > 2, "another number of settings each time"
+    assert drawn(0) == drawn(0)
+    assert drawn(0) != drawn(1)
+
+
+def test_a_fit_without_time_tries_one_combination_and_what_needs_no_other_fit(
+    data: FeatureSpec, tmp_path: Path
+) -> None:
+    seen: list[Mapping[str, object]] = []
+    settings = candidates.build_settings("ease", {}, {"minutes": 1e-6})
+    result = candidates.train_candidate("ease", data, tmp_path / "run", settings, on_event=seen.append)
+    tried = [each["settings"] for each in seen if each["event"] == "tried"]
+    assert result.cut
+    assert len({each["l2"] for each in tried}) == 1  # type: ignore[index]
+    assert len({each.get("recency") for each in tried}) > 2  # type: ignore[attr-defined]
+    assert result.evaluation is not None
+    assert result.evaluation.metrics == result.metrics
+    assert "evaluation" not in result.to_dict()
+    given = candidates.build_settings("ease", {"l2": 10.0, "dropout": 0.0, "recency": 1.0}, {"minutes": 1e-6})
+    assert not candidates.train_candidate("ease", data, tmp_path / "given", given).cut

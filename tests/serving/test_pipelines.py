@@ -33,7 +33,7 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
     spec = FeatureSpec.load(folder / "data")
     own: dict[str, dict[str, object]] = {
         "ease": {"l2": 5.0},
-        "ials": {"factors": 4, "l2": 1.0, "alpha": 1.0},
+        "ials": {"factors": 4, "l2": 0.01},
         "neumf": {"factors": 4, "layers": (8, 4)},
     }
     for name, settings in own.items():

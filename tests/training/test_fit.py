@@ -83,11 +83,11 @@ def test_a_fit_leaves_a_bundle_whose_card_says_how_it_was_chosen(
 
 def test_the_plan_gives_every_choice_and_its_reason(data: FeatureSpec, tmp_path: Path) -> None:
     plan = plan_of("ease", data)
-    assert str(plan.chosen) == "l2, recency: not given; the best of a few values on valid is taken"
+    assert str(plan.chosen) == "l2, dropout, recency: not given; the best of a few values on valid is taken"
     assert str(plan.metric) == "full/ndcg@10: all items ranked for each user"
-    assert plan.method.reason.startswith("form primal: 61 users, 61 items")
+    assert plan.method.reason.startswith("form primal: it inverts 61 x 61 items")
     assert plan.parameters == 61 * 61 + 2
-    assert str(plan_of("ease", data, l2=3.0, recency=1.0).chosen) == "none: all were given"
+    assert str(plan_of("ease", data, l2=3.0, dropout=0.0, recency=1.0).chosen) == "none: all were given"
     assert str(plan_of("popularity", data).chosen) == "none: popularity has nothing to choose"
     names = ["method", "negatives", "valid", "metric", "chosen", "threads"]
     assert list(json.loads(json.dumps(plan.to_dict()))["choices"]) == names
@@ -160,10 +160,10 @@ def test_what_the_dataset_lacks_is_told(data: FeatureSpec, tmp_path: Path) -> No
 def test_logistic_regression_takes_the_strength_that_suits_valid(clicks: FeatureSpec, tmp_path: Path) -> None:
     seen: list[Event] = []
     run("logistic_regression", clicks, tmp_path / "run", on_event=seen.append)
-    tried = [(each["settings"], each["value"]) for each in seen if each["event"] == "tried"]
-    strengths = [settings["l2"] for settings, _ in tried]  # type: ignore[index]
+    tried = [(each["settings"], each["value"], each["best"]) for each in seen if each["event"] == "tried"]
+    strengths = [settings["l2"] for settings, _, _ in tried]  # type: ignore[index]
     assert strengths[:3] == [3.0, 10.0, 1.0]
-    best = min(tried, key=lambda each: float(str(each[1])))
+    best = [each for each in tried if each[2]][-1]
     card = bundle.load(tmp_path / "run").card
     assert card.settings == best[0]
     assert card.metrics["rows"]["log_loss"] == best[1]
@@ -172,9 +172,9 @@ def test_logistic_regression_takes_the_strength_that_suits_valid(clicks: Feature
 
 def test_a_fit_whose_settings_leave_nothing_tells_so(data: FeatureSpec, tmp_path: Path) -> None:
     seen: list[Event] = []
-    run("ials", data, tmp_path / "run", settings={"l2": 1e5, "alpha": 1.0, "factors": 4}, on_event=seen.append)
+    run("ials", data, tmp_path / "run", settings={"l2": 1e5, "factors": 4}, on_event=seen.append)
     (note,) = (str(each["message"]) for each in seen if each["event"] == "note")
-    assert note.startswith("l2 100000 is too strong for alpha 1")
+    assert note.startswith("l2 100000 is too strong on these interactions")
 
 
 def test_logistic_regression_without_valid_holds_out_a_tenth_of_train(clicks: FeatureSpec, tmp_path: Path) -> None:

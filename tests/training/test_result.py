@@ -253,13 +253,13 @@ def test_a_short_training_stands_beside_popularity_alone(question: EvaluationTas
 def test_a_longer_one_stands_beside_those_that_fit_a_tenth_of_its_time(
     question: EvaluationTask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """30 items and an operation of a second: EASE takes 31 cubed, item-kNN more than 31 squared; Markov counts."""
+    """30 items and an operation of a second: EASE takes 31 cubed; item-kNN and Markov take what the pairs take."""
     monkeypatch.setattr(result, "seconds_of_an_operation", lambda: 0.0)
     everything = {"popularity", "item_knn", "markov", "ease"}
     assert set(result.cheap_baselines(question, ("train",), "neumf", 600.0)) == everything
     assert set(result.cheap_baselines(question, ("train",), "ease", 600.0)) == everything - {"ease"}
     monkeypatch.setattr(result, "seconds_of_an_operation", lambda: 1.0)
-    assert set(result.cheap_baselines(question, ("train",), "neumf", 600.0)) == {"popularity", "markov"}
+    assert set(result.cheap_baselines(question, ("train",), "neumf", 600.0)) == everything - {"ease"}
 
 
 def test_data_without_users_has_no_such_baseline(tmp_path: Path) -> None:

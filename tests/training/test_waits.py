@@ -44,6 +44,7 @@ WAITS: Mapping[str, list[str]] = MappingProxyType(
         "dien, long histories": [SIZES],
         "sim, long histories": [],  # its latest events are few, and the earlier ones are padded
         "sasrec": [LISTS],
+        "bert4rec": [LISTS, "models/bert4rec.py: chosen = hidden.nonzero().squeeze(1)"],
         "mult_vae": [LISTS],
     }
 )

@@ -1,6 +1,7 @@
 """The Python API: the verbs of the command line on data frames, with the same names and defaults."""
 
 from recspec.api import model
+from recspec.api.backtesting import Backtest, backtest
 from recspec.api.data import Data, Description, check, describe, open_data, prepare, synthesize, transcode
 from recspec.api.evaluating import EvaluationResult, compare, evaluate
 from recspec.api.exporting import Digest, Exported, Imported, export, import_tf, verify
@@ -16,11 +17,11 @@ from recspec.api.verb_checks import Place, stop_on_signal, verb
 from recspec.api.views import Section, View, figures
 
 __all__ = [
-    "KINDS", "AutoResult", "Bar", "BlendedModel", "Data", "Description", "Digest", "EvaluationResult", "Exported",
-    "Imported", "Kind", "Listing", "Model", "Note", "PipelineModel", "Place", "Plan", "Report", "Runs", "Search",
-    "Section", "Serving", "Stages", "Update", "View", "auto", "bench_infer", "bench_serve", "bench_train", "blend",
-    "check", "compare", "datasets", "describe", "evaluate", "event_number", "export", "figures", "import_tf", "model",
-    "models", "open", "open_data", "pipeline", "predict", "prepare", "reasons", "recommend", "report", "runs",
-    "serve", "settings_view", "similar", "stages", "stop_on_signal", "synthesize", "train", "transcode", "tune",
-    "update", "verb", "verify",
+    "KINDS", "AutoResult", "Backtest", "Bar", "BlendedModel", "Data", "Description", "Digest", "EvaluationResult",
+    "Exported", "Imported", "Kind", "Listing", "Model", "Note", "PipelineModel", "Place", "Plan", "Report", "Runs",
+    "Search", "Section", "Serving", "Stages", "Update", "View", "auto", "backtest", "bench_infer", "bench_serve",
+    "bench_train", "blend", "check", "compare", "datasets", "describe", "evaluate", "event_number", "export",
+    "figures", "import_tf", "model", "models", "open", "open_data", "pipeline", "predict", "prepare", "reasons",
+    "recommend", "report", "runs", "serve", "settings_view", "similar", "stages", "stop_on_signal", "synthesize",
+    "train", "transcode", "tune", "update", "verb", "verify",
 ]  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 SIDES = ("users", "items")
 """Settings that name a file beside the rows; a frame is accepted in their place."""
+MOST_WINDOWS = 1_000
 LARGE = 64 << 20
 """Bytes from which `prepare` recognises a file by its time instead of its content."""
 
@@ -174,6 +176,7 @@ def prepare(
     engine: Literal["duckdb", "spark"] = "duckdb",
     memory_limit: str = "4GB",
     force: bool = False,
+    windows: int = 1,
     settings: Mapping[str, object] | None = None,
     progress: bool | Stages | None = None,
     **named: object,
@@ -191,13 +194,15 @@ def prepare(
         engine: Query engine.
         memory_limit: Memory limit of the process, such as 4GB.
         force: Replace a dataset prepared with other settings.
+        windows: Number of datasets to write, by successive windows of time, the oldest in OUT/window-1; needs the
+            settings split=time and window.
         settings: Settings of the dataset by name, for names that are no Python keywords.
         progress: A function that receives stages (stage, done, total), or False for no bar.
         **named: Settings of the dataset, such as `user="customer", item="sku", timestamp="bought_at"`. `users` and
             `items` may be frames too: one row a user or item, joined by id.
 
     Returns:
-        The dataset. If `out` holds the same one already, nothing is done again.
+        The dataset; of several windows, the newest. If `out` holds the same one already, nothing is done again.
 
     Raises:
         SettingsError: for an unknown dataset or setting, or columns that do not exist.
@@ -237,15 +242,34 @@ def prepare(
             show(stage, done, total)
 
         context = PrepareContext(raw_path, folder, engine, memory_limit, progress=tell, force=force)
-        made = chosen.prepare(context, asked)
+        for place, own in _each_window(folder, asked, windows):
+            made = chosen.prepare(replace(context, out=place), own)
     data = Data(made.spec, kind=kind, message=made.message)
     data.prepared = made.summary
     return data
 
 
+def _each_window(folder: Path, asked: Settings, windows: int) -> Iterator[tuple[Path, Settings]]:
+    """The folder and the settings of each window, the oldest first; the given ones of a single dataset."""
+    if windows == 1:
+        yield folder, asked
+        return
+    if not 1 < windows <= MOST_WINDOWS:
+        raise SettingsError(f"--windows is {windows}; expected 1 to {MOST_WINDOWS:,}")
+    if vars(asked).get("window") is None or vars(asked).get("earlier"):
+        raise SettingsError(
+            f"--windows {windows}: set split=time and window to the length of each, such as --set window=7d, and leave "
+            "out earlier, which counts them"
+        )
+    for number in range(windows):
+        own = asked.model_copy(update={"earlier": windows - 1 - number})
+        yield folder / f"window-{number + 1:0{len(str(windows))}d}", own
+
+
 def _settings(kind: type[Settings], values: Mapping[str, object]) -> Settings:
     """The dataset's settings; the nearest name of an unknown one may also be a keyword of `prepare` itself."""
-    own = {"out": 0, "dataset": 0, "engine": 0, "memory_limit": 0, "force": 0, "settings": 0, "progress": 0}
+    own = {"out": 0, "dataset": 0, "engine": 0, "memory_limit": 0, "force": 0, "windows": 0, "settings": 0}
+    own["progress"] = 0
     known = {**kind.model_fields, **own}
     if strange := [name for name in values if name.partition(".")[0] not in known]:
         listing = "see `recspec datasets`"

@@ -165,6 +165,7 @@ def evaluate(
     split: str = "test",
     *,
     protocol: str | Sequence[str] | None = None,
+    label: str | None = None,
     k: int | Sequence[int] | None = None,
     baselines: bool = False,
     users: int | None = None,
@@ -189,6 +190,7 @@ def evaluate(
         data: Prepared dataset: its folder or specification file.
         split: Split to score.
         protocol: Protocol: rows, sampled or full, or several; by default all that fit.
+        label: Label to measure, of several; by default the first that the run learned.
         k: Cut-off of metrics, or several; by default the dataset's.
         baselines: Also fit the classic baselines.
         users: Number of users to rank under full, drawn evenly; by default all.
@@ -219,6 +221,7 @@ def evaluate(
     prepared = opened(data, allow_outside=allow_outside)
     spec = prepared.spec
     asked: dict[str, object] = {
+        "label": label,
         "ks": tuple(dict.fromkeys(several(k))) or None,
         "users": users,
         "diversity": diversity,

@@ -644,10 +644,10 @@ def _titled(predictor: Any, table: Any) -> Any:
 
 
 def reasons(explanation: Any) -> str | None:
-    """The events that spoke for an item: their shares of the score, or their cosines to it."""
+    """The events or features that spoke for an item: their shares of the score, or their cosines to it."""
     if explanation is None:
         return None
-    sign = "+" if explanation.kind == "shares" else ""
+    sign = "" if explanation.kind == "nearest" else "+"
     return "; ".join(f"{each.title or each.item} {each.value:{sign}.3f}" for each in explanation.events)
 
 

@@ -380,7 +380,8 @@ class AutoResult(Viewed):
         notes += [
             board.verdict,
             f"{first['name']} was {again}",
-            f"{board.seconds:,.0f} s, {board.share_of_losers:.0%} of them for models that did not win",
+            f"{board.seconds:,.0f} of {board.given:,.0f} s, {board.share_of_losers:.0%} for models that did not win",
+            board.more,
             f"{board.best}: the winner; evaluate, predict, serve and export take it, and recommend if it ranks items",
         ]
         remarks = [f"warning: {warning}" for warning in board.warnings]
@@ -553,7 +554,7 @@ def pipeline(
     Args:
         out: Folder to write.
         retriever: Model that finds candidates, as PATH or NAME=PATH, or several; in Python also a dict.
-        ranker: Model that ranks the candidates.
+        ranker: Model that ranks the candidates; lightgbm grows trees over the retrievers' scores.
         candidates: Items that the ranker scores per request.
         filter: Expression that recommended items must satisfy.
         device: Device: auto, cpu, cuda or cuda:N.

@@ -187,9 +187,12 @@ def _built(spec: FeatureSpec, member: Member, table_rows: RowsHeld | None) -> It
     return kind(spec, config.build(kind.Settings, f"member {member.model} of the blend", member.settings), table_rows)
 
 
-def blend_of(spec: FeatureSpec, members: Sequence[tuple[Member, ItemModel]]) -> Blend:
+BlendType = TypeVar("BlendType", bound=Blend)
+
+
+def blend_of(spec: FeatureSpec, members: Sequence[tuple[Member, ItemModel]], kind: type[BlendType]) -> BlendType:
     """A blend of trained models."""
-    blend = Blend.__new__(Blend)
+    blend = kind.__new__(kind)
     ItemModel.__init__(blend, spec, BlendSettings(members=tuple(each for each, _ in members)))
     blend.members = nn.ModuleList(model for _, model in members)
     blend.line = blend.line.to(blend.models[0].device)

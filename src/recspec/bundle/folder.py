@@ -33,12 +33,23 @@ from recspec.bundle import versions
 from recspec.bundle.cards import Blend, PipelineCard, read_pipeline
 from recspec.bundle.checkpoint import Stored, read_tensors, write_tensors
 from recspec.bundle.run_record import without_seen
+from recspec.bundle.tree_ranker import TreeRanker
 from recspec.data.storage import companion_problems, copy_companions
-from recspec.feature_spec import FILE_NAME, OUTPUTS, RANKING_OUTPUTS, FeatureSpec, find_export_file
+from recspec.feature_spec import (
+    FILE_NAME,
+    OUTPUTS,
+    RANKING_OUTPUTS,
+    FeatureSpec,
+    find_export_file,
+    probability_of,
+)
 from recspec.loading import Placement, PlacementSettings, Ranks, Shards, divide, place
 from recspec.metrics import Calibration
-from recspec.models import Interactions, ItemModel, Model, find_model, on_meta_device, problems_of_lists
+from recspec.models import Interactions, ItemModel, Model, MultiTask, find_model, on_meta_device, problems_of_lists
 from recspec.models.layers import CalibrationMap, RowsHeld
+
+OF_MEMBERS: Mapping[str, type[Blend]] = {kind.name: kind for kind in (Blend, TreeRanker)}
+"""Models made of other models."""
 
 FORMAT = 1
 SHOWN = 5  # runs that a message names
@@ -58,6 +69,8 @@ class Card(BaseModel):
     metrics: dict[str, dict[str, float]] = {}
     calibration: Calibration | None = None
     """The map that turns the model's logits into calibrated ones."""
+    calibrations: dict[str, Calibration] = {}
+    """The same of the labels besides the first."""
     warnings: tuple[dict[str, str], ...] = ()
     """What training found wrong with the model: `kind` and `message` of each warning."""
 
@@ -139,7 +152,10 @@ class Bundle:
     @property
     def outputs(self) -> tuple[str, ...]:
         """Names of the outputs of a program made of the model."""
-        return OUTPUTS if self.gives_probabilities else RANKING_OUTPUTS
+        if not self.gives_probabilities:
+            return RANKING_OUTPUTS
+        others = self.model.labels[1:] if isinstance(self.model, MultiTask) else ()
+        return (*OUTPUTS, *map(probability_of, others))
 
 
 def save(
@@ -197,7 +213,7 @@ def load(
         manifest.check(folder)
     card = read_card(folder)
     try:
-        model_class = Blend if card.model == Blend.name else find_model(card.model)
+        model_class = OF_MEMBERS.get(card.model) or find_model(card.model)
     except SettingsError as error:
         own = "a model of your own needs its package here, or an entry in recspec.models.MODELS"
         raise BundleError(f"{folder}: {error}; {own}") from None
@@ -224,6 +240,8 @@ def load(
     shards = divide(model.eval(), here, placement)
     if card.calibration is not None:
         model.calibration = CalibrationMap(card.calibration).to(model.device)
+    if isinstance(model, MultiTask):
+        model.calibrations = {name: CalibrationMap(each).to(model.device) for name, each in card.calibrations.items()}
     return Bundle(model, card, spec, folder, seen, shards, read_pipeline(folder))
 
 

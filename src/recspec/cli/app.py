@@ -27,6 +27,7 @@ COMMANDS: dict[str, tuple[Callable[..., Any], Presenter]] = {
     "tune": (api.tune, presenters.tune),
     "update": (api.update, presenters.update),
     "evaluate": (api.evaluate, presenters.evaluate),
+    "backtest": (api.backtest, presenters.backtest),
     "runs": (api.runs, presenters.runs),
     "report": (api.report, presenters.report),
     "predict": (api.predict, presenters.predict),

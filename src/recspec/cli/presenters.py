@@ -46,7 +46,9 @@ def prepare(call: Call) -> None:
         made = call(progress=progress)
     err.print(made.message)
     print_prepared(made)
-    if "valid" in made.splits:
+    if (call["windows"] or 1) > 1:
+        print_next("backtest", "ease", call["out"], fresh_folder(call["out"].parent, "backtest"))
+    elif "valid" in made.splits:
         print_next("auto", call["out"], fresh_folder(call["out"].parent, "auto"), "--minutes", 10)
     else:
         print_next("describe", call["out"])
@@ -122,6 +124,11 @@ def train(call: Call, *, verbose: bool = False, json: bool = False) -> None:
     print_next_of(run, trained.data, call["data"])
     if json and trained.result is not None:
         print_json(trained.result.to_dict())
+
+
+def backtest(call: Call, *, json: bool = False) -> None:
+    """Print each window as it ends, then the means over windows."""
+    _print_view_or_json(call(progress=False, tell=step), json)
 
 
 def tune(call: Call, *, json: bool = False) -> None:

@@ -31,9 +31,11 @@ from pydantic import Field, model_validator
 from recspec.base.errors import DataError, SettingsError, SpecError, listed
 from recspec.data.encoding import Encoders
 from recspec.data.prepare import (
+    CUTS,
     ITEM,
     ROW,
     SPLIT,
+    TARGET,
     TIMESTAMP,
     USER,
     Backend,
@@ -127,14 +129,19 @@ class Settings(HistorySettings, TimeSplitSettings):
     @model_validator(mode="after")
     def _make_sense(self) -> Settings:
         problems = []
-        if self.split == "time" and not self.valid:
-            problems.append("valid=false is for split leave_one_out; with split=time set valid_share=0")
+        if self.split != "leave_one_out" and not self.valid:
+            problems.append(f"valid=false is for split leave_one_out; with split={self.split} set valid_share=0")
         if self.format == "tfrecord":
-            wrong = {"history": None, "negative_history": False, "categories": "path", "split": "time"}
+            wrong: dict[str, list[object]] = {
+                "history": [None],
+                "negative_history": [False],
+                "categories": ["path"],
+                "split": ["time", "users"],
+            }
             problems += [
                 f"format=tfrecord can't hold {name}={value}"
-                for name, value in wrong.items()
-                if getattr(self, name) == value
+                for name, values in wrong.items()
+                if (value := getattr(self, name)) in values
             ]
         elif given := [name for name in ("prebatch", "train_files", "test_files") if name in self.model_fields_set]:
             problems.append(f"{listed(given)} say how records are written; set format=tfrecord too")
@@ -188,15 +195,22 @@ def _build(backend: Backend, folder: Path, files: Files, settings: Settings, pro
     layout = reviews.layout_of(files.reviews)
     raw = reviews.read(backend, files.reviews, layout, rated=settings.min_rating is not None)
     progress("filtering reviews", 0, None)
-    notes = Notes()
+    notes, window = Notes(), None
+    if settings.window is not None:
+        given = settings.window, settings.earlier
+        raw, window = splits.up_to_window(backend, raw, *given, time=TIMESTAMP, notes=notes)
     rows, dropped = _filtered(backend, raw, files.reviews, settings, notes)
     wanted = fetch(backend, counts_by(rows, ITEM)).column(ITEM).to_pylist()
     items = reviews.describe(files.meta, wanted, progress)
-    split = _split(rows, settings)
+    of_users = settings.split == "users"
+    split = _split(backend, rows, settings, folder / "work", window)
+    if of_users:
+        split = backend.stage(split)
+        splits.note_unknown_items(backend, notes, rows, split)
     source = Source(
         dataset=NAME,
         rows=split,
-        order=ORDER,
+        order=(TARGET, *ORDER) if of_users else ORDER,
         items=_catalogue(items.table, settings),
         raw_names={USER: layout.user, ITEM: layout.item},
         vocabularies="train" if settings.split == "time" else "all",
@@ -209,10 +223,12 @@ def _build(backend: Backend, folder: Path, files: Files, settings: Settings, pro
             "split": settings.split,
         },
         notes=notes,
-        seen=with_splits(raw, split, "all" if settings.split == "time" else "user") if settings.min_rating else None,
+        seen=with_splits(raw, split, CUTS.get(settings.split)) if settings.min_rating else None,
+        folds_in=of_users,
     )
+    num_negatives = 0 if of_users else settings.num_negatives
     return interactions.write(
-        backend, folder, source, settings, num_negatives=settings.num_negatives, seed=settings.seed, progress=progress
+        backend, folder, source, settings, num_negatives=num_negatives, seed=settings.seed, progress=progress
     )
 
 
@@ -254,7 +270,12 @@ def _filtered(
     return rows.select(ROW, USER, ITEM, TIMESTAMP), counts
 
 
-def _split(rows: Table, settings: Settings) -> Table:
+def _split(backend: Backend, rows: Table, settings: Settings, folder: Path, window: splits.Window | None) -> Table:
+    if window is not None:
+        return splits.by_window(rows, time=TIMESTAMP, window=window)
+    if settings.split == "users":
+        shares = {"valid": settings.valid_share, "test": settings.test_share}
+        return splits.by_users(backend, rows, folder, **shares, number=settings.heldout_users, seed=settings.seed)
     if settings.split == "time":
         return splits.by_time(rows, time=TIMESTAMP, valid=settings.valid_share, test=settings.test_share)
     split = splits.leave_one_out(rows, by=USER, order=ORDER)

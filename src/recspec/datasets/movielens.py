@@ -1,7 +1,7 @@
 """MovieLens 100K, 1M, 10M, 20M, 25M and latest, as GroupLens publishes them: a zip or its unpacked folder.
 
 Every rating is a positive unless `min_rating` is set. Each user's last rating is for test, the last but one for valid.
-With split time, the latest ratings of all users are held out instead.
+With split time, the latest ratings of all users are held out instead; with split users, whole users.
 """
 
 from __future__ import annotations
@@ -145,13 +145,15 @@ def _build(
 def _as_of_table(settings: Settings, layout: Layout) -> table.Settings:
     """The settings of your own table by which a release is prepared."""
     same = {*HistorySettings.model_fields, "min_interactions", "num_negatives", "seed", "unknown_targets", "split"}
-    by_time = {"valid": settings.valid_share, "test": settings.test_share} if settings.split == "time" else {}
+    same |= {"window", "earlier"}
+    shares = {"valid": settings.valid_share, "test": settings.test_share} if settings.window is None else {}
+    held_out = {**shares, "heldout_users": settings.heldout_users} if settings.split != "leave_one_out" else {}
     rated = {"rating": "rating", "min_rating": settings.min_rating} if settings.min_rating is not None else {}
     of_users = {"users": layout.users, "user_features": USER_FEATURES, "categorical": USER_FEATURES}
     return table.Settings.model_validate(
         {
             **settings.model_dump(include=same),
-            **by_time,
+            **held_out,
             **rated,
             **(of_users if layout.users else {}),
             "user": USER_COLUMN,

@@ -218,6 +218,7 @@ def roles_of(settings: Settings) -> Roles:
         numbers={*settings.numeric, *([settings.rating] if settings.rating else [])},
         time=settings.timestamp if needs_time else None,
         label=settings.label,
+        other_labels=settings.other_labels,
         positive_from=settings.positive_from,
         positive=settings.positive or (),
         cut={*settings.buckets},

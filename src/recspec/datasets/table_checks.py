@@ -184,7 +184,7 @@ def without_effect(raw: RawRows, tables: Tables, asked: Settings) -> list[str]:
     has_lists = settings.lists or any(each.type == "list" for each in settings.declared.values())
     why = {
         "min_interactions": if_labelled,
-        "num_negatives": if_labelled,
+        "num_negatives": if_labelled or ("split users ranks all items" if split == "users" else ""),
         "min_count": if_not,
         "group": if_not,
         "valid": f"the split is {split}" if split in ("leave_one_out", "none") else "",

@@ -36,6 +36,7 @@ from recspec.data.prepare import (
     Kind,
     Notes,
     fetch,
+    splits,
 )
 from recspec.datasets.table_settings import Role, Settings
 from recspec.feature_spec import OUTPUTS
@@ -57,6 +58,7 @@ class Tables:
     rows: Table
     users: Table | None
     items: Table | None
+    window: splits.Window | None = None  # of test, if the rows are split by windows of time
 
     def of(self, role: Role) -> Table | None:
         return {"user": self.users, "item": self.items}.get(role)
@@ -253,6 +255,7 @@ def _named_columns_problems(tables: Tables) -> list[str]:
     named = {"user": settings.user, "item": settings.item, "label": settings.label, "group": settings.group}
     named |= {"rating": settings.rating, "splits": settings.splits if isinstance(settings.splits, str) else None}
     named |= {"weight": settings.weight, "event": settings.event}
+    named |= {f"other_labels.{place}": name for place, name in enumerate(settings.other_labels)}
     if "timestamp" in settings.model_fields_set or settings.chosen_split == "time" or settings.reads_times:
         named["timestamp"] = settings.timestamp
     columns = [name for name in tables.rows.columns if name not in OURS]

@@ -105,7 +105,7 @@ class ColumnRoleInference:
     def _named(self) -> set[str]:
         """Columns that settings name."""
         named = {value for name in ROLE_SETTINGS if isinstance(value := self._now(name), str)}
-        return {*named, *self.settings.features}
+        return {*named, *self.settings.other_labels, *self.settings.features}
 
     def _values(self, name: str) -> list[str] | None:
         """The distinct values of a column as text, if they are few."""

@@ -38,6 +38,7 @@ from recspec.data.prepare import (
     count_rows,
     count_where,
     counts_by,
+    duration_in,
     fetch,
     figure,
     figures,
@@ -48,7 +49,7 @@ from recspec.data.prepare import (
 )
 from recspec.datasets.table_features import CONTENT, MIXED, OURS, Tables, free_name
 from recspec.datasets.table_settings import Settings
-from recspec.feature_spec import FeatureSpec
+from recspec.feature_spec import FOLD_IN, FeatureSpec
 
 MOST_UNEQUAL = 0.1  # of copies: pairs with different labels, as a share of those in pairs of random rows
 FEWEST_STEPS, SORTED = 50, 0.99  # from one item of a user to the next; the share that goes one way in a sorted file
@@ -63,7 +64,9 @@ def with_key(tables: Tables, rows: Table, copies: bool | None) -> tuple[Table, s
     rows of equal features that have the other label.
     """
     backend = tables.backend
-    features = [name for name in rows.columns if name not in (*OURS, tables.settings.label)]
+    features = [
+        name for name in rows.columns if name not in (*OURS, tables.settings.label, *tables.settings.other_labels)
+    ]
     name = free_name(CONTENT, rows.columns)
     alike = rows[ROW].min().over(ibis.window(group_by=features)) if features else rows[ROW]
     found = backend.stage(rows.mutate(**{name: alike}))
@@ -105,12 +108,29 @@ def split_clicks(tables: Tables, rows: Table) -> Table:
     if settings.chosen_split == "given":
         return _with_valid(tables, rows)
     if settings.chosen_split == "time":
-        return splits.by_time(rows, time=TIMESTAMP, **shares)
+        return _by_time(tables, rows, TIMESTAMP)
     if settings.chosen_split == "group":
         return splits.by_group(rows, group=GROUP, seed=settings.seed, **shares)
     if settings.chosen_split == "none":
         return splits.all_train(rows)
     return splits.by_share(rows, row=CONTENT, seed=settings.seed, **shares)
+
+
+def _by_time(tables: Tables, rows: Table, time: str) -> Table:
+    if tables.window is not None:
+        return splits.by_window(rows, time=time, window=tables.window)
+    return splits.by_time(rows, time=time, valid=tables.settings.valid, test=tables.settings.test)
+
+
+def up_to_window(tables: Tables) -> Tables:
+    """Tables without rows after the window of test, and with that window, if the settings name one."""
+    settings = tables.settings
+    if settings.window is None:
+        return tables
+    assert tables.time is not None
+    given = settings.window, settings.earlier
+    rows, window = splits.up_to_window(tables.backend, tables.rows, *given, time=tables.time, notes=tables.notes)
+    return replace(tables, rows=rows, window=window)
 
 
 def _with_valid(tables: Tables, rows: Table) -> Table:
@@ -129,7 +149,7 @@ def _with_valid(tables: Tables, rows: Table) -> Table:
 def note_shares(tables: Tables, counted: Mapping[str, int]) -> None:
     """Say where a split by time, of which the rows are counted, is not near the share that was asked for."""
     settings = tables.settings
-    if settings.chosen_split != "time":
+    if settings.chosen_split != "time" or settings.window is not None:
         return
     total = sum(counted.values())
     other = "share draws rows at random" if settings.label is not None else "leave_one_out takes each user's last ones"
@@ -142,11 +162,16 @@ def note_shares(tables: Tables, counted: Mapping[str, int]) -> None:
             )
 
 
-def split_interactions(tables: Tables, rows: Table, order: Sequence[str]) -> Table:
-    """Events with the column `split`; `order` sorts those of a user by time, without ties."""
+def split_interactions(tables: Tables, rows: Table, order: Sequence[str], folder: Path) -> Table:
+    """Events with the column `split`; `order` sorts those of a user by time, without ties. `folder` takes files."""
     settings = tables.settings
+    if settings.chosen_split == "users":
+        shares = {"valid": settings.valid, "test": settings.test}
+        return splits.by_users(
+            tables.backend, rows, folder, **shares, number=settings.heldout_users, seed=settings.seed
+        )
     if settings.chosen_split == "time":
-        return splits.by_time(rows, time=TIMESTAMP, valid=settings.valid, test=settings.test)
+        return _by_time(tables, rows, TIMESTAMP)
     if settings.chosen_split == "leave_one_out":
         return splits.leave_one_out(rows, by=USER, order=order)
     if settings.chosen_split == "none":
@@ -209,7 +234,7 @@ def with_order(tables: Tables) -> tuple[Tables, bool]:
     A file that is sorted by item says nothing of time: to hold out its last rows would hold out certain items.
     """
     settings, backend, rows = tables.settings, tables.backend, tables.rows
-    way = _sorted_by_item(tables) if tables.time is None else None
+    way = _sorted_by_item(tables) if tables.time is None and settings.chosen_split != "users" else None
     if way is None:
         return tables, False
     tables.notes.inferred.append(
@@ -284,12 +309,7 @@ def decay_of(tables: Tables, rows: Table) -> Decay | None:
     settings = tables.settings
     if settings.half_life is None:
         return None
-    half_life, in_seconds = settings.half_life_in
-    if in_seconds and not is_dated(tables.backend, rows):
-        raise SettingsError(
-            f"setting 'half_life': is {settings.half_life}, but the times of column "
-            f"'{settings.timestamp}' are no dates; give a number in the same units"
-        )
+    half_life = duration_in(settings.half_life, "half_life", dated=is_dated(tables.backend, rows))
     train = rows.filter(rows[SPLIT] == "train")
     end = figure(tables.backend, train, train[TIMESTAMP].max())
     if end is None:
@@ -433,6 +453,7 @@ class GrowthRules(BaseModel):
             "timestamp": tables.time,
             "rows": None,
             "files": (),
+            "earlier": 0,  # the rows after the window are gone
         }
         return cls(
             dataset=dataset,
@@ -474,6 +495,11 @@ def _why_none(base: FeatureSpec) -> str:
         return (
             "its file is sorted by item and has no times, so its rows are in a random order, in which later rows "
             "have no place; prepare a file with times"
+        )
+    if FOLD_IN in base.splits:
+        return (
+            "its users are divided by a draw over all of them, in which new ones have no place; to update a model, "
+            "prepare the events with another split"
         )
     if dataset == "ncf":
         return (

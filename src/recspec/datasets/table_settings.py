@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
@@ -13,9 +12,13 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from recspec.base.config import build
 from recspec.base.errors import listed, unknown
 from recspec.data.prepare import (
+    EARLIER,
+    HELDOUT_USERS,
     SPLIT_WORDS,
     SPLITS,
+    WINDOW,
     DeclaredColumn,
+    Duration,
     HistorySettings,
     Invalid,
     RawLayout,
@@ -26,20 +29,9 @@ from recspec.data.prepare import (
     Weighting,
     check_encoding,
     check_time_format,
+    check_window,
     declared_columns,
 )
-
-UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800, "y": 31_557_600}  # in seconds; y: 365.25 days
-HALF_LIFE = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+) *([a-z]?)")
-
-
-def _half_life(text: str) -> str:
-    found = HALF_LIFE.fullmatch(text.strip().lower())
-    if found is None or (found[2] and found[2] not in UNITS) or not 0 < float(found[1]) < 1e15:
-        raise ValueError(
-            "expected a time such as 90d, 12h or 2w (s, m, h, d, w, y), or a number in the units of the timestamps"
-        )
-    return text.strip().lower()
 
 
 def _words(given: object) -> object:
@@ -49,7 +41,6 @@ def _words(given: object) -> object:
 
 Word = Annotated[str, Field(coerce_numbers_to_str=True)]
 Words = Annotated[tuple[Word, ...] | None, BeforeValidator(_words)]
-HalfLife = Annotated[str, Field(coerce_numbers_to_str=True), AfterValidator(_half_life)]
 TypeWeight = Annotated[float, Field(ge=0, le=1e6)]
 
 
@@ -70,7 +61,7 @@ class SignalSettings(HistorySettings):
     event_weights: dict[Word, TypeWeight] = Field(
         {}, description="weight of each type of `event`: {view: 1, cart: 3, purchase: 5}; 0 drops a type"
     )
-    half_life: HalfLife | None = Field(
+    half_life: Duration | None = Field(
         None,
         description="time in which the weight of an event halves, counted back from the last event of train, such as "
         "90d or 12h; a plain number is in the units of the timestamps",
@@ -116,18 +107,10 @@ class SignalSettings(HistorySettings):
         """The columns that weigh events."""
         return Weighting(self.weight, self.event, self.event_weights, self.seen or ())
 
-    @property
-    def half_life_in(self) -> tuple[float, bool]:
-        """The half life in seconds, or in the units of the timestamps, and whether it is in seconds."""
-        assert self.half_life is not None
-        found = HALF_LIFE.fullmatch(self.half_life)
-        assert found is not None
-        return float(found[1]) * UNITS.get(found[2], 1), bool(found[2])
-
 
 Role = Literal["user", "item", "context"]
 ROLE_SETTINGS = ("user", "item", "timestamp", "label", "group", "rating", "splits", "weight", "event")
-Split = Literal["leave_one_out", "time", "share", "group", "none"]
+Split = Literal["leave_one_out", "time", "users", "share", "group", "none"]
 ChosenSplit = Split | Literal["given"]
 Cardinality = Annotated[int, Field(ge=2, le=2**31)]
 Buckets = Annotated[int, Field(ge=2)] | tuple[float, ...]
@@ -241,18 +224,26 @@ class Settings(SignalSettings):
         None,
         description="column to predict, 0 or 1; by default label, click, clicked, ...; without one, every row is a 1",
     )
+    other_labels: tuple[str, ...] = Field(
+        (),
+        description="further columns to predict, 0 or 1, for models of several labels, such as purchase beside click",
+    )
     positive_from: float | None = Field(None, description="the label is 1 from this number on, else 0")
     split: Split | None = Field(
         None,
         description="if null, leave_one_out without a label; with one, group if set, time "
-        "if there are times, else share; none: every row is train, for the final model",
+        "if there are times, else share; users: whole users are held out; none: every row is train, for the final "
+        "model",
     )
     splits: Splits = Field(
         None,
         description="ready-made splits: a column that says train, valid or test, or files, {train: FILE, test: FILE}",
     )
-    valid: float = Field(0.1, ge=0, lt=1, description="share of rows or groups for valid, unless leave_one_out")
-    test: float = Field(0.1, ge=0, lt=1, description="share of rows or groups for test, unless leave_one_out")
+    valid: float = Field(0.1, ge=0, lt=1, description="share of rows, groups or users for valid, unless leave_one_out")
+    test: float = Field(0.1, ge=0, lt=1, description="share of rows, groups or users for test, unless leave_one_out")
+    heldout_users: int | None = HELDOUT_USERS
+    window: Duration | None = WINDOW
+    earlier: int = EARLIER
     group: str | None = Field(None, description="column of the group, whose rows are ranked together; the user if null")
     user_features: tuple[str, ...] = Field((), description="further columns about the user")
     item_features: tuple[str, ...] = Field((), description="further columns about the item")
@@ -342,8 +333,11 @@ class Settings(SignalSettings):
             raise ValueError("rows takes the first rows of all files, which are train's; set rows_by=random")
         if isinstance(self.splits, dict) and self.files:
             raise ValueError("files and splits both name files; leave files out")
-        if split == "leave_one_out" and self.label is not None:
-            raise ValueError("split leave_one_out takes every row as a 1, so goes without a label; pick another split")
+        if split in ("leave_one_out", "users") and self.label is not None:
+            raise ValueError(f"split {split} takes every row as a 1, so goes without a label; pick another split")
+        if split != "users" and self.heldout_users is not None:
+            raise ValueError("heldout_users is for split users; set split=users too")
+        check_window(self.window, self.earlier, split == "time", self.model_fields_set & {"valid", "test"})
         if split in ("share", "group") and self.label is None and "label" in self.model_fields_set:
             raise ValueError(f"split {split} needs a label; name its column, or use leave_one_out or time")
         if self.label is None and (self.user is None or self.item is None) and "label" in self.model_fields_set:
@@ -356,8 +350,13 @@ class Settings(SignalSettings):
             )
         if self.min_rating is not None and self.rating is None and "rating" in self.model_fields_set:
             raise ValueError("min_rating needs the column of the rating")
-        if self.label is not None and self.label in (self.group, self.user, self.item, *self.features):
-            raise ValueError(f"'{self.label}' is the label; as a feature, an id or the group it would give itself away")
+        if self.other_labels and self.label is None and "label" in self.model_fields_set:
+            raise ValueError("other_labels are beside a label; name its column with label")
+        labels = [name for name in (self.label, *self.other_labels) if name is not None]
+        if doubled := [name for name in dict.fromkeys(labels) if labels.count(name) > 1]:
+            raise ValueError(f"{listed(doubled)}: named as a label more than once")
+        if leaks := [name for name in labels if name in (self.group, self.user, self.item, *self.features)]:
+            raise ValueError(f"{listed(leaks)}: a label; as a feature, an id or the group it would give itself away")
         if self.positive is not None and self.positive_from is not None:
             raise ValueError("positive is for a label of words and positive_from for one of numbers; leave one out")
         if self.half_life is not None and self.timestamp is None:
@@ -457,7 +456,8 @@ class Settings(SignalSettings):
     @property
     def with_role(self) -> set[str]:
         """The columns that settings of one column name."""
-        return {name for setting in ROLE_SETTINGS if isinstance(name := getattr(self, setting), str)}
+        named = {name for setting in ROLE_SETTINGS if isinstance(name := getattr(self, setting), str)}
+        return {*named, *self.other_labels}
 
     @property
     def with_kind(self) -> set[str]:

@@ -15,6 +15,7 @@ from ibis.expr.types import Table
 from recspec.base.errors import DataError, SettingsError, how_many, listed, nearest
 from recspec.data.prepare import (
     AS_IN_FILE,
+    CUTS,
     DESCRIBES,
     EVENT_WEIGHT,
     GROUP,
@@ -24,6 +25,7 @@ from recspec.data.prepare import (
     SEEN,
     SPLIT,
     SPLIT_BEFORE,
+    TARGET,
     TIMESTAMP,
     USER,
     WEIGHT,
@@ -42,6 +44,7 @@ from recspec.data.prepare import (
     is_dated,
     keep_earliest,
     left_join,
+    splits,
     with_splits,
 )
 from recspec.datasets.table_features import CONTENT, OURS, FeaturePlan, Tables, free_name
@@ -55,6 +58,7 @@ from recspec.datasets.table_rows import (
     rated,
     split_clicks,
     split_interactions,
+    up_to_window,
     weights,
     with_key,
     with_order,
@@ -89,6 +93,7 @@ def write_interactions(
     backend, settings, notes = tables.backend, tables.settings, tables.notes
     assert settings.user is not None
     assert settings.item is not None
+    tables = up_to_window(tables)
     num_rows = count_rows(backend, tables.rows)
     tables, is_drawn = with_order(tables) if before is None else (tables, False)
     kept, least = rated(tables)
@@ -105,7 +110,9 @@ def write_interactions(
     kept = named.drop(*described, *told)
     order = (TIMESTAMP, ROW)
     cleaned = clean(backend, kept, min_interactions=settings.min_interactions, order=order, repeats=settings.repeats)
-    split = backend.stage(split_interactions(tables, cleaned.rows, order))
+    of_users = settings.chosen_split == "users"
+    split = backend.stage(split_interactions(tables, cleaned.rows, order, folder / "work"))
+    unknown = splits.note_unknown_items(backend, notes, cleaned.rows, split) if of_users else 0
     if settings.chosen_split == "time":
         counted_splits = fetch(backend, counts_by(split, SPLIT)).to_pylist()
         note_shares(tables, {row[SPLIT]: row["rows"] for row in counted_splits})
@@ -115,6 +122,7 @@ def write_interactions(
     order_said = f"random by seed {settings.seed}: the file is sorted by item" if is_drawn else order_said
 
     def counted(count: int) -> dict[str, object]:
+        count += unknown
         cleaned.note(backend, notes, count)
         if summary is not None:
             return {**summary(num_rows, cleaned), **cleaned.summary(count)}
@@ -124,7 +132,7 @@ def write_interactions(
     source = Source(
         dataset=dataset,
         rows=split,
-        order=order,
+        order=(TARGET, *order) if of_users else order,
         timed=tables.time is not None,
         users=catalogue("user", tables, plan, train, events),
         items=catalogue("item", tables, plan, train, events),
@@ -141,16 +149,19 @@ def write_interactions(
         unseen_items=settings.unseen_items,
         seen=_seen(tables, tables.rows, split) if _leaves_out(tables, rated=least is not None) else None,
         holds_out=settings.chosen_split != "none",
+        folds_in=of_users,
         before=before,
     )
+    num_negatives = 0 if of_users else settings.num_negatives
     spec = interactions.write(
-        backend, folder, source, settings, num_negatives=settings.num_negatives, seed=settings.seed, progress=progress
+        backend, folder, source, settings, num_negatives=num_negatives, seed=settings.seed, progress=progress
     )
     if is_drawn:  # events that come later have no place in a drawn order
         return spec.replace(metadata={**spec.metadata, "ordered": False})
-    times = spec.metadata["summary"]
-    dated = isinstance(times, Mapping) and isinstance(times["first"], str)
-    keep_raw(folder, tables, split, GrowthRules.of(tables, least, dataset, before, dated=dated))
+    if not of_users:  # nor among drawn users
+        times = spec.metadata["summary"]
+        dated = isinstance(times, Mapping) and isinstance(times["first"], str)
+        keep_raw(folder, tables, split, GrowthRules.of(tables, least, dataset, before, dated=dated))
     return spec
 
 
@@ -179,8 +190,7 @@ def _seen(tables: Tables, events: Table, rows: Table) -> Table:
     named = events.select(
         **{USER: events[settings.user], ITEM: events[settings.item], ROW: events[ROW]}, **time, **given
     )
-    cuts: Mapping[str, Literal["user", "all"]] = {"leave_one_out": "user", "time": "all"}
-    return with_splits(named, rows, cuts.get(settings.chosen_split))
+    return with_splits(named, rows, CUTS.get(settings.chosen_split))
 
 
 def _without_copies(tables: Tables, rows: Table, *, but: Collection[str]) -> Table:
@@ -231,6 +241,7 @@ def write_labelled(
 
     With `before`, the rows are those of a dataset and new ones, and `copies` is what the dataset found of them.
     """
+    tables = up_to_window(tables)
     backend, settings = tables.backend, tables.settings
     rows = without_weightless(tables, tables.rows)
     assert settings.label is not None
@@ -250,6 +261,7 @@ def write_labelled(
         ITEM: settings.item,
         TIMESTAMP: settings.timestamp if dated else None,
         **plan.in_rows("user", "item", "context"),
+        **{name: name for name in settings.other_labels},
     }
     kept = rows.select(
         **{name: rows[column] for name, column in wanted.items() if column is not None},
@@ -277,6 +289,7 @@ def write_labelled(
         users=catalogues.get("user"),
         items=catalogues.get("item"),
         grouped="values" if group is not None else False,
+        other_labels=settings.other_labels,
         min_count=settings.min_count,
         missing_values=settings.missing_values,
         missing_by_column=settings.missing_by_column,

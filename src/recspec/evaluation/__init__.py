@@ -2,6 +2,7 @@
 
 from recspec.evaluation import warnings
 from recspec.evaluation.blending import choose_weights
+from recspec.evaluation.boosting import BoostedFit
 from recspec.evaluation.bootstrap import Paired, better, compare, favours, pair
 from recspec.evaluation.choosing import Tried
 from recspec.evaluation.evaluations import evaluate, evaluate_baselines, evaluate_model, informed
@@ -25,11 +26,12 @@ from recspec.evaluation.scoring import (
     silent,
 )
 from recspec.evaluation.slices import evaluate_rows
-from recspec.evaluation.task import PROTOCOLS, EvaluateSettings, EvaluationTask
+from recspec.evaluation.task import PROTOCOLS, EvaluateSettings, EvaluationTask, list_metric
 from recspec.evaluation.warnings import ModelWarning
 
 __all__ = [
     "PROTOCOLS",
+    "BoostedFit",
     "Comparison",
     "EvaluateSettings",
     "Evaluation",
@@ -67,6 +69,7 @@ __all__ = [
     "informed",
     "interactions_of",
     "is_lower_better",
+    "list_metric",
     "pair",
     "positives",
     "read_events",

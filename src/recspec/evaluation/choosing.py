@@ -83,8 +83,8 @@ def choose(
     assert best is not None
     for _ in range(MOST_BEYOND):
         further = (each for each in _beyond(best[0].settings, path) if each not in done and may_be(each))
-        combination = {} if enough() else next(further, {})
-        if not combination:
+        combination = next(further, {})
+        if not combination or enough():
             break
         done.append(combination)
         if tries(combination):

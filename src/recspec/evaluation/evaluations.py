@@ -8,21 +8,22 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TypeVar, cast
 
-from recspec.base.errors import RecspecError, listed
+from recspec.base.errors import RecspecError, SettingsError, listed, unknown
 from recspec.bundle import Bundle, DataRecord
 from recspec.data.storage import label_columns
+from recspec.evaluation.boosting import boosted_trees
 from recspec.evaluation.bootstrap import compare, intervals
 from recspec.evaluation.fitting import ItemFit
 from recspec.evaluation.interactions import history_of_items
 from recspec.evaluation.protocols import run_protocols
 from recspec.evaluation.report import Asked, Evaluation, Report
-from recspec.evaluation.row_baselines import ROW_BASELINES, count_labels, splits_of_rows
+from recspec.evaluation.row_baselines import Scorer, constant, count_labels, logistic_regression, splits_of_rows
 from recspec.evaluation.saved import data_notes, other_data
 from recspec.evaluation.scoring import FullRanker, Progress, Ranker, SplitScores, check_same_features, scores_of, silent
-from recspec.evaluation.task import EvaluateSettings, EvaluationTask
+from recspec.evaluation.task import EvaluateSettings, EvaluationTask, list_metric
 from recspec.feature_spec import FeatureSpec
 from recspec.loading import Ranks
-from recspec.models import MODELS, FittedItemModel, ItemModel, Model
+from recspec.models import MODELS, FittedItemModel, ItemModel, Model, MultiTask
 
 Scored = TypeVar("Scored", bound=Model | Ranker)
 OfAll = Callable[[Bundle, EvaluationTask], FullRanker]
@@ -31,6 +32,11 @@ BASELINES: Mapping[str, type[FittedItemModel]] = MappingProxyType(
     {name: model for name, model in MODELS.items() if issubclass(model, FittedItemModel)}
 )
 """Models of users' interactions alone, beside which any other model of users and items is put."""
+
+ROW_BASELINES: Mapping[str, Callable[[FeatureSpec, Sequence[str]], Scorer]] = MappingProxyType(
+    {"constant": constant, "logistic_regression": logistic_regression, "lightgbm": boosted_trees}
+)
+"""Classic models of labelled rows, beside which any other model of such rows is put."""
 
 DRAWS = 1_000
 """Bootstrap draws of a comparison, unless the settings name another number."""
@@ -62,6 +68,7 @@ def evaluate(
     ranks, started, reads = ranks or Ranks(), time.monotonic(), trained.model.features()
     fitted_on, settings, against = _train_splits(trained), settings or EvaluateSettings(), against or {}
     check_same_features(trained.model, spec, trained.folder)
+    spec = _of_label(trained, spec, settings.label)
     task = EvaluationTask(spec, split, protocols, settings, reads=reads, trained_on=fitted_on)
 
     def evaluated(bundle: Bundle, task: EvaluationTask) -> Evaluation:
@@ -91,6 +98,15 @@ def evaluate(
     return replace(report, seconds=time.monotonic() - started)
 
 
+def _of_label(trained: Bundle, spec: FeatureSpec, label: str | None) -> FeatureSpec:
+    """The dataset with the label to measure as the first. Raises `SettingsError` if the model did not learn it."""
+    model = trained.model
+    learned = model.labels if isinstance(model, MultiTask) else (model.spec.label,)
+    if label is not None and label not in learned:
+        raise SettingsError(f"evaluate: {unknown('label', label, learned)} of {trained.folder}")
+    return spec.of_label(label or learned[0])
+
+
 def _train_splits(trained: Bundle) -> list[str]:
     splits = trained.card.train.get("train_splits")
     return [str(name) for name in splits] if isinstance(splits, (list, tuple)) else ["train"]
@@ -113,6 +129,7 @@ def _beside_runs(
     for name, other in against.items():
         started = time.monotonic()
         check_same_features(other.model, task.spec, other.folder)
+        _of_label(other, task.spec, task.spec.label if len(task.spec.labels) > 1 else None)
         found = evaluated(other, task.read_by(other.model.features()))
         compared[name] = compare(model, found, asked.bootstrap or DRAWS, asked.seed)
         if set(_train_splits(other)) != set(task.trained_on or ()):  # popular and cold items would be others
@@ -150,7 +167,9 @@ def evaluate_model(
 
 
 def informed(model: Scored, task: EvaluationTask) -> Scored:
-    """The model; an item model knows the users' events in the splits that the task names."""
+    """The model, as one of the task's label; an item model knows the users' events of the splits that it names."""
+    if isinstance(model, MultiTask) and model.spec.label != task.spec.label:
+        return cast(Scored, model.of_label(task.spec.label))
     if not isinstance(model, ItemModel) or not task.known:
         return model
     return cast(Scored, model.knowing(task.known_interactions(model)))
@@ -191,7 +210,7 @@ def evaluate_baselines(
             scorer = ROW_BASELINES[name](spec, rows_of)
             return scores_of(scorer, task.with_protocols(scored)), scorer.facts
         kind = BASELINES[name]
-        fitted = ItemFit(kind, spec, kind.Settings(), tuple(fitted_on), valid).run()
+        fitted = ItemFit(kind, spec, kind.Settings(), tuple(fitted_on), valid, list_metric(spec)).run()
         facts: dict[str, object] = {}
         if fitted.value is not None and kind.Settings.model_fields:
             chosen = f"valid {fitted.metric} {fitted.value:.4f}, the best of {len(fitted.tried)}"

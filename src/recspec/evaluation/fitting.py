@@ -23,7 +23,7 @@ from recspec.evaluation.row_baselines import STRENGTHS, LogisticFit, splits_of_r
 from recspec.evaluation.scoring import scores_of
 from recspec.evaluation.task import EvaluateSettings, EvaluationTask, draw_candidates
 from recspec.evaluation.warnings import ModelWarning
-from recspec.feature_spec import FeatureSpec
+from recspec.feature_spec import FOLD_IN, FeatureSpec
 from recspec.models import FittedItemModel, FittedModel, Interactions, LogisticRegression, Scores, on_meta_device
 
 Value = TypeVar("Value")
@@ -63,12 +63,17 @@ class Fitted:
     value: float | None = None
     metrics: Metrics = field(default_factory=dict)
     """Of the best combination on valid."""
-    values: PerGroup | None = field(default=None, repr=False)
-    """The metric's value of each group of valid, if it is a mean of such."""
+    evaluation: Evaluation | None = None
+    """The same, with the values of users or rows."""
     logits_from: str = "nothing"
     num_pairs: int = 0
     """Interactions, or labelled rows, that the model is fitted to."""
     warnings: tuple[ModelWarning, ...] = ()
+
+    @property
+    def values(self) -> PerGroup | None:
+        """The metric's value of each group of valid, if it is a mean of such."""
+        return None if self.evaluation is None else _by_name(self.evaluation.values).get(self.metric)
 
 
 @dataclass
@@ -144,8 +149,7 @@ class ItemFit:
                 model = self._fitted(self.settings.model_copy(update=dict(combination)), interactions)
             found = self._measure(model, task)
             value, warned = self._value(found.metrics), tuple(warnings.of_repeats(found.protocols, self.valid))
-            values = _by_name(found.values).get(self._named)
-            measured = Fitted(model, (), self._named, value, found.metrics, values, warnings=warned)
+            measured = Fitted(model, (), self._named, value, found.metrics, found, warnings=warned)
             return value, replace(measured, num_pairs=interactions.num_pairs)
 
         grid = _combinations(self.kind, interactions, self.settings)
@@ -159,7 +163,7 @@ class ItemFit:
             best, more = _search(self, grid, attempt, start=(so_far, best))
             tried += more
         assert isinstance(best.model, FittedItemModel)
-        return replace(best, tried=tried, logits_from=_set_line(best.model, task))
+        return replace(best, tried=tried, logits_from=_set_line(best.model, self._informed(best.model, task), task))
 
     def _affords(self, grid: Sequence[Combination]) -> Callable[[Combination], bool]:
         """Whether a fit beyond the grid costs little more than those of the grid."""
@@ -178,16 +182,20 @@ class ItemFit:
         return model.eval()
 
     def _measure(self, model: FittedItemModel, task: EvaluationTask) -> Evaluation:
-        if task.before and history_of_items(self.spec) is not None:
-            model = model.knowing(task.known_interactions(model))
-        return run_protocols(scores_of(model, task))
+        return run_protocols(scores_of(self._informed(model, task), task))
+
+    def _informed(self, model: FittedItemModel, task: EvaluationTask) -> FittedItemModel:
+        """The model with what users of valid are known by beside the rows that it is fitted to, if there is any."""
+        if FOLD_IN in task.before or (task.before and history_of_items(self.spec) is not None):
+            return model.knowing(task.known_interactions(model))
+        return model
 
     def _value(self, found: Metrics) -> float:
         known = _by_name(found)
         self._named = self.metric
         if self.metric not in known and self.metric == METRIC:
             self._named = next((name for name in known if name.startswith("full/ndcg@")), self.metric)
-        return _value_of(known, self._named)
+        return metric_value(found, self._named)
 
 
 def _search(
@@ -198,7 +206,7 @@ def _search(
     start: tuple[Tried, Fitted] | None = None,
     affords: Callable[[Combination], bool] = lambda _: True,
 ) -> tuple[Fitted, tuple[Tried, ...]]:
-    """`choose` by the metric of a fit."""
+    """`choose` by the metric of a fit; what needs no further fit, and so has a `start`, is tried however late it is."""
     return choose(
         grid,
         attempt,
@@ -206,7 +214,7 @@ def _search(
         beats=beats,
         may_be=lambda each: _may_be(fit.settings, each) and affords(each),
         on_tried=fit.on_tried,
-        enough=fit.enough,
+        enough=fit.enough if start is None else bool,
         start=start,
     )
 
@@ -246,7 +254,9 @@ def _by_name(found: Mapping[str, Mapping[str, Value]]) -> dict[str, Value]:
     return {f"{of}/{name}": value for of, values in found.items() for name, value in values.items()}
 
 
-def _value_of(known: Mapping[str, float], metric: str) -> float:
+def metric_value(found: Metrics, metric: str) -> float:
+    """The value of PROTOCOL/METRIC. Raises `SettingsError` if there is none."""
+    known = _by_name(found)
     if metric not in known:
         raise SettingsError(f"train.metric: {unknown('metric', metric, known)}")
     return known[metric]
@@ -292,8 +302,8 @@ class RowFit:
         def attempt(combination: Combination) -> tuple[float, Fitted]:
             model = self._filled(fit, float(str(combination.get("l2", vars(self.settings)["l2"]))))
             found = run_protocols(scores_of(model, task))
-            value, values = _value_of(_by_name(found.metrics), self.metric), _by_name(found.values).get(self.metric)
-            return value, Fitted(model, (), self.metric, value, found.metrics, values, "its own loss", _rows_of(fit))
+            value = metric_value(found.metrics, self.metric)
+            return value, Fitted(model, (), self.metric, value, found.metrics, found, "its own loss", _rows_of(fit))
 
         best, tried = _search(self, [{}] if given else [{"l2": l2} for l2 in STRENGTHS], attempt)
         return replace(best, tried=tried)
@@ -312,8 +322,8 @@ def _rows_of(fit: LogisticFit) -> int:
 # --- scores become logits ---------------------------------------------------------------------------------------------
 
 
-def _set_line(model: FittedItemModel, task: EvaluationTask) -> str:
-    """Set the model's line from scores to logits by the rows of valid; returns a description of these rows."""
+def _set_line(model: FittedItemModel, informed: FittedItemModel, task: EvaluationTask) -> str:
+    """Set the model's line from scores to logits by what `informed` gives the rows of valid; describes these rows."""
     rows, weight = task.rows, 1.0
     if rows.has_both_classes:
         described = f"the rows of {task.split}"
@@ -326,7 +336,7 @@ def _set_line(model: FittedItemModel, task: EvaluationTask) -> str:
     sample = slice(None, None, max(1, -(-len(rows.labels) // LINE_ROWS)))
     with torch.inference_mode():
         pairs = (torch.from_numpy(ids[sample].astype(np.int64)) for ids in (rows.users, rows.items))
-        scores = model.score_pairs(*pairs).float().numpy()
+        scores = informed.score_pairs(*pairs).float().numpy()
     line = fit_line(scores, rows.labels[sample], weight)
     if line is None:
         return "nothing"

@@ -114,13 +114,16 @@ def _with_list_metrics(result: Evaluation, task: EvaluationTask, ranked: Ranked,
 
 
 def values_of(ranking: Ranking, ks: Sequence[int]) -> dict[str, Values]:
-    """The groups' values of each metric at each cut-off, and of MRR; without those that are 1 for any model."""
+    """The groups' values of each metric at each cut-off, and of MRR; without those that are 1 for any model.
+
+    Capped recall is recall where no group has more positives than k.
+    """
     certain = metrics.certain(ranking, ks)
     values = {
         f"{name}@{k}": at_k(ranking, k)
         for k in ks
         for name, at_k in metrics.AT_K.items()
-        if f"{name}@{k}" not in certain
+        if f"{name}@{k}" not in certain and (name != "capped_recall" or ranking.num_positives.max(initial=0) > k)
     }
     return {**values, "mrr": metrics.reciprocal_ranks(ranking)}
 

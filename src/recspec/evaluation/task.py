@@ -15,15 +15,19 @@ from pydantic import Field
 from recspec.base import config
 from recspec.base.errors import SettingsError, SpecError, listed, unknown
 from recspec.evaluation.interactions import Rows, group_of, id_feature, positives, read_events, read_rows, seen_items
-from recspec.feature_spec import FeatureSpec
+from recspec.feature_spec import FOLD_IN, FeatureSpec
 from recspec.metrics import Ranking
 from recspec.models import Ids, Interactions, ItemModel, UserEvents
 
 ProtocolName = Literal["rows", "sampled", "full"]
 PROTOCOLS: tuple[ProtocolName, ...] = get_args(ProtocolName)
 
-EARLIER: Mapping[str, tuple[str, ...]] = {"train": (), "test": ("train", "valid", "validation", "val")}
-"""Split -> the earlier splits, whose positives count as known; of any other split: train."""
+EARLIER: Mapping[str, tuple[str, ...]] = {
+    "train": (),
+    FOLD_IN: ("train",),
+    "test": ("train", "valid", "validation", "val", FOLD_IN),
+}
+"""Split -> the earlier splits, whose positives count as known; of any other split: train, and what is folded in."""
 
 USERS_PER_DRAW = 4_096  # users whose negatives are drawn together: at most a few hundred MB of lookups
 DEFAULT_KS = (10,)  # cut-offs if neither the user nor the dataset names any
@@ -37,6 +41,9 @@ MOST_PAIRS_OF_EVENTS = 1e10
 class EvaluateSettings(config.Settings):
     """Settings of an evaluation."""
 
+    label: str | None = Field(
+        default=None, description="label to measure, of several; by default the first that the model learned"
+    )
     ks: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(
         default=None,
         min_length=1,
@@ -99,8 +106,7 @@ class EvaluationTask:
         self.requested = protocols or None
         absent = [role for role in ("user", "item") if id_feature(spec, role) is None]
         self.lacks = f"the dataset has no {' and no '.join(absent)}" if absent else ""
-        named = spec.metadata.get("cut_offs")
-        self.ks = settings.ks or (tuple(map(int, named)) if isinstance(named, (list, tuple)) else DEFAULT_KS)
+        self.ks = settings.ks or cut_offs_of(spec)
         held = spec.columns(split)  # an unknown split is reported before an unknown protocol
         if spec.label not in held:
             raise SpecError(
@@ -222,7 +228,7 @@ class EvaluationTask:
     @property
     def before(self) -> tuple[str, ...]:
         """The splits that precede this one."""
-        return tuple(name for name in EARLIER.get(self.split, ("train",)) if name in self.spec.splits)
+        return tuple(name for name in EARLIER.get(self.split, ("train", FOLD_IN)) if name in self.spec.splits)
 
     @cached_property
     def seen(self) -> Interactions:
@@ -232,7 +238,9 @@ class EvaluationTask:
     @property
     def known(self) -> tuple[str, ...]:
         """The splits whose events are a model's input."""
-        return self.before if self.settings.known == "before" else tuple(x for x in self.before if x == "train")
+        return (
+            self.before if self.settings.known == "before" else tuple(x for x in self.before if x in ("train", FOLD_IN))
+        )
 
     def known_interactions(self, model: ItemModel) -> Interactions:
         """The users' events that an item model may know: those of the splits `known`, each read once."""
@@ -252,10 +260,12 @@ class EvaluationTask:
     def excluded(self) -> Interactions:
         """Items of each user that are no candidates: those acted on before the split, unless repeats are kept.
 
-        Events whose rating or weight left no row count too, but not those of an item that the split holds out.
+        Events whose rating or weight left no row count too, but not those of an item that the split holds out. Of
+        held-out users, only what is folded in counts (Liang et al., 2018).
         """
         if self.settings.repeats == "drop":
-            seen = seen_items(self.spec, self.before) if "seen" in self.spec.companions else self.seen
+            all_seen = "seen" in self.spec.companions and FOLD_IN not in self.spec.splits
+            seen = seen_items(self.spec, self.before) if all_seen else self.seen
             return seen.without(self.positives.without(self.seen))
         return replace(self.seen, offsets=np.zeros_like(self.seen.offsets), items=self.seen.items[:0])
 
@@ -387,6 +397,20 @@ class EvaluationTask:
         return draw_candidates(
             self.truth, self.excluded, num_negatives=num_negatives, first_item=self.first_item, seed=seed
         )
+
+
+def cut_offs_of(spec: FeatureSpec) -> tuple[int, ...]:
+    """The cut-offs of a dataset."""
+    named = spec.metadata.get("cut_offs")
+    return tuple(map(int, named)) if isinstance(named, (list, tuple)) else DEFAULT_KS
+
+
+def list_metric(spec: FeatureSpec) -> str:
+    """PROTOCOL/METRIC by which models that rank all items are chosen: NDCG@10; of held-out users at their longest list.
+
+    Liang et al., 2018, choose by NDCG@100.
+    """
+    return f"full/ndcg@{max(cut_offs_of(spec)) if FOLD_IN in spec.splits else 10}"
 
 
 def draw_candidates(

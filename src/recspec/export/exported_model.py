@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from recspec.base.errors import BundleError, nearest, require_extra
 from recspec.base.files import PathError, confined, local, manifest, read_json
 from recspec.feature_spec import EXPORT_FILE, Port, Signature, check_description, find_export_file
-from recspec.models import Model
+from recspec.models import Model, MultiTask, label_views
 from recspec.models.layers import Batch
 
 BLOCK = 1024  # rows that ONNX Runtime computes at once: MLPs of 1024 units are 1.3 times as fast as on 4,096 rows
@@ -27,7 +27,8 @@ TYPES = {"int32": torch.int32, "int64": torch.int64, "float32": torch.float32}
 
 
 class Exportable(nn.Module):
-    """A model as a function of its inputs in the order of the signature: sigmoid (B, 1) and logit (B, 1).
+    """A model as a function of its inputs in the order of the signature: sigmoid (B, 1) and logit (B, 1), and the
+    probabilities (B, 1) of labels besides the first.
 
     The sigmoid is the probability, if the model gives any; it is calibrated if the model is. The logit is the model's
     own, as ranking uses it. Both are NaN for a row with an id that `known_ids` can't answer. With `autocast`, matrix
@@ -38,20 +39,28 @@ class Exportable(nn.Module):
         super().__init__()
         self.model, self.signature, self.autocast = model, signature, autocast
 
-    def forward(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         known, strange = known_ids(dict(zip(self.signature.inputs, inputs, strict=True)))
         with torch.autocast("cpu", self.autocast or torch.bfloat16, enabled=self.autocast is not None):
             batch = as_model_batch(known)
-            if self.signature.form == "rows":
-                scores = self.model(batch)
-            else:
-                items = {port.name: batch.pop(port.name) for port in self.signature.of_level("item")}
-                scores = self.model.score_items(batch, items)[0]
-            logit = scores.float().unsqueeze(1)
-        probability = self.model.probabilities(logit)
+            items = {port.name: batch.pop(port.name) for port in self.signature.of_level("item")}
+            outputs = outputs_of(self.model, batch, items)
         for rows in strange:
-            probability, logit = (each.masked_fill(rows, torch.nan) for each in (probability, logit))
-        return probability, logit
+            outputs = [each.masked_fill(rows, torch.nan) for each in outputs]
+        return tuple(outputs)
+
+
+def outputs_of(model: Model, batch: Batch, items: Batch | None = None) -> list[Tensor]:
+    """Sigmoid and logit (B, 1) of rows, or of items (B of them) for one request; then what other labels have."""
+    if isinstance(model, MultiTask):
+        logits = model.label_scores(batch, items)[0] if items else model.label_logits(batch)
+        logit, *others = torch.split(logits.float(), 1, dim=1)
+    else:
+        scores = model.score_items(batch, items)[0] if items else model(batch)
+        logit, others = scores.float().unsqueeze(1), []
+    views = label_views(model).values()
+    more = [view.probabilities(each) for view, each in zip(views, others, strict=True)]
+    return [model.probabilities(logit), logit, *more]
 
 
 def known_ids(inputs: Mapping[Port, Tensor]) -> tuple[dict[Port, Tensor], list[Tensor]]:
@@ -200,7 +209,7 @@ class OnnxModel:
 class EagerModel:
     """A model as torch runs it, with the inputs and outputs of an export."""
 
-    _call: Callable[..., tuple[Tensor, Tensor]]
+    _call: Callable[..., tuple[Tensor, ...]]
 
     def __init__(self, model: Model, signature: Signature) -> None:
         self._call, self.signature = Exportable(model, signature).eval(), signature

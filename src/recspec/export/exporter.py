@@ -465,6 +465,7 @@ def sample_of(trained: Bundle, data: FeatureSpec | None) -> Sample:
             made = synthesize(trained.spec, Path(folder) / "rows", {"test": rows}, cardinality=1000)
             return Sample(_read(made, "test", names, rows), None, f"{rows:,} made-up rows")
     check_same_features(trained.model, data, trained.folder)
+    data = data.of_label(trained.spec.label)
     split = next((split for split in ("test", "valid", "train") if split in data.splits), None)
     if split is None:
         raise ExportError(f"{data.folder}: has no split to check the export on")

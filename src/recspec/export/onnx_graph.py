@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from recspec.base.errors import ExportError, require_extra
+from recspec.export import tree_ensemble
 from recspec.export.exported_model import unused_prefix
 from recspec.export.onnx_rewrite import (
     drop_unused,
@@ -79,7 +80,9 @@ def to_onnx(
     refuse_output_names(signature, outputs)
     try:
         with quietly():
-            made = torch.onnx.export(program, dynamo=True, verbose=False)
+            made = torch.onnx.export(
+                program, dynamo=True, verbose=False, custom_translation_table=tree_ensemble.translations(program)
+            )
     except Exception as error:
         raise ExportError(f"torch.onnx can't express the model: {short(error)}") from error
     assert made is not None, "torch.onnx.export gives a program where it is given no file"

@@ -1,6 +1,6 @@
 """The Dataset Feature Specification, and the tensors that its features become."""
 
-from recspec.feature_spec.model import FILE_NAME, NO_FILES, SPLITS, FeatureSpec
+from recspec.feature_spec.model import FILE_NAME, FOLD_IN, NO_FILES, SPLITS, FeatureSpec
 from recspec.feature_spec.sections import CHUNK_TYPES, MOST_IDS, Chunk, ChunkType, Feature, Role, json_schema
 from recspec.feature_spec.signature import (
     EXPORT_FILE,
@@ -16,11 +16,14 @@ from recspec.feature_spec.signature import (
     Signature,
     check_description,
     find_export_file,
+    is_output,
+    probability_of,
     signature_of,
 )
 
 __all__ = [
-    "CHUNK_TYPES", "EXPORT_FILE", "FILE_NAME", "FORMS", "LOGIT", "MOST_IDS", "NO_FILES", "OUTPUTS", "PROBABILITY",
-    "RANKING_OUTPUTS", "SPLITS", "Chunk", "ChunkType", "Feature", "FeatureSpec", "Form", "Level", "Port",
-    "PortType", "Role", "Signature", "check_description", "find_export_file", "json_schema", "signature_of",
+    "CHUNK_TYPES", "EXPORT_FILE", "FILE_NAME", "FOLD_IN", "FORMS", "LOGIT", "MOST_IDS", "NO_FILES", "OUTPUTS",
+    "PROBABILITY", "RANKING_OUTPUTS", "SPLITS", "Chunk", "ChunkType", "Feature", "FeatureSpec", "Form", "Level", "Port",
+    "PortType", "Role", "Signature", "check_description", "find_export_file", "is_output", "json_schema",
+    "probability_of", "signature_of",
 ]  # fmt: skip

@@ -311,14 +311,14 @@ def _kind_problem(rule: Channel, channel: str, name: str, feature: Feature) -> s
 
 def _role_problems(channels: Channels) -> Iterator[Problem]:
     labels, groups = _members(channels, "label"), _members(channels, "group")
-    if len(labels) != 1:
-        yield ("channel_spec", "label"), f"expected exactly one label feature; found {listed(labels.values())}"
+    if not labels:
+        yield ("channel_spec", "label"), "expected a label feature; found none"
     if len(groups) > 1:
         yield ("channel_spec", "group"), f"expected at most one group feature; found {listed(groups.values())}"
     of_labels, users = set(labels.values()), set(_members(channels, "user").values())
     for where, name in _members(channels, "user", "item", "context", "history", "negative_history").items():
         if name in of_labels:
-            yield where, f"'{name}' is the label; it can't be an input too"
+            yield where, f"'{name}' is a label; it can't be an input too"
     for where, name in _members(channels, "item").items():
         if name in users:
             yield where, f"'{name}' is in the role 'user' too; a feature describes the user or the item"

@@ -22,6 +22,8 @@ from recspec.feature_spec.checks import PlacedSpecError, Problem, dotted, plain,
 from recspec.feature_spec.sections import CHANNELS, ROLES, Channel, Chunk, Feature, Place, Role, files_in
 
 SPLITS = ("train", "valid", "test")
+FOLD_IN = "fold_in"
+"""Split with the known events of users of valid and test of whom train has none (held-out users)."""
 NO_FILES = "the specification names no files; `recspec synthesize` makes some"
 
 
@@ -127,8 +129,20 @@ class FeatureSpec:
 
     @property
     def label(self) -> str:
-        """Name of the label feature."""
-        return self.role("label")[0]
+        """Name of the label feature; the first of several."""
+        return self.labels[0]
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of the label features. A model that learns one label learns the first."""
+        return self.role("label")
+
+    def of_label(self, name: str) -> FeatureSpec:
+        """The same dataset with this label as the first; itself if it has no such label."""
+        if name not in self.labels[1:]:
+            return self
+        channels = {key: names for key, names in self.channels.items() if CHANNELS[key].role != "label"}
+        return self.replace(channels={**channels, "label": (name, *(each for each in self.labels if each != name))})
 
     @property
     def group(self) -> str | None:

@@ -29,6 +29,17 @@ OUTPUTS = (PROBABILITY, LOGIT)
 RANKING_OUTPUTS = ("sigmoid", LOGIT)
 """Outputs of a model that only ranks: its sigmoid lies between 0 and 1, and is no probability."""
 
+
+def probability_of(label: str) -> str:
+    """The output, or column of predictions, with the probability of a label besides the first."""
+    return f"{PROBABILITY}_{label}"
+
+
+def is_output(name: str) -> bool:
+    """Whether some model has an output of this name."""
+    return name in (*OUTPUTS, *RANKING_OUTPUTS) or name.startswith(probability_of(""))
+
+
 EXPORT_FILE = "export.json"  # describes an export: its signature and its measurements
 
 
@@ -54,7 +65,7 @@ class Port:
 
 @dataclass(frozen=True)
 class Signature:
-    """The inputs of an exported model, in order, its form, and the names of its two outputs."""
+    """The inputs of an exported model, in order, its form, and the names of its outputs."""
 
     form: Form
     inputs: tuple[Port, ...]
@@ -105,7 +116,8 @@ class _SignatureOfFile(_OfFile):
 
     @model_validator(mode="after")
     def _is_as_written(self) -> Self:
-        if self.outputs not in ([*OUTPUTS], [*RANKING_OUTPUTS]):
+        others = [name for name in self.outputs[len(OUTPUTS) :] if name.startswith(probability_of(""))]
+        if self.outputs not in ([*OUTPUTS, *dict.fromkeys(others)], [*RANKING_OUTPUTS]):
             expected = f"{[*OUTPUTS]} or {[*RANKING_OUTPUTS]}"
             raise ValueError(f"outputs is {shortened(str(self.outputs))}; expected {expected}")
         if len({each.name for each in self.inputs}) < len(self.inputs):

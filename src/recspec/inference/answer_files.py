@@ -80,24 +80,24 @@ def predict_tables(
     """
     total = Predictions()
     for table in tables:
-        if columns is None and predictor.column in table.column_names:
-            raise DataError(
-                f"{where}: has a column '{predictor.column}' already; rename it, or name other columns to keep"
-            )
+        if columns is None and (held := [name for name in predictor.columns if name in table.column_names]):
+            raise DataError(f"{where}: has a column '{held[0]}' already; rename it, or name other columns to keep")
         names = {name.strip(): name for name in table.column_names}  # ` ad_id` where blanks follow the commas
         values, found = _predict(predictor, table, total.rows)
         total += found
         if columns is not None:
-            chosen = _chosen(columns, list(names), where, predictor.column)
+            chosen = _chosen(columns, list(names), where, predictor.columns)
             table = table.select([names[name] for name in chosen]).rename_columns(chosen)
-        write(table.append_column(predictor.column, pa.array(values)))
+        for name, each in values.items():
+            table = table.append_column(name, pa.array(each))
+        write(table)
     return total
 
 
-def _predict(predictor: Predictor, rows: pa.Table, first: int) -> tuple[NDArray[np.float32], Predictions]:
+def _predict(predictor: Predictor, rows: pa.Table, first: int) -> tuple[dict[str, NDArray[np.float32]], Predictions]:
     """The predictions of a block of a file; problems count its rows from the file's beginning."""
     try:
-        return predictor.predict(rows)
+        return predictor.predict_labels(rows)
     except DataError as error:
         if not first:
             raise
@@ -131,16 +131,17 @@ def predict_split(
     held = spec.columns(split)
     check_same_features(predictor.model, spec, predictor.bundle.folder)
     features = predictor.model.features()
-    ids = (spec.group, *(id_feature(spec, role) for role in ROLES), spec.label)
+    ids = (spec.group, *(id_feature(spec, role) for role in ROLES), *spec.labels)
     shown = tuple(dict.fromkeys(name for name in ids if name is not None and name in held))
-    if predictor.column in held and predictor.column in (shown if columns is None else columns):
+    wanted = shown if columns is None else columns
+    if twice := [name for name in predictor.columns if name in held and name in wanted]:
         raise SettingsError(
-            f"{spec.folder}, split '{split}': holds a column '{predictor.column}', which is also the "
+            f"{spec.folder}, split '{split}': holds a column '{twice[0]}', which is also the "
             "name of the predictions; name other columns with --columns"
         )
     if columns is not None:
         scalars = [name for name in held if not spec.features[name].is_list]
-        shown = _chosen(columns, scalars, f"{spec.folder}, split '{split}'", predictor.column)
+        shown = _chosen(columns, scalars, f"{spec.folder}, split '{split}'", predictor.columns)
     vocabularies = {name: found for name in shown if (found := _vocabulary_of(spec, name)) is not None}
     reader = open_split(spec, split, tuple(dict.fromkeys((*features, *shown))))
     total = Predictions()
@@ -155,15 +156,15 @@ def predict_split(
             batch = to_device(as_batch({name: block[name] for name in features}, spec), predictor.device)
             values = predictor.predict_batch(batch, stop - start)
             rows = {name: _raw(block[name], spec, name, vocabularies.get(name)) for name in shown}
-            write(pa.table({**rows, predictor.column: pa.array(values)}))
+            write(pa.table({**rows, **{name: pa.array(each) for name, each in values.items()}}))
             total.rows += stop - start
     progress("predict", total.rows, reader.num_rows)
     return total
 
 
-def _chosen(columns: Sequence[str], known: Sequence[str], where: Path | str, added: str) -> tuple[str, ...]:
-    """The columns to write before the added one, each once."""
-    chosen = tuple(dict.fromkeys(name for name in columns if name != added))
+def _chosen(columns: Sequence[str], known: Sequence[str], where: Path | str, added: Sequence[str]) -> tuple[str, ...]:
+    """The columns to write before the added ones, each once."""
+    chosen = tuple(dict.fromkeys(name for name in columns if name not in added))
     strange = [name for name in chosen if name not in known]
     if strange:
         raise SettingsError(f"--columns: {where}: {unknown('column', strange, known)}")

@@ -3,8 +3,9 @@
 Shapes: N items with an id; D width of a vector; C chosen items.
 
 A model that scores an item by the weights from the user's items (EASE, item-kNN) is explained exactly: the score is the
-sum of one share for each event, of which the largest are named, and a rest. For other models, the events are named that
-are nearest to the item by the model's vectors of items; they are no proof of what the model read.
+sum of one share for each event, of which the largest are named, and a rest. LightGBM's score is the sum of one share
+for each feature, and a rest. For other models, the events are named that are nearest to the item by the model's vectors
+of items; they are no proof of what the model read.
 
 Shapes: L events of a history; k items of an answer; C chosen items.
 """
@@ -22,8 +23,8 @@ from torch import Tensor
 from recspec.bundle import Seen
 from recspec.inference.catalogue import Catalogues
 from recspec.inference.request_features import AnsweredBy, Context, RequestFeatures
-from recspec.models import ItemModel, KnownItemsModel, Model, UserEvents
-from recspec.models.layers import Embeddings
+from recspec.models import ItemModel, KnownItemsModel, LightGbm, Model, UserEvents
+from recspec.models.layers import Batch, Embeddings, repeat_rows, take
 
 BLOCK = 1 << 22
 """Pairs of items that are scored at once."""
@@ -75,7 +76,7 @@ CLOSE = 1e-3
 
 @dataclass(frozen=True)
 class Reason:
-    """An event of the history: its share of the score, or its cosine to the recommended item."""
+    """An event of the history, or a feature: its share of the score, or its cosine to the recommended item."""
 
     item: str | int
     title: str | None
@@ -86,10 +87,11 @@ class Reason:
 class Explanation:
     """The events that spoke most for an item, largest first.
 
-    `shares` and `rest` add up to the model's score; `nearest` are cosines, without a rest.
+    `shares` and `rest` add up to the model's score; `nearest` are cosines, without a rest. `features` are shares, too:
+    of features, whose names are the items, and the largest speak for the item or against it.
     """
 
-    kind: Literal["shares", "nearest"]
+    kind: Literal["shares", "nearest", "features"]
     events: tuple[Reason, ...]
     rest: float | None = None
 
@@ -112,6 +114,9 @@ class Explainer:
         """Explanations (k,) of a user's items, whose scores are without boosts; None where nothing explains them."""
         if how == "popularity" or not len(items):
             return [None] * len(items)
+        model, request = self._request_features.batch(np.array([user]), context)
+        if isinstance(model, LightGbm):
+            return self._of_features(model, request, items, scores)
         if how != "basket_vectors" and (shares := self._shares(user, context, items, scores)) is not None:
             return [self._of_shares(*shares, column, score) for column, score in enumerate(scores.tolist())]
         events = self._history(user, how, context)
@@ -119,6 +124,20 @@ class Explainer:
             return [None] * len(items)
         cosines = (self._vectors[torch.from_numpy(events)] @ self._vectors[torch.from_numpy(items)].T).numpy()
         return [Explanation("nearest", self._reasons(events, column)) for column in cosines.T]
+
+    def _of_features(
+        self, model: LightGbm, request: Batch, items: NDArray[np.int64], scores: NDArray[np.float32]
+    ) -> list[Explanation | None]:
+        places = torch.from_numpy(items).to(model.device)
+        batch = {**repeat_rows(request, len(items)), **take(self._known.items.features, places)}
+        with torch.inference_mode():
+            names, shares = model.contributions(batch)
+        made: list[Explanation | None] = []
+        for own, score in zip(shares.cpu().numpy(), scores.tolist(), strict=True):
+            best = np.argsort(-np.abs(own), kind="stable")[:NAMED]
+            reasons = tuple(Reason(names[each], None, round(float(own[each]), 6)) for each in best if own[each])
+            made.append(Explanation("features", reasons, round(score - sum(each.value for each in reasons), 6)))
+        return made
 
     def _shares(
         self, user: int, context: Context, items: NDArray[np.int64], scores: NDArray[np.float32]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ import torch
 
 from recspec.base.errors import BundleError, RequestError, SettingsError, listed, shortened
 from recspec.base.files import PathError, copy, local, locked_inside, manifest, named_path, whole_folder
-from recspec.bundle import Bundle, DataRecord, PipelineCard, RetrieverCard, meaning_digest, run_record
+from recspec.bundle import Bundle, Card, DataRecord, PipelineCard, RetrieverCard, meaning_digest, run_record
 from recspec.bundle import cards as pipeline_card
 from recspec.bundle import folder as bundle
 from recspec.data.encoding import Encoders
@@ -22,9 +23,11 @@ from recspec.evaluation import id_feature
 from recspec.inference.catalogue import Catalogues
 from recspec.inference.index import ItemIndex
 from recspec.inference.pipeline import can_retrieve, has_vectors, item_vectors, may_bring, request_vectors
+from recspec.inference.ranker_growing import grow_ranker
 from recspec.inference.raw_columns import RawCatalogue
 from recspec.models import ItemModel
 from recspec.models.layers import Batch
+from recspec.training import dataset_of
 
 BUNDLE = "bundle"
 SAMPLE = 1_024
@@ -87,7 +90,7 @@ def build_pipeline(
     Args:
         target: folder of the new run.
         retrievers: runs or bundles as PATH or NAME=PATH; by default a retriever is called as its model.
-        ranker: the run or bundle that ranks the candidates.
+        ranker: the run or bundle that ranks the candidates; `lightgbm` grows trees over the retrievers' scores.
         candidates: items that the ranker scores for each request.
         filter: expression over the columns of the item catalogue; other items are never candidates.
         device: where vectors are computed.
@@ -105,7 +108,7 @@ def build_pipeline(
         if (target / "bundle.json").exists():
             raise SettingsError(f"{target}: is a bundle, whose files must stay as they are; name another folder")
         built, data = _build(target, retrievers, ranker, candidates, filter, device, progress)
-        parts = [ranker, *(each.run for each in built.retrievers)]
+        parts = [*([] if _is_grown(ranker) else [ranker]), *(each.run for each in built.retrievers)]
         record = run_record.begin(target, "pipeline", built.model, data, made_of=parts)
         record.finish(target, time.monotonic() - started)
         return built
@@ -120,9 +123,44 @@ def _build(
     device: torch.device | None,
     progress: Progress,
 ) -> tuple[Built, DataRecord | None]:
-    first = bundle.load(ranker, device=device)
     named = [named_path(text, "--retriever") for text in retrievers]
     trained = [bundle.load(path, device=device) for _, path in named]
+    if _is_grown(ranker):
+        with tempfile.TemporaryDirectory(dir=target.parent) as place:
+            model, facts = grow_ranker(dataset_of(trained[0].folder, None), trained, candidates, progress)
+            card = Card(
+                model=model.name,
+                settings=model.settings.model_dump(mode="json"),
+                train={"train_splits": ["train"]},
+                trained={"stopped": "fitted", "splits": ["train"], **facts},
+            )
+            where = bundle.save(Path(place) / BUNDLE, model, card, seen=trained[0].seen)
+            return _join(
+                target, bundle.load(where, device=device), ranker, named, trained, candidates, filter, device, progress
+            )
+    first = bundle.load(ranker, device=device)
+    return _join(target, first, ranker, named, trained, candidates, filter, device, progress)
+
+
+GROWN = "lightgbm"
+
+
+def _is_grown(ranker: Path) -> bool:
+    """Whether the ranker is to be grown; a run of this name is a run."""
+    return str(ranker) == GROWN and not ranker.exists()
+
+
+def _join(
+    target: Path,
+    first: Bundle,
+    ranker: Path,
+    named: Sequence[tuple[str, Path]],
+    trained: Sequence[Bundle],
+    candidates: int,
+    filter: str | None,
+    device: torch.device | None,
+    progress: Progress,
+) -> tuple[Built, DataRecord | None]:
     _check(ranker, first, [path for _, path in named], trained)
     names = _names([name for name, _ in named], [each.card.model for each in trained], candidates)
     cards = [
@@ -151,7 +189,7 @@ def _build(
         (folder / pipeline_card.FILE_NAME).write_text(text, encoding="utf-8")
         manifest.write(folder)
     progress("retrievers", 1, 1)
-    data = run_record.common_data(each.folder for each in (first, *trained))
+    data = run_record.common_data(each.folder for each in (*([] if _is_grown(ranker) else [first]), *trained))
     return Built(target / BUNDLE, ranker, first.card.model, card, found, len(known.items), kept), data
 
 

@@ -14,13 +14,14 @@ from numpy.typing import NDArray
 from recspec.bundle import Bundle
 from recspec.bundle import folder as bundle
 from recspec.data.encoding import Encoders, MissingValues, Predictions
-from recspec.feature_spec import PROBABILITY
+from recspec.feature_spec import PROBABILITY, probability_of
 from recspec.inference.catalogue import Catalogue, Catalogues, Role
 from recspec.inference.pipeline import Pipeline
 from recspec.inference.recommendation import Recommendation, RecommendRequest, SimilarItems
 from recspec.inference.recommender import Recommender, similar
 from recspec.inference.request_features import RowEncoder
 from recspec.loading import pick_device
+from recspec.models import Model, label_views
 from recspec.models.layers import Batch, take
 
 SCORE = "score"
@@ -31,7 +32,8 @@ ROWS = 65_536
 class Predictor:
     """A trained model with what `prepare` fitted, so that it takes raw values.
 
-    Unknown values get id 0 and are reported. An unknown user gets the most popular items.
+    Unknown values get id 0 and are reported. An unknown user gets the most popular items. One class because commands,
+    server and Python ask the same model.
     """
 
     def __init__(self, trained: Bundle, device: torch.device) -> None:
@@ -55,6 +57,15 @@ class Predictor:
     def predict(self, rows: pa.Table) -> tuple[NDArray[np.float32], Predictions]:
         """The value (B,) of `column` for each of B raw rows, and a report on what was unknown in them.
 
+        Raises:
+            DataError: see `predict_labels`.
+        """
+        values, found = self.predict_labels(rows)
+        return values[self.column], found
+
+    def predict_labels(self, rows: pa.Table) -> tuple[dict[str, NDArray[np.float32]], Predictions]:
+        """The values (B,) of each of `columns` for B raw rows, and a report on what was unknown in them.
+
         A user's or item's own features may be left out where the catalogue knows them.
 
         Raises:
@@ -64,7 +75,7 @@ class Predictor:
         batch, missing = self.encode(rows)
         values = self.predict_batch(batch, rows.num_rows)
         found = self.row_encoder.report(rows, missing, *self.row_encoder.unused_columns(rows.column_names))
-        found.not_finite = int(np.count_nonzero(~np.isfinite(values)))
+        found.not_finite = int(np.count_nonzero(~np.isfinite(values[self.column])))
         return values, found
 
     def encode(self, rows: pa.Table, features: Sequence[str] | None = None) -> tuple[Batch, dict[str, MissingValues]]:
@@ -76,12 +87,28 @@ class Predictor:
         """What rows are given: `probability` of the label, or `score` of a model that only ranks."""
         return PROBABILITY if self.bundle.gives_probabilities else SCORE
 
-    def predict_batch(self, batch: Batch, num_rows: int) -> NDArray[np.float32]:
-        """The value (B,) of `column` for each row of a batch of any size."""
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """`column`, and for a model of several labels the probabilities of the others."""
+        return (self.column, *self._views)
+
+    @cached_property
+    def _views(self) -> dict[str, Model]:
+        views = label_views(self.model) if self.bundle.gives_probabilities else {}
+        return {probability_of(label): view for label, view in views.items()}
+
+    def predict_batch(self, batch: Batch, num_rows: int) -> dict[str, NDArray[np.float32]]:
+        """The values (B,) of each of `columns` for each row of a batch of any size."""
+        return {
+            name: self._values(model, batch, num_rows)
+            for name, model in {self.column: self.model, **self._views}.items()
+        }
+
+    def _values(self, model: Model, batch: Batch, num_rows: int) -> NDArray[np.float32]:
         with torch.inference_mode():
-            parts = [self.model(take(batch, slice(at, at + ROWS))).float() for at in range(0, num_rows, ROWS)]
+            parts = [model(take(batch, slice(at, at + ROWS))).float() for at in range(0, num_rows, ROWS)]
         logits = torch.cat(parts) if parts else torch.zeros(0)
-        return (self.model.probabilities(logits) if self.bundle.gives_probabilities else logits).cpu().numpy()
+        return (model.probabilities(logits) if self.bundle.gives_probabilities else logits).cpu().numpy()
 
     @cached_property
     def recommender(self) -> Recommender:

@@ -124,7 +124,7 @@ class RowEncoder:
 
     def _unused(self, columns: Sequence[str]) -> tuple[str, ...]:
         ids = [own for role in ROLES if (own := id_feature(self._spec, role)) is not None]
-        read = {*encoding.raw_names(self._encoders, [*self._readable, *ids]), self._spec.label, self._spec.group}
+        read = {*encoding.raw_names(self._encoders, [*self._readable, *ids]), *self._spec.labels, self._spec.group}
         return tuple(name for name in columns if name.strip() not in read)
 
     @property

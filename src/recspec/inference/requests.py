@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -70,11 +70,13 @@ class RowScores:
     """`Predictor.column`: probability or score."""
     missing_values: Mapping[str, MissingValues]
     notes: tuple[str, ...] = ()
+    others: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """Probabilities of the labels besides the first, by `probability_LABEL`."""
 
     def to_dict(self) -> dict[str, Any]:
         gaps = {name: {"missing": each.missing, "unknown": each.unknown} for name, each in self.missing_values.items()}
         name = "scores" if self.kind == SCORE else "probabilities"
-        return {name: list(self.values), "gaps": gaps, "notes": list(self.notes)}
+        return {name: list(self.values), **self.others, "gaps": gaps, "notes": list(self.notes)}
 
 
 def predict(predictor: Predictor, rows: Sequence[Row]) -> RowScores:
@@ -89,9 +91,11 @@ def predict(predictor: Predictor, rows: Sequence[Row]) -> RowScores:
     check_columns(rows, "rows", known)
     table = table_of(rows, "rows", known)
     with _naming("rows"):
-        values, found = predictor.predict(table)
+        made, found = predictor.predict_labels(table)
+    values = made.pop(predictor.column)
     _check_finite(values, "rows")
-    return RowScores(tuple(values.tolist()), predictor.column, found.missing_values, tuple(found.notes()))
+    others = {name: each.tolist() for name, each in made.items()}
+    return RowScores(tuple(values.tolist()), predictor.column, found.missing_values, tuple(found.notes()), others)
 
 
 def rank(

@@ -320,6 +320,11 @@ def recalls(ranking: Ranking, k: int) -> Values:
     return _found(ranking, k) / ranking.num_positives
 
 
+def capped_recalls(ranking: Ranking, k: int) -> Values:
+    """(G,) positives among the k best candidates, divided by min(k, positives): the recall of Liang et al., 2018."""
+    return _found(ranking, k) / np.minimum(ranking.num_positives, k)
+
+
 def precisions(ranking: Ranking, k: int) -> Values:
     """(G,) positives among the k best candidates, divided by k. All positive: min(1, candidates / k)."""
     return _found(ranking, k) / k
@@ -365,7 +370,13 @@ def average_precisions(ranking: Ranking, k: int | None = None) -> Values:
 
 
 AT_K: Mapping[str, Callable[[Ranking, int], Values]] = MappingProxyType(
-    {"hit_rate": hits, "ndcg": discounted_gains, "recall": recalls, "mean_average_precision": average_precisions}
+    {
+        "hit_rate": hits,
+        "ndcg": discounted_gains,
+        "recall": recalls,
+        "capped_recall": capped_recalls,
+        "mean_average_precision": average_precisions,
+    }
 )
 """What `evaluate` reports at each cut-off: name in the output -> the groups' values."""
 

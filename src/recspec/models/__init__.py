@@ -16,6 +16,7 @@ from recspec.models.base import (
     on_meta_device,
     require_libraries,
 )
+from recspec.models.bert4rec import Bert4Rec
 from recspec.models.dcnv2 import DcnV2
 from recspec.models.dien import Dien
 from recspec.models.din import Din, SequenceModel
@@ -28,22 +29,26 @@ from recspec.models.interactions import Ids, Interactions, Scores, UserEvents
 from recspec.models.item_knn import ItemKnn
 from recspec.models.item_model import FittedItemModel, FittedModel, ItemModel, KnownItemsModel, TrainedItemModel
 from recspec.models.known_items import KnownEvents, problems_of_lists
+from recspec.models.lightgbm import LightGbm, LightGbmSettings
 from recspec.models.logistic_regression import LogisticRegression
 from recspec.models.markov import Markov
 from recspec.models.mult_vae import MultVae
+from recspec.models.multitask import MultiTask, label_views
 from recspec.models.neumf import NeuMF
 from recspec.models.popularity import Popularity
 from recspec.models.sasrec import SasRec
 from recspec.models.sim import Sim
+from recspec.models.trees import Trees
 from recspec.models.two_tower import TwoTower
 from recspec.models.wide_deep import INDICATOR_MOST_IDS, Deep, Wide, WideDeep, WideDeepSettings
 
 __all__ = [
-    "INDICATOR_MOST_IDS", "MODELS", "TRAINING_SPACE", "DataFacts", "Deep", "FittedItemModel", "FittedModel",
-    "IdFacts", "Ids", "Interactions", "ItemModel", "KnownEvents", "KnownItemsModel", "LogisticRegression",
-    "LossNeeds", "Model", "PreparedNegatives", "Proposals", "Scores", "SequenceModel", "Shapes", "Task",
-    "TrainedItemModel", "Traits", "UserEvents", "Wide", "WideDeep", "WideDeepSettings", "all_models", "at_once",
-    "counts_of", "find_model", "known_models", "on_meta_device", "problems_of_lists", "require_libraries",
+    "INDICATOR_MOST_IDS", "MODELS", "TRAINING_SPACE", "DataFacts", "Deep", "FittedItemModel", "FittedModel", "IdFacts",
+    "Ids", "Interactions", "ItemModel", "KnownEvents", "KnownItemsModel", "LightGbm", "LightGbmSettings",
+    "LogisticRegression", "LossNeeds", "Model", "MultiTask", "PreparedNegatives", "Proposals", "Scores",
+    "SequenceModel", "Shapes", "Task", "TrainedItemModel", "Traits", "Trees", "UserEvents", "Wide", "WideDeep",
+    "WideDeepSettings", "all_models", "at_once", "counts_of", "find_model", "known_models", "label_views",
+    "on_meta_device", "problems_of_lists", "require_libraries",
 ]  # fmt: skip
 
 
@@ -52,6 +57,7 @@ MODELS: dict[str, type[Model]] = {
     WideDeep.name: WideDeep,
     Dlrm.name: Dlrm,
     DcnV2.name: DcnV2,
+    MultiTask.name: MultiTask,
     Din.name: Din,
     Dien.name: Dien,
     Sim.name: Sim,
@@ -61,8 +67,10 @@ MODELS: dict[str, type[Model]] = {
     Ease.name: Ease,
     Ials.name: Ials,
     LogisticRegression.name: LogisticRegression,
+    LightGbm.name: LightGbm,
     MultVae.name: MultVae,
     SasRec.name: SasRec,
+    Bert4Rec.name: Bert4Rec,
     Markov.name: Markov,
     GfCf.name: GfCf,
 }
@@ -70,7 +78,7 @@ MODELS: dict[str, type[Model]] = {
 
 PLUGINS = "recspec.models"
 """Group of entry points by which installed packages add models; each is named as its model."""
-RESERVED = ("blend",)
+RESERVED = ("blend", "lambdarank")
 """Names that a plug-in may not take, besides those of `MODELS`."""
 
 

@@ -125,7 +125,7 @@ DECAY_SPACE = "0 or 1e-6..0.3 log"
 
 @dataclass(frozen=True)
 class Traits:
-    """What sets a class of models apart."""
+    """What sets a model apart."""
 
     libraries: tuple[str, ...] = ()
     """Libraries of the extra `baselines` that training needs."""
@@ -185,7 +185,7 @@ class Model(nn.Module, ABC):
     needs: ClassVar[tuple[str, ...]] = ("label",)
     """Roles that the specification must fill."""
 
-    traits: ClassVar[Traits] = Traits()
+    traits: Traits = Traits()
 
     Settings: ClassVar[type[config.Settings]]
     """The model's own settings."""

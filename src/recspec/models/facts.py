@@ -67,6 +67,8 @@ class DataFacts:
     """Rows beside each other on valid that are ranked: a positive and its prepared negatives."""
     negatives: int = 0
     """Negatives that are drawn for each positive unless a setting says how many."""
+    list_metric: str = "full/ndcg@10"
+    """PROTOCOL/METRIC by which models that rank all items are chosen."""
     device: str = "cpu"
 
     @property

@@ -221,6 +221,7 @@ class FittedModel(Model):
 
     reads: ClassVar[tuple[str, ...]] = (
         "train_splits",
+        "label",
         "metric",
         "minutes",
         "valid_users",

@@ -92,7 +92,7 @@ class Tabular(Model):
 
     def item_parts(self, items: Batch) -> tuple[list[Part], int]:
         """The parts of x_0 from the items' features, and the number of items."""
-        return self._columns_of(items), num_rows(items)
+        return self.columns_of(items), num_rows(items)
 
     def side_scores(self, request: Batch, items: tuple[list[Part], int]) -> Tensor:
         """`Model.score_items`, with embeddings, and products that concern one side, computed once for it.
@@ -100,7 +100,7 @@ class Tabular(Model):
         If one side holds all numbers, the bottom MLP runs once for it; otherwise its first layer runs once for each
         side.
         """
-        ours, (theirs, count) = self._columns_of(request), items
+        ours, (theirs, count) = self.columns_of(request), items
         if torch.compiler.is_compiling():
             return self._pairs(ours, theirs)
         wide = max(1, at_once(base.SCORE_FLOATS, self.device) // self.pair_floats)  # items of a block
@@ -114,7 +114,7 @@ class Tabular(Model):
             ]
         )
 
-    def _columns_of(self, batch: Batch) -> list[Part]:
+    def columns_of(self, batch: Batch) -> list[Part]:
         """The parts of x_0 from a batch's features, (rows, n), with their columns in x_0.
 
         If a bottom MLP also reads numbers of the other side, these numbers are unchanged, with columns from the end: -1
@@ -142,12 +142,16 @@ class Tabular(Model):
 
     def _pairs(self, ours: Sequence[Part], theirs: Sequence[Part]) -> Tensor:
         """Logits (R, N)."""
+        return self.logits_of(self.parts_of_pairs(ours, theirs))
+
+    def parts_of_pairs(self, ours: Sequence[Part], theirs: Sequence[Part]) -> list[Part]:
+        """What `logits_of` reads, from the requests' and the items' parts, (rows, n) each."""
         laid = [(x.unsqueeze(1), columns) for x, columns in ours] + [(x.unsqueeze(0), columns) for x, columns in theirs]
         parts = [part for part in laid if part[1][0] >= 0]
         if halves := [(x, [-1 - place for place in columns]) for x, columns in laid if columns[0] < 0]:
             dense = self.bottom.after_first(linear_of_parts(self.bottom.first, halves))
             parts.append((dense, range(self.dense_dim)))
-        return self.logits_of(parts)
+        return parts
 
 
 def _rows(parts: Sequence[Part], start: int, count: int) -> list[Part]:

@@ -251,7 +251,7 @@ class RankedScore(Item):
 
 
 class Reason(Item):
-    """An event of the history, with its share of the score or its cosine to the recommended item."""
+    """An event of the history or a feature, with its share of the score or its cosine to the recommended item."""
 
     value: float
 
@@ -259,7 +259,7 @@ class Reason(Item):
 class Explanation(Answer):
     """The events that spoke for an item."""
 
-    kind: Literal["shares", "nearest"]
+    kind: Literal["shares", "nearest", "features"]
     events: list[Reason]
     rest: float | None
 

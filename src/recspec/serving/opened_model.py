@@ -27,6 +27,7 @@ from recspec.export import (
     columns_of,
     histories_beside,
     open_exported_model,
+    outputs_of,
     raw_columns,
     read_description,
 )
@@ -58,8 +59,7 @@ class TorchModel:
         """The outputs of the signature, (B, 1) each."""
         with torch.inference_mode():
             tensors = {port: torch.from_numpy(inputs[port.name]).to(self._device) for port in self.signature.inputs}
-            logit = self._model(as_model_batch(tensors)).float().unsqueeze(1)
-            made = self._model.probabilities(logit).cpu().numpy(), logit.cpu().numpy()
+            made = [each.cpu().numpy() for each in outputs_of(self._model, as_model_batch(tensors))]
             return dict(zip(self.signature.outputs, made, strict=True))
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recspec.base.errors import RequestError, how_many, listed, nearest, unknown
-from recspec.feature_spec import OUTPUTS, RANKING_OUTPUTS, Port, PortType
+from recspec.feature_spec import OUTPUTS, RANKING_OUTPUTS, Port, PortType, is_output
 
 Values = NDArray[Any]
 
@@ -136,7 +136,7 @@ def declare_outputs(outputs: Iterable[tuple[object, Mapping[str, Any]]], *, bina
     for name, parameters in outputs:
         if parameters.get("classification") or "shared_memory_region" in parameters:
             raise RequestError("an output's 'classification' and shared memory are not supported")
-        if not isinstance(name, str) or name not in KNOWN_OUTPUTS:
+        if not isinstance(name, str) or not is_output(name):
             raise RequestError(unknown("output", str(name)[:80], KNOWN_OUTPUTS))
         if name in wanted:
             raise RequestError(f"output '{name}' is asked for twice")

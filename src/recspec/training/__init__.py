@@ -10,10 +10,10 @@ from recspec.training.result import Result
 from recspec.training.run_folder import Event, has_checkpoint
 from recspec.training.settings import TrainSettings
 from recspec.training.tracking import TrackedSearch, require_mlflow, send_file
-from recspec.training.updating import Updated, UpdateSettings, update
+from recspec.training.updating import Updated, UpdateSettings, dataset_of, update
 
 __all__ = [
     "Blended", "Choice", "Event", "FitPlan", "Plan", "Result", "TrackedSearch", "TrainSettings", "TrainingPlan",
-    "TrainingRun", "UpdateSettings", "Updated", "arithmetic", "blend_runs", "has_checkpoint", "make_plan",
-    "plan_run", "require_mlflow", "send_file", "task_of", "train", "update",
+    "TrainingRun", "UpdateSettings", "Updated", "arithmetic", "blend_runs", "dataset_of", "has_checkpoint",
+    "make_plan", "plan_run", "require_mlflow", "send_file", "task_of", "train", "update",
 ]  # fmt: skip

@@ -113,7 +113,7 @@ def blend_runs(
             members, value, alone, users = chosen.members, chosen.value, list(chosen.alone), chosen.users
             metrics = chosen.metrics
         kept = [(part, each) for part, each in zip(members, trained, strict=True) if part is not None]
-        blend = blend_of(trained[0].spec, [(part, _item_model(each)) for part, each in kept])
+        blend = blend_of(trained[0].spec, [(part, _item_model(each)) for part, each in kept], Blend)
         card = Card(
             model=Blend.name,
             settings=blend.settings.model_dump(mode="json"),

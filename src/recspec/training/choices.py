@@ -12,8 +12,8 @@ import torch
 from recspec.base import config
 from recspec.base.errors import SettingsError, SpecError, listed, unknown
 from recspec.base.machine import parse_bytes
-from recspec.evaluation import count_labels
-from recspec.feature_spec import NO_FILES, FeatureSpec, Role
+from recspec.evaluation import count_labels, list_metric
+from recspec.feature_spec import FOLD_IN, NO_FILES, FeatureSpec, Role
 from recspec.loading import (
     HeldOutShare,
     Loader,
@@ -26,7 +26,7 @@ from recspec.loading import (
     place,
     torchrec_tables,
 )
-from recspec.models import FittedModel, Ids, ItemModel, Model, Shapes, TrainedItemModel
+from recspec.models import FittedModel, Ids, ItemModel, Model, MultiTask, Shapes, TrainedItemModel
 from recspec.models.layers import Embeddings, kernels
 from recspec.training.optimizers import MetaModel
 from recspec.training.product_rates import ONEDNN_PAYS, ProductRates
@@ -65,6 +65,15 @@ class Choice(Generic[T]):
 # --- rows ------------------------------------------------------------------------------------------------------------
 
 
+def of_label(spec: FeatureSpec, settings: TrainSettings) -> FeatureSpec:
+    """The dataset with the label of the settings as the first. Raises `SettingsError` if it has no such label."""
+    if settings.label is None:
+        return spec
+    if settings.label not in spec.labels:
+        raise SettingsError(f"{spec.folder}: train.label: {unknown('label', settings.label, spec.labels)}")
+    return spec.of_label(settings.label)
+
+
 def check_splits(spec: FeatureSpec, splits: Sequence[str]) -> None:
     """Refuse splits to train on that the dataset lacks."""
     if not spec.splits:
@@ -90,6 +99,17 @@ def pick_valid(splits: Sequence[str], settings: TrainSettings, kind: type[Model]
     if settings.valid_share:
         return Choice(HELD_OUT, f"no split valid; train.valid_share is {settings.valid_share}")
     return Choice("", "no split valid, and train.valid_share is 0")
+
+
+def check_held_out(model: Model, spec: FeatureSpec) -> None:
+    """Refuse a model that reads no events for a dataset of held-out users, of whom nothing else is known."""
+    reads_events = isinstance(model, ItemModel) or not {*spec.role("history")}.isdisjoint(model.features())
+    if FOLD_IN in spec.splits and not reads_events:
+        raise SpecError(
+            f"{spec.folder}: train has no row of the users of valid and test, and {model.name} reads no events by "
+            "which to know them; train a model that does, such as ease or sasrec, or prepare with --set history=50 for "
+            "one that reads histories"
+        )
 
 
 def check_calibration(spec: FeatureSpec, settings: TrainSettings, valid: Choice[str]) -> None:
@@ -143,7 +163,7 @@ def pick_metric(spec: FeatureSpec, settings: TrainSettings, kind: type[Model] = 
     if settings.metric is not None:
         return Choice(settings.metric, "as asked")
     if issubclass(kind, ItemModel):
-        return Choice(kind.metric, "all items ranked for each user")
+        return Choice(list_metric(spec), "all items ranked for each user")
     if issubclass(kind, FittedModel):
         return Choice(kind.metric, "rows have labels of their own")
     candidates = spec.metadata.get("test_samples_per_series")
@@ -238,7 +258,7 @@ def open_rows(
     With `newest`, only those rows are trained on.
     """
     share, splits = settings.valid_share if valid == HELD_OUT else 0.0, settings.train_splits
-    used = {*(model.features() if held_out else model.loss_needs().features), spec.label}
+    used = {*model.features(), *spec.labels} if held_out else {*model.loss_needs().features, spec.label}
     weights = pick_event_weights(spec, settings, type(model))
     loader = Loader(
         spec,
@@ -553,6 +573,9 @@ def notes_of(
         yield f"train.shard_by is torchrec, and no table is divided ({why}), so TorchRec is not used"
     if isinstance(model, TrainedItemModel) and weights is not None and settings.event_weights != "ignore":
         yield f"the weights of events are not used: {weights.reason}"
+    if len(spec.labels) > 1:
+        learned = "learns" if not isinstance(model, MultiTask) else f"learns {listed(spec.labels)}, and is judged by"
+        yield f"the model {learned} the label '{spec.label}'; train.label={spec.labels[1]} takes the other"
     if unsaid := spec.leaves_padding_unsaid:
         yield (
             f"{listed(unsaid)} declare no padding, so id 0 counts as an event; if 0 fills them up, as in SIM's "

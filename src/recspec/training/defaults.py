@@ -16,7 +16,7 @@ from recspec.base import config
 from recspec.base.errors import SpecError
 from recspec.base.files import PathError, confined, read_json
 from recspec.data.storage import PREPARE_FILE, Ragged, open_split
-from recspec.evaluation import id_feature
+from recspec.evaluation import id_feature, list_metric
 from recspec.feature_spec import FeatureSpec, Role
 from recspec.loading import holds_negatives, negatives_by_default
 from recspec.models import (
@@ -229,6 +229,7 @@ def gather_facts(spec: FeatureSpec, settings: TrainSettings, device: torch.devic
         splits=tuple(spec.splits),
         candidates=int(str(spec.metadata.get("test_samples_per_series", 1))),
         negatives=by_default,
+        list_metric=list_metric(spec),
         device=device.type,
     )
 
@@ -336,7 +337,7 @@ def _metric(model: type[Model], settings: TrainSettings, facts: DataFacts) -> Pr
     pairs = PAIRS_BY_PRODUCT if of_users else max(PAIRS_PER_SAMPLE * facts.samples, FEW_PAIRS // cost)
     ranked = max(pairs // max(1, facts.items), min(FEWEST_USERS, MOST_PAIRS // cost // max(1, facts.items)))
     described = f"{users:,} users x {facts.items:,} items"
-    too_much, metric = f"ranking {described} after every epoch would cost too much", "full/ndcg@10"
+    too_much, metric = f"ranking {described} after every epoch would cost too much", facts.list_metric
     sample: Proposals = {}
     if settings.valid_users is not None and "valid_users" in settings.model_fields_set:
         why = "rows are interactions; train.valid_users says how many users are ranked"

@@ -27,10 +27,10 @@ from recspec.base.signals import stopping_at_once
 from recspec.bundle import Card, DataRecord, RunRecord, run_record
 from recspec.bundle import folder as bundle
 from recspec.data.storage import label_columns
-from recspec.evaluation import Fitted, ItemFit, RowFit, Tried, warnings
+from recspec.evaluation import BoostedFit, Fitted, ItemFit, RowFit, Tried, warnings
 from recspec.feature_spec import FeatureSpec
 from recspec.loading import Ranks
-from recspec.models import FittedItemModel, FittedModel, LogisticRegression, find_model
+from recspec.models import FittedItemModel, FittedModel, LightGbm, LogisticRegression, find_model
 from recspec.training import run_folder
 from recspec.training.plan import FitPlan, Plan, TrainingPlan, make_fit_plan, make_plan
 from recspec.training.product_rates import arithmetic
@@ -454,12 +454,14 @@ def run_fit(
 def _fit(plan: FitPlan, folder: Path, log: RunLog, stop_requested: Callable[[], bool], baselines: bool) -> Result:
     log.begin(plan.notes, **plan.described())
     started = time.monotonic()
-    ends = [started]
+    ends, cut = [started], False
 
     def late() -> bool:
         """Whether one more combination, as long as the last one, would end after the minutes."""
+        nonlocal cut
         minutes = plan.settings.minutes
-        return minutes is not None and 2 * ends[-1] - ends[-2] - started > 60 * minutes
+        cut = minutes is not None and 2 * ends[-1] - ends[-2] - started > 60 * minutes
+        return cut
 
     def tell(tried: Tried) -> None:
         ends.append(time.monotonic())
@@ -487,9 +489,8 @@ def _fit(plan: FitPlan, folder: Path, log: RunLog, stop_requested: Callable[[], 
         log.write("note", message=doubt)
     where = bundle.save(folder / run_folder.BUNDLE, found.model, _card(plan, found, seconds), seen=seen)
     speed = found.num_pairs / max(seconds, 1e-9)
-    result = Result(
-        where, 0.0, found.metrics, speed, seconds, "fitted", {}, found.warnings, metric=found.metric, baselines=others
-    )
+    fitted = Result(where, 0.0, found.metrics, speed, seconds, "fitted", {}, found.warnings, metric=found.metric)
+    result = replace(fitted, baselines=others, evaluation=found.evaluation, cut=cut)
     log_end(
         log,
         result,
@@ -503,16 +504,18 @@ def _fit(plan: FitPlan, folder: Path, log: RunLog, stop_requested: Callable[[], 
     return result
 
 
-def _fit_of(plan: FitPlan, tell: Callable[[Tried], None], late: Callable[[], bool]) -> ItemFit | RowFit:
+def _fit_of(plan: FitPlan, tell: Callable[[Tried], None], late: Callable[[], bool]) -> BoostedFit | ItemFit | RowFit:
     kind, spec, own, train = plan.kind, plan.spec, plan.model_settings, plan.settings
     valid, metric = plan.valid.value, plan.metric.value
     if issubclass(kind, FittedItemModel):
         return ItemFit(kind, spec, own, train.train_splits, valid, metric, train.seed, train.valid_users, tell, late)
+    if issubclass(kind, LightGbm):
+        return BoostedFit(kind, spec, own, train.train_splits, valid, metric, train.seed, tell, late)
     assert issubclass(kind, LogisticRegression)
     return RowFit(kind, spec, own, train.train_splits, valid, metric, tell, late)
 
 
-def _baselines(plan: FitPlan, fit: ItemFit | RowFit, found: Fitted, seconds: float) -> dict[str, float]:
+def _baselines(plan: FitPlan, fit: BoostedFit | ItemFit | RowFit, found: Fitted, seconds: float) -> dict[str, float]:
     """The metric that chose the settings, of cheap baselines on the same users of valid."""
     if not isinstance(fit, ItemFit) or found.value is None or (question := fit.task()) is None:
         return {}
@@ -532,6 +535,7 @@ def _card(plan: FitPlan, found: Fitted, seconds: float) -> Card:
         "valid_metric": found.metric or None,
         "tried": [{"settings": dict(each.settings), "value": each.value} for each in found.tried],
         "logits_from": found.logits_from,
+        **({"importance": found.model.importance()} if isinstance(found.model, LightGbm) else {}),
     }
     return Card(
         model=plan.model,

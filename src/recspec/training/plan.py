@@ -229,6 +229,7 @@ def make_plan(
         SettingsError: if a setting does not fit the model, the dataset or the device.
         DataError: if a file that the dataset's metadata names is missing.
     """
+    spec = choices.of_label(spec, settings)
     device, kind = ranks.device, find_model(model_name)
     if issubclass(kind, FittedModel):
         raise SettingsError(f"{model_name} is fitted in one go: it has no steps to plan or to measure")
@@ -249,6 +250,7 @@ def make_plan(
         choices.check_calibration(spec, settings, valid)
     make = partial(kind, spec, model_settings)
     meta = MetaModel(make, settings, device)
+    choices.check_held_out(meta.model, spec)
     placement = choices.place_tables(meta, settings, ranks, precision.value)
     divided = placement.plan.stores
     negatives = choices.pick_negatives(spec, settings, kind)
@@ -327,6 +329,7 @@ def make_fit_plan(
         SettingsError: for settings of training that the model does not read, or too little memory.
         DataError: if a file that the dataset's metadata names is missing.
     """
+    spec = choices.of_label(spec, settings)
     kind = _fitted(model_name)
     choices.check_fit_settings(kind, settings)
     choices.check_splits(spec, settings.train_splits)

@@ -34,9 +34,9 @@ from recspec.evaluation import (
     seen_items,
     warnings,
 )
-from recspec.feature_spec import FeatureSpec
+from recspec.feature_spec import FOLD_IN, FeatureSpec
 from recspec.metrics import Calibration, Method, fit
-from recspec.models import FittedItemModel, Interactions, ItemModel, Model, find_model, on_meta_device
+from recspec.models import FittedItemModel, Interactions, ItemModel, Model, find_model, label_views, on_meta_device
 from recspec.models.layers import CalibrationMap
 from recspec.training.run_folder import Progress, RunLog
 from recspec.training.step import Built
@@ -52,6 +52,10 @@ class Judgement:
     notes: tuple[str, ...] = ()
     baselines: Mapping[str, float] = field(default_factory=dict)
     """Baseline -> the metric that chose the model, on valid."""
+    calibrations: Mapping[str, Calibration] = field(default_factory=dict)
+    """The same of the labels besides the first."""
+    evaluation: Evaluation | None = None
+    """Of the kept weights on valid."""
 
 
 def judge(
@@ -70,6 +74,11 @@ def judge(
     found, calibration, notes = last or validation.evaluate(), None, list[str]()
     if plan.settings.calibration != "none":
         calibration, found, notes = _calibrated(validation, found, plan.settings.calibration)
+    calibrations: dict[str, Calibration] = {}
+    for label, model in label_views(validation.model).items():
+        calibrated, about = _of_other_label(validation, model)
+        calibrations |= {} if calibrated is None else {label: calibrated}
+        notes.append(about)
     seconds = progress.seconds if baselines and validation.built.ranks.world_size == 1 else 0.0
     others = _others(validation, seconds)
     told = [
@@ -82,7 +91,7 @@ def judge(
     values = values_of(others, validation.metric)
     if validation.metric == "rows/log_loss" and found.probabilities is not None:
         values["constant"] = found.probabilities.log_loss_of_constant
-    return Judgement(tuple(told), calibration, tuple(notes), values)
+    return Judgement(tuple(told), calibration, tuple(notes), values, calibrations, found)
 
 
 def of_run(validation: Validation, found: Evaluation, progress: Progress) -> Sequence[ModelWarning]:
@@ -125,6 +134,20 @@ def _calibrated(
         probabilities=after.probabilities,
     )
     return calibration, kept, [f"calibrated on {validation.place} by {method}: {changes}; {twice}"]
+
+
+def _of_other_label(validation: Validation, model: Model) -> tuple[Calibration | None, str]:
+    """The calibration of a label that did not choose the epoch, and how well it is predicted, in words."""
+    (logits, labels), method = validation.rows(model), validation.plan.settings.calibration
+    about = f"label '{model.spec.label}' on {validation.place}"
+    try:
+        calibration = None if method == "none" else fit(logits, labels, method)
+        calibrated = calibration
+        found = evaluate_rows(logits, labels, calibrated=calibrated).metrics["rows"]
+    except DataError as error:
+        return None, f"{about}: {error}"
+    values = ", ".join(f"{name.replace('_', ' ')} {found[name]:.4f}" for name in ("log_loss", "auc") if name in found)
+    return calibration, f"{about}: {values}"
 
 
 def _others(validation: Validation, seconds: float) -> dict[str, Evaluation]:
@@ -230,6 +253,10 @@ class Result:
     """PROTOCOL/METRIC on valid that chose it; empty if nothing was measured."""
     baselines: Mapping[str, float] = field(default_factory=dict)
     """The same metric of baselines with their default settings, on valid."""
+    evaluation: Evaluation | None = field(default=None, repr=False)
+    """Of the kept weights on valid, with the values of users or rows."""
+    cut: bool = False
+    """Whether `train.minutes` ended the choice of a fitted model's settings."""
 
     @property
     def value(self) -> float | None:
@@ -241,7 +268,8 @@ class Result:
         """Plain values for JSON."""
         calibration = None if self.calibration is None else self.calibration.model_dump(mode="json")
         told = {"bundle": str(self.bundle), "warnings": [each.to_dict() for each in self.warnings]}
-        return {**vars(self), **told, "calibration": calibration}
+        figures = {name: value for name, value in vars(self).items() if name != "evaluation"}
+        return {**figures, **told, "calibration": calibration}
 
 
 def log_end(log: RunLog, result: Result, **values: object) -> None:
@@ -289,6 +317,7 @@ def write_bundle(
         trained=trained,
         metrics=progress.best_metrics if use_best else {},
         calibration=judgement.calibration,
+        calibrations=dict(judgement.calibrations),
         warnings=tuple(each.to_dict() for each in judgement.warnings),
     )
     if ranks.is_first:
@@ -308,6 +337,7 @@ def write_bundle(
         judgement.calibration,
         metric if progress.best is not None else "",
         judgement.baselines,
+        judgement.evaluation,
     )
 
 
@@ -316,7 +346,7 @@ def keeps_best(built: Built, progress: Progress) -> bool:
     return built.plan.settings.keep_best and progress.best is not None
 
 
-KNOWN = ("train", "valid")
+KNOWN = ("train", FOLD_IN, "valid")
 """Splits whose events a bundle knows; test is opened by `evaluate` alone."""
 
 

@@ -265,6 +265,9 @@ class TrainSettings(PlacementSettings, OptimizerSettings):
         description="training stops after so many evaluations in a row that are clearly worse than the best; no "
         "limit if epochs is given",
     )
+    label: str | None = Field(
+        None, description="the label to learn of several, or to judge the epochs by; by default the first"
+    )
     target: float | None = Field(None, description="value of the metric on valid at which training stops")
     keep_best: bool = Field(True, description="save the weights of the best evaluation; otherwise the last ones")
     calibration: Literal["none", "temperature", "isotonic"] = Field(

@@ -38,7 +38,7 @@ from recspec.base.errors import (
 from recspec.base.files import local
 from recspec.base.signals import stopping_at_once
 from recspec.base.stores import fetched, url_text
-from recspec.bundle import Blend, Card, checkpoint, meaning_digest, run_record, versions
+from recspec.bundle import Card, checkpoint, meaning_digest, run_record, versions
 from recspec.bundle import cards as pipeline_card
 from recspec.bundle import folder as bundle
 from recspec.feature_spec import FeatureSpec
@@ -209,7 +209,7 @@ def update(
         base = bundle.find(run)  # the newest version, now that no other update can end
         card = _read_card(base)
         require_libraries(find_model(card.model))
-        spec = _dataset_of(base, data)
+        spec = dataset_of(base, data)
         (folder / DATA).mkdir(parents=True)
         from recspec.datasets import append_events  # needs Ibis and DuckDB, which training does without
 
@@ -263,14 +263,14 @@ def _check_run(run: Path) -> None:
 
 def _read_card(base: Path) -> Card:
     card = bundle.read_card(base)
-    if card.model == Blend.name:
+    if card.model in bundle.OF_MEMBERS:
         raise BundleError(f"{base}: is a {card.model}, which takes no new events; update its parts and make it again")
     if pipeline_card.read_pipeline(base) is not None:
         raise BundleError(f"{base}: is a pipeline; update its ranker and its retrievers, and make it again")
     return card
 
 
-def _dataset_of(base: Path, given: FeatureSpec | None) -> FeatureSpec:
+def dataset_of(base: Path, given: FeatureSpec | None) -> FeatureSpec:
     """The dataset that a version was trained on."""
     spec = given
     if spec is None:

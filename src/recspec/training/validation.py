@@ -24,6 +24,7 @@ from recspec.evaluation import (
     scores_of,
 )
 from recspec.loading import Loader
+from recspec.models import Model
 from recspec.models.layers import take
 from recspec.training.choices import HELD_OUT, open_rows
 from recspec.training.run_folder import Progress
@@ -133,16 +134,22 @@ class Validation:
         question = self.question
         return run_protocols(scores_of(informed(self.model, question), question, self.built.shards.evaluating))
 
-    def rows(self) -> tuple[NDArray[np.floating], NDArray[np.bool_]]:
-        """Logits and labels of every row, on every rank."""
-        spec, ranks = self.plan.spec, self.built.shards.evaluating
+    def rows(self, model: Model | None = None) -> tuple[NDArray[np.floating], NDArray[np.bool_]]:
+        """Logits and labels of every row, on every rank; by default of the model, or of its view of another label."""
+        model, ranks = model or self.model, self.built.shards.evaluating
+        spec = self.plan.spec.of_label(model.spec.label)
         if self.split != HELD_OUT:
-            return score_rows(self.model, spec, self.split, ranks), self.question.rows.labels
+            question = (
+                self.question
+                if model is self.model
+                else EvaluationTask(spec, self.split, ("rows",), EvaluateSettings())
+            )
+            return score_rows(model, spec, self.split, ranks), question.rows.labels
         logits, labels = [torch.zeros(0)], [torch.zeros(0)]
         with torch.inference_mode():
             for share in self._held_out.batches():
                 batch = take(share.batch, slice(0, share.num_rows))
-                logits.append(self.model(batch).float().cpu())
+                logits.append(model(batch).float().cpu())
                 labels.append(batch[spec.label].float().cpu())
         return ranks.gather(torch.cat(logits)).numpy(), ranks.gather(torch.cat(labels)).numpy() > 0
 

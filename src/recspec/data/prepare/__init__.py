@@ -24,7 +24,16 @@ from recspec.data.prepare.declared import (
     load_columns,
 )
 from recspec.data.prepare.duckdb_backend import DuckDBBackend, check_parquet
-from recspec.data.prepare.histories import HistorySettings, Prefixes, TimeSplitSettings, UnknownTargets
+from recspec.data.prepare.histories import (
+    EARLIER,
+    HELDOUT_USERS,
+    WINDOW,
+    HistorySettings,
+    Prefixes,
+    TimeSplitSettings,
+    UnknownTargets,
+    check_window,
+)
 from recspec.data.prepare.interactions import Source
 from recspec.data.prepare.names import (
     AS_IN_FILE,
@@ -41,6 +50,7 @@ from recspec.data.prepare.names import (
     SPLIT_BEFORE,
     SPLIT_WORDS,
     SPLITS,
+    TARGET,
     TIMESTAMP,
     USER,
     WEIGHT,
@@ -87,7 +97,7 @@ from recspec.data.prepare.raw_rows import (
 )
 from recspec.data.prepare.raw_table import CODE_NAME, Roles, typed
 from recspec.data.prepare.scatter import Scatter, shuffled
-from recspec.data.prepare.splits import leave_one_out, with_splits
+from recspec.data.prepare.splits import CUTS, leave_one_out, with_splits
 from recspec.data.prepare.tables import (
     SECONDS,
     Cleaned,
@@ -113,22 +123,24 @@ from recspec.data.prepare.text_files import (
     read_header,
 )
 from recspec.data.prepare.text_layout import check_encoding
-from recspec.data.prepare.times import looks_like_time, note_doubtful_time, note_untimed
+from recspec.data.prepare.times import Duration, duration_in, looks_like_time, note_doubtful_time, note_untimed
 
 __all__ = [
-    "AS_IN_FILE", "CODE_NAME", "DESCRIBES", "ENGINES", "EVENT_WEIGHT", "FILE_SPLIT", "GROUP", "HOW", "ITEM",
-    "LABEL", "LABELS", "LARGEST", "PROBLEMS_SHOWN", "ROW", "ROW_BYTES", "SECONDS", "SEEN", "SERIES", "SHOWN",
-    "SPLIT", "SPLITS", "SPLIT_BEFORE", "SPLIT_WORDS", "TIMESTAMP", "USER", "WEIGHT", "Backend", "Before",
-    "Catalogue", "Cleaned", "Column", "ColumnRole", "ColumnType", "Decay", "DeclaredColumn", "Distribution",
-    "DuckDBBackend", "HistorySettings", "Invalid", "JsonFile", "Kind", "Notes", "Part", "PartFiles", "Prefixes",
+    "AS_IN_FILE", "CODE_NAME", "CUTS", "DESCRIBES", "EARLIER", "ENGINES", "EVENT_WEIGHT", "FILE_SPLIT", "GROUP",
+    "HELDOUT_USERS", "HOW", "ITEM", "LABEL", "LABELS", "LARGEST", "PROBLEMS_SHOWN", "ROW", "ROW_BYTES",
+    "SECONDS", "SEEN", "SERIES", "SHOWN", "SPLIT", "SPLITS", "SPLIT_BEFORE", "SPLIT_WORDS", "TARGET",
+    "TIMESTAMP", "USER", "WEIGHT", "WINDOW", "Backend", "Before", "Catalogue", "Cleaned", "Column",
+    "ColumnRole", "ColumnType", "Decay", "DeclaredColumn", "Distribution", "DuckDBBackend", "Duration",
+    "HistorySettings", "Invalid", "JsonFile", "Kind", "Notes", "Part", "PartFiles", "Prefixes",
     "PrepareContext", "Prepared", "Progress", "RawLayout", "RawRows", "Reading", "Remark", "Repeats", "Roles",
-    "RowsBy", "Scatter", "Share", "Source", "TextFile", "TimeSplitSettings", "UnknownTargets", "Weighting", "alike",
-    "at_least", "blocks", "blocks_of_part", "check_encoding", "check_parquet", "check_time_format", "clean",
-    "clicks", "column_of", "columns_of", "columns_schema", "count_rows", "count_where", "counts_by",
-    "days_without_clock", "declared_columns", "doubtful_times", "fetch", "figure", "figures", "find_raw_files",
-    "fingerprint", "first_left_out", "gather", "interactions", "is_dated", "is_missing_marker", "keep_earliest",
-    "label_outcomes", "leave_one_out", "left_join", "limit_bytes", "lines_of", "load_columns", "looks_like_time",
-    "named_files", "nearest_file", "note_doubtful_time", "note_untimed", "number_of", "plain", "prepared",
-    "read_header", "returns", "shuffled", "silent", "splits", "splits_by_name", "stage", "stand_ins", "time_range",
-    "typed", "unused_columns", "unused_splits", "unused_types", "with_splits",
+    "RowsBy", "Scatter", "Share", "Source", "TextFile", "TimeSplitSettings", "UnknownTargets", "Weighting",
+    "alike", "at_least", "blocks", "blocks_of_part", "check_encoding", "check_parquet", "check_time_format",
+    "check_window", "clean", "clicks", "column_of", "columns_of", "columns_schema", "count_rows", "count_where",
+    "counts_by", "days_without_clock", "declared_columns", "doubtful_times", "duration_in", "fetch", "figure",
+    "figures", "find_raw_files", "fingerprint", "first_left_out", "gather", "interactions", "is_dated",
+    "is_missing_marker", "keep_earliest", "label_outcomes", "leave_one_out", "left_join", "limit_bytes",
+    "lines_of", "load_columns", "looks_like_time", "named_files", "nearest_file", "note_doubtful_time",
+    "note_untimed", "number_of", "plain", "prepared", "read_header", "returns", "shuffled", "silent", "splits",
+    "splits_by_name", "stage", "stand_ins", "time_range", "typed", "unused_columns", "unused_splits",
+    "unused_types", "with_splits",
 ]  # fmt: skip

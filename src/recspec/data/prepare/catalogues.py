@@ -239,9 +239,7 @@ class Fitted:
         return column.astype(dtype)
 
 
-def metadata(
-    dataset: str, ids: Mapping[str, str], summary: Mapping[str, object], **more: int | str
-) -> dict[str, object]:
+def metadata(dataset: str, ids: Mapping[str, str], summary: Mapping[str, object], **more: object) -> dict[str, object]:
     """The metadata of a specification whose users and items have the given id columns, by role."""
     return {
         "dataset": dataset,

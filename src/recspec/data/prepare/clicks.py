@@ -65,6 +65,7 @@ class Source(Rows):
     grouped: Literal[False, "values", "ids"] = False
     """Whether rows are ranked in groups: by any values, or by whole numbers from 0, kept as they are."""
     kept: Sequence[str] = ()  # numbers kept as they are, without a role, so that no model reads them
+    other_labels: Sequence[str] = ()  # columns of 0 and 1 that are labels too
     timed: bool = False  # whether rows have times, which are kept as they are, without a role
     histories: HistorySettings | None = None  # if given, rows hold the earlier events of their user, in order of time
     seed: int = 1  # of the items drawn for negative histories
@@ -168,7 +169,7 @@ def _write_splits(
         fitted.features[GROUP] = Feature(dtype="int32", cardinality=groups.cardinality)
     elif source.grouped == "ids":
         fitted.features[GROUP] = Feature(dtype="int64", cardinality=_group_cardinality(backend, rows))
-    fitted.features[LABEL] = Feature(dtype="float32")
+    fitted.features |= {name: Feature(dtype="float32") for name in (LABEL, *source.other_labels)}
     sent = replace(source, rows=None, users=None, items=None, seen=None, before=None)  # executors need no tables
     splits = [name for name in SPLITS if name in counted]
     plan = _Plan(sent, fitted, groups, histories, splits, grows=source.before is not None)
@@ -318,7 +319,8 @@ def _columns(batch: pa.Table, plan: _Plan) -> Columns:
         columns[GROUP] = batch.column(GROUP).to_numpy().astype(np.int64)
     elif plan.groups is not None:
         columns[GROUP] = plan.groups.encode(batch.column(GROUP)).astype(np.int32)
-    columns[LABEL] = batch.column(LABEL).to_numpy().astype(np.float32)
+    labels = (LABEL, *plan.source.other_labels)
+    columns |= {name: batch.column(name).to_numpy().astype(np.float32) for name in labels}
     times = batch.column(TIMESTAMP).to_numpy() if plan.source.timed else None
     if times is not None:
         columns[TIMESTAMP] = times
@@ -349,7 +351,7 @@ def _specification(
     if histories is not None:
         summary["train_rows_dropped_by_histories"] = histories.counts["short"]
         channels |= {role: tuple(names) for role, names in histories.columns.channels.items()}
-    channels["label"] = (LABEL,)
+    channels["label"] = (LABEL, *source.other_labels)
     if source.grouped:
         channels["group"] = (GROUP,)
     named = {"timestamp": TIMESTAMP} if source.timed else {}

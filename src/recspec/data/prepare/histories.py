@@ -38,12 +38,14 @@ from recspec.data.prepare.names import (
     SPLITS,
     TIMESTAMP,
     USER,
+    WRITTEN,
     Notes,
 )
 from recspec.data.prepare.negatives import Distribution, Draws, Seen
 from recspec.data.prepare.tables import counts_by, is_dated
+from recspec.data.prepare.times import Duration
 from recspec.data.storage import Columns, Ragged
-from recspec.feature_spec import Feature
+from recspec.feature_spec import FOLD_IN, Feature
 
 Ids = NDArray[np.int64]
 Prefixes = Literal["all", "last"] | Annotated[int, Field(ge=1)]
@@ -97,24 +99,62 @@ class HistorySettings(BaseSettings):
         return found + ([f"beyond prefixes={self.prefixes}"] if self.prefixes != "all" else [])
 
 
-class TimeSplitSettings(BaseSettings):
-    """Settings of datasets that hold out each user's last rows, or the latest of all rows."""
+HELDOUT_USERS = Field(
+    None, ge=1, description="split=users: number of users for test, and as many for valid; null: the shares"
+)
+WINDOW = Field(
+    None,
+    description="split=time: length of test, such as 7d or 12h, and of valid before it; null: shares of the rows; a "
+    "plain number is in the units of the timestamps",
+)
+EARLIER = Field(
+    0,
+    ge=0,
+    le=10_000,
+    description="split=time: number of windows by which test ends before the last row; later rows are left out",
+)
 
-    split: Literal["leave_one_out", "time"] = Field(
+
+def check_window(window: str | None, earlier: int, by_time: bool, shares: Collection[str]) -> None:
+    """Refuse settings of windows that mean nothing. Raises ValueError."""
+    if window is not None and not by_time:
+        raise ValueError("window is for split time; set split=time too")
+    if window is not None and shares:
+        raise ValueError(f"window is the length of valid and test; leave out {' and '.join(sorted(shares))}")
+    if earlier and window is None:
+        raise ValueError("earlier counts windows; set window to their length, such as 7d")
+
+
+class TimeSplitSettings(BaseSettings):
+    """Settings of datasets that hold out each user's last rows, the latest of all rows, or whole users."""
+
+    split: Literal["leave_one_out", "time", "users"] = Field(
         "leave_one_out",
-        description="leave_one_out: each user's last row is test; time: the latest rows overall are test",
+        description="leave_one_out: each user's last row is test; time: the latest rows overall are test; users: some "
+        "users are, of whom four fifths of the rows are known",
     )
-    valid_share: float = Field(0.1, ge=0, lt=1, description="split=time: share of the rows for valid")
-    test_share: float = Field(0.1, ge=0, lt=1, description="split=time: share of the rows for test, the latest")
+    valid_share: float = Field(0.1, ge=0, lt=1, description="split=time, users: share of the rows or users for valid")
+    test_share: float = Field(
+        0.1, ge=0, lt=1, description="split=time, users: share of the latest rows, or of the users, for test"
+    )
+    heldout_users: int | None = HELDOUT_USERS
+    window: Duration | None = WINDOW
+    earlier: int = EARLIER
     unknown_targets: UnknownTargets = Field(
         "drop", description="split=time: drop or keep (with id 0) held-out rows whose item is not in train"
     )
 
     @model_validator(mode="after")
     def _of_time(self) -> TimeSplitSettings:
-        given = _given(self, "valid_share", "test_share", "unknown_targets")
-        if self.split != "time" and given:
+        of_time = ["valid_share", "test_share"] if self.split == "leave_one_out" else []
+        if given := _given(self, *of_time, *(["unknown_targets"] if self.split != "time" else [])):
             raise ValueError(f"{given} are for split time; set split=time too")
+        if self.split != "users" and self.heldout_users is not None:
+            raise ValueError("heldout_users is for split users; set split=users too")
+        shares = self.model_fields_set & {"valid_share", "test_share"}
+        check_window(self.window, self.earlier, self.split == "time", shares)
+        if self.split == "users" and "num_negatives" in self.model_fields_set and vars(self)["num_negatives"]:
+            raise ValueError("split users ranks all items, so no candidates are drawn; leave out num_negatives")
         if (taken := self.valid_share + self.test_share) >= 1:
             raise ValueError(f"valid_share and test_share take {taken:g} of the rows; leave some for train")
         return self
@@ -281,14 +321,19 @@ class UserBlock:
         self.users: Ids = plan.everyone.encode(block.column(USER))  # numbers, equal to ids if all users are known
         assert (np.diff(self.users) >= 0).all(), "the engine returned rows out of order"
         self.items: Ids = plan.items.encode(block.column(ITEM))
-        self.splits: Ids = pc.index_in(block.column(SPLIT), value_set=pa.array(SPLITS)).to_numpy().astype(np.int64)
+        self.splits: Ids = pc.index_in(block.column(SPLIT), value_set=pa.array(WRITTEN)).to_numpy().astype(np.int64)
         self.times: NDArray[np.generic] = block.column(TIMESTAMP).to_numpy()
         self._is_event = is_event
         self._timelines: dict[int, Timeline] = {}
 
     def items_up_to(self, code: int) -> Ids:
-        """The items of events in the splits up to one; 0 for other rows."""
-        seen = self.splits <= code
+        """The items of events in the splits up to one; 0 for other rows.
+
+        Held-out users know what is folded in; their rows in valid and test are targets, which know nothing of each
+        other.
+        """
+        folded = self.splits == WRITTEN.index(FOLD_IN)
+        seen = folded | (self.splits == 0) if code and folded.any() else self.splits <= code
         return np.where(seen if self._is_event is None else seen & self._is_event, self.items, 0)
 
     def timeline(self, code: int) -> Timeline:

@@ -27,7 +27,18 @@ from recspec.data.prepare.histories import (
     UserBlock,
     pieces,
 )
-from recspec.data.prepare.names import EVENT_WEIGHT, ITEM, LABEL, SERIES, SPLIT, SPLIT_BEFORE, SPLITS, TIMESTAMP, USER
+from recspec.data.prepare.names import (
+    EVENT_WEIGHT,
+    ITEM,
+    LABEL,
+    SERIES,
+    SPLIT,
+    SPLIT_BEFORE,
+    SPLITS,
+    TIMESTAMP,
+    USER,
+    WRITTEN,
+)
 from recspec.data.prepare.negatives import Draws, Seen
 from recspec.data.prepare.tables import blocks_of_part
 from recspec.data.storage import BLOCK_ROWS, Columns, read_seen_pairs
@@ -88,6 +99,7 @@ class Plan:
     decay: Decay | None = None
     listed: NDArray[np.int64] | None = None  # candidates of test by the number of a user; drawn if None
     seen: Path | None = None  # file of every event, if the rows lack some; see `splits.write_seen`
+    splits: Sequence[str] = SPLITS  # those that are written
 
     def listed_for(self, split: str) -> NDArray[np.int64] | None:
         """The listed candidates of a split; None if they are drawn."""
@@ -214,7 +226,7 @@ class BlockRows(UserBlock):
         num_items = len(self.history_plan.items)
         return {
             code: _seen_by(code, self.users, self.items_up_to(code), num_items, self._plan)
-            for code in range(1, len(SPLITS))
+            for code in range(1, len(WRITTEN))
         }
 
     def _train(self) -> tuple[Ids, Ids]:
@@ -228,7 +240,7 @@ class BlockRows(UserBlock):
 
     def _held(self, split: str) -> tuple[Ids, Ids]:
         """Likewise of valid or test."""
-        rows = np.flatnonzero(self.splits == SPLITS.index(split))
+        rows = np.flatnonzero(self.splits == WRITTEN.index(split))
         known = self.items[rows] > 0
         self._counts.count("unknown_targets", self.users[rows[~known]])
         rows = rows if self._plan.unknown_targets == "keep" else rows[known]
@@ -243,11 +255,11 @@ class BlockRows(UserBlock):
 
     def _of_held(self, split: str) -> tuple[Seen, Draws]:
         """What users of valid or test have seen, and what draws their candidates; those of valid know no test row."""
-        return self._seen_up_to[SPLITS.index(split)], self._plan.draws if split == "test" else self._plan.train_draws
+        return self._seen_up_to[WRITTEN.index(split)], self._plan.draws if split == "test" else self._plan.train_draws
 
     def _written(self, split: str, rows: Ids, first: Ids) -> Columns:
         """Some rows with their negatives, and with the numbers of their series if these have numbers."""
-        code, users, plan = SPLITS.index(split), self.users[rows], self._plan
+        code, users, plan = WRITTEN.index(split), self.users[rows], self._plan
         count, listed = plan.negatives_for(split), plan.listed_for(split)
         if listed is not None:
             negatives = listed[users]

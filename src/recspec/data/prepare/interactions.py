@@ -44,6 +44,7 @@ from recspec.data.prepare.names import (
     SPLITS,
     TIMESTAMP,
     USER,
+    WRITTEN,
     Notes,
 )
 from recspec.data.prepare.prepared import Progress
@@ -51,6 +52,8 @@ from recspec.data.prepare.splits import write_seen
 from recspec.data.prepare.tables import counts_by, stage_by_number, time_range
 from recspec.data.storage import SEEN_FILE
 from recspec.feature_spec import Chunk, Feature, FeatureSpec
+
+LIANGS_CUT_OFFS = (20, 50, 100)  # of Liang et al., 2018, on held-out users; shorter than half of the items
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +72,7 @@ class Source(Rows):
     summary: Callable[[int], Mapping[str, object]] = lambda _: {}
     """The dataset's own counts, given the number of kept interactions; it may add to `notes`."""
     holds_out: bool = True  # whether rows were meant for valid and test
+    folds_in: bool = False  # whether users of valid and test are held out, with known events in fold_in
 
 
 def prepare_columns(
@@ -192,8 +196,9 @@ def write(
         decay=source.decay,
         listed=_listed_negatives(source.candidates, prepared),
         seen=folder / SEEN_FILE if source.seen is not None else None,
+        splits=WRITTEN if source.folds_in else SPLITS,
     )
-    counts = Counts(dict.fromkeys(SPLITS, 0))
+    counts = Counts(dict.fromkeys(plan.splits, 0))
     items = replace(prepared.items, readable={})  # titles would take memory in every executor
     write_part = partial(_write_part, replace(plan, prepared=replace(prepared, items=items)))
     first_new = source.before.first_new if source.before else None
@@ -214,18 +219,18 @@ def write(
 
 def _write_part(plan: Plan, part: Part) -> tuple[PartFiles, Counts]:
     """Write the rows of a part's users; the series have numbers of no other part."""
-    counts = Counts(dict.fromkeys(SPLITS, 0), series=Counter(dict.fromkeys(SPLITS, part.first_row)))
-    features = {f"{name}{end}": _features_of(plan, name) for end in ("", NEW) for name in SPLITS}
+    counts = Counts(dict.fromkeys(plan.splits, 0), series=Counter(dict.fromkeys(SPLITS, part.first_row)))
+    features = {f"{name}{end}": _features_of(plan, name) for end in ("", NEW) for name in plan.splits}
     with part_writers(part.folder, features) as (writers, users):
         for block in blocks_of_users(part, with_histories=plan.prepared.history is not None):
             made = BlockRows(block, plan, counts)
-            for split in SPLITS:
+            for split in plan.splits:
                 for is_new, columns in made.of(split):
                     writers[f"{split}{NEW if is_new else ''}"].write(columns)
             if (table := made.catalogue()) is not None:
                 users.write(table)
             part.done(block.num_rows)
-    for split in SPLITS:
+    for split in plan.splits:
         counts.new[split] = writers[f"{split}{NEW}"].num_rows
         counts.rows[split] = writers[split].num_rows + counts.new[split]
     return PartFiles.of(part.folder, writers), counts
@@ -290,9 +295,12 @@ def _specification(
     drawn = {"test_samples_per_series": num_negatives + 1}
     if plan.settings.train_negatives:
         drawn["train_negatives"] = plan.settings.train_negatives
-    named = {"timestamp": TIMESTAMP} if source.timed else {}
+    named: dict[str, object] = {"timestamp": TIMESTAMP} if source.timed else {}
     named |= {"event_weight": EVENT_WEIGHT} if source.weighted else {}
     named["seen"] = SEEN_FILE
+    if source.folds_in:
+        longest = len(prepared.vocabulary(ITEM)) // 2
+        named |= {"cut_offs": found} if (found := [k for k in LIANGS_CUT_OFFS if k <= longest]) else {}
     told = metadata(source.dataset, {"user": USER, "item": ITEM}, summary, **named, **drawn)
     present = {name: tuple(names) for name, names in channels.items() if names}
     return FeatureSpec(_features_of(plan, "test"), chunks, present, told, folder)

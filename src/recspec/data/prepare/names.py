@@ -7,11 +7,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
+from recspec.feature_spec import FOLD_IN
+from recspec.feature_spec import SPLITS as SPLITS
+
 USER, ITEM, TIMESTAMP = "user_id", "item_id", "timestamp"
 LABEL, GROUP, SERIES = "label", "group", "series"
 EVENT_WEIGHT = "event_weight"
-SPLIT = "split"  # column with the split of a row: one of `SPLITS`
-SPLITS = ("train", "valid", "test")
+SPLIT = "split"  # column with the split of a row: one of `WRITTEN`
+WRITTEN = (*SPLITS, FOLD_IN)  # the numbers of splits are their places here
+TARGET = "__target__"  # column that sorts the targets of held-out users behind their other events
 HISTORY, NEGATIVE_HISTORY, GAP = "history", "negative_history", "history_gap"
 ROW = "__row__"  # column with a row's place in its raw file; files with a column of this name are refused
 FILE_SPLIT = "__split__"  # column with the split of a row's file, if files are splits; likewise refused

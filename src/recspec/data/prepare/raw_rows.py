@@ -295,8 +295,18 @@ LABELS = {
 """Spellings of a label, in any case."""
 
 
-def _label(rows: RawRows, name: str, positive_from: float | None, positive: Sequence[str]) -> Values:
-    """The label column as 0 and 1; 1 from `positive_from` on, or where it holds one of `positive`, if given."""
+def _label(
+    rows: RawRows,
+    name: str,
+    positive_from: float | None = None,
+    positive: Sequence[str] = (),
+    *,
+    may_be_made: bool = False,
+) -> Values:
+    """A label column as 0 and 1; 1 from `positive_from` on, or where it holds one of `positive`, if given.
+
+    With `may_be_made`, messages name these settings.
+    """
     values = rows.table[name]
     if positive:
         return _label_by_word(rows, name, positive)
@@ -314,10 +324,9 @@ def _label(rows: RawRows, name: str, positive_from: float | None, positive: Sequ
         counted = counted.limit(MOST_WORDS + 1)
     words = fetch(rows.backend, counted).column("word").to_pylist()
     rarest = shlex.quote(f"positive={words[0]}") if 0 < len(words) <= MOST_WORDS else "positive=TEXT"
-    expected = (
-        "expected 0 or 1, true or false, yes or no; --set positive_from=NUMBER makes a 1 of this number and more, "
-        f"--set {rarest} of this text"
-    )
+    expected = "expected 0 or 1, true or false, yes or no"
+    if may_be_made:
+        expected += f"; --set positive_from=NUMBER makes a 1 of this number and more, --set {rarest} of this text"
     if not values.type().is_string():
         rows.refuse(values.isnull() | ~values.isin([0, 1]), name, expected, ", the label")
         return values.cast("int64")

@@ -214,6 +214,7 @@ class Roles:
     shown: bool = False  # a file of users or items: the values of all other columns decide their types, without notes
     time: str | None = None
     label: str | None = None
+    other_labels: tuple[str, ...] = ()
     positive_from: float | None = None
     positive: tuple[str, ...] = ()
     weights: Weighting = field(default_factory=Weighting)
@@ -314,13 +315,15 @@ class _Typing:
         if name == roles.time:
             return seconds_of(self.rows, name)
         declared = self.rows.reading.types.get(name)
-        if name == roles.label:
+        if name == roles.label or name in roles.other_labels:
             if declared is not None and declared.type in ("time", "list", "vector"):
                 self.rows.problems.append(
-                    f"column '{name}' is the label, and is declared {declared.type}; declare it text, integer or number"
+                    f"column '{name}' is a label, and is declared {declared.type}; declare it text, integer or number"
                 )
                 return None
-            return _label(self.rows, name, roles.positive_from, roles.positive)
+            if name != roles.label:
+                return _label(self.rows, name)
+            return _label(self.rows, name, roles.positive_from, roles.positive, may_be_made=True)
         if declared is not None and name in roles.ids and declared.type in ("list", "vector"):
             self.rows.problems.append(
                 f"column '{name}' holds ids, and is declared {declared.type}; declare it text or integer"

@@ -105,7 +105,7 @@ class ColumnPlan:
     @classmethod
     def of_spec(cls, spec: FeatureSpec, name: str, *, shifted: bool) -> Self:
         """The plan of a feature of a dataset."""
-        return cls.of(name, spec.features[name], spec.shift(name) if shifted else 0, is_label=name == spec.label)
+        return cls.of(name, spec.features[name], spec.shift(name) if shifted else 0, is_label=name in spec.labels)
 
     def zeros(self, num_rows: int) -> Column:
         """Rows of zeros, or of empty lists."""

@@ -1,7 +1,7 @@
 """`seen.parquet`: the items that each user acted on, whatever the split, the rating or the weight of the event.
 
 A row is a pair of ids, `user_id` and `item_id`, and the number of the first split whose rows know of it: 0 train,
-1 valid, 2 test. Rows are sorted by user and item, and no pair repeats.
+1 valid, 2 test, 3 fold_in. Rows are sorted by user and item, and no pair repeats.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 
 from recspec.base.errors import DataError
 from recspec.base.files import special, whole_file
-from recspec.feature_spec import FeatureSpec
+from recspec.feature_spec import FOLD_IN, SPLITS, FeatureSpec
 
 SEEN_FILE = "seen.parquet"
 ROWS_PER_GROUP = 131_072
-SEEN_SPLITS = ("train", "valid", "test")
+SEEN_SPLITS = (*SPLITS, FOLD_IN)
 _SCHEMA = pa.schema({"user_id": pa.int32(), "item_id": pa.int32(), "split": pa.int8()})
 
 Pairs = tuple[NDArray[np.int32], NDArray[np.int32]]

@@ -242,7 +242,7 @@ class _Rows:
                 return self.random.integers(first, first + num_ids, size)
             return first + power_law(self.random, size, num_ids, alpha)
         dtype = np.dtype(feature.dtype or "float32")
-        if dtype.kind == "b" or name == self.shape.label:
+        if dtype.kind == "b" or name in self.shape.labels:
             return self.random.integers(0, 2, size)
         if dtype.kind in "iu":
             return self.random.integers(0, 100, size)

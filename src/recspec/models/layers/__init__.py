@@ -1,7 +1,7 @@
 """Blocks that two or more models use."""
 
 from recspec.models.layers import kernels
-from recspec.models.layers.attention import Blocks, GatedBlock, TransformerBlock, buckets_of
+from recspec.models.layers.attention import Blocks, BlockSizes, GatedBlock, TransformerBlock, buckets_of
 from recspec.models.layers.batch import (
     Batch,
     concatenate,
@@ -45,6 +45,7 @@ from recspec.models.layers.history_search import (
     TableHistory,
     TargetQueries,
     latest_best,
+    products_of_rows,
 )
 from recspec.models.layers.kernels import segments, sum_rows
 from recspec.models.layers.losses import CalibrationMap, at_least_fp32, cross_entropy, sampled_softmax, softmax_loss
@@ -62,13 +63,13 @@ from recspec.models.layers.mlp import (
 )
 
 __all__ = [
-    "ActivatedMlp", "Activation", "AfterFirst", "AttentionUnit", "Batch", "Blocks", "CalibrationMap", "Column",
-    "Dice", "Dots", "Embeddings", "Events", "GatedBlock", "Gru", "Histories", "History", "Mlp", "NextEvent",
+    "ActivatedMlp", "Activation", "AfterFirst", "AttentionUnit", "Batch", "BlockSizes", "Blocks", "CalibrationMap",
+    "Column", "Dice", "Dots", "Embeddings", "Events", "GatedBlock", "Gru", "Histories", "History", "Mlp", "NextEvent",
     "PaddedHistory", "RowsHeld", "StoredHistory", "TableHistory", "TargetQueries", "TransformerBlock",
-    "aligned_linear", "at_least_fp32", "attention_to_items", "buckets_of", "concatenate", "cross_entropy",
-    "drawn_of", "drop", "embedding_widths", "events_of", "exact_in_answers", "floats_at_once", "floats_in_cache",
+    "aligned_linear", "at_least_fp32", "attention_to_items", "buckets_of", "concatenate", "cross_entropy", "drawn_of",
+    "drop", "embedding_widths", "events_of", "exact_in_answers", "floats_at_once", "floats_in_cache",
     "follow_together", "ids_and_numbers", "kernels", "last_states_of_items", "latest_best", "log_expected_of",
-    "may_replace", "num_rows", "number_widths", "repeat_rows", "rows_or_nan", "runs_on_gpu", "sampled_softmax",
-    "segments", "side_by_side", "softmax_loss", "sparse_rows", "start_glorot", "sum_rows", "take", "tile_rows",
-    "to_device", "uncompiled", "weighted_sums",
+    "may_replace", "num_rows", "number_widths", "products_of_rows", "repeat_rows", "rows_or_nan", "runs_on_gpu",
+    "sampled_softmax", "segments", "side_by_side", "softmax_loss", "sparse_rows", "start_glorot", "sum_rows", "take",
+    "tile_rows", "to_device", "uncompiled", "weighted_sums",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Causal self-attention over packed lists, and the blocks built of it.
+"""Self-attention over packed lists, and the blocks built of it.
 
 Lists of a batch lie one after the other in a tensor (P, d), so that linear maps and norms work on events alone.
 Attention needs lists side by side: lists of similar length are padded to the longest of them.
@@ -35,6 +35,8 @@ class Bucket:
     events: slice
     lists: slice
     longest: int
+    lengths: Tensor
+    """(B,) of the lists."""
     slots: Tensor
     """(events,) the place of each event in the padded tensor (B * L, d); a list begins at the left."""
 
@@ -42,6 +44,11 @@ class Bucket:
     def shape(self) -> tuple[int, int]:
         """B and L."""
         return self.lists.stop - self.lists.start, self.longest
+
+    @property
+    def held(self) -> Tensor:
+        """(B, 1, 1, L) which places of the padded tensor hold an event."""
+        return (torch.arange(self.longest, device=self.lengths.device) < self.lengths.unsqueeze(1))[:, None, None]
 
 
 def buckets_of(lengths: Tensor, sizes: Sequence[int] | None = None) -> list[Bucket]:
@@ -59,20 +66,20 @@ def buckets_of(lengths: Tensor, sizes: Sequence[int] | None = None) -> list[Buck
         events = int(sum(known[start:stop]))
         firsts = torch.arange(stop - start, device=own.device) * longest - (own.cumsum(0) - own)
         slots = torch.arange(events, device=own.device) + torch.repeat_interleave(firsts, own, output_size=events)
-        found.append(Bucket(slice(last - events, last), slice(start, stop), longest, slots))
+        found.append(Bucket(slice(last - events, last), slice(start, stop), longest, own, slots))
         stop, last = start, last - events
     return found[::-1]
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention in which an event sees itself and earlier events of its list; no dropout inside.
+    """Multi-head self-attention within each list; if it is causal, an event sees itself and earlier events alone.
 
-    softmax(q k' / sqrt(d / H)) v, with one linear map to q, k and v, and one behind.
+    softmax(q k' / sqrt(d / H)) v, with one linear map to q, k and v, and one behind; `dropout` is that of the softmax.
     """
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, *, dropout: float = 0.0, causal: bool = True) -> None:
         super().__init__()
-        self.width, self.heads = width, heads
+        self.width, self.heads, self.dropout, self.causal = width, heads, dropout, causal
         self.inner = nn.Linear(width, 3 * width)
         self.outer = nn.Linear(width, width)
 
@@ -87,27 +94,25 @@ class Attention(nn.Module):
 
     def _of_bucket(self, inner: Tensor, bucket: Bucket) -> Tensor:
         lists, longest = bucket.shape
-        if longest == 1:  # an event alone sees itself
+        if longest == 1 and not (self.training and self.dropout):  # an event alone sees itself
             return inner[bucket.events, 2 * self.width :]
         padded = _padded(inner[bucket.events], bucket)
         q, k, v = padded.view(lists, longest, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        seen = _attended(q, k, v, is_causal=True)
+        seen = self._attended(q, k, v, None if self.causal else bucket.held)
         return _unpadded(seen.transpose(1, 2).reshape(lists * longest, -1), bucket)
 
-    def of_last(self, x: Tensor, buckets: Sequence[Bucket], lengths: Tensor) -> Tensor:
-        """`forward` of the last event of each list in the buckets (lists, d); `lengths` (R,) of all lists."""
+    def of_last(self, x: Tensor, buckets: Sequence[Bucket]) -> Tensor:
+        """`forward` of the last event of each list in the buckets: (lists, d)."""
         weight, bias = self.inner.weight, self.inner.bias
         kv = F.linear(x, weight[self.width :], bias[self.width :])
         parts = []
         for bucket in buckets:
             lists, longest = bucket.shape
-            own = lengths[bucket.lists]
-            last = own.cumsum(0) - 1 + bucket.events.start
+            last = bucket.lengths.cumsum(0) - 1 + bucket.events.start
             q = F.linear(x[last], weight[: self.width], bias[: self.width]).view(lists, 1, self.heads, -1)
             padded = _padded(kv[bucket.events], bucket)
             k, v = padded.view(lists, longest, 2, self.heads, -1).permute(2, 0, 3, 1, 4)
-            held = torch.arange(longest, device=x.device) < own.unsqueeze(1)
-            seen = _attended(q.transpose(1, 2), k, v, attn_mask=held[:, None, None])
+            seen = self._attended(q.transpose(1, 2), k, v, bucket.held)
             parts.append(seen.transpose(1, 2).reshape(lists, -1))
         out: Tensor = self.outer(torch.cat(parts))
         return out
@@ -117,43 +122,76 @@ class Attention(nn.Module):
         rows, longest, _ = x.shape
         q, k, v = self.inner(x).view(rows, longest, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         places = torch.arange(longest, device=x.device)
-        earlier = places <= places.unsqueeze(1)
         itself = places == places.unsqueeze(1)  # else the softmax of a place that does not count would be NaN
-        mask = (earlier & held.unsqueeze(1)) | itself
-        seen = _attended(q, k, v, attn_mask=mask.unsqueeze(1))
+        others = held.unsqueeze(1)
+        if self.causal:
+            others = others & (places <= places.unsqueeze(1))
+        seen = self._attended(q, k, v, (others | itself).unsqueeze(1))
         out: Tensor = self.outer(seen.transpose(1, 2).reshape(rows, longest, -1))
         return out
+
+    def _attended(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        """softmax(q k' / sqrt(d / H)) v where `mask` is true; without one, an event sees itself and earlier ones."""
+        dropout = self.dropout if self.training else 0.0
+        if dropout and not q.is_cuda:
+            # torch's attention with dropout on a CPU takes 1.1 to 3.4 times as long: its draws alone take 10 ns a
+            # weight.
+            if mask is None:
+                mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()
+            weights = (q @ k.transpose(2, 3) * q.shape[3] ** -0.5).masked_fill(~mask, -torch.inf).softmax(3)
+            return drop(weights, dropout) @ v
+        return _attended(q, k, v, attn_mask=mask, is_causal=mask is None, dropout_p=dropout)
+
+
+@dataclass(frozen=True)
+class BlockSizes:
+    """What the blocks of a model have in common."""
+
+    width: int
+    heads: int
+    hidden: int
+    """Width of the hidden layer of the feed-forward net."""
+    dropout: float = 0.0
+    """Behind every sublayer."""
+    attention_dropout: float = 0.0
+    """Of attention weights."""
+    residual: bool = False
+    causal: bool = True
 
 
 class TransformerBlock(nn.Module):
     """A block with norms before its sublayers: x + attention(norm(x)), then x + feed_forward(norm(x)).
 
-    Feed-forward is linear, GELU, linear.
+    Feed-forward is linear, GELU, linear. With `residual`, attention(y) + y stands in for attention(y).
     """
 
-    def __init__(self, width: int, heads: int, hidden: int, dropout: float) -> None:
+    def __init__(self, sizes: BlockSizes) -> None:
         super().__init__()
-        self.dropout = dropout
+        width, hidden = sizes.width, sizes.hidden
+        self.dropout, self.residual = sizes.dropout, sizes.residual
         self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
-        self.attention = Attention(width, heads)
+        self.attention = Attention(width, sizes.heads, dropout=sizes.attention_dropout, causal=sizes.causal)
         self.expand, self.contract = nn.Linear(width, hidden), nn.Linear(hidden, width)
 
     def forward(self, x: Tensor, buckets: Sequence[Bucket]) -> Tensor:
         """(P, d) -> (P, d)."""
-        return self._behind(x, self.attention(self.norms[0](x), buckets))
+        y = self.norms[0](x)
+        return self._behind(x, y, self.attention(y, buckets))
 
-    def of_last(self, x: Tensor, buckets: Sequence[Bucket], lengths: Tensor) -> Tensor:
-        """`forward` of the last event of each list in the buckets."""
-        firsts = buckets[0].lists.start
-        last = lengths.cumsum(0)[firsts:] - 1
-        return self._behind(x[last], self.attention.of_last(self.norms[0](x), buckets, lengths))
+    def of_last(self, x: Tensor, buckets: Sequence[Bucket]) -> Tensor:
+        """`forward` of the last event of each list in the buckets: (lists, d)."""
+        y = self.norms[0](x)
+        last = torch.cat([bucket.lengths.cumsum(0) - 1 + bucket.events.start for bucket in buckets])
+        return self._behind(x[last], y[last], self.attention.of_last(y, buckets))
 
     def padded(self, x: Tensor, held: Tensor) -> Tensor:
         """`forward` of lists that are padded at the left: (R, L, d), with `held` (R, L)."""
-        return self._behind(x, self.attention.padded(self.norms[0](x), held))
+        y = self.norms[0](x)
+        return self._behind(x, y, self.attention.padded(y, held))
 
-    def _behind(self, x: Tensor, seen: Tensor) -> Tensor:
-        x = x + self._drop(seen)
+    def _behind(self, x: Tensor, y: Tensor, seen: Tensor) -> Tensor:
+        """The block behind its attention: `y` goes into it, `seen` comes out."""
+        x = x + self._drop(seen + y if self.residual else seen)
         return x + self._drop(self.feed_forward(self.norms[1](x)))
 
     def feed_forward(self, x: Tensor) -> Tensor:
@@ -171,9 +209,10 @@ class GatedBlock(TransformerBlock):
     SwiGLU: contract(silu(a) * b), with a and b linear.
     """
 
-    def __init__(self, width: int, heads: int, hidden: int, dropout: float) -> None:
-        super().__init__(width, heads, hidden, dropout)
-        self.expand = nn.Linear(width, 2 * hidden)
+    def __init__(self, sizes: BlockSizes) -> None:
+        super().__init__(sizes)
+        width = sizes.width
+        self.expand = nn.Linear(width, 2 * sizes.hidden)
         self.gates = nn.ModuleList([nn.Linear(width, width), nn.Linear(width, width)])
 
     def feed_forward(self, x: Tensor) -> Tensor:
@@ -181,9 +220,9 @@ class GatedBlock(TransformerBlock):
         made: Tensor = self.contract(F.silu(gate) * value)
         return made
 
-    def _behind(self, x: Tensor, seen: Tensor) -> Tensor:
+    def _behind(self, x: Tensor, y: Tensor, seen: Tensor) -> Tensor:
         # Borisyuk et al., 2025: x + f(norm(x)) * sigmoid(x W), for both sublayers.
-        x = x + torch.sigmoid(self.gates[0](x)) * self._drop(seen)
+        x = x + torch.sigmoid(self.gates[0](x)) * self._drop(seen + y if self.residual else seen)
         return x + torch.sigmoid(self.gates[1](x)) * self._drop(self.feed_forward(self.norms[1](x)))
 
 
@@ -218,7 +257,7 @@ class Blocks(nn.Module):
         for block in self._typed[:-1]:
             x = block(x, buckets)
         if self._typed:
-            return self._typed[-1].of_last(x, buckets, lengths)
+            return self._typed[-1].of_last(x, buckets)
         return x[lengths.cumsum(0)[buckets[0].lists.start :] - 1]
 
     def padded(self, x: Tensor, held: Tensor) -> Tensor:

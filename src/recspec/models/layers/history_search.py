@@ -191,21 +191,24 @@ def dots_of_rows(columns: Sequence[Column], places: Places, queries: Tensor) -> 
     for query in queries.unbind(1):
         total: Tensor | None = None
         for column, part in zip(columns, torch.split(query, widths, dim=1), strict=True):
-            dots = _products(column.vectors, column.rows, places, part)
+            dots = products_of_rows(column.vectors, column.rows, places.rows, places.offsets, part)
             total = dots if total is None else total.add_(dots)
         found.append(cast(Tensor, total))
     return found
 
 
-def _products(table: Tensor, rows: Tensor, places: Places, queries: Tensor) -> Tensor:
-    """query[b] table[rows[t]] for the events t of row b: (T,), without a tensor of T W numbers."""
+def products_of_rows(table: Tensor, rows: Tensor, owners: Tensor, offsets: Tensor, queries: Tensor) -> Tensor:
+    """query[b] table[rows[t]] for the events t of row b: (T,), without a tensor of T W numbers.
+
+    `owners` (T,) is the row b of each event, and `offsets` (B + 1,) counts the events before each row.
+    """
     shape = (len(queries), len(table))
     if shape[0] * shape[1] <= DENSE * len(rows):  # few rows, each asked for often: multiply each once
         with torch.autocast("cpu", enabled=False):  # they are summed with numbers of the tables' type
             products = queries @ table.t()
-        return products.flatten().index_select(0, torch.add(rows, places.rows, alpha=len(table)))
+        return products.flatten().index_select(0, torch.add(rows, owners, alpha=len(table)))
     _know_of_csr()
-    wanted = torch.sparse_csr_tensor(places.offsets, rows, table.new_zeros(len(rows)), shape, check_invariants=False)
+    wanted = torch.sparse_csr_tensor(offsets, rows, table.new_zeros(len(rows)), shape, check_invariants=False)
     return cast(Tensor, torch.sparse.sampled_addmm(wanted, queries.contiguous(), table.t(), beta=0.0).values())
 
 

@@ -1,9 +1,7 @@
 """The best model for a dataset within a time: every suitable model competes on valid, and test is opened at the end.
 
-Successive halving over time: a candidate trains in slices, each up to twice the time of all before. After a slice it
-waits; the better half of those that had as many slices goes on (Li et al.: A System for Massively Parallel
-Hyperparameter Tuning, MLSys 2020, algorithm 2, with time as the resource and one worker). What waits is not lost: it
-goes on when nothing better can.
+Models that are fitted come first, the cheapest first: one combination of settings each, which tells who may win; then
+those that may choose among all combinations. The others train in slices (`race`).
 """
 
 from __future__ import annotations
@@ -19,12 +17,15 @@ from pathlib import Path
 from recspec.base.errors import Interrupted, SettingsError
 from recspec.base.files import confine, local, locked_inside, mkdir_or_undo
 from recspec.base.signals import stopping_at_once
+from recspec.evaluation import Evaluation
 from recspec.training import Event, Result, TrackedSearch, TrainingPlan, plan_run
 from recspec.training.search import candidates
 from recspec.training.search.finish import Finish
+from recspec.training.search.race import GRID_GAIN, GROWTH, KEPT_BACK, Race, first_slice, hope_of, next_of
 from recspec.training.search.state import (
     BEST,
     WRITTEN,
+    Judged,
     Leaderboard,
     Line,
     Search,
@@ -34,8 +35,6 @@ from recspec.training.search.state import (
     write_recipe,
 )
 
-KEPT_BACK = 0.2
-"""Share of the time kept for training the winner again, test and latency."""
 VARIANTS = 24
 """Most candidates beyond each model's defaults; small data would take thousands."""
 TOGETHER = 4
@@ -49,9 +48,8 @@ MOST_ATTEMPTS = 3
 """Times that a candidate may end the process, as too little memory does, before it is given up."""
 STOPPED = "stopped as asked; the same command goes on"
 
-GROWTH = 2
-"""How many times as long a candidate has trained after each slice, and the inverse of the share that goes on."""
-
+FIRST_FIT = 1e-3
+"""Seconds of a first fit: it ends after one combination."""
 Look = Callable[[State, float], None]
 """Receives the state after each slice, and the seconds that are left."""
 
@@ -69,6 +67,7 @@ class AutoSearch(Search):
     most_variants: int = VARIANTS
     look: Look = lambda _, __: None
     plans: dict[str, TrainingPlan] = field(default_factory=dict, init=False)
+    race: Race = field(init=False)
     _started: float = field(default=0.0, init=False)
     _counted: float = field(default=0.0, init=False)
 
@@ -96,7 +95,7 @@ class AutoSearch(Search):
             if self.stop_requested():
                 self.tracked.wait()
                 raise Interrupted(f"{self.out}: {STOPPED}")
-            board = Finish(self).run(self.left)
+            board = Finish(self).run(self.race.left)
             if problem := self._track(board):
                 self.tell(problem)
             return board
@@ -134,11 +133,11 @@ class AutoSearch(Search):
             if getattr(found, name) != value
         ]:
             raise SettingsError.of(f"{self.out}: holds another search; name another folder", differing)
-        self.state = found
+        self.state, self.race = found, Race(found, self.minutes)
         for line in found.lines:
             if line.attempts >= MOST_ATTEMPTS and not line.is_over:
                 line.failed = f"the process ended {line.attempts} times while it trained"
-        self.tell(f"{self.out}: {found.progress(self.left)}")
+        self.tell(f"{self.out}: {found.progress(self.race.left)}")
 
     def _begin(self) -> None:
         started = time.monotonic()
@@ -146,7 +145,7 @@ class AutoSearch(Search):
             self.state, self.plans = candidates.begin(
                 self.spec, self.out, self.minutes, self.metric, self.models, self.seed, self.train, self.ranks
             )
-        found = self.state
+        found, self.race = self.state, Race(self.state, self.minutes)
         for name, why in found.left_out.items():
             self.tell(f"left out: {name}: {candidates.main_reason(why)}")
         for warning in found.warnings:
@@ -156,46 +155,36 @@ class AutoSearch(Search):
         found.spent = time.monotonic() - started
         found.save(self.out)
 
-    @property
-    def left(self) -> float:
-        """Seconds left of the whole time."""
-        return self.minutes * 60 - self.state.spent
-
-    @property
-    def left_to_train(self) -> float:
-        """Seconds left for training candidates."""
-        return self.left - KEPT_BACK * self.minutes * 60
-
     def _next(self) -> Line | None:
         """The candidate to train now; None if the time is over or nothing is left."""
-        if self.stop_requested() or self.left_to_train <= 0:
+        if self.stop_requested() or self.race.left_to_train <= 0:
             return None
-        for line in self.state.lines:
-            if line.is_fitted and not line.is_over:
-                return line
+        if fits := self.race.fits():
+            return fits[0]
         pausable = [line for line in self.state.lines if not line.is_fitted]
-        found = next_of(pausable)
+        found = next_of(pausable, self.race.has_room)
         if found is None and self._add_variants(pausable):
             return self._next()
-        # A slice costs more than training; without room for that it would end after the time.
-        return None if found is None or found.beside >= self.left_to_train else found
+        return found
 
     def _add_variants(self, pausable: Sequence[Line]) -> bool:
-        """Add variants of the best models; False if there were enough."""
-        defaults = [line for line in pausable if line.name == line.model and not line.failed]
-        made_so_far = len(pausable) - sum(line.name == line.model for line in pausable)
-        if not defaults or made_so_far >= self.most_variants:
+        """Add variants of the best models that are not clearly behind; False if there were enough."""
+        made_so_far = sum(line.name != line.model for line in pausable)
+        reached = {line.model: line for line in sorted(pausable, key=lambda line: line.best) if line.values}
+        best = [
+            line
+            for line in sorted(reached.values(), key=lambda line: -line.best)[:OF_MODELS]
+            if not self.race.is_behind(line, 0.0)
+            and self.race.has_room(Line(name="", model=line.model, beside=line.beside))
+        ]
+        if not best or made_so_far >= self.most_variants:
             return False
-        reached: dict[str, float] = {}
-        for line in self.state.lines:
-            reached[line.model] = max(line.best, reached.get(line.model, line.best))
-        best = sorted(defaults, key=lambda line: -reached[line.model])[:OF_MODELS]
-        for line in islice(cycle(best), min(TOGETHER, self.most_variants - made_so_far)):
-            number = sum(other.model == line.model for other in self.state.lines)
-            own, train_settings = next(islice(self._variants(line), number - 1, None))
-            name = f"{line.model}-{number + 1}"
-            self.state.lines.append(Line(name=name, model=line.model, settings=own, train=train_settings))
-        return bool(best)
+        for model in islice(cycle(line.model for line in best), min(TOGETHER, self.most_variants - made_so_far)):
+            number = sum(other.model == model for other in self.state.lines)
+            own, train_settings = next(islice(self._variants(self.state.line(model)), number - 1, None))
+            name = f"{model}-{number + 1}"
+            self.state.lines.append(Line(name=name, model=model, settings=own, train=train_settings))
+        return True
 
     def _variants(self, line: Line) -> Iterator[tuple[dict[str, object], dict[str, object]]]:
         if line.model not in self.plans:  # the search was taken up
@@ -214,9 +203,11 @@ class AutoSearch(Search):
         line.began = 1 + max(other.began for other in self.state.lines)
         defaults = sum(other.name == other.model for other in self.state.lines if not other.is_fitted)
         slices = first_slice(self.minutes * 60 * (1 - KEPT_BACK), defaults) * GROWTH ** len(line.values)
-        room = self.left_to_train - line.beside
-        self.state.save(self.out)
+        room = self.race.room(line) - line.beside
         until = min(max(slices, line.trained + 1), line.trained + max(1.0, room))
+        if line.is_fitted:
+            until, line.values = FIRST_FIT if line.hope is None else self.race.seconds_to_fit(line), []  # a new bundle
+        self.state.save(self.out)
         try:
             result = self._train(line, until)
         except Interrupted:
@@ -227,10 +218,11 @@ class AutoSearch(Search):
         else:
             line.attempts = 0
             self._note(line, result)
+            self.race.end_hopeless()
         finally:
             self._count(line)
             self.state.save(self.out)
-        self.look(self.state, self.left)
+        self.look(self.state, self.race.left)
 
     def _count(self, line: Line) -> None:
         """Add the time since the last count to that of the candidate and of the search."""
@@ -253,19 +245,22 @@ class AutoSearch(Search):
             line.failed = f"it has no {self.state.deciding} on valid"
             return
         line.values.append(sign_of(self.state.metric) * value)
-        if result.stopped != "minutes":
+        if result.cut and line.hope is None:
+            line.hope = GRID_GAIN * abs(value)
+        elif result.stopped != "minutes":
             line.ended = result.stopped
+        else:
+            line.hope = hope_of(result, sign_of(self.state.metric))
+        if (
+            result.evaluation is not None
+            and (values := result.evaluation.values.get(protocol, {}).get(name)) is not None
+        ):
+            kept = Evaluation({protocol: {name: value}}, values={protocol: {name: values}})
+            self.race.judged[line.name] = Judged(f"{protocol}/{name}", kept)
         write_recipe(line, self.run_of(line.name), self.state.dataset)
 
-    def _seconds_to_fit(self) -> float:
-        """Seconds in which a fit may try settings: an even share; the models trained by steps have one together."""
-        fits = sum(line.is_fitted and not line.is_over for line in self.state.lines)
-        others = any(not line.is_fitted for line in self.state.lines)
-        return max(1.0, self.left_to_train / (fits + others))
-
     def _train(self, line: Line, until: float) -> Result:
-        seconds = self._seconds_to_fit() if line.is_fitted else until  # a fit ends with the best settings so far
-        given = {**line.train, "minutes": seconds / 60}
+        given = {**line.train, "minutes": until / 60}
         return candidates.train_candidate(
             line.model,
             self.spec,
@@ -284,27 +279,3 @@ class AutoSearch(Search):
             self._count(line)
             self.state.save(self.out)
         self.on_event(line.name, event)
-
-
-def next_of(lines: Sequence[Line]) -> Line | None:
-    """The candidate to train now; None if all are over.
-
-    First one that is among the better half after its number of slices, those with most slices first. Then one that has
-    not begun, in order. Then the best of those that wait.
-    """
-    longest = max((len(each.values) for each in lines), default=0)
-    for slices in range(longest, 0, -1):
-        had = [each for each in lines if len(each.values) >= slices or (each.is_over and each.values)]
-        # One that ended earlier keeps its last value.
-        had.sort(key=lambda each: -each.values[min(slices, len(each.values)) - 1])
-        better = had[: len(had) // GROWTH]
-        if waiting := [each for each in better if len(each.values) == slices and not each.is_over]:
-            return waiting[0]
-    begun = [each for each in lines if each.values and not each.is_over]
-    fresh = [each for each in lines if not each.values and not each.is_over]
-    return fresh[0] if fresh else max(begun, key=lambda each: each.values[-1], default=None)
-
-
-def first_slice(seconds: float, num_candidates: int) -> float:
-    """Seconds of the first slice: all first slices take a quarter of the time, and none less than two seconds."""
-    return max(2.0, seconds / (4 * max(1, num_candidates)))

@@ -26,16 +26,15 @@ from recspec.base.files import put_in_place, staging
 from recspec.bundle import Card, as_part, run_record
 from recspec.bundle import folder as bundle
 from recspec.evaluation import EvaluationTask, seconds_of
-from recspec.feature_spec import FeatureSpec
 from recspec.loading import Ranks
 from recspec.models import Model
 from recspec.training import Blended, blend_runs
 from recspec.training.search import candidates
+from recspec.training.search.race import blend_candidates
 from recspec.training.search.state import (
     AGAIN,
     BEST,
     BLEND,
-    MOST_MEMBERS,
     NOT_BEGUN,
     RECIPE,
     Blending,
@@ -90,6 +89,7 @@ class Finish:
             SettingsError: if no candidate was trained.
             Interrupted: if `stop_requested` says so.
         """
+        given = self.state.spent + left
         if self.state.ending is None or not (self.state.ending.done and (self.out / BEST).exists()):
             self.state.check_runs(self.out)
         if self.state.ending is None:
@@ -120,7 +120,7 @@ class Finish:
             self._save()
         elif not (self.out / BEST).exists():
             self._put_in_place(winner, ending)
-        board = Leaderboard.of(self.state, ending, self.out)
+        board = Leaderboard.of(self.state, ending, self.out, given)
         board.save(self.out)
         return board
 
@@ -145,7 +145,7 @@ class Finish:
     def _blend(self, left: float) -> None:
         """Add the blend of the best candidates, if there is one."""
         found = Blending()
-        if lines := blend_candidates(self.state, self.spec):
+        if "valid" in self.spec.splits and (lines := blend_candidates(self.state)):
             self.search.tell(f"weights of a blend are chosen: {', '.join(line.name for line in lines)}")
             found = choose_blend(self.search, lines, left, self._check)
         self.state.blend = found
@@ -322,18 +322,6 @@ def _card(search: Search, line: Line) -> Card:
 
 
 # --- the blend -------------------------------------------------------------------------------------------------------
-
-
-def blend_candidates(state: State, spec: FeatureSpec) -> list[Line]:
-    """The best candidate of each model that ranks items by the users' events, at most `MOST_MEMBERS`.
-
-    None if there are fewer than two, or valid does not decide by full ranking.
-    """
-    best: dict[str, Line] = {}
-    for line in state.ranked if state.deciding.startswith("full/") and "valid" in spec.splits else ():
-        if candidates.ranks_items(line.model):
-            best.setdefault(line.model, line)
-    return list(best.values())[:MOST_MEMBERS] if len(best) > 1 else []
 
 
 def choose_blend(search: Search, lines: Sequence[Line], left: float, check: Callable[..., None]) -> Blending:

@@ -154,6 +154,8 @@ class Line(_Stored):
     epoch: float = Field(0.0, ge=0)
     best_epoch: float = Field(0.0, ge=0)
     beside: float = Field(0.0, ge=0, description="seconds of its latest slice beside training")
+    fit: float = Field(0.0, ge=0, description="seconds of one fit, estimated before the first")
+    hope: float | None = Field(None, ge=0, description="most that it may still gain; null: unknown")
     attempts: int = Field(0, ge=0, description="slices that began since the last one that ended in any way")
     ended: str = Field("", description="why training ended by itself; empty while it waits")
     failed: str = Field("", description="the message of its failure")
@@ -389,8 +391,12 @@ class Leaderboard:
     """The run of the winner."""
     seconds: float
     """The time spent in all calls."""
+    given: float
+    """The seconds given; a search ends early if nothing more can win."""
     seconds_of_losers: float
-    """Of these, the time spent on candidates that did not win."""
+    """Of the time spent, that on candidates that did not win."""
+    more: str
+    """What more minutes would buy."""
     left_out: Mapping[str, str]
     """Models that can't train on the dataset, and candidates that failed or did not begin, with the reason."""
     warnings: tuple[str, ...] = ()
@@ -400,8 +406,8 @@ class Leaderboard:
     is over the users of `valid_error`."""
 
     @classmethod
-    def of(cls, state: State, ending: Ending, folder: Path) -> Self:
-        """The leaderboard of a search that is over."""
+    def of(cls, state: State, ending: Ending, folder: Path, given: float) -> Self:
+        """The leaderboard of a search that is over, with the seconds that it was given."""
         sign, ranked = sign_of(state.deciding), state.ranked
         lines = [_line(line, ending.places.get(line.name), sign, folder, state) for line in ranked]
         if not ending.trained_again:
@@ -421,6 +427,8 @@ class Leaderboard:
             verdict=_verdict(ranked, ending, state.deciding, blended=bool(members)),
             best=folder / BEST,
             seconds=state.spent,
+            given=given,
+            more=what_more_buys(state, ranked[0]),
             seconds_of_losers=sum(
                 line.seconds for line in state.candidates if line.name not in (ending.judged[0], *members)
             ),
@@ -431,8 +439,8 @@ class Leaderboard:
 
     @property
     def share_of_losers(self) -> float:
-        """Share of the time that was spent on candidates that did not win."""
-        return self.seconds_of_losers / max(self.seconds, 1e-9)
+        """Share of the time given that was spent on candidates that did not win."""
+        return self.seconds_of_losers / max(self.seconds, self.given, 1e-9)
 
     def to_dict(self) -> dict[str, object]:
         """Plain values for JSON; a value that was not measured is null."""
@@ -441,7 +449,9 @@ class Leaderboard:
             "lines": [{name: _plain(value) for name, value in line.items()} for line in self.lines],
             "verdict": self.verdict,
             "best": str(self.best),
+            "more": self.more,
             "seconds": round(self.seconds, 1),
+            "given": round(self.given, 1),
             "seconds_of_losers": round(self.seconds_of_losers, 1),
             "share_of_losers": round(self.share_of_losers, 4),
             "left_out": dict(self.left_out),
@@ -506,6 +516,29 @@ def _verdict(ranked: Sequence[Line], ending: Ending, metric: str, *, blended: bo
     if by / error >= CLEAR:
         return f"{said}: the lead is significant"
     return f"{said}: no significant lead; take the cheaper or the faster of the two"
+
+
+def what_more_buys(state: State, winner: Line) -> str:
+    """A sentence on the candidates that could still train, and how much they may gain."""
+    said, unknown_yet, fresh = list[str](), list[str](), list[str]()
+    for line in state.lines:
+        if line.is_over:
+            continue
+        if not line.values:
+            fresh.append(line.name)
+        elif line.hope is None:
+            unknown_yet.append(line.name)
+        elif line is winner:
+            said.append(f"{line.name} may still gain {line.hope:.2g}")
+        elif winner.best - line.best < line.hope:
+            said.append(f"{line.name} is {winner.best - line.best:.2g} behind and may gain {line.hope:.2g}")
+    if unknown_yet:
+        said.append(f"{listed(unknown_yet)} trained too little to tell")
+    if fresh:
+        said.append(f"{listed(fresh)} did not begin")
+    if said:
+        return f"more minutes may find a better model: {'; '.join(said)}"
+    return "more minutes would hardly find a better model: every candidate has ended, or is too far behind"
 
 
 def _plain(value: object) -> object:
