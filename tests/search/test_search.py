@@ -391,6 +391,13 @@ def test_cheap_fits_come_first_and_long_ones_are_left_out(
         begin(data, tmp_path, 1.0, None, tuple(seconds), 0, {}, Ranks())
 
 
+def test_bert4rec_is_tried_only_if_it_is_named(data: FeatureSpec) -> None:
+    plans, left_out = candidates.suitable(data, None, {}, Ranks())
+    assert "sasrec" in plans
+    assert "bert4rec" not in {*plans, *left_out}
+    assert list(candidates.suitable(data, ["bert4rec"], {}, Ranks())[0]) == ["bert4rec"]
+
+
 def test_models_trained_by_steps_begin_with_the_cheapest(
     data: FeatureSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import ClassVar, Literal
 
@@ -23,7 +24,7 @@ from torch import Tensor, nn
 from recspec.base import config
 from recspec.base.errors import SettingsError, SpecError
 from recspec.feature_spec import FeatureSpec
-from recspec.models.base import Shapes, Traits, list_problems
+from recspec.models.base import Shapes, list_problems
 from recspec.models.facts import DataFacts, Proposals
 from recspec.models.interactions import Interactions
 from recspec.models.item_model import TrainedItemModel
@@ -127,7 +128,7 @@ class SelfAttention(TrainedItemModel):
         self.described = None
         if own.side_features:
             self.described = DescribedItems(spec, d, self.name, table_rows)
-            self.item_inputs, self.traits = self.described.names, Traits(scores_unseen_items=True)
+            self.item_inputs, self.traits = self.described.names, replace(self.traits, scores_unseen_items=True)
             # Numbers, not flags, since a running mean of the weights takes in buffers too.
             self.register_buffer("seen", torch.ones(self.num_items))
         self.positions = nn.Parameter(torch.empty(own.length, d).normal_(std=STD))

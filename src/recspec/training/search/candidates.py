@@ -134,7 +134,8 @@ def suitable(
     if strange and (strange := [name for name in strange if name not in (known := known_models())]):
         raise SettingsError(f"--models: {unknown('model', strange, known)}")
     plans, left_out = {}, {}
-    for name in sorted(only or MODELS, key=lambda each: not issubclass(find_model(each), FittedModel)):
+    usual = [name for name, model in MODELS.items() if model.traits.in_auto]
+    for name in sorted(only or usual, key=lambda each: not issubclass(find_model(each), FittedModel)):
         try:
             model_settings, train_settings = build_settings(name, {}, train)
             kind = find_model(name)
