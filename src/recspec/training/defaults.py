@@ -380,7 +380,8 @@ def _length(model: type[Model], settings: TrainSettings, facts: DataFacts) -> Pr
     cuts: Proposals = {}
     if facts.task == "clicks" and not settings.negatives and not issubclass(model, TrainedItemModel):
         cuts = {"train.plateau_cuts": (PLATEAU_CUTS, "where valid stops improving, a smaller rate often goes on")}
-    return cuts | {
+    return {
+        **cuts,
         "train.epochs": (MOST_EPOCHS, "until valid stops improving (train.patience), at most"),
         "train.patience": (PATIENCE, "a metric may be flat for several epochs and then climb"),
         "train.falling_patience": (FALLING_PATIENCE, "evaluations clearly below the best one"),
