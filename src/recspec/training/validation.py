@@ -92,7 +92,10 @@ MORE = {"minutes": "minutes", "patience": "patience", "falling": "falling_patien
 
 
 class Validation:
-    """Measures the model on valid, remembers the best epoch and says when to stop."""
+    """Measures the model on valid, remembers the best epoch and says when to stop.
+
+    One class because the value that chooses an epoch is also what stops the run.
+    """
 
     def __init__(self, built: Built) -> None:
         self.built, self.plan, self.model = built, built.plan, built.model
