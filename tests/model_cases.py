@@ -77,13 +77,13 @@ MODEL_CASES: Mapping[str, ModelCase] = {
     ),
     "sasrec": ModelCase(
         {"dim": 16, "hidden": 16, "dropout": 0.4},
-        {"dim": 4, "heads": 2, "hidden": 4, "dropout": 0.0},
+        {"dim": 4, "heads": 2, "hidden": 4, "dropout": 0.0, "id_dropout": 0.0},
         "blocks",
         reaches=0.6,
     ),
     "bert4rec": ModelCase(
         {"dim": 16, "hidden": 16, "dropout": 0.4, "hidden_share": 0.2},
-        {"dim": 4, "heads": 2, "hidden": 4, "dropout": 0.0, "hidden_share": 1.0},
+        {"dim": 4, "heads": 2, "hidden": 4, "dropout": 0.0, "id_dropout": 0.0, "hidden_share": 1.0},
         "blocks",
         reaches=0.5,  # a fifth of the events predict at each of 30 steps
     ),

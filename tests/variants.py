@@ -10,8 +10,8 @@ from pydantic.fields import FieldInfo
 from recspec.base.config import Settings
 from recspec.base.errors import RecspecError
 
-RANDOM = frozenset({"dropout", "id_dropout", "kl_weight"})
-"""Settings that make a step random; they stay at 0 where steps are compared."""
+RANDOM = frozenset({"attention_dropout", "dropout", "hidden_share", "id_dropout", "kl_weight"})
+"""Settings that make a step random; they stay as they are where steps are compared."""
 
 DRAWS = frozenset({("loss", "sampled")})
 """Words of settings under which the loss draws items: left out where steps are compared."""

@@ -110,7 +110,7 @@ def traced_once(wide: Bundle, exported: Path, monkeypatch: pytest.MonkeyPatch) -
 
 RANKERS = ("din", "ease")
 """Models of which a ranker is asked in the quick tests too: of a history, and of a basket."""
-SLOW_ROWS = "dcnv2 dien dlrm ease gf_cf ials item_knn logistic_regression markov mult_vae neumf sasrec sim"
+SLOW_ROWS = "dcnv2 dien dlrm ease gf_cf ials item_knn logistic_regression markov mult_vae neumf sasrec sim bert4rec"
 SLOW = [(name, "ranker") for name in NAMES if name not in RANKERS] + [(name, "rows") for name in SLOW_ROWS.split()]
 
 

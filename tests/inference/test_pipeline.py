@@ -48,6 +48,7 @@ SETTINGS: Mapping[str, Mapping[str, object]] = {
     "wide_deep": {"hidden": (8,), "dropout": 0.0},
     "two_tower": {"dim": 4, "embedding_dim": 4},
     "sasrec": {"dim": 4, "heads": 1, "blocks": 1},
+    "bert4rec": {"dim": 4, "heads": 1, "blocks": 1},
 }
 
 
@@ -127,7 +128,7 @@ def test_items_that_share_a_score_with_items_beyond_the_list_are_no_candidates(r
     assert of_all[1].tolist() == [*range(1, 31), *[-1] * 10]
 
 
-@pytest.mark.parametrize("name", ["two_tower", "sasrec", "ials"])
+@pytest.mark.parametrize("name", ["two_tower", "sasrec", "bert4rec", "ials"])
 def test_models_with_vectors_are_searched_by_an_index_and_scored_by_the_same_numbers(
     runs: Mapping[str, Path], tmp_path: Path, name: str
 ) -> None:

@@ -52,7 +52,7 @@ def test_values_are_alike_where_they_are_equal_and_lists_by_what_they_share() ->
     assert lists(3).tolist() == [0] * 5
 
 
-@pytest.mark.parametrize("name", ["sasrec", "two_tower", "neumf", "ials"])
+@pytest.mark.parametrize("name", ["sasrec", "bert4rec", "two_tower", "neumf", "ials"])
 def test_vectors_are_numbers_without_gradients(films: Predictor, name: str) -> None:
     model = MODELS[name](films.spec, MODELS[name].Settings())
     vectors = likeness_vectors(model, films.catalogues)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,7 @@ def made(spec: FeatureSpec, **settings: object) -> Bert4Rec:
     return model
 
 
-def outputs(model: Bert4Rec, items: list[int | None]) -> Tensor:
+def outputs(model: Bert4Rec, items: Sequence[int | None]) -> Tensor:
     """h of these items, None for the mask, without packing: what the formula says."""
     rows = torch.stack([model.mask if item is None else model.items[item] for item in items])
     x = model.input_norm(rows * model.settings.dim**0.5 + model.positions[: len(items)].flip(0))

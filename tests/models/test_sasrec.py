@@ -295,9 +295,9 @@ def proposed(rows: int, num_users: int, items: int, **more: object) -> dict[str,
 
 def test_defaults_follow_the_length_of_lists_and_the_density_of_items() -> None:
     sparse, dense = proposed(150_000, 22_000, 12_000), proposed(1_000_000, 6_000, 3_700)
-    asked = ("blocks", "length", "dropout", "train.batch_size", "train.learning_rate", "loss")
-    assert [sparse[name] for name in asked] == [1, 50, 0.5, 256, 2e-3, "full"]
-    assert [dense[name] for name in asked] == [2, 200, 0.2, 64, 1e-3, "full"]
+    asked = ("length", "dropout", "train.batch_size", "train.learning_rate", "loss")
+    assert [sparse[name] for name in asked] == [50, 0.5, 256, 2e-3, "full"]
+    assert [dense[name] for name in asked] == [200, 0.2, 64, 1e-3, "full"]
     assert sparse["train.average"] == pytest.approx(0.9942, abs=1e-4)
     clicks = proposed(1_000_000, 6_000, 3_700, task="clicks", positive_share=0.1)
     assert clicks["length"] == 50

@@ -56,7 +56,7 @@ def test_the_plan_says_whether_rows_are_weighted(weighted: FeatureSpec) -> None:
     assert chosen(weighted.replace(metadata=metadata)) is None
 
 
-@pytest.mark.parametrize("name", ["sasrec", "mult_vae"])
+@pytest.mark.parametrize("name", ["sasrec", "bert4rec", "mult_vae"])
 def test_a_model_that_learns_from_users_says_that_it_does_not_weigh_events(name: str, tmp_path: Path) -> None:
     text = "user,item,w\n" + "".join(f"u{n % 4},i{n % 7},{1 + n % 3}\n" for n in range(40))
     given = {"user": "user", "item": "item", "weight": "w", "timestamp": None, "split": "none"}

@@ -131,6 +131,8 @@ class Traits:
     """Libraries of the extra `baselines` that training needs."""
     scores_unseen_items: bool = False
     """Whether it ranks items that training never saw by their features, so that they may be recommended."""
+    in_auto: bool = True
+    """Whether `auto` tries it without being asked to."""
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from recspec.feature_spec import FeatureSpec
+from recspec.models.base import Traits
 from recspec.models.layers import RowsHeld
 from recspec.models.self_attention import STD, STEADY, SelfAttention, SelfAttentionSettings, back_from_the_end
 
@@ -35,6 +36,7 @@ class Bert4Rec(SelfAttention):
     Settings = Bert4RecSettings
     settings: Bert4RecSettings
     causal = False
+    traits = Traits(in_auto=False)  # SASRec learns from every event of a step, and ends above it
     fewest_events = 1
 
     def __init__(self, spec: FeatureSpec, settings: Bert4RecSettings, table_rows: RowsHeld | None = None) -> None:

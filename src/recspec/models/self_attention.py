@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import ClassVar, Literal
 
@@ -23,7 +24,7 @@ from torch import Tensor, nn
 from recspec.base import config
 from recspec.base.errors import SettingsError, SpecError
 from recspec.feature_spec import FeatureSpec
-from recspec.models.base import Shapes, Traits, list_problems
+from recspec.models.base import Shapes, list_problems
 from recspec.models.facts import DataFacts, Proposals
 from recspec.models.interactions import Interactions
 from recspec.models.item_model import TrainedItemModel
@@ -63,7 +64,9 @@ class SelfAttentionSettings(config.Settings):
     dim: int = Field(64, ge=1, description="width of item vectors and of every block")
     blocks: int = Field(2, ge=0, le=100, description="number of blocks")
     heads: int = Field(1, ge=1, description="number of attention heads")
-    hidden: int = Field(256, ge=1, description="width of the hidden layer of feed-forward nets")
+    hidden: int | None = Field(
+        None, ge=1, description="width of the hidden layer of feed-forward nets; null: 4 times dim"
+    )
     block: Literal["transformer", "ligr"] = Field(
         "transformer",
         description="kind of the blocks; ligr: sublayers gated by a sigmoid, and SwiGLU (Borisyuk et al., 2025)",
@@ -112,7 +115,7 @@ class SelfAttention(TrainedItemModel):
     """Whether an event sees earlier ones alone."""
     space = MappingProxyType(
         {
-            "dim,hidden": [(32, 128), (64, 256), (128, 512)],
+            "dim": [32, 64, 128],
             "blocks": [1, 2],
             "dropout": "0..0.7",
             "block": ["transformer", "ligr"],
@@ -127,14 +130,20 @@ class SelfAttention(TrainedItemModel):
         self.described = None
         if own.side_features:
             self.described = DescribedItems(spec, d, self.name, table_rows)
-            self.item_inputs, self.traits = self.described.names, Traits(scores_unseen_items=True)
+            self.item_inputs, self.traits = self.described.names, replace(self.traits, scores_unseen_items=True)
             # Numbers, not flags, since a running mean of the weights takes in buffers too.
             self.register_buffer("seen", torch.ones(self.num_items))
         self.positions = nn.Parameter(torch.empty(own.length, d).normal_(std=STD))
         self.input_norm = nn.LayerNorm(d) if own.input_norm else nn.Identity()
         kind = GatedBlock if own.block == "ligr" else TransformerBlock
         sizes = BlockSizes(
-            d, own.heads, own.hidden, own.dropout, own.attention_dropout, residual=own.residual, causal=self.causal
+            d,
+            own.heads,
+            own.hidden or 4 * d,
+            own.dropout,
+            own.attention_dropout,
+            residual=own.residual,
+            causal=self.causal,
         )
         self.blocks = Blocks(kind(sizes) for _ in range(own.blocks))
         self.norm = nn.LayerNorm(d)
@@ -164,7 +173,6 @@ class SelfAttention(TrainedItemModel):
             "train.batch_size": (users, f"users of a step; {described}"),
             "train.learning_rate": (2e-3 if users >= 256 else 1e-3, "lower with fewer users in a step"),
             "train.average": (round(1 - 1 / max(50, 2 * steps), 4), "a mean over about two epochs makes valid smooth"),
-            "blocks": (1 + dense, described),
             "length": (LENGTHS[dense], described),
             "dropout": (0.5 if of_item < DENSE_ITEMS else 0.2, described),
             "loss": ("full", "a softmax over all items costs little")

@@ -32,6 +32,7 @@ from recspec.models import (
     FittedModel,
     ItemModel,
     Model,
+    MultiTask,
     TrainedItemModel,
     find_model,
     known_models,
@@ -133,13 +134,16 @@ def suitable(
     if strange and (strange := [name for name in strange if name not in (known := known_models())]):
         raise SettingsError(f"--models: {unknown('model', strange, known)}")
     plans, left_out = {}, {}
-    for name in sorted(only or MODELS, key=lambda each: not issubclass(find_model(each), FittedModel)):
+    usual = [name for name, model in MODELS.items() if model.traits.in_auto]
+    for name in sorted(only or usual, key=lambda each: not issubclass(find_model(each), FittedModel)):
         try:
             model_settings, train_settings = build_settings(name, {}, train)
             kind = find_model(name)
             require_libraries(kind)
             if issubclass(kind, FittedModel) and kind.metric.startswith("rows/") and negatives_by_default(spec):
                 raise SettingsError(f"{name} needs labelled rows of both classes, and train holds interactions alone")
+            if only is None and issubclass(kind, MultiTask) and len(spec.labels) == 1:
+                raise SettingsError(f"{name} is for several labels, and the dataset has one")
             plans[name] = plan_run(name, spec, Path(), train_settings, model_settings, ranks, resume=False)
         except RecspecError as error:
             left_out[name] = problems_of(error)
