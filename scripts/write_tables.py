@@ -36,7 +36,7 @@ SETTINGS: Mapping[str, type[BaseModel]] = {
 }
 
 MANY = 3
-"""An option or argument of so many commands is described once, for all."""
+"""What so many commands or tables share is described once, for all."""
 
 HEAD = "| setting | default | what it is |\n|---|---|---|\n"
 
@@ -64,24 +64,30 @@ def with_sections(path: Path, text: str) -> str:
 
 def in_step(text: str) -> str:
     """A document's text as it ought to be."""
-    text = "".join(_with_settings(part) for part in _HEADING.split(text))
+    seen: dict[str, dict[str, str]] = {}
+    text = "".join(_with_settings(part, seen) for part in _HEADING.split(text))
     return _COMMANDS_PLACE.sub(lambda place: place[1] + _reference(), text)
 
 
-def _with_settings(part: str) -> str:
-    """A heading and what stands under it."""
+def _with_settings(part: str, seen: dict[str, dict[str, str]]) -> str:
+    """A heading and what stands under it, given the rows of the tables before, to which its own are added."""
     title = part.splitlines()[0].lstrip("# ") if part.startswith("#") else ""
     settings = SETTINGS.get(title, SETTINGS["training"])
-    return _SETTINGS_PLACE.sub(lambda _: settings_table(settings), part)
+    return _SETTINGS_PLACE.sub(lambda _: _settings_table(title, settings, seen), part)
 
 
-def settings_table(settings: type[BaseModel]) -> str:
-    """Name, default and meaning of each setting, as Markdown."""
-    rows = "".join(
-        f"| `{name}` | {_cell(_default(field.default))} | {_cell(field.description or '')} |\n"
+def _settings_table(title: str, settings: type[BaseModel], seen: dict[str, dict[str, str]]) -> str:
+    """Name, default and meaning of each setting, as Markdown; `MANY` rows of one table before are named together."""
+    rows = {
+        name: f"| `{name}` | {_cell(_default(field.default))} | {_cell(field.description or '')} |\n"
         for name, field in settings.model_fields.items()
-    )
-    return HEAD + rows
+    }
+    same = {other: [name for name in rows if there.get(name) == rows[name]] for other, there in seen.items()}
+    other = max(same, key=lambda name: len(same[name]), default="")
+    known = same[other] if other and len(same[other]) >= MANY else []
+    seen[title] = {name: row for name, row in rows.items() if name not in known}
+    last = f"| {', '.join(f'`{name}`' for name in known)} | | as in [{other}](#{other}) |\n" if known else ""
+    return HEAD + "".join(row for name, row in rows.items() if name not in known) + last
 
 
 @dataclass(frozen=True)

@@ -248,8 +248,13 @@ def test_what_the_code_knows_stands_in_the_document_as_it_is(path: Path) -> None
 def test_every_setting_is_documented_with_its_default(name: str) -> None:
     document = "datasets" if name in DATASETS else "models" if name in MODELS else "training"
     text = text_of(f"docs/{document}.md")
-    rows = table_rows(text if name == "training" else section(text, name))
-    documented = {setting: row[1] for row in rows for setting in re.findall(r"\w+", row[0])}
+    documented: dict[str, str] = {}
+    for row in table_rows(text if name == "training" else section(text, name)):
+        own = dict.fromkeys(re.findall(r"\w+", row[0]), row[1])
+        if elsewhere := re.fullmatch(r"as in \[(\w+)\]\(#\1\)", row[-1]):
+            there = {found[0].strip("`"): found[1] for found in table_rows(section(text, elsewhere[1]))}
+            own = {setting: there[setting] for setting in own}
+        documented |= own
     for setting, field in SETTINGS[name].model_fields.items():
         assert setting in documented
         shown = json.dumps(field.default).strip('"')

@@ -6,7 +6,10 @@ from collections import Counter
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor
 
+from recspec.export import onnx_graph
 from recspec.export.exported_model import BLOCK, OnnxModel
 from recspec.export.onnx_rewrite import numbers_apart, simplify
 from recspec.feature_spec.signature import Port, Signature
@@ -29,7 +32,7 @@ def graph(nodes: list[object], constants: dict[str, np.ndarray], outputs: dict[s
 
 
 def as_exported() -> object:
-    """Two ids of one table (the second from row 5 on) beside two numbers, times a weight that is cut out of another."""
+    """Two ids of one table (the second from row 5 on) beside two numbers, times a weight."""
     table, weight = np.arange(20, dtype=np.float32).reshape(10, 2) / 10, np.arange(24, dtype=np.float32).reshape(4, 6)
     nodes = []
     for name in "abxy":
@@ -45,7 +48,6 @@ def as_exported() -> object:
         helper.make_node("Unsqueeze", ["y1", "one"], ["y3"]),
         helper.make_node("Concat", ["x3", "y3"], ["numbers"], axis=1),
         helper.make_node("Concat", ["wide", "numbers"], ["joined"], axis=1),
-        helper.make_node("Transpose", ["weight"], ["turned"], perm=[1, 0]),
         helper.make_node("Gemm", ["joined", "turned", "bias"], ["probability"], name="product"),
         helper.make_node("Identity", ["probability"], ["logit"]),
     ]
@@ -54,7 +56,7 @@ def as_exported() -> object:
         "five": np.array(5),
         "flat": np.array([-1, 4]),
         "table": table,
-        "weight": weight,
+        "turned": weight.T,
         "bias": np.array([1, 2, 3, 4], np.float32),
     }
     return graph(nodes, constants, {"probability": 4, "logit": 4})
@@ -73,13 +75,34 @@ def kinds(model: object) -> Counter[str]:
 
 
 @pytest.mark.parametrize("rows", [1, 3])
-def test_columns_are_joined_first_and_constants_computed_once(rows: int) -> None:
+def test_columns_are_joined_first(rows: int) -> None:
     expected = answers(as_exported(), rows)
     made = simplify(as_exported())
     assert kinds(made) == Counter(Concat=3, Add=1, Gather=1, Reshape=1, Gemm=1, Identity=1)
     assert {each.name for each in made.graph.initializer} == {"ids.added", "table", "flat", "turned", "bias"}
     for name, found in answers(made, rows).items():
         assert_close(found, expected[name])
+
+
+class Turned(torch.nn.Module):
+    """A weight (100, 100) that is turned and scaled in every step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.arange(10_000.0).reshape(100, 100) / 10_000)
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
+        made = torch.cat(inputs, 1) @ (self.weight.T * 2)
+        return made.sum(1, keepdim=True), made
+
+
+def test_constants_of_any_size_are_computed_once() -> None:
+    ports = tuple(Port(name, "float32", 50, "row") for name in "xy")
+    signature = Signature("rows", ports)
+    traced = onnx_graph.trace(Turned(), signature, [torch.ones(3, 50)] * 2)
+    made = onnx_graph.to_onnx(traced, signature)
+    assert kinds(made) == Counter(Concat=1, MatMul=1, ReduceSum=1)
+    assert [each.dims for each in made.graph.initializer if len(each.dims) == 2] == [[100, 100]]
 
 
 def test_numbers_are_multiplied_apart_from_embeddings() -> None:

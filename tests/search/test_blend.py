@@ -26,7 +26,7 @@ from recspec.training.search.race import blend_candidates
 from recspec.training.search.state import BEST, COMMANDS, RECIPES, RUNS, STATE, Line, State, judge, question_of
 from tests import made_up
 
-FITTED = ("ease", "gf_cf", "popularity")
+FITTED = ("ease", "markov", "popularity")
 JUDGED = finish._judged
 FEW = {"epochs": 2, "batch_size": 64, "precision": "fp32"}
 
@@ -86,7 +86,7 @@ def test_the_blend_wins_and_serves(out: Path) -> None:
 def test_its_lead_on_the_users_of_its_weights_is_no_evidence(out: Path) -> None:
     verdict = str(board_of(out)["verdict"])
     assert re.fullmatch(
-        r"blend leads (ease|gf_cf|popularity) by 0\.\d{4} in full/ndcg@10 on valid; its weights were chosen on "
+        r"blend leads (ease|markov|popularity) by 0\.\d{4} in full/ndcg@10 on valid; its weights were chosen on "
         r"users of valid, so this lead is no evidence: compare the two on test",
         verdict,
     ), verdict
@@ -159,7 +159,7 @@ def test_a_member_that_can_not_be_trained_again_leaves_the_blend_of_train(
     def tell(message: str) -> None:
         told.append(message)
         if message.startswith("blend is trained again"):
-            monkeypatch.setattr(MODELS["gf_cf"], "_fit", too_large)
+            monkeypatch.setattr(MODELS["markov"], "_fit", too_large)
 
     def too_large(*_: object) -> None:
         raise MemoryError
@@ -174,7 +174,7 @@ def test_a_member_that_can_not_be_trained_again_leaves_the_blend_of_train(
 @pytest.mark.usefixtures("equal_parts")
 def test_more_minutes_blend_anew(data: FeatureSpec, tmp_path: Path) -> None:
     told: list[str] = []
-    models = ("popularity", "gf_cf", "mult_vae")
+    models = ("popularity", "markov", "mult_vae")
     a_search(data, tmp_path / "out", models, tell=told.append).run()
     a_search(data, tmp_path / "out", models, tell=told.append, minutes=6000.0, most_variants=1).run()
     assert sum(each.startswith("weights of a blend") for each in told) == 2
@@ -184,7 +184,7 @@ def test_few_seconds_leave_it_out_with_the_reason(
     data: FeatureSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(finish, "seconds_of_trial", lambda _: 1e9)
-    board = a_search(data, tmp_path / "out", ("popularity", "gf_cf")).run()
+    board = a_search(data, tmp_path / "out", ("popularity", "markov")).run()
     assert "blend" not in {line["name"] for line in board.lines}
     assert "too few to choose its weights; give more --minutes" in board.left_out["blend"]
 
@@ -194,7 +194,7 @@ def test_models_that_do_not_help_leave_it_out(
 ) -> None:
     alone = blending._Part(0, "score", 1e-3, 1.0)
     monkeypatch.setattr(blending._Search, "run", lambda search: ([alone], search.value([alone]), [0.0, 0.0]))
-    board = a_search(data, tmp_path / "out", ("popularity", "gf_cf")).run()
+    board = a_search(data, tmp_path / "out", ("popularity", "markov")).run()
     assert board.left_out["blend"] == f"no other model improves {board.lines[0]['name']}"
 
 
@@ -204,7 +204,7 @@ def test_a_gain_below_its_standard_error_leaves_it_out(
 ) -> None:
     monkeypatch.setattr(finish, "_judged", JUDGED)
     monkeypatch.setattr(finish, "LEAST_LEAD", 1e6)
-    board = a_search(data, tmp_path / "out", ("popularity", "gf_cf")).run()
+    board = a_search(data, tmp_path / "out", ("popularity", "markov")).run()
     assert "less than a standard error" in board.left_out["blend"]
 
 
@@ -265,7 +265,7 @@ def test_a_damaged_blend_is_told(data: FeatureSpec, out: Path, tmp_path: Path, d
     if damage == "name":
         state["blend"]["line"]["name"] = "../../outside"
     else:
-        state["blend"]["members"] = {"members": [], "stranger": ["../x", "gf_cf"], "itself": ["blend", "ease"]}[damage]
+        state["blend"]["members"] = {"members": [], "stranger": ["../x", "markov"], "itself": ["blend", "ease"]}[damage]
     (tmp_path / STATE).write_text(json.dumps(state))
     with pytest.raises(SettingsError, match="damaged: the blend"):
         a_search(data, tmp_path).run()

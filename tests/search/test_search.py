@@ -106,7 +106,6 @@ def test_labelled_rows_are_judged_by_log_loss(clicks: FeatureSpec, tmp_path: Pat
     assert board.lines[0]["trained_again_on"] == ["train", "valid"], "though nothing is left to calibrate on"
     recipe = config.load_recipe(tmp_path / "out" / BEST / RECIPE)
     assert recipe.train["train_splits"] == ["train", "valid"]
-    # The calibrated log loss would be that of the rows that the calibration was fitted to.
     assert f"by {values[1] - values[0]:.4f} in rows/log_loss" in board.verdict
 
 
@@ -753,3 +752,10 @@ def test_a_fit_without_time_tries_one_combination_and_what_needs_no_other_fit(
     assert "evaluation" not in result.to_dict()
     given = candidates.build_settings("ease", {"l2": 10.0, "dropout": 0.0, "recency": 1.0}, {"minutes": 1e-6})
     assert not candidates.train_candidate("ease", data, tmp_path / "given", given).cut
+
+
+def test_a_model_of_several_labels_is_no_candidate_for_one(clicks: FeatureSpec) -> None:
+    plans, left_out = candidates.suitable(clicks, None, {}, Ranks())
+    assert left_out["multitask"] == "multitask is for several labels, and the dataset has one"
+    assert "multitask" not in plans
+    assert "multitask" in candidates.suitable(clicks, ["multitask"], {}, Ranks())[0]

@@ -75,7 +75,7 @@ def to_onnx(
         ExportError: if torch can't express the program, or a feature has the name of an output.
     """
     require_extra("onnx", "onnx")
-    require_extra("onnxscript", "onnx")
+    optimizer = require_extra("onnxscript.optimizer", "onnx")
     outputs = outputs or signature.outputs
     refuse_output_names(signature, outputs)
     try:
@@ -83,9 +83,11 @@ def to_onnx(
             made = torch.onnx.export(
                 program, dynamo=True, verbose=False, custom_translation_table=tree_ensemble.translations(program)
             )
+            assert made is not None, "torch.onnx.export gives a program where it is given no file"
+            # torch computes small constants alone; a weight that is turned or cut has to be one to be narrowed
+            optimizer.fold_constants(made.model, input_size_limit=LARGEST_FILE, output_size_limit=LARGEST_FILE)
     except Exception as error:
         raise ExportError(f"torch.onnx can't express the model: {short(error)}") from error
-    assert made is not None, "torch.onnx.export gives a program where it is given no file"
     model: ModelProto = made.model_proto
     del model.graph.value_info[:]  # shapes inside the graph, which narrowing would make wrong
     model.producer_name, model.doc_string = "recspec", ""

@@ -1,8 +1,7 @@
 """The same ONNX program in fewer nodes: a call of one row spends its time on nodes, not on arithmetic.
 
 torch's exporter writes a Squeeze, an Add and an Unsqueeze for every feature; here features are laid side by side first.
-Results that depend on no input are computed once. Products with one column take ONNX Runtime's fast way. Small
-probabilities stay apart from each other.
+Products with one column take ONNX Runtime's fast way. Small probabilities stay apart from each other.
 """
 
 from __future__ import annotations
@@ -19,50 +18,17 @@ if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto, TensorProto
 
 
-FOLDED = frozenset(
-    {"Add", "Cast", "Concat", "Gather", "GatherND", "Mul", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
-)
-"""Operations that are computed here if all their inputs are constant."""
-
-SMALL = 1 << 20  # bytes up to which a computed constant may be larger than its inputs
 SMALL_CONSTANT = 64  # numbers of a constant that may be a shape
 
 
 def simplify(model: ModelProto) -> ModelProto:
     """A program of fewer nodes with the same inputs and outputs; changes `model`."""
-    _fold(model)
     _lay_columns_first(model)
     _join_once(model)
     _single_columns_first(model)
     _keep_small_probabilities(model)
     drop_unused(model)
     return model
-
-
-# --- what is constant ------------------------------------------------------------------------------------------------
-
-
-def _fold(model: ModelProto) -> None:
-    """Compute nodes whose inputs are all constant."""
-    from onnx import numpy_helper
-    from onnx.reference import ReferenceEvaluator
-
-    constants = {each.name: each for each in model.graph.initializer}
-    outputs = {each.name for each in model.graph.output}
-    kept: list[NodeProto] = []
-    for node in model.graph.node:
-        given = [name for name in node.input if name]
-        if node.op_type not in FOLDED or not given or any(name not in constants for name in given):
-            kept.append(node)
-            continue
-        values = {name: numpy_helper.to_array(constants[name]) for name in given}
-        made = np.ascontiguousarray(*ReferenceEvaluator(node).run(None, values))
-        if made.nbytes > max(SMALL, sum(value.nbytes for value in values.values())) or node.output[0] in outputs:
-            kept.append(node)
-            continue
-        constants[node.output[0]] = numpy_helper.from_array(made, node.output[0])
-        model.graph.initializer.append(constants[node.output[0]])
-    refill(model.graph.node, kept)
 
 
 # --- columns ---------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from recspec.bundle import Seen
+from recspec.bundle import Seen, TreeRanker
 from recspec.inference.catalogue import Catalogues
 from recspec.inference.request_features import AnsweredBy, Context, RequestFeatures
 from recspec.models import ItemModel, KnownItemsModel, LightGbm, Model, UserEvents
@@ -115,7 +115,7 @@ class Explainer:
         if how == "popularity" or not len(items):
             return [None] * len(items)
         model, request = self._request_features.batch(np.array([user]), context)
-        if isinstance(model, LightGbm):
+        if isinstance(model, (LightGbm, TreeRanker)):
             return self._of_features(model, request, items, scores)
         if how != "basket_vectors" and (shares := self._shares(user, context, items, scores)) is not None:
             return [self._of_shares(*shares, column, score) for column, score in enumerate(scores.tolist())]
@@ -126,7 +126,7 @@ class Explainer:
         return [Explanation("nearest", self._reasons(events, column)) for column in cosines.T]
 
     def _of_features(
-        self, model: LightGbm, request: Batch, items: NDArray[np.int64], scores: NDArray[np.float32]
+        self, model: LightGbm | TreeRanker, request: Batch, items: NDArray[np.int64], scores: NDArray[np.float32]
     ) -> list[Explanation | None]:
         places = torch.from_numpy(items).to(model.device)
         batch = {**repeat_rows(request, len(items)), **take(self._known.items.features, places)}

@@ -126,18 +126,17 @@ def _build(
     named = [named_path(text, "--retriever") for text in retrievers]
     trained = [bundle.load(path, device=device) for _, path in named]
     if _is_grown(ranker):
-        with tempfile.TemporaryDirectory(dir=target.parent) as place:
-            model, facts = grow_ranker(dataset_of(trained[0].folder, None), trained, candidates, progress)
-            card = Card(
-                model=model.name,
-                settings=model.settings.model_dump(mode="json"),
-                train={"train_splits": ["train"]},
-                trained={"stopped": "fitted", "splits": ["train"], **facts},
-            )
+        model, facts = grow_ranker(dataset_of(trained[0].folder, None), trained, candidates, progress)
+        card = Card(
+            model=model.name,
+            settings=model.settings.model_dump(mode="json"),
+            train={"train_splits": ["train"]},
+            trained={"stopped": "fitted", "splits": ["train"], **facts},
+        )
+        with tempfile.TemporaryDirectory() as place:
             where = bundle.save(Path(place) / BUNDLE, model, card, seen=trained[0].seen)
-            return _join(
-                target, bundle.load(where, device=device), ranker, named, trained, candidates, filter, device, progress
-            )
+            first = bundle.load(where, device=device)
+            return _join(target, first, ranker, named, trained, candidates, filter, device, progress)
     first = bundle.load(ranker, device=device)
     return _join(target, first, ranker, named, trained, candidates, filter, device, progress)
 

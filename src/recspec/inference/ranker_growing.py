@@ -81,7 +81,7 @@ def grow_ranker(
             if group is not None:
                 parts[int(stopping)].append(group)
     if not all(parts):
-        raise DataError(f"{spec.folder}: no candidate of the retrievers is a positive of valid; take more --candidates")
+        raise DataError(f"{spec.folder}: too few candidates are positives of valid; take more --candidates")
     data, stops = (
         lightgbm.Dataset(
             np.concatenate([each for each, _ in groups]),

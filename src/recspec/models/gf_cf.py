@@ -54,7 +54,7 @@ class GfCf(KnownItemsModel):
     Settings = GfCfSettings
     settings: GfCfSettings
     at_scoring = MappingProxyType({"vectors": (256, 128, 64), "alpha": (0.3, 0.0, 1.0), **RECENCIES})
-    pair_cost = 64  # it goes through the entries of each of the user's items
+    pair_cost = 10  # a binary search for each of the user's items
     space = MappingProxyType(
         {"settings.alpha": "0.03..3.0 log", "vectors": [32, 64, 128, 256, 512], "settings.recency": "0.5..1.0"}
     )

@@ -256,15 +256,29 @@ class Successors(StoredLists):
 
     def score_pairs(self, known: KnownItems, users: Tensor, items: Tensor) -> Tensor:
         """(B,) scores of pairs."""
+        scores = torch.zeros(users.shape[0], device=users.device)
         if not len(self.items):
-            return torch.zeros(users.shape[0], device=users.device)
-        parts = []
-        for rows in known.blocks(users, self.longest):
-            lists, weights = known.lists(users[rows])
-            theirs, values = self._entries(lists)
-            found = torch.where(theirs == items[rows].view(-1, 1, 1), values, 0.0)
-            parts.append((found.sum(2) * weights).sum(1))
-        return torch.cat(parts)
+            return scores
+        if torch.compiler.is_compiling():
+            lists, weights = known.lists(users)
+            return (self._between(lists, items.unsqueeze(1)) * weights).sum(1)
+        for rows in known.blocks(users):
+            theirs, first, of_items = known.bags(users[rows])
+            pairs = torch.repeat_interleave(rows, torch.diff(first, append=first.new_tensor([len(theirs)])))
+            values = self._between(theirs, items[pairs])
+            scores.index_add_(0, pairs, values if of_items is None else values * of_items)
+        return scores
+
+    def _between(self, sources: Tensor, items: Tensor) -> Tensor:
+        """The weight from each source to its item, 0 if it is not held: a binary search in the source's list."""
+        low, end = self.offsets[sources], self.offsets[sources + 1]
+        high = end
+        for _ in range(self.longest.bit_length()):
+            middle = (low + high) // 2
+            below = (low < high) & (self.items[middle.clamp(max=len(self.items) - 1)] < items)
+            low, high = torch.where(below, middle + 1, low), torch.where(below, high, torch.maximum(low, middle))
+        at = low.clamp(max=len(self.items) - 1)
+        return ((low < end) & (self.items[at] == items)) * self.weight[at]
 
     def score_users(self, known: KnownItems, users: Tensor) -> Tensor:
         """(R, N) scores of every item."""

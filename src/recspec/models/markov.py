@@ -59,7 +59,7 @@ class Markov(KnownItemsModel):
     Settings = MarkovSettings
     settings: MarkovSettings
     at_scoring = MappingProxyType({"recency": (0.8, 0.4)})
-    pair_cost = 64  # it goes through the entries of each of the user's items
+    pair_cost = 10  # a binary search for each of the user's items
     space = MappingProxyType(
         {
             "settings.recency": "0.3..1.0",

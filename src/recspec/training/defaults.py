@@ -39,6 +39,8 @@ MOST_LABELS = 1 << 20
 MOST_EPOCHS = 1000
 """Passes over the data after which an open-ended run stops in any case."""
 
+PLATEAU_CUTS = 2
+"""Cuts of the learning rate before training on labelled rows stops, as in BARS (Zhu et al., SIGIR 2022)."""
 PATIENCE, FALLING_PATIENCE = 10, 2
 """Evaluations without improvement, and clearly below the best one, after which an open-ended run stops.
 
@@ -93,7 +95,7 @@ def resolve(
         found.apply_defaults(_held_out(found.settings, facts))
     if pick_valid(facts.splits, found.settings).value:
         found.apply_defaults(_metric(model, found.settings, facts))
-    found.apply_defaults(_length(found.settings, facts))
+    found.apply_defaults(_length(model, found.settings, facts))
     if of_rows:
         found.apply_defaults(_calibration(found.settings, facts))
     return found
@@ -364,7 +366,7 @@ def _calibration(settings: TrainSettings, facts: DataFacts) -> Proposals:
     return {"train.calibration": ("temperature", why)}
 
 
-def _length(settings: TrainSettings, facts: DataFacts) -> Proposals:
+def _length(model: type[Model], settings: TrainSettings, facts: DataFacts) -> Proposals:
     """Passes over the data, and when to stop before; nothing if the number of epochs was given."""
     if "epochs" in settings.model_fields_set:
         return {}
@@ -375,7 +377,11 @@ def _length(settings: TrainSettings, facts: DataFacts) -> Proposals:
         return {"train.epochs": (fixed, f"train.schedule {decaying} needs a length")}
     if not (valid := pick_valid(facts.splits, settings)).value:
         return {"train.epochs": (fixed, f"{valid.reason}, so nothing says when to stop")}
+    cuts: Proposals = {}
+    if facts.task == "clicks" and not settings.negatives and not issubclass(model, TrainedItemModel):
+        cuts = {"train.plateau_cuts": (PLATEAU_CUTS, "where valid stops improving, a smaller rate often goes on")}
     return {
+        **cuts,
         "train.epochs": (MOST_EPOCHS, "until valid stops improving (train.patience), at most"),
         "train.patience": (PATIENCE, "a metric may be flat for several epochs and then climb"),
         "train.falling_patience": (FALLING_PATIENCE, "evaluations clearly below the best one"),

@@ -74,13 +74,13 @@ class Optimizers:
         states, count = partial(optimizer.row_states, group, weight), partial(optimizer.count_step, weight)
         return kernels.FusedUpdate(rule, group, states, count)
 
-    def set_learning_rates(self, step: int, *, steps_per_epoch: int, epochs: int) -> None:
-        """Set each part's rate for step number `step` by its own schedule; 0 is the first."""
+    def set_learning_rates(self, step: int, *, steps_per_epoch: int, epochs: int, scale: float = 1.0) -> None:
+        """Set each part's rate for step number `step` by its own schedule, times `scale`; 0 is the first."""
         for part, optimizer in self.parts.items():
             settings = self.settings[part]
             factor = learning_rate_factor(settings, step, steps_per_epoch=steps_per_epoch, epochs=epochs)
             for group in optimizer.param_groups:
-                group["lr"] = settings.learning_rate * factor
+                group["lr"] = settings.learning_rate * factor * scale
 
     def step(self, scaler: torch.amp.GradScaler | None = None) -> None:
         """Update every parameter that has a gradient.

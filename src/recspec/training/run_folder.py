@@ -221,6 +221,10 @@ class Progress:
     """Values by metric, and `epoch`, of each evaluation at the end of an epoch."""
     count: int = 0
     """Rows, users or groups behind the metric; of the rarer class for AUC."""
+    cuts: int = 0
+    """How often the learning rate was cut to a tenth, as valid no longer improved."""
+    cut_at: int = 0
+    """Evaluations of the trace before the last cut."""
     stopped: str = ""
     """`patience`, `falling`, `target` or `minutes`; empty while training goes on, and after the last epoch."""
 

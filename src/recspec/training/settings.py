@@ -265,6 +265,13 @@ class TrainSettings(PlacementSettings, OptimizerSettings):
         description="training stops after so many evaluations in a row that are clearly worse than the best; no "
         "limit if epochs is given",
     )
+    plateau_cuts: int = Field(
+        0,
+        ge=0,
+        le=10,
+        description="how often training, instead of stopping as valid no longer improves, goes back to the best "
+        "weights with a tenth of the learning rate",
+    )
     label: str | None = Field(
         None, description="the label to learn of several, or to judge the epochs by; by default the first"
     )

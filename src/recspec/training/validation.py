@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from dataclasses import replace
+from functools import cached_property, partial
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from recspec.base.errors import SettingsError, listed, unknown
+from recspec.base.errors import DataError, SettingsError, listed, unknown
 from recspec.evaluation import (
     EvaluateSettings,
     Evaluation,
@@ -24,6 +25,7 @@ from recspec.evaluation import (
     scores_of,
 )
 from recspec.loading import Loader
+from recspec.metrics import fit
 from recspec.models import Model
 from recspec.models.layers import take
 from recspec.training.choices import HELD_OUT, open_rows
@@ -82,12 +84,18 @@ WATCHED = ("rows/log_loss", "rows/auc")
 STRONGLY = 2
 """Standard errors between two epochs from which on two metrics disagree strongly about them."""
 
+AFTER_A_CUT = 2
+"""Evaluations without improvement that are waited for once the learning rate has fallen."""
+
 MORE = {"minutes": "minutes", "patience": "patience", "falling": "falling_patience", "target": "target"}
 """Why a run stopped -> the setting that lets it go on."""
 
 
 class Validation:
-    """Measures the model on valid, remembers the best epoch and says when to stop."""
+    """Measures the model on valid, remembers the best epoch and says when to stop.
+
+    One class because the value that chooses an epoch is also what stops the run.
+    """
 
     def __init__(self, built: Built) -> None:
         self.built, self.plan, self.model = built, built.plan, built.model
@@ -130,9 +138,18 @@ class Validation:
         self.model.eval()
         if self.split == HELD_OUT:
             logits, labels = self.rows()
-            return evaluate_rows(logits, labels, have_own_labels=self.plan.negatives.value == 0)
+            calibrated = partial(_along_a_line, labels) if self._calibrates else None
+            return evaluate_rows(logits, labels, calibrated=calibrated, have_own_labels=self.plan.negatives.value == 0)
         question = self.question
-        return run_protocols(scores_of(informed(self.model, question), question, self.built.shards.evaluating))
+        answers = scores_of(informed(self.model, question), question, self.built.shards.evaluating)
+        if self._calibrates:
+            answers = replace(answers, calibrated=partial(_along_a_line, question.rows.labels))
+        return run_protocols(answers)
+
+    @property
+    def _calibrates(self) -> bool:
+        """Whether losses are those of calibrated logits, as the bundle's are: the best epoch may be overconfident."""
+        return self.plan.settings.calibration != "none" and self.metric.partition("/")[0] == "rows"
 
     def rows(self, model: Model | None = None) -> tuple[NDArray[np.floating], NDArray[np.bool_]]:
         """Logits and labels of every row, on every rank; by default of the model, or of its view of another label."""
@@ -180,6 +197,12 @@ class Validation:
             progress.stopped = progress.stopped or self._why_stop(progress)
         return better
 
+    def cuts_rate(self, progress: Progress) -> bool:
+        """Whether the learning rate falls where training would stop, as its limit of epochs is not reached."""
+        settings = self.plan.settings
+        stops = progress.stopped in ("patience", "falling") and progress.epoch < settings.epochs
+        return stops and progress.cuts < settings.plateau_cuts
+
     def disagreements(self, progress: Progress) -> list[str]:
         """A note if the kept epoch is much worse than another by the watched metric that did not choose it."""
         others = [name for name in WATCHED if name != self.metric and name in progress.trace]
@@ -212,11 +235,16 @@ class Validation:
         target, best = settings.target, progress.best
         if target is not None and best is not None and (best <= target if self._lower else best >= target):
             return "target"
+        patience = settings.patience
+        if progress.cuts:
+            before, since = values[: progress.cut_at], values[progress.cut_at :]
+            values = [min(before) if self._lower else max(before), *since]
+            patience = min(patience or AFTER_A_CUT, AFTER_A_CUT)
         return stop_reason(
             values,
             count=progress.count,
             lower=self._lower,
-            patience=settings.patience,
+            patience=patience,
             falling_patience=settings.falling_patience,
         )
 
@@ -252,6 +280,14 @@ class Validation:
         return open_rows(
             plan.spec, plan.settings, self.model, self.built.ranks, negatives=negatives, valid=self.split, held_out=True
         )
+
+
+def _along_a_line(labels: NDArray[np.bool_], logits: NDArray[np.floating]) -> NDArray[np.floating]:
+    """Logits calibrated by temperature on these very rows; as they are if the rows are of one class."""
+    try:
+        return fit(logits, labels, "temperature")(logits)
+    except DataError:
+        return logits
 
 
 def _flat(found: Metrics) -> dict[str, float]:

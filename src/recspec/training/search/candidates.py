@@ -32,6 +32,7 @@ from recspec.models import (
     FittedModel,
     ItemModel,
     Model,
+    MultiTask,
     TrainedItemModel,
     find_model,
     known_models,
@@ -141,6 +142,8 @@ def suitable(
             require_libraries(kind)
             if issubclass(kind, FittedModel) and kind.metric.startswith("rows/") and negatives_by_default(spec):
                 raise SettingsError(f"{name} needs labelled rows of both classes, and train holds interactions alone")
+            if only is None and issubclass(kind, MultiTask) and len(spec.labels) == 1:
+                raise SettingsError(f"{name} is for several labels, and the dataset has one")
             plans[name] = plan_run(name, spec, Path(), train_settings, model_settings, ranks, resume=False)
         except RecspecError as error:
             left_out[name] = problems_of(error)

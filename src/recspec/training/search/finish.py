@@ -234,7 +234,8 @@ class Finish:
     def _on_valid(self, name: str) -> Judged:
         """A candidate on valid."""
         model = self._load(name)
-        model.calibration = None  # it was fitted to the rows of valid
+        if model.calibration is not None and len(model.calibration.slopes) > 1:
+            model.calibration = None  # steps that were fitted to the rows of valid; a line learns next to nothing there
         return judge(model, self.question("valid"), self.state.deciding, self.search.ranks, self._check)
 
     def _compare(self, name: str, ending: Ending) -> None:
