@@ -25,7 +25,7 @@ def spec(tmp_path: Path) -> FeatureSpec:
 def made(spec: FeatureSpec, **settings: object) -> Bert4Rec:
     """A model with weights that matter, which knows `EVENTS`."""
     torch.manual_seed(0)
-    sizes = {"dim": 4, "hidden": 6, "length": 3, "dropout": 0, **settings}
+    sizes = {"dim": 4, "hidden": 6, "length": 3, "dropout": 0, "input_norm": True, "residual": True, **settings}
     model = Bert4Rec(spec, Bert4RecSettings.model_validate(sizes))
     with torch.no_grad():
         for parameter in model.parameters():

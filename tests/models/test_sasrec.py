@@ -38,7 +38,12 @@ def acted(lists: list[list[int]] = EVENTS, times: list[list[float]] | None = Non
 def made(spec: FeatureSpec, **settings: object) -> SasRec:
     """A model with weights that matter, which knows `EVENTS`."""
     torch.manual_seed(0)
-    model = SasRec(spec, SasRecSettings.model_validate({"dim": 4, "hidden": 6, "length": 3, "dropout": 0, **settings}))
+    model = SasRec(
+        spec,
+        SasRecSettings.model_validate(
+            {"dim": 4, "hidden": 6, "length": 3, "dropout": 0, "input_norm": True, **settings}
+        ),
+    )
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn(parameter.shape))
@@ -295,9 +300,19 @@ def proposed(rows: int, num_users: int, items: int, **more: object) -> dict[str,
 
 def test_defaults_follow_the_length_of_lists_and_the_density_of_items() -> None:
     sparse, dense = proposed(150_000, 22_000, 12_000), proposed(1_000_000, 6_000, 3_700)
-    asked = ("length", "dropout", "attention_dropout", "train.batch_size", "train.learning_rate", "loss")
-    assert [sparse[name] for name in asked] == [50, 0.5, 0.5, 256, 2e-3, "full"]
-    assert [dense[name] for name in asked] == [200, 0.2, 0.2, 64, 1e-3, "full"]
+    asked = (
+        "blocks",
+        "input_norm",
+        "residual",
+        "length",
+        "dropout",
+        "attention_dropout",
+        "train.batch_size",
+        "train.learning_rate",
+        "loss",
+    )
+    assert [sparse[name] for name in asked] == [1, False, False, 50, 0.5, 0.0, 256, 2e-3, "full"]
+    assert [dense[name] for name in asked] == [2, True, True, 200, 0.2, 0.2, 64, 1e-3, "full"]
     assert sparse["train.average"] == pytest.approx(0.9942, abs=1e-4)
     clicks = proposed(1_000_000, 6_000, 3_700, task="clicks", positive_share=0.1)
     assert clicks["length"] == 50

@@ -46,7 +46,7 @@ STEADY = 256
 """Rows of products are a multiple of this, as oneDNN prepares for each new shape."""
 
 LONG_LISTS, LENGTHS = 40, (50, 200)
-"""Events of a user from which on models read the latest 200 events instead of 50."""
+"""Events of a user from which on models are deeper, and read the latest 200 events instead of 50."""
 
 DENSE_ITEMS = 50
 """Events of an item from which on little dropout is needed."""
@@ -62,11 +62,9 @@ class SelfAttentionSettings(config.Settings):
     """Settings of every model of self-attention."""
 
     dim: int = Field(64, ge=1, description="width of item vectors and of every block")
-    blocks: int = Field(2, ge=0, le=100, description="number of blocks")
+    blocks: int = Field(1, ge=0, le=100, description="number of blocks")
     heads: int = Field(1, ge=1, description="number of attention heads")
-    hidden: int | None = Field(
-        None, ge=1, description="width of the hidden layer of feed-forward nets; null: 4 times dim"
-    )
+    hidden: int = Field(64, ge=1, description="width of the hidden layer of feed-forward nets")
     block: Literal["transformer", "ligr"] = Field(
         "transformer",
         description="kind of the blocks; ligr: sublayers gated by a sigmoid, and SwiGLU (Borisyuk et al., 2025)",
@@ -74,8 +72,8 @@ class SelfAttentionSettings(config.Settings):
     length: int = Field(50, ge=1, description="number of a user's latest events that are read")
     dropout: float = Field(0.2, ge=0, lt=1, description="dropout of embeddings and behind every sublayer")
     attention_dropout: float = Field(0.0, ge=0, lt=1, description="dropout of attention weights")
-    input_norm: bool = Field(True, description="normalise what goes into the first block (LayerNorm)")
-    residual: bool = Field(True, description="add the input of every attention to its output once more")
+    input_norm: bool = Field(False, description="normalise what goes into the first block (LayerNorm)")
+    residual: bool = Field(False, description="add the input of every attention to its output once more")
     loss: Literal["full", "sampled"] = Field(
         "full", description="softmax over all items, or over the next item and drawn ones"
     )
@@ -139,7 +137,7 @@ class SelfAttention(TrainedItemModel):
         sizes = BlockSizes(
             d,
             own.heads,
-            own.hidden or 4 * d,
+            own.hidden,
             own.dropout,
             own.attention_dropout,
             residual=own.residual,
@@ -176,7 +174,10 @@ class SelfAttention(TrainedItemModel):
             "train.average": (round(1 - 1 / max(50, 2 * steps), 4), "a mean over about two epochs makes valid smooth"),
             "length": (LENGTHS[dense], described),
             "dropout": (dropout, described),
-            "attention_dropout": (dropout, "that of the sublayers"),
+            "blocks": (1 + dense, described),
+            "attention_dropout": (dropout * dense, described),
+            "input_norm": (dense, described),
+            "residual": (dense, described),
             "loss": ("full", "a softmax over all items costs little")
             if full
             else ("sampled", f"a softmax over {facts.items:,} items would cost too much"),
