@@ -70,9 +70,11 @@ class FinalNet(Tabular):
     @classmethod
     def defaults(cls, facts: DataFacts) -> Proposals:
         """See `Model.defaults`: the widths and the decay of the other click models."""
+        found = dict(rules.training(facts, {"embeddings": 1.0}))
+        if rules.is_published_size(facts):
+            return found
         size, hidden = f"{facts.samples:,} samples", rules.hidden(facts)
-        return {
-            **rules.training(facts, {"embeddings": 1.0}),
+        return found | {
             "embedding_dim": (rules.embedding_dim(facts), size),
             "gated": (hidden, size),
             "plain": (hidden[:1], size),
