@@ -49,7 +49,7 @@ def test_decay_falls_with_the_root_of_the_rows_per_id_and_beyond_a_million_rows(
 @pytest.mark.parametrize("model", CLICK_MODELS)
 def test_each_part_with_embeddings_gets_its_share_of_the_decay(model: str) -> None:
     parts = proposed(model, facts(1000, (10, 100.0), (10, 100.0)))["train.parts"]
-    shares = {"deep.embeddings": 0.01, "wide.tables": 0.00033, "wide.cross_weights": 0.0014}
+    shares = {"deep.embeddings": 0.01, "wide.tables": 0.00033}
     own = shares if model == "wide_deep" else {"embeddings": 0.01}
     assert parts == {part: {"weight_decay": decay} for part, decay in own.items()}
 
@@ -159,13 +159,17 @@ def test_every_shape_of_data_makes_a_model_with_these_parts(model: str, rows: in
 
 
 def test_columns_cross_whose_pairs_of_ids_have_ten_rows() -> None:
-    about = facts(1000, (10, 100.0), (4, 250.0), (11, 90.0))
+    about = facts(1000, (10, 200.0), (4, 200.0), (11, 200.0))
     names = list(about.ids)
     # 10 x 4, 4 x 11 and 10 x 11 pairs of ids; 1,000 rows are ten for 100 pairs.
     found = proposed("wide_deep", about)
     assert found["crosses"] == ((names[0], names[1]), (names[1], names[2]))
     assert found["cross_buckets"] == 44
-    assert found["train.parts"]["wide.cross_weights"].keys() == {"weight_decay"}  # type: ignore[index]
+    assert found["train.parts"]["wide.cross_weights"] == {"weight_decay": 0.001}  # type: ignore[index]
+    # Six crosses of 100 pairs would take more than a weight for two rows.
+    few = facts(1000, *[(10, 200.0)] * 4)
+    assert len(proposed("wide_deep", few)["crosses"]) == 5  # type: ignore[arg-type]
     listed = {**about.ids, names[1]: replace(about.ids[names[1]], is_list=True)}
-    for without in (replace(about, items=11), replace(about, task="interactions"), replace(about, ids=listed)):
+    rare = facts(1000, (10, 199.0), (4, 199.0))
+    for without in (rare, replace(about, items=11), replace(about, task="interactions"), replace(about, ids=listed)):
         assert "crosses" not in proposed("wide_deep", without)  # type: ignore[arg-type]

@@ -350,8 +350,7 @@ def test_combinations_of_old_ids_keep_their_weights_in_crosses(buckets: int) -> 
         channels = {"user": ["a", "b"], "label": ["label"]}
         spec = FeatureSpec.from_dict({"feature_spec": {**features, "label": {}}, "channel_spec": channels})
         own = {"crosses": [["a", "b"]], "cross_buckets": buckets, "use_deep": False}
-        model = MODELS["wide_deep"](spec, MODELS["wide_deep"].Settings.model_validate(own))
-        return model  # type: ignore[return-value]
+        return WideDeep(spec, WideDeep.Settings.model_validate(own))  # type: ignore[arg-type]
 
     old, new = made((3, 4)), made((4, 5))
     with torch.no_grad():

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import accumulate, combinations
 from math import prod
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self, cast
@@ -66,8 +66,8 @@ HASH_FACTORS = (-7046029254386353131, -4417276706812531889)
 ROWS_PER_PAIR = 10
 """Training rows for each pair of ids of two columns from which the columns cross by default."""
 
-MOST_CROSSES = 100
-"""Crosses by default; those of the fewest pairs of ids come first."""
+ROWS_PER_WEIGHT = 2
+"""Training rows for each pair of ids of all default crosses; those of the fewest pairs come first."""
 
 WIDE_SHARE = 1 / 30
 """Share of the embeddings' decay that the linear part gets: its weights are the effects of single ids."""
@@ -209,13 +209,17 @@ class WideDeep(Model):
 def _dense_pairs(facts: DataFacts) -> tuple[tuple[tuple[str, str], ...], int]:
     """Pairs of columns of ids that cross by default, and the most pairs of ids of one of them.
 
-    Not where items are ranked: a cross of both sides would be looked up for every item of every request.
+    Not where items are ranked: a cross of both sides would be looked up for every item of every request. Not beside
+    rare ids, whose pairs are learnt by heart.
     """
-    if facts.task != "clicks" or facts.items or rules.is_published_size(facts):
+    rare = rules.rows_per_id(facts) < rules.DENSE_IDS
+    if facts.task != "clicks" or facts.items or rare or rules.is_published_size(facts):
         return (), 0
     columns = {name: each.num_ids for name, each in facts.ids.items() if not each.is_list}
     sizes = {(one, other): columns[one] * columns[other] for one, other in combinations(columns, 2)}
-    kept = sorted((size, pair) for pair, size in sizes.items() if size * ROWS_PER_PAIR <= facts.rows)[:MOST_CROSSES]
+    dense = sorted((size, pair) for pair, size in sizes.items() if size * ROWS_PER_PAIR <= facts.rows)
+    weights = accumulate(size for size, _ in dense)
+    kept = [each for each, upto in zip(dense, weights, strict=True) if upto * ROWS_PER_WEIGHT <= facts.rows]
     return tuple(pair for _, pair in kept), max((size for size, _ in kept), default=0)
 
 
