@@ -9,8 +9,10 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from recspec.loading import Ranks
 from recspec.models.finalnet import Branch, FinalNet, FinalNetSettings
 from recspec.models.layers import BatchNorm
+from recspec.training.step import UnitStatistics
 from tests import made_up
 from tests.models.test_dlrm import criteo
 
@@ -77,3 +79,10 @@ def test_batch_norm_is_torchs_in_training_and_in_its_gradients() -> None:
     (slope,), (wanted,) = (torch.autograd.grad((norm(x) * weights).sum(), x) for norm in (ours, theirs))
     torch.testing.assert_close(ours(x), theirs(x))
     torch.testing.assert_close(slope, wanted)
+
+
+def test_the_running_values_take_in_the_parts_of_a_step_together() -> None:
+    model = FinalNet(criteo((5, 5)), FinalNetSettings(embedding_dim=2, gated=(4, 2), plain=(2,)))
+    norms = [*model.gated.norms, *model.plain.norms]
+    assert UnitStatistics(model, Ranks(), accumulate=2).units == norms
+    assert all(norm.parts == [] for norm in norms)
