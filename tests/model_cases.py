@@ -44,6 +44,11 @@ MODEL_CASES: Mapping[str, ModelCase] = {
         {"embedding_dim": 4, "bottom": [], "cross_layers": 1, "top": [8]},
         "cross",
     ),
+    "finalnet": ModelCase(
+        {"embedding_dim": 8, "gated": (32, 16), "plain": (32,)},
+        {"embedding_dim": 4, "gated": [8, 4], "plain": [8], "batch_norm": False},
+        "gated",
+    ),
     "multitask": ModelCase(
         {"embedding_dim": 8, "form": "mmoe", "experts": 2, "expert": (32,), "tower": (16,)},
         {"embedding_dim": 4, "form": "mmoe", "experts": 2, "expert": [8], "tower": [8]},

@@ -12,7 +12,7 @@ from recspec.models import MODELS, DataFacts, IdFacts, PreparedNegatives
 from recspec.models import click_defaults as rules
 from recspec.training.settings import TrainSettings
 
-CLICK_MODELS = ("dlrm", "dcnv2", "wide_deep")
+CLICK_MODELS = ("dlrm", "dcnv2", "finalnet", "wide_deep")
 
 
 def facts(rows: int, *tables: tuple[int, float], numbers: int = 0) -> DataFacts:
@@ -49,10 +49,9 @@ def test_decay_falls_with_the_root_of_the_rows_per_id_and_beyond_a_million_rows(
 @pytest.mark.parametrize("model", CLICK_MODELS)
 def test_each_part_with_embeddings_gets_its_share_of_the_decay(model: str) -> None:
     parts = proposed(model, facts(1000, (10, 100.0), (10, 100.0)))["train.parts"]
-    expected = {"wide_deep": {"deep.embeddings": {"weight_decay": 0.01}, "wide.tables": {"weight_decay": 0.00033}}}.get(
-        model, {"embeddings": {"weight_decay": 0.01}}
-    )
-    assert parts == expected
+    shares = {"deep.embeddings": 0.01, "wide.tables": 0.00033}
+    own = shares if model == "wide_deep" else {"embeddings": 0.01}
+    assert parts == {part: {"weight_decay": decay} for part, decay in own.items()}
 
 
 @pytest.mark.parametrize("model", CLICK_MODELS)
@@ -156,4 +155,21 @@ def test_every_shape_of_data_makes_a_model_with_these_parts(model: str, rows: in
         {name.removeprefix("train."): found[name] for name in found if "train." in name}
     )
     names = [name for name, _ in made.named_parameters()]
-    assert all(any(name.startswith(f"{part}.") for name in names) for part in train.parts)
+    assert all(any(f"{name}.".startswith(f"{part}.") for name in names) for part in train.parts)
+
+
+def test_columns_cross_whose_pairs_of_ids_have_ten_rows() -> None:
+    about = facts(1000, (10, 200.0), (4, 200.0), (11, 200.0))
+    names = list(about.ids)
+    # 10 x 4, 4 x 11 and 10 x 11 pairs of ids; 1,000 rows are ten for 100 pairs.
+    found = proposed("wide_deep", about)
+    assert found["crosses"] == ((names[0], names[1]), (names[1], names[2]))
+    assert found["cross_buckets"] == 44
+    assert found["train.parts"]["wide.cross_weights"] == {"weight_decay": 0.001}  # type: ignore[index]
+    # Six crosses of 100 pairs would take more than a weight for two rows.
+    few = facts(1000, *[(10, 200.0)] * 4)
+    assert len(proposed("wide_deep", few)["crosses"]) == 5  # type: ignore[arg-type]
+    listed = {**about.ids, names[1]: replace(about.ids[names[1]], is_list=True)}
+    rare = facts(1000, (10, 199.0), (4, 199.0))
+    for without in (rare, replace(about, items=11), replace(about, task="interactions"), replace(about, ids=listed)):
+        assert "crosses" not in proposed("wide_deep", without)  # type: ignore[arg-type]

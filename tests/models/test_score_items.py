@@ -22,6 +22,7 @@ SETTINGS: dict[str, tuple[str, dict[str, object]]] = {
         "dcnv2",
         {"embedding_dims": {"u": 4, "tags": 6}, "embedding_dim": 8, "bottom": (12,), "top": (32,), "cross_rank": 3},
     ),
+    "finalnet": ("finalnet", {"embedding_dim": 8, "gated": (32, 16), "plain": (16,)}),
     "wide_deep": ("wide_deep", {"hidden": (32, 16), "indicators": ("j", "tags")}),
 }
 

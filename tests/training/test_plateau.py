@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from recspec.base.signals import Interrupted
+from recspec.base.errors import Interrupted
+from recspec.bundle.checkpoint import newest_state
 from recspec.feature_spec import FeatureSpec
 from recspec.metrics.measures import log_loss
 from recspec.models import MODELS
@@ -67,6 +68,9 @@ def test_a_run_stopped_after_a_cut_goes_on_as_if_it_had_not_been(clicks: Feature
     run(clicks, tmp_path / "parts", resume=True)
     whole, parts = (torch_weights(tmp_path / name) for name in ("whole", "parts"))
     assert all(torch.equal(whole[name], parts[name]) for name in whole)
+    errors = [newest_state(tmp_path / name / "checkpoints")["progress"]["errors"] for name in ("whole", "parts")]  # type: ignore[index]
+    assert errors[0][0] is None, "there was no best epoch before the first"
+    assert errors[0][1:] == pytest.approx(errors[1][1:], rel=1e-4), "that of the best epoch is measured anew"
 
 
 def torch_weights(folder: Path) -> dict[str, torch.Tensor]:

@@ -32,10 +32,11 @@ from recspec.feature_spec import FeatureSpec
 from recspec.inference.predictor import Predictor
 from recspec.inference.recommendation import RecommendRequest
 from recspec.loading.blocks import HeldOutShare, NewRowsAndReplay
-from recspec.models import MODELS, FittedModel
+from recspec.models import MODELS, FittedModel, WideDeep
 from recspec.models.layers import Embeddings
 from recspec.training import updating
 from recspec.training.loop import train
+from recspec.training.optimizers import Optimizers
 from recspec.training.settings import TrainSettings
 from recspec.training.updating import UpdateSettings, update
 from tests.made_up_events import NEW_ITEM, NEW_USER, prepared, shop_events, written
@@ -338,3 +339,27 @@ def test_new_items_that_lack_values_are_told_of_by_the_command_and_in_python(
     assert note.startswith(f"1 new item, such as '{NEW_ITEM}', lacks values in 'kind'")
     shutil.rmtree(run / "updates")
     assert f"note: {note}" in " ".join(repr(api.update(run, events, progress=False)).split())
+
+
+@pytest.mark.parametrize("buckets", [20, 12, 5])
+def test_combinations_of_old_ids_keep_their_weights_in_crosses(buckets: int) -> None:
+    """All combinations fit before and after, before alone, or never."""
+
+    def made(ids: tuple[int, int]) -> WideDeep:
+        features = {name: {"cardinality": count} for name, count in zip("ab", ids, strict=True)}
+        channels = {"user": ["a", "b"], "label": ["label"]}
+        spec = FeatureSpec.from_dict({"feature_spec": {**features, "label": {}}, "channel_spec": channels})
+        own = {"crosses": [["a", "b"]], "cross_buckets": buckets, "use_deep": False}
+        return WideDeep(spec, WideDeep.Settings.model_validate(own))  # type: ignore[arg-type]
+
+    old, new = made((3, 4)), made((4, 5))
+    with torch.no_grad():
+        old.wide.cross_weights.copy_(torch.arange(1.0, buckets + 1).unsqueeze(1))
+    settings = TrainSettings(optimizer="sgd")
+    updating.warm_start(new, old, Optimizers(new.named_parameters(), settings), {})
+    places = {"a": torch.tensor([0, 2, 1]), "b": torch.tensor([3, 1, 0])}
+    before, after = (model.wide.part(places) for model in (old, new))
+    if buckets == 12:  # they share weights by hash now
+        assert set(new.wide.cross_weights.flatten().tolist()) <= {0.0, *range(1, 13)}
+    else:
+        assert after.tolist() == before.tolist()

@@ -159,3 +159,21 @@ def test_few_rows_hide_a_fall() -> None:
 
 def test_nothing_stops_without_patience() -> None:
     assert not stop_reason([0.9, *[0.1] * 50], count=100, lower=False, patience=None, falling_patience=None)
+
+
+def test_a_fall_is_clear_by_the_difference_on_the_same_rows() -> None:
+    def paired(*errors: float | None) -> str:
+        return stop_reason(
+            [0.30, 0.302, 0.303], count=100, lower=True, patience=None, falling_patience=2, errors=[None, *errors]
+        )
+
+    assert not paired(None, None), "less than a standard error of 100 losses"
+    assert paired(0.0005, 0.0005) == "falling", "four and six standard errors of the difference"
+    assert not paired(0.0015, 0.0005), "the first of them lies within two"
+
+
+def test_flat_epochs_are_no_fall_and_the_fall_of_the_loss_after_them_is_waited_for() -> None:
+    plateau = [0.30, *(0.301, 0.302) * 4, 0.28]
+    for end in range(1, len(plateau) + 1):
+        errors = [0.002] * end
+        assert not stop_reason(plateau[:end], count=10_000, lower=True, patience=10, falling_patience=2, errors=errors)

@@ -23,6 +23,7 @@ from recspec.models.din import Din, SequenceModel
 from recspec.models.dlrm import Dlrm
 from recspec.models.ease import Ease
 from recspec.models.facts import DataFacts, IdFacts, PreparedNegatives, Proposals, Task
+from recspec.models.finalnet import FinalNet
 from recspec.models.gf_cf import GfCf
 from recspec.models.ials import Ials
 from recspec.models.interactions import Ids, Interactions, Scores, UserEvents
@@ -57,6 +58,7 @@ MODELS: dict[str, type[Model]] = {
     WideDeep.name: WideDeep,
     Dlrm.name: Dlrm,
     DcnV2.name: DcnV2,
+    FinalNet.name: FinalNet,
     MultiTask.name: MultiTask,
     Din.name: Din,
     Dien.name: Dien,

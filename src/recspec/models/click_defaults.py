@@ -41,7 +41,7 @@ ADAGRAD_RATE = 0.02
 """Adagrad's learning rate for large tables, as in the recipes for Criteo."""
 
 DENSE_IDS = 200
-"""Rows per id from which embeddings can learn products of pairs of features."""
+"""Rows per id from which products and crosses of pairs of features can be learnt."""
 
 
 def rows_per_id(facts: DataFacts) -> float:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, combinations
 from math import prod
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self, cast
@@ -56,8 +57,17 @@ from recspec.models.layers import (
 INDICATOR_MOST_IDS = 10_000
 """The largest cardinality of a one-hot feature in the MLP's input."""
 
+CROSS_SHARE = 1 / 7
+"""Share of the embeddings' decay that the weights of crosses get."""
+
 HASH_FACTORS = (-7046029254386353131, -4417276706812531889)
 """Odd 64-bit constants (xxHash's second and fourth prime) that spread a cross over its buckets."""
+
+ROWS_PER_PAIR = 10
+"""Training rows for each pair of ids of two columns from which the columns cross by default."""
+
+ROWS_PER_WEIGHT = 2
+"""Training rows for each pair of ids of all default crosses; those of the fewest pairs come first."""
 
 WIDE_SHARE = 1 / 30
 """Share of the embeddings' decay that the linear part gets: its weights are the effects of single ids."""
@@ -143,10 +153,15 @@ class WideDeep(Model):
     @classmethod
     def defaults(cls, facts: DataFacts) -> Proposals:
         """See `Model.defaults`: the published 5 x 1024 take minutes an epoch on a laptop and overfit small data."""
-        found = dict(rules.training(facts, {"deep.embeddings": 1.0, "wide.tables": WIDE_SHARE}))
+        crosses, buckets = _dense_pairs(facts)
+        tables = {"deep.embeddings": 1.0, "wide.tables": WIDE_SHARE}
+        found = dict(rules.training(facts, tables | ({"wide.cross_weights": CROSS_SHARE} if crosses else {})))
         if rules.is_published_size(facts):
             return found
         size = f"{facts.samples:,} samples"
+        if crosses:
+            found["crosses"] = (crosses, f"{ROWS_PER_PAIR} training rows or more for each pair of their ids")
+            found["cross_buckets"] = (buckets, "so that no two pairs share a weight")
         return found | {
             "hidden": (rules.hidden(facts), size),
             "embedding_dim": (rules.embedding_dim(facts), size),
@@ -189,6 +204,23 @@ class WideDeep(Model):
         assert items.first is not None
         ours, floats = self.deep.first_layer(request), at_once(base.SCORE_FLOATS, items.first.device)
         return scores + scores_of_sums(ours, items.first, floats, self.deep.after_first)
+
+
+def _dense_pairs(facts: DataFacts) -> tuple[tuple[tuple[str, str], ...], int]:
+    """Pairs of columns of ids that cross by default, and the most pairs of ids of one of them.
+
+    Not where items are ranked: a cross of both sides would be looked up for every item of every request. Not beside
+    rare ids, whose pairs are learnt by heart.
+    """
+    rare = rules.rows_per_id(facts) < rules.DENSE_IDS
+    if facts.task != "clicks" or facts.items or rare or rules.is_published_size(facts):
+        return (), 0
+    columns = {name: each.num_ids for name, each in facts.ids.items() if not each.is_list}
+    sizes = {(one, other): columns[one] * columns[other] for one, other in combinations(columns, 2)}
+    dense = sorted((size, pair) for pair, size in sizes.items() if size * ROWS_PER_PAIR <= facts.rows)
+    weights = accumulate(size for size, _ in dense)
+    kept = [each for each, upto in zip(dense, weights, strict=True) if upto * ROWS_PER_WEIGHT <= facts.rows]
+    return tuple(pair for _, pair in kept), max((size for size, _ in kept), default=0)
 
 
 @dataclass(frozen=True, eq=False)

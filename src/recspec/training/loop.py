@@ -187,6 +187,7 @@ class TrainingRun:
             self.progress, more = self.checkpoints.restore()
             notes += more
             notes += self.validation.resume(self.progress)
+            self._recall_best()
         elif self.ranks.is_first:
             run_folder.start_afresh(self.folder)
         if self.ranks.is_first:
@@ -329,6 +330,15 @@ class TrainingRun:
             best=state.best,
             best_epoch=state.best_epoch,
         )
+
+    def _recall_best(self) -> None:
+        """Evaluate the best epoch of a run that goes on again: later ones are compared with it row by row."""
+        state = self.progress
+        if not self.validation.pairs or state.best is None or state.stopped or state.epoch >= self.settings.epochs:
+            return
+        self.checkpoints.load_best()
+        self.validation.kept = self.validation.evaluate()
+        self.checkpoints.restore()
 
     def _cut_rate(self) -> None:
         """Go on with a smaller learning rate, from the best weights unless averages were judged.

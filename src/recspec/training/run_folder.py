@@ -219,6 +219,8 @@ class Progress:
     best_metrics: dict[str, dict[str, float]] = field(default_factory=dict)
     trace: dict[str, list[float]] = field(default_factory=dict)
     """Values by metric, and `epoch`, of each evaluation at the end of an epoch."""
+    errors: list[float | None] = field(default_factory=list)
+    """Of each of them, the standard error of its difference from the best before it, over the same rows, if known."""
     count: int = 0
     """Rows, users or groups behind the metric; of the rarer class for AUC."""
     cuts: int = 0

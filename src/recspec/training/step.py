@@ -26,7 +26,7 @@ from recspec.loading import (
     torchrec_tables,
 )
 from recspec.models import Model, SequenceModel, TrainedItemModel, counts_of
-from recspec.models.layers import Batch, Dice, Gru, follow_together, num_rows, sparse_rows, take
+from recspec.models.layers import Batch, Gru, RowStatistics, follow_together, num_rows, sparse_rows, take
 from recspec.training.optimizers import Optimizers, make_optimizers, without_frozen
 from recspec.training.plan import TrainingPlan
 
@@ -286,14 +286,15 @@ class WeightAverage:
 
 
 class UnitStatistics:
-    """Running statistics of a model's units (Dice) that take in all rows of a step once.
+    """Running statistics of a model's units (Dice, BatchNorm) that take in all rows of a step once.
 
     If each micro-batch and rank updated them, they would move once a part, and each rank would have its own.
     """
 
     def __init__(self, model: nn.Module, ranks: Ranks, accumulate: int) -> None:
         divided = ranks.world_size > 1 or accumulate > 1
-        self.ranks, self.units = ranks, [unit for unit in model.modules() if divided and isinstance(unit, Dice)]
+        self.ranks = ranks
+        self.units = [unit for unit in model.modules() if divided and isinstance(unit, RowStatistics)]
         for unit in self.units:
             unit.parts = []
 

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,7 +44,7 @@ from recspec.bundle import cards as pipeline_card
 from recspec.bundle import folder as bundle
 from recspec.feature_spec import FeatureSpec
 from recspec.loading import NewRowsAndReplay, Ranks
-from recspec.models import FittedModel, Ids, find_model, require_libraries
+from recspec.models import FittedModel, Ids, Wide, find_model, require_libraries
 from recspec.models.layers import Embeddings
 from recspec.training import run_folder
 from recspec.training.loop import NOT_BEGUN, TrainingRun, run_fit, using_threads
@@ -86,12 +87,16 @@ def warm_start(model: nn.Module, before: nn.Module, optimizers: Optimizers, stat
 
 
 def _of_tables(model: nn.Module, before: nn.Module) -> Iterable[tuple[str, Copy]]:
-    """How to copy each store of embeddings: its tables one by one."""
+    """How to copy each store of embeddings, its tables one by one, and weights of crosses."""
     olds = {name: each for name, each in before.named_modules() if isinstance(each, Embeddings)}
     for prefix, module in model.named_modules():
         if isinstance(module, Embeddings) and prefix in olds:
             for key in module.stores:
                 yield f"{prefix}.stores.{key}", _by_table(olds[prefix].tables[key], module.tables[key])
+    wides = {name: each for name, each in before.named_modules() if isinstance(each, Wide)}
+    for prefix, module in model.named_modules():
+        if isinstance(module, Wide) and prefix in wides:
+            yield f"{prefix}.cross_weights", _by_combination(wides[prefix], module)
 
 
 def _by_table(old: Mapping[str, range], new: Mapping[str, range]) -> Copy:
@@ -99,6 +104,21 @@ def _by_table(old: Mapping[str, range], new: Mapping[str, range]) -> Copy:
         for vocabulary, rows in old.items():
             place = new[vocabulary].start
             target[place : place + len(rows)] = source[rows.start : rows.stop]
+
+    return copy
+
+
+def _by_combination(old: Wide, new: Wide) -> Copy:
+    """More ids of a column give a cross's combinations other numbers."""
+
+    def copy(source: Tensor, target: Tensor) -> None:
+        for place, cross in enumerate(old.crosses):
+            sizes, start = [old.sizes[name] for name in cross], place * old.cross_buckets
+            if prod(sizes) > old.cross_buckets:  # hashes of ids, before and now
+                target[start : start + old.cross_buckets] = source[start : start + old.cross_buckets]
+                continue
+            ids = torch.unravel_index(torch.arange(prod(sizes)), sizes)
+            target[start + new.bucket(dict(zip(cross, ids, strict=True)), cross)] = source[start : start + prod(sizes)]
 
     return copy
 

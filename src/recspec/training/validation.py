@@ -34,15 +34,22 @@ from recspec.training.step import Built
 
 
 def stop_reason(
-    values: Sequence[float], *, count: int, lower: bool, patience: int | None, falling_patience: int | None
+    values: Sequence[float],
+    *,
+    count: int,
+    lower: bool,
+    patience: int | None,
+    falling_patience: int | None,
+    errors: Sequence[float | None] = (),
 ) -> str:
     """Why training should stop after these evaluations on valid; empty if it should go on.
 
     `patience`: no value of the last `patience` evaluations is better than the best one before. A flat metric may
     still climb: AUC of sparse ids can stay near one half for several epochs.
 
-    `falling`: each of the last `falling_patience` values is worse than the best one by more than its standard error,
-    and the last one is not better than the first of them, so no recovery is under way.
+    `falling`: each of the last `falling_patience` values is clearly worse than the best one, and the last one is not
+    better than the first of them, so no recovery is under way. Clearly: by `CLEARLY` paired standard errors, or where
+    they are unknown, by a bound on the standard error of one value.
 
     Args:
         values: the metric after each evaluation, oldest first.
@@ -50,6 +57,7 @@ def stop_reason(
         lower: whether lower values are better.
         patience: number of evaluations without improvement; None for no limit.
         falling_patience: number of evaluations clearly below the best one; None for no limit.
+        errors: of the latest evaluations, the standard error of the difference from the best one, over the same rows.
     """
     if not values:
         return ""
@@ -59,8 +67,10 @@ def stop_reason(
         return "patience"
     if falling_patience is not None and len(gains) > falling_patience:
         last = gains[-falling_patience:]
-        limit = best - standard_error(abs(best), count, bounded=not lower)
-        if all(gain < limit for gain in last) and last[-1] <= last[0]:
+        bound = standard_error(abs(best), count, bounded=not lower)
+        paired = [*[None] * falling_patience, *errors][-falling_patience:]
+        limits = [best - (bound if error is None else CLEARLY * error) for error in paired]
+        if all(gain < limit for gain, limit in zip(last, limits, strict=True)) and last[-1] <= last[0]:
             return "falling"
     return ""
 
@@ -74,6 +84,9 @@ def standard_error(value: float, count: int, *, bounded: bool) -> float:
     spread = math.sqrt(max(0.0, value * (1 - value))) if bounded else value
     return spread / math.sqrt(max(1, count))
 
+
+CLEARLY = 2
+"""Standard errors of a paired difference from which on an epoch is clearly worse than the best."""
 
 Metrics = Mapping[str, Mapping[str, float]]
 """Values by protocol and metric."""
@@ -105,6 +118,15 @@ class Validation:
         self.error_of_rise: float | None = None
         """Standard error of the metric's difference between the last two evaluations, on the same rows or groups."""
         self.last: Evaluation | None = None
+        self.kept: Evaluation | None = None
+        """That of the best epoch."""
+        self.error_of_fall: float | None = None
+        """Standard error of the difference between the last evaluation and the best before it, on the same rows."""
+
+    @property
+    def pairs(self) -> bool:
+        """Whether epochs are compared row by row with the best one, and not only by their means."""
+        return self.metric.partition("/")[0] == "rows"
 
     def resume(self, progress: Progress) -> list[str]:
         """Take up the metric by which the run that continues has chosen; a note if the run is over."""
@@ -130,6 +152,8 @@ class Validation:
         else:
             self.count = about["groups"]
         rise = difference(before, found, protocol, metric) if before is not None else None
+        fall = difference(self.kept, found, protocol, metric) if self.pairs and self.kept is not None else None
+        self.error_of_fall = None if fall is None else fall[1]
         self.last, self.error_of_rise = found, None if rise is None else rise[1]
         return found.metrics
 
@@ -149,7 +173,7 @@ class Validation:
     @property
     def _calibrates(self) -> bool:
         """Whether losses are those of calibrated logits, as the bundle's are: the best epoch may be overconfident."""
-        return self.plan.settings.calibration != "none" and self.metric.partition("/")[0] == "rows"
+        return self.plan.settings.calibration != "none" and self.pairs
 
     def rows(self, model: Model | None = None) -> tuple[NDArray[np.floating], NDArray[np.bool_]]:
         """Logits and labels of every row, on every rank; by default of the model, or of its view of another label."""
@@ -190,10 +214,12 @@ class Validation:
         if better:
             progress.best, progress.best_epoch = value, epoch
             progress.best_metrics = {of: dict(values) for of, values in found.items()}
+            self.kept = self.last
         if progress.batch == 0:  # a run that ended within an epoch may go on as if it had not
             watched = {name: value for name, value in _flat(found).items() if name in (self.metric, *WATCHED)}
             for name, each in {"epoch": float(epoch), **watched}.items():
                 progress.trace.setdefault(name, []).append(each)
+            progress.errors.append(self.error_of_fall)
             progress.stopped = progress.stopped or self._why_stop(progress)
         return better
 
@@ -246,6 +272,7 @@ class Validation:
             lower=self._lower,
             patience=patience,
             falling_patience=settings.falling_patience,
+            errors=progress.errors,
         )
 
     def _count_rows(self, rows: int, positives: int) -> None:

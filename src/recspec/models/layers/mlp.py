@@ -258,13 +258,12 @@ def uncompiled(function: Callable[Given, T]) -> Callable[Given, T]:
     return called
 
 
-class Dice(nn.Module):
-    """p x + (1 - p) a x with p = sigmoid of the standardised x and a slope a for each unit: (N, W) -> (N, W).
+class RowStatistics(nn.Module):
+    """The mean and variance of each unit: over the given rows in training, running values in prediction.
 
-    Zhou et al.: Deep Interest Network for Click-Through Rate Prediction, KDD 2018, equation 8. Training standardises by
-    the mean and variance of the given rows, and prediction by running values. So in training a row's result depends on
-    the other rows, and micro-batches and ranks standardise their parts of a batch separately. The running values follow
-    the whole batch once a step (`follow_together`). Without rows they stay; a single row has variance 0.
+    So in training a row's result depends on the other rows, and micro-batches and ranks standardise their parts of a
+    batch separately. The running values follow the whole batch once a step (`follow_together`). Without rows they stay;
+    a single row has variance 0.
     """
 
     mean: Tensor
@@ -272,19 +271,16 @@ class Dice(nn.Module):
     parts: list[Tensor] | None = None
     """Rows, mean and variance of each part of a step, (2 width + 1,). None if each batch is a step."""
 
-    def __init__(self, width: int, *, momentum: float = 0.1, eps: float = 1e-8) -> None:
+    def __init__(self, width: int, *, momentum: float, eps: float) -> None:
         super().__init__()
         self.momentum, self.eps = momentum, eps
-        self.slope = nn.Parameter(torch.zeros(width))
         self.register_buffer("mean", torch.zeros(width))
         self.register_buffer("variance", torch.ones(width))
 
-    def forward(self, x: Tensor, present: Tensor | None = None) -> Tensor:
-        """`present` (N,) marks the rows that count."""
+    def standardised(self, x: Tensor, present: Tensor | None = None) -> Tensor:
+        """The units (N, W), in fp32 or wider; `present` (N,) marks the rows that count."""
         away, variance = self._of_rows(x, present) if self.training else (x - self.mean, self.variance)
-        share = torch.sigmoid(away * (variance + self.eps).rsqrt()).to(x.dtype)
-        # Equation 8: f(s) = p(s) s + (1 - p(s)) a s.
-        return x * (share + (1 - share) * self.slope)
+        return away * (variance + self.eps).rsqrt()
 
     def _of_rows(self, x: Tensor, present: Tensor | None) -> tuple[Tensor, Tensor]:
         """Distances from the mean (N, W) and the variance (W,) of the rows that count; updates the running values.
@@ -323,7 +319,40 @@ class Dice(nn.Module):
         self.variance.lerp_(variance, rate)
 
 
-def follow_together(unit: Dice, parts: Tensor) -> None:
+class Dice(RowStatistics):
+    """p x + (1 - p) a x with p = sigmoid of the standardised x and a slope a for each unit: (N, W) -> (N, W).
+
+    Zhou et al.: Deep Interest Network for Click-Through Rate Prediction, KDD 2018, equation 8.
+    """
+
+    def __init__(self, width: int, *, momentum: float = 0.1, eps: float = 1e-8) -> None:
+        super().__init__(width, momentum=momentum, eps=eps)
+        self.slope = nn.Parameter(torch.zeros(width))
+
+    def forward(self, x: Tensor, present: Tensor | None = None) -> Tensor:
+        """`present` (N,) marks the rows that count."""
+        share = torch.sigmoid(self.standardised(x, present)).to(x.dtype)
+        # Equation 8: f(s) = p(s) s + (1 - p(s)) a s.
+        return x * (share + (1 - share) * self.slope)
+
+
+class BatchNorm(RowStatistics):
+    """g z + b for the standardised z of each unit, with g = 1 and b = 0 at first: (N, W) -> (N, W).
+
+    Ioffe and Szegedy: Batch Normalization, ICML 2015, algorithms 1 and 2. Predictions take (..., W).
+    """
+
+    def __init__(self, width: int, *, momentum: float = 0.1, eps: float = 1e-5) -> None:
+        super().__init__(width, momentum=momentum, eps=eps)
+        self.scale = nn.Parameter(torch.ones(width))
+        self.shift = nn.Parameter(torch.zeros(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """All rows count."""
+        return torch.addcmul(self.shift, self.standardised(x), self.scale).to(x.dtype)
+
+
+def follow_together(unit: RowStatistics, parts: Tensor) -> None:
     """Update the running values by all P parts of a step: rows, mean and variance of each (P, 2 W + 1)."""
     rows, means, variances = torch.split(parts, [1, len(unit.mean), len(unit.mean)], dim=1)
     count = rows.sum()
