@@ -332,3 +332,8 @@ def test_a_bundle_loads_without_the_library_and_names_what_is_damaged(
     write_tensors(where / "weights.safetensors", weights, {"format": bundle.FORMAT})
     with pytest.raises(BundleError, match=r"weight 'trees': a node reads a column outside 0 to \d+"):
         bundle.load(where, verify=False)
+    weights["trees.feature"][0] = 0
+    weights["pairs.columns"] = torch.zeros(0, 2**40, dtype=torch.int64)  # of no bytes: nothing is sized by it
+    write_tensors(where / "weights.safetensors", weights, {"format": bundle.FORMAT})
+    with pytest.raises(BundleError, match="sizes that do not fit each other"):
+        bundle.load(where, verify=False)

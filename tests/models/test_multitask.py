@@ -15,7 +15,9 @@ import recspec
 from recspec.base.errors import SettingsError, SpecError
 from recspec.export import open_exported_model
 from recspec.feature_spec import FeatureSpec
-from recspec.models import MultiTask, label_views
+from recspec.metrics import Calibration
+from recspec.models import MultiTask, label_views, labels_of, logits_of_labels, probabilities_of_labels
+from recspec.models.layers import CalibrationMap
 from recspec.models.multitask import MultiTaskSettings
 
 SPEC = FeatureSpec.from_dict(
@@ -37,6 +39,12 @@ BATCH = {
     "click": torch.tensor([1.0, 1.0, 0.0]),
     "buy": torch.tensor([1.0, 0.0, 0.0]),
 }
+
+
+TAKEN = ("label", "item_id", "user_id", "group", "timestamp", "event_weight", "split", "price_bucket")
+"""Columns of the raw file whose names prepared rows have for other ones."""
+
+OF_SHOP = {"user": "user", "item": "item", "timestamp": None, "split": "share"}
 
 
 def model_of(form: str, **settings: object) -> MultiTask:
@@ -105,6 +113,23 @@ def test_weights_of_labels_weigh_the_losses_and_must_name_labels() -> None:
     assert model_of("shared").loss(BATCH).item() == pytest.approx(of_click + of_buy)
     with pytest.raises(SettingsError, match="label_weights: unknown label 'cart'"):
         model_of("shared", label_weights={"cart": 1.0})
+    with pytest.raises(SettingsError, match="label_weights: all are 0"):
+        model_of("shared", label_weights={"click": 0.0, "buy": 0.0})
+    with pytest.raises(ValueError, match="greater than or equal to 0"):
+        model_of("shared", label_weights={"click": -1.0})
+
+
+def test_probabilities_of_all_labels_are_those_of_the_views() -> None:
+    model = model_of("mmoe")
+    line = Calibration(method="temperature", logits=(0.0, 1.0), calibrated=(0.1, 0.6))
+    model.calibrations["buy"] = CalibrationMap(line)
+    for each in (model, model.of_label("buy")):
+        with torch.no_grad():
+            found = probabilities_of_labels(each, logits_of_labels(each, BATCH))
+            views = [each, *label_views(each).values()]
+            assert labels_of(each) == each.spec.labels
+            for made, view in zip(found, views, strict=True):
+                torch.testing.assert_close(made[:, 0], view.probabilities(view(BATCH)))
 
 
 # --- from a table to answers -----------------------------------------------------------------------------------------
@@ -116,12 +141,13 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder, rng = tmp_path_factory.mktemp("shop"), np.random.default_rng(0)
     with (folder / "views.csv").open("w", newline="") as file:
         write = csv.writer(file).writerow
-        write(["user", "item", "price", "click", "bought"])
+        write(["user", "item", "price", "click", "bought", *TAKEN])
         for _ in range(600):
             user, item = rng.integers(20), rng.integers(12)
             click = int((user + item) % 2 == 0)
-            write([f"u{user}", f"i{item}", item, click, ["no", "yes"][int(click and item < 6)]])
-    settings = {"label": "click", "other_labels": ["bought"]}
+            bought = ["no", "yes"][int(click and item < 6)]
+            write([f"u{user}", f"i{item}", item, click, bought, *[click] * len(TAKEN)])
+    settings = {**OF_SHOP, "label": "click", "other_labels": ["bought"], "context_features": ["price"]}
     recspec.prepare(folder / "views.csv", out=folder / "data", dataset="table", settings=settings)
     return folder
 
@@ -207,16 +233,54 @@ def test_a_model_of_one_label_learns_the_one_that_is_asked_for(shop: Path, tmp_p
     [
         ({"label": "click", "other_labels": ["click"]}, "'click': named as a label more than once"),
         ({"label": "click", "other_labels": ["user"], "user": "user"}, "'user': a label; as a feature, an id"),
-        ({"label": None, "other_labels": ["bought"]}, "other_labels are beside a label"),
+        ({"label": None, "other_labels": ["bought"], "split": None}, "other_labels are beside a label"),
         ({"label": "click", "other_labels": ["sold"]}, "no column 'sold'"),
+        *(
+            ({"label": "click", "other_labels": [name]}, f"prepared rows have a column '{name}' of their own")
+            for name in TAKEN[:-1]
+        ),
+        (
+            {
+                "label": "click",
+                "other_labels": ["price_bucket"],
+                "buckets": {"price": [3]},
+                "context_features": ["price"],
+            },
+            "two columns would be named 'price_bucket'",
+        ),
         ({"label": "click", "other_labels": ["price"]}, "expected 0 or 1, true or false, yes or no"),
     ],
 )
 def test_labels_that_are_none_are_refused(shop: Path, tmp_path: Path, settings: dict[str, object], says: str) -> None:
     with pytest.raises(recspec.RecspecError, match=says):
-        recspec.prepare(shop / "views.csv", out=tmp_path / "data", dataset="table", settings=settings)
+        recspec.prepare(shop / "views.csv", out=tmp_path / "data", dataset="table", settings={**OF_SHOP, **settings})
 
 
 def test_a_specification_without_a_label_is_refused() -> None:
     with pytest.raises(SpecError, match="expected a label feature; found none"):
         SPEC.replace(channels={"user": ("user",)})
+
+
+def test_labels_in_another_order_than_a_funnels_are_refused(shop: Path, tmp_path: Path) -> None:
+    settings = {"form": "esmm", "train.label": "bought"}
+    says = r"order of a funnel.*\n?.*'label' is 1 and 'bought' is 0 in [0-9]+ of [0-9]+ rows"
+    with pytest.raises(SettingsError, match=says):
+        recspec.train("multitask", shop / "data", tmp_path / "run", settings=settings, progress=False)
+
+
+def test_a_label_that_is_always_the_same_is_told(tmp_path: Path) -> None:
+    rows = [f"{row},{row % 2},0" for row in range(60)]
+    (tmp_path / "a.csv").write_text("\n".join(["price,click,bought", *rows]))
+    settings = {"label": "click", "other_labels": ["bought"], "split": "share", "context_features": ["price"]}
+    made = recspec.prepare(tmp_path / "a.csv", out=tmp_path / "data", dataset="table", settings=settings)
+    assert any("every row of train has the label 'bought' 0" in str(each) for each in made.prepared["warnings"])
+
+
+def test_a_feature_that_gives_any_label_away_is_left_out(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    rows = [(int(a), int(b), b + rng.random() / 2, rng.random()) for a, b in rng.integers(2, size=(400, 2))]
+    (tmp_path / "a.csv").write_text("click,bought,paid,size\n" + "\n".join(",".join(map(str, row)) for row in rows))
+    settings = {"label": "click", "other_labels": ["bought"]}
+    made = recspec.prepare(tmp_path / "a.csv", out=tmp_path / "data", dataset="table", settings=settings)
+    assert "paid" not in made.spec.inputs()
+    assert any("'paid' (AUC 1.0000)" in each for each in made.prepared["dropped"])

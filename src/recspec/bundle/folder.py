@@ -45,7 +45,16 @@ from recspec.feature_spec import (
 )
 from recspec.loading import Placement, PlacementSettings, Ranks, Shards, divide, place
 from recspec.metrics import Calibration
-from recspec.models import Interactions, ItemModel, Model, MultiTask, find_model, on_meta_device, problems_of_lists
+from recspec.models import (
+    Interactions,
+    ItemModel,
+    Model,
+    MultiTask,
+    find_model,
+    labels_of,
+    on_meta_device,
+    problems_of_lists,
+)
 from recspec.models.layers import CalibrationMap, RowsHeld
 
 OF_MEMBERS: Mapping[str, type[Blend]] = {kind.name: kind for kind in (Blend, TreeRanker)}
@@ -154,8 +163,7 @@ class Bundle:
         """Names of the outputs of a program made of the model."""
         if not self.gives_probabilities:
             return RANKING_OUTPUTS
-        others = self.model.labels[1:] if isinstance(self.model, MultiTask) else ()
-        return (*OUTPUTS, *map(probability_of, others))
+        return (*OUTPUTS, *map(probability_of, labels_of(self.model)[1:]))
 
 
 def save(

@@ -240,12 +240,10 @@ def _crosses(features: Sequence[Column], settings: Settings, tables: Tables, pro
                 problems.append(f"setting 'crosses': '{name}' is {what}, which can't be crossed; {do}")
         crossed = [ids.get(name, name) for name in cross]
         found.append(Column("_x_".join(cross), "cross", size=settings.cross_cardinality, crossed=crossed))
-    named = [column.name for column in (*features, *found)]
+    named = [*settings.other_labels, *(column.name for column in (*features, *found))]
     doubled = [name for name in dict.fromkeys(named) if named.count(name) > 1]
     problems += [
-        f"two features would be named '{name}'; rename a column"
-        for name in doubled
-        if settings.features.count(name) < 2
+        f"two columns would be named '{name}'; rename one" for name in doubled if settings.features.count(name) < 2
     ]
     return found
 
@@ -263,6 +261,11 @@ def _named_columns_problems(tables: Tables) -> list[str]:
         f"setting '{setting}': no column '{name}'{nearest(name, columns)}; found {listed(columns)}"
         for setting, name in named.items()
         if name is not None and name not in columns
+    ]
+    problems += [
+        f"setting 'other_labels': prepared rows have a column '{name}' of their own; rename this one"
+        for name in settings.other_labels
+        if name.lower() in RESERVED
     ]
     for setting, table, key in (("users", tables.users, settings.user), ("items", tables.items, settings.item)):
         if table is not None and (key is None or key not in table.columns):

@@ -467,17 +467,19 @@ def _without_outcomes(tables: Tables, names: list[str], total: int) -> list[str]
     settings, rows, backend, notes = tables.settings, tables.rows, tables.backend, tables.notes
     kinds = {name: rows[name].type() for name in names if name not in settings.with_kind}
     judged = [name for name, kind in kinds.items() if kind.is_numeric() or kind.is_string() or kind.is_array()]
-    label = settings.label
-    assert label is not None
-    found, told = label_outcomes(backend, rows, label, judged, total) if judged else ({}, [])
-    notes.warnings += told
-    if found:
-        each = ", ".join(f"'{name}' (AUC {auc:.4f})" for name, auc in found.items())
-        notes.dropped.append(
-            f"columns that alone order the labels, as what is known only after '{label}' does: "
-            f"{each}; context_features=[...] takes columns by name"
-        )
-    return [name for name in names if name not in found]
+    assert settings.label is not None
+    labels = [name for name in (settings.label, *settings.other_labels) if name in rows.columns]
+    for label in labels if judged else ():
+        found, told = label_outcomes(backend, rows, label, judged, total)
+        notes.warnings += told
+        if found:
+            each = ", ".join(f"'{name}' (AUC {auc:.4f})" for name, auc in found.items())
+            notes.dropped.append(
+                f"columns that alone order the labels, as what is known only after '{label}' does: "
+                f"{each}; context_features=[...] takes columns by name"
+            )
+        names, judged = ([name for name in each if name not in found] for each in (names, judged))
+    return names
 
 
 def _counts(

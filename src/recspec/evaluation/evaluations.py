@@ -23,7 +23,7 @@ from recspec.evaluation.scoring import FullRanker, Progress, Ranker, SplitScores
 from recspec.evaluation.task import EvaluateSettings, EvaluationTask, list_metric
 from recspec.feature_spec import FeatureSpec
 from recspec.loading import Ranks
-from recspec.models import MODELS, FittedItemModel, ItemModel, Model, MultiTask
+from recspec.models import MODELS, FittedItemModel, ItemModel, Model, MultiTask, labels_of
 
 Scored = TypeVar("Scored", bound=Model | Ranker)
 OfAll = Callable[[Bundle, EvaluationTask], FullRanker]
@@ -100,8 +100,7 @@ def evaluate(
 
 def _of_label(trained: Bundle, spec: FeatureSpec, label: str | None) -> FeatureSpec:
     """The dataset with the label to measure as the first. Raises `SettingsError` if the model did not learn it."""
-    model = trained.model
-    learned = model.labels if isinstance(model, MultiTask) else (model.spec.label,)
+    learned = labels_of(trained.model)
     if label is not None and label not in learned:
         raise SettingsError(f"evaluate: {unknown('label', label, learned)} of {trained.folder}")
     return spec.of_label(label or learned[0])

@@ -6,7 +6,6 @@ from recspec.export.exported_model import (
     ExportedModel,
     as_model_batch,
     open_exported_model,
-    outputs_of,
     read_description,
 )
 from recspec.export.exporter import ExportSettings, export
@@ -14,5 +13,5 @@ from recspec.export.triton_repository import TYPES, columns_of, histories_beside
 
 __all__ = [
     "TYPES", "Arrays", "EagerModel", "ExportSettings", "ExportedModel", "as_model_batch", "columns_of", "export",
-    "histories_beside", "open_exported_model", "outputs_of", "raw_columns", "read_description",
+    "histories_beside", "open_exported_model", "raw_columns", "read_description",
 ]  # fmt: skip

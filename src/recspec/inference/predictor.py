@@ -21,7 +21,7 @@ from recspec.inference.recommendation import Recommendation, RecommendRequest, S
 from recspec.inference.recommender import Recommender, similar
 from recspec.inference.request_features import RowEncoder
 from recspec.loading import pick_device
-from recspec.models import Model, label_views
+from recspec.models import labels_of, logits_of_labels, probabilities_of_labels
 from recspec.models.layers import Batch, take
 
 SCORE = "score"
@@ -90,25 +90,17 @@ class Predictor:
     @property
     def columns(self) -> tuple[str, ...]:
         """`column`, and for a model of several labels the probabilities of the others."""
-        return (self.column, *self._views)
-
-    @cached_property
-    def _views(self) -> dict[str, Model]:
-        views = label_views(self.model) if self.bundle.gives_probabilities else {}
-        return {probability_of(label): view for label, view in views.items()}
+        others = labels_of(self.model)[1:] if self.bundle.gives_probabilities else ()
+        return (self.column, *map(probability_of, others))
 
     def predict_batch(self, batch: Batch, num_rows: int) -> dict[str, NDArray[np.float32]]:
         """The values (B,) of each of `columns` for each row of a batch of any size."""
-        return {
-            name: self._values(model, batch, num_rows)
-            for name, model in {self.column: self.model, **self._views}.items()
-        }
-
-    def _values(self, model: Model, batch: Batch, num_rows: int) -> NDArray[np.float32]:
         with torch.inference_mode():
-            parts = [model(take(batch, slice(at, at + ROWS))).float() for at in range(0, num_rows, ROWS)]
-        logits = torch.cat(parts) if parts else torch.zeros(0)
-        return (model.probabilities(logits) if self.bundle.gives_probabilities else logits).cpu().numpy()
+            blocks = [take(batch, slice(at, at + ROWS)) for at in range(0, num_rows, ROWS)]
+            parts = [logits_of_labels(self.model, block) for block in blocks]
+            logits = torch.cat(parts) if parts else torch.zeros(0, len(self.columns))
+            values = probabilities_of_labels(self.model, logits) if self.bundle.gives_probabilities else [logits]
+        return {name: each[:, 0].cpu().numpy() for name, each in zip(self.columns, values, strict=True)}
 
     @cached_property
     def recommender(self) -> Recommender:

@@ -34,7 +34,13 @@ from recspec.models.lightgbm import LightGbm, LightGbmSettings
 from recspec.models.logistic_regression import LogisticRegression
 from recspec.models.markov import Markov
 from recspec.models.mult_vae import MultVae
-from recspec.models.multitask import MultiTask, label_views
+from recspec.models.multitask import (
+    MultiTask,
+    label_views,
+    labels_of,
+    logits_of_labels,
+    probabilities_of_labels,
+)
 from recspec.models.neumf import NeuMF
 from recspec.models.popularity import Popularity
 from recspec.models.sasrec import SasRec
@@ -48,8 +54,8 @@ __all__ = [
     "Ids", "Interactions", "ItemModel", "KnownEvents", "KnownItemsModel", "LightGbm", "LightGbmSettings",
     "LogisticRegression", "LossNeeds", "Model", "MultiTask", "PreparedNegatives", "Proposals", "Scores",
     "SequenceModel", "Shapes", "Task", "TrainedItemModel", "Traits", "Trees", "UserEvents", "Wide", "WideDeep",
-    "WideDeepSettings", "all_models", "at_once", "counts_of", "find_model", "known_models", "label_views",
-    "on_meta_device", "problems_of_lists", "require_libraries",
+    "WideDeepSettings", "all_models", "at_once", "counts_of", "find_model", "known_models", "label_views", "labels_of",
+    "logits_of_labels", "on_meta_device", "probabilities_of_labels", "problems_of_lists", "require_libraries",
 ]  # fmt: skip
 
 

@@ -65,7 +65,6 @@ class Bert4Rec(SelfAttention):
         places, lengths, sizes = self.known.packed(users[lengths.argsort()], self.settings.length)
         items = self.known.items[places].long()
         hidden = torch.rand(len(items), device=items.device) < self.settings.hidden_share
-        vectors = self._with_mask(self.item_vectors())
         back = back_from_the_end(lengths, len(places))
         # Of a list of which nothing is hidden, the last event is, as when the next item is asked for.
         number, ends = F.pad(hidden.cumsum(0), (1, 0)), lengths.cumsum(0)

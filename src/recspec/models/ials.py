@@ -42,7 +42,7 @@ STEPS = 2
 """Steps of conjugate gradients in half a round of the fit, which begins at the solution of the round before."""
 
 MOST_STEPS = 100
-"""Steps in which users are solved for to the end; data of 200 to 10^6 interactions took up to 27."""
+"""Most steps until users' factors converge; data of 200 to 10^6 interactions took up to 27."""
 
 CLOSE = 1e-10
 """Squared norm of a residual, as a share of the first one, at which a user is solved for."""

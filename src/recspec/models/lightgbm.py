@@ -204,7 +204,8 @@ class LightGbm(FittedModel):
 
     def allocate_buffers(self, weights: Mapping[str, Tensor]) -> list[str]:
         columns = weights.get("pairs.columns")
-        pairs = columns.shape[1] if columns is not None and columns.dim() == 2 else 0
+        # A tensor of no rows may claim any number of columns.
+        pairs = columns.shape[1] if columns is not None and columns.dim() == 2 and len(columns) == 2 else 0
         self.trees.num_columns = len(self.column_names([(0, 0)] * pairs))
         return super().allocate_buffers(weights)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Literal, cast
+from typing import Annotated, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -51,7 +51,7 @@ class MultiTaskSettings(config.Settings):
     expert: Widths = Field((256,), description="widths of the MLP of an expert")
     tower: Widths = Field((128,), description="widths of the MLP of each label")
     dropout: float = Field(0.0, ge=0, lt=1, description="share of units dropped after each hidden ReLU")
-    label_weights: dict[str, float] = Field(
+    label_weights: dict[str, Annotated[float, Field(ge=0, le=1e6)]] = Field(
         {}, description="weights of labels in the loss, as {label: weight}; 1 for the others"
     )
 
@@ -120,8 +120,11 @@ class MultiTask(Tabular):
             nn.init.xavier_uniform_(cast(nn.Linear, out).weight)
 
     def problems(self) -> list[str]:
-        wrong = [name for name in self.settings.label_weights if name not in self.spec.labels]
-        return [f"label_weights: {unknown('label', name, self.spec.labels)}" for name in wrong] + super().problems()
+        weights, labels = self.settings.label_weights, self.spec.labels
+        found = [f"label_weights: {unknown('label', name, labels)}" for name in weights if name not in labels]
+        if not any(weights.get(label, 1.0) for label in labels):
+            found.append("label_weights: all are 0, so nothing is learned; give one label a weight above 0")
+        return found + super().problems()
 
     def of_label(self, label: str) -> MultiTask:
         """This model, with the same weights, as one of that label: its logits and its calibration."""
@@ -196,8 +199,31 @@ def _products(logits: Sequence[Tensor]) -> list[Tensor]:
     return products
 
 
+def labels_of(model: Model) -> tuple[str, ...]:
+    """The labels that a model learned, that of its logits first."""
+    if not isinstance(model, MultiTask):
+        return (model.spec.label,)
+    return model.spec.labels
+
+
 def label_views(model: Model) -> Mapping[str, Model]:
     """A model of several labels as a model of each label besides the first; empty for any other model."""
+    return {label: model.of_label(label) for label in labels_of(model)[1:]} if isinstance(model, MultiTask) else {}
+
+
+def logits_of_labels(model: Model, batch: Batch, items: Batch | None = None) -> Tensor:
+    """Logits (B, T) of rows, or of B items for one request, in fp32: a column for each of `labels_of`."""
     if not isinstance(model, MultiTask):
-        return {}
-    return {label: model.of_label(label) for label in model.labels if label != model.spec.label}
+        return (model.score_items(batch, items)[0] if items else model(batch)).float().unsqueeze(1)
+    logits = model.label_scores(batch, items)[0] if items else model.label_logits(batch)
+    return logits.float()[:, [model.labels.index(label) for label in labels_of(model)]]
+
+
+def probabilities_of_labels(model: Model, logits: Tensor) -> list[Tensor]:
+    """Probabilities (B, 1) of each of `labels_of`, calibrated if the model is, from `logits_of_labels`."""
+    first, *others = torch.split(logits, 1, dim=1)
+    held = model.calibrations if isinstance(model, MultiTask) else {}
+    calibrated = [
+        held[label](each) if label in held else each for each, label in zip(others, labels_of(model)[1:], strict=True)
+    ]
+    return [model.probabilities(first), *map(torch.sigmoid, calibrated)]

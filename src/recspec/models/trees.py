@@ -35,26 +35,18 @@ _TYPES: Mapping[str, torch.dtype] = {
 }
 
 
-def tree_sums(
-    x: Tensor,
-    feature: Tensor,
-    threshold: Tensor,
-    branches: Tensor,
-    set_start: Tensor,
-    set_words: Tensor,
-    sets: Tensor,
-    value: Tensor,
-    roots: Tensor,
-    deeper: Sequence[int],
-) -> Tensor:
+def tree_sums(x: Tensor, *given: Any) -> Tensor:
     """Sums (B,) of the values of the leaves that rows (B, C) reach.
 
     A node sends a row to its first child if the feature is at most the threshold, or if its category is in the node's
-    set; a leaf is its own child. `deeper[d]` trees, which are the first ones, have more than d levels of nodes.
+    set; a leaf is its own child. `given` are the buffers of `Trees` but `rows`, in their order, and `deeper`:
+    `deeper[d]` trees, which are the first ones, have more than d levels of nodes.
     """
-    for places in _places(x, feature, threshold, branches, set_start, set_words, sets, roots, deeper):
+    *nodes, value, roots, deeper = given
+    for places in _places(x, *(*nodes, roots, deeper)):
         leaves = places
-    return value[leaves].sum(1)
+    sums: Tensor = value[leaves].sum(1)
+    return sums
 
 
 def _places(

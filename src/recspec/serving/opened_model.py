@@ -27,12 +27,12 @@ from recspec.export import (
     columns_of,
     histories_beside,
     open_exported_model,
-    outputs_of,
     raw_columns,
     read_description,
 )
 from recspec.feature_spec import Port, Signature, find_export_file, signature_of
 from recspec.inference import ROLES, Predictor
+from recspec.models import logits_of_labels, probabilities_of_labels
 from recspec.serving.model_folders import Fingerprint, PrivateCopy, export_beside
 from recspec.serving.settings import RepositorySettings
 
@@ -59,7 +59,9 @@ class TorchModel:
         """The outputs of the signature, (B, 1) each."""
         with torch.inference_mode():
             tensors = {port: torch.from_numpy(inputs[port.name]).to(self._device) for port in self.signature.inputs}
-            made = [each.cpu().numpy() for each in outputs_of(self._model, as_model_batch(tensors))]
+            logits = logits_of_labels(self._model, as_model_batch(tensors))
+            first, *others = probabilities_of_labels(self._model, logits)
+            made = [each.cpu().numpy() for each in (first, logits[:, :1], *others)]
             return dict(zip(self.signature.outputs, made, strict=True))
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Generic, Literal, TypeVar, cast, get_args
 
+import numpy as np
 import torch
 
 from recspec.base import config
 from recspec.base.errors import SettingsError, SpecError, listed, unknown
 from recspec.base.machine import parse_bytes
+from recspec.data.storage import open_split
 from recspec.evaluation import count_labels, list_metric
 from recspec.feature_spec import FOLD_IN, NO_FILES, FeatureSpec, Role
 from recspec.loading import (
@@ -72,6 +75,28 @@ def of_label(spec: FeatureSpec, settings: TrainSettings) -> FeatureSpec:
     if settings.label not in spec.labels:
         raise SettingsError(f"{spec.folder}: train.label: {unknown('label', settings.label, spec.labels)}")
     return spec.of_label(settings.label)
+
+
+def check_funnel(spec: FeatureSpec, settings: config.Settings, splits: Sequence[str]) -> None:
+    """Refuse labels of form esmm of which a later one is 1 where the one before is 0."""
+    if not isinstance(settings, MultiTask.Settings) or settings.form != "esmm":
+        return
+    pairs = list(pairwise(spec.labels))
+    wrong, rows = dict.fromkeys(pairs, 0), 0
+    for block in (each for split in splits for each in open_split(spec, split, spec.labels).batches()):
+        labels = {label: np.asarray(block[label]).reshape(-1) > 0 for label in spec.labels}
+        rows += len(labels[spec.label])
+        for before, after in pairs:
+            wrong[before, after] += int((labels[after] & ~labels[before]).sum())
+    found = [
+        f"'{after}' is 1 and '{before}' is 0 in {count:,} of {rows:,} rows"
+        for (before, after), count in wrong.items()
+        if count
+    ]
+    if found:
+        raise SettingsError.of(
+            f"{spec.folder}: form esmm takes labels in the order of a funnel; take form mmoe, or another order", found
+        )
 
 
 def check_splits(spec: FeatureSpec, splits: Sequence[str]) -> None:
@@ -575,7 +600,7 @@ def notes_of(
         yield f"the weights of events are not used: {weights.reason}"
     if len(spec.labels) > 1:
         learned = "learns" if not isinstance(model, MultiTask) else f"learns {listed(spec.labels)}, and is judged by"
-        yield f"the model {learned} the label '{spec.label}'; train.label={spec.labels[1]} takes the other"
+        yield f"the model {learned} the label '{spec.label}'; train.label={spec.labels[1]} takes another"
     if unsaid := spec.leaves_padding_unsaid:
         yield (
             f"{listed(unsaid)} declare no padding, so id 0 counts as an event; if 0 fills them up, as in SIM's "

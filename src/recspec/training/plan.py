@@ -244,6 +244,7 @@ def make_plan(
     event_products = choices.pick_event_products(
         precision.value, device, shapes, rates, resumed=chosen.get("event_products")
     )
+    choices.check_funnel(spec, model_settings, settings.train_splits)
     check_sidecar_files(spec)  # the bundle needs them; a missing one is reported now, not after the last epoch
     valid = choices.pick_valid(spec.splits, settings)
     if "train.calibration" not in proposed:

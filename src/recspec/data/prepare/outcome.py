@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import chain, product
 from typing import Any
 
 import numpy as np
@@ -78,20 +78,20 @@ def _own_ids(counts: Mapping[str, object], events: int) -> Iterator[str]:
 
 def _one_class(spec: FeatureSpec) -> Iterator[str]:
     """The splits whose labels are all equal. A split with both labels is read to the first block that holds both."""
-    if spec.has_series or not spec.role("label"):
+    if spec.has_series:
         return
-    lacks: dict[str, set[bool]] = {}
-    for split in spec.splits:
+    for split, label in product(spec.splits, spec.labels):
         seen: set[bool] = set()
-        for block in open_split(spec, split, [spec.label]).batches() if spec.label in spec.columns(split) else ():
-            seen |= {*(np.unique(np.asarray(block[spec.label])) > 0).tolist()}
+        for block in open_split(spec, split, [label]).batches() if label in spec.columns(split) else ():
+            seen |= {*(np.unique(np.asarray(block[label])) > 0).tolist()}
             if len(seen) > 1:
                 break
-        lacks |= {split: seen} if len(seen) == 1 else {}
-    for split, seen in lacks.items():
+        if len(seen) != 1:
+            continue
         so = "nothing can be learnt" if split == "train" else "it has no AUC"
+        what = "the label" if label == spec.label else f"the label '{label}'"
         yield (
-            f"every row of {split} has the label {int(seen.pop())}, so {so}: check which values are positive (--set "
+            f"every row of {split} has {what} {int(seen.pop())}, so {so}: check which values are positive (--set "
             "positive=WORD or --set positive_from=NUMBER), the files, and the split"
         )
 
