@@ -45,7 +45,7 @@ class Forgotten(Viewed):
 
 @verb
 def forget(user: str, *, under: Place, journal: str | None = None) -> Forgotten:
-    """Remove a person from a folder of datasets, runs and answers, and from a journal.
+    """Remove a person from datasets, runs, answers and a journal.
 
     The person's rows, seen items and row of each table go, in all versions; late events of the person are refused.
     Run it again after a kill. A running server takes the new files as it takes a new model.

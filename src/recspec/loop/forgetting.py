@@ -32,11 +32,11 @@ from torch import Tensor, nn
 
 from recspec.base.errors import DataError
 from recspec.base.files import locked, manifest, put_in_place, staging, whole_file
+from recspec.bundle import checkpoint, versions
 from recspec.bundle import folder as bundle
-from recspec.bundle import versions
-from recspec.bundle.checkpoint import read_tensors, write_tensors
 from recspec.data.encoding import Encoders, Vocabulary, raw_names
 from recspec.data.storage import SEEN_FILE, Column, Columns, Ragged, offsets_of, open_split, ragged_range, write_dataset
+from recspec.datasets import EVENTS, GROWTH_FILE
 from recspec.feature_spec import FILE_NAME, FeatureSpec, find_export_file
 from recspec.loop import journal as tables
 from recspec.loop.journal import Journal, now_us
@@ -183,12 +183,22 @@ def _in_dataset(folder: Path, person: str, done: Forgotten) -> set[str]:
         for file in raw:
             copied = staged / file.relative_to(folder)
             if copied.is_file() and _holds(copied, person, names):
-                done.counts["raw rows"] += _without_rows(copied, person, names)
+                gone = _without_rows(copied, person, names)
+                done.counts["raw rows"] += gone
+                if copied == staged / EVENTS:
+                    _fewer_events(staged / GROWTH_FILE, gone)
         _scrub_texts(staged, person)
         put_in_place(staged, folder)
     done.counts["datasets"] += 1
     done.changed.append(folder)
     return names
+
+
+def _fewer_events(file: Path, gone: int) -> None:
+    """Count the copies of raw rows as they are now."""
+    rules = json.loads(file.read_text(encoding="utf-8"))
+    file.unlink()  # a link to what others hold
+    file.write_text(json.dumps({**rules, "events": rules["events"] - gone}, indent=2) + "\n", encoding="utf-8")
 
 
 def _link(source: str, target: str) -> object:
@@ -203,7 +213,7 @@ def _link(source: str, target: str) -> object:
 def _drop_rows(person: _Person, folder: Path, done: Forgotten) -> None:
     """Write the splits that hold rows of the person again without them."""
     spec, user = FeatureSpec.load(folder), person.spec.user_id
-    sources, rows = dict(spec.sources), dict[str, int]()
+    sources = dict(spec.sources)
     for split in spec.splits:
         if user not in spec.columns(split):
             continue
@@ -212,7 +222,6 @@ def _drop_rows(person: _Person, folder: Path, done: Forgotten) -> None:
         if not dropped:
             continue
         done.counts["prepared rows"] += dropped
-        rows[split] = dropped
         reader = open_split(spec, split, shifted=False)
         others = (_other_rows(block, user, stored) for block in reader.batches())
         kept = (block for block in others if len(_first(block)))
@@ -225,8 +234,7 @@ def _drop_rows(person: _Person, folder: Path, done: Forgotten) -> None:
                 file.unlink()
             shutil.copytree(beside / split, folder / split, dirs_exist_ok=True)
         sources[split] = written.sources[split]
-    if rows:
-        spec.replace(sources=sources, metadata=_fewer_rows(spec.metadata, rows)).save(folder)
+    spec.replace(sources=sources).save(folder)
 
 
 def _blocks(spec: FeatureSpec, split: str, names: list[str]) -> Iterator[Columns]:
@@ -248,16 +256,6 @@ def _taken(column: Column, rows: NDArray[np.int64]) -> Column:
         return column[rows]
     lengths = column.lengths[rows]
     return Ragged(column.values[ragged_range(column.offsets[rows], lengths)], offsets_of(lengths))
-
-
-def _fewer_rows(metadata: Mapping[str, object], rows: Mapping[str, int]) -> dict[str, object]:
-    """The metadata with the counts of the summary as they are now."""
-    summary = metadata.get("summary")
-    counted = summary.get("rows") if isinstance(summary, dict) else None
-    if not isinstance(summary, dict) or not isinstance(counted, dict):
-        return dict(metadata)
-    fewer = {split: count - rows.get(split, 0) for split, count in counted.items()}
-    return {**metadata, "summary": {**summary, "rows": fewer}}
 
 
 def _blank_companions(person: _Person, folder: Path, done: Forgotten) -> None:
@@ -341,7 +339,7 @@ def bundle_home(folder: Path) -> Path:
 def _blank_bundle(folder: Path, person: _Person, done: Forgotten) -> None:
     model = bundle.load(folder, verify=False)
     weights = _blanked(model.model, person)
-    write_tensors(folder / "weights.safetensors", weights, {"format": bundle.FORMAT})
+    checkpoint.write_tensors(folder / "weights.safetensors", weights, {"format": bundle.FORMAT})
     if model.seen is not None:
         own = slice(int(model.seen.offsets[person.id]), int(model.seen.offsets[person.id + 1]))
         done.counts["seen items"] += own.stop - own.start
@@ -351,7 +349,7 @@ def _blank_bundle(folder: Path, person: _Person, done: Forgotten) -> None:
         offsets[person.id + 1 :] -= own.stop - own.start
         lists = {name: getattr(model.seen, name)[kept] for name in ("items", "is_seen", "is_known")}
         tensors = {**lists, "offsets": offsets, "counts": model.seen.counts}
-        write_tensors(folder / "seen.safetensors", tensors, {"format": bundle.FORMAT})
+        checkpoint.write_tensors(folder / "seen.safetensors", tensors, {"format": bundle.FORMAT})
     _blank_companions(person, folder, done)
     done.counts["rows of weights"] += 1
 
@@ -414,14 +412,14 @@ def _blank_dual(state: dict[str, Tensor], user: int, count: int) -> None:
 
 def _blank_checkpoint(file: Path, places: Mapping[str, tuple[int, int]]) -> None:
     """Blank the person's rows in weights, averages, and the state of optimizers."""
-    tensors, header = read_tensors(file)
+    tensors, header = checkpoint.read_tensors(file)
     for key, tensor in tensors.items():
         name = next((name for name in places if name == key or name in key.split("/")), None)
         if name is None or not tensor.dim() or len(tensor) <= places[name][0]:
             continue
         row, unknown = places[name]
         tensor[row] = 0 if key.startswith("optimizer/") else tensor[unknown]
-    write_tensors(file, tensors, header)
+    checkpoint.write_tensors(file, tensors, header)
 
 
 def _remove_exports(staged: Path, folder: Path, done: Forgotten) -> None:
@@ -438,7 +436,7 @@ def _remove_exports(staged: Path, folder: Path, done: Forgotten) -> None:
 
 def _in_file(file: Path, person: str, names: set[str], done: Forgotten) -> None:
     """Drop a person from batch answers and evaluations, and remove pages that name them."""
-    with suppress(OSError, pa.ArrowException, UnicodeDecodeError, ValueError):
+    with suppress(OSError, pa.ArrowException, ValueError, KeyError, TypeError):  # no file of ours
         if file.suffix == ".parquet":
             columns = set(pq.read_schema(file).names)
             of_evaluation = {"protocol", "id"} <= columns and file.parent.name == "evaluations"
@@ -448,16 +446,16 @@ def _in_file(file: Path, person: str, names: set[str], done: Forgotten) -> None:
                     file, person, own
                 )
                 done.changed.append(file)
-        elif file.suffix in (".csv", ".jsonl") and file.stat().st_size <= MOST_SEARCHED:
+        elif file.name == "export.json" and names & _inputs(file):
+            shutil.rmtree(file.parent)
+            done.counts["exports"] += 1
+            done.stays.append(f"{file.parent}: removed, because an export holds rows of users; export the model again")
+        elif file.suffix in (".csv", ".jsonl", ".json") and file.stat().st_size <= MOST_SEARCHED:
             _in_text_answers(file, person, done)
         elif file.suffix == ".html" and _is_ours(file) and _names(file.read_text(encoding="utf-8"), person):
             file.unlink()
             done.counts["pages"] += 1
             done.stays.append(f"{file}: removed, because the page may show the person; make it again")
-        elif file.name == "export.json" and names & _inputs(file):
-            shutil.rmtree(file.parent)
-            done.counts["exports"] += 1
-            done.stays.append(f"{file.parent}: removed, because an export holds rows of users; export the model again")
 
 
 def _are_answers(columns: Iterable[str]) -> bool:
@@ -465,33 +463,31 @@ def _are_answers(columns: Iterable[str]) -> bool:
 
 
 def _in_text_answers(file: Path, person: str, done: Forgotten) -> None:
-    """Drop the rows of a person from a CSV or JSONL file of batch answers."""
+    """Drop the answers of a person from a file of batch answers."""
     text = file.read_text(encoding="utf-8")
+    rows: list[object]
     if file.suffix == ".csv":
-        rows = list(csv.reader(io.StringIO(text, newline="")))
-        if not rows or not _are_answers(rows[0]):
-            return
-        place = rows[0].index("user")
-        kept = [row for number, row in enumerate(rows) if not number or len(row) <= place or row[place] != person]
-        made = io.StringIO(newline="")
-        csv.writer(made, lineterminator="\n").writerows(kept)
-        before, after, text = len(rows), len(kept), made.getvalue()
+        head, *lines = list(csv.reader(io.StringIO(text, newline="")))
+        rows = [dict(zip(head, line, strict=False)) for line in lines]
+    elif file.suffix == ".jsonl":
+        rows = [json.loads(line) for line in text.splitlines() if line.strip()]
     else:
-        lines = text.splitlines(keepends=True)
-        records = [json.loads(line) if line.strip() else None for line in lines]
-        if not any(isinstance(each, dict) and _are_answers(each) for each in records):
-            return
-        left = [
-            line
-            for line, each in zip(lines, records, strict=True)
-            if not (isinstance(each, dict) and str(each.get("user")) == person)
-        ]
-        before, after, text = len(lines), len(left), "".join(left)
-    if after < before:
-        with whole_file(file) as temporary:
-            temporary.write_text(text, encoding="utf-8", newline="")
-        done.counts["answers"] += before - after
-        done.changed.append(file)
+        rows = json.loads(text)
+    answers = [each for each in rows if isinstance(each, dict)]
+    kept = [each for each in answers if str(each.get("user")) != person]
+    if len(answers) < len(rows) or len(kept) == len(rows) or not _are_answers(answers[0]):
+        return
+    with whole_file(file) as temporary, temporary.open("w", encoding="utf-8", newline="") as out:
+        if file.suffix == ".csv":
+            writer = csv.DictWriter(out, head, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(kept)
+        elif file.suffix == ".jsonl":
+            out.writelines(f"{json.dumps(each, ensure_ascii=False)}\n" for each in kept)
+        else:
+            out.write(json.dumps(kept, indent=2, ensure_ascii=False) + "\n")
+    done.counts["answers"] += len(rows) - len(kept)
+    done.changed.append(file)
 
 
 def _is_ours(file: Path) -> bool:
@@ -566,7 +562,7 @@ def _holds(file: Path, person: str, names: set[str], *, any_text: bool = False) 
     own = [
         each.name
         for each in schema
-        if (each.name in names and _is_raw(each.type)) or (any_text and _is_text(each.type))
+        if (each.name in names and _is_raw(each.type, file)) or (any_text and _is_text(each.type))
     ]
     if not own:
         return False
@@ -583,9 +579,12 @@ def _is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
-def _is_raw(kind: pa.DataType) -> bool:
-    """Whether a column may hold raw ids; those that are prepared have 32 bits."""
-    return _is_text(kind) or bool(pa.types.is_int64(kind) or pa.types.is_uint64(kind) or pa.types.is_float64(kind))
+def _is_raw(kind: pa.DataType, file: Path) -> bool:
+    """Whether a column may hold raw ids; prepared ids, which have 32 bits, lie outside the copies of raw rows."""
+    numbers = (
+        pa.types.is_integer(kind) if file.parent.name == "raw" else pa.types.is_int64(kind) or pa.types.is_uint64(kind)
+    )
+    return _is_text(kind) or bool(numbers or pa.types.is_float64(kind))
 
 
 def _is_person(column: pa.Array, person: str) -> pa.Array:
@@ -604,7 +603,7 @@ def _without_rows(file: Path, person: str, names: set[str]) -> int:
     table = pq.read_table(file, partitioning=None)
     gone = np.zeros(len(table), bool)
     for name in names & {*table.column_names}:
-        if _is_raw(table.schema.field(name).type):
+        if _is_raw(table.schema.field(name).type, file):
             parts = [_is_person(each, person).to_numpy(zero_copy_only=False) for each in table[name].chunks]
             gone |= np.concatenate([*parts, np.zeros(0, bool)])
     _write_parquet(file, table.filter(pa.array(~gone)))
