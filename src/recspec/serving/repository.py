@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 import numpy as np
@@ -44,6 +45,9 @@ from recspec.serving.opened_model import Opened, open_version, reason
 from recspec.serving.server_metrics import NO_MODEL, ServerMetrics
 from recspec.serving.settings import Limits, RepositorySettings
 from recspec.serving.tensors import Tensor, checked
+
+if TYPE_CHECKING:
+    from recspec.loop import Journal, Writer
 
 log = logging.getLogger("recspec.serve")
 
@@ -114,6 +118,10 @@ class Repository:
         self.metrics, self.body_reader = ServerMetrics(), BodyReader(self.limits)
         self.broadcast: WorkerBroadcast = self.perform
         self.copies: OwnCopies | LinkedCopies = OwnCopies(verify=self.settings.verify)
+        self.journal: Journal | None = None
+        """The journal to read; None without one."""
+        self.writer: Writer | None = None
+        """Stores events and answers. A worker is given one if another process writes."""
         self._versions = {source.name: ModelVersions(source) for source in sources}
         self._tasks: set[asyncio.Task[None]] = set()
         self._batchers = WeakSet[Batcher]()
@@ -123,7 +131,14 @@ class Repository:
         self.metrics.held_bytes.set_function(lambda: self.body_reader.held)
 
     async def start(self) -> None:
-        """Open every model, and start to check for new content; the error names every model that can't be opened."""
+        """Open the journal and every model, and start to check for new content.
+
+        Raises:
+            BundleError: names every model that can't be opened.
+            DataError: if the journal can't be opened.
+        """
+        if self.settings.journal is not None:
+            await self._open_journal(self.settings.journal)
         problems: list[str] = []
         for name in self._versions:
             try:
@@ -136,8 +151,16 @@ class Repository:
         if self.settings.watch:
             self._watch = asyncio.create_task(self._look_again())
 
+    async def _open_journal(self, url: str) -> None:
+        from recspec.loop import Journal, JournalWriter
+
+        if self.writer is None:
+            journal = await asyncio.to_thread(Journal, url)
+            self.writer = JournalWriter(journal, max_waiting=self.limits.journal_queue)
+        self.journal = await asyncio.to_thread(partial(Journal, url, read_only=True))
+
     async def close(self) -> None:
-        """Close every model, after its requests are answered."""
+        """Close every model, after its requests are answered, and the journal, after what waits is stored."""
         if self._watch is not None:
             self._watch.cancel()
         for versions in self._versions.values():
@@ -146,6 +169,10 @@ class Repository:
         while self._tasks:
             await asyncio.gather(*self._tasks)
         self.copies.close()
+        if self.writer is not None:
+            await self.writer.close()
+        if self.journal is not None:
+            self.journal.close()
 
     # --- finding ------------------------------------------------------------------------------------------------
 
