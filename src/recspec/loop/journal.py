@@ -254,7 +254,7 @@ class Journal:
                 if each.subject not in forgotten
             ]
             stored = self._insert_new(connection, event, event.c.event_id, rows)
-            known = self._known_content(connection, [each for each in first if each not in stored])
+            known = self._known(connection, [each for each in first if each not in stored])
             shown = [each.row() for each in exposures if each.subject not in forgotten]
             self._insert_new(connection, exposure, exposure.c.request_id, shown)
         outcomes: list[Outcome] = []
@@ -264,8 +264,8 @@ class Journal:
             elif first[each.event_id] == place and each.event_id in stored:
                 outcomes.append("accepted")
             else:
-                content = known.get(each.event_id, events[first[each.event_id]].content)
-                outcomes.append("duplicate" if content == each.content else "conflict")
+                other = known.get(each.event_id, events[first[each.event_id]])
+                outcomes.append("duplicate" if each.is_same(other) else "conflict")
         return outcomes
 
     def append(self, events: Sequence[Event]) -> list[Outcome]:
@@ -295,6 +295,11 @@ class Journal:
     def newest_seq(self) -> int:
         """Number of the newest event; 0 without any."""
         return int(self.scalar(sa.select(sa.func.coalesce(sa.func.max(event.c.seq), 0))))
+
+    def newest_received_at(self) -> int | None:
+        """When the newest event was received, in microseconds since 1970; None without any."""
+        found: int | None = self.scalar(sa.select(event.c.received_at).order_by(event.c.seq.desc()).limit(1))
+        return found
 
     def position_of(self, name: str) -> int:
         """How far a consumer has read; 0 before its first time."""
@@ -365,21 +370,11 @@ class Journal:
         insert = self._insert(table).on_conflict_do_nothing(index_elements=[key.name]).returning(key)
         return {*connection.execute(insert, rows).scalars()}
 
-    def _known_content(self, connection: sa.Connection, ids: Sequence[str]) -> dict[str, tuple[object, ...]]:
-        own, found = event.c, dict[str, tuple[object, ...]]()
-        columns = (
-            own.subject,
-            own.type,
-            own.item,
-            own.value,
-            own.occurred_at,
-            own.request_id,
-            own.position,
-            own.context,
-        )
+    def _known(self, connection: sa.Connection, ids: Sequence[str]) -> dict[str, Event]:
+        columns, found = [event.c[name] for name in Event.__slots__], dict[str, Event]()
         for block in _in_blocks(ids):
-            asked = sa.select(own.event_id, *columns).where(own.event_id.in_(block))
-            found |= {each[0]: tuple(each[1:]) for each in connection.execute(asked)}
+            asked = sa.select(*columns).where(event.c.event_id.in_(block))
+            found |= {each.event_id: Event(*each) for each in connection.execute(asked)}
         return found
 
     def _forgotten(self, connection: sa.Connection, subjects: Iterable[str | None]) -> set[str | None]:

@@ -47,7 +47,7 @@ from recspec.serving.settings import Limits, RepositorySettings
 from recspec.serving.tensors import Tensor, checked
 
 if TYPE_CHECKING:
-    from recspec.loop import Journal, Writer
+    from recspec.loop import Journal, JournalWriter, Writer
 
 log = logging.getLogger("recspec.serve")
 
@@ -152,12 +152,13 @@ class Repository:
             self._watch = asyncio.create_task(self._look_again())
 
     async def _open_journal(self, url: str) -> None:
-        from recspec.loop import Journal, JournalWriter
+        from recspec.loop import Journal
 
         if self.writer is None:
-            journal = await asyncio.to_thread(Journal, url)
-            self.writer = JournalWriter(journal, max_waiting=self.limits.journal_queue)
+            self.writer = await open_writer(url, self.limits, self.metrics)
         self.journal = await asyncio.to_thread(partial(Journal, url, read_only=True))
+        newest = await asyncio.to_thread(self.journal.newest_received_at)
+        self.metrics.journal.newest.set((newest or 0) / 1e6)
 
     async def close(self) -> None:
         """Close every model, after its requests are answered, and the journal, after what waits is stored."""
@@ -440,3 +441,13 @@ class Repository:
             if 0 in versions.reasons:
                 entries.append({"name": name, "version": "", "state": "UNAVAILABLE", "reason": versions.reasons[0]})
         return [each for each in entries if each["state"] == "READY" or not only_ready]
+
+
+async def open_writer(url: str, limits: Limits, metrics: ServerMetrics) -> JournalWriter:
+    """The writer of a server's journal, which is made if there is none; its groups are counted."""
+    from recspec.loop import Journal, JournalWriter
+
+    journal = await asyncio.to_thread(Journal, url)
+    writer = JournalWriter(journal, max_waiting=limits.journal_queue, observed=metrics.journal.count_group)
+    metrics.journal.waiting.set_function(lambda: writer.waiting)
+    return writer

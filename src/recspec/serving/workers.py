@@ -31,6 +31,7 @@ from recspec.base import machine
 from recspec.base.errors import BundleError, RecspecError, RequestError, SettingsError
 from recspec.serving.access import check_certificate, listen, shared_port
 from recspec.serving.model_folders import LinkedCopies, SharedCopies
+from recspec.serving.repository import open_writer
 from recspec.serving.server import (
     FORCE_SECONDS,
     Addresses,
@@ -42,7 +43,7 @@ from recspec.serving.server import (
     loop_factory,
     quiet,
 )
-from recspec.serving.server_metrics import summed, without_gauges
+from recspec.serving.server_metrics import ServerMetrics, summed, without_gauges
 
 if TYPE_CHECKING:
     from recspec.loop import JournalWriter, RemoteWriter
@@ -97,6 +98,7 @@ class Workers:
         self._keeping: list[asyncio.Task[None]] = []
         self._unloaded: set[str] = set()
         self._restarts, self._metrics_of_ended = 0, ""
+        self._own_metrics = ServerMetrics()
         self.num_abandoned = 0
         """Workers that were killed because they did not end in time."""
 
@@ -129,11 +131,10 @@ class Workers:
     async def _open_journal(self, url: str | None) -> None:
         if url is None:
             return
-        from recspec.loop import Journal, JournalWriter, is_sqlite
+        from recspec.loop import is_sqlite
 
         if is_sqlite(url):
-            journal = await asyncio.to_thread(Journal, url)
-            self._writer = JournalWriter(journal, max_waiting=self._options.limits.journal_queue)
+            self._writer = await open_writer(url, self._options.limits, self._own_metrics)
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -252,7 +253,8 @@ class Workers:
         answering = self._answering()
         await asyncio.gather(*map(_report, answering))
         own = SUPERVISED.format(workers=len(answering), restarts=self._restarts)
-        return summed([own, self._metrics_of_ended, *(each.metrics for each in answering)])
+        own_metrics = self._own_metrics.text().decode()
+        return summed([own, own_metrics, self._metrics_of_ended, *(each.metrics for each in answering)])
 
     def _answering(self) -> list[_Worker]:
         return [each for each in self._workers.values() if each.ready.done() and not each.ended.done()]
