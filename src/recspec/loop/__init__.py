@@ -2,8 +2,10 @@
 
 from recspec.loop.events import Event, ReadEvents, Refusal, read_events
 from recspec.loop.forgetting import Forgotten, forget
-from recspec.loop.journal import Exposure, Journal, now_us
+from recspec.loop.journal import Exposure, Journal, Outcome, is_sqlite, now_us
+from recspec.loop.writer import JournalWriter, RemoteWriter, Writer, store_rows
 
 __all__ = [
-    "Event", "Exposure", "Forgotten", "Journal", "ReadEvents", "Refusal", "forget", "now_us", "read_events",
+    "Event", "Exposure", "Forgotten", "Journal", "JournalWriter", "Outcome", "ReadEvents", "Refusal", "RemoteWriter",
+    "Writer", "forget", "is_sqlite", "now_us", "read_events", "store_rows",
 ]  # fmt: skip
