@@ -45,6 +45,7 @@ from recspec.data.prepare import (
     keep_earliest,
     left_join,
     splits,
+    time_range,
     with_splits,
 )
 from recspec.datasets.table_features import CONTENT, OURS, FeaturePlan, Tables, free_name
@@ -293,7 +294,11 @@ def write_labelled(
         min_count=settings.min_count,
         missing_values=settings.missing_values,
         missing_by_column=settings.missing_by_column,
-        summary={"split": settings.chosen_split, "positives": positives},
+        summary={
+            "split": settings.chosen_split,
+            "positives": positives,
+            **(time_range(backend, split) if dated else {}),
+        },
         notes=tables.notes,
         timed=dated,
         weighted=is_weighted(tables),
