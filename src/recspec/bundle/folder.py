@@ -110,6 +110,10 @@ class Seen:
         offsets, items = self.lists
         return items[int(offsets[user]) : int(offsets[user + 1])]
 
+    def all_of(self, user: int) -> Tensor:
+        """The items that one user has seen, or of which the model knows."""
+        return self.items[int(self.offsets[user]) : int(self.offsets[user + 1])]
+
     def known_of(self, user: int) -> Tensor:
         """The items of one user that the model knows of."""
         own = slice(int(self.offsets[user]), int(self.offsets[user + 1]))

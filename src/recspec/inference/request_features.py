@@ -237,29 +237,31 @@ class HistoryColumns:
         return {name: (self._of_events(name, kept[name]), offsets[name]) for name in names}
 
     def with_live(self, users: NDArray[np.int64], live: LiveEvents, names: Sequence[str]) -> Mapping[str, Lists]:
-        """Histories of R users, known ones or not, with their new events; gaps count from the last event, in days."""
-        catalogue = self._catalogues.users
+        """Histories of R users, known ones or not, with their new events; gaps count from the last event, in days.
+
+        The times of stored events are those that their gaps tell; without gaps, new events come last.
+        """
+        catalogue, events = self._catalogues.users, live.events
         own = np.where(users < catalogue.first_id, -1, users)
-        stored = {name: catalogue.lists_of(name, own) for name in names}
-        offsets, events = next(iter(stored.values())).offsets, live.events
-        gap = next((name for name in names if self._is_gap(name)), None)
-        until = np.where(
-            (own < 0) | (catalogue.until is None), 0.0, 0.0 if catalogue.until is None else catalogue.until[own]
-        )
-        times: NDArray[np.float64] | None = None
-        if gap is not None and events.times is not None:
+        gap = next((name for name in catalogue.lists if self._is_gap(name)), None)
+        wanted = names if gap is None or events.times is None else dict.fromkeys((*names, gap))
+        stored = {name: catalogue.lists_of(name, own) for name in wanted}
+        offsets = next(iter(stored.values())).offsets
+        until = np.zeros(len(users)) if catalogue.until is None else np.where(own < 0, 0.0, catalogue.until[own])
+        times = None
+        if gap in stored:
             passed = SECONDS_A_DAY * np.expm1(stored[gap].values.astype(np.float64))
             times = np.repeat(until, np.diff(offsets)) - passed
         held = UserEvents(offsets, np.arange(offsets[-1], dtype=np.int32), times)
-        places = np.arange(len(events.items), dtype=np.int32) + len(held.items)
-        order = held.joined(UserEvents(events.offsets, places, events.times))
+        new = np.arange(len(events.items), dtype=np.int32) + len(held.items)
+        order = held.joined(UserEvents(events.offsets, new, events.times))
         lists: dict[str, Lists] = {}
-        for name, each in stored.items():
-            values = np.concatenate([each.values, self._of_events(name, events.items.astype(np.int64))])[order.items]
-            if name == gap and order.times is not None and events.times is not None:
-                now = np.maximum(until, order.of_last(order.times))
-                since = np.maximum(np.repeat(now, order.lengths) - order.times, 0)
-                values = np.log1p(since / SECONDS_A_DAY).astype(np.float32)
+        for name in names:
+            values = np.concatenate([stored[name].values, self._of_events(name, events.items.astype(np.int64))])
+            values = values[order.items]
+            if name == gap and order.times is not None:
+                now = np.repeat(np.maximum(until, order.of_last(order.times)), order.lengths)
+                values = np.log1p(np.maximum(now - order.times, 0) / SECONDS_A_DAY).astype(np.float32)
             lists[name] = encoding.cut(values, order.offsets, self._spec.features[name].length or 1, "last")
         return lists
 
