@@ -42,12 +42,13 @@ WAIT_SECONDS = 30.0
 BLOCK_ROWS = 50_000
 """Rows of a block when a journal is read from front to back."""
 _HISTORY = (
-    f"SELECT seq, type, item, value, occurred_at FROM event %(index)s WHERE type <> '{IMPRESSION}' AND subject = %(mark)s "
-    "AND occurred_at > %(mark)s AND seq > %(mark)s AND seq <= %(mark)s ORDER BY occurred_at DESC, seq DESC "
-    "LIMIT %(mark)s"
+    f"SELECT seq, type, item, value, occurred_at FROM event %(index)s WHERE type <> '{IMPRESSION}' "
+    "AND subject = %(each)s AND occurred_at > %(each)s AND seq > %(each)s AND seq <= %(each)s "
+    "ORDER BY occurred_at DESC, seq DESC "
+    "LIMIT %(each)s"
 )
-HISTORY_IN_SQLITE = _HISTORY % {"index": "INDEXED BY event_acts", "mark": "?"}  # or it takes the other index
-HISTORY_IN_POSTGRESQL = _HISTORY % {"index": "", "mark": "%s"}
+HISTORY_IN_SQLITE = _HISTORY % {"index": "INDEXED BY event_acts", "each": "?"}  # or it takes the other index
+HISTORY_IN_POSTGRESQL = _HISTORY % {"index": "", "each": "%s"}
 NEWEST = 2**63 - 1
 AT_ONCE = 500
 """Most values of an `IN (...)`."""
