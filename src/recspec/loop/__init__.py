@@ -2,15 +2,22 @@
 
 from recspec.loop.events import Event, ReadEvents, Refusal, read_events
 from recspec.loop.histories import Histories
-from recspec.loop.journal import Exposure, Journal, now_us
+from recspec.loop.journal import Exposure, Journal, Outcome, is_sqlite, now_us
+from recspec.loop.writer import JournalWriter, RemoteWriter, Writer, store_rows
 
 __all__ = [
     "Event",
     "Exposure",
     "Histories",
     "Journal",
+    "JournalWriter",
+    "Outcome",
     "ReadEvents",
     "Refusal",
+    "RemoteWriter",
+    "Writer",
+    "is_sqlite",
     "now_us",
     "read_events",
+    "store_rows",
 ]

@@ -244,26 +244,31 @@ class Journal:
 
     # --- write --------------------------------------------------------------------------------------------------------
 
-    def append(self, events: Sequence[Event]) -> list[Outcome]:
-        """Store events in one transaction, durable at the return; the outcome of each.
+    def store(self, events: Sequence[Event], exposures: Sequence[Exposure] = ()) -> list[Outcome]:
+        """Store events and answers in one transaction, durable at the return; the outcome of each event.
+
+        An answer whose request id is known is left as it is.
 
         Raises:
-            DataError: if the database refuses; then none is stored.
+            DataError: if the database refuses; then nothing is stored.
         """
-        if not events:
+        if not events and not exposures:
             return []
         first: dict[str, int] = {}
         for place, each in enumerate(events):
             first.setdefault(each.event_id, place)
         with self._told(), self._writing() as connection:
-            forgotten = self._forgotten(connection, {each.subject for each in events})
+            subjects = {each.subject for each in events} | {each.subject for each in exposures}
+            forgotten = self._forgotten(connection, subjects)
             rows = [
                 {name: getattr(each, name) for name in Event.__slots__}
                 for each in (events[place] for place in first.values())
                 if each.subject not in forgotten
             ]
             stored = self._insert_new(connection, event, event.c.event_id, rows)
-            known = self._known_content(connection, [each for each in first if each not in stored])
+            known = self._known(connection, [each for each in first if each not in stored])
+            shown = [each.row() for each in exposures if each.subject not in forgotten]
+            self._insert_new(connection, exposure, exposure.c.request_id, shown)
         outcomes: list[Outcome] = []
         for place, each in enumerate(events):
             if each.subject in forgotten:
@@ -271,19 +276,17 @@ class Journal:
             elif first[each.event_id] == place and each.event_id in stored:
                 outcomes.append("accepted")
             else:
-                content = known.get(each.event_id, events[first[each.event_id]].content)
-                outcomes.append("duplicate" if content == each.content else "conflict")
+                other = known.get(each.event_id, events[first[each.event_id]])
+                outcomes.append("duplicate" if each.is_same(other) else "conflict")
         return outcomes
 
+    def append(self, events: Sequence[Event]) -> list[Outcome]:
+        """Store events, as `store` does."""
+        return self.store(events)
+
     def log_exposures(self, exposures: Sequence[Exposure]) -> None:
-        """Store answers in one transaction; one whose request id is known is left as it is."""
-        if not exposures:
-            return
-        with self._told(), self._writing() as connection:
-            subjects = {each.subject for each in exposures if each.subject is not None}
-            forgotten = self._forgotten(connection, subjects)
-            rows = [each.row() for each in exposures if each.subject not in forgotten]
-            self._insert_new(connection, exposure, exposure.c.request_id, rows)
+        """Store answers, as `store` does."""
+        self.store((), exposures)
 
     def write(self, change: Callable[[sa.Connection], Any]) -> Any:
         """Run `change` in one transaction, alone among writers, and return what it gives."""
@@ -304,6 +307,11 @@ class Journal:
     def newest_seq(self) -> int:
         """Number of the newest event; 0 without any."""
         return int(self.scalar(sa.select(sa.func.coalesce(sa.func.max(event.c.seq), 0))))
+
+    def newest_received_at(self) -> int | None:
+        """When the newest event was received, in microseconds since 1970; None without any."""
+        found: int | None = self.scalar(sa.select(event.c.received_at).order_by(event.c.seq.desc()).limit(1))
+        return found
 
     def position_of(self, name: str) -> int:
         """How far a consumer has read; 0 before its first time."""
@@ -392,28 +400,18 @@ class Journal:
         insert = self._insert(table).on_conflict_do_nothing(index_elements=[key.name]).returning(key)
         return {*connection.execute(insert, rows).scalars()}
 
-    def _known_content(self, connection: sa.Connection, ids: Sequence[str]) -> dict[str, tuple[object, ...]]:
-        own, found = event.c, dict[str, tuple[object, ...]]()
-        columns = (
-            own.subject,
-            own.type,
-            own.item,
-            own.value,
-            own.occurred_at,
-            own.request_id,
-            own.position,
-            own.context,
-        )
+    def _known(self, connection: sa.Connection, ids: Sequence[str]) -> dict[str, Event]:
+        columns, found = [event.c[name] for name in Event.__slots__], dict[str, Event]()
         for block in _in_blocks(ids):
-            asked = sa.select(own.event_id, *columns).where(own.event_id.in_(block))
-            found |= {each[0]: tuple(each[1:]) for each in connection.execute(asked)}
+            asked = sa.select(*columns).where(event.c.event_id.in_(block))
+            found |= {each.event_id: Event(*each) for each in connection.execute(asked)}
         return found
 
-    def _forgotten(self, connection: sa.Connection, subjects: set[str]) -> set[str]:
+    def _forgotten(self, connection: sa.Connection, subjects: Iterable[str | None]) -> set[str | None]:
         """Those whose deletion was asked for; their events are refused."""
         if not connection.execute(sa.select(deletion.c.digest).limit(1)).first():
             return set()
-        by_digest = {self.digest_of(each): each for each in subjects}
+        by_digest = {self.digest_of(each): each for each in subjects if each is not None}
         found = set[str]()
         for block in _in_blocks([*by_digest]):
             found.update(connection.execute(sa.select(deletion.c.digest).where(deletion.c.digest.in_(block))).scalars())
@@ -493,6 +491,15 @@ class Journal:
             found = f"is a journal of version {own.get('schema')}"
             raise DataError(f"{self.shown}: {found}; this recspec reads version {SCHEMA}")
         return bytes.fromhex(own["key"])
+
+
+def is_sqlite(url: str) -> bool:
+    """Whether a journal's URL names a SQLite file, of which only one process may be the writer.
+
+    Raises:
+        SettingsError: if the URL names no database that can be a journal.
+    """
+    return _checked(url).get_backend_name() == "sqlite"
 
 
 def now_us() -> int:
