@@ -151,6 +151,7 @@ class Bundle:
     """The tables that are divided among ranks or lie on the host."""
     pipeline: PipelineCard | None = None
     """What makes it a pipeline, whose ranker the model is; None for a model alone."""
+    events_file: Path | None = None
 
     @cached_property
     def events(self) -> UserEvents | None:
@@ -160,9 +161,9 @@ class Bundle:
             BundleError: if the file is damaged.
         """
         try:
-            file = confined(self.folder, EVENTS)
-            return _events(read_tensors(file)[0], self.spec, file) if file.exists() else None
-        except (CheckpointError, PathError) as error:
+            file = self.events_file
+            return None if file is None else _events(read_tensors(file)[0], self.spec, file)
+        except CheckpointError as error:
             raise BundleError(str(error)) from None
 
     @property
@@ -265,6 +266,7 @@ def load(
         weights, _ = read_tensors(confined(folder, "weights.safetensors"), rows)
         seen_file = confined(folder, "seen.safetensors")
         seen = _seen(read_tensors(seen_file)[0], spec, seen_file) if seen_file.exists() else None
+        events_file = confined(folder, EVENTS)
     except (CheckpointError, PathError) as error:
         raise BundleError(str(error)) from None
     model = on_meta_device(lambda: make(placement.held_by(here.rank)))
@@ -274,7 +276,8 @@ def load(
         model.calibration = CalibrationMap(card.calibration).to(model.device)
     if isinstance(model, MultiTask):
         model.calibrations = {name: CalibrationMap(each).to(model.device) for name, each in card.calibrations.items()}
-    return Bundle(model, card, spec, folder, seen, shards, read_pipeline(folder))
+    events = events_file if events_file.exists() else None
+    return Bundle(model, card, spec, folder, seen, shards, read_pipeline(folder), events)
 
 
 def find(path: Path) -> Path:

@@ -277,7 +277,7 @@ def _ranked(
     logits = logits.cpu()
     _check_finite(logits.numpy(), "candidates")
     order = torch.argsort(logits, descending=True, stable=True)[: len(rows) if top_k is None else top_k].tolist()
-    given = _given(predictor, rows)
+    given = raw_ids_of(predictor, "item", rows)
     ids = item_batch.get(id_name(predictor, "item") or "")
     titles = _titles(predictor, ids.cpu().numpy()[order]) if ids is not None else [None] * len(order)
     scores = logits.tolist()
@@ -408,9 +408,9 @@ def id_name(predictor: Predictor, role: Role) -> str | None:
     return id_feature(predictor.spec, role) if predictor.spec.role(role) else None
 
 
-def _given(predictor: Predictor, rows: Sequence[Row]) -> list[Any]:
-    """The raw item id of each row as it was sent; None where a row has none."""
-    name = id_name(predictor, "item")
+def raw_ids_of(predictor: Predictor, role: Role, rows: Sequence[Row]) -> list[Any]:
+    """The raw id of a user or item of each row as it was sent; None where a row has none."""
+    name = id_name(predictor, role)
     encoder = predictor.encoders.encoders.get(name or "") if predictor.encoders is not None else None
     column = None if encoder is None or isinstance(encoder, CrossEncoder) else encoder.column
     return [row.get(name or "", row.get(column or "")) for row in rows]
