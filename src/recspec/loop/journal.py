@@ -31,7 +31,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
 
 from recspec.base.errors import DataError, SettingsError, require_extra
-from recspec.loop.events import Event
+from recspec.loop.events import IMPRESSION, Event
 
 SCHEMA = 1
 """Version of the tables; a journal with another one is refused."""
@@ -41,10 +41,20 @@ WAIT_SECONDS = 30.0
 """Longest wait for other writers, and for a database that is busy."""
 BLOCK_ROWS = 50_000
 """Rows of a block when a journal is read from front to back."""
+_HISTORY = (
+    f"SELECT seq, type, item, value, occurred_at FROM event %(index)s WHERE type <> '{IMPRESSION}' "
+    "AND subject = %(each)s AND occurred_at > %(each)s AND seq > %(each)s AND seq <= %(each)s "
+    "ORDER BY occurred_at DESC, seq DESC "
+    "LIMIT %(each)s"
+)
+HISTORY_IN_SQLITE = _HISTORY % {"index": "INDEXED BY event_acts", "each": "?"}  # or it takes the other index
+HISTORY_IN_POSTGRESQL = _HISTORY % {"index": "", "each": "%s"}
+NEWEST = 2**63 - 1
 AT_ONCE = 500
 """Most values of an `IN (...)`."""
 
 metadata = sa.MetaData()
+_is_act = sa.text(f"type <> '{IMPRESSION}'")
 _seq = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 event = sa.Table(
@@ -62,6 +72,7 @@ event = sa.Table(
     sa.Column("position", sa.Integer),
     sa.Column("context", sa.Text),
     sa.Index("event_history", "subject", "occurred_at", "seq"),
+    sa.Index("event_acts", "subject", "occurred_at", "seq", sqlite_where=_is_act, postgresql_where=_is_act),
     sqlite_autoincrement=True,  # a deleted newest row's number is not given again
 )
 exposure = sa.Table(
@@ -211,6 +222,7 @@ class Journal:
                 raise DataError(f"{self.shown}: there is no folder {file.absolute().parent}")
             self._file_lock = FileLock(f"{file}.lock", timeout=WAIT_SECONDS, thread_local=False)
         self._readers = self._connect(writes=False)
+        self._driver: Any = self._readers.dialect.loaded_dbapi
         self._writer = self._readers if read_only or not self.is_sqlite else self._connect(writes=True)
         try:
             self._key = self._opened()
@@ -337,6 +349,24 @@ class Journal:
             found += [each for each in rows if each.seq > after and (until is None or each.seq <= until)]
         return found
 
+    def history(
+        self, subject: str, *, most: int, after: int = 0, since: int = -1, until: int | None = None
+    ) -> list[tuple[int, str, str | None, float | None, int]]:
+        """The newest acts of a user, at most `most`, in the order of (occurred_at, seq); impressions are no acts.
+
+        Those with after < seq <= until and since < occurred_at, as (seq, type, item, value, occurred_at). A request
+        waits for them, so the statement is not compiled each time.
+        """
+        given = (subject, since, after, NEWEST if until is None else until, most)
+        with self._told():
+            connection = self._readers.raw_connection()
+            try:
+                cursor = connection.cursor()
+                cursor.execute(HISTORY_IN_SQLITE if self.is_sqlite else HISTORY_IN_POSTGRESQL, given)
+                return [tuple(row) for row in reversed(cursor.fetchall())]
+            finally:
+                connection.close()
+
     def rows(self, asked: sa.Select[Any]) -> Sequence[sa.Row[Any]]:
         """The rows of a query."""
         with self._told(), self._reading() as connection:
@@ -444,9 +474,10 @@ class Journal:
         """Errors of the database in one line, without values."""
         try:
             yield
-        except SQLAlchemyError as error:
+        except (SQLAlchemyError, self._driver.Error) as error:
             said = str(error.orig if isinstance(error, DBAPIError) else error).strip().split("\n")[0][:300]
-            what = "can't be reached" if isinstance(error, OperationalError) and not self.is_sqlite else "failed"
+            lost = isinstance(error, (OperationalError, self._driver.OperationalError))
+            what = "can't be reached" if lost and not self.is_sqlite else "failed"
             raise DataError(f"{self.shown}: the journal {what}: {said}") from None
 
     def _opened(self) -> bytes:

@@ -340,6 +340,8 @@ class Recommendation(Scored):
     user: Id
     unknown_user: bool
     answered_by: str
+    history_seq: int | None = None
+    """Number of the newest event of the journal that the answer knows; without a journal, it is left out."""
     liked: list[Item]
     items: list[RecommendedItem]
 
@@ -365,6 +367,7 @@ class Ranking(Scored):
 
     unknown_user: bool
     unknown_items: list[Id]
+    history_seq: int | None = None
     items: list[RankedItem]
 
 

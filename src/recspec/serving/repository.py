@@ -28,9 +28,10 @@ from recspec.base.errors import BundleError, RecspecError, RequestError, nearest
 from recspec.base.files import removed
 from recspec.export import Arrays
 from recspec.feature_spec import LOGIT, Port
-from recspec.inference import Directory, ItemFields
+from recspec.inference import Directory, ItemFields, Predictor, requests
 from recspec.serving.batching import Batcher
 from recspec.serving.http_bodies import BodyReader
+from recspec.serving.journal_reader import JournalReader
 from recspec.serving.model_folders import (
     RAW,
     Fingerprint,
@@ -47,7 +48,7 @@ from recspec.serving.settings import Limits, RepositorySettings
 from recspec.serving.tensors import Tensor, checked
 
 if TYPE_CHECKING:
-    from recspec.loop import Journal, JournalWriter, Writer
+    from recspec.loop import Histories, Journal, JournalWriter, Writer
 
 log = logging.getLogger("recspec.serve")
 
@@ -68,6 +69,8 @@ class Model:
     """Role -> its users or items, made at the first search."""
     item_fields: ItemFields | None = None
     """The item catalogue as the page shows it, made at its first use."""
+    histories: Histories | None = None
+    """What the journal holds beside the model's dataset; None without a journal, or without users and items."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +123,7 @@ class Repository:
         self.copies: OwnCopies | LinkedCopies = OwnCopies(verify=self.settings.verify)
         self.journal: Journal | None = None
         """The journal to read; None without one."""
+        self.journal_reader = JournalReader()
         self.writer: Writer | None = None
         """Stores events and answers. A worker is given one if another process writes."""
         self._versions = {source.name: ModelVersions(source) for source in sources}
@@ -172,6 +176,7 @@ class Repository:
         self.copies.close()
         if self.writer is not None:
             await self.writer.close()
+        self.journal_reader.close()
         if self.journal is not None:
             self.journal.close()
 
@@ -413,7 +418,16 @@ class Repository:
             self._batchers.add(made)
             return made
 
-        return Model(name, str(number), opened, batcher(name), batcher(name + RAW))
+        return Model(
+            name, str(number), opened, batcher(name), batcher(name + RAW), histories=self._histories(opened.predictor)
+        )
+
+    def _histories(self, predictor: Predictor | None) -> Histories | None:
+        if self.journal is None or predictor is None or not requests.knows_users_and_items(predictor):
+            return None
+        from recspec.loop import Histories
+
+        return Histories(self.journal, predictor)
 
     def _retire(self, versions: ModelVersions, numbers: Iterable[int]) -> None:
         """Retire versions, and close them after their last request."""
