@@ -89,7 +89,7 @@ def load_recipe(path: str | Path) -> Recipe:
     """Read a recipe; raises `SettingsError` if it is missing, not YAML, or has a section that recipes don't have."""
     file = recipe_file(path)
     try:
-        data = _read_yaml(read_text(file, most=MOST_RECIPE_BYTES)) or {}
+        data = read_yaml(read_text(file, most=MOST_RECIPE_BYTES)) or {}
     except PathError as error:
         raise SettingsError(f"recipe {error}") from None
     except ValueError as error:
@@ -131,7 +131,14 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, object]:
 
 
 class _Loader(yaml.SafeLoader):
-    """Of two equal names, YAML keeps the last in silence; this refuses them."""
+    """Refuses two equal names, of which YAML keeps the last in silence, and aliases: 30 can stand for 2³⁰ values."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):  # type: ignore[no-untyped-call]
+            event = self.peek_event()  # type: ignore[no-untyped-call]
+            problem = f"'*{event.anchor}' is an alias; write the value out"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
+        return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
         first: dict[str, int] = {}
@@ -147,7 +154,7 @@ class _Loader(yaml.SafeLoader):
 def _read_value(text: str) -> object:
     """The value of a setting named on the command line; a `ValueError` says where it is not valid."""
     if text.startswith(("[", "{", '"', "'")):
-        return _read_yaml(text)
+        return read_yaml(text)
     loader = _Loader("")
     try:
         tag = loader.resolve(yaml.ScalarNode, text, (True, False))  # type: ignore[no-untyped-call]
@@ -158,8 +165,8 @@ def _read_value(text: str) -> object:
     return text
 
 
-def _read_yaml(text: str) -> object:
-    """The data of a YAML text; a `ValueError` says where it is not valid."""
+def read_yaml(text: str) -> object:
+    """The data of a YAML text; raises a `ValueError` that says where it is not valid."""
     try:
         return _Loader(text).get_single_data()
     except yaml.YAMLError as error:
@@ -271,9 +278,10 @@ def settings_problems(error: ValidationError, model: type[BaseModel]) -> Sequenc
     """What pydantic found, in our words: one sentence a setting."""
     problems = []
     for detail in error.errors():
-        name = _setting_name(detail["loc"], model)
+        name, outer = (_setting_name(loc, model) for loc in (detail["loc"], detail["loc"][:-1]))
         if detail["type"] == "extra_forbidden":
-            problems.append(unknown("setting", name, model.model_fields))
+            told = unknown("setting", str(detail["loc"][-1]), _owner(detail["loc"], model).model_fields)
+            problems.append(f"'{outer}': {told}" if outer else told)
         elif detail["type"] == "missing":
             problems.append(f"setting '{name}' is missing")
         elif detail["type"] in SHAPES:
@@ -285,6 +293,15 @@ def settings_problems(error: ValidationError, model: type[BaseModel]) -> Sequenc
             kept = what if what[:4].isupper() else f"{what[0].lower()}{what[1:]}"
             problems.append(f"{where}{kept}")
     return problems
+
+
+def _owner(loc: Sequence[str | int], model: type[BaseModel]) -> type[BaseModel]:
+    """The settings that a place lies in: of `variants[1].share` those of a variant."""
+    for part in loc[:-1]:
+        field = model.model_fields.get(str(part))
+        kinds = () if field is None else (field.annotation, *get_args(field.annotation))
+        model = next((each for each in kinds if isinstance(each, type) and issubclass(each, BaseModel)), model)
+    return model
 
 
 def _setting_name(loc: Sequence[str | int], model: type[BaseModel]) -> str:
