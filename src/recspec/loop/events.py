@@ -1,0 +1,196 @@
+"""Events as a shop sends them: one user's act on one item, checked before it enters the journal."""
+
+from __future__ import annotations
+
+import json
+import math
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from recspec.base.errors import listed, nearest
+from recspec.data.encoding import LONGEST_ID
+
+FIELDS = ("user", "item", "type", "value", "time", "id", "request", "position")
+"""Keys of a sent event; others are columns of its context."""
+IMPRESSION = "impression"
+"""Type of the event that confirms that an answer was shown."""
+LONGEST_TYPE, LONGEST_CONTEXT = 64, 4_000  # characters; of the context as JSON
+AHEAD_US = 5 * 60 * 1_000_000
+"""Times further in the future are clamped to the time of receipt."""
+EARLIEST_US, LATEST_US = 0, 4_102_444_800_000_000  # 1970 to 2100
+NAMESPACE = uuid.UUID("9b0d2f0e-3a3c-5d7e-8f55-6f1c0a6f2b11")
+"""Of the ids made for events that bring none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """An event of the journal; times are microseconds since 1970 in UTC.
+
+    `subject` and `item` are raw ids as text. An impression may name no item; then all of its answer was shown.
+    """
+
+    event_id: str
+    subject: str
+    type: str
+    item: str | None
+    value: float | None
+    occurred_at: int
+    received_at: int
+    request_id: str | None = None
+    position: int | None = None
+    context: str | None = None
+    """Further columns, as a JSON object."""
+
+    @property
+    def content(self) -> tuple[object, ...]:
+        """What two events with one id must share; the time of receipt differs when an event is sent again."""
+        return (
+            self.subject, self.type, self.item, self.value, self.occurred_at,
+            self.request_id, self.position, self.context,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A row that is no event, and why; `index` is its place in the request."""
+
+    index: int
+    reason: str
+
+
+@dataclass
+class ReadEvents:
+    """Events of a request or a file, with what was refused and changed."""
+
+    events: list[Event] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
+    """The row of each event."""
+    refused: list[Refusal] = field(default_factory=list)
+    clamped: int = 0
+    """Events whose time was more than 5 minutes ahead, and is the time of receipt now."""
+
+
+def read_events(rows: Sequence[object], received_at: int) -> ReadEvents:
+    """Check rows, each a mapping with the keys `FIELDS`; user and type are required."""
+    found = ReadEvents()
+    for index, row in enumerate(rows):
+        problems: list[str] = []
+        event = _read(row, received_at, problems)
+        if event is None or problems:
+            found.refused.append(Refusal(index, "; ".join(problems)))
+            continue
+        if event.occurred_at > received_at + AHEAD_US:
+            event = _at(event, received_at)
+            found.clamped += 1
+        found.events.append(event)
+        found.places.append(index)
+    return found
+
+
+def _at(event: Event, time: int) -> Event:
+    values = {name: getattr(event, name) for name in Event.__slots__}
+    return Event(**{**values, "occurred_at": time})
+
+
+def _read(row: object, received_at: int, problems: list[str]) -> Event | None:
+    if not isinstance(row, Mapping):
+        problems.append(f"found {type(row).__name__}; expected an object with {listed(FIELDS)}")
+        return None
+    subject = _text(row, "user", LONGEST_ID, problems, required=True)
+    kind = _text(row, "type", LONGEST_TYPE, problems, required=True)
+    item = _text(row, "item", LONGEST_ID, problems, required=kind is not None and kind != IMPRESSION)
+    request = _text(row, "request", LONGEST_ID, problems)
+    own_id = _text(row, "id", LONGEST_ID, problems)
+    time, value, position = _time(row, problems), _value(row, problems), _position(row, problems)
+    context = _context(row, problems)
+    if problems or subject is None or kind is None:
+        return None
+    occurred_at = received_at if time is None else time
+    if own_id is None:  # the same event sent twice gets one id, if it says when it was
+        named = json.dumps([subject, kind, item, time, request])
+        own_id = str(uuid.uuid4() if time is None else uuid.uuid5(NAMESPACE, named))
+    return Event(own_id, subject, kind, item, value, occurred_at, received_at, request, position, context)
+
+
+def _text(
+    row: Mapping[str, Any], name: str, longest: int, problems: list[str], *, required: bool = False
+) -> str | None:
+    value = row.get(name)
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2.0**53:
+        value = int(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)
+    if value is None and not required:
+        return None
+    if value is None and name not in row:
+        problems.append(f"{name}: missing{nearest(name, [key for key in row if isinstance(key, str)])}")
+    elif not isinstance(value, str) or not value.strip():
+        problems.append(f"{name}: found {str(value)[:80]!r}; expected a text or a whole number")
+    elif len(value) > longest:
+        problems.append(f"{name}: {len(value):,} characters; expected at most {longest:,}")
+    elif "\0" in value or any("\ud800" <= each <= "\udfff" for each in value):
+        problems.append(f"{name}: holds a character that is no text")
+    else:
+        return value
+    return None
+
+
+def _time(row: Mapping[str, Any], problems: list[str]) -> int | None:
+    """Microseconds since 1970, from seconds since 1970 or a text of ISO 8601 with a zone."""
+    value = row.get("time")
+    if value is None:
+        return None
+    micros: int | None = None
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        micros = round(value * 1_000_000) if math.isfinite(value) and abs(value) < 1e15 else LATEST_US + 1
+    elif isinstance(value, str) and len(value) <= 64:
+        try:
+            moment = datetime.fromisoformat(value)
+        except ValueError:
+            moment = None
+        if moment is not None and moment.tzinfo is not None:
+            micros = round(moment.timestamp() * 1_000_000)
+    if micros is None or not EARLIEST_US <= micros <= LATEST_US:
+        expected = "seconds since 1970, or ISO 8601 with a zone such as 2026-11-28T09:00:00Z"
+        problems.append(f"time: found {str(value)[:80]!r}; expected {expected}")
+        return None
+    return micros
+
+
+def _value(row: Mapping[str, Any], problems: list[str]) -> float | None:
+    value = row.get("value")
+    if value is None:
+        return None
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not abs(value) <= 1e15:
+        problems.append(f"value: found {str(value)[:80]!r}; expected a number")
+        return None
+    return float(value)
+
+
+def _position(row: Mapping[str, Any], problems: list[str]) -> int | None:
+    value = row.get("position")
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 10_000:
+        problems.append(f"position: found {str(value)[:80]!r}; expected a whole number from 1 to 10,000")
+        return None
+    return value
+
+
+def _context(row: Mapping[str, Any], problems: list[str]) -> str | None:
+    """Columns beside `FIELDS`, as JSON with sorted keys."""
+    others = {str(name): value for name, value in row.items() if name not in FIELDS and value is not None}
+    if not others:
+        return None
+    try:
+        text = json.dumps(others, sort_keys=True, allow_nan=False, ensure_ascii=True)
+    except (TypeError, ValueError, RecursionError):
+        problems.append(f"{listed(others)}: expected texts, finite numbers, booleans, or lists of them")
+        return None
+    if len(text) > LONGEST_CONTEXT:
+        problems.append(f"{listed(others)}: {len(text):,} characters; expected at most {LONGEST_CONTEXT:,} together")
+        return None
+    return text

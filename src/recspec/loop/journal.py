@@ -1,0 +1,500 @@
+"""The journal: events that a shop sent, answers that it was given, and what became of them, in one database.
+
+SQLite needs no setup; PostgreSQL serves several hosts. Consumers read in the order of arrival, `seq`; histories are in
+the order (`occurred_at`, `seq`). Times are microseconds since 1970 in UTC.
+
+Writers take turns: of a SQLite file by a lock beside it, so that no two connections write or checkpoint at once (SQLite
+3.7.0 to 3.51.2 can lose a WAL that is reset meanwhile); of PostgreSQL by an advisory lock for each transaction, so
+that `seq` grows in the order of commits, and `seq > last` misses nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import re
+import secrets
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pyarrow as pa
+import sqlalchemy as sa
+from filelock import FileLock, Timeout
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
+
+from recspec.base.errors import DataError, SettingsError, require_extra
+from recspec.loop.events import Event
+
+SCHEMA = 1
+"""Version of the tables; a journal with another one is refused."""
+LOCK_KEY = 0x7265_6373
+"""Of PostgreSQL's advisory lock of writers."""
+WAIT_SECONDS = 30.0
+"""Longest wait for other writers, and for a database that is busy."""
+BLOCK_ROWS = 50_000
+"""Rows of a block when a journal is read from front to back."""
+AT_ONCE = 500
+"""Most values of an `IN (...)`."""
+
+metadata = sa.MetaData()
+_seq = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+
+event = sa.Table(
+    "event",
+    metadata,
+    sa.Column("seq", _seq, sa.Identity(), primary_key=True),
+    sa.Column("event_id", sa.Text, nullable=False, unique=True),
+    sa.Column("subject", sa.Text, nullable=False),
+    sa.Column("type", sa.Text, nullable=False),
+    sa.Column("item", sa.Text),
+    sa.Column("value", sa.Float(53)),
+    sa.Column("occurred_at", sa.BigInteger, nullable=False),
+    sa.Column("received_at", sa.BigInteger, nullable=False),
+    sa.Column("request_id", sa.Text, index=True),
+    sa.Column("position", sa.Integer),
+    sa.Column("context", sa.Text),
+    sa.Index("event_history", "subject", "occurred_at", "seq"),
+    sqlite_autoincrement=True,  # a deleted newest row's number is not given again
+)
+exposure = sa.Table(
+    "exposure",
+    metadata,
+    sa.Column("seq", _seq, sa.Identity(), primary_key=True),
+    sa.Column("request_id", sa.Text, nullable=False, unique=True),
+    sa.Column("subject", sa.Text, index=True),
+    sa.Column("served_at", sa.BigInteger, nullable=False, index=True),
+    sa.Column("surface", sa.Text),
+    sa.Column("model", sa.Text, nullable=False),
+    sa.Column("version", sa.Text, nullable=False),
+    sa.Column("experiment", sa.Text),
+    sa.Column("variant", sa.Text),
+    sa.Column("policy", sa.Text, nullable=False),
+    sa.Column("seed", sa.Text),
+    sa.Column("history_seq", sa.BigInteger, nullable=False),
+    sa.Column("items", sa.Text, nullable=False),
+    sa.Column("propensities", sa.Text),
+    sa.Column("pool_size", sa.Integer, nullable=False),
+    sqlite_autoincrement=True,
+)
+experiment = sa.Table(
+    "experiment",
+    metadata,
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("definition", sa.Text, nullable=False),
+    sa.Column("started_at", sa.BigInteger, nullable=False),
+)
+assignment = sa.Table(
+    "assignment",
+    metadata,
+    sa.Column("experiment", sa.Text, primary_key=True),
+    sa.Column("subject", sa.Text, primary_key=True),
+    sa.Column("variant", sa.Text, nullable=False),
+    sa.Column("first_at", sa.BigInteger, nullable=False),
+    sa.Column("first_seq", sa.BigInteger, nullable=False),
+)
+consumer = sa.Table(
+    "consumer",
+    metadata,
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("seq", sa.BigInteger, nullable=False),
+)
+version = sa.Table(
+    "version",
+    metadata,
+    sa.Column("run", sa.Text, primary_key=True),
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("parent", sa.Integer),
+    sa.Column("trained_to", sa.BigInteger, nullable=False),
+    sa.Column("made_at", sa.BigInteger, nullable=False),
+    sa.Column("gate", sa.Text),
+    sa.Column("state", sa.Text, nullable=False),
+)
+deletion = sa.Table(
+    "deletion",
+    metadata,
+    sa.Column("digest", sa.Text, primary_key=True),
+    sa.Column("requested_at", sa.BigInteger, nullable=False),
+    sa.Column("done_at", sa.BigInteger),
+    sa.Column("counts", sa.Text),
+)
+setting = sa.Table(
+    "setting", metadata, sa.Column("name", sa.Text, primary_key=True), sa.Column("value", sa.Text, nullable=False)
+)
+
+Outcome = Literal["accepted", "duplicate", "conflict", "forgotten"]
+"""What became of an event: `conflict` is one whose id belongs to an event with other content."""
+
+EVENT_FIELDS = pa.schema(
+    [
+        ("seq", pa.int64()), ("event_id", pa.string()), ("subject", pa.string()), ("type", pa.string()),
+        ("item", pa.string()), ("value", pa.float64()), ("occurred_at", pa.int64()), ("received_at", pa.int64()),
+        ("request_id", pa.string()), ("position", pa.int32()), ("context", pa.string()),
+    ]
+)  # fmt: skip
+EXPOSURE_FIELDS = pa.schema(
+    [
+        ("seq", pa.int64()), ("request_id", pa.string()), ("subject", pa.string()), ("served_at", pa.int64()),
+        ("surface", pa.string()), ("model", pa.string()), ("version", pa.string()), ("experiment", pa.string()),
+        ("variant", pa.string()), ("policy", pa.string()), ("seed", pa.string()), ("history_seq", pa.int64()),
+        ("items", pa.string()), ("propensities", pa.string()), ("pool_size", pa.int32()),
+    ]
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Exposure:
+    """An answer that was given: which items, by which model, and with which chance."""
+
+    request_id: str
+    subject: str | None
+    served_at: int
+    model: str
+    version: str
+    """Number of the update and digest of the bundle, as `2:1f0c...`."""
+    policy: Mapping[str, object]
+    history_seq: int
+    """Newest event that the answer saw."""
+    items: Sequence[str]
+    pool_size: int
+    propensities: Sequence[float] | None = None
+    """Chance of each item at its place, given those above it; None where rules changed the list afterwards."""
+    seed: str | None = None
+    """Of the draw; with the policy and the scores it gives the list again."""
+    surface: str | None = None
+    experiment: str | None = None
+    variant: str | None = None
+
+    def row(self) -> dict[str, object]:
+        """The row of the table."""
+        chances = None if self.propensities is None else json.dumps(list(self.propensities))
+        texts = {"policy": json.dumps(dict(self.policy), sort_keys=True), "items": json.dumps(list(self.items))}
+        values = {name: getattr(self, name) for name in Exposure.__slots__}
+        return {**values, **texts, "propensities": chances}
+
+
+class Journal:
+    """An open journal; close it, or use it as a context manager. Safe to use from several threads.
+
+    One class because every method is a question to, or a change of, the same database.
+    """
+
+    def __init__(self, url: str, *, read_only: bool = False) -> None:
+        """Open a journal, and create its tables if it has none.
+
+        Args:
+            url: `sqlite:///FILE` or `postgresql+psycopg://USER:PASSWORD@HOST/DATABASE`.
+            read_only: Only read, from a journal that exists.
+
+        Raises:
+            SettingsError: if the URL names no database that can be a journal.
+            DataError: if the database can't be opened, or holds other tables.
+            MissingExtraError: without the libraries of the extra `loop`.
+        """
+        self.url, self.read_only = _checked(url), read_only
+        self.shown = self.url.render_as_string(hide_password=True).replace("+pysqlite", "")
+        self.is_sqlite = self.url.get_backend_name() == "sqlite"
+        self._turn = threading.Lock()
+        self._file_lock: FileLock | None = None
+        if self.is_sqlite:
+            file = Path(str(self.url.database))
+            if read_only and not file.is_file():
+                raise DataError(f"{self.shown}: there is no such journal")
+            if not file.absolute().parent.is_dir():
+                raise DataError(f"{self.shown}: there is no folder {file.absolute().parent}")
+            self._file_lock = FileLock(f"{file}.lock", timeout=WAIT_SECONDS, thread_local=False)
+        self._readers = self._connect(writes=False)
+        self._writer = self._readers if read_only or not self.is_sqlite else self._connect(writes=True)
+        try:
+            self._key = self._opened()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._readers.dispose()
+        with self._turn, self._file_turn():  # the last connection of a SQLite file checkpoints
+            self._writer.dispose()
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- write --------------------------------------------------------------------------------------------------------
+
+    def append(self, events: Sequence[Event]) -> list[Outcome]:
+        """Store events in one transaction, durable at the return; the outcome of each.
+
+        Raises:
+            DataError: if the database refuses; then none is stored.
+        """
+        if not events:
+            return []
+        first: dict[str, int] = {}
+        for place, each in enumerate(events):
+            first.setdefault(each.event_id, place)
+        with self._told(), self._writing() as connection:
+            forgotten = self._forgotten(connection, {each.subject for each in events})
+            rows = [
+                {name: getattr(each, name) for name in Event.__slots__}
+                for each in (events[place] for place in first.values())
+                if each.subject not in forgotten
+            ]
+            stored = self._insert_new(connection, event, event.c.event_id, rows)
+            known = self._known_content(connection, [each for each in first if each not in stored])
+        outcomes: list[Outcome] = []
+        for place, each in enumerate(events):
+            if each.subject in forgotten:
+                outcomes.append("forgotten")
+            elif first[each.event_id] == place and each.event_id in stored:
+                outcomes.append("accepted")
+            else:
+                content = known.get(each.event_id, events[first[each.event_id]].content)
+                outcomes.append("duplicate" if content == each.content else "conflict")
+        return outcomes
+
+    def log_exposures(self, exposures: Sequence[Exposure]) -> None:
+        """Store answers in one transaction; one whose request id is known is left as it is."""
+        if not exposures:
+            return
+        with self._told(), self._writing() as connection:
+            subjects = {each.subject for each in exposures if each.subject is not None}
+            forgotten = self._forgotten(connection, subjects)
+            rows = [each.row() for each in exposures if each.subject not in forgotten]
+            self._insert_new(connection, exposure, exposure.c.request_id, rows)
+
+    def write(self, change: Callable[[sa.Connection], Any]) -> Any:
+        """Run `change` in one transaction, alone among writers, and return what it gives."""
+        with self._told(), self._writing() as connection:
+            return change(connection)
+
+    def advance(self, name: str, seq: int) -> None:
+        """Store how far a consumer has read."""
+
+        def change(connection: sa.Connection) -> None:
+            insert = self._insert(consumer).values(name=name, seq=seq)
+            connection.execute(insert.on_conflict_do_update(index_elements=["name"], set_={"seq": seq}))
+
+        self.write(change)
+
+    # --- read ---------------------------------------------------------------------------------------------------------
+
+    def newest_seq(self) -> int:
+        """Number of the newest event; 0 without any."""
+        return int(self.scalar(sa.select(sa.func.coalesce(sa.func.max(event.c.seq), 0))))
+
+    def position_of(self, name: str) -> int:
+        """How far a consumer has read; 0 before its first time."""
+        return int(self.scalar(sa.select(consumer.c.seq).where(consumer.c.name == name)) or 0)
+
+    def events(self, after: int = 0, until: int | None = None) -> Iterator[pa.RecordBatch]:
+        """Events with after < seq <= until in the order of arrival, in blocks."""
+        return self._blocks(event, EVENT_FIELDS, after, until)
+
+    def exposures(self, after: int = 0, until: int | None = None) -> Iterator[pa.RecordBatch]:
+        """Answers with after < seq <= until in the order of arrival, in blocks."""
+        return self._blocks(exposure, EXPOSURE_FIELDS, after, until)
+
+    def events_of(self, subjects: Sequence[str], *, after: int = 0, until: int | None = None) -> list[sa.Row[Any]]:
+        """Events of some users with after < seq <= until, each user's in the order of (occurred_at, seq).
+
+        Rows have seq, subject, type, item, value and occurred_at.
+        """
+        own = event.c
+        found: list[sa.Row[Any]] = []
+        for start in range(0, len(subjects), AT_ONCE):
+            # `after` is looked at in Python: the index knows the user and the time alone
+            asked = sa.select(own.seq, own.subject, own.type, own.item, own.value, own.occurred_at).where(
+                own.subject.in_(subjects[start : start + AT_ONCE])
+            )
+            rows = self.rows(asked.order_by(own.subject, own.occurred_at, own.seq))
+            found += [each for each in rows if each.seq > after and (until is None or each.seq <= until)]
+        return found
+
+    def rows(self, asked: sa.Select[Any]) -> Sequence[sa.Row[Any]]:
+        """The rows of a query."""
+        with self._told(), self._reading() as connection:
+            return connection.execute(asked).all()
+
+    def scalar(self, asked: sa.Select[Any]) -> Any:
+        """The first value of a query; None without any."""
+        with self._told(), self._reading() as connection:
+            return connection.execute(asked).scalar()
+
+    def digest_of(self, subject: str) -> str:
+        """The keyed digest by which a forgotten person's late events are known."""
+        return hmac.new(self._key, subject.encode(), hashlib.sha256).hexdigest()
+
+    def _blocks(self, table: sa.Table, fields: pa.Schema, after: int, until: int | None) -> Iterator[pa.RecordBatch]:
+        while True:
+            asked = sa.select(table).where(table.c.seq > after).order_by(table.c.seq).limit(BLOCK_ROWS)
+            rows = self.rows(asked if until is None else asked.where(table.c.seq <= until))
+            if not rows:
+                return
+            names = list(rows[0]._fields)
+            columns = dict(zip(names, zip(*rows, strict=True), strict=True))
+            yield pa.RecordBatch.from_arrays([pa.array(columns[f.name], f.type) for f in fields], schema=fields)
+            after = rows[-1].seq
+            if len(rows) < BLOCK_ROWS:
+                return
+
+    # --- within a transaction -----------------------------------------------------------------------------------------
+
+    def _insert(self, table: sa.Table) -> sqlite.Insert | postgresql.Insert:
+        return sqlite.insert(table) if self.is_sqlite else postgresql.insert(table)
+
+    def _insert_new(
+        self, connection: sa.Connection, table: sa.Table, key: sa.Column[Any], rows: list[dict[str, object]]
+    ) -> set[str]:
+        """Insert rows whose key is new; returns these keys."""
+        if not rows:
+            return set()
+        insert = self._insert(table).on_conflict_do_nothing(index_elements=[key.name]).returning(key)
+        return {*connection.execute(insert, rows).scalars()}
+
+    def _known_content(self, connection: sa.Connection, ids: Sequence[str]) -> dict[str, tuple[object, ...]]:
+        own, found = event.c, dict[str, tuple[object, ...]]()
+        columns = (
+            own.subject,
+            own.type,
+            own.item,
+            own.value,
+            own.occurred_at,
+            own.request_id,
+            own.position,
+            own.context,
+        )
+        for block in _in_blocks(ids):
+            asked = sa.select(own.event_id, *columns).where(own.event_id.in_(block))
+            found |= {each[0]: tuple(each[1:]) for each in connection.execute(asked)}
+        return found
+
+    def _forgotten(self, connection: sa.Connection, subjects: set[str]) -> set[str]:
+        """Those whose deletion was asked for; their events are refused."""
+        if not connection.execute(sa.select(deletion.c.digest).limit(1)).first():
+            return set()
+        by_digest = {self.digest_of(each): each for each in subjects}
+        found = set[str]()
+        for block in _in_blocks([*by_digest]):
+            found.update(connection.execute(sa.select(deletion.c.digest).where(deletion.c.digest.in_(block))).scalars())
+        return {by_digest[each] for each in found}
+
+    # --- connections --------------------------------------------------------------------------------------------------
+
+    def _connect(self, *, writes: bool) -> sa.Engine:
+        if not self.is_sqlite:
+            named = {"connect_timeout": 10, "application_name": "recspec"}
+            return sa.create_engine(self.url, max_overflow=16, pool_pre_ping=True, connect_args=named)
+        path = Path(str(self.url.database)).absolute().as_posix()
+        mode = {"uri": "true", "mode": "rwc" if writes else "ro"}
+        url = self.url.set(database=f"file:{_quoted(path)}", query=mode)
+        engine = sa.create_engine(url, max_overflow=16, connect_args={"timeout": WAIT_SECONDS})
+
+        @sa.event.listens_for(engine, "connect")
+        def prepare(connection: sqlite3.Connection, _: object) -> None:
+            connection.isolation_level = None  # `begin` below says when a transaction begins
+            for pragma in ("journal_mode=WAL", "synchronous=FULL", "secure_delete=ON") if writes else ():
+                connection.execute(f"PRAGMA {pragma}")
+
+        @sa.event.listens_for(engine, "begin")
+        def begin(connection: sa.Connection) -> None:
+            connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+        return engine
+
+    @contextmanager
+    def _writing(self) -> Iterator[sa.Connection]:
+        """A transaction of the only writer."""
+        with self._turn, self._file_turn(), self._writer.begin() as connection:
+            if not self.is_sqlite:
+                connection.execute(sa.select(sa.func.pg_advisory_xact_lock(LOCK_KEY)))
+            yield connection
+
+    @contextmanager
+    def _reading(self) -> Iterator[sa.Connection]:
+        with self._readers.begin() as connection:
+            yield connection
+
+    @contextmanager
+    def _file_turn(self) -> Iterator[None]:
+        try:
+            with nullcontext() if self._file_lock is None or self.read_only else self._file_lock:
+                yield
+        except Timeout:
+            raise DataError(f"{self.shown}: another process has written for {WAIT_SECONDS:.0f} s; end it") from None
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """Errors of the database in one line, without values."""
+        try:
+            yield
+        except SQLAlchemyError as error:
+            said = str(error.orig if isinstance(error, DBAPIError) else error).strip().split("\n")[0][:300]
+            what = "can't be reached" if isinstance(error, OperationalError) and not self.is_sqlite else "failed"
+            raise DataError(f"{self.shown}: the journal {what}: {said}") from None
+
+    def _opened(self) -> bytes:
+        """Make the tables if there are none, and check their version; returns the key of digests."""
+        with self._told():
+            if not self.read_only:
+                with self._writing() as connection:
+                    if not sa.inspect(connection).has_table("setting"):
+                        metadata.create_all(connection)
+                        own = {"schema": str(SCHEMA), "key": secrets.token_hex(32)}
+                        connection.execute(sa.insert(setting), [{"name": k, "value": v} for k, v in own.items()])
+            with self._reading() as connection:
+                if not sa.inspect(connection).has_table("setting"):
+                    raise DataError(f"{self.shown}: holds no journal")
+                own = {
+                    name: value for name, value, *_ in connection.execute(sa.select(setting.c.name, setting.c.value))
+                }
+        if own.get("schema") != str(SCHEMA):
+            found = f"is a journal of version {own.get('schema')}"
+            raise DataError(f"{self.shown}: {found}; this recspec reads version {SCHEMA}")
+        return bytes.fromhex(own["key"])
+
+
+def now_us() -> int:
+    """The time in microseconds since 1970 in UTC."""
+    return time.time_ns() // 1_000
+
+
+def _in_blocks(values: Sequence[str]) -> Iterable[Sequence[str]]:
+    return (values[start : start + AT_ONCE] for start in range(0, len(values), AT_ONCE))
+
+
+def _quoted(path: str) -> str:
+    """A path in a URI of SQLite."""
+    return re.sub(r"[%?#]", lambda found: f"%{ord(found[0]):02x}", path)
+
+
+def _checked(url: str) -> sa.URL:
+    expected = "expected sqlite:///FILE or postgresql+psycopg://USER:PASSWORD@HOST/DATABASE"
+    try:
+        parsed = sa.make_url(url)
+    except (SQLAlchemyError, ValueError):
+        raise SettingsError(f"journal: found no URL of a database; {expected}") from None
+    backend = parsed.drivername.partition("+")[0]
+    if (
+        backend == "sqlite"
+        and parsed.drivername in ("sqlite", "sqlite+pysqlite")
+        and parsed.database
+        and not parsed.query
+    ):
+        if parsed.database == ":memory:":
+            raise SettingsError(f"journal: {url} is lost at the end; {expected}")
+        return parsed.set(drivername="sqlite+pysqlite")
+    if backend == "postgresql" and parsed.drivername in ("postgresql", "postgresql+psycopg") and parsed.database:
+        require_extra("psycopg", "loop")
+        return parsed.set(drivername="postgresql+psycopg")
+    raise SettingsError(f"journal: found {parsed.render_as_string(hide_password=True)[:200]!r}; {expected}")

@@ -1,0 +1,96 @@
+"""Events as they are sent: what is read, what is refused and why."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recspec.loop import read_events
+
+NOW = 1_764_320_400_000_000  # 2025-11-28T09:00:00Z
+GIVEN = {"user": "ann", "item": 7, "type": "view"}
+
+
+def test_a_whole_event() -> None:
+    sent = {**GIVEN, "value": 3, "time": "2025-11-28T10:00:00+01:00", "id": "x", "request": "r", "position": 2}
+    (event,) = read_events([{**sent, "price": 9.5, "app": "web"}], NOW).events
+    assert event.event_id == "x"
+    assert event.content == ("ann", "view", "7", 3.0, NOW, "r", 2, '{"app": "web", "price": 9.5}')
+
+
+def test_an_event_without_an_id_gets_the_same_one_again_if_it_says_when_it_was() -> None:
+    first, again = (read_events([{**GIVEN, "time": 1_700_000_000}], now).events[0] for now in (NOW, NOW + 5))
+    assert first.event_id == again.event_id
+    first, again = (read_events([GIVEN], NOW).events[0] for _ in range(2))
+    assert first.event_id != again.event_id
+    assert first.occurred_at == NOW
+
+
+def test_times_ahead_are_clamped() -> None:
+    seconds = NOW // 1_000_000
+    found = read_events([{**GIVEN, "time": seconds + 299}, {**GIVEN, "time": seconds + 301}], NOW)
+    assert [each.occurred_at for each in found.events] == [NOW + 299_000_000, NOW]
+    assert found.clamped == 1
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("ann", "found str; expected an object with 'user', 'item'"),
+        ({"usr": "ann", "item": 1, "type": "view"}, r"user: missing \(did you mean 'usr'\?\)|user: missing.*usr"),
+        ({**GIVEN, "user": " "}, "user: found ' '; expected a text or a whole number"),
+        ({**GIVEN, "user": True}, "user: found 'True'; expected"),
+        ({**GIVEN, "user": "a" * 1_001}, "user: 1,001 characters; expected at most 1,000"),
+        ({**GIVEN, "item": "a\0"}, "item: holds a character that is no text"),
+        ({**GIVEN, "item": "\ud800"}, "item: holds a character that is no text"),
+        ({**GIVEN, "item": None}, "item: found 'None'"),
+        ({"user": "ann", "type": "view"}, "item: missing"),
+        ({**GIVEN, "type": "v" * 65}, "type: 65 characters; expected at most 64"),
+        (
+            {**GIVEN, "time": "2025-11-28T10:00:00"},
+            "time: found '2025-11-28T10:00:00'; expected seconds since 1970, or",
+        ),
+        ({**GIVEN, "time": 1_764_320_400_000}, "time: found '1764320400000'; expected seconds"),
+        ({**GIVEN, "time": math.nan}, "time: found 'nan'"),
+        ({**GIVEN, "time": -1}, "time: found '-1'"),
+        ({**GIVEN, "value": "3"}, "value: found '3'; expected a number"),
+        ({**GIVEN, "value": math.inf}, "value: found 'inf'"),
+        ({**GIVEN, "position": 0}, "position: found '0'; expected a whole number from 1 to 10,000"),
+        ({**GIVEN, "more": math.nan}, "'more': expected texts, finite numbers"),
+        ({**GIVEN, "more": "a" * 5_000}, "'more': 5,012 characters; expected at most 4,000 together"),
+    ],
+)
+def test_other_rows_are_refused(row: object, message: str) -> None:
+    found = read_events([GIVEN, row], NOW)
+    assert len(found.events) == 1
+    assert found.places == [0]
+    (refused,) = found.refused
+    assert refused.index == 1
+    with pytest.raises(AssertionError, match=message):
+        raise AssertionError(refused.reason)
+
+
+def test_every_problem_of_a_row_is_named() -> None:
+    (refused,) = read_events([{"type": 1.5, "value": "x"}], NOW).refused
+    assert [each.partition(":")[0] for each in refused.reason.split("; ")[:2]] == ["user", "type"]
+    assert "value: found 'x'; expected a number" in refused.reason
+    assert read_events([{"user": "ann", "type": "impression", "request": "r"}], NOW).events[0].item is None
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.floats() | st.text() | st.integers(),
+        lambda each: (
+            st.lists(each)
+            | st.dictionaries(st.sampled_from(["user", "item", "type", "time", "value", "id", "position", "x"]), each)
+        ),
+    )
+)
+def test_whatever_is_sent_is_an_event_or_refused(row: object) -> None:
+    found = read_events([row], NOW)
+    assert len(found.events) + len(found.refused) == 1
+    for event in found.events:
+        event.subject.encode(), (event.item or "").encode(), event.event_id.encode()

@@ -1,0 +1,199 @@
+"""The journal on SQLite and PostgreSQL: what is stored once, in which order, and what is refused."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import quote
+
+import pyarrow as pa
+import pytest
+import sqlalchemy as sa
+
+from recspec.base.errors import DataError, SettingsError
+from recspec.loop import Event, Exposure, Journal
+from recspec.loop import journal as tables
+
+EVENT = Event("e1", "ann", "view", "sku-1", None, 1_000, 2_000)
+
+
+def of(number: int, **changes: object) -> Event:
+    return replace(EVENT, event_id=f"e{number}", **changes)  # type: ignore[arg-type]
+
+
+def test_an_event_is_stored_once(url: str) -> None:
+    with Journal(url) as journal:
+        assert journal.append([EVENT, EVENT, of(2)]) == ["accepted", "duplicate", "accepted"]
+        assert journal.append([replace(EVENT, received_at=9_000)]) == ["duplicate"]
+        assert journal.append([replace(EVENT, item="sku-2"), of(3)]) == ["conflict", "accepted"]
+        assert journal.append([of(4), replace(of(4), type="purchase")]) == ["accepted", "conflict"]
+        assert journal.append([]) == []
+    with Journal(url, read_only=True) as journal:
+        (block,) = journal.events()
+        assert block["event_id"].to_pylist() == ["e1", "e2", "e3", "e4"]
+        assert block["type"].to_pylist() == ["view"] * 4
+        assert journal.newest_seq() == block["seq"].to_pylist()[-1]
+
+
+def test_histories_are_in_the_order_of_time_then_of_arrival(url: str) -> None:
+    with Journal(url) as journal:
+        journal.append([of(1, occurred_at=30), of(2, occurred_at=10), of(3, occurred_at=10, subject="bob")])
+        journal.append([of(4, occurred_at=10)])
+        found = journal.events_of(["ann", "bob", "nobody"])
+        assert [(each.subject, each.occurred_at) for each in found] == [
+            ("ann", 10), ("ann", 10), ("ann", 30), ("bob", 10),
+        ]  # fmt: skip
+        seqs = [each.seq for each in found]
+        assert seqs[0] < seqs[1]
+        assert [each.seq for each in journal.events_of(["ann"], after=seqs[0])] == [seqs[1]]
+        assert [each.seq for each in journal.events_of(["ann"], until=seqs[0])] == [seqs[0], seqs[2]]
+
+
+def test_blocks_hold_every_event_once(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "BLOCK_ROWS", 3)
+    with Journal(url) as journal:
+        journal.append([of(number) for number in range(6)])
+        blocks = list(journal.events())
+        assert [len(each) for each in blocks] == [3, 3]
+        ids, seqs = (pa.chunked_array([each[name] for each in blocks]).to_pylist() for name in ("event_id", "seq"))
+        assert ids == [f"e{number}" for number in range(6)]
+        (middle,) = journal.events(seqs[1], seqs[3])
+        assert middle["event_id"].to_pylist() == ["e2", "e3"]
+
+
+def test_writers_of_several_threads_lose_nothing_and_readers_skip_nothing(url: str) -> None:
+    with Journal(url) as journal:
+        read: list[int] = []
+        done = threading.Event()
+
+        def follow() -> None:
+            last = 0
+            while True:
+                ended = done.is_set()
+                for block in journal.events(last):
+                    read.extend(block["seq"].to_pylist())
+                    last = read[-1]
+                if ended:
+                    return
+
+        def write(thread: int) -> None:
+            for number in range(20):
+                assert journal.append([of(1_000 * thread + number)]) == ["accepted"]
+
+        reader = threading.Thread(target=follow)
+        writers = [threading.Thread(target=write, args=(thread,)) for thread in range(4)]
+        for each in (reader, *writers):
+            each.start()
+        for each in writers:
+            each.join()
+        done.set()
+        reader.join()
+        assert len(read) == len({*read}) == 80
+        assert read == sorted(read)
+
+
+def _append(url: str, first: int) -> None:
+    with Journal(url) as journal:
+        for number in range(first, first + 20):
+            assert journal.append([of(number)]) == ["accepted"]
+
+
+def test_writers_of_several_processes_take_turns(url: str) -> None:
+    Journal(url).close()
+    context = multiprocessing.get_context("forkserver")
+    processes = [context.Process(target=_append, args=(url, 100 * number)) for number in range(3)]
+    for each in processes:
+        each.start()
+    for each in processes:
+        each.join()
+    assert [each.exitcode for each in processes] == [0, 0, 0]
+    with Journal(url, read_only=True) as journal:
+        assert sum(len(each) for each in journal.events()) == 60
+
+
+def test_consumers_and_exposures(url: str) -> None:
+    shown = Exposure("r1", "ann", 5, "shop", "0:abc", {"temperature": 1}, 7, ["a", "b"], 200, [0.5, 0.25])
+    with Journal(url) as journal:
+        assert journal.position_of("updates") == 0
+        journal.advance("updates", 3)
+        journal.advance("updates", 8)
+        assert journal.position_of("updates") == 8
+        journal.log_exposures([shown, replace(shown, request_id="r2", propensities=None)])
+        journal.log_exposures([replace(shown, items=["c"])])
+        journal.log_exposures([])
+        (block,) = journal.exposures()
+        assert block["items"].to_pylist() == ['["a", "b"]', '["a", "b"]']
+        assert block["propensities"].to_pylist() == ["[0.5, 0.25]", None]
+
+
+def test_events_of_a_forgotten_person_are_refused(url: str) -> None:
+    with Journal(url) as journal:
+        values = {"digest": journal.digest_of("ann"), "requested_at": 0}
+        journal.write(lambda connection: connection.execute(sa.insert(tables.deletion).values(values)))
+        assert journal.append([EVENT, of(2, subject="bob")]) == ["forgotten", "accepted"]
+    with Journal(url) as journal:  # the key of the digests stays
+        assert journal.append([EVENT]) == ["forgotten"]
+        assert journal.newest_seq() > 0
+        assert [each.subject for each in journal.events_of(["ann", "bob"])] == ["bob"]
+
+
+def test_a_failed_change_leaves_nothing(url: str) -> None:
+    def fail(connection: sa.Connection) -> None:
+        connection.execute(sa.insert(tables.consumer).values(name="updates", seq=1))
+        raise RuntimeError
+
+    with Journal(url) as journal:
+        with pytest.raises(RuntimeError):
+            journal.write(fail)
+        assert journal.position_of("updates") == 0
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ("journal.db", "found no URL of a database; expected sqlite:///FILE"),
+        ("sqlite://", "found 'sqlite://'; expected sqlite:///FILE"),
+        ("sqlite:///:memory:", "is lost at the end"),
+        ("sqlite:///a.db?vfs=x", "expected sqlite:///FILE"),
+        ("mysql://u:secret@h/d", r"found 'mysql://u:\*\*\*@h/d'; expected sqlite:///FILE or postgresql"),
+    ],
+)
+def test_other_urls_are_refused(bad: str, message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        Journal(bad)
+
+
+def test_what_is_no_journal_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="there is no such journal"):
+        Journal(f"sqlite:///{tmp_path / 'none.db'}", read_only=True)
+    with pytest.raises(DataError, match="there is no folder"):
+        Journal(f"sqlite:///{tmp_path / 'none' / 'journal.db'}")
+    (tmp_path / "text.db").write_text("no database" * 100)
+    with pytest.raises(DataError, match="not a database"):
+        Journal(f"sqlite:///{tmp_path / 'text.db'}")
+    (tmp_path / "empty.db").write_bytes(b"")
+    with pytest.raises(DataError, match="holds no journal"):
+        Journal(f"sqlite:///{tmp_path / 'empty.db'}", read_only=True)
+
+
+def test_a_journal_of_another_version_is_refused(url: str) -> None:
+    with Journal(url) as journal:
+        later = sa.update(tables.setting).where(tables.setting.c.name == "schema").values(value="9")
+        journal.write(lambda connection: connection.execute(later))
+    with pytest.raises(DataError, match="is a journal of version 9; this recspec reads version 1"):
+        Journal(url)
+
+
+def test_a_server_that_does_not_answer_is_told_without_the_password() -> None:
+    with pytest.raises(DataError, match="can't be reached") as found:
+        Journal("postgresql+psycopg://ann:secret@127.0.0.1:1/none")
+    assert "secret" not in str(found.value)
+
+
+def test_paths_with_marks_of_a_uri(tmp_path: Path) -> None:
+    folder = tmp_path / "a?b#c%20d"
+    folder.mkdir()
+    with Journal(f"sqlite:///{quote(str(folder))}/j.db") as journal:
+        assert journal.append([EVENT]) == ["accepted"]
