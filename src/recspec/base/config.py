@@ -134,7 +134,7 @@ class _Loader(yaml.SafeLoader):
     """Refuses two equal names, of which YAML keeps the last in silence, and aliases: 30 can stand for 2³⁰ values."""
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):  # type: ignore[no-untyped-call]
+        if self.check_event(yaml.AliasEvent):
             event = self.peek_event()  # type: ignore[no-untyped-call]
             problem = f"'*{event.anchor}' is an alias; write the value out"
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)

@@ -1,14 +1,31 @@
 """The loop: events that a running server takes, what was shown, and what both say of the models."""
 
+from recspec.loop.assignment import Experiment, assign, load_experiments, named
 from recspec.loop.events import Event, ReadEvents, Refusal, read_events
+from recspec.loop.experiment_report import Effect, ExperimentReport, analyse
+from recspec.loop.interleaving import INTERLEAVED, TEAMS, interleave
 from recspec.loop.journal import Exposure, Journal, now_us
+from recspec.loop.outcomes import ERROR, MILLISECONDS, read_outcomes
 
 __all__ = [
+    "ERROR",
+    "INTERLEAVED",
+    "MILLISECONDS",
+    "TEAMS",
+    "Effect",
     "Event",
+    "Experiment",
+    "ExperimentReport",
     "Exposure",
     "Journal",
     "ReadEvents",
     "Refusal",
+    "analyse",
+    "assign",
+    "interleave",
+    "load_experiments",
+    "named",
     "now_us",
     "read_events",
+    "read_outcomes",
 ]

@@ -11,19 +11,18 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime, time
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, StringConstraints, field_validator, model_validator
 
 from recspec.base.config import Settings, build, read_yaml
-from recspec.base.errors import SettingsError, listed, nearest, unknown
+from recspec.base.errors import SettingsError, listed, unknown
 from recspec.base.files import PathError, local, read_text
 from recspec.loop.interleaving import INTERLEAVED
 
 MOST_BYTES, MOST_EXPERIMENTS = 1 << 20, 100  # of a file
 MOST_VARIANTS, MOST_METRICS, MOST_FIELDS = 20, 50, 20  # of an experiment
 DAY_US = 86_400 * 1_000_000
-
 
 
 def _is_name(value: str) -> str:
@@ -59,7 +58,9 @@ class Metric(Settings):
 
     name: Name = Field(description="name in reports")
     event: Text = Field(description="type of the events that count")
-    measure: Literal["count", "value", "any"] = Field("count", description="count of events, sum of values, or 1 if any")
+    measure: Literal["count", "value", "any"] = Field(
+        "count", description="count of events, sum of values, or 1 if any"
+    )
     per: Literal["user", "exposure", "impression"] = Field(
         "user", description="user; or answer given, or answer confirmed by an impression, of events with its request id"
     )

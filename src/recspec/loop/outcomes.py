@@ -22,11 +22,11 @@ from recspec.base.errors import DataError, how_many, listed
 from recspec.loop.assignment import Experiment, Metric, position
 from recspec.loop.events import IMPRESSION
 from recspec.loop.interleaving import INTERLEAVED, TEAMS
-from recspec.loop.journal import BLOCK_ROWS, Journal, assignment, event, exposure
+from recspec.loop.journal import AT_ONCE, Journal, assignment, event, exposure
 from recspec.loop.statistics import UnitValues, Values
 
 MILLISECONDS, ERROR = "milliseconds", "error"
-"""Keys of an exposure's policy: how long the answer took, and why it was a fallback."""
+"""Keys of an exposure's policy: how long the answer took; and, of a fallback, which error it stands for."""
 GROUPS = 20
 """Groups of users of a variant in which different items are counted."""
 MOST_LISTS = 20_000
@@ -96,6 +96,7 @@ class _Reading:
         self.variant = self.entered[closed]
         users = [row.subject for row, is_closed in zip(rows, closed, strict=True) if is_closed]
         self.place = {subject: place for place, subject in enumerate(users)}
+        self.group = np.array([int(position("groups", subject) * GROUPS) for subject in users], int)
         self.moved = sum(row.variant != experiment.variant_of(row.subject) for row in rows)
         self.mine = sa.and_(own.experiment == experiment.name, own.first_at <= self.latest)
 
@@ -153,13 +154,13 @@ class _Reading:
         first, window = assignment.c.first_at, self.experiment.window_us
         sides = sa.and_(when >= first, when < first + window), sa.and_(when < first, when >= first - window)
         if isinstance(one.type, sa.Text):
-            sums = [sa.func.count(sa.distinct(sa.case((side, one)))) for side in sides]
+            sums: list[sa.ColumnElement[Any]] = [sa.func.count(sa.distinct(sa.case((side, one)))) for side in sides]
         else:
             sums = [sa.func.sum(sa.case((side, one), else_=0.0)) for side in sides]
         inside = asked.add_columns(*sums).where(sa.or_(*sides)).group_by(assignment.c.subject)
         found = np.zeros((2, len(self.place)))
-        for subject, after, before in self.journal.rows(inside):
-            found[:, self.place[subject]] = after, before
+        for row in self.journal.rows(inside):
+            found[:, self.place[row[0]]] = row[1], row[2]
         return found[0], found[1]
 
     # --- guardrails ---------------------------------------------------------------------------------------------------
@@ -170,22 +171,21 @@ class _Reading:
         sums = dict(zip(names, np.zeros((len(names), len(self.place))), strict=True))
         seen = {key: set[str]() for key in np.ndindex(len(self.experiment.variants), GROUPS)}
         left = dict.fromkeys(seen, answers)
-        for subject, text, policy in self._exposures():
-            place = self.place[subject]
-            policy, items = _object(policy), _list(text)
+        for place, items_text, policy_text in self._exposures():
+            policy, items = _object(policy_text), _list(items_text)
             sums["answers"][place] += 1
-            sums["errors"][place] += policy.get(ERROR) is not None
             sums["empty"][place] += not items
             took = policy.get(MILLISECONDS)
             if isinstance(took, (int, float)) and not isinstance(took, bool) and 0 <= took < 1e9:
                 sums["milliseconds"][place] += took
+                sums["errors"][place] += policy.get(ERROR) is not None
                 sums["timed"][place] += 1
-            key = int(self.variant[place]), _group(subject)
+            key = int(self.variant[place]), int(self.group[place])
             if left[key]:
                 left[key] -= 1
                 seen[key].update(items)
         found = {
-            "errors": UnitValues(sums["errors"], sums["answers"]),
+            "errors": UnitValues(sums["errors"], sums["timed"]),
             "empty": UnitValues(sums["empty"], sums["answers"]),
             "latency": UnitValues(sums["milliseconds"], sums["timed"]),
         }
@@ -193,24 +193,21 @@ class _Reading:
         counts = np.array([len(seen[key]) for key in seen], float).reshape(-1, GROUPS)
         return told, tuple(counts) if answers else ()
 
-    def _exposures(self) -> Iterator[tuple[str, str, str]]:
-        """User, items and policy of every answer within a user's window, in the order of arrival."""
+    def _exposures(self) -> Iterator[tuple[int, str, str]]:
+        """Place of the user, items and policy of every answer in the users' windows."""
         own, first = exposure.c, assignment.c.first_at
-        asked = sa.select(own.seq, own.subject, own.items, own.policy).join(
-            assignment, own.subject == assignment.c.subject
-        )
+        asked = sa.select(own.subject, own["items"], own.policy)  # `own.items` is a method
+        asked = asked.join(assignment, own.subject == assignment.c.subject).order_by(own.seq)
         asked = asked.where(self.mine, own.served_at >= first, own.served_at < first + self.experiment.window_us)
-        after = 0
-        while rows := self.journal.rows(asked.where(own.seq > after).order_by(own.seq).limit(BLOCK_ROWS)):
-            for row in rows:
-                yield row.subject, row.items, row.policy
-            after = rows[-1].seq
+        users = [*self.place]
+        for start in range(0, len(users), AT_ONCE):
+            for row in self.journal.rows(asked.where(own.subject.in_(users[start : start + AT_ONCE]))):
+                yield self.place[row[0]], row[1], row[2]
 
     def _answers_of_groups(self, lists: Values) -> int:
         """The answers that every group of users of every variant got, up to `MOST_LISTS`."""
-        groups = np.array([_group(subject) for subject in self.place], int)
         counts = np.zeros((len(self.experiment.variants), GROUPS))
-        np.add.at(counts, (self.variant, groups), lists)
+        np.add.at(counts, (self.variant, self.group), lists)
         return int(min(MOST_LISTS, counts.min()))
 
     # --- interleaving -------------------------------------------------------------------------------------------------
@@ -229,7 +226,8 @@ class _Reading:
             own.occurred_at < first + self.experiment.window_us,
         )
         clicks = np.zeros((len(self.place), 2), np.int64)
-        for subject, item, items, policy in self.journal.rows(asked):
+        for row in self.journal.rows(asked):
+            subject, item, items, policy = tuple(row)
             teams = _object(policy).get(TEAMS)
             team = dict(zip(_list(items), teams, strict=False)).get(item) if isinstance(teams, list) else None
             if team in (0, 1):
@@ -242,10 +240,6 @@ def _is_confirmed() -> sa.ColumnElement[bool]:
     seen = event.alias("seen")
     said = sa.and_(seen.c.request_id == exposure.c.request_id, seen.c.subject == exposure.c.subject)
     return sa.exists().where(said, seen.c.type == IMPRESSION)
-
-
-def _group(subject: str) -> int:
-    return int(position("groups", subject) * GROUPS)
 
 
 def _object(text: str) -> dict[str, Any]:

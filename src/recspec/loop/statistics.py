@@ -53,8 +53,8 @@ class UnitValues:
 def cuped(outcome: UnitValues, before: UnitValues, variant: NDArray[np.integer], num_variants: int) -> list[Values]:
     """The values of each variant's units, less what their past explains (Deng et al., 2013).
 
-    Y - θ (X - mean X), with θ = cov(Y, X) / var X over all units, and X from before the first exposure, which no variant
-    can have changed. The mean of each variant keeps its expectation; its variance shrinks by the factor 1 - corr(Y, X)².
+    Y - θ (X - mean X), with θ = cov(Y, X) / var X over all units, and X from before the first exposure, which no
+    variant can have changed. Each mean keeps its expectation; its variance shrinks by the factor 1 - corr(Y, X)².
 
     Args:
         outcome: The metric; means and ratios alike.
