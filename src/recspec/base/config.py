@@ -16,6 +16,8 @@ from recspec.base.errors import SettingsError, nearest, shortened, unknown
 from recspec.base.files import PathError, local, read_text
 
 MOST_RECIPE_BYTES = 1 << 20
+MOST_YAML_VALUES = 200_000
+"""Values of a file, with those that its aliases repeat."""
 MOST_INTEGER = (1 << 63) - 1
 """Largest whole number of a setting."""
 RECIPE_SECTIONS = ("about", "model", "settings", "train")
@@ -131,14 +133,7 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, object]:
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses two equal names, of which YAML keeps the last in silence, and aliases: 30 can stand for 2³⁰ values."""
-
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):
-            event = self.peek_event()  # type: ignore[no-untyped-call]
-            problem = f"'*{event.anchor}' is an alias; write the value out"
-            raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
-        return super().compose_node(parent, index)
+    """Of two equal names, YAML keeps the last in silence; this refuses them."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
         first: dict[str, int] = {}
@@ -168,11 +163,25 @@ def _read_value(text: str) -> object:
 def read_yaml(text: str) -> object:
     """The data of a YAML text; raises a `ValueError` that says where it is not valid."""
     try:
-        return _Loader(text).get_single_data()
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        if node is not None and (count := _values_of(node, {})) > MOST_YAML_VALUES:
+            raise ValueError(f"its aliases stand for {float(count):.3g} values; at most {MOST_YAML_VALUES:,} are read")
+        return None if node is None else loader.construct_document(node)
     except yaml.YAMLError as error:
         raise ValueError(yaml_problem(error)) from None
     except (ValueError, RecursionError) as error:  # a date such as 2020-13-45; a thousand brackets
         raise ValueError(f"not valid YAML: {error}") from None
+
+
+def _values_of(node: yaml.Node, known: dict[int, int]) -> int:
+    """The values that a node stands for: 30 aliases can stand for 2³⁰."""
+    if id(node) not in known:
+        parts = node.value if isinstance(node, yaml.CollectionNode) else ()
+        known[id(node)] = 1 + sum(
+            _values_of(each, known) for part in parts for each in (part if isinstance(part, tuple) else (part,))
+        )
+    return known[id(node)]
 
 
 def yaml_problem(error: yaml.YAMLError) -> str:
@@ -277,7 +286,10 @@ SHAPES = {
 def settings_problems(error: ValidationError, model: type[BaseModel]) -> Sequence[str]:
     """What pydantic found, in our words: one sentence a setting."""
     problems = []
+    places = [detail["loc"] for detail in error.errors()]
     for detail in error.errors():
+        if detail["type"] == "too_short" and any(each[:-1][: len(detail["loc"])] == detail["loc"] for each in places):
+            continue  # too short without its wrong items
         name, outer = (_setting_name(loc, model) for loc in (detail["loc"], detail["loc"][:-1]))
         if detail["type"] == "extra_forbidden":
             told = unknown("setting", str(detail["loc"][-1]), _owner(detail["loc"], model).model_fields)

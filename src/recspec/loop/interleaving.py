@@ -44,8 +44,8 @@ def interleave(
         drawn = next(picks[first], None)
         if drawn is not None:
             teams[drawn] = first
-        answer = next(picks[1 - first], None) if len(teams) < most else drawn  # of an odd k
-        if answer is not None and answer != drawn:
+        answer = next(picks[1 - first], None)
+        if answer is not None:
             teams[answer] = 1 - first
         if drawn is None or answer is None:  # a round that one side can't play counts for none
             teams |= {item: NEITHER for item in (drawn, answer, *picks[0], *picks[1]) if item is not None}
