@@ -167,7 +167,7 @@ def test_all_problems_of_a_file_are_told_at_once(tmp_path: Path) -> None:
         ({"start": "1960-01-01"}, "expected a year from 1971 to 2099"),
         ({"variants": parts("a")}, "expected a list of at least 2"),
         ({"unit": "session"}, "setting 'unit' is 'session': input should be 'user'"),
-        ({"guardrails": {"speed": 1}}, "'guardrails': unknown setting 'speed'; known: 'errors', 'empty', 'latency', 'co"),
+        ({"guardrails": {"speed": 1}}, "'guardrails': unknown setting 'speed'; known: 'errors', 'empty', 'lat"),
     ],
 )  # fmt: skip
 def test_an_experiment_that_does_not_fit_together_is_refused(

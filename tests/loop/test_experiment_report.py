@@ -9,8 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from recspec.loop import Experiment, ExperimentReport, Journal, analyse, read_outcomes
-from recspec.loop import experiment_report
+from recspec.loop import Experiment, ExperimentReport, Journal, analyse, experiment_report, read_outcomes
 from recspec.loop.experiment_report import FEWEST, LOOKS
 from recspec.loop.outcomes import GROUPS, Counted, Outcomes
 from recspec.loop.statistics import UnitValues, Values, mixture_bound, mixture_rho

@@ -2,7 +2,7 @@
 
 from recspec.loop.assignment import Experiment, assign, load_experiments, named
 from recspec.loop.events import Event, ReadEvents, Refusal, read_events
-from recspec.loop.experiment_report import Effect, ExperimentReport, analyse
+from recspec.loop.experiment_report import Effect, ExperimentReport, GuardrailResult, MetricResult, analyse
 from recspec.loop.interleaving import INTERLEAVED, TEAMS, interleave
 from recspec.loop.journal import Exposure, Journal, now_us
 from recspec.loop.outcomes import ERROR, MILLISECONDS, read_outcomes
@@ -17,7 +17,9 @@ __all__ = [
     "Experiment",
     "ExperimentReport",
     "Exposure",
+    "GuardrailResult",
     "Journal",
+    "MetricResult",
     "ReadEvents",
     "Refusal",
     "analyse",

@@ -366,7 +366,7 @@ def _sentence(experiment: Experiment, report: ExperimentReport, variant: str) ->
         return f"{told} of {variant} in {metric.name}{broken}.{_until(report)}"
     word = "better" if (direction > 0) == (metric.better == "higher") else "worse"
     safe = "; no guardrail is broken" if not broken and not still and report.guardrails else ""
-    return f"{variant} is {word}: {metric.name} {told}{broken}{still}{safe}."
+    return f"{variant} is {word}: {metric.name} {told} on {first.control:.4g}{broken}{still}{safe}."
 
 
 def _verdict_of_preference(experiment: Experiment, report: ExperimentReport, found: PreferenceResult | None) -> str:

@@ -160,7 +160,8 @@ class _Reading:
         inside = asked.add_columns(*sums).where(sa.or_(*sides)).group_by(assignment.c.subject)
         found = np.zeros((2, len(self.place)))
         for row in self.journal.rows(inside):
-            found[:, self.place[row[0]]] = row[1], row[2]
+            subject, after, before = tuple(row)
+            found[:, self.place[subject]] = after, before
         return found[0], found[1]
 
     # --- guardrails ---------------------------------------------------------------------------------------------------
@@ -202,7 +203,8 @@ class _Reading:
         users = [*self.place]
         for start in range(0, len(users), AT_ONCE):
             for row in self.journal.rows(asked.where(own.subject.in_(users[start : start + AT_ONCE]))):
-                yield self.place[row[0]], row[1], row[2]
+                subject, items, policy = tuple(row)
+                yield self.place[subject], items, policy
 
     def _answers_of_groups(self, lists: Values) -> int:
         """The answers that every group of users of every variant got, up to `MOST_LISTS`."""
