@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import sqlalchemy as sa
 
@@ -63,7 +65,8 @@ def simulated(journal: Journal, found: Experiment, users: int, lift: float, seed
             request, at = f"r{number}.{place}", first + place * 1_000
             items, teams = interleave([f"a{n}" for n in range(4)], [f"b{n}" for n in range(4)], rng, 8)
             policy = {"teams": teams} if found.interleave else {}
-            answers.append(answer(request, subject, at, items, milliseconds=float(rng.exponential(9)), **policy))
+            shown = answer(request, subject, at, items, milliseconds=float(rng.exponential(9)), **policy)
+            answers.append(replace(shown, experiment=found.name))
             for item, team in zip(items, teams, strict=True):
                 better = team == 1 if found.interleave else variant == "new"
                 if rng.random() < liking / 4 * (lift if better else 1):
