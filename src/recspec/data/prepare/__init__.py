@@ -41,6 +41,7 @@ from recspec.data.prepare.names import (
     EVENT_WEIGHT,
     FILE_SPLIT,
     GROUP,
+    IS_TARGET,
     ITEM,
     LABEL,
     ROW,
@@ -127,7 +128,7 @@ from recspec.data.prepare.times import Duration, duration_in, looks_like_time, n
 
 __all__ = [
     "AS_IN_FILE", "CODE_NAME", "CUTS", "DESCRIBES", "EARLIER", "ENGINES", "EVENT_WEIGHT", "FILE_SPLIT", "GROUP",
-    "HELDOUT_USERS", "HOW", "ITEM", "LABEL", "LABELS", "LARGEST", "PROBLEMS_SHOWN", "ROW", "ROW_BYTES",
+    "HELDOUT_USERS", "HOW", "IS_TARGET", "ITEM", "LABEL", "LABELS", "LARGEST", "PROBLEMS_SHOWN", "ROW", "ROW_BYTES",
     "SECONDS", "SEEN", "SERIES", "SHOWN", "SPLIT", "SPLITS", "SPLIT_BEFORE", "SPLIT_WORDS", "TARGET",
     "TIMESTAMP", "USER", "WEIGHT", "WINDOW", "Backend", "Before", "Catalogue", "Cleaned", "Column",
     "ColumnRole", "ColumnType", "Decay", "DeclaredColumn", "Distribution", "DuckDBBackend", "Duration",
