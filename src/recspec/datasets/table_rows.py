@@ -181,8 +181,8 @@ def split_interactions(tables: Tables, rows: Table, order: Sequence[str], folder
     if chosen == "none":
         return splits.all_train(rows)
     if chosen == "leave_one_out":
-        made, cut = splits.leave_one_out(rows, by=USER, order=order, among=IS_TARGET), CUTS[chosen]
-        made = made.filter(made[IS_TARGET])
+        made = splits.leave_one_out(rows, by=USER, order=order, among=IS_TARGET)
+        made, cut = made.filter(made[IS_TARGET]), CUTS.get(chosen)
     else:
         made, cut = _split(tables, rows.filter(rows[IS_TARGET]), order, folder)
     made, others = tables.backend.stage(made), rows.filter(~rows[IS_TARGET])
