@@ -26,6 +26,7 @@ COMMANDS: dict[str, tuple[Callable[..., Any], Presenter]] = {
     "train": (api.train, presenters.train),
     "tune": (api.tune, presenters.tune),
     "update": (api.update, presenters.update),
+    "catalogue": (api.catalogue, presenters.catalogue),
     "evaluate": (api.evaluate, presenters.evaluate),
     "backtest": (api.backtest, presenters.backtest),
     "runs": (api.runs, presenters.runs),

@@ -97,6 +97,10 @@ def _told(settings: Settings) -> dict[str, object]:
     told: dict[str, object] = {"split": settings.chosen_split}
     if settings.target is not None:
         told |= {"target": list(settings.target), "seen_types": list(settings.seen_types or ())}
+    if settings.items is not None and settings.title is not None:
+        told["item_columns"] = {settings.title: "title"}
+    if isinstance(settings.items, SideFile) and settings.items.key is not None:
+        told["items_key"] = settings.items.key
     return {**told, "cut_offs": list(settings.cut_offs)} if settings.cut_offs else told
 
 

@@ -175,7 +175,9 @@ class Recommender:
         """Reads filters, excluded items and boosts; items without interactions are for models that can score them."""
         counts = self.seen.counts.numpy()
         scores_all = self._bundle.model.traits.scores_unseen_items
-        kept = None if self.retrieving is None else self.retrieving.pipeline.kept
+        changes = self._known.changes
+        kept = None if changes is None else changes.available
+        kept = kept if self.retrieving is None else self.retrieving.pipeline.kept
         return Chooser(self._known, np.ones(len(counts), bool) if scores_all else counts > 0, kept)
 
     @cached_property
