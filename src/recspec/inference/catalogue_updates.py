@@ -226,7 +226,7 @@ class _Target:
                 choice = f"{nearest(name, self.raw.distinct)}; the items have {listed(self.raw.distinct)}"
                 problems.append(f"column '{name}' is none of the items'{choice}; leave it out, or prepare with it")
             for each in kept:
-                values, problem = _converted(combined(plain(table.column(own))), self.raw.column(each).type)
+                values, problem = converted(combined(plain(table.column(own))), self.raw.column(each).type)
                 columns[each] = values
                 problems += [f"column '{name}': {problem}"] if problem else []
         if not table.num_rows:
@@ -291,7 +291,7 @@ def _rows(wrong: NDArray[np.bool_]) -> str:
     return f"row{'s' * (len(places) > 1)} {rows}{more} {'have' if len(places) > 1 else 'has'}"
 
 
-def _converted(values: pa.Array, kind: pa.DataType) -> tuple[pa.Array, str]:
+def converted(values: pa.Array, kind: pa.DataType) -> tuple[pa.Array, str]:
     """Values of a file as the catalogue's type has them, or with a wider one; and a problem with them, or ''."""
     if values.type == kind or pa.types.is_null(kind) or pa.types.is_null(values.type):
         return values, ""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from copy import copy
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -47,6 +48,8 @@ class Predictor:
 
     def _take(self, changes: ItemChanges | None) -> None:
         """Read the catalogue of items with these changes."""
+        self.held: dict[str, Any] = {}
+        """What callers made from it and want to keep as long."""
         bound = None if changes is None else bind(changes, self.spec, self.encoders, self._trained)
         self.bundle = self._trained if bound is None else with_new_items(self._trained, bound)
         self.model = self.bundle.model

@@ -447,14 +447,15 @@ def similar(recommender: Recommender, trained: Bundle, known: Catalogues, wanted
         raise RequestError.of("similar", problems)
     choice = recommender.chooser.choose(wanted, problems)
     vectors = recommender.vectors
-    if not len(choice.basket):
+    item, _ = recommender.chooser.known_items(wanted.items, "item")
+    if not len(item):
         hint = known.nearest("item", wanted.items[0])
         problems.append(f"no item '{str(wanted.items[0])[:200]}' in the catalogue of the model{hint}")
     if vectors is None and not isinstance(trained.model, ItemModel):
         problems.append("the model has no vectors of items, so it can't tell which are alike")
     if problems:
         raise RequestError.of("similar", problems)
-    first, item = known.items.first_id, choice.basket[:1]
+    first = known.items.first_id
     # cosines: the vectors have length 1
     scores = vectors[torch.from_numpy(item)] @ vectors.T if vectors is not None else _scores(trained, known, item)
     scores = scores[:, first:].masked_fill(~torch.from_numpy(choice.allowed[first:]), -torch.inf)
