@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         AutoResult,
         Backtest,
         BlendedModel,
+        CatalogueState,
         Data,
         Description,
         EvaluationResult,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
         auto,
         backtest,
         blend,
+        catalogue,
         check,
         compare,
         datasets,
@@ -72,12 +74,13 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "AutoResult", "Backtest", "BlendedModel", "Data", "Description", "EvaluationResult", "ExperimentList",
-    "ExperimentResult", "Exported", "Forgotten", "Imported", "Interrupted", "Listing", "Model", "Note", "PipelineModel",
-    "Plan", "RecspecError", "Report", "Runs", "Search", "Serving", "Update", "auto", "backtest", "blend", "check",
-    "compare", "datasets", "describe", "evaluate", "experiment_check", "experiment_report", "export", "forget",
-    "import_tf", "models", "open", "open_data", "pipeline", "predict", "prepare", "recommend", "report", "runs",
-    "serve", "similar", "synthesize", "train", "transcode", "tune", "update", "verify",
+    "AutoResult", "Backtest", "BlendedModel", "CatalogueState", "Data", "Description", "EvaluationResult",
+    "ExperimentList", "ExperimentResult", "Exported", "Forgotten", "Imported", "Interrupted", "Listing", "Model",
+    "Note", "PipelineModel", "Plan", "RecspecError", "Report", "Runs", "Search", "Serving", "Update", "auto",
+    "backtest", "blend", "catalogue", "check", "compare", "datasets", "describe", "evaluate", "experiment_check",
+    "experiment_report", "export", "forget", "import_tf", "models", "open", "open_data", "pipeline", "predict",
+    "prepare", "recommend", "report", "runs", "serve", "similar", "synthesize", "train", "transcode", "tune", "update",
+    "verify",
 ]  # fmt: skip
 
 _FOLDERS = frozenset({"datasets", "export", "models", "report"})

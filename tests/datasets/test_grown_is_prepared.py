@@ -20,11 +20,12 @@ from recspec.data.encoding import Encoders, ScaleEncoder
 from recspec.data.prepare import SPLIT_BEFORE, Before, PrepareContext
 from recspec.data.storage import Ragged, check, open_split
 from recspec.datasets import DATASETS, append_events, table
-from recspec.feature_spec import FeatureSpec
+from recspec.feature_spec import SIGNALS, FeatureSpec
 
 Rows = list[tuple[object, ...]]
 USERS, ITEMS, NUM_EVENTS = 14, 9, 110
 HISTORIES = {"history": 4, "negative_history": True, "train_negatives": 2, "negatives": "popularity"}
+TARGET = {"event": "sort", "target": ["m1"], "event_weights": {"m0": 1, "m1": 3}}
 LABELLED = {"label": "clicked", "numeric": ["price", "hour"], "seed": 2}  # other numbers end at those of the first part
 FEATURES = {"user_features": ["town"], "item_features": ["kind", "price", "maker"], "context_features": ["hour"]}
 
@@ -54,6 +55,9 @@ KINDS = {
     "given-untimed": Kind({"splits": "half", "history": 3, "timestamp": None}, timed=False),
     "untimed": Kind({"timestamp": None, **HISTORIES}, timed=False),
     "none": Kind({**FEATURES, "split": "none", "history": 4}, late=True),
+    "target": Kind({**FEATURES, **HISTORIES, **TARGET, "split": "leave_one_out"}, late=True),
+    "target-time": Kind({**FEATURES, **HISTORIES, **TARGET}),
+    "target-given": Kind({**FEATURES, **TARGET, "splits": "half", "history": 3, "seen": ["m0"]}, late=True),
     "labelled-share": Kind(
         {
             **FEATURES,
@@ -106,6 +110,7 @@ def made_up(seed: int) -> pa.Table:
             "part": np.array(["train", "valid", "test"])[rng.choice(3, NUM_EVENTS, p=[0.7, 0.15, 0.15])].tolist(),
             "half": np.where(rng.random(NUM_EVENTS) < 0.8, "train", "test").tolist(),
             "clicked": rng.integers(0, 2, NUM_EVENTS),
+            "sort": [f"m{place % 3 // 2}" for place in range(NUM_EVENTS)],
             "hash": [f"h{place % 4}" for place in range(NUM_EVENTS)],
         }
     )
@@ -169,13 +174,13 @@ def same(one: FeatureSpec, two: FeatureSpec, *, negatives: bool = False) -> None
     for name, known in Encoders.load(one.folder).vocabularies.items():
         other = Encoders.load(two.folder).vocabularies[name]
         assert set(known.values.to_pylist()) >= set(other.values.to_pylist())  # a value that is gone keeps its id
-    for split in ("train", "valid", "test"):
+    for split in ("train", "valid", "test", *SIGNALS):
         assert raw_rows(one, split, negatives=negatives) == raw_rows(two, split, negatives=negatives), split
     for role in one.metadata["catalogues"]:  # type: ignore[attr-defined]
         assert catalogue(one, role) == catalogue(two, role)
 
 
-QUICK = ("leave-one-out-late", "time", "given", "weighted", "labelled-share", "labelled-time")
+QUICK = ("leave-one-out-late", "time", "target", "target-time", "given", "weighted", "labelled-share", "labelled-time")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from recspec.api import model
 from recspec.api.backtesting import Backtest, backtest
+from recspec.api.cataloguing import CatalogueState, catalogue
 from recspec.api.data import Data, Description, check, describe, open_data, prepare, synthesize, transcode
 from recspec.api.evaluating import EvaluationResult, compare, evaluate
 from recspec.api.experiments import ExperimentList, ExperimentResult, experiment_check, experiment_report
@@ -19,12 +20,12 @@ from recspec.api.verb_checks import Place, stop_on_signal, verb
 from recspec.api.views import Section, View, figures
 
 __all__ = [
-    "KINDS", "AutoResult", "Backtest", "Bar", "BlendedModel", "Data", "Description", "Digest", "EvaluationResult",
-    "ExperimentList", "ExperimentResult", "Exported", "Forgotten", "Imported", "Kind", "Listing", "Model", "Note",
-    "PipelineModel", "Place", "Plan", "Report", "Runs", "Search", "Section", "Serving", "Stages", "Update", "View",
-    "auto", "backtest", "bench_infer", "bench_serve", "bench_train", "blend", "check", "compare", "datasets",
-    "describe", "evaluate", "event_number", "experiment_check", "experiment_report", "export", "figures", "forget",
-    "import_tf", "model", "models", "open", "open_data", "pipeline", "predict", "prepare", "reasons", "recommend",
-    "report", "runs", "serve", "settings_view", "similar", "stages", "stop_on_signal", "synthesize", "train",
-    "transcode", "tune", "update", "verb", "verify",
+    "KINDS", "AutoResult", "Backtest", "Bar", "BlendedModel", "CatalogueState", "Data", "Description", "Digest",
+    "EvaluationResult", "ExperimentList", "ExperimentResult", "Exported", "Forgotten", "Imported", "Kind", "Listing",
+    "Model", "Note", "PipelineModel", "Place", "Plan", "Report", "Runs", "Search", "Section", "Serving", "Stages",
+    "Update", "View", "auto", "backtest", "bench_infer", "bench_serve", "bench_train", "blend", "catalogue", "check",
+    "compare", "datasets", "describe", "evaluate", "event_number", "experiment_check", "experiment_report", "export",
+    "figures", "forget", "import_tf", "model", "models", "open", "open_data", "pipeline", "predict", "prepare",
+    "reasons", "recommend", "report", "runs", "serve", "settings_view", "similar", "stages", "stop_on_signal",
+    "synthesize", "train", "transcode", "tune", "update", "verb", "verify",
 ]  # fmt: skip

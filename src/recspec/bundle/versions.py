@@ -3,6 +3,7 @@
 RUN/bundle                                    the model as it was trained
 RUN/updates/0001/bundle                       the model after the first update, a bundle like any other
 RUN/updates/0001/data, run.json, log.jsonl    the dataset with the new events, and the record of the update
+RUN/catalogue_changes.parquet                 stock, prices and blocked items, of the bundle and of all updates
 
 An update counts once its bundle is there, which is renamed into place. So a killed update leaves the version before it.
 """
@@ -19,6 +20,8 @@ from recspec.base.files import PathError, confine, confined, locked_inside
 
 UPDATES = "updates"
 BUNDLE = "bundle"
+CHANGES = "catalogue_changes.parquet"
+"""What became of items since the training; see `inference/item_changes.py`."""
 NUMBER = re.compile(r"[0-9]{4,9}")
 
 
@@ -49,6 +52,13 @@ def number_of(bundle: Path) -> int:
     folder = bundle.parent
     is_update = folder.parent.name == UPDATES and bundle.name == BUNDLE and NUMBER.fullmatch(folder.name)
     return int(folder.name) if is_update else 0
+
+
+def run_of(bundle: Path) -> Path | None:
+    """The run whose bundle, or whose update's, this is; None for a bundle elsewhere."""
+    if number_of(bundle):
+        return bundle.parent.parent.parent
+    return bundle.parent if bundle.name == BUNDLE else None
 
 
 def next_update(run: Path) -> Path:

@@ -27,6 +27,7 @@ COMMANDS: dict[str, tuple[Callable[..., Any], Presenter]] = {
     "tune": (api.tune, presenters.tune),
     "update": (api.update, presenters.update),
     "forget": (api.forget, presenters.show),
+    "catalogue": (api.catalogue, presenters.catalogue),
     "evaluate": (api.evaluate, presenters.evaluate),
     "backtest": (api.backtest, presenters.backtest),
     "runs": (api.runs, presenters.show),

@@ -30,12 +30,17 @@ from recspec.base.errors import SettingsError
 from recspec.base.machine import keep_freed_memory
 from recspec.cli.console import tell
 
-ARGUMENTS: Mapping[str, Sequence[str]] = {"prepare": ("dataset", "raw", "out"), "runs": ("folder",)}
+ARGUMENTS: Mapping[str, Sequence[str]] = {
+    "prepare": ("dataset", "raw", "out"),
+    "runs": ("folder",),
+    "catalogue": ("run", "products"),
+}
 """Arguments of commands that differ from those of their verbs."""
 SHORT = {"k": "-k", "verbose": "-v"}
 HELP = {"json": "Print JSON to standard output.", "set": "Set one setting; repeatable."}
 WORDS = {
     "against": "RUN",
+    "block": "ITEM",
     "boost": "EXPRESSION:WEIGHT",
     "budget": "MINUTES",
     "context": "COLUMN=VALUE",
@@ -54,9 +59,12 @@ WORDS = {
     "slice": "BY",
     "sort": "NAME",
     "space": "NAME=VALUES",
+    "unblock": "ITEM",
 }
 """What stands for the value of an option or argument, if it is not the word of its type."""
-OF_PYTHON = ("self", "progress", "kind", "block", "named")
+OF_PYTHON = ("self", "progress", "kind", "named")
+IN_FOREGROUND = inspect.Parameter("block", inspect.Parameter.KEYWORD_ONLY, default=False, annotation="bool")
+"""Of `serve`, whose command always does so."""
 NAMED = ("models", "retriever")
 """Places that may be NAME=PATH."""
 _NEXT = re.compile(r'\s*"((?:[^"]|"")+)"\s*(?:,|$)|([^,]+)(?:,|$)')
@@ -143,7 +151,7 @@ def _parameters(verb: Callable[..., Any]) -> Iterator[inspect.Parameter]:
     for each in inspect.signature(verb).parameters.values():
         if each.name == "settings":
             yield each.replace(name="set", annotation="str | Sequence[str] | None")
-        elif each.name not in OF_PYTHON and "Callable" not in str(each.annotation):
+        elif each.name not in OF_PYTHON and "Callable" not in str(each.annotation) and each != IN_FOREGROUND:
             yield each
 
 

@@ -167,6 +167,11 @@ def update(call: Call, *, json: bool = False) -> None:
         print_json(updated.to_dict())
 
 
+def catalogue(call: Call, *, json: bool = False) -> None:
+    """Print what changed, and the items that are blocked or wait."""
+    _print_view_or_json(call(), json)
+
+
 def blend(call: Call, *, json: bool = False) -> None:
     """Print the weights, and what the blend reached."""
     model = call()

@@ -95,6 +95,12 @@ def _with_types(settings: Settings, file: Path | None, raw: Path) -> Settings:
 def _told(settings: Settings) -> dict[str, object]:
     """Metadata for training and evaluation."""
     told: dict[str, object] = {"split": settings.chosen_split}
+    if settings.target is not None:
+        told |= {"target": list(settings.target), "seen_types": list(settings.seen_types or ())}
+    if settings.items is not None and settings.title is not None:
+        told["item_columns"] = {settings.title: "title"}
+    if isinstance(settings.items, SideFile) and settings.items.key is not None:
+        told["items_key"] = settings.items.key
     return {**told, "cut_offs": list(settings.cut_offs)} if settings.cut_offs else told
 
 

@@ -20,6 +20,7 @@ from recspec.data.prepare import (
     EVENT_WEIGHT,
     FILE_SPLIT,
     GROUP,
+    IS_TARGET,
     ITEM,
     LABEL,
     LARGEST,
@@ -42,7 +43,7 @@ from recspec.datasets.table_settings import Role, Settings
 from recspec.feature_spec import OUTPUTS
 
 KINDS = ("numeric", "categorical", "lists", "vectors", "text")  # settings that name features by what they hold
-OURS = (ROW, FILE_SPLIT, WEIGHT, SEEN, SPLIT_BEFORE)  # columns of rows that no file has
+OURS = (ROW, FILE_SPLIT, WEIGHT, SEEN, IS_TARGET, SPLIT_BEFORE)  # columns of rows that no file has
 CONTENT, MIXED = "__first_row__", "__mixed__"  # the first row with the same values; a random order
 RESERVED = (ROW, USER, ITEM, LABEL, GROUP, SERIES, TIMESTAMP, EVENT_WEIGHT, SPLIT, CONTENT, MIXED)
 """Names of features with a fixed meaning."""

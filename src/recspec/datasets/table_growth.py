@@ -28,6 +28,7 @@ from recspec.data.prepare import (
     DESCRIBES,
     FILE_SPLIT,
     HOW,
+    IS_TARGET,
     ITEM,
     ROW,
     SECONDS,
@@ -46,6 +47,7 @@ from recspec.data.prepare import (
     alike,
     count_rows,
     count_where,
+    counts_by,
     fetch,
     figure,
     figures,
@@ -65,6 +67,7 @@ from recspec.datasets.table_settings import Role, Settings
 from recspec.datasets.table_write import write_interactions, write_labelled
 from recspec.feature_spec import FeatureSpec
 
+TYPES_SHOWN = 20  # of new events
 FEWEST_ALIKE = 5  # new ids that are spelled like known ones, from which the file is taken to be at fault
 
 
@@ -146,7 +149,7 @@ def _check_rules(base: FeatureSpec, settings: Settings) -> None:
     }
     wrong = [name for name, (of_rules, of_rows) in pairs.items() if of_rules != of_rows]
     rows = {split: open_split(base, split).num_rows for split in base.splits}
-    if any(count % (negatives + 1) for split, count in rows.items() if split != "train"):
+    if any(rows[split] % (negatives + 1) for split in SPLITS[1:] if split in rows):
         wrong.append("num_negatives")
     wrong += ["train_negatives"] if drawn >= max(1, rows.get("train", 0)) else []
     if wrong:
@@ -235,12 +238,23 @@ def _new_rows(
         for name, column in held.items()
     }
     _refuse(rows, table, checks)
-    values |= {name: table[name] for name in (WEIGHT, SEEN) if name in table.columns}
+    values |= {name: table[name] for name in (WEIGHT, SEEN, IS_TARGET) if name in table.columns}
     ready_made = settings.splits if isinstance(settings.splits, str) else FILE_SPLIT
     if ready_made in known.rows.columns and ready_made not in values:
         values[ready_made] = ibis.literal("train")
-    new = table.select(**{ROW: table[ROW] + first}, **values)
-    return backend.stage(new), [*rows.notes.warnings, *rows.notes.dropped, *rows.notes.changed]
+    new = backend.stage(table.select(**{ROW: table[ROW] + first}, **values))
+    told = [*rows.notes.warnings, *rows.notes.dropped, *rows.notes.changed]
+    return new, [*told, *(_new_types(backend, str(settings.event), known.rows, new) if settings.target else [])]
+
+
+def _new_types(backend: Backend, event: str, known: Table, new: Table) -> list[str]:
+    """A note on types of events that no known one has."""
+    before, now = (counts_by(each.select(_type=each[event].cast("string").strip()), "_type") for each in (known, new))
+    found = fetch(backend, now.anti_join(before, "_type").order_by(ibis.desc("rows"), "_type")).to_pylist()
+    each = [f"{shortened(row['_type'])} ({how_many(row['rows'], 'event')})" for row in found[:TYPES_SHOWN]]
+    more = f" and {len(found) - len(each):,} other types" if len(found) > len(each) else ""
+    told = f"types of '{event}' that no known event has: {', '.join(each)}{more}; they are inputs alone"
+    return [told] if each else []
 
 
 def _check_columns(rows: RawRows, settings: Settings) -> None:
@@ -248,7 +262,8 @@ def _check_columns(rows: RawRows, settings: Settings) -> None:
     named = {"timestamp": "time", "weight": "weight", "label": "label", "group": "group"}
     needed = {settings.user: "", settings.item: ""}
     needed |= {getattr(settings, setting): f", the {what}" for setting, what in named.items()}
-    needed |= {settings.event: ", the type of the event"} if settings.event_weights or settings.seen else {}
+    by_type = settings.event_weights or settings.seen or settings.target
+    needed |= {settings.event: ", the type of the event"} if by_type else {}
     if settings.rating is not None:
         needed[settings.rating] = f", the rating, which is {settings.min_rating:g} or more of an event"
     missing = [

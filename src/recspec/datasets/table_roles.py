@@ -83,6 +83,7 @@ class ColumnRoleInference:
             self._take_features()
         else:
             self._check_ids(raw)
+            self._split_by_time()
             self._find_rating()
             self._note_unused()
         types = self.rows.reading.types  # with those that the layout of the files declares
@@ -335,6 +336,16 @@ class ColumnRoleInference:
         else:
             told = f"random rows are valid and test, by seed {settings.seed}: {self._why_untimed(time)}, and no group "
             self._set("split", "share", f"{told}is set (group=COLUMN keeps its rows together)")
+
+    def _split_by_time(self) -> None:
+        """Events after a held-out one are no inputs, so few views would be left of who bought long ago."""
+        time = self._now("timestamp")
+        settings = self.settings
+        if settings.target is None or settings.split is not None or self._now("splits") is not None:
+            return
+        if FILE_SPLIT not in self.rows.table.columns and time in self.columns:
+            told = f"the latest events of {listed(settings.target)} by '{time}' are valid and test, by "
+            self._set("split", "time", f"{told}target (split=leave_one_out takes each user's last ones)")
 
     def _why_untimed(self, time: object) -> str:
         """Why rows are not split by time, and what splits them so."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 import ibis
 from ibis.expr.types import Column as Values
@@ -21,8 +21,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from recspec.base.errors import DataError, SettingsError, how_many, listed, problems_in
 from recspec.base.files import PathError, confined, read_json, whole_file
 from recspec.data.prepare import (
+    CUTS,
     FILE_SPLIT,
     GROUP,
+    IS_TARGET,
     ROW,
     SEEN,
     SPLIT,
@@ -46,6 +48,7 @@ from recspec.data.prepare import (
     left_join,
     number_of,
     splits,
+    with_splits,
 )
 from recspec.datasets.table_features import CONTENT, MIXED, OURS, Tables, free_name
 from recspec.datasets.table_settings import Settings
@@ -163,25 +166,60 @@ def note_shares(tables: Tables, counted: Mapping[str, int]) -> None:
 
 
 def split_interactions(tables: Tables, rows: Table, order: Sequence[str], folder: Path) -> Table:
-    """Events with the column `split`; `order` sorts those of a user by time, without ties. `folder` takes files."""
+    """Events with the column `split`; `order` sorts those of a user by time, without ties. `folder` takes files.
+
+    Only events of the types that are predicted are held out. Another one has the split whose rows know of it first.
+
+    Raises:
+        DataError: if no event of the types that are predicted is left.
+    """
+    chosen = tables.settings.chosen_split
+    if IS_TARGET not in rows.columns:
+        return _split(tables, rows, order, folder)[0]
+    if not count_rows(tables.backend, rows.filter(rows[IS_TARGET])):
+        raise DataError(f"setting 'target': no event of {listed(tables.settings.target or ())} is left to predict")
+    if chosen == "none":
+        return splits.all_train(rows)
+    if chosen == "leave_one_out":
+        made = splits.leave_one_out(rows, by=USER, order=order, among=IS_TARGET)
+        made, cut = made.filter(made[IS_TARGET]), CUTS.get(chosen)
+    else:
+        made, cut = _split(tables, rows.filter(rows[IS_TARGET]), order, folder)
+    made, others = tables.backend.stage(made), rows.filter(~rows[IS_TARGET])
+    cuts = made
+    if SPLIT in others.columns:  # ready-made; of train's, those after a valid that was made of train are not train's
+        others = others.mutate(**{SPLIT: others[SPLIT].nullif("train")})
+        cuts = made.filter(made[SPLIT] != "test")
+    placed = with_splits(others, cuts, cut)
+    others = left_join(others.drop(SPLIT) if SPLIT in others.columns else others, placed.select(ROW, SPLIT), ROW)
+    return made.select(*others.columns).union(others)
+
+
+Cut = Literal["user", "all"] | None
+"""Whose rows tell when a split begins; None: no split begins at a time."""
+
+
+def _split(tables: Tables, rows: Table, order: Sequence[str], folder: Path) -> tuple[Table, Cut]:
     settings = tables.settings
+    cut = CUTS.get(settings.chosen_split)
     if settings.chosen_split == "users":
         shares = {"valid": settings.valid, "test": settings.test}
-        return splits.by_users(
+        made = splits.by_users(
             tables.backend, rows, folder, **shares, number=settings.heldout_users, seed=settings.seed
         )
+        return made, cut
     if settings.chosen_split == "time":
-        return _by_time(tables, rows, TIMESTAMP)
+        return _by_time(tables, rows, TIMESTAMP), cut
     if settings.chosen_split == "leave_one_out":
-        return splits.leave_one_out(rows, by=USER, order=order)
+        return splits.leave_one_out(rows, by=USER, order=order), cut
     if settings.chosen_split == "none":
-        return splits.all_train(rows)
+        return splits.all_train(rows), cut
     if not _lacks_valid(tables, rows):
-        return rows
+        return rows, cut
     if tables.time is not None:
-        return splits.last_of_train(rows, by=USER, order=order)
+        return splits.last_of_train(rows, by=USER, order=order), "user"
     mixed = splits.with_digest(rows, MIXED, row=ROW, seed=settings.seed)
-    return splits.last_of_train(mixed, by=USER, order=[MIXED]).drop(MIXED)
+    return splits.last_of_train(mixed, by=USER, order=[MIXED]).drop(MIXED), cut
 
 
 def given_split(tables: Tables, rows: Table) -> ibis.expr.types.Column:
@@ -429,7 +467,13 @@ GROWTH_FILE = "growth.json"
 RAW = "raw"
 EVENTS = f"{RAW}/events.parquet"
 FORMAT = 2
-OUR_TYPES = {ROW: "int64", SPLIT_BEFORE: "string", FILE_SPLIT: "string", WEIGHT: "float64", SEEN: "boolean"}
+OUR_TYPES = {
+    ROW: "int64",
+    SPLIT_BEFORE: "string",
+    FILE_SPLIT: "string",
+    WEIGHT: "float64",
+    **dict.fromkeys((SEEN, IS_TARGET), "boolean"),
+}
 """The types of the columns of raw events that no file has."""
 
 

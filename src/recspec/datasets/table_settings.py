@@ -72,10 +72,15 @@ class SignalSettings(HistorySettings):
         "column is the label",
     )
 
+    target: Words = Field(
+        None,
+        description="types of `event` that are predicted and held out, such as purchase; events of other types are "
+        "inputs alone; null: every event is predicted",
+    )
     seen: Words = Field(
         None,
-        description="types of `event` whose items are never recommended again, such as purchase; null: those of every "
-        "event, whatever its rating or weight",
+        description="types of `event` whose items are left out of recommendations and of rankings; []: of none; null: "
+        "those of `target`, without it of every event, whatever its rating or weight",
     )
 
     @model_validator(mode="before")
@@ -90,14 +95,19 @@ class SignalSettings(HistorySettings):
     def _of_signals(self) -> SignalSettings:
         if self.event_weights and self.event is None:
             raise ValueError("event_weights are of the types of events; name their column with event")
-        if self.seen is not None and not (self.seen and self.event):
-            raise ValueError("seen names types of events, one at least; name their column with event")
-        if self.event is not None and not (self.event_weights or self.positive or self.seen):
+        for name in ("target", "seen"):
+            if getattr(self, name) and self.event is None:
+                raise ValueError(f"{name} names types of events; name their column with event")
+        if self.target == ():
+            raise ValueError("target names types of events, one at least; leave it out to predict every event")
+        if self.event is not None and not (self.event_weights or self.positive or self.seen or self.target):
             raise ValueError(
                 f"event names the column '{self.event}', of which nothing is used; give its types weights "
-                "with event_weights, or name those of label 1 with positive, or those that count as seen "
-                "with seen"
+                "with event_weights, or name those of label 1 with positive, those that are predicted with target, or "
+                "those that count as seen with seen"
             )
+        if left_out := [kind for kind in self.target or () if self.event_weights.get(kind) == 0]:
+            raise ValueError(f"target {listed(left_out)} has weight 0, which leaves its events out; give it a weight")
         if self.event_weights and not any(self.event_weights.values()):
             raise ValueError("event_weights are all 0, so no event is left; give one type a weight above 0")
         return self
@@ -105,7 +115,12 @@ class SignalSettings(HistorySettings):
     @property
     def weighting(self) -> Weighting:
         """The columns that weigh events."""
-        return Weighting(self.weight, self.event, self.event_weights, self.seen or ())
+        return Weighting(self.weight, self.event, self.event_weights, self.seen_types, self.target)
+
+    @property
+    def seen_types(self) -> tuple[str, ...] | None:
+        """The types that count as seen; None: all."""
+        return self.target if self.seen is None else self.seen
 
 
 Role = Literal["user", "item", "context"]
@@ -231,9 +246,9 @@ class Settings(SignalSettings):
     positive_from: float | None = Field(None, description="the label is 1 from this number on, else 0")
     split: Split | None = Field(
         None,
-        description="if null, leave_one_out without a label; with one, group if set, time "
-        "if there are times, else share; users: whole users are held out; none: every row is train, for the final "
-        "model",
+        description="if null, without a label leave_one_out, or time if there are `target` and times; with one, group "
+        "if set, time if there are times, else share; users: whole users are held out; none: every row is train, for "
+        "the final model",
     )
     splits: Splits = Field(
         None,
@@ -335,6 +350,10 @@ class Settings(SignalSettings):
             raise ValueError("files and splits both name files; leave files out")
         if split in ("leave_one_out", "users") and self.label is not None:
             raise ValueError(f"split {split} takes every row as a 1, so goes without a label; pick another split")
+        if split == "users" and self.target is not None:
+            raise ValueError(
+                "split users holds out events whatever their time, which views tell; with target, take time"
+            )
         if split != "users" and self.heldout_users is not None:
             raise ValueError("heldout_users is for split users; set split=users too")
         check_window(self.window, self.earlier, split == "time", self.model_fields_set & {"valid", "test"})
@@ -405,7 +424,7 @@ class Settings(SignalSettings):
     @property
     def of_interactions(self) -> list[str]:
         """The given settings that only interactions have."""
-        names = ("train_negatives", "unknown_targets", "repeats", "rating", "min_rating")
+        names = ("train_negatives", "unknown_targets", "repeats", "rating", "min_rating", "target")
         return [name for name in names if getattr(self, name) != type(self).model_fields[name].default]
 
     def of_side(self, side: str) -> dict[str, object]:

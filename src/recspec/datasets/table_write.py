@@ -19,6 +19,7 @@ from recspec.data.prepare import (
     DESCRIBES,
     EVENT_WEIGHT,
     GROUP,
+    IS_TARGET,
     ITEM,
     LABEL,
     ROW,
@@ -107,16 +108,21 @@ def write_interactions(
         **{name: rows[name] for name in (*told, *([SPLIT_BEFORE] if before else []))},
         **({EVENT_WEIGHT: weights(rows)} if is_weighted(tables) else {}),
         **({SPLIT: given_split(tables, rows)} if settings.splits is not None else {}),
+        **({IS_TARGET: rows[IS_TARGET]} if IS_TARGET in rows.columns else {}),
     )
     described = plan.in_rows("user", "item")
     kept = named.drop(*described, *told)
     order = (TIMESTAMP, ROW)
     cleaned = clean(backend, kept, min_interactions=settings.min_interactions, order=order, repeats=settings.repeats)
     of_users = settings.chosen_split == "users"
-    split = backend.stage(split_interactions(tables, cleaned.rows, order, folder / "work"))
+    split = split_interactions(tables, cleaned.rows, order, folder / "work")
+    if SEEN in tables.rows.columns and IS_TARGET not in split.columns:
+        split = split.mutate(**{IS_TARGET: ibis.literal(True)})
+    split = backend.stage(split)
     unknown = splits.note_unknown_items(backend, notes, cleaned.rows, split) if of_users else 0
     if settings.chosen_split == "time":
-        counted_splits = fetch(backend, counts_by(split, SPLIT)).to_pylist()
+        judged = split.filter(split[IS_TARGET]) if IS_TARGET in split.columns else split
+        counted_splits = fetch(backend, counts_by(judged, SPLIT)).to_pylist()
         note_shares(tables, {row[SPLIT]: row["rows"] for row in counted_splits})
     train = named.semi_join(split.filter(split[SPLIT] == "train"), ROW)
     events = left_join(named.drop(SPLIT) if SPLIT in named.columns else named, split.select(ROW, SPLIT), ROW)

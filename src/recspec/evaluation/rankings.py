@@ -137,8 +137,8 @@ def _described(answers: SplitScores) -> str:
     earlier = " and ".join(task.before)
     if earlier and history_of_items(task.spec) is not None:
         earlier += ", histories included"
-    own = "those of the user in " + earlier if earlier and task.settings.repeats == "drop" else ""
-    described = f"all items without {own}" if own else "all items"
+    seen = "the user's seen ones of " if "target" in task.spec.metadata else "those of the user in "
+    described = f"all items without {seen}{earlier}" if task.excluded.num_pairs else "all items"
     users, known = len(task.ranked_users), np.count_nonzero(np.diff(task.truth.offsets))
     if users < known:
         described += f"; {users:,} of {known:,} users, seed {task.settings.seed}"

@@ -15,7 +15,7 @@ from pydantic import Field
 from recspec.base import config
 from recspec.base.errors import SettingsError, SpecError, listed, unknown
 from recspec.evaluation.interactions import Rows, group_of, id_feature, positives, read_events, read_rows, seen_items
-from recspec.feature_spec import FOLD_IN, FeatureSpec
+from recspec.feature_spec import FOLD_IN, SIGNALS, FeatureSpec
 from recspec.metrics import Ranking
 from recspec.models import Ids, Interactions, ItemModel, UserEvents
 
@@ -25,7 +25,7 @@ PROTOCOLS: tuple[ProtocolName, ...] = get_args(ProtocolName)
 EARLIER: Mapping[str, tuple[str, ...]] = {
     "train": (),
     FOLD_IN: ("train",),
-    "test": ("train", "valid", "validation", "val", FOLD_IN),
+    "test": ("train", "valid", "validation", "val", FOLD_IN, SIGNALS[0]),
 }
 """Split -> the earlier splits, whose positives count as known; of any other split: train, and what is folded in."""
 

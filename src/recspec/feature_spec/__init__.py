@@ -1,7 +1,7 @@
 """The Dataset Feature Specification, and the tensors that its features become."""
 
 from recspec.feature_spec.model import FILE_NAME, FOLD_IN, NO_FILES, SPLITS, FeatureSpec
-from recspec.feature_spec.sections import CHUNK_TYPES, MOST_IDS, Chunk, ChunkType, Feature, Role, json_schema
+from recspec.feature_spec.sections import CHUNK_TYPES, MOST_IDS, SIGNALS, Chunk, ChunkType, Feature, Role, json_schema
 from recspec.feature_spec.signature import (
     EXPORT_FILE,
     FORMS,
@@ -23,7 +23,7 @@ from recspec.feature_spec.signature import (
 
 __all__ = [
     "CHUNK_TYPES", "EXPORT_FILE", "FILE_NAME", "FOLD_IN", "FORMS", "LOGIT", "MOST_IDS", "NO_FILES", "OUTPUTS",
-    "PROBABILITY", "RANKING_OUTPUTS", "SPLITS", "Chunk", "ChunkType", "Feature", "FeatureSpec", "Form", "Level", "Port",
-    "PortType", "Role", "Signature", "check_description", "find_export_file", "is_output", "json_schema",
-    "probability_of", "signature_of",
+    "PROBABILITY", "RANKING_OUTPUTS", "SIGNALS", "SPLITS", "Chunk", "ChunkType", "Feature", "FeatureSpec", "Form",
+    "Level", "Port", "PortType", "Role", "Signature", "check_description", "find_export_file", "is_output",
+    "json_schema", "probability_of", "signature_of",
 ]  # fmt: skip

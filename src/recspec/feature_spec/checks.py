@@ -20,6 +20,7 @@ from recspec.feature_spec.sections import (
     LIST_LENGTH_SPELLINGS,
     MOST_IDS,
     MOST_VALUES,
+    SIGNALS,
     Channel,
     Chunk,
     Feature,
@@ -264,7 +265,7 @@ def source_problems(
                     yield (*place, position, "files", number), f"{error}{hint if 'outside' in str(error) else ''}"
         for name, channel in used.items():
             chosen_on = split in ("valid", "validation", "val")  # needs labels, unlike a split that is only predicted
-            waived = name in groups if split == "train" else name in labels and not chosen_on
+            waived = name in groups if split in ("train", *SIGNALS) else name in labels and not chosen_on
             if name not in held and not waived:
                 what = f"no chunk holds the feature '{name}' of the channel '{channel}'{nearest(name, held)}"
                 yield place, f"{what}; every split holds every feature that a channel names"

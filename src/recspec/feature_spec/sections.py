@@ -21,6 +21,8 @@ Role = Literal["user", "item", "context", "history", "negative_history", "label"
 
 DTYPES: tuple[str, ...] = get_args(Dtype)
 ROLES: tuple[Role, ...] = get_args(Role)
+SIGNALS = ("valid_signals", "test_signals")
+"""Splits with events of types that are not predicted, from the time of valid on and from that of test on."""
 LIST_LENGTH_SPELLINGS = ("dimensions", "max_hotness", "hotness", "max_len")
 MOST_IDS = 2**63 - 1
 """The largest cardinality: every id, also one raised by a shift, then fits int64, and so does the number of ids."""

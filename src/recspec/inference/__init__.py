@@ -15,9 +15,11 @@ from recspec.inference.answer_files import (
 from recspec.inference.batch_jobs import Counts, How, predict_shards, recommend_shards
 from recspec.inference.batch_shards import SHARD_SIZE
 from recspec.inference.catalogue import ROLES
+from recspec.inference.catalogue_updates import CatalogueUpdate, update_catalogue
 from recspec.inference.exact_search import highest
 from recspec.inference.filters import Filter
 from recspec.inference.index import IndexSettings, ItemIndex
+from recspec.inference.item_changes import ItemChanges, place_of
 from recspec.inference.live_events import LiveEvents
 from recspec.inference.lookup import MOST_SHOWN, Directory, ItemFields, catalogue_columns, explain, history_of
 from recspec.inference.pipeline import Candidates, Pipeline, PipelineRanker, has_vectors, item_vectors
@@ -30,9 +32,9 @@ from recspec.inference.recommendation import (
     MOST_CONTEXT,
     MOST_EXCLUDED,
     MOST_ITEMS,
+    RecommendRequest,
     Recommendation,
     RecommendedItem,
-    RecommendRequest,
     SimilarItems,
     note_of_unknown_users,
 )
@@ -40,11 +42,11 @@ from recspec.inference.request_features import Row, known_columns, table_of
 
 __all__ = [
     "LARGEST_K", "MOST_BOOSTS", "MOST_CONTEXT", "MOST_EXCLUDED", "MOST_ITEMS", "MOST_SHOWN", "ROLES", "ROWS",
-    "SHARD_SIZE", "Built", "Candidates", "Counts", "Directory", "Filter", "How", "IndexSettings", "ItemFields",
-    "ItemIndex", "LiveEvents", "Pipeline", "PipelineRanker", "Predictor", "RawCatalogue", "ReadLive",
-    "RecommendRequest", "Recommendation", "RecommendedItem", "Row", "SimilarItems", "build_pipeline",
+    "SHARD_SIZE", "Built", "Candidates", "CatalogueUpdate", "Counts", "Directory", "Filter", "How", "IndexSettings",
+    "ItemChanges", "ItemFields", "ItemIndex", "LiveEvents", "Pipeline", "PipelineRanker", "Predictor", "RawCatalogue",
+    "ReadLive", "RecommendRequest", "Recommendation", "RecommendedItem", "Row", "SimilarItems", "build_pipeline",
     "catalogue_columns", "explain", "facts_of_encoder", "has_vectors", "highest", "history_of", "item_vectors",
-    "known_columns", "merging", "note_of_scores", "note_of_unknown_users", "predict_file", "predict_shards",
+    "known_columns", "merging", "note_of_scores", "note_of_unknown_users", "place_of", "predict_file", "predict_shards",
     "predict_split", "predict_tables", "read_rows", "read_users", "recommend_shards", "recommend_to_parquet",
-    "recommended", "requests", "row_writer", "table_of",
+    "recommended", "requests", "row_writer", "table_of", "update_catalogue",
 ]  # fmt: skip

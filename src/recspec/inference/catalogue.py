@@ -20,6 +20,7 @@ from recspec.base.errors import BundleError, DataError, listed, nearest
 from recspec.data.encoding import Encoders, Lists, Vocabulary, split_lists
 from recspec.data.storage import UNTIL, Ragged, offsets_of, ragged_range
 from recspec.feature_spec import FeatureSpec
+from recspec.inference.item_changes import BoundChanges
 from recspec.models.layers import Batch, num_rows, take
 
 Columns = Mapping[str, NDArray[np.generic] | Lists]
@@ -156,11 +157,16 @@ class Catalogue:
         return self.titles.take(pa.array(ids - self.first_id))
 
 
-def _read_catalogue(spec: FeatureSpec, role: Role, device: torch.device) -> Catalogue:
-    """The catalogue in the model's bundle; without one, the ids alone."""
+def _read_catalogue(
+    spec: FeatureSpec, role: Role, device: torch.device, changes: BoundChanges | None = None
+) -> Catalogue:
+    """The catalogue in the model's bundle, with new titles and items; without one, the ids alone."""
     id_name = own_id(spec, role)
     first_id = int(spec.reserves_unknown(id_name))
     features: Batch = {id_name: torch.arange(spec.num_ids(id_name), device=device)}
+    new = changes.features if changes is not None else {}
+    if new:
+        features[id_name] = torch.cat([features[id_name], new[id_name].to(device)])
     file = spec.catalogue(role)
     if file is None:
         return Catalogue(features, first_id, None)
@@ -170,7 +176,10 @@ def _read_catalogue(spec: FeatureSpec, role: Role, device: torch.device) -> Cata
         _check_catalogue(table, spec, id_name)
         flat = [each.name for each in table.schema if not pa.types.is_nested(each.type)]
         title = next((name for name in TITLE_COLUMNS if name in flat), None)
-        titles = table.column(title).combine_chunks().cast(pa.string()) if title else None
+        titles = table.column(title).combine_chunks() if title else None
+        if titles is not None and changes is not None:
+            titles = changes.applied(str(title), titles)
+        titles = None if titles is None else titles.cast(pa.string())
     except (pa.ArrowException, OSError, ValueError, DataError) as error:
         raise BundleError(f"{file}: damaged, or of another specification: {error}") from None
     past = {name for name in table.column_names if name in spec.role("history")}
@@ -179,7 +188,8 @@ def _read_catalogue(spec: FeatureSpec, role: Role, device: torch.device) -> Cata
         if name in spec.role(role) and name != id_name:  # a readable column may have the name of another feature
             tensor = as_tensor(_column(table.column(name)), spec, name)
             nobody = tensor.new_zeros((first_id, *tensor.shape[1:]))
-            features[name] = torch.cat([nobody, tensor]).to(device)
+            more = tensor.new_zeros((len(new[id_name]) if new else 0, *tensor.shape[1:]))
+            features[name] = torch.cat([nobody, tensor, new.get(name, more).to(tensor)]).to(device)
     until = None
     if lists and UNTIL in flat and pa.types.is_primitive(table.schema.field(UNTIL).type):
         until = np.concatenate([np.zeros(first_id), table.column(UNTIL).to_numpy().astype(np.float64)])
@@ -243,6 +253,7 @@ class Catalogues:
     spec: FeatureSpec
     encoders: Encoders | None
     device: torch.device
+    changes: BoundChanges | None = None
 
     @cached_property
     def users(self) -> Catalogue:
@@ -252,7 +263,7 @@ class Catalogues:
     @cached_property
     def items(self) -> Catalogue:
         """Every item, in order of id."""
-        return _read_catalogue(self.spec, "item", self.device)
+        return _read_catalogue(self.spec, "item", self.device, self.changes)
 
     def check_items(self, features: Sequence[str]) -> None:
         """Raise `BundleError` if the catalogue lacks a feature of items among those that a model reads."""
@@ -275,7 +286,10 @@ class Catalogues:
 
     def item_ids(self, items: Sequence[str | int]) -> NDArray[np.int64]:
         """Prepared ids; 0 (or -1 where 0 is a real item) for unknown ones."""
-        return self._ids("item", items)
+        ids = self._ids("item", items)
+        for place in np.flatnonzero(ids < self.spec.reserves_unknown(self.spec.item_id)) if self._new else ():
+            ids[place] = self._new.get(str(items[place]), ids[place])
+        return ids
 
     def nearest(self, role: Role, raw: str | int) -> str:
         """A hint at the known id that differs from an unknown one only in blanks, case, zeros or a `.0`; else empty."""
@@ -299,9 +313,20 @@ class Catalogues:
 
     def raw_ids(self, role: Role, ids: NDArray[np.int64]) -> pa.Array:
         """Raw values of prepared ids (N,) of users or items."""
+        num_ids = self.spec.num_ids(own_id(self.spec, role))
+        if role == "item" and self._new and (new := ids >= num_ids).any():
+            names = pa.array([*self._new])
+            known = self.raw_ids(role, np.where(new, 0, ids))
+            of_new = names.take(pa.array(np.where(new, ids - num_ids, 0))).cast(known.type)
+            return pc.if_else(pa.array(new), of_new, known)
         if (vocabulary := self._vocabulary(role)) is not None:
             return vocabulary.decode(ids)
         return pa.array(ids - self.spec.shift(own_id(self.spec, role)))
+
+    @property
+    def _new(self) -> Mapping[str, int]:
+        """The ids of items that are new to the model, by raw id as text."""
+        return {} if self.changes is None else self.changes.new_ids
 
     def _vocabulary(self, role: Role) -> Vocabulary | None:
         return self.encoders.vocabulary_of(own_id(self.spec, role)) if self.encoders is not None else None

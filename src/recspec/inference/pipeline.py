@@ -24,6 +24,7 @@ from recspec.data.encoding import Encoders
 from recspec.evaluation import EvaluationTask, ModelRanker, informed
 from recspec.inference.exact_search import Floats, Ids, Mask
 from recspec.inference.index import ItemIndex
+from recspec.inference.item_changes import BoundChanges
 from recspec.inference.merging import joined
 from recspec.inference.raw_columns import RawCatalogue
 from recspec.loading import Ranks
@@ -190,7 +191,7 @@ class Pipeline:
     def __init__(self, card: PipelineCard, retrievers: Sequence[Retriever], counts: Ids, kept: Mask | None) -> None:
         self.card, self.retrievers, self._counts = card, tuple(retrievers), counts
         self.kept = kept
-        """(N,) the items that the pipeline's own filter keeps; None without a filter."""
+        """(N,) the items that may be recommended to anyone; None for all."""
         self._popular = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]
 
     @classmethod
@@ -226,6 +227,10 @@ class Pipeline:
         if problems:
             raise BundleError.of(f"{trained.folder}: a damaged pipeline", problems)
         return cls(card, retrievers, np.where(np.arange(len(counts)) < first, 0, counts), _kept(trained))
+
+    def with_changes(self, trained: Bundle, changes: BoundChanges | None) -> Pipeline:
+        """The same pipeline after changes of items, which its own filter reads; withdrawn and blocked ones are gone."""
+        return Pipeline(self.card, self.retrievers, self._counts, _kept(trained, changes))
 
     def knowing(self, informed: Callable[[Model], Model], counts: Ids) -> Pipeline:
         """The same pipeline with models that know other events of users, and other numbers of users of items (N,)."""
@@ -316,14 +321,16 @@ def rank(model: Model, request: Batch, items: Batch, ids: Sequence[Ids]) -> list
     return scores
 
 
-def _kept(trained: Bundle) -> Mask | None:
-    """The items that the pipeline's own filter keeps."""
+def _kept(trained: Bundle, changes: BoundChanges | None = None) -> Mask | None:
+    """The items that the pipeline's own filter keeps, and that are neither withdrawn nor blocked."""
     assert trained.pipeline is not None
+    available = None if changes is None else changes.available
     if trained.pipeline.filter is None:
-        return None
+        return available
     encoders = Encoders.load(trained.folder) if trained.spec.metadata.get("encoders") else None
     try:
-        return RawCatalogue(trained.spec, encoders).mask(trained.pipeline.filter)
+        mask = RawCatalogue(trained.spec, encoders, changes).mask(trained.pipeline.filter)
+        return mask if available is None else mask & available
     except RequestError as error:
         raise BundleError(f"{Path(trained.folder)}: pipeline.json: {error}") from None
 

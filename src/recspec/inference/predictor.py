@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +19,8 @@ from recspec.data.encoding import Encoders, MissingValues, Predictions
 from recspec.feature_spec import PROBABILITY, probability_of
 from recspec.inference.catalogue import Catalogue, Catalogues, Role
 from recspec.inference.live_events import LiveEvents
+from recspec.inference.item_changes import ItemChanges
+from recspec.inference.new_items import bind, with_new_items
 from recspec.inference.pipeline import Pipeline
 from recspec.inference.recommendation import Recommendation, RecommendRequest, SimilarItems
 from recspec.inference.recommender import Recommender, similar
@@ -37,23 +41,50 @@ class Predictor:
     server and Python ask the same model.
     """
 
-    def __init__(self, trained: Bundle, device: torch.device) -> None:
-        self.bundle, self.spec, self.device = trained, trained.spec, device
-        self.model = trained.model.eval()
-        self.model.prepare_for_inference()
+    def __init__(self, trained: Bundle, device: torch.device, changes: ItemChanges | None = None) -> None:
+        self._trained, self.spec, self.device = trained, trained.spec, device
+        trained.model.eval().prepare_for_inference()
         self.encoders = Encoders.load(trained.folder) if trained.spec.metadata.get("encoders") else None
-        self.catalogues = Catalogues(self.spec, self.encoders, device)
+        self._take(changes)
+
+    def _take(self, changes: ItemChanges | None) -> None:
+        """Read the catalogue of items with these changes."""
+        self.held: dict[str, Any] = {}
+        """What callers made from it and want to keep as long."""
+        bound = None if changes is None else bind(changes, self.spec, self.encoders, self._trained)
+        self.bundle = self._trained if bound is None else with_new_items(self._trained, bound)
+        self.model = self.bundle.model
+        self.catalogues = Catalogues(self.spec, self.encoders, self.device, bound)
         self.row_encoder = RowEncoder(self.catalogues, self.model.features())
 
     @classmethod
-    def open(cls, path: str | Path, *, device: str = "auto", verify: bool = True) -> Predictor:
+    def open(
+        cls, path: str | Path, *, device: str = "auto", verify: bool = True, origin: Path | None = None
+    ) -> Predictor:
         """Open a bundle, or a run that holds one; with `verify`, compare its files with its manifest.
+
+        What changed of the items of the run since, by `recspec catalogue`, is read too. `origin` is the bundle of which
+        `path` is a copy.
 
         Raises:
             BundleError: if there is none, or it is damaged.
         """
         chosen = pick_device(device)
-        return cls(bundle.load(path, device=chosen, verify=verify), chosen)
+        trained = bundle.load(path, device=chosen, verify=verify)
+        return cls(trained, chosen, ItemChanges.of_bundle(origin or trained.folder))
+
+    def with_changes(self, changes: ItemChanges | None) -> Predictor:
+        """The same model after other changes of items, of which only the catalogue is read again."""
+        other, read = copy(self), vars(self.catalogues).get("users")
+        pipeline = self.pipeline
+        for name in ("recommender", "pipeline"):
+            vars(other).pop(name, None)
+        other._take(changes)
+        if read is not None:
+            vars(other.catalogues)["users"] = read
+        if pipeline is not None:
+            vars(other)["pipeline"] = pipeline.with_changes(other.bundle, other.catalogues.changes)
+        return other
 
     def predict(self, rows: pa.Table) -> tuple[NDArray[np.float32], Predictions]:
         """The value (B,) of `column` for each of B raw rows, and a report on what was unknown in them.
@@ -111,7 +142,10 @@ class Predictor:
     @cached_property
     def pipeline(self) -> Pipeline | None:
         """The retrievers of a pipeline, whose ranker is the model; None for a model alone."""
-        return None if self.bundle.pipeline is None else Pipeline.open(self.bundle)
+        if self.bundle.pipeline is None:
+            return None
+        found = Pipeline.open(self.bundle)
+        return found if self.catalogues.changes is None else found.with_changes(self.bundle, self.catalogues.changes)
 
     def recommend(
         self,

@@ -65,19 +65,18 @@ class Chooser:
     """Reads filters, excluded items and boosts of requests; keeps the masks of the latest filters.
 
     Items that are not `scorable` (N,) are never allowed: the model knows nothing of them. Nor are items that are not
-    `kept` (N,): a pipeline's own filter leaves them out of every answer.
+    `kept` (N,): a pipeline's own filter leaves them out of every answer, or they are withdrawn or blocked.
     """
 
     def __init__(self, known: Catalogues, scorable: NDArray[np.bool_], kept: NDArray[np.bool_] | None = None) -> None:
         self._known, self.scorable, self._kept = known, scorable, kept
-        self.raw = RawCatalogue(known.spec, known.encoders)
+        self.raw = RawCatalogue(known.spec, known.encoders, known.changes)
         self._masks: OrderedDict[str, NDArray[np.bool_]] = OrderedDict()
 
     def choose(self, wanted: RecommendRequest, problems: list[str]) -> Choice:
         """The choice of a request; its problems are added to `problems`."""
         first = int(self._known.spec.reserves_unknown(self._known.spec.item_id))
-        num_ids = self._known.spec.num_ids(self._known.spec.item_id)
-        allowed = np.ones(num_ids, bool) if self._kept is None else self._kept.copy()
+        allowed = np.ones(len(self.scorable), bool) if self._kept is None else self._kept.copy()
         allowed[:first] = False
         notes = []
         boosts = self._read(wanted.boosts, problems)
@@ -93,6 +92,7 @@ class Chooser:
         notes += note
         if not wanted.include_seen:
             left_out = np.concatenate([left_out, basket])
+        basket = basket[basket < self._known.spec.num_ids(self._known.spec.item_id)]  # models read no newer items
         allowed[left_out] = False
         groups = self._column(wanted.diverse_by, problems) if wanted.diverse_by is not None else None
         left = allowed & self.scorable

@@ -42,6 +42,7 @@ from recspec.data.encoding import (
 from recspec.feature_spec import FeatureSpec
 from recspec.inference.catalogue import is_list
 from recspec.inference.filters import Filter, Mask, TestedColumn, evaluate
+from recspec.inference.item_changes import BoundChanges
 
 DISPLAYED = "_text"  # suffix of a display column whose plain name is a feature's
 
@@ -73,12 +74,13 @@ LONGEST_TEXT, LONGEST_LIST, LONGEST_IMAGE = 300, 20, 1 << 16
 
 
 class RawCatalogue:
-    """Raw columns of the items of a specification, each read when it is first asked for."""
+    """Raw columns of the items of a specification, each read when it is first asked for, with what changed since."""
 
-    def __init__(self, spec: FeatureSpec, encoders: Encoders | None) -> None:
-        self._spec, self._encoders = spec, encoders
+    def __init__(self, spec: FeatureSpec, encoders: Encoders | None, changes: BoundChanges | None = None) -> None:
+        self._spec, self._encoders, self._changes = spec, encoders, changes
         self._first = int(spec.reserves_unknown(spec.item_id))
-        self.num_items = spec.num_ids(spec.item_id) - self._first
+        self._num_known = spec.num_ids(spec.item_id) - self._first
+        self.num_items = self._num_known + (0 if changes is None else len(changes.new_rows))
         self._file = spec.catalogue("item")
         self._read: dict[str, Column] = {}
         self._tested: dict[str, TestedColumn] = {}
@@ -97,6 +99,17 @@ class RawCatalogue:
                 plain = name.removesuffix(DISPLAYED)
                 kept.setdefault(id(self._sources[name]), plain if plain in self._features else name)
         return tuple(dict.fromkeys(kept.values()))
+
+    def kept_as(self, column: str) -> tuple[str, ...]:
+        """The names by which `ItemChanges` holds a raw column of the items' file; none if it is unknown."""
+        renamed = self._spec.metadata.get("item_columns")
+        found = [str(renamed[column])] if isinstance(renamed, dict) and column in renamed else []
+        made = self._encoders.made_from(column) if self._encoders is not None else ()
+        kinds = (VocabularyEncoder, ScaleEncoder, NumberEncoder)
+        for name in (column, *(name for name in made if isinstance(self._encoder(name), kinds))):
+            shown = f"{name}{DISPLAYED}"
+            found += [shown if shown in self._stored else name] if name in self._sources else []
+        return tuple(dict.fromkeys(found))
 
     def num_bytes(self, name: str) -> int:
         """Bytes of a column in the file, unpacked; 0 if it is in none."""
@@ -171,8 +184,8 @@ class RawCatalogue:
             return ()
         try:
             with pq.ParquetFile(self._file) as file:
-                if file.metadata.num_rows != self.num_items:
-                    found = f"has {file.metadata.num_rows:,} rows; expected {self.num_items:,}, one for each item"
+                if file.metadata.num_rows != self._num_known:
+                    found = f"has {file.metadata.num_rows:,} rows; expected {self._num_known:,}, one for each item"
                     raise BundleError(f"{self._file}: {found}")
                 return tuple(file.schema_arrow.names)
         except (pa.ArrowException, OSError, ValueError) as error:
@@ -188,6 +201,12 @@ class RawCatalogue:
         return self._encoders.encoders.get(name) if self._encoders is not None else None
 
     def _shown(self, name: str) -> Column:
+        """A display column, with what changed."""
+        column = self._held(name)
+        return column if self._changes is None else self._changes.applied(name, column)
+
+    def _held(self, name: str) -> Column:
+        """A column of the file."""
         assert self._file is not None
         try:
             column = pq.read_table(self._file, columns=[name], partitioning=None).column(name)
@@ -197,12 +216,16 @@ class RawCatalogue:
             raise BundleError(f"{self._file}: column '{name}': damaged: {error}") from None
 
     def _decoded(self, name: str, encoder: Encoder | None) -> Column:
-        """What a feature was made from, or the feature itself where nothing encodes it."""
+        """What a feature was made from, or the feature itself where nothing encodes it; with what changed."""
+        column = self._decoded_known(name, encoder)
+        return column if self._changes is None else self._changes.applied(name, column)
+
+    def _decoded_known(self, name: str, encoder: Encoder | None) -> Column:
         if name == self._spec.item_id:
-            ids = pa.array(np.arange(self._first, self._first + self.num_items))
+            ids = pa.array(np.arange(self._first, self._first + self._num_known))
             shifted = pc.subtract(ids, self._spec.shift(name))
             return self._of_vocabulary(name, encoder, ids) if isinstance(encoder, VocabularyEncoder) else shifted
-        column = self._shown(name)
+        column = self._held(name)
         array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
         if isinstance(encoder, VocabularyEncoder):
             return self._of_vocabulary(name, encoder, array)

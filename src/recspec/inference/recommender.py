@@ -187,7 +187,9 @@ class Recommender:
         """Reads filters, excluded items and boosts; items without interactions are for models that can score them."""
         counts = self.seen.counts.numpy()
         scores_all = self._bundle.model.traits.scores_unseen_items
-        kept = None if self.retrieving is None else self.retrieving.pipeline.kept
+        changes = self._known.changes
+        kept = None if changes is None else changes.available
+        kept = kept if self.retrieving is None else self.retrieving.pipeline.kept
         return Chooser(self._known, np.ones(len(counts), bool) if scores_all else counts > 0, kept)
 
     @cached_property
@@ -482,14 +484,15 @@ def similar(recommender: Recommender, trained: Bundle, known: Catalogues, wanted
         raise RequestError.of("similar", problems)
     choice = recommender.chooser.choose(wanted, problems)
     vectors = recommender.vectors
-    if not len(choice.basket):
+    item, _ = recommender.chooser.known_items(wanted.items, "item")
+    if not len(item):
         hint = known.nearest("item", wanted.items[0])
         problems.append(f"no item '{str(wanted.items[0])[:200]}' in the catalogue of the model{hint}")
     if vectors is None and not isinstance(trained.model, ItemModel):
         problems.append("the model has no vectors of items, so it can't tell which are alike")
     if problems:
         raise RequestError.of("similar", problems)
-    first, item = known.items.first_id, choice.basket[:1]
+    first = known.items.first_id
     # cosines: the vectors have length 1
     scores = vectors[torch.from_numpy(item)] @ vectors.T if vectors is not None else _scores(trained, known, item)
     scores = scores[:, first:].masked_fill(~torch.from_numpy(choice.allowed[first:]), -torch.inf)

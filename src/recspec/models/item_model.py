@@ -65,6 +65,10 @@ class ItemModel(Model):
         other.know(interactions)
         return other
 
+    def with_items(self: ItemModelType, items: Batch) -> ItemModelType:
+        """The same model with further items, whose ids follow its own; of models that score unseen items."""
+        raise TypeError(f"{self.name} scores no items by their features: {sorted(items)}")
+
     def score_events(self, interactions: Interactions) -> Tensor:
         """(U, N) scores of every item for events that belong to no known user, such as baskets."""
         with torch.inference_mode():

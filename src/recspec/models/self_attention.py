@@ -14,7 +14,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self, cast
 
 import torch
 import torch.nn.functional as F
@@ -27,7 +27,7 @@ from recspec.feature_spec import FeatureSpec
 from recspec.models.base import Shapes, list_problems
 from recspec.models.facts import DataFacts, Proposals
 from recspec.models.interactions import Interactions
-from recspec.models.item_model import TrainedItemModel
+from recspec.models.item_model import TrainedItemModel, shallow_copy
 from recspec.models.known_items import Stored
 from recspec.models.layers import (
     Batch,
@@ -202,6 +202,16 @@ class SelfAttention(TrainedItemModel):
         if self.described is not None:
             self.described.take(items)
 
+    def with_items(self, items: Batch) -> Self:
+        assert self.described is not None
+        other, more = cast(Self, shallow_copy(self)), len(items[self.item_id])
+        other.num_items += more
+        other.items = nn.Parameter(F.pad(self.items.detach(), (0, 0, 0, more)), requires_grad=False)
+        other.seen = F.pad(self.seen, (0, more))
+        assert other.described is not None
+        other.described.add(items)
+        return other
+
     # --- vectors ------------------------------------------------------------------------------------------------------
 
     def item_vectors(self) -> Tensor:
@@ -319,6 +329,11 @@ class DescribedItems(Stored):
         """Hold these features of every item, by id."""
         for name, held in self._values.items():
             held.copy_(items[name])
+
+    def add(self, items: Batch) -> None:
+        """Hold these features of further items behind the others."""
+        for place, (name, held) in enumerate(self._values.items()):
+            setattr(self, f"values_{place}", torch.cat([held, items[name].to(held)]))
 
     def forward(self) -> Tensor:
         """(N, d)."""

@@ -20,7 +20,7 @@ from recspec.base.files import PathError, confined, local, parse_json, read_json
 from recspec.bundle import Card, DataRecord, RunRecord, data_digest, folder, meaning_digest, run_record
 from recspec.data.storage import PREPARE_FILE
 from recspec.evaluation import SavedEvaluation, read_events, read_rows, saved
-from recspec.feature_spec import FOLD_IN, FeatureSpec
+from recspec.feature_spec import FOLD_IN, SIGNALS, FeatureSpec
 from recspec.inference import Predictor, Recommendation, RecommendRequest
 from recspec.report.dataset_figures import DatasetFigures, figures_of
 from recspec.report.dataset_summary import RawNames, numbers_of, top_values
@@ -36,8 +36,8 @@ HISTORY = 8  # events of a user that are shown
 QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)
 """Places of the shown users among all users in order of their number of events."""
 
-KNOWN = ("train", FOLD_IN, "valid")
-"""Splits whose events a bundle knows, so that it does not recommend their items."""
+KNOWN = ("train", FOLD_IN, "valid", SIGNALS[0])
+"""Splits whose events a bundle knows."""
 
 Raw = str | int
 

@@ -210,8 +210,7 @@ def _find(
 ) -> dict[str, Any]:
     """Users or items whose id or title holds a text."""
     _refuse_without_lists(endpoint, predictor, f"{role}s")
-    held = endpoint.model.directories
-    directory = held.get(role) or held.setdefault(role, Directory(predictor, role))
+    directory = predictor.held.get(role) or predictor.held.setdefault(role, Directory(predictor, role))
     return {"total": len(directory), f"{role}s": directory.find(wanted.query, wanted.limit)}
 
 
@@ -231,9 +230,9 @@ def _columns(endpoint: Endpoint, predictor: Predictor, _: types.ColumnsRequest) 
 
 def _fields(endpoint: Endpoint, predictor: Predictor) -> ItemFields:
     _refuse_without_lists(endpoint, predictor, "items")
-    if endpoint.model.item_fields is None:
-        endpoint.model.item_fields = ItemFields(predictor)
-    return endpoint.model.item_fields
+    found = predictor.held.get("fields") or predictor.held.setdefault("fields", ItemFields(predictor))
+    assert isinstance(found, ItemFields)
+    return found
 
 
 def _refuse_without_lists(endpoint: Endpoint, predictor: Predictor, what: str) -> None:

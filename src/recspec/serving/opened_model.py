@@ -31,7 +31,7 @@ from recspec.export import (
     read_description,
 )
 from recspec.feature_spec import Port, Signature, find_export_file, signature_of
-from recspec.inference import ROLES, Predictor
+from recspec.inference import ROLES, ItemChanges, Predictor, place_of
 from recspec.models import logits_of_labels, probabilities_of_labels
 from recspec.serving.model_folders import Fingerprint, PrivateCopy, export_beside
 from recspec.serving.settings import RepositorySettings
@@ -81,6 +81,10 @@ class Opened:
     """Reason why the export of a bundle does not compute; empty if it does, or if there is none."""
     export: str = ""
     """The export of a bundle that computes requests to infer, with its format and precision; empty if none does."""
+    copy: PrivateCopy | None = None
+    """The files of the content, which are removed once nobody holds them."""
+    changes: FileState = None
+    """The state of the file with what became of the run's items since."""
 
     @property
     def platform(self) -> str:
@@ -153,13 +157,14 @@ def open_version(copy: PrivateCopy, content: Fingerprint, settings: RepositorySe
     The copy was compared with its manifest; it is removed once nobody uses what was opened.
     """
     folder, predictor, raw, note, export = copy.folder, None, tuple[Port, ...](), "", ""
+    changes = state_of_changes(copy.origin)
     if find_export_file(folder) is not None:
         exported = open_exported_model(folder, threads=settings.threads, verify=False)
         if exported.signature.form != "rows":
             why = "exported with --form ranker, which takes one request a call; take --form rows"
             raise BundleError(f"{folder}: {why}")
     else:
-        predictor = _read(Predictor.open(folder, device=settings.device, verify=False))
+        predictor = _read(Predictor.open(folder, device=settings.device, verify=False, origin=copy.origin))
         predictor.bundle = replace(predictor.bundle, folder=copy.origin)  # beside which the run's report lies
         if settings.journal is not None:
             _ = predictor.bundle.events  # read now, and refused if they are damaged
@@ -167,12 +172,40 @@ def open_version(copy: PrivateCopy, content: Fingerprint, settings: RepositorySe
         raw = _raw_ports(predictor, torch_model.signature)
         exported, note, export = _fastest(folder, torch_model, settings)
     update = versions.number_of(copy.origin)
-    opened = Opened(exported, predictor, raw, content, update, copy.shown(note), copy.shown(export))
-    weakref.finalize(opened, removed, copy.place)
+    weakref.finalize(copy, removed, copy.place)
+    opened = Opened(exported, predictor, raw, content, update, copy.shown(note), copy.shown(export), copy, changes)
     zeros = {port.name: np.zeros((1, port.width), port.dtype) for port in exported.signature.inputs}
     if not all(np.isfinite(array).all() for array in opened.run(zeros).values()):
         raise BundleError(f"{folder}: the model gives no finite number for a row of zeros; train it again")
     return opened
+
+
+FileState = tuple[int, int, int] | None
+"""Time, size and inode of a file; None if there is none."""
+
+
+def state_of_changes(origin: Path) -> FileState:
+    """The state of the file with what became of the items of a bundle's run."""
+    file = place_of(origin)
+    try:
+        found = file.stat() if file is not None else None
+    except OSError:
+        return None
+    return None if found is None else (found.st_mtime_ns, found.st_size, found.st_ino)
+
+
+def with_changes(opened: Opened) -> Opened:
+    """The same content after what became of its run's items by now; only the catalogue is read again.
+
+    Raises:
+        BundleError: if the file is damaged.
+    """
+    assert opened.copy is not None
+    assert opened.predictor is not None
+    state = state_of_changes(opened.copy.origin)
+    predictor = opened.predictor.with_changes(ItemChanges.of_bundle(opened.copy.origin))
+    predictor.bundle = replace(predictor.bundle, folder=opened.copy.origin)
+    return replace(opened, predictor=_read(predictor), changes=state)
 
 
 def reason(error: Exception, folder: Path) -> str:

@@ -28,7 +28,7 @@ from recspec.base.errors import BundleError, RecspecError, RequestError, nearest
 from recspec.base.files import removed
 from recspec.export import Arrays
 from recspec.feature_spec import LOGIT, Port
-from recspec.inference import Directory, ItemFields, Predictor, requests
+from recspec.inference import Predictor, requests
 from recspec.serving.batching import Batcher
 from recspec.serving.http_bodies import BodyReader
 from recspec.serving.journal_reader import JournalReader
@@ -42,7 +42,7 @@ from recspec.serving.model_folders import (
     find_versions,
     fingerprint,
 )
-from recspec.serving.opened_model import Opened, open_version, reason
+from recspec.serving.opened_model import FileState, Opened, open_version, reason, state_of_changes, with_changes
 from recspec.serving.server_metrics import NO_MODEL, ServerMetrics
 from recspec.serving.settings import Limits, RepositorySettings
 from recspec.serving.tensors import Tensor, checked
@@ -51,6 +51,10 @@ if TYPE_CHECKING:
     from recspec.loop import Histories, Journal, JournalWriter, Writer
 
 log = logging.getLogger("recspec.serve")
+
+
+NOTHING = (0, 0, 0)
+"""The state of no file of changes."""
 
 
 @dataclass(eq=False)
@@ -65,10 +69,6 @@ class Model:
     """Encodes raw values, on a thread of its own."""
     users: int = 0
     retired: bool = False
-    directories: dict[str, Directory] = field(default_factory=dict)
-    """Role -> its users or items, made at the first search."""
-    item_fields: ItemFields | None = None
-    """The item catalogue as the page shows it, made at its first use."""
     histories: Histories | None = None
     """What the journal holds beside the model's dataset; None without a journal, or without users and items."""
 
@@ -97,6 +97,8 @@ class ModelVersions:
     """Version -> reason why its present content is not served; 0 means the whole folder."""
     refused: dict[int, Fingerprint] = field(default_factory=dict)
     """Contents that could not be opened, and are not tried again."""
+    refused_changes: dict[int, FileState] = field(default_factory=dict)
+    """Likewise files of what became of items."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
@@ -371,7 +373,7 @@ class Repository:
             content = await asyncio.to_thread(fingerprint, folder)
             known = (old.opened.content if old else None, versions.refused.get(number))
             if not anew and content in known:
-                return None
+                return await self._take_changes(versions, number, old) if old is not None else None
             versions.refused[number] = content
             copy, stale = await self.copies.of(versions.name, number, folder, is_new=old is None)
             opened = await self._opened(copy, content)
@@ -398,6 +400,32 @@ class Repository:
         more = f"; for requests to infer, {computing}" if computing else ""
         level = logging.WARNING if opened.note else logging.INFO
         log.log(level, "model '%s': %s answers, from %s%s", versions.name, which, folder, more)
+        return None
+
+    async def _take_changes(self, versions: ModelVersions, number: int, model: Model) -> str | None:
+        """Take up what became of the items of a version's run; the problem if its file can't be read."""
+        opened = model.opened
+        if opened.predictor is None or opened.copy is None:
+            return None
+        state = await asyncio.to_thread(state_of_changes, opened.copy.origin)
+        if state == opened.changes or (
+            number in versions.refused_changes and versions.refused_changes[number] == state
+        ):
+            return None
+        try:
+            changed = await asyncio.to_thread(with_changes, opened)
+        except Exception as error:  # a damaged file may raise anything
+            versions.refused_changes[number] = state
+            problem = reason(error, opened.copy.origin)
+            versions.reasons[number] = f"{problem}; the catalogue before it answers"
+            return problem
+        versions.refused_changes.pop(number, None)
+        versions.reasons.pop(number, None)
+        versions.reasons |= {number: changed.note} if changed.note else {}
+        # Requests under way keep the predictor that they began with.
+        model.opened = changed
+        self.metrics.loads.labels(versions.name, "catalogue").inc()
+        log.info("model '%s': takes up the catalogue of %s", versions.name, opened.copy.origin)
         return None
 
     async def _opened(self, copy: PrivateCopy, content: Fingerprint) -> Opened:

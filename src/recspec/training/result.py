@@ -34,7 +34,7 @@ from recspec.evaluation import (
     seen_items,
     warnings,
 )
-from recspec.feature_spec import FOLD_IN, FeatureSpec
+from recspec.feature_spec import FOLD_IN, SIGNALS, FeatureSpec
 from recspec.metrics import Calibration, Method, fit
 from recspec.models import FittedItemModel, Interactions, ItemModel, Model, find_model, label_views, on_meta_device
 from recspec.models.layers import CalibrationMap
@@ -348,7 +348,7 @@ def keeps_best(built: Built, progress: Progress) -> bool:
     return built.plan.settings.keep_best and progress.best is not None
 
 
-KNOWN = ("train", FOLD_IN, "valid")
+KNOWN = ("train", FOLD_IN, "valid", *SIGNALS)
 """Splits whose events a bundle knows; test is opened by `evaluate` alone."""
 
 

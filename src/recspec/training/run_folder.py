@@ -75,7 +75,7 @@ def remove_run(folder: Path) -> None:
             f"{run_record.FILE_NAME} and {LOG}; name another folder"
         )
     with versions.updating(folder) if is_own(folder / versions.UPDATES) else nullcontext():
-        for name in (*WRITTEN, *KEPT, versions.UPDATES):
+        for name in (*WRITTEN, *KEPT, versions.UPDATES, versions.CHANGES):
             path = folder / name
             if path.is_dir() and not path.is_symlink():
                 removed(path)

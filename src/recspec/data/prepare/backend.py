@@ -28,7 +28,7 @@ from recspec.data.encoding import decoded_type
 from recspec.data.prepare.names import NEW, ROW, SPLITS, WRITTEN
 from recspec.data.prepare.text_files import JsonFile, TextFile, explained
 from recspec.data.storage import SplitWriter
-from recspec.feature_spec import Chunk, Feature
+from recspec.feature_spec import SIGNALS, Chunk, Feature
 
 Watch = Callable[[float], None]
 T = TypeVar("T")
@@ -301,7 +301,7 @@ def gather(backend: Backend, folder: Path, parts: Sequence[PartFiles]) -> dict[s
     """
     chunks: dict[str, tuple[Chunk, ...]] = {}
     joins: list[tuple[Sequence[Path], Path]] = []
-    for split in (*WRITTEN, *(f"{split}{NEW}" for split in SPLITS)):
+    for split in (*WRITTEN, *SIGNALS, *(f"{split}{NEW}" for split in SPLITS)):
         own = [part for part in parts if part.chunks.get(split)]
         if not own:
             continue
@@ -328,7 +328,7 @@ def gather(backend: Backend, folder: Path, parts: Sequence[PartFiles]) -> dict[s
         backend.call(partial(_join, users, folder / USERS_FILE))
     return {
         split: _with_new(chunks.get(split, ()), chunks.get(f"{split}{NEW}", ()))
-        for split in WRITTEN
+        for split in (*WRITTEN, *SIGNALS)
         if split in chunks or f"{split}{NEW}" in chunks
     }
 

@@ -29,6 +29,7 @@ from recspec.data.prepare.histories import (
 )
 from recspec.data.prepare.names import (
     EVENT_WEIGHT,
+    IS_TARGET,
     ITEM,
     LABEL,
     SERIES,
@@ -100,6 +101,7 @@ class Plan:
     listed: NDArray[np.int64] | None = None  # candidates of test by the number of a user; drawn if None
     seen: Path | None = None  # file of every event, if the rows lack some; see `splits.write_seen`
     splits: Sequence[str] = SPLITS  # those that are written
+    signals: Mapping[str, str] = field(default_factory=dict)  # splits of the rows of a split that are no targets
 
     def listed_for(self, split: str) -> NDArray[np.int64] | None:
         """The listed candidates of a split; None if they are drawn."""
@@ -208,6 +210,7 @@ class BlockRows(UserBlock):
         self._weights = None if weights is None else stored_weights(weights, self.times, plan.decay)
         self._context = {column.name: encode(column.name, block.column(column.source)) for column in prepared.context}
         self._is_new = new_in_split(block)
+        self._is_target = block.column(IS_TARGET).to_numpy() if plan.signals else np.ones(len(self.users), bool)
 
     def of(self, split: str) -> Iterator[tuple[bool, Columns]]:
         """Yield the columns of one split, and whether its rows are new there; these come last."""
@@ -220,14 +223,26 @@ class BlockRows(UserBlock):
             for some in self._pieces(places, 1 + self._plan.negatives_for(split)):
                 yield bool(new), self._written(split, rows[some], first[some])
 
+    def signals(self, split: str) -> Iterator[Columns]:
+        """Yield the columns of the rows of a split that are no targets, of known users and items."""
+        of_split = (self.splits == WRITTEN.index(split)) & ~self._is_target
+        rows = np.flatnonzero(of_split & (self.items > 0) & (self._plan.prepared.user_ids[self.users] > 0))
+        for some in self._pieces(rows, 1):
+            yield self._columns(some, np.zeros((len(some), 0), np.int64), WRITTEN.index(split))
+
     @cached_property
     def _seen_up_to(self) -> dict[int, Seen]:
-        """What users saw in all splits up to one, with the events that the rows lack, by the number of the split."""
-        num_items = len(self.history_plan.items)
-        return {
-            code: _seen_by(code, self.users, self.items_up_to(code), num_items, self._plan)
-            for code in range(1, len(WRITTEN))
-        }
+        """What users saw in all splits up to one, with the events that the rows lack, by the number of the split.
+
+        Of rows that are no targets, only those of types that count as seen: most targets are of items that were viewed.
+        """
+        num_items, found = len(self.history_plan.items), {}
+        for code in range(1, len(WRITTEN)):
+            items = self.items_up_to(code)
+            if self._plan.signals:
+                items = np.where(self._is_target & (self.splits == code), items, 0)
+            found[code] = _seen_by(code, self.users, items, num_items, self._plan)
+        return found
 
     def _train(self) -> tuple[Ids, Ids]:
         """The rows of train, and the number of each one's first draw among its user's."""
@@ -240,7 +255,7 @@ class BlockRows(UserBlock):
 
     def _held(self, split: str) -> tuple[Ids, Ids]:
         """Likewise of valid or test."""
-        rows = np.flatnonzero(self.splits == WRITTEN.index(split))
+        rows = np.flatnonzero((self.splits == WRITTEN.index(split)) & self._is_target)
         known = self.items[rows] > 0
         self._counts.count("unknown_targets", self.users[rows[~known]])
         rows = rows if self._plan.unknown_targets == "keep" else rows[known]

@@ -35,11 +35,13 @@ from recspec.data.prepare.interaction_rows import (
 )
 from recspec.data.prepare.names import (
     EVENT_WEIGHT,
+    IS_TARGET,
     ITEM,
     LABEL,
     NEW,
     ROW,
     SERIES,
+    SIGNALS_OF,
     SPLIT,
     SPLITS,
     TIMESTAMP,
@@ -58,7 +60,10 @@ LIANGS_CUT_OFFS = (20, 50, 100)  # of Liang et al., 2018, on held-out users; sho
 
 @dataclass(frozen=True, kw_only=True)
 class Source(Rows):
-    """Interactions: columns user_id, item_id, timestamp, row and split, event_weight if `weighted`, and `context`."""
+    """Interactions: columns user_id, item_id, timestamp, row and split, event_weight if `weighted`, and `context`.
+
+    With `IS_TARGET`, a row of valid or test where it is false is no target: it is known to later splits alone.
+    """
 
     order: Sequence[str] = (TIMESTAMP, ROW)  # columns that sort a user's rows by time
     context: Sequence[Column] = ()
@@ -84,7 +89,8 @@ def prepare_columns(
     train = rows.filter(rows[SPLIT] == "train")
     known, unseen = (rows, "occur in no row") if source.vocabularies == "all" else (train, "occur in no train row")
     present = known.filter(known[ITEM].notnull())
-    each = present.group_by(ITEM).aggregate(rows=present.count(), train=(present[SPLIT] == "train").cast("int64").sum())
+    targets = present.count(where=present[IS_TARGET] if IS_TARGET in present.columns else None)
+    each = present.group_by(ITEM).aggregate(rows=targets, train=(present[SPLIT] == "train").cast("int64").sum())
     counted = fetch(backend, each.order_by(ITEM))
     named = counted.column(ITEM)
     if source.candidates is not None:
@@ -197,6 +203,7 @@ def write(
         listed=_listed_negatives(source.candidates, prepared),
         seen=folder / SEEN_FILE if source.seen is not None else None,
         splits=WRITTEN if source.folds_in else SPLITS,
+        signals=SIGNALS_OF if IS_TARGET in rows.columns else {},
     )
     counts = Counts(dict.fromkeys(plan.splits, 0))
     items = replace(prepared.items, readable={})  # titles would take memory in every executor
@@ -221,12 +228,16 @@ def _write_part(plan: Plan, part: Part) -> tuple[PartFiles, Counts]:
     """Write the rows of a part's users; the series have numbers of no other part."""
     counts = Counts(dict.fromkeys(plan.splits, 0), series=Counter(dict.fromkeys(SPLITS, part.first_row)))
     features = {f"{name}{end}": _features_of(plan, name) for end in ("", NEW) for name in plan.splits}
+    features |= dict.fromkeys(plan.signals.values(), plan.prepared.fitted.features)
     with part_writers(part.folder, features) as (writers, users):
         for block in blocks_of_users(part, with_histories=plan.prepared.history is not None):
             made = BlockRows(block, plan, counts)
             for split in plan.splits:
                 for is_new, columns in made.of(split):
                     writers[f"{split}{NEW if is_new else ''}"].write(columns)
+            for split, name in plan.signals.items():
+                for columns in made.signals(split):
+                    writers[name].write(columns)
             if (table := made.catalogue()) is not None:
                 users.write(table)
             part.done(block.num_rows)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
-from recspec.feature_spec import FOLD_IN
+from recspec.feature_spec import FOLD_IN, SIGNALS
 from recspec.feature_spec import SPLITS as SPLITS
 
 USER, ITEM, TIMESTAMP = "user_id", "item_id", "timestamp"
@@ -15,12 +15,14 @@ LABEL, GROUP, SERIES = "label", "group", "series"
 EVENT_WEIGHT = "event_weight"
 SPLIT = "split"  # column with the split of a row: one of `WRITTEN`
 WRITTEN = (*SPLITS, FOLD_IN)  # the numbers of splits are their places here
+SIGNALS_OF = dict(zip(SPLITS[1:], SIGNALS, strict=True))  # the splits of their events that are not predicted
 TARGET = "__target__"  # column that sorts the targets of held-out users behind their other events
 HISTORY, NEGATIVE_HISTORY, GAP = "history", "negative_history", "history_gap"
 ROW = "__row__"  # column with a row's place in its raw file; files with a column of this name are refused
 FILE_SPLIT = "__split__"  # column with the split of a row's file, if files are splits; likewise refused
 AS_IN_FILE = "\0"  # before the name of a column that a catalogue shows as its file holds it
 SEEN = "__seen__"  # column that says whether an event counts as seen, if the settings name types; likewise refused
+IS_TARGET = "__is_target__"  # whether an event is of a type that is predicted, if the settings name such; likewise
 WEIGHT = "__weight__"  # column with the weight of a row's event, if the settings give weights; likewise refused
 SPLIT_BEFORE = "__split_before__"  # column with the split that a row had in the dataset before; likewise refused
 NEW = "-new"  # ends the name of the folder with those rows of a split that were not in it before

@@ -371,7 +371,8 @@ class Weighting:
     column: str | None = None  # of numbers
     event: str | None = None  # column of the event's type
     by_type: Mapping[str, float] = field(default_factory=dict)  # weights of the types of `event`
-    seen: tuple[str, ...] = ()  # types of `event` that count as seen; all if empty
+    seen: tuple[str, ...] | None = None  # types of `event` that count as seen; None: all
+    target: tuple[str, ...] | None = None  # types of `event` that are predicted; None: all
 
     def __bool__(self) -> bool:
         return self.column is not None or bool(self.by_type)
@@ -390,13 +391,28 @@ def event_weights(rows: RawRows, given: Weighting) -> Values:
     return weight
 
 
-def seen_events(rows: RawRows, given: Weighting) -> Values:
-    """Whether each row's event counts as seen, by its type; adds a problem for each type that no row has."""
+def of_types(rows: RawRows, setting: str, event: str | None, types: Collection[str]) -> Values:
+    """Whether each row's event is of some types, which a setting names; a problem for each type that no row has."""
+    if not types or event is None or event not in rows.table.columns:
+        return ibis.literal(bool(types))
+    word, counts = _types(rows, event)
+    _refuse_absent(rows, setting, event, types, counts)
+    return word.isin([*types])
+
+
+def target_events(rows: RawRows, given: Weighting, target: Collection[str]) -> Values:
+    """Whether each row's event is predicted, by its type; notes what the others are."""
+    found = of_types(rows, "target", given.event, target)
     if given.event is None or given.event not in rows.table.columns:
-        return ibis.literal(True)
+        return found
     word, counts = _types(rows, given.event)
-    _refuse_absent(rows, "seen", given.event, given.seen, counts)
-    return word.isin(given.seen)
+    if not given.by_type:
+        rows.refuse(word == "", given.event, "expected a type in every row", ", the type of the event")
+    if rows.reading.settable:
+        of_target = {kind: count for kind, count in counts.items() if kind in target}
+        predicted, others = map(_counted, (of_target, {kind: counts[kind] for kind in counts if kind not in of_target}))
+        rows.notes.inferred.append(f"events of '{given.event}' that are predicted: {predicted}; inputs alone: {others}")
+    return found
 
 
 def _numbers(rows: RawRows, name: str) -> Values:

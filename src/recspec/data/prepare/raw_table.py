@@ -23,7 +23,7 @@ from recspec.base.errors import DataError, how_many, listed, shortened
 from recspec.data.encoding import BETWEEN, LONGEST_ID, TRUTH
 from recspec.data.prepare.backend import count_rows, count_where, fetch
 from recspec.data.prepare.declared import DeclaredColumn
-from recspec.data.prepare.names import FILE_SPLIT, ROW, SEEN, WEIGHT
+from recspec.data.prepare.names import FILE_SPLIT, IS_TARGET, ROW, SEEN, WEIGHT
 from recspec.data.prepare.raw_rows import (
     LARGEST,
     NUMBER,
@@ -36,7 +36,8 @@ from recspec.data.prepare.raw_rows import (
     finite,
     is_missing_marker,
     number_of,
-    seen_events,
+    of_types,
+    target_events,
 )
 from recspec.data.prepare.text_files import JsonFile
 from recspec.data.prepare.times import Times, seconds_of
@@ -270,10 +271,14 @@ class _Typing:
 
     def table(self) -> Table:
         typed = {name: self._column(name) for name in self.rows.table.columns if name not in (ROW, FILE_SPLIT)}
-        if self.roles.weights:
-            typed[WEIGHT] = event_weights(self.rows, self.roles.weights)
-        if self.roles.weights.seen:
-            typed[SEEN] = seen_events(self.rows, self.roles.weights)
+        weights = self.roles.weights
+        if weights:
+            typed[WEIGHT] = event_weights(self.rows, weights)
+        if weights.target is not None:
+            typed[IS_TARGET] = target_events(self.rows, weights, weights.target)
+        if weights.seen is not None:
+            same = weights.seen == weights.target
+            typed[SEEN] = typed[IS_TARGET] if same else of_types(self.rows, "seen", weights.event, weights.seen)
         typed |= self._finite(typed)
         self.rows.settle()
         if self.rows.problems:

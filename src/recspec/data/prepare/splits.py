@@ -29,18 +29,24 @@ TARGET_SHARE, FEWEST_ROWS = 0.2, 5  # of a held-out user: share of rows that are
 Ids = NDArray[np.int64]
 
 
-def leave_one_out(table: Table, *, by: str, order: Sequence[str]) -> Table:
+def leave_one_out(table: Table, *, by: str, order: Sequence[str], among: str | None = None) -> Table:
     """Each user's last row for test, the last but one for valid, all others for train.
 
-    The only row of a user, and the first of two, are for train. `order` must leave no tie.
+    A user's first row is for train. `order` must leave no tie. With `among`, a column of truth values, the last and the
+    last but one of the rows where it is true.
     """
-    window = ibis.window(group_by=by, order_by=[ibis.desc(name) for name in order])
-    last = ibis.row_number().over(window)
-    counted = table.mutate(_last=last, _rows=table.count().over(ibis.window(group_by=by)))
-    is_test = (ibis._["_last"] == 0) & (ibis._["_rows"] > 1)
-    is_valid = (ibis._["_last"] == 1) & (ibis._["_rows"] > 2)
-    split = ibis.cases((is_test, "test"), (is_valid, "valid"), else_="train")
-    return counted.mutate(split=split).drop("_last", "_rows")
+    latest = [ibis.desc(name) for name in order]
+    place = {"_later": ibis.row_number().over(ibis.window(group_by=by, order_by=latest))}
+    place["_last"] = place["_later"]
+    if among is not None:
+        place["_last"] = ibis.row_number().over(ibis.window(group_by=[by, among], order_by=latest))
+    counted = table.mutate(**place, _rows=table.count().over(ibis.window(group_by=by)))
+    may_be = ibis._["_later"] < ibis._["_rows"] - 1
+    may_be &= ibis.literal(True) if among is None else ibis._[among]
+    split = ibis.cases(
+        (may_be & (ibis._["_last"] == 0), "test"), (may_be & (ibis._["_last"] == 1), "valid"), else_="train"
+    )
+    return counted.mutate(split=split).drop("_later", "_last", "_rows")
 
 
 def all_train(table: Table) -> Table:
@@ -270,7 +276,8 @@ def with_splits(events: Table, rows: Table, cut: Literal["user", "all"] | None) 
     """Events (columns of `rows` but maybe the split) with the split whose rows know of them first.
 
     Those among `rows` have one. Another one keeps its own, if it has one. Else it is of the last split that begins
-    before it in time: among the rows of its user, or of all users. Without a `cut`, it is of train.
+    before it in time: among the rows of its user, or of all users, where rows of one time belong together. Without a
+    `cut`, it is of train.
     """
     kept = rows.select(ROW, _kept=rows[SPLIT])
     held = left_join(events, kept, ROW)
@@ -284,6 +291,8 @@ def with_splits(events: Table, rows: Table, cut: Literal["user", "all"] | None) 
             held = held.cross_join(of_split.aggregate(**begins))
     for name in reversed(SPLITS[1:]) if cut else ():
         time, row = held[f"_{name}_time"], held[f"_{name}_row"]
-        after = (held[TIMESTAMP] > time) | ((held[TIMESTAMP] == time) & (held[ROW] >= row))
+        after = held[TIMESTAMP] >= time
+        if cut == "user":
+            after = (held[TIMESTAMP] > time) | ((held[TIMESTAMP] == time) & (held[ROW] >= row))
         own.append(ibis.ifelse(after, name, ibis.null("string")))
-    return held.select(USER, ITEM, **{SPLIT: ibis.coalesce(*own, ibis.literal("train"))})
+    return held.select(USER, ITEM, ROW, **{SPLIT: ibis.coalesce(*own, ibis.literal("train"))})

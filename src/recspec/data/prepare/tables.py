@@ -18,7 +18,7 @@ from recspec.base.errors import DataError
 from recspec.base.prefetch import prefetched
 from recspec.data.encoding import Vocabulary
 from recspec.data.prepare.backend import Backend, Part, count_rows, fetch, figures
-from recspec.data.prepare.names import EVENT_WEIGHT, ITEM, ROW, TIMESTAMP, USER, Notes
+from recspec.data.prepare.names import EVENT_WEIGHT, IS_TARGET, ITEM, ROW, TIMESTAMP, USER, Notes
 
 SECONDS = (1e8, 1e10)  # timestamps in this range, March 1973 to November 2286, are shown as dates
 BYTES_PER_VALUE = 1_500  # of a memory limit, per value of a block: 500 MB give 55,555 rows of six columns
@@ -148,21 +148,19 @@ def clean(
     """Remove repeats, then users with too few interactions.
 
     `repeats`: first keeps a user's earliest interaction with an item, last the latest, sum the latest with the weights
-    of all, keep keeps all.
+    of all, keep keeps all. Interactions that are predicted and others do not repeat each other.
     Raises DataError if there is no interaction, or no user has enough.
     """
     before = count_rows(backend, rows)
     if before == 0:
         raise DataError("the raw files hold no interaction, a header at most; expected one row at least")
-    distinct = rows
+    distinct, same = rows, [name for name in (USER, ITEM, IS_TARGET) if name in rows.columns]
     if repeats == "sum":
         units = ibis.greatest((rows[EVENT_WEIGHT] * WEIGHT_UNITS + 0.5).floor().cast("int64"), 1)
-        summed = units.sum().over(ibis.window(group_by=[USER, ITEM])).cast("float64") / WEIGHT_UNITS
+        summed = units.sum().over(ibis.window(group_by=same)).cast("float64") / WEIGHT_UNITS
         distinct = rows.mutate(**{EVENT_WEIGHT: summed})
     if repeats != "keep":
-        distinct = keep_earliest(
-            distinct, (USER, ITEM), order if repeats == "first" else [ibis.desc(one) for one in order]
-        )
+        distinct = keep_earliest(distinct, same, order if repeats == "first" else [ibis.desc(one) for one in order])
     if min_interactions <= 1:
         return Cleaned(distinct, rows, before, distinct, None, min_interactions, repeats)
     staged = backend.stage(distinct)  # it is read twice

@@ -19,7 +19,7 @@ from typing import IO, Any, Literal
 
 from recspec.base.errors import DataError, how_many, listed, nearest, shortened
 from recspec.base.files import LINE_BYTES, LineError, bounded_lines, opened, packing
-from recspec.data.prepare.names import DESCRIBES, FILE_SPLIT, ROW, SEEN, SPLIT_BEFORE, WEIGHT
+from recspec.data.prepare.names import DESCRIBES, FILE_SPLIT, IS_TARGET, ROW, SEEN, SPLIT_BEFORE, WEIGHT
 
 ColumnType = Literal["int64", "float64", "string", "list"]  # a list holds text and occurs in JSON alone
 JsonForm = Literal["lines", "literals", "values"]
@@ -95,7 +95,7 @@ def _name_problems(names: Sequence[str]) -> list[str]:
     problems = [
         f"column '{name}' has a name that recspec needs for itself; rename it"
         for name in by_plain
-        if name in (ROW, FILE_SPLIT, WEIGHT, SEEN, SPLIT_BEFORE) or name.startswith((*DESCRIBES.values(),))
+        if name in (ROW, FILE_SPLIT, WEIGHT, SEEN, IS_TARGET, SPLIT_BEFORE) or name.startswith((*DESCRIBES.values(),))
     ]
     problems += ["a column has an empty name; name it"] if "" in by_plain else []
     for same in by_plain.values():

@@ -26,6 +26,7 @@ from recspec.base.files import put_in_place, staging
 from recspec.bundle import Card, as_part, run_record
 from recspec.bundle import folder as bundle
 from recspec.evaluation import EvaluationTask, seconds_of
+from recspec.feature_spec import SIGNALS
 from recspec.loading import Ranks
 from recspec.models import Model
 from recspec.training import Blended, blend_runs
@@ -300,7 +301,7 @@ def _train_again(search: Search, line: Line) -> None:
         # Nothing is left to calibrate on.
         asked = {**card.train, "epochs": max(1, math.ceil(line.best_epoch)), "calibration": "none"}
         asked |= {"minutes": None, "patience": None, "valid_share": 0.0}
-    asked["train_splits"] = SPLITS
+    asked["train_splits"] = [*SPLITS, *(split for split in SIGNALS[:1] if split in search.spec.splits)]
     candidates.train_candidate(
         line.model,
         search.spec,
