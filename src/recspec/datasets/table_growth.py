@@ -12,6 +12,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 import ibis
 import numpy as np
@@ -83,8 +84,12 @@ class Grown:
     """What was changed or left out of the file, what is missing of new users and items, and train rows held out now."""
 
 
-def append_events(base: FeatureSpec, events: Path, out: Path) -> Grown:
+def append_events(
+    base: FeatureSpec, events: Path, out: Path, *, told: Mapping[str, object] = MappingProxyType({})
+) -> Grown:
     """Write into the empty folder `out` the dataset `base` with the raw events of a file (CSV, JSON lines, Parquet).
+
+    The new dataset's metadata hold `told`.
 
     Raises:
         DataError: if the dataset takes no new events, the file lacks a column, or no event of it is new.
@@ -127,7 +132,7 @@ def append_events(base: FeatureSpec, events: Path, out: Path) -> Grown:
         "items": len(after.vocabularies.get(ITEM, ())) - len(before.encoders.vocabularies.get(ITEM, ())),
         "left_out": num_rows - num_kept,
     }
-    spec = _finished(base, spec)
+    spec = _finished(base, spec, told)
     _record(base, spec, events, counts, started)
     touched = np.unique(after.vocabularies[USER].encode(users)) if users is not None else np.zeros(0, np.int64)
     return Grown(spec, before.first_new, touched[touched > 0], counts, notes)
@@ -381,7 +386,7 @@ def _respelled(events: Path, before: Encoders, after: Encoders) -> Iterator[str]
         yield f"{told}; they are others"
 
 
-def _finished(base: FeatureSpec, spec: FeatureSpec) -> FeatureSpec:
+def _finished(base: FeatureSpec, spec: FeatureSpec, told: Mapping[str, object]) -> FeatureSpec:
     """The saved specification with further metadata of the earlier one. Raises DataError if the features differ."""
     now, then = (
         {name: feature.model_copy(update={"cardinality": None}) for name, feature in each.features.items()}
@@ -392,7 +397,7 @@ def _finished(base: FeatureSpec, spec: FeatureSpec) -> FeatureSpec:
     old, own = (_mapping(each.metadata.get("summary")) for each in (base, spec))
     updates = old.get("updates")
     summary = {**old, **own, "updates": 1 + (updates if isinstance(updates, int) else 0)}
-    spec.replace(metadata={**base.metadata, **spec.metadata, "summary": summary}).save(spec.folder)
+    spec.replace(metadata={**base.metadata, **spec.metadata, **told, "summary": summary}).save(spec.folder)
     return FeatureSpec.load(spec.folder)
 
 
