@@ -85,11 +85,11 @@ class Grown:
 
 
 def append_events(
-    base: FeatureSpec, events: Path, out: Path, *, told: Mapping[str, object] = MappingProxyType({})
+    base: FeatureSpec, events: Path, out: Path, *, metadata: Mapping[str, object] = MappingProxyType({})
 ) -> Grown:
     """Write into the empty folder `out` the dataset `base` with the raw events of a file (CSV, JSON lines, Parquet).
 
-    The new dataset's metadata hold `told`.
+    The new dataset takes over `metadata` beside its own.
 
     Raises:
         DataError: if the dataset takes no new events, the file lacks a column, or no event of it is new.
@@ -132,7 +132,7 @@ def append_events(
         "items": len(after.vocabularies.get(ITEM, ())) - len(before.encoders.vocabularies.get(ITEM, ())),
         "left_out": num_rows - num_kept,
     }
-    spec = _finished(base, spec, told)
+    spec = _finished(base, spec, metadata)
     _record(base, spec, events, counts, started)
     touched = np.unique(after.vocabularies[USER].encode(users)) if users is not None else np.zeros(0, np.int64)
     return Grown(spec, before.first_new, touched[touched > 0], counts, notes)
@@ -386,7 +386,7 @@ def _respelled(events: Path, before: Encoders, after: Encoders) -> Iterator[str]
         yield f"{told}; they are others"
 
 
-def _finished(base: FeatureSpec, spec: FeatureSpec, told: Mapping[str, object]) -> FeatureSpec:
+def _finished(base: FeatureSpec, spec: FeatureSpec, metadata: Mapping[str, object]) -> FeatureSpec:
     """The saved specification with further metadata of the earlier one. Raises DataError if the features differ."""
     now, then = (
         {name: feature.model_copy(update={"cardinality": None}) for name, feature in each.features.items()}
@@ -397,7 +397,7 @@ def _finished(base: FeatureSpec, spec: FeatureSpec, told: Mapping[str, object]) 
     old, own = (_mapping(each.metadata.get("summary")) for each in (base, spec))
     updates = old.get("updates")
     summary = {**old, **own, "updates": 1 + (updates if isinstance(updates, int) else 0)}
-    spec.replace(metadata={**base.metadata, **spec.metadata, **told, "summary": summary}).save(spec.folder)
+    spec.replace(metadata={**base.metadata, **spec.metadata, **metadata, "summary": summary}).save(spec.folder)
     return FeatureSpec.load(spec.folder)
 
 
