@@ -59,6 +59,7 @@ from recspec.data.prepare import (
     typed,
 )
 from recspec.data.storage import PREPARE_FILE, open_split
+from recspec.datasets.id_turnover import retire, waiting
 from recspec.datasets.table import roles_of
 from recspec.datasets.table_features import OURS, FeaturePlan, Tables, plan_features
 from recspec.datasets.table_rows import EVENTS, GROWTH_FILE, GrowthRules, read_raw, reading_raw
@@ -85,11 +86,23 @@ class Grown:
 
 
 def append_events(
-    base: FeatureSpec, events: Path, out: Path, *, metadata: Mapping[str, object] = MappingProxyType({})
+    base: FeatureSpec,
+    events: Path,
+    out: Path,
+    *,
+    admit_after: int = 1,
+    retire_after: str | None = None,
+    metadata: Mapping[str, object] = MappingProxyType({}),
 ) -> Grown:
     """Write into the empty folder `out` the dataset `base` with the raw events of a file (CSV, JSON lines, Parquet).
 
-    The new dataset takes over `metadata` beside its own.
+    Args:
+        base: the dataset.
+        events: the file.
+        out: where the new dataset goes.
+        admit_after: events from which a new user or item gets an id.
+        retire_after: time without an event after which a user or item is dropped, and its id stays blank.
+        metadata: what the new dataset says of itself beside its own.
 
     Raises:
         DataError: if the dataset takes no new events, the file lacks a column, or no event of it is new.
@@ -109,6 +122,11 @@ def append_events(
         if not num_rows:
             raise DataError(f"{events}: holds no row")
         tables = replace(known, rows=backend.stage(_stacked(known.rows, new)), notes=Notes())
+        if retire_after is not None:
+            tables, encoders, retired = retire(tables, before.encoders, retire_after, dated=rules.dated)
+            before, told = replace(before, encoders=encoders), [*told, *retired]
+        held, waits = waiting(tables, admit_after)
+        before, told = replace(before, waiting=held), [*told, *waits]
         if rules.settings.label is None:
             spec = write_interactions(out, tables, plan, silent, dataset=rules.dataset, before=before)
         else:
@@ -120,7 +138,7 @@ def append_events(
         if not num_kept:
             raise DataError(
                 f"{events}: holds no new event: each of its {num_rows:,} rows repeats a known one, or its "
-                "rating or weight is too low"
+                f"rating or weight is too low{''.join(f'; {each}' for each in waits)}"
             )
         notes = (*told, *before.notes, *_held_out_now(tables, made))
     shutil.rmtree(work, ignore_errors=True)

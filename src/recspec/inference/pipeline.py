@@ -23,6 +23,7 @@ from recspec.bundle import folder as bundle
 from recspec.data.encoding import Encoders
 from recspec.evaluation import EvaluationTask, ModelRanker, informed
 from recspec.inference.exact_search import Floats, Ids, Mask
+from recspec.inference.catalogue import Catalogues
 from recspec.inference.index import ItemIndex
 from recspec.inference.merging import joined
 from recspec.inference.raw_columns import RawCatalogue
@@ -317,13 +318,15 @@ def rank(model: Model, request: Batch, items: Batch, ids: Sequence[Ids]) -> list
 
 
 def _kept(trained: Bundle) -> Mask | None:
-    """The items that the pipeline's own filter keeps."""
+    """The items that the pipeline's own filter keeps and no update retired; None for all."""
     assert trained.pipeline is not None
-    if trained.pipeline.filter is None:
-        return None
     encoders = Encoders.load(trained.folder) if trained.spec.metadata.get("encoders") else None
+    retired = Catalogues(trained.spec, encoders, torch.device("cpu")).retired
+    if trained.pipeline.filter is None:
+        return None if retired is None else ~retired
     try:
-        return RawCatalogue(trained.spec, encoders).mask(trained.pipeline.filter)
+        kept = RawCatalogue(trained.spec, encoders).mask(trained.pipeline.filter)
+        return kept if retired is None else kept & ~retired
     except RequestError as error:
         raise BundleError(f"{Path(trained.folder)}: pipeline.json: {error}") from None
 
