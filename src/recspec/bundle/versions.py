@@ -4,8 +4,10 @@ RUN/bundle                                    the model as it was trained
 RUN/updates/0001/bundle                       the model after the first update, a bundle like any other
 RUN/updates/0001/data, run.json, log.jsonl    the dataset with the new events, and the record of the update
 RUN/catalogue_changes.parquet                 stock, prices and blocked items, of the bundle and of all updates
+RUN/updates/current.json                      which version answers, where updates are judged first
 
-An update counts once its bundle is there, which is renamed into place. So a killed update leaves the version before it.
+An update's bundle is renamed into place. Without `current.json` it counts from then on; with it, once the file names
+it. So a killed update leaves the version before it.
 """
 
 from __future__ import annotations
@@ -16,22 +18,116 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from recspec.base.files import PathError, confine, confined, locked_inside
+from pydantic import BaseModel, ConfigDict, Field
+
+from recspec.base.errors import DataError
+from recspec.base.files import PathError, confine, confined, locked_inside, removed, whole_file
+from recspec.bundle import cards
 
 UPDATES = "updates"
 BUNDLE = "bundle"
 CHANGES = "catalogue_changes.parquet"
 """What became of items since the training; see `inference/item_changes.py`."""
+CURRENT = "current.json"
+FORMAT = 1
 NUMBER = re.compile(r"[0-9]{4,9}")
+MOST_BYTES = 1 << 20
 
 
-def updates_of(run: Path) -> list[Path]:
-    """The folders of a run's updates that have their bundle, oldest first."""
+class Current(BaseModel):
+    """The content of `current.json`; 0 is the bundle of the run itself."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: int = FORMAT
+    version: int = Field(0, ge=0)
+    """The update that answers."""
+    earlier: tuple[int, ...] = ()
+    """The versions before it that can be gone back to, oldest first."""
+    newest: int = Field(0, ge=0)
+    """The highest number that was given."""
+    failures: int = Field(0, ge=0)
+    """New versions that failed in a row."""
+    frozen: str = ""
+    """Why no new version is made; empty while they are."""
+
+
+def read_current(run: Path) -> Current | None:
+    """What `current.json` says; None if there is none. Raises BundleError if it is damaged."""
+    return cards.read(run / UPDATES, CURRENT, Current, what="state of versions", version=FORMAT, most=MOST_BYTES)
+
+
+def state(run: Path) -> Current:
+    """Which version answers, whether a file says so or the newest one does. Raises BundleError if it is damaged."""
+    found = read_current(run)
+    if found is None:
+        numbers = [int(each.name) for each in updates_of(run)]
+        chain = (0, *numbers)
+        return Current(version=chain[-1], earlier=chain[:-1], newest=chain[-1])
+    chain = tuple(each for each in (*found.earlier, found.version) if not each or _holds_bundle(run, f"{each:04d}"))
+    return found.model_copy(update={"version": (chain or (0,))[-1], "earlier": chain[:-1]})
+
+
+def write_current(run: Path, current: Current) -> None:
+    """Write `current.json`; the caller holds the lock of `updating`."""
+    with whole_file(run / UPDATES / CURRENT) as temporary:
+        temporary.write_text(current.model_dump_json(indent=2) + "\n", encoding="utf-8")
+
+
+def publish(run: Path, number: int, *, keep: int | None = None) -> None:
+    """Let an update answer; of those before it, `keep` stay, and by default all."""
+    now = state(run)
+    earlier = (*now.earlier, now.version)
+    earlier = earlier if keep is None else earlier[max(0, len(earlier) - keep) :]
+    write_current(run, Current(version=number, earlier=earlier, newest=max(now.newest, number)))
+    if keep is not None:
+        for each in _folders(run):
+            if int(each.name) not in (number, *earlier):
+                removed(each)
+
+
+def fail(run: Path, number: int, *, most: int) -> Current:
+    """Remove an update that was judged and failed; after `most` in a row no further one is made."""
+    now = state(run)
+    failures = now.failures + 1
+    frozen = f"{failures} new versions in a row failed" if failures >= most else ""
+    made = now.model_copy(update={"newest": max(now.newest, number), "failures": failures, "frozen": frozen})
+    write_current(run, made)
+    removed(run / UPDATES / f"{number:04d}")
+    return made
+
+
+def roll_back(run: Path) -> Current:
+    """Let the version before answer again, and make no new one. Raises DataError if there is none."""
+    now = state(run)
+    if not now.earlier:
+        raise DataError(f"{run}: there is no version before {now.version} to go back to")
+    *earlier, version = now.earlier
+    why = f"version {now.version} was rolled back"
+    made = now.model_copy(update={"version": version, "earlier": tuple(earlier), "failures": 0, "frozen": why})
+    write_current(run, made)
+    return made
+
+
+def unfreeze(run: Path) -> Current:
+    """Let new versions be made again."""
+    made = state(run).model_copy(update={"failures": 0, "frozen": ""})
+    write_current(run, made)
+    return made
+
+
+def _folders(run: Path) -> list[Path]:
+    """The folders of updates, whole or not."""
     try:
         found = [each for each in (run / UPDATES).iterdir() if NUMBER.fullmatch(each.name)]
     except OSError:
         return []
-    return sorted((each for each in found if _holds_bundle(run, each.name)), key=lambda each: int(each.name))
+    return sorted(found, key=lambda each: int(each.name))
+
+
+def updates_of(run: Path) -> list[Path]:
+    """The folders of a run's updates that have their bundle, oldest first, whether they answered or not."""
+    return [each for each in _folders(run) if _holds_bundle(run, each.name)]
 
 
 def _holds_bundle(run: Path, name: str) -> bool:
@@ -43,8 +139,9 @@ def _holds_bundle(run: Path, name: str) -> bool:
 
 
 def newest(run: Path) -> Path | None:
-    """The bundle of the newest update; None if there is none."""
-    return known[-1] / BUNDLE if (known := updates_of(run)) else None
+    """The bundle of the update that answers; None if the run's own does. Raises BundleError; see `state`."""
+    number = state(run).version
+    return run / UPDATES / f"{number:04d}" / BUNDLE if number else None
 
 
 def number_of(bundle: Path) -> int:
@@ -63,8 +160,8 @@ def run_of(bundle: Path) -> Path | None:
 
 def next_update(run: Path) -> Path:
     """The folder of the next update; what a killed update left there is removed."""
-    known = updates_of(run)
-    folder = run / UPDATES / f"{1 + (int(known[-1].name) if known else 0):04d}"
+    now = state(run)
+    folder = run / UPDATES / f"{1 + max(now.newest, now.version):04d}"
     if folder.is_symlink():
         folder.unlink()
     elif folder.exists():

@@ -12,6 +12,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 import ibis
 import numpy as np
@@ -60,6 +61,7 @@ from recspec.data.prepare import (
     typed,
 )
 from recspec.data.storage import PREPARE_FILE, open_split
+from recspec.datasets.id_turnover import retire, waiting
 from recspec.datasets.table import roles_of
 from recspec.datasets.table_features import OURS, FeaturePlan, Tables, plan_features
 from recspec.datasets.table_rows import EVENTS, GROWTH_FILE, GrowthRules, read_raw, reading_raw
@@ -86,8 +88,24 @@ class Grown:
     """What was changed or left out of the file, what is missing of new users and items, and train rows held out now."""
 
 
-def append_events(base: FeatureSpec, events: Path, out: Path) -> Grown:
+def append_events(
+    base: FeatureSpec,
+    events: Path,
+    out: Path,
+    *,
+    admit_after: int = 1,
+    retire_after: str | None = None,
+    metadata: Mapping[str, object] = MappingProxyType({}),
+) -> Grown:
     """Write into the empty folder `out` the dataset `base` with the raw events of a file (CSV, JSON lines, Parquet).
+
+    Args:
+        base: the dataset.
+        events: the file.
+        out: where the new dataset goes.
+        admit_after: events from which a new user or item gets an id.
+        retire_after: time without an event after which a user or item is dropped, and its id stays blank.
+        metadata: what the new dataset says of itself beside its own.
 
     Raises:
         DataError: if the dataset takes no new events, the file lacks a column, or no event of it is new.
@@ -107,6 +125,11 @@ def append_events(base: FeatureSpec, events: Path, out: Path) -> Grown:
         if not num_rows:
             raise DataError(f"{events}: holds no row")
         tables = replace(known, rows=backend.stage(_stacked(known.rows, new)), notes=Notes())
+        if retire_after is not None:
+            tables, encoders, retired = retire(tables, before.encoders, retire_after, dated=rules.dated)
+            before, told = replace(before, encoders=encoders), [*told, *retired]
+        held, waits = waiting(tables, admit_after)
+        before, told = replace(before, waiting=held), [*told, *waits]
         if rules.settings.label is None:
             spec = write_interactions(out, tables, plan, silent, dataset=rules.dataset, before=before)
         else:
@@ -118,7 +141,7 @@ def append_events(base: FeatureSpec, events: Path, out: Path) -> Grown:
         if not num_kept:
             raise DataError(
                 f"{events}: holds no new event: each of its {num_rows:,} rows repeats a known one, or its "
-                "rating or weight is too low"
+                f"rating or weight is too low{''.join(f'; {each}' for each in waits)}"
             )
         notes = (*told, *before.notes, *_held_out_now(tables, made))
     shutil.rmtree(work, ignore_errors=True)
@@ -130,7 +153,7 @@ def append_events(base: FeatureSpec, events: Path, out: Path) -> Grown:
         "items": len(after.vocabularies.get(ITEM, ())) - len(before.encoders.vocabularies.get(ITEM, ())),
         "left_out": num_rows - num_kept,
     }
-    spec = _finished(base, spec)
+    spec = _finished(base, spec, metadata)
     _record(base, spec, events, counts, started)
     touched = np.unique(after.vocabularies[USER].encode(users)) if users is not None else np.zeros(0, np.int64)
     return Grown(spec, before.first_new, touched[touched > 0], counts, notes)
@@ -396,7 +419,7 @@ def _respelled(events: Path, before: Encoders, after: Encoders) -> Iterator[str]
         yield f"{told}; they are others"
 
 
-def _finished(base: FeatureSpec, spec: FeatureSpec) -> FeatureSpec:
+def _finished(base: FeatureSpec, spec: FeatureSpec, metadata: Mapping[str, object]) -> FeatureSpec:
     """The saved specification with further metadata of the earlier one. Raises DataError if the features differ."""
     now, then = (
         {name: feature.model_copy(update={"cardinality": None}) for name, feature in each.features.items()}
@@ -407,7 +430,7 @@ def _finished(base: FeatureSpec, spec: FeatureSpec) -> FeatureSpec:
     old, own = (_mapping(each.metadata.get("summary")) for each in (base, spec))
     updates = old.get("updates")
     summary = {**old, **own, "updates": 1 + (updates if isinstance(updates, int) else 0)}
-    spec.replace(metadata={**base.metadata, **spec.metadata, "summary": summary}).save(spec.folder)
+    spec.replace(metadata={**base.metadata, **spec.metadata, **metadata, "summary": summary}).save(spec.folder)
     return FeatureSpec.load(spec.folder)
 
 

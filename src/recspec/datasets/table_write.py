@@ -100,6 +100,7 @@ def write_interactions(
     num_rows = count_rows(backend, tables.rows)
     tables, is_drawn = with_order(tables) if before is None else (tables, False)
     kept, least = rated(tables)
+    kept = without_waiting(kept, before)
     told = [name for name in kept.columns if name.startswith((*DESCRIBES.values(),))]
     rows = _without_copies(tables, without_weightless(tables, kept), but=(ROW, SPLIT_BEFORE, *told))
     named = rows.select(
@@ -173,6 +174,11 @@ def write_interactions(
         dated = isinstance(times, Mapping) and isinstance(times["first"], str)
         keep_raw(folder, tables, split, GrowthRules.of(tables, least, dataset, before, dated=dated))
     return spec
+
+
+def without_waiting(rows: Table, before: Before | None) -> Table:
+    """The rows without those of users and items that get no id yet."""
+    return rows if before is None or before.waiting is None else rows.anti_join(before.waiting, ROW)
 
 
 def kept_columns(tables: Tables, plan: FeaturePlan) -> Table:
@@ -253,7 +259,7 @@ def write_labelled(
     """
     tables = up_to_window(tables)
     backend, settings = tables.backend, tables.settings
-    rows = without_weightless(tables, tables.rows)
+    rows = without_waiting(without_weightless(tables, tables.rows), before)
     assert settings.label is not None
     group = settings.group or settings.user
     dated = settings.chosen_split in ("time", "given", "none") or settings.reads_times

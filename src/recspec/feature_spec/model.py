@@ -159,6 +159,15 @@ class FeatureSpec:
         """The item's id: `metadata.item_id`, else the role's scalar id feature of largest cardinality."""
         return self._id_feature("item")
 
+    @property
+    def trained_to(self) -> int:
+        """The newest `seq` of the journal whose events the dataset holds; 0 if it has taken none.
+
+        Earlier events of users without an id are in no row: such users may be too new (`admit_after`), or retired.
+        """
+        found = self.metadata.get("trained_to")
+        return found if isinstance(found, int) and found > 0 else 0
+
     def inputs(self, *, categorical: bool | None = None, is_list: bool | None = None) -> tuple[str, ...]:
         """Features a CTR model reads (roles user, item, context), optionally only ids or numbers, lists or scalars."""
         names = dict.fromkeys((*self.role("user"), *self.role("item"), *self.role("context")))

@@ -265,6 +265,12 @@ class Catalogues:
         """Every item, in order of id."""
         return _read_catalogue(self.spec, "item", self.device, self.changes)
 
+    @cached_property
+    def retired(self) -> NDArray[np.bool_] | None:
+        """(N,) the items that were retired by an update; None if there is none."""
+        vocabulary = self._vocabulary("item")
+        return None if vocabulary is None or not (blank := vocabulary.is_blank).any() else blank
+
     def check_items(self, features: Sequence[str]) -> None:
         """Raise `BundleError` if the catalogue lacks a feature of items among those that a model reads."""
         lacking = [name for name in self.spec.role("item") if name in features and name not in self.items.features]

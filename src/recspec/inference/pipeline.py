@@ -23,6 +23,7 @@ from recspec.bundle import folder as bundle
 from recspec.data.encoding import Encoders
 from recspec.evaluation import EvaluationTask, ModelRanker, informed
 from recspec.inference.exact_search import Floats, Ids, Mask
+from recspec.inference.catalogue import Catalogues
 from recspec.inference.index import ItemIndex
 from recspec.inference.item_changes import BoundChanges
 from recspec.inference.merging import joined
@@ -322,15 +323,15 @@ def rank(model: Model, request: Batch, items: Batch, ids: Sequence[Ids]) -> list
 
 
 def _kept(trained: Bundle, changes: BoundChanges | None = None) -> Mask | None:
-    """The items that the pipeline's own filter keeps, and that are neither withdrawn nor blocked."""
+    """The items that pass the pipeline's own filter, and are neither withdrawn, blocked nor retired; None for all."""
     assert trained.pipeline is not None
-    available = None if changes is None else changes.available
-    if trained.pipeline.filter is None:
-        return available
     encoders = Encoders.load(trained.folder) if trained.spec.metadata.get("encoders") else None
+    retired = Catalogues(trained.spec, encoders, torch.device("cpu"), changes=changes).retired
+    masks = [*(() if changes is None else (changes.available,)), *(() if retired is None else (~retired,))]
     try:
-        mask = RawCatalogue(trained.spec, encoders, changes).mask(trained.pipeline.filter)
-        return mask if available is None else mask & available
+        if trained.pipeline.filter is not None:
+            masks.append(RawCatalogue(trained.spec, encoders, changes).mask(trained.pipeline.filter))
+        return np.logical_and.reduce(masks) if masks else None
     except RequestError as error:
         raise BundleError(f"{Path(trained.folder)}: pipeline.json: {error}") from None
 

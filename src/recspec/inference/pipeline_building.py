@@ -78,7 +78,7 @@ class Built:
 def build_pipeline(
     target: Path,
     retrievers: Sequence[str],
-    ranker: Path,
+    ranker: Path | None,
     *,
     candidates: int = 500,
     filter: str | None = None,
@@ -90,7 +90,8 @@ def build_pipeline(
     Args:
         target: folder of the new run.
         retrievers: runs or bundles as PATH or NAME=PATH; by default a retriever is called as its model.
-        ranker: the run or bundle that ranks the candidates; `lightgbm` grows trees over the retrievers' scores.
+        ranker: the run or bundle that ranks the candidates; None, or `lightgbm` where no run is called so, grows
+            trees over the retrievers' scores.
         candidates: items that the ranker scores for each request.
         filter: expression over the columns of the item catalogue; other items are never candidates.
         device: where vectors are computed.
@@ -107,8 +108,9 @@ def build_pipeline(
             raise SettingsError(f"{target}: holds a run already; name another folder")
         if (target / "bundle.json").exists():
             raise SettingsError(f"{target}: is a bundle, whose files must stay as they are; name another folder")
-        built, data = _build(target, retrievers, ranker, candidates, filter, device, progress)
-        parts = [*([] if _is_grown(ranker) else [ranker]), *(each.run for each in built.retrievers)]
+        given = ranker if ranker is None or not _is_grown(ranker) else None
+        built, data = _build(target, retrievers, given, candidates, filter, device, progress)
+        parts = [*([] if given is None else [given]), *(each.run for each in built.retrievers)]
         record = run_record.begin(target, "pipeline", built.model, data, made_of=parts)
         record.finish(target, time.monotonic() - started)
         return built
@@ -117,7 +119,7 @@ def build_pipeline(
 def _build(
     target: Path,
     retrievers: Sequence[str],
-    ranker: Path,
+    ranker: Path | None,
     candidates: int,
     filter: str | None,
     device: torch.device | None,
@@ -125,7 +127,7 @@ def _build(
 ) -> tuple[Built, DataRecord | None]:
     named = [named_path(text, "--retriever") for text in retrievers]
     trained = [bundle.load(path, device=device) for _, path in named]
-    if _is_grown(ranker):
+    if ranker is None:
         model, facts = grow_ranker(dataset_of(trained[0].folder, None), trained, candidates, progress)
         card = Card(
             model=model.name,
@@ -136,7 +138,7 @@ def _build(
         with tempfile.TemporaryDirectory() as place:
             where = bundle.save(Path(place) / BUNDLE, model, card, seen=trained[0].seen)
             first = bundle.load(where, device=device)
-            return _join(target, first, ranker, named, trained, candidates, filter, device, progress)
+            return _join(target, first, None, named, trained, candidates, filter, device, progress)
     first = bundle.load(ranker, device=device)
     return _join(target, first, ranker, named, trained, candidates, filter, device, progress)
 
@@ -152,7 +154,7 @@ def _is_grown(ranker: Path) -> bool:
 def _join(
     target: Path,
     first: Bundle,
-    ranker: Path,
+    ranker: Path | None,
     named: Sequence[tuple[str, Path]],
     trained: Sequence[Bundle],
     candidates: int,
@@ -160,7 +162,8 @@ def _join(
     device: torch.device | None,
     progress: Progress,
 ) -> tuple[Built, DataRecord | None]:
-    _check(ranker, first, [path for _, path in named], trained)
+    name_of_ranker = Path(GROWN) if ranker is None else ranker
+    _check(name_of_ranker, first, [path for _, path in named], trained)
     names = _names([name for name, _ in named], [each.card.model for each in trained], candidates)
     cards = [
         RetrieverCard(name=name, has_index=has_vectors(each.model)) for name, each in zip(names, trained, strict=True)
@@ -191,8 +194,8 @@ def _join(
         (folder / pipeline_card.FILE_NAME).write_text(text, encoding="utf-8")
         manifest.write(folder)
     progress("retrievers", 1, 1)
-    data = run_record.common_data(each.folder for each in (*([] if _is_grown(ranker) else [first]), *trained))
-    return Built(target / BUNDLE, ranker, first.card.model, card, found, len(known.items), kept), data
+    data = run_record.common_data(each.folder for each in (*([] if ranker is None else [first]), *trained))
+    return Built(target / BUNDLE, name_of_ranker, first.card.model, card, found, len(known.items), kept), data
 
 
 def _names(given: Sequence[str], models: Sequence[str], candidates: int) -> list[str]:

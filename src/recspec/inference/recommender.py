@@ -190,7 +190,10 @@ class Recommender:
         changes = self._known.changes
         kept = None if changes is None else changes.available
         kept = kept if self.retrieving is None else self.retrieving.pipeline.kept
-        return Chooser(self._known, np.ones(len(counts), bool) if scores_all else counts > 0, kept)
+        scorable = np.ones(len(counts), bool) if scores_all else counts > 0
+        if self._known.retired is not None:
+            scorable &= ~self._known.retired
+        return Chooser(self._known, scorable, kept)
 
     @cached_property
     def vectors(self) -> Tensor | None:

@@ -7,18 +7,22 @@ that of a row that no step has changed.
 RUN/updates/0001 holds the new version; see `bundle.versions`. A model that is fitted in one go is fitted again, with
 the settings that were chosen. Another one trains some epochs on the new rows and a replayed share of the old ones (a
 model whose rows are users: on the users with new events and a share of the others).
+
+A blend or a pipeline is made of runs. Their next versions, in RUN/updates/0001/parts, are made of one grown dataset,
+and then the blend or the pipeline of these.
 """
 
 from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -39,14 +43,16 @@ from recspec.base.errors import (
 from recspec.base.files import local
 from recspec.base.signals import stopping_at_once
 from recspec.base.stores import fetched, url_text
-from recspec.bundle import Card, checkpoint, meaning_digest, run_record, versions
+from recspec.bundle import Card, TreeRanker, checkpoint, meaning_digest, run_record, versions
 from recspec.bundle import cards as pipeline_card
 from recspec.bundle import folder as bundle
+from recspec.data.prepare import Duration
 from recspec.feature_spec import FeatureSpec
 from recspec.loading import NewRowsAndReplay, Ranks
 from recspec.models import FittedModel, Ids, Wide, find_model, require_libraries
 from recspec.models.layers import Embeddings
 from recspec.training import run_folder
+from recspec.training.blend import blend_runs
 from recspec.training.loop import NOT_BEGUN, TrainingRun, run_fit, using_threads
 from recspec.training.optimizers import Optimizers
 from recspec.training.plan import make_fit_plan, make_plan
@@ -165,7 +171,7 @@ def _restore(
     return []
 
 
-DATA = "data"
+DATA, PARTS = "data", "parts"
 
 
 class UpdateSettings(config.Settings):
@@ -178,12 +184,20 @@ class UpdateSettings(config.Settings):
     learning_rate: float = Field(
         1.0, gt=0, description="factor of the run's learning rate, which stays constant in an update"
     )
+    admit_after: int = Field(1, ge=1, description="events from which a new user or item gets an id; until then they wait")
+    retire_after: Duration | None = Field(
+        None,
+        description="time without an event after which a user or item is retired, such as 180d: its events are dropped, "
+        "its id stays blank, and it is not recommended",
+    )
 
 
 @dataclass(frozen=True)
 class Updated:
     """A new version of a run."""
 
+    base: Path
+    """The bundle that it goes on from."""
     folder: Path
     """RUN/updates/NNNN, a run by itself."""
     bundle: Path
@@ -193,15 +207,35 @@ class Updated:
     """New users and items of which the events tell too little."""
     rows: Mapping[str, int]
     """Rows of each split of the grown dataset."""
-    result: Result
+    result: Result | None
+    """What training reached; None for a blend or a pipeline."""
     bundle_bytes: int
     seconds: Mapping[str, float]
     """Of the dataset (`data`), the model (`train`), and `all`."""
 
     def to_dict(self) -> dict[str, object]:
         """Plain values for JSON."""
-        places = {"folder": str(self.folder), "bundle": str(self.bundle)}
-        return {**vars(self), **places, "result": self.result.to_dict()}
+        places = {name: str(getattr(self, name)) for name in ("base", "folder", "bundle")}
+        return {**vars(self), **places, "result": None if self.result is None else self.result.to_dict()}
+
+
+class BuildPipeline(Protocol):
+    """Joins runs to a pipeline, as `inference.build_pipeline` does."""
+
+    def __call__(
+        self, target: Path, retrievers: Sequence[str], ranker: Path | None, *, candidates: int, filter: str | None
+    ) -> object: ...
+
+
+@dataclass(frozen=True)
+class Learning:
+    """How the models of an update learn, and who hears of it."""
+
+    settings: UpdateSettings = field(default_factory=UpdateSettings)
+    build_pipeline: BuildPipeline | None = None
+    """Without it, pipelines are refused."""
+    on_event: Callable[[Event], None] = lambda _: None
+    stop_requested: Callable[[], bool] = lambda: False
 
 
 def update(
@@ -210,10 +244,11 @@ def update(
     *,
     settings: UpdateSettings | None = None,
     data: FeatureSpec | None = None,
+    build_pipeline: BuildPipeline | None = None,
     on_event: Callable[[Event], None] = lambda _: None,
     stop_requested: Callable[[], bool] = lambda: False,
 ) -> Updated:
-    """Make the next version of a run from a file of raw events.
+    """Make the next version of a run from a file of raw events, which answers from then on.
 
     `data` is the dataset of the version before; by default it lies where the run says.
 
@@ -222,29 +257,59 @@ def update(
         DataError: if the dataset takes none, or what is wrong with the events; nothing has changed then.
         BundleError: if the dataset can't be opened where the run says.
     """
+    run = local(run, "RUN")
+    check_run(run)
+    learning = Learning(settings or UpdateSettings(), build_pipeline, on_event, stop_requested)
+    with versions.updating(run):
+        made = next_version(run, events, learning, data=data)
+        if made.base.parent != run:  # the state of the optimizers goes on from the newest version
+            for home in (run_record.home(made.base), *(made.base.parent / PARTS).glob("*")):
+                shutil.rmtree(home / run_folder.CHECKPOINTS, ignore_errors=True)
+        if versions.read_current(run) is not None:
+            versions.publish(run, versions.number_of(made.bundle))
+    return made
+
+
+def next_version(
+    run: Path,
+    events: Path,
+    learning: Learning,
+    *,
+    data: FeatureSpec | None = None,
+    metadata: Mapping[str, object] = MappingProxyType({}),
+) -> Updated:
+    """As `update`, while the caller holds the lock of `versions.updating`, and says which version answers.
+
+    The grown dataset takes over `metadata`.
+    """
     started = time.monotonic()
-    settings, run = settings or UpdateSettings(), local(run, "RUN")
-    _check_run(run)
-    with versions.updating(run), _new_version(run) as folder:
-        base = bundle.find(run)  # the newest version, now that no other update can end
-        card = _read_card(base)
-        require_libraries(find_model(card.model))
+    with _new_version(run) as folder:
+        base = bundle.find(run)  # the version that answers, now that no other update can end
+        card = bundle.read_card(base)
+        parts = _parts_of(base, card, learning)
         spec = dataset_of(base, data)
         (folder / DATA).mkdir(parents=True)
         from recspec.datasets import append_events  # needs Ibis and DuckDB, which training does without
 
+        own = learning.settings
         with stopping_at_once(NOT_BEGUN):
-            grown = append_events(spec, events, folder / DATA)
+            grown = append_events(
+                spec,
+                events,
+                folder / DATA,
+                admit_after=own.admit_after,
+                retire_after=own.retire_after,
+                metadata=metadata,
+            )
         prepared = time.monotonic()
-        result = _learn(base, card, grown, folder, settings, on_event, stop_requested)
-        if base.parent != run:  # the state of the optimizers goes on from the newest version
-            shutil.rmtree(run_record.home(base) / run_folder.CHECKPOINTS, ignore_errors=True)
+        result = _make(base, card, parts, grown, folder, learning)
     ended = time.monotonic()
     seconds = {"data": prepared - started, "train": ended - prepared, "all": ended - started}
     summary = grown.spec.metadata.get("summary")
     rows = summary.get("rows") if isinstance(summary, dict) else None
     whole = sum(file.stat().st_size for file in (folder / run_folder.BUNDLE).rglob("*") if file.is_file())
     return Updated(
+        base=base,
         folder=folder,
         bundle=folder / run_folder.BUNDLE,
         counts=grown.counts,
@@ -273,21 +338,13 @@ def _new_version(run: Path) -> Iterator[Path]:
         raise
 
 
-def _check_run(run: Path) -> None:
+def check_run(run: Path) -> None:
+    """Refuse what is no run that takes updates. Raises BundleError."""
     if (run / "bundle.json").is_file():
         raise BundleError(f"{run}: is a bundle, whose files must stay as they are; name the run that holds it")
     if versions.number_of(run / versions.BUNDLE) and (run.parent.parent / versions.BUNDLE).is_dir():
         raise BundleError(f"{run}: is a version of {run.parent.parent}; name that run, whose newest version is updated")
     bundle.find(run)
-
-
-def _read_card(base: Path) -> Card:
-    card = bundle.read_card(base)
-    if card.model in bundle.OF_MEMBERS:
-        raise BundleError(f"{base}: is a {card.model}, which takes no new events; update its parts and make it again")
-    if pipeline_card.read_pipeline(base) is not None:
-        raise BundleError(f"{base}: is a pipeline; update its ranker and its retrievers, and make it again")
-    return card
 
 
 def dataset_of(base: Path, given: FeatureSpec | None) -> FeatureSpec:
@@ -310,23 +367,76 @@ def dataset_of(base: Path, given: FeatureSpec | None) -> FeatureSpec:
     return spec
 
 
-def _learn(
-    base: Path,
-    card: Card,
-    grown: Grown,
-    folder: Path,
-    settings: UpdateSettings,
-    on_event: Callable[[Event], None],
-    stop_requested: Callable[[], bool],
-) -> Result:
+def _parts_of(base: Path, card: Card, learning: Learning) -> list[Path] | None:
+    """The bundles of the models that a blend or a pipeline was made of, in that order; None for a model alone.
+
+    Raises:
+        BundleError: if it can't be made of them again.
+    """
+    is_pipeline = pipeline_card.read_pipeline(base) is not None
+    if card.model not in bundle.OF_MEMBERS and not is_pipeline:
+        return None
+    if is_pipeline and learning.build_pipeline is None:
+        raise BundleError(f"{base}: is a pipeline; update its ranker and its retrievers, and make it again")
+    record = run_record.read(run_record.home(base))
+    if record is None or not record.made_of:
+        raise BundleError(f"{base}: does not say which runs it was made of; make it again")
+    meaning, found, problems = meaning_digest(FeatureSpec.load(base)), list[Path](), list[str]()
+    for run in map(Path, record.made_of):
+        places = [run, run / run_folder.BUNDLE, *(each / run_folder.BUNDLE for each in reversed(versions.updates_of(run)))]
+        alike = (each for each in places if (each / "bundle.json").is_file())
+        part = next((each for each in alike if meaning_digest(FeatureSpec.load(each)) == meaning), None)
+        if part is None:
+            problems.append(f"{run}: holds no model of the data that {base} was made on; make it again")
+        else:
+            found.append(part)
+    if problems:
+        raise BundleError.of(f"{base}: its parts can't be updated", problems)
+    return found
+
+
+def _make(
+    base: Path, card: Card, parts: Sequence[Path] | None, grown: Grown, folder: Path, learning: Learning
+) -> Result | None:
+    """The next version of a bundle, in `folder`; that of each of its parts goes into `folder / PARTS`."""
+    if parts is None:
+        return _learn(base, card, grown, folder, learning)
+    runs = []
+    for number, part in enumerate(parts):
+        own = bundle.read_card(part)
+        runs.append(folder / PARTS / f"{number + 1}-{own.model}")
+        _make(part, own, _parts_of(part, own, learning), grown, runs[-1], learning)
+    pipeline = pipeline_card.read_pipeline(base)
+    if pipeline is None:
+        metric = card.trained.get("valid_metric")
+        if isinstance(metric, str) and "valid" in grown.spec.splits and not any(map(_knows_valid, runs)):
+            blend_runs(folder, runs, spec=grown.spec, metric=metric)
+        else:
+            blend_runs(folder, runs, spec=grown.spec, like=base)
+        return None
+    assert learning.build_pipeline is not None
+    ranker, retrievers = (None, runs) if card.model == TreeRanker.name else (runs[0], runs[1:])
+    named = [f"{each.name}={run}" for each, run in zip(pipeline.retrievers, retrievers, strict=True)]
+    learning.build_pipeline(folder, named, ranker, candidates=pipeline.candidates, filter=pipeline.filter)
+    return None
+
+
+def _knows_valid(run: Path) -> bool:
+    found = bundle.read_card(bundle.find(run)).trained.get("splits")
+    return isinstance(found, (list, tuple)) and "valid" in found
+
+
+def _learn(base: Path, card: Card, grown: Grown, folder: Path, learning: Learning) -> Result:
     """Fit the model again on all events, with the settings that it has, or train it on from its weights."""
+    settings = learning.settings
     kind, ranks, made_of = find_model(card.model), Ranks(), (run_record.home(base),)
+    require_libraries(kind)
     own = config.build(kind.Settings, "bundle.json: settings", card.settings)
     if issubclass(kind, FittedModel):
         asked = config.build(TrainSettings, "bundle.json: train", card.train)
         fit = replace(make_fit_plan(card.model, grown.spec, asked, own, ranks), update_of=made_of)
         with using_threads(fit.threads.value):
-            return run_fit(fit, folder, ranks, on_event, stop_requested)
+            return run_fit(fit, folder, ranks, learning.on_event, learning.stop_requested)
     asked = _train_settings(card, settings)
     first_new = [grown.first_new.get(split, 0) for split in asked.train_splits]
     newest, users = NewRowsAndReplay(first_new, settings.replay, asked.seed), _users(grown, settings.replay, asked.seed)
@@ -337,7 +447,9 @@ def _learn(
         return warm_start(built.model, bundle.load(base).model, built.optimizers, _optimizer_state(base))
 
     with using_threads(plan.threads.value):
-        training = TrainingRun(plan, folder, ranks, on_event, stop_requested, start=start)
+        training = TrainingRun(
+            plan, folder, ranks, learning.on_event, learning.stop_requested, start=start
+        )
         with closing(training.log):
             return training.train(resume=False)
 

@@ -22,6 +22,11 @@ from recspec.data.encoding.raw_values import UNKNOWN, Ids, KnownValues, Raw
 LONGEST_ID = 1_000
 """Characters of a raw id of a user or item that a request may name."""
 
+BLANK = "\0"
+"""What the texts of blank ids begin with; no event's id holds it."""
+LEAST = np.iinfo(np.int64).min
+"""Blank ids of whole numbers are counted up from here."""
+
 
 @dataclass(frozen=True, eq=False)
 class Vocabulary:
@@ -74,6 +79,26 @@ class Vocabulary:
     def is_numeric(self) -> bool:
         """Whether the raw values are whole numbers; the text `42` then finds 42."""
         return bool(pa.types.is_int64(self.values.type))
+
+    def blanked(self, ids: Ids) -> Vocabulary:
+        """The vocabulary with values that no raw value equals in place of those of some ids, which stay theirs."""
+        if self.is_numeric:
+            numbers = self.values.to_numpy().copy()
+            numbers[ids - 1] = LEAST + ids
+            return Vocabulary(pa.array(numbers))
+        texts = self.values.to_pylist()
+        for each in ids.tolist():
+            texts[each - 1] = f"{BLANK}{each}"
+        return Vocabulary(pa.array(texts, self.values.type))
+
+    @property
+    def is_blank(self) -> NDArray[np.bool_]:
+        """(cardinality,) Whether each id is one that `blanked` took the value of."""
+        if self.is_numeric:
+            own = self.values.to_numpy() <= LEAST + len(self)
+        else:
+            own = pc.starts_with(self.values, BLANK).to_numpy(zero_copy_only=False)
+        return np.concatenate([np.zeros(1, bool), np.asarray(own, bool)])
 
     def encode(self, values: RawValues) -> Ids:
         """The id of each raw value, 0 where it is unknown or missing."""

@@ -379,6 +379,7 @@ class Before:
     first_new: dict[str, int] = field(default_factory=dict)
     """Split -> number of its first row that it did not hold before; writing fills it."""
     notes: list[str] = field(default_factory=list)  # on new users and items; writing adds to them
+    waiting: Table | None = None  # column row of raw rows that are kept, and are no rows yet
 
 
 MOST_HALVINGS = 64  # or doublings, of an event after the end: 2^64 and 2^-64 are float32 numbers with room for a weight
