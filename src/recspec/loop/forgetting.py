@@ -1,8 +1,8 @@
 """Forget a person: in journals, datasets, bundles of all versions, checkpoints, exports, reports and batch answers.
 
-A person's id keeps its slot, blanked, so that the ids of all others stay: `forgotten 17` in a vocabulary of texts, a
-negative number in one of whole numbers. Rows of the person are dropped; rows of tables (embeddings, factors, the state
-of optimizers) take the values of the unknown user. Weights that many people shaped stay until the next full fit.
+A person's id keeps its slot, blanked, so that the ids of all others stay. Rows of the person are dropped; rows of
+tables (embeddings, factors, the state of optimizers) take the values of the unknown user. Weights that many people
+shaped stay until the next full fit.
 
 A folder is rewritten beside its place and renamed, so a kill leaves the old or the new one; the same command goes on.
 """
@@ -43,8 +43,6 @@ from recspec.loop.journal import Journal, now_us
 from recspec.models import SeenIds, StoredLists
 from recspec.models.layers import Embeddings
 
-FIRST_NUMBER = -(2**62)
-"""The blank of slot s in a vocabulary of whole numbers is this less s."""
 TEXTS = (".csv", ".jsonl", ".json", ".yaml", ".yml", ".html", ".txt", ".md", ".log", ".tsv")
 """Files that are searched as text."""
 MOST_SEARCHED = 1 << 30
@@ -263,12 +261,9 @@ def _blank_companions(person: _Person, folder: Path, done: Forgotten) -> None:
     spec, user = FeatureSpec.load(folder), person.spec.user_id
     file = spec.vocabulary_file(spec.vocabulary(user))
     if file is not None and file.is_file():
-        vocabulary = Vocabulary.load(file)
-        slot, kind = person.id - 1, vocabulary.values.type
-        blank = FIRST_NUMBER - slot if vocabulary.is_numeric else f"forgotten {slot}"
-        parts = [vocabulary.values[:slot], pa.array([blank], kind), vocabulary.values[slot + 1 :]]
+        blank = Vocabulary.load(file).blanked(np.array([person.id]))
         file.unlink()  # a link to what others hold
-        Vocabulary(pa.chunked_array(parts, kind).combine_chunks()).save(file)
+        blank.save(file)
     catalogue = spec.catalogue("user")
     if catalogue is not None and catalogue.is_file():
         table = pq.read_table(catalogue, partitioning=None)
@@ -340,16 +335,11 @@ def _blank_bundle(folder: Path, person: _Person, done: Forgotten) -> None:
     model = bundle.load(folder, verify=False)
     weights = _blanked(model.model, person)
     checkpoint.write_tensors(folder / "weights.safetensors", weights, {"format": bundle.FORMAT})
-    if model.seen is not None:
-        own = slice(int(model.seen.offsets[person.id]), int(model.seen.offsets[person.id + 1]))
-        done.counts["seen items"] += own.stop - own.start
-        kept = torch.ones(len(model.seen.items), dtype=torch.bool)
-        kept[own] = False
-        offsets = model.seen.offsets.clone()
-        offsets[person.id + 1 :] -= own.stop - own.start
-        lists = {name: getattr(model.seen, name)[kept] for name in ("items", "is_seen", "is_known")}
-        tensors = {**lists, "offsets": offsets, "counts": model.seen.counts}
-        checkpoint.write_tensors(folder / "seen.safetensors", tensors, {"format": bundle.FORMAT})
+    for name in ("seen.safetensors", "events.safetensors"):
+        if (folder / name).is_file():
+            lists, header = checkpoint.read_tensors(folder / name)
+            done.counts[f"entries of {name}"] += _drop_list(lists, person.id)
+            checkpoint.write_tensors(folder / name, lists, header)
     _blank_companions(person, folder, done)
     done.counts["rows of weights"] += 1
 
@@ -385,17 +375,29 @@ def _blanked(model: nn.Module, person: _Person) -> dict[str, Tensor]:
         state[name][row] = state[name][unknown]
     count = person.spec.num_ids(person.spec.user_id)
     for prefix, module in model.named_modules():
-        if isinstance(module, StoredLists):
-            own = {name.removeprefix(f"{prefix}."): name for name in state if name.startswith(f"{prefix}.")}
-            if len(module.offsets) == count + 1 and prefix.rpartition(".")[2] == "known":
-                offsets = state[own["offsets"]]
-                gone = slice(int(offsets[person.id]), int(offsets[person.id + 1]))
-                for name in own.values():
-                    if name != own["offsets"]:
-                        state[name] = torch.cat([state[name][: gone.start], state[name][gone.stop :]])
-                offsets[person.id + 1 :] -= gone.stop - gone.start
+        if (
+            isinstance(module, StoredLists)
+            and prefix.rpartition(".")[2] == "known"
+            and len(module.offsets) == count + 1
+        ):
+            own = {name: state[name] for name in state if name.startswith(f"{prefix}.")}
+            lists = {name.removeprefix(f"{prefix}."): each for name, each in own.items()}
+            _drop_list(lists, person.id)
+            state |= {f"{prefix}.{name}": each for name, each in lists.items()}
     _blank_dual(state, person.id, count)
     return state
+
+
+def _drop_list(lists: dict[str, Tensor], row: int) -> int:
+    """Empty one list of lists that stand one after the other, in every tensor with a value for each entry."""
+    offsets = lists["offsets"]
+    gone, total = slice(int(offsets[row]), int(offsets[row + 1])), int(offsets[-1])
+    for name, each in lists.items():
+        if name not in ("offsets", "counts") and len(each) == total:
+            lists[name] = torch.cat([each[: gone.start], each[gone.stop :]])
+    lists["offsets"] = offsets.clone()
+    lists["offsets"][row + 1 :] -= gone.stop - gone.start
+    return gone.stop - gone.start
 
 
 def _blank_dual(state: dict[str, Tensor], user: int, count: int) -> None:
