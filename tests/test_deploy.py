@@ -75,6 +75,33 @@ def test_every_command_is_one_that_recspec_has_with_options_that_it_takes() -> N
         check_command(after_recspec(text))
 
 
+def test_commands_of_the_loop_are_those_that_recspec_has() -> None:
+    (updater,) = [each for each in containers() if each["name"] == "updater"]
+    check_command(updater["args"])
+    started = [
+        line.partition("/bin/recspec ")[2]
+        for file in sorted(DEPLOY.glob("systemd/*.service"))
+        for line in file.read_text(encoding="utf-8").splitlines()
+        if line.startswith("ExecStart=")
+    ]
+    assert len(started) == 5
+    for each in started:
+        check_command(shlex.split(each))
+
+
+def test_the_loop_patches_what_the_servers_have() -> None:
+    (loop,) = MANIFESTS["loop/kustomization.yaml"]
+    served_by = {(each["kind"], each["metadata"]["name"]): each for each in DOCUMENTS if "metadata" in each}
+    for change in loop["patches"]:
+        target = served_by[change["target"]["kind"], change["target"]["name"]]
+        for step in yaml.safe_load(change["patch"]):
+            at: Any = target
+            for part in step["path"].removesuffix("/-").split("/")[1:]:
+                at = at[int(part)] if isinstance(at, list) else at[part]
+            assert isinstance(at, list) or step["op"] == "replace"
+    assert loop["images"] == MANIFESTS["serve/kustomization.yaml"][0]["images"]
+
+
 def test_an_option_that_recspec_does_not_take_would_be_found() -> None:
     with pytest.raises(Exception, match="--worker"):
         check_command(["serve", "model", "--worker=2"])
