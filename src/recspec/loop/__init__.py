@@ -1,23 +1,12 @@
 """The loop: events that a running server takes, what was shown, and what both say of the models."""
 
 from recspec.loop.events import Event, ReadEvents, Refusal, read_events
+from recspec.loop.forgetting import Forgotten, forget
 from recspec.loop.histories import Histories
 from recspec.loop.journal import Exposure, Journal, Outcome, is_sqlite, now_us
 from recspec.loop.writer import JournalWriter, RemoteWriter, Writer, store_rows
 
 __all__ = [
-    "Event",
-    "Exposure",
-    "Histories",
-    "Journal",
-    "JournalWriter",
-    "Outcome",
-    "ReadEvents",
-    "Refusal",
-    "RemoteWriter",
-    "Writer",
-    "is_sqlite",
-    "now_us",
-    "read_events",
-    "store_rows",
-]
+    "Event", "Exposure", "Forgotten", "Histories", "Journal", "JournalWriter", "Outcome", "ReadEvents", "Refusal",
+    "RemoteWriter", "Writer", "forget", "is_sqlite", "now_us", "read_events", "store_rows",
+]  # fmt: skip
