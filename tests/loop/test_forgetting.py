@@ -16,6 +16,7 @@ import sqlalchemy as sa
 
 import recspec as rs
 from recspec.base.errors import DataError, SettingsError
+from recspec.bundle import folder as bundle
 from recspec.bundle.checkpoint import read_tensors
 from recspec.data.encoding import Vocabulary
 from recspec.feature_spec import FeatureSpec
@@ -121,6 +122,21 @@ def test_others_get_the_same_answers_and_the_person_those_of_an_unknown_user(mad
     forgotten, nobody = _answers(run, (PERSON, "nobody"))
     assert not forgotten["known"]
     assert forgotten["items"] == nobody["items"]
+
+
+@pytest.mark.parametrize("name", ["ials", "sasrec"])
+def test_a_bundle_holds_the_events_of_all_others(made: Path, shop: Path, name: str) -> None:
+    slot = int(Vocabulary.load(made / "data/vocabularies/user_id.parquet").encode([PERSON])[0])
+    before = bundle.load(made / "runs" / name).events
+    forget(PERSON, shop)
+    after = bundle.load(shop / "runs" / name).events
+    assert before is not None
+    assert after is not None
+    assert (before.lengths[slot], after.lengths[slot]) == (before.lengths[slot].clip(1), 0)
+    kept = before.users != slot
+    np.testing.assert_array_equal(after.users, before.users[kept])
+    for field in ("items", "times"):
+        np.testing.assert_array_equal(getattr(after, field), getattr(before, field)[kept])
 
 
 def test_the_state_of_optimizers_is_blank(made: Path, shop: Path) -> None:

@@ -281,6 +281,12 @@ def test_a_model_of_users_alone_gives_strangers_the_most_popular_items_that_are_
     assert not {each.item for each in answer.items} & {"i02", "i05"}
 
 
+def test_the_documents_say_what_every_model_reads() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
+    section = text.partition("### What the next answer knows")[2].partition("\n###")[0]
+    assert {name for name in MODELS if f"`{name}`" not in section} == set()
+
+
 def assert_alike(now: Predictor, then: Predictor, users: list[str], live: LiveEvents) -> None:
     """Scores of all items agree, and the items that are left out."""
     ids, others = now.catalogues.user_ids(users), then.catalogues.user_ids(users)
