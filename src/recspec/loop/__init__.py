@@ -3,31 +3,13 @@
 from recspec.loop.assignment import Experiment, assign, load_experiments, named
 from recspec.loop.events import Event, ReadEvents, Refusal, read_events
 from recspec.loop.experiment_report import Effect, ExperimentReport, GuardrailResult, MetricResult, analyse
+from recspec.loop.forgetting import Forgotten, forget
 from recspec.loop.interleaving import INTERLEAVED, TEAMS, interleave
 from recspec.loop.journal import Exposure, Journal, now_us
 from recspec.loop.outcomes import ERROR, MILLISECONDS, read_outcomes
 
 __all__ = [
-    "ERROR",
-    "INTERLEAVED",
-    "MILLISECONDS",
-    "TEAMS",
-    "Effect",
-    "Event",
-    "Experiment",
-    "ExperimentReport",
-    "Exposure",
-    "GuardrailResult",
-    "Journal",
-    "MetricResult",
-    "ReadEvents",
-    "Refusal",
-    "analyse",
-    "assign",
-    "interleave",
-    "load_experiments",
-    "named",
-    "now_us",
-    "read_events",
-    "read_outcomes",
-]
+    "ERROR", "INTERLEAVED", "MILLISECONDS", "TEAMS", "Effect", "Event", "Experiment", "ExperimentReport",
+    "Exposure", "Forgotten", "GuardrailResult", "Journal", "MetricResult", "ReadEvents", "Refusal", "analyse",
+    "assign", "forget", "interleave", "load_experiments", "named", "now_us", "read_events", "read_outcomes",
+]  # fmt: skip
