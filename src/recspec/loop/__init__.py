@@ -1,6 +1,6 @@
 """The loop: events that a running server takes, what was shown, and what both say of the models."""
 
-from recspec.loop.assignment import Experiment, assign, load_experiments, named
+from recspec.loop.assignment import Experiment, Guardrails, Metric, Variant, assign, load_experiments, named
 from recspec.loop.events import Event, ReadEvents, Refusal, read_events
 from recspec.loop.experiment_report import Effect, ExperimentReport, GuardrailResult, MetricResult, analyse
 from recspec.loop.forgetting import Forgotten, forget
@@ -10,6 +10,7 @@ from recspec.loop.outcomes import ERROR, MILLISECONDS, read_outcomes
 
 __all__ = [
     "ERROR", "INTERLEAVED", "MILLISECONDS", "TEAMS", "Effect", "Event", "Experiment", "ExperimentReport",
-    "Exposure", "Forgotten", "GuardrailResult", "Journal", "MetricResult", "ReadEvents", "Refusal", "analyse",
-    "assign", "forget", "interleave", "load_experiments", "named", "now_us", "read_events", "read_outcomes",
+    "Exposure", "Forgotten", "GuardrailResult", "Guardrails", "Journal", "Metric", "MetricResult", "ReadEvents",
+    "Refusal", "Variant", "analyse", "assign", "forget", "interleave", "load_experiments", "named", "now_us",
+    "read_events", "read_outcomes",
 ]  # fmt: skip
