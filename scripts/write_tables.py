@@ -24,6 +24,7 @@ from pydantic_core import PydanticUndefined
 
 from recspec.cli import app as cli
 from recspec.datasets import DATASETS
+from recspec.loop import Experiment, Guardrails, Metric, Variant
 from recspec.models import MODELS
 from recspec.training.settings import TrainSettings
 
@@ -33,6 +34,7 @@ SETTINGS: Mapping[str, type[BaseModel]] = {
     "training": TrainSettings,
     **{name: dataset.Settings for name, dataset in DATASETS.items()},
     **{name: model.Settings for name, model in MODELS.items()},
+    **{each.__name__: each for each in (Experiment, Variant, Metric, Guardrails)},
 }
 
 MANY = 3
@@ -166,7 +168,7 @@ def _with_default(parameter: Parameter) -> str:
 def _default(value: object) -> str:
     if value is PydanticUndefined:
         return "must be given"
-    return f"`{json.dumps(value)}`"
+    return f"`{json.dumps(value.model_dump() if isinstance(value, BaseModel) else value)}`"
 
 
 def _cell(text: str) -> str:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from recspec.base.errors import SettingsError
 from recspec.loop.assignment import DAY_US, Experiment, assign, load_experiments, named, position
 from recspec.loop.statistics import sample_ratio_p
+from tests.documented import ROOT, fences
 
 HOME = {
     "name": "home",
@@ -131,6 +132,11 @@ def test_a_file_holds_one_experiment_or_several(tmp_path: Path) -> None:
         named(both, None)
     with pytest.raises(SettingsError, match=r"--name: unknown experiment 'hom' \(did you mean 'home'\?\)"):
         named(both, "hom")
+
+
+def test_the_files_of_the_guide_are_valid(tmp_path: Path) -> None:
+    shown = [each.text for each in fences(ROOT / "docs" / "guides" / "ab_tests.md") if each.language == "yaml"]
+    assert [load_experiments(written(tmp_path, text))[0].name for text in shown] == ["next-item", "page"]
 
 
 def test_all_problems_of_a_file_are_told_at_once(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """The loop: events that a running server takes, what was shown, and what both say of the models."""
 
-from recspec.loop.assignment import Experiment, assign, load_experiments, named
+from recspec.loop.assignment import Experiment, Guardrails, Metric, Variant, assign, load_experiments, named
 from recspec.loop.events import Event, ReadEvents, Refusal, read_events
 from recspec.loop.experiment_report import Effect, ExperimentReport, GuardrailResult, MetricResult, analyse
 from recspec.loop.forgetting import Forgotten, forget
@@ -12,7 +12,7 @@ from recspec.loop.writer import JournalWriter, RemoteWriter, Writer, store_rows
 
 __all__ = [
     "ERROR", "INTERLEAVED", "MILLISECONDS", "TEAMS", "Effect", "Event", "Experiment", "ExperimentReport", "Exposure",
-    "Forgotten", "GuardrailResult", "Histories", "Journal", "JournalWriter", "MetricResult", "Outcome", "ReadEvents",
-    "Refusal", "RemoteWriter", "Writer", "analyse", "assign", "forget", "interleave", "is_sqlite", "load_experiments",
-    "named", "now_us", "read_events", "read_outcomes", "store_rows",
+    "Forgotten", "GuardrailResult", "Guardrails", "Histories", "Journal", "JournalWriter", "Metric", "MetricResult",
+    "Outcome", "ReadEvents", "Refusal", "RemoteWriter", "Variant", "Writer", "analyse", "assign", "forget",
+    "interleave", "is_sqlite", "load_experiments", "named", "now_us", "read_events", "read_outcomes", "store_rows",
 ]  # fmt: skip

@@ -44,7 +44,7 @@ class Variant(Settings):
     model: Text | None = Field(None, description="name of the served model that answers; by default the request's")
     version: Text | None = Field(None, description="version of that model; by default the newest")
     request: dict[Name, object] = Field(
-        default_factory=dict, max_length=MOST_FIELDS, description="fields of the request to set, as {diversity: 0.3}"
+        {}, max_length=MOST_FIELDS, description="fields of the request to set, as {diversity: 0.3}"
     )
 
     @property
