@@ -99,10 +99,16 @@ class Asked:
 
 
 @contextmanager
-def asking(sources: Sequence[Source], *, limits: Limits | None = None, token: str | None = None) -> Iterator[Asked]:
+def asking(
+    sources: Sequence[Source],
+    *,
+    limits: Limits | None = None,
+    token: str | None = None,
+    settings: RepositorySettings | None = None,
+) -> Iterator[Asked]:
     """The application of a server that holds models."""
     with asyncio.Runner() as runner:
-        kept = Repository(sources, settings=RepositorySettings(watch=0), limits=limits)
+        kept = Repository(sources, settings=settings or RepositorySettings(watch=0), limits=limits)
         runner.run(kept.start())
         try:
             yield Asked(runner, application(kept, access=Access(token)), kept)

@@ -37,6 +37,15 @@ def test_an_event_is_stored_once(url: str) -> None:
         assert journal.newest_seq() == block["seq"].to_pylist()[-1]
 
 
+def test_an_event_is_the_same_again_where_the_time_of_receipt_stood_for_its_own(url: str) -> None:
+    with Journal(url) as journal:
+        assert journal.append([replace(EVENT, occurred_at=5, received_at=5)]) == ["accepted"]
+        assert journal.append([replace(EVENT, occurred_at=9, received_at=9)]) == ["duplicate"]
+        assert journal.append([replace(EVENT, occurred_at=7, received_at=9)]) == ["duplicate"]  # says it now
+        assert journal.append([of(2, occurred_at=5)]) == ["accepted"]
+        assert journal.append([of(2, occurred_at=6)]) == ["conflict"]
+
+
 def test_histories_are_in_the_order_of_time_then_of_arrival(url: str) -> None:
     with Journal(url) as journal:
         journal.append([of(1, occurred_at=30), of(2, occurred_at=10), of(3, occurred_at=10, subject="bob")])

@@ -7,6 +7,8 @@ import inspect
 
 import pytest
 
+from tests.loop.conftest import postgres_url, url  # noqa: F401
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:

@@ -51,9 +51,9 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are tes
 class Serving:
     """Workers on a loop in a thread of its own."""
 
-    def __init__(self, folder: Path, watch: float = 0) -> None:
+    def __init__(self, folder: Path, watch: float = 0, opening: RepositorySettings | None = None) -> None:
         self._runner = asyncio.Runner()
-        opening = RepositorySettings(watch=watch, control=True, threads=1)
+        opening = opening or RepositorySettings(watch=watch, control=True, threads=1)
         self.workers = server_of(ServerOptions([Source("films", folder)], ANY, opening, token=TOKEN))
         assert isinstance(self.workers, Workers)
         self.addresses: Addresses = self._runner.run(self.workers.start())

@@ -68,6 +68,7 @@ class Serving:
 def serve(
     models: Place | Sequence[Place],
     *,
+    journal: str | None = None,
     host: str = "127.0.0.1",
     http_port: int = 8000,
     grpc_port: int | None = None,
@@ -82,6 +83,8 @@ def serve(
     max_delay_ms: float = 0.0,
     queue: int = 512,
     max_rows: int = 65_536,
+    max_events: int = 1000,
+    journal_queue: int = 20_000,
     max_body_mb: float = 32,
     max_held_mb: float = 512,
     max_requests: int = 1024,
@@ -99,6 +102,7 @@ def serve(
 
     Args:
         models: Runs, bundles, exports, or folders with versions 1, 2, ... of one.
+        journal: Journal that stores events and answers: sqlite:///FILE or postgresql+psycopg://USER@HOST/DATABASE.
         host: Address to listen on; 0.0.0.0 admits other machines and requires a token.
         http_port: HTTP port; 0 picks a free one.
         grpc_port: gRPC port; 0 picks a free one; by default 8001, or free if the HTTP port is 0.
@@ -113,6 +117,8 @@ def serve(
         max_delay_ms: Milliseconds that an idle model waits for more requests.
         queue: Maximum waiting requests of a model; others get 503.
         max_rows: Maximum rows per request; larger ones get 413.
+        max_events: Maximum events per request; larger ones get 413.
+        journal_queue: Maximum events and answers that wait for the journal; others get 503.
         max_body_mb: Maximum MiB per request; larger ones get 413.
         max_held_mb: Maximum MiB of requests in progress; others get 503.
         max_requests: Maximum requests in progress per protocol; others get 503.
@@ -132,13 +138,16 @@ def serve(
     Raises:
         SettingsError: if a port is taken, or settings would admit clients by accident.
         BundleError: if a model can't be opened.
-        MissingExtraError: without the libraries of the extra `serve`; without those of gRPC alone, only if `grpc_port`
-            is given.
+        DataError: if the journal can't be opened.
+        MissingExtraError: without the libraries of the extra `serve`, or of `loop` for a journal; without those of gRPC
+            alone, only if `grpc_port` is given.
     """
     given = dict(locals())
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # or else each refused call writes a line, which clients choose
     for library in ("starlette", "uvicorn", "httptools", "orjson", "prometheus_client"):
         require_extra(library, "serve")
+    if journal is not None:
+        require_extra("sqlalchemy", "loop")
     grpc = grpc and _has_grpc(asked=grpc_port is not None)
     from recspec.base import config
     from recspec.serving import BackgroundServer, Limits, RepositorySettings, ServerOptions, ServeSettings, sources_of

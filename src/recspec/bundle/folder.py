@@ -4,6 +4,7 @@ bundle.json           model name, settings, how it was trained, what it reached,
 feature_spec.yaml     the specification, without the training files
 weights.safetensors   never pickle
 seen.safetensors      which items each user acted on in any split, and how often each item was chosen
+events.safetensors    the events of each user in order of time, where the model reads their order
 encoders.json, vocabularies/, items.parquet, users.parquet    as `prepare` left them: raw values in, raw ids out
 pipeline.json         of a pipeline, whose ranker this is: the candidates, and the retrievers that find them
 retrievers/           of a pipeline: a bundle of each retriever, with `index.safetensors` if it has vectors
@@ -50,6 +51,7 @@ from recspec.models import (
     ItemModel,
     Model,
     MultiTask,
+    UserEvents,
     find_model,
     labels_of,
     on_meta_device,
@@ -61,6 +63,7 @@ OF_MEMBERS: Mapping[str, type[Blend]] = {kind.name: kind for kind in (Blend, Tre
 """Models made of other models."""
 
 FORMAT = 1
+EVENTS = "events.safetensors"
 SHOWN = 5  # runs that a message names
 
 
@@ -107,6 +110,10 @@ class Seen:
         offsets, items = self.lists
         return items[int(offsets[user]) : int(offsets[user + 1])]
 
+    def all_of(self, user: int) -> Tensor:
+        """The items that one user has seen, or of which the model knows."""
+        return self.items[int(self.offsets[user]) : int(self.offsets[user + 1])]
+
     def known_of(self, user: int) -> Tensor:
         """The items of one user that the model knows of."""
         own = slice(int(self.offsets[user]), int(self.offsets[user + 1]))
@@ -144,6 +151,20 @@ class Bundle:
     """The tables that are divided among ranks or lie on the host."""
     pipeline: PipelineCard | None = None
     """What makes it a pipeline, whose ranker the model is; None for a model alone."""
+    events_file: Path | None = None
+
+    @cached_property
+    def events(self) -> UserEvents | None:
+        """The events that the model knows of each user, read at their first use; None where it reads no order.
+
+        Raises:
+            BundleError: if the file is damaged.
+        """
+        try:
+            file = self.events_file
+            return None if file is None else _events(read_tensors(file)[0], self.spec, file)
+        except CheckpointError as error:
+            raise BundleError(str(error)) from None
 
     @property
     def gives_probabilities(self) -> bool:
@@ -172,6 +193,7 @@ def save(
     card: Card,
     *,
     seen: Seen | None = None,
+    events: UserEvents | None = None,
     weights: Mapping[str, Stored] | Path | None = None,
 ) -> Path:
     """Write a bundle beside `folder` and rename it into place; an earlier bundle is replaced last.
@@ -196,11 +218,19 @@ def save(
             if seen is not None:
                 tensors = {each.name: getattr(seen, each.name) for each in fields(Seen)}
                 write_tensors(temporary / "seen.safetensors", tensors, {"format": FORMAT})
+            if events is not None:
+                write_events(temporary, events)
             (temporary / "bundle.json").write_text(card.model_dump_json(indent=2) + "\n", encoding="utf-8")
             manifest.write(temporary)
     except (OSError, CheckpointError, DataError, SpecError) as error:
         raise BundleError(f"{folder}: the bundle could not be written: {error}") from None
     return folder
+
+
+def write_events(folder: Path, events: UserEvents) -> None:
+    """Write the events of each user into a bundle's folder, whose manifest then lacks them."""
+    held = {name: torch.from_numpy(each) for name, each in vars(events).items() if each is not None}
+    write_tensors(folder / EVENTS, held, {"format": FORMAT})
 
 
 def load(
@@ -241,6 +271,7 @@ def load(
         weights, _ = read_tensors(confined(folder, "weights.safetensors"), rows)
         seen_file = confined(folder, "seen.safetensors")
         seen = _seen(read_tensors(seen_file)[0], spec, seen_file) if seen_file.exists() else None
+        events_file = confined(folder, EVENTS)
     except (CheckpointError, PathError) as error:
         raise BundleError(str(error)) from None
     model = on_meta_device(lambda: make(placement.held_by(here.rank)))
@@ -250,7 +281,8 @@ def load(
         model.calibration = CalibrationMap(card.calibration).to(model.device)
     if isinstance(model, MultiTask):
         model.calibrations = {name: CalibrationMap(each).to(model.device) for name, each in card.calibrations.items()}
-    return Bundle(model, card, spec, folder, seen, shards, read_pipeline(folder))
+    events = events_file if events_file.exists() else None
+    return Bundle(model, card, spec, folder, seen, shards, read_pipeline(folder), events)
 
 
 def find(path: Path) -> Path:
@@ -361,6 +393,36 @@ def _seen(tensors: Mapping[str, Tensor], spec: FeatureSpec, file: Path) -> Seen:
     if problems:
         raise BundleError.of(str(file), problems)
     return seen
+
+
+def _events(tensors: Mapping[str, Tensor], spec: FeatureSpec, file: Path) -> UserEvents:
+    """Check tensors against the specification's users and items."""
+    kinds = {"offsets": torch.int64, "items": torch.int32, "times": torch.float64, "weights": torch.float32}
+    problems = [f"lacks '{name}'" for name in ("offsets", "items") if name not in tensors]
+    problems += [
+        f"'{name}' is {each.dtype} of shape {tuple(each.shape)}; expected {kinds.get(name, 'no such tensor')}"
+        for name, each in tensors.items()
+        if each.dtype != kinds.get(name) or each.dim() != 1
+    ]
+    if not problems:
+        offsets, items = tensors["offsets"], tensors["items"]
+        if len(offsets) != (users := spec.num_ids(spec.user_id)) + 1:
+            problems.append(f"'offsets' holds {len(offsets)} numbers; expected {users + 1}, one more than users")
+        else:
+            problems += problems_of_lists(offsets, items, spec.num_ids(spec.item_id))
+        problems += [
+            f"'{name}' holds {len(each)} numbers; expected {len(items)}, one for each of 'items'"
+            for name, each in tensors.items()
+            if name not in ("offsets", "items") and len(each) != len(items)
+        ]
+        problems += [
+            f"'{name}' holds numbers that are not finite"
+            for name, each in tensors.items()
+            if each.is_floating_point() and not bool(each.isfinite().all())
+        ]
+    if problems:
+        raise BundleError.of(str(file), problems)
+    return UserEvents(**{name: each.numpy() for name, each in tensors.items()})
 
 
 def _placement_settings(card: Card, folder: Path, ranks: Ranks) -> PlacementSettings:

@@ -317,6 +317,23 @@ def decay_of(tables: Tables, rows: Table) -> Decay | None:
     return Decay(half_life, float(end))
 
 
+def event_rules(settings: Settings, least: float | None, decay: Decay | None) -> dict[str, object]:
+    """Metadata by which later events count as the rows do: what weighs, and what is read, by type and value.
+
+    `least` is the value from which an event of a rating is one.
+    """
+    found = {
+        "weights": dict(settings.event_weights),
+        "weighted": settings.weight is not None,
+        "least": least if settings.label is None else settings.positive_from,
+        "read": None if settings.positive is None else list(settings.positive),
+        "seen": None if settings.seen is None else list(settings.seen),
+        "decay": None if decay is None else {"half_life": decay.half_life, "end": decay.end},
+    }
+    told = {name: value for name, value in found.items() if not (value is None or value is False or value == {})}
+    return {"event_rules": told} if told else {}
+
+
 HIGHEST_RATING, MOST_RATINGS = 100, 101
 FEWEST_RATINGS = 5  # distinct ones, from which a lone value stands out
 

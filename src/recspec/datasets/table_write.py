@@ -45,12 +45,14 @@ from recspec.data.prepare import (
     keep_earliest,
     left_join,
     splits,
+    time_range,
     with_splits,
 )
 from recspec.datasets.table_features import CONTENT, OURS, FeaturePlan, Tables, free_name
 from recspec.datasets.table_rows import (
     GrowthRules,
     decay_of,
+    event_rules,
     given_split,
     is_weighted,
     keep_raw,
@@ -129,6 +131,7 @@ def write_interactions(
         invalid = {"invalid_dropped": notes.num_invalid} if notes.num_invalid else {}
         return {"raw_rows": num_rows + notes.num_invalid, **invalid, **cleaned.summary(count), "order": order_said}
 
+    decay = decay_of(tables, split)
     source = Source(
         dataset=dataset,
         rows=split,
@@ -145,7 +148,7 @@ def write_interactions(
         summary=counted,
         notes=notes,
         weighted=is_weighted(tables),
-        decay=decay_of(tables, split),
+        decay=decay,
         unseen_items=settings.unseen_items,
         seen=_seen(tables, tables.rows, split) if _leaves_out(tables, rated=least is not None) else None,
         holds_out=settings.chosen_split != "none",
@@ -156,6 +159,7 @@ def write_interactions(
     spec = interactions.write(
         backend, folder, source, settings, num_negatives=num_negatives, seed=settings.seed, progress=progress
     )
+    spec = spec.replace(metadata={**spec.metadata, **event_rules(settings, least, decay)})
     if is_drawn:  # events that come later have no place in a drawn order
         return spec.replace(metadata={**spec.metadata, "ordered": False})
     if not of_users:  # nor among drawn users
@@ -280,6 +284,7 @@ def write_labelled(
     kept = split.drop(*told, *content)
     kept = _joined(kept, USER, settings.user, described.users, plan.in_file("user"))
     kept = _joined(kept, ITEM, settings.item, described.items, plan.in_file("item"))
+    decay = decay_of(tables, split)
     source = clicks.Source(
         dataset=NAME,
         rows=kept,
@@ -293,17 +298,22 @@ def write_labelled(
         min_count=settings.min_count,
         missing_values=settings.missing_values,
         missing_by_column=settings.missing_by_column,
-        summary={"split": settings.chosen_split, "positives": positives},
+        summary={
+            "split": settings.chosen_split,
+            "positives": positives,
+            **(time_range(backend, split) if dated else {}),
+        },
         notes=tables.notes,
         timed=dated,
         weighted=is_weighted(tables),
-        decay=decay_of(tables, split),
+        decay=decay,
         histories=settings if settings.history is not None else None,
         seed=settings.seed,
         seen=_seen_of_labelled(tables, split),
         before=before,
     )
     spec = clicks.write(backend, folder, source, progress=progress)
+    spec = spec.replace(metadata={**spec.metadata, **event_rules(settings, None, decay)})
     held = tables if copies else replace(tables, rows=kept_columns(tables, plan))  # copies are equal in all columns
     if not dated:  # times that nothing reads may be text of any form
         held = replace(held, settings=settings.model_copy(update={"timestamp": None}))

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from recspec.base.errors import BundleError, DataError, listed, nearest
 from recspec.data.encoding import Encoders, Lists, Vocabulary, split_lists
-from recspec.data.storage import Ragged
+from recspec.data.storage import UNTIL, Ragged, offsets_of, ragged_range
 from recspec.feature_spec import FeatureSpec
 from recspec.models.layers import Batch, num_rows, take
 
@@ -131,17 +131,18 @@ class Catalogue:
     titles: pa.Array | None
     lists: Mapping[str, Ragged] = field(default_factory=dict)
     """Histories of users, by id, in host memory because most are never used."""
+    until: NDArray[np.float64] | None = None
+    """The time of each user's last row, by id, from which the gaps of their histories count; None if it is not kept."""
 
     def __len__(self) -> int:
         return num_rows(self.features) - self.first_id
 
     def lists_of(self, name: str, ids: NDArray[np.int64]) -> Ragged:
-        """The histories of some users."""
-        lists = self.lists[name]
-        lengths = lists.lengths[ids]
-        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-        places = np.arange(offsets[-1]) + np.repeat(lists.offsets[ids] - offsets[:-1], lengths)
-        return Ragged(lists.values[places], offsets)
+        """The histories of some users; a negative id has none."""
+        lists, known = self.lists[name], np.maximum(ids, 0)
+        starts = lists.offsets[known]
+        lengths = np.where(ids < 0, 0, lists.offsets[known + 1] - starts)
+        return Ragged(lists.values[ragged_range(starts, lengths)], offsets_of(lengths))
 
     @property
     def candidates(self) -> Batch:
@@ -179,7 +180,10 @@ def _read_catalogue(spec: FeatureSpec, role: Role, device: torch.device) -> Cata
             tensor = as_tensor(_column(table.column(name)), spec, name)
             nobody = tensor.new_zeros((first_id, *tensor.shape[1:]))
             features[name] = torch.cat([nobody, tensor]).to(device)
-    return Catalogue(features, first_id, titles, lists)
+    until = None
+    if lists and UNTIL in flat and pa.types.is_primitive(table.schema.field(UNTIL).type):
+        until = np.concatenate([np.zeros(first_id), table.column(UNTIL).to_numpy().astype(np.float64)])
+    return Catalogue(features, first_id, titles, lists, until)
 
 
 def _check_catalogue(table: pa.Table, spec: FeatureSpec, id_name: str) -> None:

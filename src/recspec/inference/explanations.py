@@ -22,6 +22,7 @@ from torch import Tensor
 
 from recspec.bundle import Seen, TreeRanker
 from recspec.inference.catalogue import Catalogues
+from recspec.inference.live_events import LiveEvents
 from recspec.inference.request_features import AnsweredBy, Context, RequestFeatures
 from recspec.models import ItemModel, KnownItemsModel, LightGbm, Model, UserEvents
 from recspec.models.layers import Batch, Embeddings, repeat_rows, take
@@ -109,17 +110,23 @@ class Explainer:
         self._known, self._request_features, self._seen, self._vectors = known, request_features, seen, vectors
 
     def explain(
-        self, user: int, how: AnsweredBy, context: Context, items: NDArray[np.int64], scores: NDArray[np.float32]
+        self,
+        user: int,
+        how: AnsweredBy,
+        context: Context,
+        items: NDArray[np.int64],
+        scores: NDArray[np.float32],
+        live: LiveEvents | None = None,
     ) -> list[Explanation | None]:
         """Explanations (k,) of a user's items, whose scores are without boosts; None where nothing explains them."""
         if how == "popularity" or not len(items):
             return [None] * len(items)
-        model, request = self._request_features.batch(np.array([user]), context)
+        model, request = self._request_features.batch(np.array([user]), context, live)
         if isinstance(model, (LightGbm, TreeRanker)):
             return self._of_features(model, request, items, scores)
-        if how != "basket_vectors" and (shares := self._shares(user, context, items, scores)) is not None:
+        if how != "basket_vectors" and (shares := self._shares(model, request, items, scores)) is not None:
             return [self._of_shares(*shares, column, score) for column, score in enumerate(scores.tolist())]
-        events = self._history(user, how, context)
+        events = self._history(user, how, context, live)
         if self._vectors is None or not len(events):
             return [None] * len(items)
         cosines = (self._vectors[torch.from_numpy(events)] @ self._vectors[torch.from_numpy(items)].T).numpy()
@@ -139,11 +146,11 @@ class Explainer:
             made.append(Explanation("features", reasons, round(score - sum(each.value for each in reasons), 6)))
         return made
 
+    @staticmethod
     def _shares(
-        self, user: int, context: Context, items: NDArray[np.int64], scores: NDArray[np.float32]
+        model: Model, request: Batch, items: NDArray[np.int64], scores: NDArray[np.float32]
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]] | None:
         """Events (L,) and their shares (L, k) of the scores; None for a model whose scores are no such sums."""
-        model, request = self._request_features.batch(np.array([user]), context)
         if not isinstance(model, KnownItemsModel):
             return None
         lists, weights = model.known.lists(request[model.user_id])
@@ -172,14 +179,14 @@ class Explainer:
         found = zip(raw, titles, values[best].tolist(), strict=True)
         return tuple(Reason(item, title, round(value, 6)) for item, title, value in found)
 
-    def _history(self, user: int, how: AnsweredBy, context: Context) -> NDArray[np.int64]:
+    def _history(self, user: int, how: AnsweredBy, context: Context, live: LiveEvents | None) -> NDArray[np.int64]:
         """The latest events of the basket or the user, each item once."""
         if how in ("basket", "basket_vectors"):
             events = context.basket
-        elif user < self._known.users.first_id:
-            return np.zeros(0, np.int64)
         else:
-            events = self.history(user)
+            events = np.zeros(0, np.int64) if user < self._known.users.first_id else self.history(user)
+            if live is not None:
+                events = np.concatenate([events, live.events.items.astype(np.int64)])
         events = np.asarray(events[events >= self._known.items.first_id][-MOST_EVENTS:])
         return np.unique(events)
 

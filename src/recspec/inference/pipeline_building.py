@@ -175,7 +175,7 @@ def _join(
         for number, (name, each, (_, path)) in enumerate(zip(names, trained, named, strict=True)):
             progress("retrievers", number, len(trained))
             where = folder / pipeline_card.RETRIEVERS / name
-            _copy(each, where, without=("seen.safetensors",))
+            _copy(each, where, without=("seen.safetensors", bundle.EVENTS))
             mask = _brings(each, first)
             note = f"all {int(mask.sum()):,} items are scored"
             if has_vectors(each.model):
@@ -184,6 +184,9 @@ def _join(
                 index.save(where)
                 note = index.note
             found.append(BuiltRetriever(name, path, each.card.model, int(mask.sum()), note))
+        with_events = next((each for each in (first, *trained) if bundle.EVENTS in manifest.names(each.folder)), first)
+        if with_events is not first:  # one file for all of them: they know the same events
+            _copy(with_events, folder, only=(bundle.EVENTS,))
         text = card.model_dump_json(indent=2) + "\n"
         (folder / pipeline_card.FILE_NAME).write_text(text, encoding="utf-8")
         manifest.write(folder)
@@ -278,11 +281,11 @@ def _index(each: Bundle, known: Catalogues, mask: np.ndarray[Any, np.dtype[np.bo
     return ItemIndex.build(vectors if mask.all() else vectors[ids], ids, queries=queries)
 
 
-def _copy(trained: Bundle, folder: Path, *, without: Sequence[str] = ()) -> None:
-    """Copy the files of a bundle that its manifest lists."""
+def _copy(trained: Bundle, folder: Path, *, without: Sequence[str] = (), only: Sequence[str] | None = None) -> None:
+    """Copy the files of a bundle that its manifest lists, or some of them."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name in manifest.names(trained.folder):
+        for name in manifest.names(trained.folder) if only is None else only:
             if name not in without:
                 copy(name, trained.folder, folder)
     except (OSError, PathError) as error:

@@ -16,6 +16,7 @@ from recspec.bundle import folder as bundle
 from recspec.data.encoding import Encoders, MissingValues, Predictions
 from recspec.feature_spec import PROBABILITY, probability_of
 from recspec.inference.catalogue import Catalogue, Catalogues, Role
+from recspec.inference.live_events import LiveEvents
 from recspec.inference.pipeline import Pipeline
 from recspec.inference.recommendation import Recommendation, RecommendRequest, SimilarItems
 from recspec.inference.recommender import Recommender, similar
@@ -113,20 +114,29 @@ class Predictor:
         return None if self.bundle.pipeline is None else Pipeline.open(self.bundle)
 
     def recommend(
-        self, wanted: RecommendRequest | Sequence[str | int], *, k: int = 10, include_seen: bool = False
+        self,
+        wanted: RecommendRequest | Sequence[str | int],
+        *,
+        k: int = 10,
+        include_seen: bool = False,
+        live: LiveEvents | None = None,
     ) -> list[Recommendation]:
         """The k best items for each user, best first, without those the user acted on.
 
         `wanted` is a whole request, or only raw user ids. Equal scores are ordered by id. Items without interactions in
         training are left out, unless the model scores items by their features. An unknown user is answered by the
-        basket or the context of the request, and without them by the most popular items; `known` is False.
+        basket or the context of the request, by their `live` events, and without them by the most popular items;
+        `known` is False.
+
+        `live` holds what the users did beside what the dataset holds: the answer is that of a bundle whose dataset held
+        these events.
 
         Raises:
             RequestError: with every problem of the request.
         """
         if not isinstance(wanted, RecommendRequest):
             wanted = RecommendRequest(users=tuple(wanted), k=k, include_seen=include_seen)
-        return self.recommender.recommend(wanted)
+        return self.recommender.recommend(wanted, live)
 
     def similar(
         self,

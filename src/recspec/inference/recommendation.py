@@ -204,12 +204,13 @@ def notes_of(
     known: bool,
     near: str = "",
     has_basket: bool = False,
+    has_events: bool = False,
     unseen: int = 0,
 ) -> Iterator[str]:
     """What an answer of `count` items is made from, unless it is the user; and why it is short.
 
-    `near` is a hint at a known user whose id is like the unknown one's. `unseen` items are left out because they have
-    no interactions.
+    `near` is a hint at a known user whose id is like the unknown one's. A user whom the dataset does not know may have
+    new events (`has_events`). `unseen` items are left out because they have no interactions.
     """
     if has_basket and how not in ("basket", "basket_vectors"):
         yield (
@@ -221,6 +222,8 @@ def notes_of(
     if how == "popularity" and count:
         of_known = "the model scores all items alike for this user: " if known else ""
         yield f"{of_known or who}these are the {count} most popular items; score is the number of users"
+        if has_events and not known:
+            yield "the model can't rank by the user's new events, so their items are only left out"
         return
     if how == "basket_vectors":
         yield f"{who}these are the items nearest to the basket by the model's vectors; score is the mean cosine"

@@ -20,6 +20,7 @@ from recspec.evaluation import id_feature
 from recspec.inference.catalogue import Catalogues
 from recspec.inference.explanations import Explainer, Explanation, likeness_vectors
 from recspec.inference.index import ItemIndex
+from recspec.inference.live_events import LiveEvents, StoredEvents
 from recspec.inference.pipeline import Candidates, Pipeline, RetrieverInput, rank, request_vectors
 from recspec.inference.ranking import Choice, Chooser, pool_size, ranked
 from recspec.inference.recommendation import (
@@ -65,41 +66,44 @@ class Scored:
 class Retrieving:
     """Asks the retrievers of a pipeline, and lets the ranker score what they bring."""
 
-    def __init__(self, pipeline: Pipeline, trained: Bundle, known: Catalogues, ranker: RequestFeatures) -> None:
+    def __init__(
+        self, pipeline: Pipeline, trained: Bundle, known: Catalogues, ranker: RequestFeatures, stored: StoredEvents
+    ) -> None:
         self.pipeline, self._trained, self._known, self._ranker = pipeline, trained, known, ranker
         models = [each.model for each in pipeline.retrievers]
         self._request_features = [
-            RequestFeatures(model, known, RowEncoder(known, model.features())) for model in models
+            RequestFeatures(model, known, RowEncoder(known, model.features()), stored) for model in models
         ]
 
     def reads_basket(self, context: Context) -> bool:
         """Whether a retriever can answer the request's basket."""
         return any(each.answered_by(context)[1] == "basket" for each in self._request_features)
 
-    def scored(
-        self, users: NDArray[np.int64], context: Context, choice: Choice, k: int, *, include_seen: bool
-    ) -> Scored:
+    def reads_history(self, context: Context) -> bool:
+        """Whether a retriever can rank by the new events of a user without an id."""
+        return any(each.reads_history(context) for each in self._request_features)
+
+    def scored(self, users: NDArray[np.int64], how: AnsweredBy, checked: CheckedRequest, live: LiveEvents) -> Scored:
         """The candidates of R users, with the ranker's scores.
 
         Args:
             users: (R,) prepared ids; one below the first is an unknown user's.
-            context: what the request gives beside the user.
-            choice: what may be recommended.
-            k: how many items are wanted at least.
-            include_seen: whether items that the user acted on may be candidates.
+            how: what all of them are answered by.
+            checked: the request.
+            live: the users' new events.
 
         Raises:
             BundleError: if the ranker gives a score that is not finite; `RequestError` if the context is to blame.
         """
         first, seen = self._known.users.first_id, self._trained.seen
         assert seen is not None
-        asked = [
-            self._asked(each, users, context, known=bool((users >= first).all())) for each in self._request_features
-        ]
-        acted = _seen_by(seen, users, first, include_seen=include_seen)
+        wanted, choice, context = checked.request, checked.choice, checked.context
+        is_known = bool((users >= first).all())
+        asked = [self._asked(each, users, how, context, live, known=is_known) for each in self._request_features]
+        acted = _seen_by(seen, users, first, live, include_seen=wanted.include_seen)
         hidden = [np.concatenate([items, choice.left_out]) for items in acted]
-        found = self.pipeline.candidates(asked, len(users), count=k, allowed=choice.kept, excluded=hidden)
-        made = self._ranked(*self._ranker.batch(users, context), found)
+        found = self.pipeline.candidates(asked, len(users), count=wanted.k, allowed=choice.kept, excluded=hidden)
+        made = self._ranked(*self._ranker.batch(users, context, live), found)
         if not bool(made.scores[made.ids >= 0].isfinite().all()):
             raise context.no_finite_score("ranker")
         return made
@@ -119,14 +123,21 @@ class Retrieving:
 
     @staticmethod
     def _asked(
-        request_features: RequestFeatures, users: NDArray[np.int64], context: Context, *, known: bool
+        request_features: RequestFeatures,
+        users: NDArray[np.int64],
+        how: AnsweredBy,
+        context: Context,
+        live: LiveEvents,
+        *,
+        known: bool,
     ) -> RetrieverInput:
         """A retriever's side of the requests; None if it can't answer them."""
         if any(name not in context.features for name in request_features.context_features):
             return None
-        if not known and request_features.answered_by(context)[1] not in ("basket", "context"):
+        reads = how == "history" and request_features.reads_history(context)
+        if not known and not reads and request_features.answered_by(context)[1] not in ("basket", "context"):
             return None
-        return request_features.batch(users, context)
+        return request_features.batch(users, context, live)
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,8 +168,9 @@ class Recommender:
 
     def __init__(self, trained: Bundle, known: Catalogues, rows: RowEncoder, pipeline: Pipeline | None = None) -> None:
         self._bundle, self._known, self._device = trained, known, known.device
-        self.request_features = RequestFeatures(trained.model, known, rows)
-        self.retrieving = None if pipeline is None else Retrieving(pipeline, trained, known, self.request_features)
+        stored = StoredEvents(trained, known)
+        self.request_features = own = RequestFeatures(trained.model, known, rows, stored)
+        self.retrieving = None if pipeline is None else Retrieving(pipeline, trained, known, own, stored)
         self.index: ItemIndex | None = None
         """Vectors of all items that the model can recommend, in place of its scores of all items."""
 
@@ -215,13 +227,16 @@ class Recommender:
             raise RequestError.of("recommend", problems)
         return CheckedRequest(wanted, choice, context)
 
-    def recommend(self, wanted: RecommendRequest) -> list[Recommendation]:
+    def recommend(self, wanted: RecommendRequest, live: LiveEvents | None = None) -> list[Recommendation]:
         """One answer for each user, or one for a basket or context without users; see `Predictor.recommend`."""
         checked = self.check(wanted)
         users: Sequence[RawId | None] = [None] if wanted.is_anonymous else wanted.users
         ids = np.array([self._known.users.first_id - 1]) if wanted.is_anonymous else self._known.user_ids(wanted.users)
+        events = LiveEvents.none(len(ids)) if live is None else live
         return [
-            answer for block in self.blocks(len(ids)) for answer in self._answers(users[block], ids[block], checked)
+            answer
+            for block in self.blocks(len(ids))
+            for answer in self._answers(users[block], ids[block], checked, events.of(np.arange(len(ids))[block]))
         ]
 
     def fallback_for_unknown_users(self, wanted: RecommendRequest) -> AnsweredBy:
@@ -233,10 +248,12 @@ class Recommender:
         step = max(1, at_once(SCORES, self._device) // max(1, len(self._known.items)))
         return (slice(start, min(count, start + step)) for start in range(0, count, step))
 
-    def liked(self, user: str | int, *, k: int) -> tuple[RecommendedItem, ...]:
+    def liked(self, user: str | int, *, k: int, live: LiveEvents | None = None) -> tuple[RecommendedItem, ...]:
         """Some items the user acted on, the most popular first; their scores are 0."""
-        number = max(0, int(self._known.user_ids([user])[0]))
-        items = self.seen.known_of(number).long()
+        number = int(self._known.user_ids([user])[0])
+        items = self.seen.known_of(number).long() if number >= self._known.users.first_id else torch.zeros(0).long()
+        if live is not None:
+            items = torch.from_numpy(np.union1d(items.numpy(), live.events.items))
         best = items[torch.argsort(self.seen.counts[items], descending=True, stable=True)][:k].numpy()
         return described(self._known, best, np.zeros(len(best), np.float32))
 
@@ -249,11 +266,16 @@ class Recommender:
     # --- candidates and ranking ---------------------------------------------------------------------------------------
 
     @torch.inference_mode()  # candidates are changed in place
-    def top_items(self, users: NDArray[np.int64], checked: CheckedRequest) -> TopItems:
+    def top_items(self, users: NDArray[np.int64], checked: CheckedRequest, live: LiveEvents | None = None) -> TopItems:
         """The best items of R users by prepared id; an id below the first is an unknown user's."""
+        live = LiveEvents.none(len(users)) if live is None else live
         is_known = users >= self._known.users.first_id
         of_known, of_others = self._answered_by(checked)
-        answered_by = [of_known if known else of_others for known in is_known.tolist()]
+        of_new: AnsweredBy = "history" if self._reads_history(checked) else of_others
+        answered_by = [
+            of_known if known else of_new if has else of_others
+            for known, has in zip(is_known.tolist(), live.has.tolist(), strict=True)
+        ]
         width = min(checked.request.k, len(self._known.items))
         items = np.full((len(users), width), -1, np.int64)
         scores = np.full((len(users), width), -np.inf, np.float32)
@@ -265,7 +287,7 @@ class Recommender:
         ]
         while waiting:  # users whose items the model tells not apart come back for popularity
             how, rows = waiting.pop(0)
-            candidates = self._candidates(users[rows], how, checked)
+            candidates = self._candidates(users[rows], how, checked, live.of(rows))
             if candidates.flat is not None and len(alike := rows[candidates.flat]):
                 waiting.append(("popularity", alike))
                 for row in alike.tolist():
@@ -296,14 +318,20 @@ class Recommender:
             of_others = "popularity"
         return of_known, of_others
 
-    def _candidates(self, users: NDArray[np.int64], how: AnsweredBy, checked: CheckedRequest) -> Scored:
+    def _reads_history(self, checked: CheckedRequest) -> bool:
+        """Whether the new events of unknown users are what they are answered by."""
+        if self.request_features.reads_history(checked.context):
+            return True
+        retrieved = self.retrieving is not None and self.retrieving.reads_history(checked.context)
+        return retrieved and self.request_features.knows_strangers
+
+    def _candidates(
+        self, users: NDArray[np.int64], how: AnsweredBy, checked: CheckedRequest, live: LiveEvents
+    ) -> Scored:
         """The candidates of R users, all known or none, with the scores by which they are ranked."""
         first, seen, flat = self._known.items.first_id, self.seen, None
         if self.retrieving is not None and how not in ("popularity", "basket_vectors"):
-            wanted = checked.request
-            return self.retrieving.scored(
-                users, checked.context, checked.choice, wanted.k, include_seen=wanted.include_seen
-            )
+            return self.retrieving.scored(users, how, checked, live)
         if how == "popularity":
             scores = seen.counts[first:].float().repeat(len(users), 1)
             scores[scores == 0] = -torch.inf
@@ -312,27 +340,30 @@ class Recommender:
             mean = self.vectors[torch.from_numpy(checked.context.basket)].mean(0)
             scores = (self.vectors[first:] @ mean).repeat(len(users), 1)  # mean cosines
         elif self.index is not None and checked.choice.boosts is None:  # a boost needs the spread of all scores
-            return self._found(self.index, users, checked)
+            return self._found(self.index, users, checked, live)
         else:
-            scores = self.scores_of_all(users, checked.context)
+            scores = self.scores_of_all(users, checked.context, live)
             flat = _are_alike(scores)
         _leave_out(scores, checked.choice.allowed[first:])
-        if not checked.request.include_seen and self._known.users.first_id <= int(users.max(initial=-1)):
-            rows, columns = _pairs(seen, torch.from_numpy(np.maximum(users, 0)), first)
-            known = torch.from_numpy(users >= self._known.users.first_id)[rows]
-            scores[rows[known], columns[known]] = -torch.inf
+        if not checked.request.include_seen:
+            if self._known.users.first_id <= int(users.max(initial=-1)):
+                rows, columns = _pairs(seen, torch.from_numpy(np.maximum(users, 0)), first)
+                known = torch.from_numpy(users >= self._known.users.first_id)[rows]
+                scores[rows[known], columns[known]] = -torch.inf
+            if len(live.seen.items):
+                scores[torch.from_numpy(live.seen.users), torch.from_numpy(live.seen.items).long() - first] = -torch.inf
         brought = None
         if self.retrieving is not None:
             popularity = self.retrieving.pipeline.popularity_bit
             brought = np.full(scores.shape, popularity if how == "popularity" else 0, np.uint16)
         return Scored(scores, torch.arange(first, first + scores.shape[1]).expand(len(users), -1), brought, flat)
 
-    def _found(self, index: ItemIndex, users: NDArray[np.int64], checked: CheckedRequest) -> Scored:
+    def _found(self, index: ItemIndex, users: NDArray[np.int64], checked: CheckedRequest, live: LiveEvents) -> Scored:
         """The candidates that the index finds for R users."""
-        model, request = self.request_features.batch(users, checked.context)
+        model, request = self.request_features.batch(users, checked.context, live)
         vectors = request_vectors(model, request)
         wanted, seen, first = checked.request, self.seen, self._known.users.first_id
-        hidden = _seen_by(seen, users, first, include_seen=wanted.include_seen)
+        hidden = _seen_by(seen, users, first, live, include_seen=wanted.include_seen)
         allowed = None if checked.choice.allowed[index.ids].all() else checked.choice.allowed
         count = pool_size(wanted.k) if wanted.diversity else wanted.k
         scores, ids = index.search(vectors, count, allowed=allowed, excluded=hidden)
@@ -342,11 +373,11 @@ class Recommender:
             found = found * model.line[0].cpu() + model.line[1].cpu()
         return Scored(found, torch.from_numpy(np.take_along_axis(ids, order, 1)), flat=np.asarray(~vectors.any(axis=1)))
 
-    def scores_of_all(self, users: NDArray[np.int64], context: Context) -> Tensor:
+    def scores_of_all(self, users: NDArray[np.int64], context: Context, live: LiveEvents | None = None) -> Tensor:
         """The model's scores (R, N) of every item of the catalogue, in a tensor that the caller may change."""
-        model, request = self.request_features.batch(users, context)
+        model, request = self.request_features.batch(users, context, live)
         with torch.inference_mode():
-            known = model is self._bundle.model  # not one that knows a basket
+            known = model is self._bundle.model  # not one that knows a basket or new events
             scores = self._scorer(request) if known else model.score_items(request, self._known.items.candidates)
             scores = scores.float().cpu()
         # A sum is finite only if every score is, and takes an eighth of the time of looking at each.
@@ -357,9 +388,9 @@ class Recommender:
     # --- answers ------------------------------------------------------------------------------------------------------
 
     def _answers(
-        self, users: Sequence[RawId | None], ids: NDArray[np.int64], checked: CheckedRequest
+        self, users: Sequence[RawId | None], ids: NDArray[np.int64], checked: CheckedRequest, live: LiveEvents
     ) -> Iterator[Recommendation]:
-        top = self.top_items(ids, checked)
+        top = self.top_items(ids, checked, live)
         has_basket = len(checked.choice.basket) > 0
         is_known = ids >= self._known.users.first_id
         raw = iter(self._known.raw_ids("user", ids[is_known]).to_pylist())
@@ -370,7 +401,9 @@ class Recommender:
             because: Sequence[Explanation | None] = ()
             if checked.request.explain:
                 own = scores if boosts is None else scores - boosts
-                because = self.explainer.explain(int(ids[row]), how, checked.context, items, own)
+                because = self.explainer.explain(
+                    int(ids[row]), how, checked.context, items, own, live.of(np.array([row]))
+                )
             names = None
             if self.retrieving is not None and top.brought_by is not None:
                 names = [self.retrieving.pipeline.names_of(bits) for bits in top.brought_by[row, kept].tolist()]
@@ -384,6 +417,7 @@ class Recommender:
                 known=bool(is_known[row]),
                 near=near,
                 has_basket=has_basket,
+                has_events=bool(live.has[row]),
                 unseen=0 if brings else checked.choice.unknown,
             )
             unexplained = (UNEXPLAINED,) if checked.request.explain and len(found) and not any(because) else ()
@@ -391,12 +425,15 @@ class Recommender:
             yield Recommendation(next(raw) if is_known[row] else user, bool(is_known[row]), found, all_notes, how)
 
 
-def _seen_by(seen: Seen, users: NDArray[np.int64], first: int, *, include_seen: bool) -> list[NDArray[np.int64]]:
+def _seen_by(
+    seen: Seen, users: NDArray[np.int64], first: int, live: LiveEvents, *, include_seen: bool
+) -> list[NDArray[np.int64]]:
     """The items that each user acted on, unless they may be recommended."""
     nothing = np.zeros(0, np.int64)
-    return [
-        nothing if include_seen or user < first else seen.of(user).numpy().astype(np.int64) for user in users.tolist()
-    ]
+    if include_seen:
+        return [nothing] * len(users)
+    stored = [nothing if user < first else seen.of(user).numpy().astype(np.int64) for user in users.tolist()]
+    return [np.concatenate([items, live.seen_by(row)]) for row, items in enumerate(stored)]
 
 
 def _are_alike(scores: Tensor) -> NDArray[np.bool_] | None:

@@ -30,6 +30,7 @@ from recspec.data.encoding import (
     renumbered,
     row_at,
 )
+from recspec.data.storage import Ragged
 from recspec.evaluation import id_feature
 from recspec.feature_spec import FeatureSpec, signature_of
 from recspec.inference.catalogue import (
@@ -42,6 +43,7 @@ from recspec.inference.catalogue import (
     own_id,
     prepared_columns,
 )
+from recspec.inference.live_events import LiveEvents, StoredEvents
 from recspec.models import ItemModel, Model, UserEvents
 from recspec.models.layers import Batch
 
@@ -53,10 +55,14 @@ MOST_BITS = 128
 """Most bits of a whole number; a larger one is no id."""
 MAX_NOT_READ = 100
 """Most columns of a request that the model's data lacks; a note names them, and more are refused."""
-AnsweredBy = Literal["user", "basket", "context", "basket_vectors", "popularity"]
-"""What an answer is made from; `basket_vectors`: the items nearest to those of the basket."""
+AnsweredBy = Literal["user", "basket", "history", "context", "basket_vectors", "popularity"]
+"""What an answer is made from.
+
+`basket_vectors`: the items nearest to those of the basket; `history`: the events of a user whom the dataset lacks.
+"""
 FEATURES_SHOWN = 20
 """Columns that a message asks for."""
+SECONDS_A_DAY = 86_400
 
 
 class RowEncoder:
@@ -230,6 +236,43 @@ class HistoryColumns:
         offsets = {name: np.array([0, len(each)], np.int64) for name, each in kept.items()}
         return {name: (self._of_events(name, kept[name]), offsets[name]) for name in names}
 
+    def with_live(self, users: NDArray[np.int64], live: LiveEvents, names: Sequence[str]) -> Batch:
+        """Histories of R users, known ones or not, with their new events, padded to the longest.
+
+        The times of stored events are those that their gaps tell; without gaps, new events come last. Gaps count from
+        the last event, in days.
+        """
+        catalogue, events, gap = self._catalogues.users, live.events, None
+        own = np.where(users < catalogue.first_id, -1, users)
+        if catalogue.until is not None and events.times is not None:
+            gap = next((name for name in catalogue.lists if self._is_gap(name)), None)
+        stored = {name: catalogue.lists_of(name, own) for name in (*names, *([gap] if gap else []))}
+        offsets = next(iter(stored.values())).offsets
+        times, until = None, np.zeros(len(users))
+        if gap is not None and catalogue.until is not None:
+            until = np.where(own < 0, 0.0, catalogue.until[own])
+            passed = SECONDS_A_DAY * np.expm1(stored[gap].values.astype(np.float64))
+            times = np.repeat(until, np.diff(offsets)) - passed
+        held = UserEvents(offsets, np.arange(offsets[-1], dtype=np.int32), times)
+        new = np.arange(len(events.items), dtype=np.int32) + len(held.items)
+        order = held.joined(UserEvents(events.offsets, new, events.times))
+        found: Batch = {}
+        for name in names:
+            values = np.concatenate([stored[name].values, self._of_events(name, events.items.astype(np.int64))])
+            values = values[order.items]
+            if name == gap and order.times is not None:
+                now = np.repeat(np.maximum(until, order.of_last(order.times)), order.lengths)
+                values = np.log1p(np.maximum(now - order.times, 0) / SECONDS_A_DAY).astype(np.float32)
+            lists = Ragged(*encoding.cut(values, order.offsets, self._spec.features[name].length or 1, "last"))
+            padded = lists.pad(int(lists.lengths.max(initial=0)))
+            found[name] = torch.from_numpy(padded).to(self._catalogues.device)
+        return found
+
+    def _is_gap(self, name: str) -> bool:
+        """Whether a history holds the logarithm of the time since each event."""
+        encoder = None if self._encoders is None else self._encoders.encoders.get(name)
+        return isinstance(encoder, encoding.NumberEncoder) and encoder.log1p
+
     def _of_events(self, name: str, items: NDArray[np.int64]) -> NDArray[np.generic]:
         if name == self.of_items:
             return items
@@ -380,8 +423,8 @@ class Context:
 class RequestFeatures:
     """Makes the batches that a model scores items for."""
 
-    def __init__(self, model: Model, known: Catalogues, rows: RowEncoder) -> None:
-        self._model, self._known, self._rows = model, known, rows
+    def __init__(self, model: Model, known: Catalogues, rows: RowEncoder, stored: StoredEvents) -> None:
+        self._model, self._known, self._rows, self._stored = model, known, rows, stored
         self._spec = known.spec
         items = {*self._spec.role("item")}
         self._wanted = [name for name in model.features() if name not in items]
@@ -481,6 +524,12 @@ class RequestFeatures:
         """Whether the model ranks by any events: it is a model of users' events, or its item history is an input."""
         return isinstance(self._model, ItemModel) or self.item_history in self._wanted
 
+    def reads_history(self, context: Context) -> bool:
+        """Whether the model can rank by the new events of a user without an id; a basket stands in their place."""
+        if len(context.basket):
+            return False
+        return isinstance(self._model, ItemModel) or (self.reads_baskets and self.knows_strangers)
+
     @property
     def knows_strangers(self) -> bool:
         """Whether the model scores users without an id: by an id of unknown ones, or because it reads no id."""
@@ -499,19 +548,23 @@ class RequestFeatures:
 
     # --- batches ------------------------------------------------------------------------------------------------------
 
-    def batch(self, users: NDArray[np.int64], context: Context) -> tuple[Model, Batch]:
-        """The model, and the features of R users; of a basket of an item model, one that knows the basket."""
+    def batch(self, users: NDArray[np.int64], context: Context, live: LiveEvents | None = None) -> tuple[Model, Batch]:
+        """The model, and the features of R users; an item model knows the basket, or the users' new events."""
         basket = context.basket
         if isinstance(self._model, ItemModel) and len(basket):
             events = UserEvents(np.array([0, len(basket)], np.int64), basket.astype(np.int32))
             asked = torch.zeros(len(users), dtype=torch.int64, device=self._known.device)
             return self._model.knowing(events.interactions(self._model.num_items)), {self._spec.user_id: asked}
+        if isinstance(self._model, ItemModel) and live is not None and live.has.any():
+            return self._knowing(self._model, users, live)
         known, rows = self._known.users, torch.from_numpy(np.maximum(users, 0)).to(self._known.device)
         found: Batch = {}
         if self._past and len(basket):
             lists = self._rows.histories.of_basket(basket, self._past)
             padded = {name: as_tensor(column, self._spec, name) for name, column in lists.items()}
             found |= {name: each.to(self._known.device).expand(len(users), -1) for name, each in padded.items()}
+        elif self._past and live is not None and live.has.any():
+            found |= self._rows.histories.with_live(users, live, self._past)
         for name in self._wanted:
             if name in context.features:
                 found[name] = context.features[name].expand(len(users), *context.features[name].shape[1:])
@@ -523,3 +576,20 @@ class RequestFeatures:
                 ragged = known.lists_of(name, np.maximum(users, 0))
                 found[name] = torch.from_numpy(ragged.pad(int(ragged.lengths.max(initial=0)))).to(self._known.device)
         return self._model, found
+
+    def with_live(
+        self, users: NDArray[np.int64], request: Batch, live: LiveEvents, given: Sequence[str]
+    ) -> tuple[Model, Batch]:
+        """The model, and encoded requests of R users as `batch` makes them; columns that are `given` stay."""
+        if not live.has.any():
+            return self._model, request
+        if isinstance(self._model, ItemModel):
+            return self._knowing(self._model, users, live)
+        if not self._past or any(has_column(self._known.encoders, name, given) for name in self._past):
+            return self._model, request
+        return self._model, request | self._rows.histories.with_live(users, live, self._past)
+
+    def _knowing(self, model: ItemModel, users: NDArray[np.int64], live: LiveEvents) -> tuple[Model, Batch]:
+        """An item model that knows R users alone, by their place."""
+        known = model.knowing(self._stored.with_live(users, live, ordered=model.reads_order))
+        return known, {self._spec.user_id: torch.arange(len(users), device=self._known.device)}

@@ -22,11 +22,12 @@ from recspec.base.errors import DataError, RequestError
 from recspec.data.encoding import CrossEncoder, MissingValues, column_notes, row_at
 from recspec.evaluation import id_feature
 from recspec.inference.catalogue import ROLES, Role, has_column
+from recspec.inference.live_events import LiveEvents
 from recspec.inference.predictor import SCORE, Predictor
 from recspec.inference.raw_columns import ColumnFacts, facts_of_encoder
 from recspec.inference.recommendation import RecommendRequest
 from recspec.inference.request_features import Row, check_columns, known_columns, problems_by_row, row_name, table_of
-from recspec.models import ItemModel
+from recspec.models import ItemModel, Model
 from recspec.models.layers import Batch
 
 
@@ -99,9 +100,17 @@ def predict(predictor: Predictor, rows: Sequence[Row]) -> RowScores:
 
 
 def rank(
-    predictor: Predictor, request: Row, candidates: Sequence[str | int] | Sequence[Row], *, top_k: int | None = None
+    predictor: Predictor,
+    request: Row,
+    candidates: Sequence[str | int] | Sequence[Row],
+    *,
+    top_k: int | None = None,
+    live: LiveEvents | None = None,
 ) -> Ranking:
     """The best candidates (raw item ids, or rows of item columns) for one request, whose part is computed once.
+
+    `live` holds new events of the request's user. A model that crosses the request's columns with those of candidates
+    does not read them.
 
     Raises:
         RequestError: naming what can't be read; or if the model reads no item feature.
@@ -115,7 +124,7 @@ def rank(
         raise RequestError("candidates: this model knows no item ids; give each candidate's columns as an object")
     rows = [each if isinstance(each, Mapping) else {item_id or "": each} for each in candidates]
     if rows and (clean := _encode_clean(predictor, request, rows)) is not None:
-        return _ranked(predictor, rows, clean, _logits(predictor, *clean), [], top_k)
+        return _ranked(predictor, rows, clean, _logits(predictor, *clean, live, request), [], top_k)
     known = known_columns(predictor.spec, predictor.encoders)
     check_columns([request], "request", known)
     check_columns(rows, "candidates", known)
@@ -134,7 +143,7 @@ def rank(
     item_batch, more = _encoded(predictor, many)
     notes += [*more, *_unused(predictor, table, many.table)]
     both = request_batch, item_batch
-    return _ranked(predictor, rows, both, _logits(predictor, *both), notes, top_k)
+    return _ranked(predictor, rows, both, _logits(predictor, *both, live, request), notes, top_k)
 
 
 @dataclass(frozen=True)
@@ -178,8 +187,17 @@ def _batch(predictor: Predictor, inputs: Sequence[tuple[Sequence[str], NDArray[A
     return batch
 
 
-def _logits(predictor: Predictor, request_batch: Batch, item_batch: Batch) -> torch.Tensor:
-    model = predictor.model
+def _logits(
+    predictor: Predictor,
+    request_batch: Batch,
+    item_batch: Batch,
+    live: LiveEvents | None = None,
+    given: Row | None = None,
+) -> torch.Tensor:
+    model: Model = predictor.model
+    if live is not None and (user := id_name(predictor, "user")) in request_batch:
+        users, features = request_batch[str(user)].long().cpu().numpy(), predictor.recommender.request_features
+        model, request_batch = features.with_live(users, request_batch, live, list(given or ()))
     with torch.inference_mode():
         return (model.score_items(request_batch, item_batch)[0] if request_batch else model(item_batch)).float()
 
@@ -259,7 +277,7 @@ def _ranked(
     logits = logits.cpu()
     _check_finite(logits.numpy(), "candidates")
     order = torch.argsort(logits, descending=True, stable=True)[: len(rows) if top_k is None else top_k].tolist()
-    given = _given(predictor, rows)
+    given = raw_ids_of(predictor, "item", rows)
     ids = item_batch.get(id_name(predictor, "item") or "")
     titles = _titles(predictor, ids.cpu().numpy()[order]) if ids is not None else [None] * len(order)
     scores = logits.tolist()
@@ -271,10 +289,12 @@ def _ranked(
     return Ranking(items, bool(_unknown(predictor, request_batch, "user").any()), tuple(strange), tuple(notes))
 
 
-def recommend(predictor: Predictor, wanted: RecommendRequest, *, liked: int = 0) -> dict[str, Any]:
+def recommend(
+    predictor: Predictor, wanted: RecommendRequest, *, liked: int = 0, live: LiveEvents | None = None
+) -> dict[str, Any]:
     """The best items for the one user, basket or context of a request.
 
-    With `liked`, also as many items that the user acted on.
+    With `liked`, also as many items that the user acted on. `live` holds new events of the user.
 
     Raises:
         RequestError: for a model that knows no users and items, or with every problem of the request.
@@ -283,12 +303,12 @@ def recommend(predictor: Predictor, wanted: RecommendRequest, *, liked: int = 0)
         raise RequestError("this model can't recommend: it knows no users and items; POST /predict rows")
     if not wanted.users and not wanted.is_anonymous:
         raise RequestError("recommend: name a user, a basket of items or a context")
-    found = predictor.recommend(wanted)[0]
-    taken = predictor.recommender.liked(wanted.users[0], k=liked) if found.known else ()
+    found = predictor.recommend(wanted, live=live)[0]
+    taken = predictor.recommender.liked(wanted.users[0], k=liked, live=live) if wanted.users and liked else ()
     items = [{"rank": rank, **item.to_dict()} for rank, item in enumerate(found.items, start=1)]
     # an item model's scores here are its own, without the line that makes them logits
     known = predictor.bundle.gives_probabilities and not isinstance(predictor.model, ItemModel)
-    if known and found.answered_by in ("user", "basket", "context"):
+    if known and found.answered_by in ("user", "basket", "history", "context"):
         logits = torch.tensor([each.score - (each.boost or 0.0) for each in found.items])
         for item, probability in zip(items, predictor.model.probabilities(logits).tolist(), strict=True):
             item["probability"] = probability
@@ -388,9 +408,9 @@ def id_name(predictor: Predictor, role: Role) -> str | None:
     return id_feature(predictor.spec, role) if predictor.spec.role(role) else None
 
 
-def _given(predictor: Predictor, rows: Sequence[Row]) -> list[Any]:
-    """The raw item id of each row as it was sent; None where a row has none."""
-    name = id_name(predictor, "item")
+def raw_ids_of(predictor: Predictor, role: Role, rows: Sequence[Row]) -> list[Any]:
+    """The raw id of a user or item of each row as it was sent; None where a row has none."""
+    name = id_name(predictor, role)
     encoder = predictor.encoders.encoders.get(name or "") if predictor.encoders is not None else None
     column = None if encoder is None or isinstance(encoder, CrossEncoder) else encoder.column
     return [row.get(name or "", row.get(column or "")) for row in rows]

@@ -6,7 +6,7 @@ import json
 import math
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -20,6 +20,8 @@ IMPRESSION = "impression"
 LONGEST_TYPE, LONGEST_CONTEXT = 64, 4_000  # characters; of the context as JSON
 AHEAD_US = 5 * 60 * 1_000_000
 """Times further in the future are clamped to the time of receipt."""
+LATE_US = 24 * 3_600 * 1_000_000
+"""Events older than this at their receipt are counted as late."""
 EARLIEST_US, LATEST_US = 0, 4_102_444_800_000_000  # 1970 to 2100
 NAMESPACE = uuid.UUID("9b0d2f0e-3a3c-5d7e-8f55-6f1c0a6f2b11")
 """Of the ids made for events that bring none."""
@@ -46,11 +48,13 @@ class Event:
 
     @property
     def content(self) -> tuple[object, ...]:
-        """What two events with one id must share; the time of receipt differs when an event is sent again."""
-        return (
-            self.subject, self.type, self.item, self.value, self.occurred_at,
-            self.request_id, self.position, self.context,
-        )  # fmt: skip
+        """What two events with one id must share; see `is_same` for the time."""
+        return self.subject, self.type, self.item, self.value, self.request_id, self.position, self.context
+
+    def is_same(self, other: Event) -> bool:
+        """Whether one is the other, sent again. If the time of receipt stands for a time, it differs each time."""
+        is_timed = self.occurred_at != self.received_at and other.occurred_at != other.received_at
+        return self.content == other.content and (self.occurred_at == other.occurred_at or not is_timed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,17 +69,20 @@ class Refusal:
 class ReadEvents:
     """Events of a request or a file, with what was refused and changed."""
 
+    received_at: int
     events: list[Event] = field(default_factory=list)
     places: list[int] = field(default_factory=list)
     """The row of each event."""
     refused: list[Refusal] = field(default_factory=list)
-    clamped: int = 0
-    """Events whose time was more than 5 minutes ahead, and is the time of receipt now."""
+    clamped: set[int] = field(default_factory=set)
+    """Indexes in `events` whose time was more than 5 minutes ahead, and is the time of receipt now."""
+    late: set[int] = field(default_factory=set)
+    """Indexes in `events` that are older than a day."""
 
 
 def read_events(rows: Sequence[object], received_at: int) -> ReadEvents:
     """Check rows, each a mapping with the keys `FIELDS`; user and type are required."""
-    found = ReadEvents()
+    found = ReadEvents(received_at)
     for index, row in enumerate(rows):
         problems: list[str] = []
         event = _read(row, received_at, problems)
@@ -83,16 +90,13 @@ def read_events(rows: Sequence[object], received_at: int) -> ReadEvents:
             found.refused.append(Refusal(index, "; ".join(problems)))
             continue
         if event.occurred_at > received_at + AHEAD_US:
-            event = _at(event, received_at)
-            found.clamped += 1
+            event = replace(event, occurred_at=received_at)
+            found.clamped.add(len(found.events))
+        elif event.occurred_at < received_at - LATE_US:
+            found.late.add(len(found.events))
         found.events.append(event)
         found.places.append(index)
     return found
-
-
-def _at(event: Event, time: int) -> Event:
-    values = {name: getattr(event, name) for name in Event.__slots__}
-    return Event(**{**values, "occurred_at": time})
 
 
 def _read(row: object, received_at: int, problems: list[str]) -> Event | None:

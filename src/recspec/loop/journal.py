@@ -31,7 +31,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
 
 from recspec.base.errors import DataError, SettingsError, require_extra
-from recspec.loop.events import Event
+from recspec.loop.events import IMPRESSION, Event
 
 SCHEMA = 1
 """Version of the tables; a journal with another one is refused."""
@@ -41,10 +41,20 @@ WAIT_SECONDS = 30.0
 """Longest wait for other writers, and for a database that is busy."""
 BLOCK_ROWS = 50_000
 """Rows of a block when a journal is read from front to back."""
+_HISTORY = (
+    f"SELECT seq, type, item, value, occurred_at FROM event %(index)s WHERE type <> '{IMPRESSION}' "
+    "AND subject = %(each)s AND occurred_at > %(each)s AND seq > %(each)s AND seq <= %(each)s "
+    "ORDER BY occurred_at DESC, seq DESC "
+    "LIMIT %(each)s"
+)
+HISTORY_IN_SQLITE = _HISTORY % {"index": "INDEXED BY event_acts", "each": "?"}  # or it takes the other index
+HISTORY_IN_POSTGRESQL = _HISTORY % {"index": "", "each": "%s"}
+NEWEST = 2**63 - 1
 AT_ONCE = 500
 """Most values of an `IN (...)`."""
 
 metadata = sa.MetaData()
+_is_act = sa.text(f"type <> '{IMPRESSION}'")
 _seq = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 event = sa.Table(
@@ -62,6 +72,7 @@ event = sa.Table(
     sa.Column("position", sa.Integer),
     sa.Column("context", sa.Text),
     sa.Index("event_history", "subject", "occurred_at", "seq"),
+    sa.Index("event_acts", "subject", "occurred_at", "seq", sqlite_where=_is_act, postgresql_where=_is_act),
     sqlite_autoincrement=True,  # a deleted newest row's number is not given again
 )
 exposure = sa.Table(
@@ -211,6 +222,7 @@ class Journal:
                 raise DataError(f"{self.shown}: there is no folder {file.absolute().parent}")
             self._file_lock = FileLock(f"{file}.lock", timeout=WAIT_SECONDS, thread_local=False)
         self._readers = self._connect(writes=False)
+        self._driver: Any = self._readers.dialect.loaded_dbapi
         self._writer = self._readers if read_only or not self.is_sqlite else self._connect(writes=True)
         try:
             self._key = self._opened()
@@ -232,26 +244,31 @@ class Journal:
 
     # --- write --------------------------------------------------------------------------------------------------------
 
-    def append(self, events: Sequence[Event]) -> list[Outcome]:
-        """Store events in one transaction, durable at the return; the outcome of each.
+    def store(self, events: Sequence[Event], exposures: Sequence[Exposure] = ()) -> list[Outcome]:
+        """Store events and answers in one transaction, durable at the return; the outcome of each event.
+
+        An answer whose request id is known is left as it is.
 
         Raises:
-            DataError: if the database refuses; then none is stored.
+            DataError: if the database refuses; then nothing is stored.
         """
-        if not events:
+        if not events and not exposures:
             return []
         first: dict[str, int] = {}
         for place, each in enumerate(events):
             first.setdefault(each.event_id, place)
         with self._told(), self._writing() as connection:
-            forgotten = self._forgotten(connection, {each.subject for each in events})
+            subjects = {each.subject for each in events} | {each.subject for each in exposures}
+            forgotten = self._forgotten(connection, subjects)
             rows = [
                 {name: getattr(each, name) for name in Event.__slots__}
                 for each in (events[place] for place in first.values())
                 if each.subject not in forgotten
             ]
             stored = self._insert_new(connection, event, event.c.event_id, rows)
-            known = self._known_content(connection, [each for each in first if each not in stored])
+            known = self._known(connection, [each for each in first if each not in stored])
+            shown = [each.row() for each in exposures if each.subject not in forgotten]
+            self._insert_new(connection, exposure, exposure.c.request_id, shown)
         outcomes: list[Outcome] = []
         for place, each in enumerate(events):
             if each.subject in forgotten:
@@ -259,19 +276,17 @@ class Journal:
             elif first[each.event_id] == place and each.event_id in stored:
                 outcomes.append("accepted")
             else:
-                content = known.get(each.event_id, events[first[each.event_id]].content)
-                outcomes.append("duplicate" if content == each.content else "conflict")
+                other = known.get(each.event_id, events[first[each.event_id]])
+                outcomes.append("duplicate" if each.is_same(other) else "conflict")
         return outcomes
 
+    def append(self, events: Sequence[Event]) -> list[Outcome]:
+        """Store events, as `store` does."""
+        return self.store(events)
+
     def log_exposures(self, exposures: Sequence[Exposure]) -> None:
-        """Store answers in one transaction; one whose request id is known is left as it is."""
-        if not exposures:
-            return
-        with self._told(), self._writing() as connection:
-            subjects = {each.subject for each in exposures if each.subject is not None}
-            forgotten = self._forgotten(connection, subjects)
-            rows = [each.row() for each in exposures if each.subject not in forgotten]
-            self._insert_new(connection, exposure, exposure.c.request_id, rows)
+        """Store answers, as `store` does."""
+        self.store((), exposures)
 
     def write(self, change: Callable[[sa.Connection], Any]) -> Any:
         """Run `change` in one transaction, alone among writers, and return what it gives."""
@@ -287,11 +302,24 @@ class Journal:
 
         self.write(change)
 
+    def compact(self) -> None:
+        """Let a SQLite file give back what deleted rows took, in the file and its write-ahead log."""
+        if not self.is_sqlite:
+            return
+        with self._told(), self._turn, self._file_turn(), self._writer.connect() as connection:
+            for statement in ("VACUUM", "PRAGMA wal_checkpoint(TRUNCATE)"):
+                connection.connection.cursor().execute(statement).fetchall()
+
     # --- read ---------------------------------------------------------------------------------------------------------
 
     def newest_seq(self) -> int:
         """Number of the newest event; 0 without any."""
         return int(self.scalar(sa.select(sa.func.coalesce(sa.func.max(event.c.seq), 0))))
+
+    def newest_received_at(self) -> int | None:
+        """When the newest event was received, in microseconds since 1970; None without any."""
+        found: int | None = self.scalar(sa.select(event.c.received_at).order_by(event.c.seq.desc()).limit(1))
+        return found
 
     def position_of(self, name: str) -> int:
         """How far a consumer has read; 0 before its first time."""
@@ -320,6 +348,24 @@ class Journal:
             rows = self.rows(asked.order_by(own.subject, own.occurred_at, own.seq))
             found += [each for each in rows if each.seq > after and (until is None or each.seq <= until)]
         return found
+
+    def history(
+        self, subject: str, *, most: int, after: int = 0, since: int = -1, until: int | None = None
+    ) -> list[tuple[int, str, str | None, float | None, int]]:
+        """The newest acts of a user, at most `most`, in the order of (occurred_at, seq); impressions are no acts.
+
+        Those with after < seq <= until and since < occurred_at, as (seq, type, item, value, occurred_at). A request
+        waits for them, so the statement is not compiled each time.
+        """
+        given = (subject, since, after, NEWEST if until is None else until, most)
+        with self._told():
+            connection = self._readers.raw_connection()
+            try:
+                cursor = connection.cursor()
+                cursor.execute(HISTORY_IN_SQLITE if self.is_sqlite else HISTORY_IN_POSTGRESQL, given)
+                return [tuple(row) for row in reversed(cursor.fetchall())]
+            finally:
+                connection.close()
 
     def rows(self, asked: sa.Select[Any]) -> Sequence[sa.Row[Any]]:
         """The rows of a query."""
@@ -362,28 +408,18 @@ class Journal:
         insert = self._insert(table).on_conflict_do_nothing(index_elements=[key.name]).returning(key)
         return {*connection.execute(insert, rows).scalars()}
 
-    def _known_content(self, connection: sa.Connection, ids: Sequence[str]) -> dict[str, tuple[object, ...]]:
-        own, found = event.c, dict[str, tuple[object, ...]]()
-        columns = (
-            own.subject,
-            own.type,
-            own.item,
-            own.value,
-            own.occurred_at,
-            own.request_id,
-            own.position,
-            own.context,
-        )
+    def _known(self, connection: sa.Connection, ids: Sequence[str]) -> dict[str, Event]:
+        columns, found = [event.c[name] for name in Event.__slots__], dict[str, Event]()
         for block in _in_blocks(ids):
-            asked = sa.select(own.event_id, *columns).where(own.event_id.in_(block))
-            found |= {each[0]: tuple(each[1:]) for each in connection.execute(asked)}
+            asked = sa.select(*columns).where(event.c.event_id.in_(block))
+            found |= {each.event_id: Event(*each) for each in connection.execute(asked)}
         return found
 
-    def _forgotten(self, connection: sa.Connection, subjects: set[str]) -> set[str]:
+    def _forgotten(self, connection: sa.Connection, subjects: Iterable[str | None]) -> set[str | None]:
         """Those whose deletion was asked for; their events are refused."""
         if not connection.execute(sa.select(deletion.c.digest).limit(1)).first():
             return set()
-        by_digest = {self.digest_of(each): each for each in subjects}
+        by_digest = {self.digest_of(each): each for each in subjects if each is not None}
         found = set[str]()
         for block in _in_blocks([*by_digest]):
             found.update(connection.execute(sa.select(deletion.c.digest).where(deletion.c.digest.in_(block))).scalars())
@@ -438,9 +474,10 @@ class Journal:
         """Errors of the database in one line, without values."""
         try:
             yield
-        except SQLAlchemyError as error:
+        except (SQLAlchemyError, self._driver.Error) as error:
             said = str(error.orig if isinstance(error, DBAPIError) else error).strip().split("\n")[0][:300]
-            what = "can't be reached" if isinstance(error, OperationalError) and not self.is_sqlite else "failed"
+            lost = isinstance(error, (OperationalError, self._driver.OperationalError))
+            what = "can't be reached" if lost and not self.is_sqlite else "failed"
             raise DataError(f"{self.shown}: the journal {what}: {said}") from None
 
     def _opened(self) -> bytes:
@@ -462,6 +499,15 @@ class Journal:
             found = f"is a journal of version {own.get('schema')}"
             raise DataError(f"{self.shown}: {found}; this recspec reads version {SCHEMA}")
         return bytes.fromhex(own["key"])
+
+
+def is_sqlite(url: str) -> bool:
+    """Whether a journal's URL names a SQLite file, of which only one process may be the writer.
+
+    Raises:
+        SettingsError: if the URL names no database that can be a journal.
+    """
+    return _checked(url).get_backend_name() == "sqlite"
 
 
 def now_us() -> int:

@@ -63,8 +63,54 @@ class UserEvents:
         """(T,) the user of each event."""
         return np.repeat(np.arange(self.num_users), self.lengths)
 
+    def of(self, users: Ids) -> UserEvents:
+        """The events of some users, in this order; a negative id has none."""
+        if len(users) == 1:  # as a server asks, in a fifth of the time
+            user = int(users[0])
+            own = slice(int(self.offsets[user]), int(self.offsets[user + 1])) if user >= 0 else slice(0)
+            return UserEvents(
+                np.array([0, own.stop - (own.start or 0)], np.int64),
+                self.items[own],
+                None if self.times is None else self.times[own],
+                None if self.weights is None else self.weights[own],
+            )
+        known = np.maximum(users, 0)
+        starts = self.offsets[known]
+        lengths = np.where(users < 0, 0, self.offsets[known + 1] - starts)
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        places = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
+        times = None if self.times is None else self.times[places]
+        return UserEvents(offsets, self.items[places], times, None if self.weights is None else self.weights[places])
+
+    def joined(self, others: UserEvents) -> UserEvents:
+        """These events and others of the same users, by time; the others are later at one time, or without times.
+
+        The others have weights and times if these have.
+        """
+        users = np.concatenate([self.users, others.users])
+        times = weights = None
+        if self.times is not None:
+            ends = self.of_last(self.times)[others.users]
+            times = np.concatenate([self.times, ends if others.times is None else others.times])
+        if self.weights is not None:
+            given = np.ones(len(others.items), np.float32) if others.weights is None else others.weights
+            weights = np.concatenate([self.weights, given])
+        order = np.lexsort((users,) if times is None else (times, users))
+        return UserEvents(
+            self.offsets + others.offsets,
+            np.concatenate([self.items, others.items])[order],
+            None if times is None else times[order],
+            None if weights is None else weights[order],
+        )
+
+    def of_last(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """(U,) the value of each user's last event, of values (T,); 0 for a user without events."""
+        return np.where(self.lengths > 0, values[np.maximum(self.offsets[1:] - 1, 0)] if len(values) else 0.0, 0.0)
+
     def take(self, kept: NDArray[np.bool_]) -> UserEvents:
         """Some of the events (T,), of the same users."""
+        if kept.all():
+            return self
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(kept)])[self.offsets]
         times = None if self.times is None else self.times[kept]
         return UserEvents(offsets, self.items[kept], times, None if self.weights is None else self.weights[kept])

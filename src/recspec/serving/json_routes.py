@@ -18,10 +18,19 @@ from starlette.routing import Route
 from recspec.base.errors import RequestError, listed
 from recspec.data.encoding import row_at
 from recspec.feature_spec import Port
-from recspec.inference import Directory, ItemFields, Predictor, RecommendRequest, facts_of_encoder, requests
+from recspec.inference import (
+    Directory,
+    ItemFields,
+    LiveEvents,
+    Predictor,
+    RecommendRequest,
+    facts_of_encoder,
+    requests,
+)
 from recspec.serving import json_types as types
 from recspec.serving.access import Access
 from recspec.serving.http_bodies import json_response
+from recspec.serving.journal_reader import NOT_READ
 from recspec.serving.json_types import Operation
 from recspec.serving.model_folders import REPORTS, has_report
 from recspec.serving.repository import Endpoint, Repository
@@ -35,6 +44,10 @@ PARSED = 7
 """Memory of a parsed body in multiples of its bytes."""
 
 
+Compute = Callable[[Predictor, types.RequestType, float, LiveEvents | None], dict[str, Any]]
+"""An answer from the model, the request, the deadline and the user's new events."""
+
+
 def routes(repository: Repository) -> list[Route]:
     """Every JSON route, and the metrics."""
     return types.routes_of(OPERATIONS, repository)
@@ -45,13 +58,14 @@ def routes(repository: Repository) -> list[Route]:
 
 async def _answer(
     kind: type[types.RequestType],
-    compute: Callable[[Predictor, types.RequestType, float], dict[str, Any]],
+    compute: Compute[types.RequestType],
     repository: Repository,
     request: Request,
 ) -> Response:
     """Read a request, compute its answer on the model's own thread, and add the time that it took.
 
-    `compute` gets the deadline, a value of `time.monotonic()` after which no client waits for the answer.
+    `compute` gets the deadline, a value of `time.monotonic()` after which no client waits for the answer, and what the
+    user did since the model learned.
     """
     began = time.perf_counter()
     limits, body_reader = repository.limits, repository.body_reader
@@ -61,13 +75,30 @@ async def _answer(
             body_reader.holding(PARSED * len(body)),
             opened(repository, request, wanted.model, wanted.version) as (endpoint, predictor),
         ):
+            live, is_read = None, True
+            if (histories := endpoint.model.histories) is not None and (user := _user(predictor, wanted)) is not None:
+                live = await repository.journal_reader.read(histories, [user])
+                is_read = live is not None
             left = max(0.0, limits.timeout - (time.perf_counter() - began))
             found = await endpoint.model.batcher.call(
-                partial(compute, predictor, wanted, time.monotonic() + left), timeout=left
+                partial(compute, predictor, wanted, time.monotonic() + left, live), timeout=left
             )
             milliseconds = round(1000 * (time.perf_counter() - began), 3)
-            head = {"model": endpoint.name, "version": endpoint.model.version}
+            head: dict[str, object] = {"model": endpoint.name, "version": endpoint.model.version}
+            head |= {} if live is None else {"history_seq": live.newest}
+            found["notes"] = [*found["notes"], *([] if is_read else [NOT_READ])]
             return json_response({**head, **found, "milliseconds": milliseconds})
+
+
+def _user(predictor: Predictor, wanted: types.JsonRequest) -> str | int | None:
+    """The raw id of the user whom a request names."""
+    match wanted:
+        case types.RecommendRequest():
+            return wanted.user
+        case types.RankRequest():
+            named = requests.raw_ids_of(predictor, "user", [wanted.request])[0] if wanted.user is None else wanted.user
+            return named if isinstance(named, (str, int)) else None
+    return None
 
 
 def _read(kind: type[types.RequestType], body: bytes, max_rows: int) -> types.RequestType:
@@ -78,7 +109,7 @@ def _read(kind: type[types.RequestType], body: bytes, max_rows: int) -> types.Re
     return wanted
 
 
-def _rank(predictor: Predictor, wanted: types.RankRequest, _until: float) -> dict[str, Any]:
+def _rank(predictor: Predictor, wanted: types.RankRequest, _until: float, live: LiveEvents | None) -> dict[str, Any]:
     row = dict(wanted.request)
     if wanted.user is not None:
         name = requests.id_name(predictor, "user")
@@ -87,7 +118,7 @@ def _rank(predictor: Predictor, wanted: types.RankRequest, _until: float) -> dic
         if name in row:
             raise RequestError(f"user: 'request' has '{name}' too; give one of them")
         row[name] = wanted.user
-    return requests.rank(predictor, row, _candidates(wanted.candidates), top_k=wanted.top_k).to_dict()
+    return requests.rank(predictor, row, _candidates(wanted.candidates), top_k=wanted.top_k, live=live).to_dict()
 
 
 def _candidates(given: list[Any]) -> list[Any]:
@@ -104,7 +135,9 @@ def _candidates(given: list[Any]) -> list[Any]:
     return given
 
 
-def _recommend(predictor: Predictor, wanted: types.RecommendRequest, until: float) -> dict[str, Any]:
+def _recommend(
+    predictor: Predictor, wanted: types.RecommendRequest, until: float, live: LiveEvents | None
+) -> dict[str, Any]:
     asked = RecommendRequest(
         users=() if wanted.user is None else (wanted.user,),
         items=tuple(wanted.items),
@@ -119,17 +152,17 @@ def _recommend(predictor: Predictor, wanted: types.RecommendRequest, until: floa
         explain=wanted.explain,
         until=until,
     )
-    return requests.recommend(predictor, asked, liked=wanted.liked)
+    return requests.recommend(predictor, asked, liked=wanted.liked, live=live)
 
 
-def _similar(predictor: Predictor, wanted: types.SimilarRequest, until: float) -> dict[str, Any]:
+def _similar(predictor: Predictor, wanted: types.SimilarRequest, until: float, _live: object) -> dict[str, Any]:
     asked = RecommendRequest(
         items=(wanted.item,), k=wanted.k, filter=wanted.filter, exclude=tuple(wanted.exclude), until=until
     )
     return requests.similar(predictor, asked)
 
 
-def _predict(predictor: Predictor, wanted: types.PredictRequest, _until: float) -> dict[str, Any]:
+def _predict(predictor: Predictor, wanted: types.PredictRequest, _until: float, _live: object) -> dict[str, Any]:
     return requests.predict(predictor, wanted.rows).to_dict()
 
 
@@ -272,7 +305,7 @@ def _computed(
     summary: str,
     kind: type[types.RequestType],
     answer: type[types.Answer],
-    compute: Callable[[Predictor, types.RequestType, float], dict[str, Any]],
+    compute: Compute[types.RequestType],
 ) -> Operation:
     return Operation("POST", path, summary, answer, partial(_answer, kind, compute), kind)
 

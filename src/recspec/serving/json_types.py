@@ -45,12 +45,16 @@ class RawValue(RootModel[Scalar | list[Scalar]]):
     """A value as it stands in the raw files; a list if the feature is one."""
 
 
-class JsonRequest(BaseModel):
-    """The fields of every request."""
+class Body(BaseModel):
+    """What is sent."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
     example: ClassVar[Mapping[str, Any]] = {}
     """A body, on the page of the routes."""
+
+
+class JsonRequest(Body):
+    """The fields of every request to a model."""
 
     model: str | None = Field(None, max_length=200, description="the model's name; optional if there is only one")
     version: str | None = Field(None, max_length=20, description="the model's version; by default the newest")
@@ -133,6 +137,42 @@ class CatalogueRequest(JsonRequest):
     items: list[RawId] = Field(max_length=MOST_SHOWN, description="raw ids of items")
 
 
+class EventFields(Body):
+    """The fields of an event that may be left out; further ones are columns of its context."""
+
+    model_config = ConfigDict(extra="allow")
+
+    item: RawId | None = Field(None, description="the item's raw id; only an impression may name none")
+    value: float | None = Field(None, description="a number that belongs to the act, such as a rating or a price")
+    time: float | str | None = Field(
+        None, description="seconds since 1970, or ISO 8601 with a zone; by default the time of receipt"
+    )
+    id: RawId | None = Field(None, description="the event's own id; one that is sent again is stored once")
+    request: str | None = Field(
+        None, max_length=LONGEST_ID, description="the request_id of the answer that showed the item"
+    )
+    position: int | None = Field(None, ge=1, le=10_000, description="the item's place in that answer, from 1")
+
+
+class SentEvent(EventFields):
+    """An act of a user."""
+
+    user: RawId = Field(description="the user's raw id")
+    type: str = Field(max_length=64, description="what the user did, such as view, purchase or impression")
+
+
+class EventsRequest(EventFields):
+    """One event, or several in `events`."""
+
+    example = {"user": "ann", "item": 50, "type": "purchase", "id": "order-17", "time": "2026-11-28T09:00:00Z"}
+
+    user: RawId | None = Field(None, description="the user's raw id; every event has one")
+    type: str | None = Field(
+        None, max_length=64, description="what the user did, such as view, purchase or impression; every event has one"
+    )
+    events: list[SentEvent] | None = Field(None, description="several events, in place of one")
+
+
 class ColumnsRequest(JsonRequest):
     """A question for the columns of a model, as query parameters."""
 
@@ -163,6 +203,27 @@ class Refusal(Answer):
     """The reason for a refused request."""
 
     error: str
+
+
+class RefusedEvent(Answer):
+    """An event that was not stored; `index` is its place in the request, from 0."""
+
+    index: int
+    reason: str
+
+
+class StoredEvents(Answer):
+    """What became of the events of a request; `error` is there if none of them was stored."""
+
+    accepted: int
+    duplicate: int
+    refused: int
+    clamped: int
+    """Accepted events whose time was more than 5 minutes ahead; it is the time of receipt now."""
+    late: int
+    """Accepted events older than a day."""
+    refusals: list[RefusedEvent]
+    error: str | None = None
 
 
 class Scored(Answer):
@@ -279,6 +340,8 @@ class Recommendation(Scored):
     user: Id
     unknown_user: bool
     answered_by: str
+    history_seq: int | None = None
+    """Number of the newest event of the journal that the answer knows; without a journal, it is left out."""
     liked: list[Item]
     items: list[RecommendedItem]
 
@@ -304,6 +367,7 @@ class Ranking(Scored):
 
     unknown_user: bool
     unknown_items: list[Id]
+    history_seq: int | None = None
     items: list[RankedItem]
 
 
@@ -386,7 +450,7 @@ class Operation:
     answer: type[BaseModel] | str
     """A typed answer, or a media type."""
     handle: Callable[[Repository, Request], Awaitable[Response]]
-    request: type[JsonRequest] | None = None
+    request: type[Body] | None = None
     """The body of a POST, the query parameters of a GET."""
 
     @property

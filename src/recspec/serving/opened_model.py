@@ -161,6 +161,8 @@ def open_version(copy: PrivateCopy, content: Fingerprint, settings: RepositorySe
     else:
         predictor = _read(Predictor.open(folder, device=settings.device, verify=False))
         predictor.bundle = replace(predictor.bundle, folder=copy.origin)  # beside which the run's report lies
+        if settings.journal is not None:
+            _ = predictor.bundle.events  # read now, and refused if they are damaged
         torch_model = TorchModel(predictor)
         raw = _raw_ports(predictor, torch_model.signature)
         exported, note, export = _fastest(folder, torch_model, settings)

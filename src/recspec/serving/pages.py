@@ -25,7 +25,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from recspec import __version__
-from recspec.serving import json_routes
+from recspec.serving import event_routes, json_routes
 from recspec.serving import json_types as types
 from recspec.serving.http_bodies import json_response
 from recspec.serving.json_types import Operation
@@ -45,9 +45,9 @@ REFUSALS = {
     "403": "a page of another origin sent the request, or the server does not answer to this host name",
     "404": "there is no such model or version",
     "408": "the body did not arrive in time",
-    "413": "the body is too large, or has too many rows",
+    "413": "the body is too large, or has too many rows or events",
     "415": "the body is not JSON",
-    "503": "the queue is full, or the model is not loaded; Retry-After says when to try again",
+    "503": "a queue is full, the model is not loaded, or the journal fails; Retry-After says when to try again",
     "504": "no answer in time",
 }
 
@@ -93,7 +93,7 @@ def _json(kind: type[BaseModel]) -> dict[str, Any]:
 
 def document() -> dict[str, Any]:
     """The OpenAPI 3.1 document."""
-    operations = (*json_routes.OPERATIONS, *OPERATIONS)
+    operations = (*json_routes.OPERATIONS, *event_routes.OPERATIONS, *OPERATIONS)
     bodies = [each.request for each in operations if each.request is not None and each.method == "POST"]
     answers = [each.answer for each in operations if not isinstance(each.answer, str)]
     shown: list[type[BaseModel]] = [*bodies, *answers, types.Refusal, types.RawValue]
@@ -147,7 +147,10 @@ def _static() -> Mapping[str, Response]:
 
 def docs_page() -> str:
     """The page of the routes."""
-    operations, bodies = (*json_routes.OPERATIONS, *OPERATIONS), document()["components"]["schemas"]
+    operations, bodies = (
+        (*json_routes.OPERATIONS, *event_routes.OPERATIONS, *OPERATIONS),
+        document()["components"]["schemas"],
+    )
     asked = {each.path: each.request for each in operations if each.request is not None}
     schemas = {path: bodies.get(kind.__name__) or kind.model_json_schema() for path, kind in asked.items()}
     pages = Environment(loader=PackageLoader("recspec.serving"), autoescape=True, trim_blocks=True)

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 import numpy as np
@@ -27,9 +28,10 @@ from recspec.base.errors import BundleError, RecspecError, RequestError, nearest
 from recspec.base.files import removed
 from recspec.export import Arrays
 from recspec.feature_spec import LOGIT, Port
-from recspec.inference import Directory, ItemFields
+from recspec.inference import Directory, ItemFields, Predictor, requests
 from recspec.serving.batching import Batcher
 from recspec.serving.http_bodies import BodyReader
+from recspec.serving.journal_reader import JournalReader
 from recspec.serving.model_folders import (
     RAW,
     Fingerprint,
@@ -44,6 +46,9 @@ from recspec.serving.opened_model import Opened, open_version, reason
 from recspec.serving.server_metrics import NO_MODEL, ServerMetrics
 from recspec.serving.settings import Limits, RepositorySettings
 from recspec.serving.tensors import Tensor, checked
+
+if TYPE_CHECKING:
+    from recspec.loop import Histories, Journal, JournalWriter, Writer
 
 log = logging.getLogger("recspec.serve")
 
@@ -64,6 +69,8 @@ class Model:
     """Role -> its users or items, made at the first search."""
     item_fields: ItemFields | None = None
     """The item catalogue as the page shows it, made at its first use."""
+    histories: Histories | None = None
+    """What the journal holds beside the model's dataset; None without a journal, or without users and items."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +121,11 @@ class Repository:
         self.metrics, self.body_reader = ServerMetrics(), BodyReader(self.limits)
         self.broadcast: WorkerBroadcast = self.perform
         self.copies: OwnCopies | LinkedCopies = OwnCopies(verify=self.settings.verify)
+        self.journal: Journal | None = None
+        """The journal to read; None without one."""
+        self.journal_reader = JournalReader()
+        self.writer: Writer | None = None
+        """Stores events and answers. A worker is given one if another process writes."""
         self._versions = {source.name: ModelVersions(source) for source in sources}
         self._tasks: set[asyncio.Task[None]] = set()
         self._batchers = WeakSet[Batcher]()
@@ -123,7 +135,14 @@ class Repository:
         self.metrics.held_bytes.set_function(lambda: self.body_reader.held)
 
     async def start(self) -> None:
-        """Open every model, and start to check for new content; the error names every model that can't be opened."""
+        """Open the journal and every model, and start to check for new content.
+
+        Raises:
+            BundleError: names every model that can't be opened.
+            DataError: if the journal can't be opened.
+        """
+        if self.settings.journal is not None:
+            await self._open_journal(self.settings.journal)
         problems: list[str] = []
         for name in self._versions:
             try:
@@ -136,8 +155,17 @@ class Repository:
         if self.settings.watch:
             self._watch = asyncio.create_task(self._look_again())
 
+    async def _open_journal(self, url: str) -> None:
+        from recspec.loop import Journal
+
+        if self.writer is None:
+            self.writer = await open_writer(url, self.limits, self.metrics)
+        self.journal = await asyncio.to_thread(partial(Journal, url, read_only=True))
+        newest = await asyncio.to_thread(self.journal.newest_received_at)
+        self.metrics.journal.newest.set((newest or 0) / 1e6)
+
     async def close(self) -> None:
-        """Close every model, after its requests are answered."""
+        """Close every model, after its requests are answered, and the journal, after what waits is stored."""
         if self._watch is not None:
             self._watch.cancel()
         for versions in self._versions.values():
@@ -146,6 +174,11 @@ class Repository:
         while self._tasks:
             await asyncio.gather(*self._tasks)
         self.copies.close()
+        if self.writer is not None:
+            await self.writer.close()
+        self.journal_reader.close()
+        if self.journal is not None:
+            self.journal.close()
 
     # --- finding ------------------------------------------------------------------------------------------------
 
@@ -385,7 +418,16 @@ class Repository:
             self._batchers.add(made)
             return made
 
-        return Model(name, str(number), opened, batcher(name), batcher(name + RAW))
+        return Model(
+            name, str(number), opened, batcher(name), batcher(name + RAW), histories=self._histories(opened.predictor)
+        )
+
+    def _histories(self, predictor: Predictor | None) -> Histories | None:
+        if self.journal is None or predictor is None or not requests.knows_users_and_items(predictor):
+            return None
+        from recspec.loop import Histories
+
+        return Histories(self.journal, predictor)
 
     def _retire(self, versions: ModelVersions, numbers: Iterable[int]) -> None:
         """Retire versions, and close them after their last request."""
@@ -413,3 +455,13 @@ class Repository:
             if 0 in versions.reasons:
                 entries.append({"name": name, "version": "", "state": "UNAVAILABLE", "reason": versions.reasons[0]})
         return [each for each in entries if each["state"] == "READY" or not only_ready]
+
+
+async def open_writer(url: str, limits: Limits, metrics: ServerMetrics) -> JournalWriter:
+    """The writer of a server's journal, which is made if there is none; its groups are counted."""
+    from recspec.loop import Journal, JournalWriter
+
+    journal = await asyncio.to_thread(Journal, url)
+    writer = JournalWriter(journal, max_waiting=limits.journal_queue, observed=metrics.journal.count_group)
+    metrics.journal.waiting.set_function(lambda: writer.waiting)
+    return writer

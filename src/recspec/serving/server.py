@@ -31,7 +31,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from recspec.base.errors import RecspecError, RequestError, SettingsError
-from recspec.serving import inference_protocol, json_routes, pages
+from recspec.serving import event_routes, inference_protocol, json_routes, pages
 from recspec.serving.access import (
     BACKLOG,
     Access,
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from grpc import aio
 
 
-ROUTES = (json_routes.routes, inference_protocol.routes, pages.routes)
+ROUTES = (json_routes.routes, event_routes.routes, inference_protocol.routes, pages.routes)
 """The routes of each file, asked in order: those of many requests come first."""
 
 OPEN = frozenset({"/v2/health/live", "/v2/health/ready", "/", "/docs", "/openapi.json"})
@@ -117,9 +117,11 @@ class Shared:
 def application(repository: Repository, *, access: Access | None = None) -> ASGIApp:
     """The HTTP application, with every route and check."""
     found = [route for each in ROUTES for route in each(repository)]
-    infer = [route for route in found if route.path.endswith(inference_protocol.INFER)]
+    direct = [route for route in found if route.path.endswith((inference_protocol.INFER, event_routes.PATH))]
     handlers: dict[Any, Any] = dict.fromkeys((RecspecError, RecursionError, HTTPException, Exception), _failed)
-    return AccessMiddleware(Starlette(routes=found, exception_handlers=handlers), infer, repository, access or Access())
+    return AccessMiddleware(
+        Starlette(routes=found, exception_handlers=handlers), direct, repository, access or Access()
+    )
 
 
 async def _failed(request: Request, error: Exception) -> Response:
@@ -138,8 +140,8 @@ async def _failed(request: Request, error: Exception) -> Response:
 class AccessMiddleware:
     """Surrounds every route with access checks, limits and metrics."""
 
-    def __init__(self, app: ASGIApp, infer: Sequence[Route], repository: Repository, access: Access) -> None:
-        self._app, self._infer, self._repository, self._access = app, infer, repository, access
+    def __init__(self, app: ASGIApp, direct: Sequence[Route], repository: Repository, access: Access) -> None:
+        self._app, self._direct, self._repository, self._access = app, direct, repository, access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -171,8 +173,8 @@ class AccessMiddleware:
             self._repository.count("http", route, model, str(status), time.perf_counter() - began)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Call the route. Requests to infer pass by Starlette's routing, which takes longer than a small model."""
-        asked = self._infer if scope["method"] == "POST" else ()
+        """Call the route. Requests to infer and events pass by Starlette's routing, which takes longer than they do."""
+        asked = self._direct if scope["method"] == "POST" else ()
         found = ((route.endpoint, route.path_regex.match(scope["path"])) for route in asked)
         endpoint, match = next(((each, match) for each, match in found if match), (None, None))
         if endpoint is None or match is None:

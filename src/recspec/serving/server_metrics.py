@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -12,11 +13,45 @@ from prometheus_client.registry import Collector
 NO_MODEL = "-"
 """Stands for the model of a request without one, or with an unknown one, so that clients can't make up label values."""
 
-OF_EACH = frozenset({"recspec_models"})
-"""Gauges that have the same value in every worker; the others add up."""
+OF_EACH = frozenset({"recspec_models", "recspec_newest_event_timestamp_seconds"})
+"""Gauges whose largest value over the workers counts; the others add up."""
 
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096, 16384, 65536)
+
+
+class JournalMetrics:
+    """Counters, gauges and histograms of events and of their writer."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def histogram(name: str, text: str, buckets: Sequence[float]) -> Histogram:
+            return Histogram(f"recspec_{name}", text, buckets=buckets, registry=registry)
+
+        text = "Events received, by outcome: accepted, duplicate or refused."
+        events = Counter("recspec_events_total", text, ["outcome"], registry=registry)
+        text = "Accepted events whose time was more than 5 minutes ahead (clamped) or more than a day ago (late)."
+        times = Counter("recspec_event_times_total", text, ["time"], registry=registry)
+        self._counters = {name: events.labels(name) for name in ("accepted", "duplicate", "refused")}
+        self._counters |= {name: times.labels(name) for name in ("clamped", "late")}
+        text = "Time of receipt of the newest event that this server accepted or found, in seconds since 1970."
+        self.newest = Gauge("recspec_newest_event_timestamp_seconds", text, registry=registry)
+        text = "Events and answers that wait to be stored."
+        self.waiting = Gauge("recspec_journal_waiting", text, registry=registry)
+        self.group_rows = histogram("journal_group_rows", "Events and answers of a transaction.", ROWS)
+        self.commit_seconds = histogram("journal_commit_seconds", "Time to store a transaction.", SECONDS)
+
+    def count_events(self, counts: Mapping[str, Any], received_at: int) -> None:
+        """Count the events of a request that was received at a time in microseconds since 1970."""
+        for name, counter in self._counters.items():
+            if counts[name]:
+                counter.inc(counts[name])
+        if counts["accepted"]:
+            self.newest.set(received_at / 1e6)
+
+    def count_group(self, rows: int, seconds: float) -> None:
+        """Count a transaction."""
+        self.group_rows.observe(rows)
+        self.commit_seconds.observe(seconds)
 
 
 class ServerMetrics(Collector):
@@ -47,6 +82,7 @@ class ServerMetrics(Collector):
         self.queue_seconds = histogram("queue_seconds", "Time a request waited for its batch, by model.", "model")
         self.compute_seconds = histogram("compute_seconds", "Time to compute a batch, by model.", "model")
         self.batch_rows = histogram("batch_rows", "Rows of a computed batch, by model.", "model", buckets=ROWS)
+        self.journal = JournalMetrics(self.registry)
         self._of_requests: dict[tuple[str, str, str, str], tuple[Counter, Histogram]] = {}
         """Finding a metric by its labels takes longer than counting."""
         self.queued: Callable[[], Iterable[tuple[str, str, int]]] = tuple

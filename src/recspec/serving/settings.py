@@ -36,6 +36,9 @@ class RepositorySettings(config.Settings):
     verify: bool = Field(True, description="compare a model's files with its manifest before opening it")
     control: bool = Field(False, description="let clients with the token load and unload models")
     watch: float = Field(5.0, ge=0, description="seconds between checks of a model's folder for new content; 0: never")
+    journal: str | None = Field(
+        None, description="journal that stores events and answers: sqlite:///FILE or postgresql+psycopg://..."
+    )
 
 
 class Limits(config.Settings):
@@ -50,6 +53,10 @@ class Limits(config.Settings):
     )
     queue: int = Field(512, ge=1, description="waiting requests of a model; more are refused with 503")
     max_rows: int = Field(65_536, ge=1, description="rows of a request; more are refused with 413")
+    max_events: int = Field(1000, ge=1, description="events of a request; more are refused with 413")
+    journal_queue: int = Field(
+        20_000, ge=1, description="events and answers that wait for the journal; more are refused with 503"
+    )
     max_body_mb: float = Field(32, ge=1 / 1024, description="MiB of a request's body; a larger one is refused with 413")
     max_requests: int = Field(1024, ge=1, description="requests answered at once by each protocol; more get 503")
     max_held_mb: float = Field(512, ge=1 / 1024, description="MiB of all requests being answered; more get 503")

@@ -23,14 +23,15 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from recspec.base import machine
-from recspec.base.errors import BundleError, RecspecError, SettingsError
+from recspec.base.errors import BundleError, RecspecError, RequestError, SettingsError
 from recspec.serving.access import check_certificate, listen, shared_port
 from recspec.serving.model_folders import LinkedCopies, SharedCopies
+from recspec.serving.repository import open_writer
 from recspec.serving.server import (
     FORCE_SECONDS,
     Addresses,
@@ -42,7 +43,10 @@ from recspec.serving.server import (
     loop_factory,
     quiet,
 )
-from recspec.serving.server_metrics import summed, without_gauges
+from recspec.serving.server_metrics import ServerMetrics, summed, without_gauges
+
+if TYPE_CHECKING:
+    from recspec.loop import JournalWriter, RemoteWriter
 
 LOADED = ["recspec.serving.workers", "recspec.serving.inference_grpc"]
 """Modules that a worker finds loaded."""
@@ -88,10 +92,13 @@ class Workers:
         self._held = contextlib.ExitStack()
         self._copies = SharedCopies(verify=options.repository.verify)
         self._shared: Shared | None = None
+        self._writer: JournalWriter | None = None
+        """Stores events and answers of all workers in a SQLite file, of which only one process may be the writer."""
         self._workers: dict[int, _Worker] = {}
         self._keeping: list[asyncio.Task[None]] = []
         self._unloaded: set[str] = set()
         self._restarts, self._metrics_of_ended = 0, ""
+        self._own_metrics = ServerMetrics()
         self.num_abandoned = 0
         """Workers that were killed because they did not end in time."""
 
@@ -109,6 +116,7 @@ class Workers:
             grpc_port = settings.grpc_port
             if grpc_port is not None:
                 grpc_port = self._held.enter_context(shared_port(settings.host, grpc_port))
+            await self._open_journal(self._options.repository.journal)
             self._shared = Shared(listening, grpc_port, secrets.token_bytes(32))
             numbers = range(1, settings.workers + 1)
             for found in await asyncio.gather(*map(self._start, numbers), return_exceptions=True):
@@ -119,6 +127,14 @@ class Workers:
             raise
         self._keeping = [asyncio.create_task(self._keep(number)) for number in numbers]
         return Addresses.of(settings, listening.getsockname()[1], grpc_port)
+
+    async def _open_journal(self, url: str | None) -> None:
+        if url is None:
+            return
+        from recspec.loop import is_sqlite
+
+        if is_sqlite(url):
+            self._writer = await open_writer(url, self._options.limits, self._own_metrics)
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -132,6 +148,8 @@ class Workers:
         await asyncio.gather(*self._keeping, return_exceptions=True)
         self._held.close()  # before the workers' copies, so that no connection waits for nobody
         await asyncio.gather(*map(self._stop, self._workers.values()))
+        if self._writer is not None:
+            await self._writer.close()
         self._copies.close()
 
     # --- one worker ----------------------------------------------------------------------------------------------
@@ -162,6 +180,10 @@ class Workers:
                 ready.set_result(None)
             elif what == "failed" and not ready.done():
                 ready.set_exception(BundleError(value[0], value[1:]))
+            elif what == "store" and self._writer is not None:
+                from recspec.loop import store_rows
+
+                return await store_rows(self._writer, value)
             elif what == "metrics":
                 return await self._metrics()
             elif what == "copy":
@@ -231,7 +253,8 @@ class Workers:
         answering = self._answering()
         await asyncio.gather(*map(_report, answering))
         own = SUPERVISED.format(workers=len(answering), restarts=self._restarts)
-        return summed([own, self._metrics_of_ended, *(each.metrics for each in answering)])
+        own_metrics = self._own_metrics.text().decode()
+        return summed([own, own_metrics, self._metrics_of_ended, *(each.metrics for each in answering)])
 
     def _answering(self) -> list[_Worker]:
         return [each for each in self._workers.values() if each.ready.done() and not each.ended.done()]
@@ -296,6 +319,7 @@ async def _serve(number: int, options: ServerOptions, shared: Shared, end: socke
     listening = await channel.open(end)
     listening.add_done_callback(lambda _: stop.set())
     repository.broadcast, repository.copies = channel.ask, LinkedCopies(channel.ask, number)
+    repository.writer = _remote_writer(options, channel)
     try:
         try:
             await server.start()
@@ -307,6 +331,16 @@ async def _serve(number: int, options: ServerOptions, shared: Shared, end: socke
         await server.stop()
     except Ended:
         log.warning("the supervisor has ended; so does this worker")
+
+
+def _remote_writer(options: ServerOptions, channel: WorkerChannel) -> RemoteWriter | None:
+    """Sends events to the supervisor, if that writes."""
+    if options.repository.journal is None:
+        return None
+    from recspec.loop import RemoteWriter, is_sqlite
+
+    max_waiting = options.limits.journal_queue
+    return RemoteWriter(channel.ask, max_waiting=max_waiting) if is_sqlite(options.repository.journal) else None
 
 
 # --- the channel between two processes -------------------------------------------------------------------------------
@@ -341,7 +375,7 @@ class WorkerChannel:
 
         Raises:
             Ended: if it ends before it answers.
-            BundleError: with its message, if it can't do what was asked.
+            RequestError, BundleError: with its message, if it can't do what was asked.
         """
         if self._writer is None or self._writer.is_closing():
             raise Ended
@@ -379,7 +413,10 @@ class WorkerChannel:
         future = self._asked.get(message["number"])
         if future is None or future.done():  # nobody waits any more
             return
-        if "problem" in message:
+        if "status" in message:
+            problem, retry_after = message["problem"], message["retry_after"]
+            future.set_exception(RequestError(problem, status=message["status"], retry_after=retry_after))
+        elif "problem" in message:
             future.set_exception(BundleError(message["problem"], message["problems"]))
         else:
             future.set_result(message["value"])
@@ -388,6 +425,8 @@ class WorkerChannel:
         answer = {"number": message["number"]}
         try:
             self._say({**answer, "value": await self._answer(message["ask"], message["value"])})
+        except RequestError as error:
+            self._say({**answer, "problem": str(error), "status": error.status, "retry_after": error.retry_after})
         except RecspecError as error:
             self._say({**answer, "problem": str(error), "problems": error.problems})
         except Exception as error:  # whoever asked would wait for ever

@@ -130,7 +130,8 @@ def blend_runs(
         card = card.model_copy(update={"train": {"train_splits": card.trained["splits"]}})
         data = DataRecord.of(spec) if spec is not None else run_record.common_data(each.folder for each in trained)
         record = run_record.begin(target, "blend", Blend.name, data, made_of=runs)
-        where = bundle.save(target / run_folder.BUNDLE, blend, card, seen=trained[0].seen)
+        events = next((each.events for each in trained if each.events is not None), None)
+        where = bundle.save(target / run_folder.BUNDLE, blend, card, seen=trained[0].seen, events=events)
         record.finish(target, time.monotonic() - started)
         return Blended(where, runs, members, metric, value, alone, users)
 

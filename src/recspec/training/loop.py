@@ -503,7 +503,8 @@ def _fit(plan: FitPlan, folder: Path, log: RunLog, stop_requested: Callable[[], 
         with stopping_at_once(FIT_STOPPED):
             found = fit.run()
             seconds = time.monotonic() - started
-            seen = seen_of(plan.spec, inform(found.model, plan.spec))
+            known = inform(found.model, plan.spec)
+            seen, events = seen_of(plan.spec, known), None if known is None else known.order
             others = _baselines(plan, fit, found, seconds) if baselines else {}
     except Interrupted:
         log.write("interrupted")
@@ -516,7 +517,8 @@ def _fit(plan: FitPlan, folder: Path, log: RunLog, stop_requested: Callable[[], 
         log.write("note", message=f"{what}, {then}")
     if doubt := found.model.doubt():
         log.write("note", message=doubt)
-    where = bundle.save(folder / run_folder.BUNDLE, found.model, _card(plan, found, seconds), seen=seen)
+    card = _card(plan, found, seconds)
+    where = bundle.save(folder / run_folder.BUNDLE, found.model, card, seen=seen, events=events)
     speed = found.num_pairs / max(seconds, 1e-9)
     fitted = Result(where, 0.0, found.metrics, speed, seconds, "fitted", {}, found.warnings, metric=found.metric)
     result = replace(fitted, baselines=others, evaluation=found.evaluation, cut=cut)

@@ -321,7 +321,9 @@ def write_bundle(
         warnings=tuple(each.to_dict() for each in judgement.warnings),
     )
     if ranks.is_first:
-        bundle.save(folder, model, card, seen=seen_of(plan.spec, known), weights=best if from_file else weights)
+        kept = best if from_file else weights
+        events = None if known is None else known.order
+        bundle.save(folder, model, card, seen=seen_of(plan.spec, known), events=events, weights=kept)
     elif not from_file:
         checkpoint.take_part(weights)
     ranks.barrier()

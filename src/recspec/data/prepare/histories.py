@@ -44,7 +44,7 @@ from recspec.data.prepare.names import (
 from recspec.data.prepare.negatives import Distribution, Draws, Seen
 from recspec.data.prepare.tables import counts_by, is_dated
 from recspec.data.prepare.times import Duration
-from recspec.data.storage import Columns, Ragged
+from recspec.data.storage import UNTIL, Columns, Ragged
 from recspec.feature_spec import FOLD_IN, Feature
 
 Ids = NDArray[np.int64]
@@ -386,6 +386,8 @@ class UserBlock:
         table = plan.users.table(int(ids[0]) - 1, len(ids))
         for name, column in plan.columns.of_events(self.items, self.times, self.times[last], events).items():
             table = table.append_column(name, to_arrow(column))
+        if plan.columns.unit is not None and UNTIL not in table.column_names:
+            table = table.append_column(UNTIL, pa.array(self.times[last]))
         return table
 
 

@@ -21,6 +21,8 @@ from recspec.base.files import special, whole_file
 from recspec.feature_spec import FOLD_IN, SPLITS, FeatureSpec
 
 SEEN_FILE = "seen.parquet"
+UNTIL = "history_until"
+"""Column of `users.parquet` with the time of each user's last row, from which the gaps of the history count."""
 ROWS_PER_GROUP = 131_072
 SEEN_SPLITS = (*SPLITS, FOLD_IN)
 _SCHEMA = pa.schema({"user_id": pa.int32(), "item_id": pa.int32(), "split": pa.int8()})

@@ -1,0 +1,52 @@
+"""Reads what users did since a model learned, for requests, on threads of its own.
+
+An answer does not wait for a journal that fails: it knows what the dataset holds, and says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from recspec.base.errors import RecspecError
+
+if TYPE_CHECKING:
+    from recspec.inference import LiveEvents
+    from recspec.loop import Histories
+
+THREADS = 4
+SECONDS = 1.0
+"""Longest wait of a request for the journal, which takes less than a millisecond."""
+REST_SECONDS = 1.0
+"""Time after a failure in which no request asks again."""
+NOT_READ = "the journal can't be read now, so the answer knows only the events that the model was trained with"
+
+log = logging.getLogger("recspec.serve")
+
+
+class JournalReader:
+    """Asks the journal for users' events. Used on one event loop."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="recspec-histories")
+        self._resumes = 0.0
+
+    async def read(self, histories: Histories, users: Sequence[str | int]) -> LiveEvents | None:
+        """The users' new events; None while the journal can't be read."""
+        if time.monotonic() < self._resumes:
+            return None
+        try:
+            async with asyncio.timeout(SECONDS):
+                return await asyncio.get_running_loop().run_in_executor(self._threads, histories.of, users)
+        except (RecspecError, TimeoutError) as error:
+            self._resumes = time.monotonic() + REST_SECONDS
+            log.warning("answers don't know new events: %s", str(error) or f"no answer within {SECONDS:g} s")
+            return None
+
+    def close(self) -> None:
+        """End the threads; what still runs is not waited for."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
