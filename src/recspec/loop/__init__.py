@@ -4,9 +4,11 @@ from recspec.loop.events import Event, ReadEvents, Refusal, read_events
 from recspec.loop.histories import Histories
 from recspec.loop.journal import Exposure, Journal, Outcome, is_sqlite, now_us
 from recspec.loop.writer import JournalWriter, RemoteWriter, Writer, store_rows
+from recspec.loop.exploration import Exploration, explore, generator, list_chances, slot_chances
 
 __all__ = [
     "Event",
+    "Exploration",
     "Exposure",
     "Histories",
     "Journal",
@@ -20,4 +22,10 @@ __all__ = [
     "now_us",
     "read_events",
     "store_rows",
+    "explore",
+    "generator",
+    "list_chances",
+    "now_us",
+    "read_events",
+    "slot_chances",
 ]
