@@ -21,6 +21,8 @@ if TYPE_CHECKING:
         Data,
         Description,
         EvaluationResult,
+        ExperimentList,
+        ExperimentResult,
         Exported,
         Imported,
         Listing,
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
         datasets,
         describe,
         evaluate,
+        experiment_check,
+        experiment_report,
         export,
         import_tf,
         models,
@@ -66,11 +70,12 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "AutoResult", "Backtest", "BlendedModel", "Data", "Description", "EvaluationResult", "Exported", "Imported",
-    "Interrupted", "Listing", "Model", "Note", "PipelineModel", "Plan", "RecspecError", "Report", "Runs", "Search",
-    "Serving", "Update", "auto", "backtest", "blend", "check", "compare", "datasets", "describe", "evaluate",
-    "export", "import_tf", "models", "open", "open_data", "pipeline", "predict", "prepare", "recommend", "report",
-    "runs", "serve", "similar", "synthesize", "train", "transcode", "tune", "update", "verify",
+    "AutoResult", "Backtest", "BlendedModel", "Data", "Description", "EvaluationResult", "ExperimentList",
+    "ExperimentResult", "Exported", "Imported", "Interrupted", "Listing", "Model", "Note", "PipelineModel", "Plan",
+    "RecspecError", "Report", "Runs", "Search", "Serving", "Update", "auto", "backtest", "blend", "check",
+    "compare", "datasets", "describe", "evaluate", "experiment_check", "experiment_report", "export", "import_tf",
+    "models", "open", "open_data", "pipeline", "predict", "prepare", "recommend", "report", "runs", "serve",
+    "similar", "synthesize", "train", "transcode", "tune", "update", "verify",
 ]  # fmt: skip
 
 _FOLDERS = frozenset({"datasets", "export", "models", "report"})

@@ -16,6 +16,8 @@ from recspec.base.errors import SettingsError, nearest, shortened, unknown
 from recspec.base.files import PathError, local, read_text
 
 MOST_RECIPE_BYTES = 1 << 20
+MOST_YAML_VALUES = 200_000
+"""Values of a file, with those that its aliases repeat."""
 MOST_INTEGER = (1 << 63) - 1
 """Largest whole number of a setting."""
 RECIPE_SECTIONS = ("about", "model", "settings", "train")
@@ -89,7 +91,7 @@ def load_recipe(path: str | Path) -> Recipe:
     """Read a recipe; raises `SettingsError` if it is missing, not YAML, or has a section that recipes don't have."""
     file = recipe_file(path)
     try:
-        data = _read_yaml(read_text(file, most=MOST_RECIPE_BYTES)) or {}
+        data = read_yaml(read_text(file, most=MOST_RECIPE_BYTES)) or {}
     except PathError as error:
         raise SettingsError(f"recipe {error}") from None
     except ValueError as error:
@@ -147,7 +149,7 @@ class _Loader(yaml.SafeLoader):
 def _read_value(text: str) -> object:
     """The value of a setting named on the command line; a `ValueError` says where it is not valid."""
     if text.startswith(("[", "{", '"', "'")):
-        return _read_yaml(text)
+        return read_yaml(text)
     loader = _Loader("")
     try:
         tag = loader.resolve(yaml.ScalarNode, text, (True, False))  # type: ignore[no-untyped-call]
@@ -158,14 +160,28 @@ def _read_value(text: str) -> object:
     return text
 
 
-def _read_yaml(text: str) -> object:
-    """The data of a YAML text; a `ValueError` says where it is not valid."""
+def read_yaml(text: str) -> object:
+    """The data of a YAML text; raises a `ValueError` that says where it is not valid."""
     try:
-        return _Loader(text).get_single_data()
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        if node is not None and (count := _values_of(node, {})) > MOST_YAML_VALUES:
+            raise ValueError(f"its aliases stand for {float(count):.3g} values; at most {MOST_YAML_VALUES:,} are read")
+        return None if node is None else loader.construct_document(node)
     except yaml.YAMLError as error:
         raise ValueError(yaml_problem(error)) from None
     except (ValueError, RecursionError) as error:  # a date such as 2020-13-45; a thousand brackets
         raise ValueError(f"not valid YAML: {error}") from None
+
+
+def _values_of(node: yaml.Node, known: dict[int, int]) -> int:
+    """The values that a node stands for: 30 aliases can stand for 2³⁰."""
+    if id(node) not in known:
+        parts = node.value if isinstance(node, yaml.CollectionNode) else ()
+        known[id(node)] = 1 + sum(
+            _values_of(each, known) for part in parts for each in (part if isinstance(part, tuple) else (part,))
+        )
+    return known[id(node)]
 
 
 def yaml_problem(error: yaml.YAMLError) -> str:
@@ -270,10 +286,14 @@ SHAPES = {
 def settings_problems(error: ValidationError, model: type[BaseModel]) -> Sequence[str]:
     """What pydantic found, in our words: one sentence a setting."""
     problems = []
+    places = [detail["loc"] for detail in error.errors()]
     for detail in error.errors():
-        name = _setting_name(detail["loc"], model)
+        if detail["type"] == "too_short" and any(each[:-1][: len(detail["loc"])] == detail["loc"] for each in places):
+            continue  # too short without its wrong items
+        name, outer = (_setting_name(loc, model) for loc in (detail["loc"], detail["loc"][:-1]))
         if detail["type"] == "extra_forbidden":
-            problems.append(unknown("setting", name, model.model_fields))
+            told = unknown("setting", str(detail["loc"][-1]), _owner(detail["loc"], model).model_fields)
+            problems.append(f"'{outer}': {told}" if outer else told)
         elif detail["type"] == "missing":
             problems.append(f"setting '{name}' is missing")
         elif detail["type"] in SHAPES:
@@ -285,6 +305,15 @@ def settings_problems(error: ValidationError, model: type[BaseModel]) -> Sequenc
             kept = what if what[:4].isupper() else f"{what[0].lower()}{what[1:]}"
             problems.append(f"{where}{kept}")
     return problems
+
+
+def _owner(loc: Sequence[str | int], model: type[BaseModel]) -> type[BaseModel]:
+    """The settings that a place lies in: of `variants[1].share` those of a variant."""
+    for part in loc[:-1]:
+        field = model.model_fields.get(str(part))
+        kinds = () if field is None else (field.annotation, *get_args(field.annotation))
+        model = next((each for each in kinds if isinstance(each, type) and issubclass(each, BaseModel)), model)
+    return model
 
 
 def _setting_name(loc: Sequence[str | int], model: type[BaseModel]) -> str:

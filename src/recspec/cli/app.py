@@ -42,6 +42,8 @@ COMMANDS: dict[str, tuple[Callable[..., Any], Presenter]] = {
     "schema": (presenters.print_schema, presenters.do),
     "version": (presenters.print_version, presenters.do),
     "demo": (presenters.demo, presenters.do),
+    "experiment check": (api.experiment_check, presenters.experiment_check),
+    "experiment report": (api.experiment_report, presenters.experiment_report),
     "bench train": (api.bench_train, presenters.bench_train),
     "bench infer": (api.bench_infer, presenters.bench),
     "bench serve": (api.bench_serve, presenters.bench),
@@ -49,7 +51,11 @@ COMMANDS: dict[str, tuple[Callable[..., Any], Presenter]] = {
     "pipeline build": (api.pipeline, presenters.pipeline),
 }
 """Command -> its verb, and what calls it and prints the result."""
-GROUPS = {"bench": "Measure the speed of models, exports and servers.", "pipeline": "Combine trained models."}
+GROUPS = {
+    "bench": "Measure the speed of models, exports and servers.",
+    "experiment": "Compare variants on users, by an experiment.",
+    "pipeline": "Combine trained models.",
+}
 
 app = Typer(
     help="Turn raw interaction and click logs into trained, measured and served recommenders.",

@@ -42,6 +42,7 @@ WORDS = {
     "diverse_by": "COLUMN",
     "expect": "DIGEST",
     "filter": "EXPRESSION",
+    "journal": "URL",
     "like": "RUN",
     "metric": "PROTOCOL/METRIC",
     "models": "[NAME=]RUN",

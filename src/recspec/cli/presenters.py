@@ -230,6 +230,19 @@ def report(call: Call) -> None:
     out.print(str(made.path), soft_wrap=True)
 
 
+def experiment_check(call: Call, *, json: bool = False) -> None:
+    """Print the experiments of a file."""
+    _print_view_or_json(call(), json)
+
+
+def experiment_report(call: Call, *, json: bool = False) -> None:
+    """Print figures and the verdict."""
+    result = call()
+    _print_view_or_json(result, json)
+    if result.page is not None:
+        err.print(f"{result.page}: the page", soft_wrap=True)
+
+
 def bench_train(call: Call, *, json: bool = False) -> None:
     """Print the figures, and where the time of a step goes."""
     measured = call()

@@ -12,8 +12,9 @@ from recspec.report import dataset_summary
 
 if TYPE_CHECKING:
     from recspec.feature_spec import FeatureSpec
+    from recspec.loop import ExperimentReport
 
-__all__ = ["REPORT_FILE", "dataset_summary", "write_dataset_page", "write_report"]
+__all__ = ["REPORT_FILE", "dataset_summary", "write_dataset_page", "write_experiment_page", "write_report"]
 
 REPORT_FILE = "report.html"
 MOST_RUNS = 6
@@ -45,7 +46,21 @@ def write_report(runs: Sequence[str | Path], out: str | Path | None = None, *, d
         raise SettingsError(f"report: {repeated[0]} is given twice")
     file = _file(paths, None if out is None else Path(out))
     found = read_runs(paths, None if data is None else Path(data))
-    text = run_page(found[0]) if len(found) == 1 else compare_page(found)
+    return _write(file, run_page(found[0]) if len(found) == 1 else compare_page(found))
+
+
+def write_experiment_page(report: ExperimentReport, out: str | Path) -> Path:
+    """Write the page of an experiment as one HTML file that needs no network.
+
+    Raises:
+        DataError: if it can't be written.
+    """
+    from recspec.report.experiment_page import experiment_page
+
+    return _write(_not_a_folder(Path(out)), experiment_page(report))
+
+
+def _write(file: Path, text: str) -> Path:
     try:
         with whole_file(file) as temporary:
             temporary.write_text(text, encoding="utf-8")
@@ -60,14 +75,16 @@ def _file(runs: Sequence[Path], out: Path | None) -> Path:
     from recspec.bundle import folder, run_record
 
     if out is not None:
-        if out.is_dir():
-            raise SettingsError(
-                f"report: --out {out} is a folder; give the name of a file, such as {out / REPORT_FILE}"
-            )
-        return local(out, "--out")
+        return _not_a_folder(out)
     if len(runs) > 1:
         return Path("comparison.html")
     return run_record.home(folder.find(local(runs[0], "RUN"))) / REPORT_FILE
+
+
+def _not_a_folder(out: Path) -> Path:
+    if out.is_dir():
+        raise SettingsError(f"report: --out {out} is a folder; give the name of a file, such as {out / REPORT_FILE}")
+    return local(out, "--out")
 
 
 def write_dataset_page(spec: FeatureSpec, out: str | Path) -> Path:
