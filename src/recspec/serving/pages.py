@@ -91,9 +91,13 @@ def _json(kind: type[BaseModel]) -> dict[str, Any]:
     return {"application/json": {"schema": {"$ref": REFERENCE.format(model=kind.__name__)}}}
 
 
+def _operations() -> tuple[Operation, ...]:
+    return (*json_routes.OPERATIONS, *event_routes.OPERATIONS, *OPERATIONS)
+
+
 def document() -> dict[str, Any]:
     """The OpenAPI 3.1 document."""
-    operations = (*json_routes.OPERATIONS, *event_routes.OPERATIONS, *OPERATIONS)
+    operations = _operations()
     bodies = [each.request for each in operations if each.request is not None and each.method == "POST"]
     answers = [each.answer for each in operations if not isinstance(each.answer, str)]
     shown: list[type[BaseModel]] = [*bodies, *answers, types.Refusal, types.RawValue]

@@ -356,18 +356,32 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 class _Connection:
-    """A transport that ignores writes after it is closed, as asyncio's does and uvloop's does not.
+    """The transport of one answer: it sends the head with the first of the body, so that a client wakes up once.
 
-    uvicorn notices a closed connection for the last of pipelined requests only.
+    It also ignores writes after it is closed, as asyncio's does and uvloop's does not. uvicorn notices a closed
+    connection for the last of pipelined requests only.
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
-        self.close, self.is_closing = transport.close, transport.is_closing
+        self._transport, self._head = transport, b""
+        self.is_closing = transport.is_closing
 
     def write(self, data: bytes) -> None:
+        if not self._head and data.startswith(b"HTTP/1.1 ") and not data.startswith(b"HTTP/1.1 100"):
+            self._head = data
+            return
+        data, self._head = self._head + data, b""
         with contextlib.suppress(RuntimeError):
             self._transport.write(data)
+
+    def flush(self) -> None:
+        """Send a head that no body follows."""
+        if self._head:
+            self.write(b"")
+
+    def close(self) -> None:
+        self.flush()
+        self._transport.close()
 
 
 class _Http(uvicorn.Server):
@@ -506,6 +520,7 @@ class _Protocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """Limit the time for the rest of a refused body."""
+        self.cycle.transport.flush()
         super().on_response_complete()
         if self.cycle.more_body and not self.transport.is_closing() and not self.pipeline:
             self._limit(LINGER_SECONDS, self.transport.close)
