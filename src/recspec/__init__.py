@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         ExperimentList,
         ExperimentResult,
         Exported,
+        Forgotten,
         Imported,
         Listing,
         Model,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
         experiment_check,
         experiment_report,
         export,
+        forget,
         import_tf,
         models,
         open,
@@ -71,11 +73,11 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AutoResult", "Backtest", "BlendedModel", "Data", "Description", "EvaluationResult", "ExperimentList",
-    "ExperimentResult", "Exported", "Imported", "Interrupted", "Listing", "Model", "Note", "PipelineModel", "Plan",
-    "RecspecError", "Report", "Runs", "Search", "Serving", "Update", "auto", "backtest", "blend", "check",
-    "compare", "datasets", "describe", "evaluate", "experiment_check", "experiment_report", "export", "import_tf",
-    "models", "open", "open_data", "pipeline", "predict", "prepare", "recommend", "report", "runs", "serve",
-    "similar", "synthesize", "train", "transcode", "tune", "update", "verify",
+    "ExperimentResult", "Exported", "Forgotten", "Imported", "Interrupted", "Listing", "Model", "Note", "PipelineModel",
+    "Plan", "RecspecError", "Report", "Runs", "Search", "Serving", "Update", "auto", "backtest", "blend", "check",
+    "compare", "datasets", "describe", "evaluate", "experiment_check", "experiment_report", "export", "forget",
+    "import_tf", "models", "open", "open_data", "pipeline", "predict", "prepare", "recommend", "report", "runs",
+    "serve", "similar", "synthesize", "train", "transcode", "tune", "update", "verify",
 ]  # fmt: skip
 
 _FOLDERS = frozenset({"datasets", "export", "models", "report"})

@@ -22,12 +22,12 @@ from recspec.api.serving import Serving, serve
 from recspec.api.updating import Update, update
 from recspec.api.verb_checks import Place, as_verb, signed, verb
 from recspec.api.views import Section, View, Viewed, figures
-from recspec.base.errors import DataError, SettingsError, how_many
+from recspec.base.errors import DataError, SettingsError, how_many, require_extra
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from recspec.inference import Counts, How, Predictor, Recommendation, RecommendRequest
+    from recspec.inference import Counts, How, Predictor, ReadLive, Recommendation, RecommendRequest
     from recspec.training import Result
 
 
@@ -204,6 +204,7 @@ class Model(Viewed):
         diverse_by: str | None = None,
         boost: str | Sequence[str] | None = None,
         explain: bool = False,
+        journal: str | None = None,
         columns: Sequence[str] | None = None,
         all: bool = False,
         out: Place | None = None,
@@ -230,6 +231,7 @@ class Model(Viewed):
             diverse_by: Item column that measures likeness; by default the model's item vectors.
             boost: Weight added to the scores of some items, such as 'is_new: 1.5'; 1 is a spread of scores.
             explain: Name the events of the history that explain each item.
+            journal: Journal of users' newer events: sqlite:///FILE or postgresql+psycopg://USER@HOST/DATABASE.
             columns: Columns of the item catalogue to show.
             all: Recommend to every user of the dataset.
             out: Parquet file, or folder of shards, which a second call goes on with.
@@ -242,14 +244,16 @@ class Model(Viewed):
             tell: A function that receives a sentence on what was written.
 
         Returns:
-            A frame of one row a user and item, best first: `user`, `known` (False for an unknown user, who gets the
-            most popular items), `rank` from 1, `item`, `title`, `score`, and where there are any `boost`, `because` and
-            `retrieved_by`. Without titles in the catalogue, no `title`. With `out`, the path. Only the order of a
-            user's scores has a meaning: they are no probabilities. For an unknown user, `score` is a number of users.
+            A frame of one row a user and item, best first: `user`, `known` (False for an unknown user, who is answered
+            by their events of the journal, or gets the most popular items), `rank` from 1, `item`, `title`, `score`,
+            and where there are any `boost`, `because` and `retrieved_by`. Without titles in the catalogue, no `title`.
+            With `out`, the path. Only the order of a user's scores has a meaning: they are no probabilities. For an
+            unknown user who gets the most popular items, `score` is a number of users.
 
         Raises:
             RequestError: with every problem of the request.
             SettingsError: if nobody is named, or `out` has another ending than .parquet.
+            DataError: if there is no such journal.
         """
         from recspec.inference import (
             RecommendRequest,
@@ -292,34 +296,41 @@ class Model(Viewed):
             problems.append("explain: goes with named users and without out")
         if out is not None and not (all or named or file):
             problems.append("out: names users; without a user, leave it out")
+        if journal is not None and (in_shards or wanted.is_anonymous):
+            problems.append("journal: goes with users, in a frame or in one file")
         if problems:
             raise SettingsError.of("recommend", problems)
         how = _shards("recommend", out, workers, engine, shard_size)
-        if out is not None:
-            with _told_when_written(tell, out, "user") as written, stages(progress) as show:
-                if how is not None:
-                    counts = recommend_shards(
-                        self.predictor, file, Path(out), wanted, how, progress=show, note=_warn_one
-                    )
-                    count, unknown = counts.count, counts.unknown
-                    written.append(counts)
-                else:
-                    chosen = None if all else named
-                    count, unknown = recommend_to_parquet(self.predictor, chosen, Path(out), wanted, progress=show)
-                    written.append(count)
-            if unknown:
-                answered_by = self.predictor.recommender.fallback_for_unknown_users(wanted)
-                _warn_one(f"{count:,} users: {note_of_unknown_users(unknown, answered_by)}")
-            return Path(out)
-        if kind == "answers" and not all:
-            return [(each, self._columns_of(each, columns or ())) for each in self.predictor.recommend(wanted)]
-        asked = chosen_kind(kind, kind_of(users) if is_frame(users) and not isinstance(users, Sequence) else self.kind)
-        if all:
-            with stages(progress) as show:
-                return from_table(_with(columns, self.predictor, _of_all(self.predictor, wanted, show)), asked)
-        answers = self.predictor.recommend(wanted)
+        with _reading(journal, self.predictor) as live:
+            if out is not None:
+                with _told_when_written(tell, out, "user") as written, stages(progress) as show:
+                    if how is not None:
+                        counts = recommend_shards(
+                            self.predictor, file, Path(out), wanted, how, progress=show, note=_warn_one
+                        )
+                        count, unknown = counts.count, counts.unknown
+                        written.append(counts)
+                    else:
+                        chosen = None if all else named
+                        count, unknown = recommend_to_parquet(
+                            self.predictor, chosen, Path(out), wanted, live=live, progress=show
+                        )
+                        written.append(count)
+                if unknown:
+                    answered_by = self.predictor.recommender.fallback_for_unknown_users(wanted)
+                    _warn_one(f"{count:,} users: {note_of_unknown_users(unknown, answered_by)}")
+                return Path(out)
+            is_asked = kind_of(users) if is_frame(users) and not isinstance(users, Sequence) else self.kind
+            if all:
+                with stages(progress) as show:
+                    found = _of_all(self.predictor, wanted, live, show)
+                return from_table(_with(columns, self.predictor, found), chosen_kind(kind, is_asked))
+            answers = self.predictor.recommend(wanted, live=None if live is None else live(named))
+        if kind == "answers":
+            return [(each, self._columns_of(each, columns or ())) for each in answers]
         _warn(_of_users(answers))
-        return from_table(_with(columns, self.predictor, _of_answers(self.predictor, answers, wanted)), asked)
+        found = _of_answers(self.predictor, answers, wanted)
+        return from_table(_with(columns, self.predictor, found), chosen_kind(kind, is_asked))
 
     def _columns_of(self, answer: Recommendation, names: Sequence[str]) -> dict[str, list[object]]:
         """Columns of the catalogue for the items of an answer."""
@@ -580,12 +591,28 @@ def _joined(tables: Sequence[pa.Table]) -> pa.Table:
     return pa.concat_tables(tables, promote_options="permissive") if tables else pa.table({})
 
 
+@contextmanager
+def _reading(journal: str | None, predictor: Predictor) -> Iterator[ReadLive | None]:
+    """Reads the events of a journal that the model's dataset lacks; None without a journal."""
+    if journal is None:
+        yield None
+        return
+    require_extra("sqlalchemy", "loop")
+    from recspec.loop import Histories, Journal
+
+    with Journal(journal, read_only=True) as opened:
+        yield Histories(opened, predictor).of
+
+
 def _of_all(
-    predictor: Predictor, wanted: RecommendRequest, show: Callable[[str, float, float | None], None]
+    predictor: Predictor,
+    wanted: RecommendRequest,
+    live: ReadLive | None,
+    show: Callable[[str, float, float | None], None],
 ) -> pa.Table:
     from recspec.inference import recommended
 
-    schema, blocks = recommended(predictor, None, wanted)
+    schema, blocks = recommended(predictor, None, wanted, live=live)
     tables, done = [schema.empty_table()], 0
     for block in blocks:
         tables.append(block.table)

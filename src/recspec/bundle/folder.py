@@ -219,13 +219,18 @@ def save(
                 tensors = {each.name: getattr(seen, each.name) for each in fields(Seen)}
                 write_tensors(temporary / "seen.safetensors", tensors, {"format": FORMAT})
             if events is not None:
-                held = {name: torch.from_numpy(each) for name, each in vars(events).items() if each is not None}
-                write_tensors(temporary / EVENTS, held, {"format": FORMAT})
+                write_events(temporary, events)
             (temporary / "bundle.json").write_text(card.model_dump_json(indent=2) + "\n", encoding="utf-8")
             manifest.write(temporary)
     except (OSError, CheckpointError, DataError, SpecError) as error:
         raise BundleError(f"{folder}: the bundle could not be written: {error}") from None
     return folder
+
+
+def write_events(folder: Path, events: UserEvents) -> None:
+    """Write the events of each user into a bundle's folder, whose manifest then lacks them."""
+    held = {name: torch.from_numpy(each) for name, each in vars(events).items() if each is not None}
+    write_tensors(folder / EVENTS, held, {"format": FORMAT})
 
 
 def load(

@@ -2,6 +2,7 @@
 
 from recspec.inference import merging, requests
 from recspec.inference.answer_files import (
+    ReadLive,
     predict_file,
     predict_split,
     predict_tables,
@@ -40,10 +41,10 @@ from recspec.inference.request_features import Row, known_columns, table_of
 __all__ = [
     "LARGEST_K", "MOST_BOOSTS", "MOST_CONTEXT", "MOST_EXCLUDED", "MOST_ITEMS", "MOST_SHOWN", "ROLES", "ROWS",
     "SHARD_SIZE", "Built", "Candidates", "Counts", "Directory", "Filter", "How", "IndexSettings", "ItemFields",
-    "ItemIndex", "LiveEvents", "Pipeline", "PipelineRanker", "Predictor", "RawCatalogue", "RecommendRequest",
-    "Recommendation", "RecommendedItem", "Row", "SimilarItems", "build_pipeline", "catalogue_columns", "explain",
-    "facts_of_encoder", "has_vectors", "highest", "history_of", "item_vectors", "known_columns", "merging",
-    "note_of_scores", "note_of_unknown_users", "predict_file", "predict_shards", "predict_split", "predict_tables",
-    "read_rows", "read_users", "recommend_shards", "recommend_to_parquet", "recommended", "requests", "row_writer",
-    "table_of",
+    "ItemIndex", "LiveEvents", "Pipeline", "PipelineRanker", "Predictor", "RawCatalogue", "ReadLive",
+    "RecommendRequest", "Recommendation", "RecommendedItem", "Row", "SimilarItems", "build_pipeline",
+    "catalogue_columns", "explain", "facts_of_encoder", "has_vectors", "highest", "history_of", "item_vectors",
+    "known_columns", "merging", "note_of_scores", "note_of_unknown_users", "predict_file", "predict_shards",
+    "predict_split", "predict_tables", "read_rows", "read_users", "recommend_shards", "recommend_to_parquet",
+    "recommended", "requests", "row_writer", "table_of",
 ]  # fmt: skip

@@ -28,6 +28,7 @@ from recspec.data.storage import Column, Ragged, open_split
 from recspec.evaluation import as_batch, check_same_features, id_feature
 from recspec.feature_spec import FeatureSpec
 from recspec.inference.catalogue import ROLES, is_list
+from recspec.inference.live_events import LiveEvents
 from recspec.inference.predictor import ROWS, Predictor
 from recspec.inference.recommendation import RecommendRequest
 from recspec.inference.recommender import CheckedRequest
@@ -210,20 +211,26 @@ def read_users(path: Path) -> list[str]:
         raise DataError(f"{path}: can't be read as a list of users: {error}") from None
 
 
+ReadLive = Callable[[Sequence[str | int]], LiveEvents]
+"""Reads the events of users, by raw ids, that the dataset lacks."""
+
+
 def recommend_to_parquet(
     predictor: Predictor,
     users: Sequence[str | int] | None,
     out: Path,
     wanted: RecommendRequest,
     *,
+    live: ReadLive | None = None,
     progress: Progress = silent,
 ) -> tuple[int, int]:
     """Write the best items of some users, or of all (None), to Parquet, in blocks of bounded memory.
 
-    `wanted` is what is asked for each of them. Columns: user, known, rank (from 1), item, title, score, and of a
-    pipeline retrieved_by; one row an item. Returns the number of users, and how many of them are unknown.
+    `wanted` is what is asked for each of them, `live` reads their events that the dataset lacks. Columns: user, known,
+    rank (from 1), item, title, score, and of a pipeline retrieved_by; one row an item. Returns the number of users, and
+    how many of them are unknown and without events.
     """
-    schema, blocks = recommended(predictor, users, wanted)
+    schema, blocks = recommended(predictor, users, wanted, live=live)
     with parquet_writer(out) as write:
         return write_blocks(schema, blocks, write, progress)
 
@@ -254,7 +261,11 @@ class Recommended:
 
 
 def recommended(
-    predictor: Predictor, users: Sequence[str | int] | None, wanted: RecommendRequest, part: slice | None = None
+    predictor: Predictor,
+    users: Sequence[str | int] | None,
+    wanted: RecommendRequest,
+    part: slice | None = None,
+    live: ReadLive | None = None,
 ) -> tuple[pa.Schema, Iterator[Recommended]]:
     """The best items of some users, or of all (None), in blocks of bounded memory; see `recommend_to_parquet`.
 
@@ -275,18 +286,20 @@ def recommended(
 
     def blocks() -> Iterator[Recommended]:
         for part in recommender.blocks(len(ids)):
-            columns = _recommendations(predictor, raw[part], ids[part], checked)
-            strangers = int((ids[part] < known.users.first_id).sum())
+            events = None if live is None else live(raw[part].to_pylist())
+            columns = _recommendations(predictor, raw[part], ids[part], checked, events)
+            is_strange = ids[part] < known.users.first_id
+            strangers = int((is_strange if events is None else is_strange & ~events.has).sum())
             yield Recommended(pa.Table.from_arrays(columns, schema=schema), len(ids[part]), strangers, len(ids))
 
     return schema, blocks()
 
 
 def _recommendations(
-    predictor: Predictor, users: pa.Array, ids: NDArray[np.int64], checked: CheckedRequest
+    predictor: Predictor, users: pa.Array, ids: NDArray[np.int64], checked: CheckedRequest, live: LiveEvents | None
 ) -> list[Any]:
     """The columns of a block of users, one row an item."""
-    top = predictor.recommender.top_items(ids, checked)
+    top = predictor.recommender.top_items(ids, checked, live)
     kept = top.items >= 0
     rows, ranks = np.nonzero(kept)
     items, known = top.items[kept], ids[rows] >= predictor.users.first_id

@@ -38,6 +38,8 @@ class LiveEvents:
 
     def of(self, rows: Ids) -> LiveEvents:
         """The events of some users of the request."""
+        if len(rows) == len(self.has) and bool((rows == np.arange(len(rows))).all()):
+            return self
         if not len(self.events.items) and not len(self.seen.items):
             return replace(LiveEvents.none(len(rows)), newest=self.newest)
         return replace(self, events=self.events.of(rows), seen=self.seen.of(rows))

@@ -253,7 +253,7 @@ class Recommender:
         number = int(self._known.user_ids([user])[0])
         items = self.seen.known_of(number).long() if number >= self._known.users.first_id else torch.zeros(0).long()
         if live is not None:
-            items = torch.cat([items, torch.from_numpy(live.events.items).long()]).unique()
+            items = torch.from_numpy(np.union1d(items.numpy(), live.events.items))
         best = items[torch.argsort(self.seen.counts[items], descending=True, stable=True)][:k].numpy()
         return described(self._known, best, np.zeros(len(best), np.float32))
 

@@ -236,34 +236,37 @@ class HistoryColumns:
         offsets = {name: np.array([0, len(each)], np.int64) for name, each in kept.items()}
         return {name: (self._of_events(name, kept[name]), offsets[name]) for name in names}
 
-    def with_live(self, users: NDArray[np.int64], live: LiveEvents, names: Sequence[str]) -> Mapping[str, Lists]:
-        """Histories of R users, known ones or not, with their new events; gaps count from the last event, in days.
+    def with_live(self, users: NDArray[np.int64], live: LiveEvents, names: Sequence[str]) -> Batch:
+        """Histories of R users, known ones or not, with their new events, padded to the longest.
 
-        The times of stored events are those that their gaps tell; without gaps, new events come last.
+        The times of stored events are those that their gaps tell; without gaps, new events come last. Gaps count from
+        the last event, in days.
         """
-        catalogue, events = self._catalogues.users, live.events
+        catalogue, events, gap = self._catalogues.users, live.events, None
         own = np.where(users < catalogue.first_id, -1, users)
-        gap = next((name for name in catalogue.lists if self._is_gap(name)), None)
-        wanted = names if gap is None or events.times is None else dict.fromkeys((*names, gap))
-        stored = {name: catalogue.lists_of(name, own) for name in wanted}
+        if catalogue.until is not None and events.times is not None:
+            gap = next((name for name in catalogue.lists if self._is_gap(name)), None)
+        stored = {name: catalogue.lists_of(name, own) for name in (*names, *([gap] if gap else []))}
         offsets = next(iter(stored.values())).offsets
-        until = np.zeros(len(users)) if catalogue.until is None else np.where(own < 0, 0.0, catalogue.until[own])
-        times = None
-        if gap in stored:
+        times, until = None, np.zeros(len(users))
+        if gap is not None and catalogue.until is not None:
+            until = np.where(own < 0, 0.0, catalogue.until[own])
             passed = SECONDS_A_DAY * np.expm1(stored[gap].values.astype(np.float64))
             times = np.repeat(until, np.diff(offsets)) - passed
         held = UserEvents(offsets, np.arange(offsets[-1], dtype=np.int32), times)
         new = np.arange(len(events.items), dtype=np.int32) + len(held.items)
         order = held.joined(UserEvents(events.offsets, new, events.times))
-        lists: dict[str, Lists] = {}
+        found: Batch = {}
         for name in names:
             values = np.concatenate([stored[name].values, self._of_events(name, events.items.astype(np.int64))])
             values = values[order.items]
             if name == gap and order.times is not None:
                 now = np.repeat(np.maximum(until, order.of_last(order.times)), order.lengths)
                 values = np.log1p(np.maximum(now - order.times, 0) / SECONDS_A_DAY).astype(np.float32)
-            lists[name] = encoding.cut(values, order.offsets, self._spec.features[name].length or 1, "last")
-        return lists
+            lists = Ragged(*encoding.cut(values, order.offsets, self._spec.features[name].length or 1, "last"))
+            padded = lists.pad(int(lists.lengths.max(initial=0)))
+            found[name] = torch.from_numpy(padded).to(self._catalogues.device)
+        return found
 
     def _is_gap(self, name: str) -> bool:
         """Whether a history holds the logarithm of the time since each event."""
@@ -561,7 +564,7 @@ class RequestFeatures:
             padded = {name: as_tensor(column, self._spec, name) for name, column in lists.items()}
             found |= {name: each.to(self._known.device).expand(len(users), -1) for name, each in padded.items()}
         elif self._past and live is not None and live.has.any():
-            found |= self._histories(users, live)
+            found |= self._rows.histories.with_live(users, live, self._past)
         for name in self._wanted:
             if name in context.features:
                 found[name] = context.features[name].expand(len(users), *context.features[name].shape[1:])
@@ -584,18 +587,9 @@ class RequestFeatures:
             return self._knowing(self._model, users, live)
         if not self._past or any(has_column(self._known.encoders, name, given) for name in self._past):
             return self._model, request
-        return self._model, request | self._histories(users, live)
+        return self._model, request | self._rows.histories.with_live(users, live, self._past)
 
     def _knowing(self, model: ItemModel, users: NDArray[np.int64], live: LiveEvents) -> tuple[Model, Batch]:
         """An item model that knows R users alone, by their place."""
         known = model.knowing(self._stored.with_live(users, live, ordered=model.reads_order))
         return known, {self._spec.user_id: torch.arange(len(users), device=self._known.device)}
-
-    def _histories(self, users: NDArray[np.int64], live: LiveEvents) -> Batch:
-        """The histories of R users, padded to the longest."""
-        lists = self._rows.histories.with_live(users, live, self._past)
-        ragged = {name: Ragged(np.asarray(values), np.asarray(offsets)) for name, (values, offsets) in lists.items()}
-        return {
-            name: torch.from_numpy(each.pad(int(each.lengths.max(initial=0)))).to(self._known.device)
-            for name, each in ragged.items()
-        }

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,10 +28,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from recspec.base.errors import BundleError, problems_in
 from recspec.feature_spec import FeatureSpec
+from recspec.inference import LiveEvents, Predictor
 from recspec.loop.journal import Journal
-
-if TYPE_CHECKING:
-    from recspec.inference import LiveEvents, Predictor
+from recspec.models import UserEvents
 
 MOST_EVENTS = 1_000
 """New events of a user that an answer knows: the newest."""
@@ -115,9 +114,6 @@ class Histories:
         Raises:
             DataError: if the journal can't be read.
         """
-        from recspec.inference import LiveEvents  # loads torch, which the journal's own commands do without
-        from recspec.models import UserEvents
-
         known = self.predictor.catalogues
         numbers, rows = known.user_ids(users), list[_Row]()
         lengths = np.zeros(len(users), np.int64)

@@ -20,7 +20,7 @@ Shapes: U users; N items; m neighbours; B rows; R requests.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
@@ -142,8 +142,7 @@ class Ease(KnownItemsModel):
 
     def know(self, interactions: Interactions) -> None:
         if isinstance(self.weights, UserWeights):
-            fitted = self.weights.of_items.interactions().matrix().T.tocsr()
-            self.weights.know(interactions.weighted(self.settings.recency), fitted, self._penalties(fitted))
+            self.weights.know(interactions.weighted(self.settings.recency), self._penalties)
         super().know(interactions)
 
     def _penalties(self, matrix: csr_array) -> NDArray[np.float64]:
@@ -170,45 +169,44 @@ class UserWeights(nn.Module):
         self.of_items = KnownItems(num_items, num_users, weighted=weighted)  # the users of each item
         self.register_buffer("weight", torch.zeros(num_users, num_users))  # D
         self.register_buffer("leverage", torch.zeros(num_items))  # h / (1 - h)
-        self._inverse: list[NDArray[np.float64]] = []  # K^-1, once `know` has asked for it; `knowing` shares the list
+        # K^-1, X' and the diagonal of L, once `know` has asked for them; `knowing` shares the list.
+        self._fit: list[tuple[NDArray[np.float64], csr_array, NDArray[np.float64]]] = []
 
     def fit(self, interactions: Interactions, known: Interactions, penalties: NDArray[np.float64]) -> None:
         """Invert K; `known` is Y, the same interactions as they are scored."""
         matrix = interactions.matrix()
-        self._inverse.clear()
         self.of_items.set(interactions.by_item())
-        inverse = self._invert(matrix, penalties)
+        inverse, by_item = _inverted(matrix, penalties), matrix.T.tocsr()
         leverage = np.empty(matrix.shape[1])
-        by_item = matrix.T.tocsr().astype(np.float64)
+        exact = by_item.astype(np.float64)
         for rows in _blocks(matrix.shape[1], matrix.shape[0]):
-            part = by_item[rows]
+            part = exact[rows]
             # h_i = x_i' K^-1 x_i / L_i of each item, without the N x N matrix X' K^-1 X.
             leverage[rows] = part.multiply(part @ inverse).sum(axis=1) / penalties[rows]
         self.leverage = torch.from_numpy(leverage / (1 - leverage)).float()
         if known is not interactions:
-            self.know(known, matrix, penalties)
-            self._inverse.clear()
+            self._fit[:] = [(inverse, by_item, penalties)]
+            self.know(known, lambda _: penalties)
+            self._fit.clear()
             return
         np.negative(inverse, out=inverse)
         inverse.flat[:: len(inverse) + 1] += 1.0  # X L^-1 X' K^-1 = I - K^-1
         self.weight = torch.from_numpy(inverse).float()
-        self._inverse.clear()
 
-    def know(self, known: Interactions, fitted: csr_array, penalties: NDArray[np.float64]) -> None:
-        """D = Y L^-1 X' K^-1 of users with other interactions Y, from X (U, N)."""
+    def know(self, known: Interactions, penalties_of: Callable[[csr_array], NDArray[np.float64]]) -> None:
+        """D = Y L^-1 X' K^-1 of users with other interactions Y; the diagonal of L is made from X (U, N)."""
         # From I - D = K^-1, a small penalty would leave nothing but the rounding of D.
-        inverse = self._invert(fitted, penalties)
+        if not self._fit:
+            by_item = self.of_items.interactions().matrix()
+            fitted = by_item.T.tocsr()
+            penalties = penalties_of(fitted)
+            self._fit.append((_inverted(fitted, penalties), by_item, penalties))
+        inverse, by_item, penalties = self._fit[0]
         found = np.empty((known.num_users, len(inverse)), np.float32)
-        matrix, by_item = _over(known.matrix(), penalties), fitted.T.tocsr()
+        matrix = _over(known.matrix(), penalties)
         for rows in _blocks(*found.shape):
             found[rows] = (matrix[rows] @ by_item).toarray() @ inverse
         self.weight = torch.from_numpy(found).to(None if self.weight.is_meta else self.weight.device)
-
-    def _invert(self, fitted: csr_array, penalties: NDArray[np.float64]) -> NDArray[np.float64]:
-        """K^-1, which the next call finds."""
-        if not self._inverse:
-            self._inverse.append(_inverse_of_gram(_over(fitted, np.sqrt(penalties)).T.tocsr(), 1.0, "users"))
-        return self._inverse[0]
 
     def score_pairs(self, known: KnownItems, users: Tensor, items: Tensor) -> Tensor:
         """(B,) scores of pairs."""
@@ -239,6 +237,11 @@ class UserWeights(nn.Module):
 
 
 # --- the fits --------------------------------------------------------------------------------------------------------
+
+
+def _inverted(fitted: csr_array, penalties: NDArray[np.float64]) -> NDArray[np.float64]:
+    """K^-1 of the dual form, from X (U, N)."""
+    return _inverse_of_gram(_over(fitted, np.sqrt(penalties)).T.tocsr(), 1.0, "users")
 
 
 def fit_primal(matrix: csr_array, penalties: NDArray[np.float64]) -> NDArray[np.float32]:

@@ -65,6 +65,15 @@ class UserEvents:
 
     def of(self, users: Ids) -> UserEvents:
         """The events of some users, in this order; a negative id has none."""
+        if len(users) == 1:  # as a server asks, in a fifth of the time
+            user = int(users[0])
+            own = slice(int(self.offsets[user]), int(self.offsets[user + 1])) if user >= 0 else slice(0)
+            return UserEvents(
+                np.array([0, own.stop - (own.start or 0)], np.int64),
+                self.items[own],
+                None if self.times is None else self.times[own],
+                None if self.weights is None else self.weights[own],
+            )
         known = np.maximum(users, 0)
         starts = self.offsets[known]
         lengths = np.where(users < 0, 0, self.offsets[known + 1] - starts)
@@ -100,6 +109,8 @@ class UserEvents:
 
     def take(self, kept: NDArray[np.bool_]) -> UserEvents:
         """Some of the events (T,), of the same users."""
+        if kept.all():
+            return self
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(kept)])[self.offsets]
         times = None if self.times is None else self.times[kept]
         return UserEvents(offsets, self.items[kept], times, None if self.weights is None else self.weights[kept])

@@ -84,7 +84,7 @@ async def _answer(
                 partial(compute, predictor, wanted, time.monotonic() + left, live), timeout=left
             )
             milliseconds = round(1000 * (time.perf_counter() - began), 3)
-            head = {"model": endpoint.name, "version": endpoint.model.version}
+            head: dict[str, object] = {"model": endpoint.name, "version": endpoint.model.version}
             head |= {} if live is None else {"history_seq": live.newest}
             found["notes"] = [*found["notes"], *([] if is_read else [NOT_READ])]
             return json_response({**head, **found, "milliseconds": milliseconds})

@@ -77,6 +77,9 @@ class Vocabulary:
 
     def encode(self, values: RawValues) -> Ids:
         """The id of each raw value, 0 where it is unknown or missing."""
+        is_short = isinstance(values, list) and len(values) <= SMALL and not self.is_numeric
+        if is_short and all(type(each) is str for each in values):  # as a server asks: without a column of Arrow
+            return self.find(values)
         array = raw_columns.as_array(values)
         if array.type != self.values.type:
             array = raw_columns.as_int64(array) if self.is_numeric else raw_columns.as_text(array)
