@@ -46,7 +46,7 @@ def refused(folder: Path, data: object) -> list[str]:
     return list(error.value.problems)
 
 
-FIELDS = "'name', 'share', 'model', 'version', 'request'"
+FIELDS = "'name', 'share', 'model', 'version', 'request', 'explore'"
 BOMB = "a0: &a0 [1]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 29))
 
 

@@ -34,7 +34,7 @@ from recspec.inference.catalogue import Catalogues
 from recspec.inference.exact_search import highest
 from recspec.inference.filters import Filter, check_work
 from recspec.inference.raw_columns import RawCatalogue
-from recspec.inference.recommendation import Boost, RawId, RecommendRequest
+from recspec.inference.recommendation import Boost, Draw, RawId, RecommendRequest
 
 MASKS = 32
 """Masks of filters that are kept: 1 MB each for a million items."""
@@ -243,18 +243,35 @@ class Ranked:
     items: NDArray[np.int64]  # (R, k)
     scores: NDArray[np.float32]  # (R, k)
     boosts: NDArray[np.float32]  # (R, k), the part of the scores that boosts added
+    chances: NDArray[np.float64] | None = None  # (R, k) of drawn lists; see `Recommendation`
+    pool_sizes: NDArray[np.int64] | None = None  # (R,) of drawn lists
 
 
 def ranked(
-    scores: Tensor, ids: Tensor, k: int, choice: Choice, *, diversity: float = 0.0, vectors: Tensor | None = None
+    scores: Tensor,
+    ids: Tensor,
+    k: int,
+    choice: Choice,
+    *,
+    diversity: float = 0.0,
+    vectors: Tensor | None = None,
+    draw: Draw | None = None,
 ) -> Ranked:
-    """The k best of candidates (R, C), whose ids ascend in each row; -inf leaves one out, equal scores go by id."""
+    """The k best of candidates (R, C), whose ids ascend in each row; -inf leaves one out, equal scores go by id.
+
+    With `draw`, k drawn candidates, in the order in which they were drawn.
+    """
     boosts = torch.zeros(1, 1).expand(scores.shape)
     if choice.boosts is not None:
         boosts = torch.from_numpy(choice.boosts)[ids.clamp(min=0)] * _spread(scores)
         scores = scores + boosts
-    best, places = highest(scores, min(pool_size(k) if diversity else k, scores.shape[1]))
+    width, chances, pool_sizes = min(pool_size(k) if diversity else k, scores.shape[1]), None, None
+    if draw is None:
+        best, places = highest(scores, width)
+    else:
+        best, places, chances, pool_sizes = _drawn(scores, ids, width, draw)
     if diversity:
+        chances = None
         order = _diverse(best, ids.gather(1, places), k, choice, diversity, vectors)
         best, places = best.gather(1, order), places.gather(1, order)
     items = torch.where(best.isfinite(), ids.gather(1, places), -1)
@@ -264,7 +281,23 @@ def ranked(
         wide(items, more, value=-1).numpy(),
         wide(best, more, value=-np.inf).numpy(),
         wide(boosts.gather(1, places), more).numpy(),
+        None if chances is None else np.pad(chances, ((0, 0), more)),
+        pool_sizes,
     )
+
+
+def _drawn(
+    scores: Tensor, ids: Tensor, k: int, draw: Draw
+) -> tuple[Tensor, Tensor, NDArray[np.float64], NDArray[np.int64]]:
+    """Scores, places and chances (R, k) of drawn candidates, and the sizes (R,) of the pools."""
+    best, places = torch.full((len(scores), k), -torch.inf), torch.zeros((len(scores), k), dtype=torch.int64)
+    chances = np.zeros((len(scores), k))
+    for row in range(len(scores)):
+        drawn, chances_of_row = draw(scores[row].numpy(), ids[row].numpy(), k)
+        places[row, : len(drawn)] = torch.from_numpy(drawn)
+        best[row, : len(drawn)] = scores[row, places[row, : len(drawn)]]
+        chances[row, : len(drawn)] = chances_of_row
+    return best, places, chances, scores.isfinite().sum(1).clamp(max=draw.pool).numpy()
 
 
 def _diverse(scores: Tensor, ids: Tensor, k: int, choice: Choice, diversity: float, vectors: Tensor | None) -> Tensor:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,21 @@ MOST_DIVERSE, MOST_EXPLAINED = 200, 100
 """Largest k with diversity, whose work grows with the square of k, and with explanations."""
 LONGEST_BOOSTS = 10_000
 """Characters of all boosts together."""
+
+
+class Draw(Protocol):
+    """Draws a list by chance, in place of the best items."""
+
+    pool: int
+    """Best items among which it draws."""
+
+    def __call__(
+        self, scores: NDArray[np.floating[Any]], ids: NDArray[np.int64], k: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Places (K,) of the drawn items, K <= k, and the chance (K,) of each given those before it.
+
+        `scores` and `ids` are (C,), of all candidates; a score of -inf is no candidate.
+        """
 
 
 @dataclass(frozen=True)
@@ -57,6 +72,8 @@ class RecommendRequest:
     """Say for each item which items of the history spoke for it."""
     until: float | None = None
     """`time.monotonic()` after which nobody waits for the answer; None for a caller who waits."""
+    draw: Draw | None = None
+    """Draws the list; by default it holds the best items. Filters and boosts come before, diversity after."""
 
     @property
     def is_anonymous(self) -> bool:
@@ -163,6 +180,10 @@ class Recommendation:
     items: tuple[RecommendedItem, ...]
     notes: tuple[str, ...] = ()
     answered_by: AnsweredBy = "user"
+    chances: tuple[float, ...] | None = None
+    """Chance of each item given those before it; None if diversity chose among drawn items."""
+    pool_size: int = 0
+    """Items that could be in the list."""
 
     def to_dict(self) -> dict[str, object]:
         """The answer as plain values, for JSON."""
@@ -206,11 +227,12 @@ def notes_of(
     has_basket: bool = False,
     has_events: bool = False,
     unseen: int = 0,
+    drawn: bool = False,
 ) -> Iterator[str]:
     """What an answer of `count` items is made from, unless it is the user; and why it is short.
 
     `near` is a hint at a known user whose id is like the unknown one's. A user whom the dataset does not know may have
-    new events (`has_events`). `unseen` items are left out because they have no interactions.
+    new events (`has_events`). `unseen` items are left out because they have no interactions. `drawn` are lists by chance.
     """
     if has_basket and how not in ("basket", "basket_vectors"):
         yield (
@@ -221,7 +243,8 @@ def notes_of(
     who = "" if known or wanted.is_anonymous else f"unknown user{near}: "
     if how == "popularity" and count:
         of_known = "the model scores all items alike for this user: " if known else ""
-        yield f"{of_known or who}these are the {count} most popular items; score is the number of users"
+        best = f"{count} of the most popular items" if drawn else f"the {count} most popular items"
+        yield f"{of_known or who}these are {best}; score is the number of users"
         if has_events and not known:
             yield "the model can't rank by the user's new events, so their items are only left out"
         return

@@ -158,6 +158,8 @@ class TopItems:
     boosts: NDArray[np.float32] | None  # (R, k)
     answered_by: tuple[AnsweredBy, ...]
     brought_by: NDArray[np.uint16] | None = None  # (R, k) of a pipeline; see `pipeline.Candidates`
+    chances: NDArray[np.float64] | None = None  # (R, k) of drawn lists, unless diversity changed them
+    pool_sizes: NDArray[np.int64] | None = None  # (R,) of drawn lists
 
 
 class Recommender:
@@ -286,6 +288,9 @@ class Recommender:
         scores = np.full((len(users), width), -np.inf, np.float32)
         boosts = np.zeros((len(users), width), np.float32) if checked.choice.boosts is not None else None
         brought = None if self.retrieving is None else np.zeros((len(users), width), np.uint16)
+        draw = checked.request.draw
+        chances = None if draw is None or checked.request.diversity else np.zeros((len(users), width))
+        pool_sizes = None if draw is None else np.zeros(len(users), np.int64)
         waiting = [
             (how, np.array([place for place, each in enumerate(answered_by) if each == how]))
             for how in dict.fromkeys(answered_by)
@@ -305,13 +310,18 @@ class Recommender:
                 checked.choice,
                 diversity=checked.request.diversity,
                 vectors=self.vectors if by_vectors else None,
+                draw=draw,
             )
+            if chances is not None:
+                chances[rows] = found.chances
+            if pool_sizes is not None:
+                pool_sizes[rows] = found.pool_sizes
             items[rows], scores[rows] = found.items, found.scores
             if boosts is not None:
                 boosts[rows] = found.boosts
             if brought is not None:
                 brought[rows] = candidates.brought(found.items)
-        return TopItems(items, scores, boosts, tuple(answered_by), brought)
+        return TopItems(items, scores, boosts, tuple(answered_by), brought, chances, pool_sizes)
 
     def _answered_by(self, checked: CheckedRequest) -> tuple[AnsweredBy, AnsweredBy]:
         """What known users and others are answered by."""
@@ -371,6 +381,7 @@ class Recommender:
         hidden = _seen_by(seen, users, first, live, include_seen=wanted.include_seen)
         allowed = None if checked.choice.allowed[index.ids].all() else checked.choice.allowed
         count = pool_size(wanted.k) if wanted.diversity else wanted.k
+        count = count if wanted.draw is None else max(count, wanted.draw.pool)
         scores, ids = index.search(vectors, count, allowed=allowed, excluded=hidden)
         order = np.argsort(ids, axis=1)
         found = torch.from_numpy(np.take_along_axis(scores, order, 1))
@@ -424,10 +435,17 @@ class Recommender:
                 has_basket=has_basket,
                 has_events=bool(live.has[row]),
                 unseen=0 if brings else checked.choice.unknown,
+                drawn=checked.request.draw is not None,
             )
             unexplained = (UNEXPLAINED,) if checked.request.explain and len(found) and not any(because) else ()
             all_notes = (*notes, *unexplained, *checked.choice.notes, *checked.context.notes)
-            yield Recommendation(next(raw) if is_known[row] else user, bool(is_known[row]), found, all_notes, how)
+            chances: tuple[float, ...] | None = (1.0,) * len(found)
+            pool = len(found)
+            if top.pool_sizes is not None:
+                chances = None if top.chances is None else tuple(top.chances[row, kept].tolist())
+                pool = int(top.pool_sizes[row])
+            who = next(raw) if is_known[row] else user
+            yield Recommendation(who, bool(is_known[row]), found, all_notes, how, chances, pool)
 
 
 def _seen_by(

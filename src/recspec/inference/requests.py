@@ -25,7 +25,7 @@ from recspec.inference.catalogue import ROLES, Role, has_column
 from recspec.inference.live_events import LiveEvents
 from recspec.inference.predictor import SCORE, Predictor
 from recspec.inference.raw_columns import ColumnFacts, facts_of_encoder
-from recspec.inference.recommendation import RecommendRequest
+from recspec.inference.recommendation import Recommendation, RecommendRequest
 from recspec.inference.request_features import Row, check_columns, known_columns, problems_by_row, row_name, table_of
 from recspec.models import ItemModel, Model
 from recspec.models.layers import Batch
@@ -299,6 +299,13 @@ def recommend(
     Raises:
         RequestError: for a model that knows no users and items, or with every problem of the request.
     """
+    return recommend_with_chances(predictor, wanted, liked=liked, live=live)[1]
+
+
+def recommend_with_chances(
+    predictor: Predictor, wanted: RecommendRequest, *, liked: int = 0, live: LiveEvents | None = None
+) -> tuple[Recommendation, dict[str, Any]]:
+    """As `recommend`, with the answer that also tells the chance of each item."""
     if not knows_users_and_items(predictor):
         raise RequestError("this model can't recommend: it knows no users and items; POST /predict rows")
     if not wanted.users and not wanted.is_anonymous:
@@ -312,7 +319,7 @@ def recommend(
         logits = torch.tensor([each.score - (each.boost or 0.0) for each in found.items])
         for item, probability in zip(items, predictor.model.probabilities(logits).tolist(), strict=True):
             item["probability"] = probability
-    return {
+    return found, {
         "user": found.user,
         "unknown_user": not found.known,
         "answered_by": found.answered_by,

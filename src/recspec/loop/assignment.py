@@ -18,6 +18,7 @@ from pydantic import AfterValidator, Field, StringConstraints, field_validator, 
 from recspec.base.config import Settings, build, read_yaml
 from recspec.base.errors import SettingsError, listed, unknown
 from recspec.base.files import PathError, local, read_text
+from recspec.loop.exploration import Exploration
 from recspec.loop.interleaving import INTERLEAVED
 
 MOST_BYTES, MOST_EXPERIMENTS = 1 << 20, 100  # of a file
@@ -46,11 +47,16 @@ class Variant(Settings):
     request: dict[Name, object] = Field(
         {}, max_length=MOST_FIELDS, description="fields of the request to set, as {diversity: 0.3}"
     )
+    explore: Exploration | None = Field(
+        None,
+        description="temperature, floor, pool and last of lists drawn by chance; by default as `serve`",
+    )
 
     @property
     def sets(self) -> set[str]:
         """What of an answer it decides."""
-        return {*self.request, *(name for name in ("model", "version") if getattr(self, name) is not None)}
+        own = ("model", "version", "explore")
+        return {*self.request, *(name for name in own if getattr(self, name) is not None)}
 
 
 class Metric(Settings):

@@ -135,11 +135,16 @@ def _text(
         problems.append(f"{name}: found {str(value)[:80]!r}; expected a text or a whole number")
     elif len(value) > longest:
         problems.append(f"{name}: {len(value):,} characters; expected at most {longest:,}")
-    elif "\0" in value or any("\ud800" <= each <= "\udfff" for each in value):
+    elif not is_text(value):
         problems.append(f"{name}: holds a character that is no text")
     else:
         return value
     return None
+
+
+def is_text(value: str) -> bool:
+    """Whether every database can store it: it holds neither NUL nor half of a character."""
+    return "\0" not in value and not any("\ud800" <= each <= "\udfff" for each in value)
 
 
 def _time(row: Mapping[str, Any], problems: list[str]) -> int | None:

@@ -143,6 +143,17 @@ def explore(
     return order[chosen], _chances(logits, chosen, fixed, floor)
 
 
+class ListDraw:
+    """Draws the lists of one request by a policy and a seed, for `RecommendRequest.draw`."""
+
+    def __init__(self, policy: Exploration, seed: str) -> None:
+        self.policy, self.pool, self._rng = policy, policy.pool, generator(seed)
+
+    def __call__(self, scores: NDArray[Any], ids: NDArray[Any], k: int) -> tuple[Places, Chances]:
+        own = self.policy
+        return explore(scores, ids, k, own.temperature, own.floor, self._rng, pool=own.pool, last=own.last)
+
+
 def _chances(logits: Chances, chosen: list[int], fixed: int, floor: float) -> Chances:
     """(K,) the chance of each chosen item at its slot; the first `fixed` ones are certain."""
     # log of the sum of exp(s / T) over R_k, from the last slot up: subtracting from the top down would cancel

@@ -50,6 +50,8 @@ _HISTORY = (
 HISTORY_IN_SQLITE = _HISTORY % {"index": "INDEXED BY event_acts", "each": "?"}  # or it takes the other index
 HISTORY_IN_POSTGRESQL = _HISTORY % {"index": "", "each": "%s"}
 NEWEST = 2**63 - 1
+VARIANTS = "variants"
+"""Key of an exposure's policy: experiment -> variant, of a user who takes part in several."""
 AT_ONCE = 500
 """Most values of an `IN (...)`."""
 
@@ -183,6 +185,13 @@ class Exposure:
     experiment: str | None = None
     variant: str | None = None
 
+    @property
+    def variants(self) -> dict[str, str]:
+        """Experiment -> variant of the user."""
+        own = {} if self.experiment is None or self.variant is None else {self.experiment: self.variant}
+        several = self.policy.get(VARIANTS)
+        return {**several, **own} if isinstance(several, Mapping) else own
+
     def row(self) -> dict[str, object]:
         """The row of the table."""
         chances = None if self.propensities is None else json.dumps(list(self.propensities))
@@ -247,7 +256,8 @@ class Journal:
     def store(self, events: Sequence[Event], exposures: Sequence[Exposure] = ()) -> list[Outcome]:
         """Store events and answers in one transaction, durable at the return; the outcome of each event.
 
-        An answer whose request id is known is left as it is.
+        An answer whose request id is known is left as it is. The first answer of an experiment to a user is the user's
+        assignment, which holds for ever.
 
         Raises:
             DataError: if the database refuses; then nothing is stored.
@@ -267,8 +277,9 @@ class Journal:
             ]
             stored = self._insert_new(connection, event, event.c.event_id, rows)
             known = self._known(connection, [each for each in first if each not in stored])
-            shown = [each.row() for each in exposures if each.subject not in forgotten]
-            self._insert_new(connection, exposure, exposure.c.request_id, shown)
+            shown = [each for each in exposures if each.subject not in forgotten]
+            self._insert_new(connection, exposure, exposure.c.request_id, [each.row() for each in shown])
+            self._assign(connection, [each for each in shown if each.subject is not None and each.variants])
         outcomes: list[Outcome] = []
         for place, each in enumerate(events):
             if each.subject in forgotten:
@@ -407,6 +418,22 @@ class Journal:
             return set()
         insert = self._insert(table).on_conflict_do_nothing(index_elements=[key.name]).returning(key)
         return {*connection.execute(insert, rows).scalars()}
+
+    def _assign(self, connection: sa.Connection, shown: Sequence[Exposure]) -> None:
+        """Store the variants of users who have none yet."""
+        seqs: dict[str, int] = {}
+        for block in _in_blocks([each.request_id for each in shown]):
+            asked = sa.select(exposure.c.request_id, exposure.c.seq).where(exposure.c.request_id.in_(block))
+            seqs |= {row.request_id: row.seq for row in connection.execute(asked)}
+        names = [column.name for column in assignment.c]
+        rows = [
+            dict(zip(names, (name, each.subject, variant, each.served_at, seqs[each.request_id]), strict=True))
+            for each in shown
+            for name, variant in each.variants.items()
+        ]
+        if rows:
+            insert = self._insert(assignment)
+            connection.execute(insert.on_conflict_do_nothing(index_elements=["experiment", "subject"]), rows)
 
     def _known(self, connection: sa.Connection, ids: Sequence[str]) -> dict[str, Event]:
         columns, found = [event.c[name] for name in Event.__slots__], dict[str, Event]()
