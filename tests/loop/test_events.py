@@ -45,6 +45,8 @@ def test_times_ahead_are_clamped() -> None:
         ({**GIVEN, "user": " "}, "user: found ' '; expected a text or a whole number"),
         ({**GIVEN, "user": True}, "user: found 'True'; expected"),
         ({**GIVEN, "user": "a" * 1_001}, "user: 1,001 characters; expected at most 1,000"),
+        ({**GIVEN, "user": "  "}, "user: found '  '; expected a text or a whole number"),
+        ({**GIVEN, "id": "\U0001f600" * 501}, "id: 2,004 bytes as UTF-8; expected at most 2,000"),
         ({**GIVEN, "item": "a\0"}, "item: holds a character that is no text"),
         ({**GIVEN, "item": "\ud800"}, "item: holds a character that is no text"),
         ({**GIVEN, "item": None}, "item: found 'None'"),

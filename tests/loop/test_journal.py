@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import random
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 import sqlalchemy as sa
 
 from recspec.base.errors import DataError, SettingsError
-from recspec.loop import Event, Exposure, Journal
+from recspec.loop import Event, Exposure, Journal, read_events
 from recspec.loop import journal as tables
 
 EVENT = Event("e1", "ann", "view", "sku-1", None, 1_000, 2_000)
@@ -44,6 +45,16 @@ def test_an_event_is_the_same_again_where_the_time_of_receipt_stood_for_its_own(
         assert journal.append([replace(EVENT, occurred_at=7, received_at=9)]) == ["duplicate"]  # says it now
         assert journal.append([of(2, occurred_at=5)]) == ["accepted"]
         assert journal.append([of(2, occurred_at=6)]) == ["conflict"]
+
+
+def test_the_longest_texts_fit_into_the_indexes(url: str) -> None:
+    numbers = random.Random(0)
+    long = "".join(chr(numbers.randrange(0x20000, 0x2A000)) for _ in range(500))  # 2,000 bytes that no one compresses
+    sent = {"id": long, "user": long, "item": long, "type": "view", "request": long}
+    with Journal(url) as journal:
+        found = read_events([sent, {**sent, "id": long[:-1] + "'", "value": 0.1 + 0.2}], 5)
+        assert journal.append(found.events) == ["accepted", "accepted"]
+        assert journal.append(found.events) == ["duplicate", "duplicate"]
 
 
 def test_histories_are_in_the_order_of_time_then_of_arrival(url: str) -> None:

@@ -15,9 +15,12 @@ from recspec.data.encoding import LONGEST_ID
 
 FIELDS = ("user", "item", "type", "value", "time", "id", "request", "position")
 """Keys of a sent event; others are columns of its context."""
+KNOWN = frozenset(FIELDS)
 IMPRESSION = "impression"
 """Type of the event that confirms that an answer was shown."""
 LONGEST_TYPE, LONGEST_CONTEXT = 64, 4_000  # characters; of the context as JSON
+MOST_BYTES = 2_000
+"""Of a text; an index of PostgreSQL holds 2,704 bytes a row."""
 AHEAD_US = 5 * 60 * 1_000_000
 """Times further in the future are clamped to the time of receipt."""
 LATE_US = 24 * 3_600 * 1_000_000
@@ -123,6 +126,9 @@ def _text(
     row: Mapping[str, Any], name: str, longest: int, problems: list[str], *, required: bool = False
 ) -> str | None:
     value = row.get(name)
+    if type(value) is str and 0 < len(value) <= longest and value.isascii() and value.isprintable():
+        if not value.isspace():
+            return value  # most values are plain, and each event has five
     if isinstance(value, float) and value.is_integer() and abs(value) < 2.0**53:
         value = int(value)
     if isinstance(value, int) and not isinstance(value, bool):
@@ -137,6 +143,8 @@ def _text(
         problems.append(f"{name}: {len(value):,} characters; expected at most {longest:,}")
     elif not is_text(value):
         problems.append(f"{name}: holds a character that is no text")
+    elif len(value.encode()) > MOST_BYTES:
+        problems.append(f"{name}: {len(value.encode()):,} bytes as UTF-8; expected at most {MOST_BYTES:,}")
     else:
         return value
     return None
@@ -191,6 +199,8 @@ def _position(row: Mapping[str, Any], problems: list[str]) -> int | None:
 
 def _context(row: Mapping[str, Any], problems: list[str]) -> str | None:
     """Columns beside `FIELDS`, as JSON with sorted keys."""
+    if row.keys() <= KNOWN:
+        return None
     others = {str(name): value for name, value in row.items() if name not in FIELDS and value is not None}
     if not others:
         return None

@@ -21,9 +21,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import chain
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, Literal
+from types import SimpleNamespace
+from typing import Any, Literal, TypeVar
 
+import orjson
 import pyarrow as pa
 import sqlalchemy as sa
 from filelock import FileLock, Timeout
@@ -39,6 +43,8 @@ LOCK_KEY = 0x7265_6373
 """Of PostgreSQL's advisory lock of writers."""
 WAIT_SECONDS = 30.0
 """Longest wait for other writers, and for a database that is busy."""
+POLL_SECONDS = 0.005
+"""Between looks whether another process has ended its turn; a server under load leaves only short gaps."""
 BLOCK_ROWS = 50_000
 """Rows of a block when a journal is read from front to back."""
 _HISTORY = (
@@ -53,7 +59,9 @@ NEWEST = 2**63 - 1
 VARIANTS = "variants"
 """Key of an exposure's policy: experiment -> variant, of a user who takes part in several."""
 AT_ONCE = 500
-"""Most values of an `IN (...)`."""
+"""Most rows of a statement."""
+
+T = TypeVar("T")
 
 metadata = sa.MetaData()
 _is_act = sa.text(f"type <> '{IMPRESSION}'")
@@ -229,7 +237,8 @@ class Journal:
                 raise DataError(f"{self.shown}: there is no such journal")
             if not file.absolute().parent.is_dir():
                 raise DataError(f"{self.shown}: there is no folder {file.absolute().parent}")
-            self._file_lock = FileLock(f"{file}.lock", timeout=WAIT_SECONDS, thread_local=False)
+            waits = {"timeout": WAIT_SECONDS, "poll_interval": POLL_SECONDS}
+            self._file_lock = FileLock(f"{file}.lock", thread_local=False, **waits)
         self._readers = self._connect(writes=False)
         self._driver: Any = self._readers.dialect.loaded_dbapi
         self._writer = self._readers if read_only or not self.is_sqlite else self._connect(writes=True)
@@ -264,31 +273,24 @@ class Journal:
         """
         if not events and not exposures:
             return []
-        first: dict[str, int] = {}
-        for place, each in enumerate(events):
-            first.setdefault(each.event_id, place)
+        first: dict[str, Event] = {}
         with self._told(), self._writing() as connection:
-            subjects = {each.subject for each in events} | {each.subject for each in exposures}
-            forgotten = self._forgotten(connection, subjects)
-            rows = [
-                {name: getattr(each, name) for name in Event.__slots__}
-                for each in (events[place] for place in first.values())
-                if each.subject not in forgotten
-            ]
-            stored = self._insert_new(connection, event, event.c.event_id, rows)
-            known = self._known(connection, [each for each in first if each not in stored])
-            shown = [each for each in exposures if each.subject not in forgotten]
-            self._insert_new(connection, exposure, exposure.c.request_id, [each.row() for each in shown])
-            self._assign(connection, [each for each in shown if each.subject is not None and each.variants])
-        outcomes: list[Outcome] = []
-        for place, each in enumerate(events):
-            if each.subject in forgotten:
-                outcomes.append("forgotten")
-            elif first[each.event_id] == place and each.event_id in stored:
-                outcomes.append("accepted")
-            else:
-                other = known.get(each.event_id, events[first[each.event_id]])
-                outcomes.append("duplicate" if each.is_same(other) else "conflict")
+            forgotten = self._forgotten(connection, (*events, *exposures))
+            known = self._known(connection, [each.event_id for each in events])
+            outcomes: list[Outcome] = []
+            for each in events:
+                if each.subject in forgotten:
+                    outcomes.append("forgotten")
+                elif (other := known.get(each.event_id) or first.get(each.event_id)) is not None:
+                    outcomes.append("duplicate" if each.is_same(other) else "conflict")
+                else:
+                    first[each.event_id] = each
+                    outcomes.append("accepted")
+            self._insert(connection, event, first.values())
+            if exposures:
+                shown = [each for each in exposures if each.subject not in forgotten]
+                self._insert_exposures(connection, shown)
+                self._assign(connection, [each for each in shown if each.subject is not None and each.variants])
         return outcomes
 
     def append(self, events: Sequence[Event]) -> list[Outcome]:
@@ -308,7 +310,7 @@ class Journal:
         """Store how far a consumer has read."""
 
         def change(connection: sa.Connection) -> None:
-            insert = self._insert(consumer).values(name=name, seq=seq)
+            insert = self._upsert(consumer).values(name=name, seq=seq)
             connection.execute(insert.on_conflict_do_update(index_elements=["name"], set_={"seq": seq}))
 
         self.write(change)
@@ -407,17 +409,37 @@ class Journal:
 
     # --- within a transaction -----------------------------------------------------------------------------------------
 
-    def _insert(self, table: sa.Table) -> sqlite.Insert | postgresql.Insert:
+    def _upsert(self, table: sa.Table) -> sqlite.Insert | postgresql.Insert:
         return sqlite.insert(table) if self.is_sqlite else postgresql.insert(table)
 
-    def _insert_new(
-        self, connection: sa.Connection, table: sa.Table, key: sa.Column[Any], rows: list[dict[str, object]]
-    ) -> set[str]:
-        """Insert rows whose key is new; returns these keys."""
-        if not rows:
-            return set()
-        insert = self._insert(table).on_conflict_do_nothing(index_elements=[key.name]).returning(key)
-        return {*connection.execute(insert, rows).scalars()}
+    def _insert(self, connection: sa.Connection, table: sa.Table, rows: Iterable[Any]) -> None:
+        """Insert rows that have the names of the columns, without `seq`, as attributes.
+
+        One statement for many rows, because the thread of a server's writer may wait for its turn at each of them.
+        """
+        columns = [each for each in table.columns if each.name != "seq"]
+        values, names = attrgetter(*(each.name for each in columns)), ", ".join(each.name for each in columns)
+        into = f"INSERT INTO {table.name} ({names})"
+        for block in _in_blocks([values(each) for each in rows]):
+            if self.is_sqlite:
+                marks = ", ".join([f"({', '.join('?' * len(columns))})"] * len(block))
+                connection.exec_driver_sql(f"{into} VALUES {marks}", tuple(chain.from_iterable(block)))
+            else:  # as one value, because each one costs psycopg ten times as long as SQLite
+                types = [each.type.compile(connection.dialect) for each in columns]
+                read = ", ".join(f"(row ->> {place})::{each}" for place, each in enumerate(types))
+                statement = f"{into} SELECT {read} FROM json_array_elements(%s::json) AS row"
+                connection.exec_driver_sql(statement, (orjson.dumps(block).decode(),))
+
+    def _insert_exposures(self, connection: sa.Connection, exposures: Sequence[Exposure]) -> None:
+        """Insert those whose request id is new."""
+        first: dict[str, Exposure] = {}
+        for each in exposures:
+            first.setdefault(each.request_id, each)
+        for block in _in_blocks([*first]):
+            asked = sa.select(exposure.c.request_id).where(exposure.c.request_id.in_(block))
+            for name in connection.execute(asked).scalars():
+                del first[name]
+        self._insert(connection, exposure, [SimpleNamespace(**each.row()) for each in first.values()])
 
     def _assign(self, connection: sa.Connection, shown: Sequence[Exposure]) -> None:
         """Store the variants of users who have none yet."""
@@ -432,25 +454,28 @@ class Journal:
             for name, variant in each.variants.items()
         ]
         if rows:
-            insert = self._insert(assignment)
+            insert = self._upsert(assignment)
             connection.execute(insert.on_conflict_do_nothing(index_elements=["experiment", "subject"]), rows)
 
     def _known(self, connection: sa.Connection, ids: Sequence[str]) -> dict[str, Event]:
-        columns, found = [event.c[name] for name in Event.__slots__], dict[str, Event]()
+        found: dict[str, Event] = {}
         for block in _in_blocks(ids):
-            asked = sa.select(*columns).where(event.c.event_id.in_(block))
-            found |= {each.event_id: Event(*each) for each in connection.execute(asked)}
+            among = "SELECT value FROM json_each(?)" if self.is_sqlite else "SELECT json_array_elements_text(%s::json)"
+            asked = f"SELECT {', '.join(Event.__slots__)} FROM event WHERE event_id IN ({among})"
+            rows = connection.exec_driver_sql(asked, (orjson.dumps(block).decode(),))
+            found |= {each.event_id: Event(*each) for each in rows}
         return found
 
-    def _forgotten(self, connection: sa.Connection, subjects: Iterable[str | None]) -> set[str | None]:
+    def _forgotten(self, connection: sa.Connection, rows: Iterable[Event | Exposure]) -> set[str | None]:
         """Those whose deletion was asked for; their events are refused."""
-        if not connection.execute(sa.select(deletion.c.digest).limit(1)).first():
+        if not connection.exec_driver_sql("SELECT digest FROM deletion LIMIT 1").first():
             return set()
-        by_digest = {self.digest_of(each): each for each in subjects if each is not None}
-        found = set[str]()
+        by_digest = {self.digest_of(each.subject): each.subject for each in rows if each.subject is not None}
+        found = set[str | None]()
         for block in _in_blocks([*by_digest]):
-            found.update(connection.execute(sa.select(deletion.c.digest).where(deletion.c.digest.in_(block))).scalars())
-        return {by_digest[each] for each in found}
+            asked = sa.select(deletion.c.digest).where(deletion.c.digest.in_(block))
+            found.update(by_digest[each] for each in connection.execute(asked).scalars())
+        return found
 
     # --- connections --------------------------------------------------------------------------------------------------
 
@@ -542,7 +567,7 @@ def now_us() -> int:
     return time.time_ns() // 1_000
 
 
-def _in_blocks(values: Sequence[str]) -> Iterable[Sequence[str]]:
+def _in_blocks(values: Sequence[T]) -> Iterable[Sequence[T]]:
     return (values[start : start + AT_ONCE] for start in range(0, len(values), AT_ONCE))
 
 
