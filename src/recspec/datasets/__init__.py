@@ -11,7 +11,8 @@ from recspec.base.config import Settings
 from recspec.data.prepare import PrepareContext, Prepared
 from recspec.datasets import adult, amazon, criteo, movielens, ncf, outbrain, synthetic, table
 from recspec.datasets.synthetic import write_movielens_like
-from recspec.datasets.table_growth import Grown, append_events
+from recspec.datasets.table_growth import Grown, RawEvents, append_events
+from recspec.datasets.table_settings import Words
 
 
 @dataclass(frozen=True)
@@ -44,4 +45,4 @@ DATASETS: Mapping[str, Dataset] = MappingProxyType({
     "synthetic": _dataset(synthetic, "generated rows with a known best possible score; RAW is not read"),
 })  # fmt: skip
 
-__all__ = ["DATASETS", "Dataset", "Grown", "append_events", "write_movielens_like"]
+__all__ = ["DATASETS", "Dataset", "Grown", "RawEvents", "Words", "append_events", "write_movielens_like"]

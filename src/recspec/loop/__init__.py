@@ -2,13 +2,17 @@
 
 from recspec.loop.events import Event, ReadEvents, Refusal, read_events
 from recspec.loop.journal import Exposure, Journal, now_us
+from recspec.loop.updates import JournalSettings, Outcome, Updater
 
 __all__ = [
     "Event",
     "Exposure",
     "Journal",
+    "JournalSettings",
+    "Outcome",
     "ReadEvents",
     "Refusal",
+    "Updater",
     "now_us",
     "read_events",
 ]
