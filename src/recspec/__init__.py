@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         Description,
         EvaluationResult,
         Exported,
+        Forgotten,
         Imported,
         Listing,
         Model,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
         describe,
         evaluate,
         export,
+        forget,
         import_tf,
         models,
         open,
@@ -66,11 +68,11 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "AutoResult", "Backtest", "BlendedModel", "Data", "Description", "EvaluationResult", "Exported", "Imported",
-    "Interrupted", "Listing", "Model", "Note", "PipelineModel", "Plan", "RecspecError", "Report", "Runs", "Search",
-    "Serving", "Update", "auto", "backtest", "blend", "check", "compare", "datasets", "describe", "evaluate",
-    "export", "import_tf", "models", "open", "open_data", "pipeline", "predict", "prepare", "recommend", "report",
-    "runs", "serve", "similar", "synthesize", "train", "transcode", "tune", "update", "verify",
+    "AutoResult", "Backtest", "BlendedModel", "Data", "Description", "EvaluationResult", "Exported", "Forgotten",
+    "Imported", "Interrupted", "Listing", "Model", "Note", "PipelineModel", "Plan", "RecspecError", "Report", "Runs",
+    "Search", "Serving", "Update", "auto", "backtest", "blend", "check", "compare", "datasets", "describe", "evaluate",
+    "export", "forget", "import_tf", "models", "open", "open_data", "pipeline", "predict", "prepare", "recommend",
+    "report", "runs", "serve", "similar", "synthesize", "train", "transcode", "tune", "update", "verify",
 ]  # fmt: skip
 
 _FOLDERS = frozenset({"datasets", "export", "models", "report"})

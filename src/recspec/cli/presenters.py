@@ -229,8 +229,8 @@ def evaluate(call: Call, *, json: bool = False) -> None:
     print_next("report", call["run"])
 
 
-def runs(call: Call, *, json: bool = False) -> None:
-    """Print a line for each run."""
+def show(call: Call, *, json: bool = False) -> None:
+    """Print the view of a result."""
     _print_view_or_json(call(), json)
 
 

@@ -287,6 +287,14 @@ class Journal:
 
         self.write(change)
 
+    def compact(self) -> None:
+        """Let a SQLite file give back what deleted rows took, in the file and its write-ahead log."""
+        if not self.is_sqlite:
+            return
+        with self._told(), self._turn, self._file_turn(), self._writer.connect() as connection:
+            for statement in ("VACUUM", "PRAGMA wal_checkpoint(TRUNCATE)"):
+                connection.connection.cursor().execute(statement).fetchall()
+
     # --- read ---------------------------------------------------------------------------------------------------------
 
     def newest_seq(self) -> int:

@@ -29,7 +29,7 @@ from recspec.models.ials import Ials
 from recspec.models.interactions import Ids, Interactions, Scores, UserEvents
 from recspec.models.item_knn import ItemKnn
 from recspec.models.item_model import FittedItemModel, FittedModel, ItemModel, KnownItemsModel, TrainedItemModel
-from recspec.models.known_items import KnownEvents, problems_of_lists
+from recspec.models.known_items import KnownEvents, SeenIds, StoredLists, problems_of_lists
 from recspec.models.lightgbm import LightGbm, LightGbmSettings
 from recspec.models.logistic_regression import LogisticRegression
 from recspec.models.markov import Markov
@@ -52,10 +52,11 @@ from recspec.models.wide_deep import INDICATOR_MOST_IDS, Deep, Wide, WideDeep, W
 __all__ = [
     "INDICATOR_MOST_IDS", "MODELS", "TRAINING_SPACE", "DataFacts", "Deep", "FittedItemModel", "FittedModel", "IdFacts",
     "Ids", "Interactions", "ItemModel", "KnownEvents", "KnownItemsModel", "LightGbm", "LightGbmSettings",
-    "LogisticRegression", "LossNeeds", "Model", "MultiTask", "PreparedNegatives", "Proposals", "Scores",
-    "SequenceModel", "Shapes", "Task", "TrainedItemModel", "Traits", "Trees", "UserEvents", "Wide", "WideDeep",
-    "WideDeepSettings", "all_models", "at_once", "counts_of", "find_model", "known_models", "label_views", "labels_of",
-    "logits_of_labels", "on_meta_device", "probabilities_of_labels", "problems_of_lists", "require_libraries",
+    "LogisticRegression", "LossNeeds", "Model", "MultiTask", "PreparedNegatives", "Proposals", "Scores", "SeenIds",
+    "SequenceModel", "Shapes", "StoredLists", "Task", "TrainedItemModel", "Traits", "Trees", "UserEvents", "Wide",
+    "WideDeep", "WideDeepSettings", "all_models", "at_once", "counts_of", "find_model", "known_models", "label_views",
+    "labels_of", "logits_of_labels", "on_meta_device", "probabilities_of_labels", "problems_of_lists",
+    "require_libraries",
 ]  # fmt: skip
 
 
