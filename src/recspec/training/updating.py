@@ -189,8 +189,8 @@ class UpdateSettings(config.Settings):
     )
     retire_after: Duration | None = Field(
         None,
-        description="time without an event after which a user or item is retired, such as 180d: its events are dropped, "
-        "its id stays blank, and it is not recommended",
+        description="time without an event after which a user or item is retired, such as 180d: its events are "
+        "dropped, its id stays blank, and it is not recommended",
     )
 
 
@@ -385,11 +385,9 @@ def _parts_of(base: Path, card: Card, learning: Learning) -> list[Path] | None:
         raise BundleError(f"{base}: does not say which runs it was made of; make it again")
     meaning, found, problems = meaning_digest(FeatureSpec.load(base)), list[Path](), list[str]()
     for run in map(Path, record.made_of):
-        places = [
-            run,
-            run / run_folder.BUNDLE,
-            *(each / run_folder.BUNDLE for each in reversed(versions.updates_of(run))),
-        ]
+        own = base.parent / PARTS / run.name  # also after the run was moved
+        places = [place / name for place in (own, run) for name in (".", run_folder.BUNDLE)]
+        places += [each / run_folder.BUNDLE for each in reversed(versions.updates_of(run))]
         alike = (each for each in places if (each / "bundle.json").is_file())
         part = next((each for each in alike if meaning_digest(FeatureSpec.load(each)) == meaning), None)
         if part is None:
@@ -415,7 +413,8 @@ def _make(
     pipeline = pipeline_card.read_pipeline(base)
     if pipeline is None:
         metric = card.trained.get("valid_metric")
-        if isinstance(metric, str) and "valid" in grown.spec.splits and not any(map(_knows_valid, runs)):
+        may_choose = len(runs) > 1 and "valid" in grown.spec.splits and not any(map(_knows_valid, runs))
+        if isinstance(metric, str) and may_choose:
             blend_runs(folder, runs, spec=grown.spec, metric=metric)
         else:
             blend_runs(folder, runs, spec=grown.spec, like=base)
