@@ -40,11 +40,11 @@ class RawRows:
 
     table: pa.Table
     left_out: Counter[str] = field(default_factory=Counter)
-    """Events that are no rows, by reason."""
+    """Events and shown items that are no rows, by reason."""
 
     def notes(self) -> list[str]:
         """What was left out, for people."""
-        return [f"{count:,} events of the journal are no rows: {why}" for why, count in self.left_out.most_common()]
+        return [f"{why}: {count:,} left out" for why, count in self.left_out.most_common()]
 
 
 def check_times(raw: RawEvents, where: str) -> None:
@@ -75,18 +75,18 @@ def rows_of_events(blocks: Iterable[pa.RecordBatch], raw: RawEvents, types: Sequ
     shown = pc.equal(table.column("type"), IMPRESSION)
     table = table.filter(pc.and_(pc.invert(shown), pc.is_valid(table.column("item"))))
     if types is not None:
-        table = keep(table, pc.is_in(table.column("type"), pa.array(types, pa.string())), "of other types")
+        table = keep(table, pc.is_in(table.column("type"), pa.array(types, pa.string())), "events of other types")
     if settings.event_weights:
         known = pa.array([*settings.event_weights], pa.string())
-        table = keep(table, pc.is_in(table.column("type"), known), "of types that event_weights do not name")
+        table = keep(table, pc.is_in(table.column("type"), known), "events of types that event_weights do not name")
     for name, column in (("subject", settings.user), ("item", settings.item)):
         if pa.types.is_integer(raw.kinds[column]):
             fits = pc.match_substring_regex(table.column(name), WHOLE)
-            table = keep(table, fits, f"whose {'user' if name == 'subject' else name} is no whole number")
+            table = keep(table, fits, f"events whose {'user' if name == 'subject' else name} is no whole number")
     if settings.weight is not None:
         value = pc.fill_null(table.column("value"), 1.0)
         good = pc.and_(pc.greater_equal(value, 0.0), pc.less_equal(value, MOST_WEIGHT))
-        table = keep(table, good, "whose value is no weight")
+        table = keep(table, good, "events whose value is no weight")
     columns: dict[str, Any] = {SEQ: table.column("seq")}
     columns[settings.user] = table.column("subject").cast(raw.kinds[settings.user])
     columns[settings.item] = table.column("item").cast(raw.kinds[settings.item])
@@ -202,7 +202,7 @@ def rows_of_exposures(
         confirmed = acts.shown.get(request, set()) if acts.shown else {None}
         for position, item in enumerate(json.loads(each["items"]), 1):
             if not {item, None} & confirmed:
-                left_out["that were not shown"] += 1
+                left_out["items that were not shown"] += 1
                 continue
             types = acts.types(request, user, item, start, start + window)
             label = bool(types if positive is None else types.intersection(positive))
@@ -222,7 +222,7 @@ def rows_of_exposures(
                 **{name: int(name in types) for name in settings.other_labels},
             }
             if any(row[name] is None for name in (settings.user, settings.item) if name is not None):
-                left_out["whose user or item is missing, or no whole number"] += 1
+                left_out["items of answers whose user or item is missing, or no whole number"] += 1
                 continue
             for name, values in made.items():
                 values.append(row[name])
