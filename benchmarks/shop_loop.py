@@ -1,4 +1,4 @@
-"""A simulated shop: click rate of a model that is updated every 15 minutes, against one frozen and one retrained hourly.
+"""A simulated shop: click rate of a model updated every 15 minutes, against one that is frozen and one trained hourly.
 
     python benchmarks/shop_loop.py WORK --out benchmarks/results/shop_loop.json
     python benchmarks/shop_loop.py WORK --quick
@@ -193,9 +193,7 @@ def simulate(asked: argparse.Namespace) -> dict[str, Any]:
     return {
         "events": {each.name: each.num_events for each in worlds},
         "click_rate": {name: float(each.mean()) for name, each in clicks.items()},
-        "against": {
-            name: paired(clicks["loop"], clicks[name], everyone, shop.users) for name in ("frozen", "hourly")
-        },
+        "against": {name: paired(clicks["loop"], clicks[name], everyone, shop.users) for name in ("frozen", "hourly")},
         "loop": loop.told(),
         "hourly_seconds": hourly.seconds,
         "seconds": time.monotonic() - started,

@@ -45,7 +45,7 @@ def exposures(*rows: dict[str, object]) -> list[pa.RecordBatch]:
         each = {**usual, **row}
         lists, at = each.pop("items"), int(str(each.pop("at")))
         of_journal = {"seq": number, "request_id": f"r{number}", "served_at": at * SECOND, "items": json.dumps(lists)}
-        others = {name: None for name in ("experiment", "variant", "seed", "propensities")}
+        others = dict.fromkeys(("experiment", "variant", "seed", "propensities"))
         named = {"model": "shop", "version": "0:a", "policy": "{}", "history_seq": 0, "pool_size": 2}
         full.append({**others, **named, **of_journal, **each})
     return [pa.RecordBatch.from_pylist(full, schema=EXPOSURE_FIELDS)]
@@ -173,7 +173,9 @@ def test_labels_are_written_as_the_dataset_was_prepared() -> None:
     places = {"label": "clicked", "context_features": ["position", "surface"]}
     assert column("position", {"position": pa.int64(), "surface": TEXT}, **places) == [1, 2]
     weighed = {"label": "clicked", "event": "kind", "event_weights": {"buy": 3}}
-    with pytest.raises(DataError, match="event_weights weigh no 'impression', the type of items that were shown and no"):
+    with pytest.raises(
+        DataError, match="event_weights weigh no 'impression', the type of items that were shown and no"
+    ):
         column("kind", {"kind": TEXT}, **weighed)
 
 

@@ -1,7 +1,7 @@
 """The gate: whether a new version may answer, by the newest events, which it has not learned from.
 
-Each user gives the two versions one value each: the NDCG@10 of the list that `recommend` gives, with the items that the
-user acted on then as what is relevant; or, of a model that gives probabilities, the mean log loss of the user's labelled
+Each user gives the two versions one value each: the NDCG@10 of the list that `recommend` gives, where the items that
+the user acted on then are relevant; or, of a model that gives probabilities, the mean log loss of the user's labelled
 rows, with its sign turned. The versions are compared over these users, in pairs.
 
 The new version passes if the lower bound of the 95 % interval of the mean difference is above -margin. Where that

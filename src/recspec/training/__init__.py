@@ -13,7 +13,8 @@ from recspec.training.tracking import TrackedSearch, require_mlflow, send_file
 from recspec.training.updating import Learning, Updated, UpdateSettings, check_run, dataset_of, next_version, update
 
 __all__ = [
-    "Blended", "Choice", "Event", "FitPlan", "Learning", "Plan", "Result", "TrackedSearch", "TrainSettings", "TrainingPlan",
-    "TrainingRun", "UpdateSettings", "Updated", "arithmetic", "blend_runs", "check_run", "dataset_of", "has_checkpoint",
-    "make_plan", "next_version", "plan_run", "require_mlflow", "send_file", "task_of", "train", "update",
+    "Blended", "Choice", "Event", "FitPlan", "Learning", "Plan", "Result", "TrackedSearch", "TrainSettings",
+    "TrainingPlan", "TrainingRun", "UpdateSettings", "Updated", "arithmetic", "blend_runs", "check_run", "dataset_of",
+    "has_checkpoint", "make_plan", "next_version", "plan_run", "require_mlflow", "send_file", "task_of", "train",
+    "update",
 ]  # fmt: skip
