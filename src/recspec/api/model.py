@@ -429,12 +429,13 @@ class Model(Viewed):
         return evaluate(self, used, split, **named)
 
     @as_verb(update)
-    def update(self, new_events: object, **named: Any) -> Update:
+    def update(self, new_events: object | None = None, **named: Any) -> Update:
         """Take new events, users and items into the model, which answers by the new version then; see `update`."""
         made = update(self, new_events, **named)
         self.__dict__.pop("predictor", None)
-        self.path = made.found.folder.parent.parent  # another copy, if the run lies in a store
-        self._data, self.result = None, made.found.result
+        if made.found is not None:
+            self.path = made.found.folder.parent.parent  # another copy, if the run lies in a store
+            self._data, self.result = None, made.found.result
         return made
 
     @as_verb(export)

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, Field
 
 from recspec.base.errors import DataError
@@ -28,7 +29,9 @@ UPDATES = "updates"
 BUNDLE = "bundle"
 CHANGES = "catalogue_changes.parquet"
 """What became of items since the training; see `inference/item_changes.py`."""
-CURRENT = "current.json"
+CURRENT, TURN = "current.json", ".current.lock"
+PATIENCE = 30.0
+"""Seconds to wait for another process that changes which version answers."""
 FORMAT = 1
 NUMBER = re.compile(r"[0-9]{4,9}")
 MOST_BYTES = 1 << 20
@@ -68,52 +71,72 @@ def state(run: Path) -> Current:
     return found.model_copy(update={"version": (chain or (0,))[-1], "earlier": chain[:-1]})
 
 
-def write_current(run: Path, current: Current) -> None:
-    """Write `current.json`; the caller holds the lock of `updating`."""
+@contextmanager
+def _changing(run: Path) -> Iterator[Current]:
+    """The state, which no other process changes until the end of the block."""
+    (run / UPDATES).mkdir(exist_ok=True)
+    try:
+        with FileLock(run / UPDATES / TURN, timeout=PATIENCE):
+            yield state(run)
+    except Timeout:
+        raise DataError(f"{run}: another process changes its versions; try again") from None
+
+
+def _write(run: Path, current: Current) -> Current:
     with whole_file(run / UPDATES / CURRENT) as temporary:
         temporary.write_text(current.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    return current
 
 
-def publish(run: Path, number: int, *, keep: int | None = None) -> None:
-    """Let an update answer; of those before it, `keep` stay, and by default all."""
-    now = state(run)
-    earlier = (*now.earlier, now.version)
-    earlier = earlier if keep is None else earlier[max(0, len(earlier) - keep) :]
-    write_current(run, Current(version=number, earlier=earlier, newest=max(now.newest, number)))
-    if keep is not None:
-        for each in _folders(run):
+def hold(run: Path) -> Current:
+    """Let the version that answers go on to, when a newer one is there; returns the state."""
+    with _changing(run) as now:
+        return _write(run, now)
+
+
+def publish(run: Path, number: int, *, base: int, keep: int | None = None) -> Current:
+    """Let an update of the version `base` answer; of the versions before it, `keep` stay, and by default all.
+
+    Nothing changes if `base` does not answer any more, as after a roll-back.
+    """
+    with _changing(run) as now:
+        if now.version != base:
+            return now
+        earlier = (*now.earlier, now.version)
+        earlier = earlier if keep is None else earlier[max(0, len(earlier) - keep) :]
+        made = _write(run, Current(version=number, earlier=earlier, newest=max(now.newest, number)))
+        for each in _folders(run) if keep is not None else ():
             if int(each.name) not in (number, *earlier):
                 removed(each)
+        return made
 
 
 def fail(run: Path, number: int, *, most: int) -> Current:
     """Remove an update that was judged and failed; after `most` in a row no further one is made."""
-    now = state(run)
-    failures = now.failures + 1
-    frozen = f"{failures} new versions in a row failed" if failures >= most else ""
-    made = now.model_copy(update={"newest": max(now.newest, number), "failures": failures, "frozen": frozen})
-    write_current(run, made)
-    removed(run / UPDATES / f"{number:04d}")
-    return made
+    with _changing(run) as now:
+        failures = now.failures + 1
+        frozen = now.frozen or (f"{failures} new versions in a row failed" if failures >= most else "")
+        known = {"newest": max(now.newest, number), "failures": failures, "frozen": frozen}
+        made = _write(run, now.model_copy(update=known))
+        removed(run / UPDATES / f"{number:04d}")
+        return made
 
 
 def roll_back(run: Path) -> Current:
     """Let the version before answer again, and make no new one. Raises DataError if there is none."""
-    now = state(run)
-    if not now.earlier:
-        raise DataError(f"{run}: there is no version before {now.version} to go back to")
-    *earlier, version = now.earlier
-    why = f"version {now.version} was rolled back"
-    made = now.model_copy(update={"version": version, "earlier": tuple(earlier), "failures": 0, "frozen": why})
-    write_current(run, made)
-    return made
+    with _changing(run) as now:
+        if not now.earlier:
+            raise DataError(f"{run}: there is no version before {now.version} to go back to")
+        *earlier, version = now.earlier
+        why = f"version {now.version} was rolled back"
+        known = {"version": version, "earlier": tuple(earlier), "failures": 0, "frozen": why}
+        return _write(run, now.model_copy(update=known))
 
 
 def unfreeze(run: Path) -> Current:
     """Let new versions be made again."""
-    made = state(run).model_copy(update={"failures": 0, "frozen": ""})
-    write_current(run, made)
-    return made
+    with _changing(run) as now:
+        return _write(run, now.model_copy(update={"failures": 0, "frozen": ""}))
 
 
 def _folders(run: Path) -> list[Path]:

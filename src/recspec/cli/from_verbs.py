@@ -34,6 +34,7 @@ ARGUMENTS: Mapping[str, Sequence[str]] = {
     "prepare": ("dataset", "raw", "out"),
     "runs": ("folder",),
     "catalogue": ("run", "products"),
+    "update": ("run", "new_events"),
 }
 """Arguments of commands that differ from those of their verbs."""
 SHORT = {"k": "-k", "verbose": "-v"}

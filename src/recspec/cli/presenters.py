@@ -149,10 +149,22 @@ def auto(call: Call, *, json: bool = False) -> None:
 
 def update(call: Call, *, json: bool = False) -> None:
     """Print what is new, and how long it took."""
-    with TrainingDisplay() as display:
-        updated = call(progress=display.show)
+    if call["every"] is None:
+        with TrainingDisplay() as display:
+            updated = call(progress=display.show)
+    else:
+        updated = call(progress=False, tell=step)
     found = updated.found
-    print_result(found.result)
+    if updated.line:
+        step(updated.line)
+    if found is None or call["every"] is not None:
+        for note in updated.view().notes:
+            err.print(f"note: {note}")
+        if json:
+            print_json(updated.to_dict())
+        return
+    if found.result is not None:
+        print_result(found.result)
     counts, seconds = found.counts, found.seconds
     left = f"; left out: {how_many(counts['left_out'], 'row')}" if counts["left_out"] else ""
     err.print(", ".join(how_many(counts[f"{thing}s"], f"new {thing}") for thing in ("event", "user", "item")) + left)

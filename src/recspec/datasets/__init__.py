@@ -11,8 +11,9 @@ from recspec.base.config import Settings
 from recspec.data.prepare import PrepareContext, Prepared
 from recspec.datasets import adult, amazon, criteo, movielens, ncf, outbrain, synthetic, table
 from recspec.datasets.synthetic import write_movielens_like
-from recspec.datasets.table_growth import Grown, append_events
+from recspec.datasets.table_growth import Grown, RawEvents, append_events
 from recspec.datasets.table_rows import EVENTS, GROWTH_FILE
+from recspec.datasets.table_settings import Words
 
 
 @dataclass(frozen=True)
@@ -45,4 +46,7 @@ DATASETS: Mapping[str, Dataset] = MappingProxyType({
     "synthetic": _dataset(synthetic, "generated rows with a known best possible score; RAW is not read"),
 })  # fmt: skip
 
-__all__ = ["DATASETS", "EVENTS", "GROWTH_FILE", "Dataset", "Grown", "append_events", "write_movielens_like"]
+__all__ = [
+    "DATASETS", "EVENTS", "GROWTH_FILE", "Dataset", "Grown", "RawEvents", "Words", "append_events",
+    "write_movielens_like",
+]  # fmt: skip

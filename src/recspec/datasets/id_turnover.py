@@ -61,7 +61,11 @@ def retire(tables: Tables, before: Encoders, after: str, *, dated: bool) -> tupl
     left = backend.stage(rows)
     dropped = count_rows(backend, tables.rows) - count_rows(backend, left)
     tables = replace(tables, rows=left, users=sides[USER], items=sides[ITEM])
-    return tables, replace(before, vocabularies=vocabularies), [*notes, f"{how_many(dropped, 'event')} of theirs are gone"]
+    return (
+        tables,
+        replace(before, vocabularies=vocabularies),
+        [*notes, f"{how_many(dropped, 'event')} of theirs are gone"],
+    )
 
 
 def _columns(tables: Tables) -> Iterator[tuple[str, str]]:

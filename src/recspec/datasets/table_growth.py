@@ -16,6 +16,8 @@ from types import MappingProxyType
 
 import ibis
 import numpy as np
+import pyarrow as pa
+import pyarrow.dataset as pa_dataset
 from ibis.expr.datatypes import DataType
 from ibis.expr.types import BooleanValue, Table
 from ibis.expr.types import Column as Values
@@ -157,6 +159,43 @@ def append_events(
     _record(base, spec, events, counts, started)
     touched = np.unique(after.vocabularies[USER].encode(users)) if users is not None else np.zeros(0, np.int64)
     return Grown(spec, before.first_new, touched[touched > 0], counts, notes)
+
+
+@dataclass(frozen=True)
+class RawEvents:
+    """The raw events that a dataset holds, and how they became its rows."""
+
+    settings: Settings
+    dated: bool
+    """Whether times are seconds since 1970."""
+    kinds: Mapping[str, pa.DataType]
+    """Types of the columns."""
+    place: Path
+
+    @classmethod
+    def of(cls, base: FeatureSpec) -> RawEvents:
+        """Those of a dataset. Raises DataError if it takes no new events, or is damaged."""
+        rules = GrowthRules.load(base)
+        try:
+            place = confined(base.folder, EVENTS)
+            schema = pa_dataset.dataset(place).schema
+        except (PathError, OSError, pa.ArrowException) as error:
+            raise DataError(f"{base.folder}: {EVENTS} can't be read: {error}; prepare it again") from None
+        return cls(rules.settings, rules.dated, dict(zip(schema.names, schema.types, strict=True)), place)
+
+    def latest(self, key: str, names: Sequence[str]) -> pa.Table:
+        """The latest value that events give of each of some columns, for each value of `key`."""
+        time = [self.settings.timestamp] if self.settings.timestamp is not None else []
+        table = pa_dataset.dataset(self.place).to_table([key, ROW, *time, *names])
+        table = table.sort_by([(name, "ascending") for name in (*time, ROW)])
+        keys = table.column(key).combine_chunks().dictionary_encode()
+        codes, columns = np.asarray(keys.indices), {key: keys.dictionary}
+        for name in names:
+            given = np.flatnonzero(table.column(name).is_valid())
+            last = np.full(len(keys.dictionary), -1)
+            last[codes[given]] = given  # of several, the last one stays
+            columns[name] = table.column(name).take(pa.array(last, mask=last < 0))
+        return pa.table(columns)
 
 
 def _check_rules(base: FeatureSpec, settings: Settings) -> None:
@@ -457,7 +496,10 @@ def _record(base: FeatureSpec, spec: FeatureSpec, events: Path, counts: Mapping[
     """Write `prepare.json`."""
     record = {
         **_recorded(base),
-        "inputs": [*_inputs(base), fingerprint(events)],
+        "inputs": [
+            *_inputs(base),
+            *([] if spec.trained_to else [fingerprint(events)]),
+        ],  # not each of a journal's parts
         "recspec": recspec.__version__,
         "grown_from": str(base.folder.resolve()),
         "new": dict(counts),

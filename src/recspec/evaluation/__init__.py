@@ -3,7 +3,7 @@
 from recspec.evaluation import warnings
 from recspec.evaluation.blending import choose_weights
 from recspec.evaluation.boosting import BoostedFit
-from recspec.evaluation.bootstrap import Paired, better, compare, favours, pair
+from recspec.evaluation.bootstrap import Paired, better, compare, compare_values, favours, pair
 from recspec.evaluation.choosing import Tried
 from recspec.evaluation.evaluations import evaluate, evaluate_baselines, evaluate_model, informed
 from recspec.evaluation.fitting import Fitted, ItemFit, RowFit
@@ -55,6 +55,7 @@ __all__ = [
     "check_same_features",
     "choose_weights",
     "compare",
+    "compare_values",
     "count_labels",
     "difference",
     "evaluate",

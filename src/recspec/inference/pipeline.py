@@ -22,8 +22,8 @@ from recspec.bundle import cards as pipeline_card
 from recspec.bundle import folder as bundle
 from recspec.data.encoding import Encoders
 from recspec.evaluation import EvaluationTask, ModelRanker, informed
-from recspec.inference.exact_search import Floats, Ids, Mask
 from recspec.inference.catalogue import Catalogues
+from recspec.inference.exact_search import Floats, Ids, Mask
 from recspec.inference.index import ItemIndex
 from recspec.inference.item_changes import BoundChanges
 from recspec.inference.merging import joined

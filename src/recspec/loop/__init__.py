@@ -10,13 +10,14 @@ from recspec.loop.histories import Histories
 from recspec.loop.interleaving import INTERLEAVED, TEAMS, interleave
 from recspec.loop.journal import VARIANTS, Exposure, Journal, Outcome, is_sqlite, now_us
 from recspec.loop.outcomes import ERROR, MILLISECONDS, read_outcomes
+from recspec.loop.updates import JournalSettings, Outcome, Updater
 from recspec.loop.writer import JournalWriter, RemoteWriter, Writer, store_rows
 
 __all__ = [
     "ERROR", "INTERLEAVED", "MILLISECONDS", "TEAMS", "VARIANTS", "Effect", "Event", "Experiment", "ExperimentReport",
-    "Exploration", "Exposure", "Forgotten", "GuardrailResult", "Guardrails", "Histories", "Journal", "JournalWriter",
-    "ListDraw", "Metric", "MetricResult", "Outcome", "ReadEvents", "Refusal", "RemoteWriter", "Variant", "Writer",
-    "analyse", "assign", "explore", "forget", "generator", "interleave", "is_sqlite", "is_text", "list_chances",
-    "load_experiments", "named", "now_us", "read_events", "read_outcomes", "recorded_variants", "register",
-    "slot_chances", "store_rows", "users_of_variants",
+    "Exploration", "Exposure", "Forgotten", "GuardrailResult", "Guardrails", "Histories", "Journal", "JournalSettings",
+    "JournalWriter", "ListDraw", "Metric", "MetricResult", "Outcome", "ReadEvents", "Refusal", "RemoteWriter",
+    "Updater", "Variant", "Writer", "analyse", "assign", "explore", "forget", "generator", "interleave", "is_sqlite",
+    "is_text", "list_chances", "load_experiments", "named", "now_us", "read_events", "read_outcomes",
+    "recorded_variants", "register", "slot_chances", "store_rows", "users_of_variants",
 ]  # fmt: skip

@@ -10,10 +10,11 @@ from recspec.training.result import Result
 from recspec.training.run_folder import Event, has_checkpoint
 from recspec.training.settings import TrainSettings
 from recspec.training.tracking import TrackedSearch, require_mlflow, send_file
-from recspec.training.updating import Updated, UpdateSettings, dataset_of, update
+from recspec.training.updating import Learning, Updated, UpdateSettings, check_run, dataset_of, next_version, update
 
 __all__ = [
-    "Blended", "Choice", "Event", "FitPlan", "Plan", "Result", "TrackedSearch", "TrainSettings", "TrainingPlan",
-    "TrainingRun", "UpdateSettings", "Updated", "arithmetic", "blend_runs", "dataset_of", "has_checkpoint",
-    "make_plan", "plan_run", "require_mlflow", "send_file", "task_of", "train", "update",
+    "Blended", "Choice", "Event", "FitPlan", "Learning", "Plan", "Result", "TrackedSearch", "TrainSettings",
+    "TrainingPlan", "TrainingRun", "UpdateSettings", "Updated", "arithmetic", "blend_runs", "check_run", "dataset_of",
+    "has_checkpoint", "make_plan", "next_version", "plan_run", "require_mlflow", "send_file", "task_of", "train",
+    "update",
 ]  # fmt: skip

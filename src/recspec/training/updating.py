@@ -184,11 +184,13 @@ class UpdateSettings(config.Settings):
     learning_rate: float = Field(
         1.0, gt=0, description="factor of the run's learning rate, which stays constant in an update"
     )
-    admit_after: int = Field(1, ge=1, description="events from which a new user or item gets an id; until then they wait")
+    admit_after: int = Field(
+        1, ge=1, description="events from which a new user or item gets an id; until then they wait"
+    )
     retire_after: Duration | None = Field(
         None,
-        description="time without an event after which a user or item is retired, such as 180d: its events are dropped, "
-        "its id stays blank, and it is not recommended",
+        description="time without an event after which a user or item is retired, such as 180d: its events are "
+        "dropped, its id stays blank, and it is not recommended",
     )
 
 
@@ -266,7 +268,7 @@ def update(
             for home in (run_record.home(made.base), *(made.base.parent / PARTS).glob("*")):
                 shutil.rmtree(home / run_folder.CHECKPOINTS, ignore_errors=True)
         if versions.read_current(run) is not None:
-            versions.publish(run, versions.number_of(made.bundle))
+            versions.publish(run, versions.number_of(made.bundle), base=versions.number_of(made.base))
     return made
 
 
@@ -383,7 +385,9 @@ def _parts_of(base: Path, card: Card, learning: Learning) -> list[Path] | None:
         raise BundleError(f"{base}: does not say which runs it was made of; make it again")
     meaning, found, problems = meaning_digest(FeatureSpec.load(base)), list[Path](), list[str]()
     for run in map(Path, record.made_of):
-        places = [run, run / run_folder.BUNDLE, *(each / run_folder.BUNDLE for each in reversed(versions.updates_of(run)))]
+        own = base.parent / PARTS / run.name  # also after the run was moved
+        places = [place / name for place in (own, run) for name in (".", run_folder.BUNDLE)]
+        places += [each / run_folder.BUNDLE for each in reversed(versions.updates_of(run))]
         alike = (each for each in places if (each / "bundle.json").is_file())
         part = next((each for each in alike if meaning_digest(FeatureSpec.load(each)) == meaning), None)
         if part is None:
@@ -409,7 +413,8 @@ def _make(
     pipeline = pipeline_card.read_pipeline(base)
     if pipeline is None:
         metric = card.trained.get("valid_metric")
-        if isinstance(metric, str) and "valid" in grown.spec.splits and not any(map(_knows_valid, runs)):
+        may_choose = len(runs) > 1 and "valid" in grown.spec.splits and not any(map(_knows_valid, runs))
+        if isinstance(metric, str) and may_choose:
             blend_runs(folder, runs, spec=grown.spec, metric=metric)
         else:
             blend_runs(folder, runs, spec=grown.spec, like=base)
@@ -447,9 +452,7 @@ def _learn(base: Path, card: Card, grown: Grown, folder: Path, learning: Learnin
         return warm_start(built.model, bundle.load(base).model, built.optimizers, _optimizer_state(base))
 
     with using_threads(plan.threads.value):
-        training = TrainingRun(
-            plan, folder, ranks, learning.on_event, learning.stop_requested, start=start
-        )
+        training = TrainingRun(plan, folder, ranks, learning.on_event, learning.stop_requested, start=start)
         with closing(training.log):
             return training.train(resume=False)
 

@@ -1,0 +1,132 @@
+"""The gate: whether a new version may answer, by the newest events, which it has not learned from.
+
+Each user gives the two versions one value each: the NDCG@10 of the list that `recommend` gives, where the items that
+the user acted on then are relevant; or, of a model that gives probabilities, the mean log loss of the user's labelled
+rows, with its sign turned. The versions are compared over these users, in pairs.
+
+The new version passes if the lower bound of the 95 % interval of the mean difference is above -margin. Where that
+interval is wider than the margin, users are too few: an equal model would often fail too. Then the new version passes
+unless the whole interval is below 0.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from recspec.base.errors import how_many
+from recspec.datasets import RawEvents
+from recspec.evaluation import compare_values
+from recspec.inference import Predictor, RecommendRequest
+from recspec.loop.raw_rows import LABEL, SEQ
+
+K = 10
+DRAWS = 1_000
+MOST_USERS = 4_000
+"""Users that are asked for lists; of more, as many are drawn."""
+LEAST = 1e-7
+"""Probabilities are taken as at least this far from 0 and 1."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What the gate found."""
+
+    passed: bool
+    why: str
+    metric: str = ""
+    users: int = 0
+    before: float | None = None
+    """The metric of the version that answers."""
+    after: float | None = None
+    low: float | None = None
+    """Of the 95 % interval of the difference; above 0 the new version is better."""
+    high: float | None = None
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain values for JSON."""
+        return dict(vars(self))
+
+
+def judge(before: Predictor, after: Predictor, rows: pa.Table, raw: RawEvents, margin: float) -> Judgement:
+    """Compare two versions on raw rows that neither has learned from; see the top of this file."""
+    if after.bundle.gives_probabilities and before.bundle.gives_probabilities and LABEL in rows.column_names:
+        metric, values = "log_loss", [_losses(each, rows, raw) for each in (before, after)]
+    else:
+        metric, values = f"ndcg@{K}", _gains(before, after, rows, raw)
+    count = len(values[0])
+    if count < 2:
+        return Judgement(True, f"passed without a test: {how_many(count, 'user')} to judge by", metric, count)
+    found = compare_values(values[0], values[1], DRAWS)
+    sign = -1 if metric == "log_loss" else 1
+    told = metric, count, sign * found.ours, sign * found.theirs, found.low, found.high
+    interval = f"{metric} of {count:,} users: the difference is {found.low:+.4f} to {found.high:+.4f}"
+    if found.high - found.low > margin:
+        passed = found.high >= 0
+        rule = "too few users for the margin, and not below 0" if passed else "too few users, and below 0 all the same"
+        return Judgement(passed, f"{interval}, {rule}", *told)
+    passed = found.low > -margin
+    return Judgement(passed, f"{interval}, {'above' if passed else 'not above'} -{margin:g}", *told)
+
+
+def _losses(predictor: Predictor, rows: pa.Table, raw: RawEvents) -> NDArray[np.float64]:
+    """(G,) minus the mean log loss of each user's rows; of each row where there are no users."""
+    labels = rows.column(LABEL).to_numpy().astype(bool)
+    chances = predictor.predict(rows.drop_columns([LABEL, SEQ]))[0].astype(np.float64).clip(LEAST, 1 - LEAST)
+    losses = np.log(np.where(labels, chances, 1 - chances))
+    if raw.settings.user is None:
+        return losses
+    users = np.asarray(rows.column(raw.settings.user).combine_chunks().dictionary_encode().indices)
+    found: NDArray[np.float64] = np.bincount(users, losses) / np.bincount(users)
+    return found
+
+
+def _gains(before: Predictor, after: Predictor, rows: pa.Table, raw: RawEvents) -> list[NDArray[np.float64]]:
+    """(G,) the NDCG of each user's list, by both versions."""
+    wanted = _targets(after, rows, raw)
+    users = [*wanted]
+    if len(users) > MOST_USERS:
+        users = [users[place] for place in np.sort(np.random.default_rng(0).permutation(len(users))[:MOST_USERS])]
+    return [_ndcg(each, users, wanted) for each in (before, after)]
+
+
+def _targets(after: Predictor, rows: pa.Table, raw: RawEvents) -> dict[Any, set[Any]]:
+    """The new items of each user in rows that count; those that were seen before are in no list."""
+    settings, items = raw.settings, defaultdict[Any, set[Any]](set)
+    assert settings.user is not None
+    assert settings.item is not None
+    counts = np.ones(len(rows), bool)
+    if LABEL in rows.column_names:
+        counts &= rows.column(LABEL).to_numpy().astype(bool)
+    if settings.rating is not None and settings.min_rating is not None and LABEL not in rows.column_names:
+        counts &= np.nan_to_num(rows.column(settings.rating).to_numpy(), nan=-np.inf) >= settings.min_rating
+    if settings.event is not None and settings.event_weights:
+        weights = [settings.event_weights.get(each, 0) for each in rows.column(settings.event).to_pylist()]
+        counts &= np.array(weights, float) > 0
+    kept = rows.filter(pa.array(counts))
+    for user, item in zip(*(kept.column(name).to_pylist() for name in (settings.user, settings.item)), strict=True):
+        items[user].add(item)
+    seen, known = after.recommender.seen, after.catalogues
+    found = {}
+    for user, number in zip(items, known.user_ids([*items]).tolist(), strict=True):
+        own = known.raw_ids("item", seen.of(number).numpy().astype(np.int64)).to_pylist() if number > 0 else ()
+        if new := items[user].difference(own):
+            found[user] = new
+    return found
+
+
+def _ndcg(predictor: Predictor, users: Sequence[Any], wanted: Mapping[Any, set[Any]]) -> NDArray[np.float64]:
+    """(G,) sum over hits at place j of 1 / log2(j + 1), over that of the best list of K."""
+    values = np.zeros(len(users))
+    discounts = 1 / np.log2(np.arange(K) + 2)
+    answers = predictor.recommend(RecommendRequest(users=tuple(users), k=K)) if users else []
+    for place, (user, answer) in enumerate(zip(users, answers, strict=True)):
+        hits = np.array([each.item in wanted[user] for each in answer.items], bool)
+        values[place] = discounts[: len(hits)][hits].sum() / discounts[: len(wanted[user])].sum()
+    return values
