@@ -92,5 +92,5 @@ def catalogue(
         raise DataError(
             f"catalogue: found {type(products).__name__}; expected a data frame of items, or a file of them"
         )
-    file = None if products is None else Path(products)
-    return CatalogueState(update_catalogue(place, file, whole=whole, **asked))
+    given = None if products is None else Path(products)
+    return CatalogueState(update_catalogue(place, given, whole=whole, **asked))

@@ -391,8 +391,8 @@ def _told(
 ) -> CatalogueUpdate:
     items, blocked = changes.table.column(ITEM), changes.flags(BLOCKED)
     waits = (target.bound(changes).ids < 0) & ~blocked & ~changes.flags(WITHDRAWN)
-    named = (tuple(items.filter(pa.array(mask)).to_pylist()) for mask in (blocked, waits))
-    return CatalogueUpdate(target.file, changes.version, counts, *named, tuple(notes))
+    blocks, waiting = (tuple(items.filter(pa.array(mask)).to_pylist()) for mask in (blocked, waits))
+    return CatalogueUpdate(target.file, changes.version, counts, blocks, waiting, tuple(notes))
 
 
 def _notes(
