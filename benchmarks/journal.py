@@ -1,15 +1,14 @@
 """Durable events a second of `recspec serve --journal`, through HTTP, and the time until a reader sees them.
 
     python benchmarks/journal.py
-    python benchmarks/journal.py --url postgresql+psycopg://postgres@127.0.0.1/test --out benchmarks/results/journal.json
+    python benchmarks/journal.py --url postgresql+psycopg://postgres@127.0.0.1/test --out journal.json
 
-Starts the server as a user would, with a popularity model of made-up data. Clients are connections of one process that
-send an event, wait for the answer, and send the next; the process is a raw socket loop, so that it takes few cycles from
-the server's cores. A reader in a process of its own asks for a user's events as soon as an answer says that one is
-stored. SQLite writes with WAL and synchronous=FULL, PostgreSQL with its defaults. Every accepted event is counted in the
-journal at the end.
-
-CPU seconds are those of the server and its workers; of PostgreSQL's processes they are not counted.
+Starts the server as a user would, with a popularity model of made-up data. Clients are connections of one process
+that send an event, wait for the answer, and send the next; the process is a raw socket loop, so that it takes few
+cycles from the server's cores. A reader in a process of its own asks for a user's events as soon as an answer says
+that one is stored. SQLite writes with WAL and synchronous=FULL, PostgreSQL with its defaults. Every accepted event is
+counted in the journal at the end. CPU seconds are those of the server and its workers; of PostgreSQL's processes they
+are not counted.
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -96,9 +96,7 @@ async def clients(port: int, connections: int, events: int, seconds: float) -> F
     def client(number: int) -> Client:
         return Client(offset + number, events, began + seconds, latencies)
 
-    made = [
-        await loop.create_connection(lambda n=number: client(n), "127.0.0.1", port) for number in range(connections)
-    ]
+    made = [await loop.create_connection(partial(client, number), "127.0.0.1", port) for number in range(connections)]
     await asyncio.gather(*(each.done for _, each in made))
     took = time.perf_counter() - began
     accepted = sum(each.accepted for _, each in made)

@@ -623,3 +623,31 @@ def test_what_is_dropped_is_told_with_a_count_and_an_example(tmp_path: Path) -> 
         f"1 held-out rows of {everything}, such as one of user '9'",  # the fourth item too, with one star
     ]
     assert json.loads((tmp_path / "out" / "prepare.json").read_text())["summary"]["dropped"] == summary["dropped"]
+
+
+def test_columns_of_users_that_nothing_names_are_not_copied(tmp_path: Path) -> None:
+    (tmp_path / "people.csv").write_text(
+        "user_id,name,email,country,about\na,Ann Example,ann@example.org,de,tea\n"
+        "b,Bob Example,bob@example.org,fr,mugs\n"
+    )
+    text = "user_id,item_id,timestamp\na,x,1\na,y,2\nb,x,1\nb,z,2\n"
+    given: dict[str, object] = {"users": "people.csv", "user_features": ["country"]}
+    made = prepare_text(tmp_path, text, **given)
+    assert pq.read_schema(made.spec.folder / "users.parquet").names == ["user_id", "country", "country_text"]
+    assert "country" in pq.read_schema(made.spec.folder / "raw" / "users.parquet").names
+    told = "columns 'name', 'email', 'about' of people.csv: no setting names them, so they are not copied "
+    assert (
+        f"{told}(user_features=[...] takes them as features, user_columns=[...] keeps them for display)"
+        in (made.summary["dropped"])
+    )
+    held = b"".join(path.read_bytes() for path in made.spec.folder.rglob("*") if path.is_file())
+    assert b"Example" not in held
+    assert b"example.org" not in held
+    kept = prepare_text(tmp_path, text, out="kept", **given, user_columns=["name"])
+    names = pq.read_table(kept.spec.folder / "users.parquet").column("name").to_pylist()
+    assert names == ["Ann Example", "Bob Example"]
+    assert "columns 'email', 'about' of people.csv" in " ".join(kept.summary["dropped"])  # type: ignore[arg-type]
+    with pytest.raises(SettingsError, match=r"setting 'user_columns': unknown column 'nam' \(did you mean 'name'\?\)"):
+        prepare_text(tmp_path, text, out="no", **given, user_columns=["nam"])
+    with pytest.raises(ValueError, match="user_columns are of the users' file; give it"):
+        prepare_text(tmp_path, text, out="no", user_columns=["name"])

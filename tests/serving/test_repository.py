@@ -20,8 +20,11 @@ from numpy.typing import NDArray
 from recspec.base.errors import BundleError, RequestError, SettingsError
 from recspec.base.files import manifest
 from recspec.bundle import folder as bundle
+from recspec.bundle import versions
 from recspec.export.exporter import ExportSettings, export
 from recspec.feature_spec import FeatureSpec
+from recspec.inference.catalogue_updates import update_catalogue
+from recspec.inference.lookup import Directory
 from recspec.inference.predictor import Predictor
 from recspec.inference.recommendation import RecommendRequest
 from recspec.models import MODELS
@@ -422,3 +425,76 @@ async def test_an_update_of_a_run_is_taken_while_requests_are_answered(
             (answer,) = after.opened.predictor.recommend(RecommendRequest(users=("zoe",)))
             assert answer.known
             assert "missing" not in str(kept.index())
+
+
+# --- what became of items --------------------------------------------------------------------------------------------
+
+
+def listed(kept: Repository, **asked: object) -> list[str | int]:
+    predictor = kept.endpoint("shop").model.opened.predictor
+    assert predictor is not None
+    (found,) = predictor.recommend(RecommendRequest(users=("user01",), k=40, **asked))  # type: ignore[arg-type]
+    return [each.item for each in found.items]
+
+
+async def test_a_new_catalogue_is_taken_up_without_opening_the_model_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    known, new = shop_events()
+    spec = prepared(tmp_path / "shop", known)
+    run = tmp_path / "run"
+    train("popularity", spec, run, settings=TrainSettings(threads=1), model_settings=MODELS["popularity"].Settings())
+    caplog.set_level("INFO", "recspec.serve")
+    async with repository(Source("shop", run)) as kept:
+        before, model = listed(kept), kept.endpoint("shop").model
+        opened, search = model.opened, Directory(model.opened.predictor, "item")  # type: ignore[arg-type]
+        assert opened.predictor is not None
+        opened.predictor.held["item"] = search
+        update_catalogue(run, block=[str(before[0])])
+        await kept.look()
+        assert listed(kept) == before[1:]
+        assert kept.endpoint("shop").model is model
+        assert model.opened.exported is opened.exported
+        assert model.opened.predictor is not None
+        assert model.opened.predictor.model is opened.predictor.model
+        assert model.opened.predictor.held == {}
+        assert f"model 'shop': takes up the catalogue of {run / 'bundle'}" in caplog.messages
+        taken = model.opened
+        await kept.look()
+        assert model.opened is taken  # nothing is new
+        (tmp_path / "items.csv").write_text(f"item_id,kind\n{before[1]},rare\n")
+        update_catalogue(run, tmp_path / "items.csv")
+        await kept.look()
+        assert listed(kept, filter="kind == 'rare'") == before[1:2]
+
+        file = run / versions.CHANGES
+        whole = file.read_bytes()
+        file.write_bytes(b"broken")
+        await kept.look()
+        assert listed(kept) == before[1:]
+        (entry,) = [each for each in kept.index() if each["name"] == "shop"]
+        assert entry["reason"].endswith("; the catalogue before it answers")
+        assert "damaged" in entry["reason"]
+        told = len(caplog.messages)
+        await kept.look()  # the same broken file is not tried again
+        assert len(caplog.messages) == told
+        file.write_bytes(whole)
+        await kept.look()
+        assert {each["reason"] for each in kept.index()} == {""}
+
+        update(run, written(tmp_path / "new.csv", new))
+        await kept.look()
+        assert kept.endpoint("shop").model.opened.update == 1
+        assert before[0] not in listed(kept)  # the update keeps what was blocked
+        file.unlink()
+        await kept.look()
+        assert before[0] in listed(kept)
+
+
+async def test_a_damaged_catalogue_keeps_a_server_from_starting_without_its_blocks(tmp_path: Path, model: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(model, run / "bundle")
+    (run / versions.CHANGES).write_bytes(b"broken")
+    async with repository(Source("ctr", run), start=False) as kept:
+        with pytest.raises(BundleError, match=f"{versions.CHANGES}: damaged: "):
+            await kept.start()

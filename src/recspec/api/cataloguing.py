@@ -64,7 +64,7 @@ def catalogue(
     unblock: str | Sequence[str] | None = None,
     whole: bool = False,
 ) -> CatalogueState:
-    """Take new stock, prices and titles of items, and block items, without training.
+    """Change stock, prices and blocked items, without training.
 
     A running server takes the changes up within seconds; updates of the run keep them. Columns are those of the items'
     file that the dataset was prepared with, and those left out stay as they are. Without a file, it shows what changed.
@@ -92,5 +92,5 @@ def catalogue(
         raise DataError(
             f"catalogue: found {type(products).__name__}; expected a data frame of items, or a file of them"
         )
-    file = None if products is None else Path(products)
-    return CatalogueState(update_catalogue(place, file, whole=whole, **asked))
+    given = None if products is None else Path(products)
+    return CatalogueState(update_catalogue(place, given, whole=whole, **asked))

@@ -18,7 +18,7 @@ from recspec.base.errors import DataError, SettingsError
 from recspec.base.signals import handled
 
 if TYPE_CHECKING:
-    from recspec.loop import Outcome
+    from recspec.loop import UpdateOutcome
     from recspec.training import Updated
 
 
@@ -31,7 +31,7 @@ class Update(Viewed):
         outcome: Of a journal, which version answers, and what the gate found; None for a file of events.
     """
 
-    def __init__(self, found: Updated | None, outcome: Outcome | None = None, line: str = "") -> None:
+    def __init__(self, found: Updated | None, outcome: UpdateOutcome | None = None, line: str = "") -> None:
         self.path, self.found, self.outcome = None if found is None else found.folder, found, outcome
         self.line = line if outcome is None else outcome.line()
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ibis.expr.types import Table
 
-from recspec.base.errors import DataError, SettingsError, listed, nearest
+from recspec.base.errors import DataError, SettingsError, listed, nearest, unknown
 from recspec.data.prepare import (
     FILE_SPLIT,
     ROW,
@@ -160,6 +160,8 @@ def _read(raw_rows: RawRows, work: Path, sides: Mapping[str, Path], asked: Setti
         found = stage(backend, [path], own.ids, own_reading, notes, work)
         types |= {name: each for name, each in found.reading.types.items() if name not in types}
         held[side] = typed(_with_key(found, keys[side], side), own)
+        if side == "users":
+            held[side] = _without_unnamed(held[side], own, settings, path.name, notes)
     settings = _declaring(settings, types, raw)
     present = [*raw_rows.table.columns, *(name for table in held.values() for name in table.columns)]
     known = [name for name in dict.fromkeys(present) if name not in OURS]
@@ -181,6 +183,21 @@ def _read(raw_rows: RawRows, work: Path, sides: Mapping[str, Path], asked: Setti
     if tables.time and roles.time and chosen:
         note_doubtful_time(backend, rows, tables.time, others, notes)
     return tables
+
+
+def _without_unnamed(users: Table, roles: Roles, settings: Settings, file: str, notes: Notes) -> Table:
+    """A file of users without the columns that no setting names, which may be personal."""
+    known = [name for name in users.columns if name not in OURS]
+    if absent := [name for name in settings.user_columns if name not in known]:
+        raise SettingsError(f"setting 'user_columns': {unknown('column', absent, known)}")
+    named = {*roles.ids, *roles.features, *settings.text, *settings.user_columns}
+    left_out = [name for name in known if name not in named]
+    if left_out:
+        notes.dropped.append(
+            f"columns {listed(left_out)} of {file}: no setting names them, so they are not copied (user_features=[...] "
+            "takes them as features, user_columns=[...] keeps them for display)"
+        )
+    return users.drop(*left_out) if left_out else users
 
 
 def _declaring(settings: Settings, types: Mapping[str, DeclaredColumn], raw: Path) -> Settings:

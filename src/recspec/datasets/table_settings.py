@@ -287,6 +287,9 @@ class Settings(SignalSettings):
         "key: COLUMN, encoding: cp1252} with its own key, encoding, separator, quote, decimal or columns",
     )
     items: Side = Field(None, description="likewise one row per item, joined by item id")
+    user_columns: tuple[str, ...] = Field(
+        (), description="columns of the users' file to keep for display; only these and features are copied"
+    )
     title: str | None = Field(None, description="column of the items' file to show to people; `title` if null")
     separator: Separator | None = Field(
         None, description="separator of a text file's columns, such as tab, :: or space; if null, by the first line"
@@ -367,6 +370,8 @@ class Settings(SignalSettings):
             raise ValueError(
                 "unseen_items keeps items of the items' file; give it (items=FILE), and leave out the label"
             )
+        if self.user_columns and self.users is None:
+            raise ValueError("user_columns are of the users' file; give it (users=FILE)")
         if self.min_rating is not None and self.rating is None and "rating" in self.model_fields_set:
             raise ValueError("min_rating needs the column of the rating")
         if self.other_labels and self.label is None and "label" in self.model_fields_set:

@@ -32,9 +32,9 @@ from recspec.inference.recommendation import (
     MOST_CONTEXT,
     MOST_EXCLUDED,
     MOST_ITEMS,
-    RecommendRequest,
     Recommendation,
     RecommendedItem,
+    RecommendRequest,
     SimilarItems,
     note_of_unknown_users,
 )

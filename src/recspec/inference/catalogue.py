@@ -293,7 +293,8 @@ class Catalogues:
     def item_ids(self, items: Sequence[str | int]) -> NDArray[np.int64]:
         """Prepared ids; 0 (or -1 where 0 is a real item) for unknown ones."""
         ids = self._ids("item", items)
-        for place in np.flatnonzero(ids < self.spec.reserves_unknown(self.spec.item_id)) if self._new else ():
+        unknown = ids < self.spec.reserves_unknown(self.spec.item_id)
+        for place in np.flatnonzero(unknown).tolist() if self._new else ():
             ids[place] = self._new.get(str(items[place]), ids[place])
         return ids
 

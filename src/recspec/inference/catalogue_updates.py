@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 from recspec.base import config
 from recspec.base.errors import BundleError, DataError, SettingsError, how_many, listed, nearest, shortened
 from recspec.base.files import locked
-from recspec.bundle import Bundle, versions
+from recspec.bundle import Bundle, cards, versions
 from recspec.bundle import folder as bundle
-from recspec.bundle.cards import read_pipeline
 from recspec.data.encoding import (
     LONGEST_ID,
     MISSING_NUMBERS,
@@ -133,7 +132,7 @@ class _Target:
         kind = bundle.OF_MEMBERS.get(card.model) or find_model(card.model)
         settings = config.build(kind.Settings, f"{folder / 'bundle.json'}: settings", card.settings)
         model = on_meta_device(lambda: kind(spec, settings))
-        trained = Bundle(model, card, spec, folder, pipeline=read_pipeline(folder))
+        trained = Bundle(model, card, spec, folder, pipeline=cards.read_pipeline(folder))
         return cls(home, trained, Encoders.load(folder) if spec.metadata.get("encoders") else None)
 
     @property
@@ -391,8 +390,8 @@ def _told(
 ) -> CatalogueUpdate:
     items, blocked = changes.table.column(ITEM), changes.flags(BLOCKED)
     waits = (target.bound(changes).ids < 0) & ~blocked & ~changes.flags(WITHDRAWN)
-    named = (tuple(items.filter(pa.array(mask)).to_pylist()) for mask in (blocked, waits))
-    return CatalogueUpdate(target.file, changes.version, counts, *named, tuple(notes))
+    blocks, waiting = (tuple(items.filter(pa.array(mask)).to_pylist()) for mask in (blocked, waits))
+    return CatalogueUpdate(target.file, changes.version, counts, blocks, waiting, tuple(notes))
 
 
 def _notes(

@@ -33,13 +33,17 @@ FORMAT = b"1"
 ITEM, WITHDRAWN, BLOCKED = "item", "is_withdrawn", "is_blocked"
 VALUE, GIVEN = "value ", "given "
 """What stands before the name of a column, in the name of its values and of the marks that they are there."""
+EMPTY: Mapping[str, pa.Array] = {
+    ITEM: pa.array([], pa.string()),
+    **dict.fromkeys((WITHDRAWN, BLOCKED), pa.array([], pa.bool_())),
+}
 
 
 @dataclass(frozen=True, eq=False)
 class ItemChanges:
     """The rows of the file, whatever model reads them."""
 
-    table: pa.Table = field(default_factory=lambda: pa.table(EMPTY))
+    table: pa.Table = field(default_factory=lambda: pa.table(dict(EMPTY)))
     version: int = 0
 
     @property
@@ -93,9 +97,6 @@ class ItemChanges:
         schema = self.table.schema.with_metadata({b"format": FORMAT, b"version": str(self.version).encode()})
         with whole_file(file) as temporary:
             pq.write_table(self.table.replace_schema_metadata(schema.metadata), temporary, compression="zstd")
-
-
-EMPTY = {ITEM: pa.array([], pa.string()), **dict.fromkeys((WITHDRAWN, BLOCKED), pa.array([], pa.bool_()))}
 
 
 def place_of(bundle: Path) -> Path | None:

@@ -18,8 +18,8 @@ from recspec.bundle import folder as bundle
 from recspec.data.encoding import Encoders, MissingValues, Predictions
 from recspec.feature_spec import PROBABILITY, probability_of
 from recspec.inference.catalogue import Catalogue, Catalogues, Role
-from recspec.inference.live_events import LiveEvents
 from recspec.inference.item_changes import ItemChanges
+from recspec.inference.live_events import LiveEvents
 from recspec.inference.new_items import bind, with_new_items
 from recspec.inference.pipeline import Pipeline
 from recspec.inference.recommendation import Recommendation, RecommendRequest, SimilarItems

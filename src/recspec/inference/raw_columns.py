@@ -74,7 +74,10 @@ LONGEST_TEXT, LONGEST_LIST, LONGEST_IMAGE = 300, 20, 1 << 16
 
 
 class RawCatalogue:
-    """Raw columns of the items of a specification, each read when it is first asked for, with what changed since."""
+    """Raw columns of the items of a specification, each read when it is first asked for, with what changed since.
+
+    One class because a column is found by any of its names, and is a display column or a decoded feature.
+    """
 
     def __init__(self, spec: FeatureSpec, encoders: Encoders | None, changes: BoundChanges | None = None) -> None:
         self._spec, self._encoders, self._changes = spec, encoders, changes

@@ -314,7 +314,7 @@ class Recommender:
             )
             if chances is not None:
                 chances[rows] = found.chances
-            if pool_sizes is not None:
+            if pool_sizes is not None and found.pool_sizes is not None:
                 pool_sizes[rows] = found.pool_sizes
             items[rows], scores[rows] = found.items, found.scores
             if boosts is not None:

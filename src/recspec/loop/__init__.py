@@ -10,7 +10,7 @@ from recspec.loop.histories import Histories
 from recspec.loop.interleaving import INTERLEAVED, TEAMS, interleave
 from recspec.loop.journal import VARIANTS, Exposure, Journal, Outcome, is_sqlite, now_us
 from recspec.loop.outcomes import ERROR, MILLISECONDS, read_outcomes
-from recspec.loop.updates import JournalSettings, Outcome, Updater
+from recspec.loop.updates import JournalSettings, UpdateOutcome, Updater
 from recspec.loop.writer import JournalWriter, RemoteWriter, Writer, store_rows
 
 __all__ = [

@@ -38,4 +38,4 @@ def users_of_variants(journal: Journal) -> dict[tuple[str, str], int]:
     """(experiment, variant) -> its number of users."""
     own = assignment.c
     asked = sa.select(own.experiment, own.variant, sa.func.count()).group_by(own.experiment, own.variant)
-    return {(name, variant): count for name, variant, count in journal.rows(asked)}
+    return {(row[0], row[1]): row[2] for row in journal.rows(asked)}

@@ -237,8 +237,7 @@ class Journal:
                 raise DataError(f"{self.shown}: there is no such journal")
             if not file.absolute().parent.is_dir():
                 raise DataError(f"{self.shown}: there is no folder {file.absolute().parent}")
-            waits = {"timeout": WAIT_SECONDS, "poll_interval": POLL_SECONDS}
-            self._file_lock = FileLock(f"{file}.lock", thread_local=False, **waits)
+            self._file_lock = FileLock(f"{file}.lock", WAIT_SECONDS, thread_local=False, poll_interval=POLL_SECONDS)
         self._readers = self._connect(writes=False)
         self._driver: Any = self._readers.dialect.loaded_dbapi
         self._writer = self._readers if read_only or not self.is_sqlite else self._connect(writes=True)

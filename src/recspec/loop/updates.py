@@ -85,7 +85,7 @@ class JournalSettings(UpdateSettings):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class UpdateOutcome:
     """What an attempt at a new version came to."""
 
     state: State
@@ -140,7 +140,7 @@ class Updater:
     clock: Callable[[], int] = now_us
     """Microseconds since 1970, for labels and ages."""
 
-    def once(self) -> Outcome:
+    def once(self) -> UpdateOutcome:
         """Make the next version, unless the run is frozen or too few events are new.
 
         Raises:
@@ -154,7 +154,7 @@ class Updater:
             now = versions.state(run)
             self._record(now)
             spec = dataset_of(bundle.find(run), self.data)
-            here = Outcome("waiting", now.version, trained_to=spec.trained_to)
+            here = UpdateOutcome("waiting", now.version, trained_to=spec.trained_to)
             if now.frozen:
                 return replace(here, state="frozen", why=f"{now.frozen}; --unfreeze lets new versions be made")
             raw = RawEvents.of(spec)
@@ -167,7 +167,7 @@ class Updater:
                 raise DataError(f"{self.journal.shown}: was lost while a version was made, which does not count")
             return replace(self._settled(run, now, made), seconds=round(time.monotonic() - started, 3))
 
-    def keep_on(self, tell: Callable[[str], object], stop: Stopping) -> Outcome | None:
+    def keep_on(self, tell: Callable[[str], object], stop: Stopping) -> UpdateOutcome | None:
         """Try again after each `every` until `stop` is set; the last outcome.
 
         An error is told, and the next attempt may do better: a journal comes back, another process ends.
@@ -209,7 +209,7 @@ class Updater:
         first = answers[0].column("served_at")[0].as_py() if answers else 0
         return _New(rows, self._newest_before(closed, after), last, first + window)
 
-    def _make(self, run: Path, spec: FeatureSpec, raw: RawEvents, new: _New, here: Outcome) -> Outcome:
+    def _make(self, run: Path, spec: FeatureSpec, raw: RawEvents, new: _New, here: UpdateOutcome) -> UpdateOutcome:
         """The next version, and the gate's judgement, by which it passed or failed."""
         table, (cut, trained_to, exposures_to) = new.rows.table, self._cut(new, spec, raw)
         versions.hold(run)  # so that no server takes up a version before it is judged
@@ -231,7 +231,7 @@ class Updater:
             found = judge(before, after, table.slice(cut), raw, self.settings.margin)
         if not found.passed:
             return replace(here, state="failed", version=number, why=found.why, judgement=found, notes=notes)
-        return Outcome("new version", number, found.why, trained_to, found, made, notes)
+        return UpdateOutcome("new version", number, found.why, trained_to, found, made, notes)
 
     def _cut(self, new: _New, spec: FeatureSpec, raw: RawEvents) -> tuple[int, int, int]:
         """How many rows are learned, to which event, and to which answer."""
@@ -268,7 +268,7 @@ class Updater:
 
     # --- what becomes of it -------------------------------------------------------------------------------------------
 
-    def _settled(self, run: Path, now: versions.Current, made: Outcome) -> Outcome:
+    def _settled(self, run: Path, now: versions.Current, made: UpdateOutcome) -> UpdateOutcome:
         """Let a version that passed answer, and remove one that failed; the journal records it."""
         if made.state == "new version":
             after = versions.publish(run, made.version, base=now.version, keep=self.settings.keep)
@@ -286,7 +286,7 @@ class Updater:
     def _name(self) -> str:
         return str(self.run.resolve())
 
-    def _record(self, now: versions.Current, made: Outcome | None = None, *, parent: int | None = None) -> None:
+    def _record(self, now: versions.Current, made: UpdateOutcome | None = None, *, parent: int | None = None) -> None:
         """Bring the journal's table of versions up to date with `current.json`, and add what was made."""
         own, run = tables.version.c, self._name
 

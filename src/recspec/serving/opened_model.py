@@ -172,8 +172,9 @@ def open_version(copy: PrivateCopy, content: Fingerprint, settings: RepositorySe
         raw = _raw_ports(predictor, torch_model.signature)
         exported, note, export = _fastest(folder, torch_model, settings)
     update = versions.number_of(copy.origin)
-    weakref.finalize(copy, removed, copy.place)
-    opened = Opened(exported, predictor, raw, content, update, copy.shown(note), copy.shown(export), copy, changes)
+    held = replace(copy)  # the only reference is in what was opened, also after `with_changes`
+    weakref.finalize(held, removed, copy.place)
+    opened = Opened(exported, predictor, raw, content, update, copy.shown(note), copy.shown(export), held, changes)
     zeros = {port.name: np.zeros((1, port.width), port.dtype) for port in exported.signature.inputs}
     if not all(np.isfinite(array).all() for array in opened.run(zeros).values()):
         raise BundleError(f"{folder}: the model gives no finite number for a row of zeros; train it again")

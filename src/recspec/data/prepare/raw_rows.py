@@ -21,7 +21,7 @@ from recspec.data.encoding import MISSING_NUMBERS
 from recspec.data.prepare.backend import Backend, K, count_where, fetch, figures
 from recspec.data.prepare.declared import DeclaredColumn, Invalid
 from recspec.data.prepare.known_layouts import LineFile
-from recspec.data.prepare.names import ROW, Notes
+from recspec.data.prepare.names import IS_TARGET, ROW, SEEN, WEIGHT, Notes
 from recspec.data.prepare.text_files import JsonFile, TextFile, line_numbers
 
 RawLayout = Literal["rows", "sequences"]
@@ -376,6 +376,17 @@ class Weighting:
 
     def __bool__(self) -> bool:
         return self.column is not None or bool(self.by_type)
+
+
+def signals(rows: RawRows, given: Weighting) -> dict[str, Values]:
+    """What an event counts, whether it is predicted and whether it is seen: the columns that the settings ask for."""
+    found: dict[str, Values] = {WEIGHT: event_weights(rows, given)} if given else {}
+    if given.target is not None:
+        found[IS_TARGET] = target_events(rows, given, given.target)
+    if given.seen is not None:
+        same = given.seen == given.target
+        found[SEEN] = found[IS_TARGET] if same else of_types(rows, "seen", given.event, given.seen)
+    return found
 
 
 def event_weights(rows: RawRows, given: Weighting) -> Values:

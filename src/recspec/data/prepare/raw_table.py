@@ -23,7 +23,7 @@ from recspec.base.errors import DataError, how_many, listed, shortened
 from recspec.data.encoding import BETWEEN, LONGEST_ID, TRUTH
 from recspec.data.prepare.backend import count_rows, count_where, fetch
 from recspec.data.prepare.declared import DeclaredColumn
-from recspec.data.prepare.names import FILE_SPLIT, IS_TARGET, ROW, SEEN, WEIGHT
+from recspec.data.prepare.names import FILE_SPLIT, ROW
 from recspec.data.prepare.raw_rows import (
     LARGEST,
     NUMBER,
@@ -32,12 +32,10 @@ from recspec.data.prepare.raw_rows import (
     RawRows,
     Weighting,
     _label,
-    event_weights,
     finite,
     is_missing_marker,
     number_of,
-    of_types,
-    target_events,
+    signals,
 )
 from recspec.data.prepare.text_files import JsonFile
 from recspec.data.prepare.times import Times, seconds_of
@@ -271,14 +269,7 @@ class _Typing:
 
     def table(self) -> Table:
         typed = {name: self._column(name) for name in self.rows.table.columns if name not in (ROW, FILE_SPLIT)}
-        weights = self.roles.weights
-        if weights:
-            typed[WEIGHT] = event_weights(self.rows, weights)
-        if weights.target is not None:
-            typed[IS_TARGET] = target_events(self.rows, weights, weights.target)
-        if weights.seen is not None:
-            same = weights.seen == weights.target
-            typed[SEEN] = typed[IS_TARGET] if same else of_types(self.rows, "seen", weights.event, weights.seen)
+        typed |= signals(self.rows, self.roles.weights)
         typed |= self._finite(typed)
         self.rows.settle()
         if self.rows.problems:
