@@ -25,9 +25,7 @@ from recspec.loop.off_policy import (
     counts_p,
     effective_size,
     estimate,
-    ips,
     refusals,
-    snips,
 )
 
 CAMPAIGNS = ("all", "men", "women")
