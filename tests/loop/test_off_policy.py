@@ -1,7 +1,6 @@
 """Off-policy estimates: the case by hand, their intervals, and what they refuse."""
 
 import math
-import os
 import sys
 from itertools import permutations
 from pathlib import Path
@@ -200,7 +199,6 @@ def test_counts_are_tested_against_their_chances():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif("RECSPEC_OBP" not in os.environ, reason="RECSPEC_OBP names no folder of obp 0.4.1")
 @pytest.mark.parametrize(
     ("campaign", "shown", "other", "by_ips", "by_snips", "size", "largest", "mean"),
     [
@@ -209,12 +207,12 @@ def test_counts_are_tested_against_their_chances():
         ("women", 0.0046, 0.0046, 0.006813, 0.006811, 1954.3, 12.56, 1.0004),
     ],
 )
-def test_the_open_bandit_sample(monkeypatch, campaign, shown, other, by_ips, by_snips, size, largest, mean):
+def test_the_open_bandit_sample(real_data, monkeypatch, campaign, shown, other, by_ips, by_snips, size, largest, mean):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks" / "stress"))
     monkeypatch.delitem(sys.modules, "off_policy", raising=False)
     import off_policy
 
-    folder = Path(os.environ["RECSPEC_OBP"])
+    folder = real_data("obp")  # of obp 0.4.1; see the benchmark
     log, thompson = (off_policy.read_log(folder, policy, campaign) for policy in ("random", "bts"))
     lists = off_policy.choices(log, off_policy.thompson_chances(folder, campaign))
     weights = lists.weights[:, 0]
