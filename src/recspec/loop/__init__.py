@@ -17,7 +17,7 @@ __all__ = [
     "ERROR", "INTERLEAVED", "MILLISECONDS", "TEAMS", "VARIANTS", "Effect", "Event", "Experiment", "ExperimentReport",
     "Exploration", "Exposure", "Forgotten", "GuardrailResult", "Guardrails", "Histories", "Journal", "JournalSettings",
     "JournalWriter", "ListDraw", "Metric", "MetricResult", "Outcome", "ReadEvents", "Refusal", "RemoteWriter",
-    "Updater", "Variant", "Writer", "analyse", "assign", "explore", "forget", "generator", "interleave", "is_sqlite",
-    "is_text", "list_chances", "load_experiments", "named", "now_us", "read_events", "read_outcomes",
-    "recorded_variants", "register", "slot_chances", "store_rows", "users_of_variants",
+    "UpdateOutcome", "Updater", "Variant", "Writer", "analyse", "assign", "explore", "forget", "generator",
+    "interleave", "is_sqlite", "is_text", "list_chances", "load_experiments", "named", "now_us", "read_events",
+    "read_outcomes", "recorded_variants", "register", "slot_chances", "store_rows", "users_of_variants",
 ]  # fmt: skip

@@ -37,5 +37,5 @@ def recorded_variants(journal: Journal, experiments: Sequence[Experiment], subje
 def users_of_variants(journal: Journal) -> dict[tuple[str, str], int]:
     """(experiment, variant) -> its number of users."""
     own = assignment.c
-    asked = sa.select(own.experiment, own.variant, sa.func.count()).group_by(own.experiment, own.variant)
-    return {(row[0], row[1]): row[2] for row in journal.rows(asked)}
+    asked = sa.select(own.experiment, own.variant, sa.func.count().label("users")).group_by(own.experiment, own.variant)
+    return {(row.experiment, row.variant): row.users for row in journal.rows(asked)}
