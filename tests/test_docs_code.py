@@ -34,6 +34,7 @@ OTHERS = {
     "cd",
     "curl",
     "docker",
+    "systemctl",
     "echo",
     "kubectl",
     "make",

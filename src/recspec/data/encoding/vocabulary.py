@@ -30,7 +30,10 @@ LEAST = np.iinfo(np.int64).min
 
 @dataclass(frozen=True, eq=False)
 class Vocabulary:
-    """Raw values and their ids: the value in row i has id i + 1, and id 0 is unknown."""
+    """Raw values and their ids: the value in row i has id i + 1, and id 0 is unknown.
+
+    One class because every method looks up, reads or changes the same values.
+    """
 
     values: pa.Array  # distinct, all strings or all int64; strings of more than 2 GiB together are large_string
 
