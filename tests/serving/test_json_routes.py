@@ -510,13 +510,13 @@ def test_a_full_queue_and_a_late_answer_are_told_apart(runs: dict[str, Path], mo
     limits = Limits(queue=1, timeout=1.0, retry_seconds=7)
     released = threading.Event()
     with asking(sources(films=runs["films"]), limits=limits) as asked:
-        recommend = answers.recommend
+        recommend = answers.recommend_with_chances
 
-        def slow(*given: Any, **named: Any) -> dict[str, Any]:
+        def slow(*given: Any, **named: Any) -> Any:
             released.wait(600)
             return recommend(*given, **named)
 
-        monkeypatch.setattr(answers, "recommend", slow)
+        monkeypatch.setattr(answers, "recommend_with_chances", slow)
 
         async def three() -> list[Answer]:
             body = {"user": "u1"}

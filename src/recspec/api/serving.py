@@ -10,12 +10,12 @@ from html import escape
 from typing import TYPE_CHECKING, TypeVar
 
 from recspec.api.verb_checks import Place, path_or_none, several, verb
-from recspec.base.errors import MissingExtraError, SettingsError, require_extra
+from recspec.base.errors import MissingExtraError, SettingsError, listed, require_extra
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from recspec.serving import Addresses, BackgroundServer
+    from recspec.serving import Addresses, BackgroundServer, Showing
 
 
 T = TypeVar("T", bound="BaseModel")
@@ -69,6 +69,12 @@ def serve(
     models: Place | Sequence[Place],
     *,
     journal: str | None = None,
+    experiment: Place | None = None,
+    explore: bool = False,
+    explore_temperature: float = 0.5,
+    explore_floor: float = 0.05,
+    explore_pool: int = 200,
+    explore_last: int | None = None,
     host: str = "127.0.0.1",
     http_port: int = 8000,
     grpc_port: int | None = None,
@@ -103,6 +109,12 @@ def serve(
     Args:
         models: Runs, bundles, exports, or folders with versions 1, 2, ... of one.
         journal: Journal that stores events and answers: sqlite:///FILE or postgresql+psycopg://USER@HOST/DATABASE.
+        experiment: File that describes an experiment, or several; needs a journal.
+        explore: Draw lists by chance and log the chances; needs a journal.
+        explore_temperature: Spread of the draws in standard deviations of the scores; towards 0, the best items.
+        explore_floor: Share of each place that is drawn evenly from the pool.
+        explore_pool: Number of best items that may be shown.
+        explore_last: Number of places at the end of a list that are drawn; by default all.
         host: Address to listen on; 0.0.0.0 admits other machines and requires a token.
         http_port: HTTP port; 0 picks a free one.
         grpc_port: gRPC port; 0 picks a free one; by default 8001, or free if the HTTP port is 0.
@@ -136,7 +148,7 @@ def serve(
         The server, at once: it answers in a thread of its own. With `block`, after SIGTERM or Ctrl-C.
 
     Raises:
-        SettingsError: if a port is taken, or settings would admit clients by accident.
+        SettingsError: if a port is taken, settings would admit clients by accident, or the experiment can't be run.
         BundleError: if a model can't be opened.
         DataError: if the journal can't be opened.
         MissingExtraError: without the libraries of the extra `serve`, or of `loop` for a journal; without those of gRPC
@@ -162,7 +174,8 @@ def serve(
         return config.build(kind, "serve", {name: given[name] for name in kind.model_fields if name in given})
 
     token = config.read_token(os.environ, path_or_none(token_file))
-    options = ServerOptions(sources, of(ServeSettings), of(RepositorySettings), of(Limits), token)
+    showing = _showing(journal, experiment, explore, explore_temperature, explore_floor, explore_pool, explore_last)
+    options = ServerOptions(sources, of(ServeSettings), of(RepositorySettings), of(Limits), token, showing)
     names = [each.name for each in sources]
     server = BackgroundServer(options)
     if not block:
@@ -178,6 +191,31 @@ def serve(
 
     run_server(options, ready=tell, **({} if force is None else {"force": force}))
     return told[0]
+
+
+def _showing(
+    journal: str | None,
+    experiment: Place | None,
+    explore: bool,
+    temperature: float,
+    floor: float,
+    pool: int,
+    last: int | None,
+) -> Showing:
+    """How lists are made. Without a journal, nobody would know what chance or an experiment has shown."""
+    from recspec.serving import Showing
+
+    if journal is None:
+        if asked := [name for name, value in (("experiment", experiment), ("explore", explore)) if value]:
+            raise SettingsError(f"serve: {listed(asked)}: needs a journal; add --journal sqlite:///journal.db")
+        return Showing()
+    from recspec.loop import Exploration, load_experiments
+
+    exploration = Exploration(temperature, floor, pool, last)
+    if not explore and exploration != Exploration():
+        raise SettingsError("serve: settings of exploration need --explore")
+    experiments = () if experiment is None else load_experiments(experiment)
+    return Showing(exploration if explore else None, experiments)
 
 
 def _has_grpc(*, asked: bool) -> bool:

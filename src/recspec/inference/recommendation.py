@@ -232,7 +232,8 @@ def notes_of(
     """What an answer of `count` items is made from, unless it is the user; and why it is short.
 
     `near` is a hint at a known user whose id is like the unknown one's. A user whom the dataset does not know may have
-    new events (`has_events`). `unseen` items are left out because they have no interactions. `drawn`: lists by chance.
+    new events (`has_events`). `unseen` items are left out because they have no interactions.
+    A `drawn` list holds items by chance.
     """
     if has_basket and how not in ("basket", "basket_vectors"):
         yield (

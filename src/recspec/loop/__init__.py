@@ -4,20 +4,21 @@ from recspec.loop.assignment import Experiment, Guardrails, Metric, Variant, ass
 from recspec.loop.enrolment import recorded_variants, register, users_of_variants
 from recspec.loop.events import Event, ReadEvents, Refusal, is_text, read_events
 from recspec.loop.experiment_report import Effect, ExperimentReport, GuardrailResult, MetricResult, analyse
-from recspec.loop.exploration import Exploration, ListDraw, explore, generator, list_chances, slot_chances
+from recspec.loop.exploration import GREEDY, Exploration, ListDraw, explore, generator, list_chances, slot_chances
 from recspec.loop.forgetting import Forgotten, forget
 from recspec.loop.histories import Histories
-from recspec.loop.interleaving import INTERLEAVED, TEAMS, interleave
+from recspec.loop.interleaving import INTERLEAVED, TEAMS, TEAM_DRAFT, interleave
 from recspec.loop.journal import VARIANTS, Exposure, Journal, Outcome, is_sqlite, now_us
 from recspec.loop.outcomes import ERROR, MILLISECONDS, read_outcomes
 from recspec.loop.updates import JournalSettings, UpdateOutcome, Updater
 from recspec.loop.writer import JournalWriter, RemoteWriter, Writer, store_rows
 
 __all__ = [
-    "ERROR", "INTERLEAVED", "MILLISECONDS", "TEAMS", "VARIANTS", "Effect", "Event", "Experiment", "ExperimentReport",
-    "Exploration", "Exposure", "Forgotten", "GuardrailResult", "Guardrails", "Histories", "Journal", "JournalSettings",
-    "JournalWriter", "ListDraw", "Metric", "MetricResult", "Outcome", "ReadEvents", "Refusal", "RemoteWriter",
-    "UpdateOutcome", "Updater", "Variant", "Writer", "analyse", "assign", "explore", "forget", "generator",
-    "interleave", "is_sqlite", "is_text", "list_chances", "load_experiments", "named", "now_us", "read_events",
-    "read_outcomes", "recorded_variants", "register", "slot_chances", "store_rows", "users_of_variants",
+    "ERROR", "GREEDY", "INTERLEAVED", "MILLISECONDS", "TEAMS", "TEAM_DRAFT", "VARIANTS", "Effect", "Event",
+    "Experiment", "ExperimentReport", "Exploration", "Exposure", "Forgotten", "GuardrailResult", "Guardrails",
+    "Histories", "Journal", "JournalSettings", "JournalWriter", "ListDraw", "Metric", "MetricResult", "Outcome",
+    "ReadEvents", "Refusal", "RemoteWriter", "UpdateOutcome", "Updater", "Variant", "Writer", "analyse", "assign",
+    "explore", "forget", "generator", "interleave", "is_sqlite", "is_text", "list_chances", "load_experiments", "named",
+    "now_us", "read_events", "read_outcomes", "recorded_variants", "register", "slot_chances", "store_rows",
+    "users_of_variants",
 ]  # fmt: skip

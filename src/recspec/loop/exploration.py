@@ -25,6 +25,8 @@ from numpy.typing import ArrayLike, NDArray
 from recspec.base.errors import DataError, SettingsError
 
 PLACKETT_LUCE = "plackett-luce"
+GREEDY = "greedy"
+"""Name of the policy that shows the best items; each has the chance 1."""
 POOL = 200
 """Items that may be shown; the floor gives each of them a chance of at least floor / 200."""
 MOST_POOL = 10_000

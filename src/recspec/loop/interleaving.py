@@ -16,6 +16,8 @@ from recspec.loop.statistics import Values, sign_p
 
 INTERLEAVED = "interleaved"
 """The variant of a unit whose lists are interleaved."""
+TEAM_DRAFT = "team-draft"
+"""Name of its policy, under which no item has a known chance."""
 TEAMS = "teams"
 """Key of an exposure's policy: the team of each item, as `interleave` gives them."""
 NEITHER = -1

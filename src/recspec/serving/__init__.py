@@ -4,8 +4,9 @@ from recspec.serving.model_folders import sources_of
 from recspec.serving.running import BackgroundServer, serve
 from recspec.serving.server import Addresses, ServerOptions
 from recspec.serving.settings import Limits, RepositorySettings, ServeSettings
+from recspec.serving.showing import Showing
 
 __all__ = [
-    "Addresses", "BackgroundServer", "Limits", "RepositorySettings", "ServeSettings", "ServerOptions", "serve",
-    "sources_of",
+    "Addresses", "BackgroundServer", "Limits", "RepositorySettings", "ServeSettings", "ServerOptions", "Showing",
+    "serve", "sources_of",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Reads what users did since a model learned, for requests, on threads of its own.
+"""Reads the journal for requests, on threads of its own: what users did since a model learned, and their variants.
 
 An answer does not wait for a journal that fails: it knows what the dataset holds, and says so.
 """
@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 from recspec.base.errors import RecspecError
 
@@ -25,11 +26,13 @@ REST_SECONDS = 1.0
 """Time after a failure in which no request asks again."""
 NOT_READ = "the journal can't be read now, so the answer knows only the events that the model was trained with"
 
+T = TypeVar("T")
+
 log = logging.getLogger("recspec.serve")
 
 
 class JournalReader:
-    """Asks the journal for users' events. Used on one event loop."""
+    """Asks the journal. Used on one event loop."""
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="recspec-histories")
@@ -37,11 +40,15 @@ class JournalReader:
 
     async def read(self, histories: Histories, users: Sequence[str | int]) -> LiveEvents | None:
         """The users' new events; None while the journal can't be read."""
+        return await self.ask(partial(histories.of, users))
+
+    async def ask(self, question: Callable[[], T]) -> T | None:
+        """What a function on another thread finds in the journal; None while it can't be read."""
         if time.monotonic() < self._resumes:
             return None
         try:
             async with asyncio.timeout(SECONDS):
-                return await asyncio.get_running_loop().run_in_executor(self._threads, histories.of, users)
+                return await asyncio.get_running_loop().run_in_executor(self._threads, question)
         except (RecspecError, TimeoutError) as error:
             self._resumes = time.monotonic() + REST_SECONDS
             log.warning("answers don't know new events: %s", str(error) or f"no answer within {SECONDS:g} s")

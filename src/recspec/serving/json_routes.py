@@ -1,15 +1,19 @@
 """JSON routes: requests in raw values and what the models answer; users, items and columns to find and to show.
 
+`POST /recommend` is in `recommend_routes`, which asks models by `computed` as the others do.
+
 What only looks things up is answered on the thread that encodes raw values, so that no search delays a recommendation.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+import uuid
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -44,8 +48,37 @@ PARSED = 7
 """Memory of a parsed body in multiples of its bytes."""
 
 
-Compute = Callable[[Predictor, types.RequestType, float, LiveEvents | None], dict[str, Any]]
-"""An answer from the model, the request, the deadline and the user's new events."""
+Made = TypeVar("Made")
+Compute = Callable[[Predictor, types.RequestType, float, LiveEvents | None], Made]
+"""An answer from the model, the request, the deadline and the user's new events.
+
+The deadline is a value of `time.monotonic()` after which no client waits for the answer.
+"""
+
+
+@dataclass(frozen=True, eq=False)
+class Computed(Generic[Made]):
+    """What a model made of a request."""
+
+    made: Made
+    endpoint: Endpoint
+    history_seq: int | None
+    """Newest event of the journal that was looked at; None if it was not asked."""
+    notes: tuple[str, ...]
+
+    def answer(self, request_id: str, made: Mapping[str, Any], began: float) -> dict[str, Any]:
+        """The answer with its id, the version that made it, and the time that it took."""
+        model = self.endpoint.model
+        head: dict[str, Any] = {"request_id": request_id, "model": self.endpoint.name, "version": model.version}
+        head |= {"update": model.opened.update, "digest": model.opened.digest}
+        head |= {} if self.history_seq is None else {"history_seq": self.history_seq}
+        milliseconds = round(1000 * (time.perf_counter() - began), 3)
+        return {**head, **made, "notes": [*made["notes"], *self.notes], "milliseconds": milliseconds}
+
+
+def new_request_id() -> str:
+    """An id for an answer, which no other answer has."""
+    return uuid.uuid4().hex
 
 
 def routes(repository: Repository) -> list[Route]:
@@ -58,36 +91,38 @@ def routes(repository: Repository) -> list[Route]:
 
 async def _answer(
     kind: type[types.RequestType],
-    compute: Compute[types.RequestType],
+    compute: Compute[types.RequestType, dict[str, Any]],
     repository: Repository,
     request: Request,
 ) -> Response:
-    """Read a request, compute its answer on the model's own thread, and add the time that it took.
-
-    `compute` gets the deadline, a value of `time.monotonic()` after which no client waits for the answer, and what the
-    user did since the model learned.
-    """
+    """Read a request and compute its answer."""
     began = time.perf_counter()
-    limits, body_reader = repository.limits, repository.body_reader
+    body_reader = repository.body_reader
     async with body_reader.body(request) as body:
-        wanted = await body_reader.parsed(partial(_read, kind, body, limits.max_rows), len(body))
-        with (
-            body_reader.holding(PARSED * len(body)),
-            opened(repository, request, wanted.model, wanted.version) as (endpoint, predictor),
-        ):
-            live, is_read = None, True
-            if (histories := endpoint.model.histories) is not None and (user := _user(predictor, wanted)) is not None:
-                live = await repository.journal_reader.read(histories, [user])
-                is_read = live is not None
-            left = max(0.0, limits.timeout - (time.perf_counter() - began))
-            found = await endpoint.model.batcher.call(
-                partial(compute, predictor, wanted, time.monotonic() + left, live), timeout=left
-            )
-            milliseconds = round(1000 * (time.perf_counter() - began), 3)
-            head: dict[str, object] = {"model": endpoint.name, "version": endpoint.model.version}
-            head |= {} if live is None else {"history_seq": live.newest}
-            found["notes"] = [*found["notes"], *([] if is_read else [NOT_READ])]
-            return json_response({**head, **found, "milliseconds": milliseconds})
+        wanted = await body_reader.parsed(partial(_read, kind, body, repository.limits.max_rows), len(body))
+        with body_reader.holding(PARSED * len(body)):
+            found = await computed(repository, request, wanted, compute, began)
+            return json_response(found.answer(new_request_id(), found.made, began))
+
+
+async def computed(
+    repository: Repository,
+    request: Request,
+    wanted: types.RequestType,
+    compute: Compute[types.RequestType, Made],
+    began: float,
+) -> Computed[Made]:
+    """What the requested model makes of a request on its own thread, with the user's new events."""
+    with opened(repository, request, wanted.model, wanted.version) as (endpoint, predictor):
+        live, notes = None, tuple[str, ...]()
+        if (histories := endpoint.model.histories) is not None and (user := _user(predictor, wanted)) is not None:
+            live = await repository.journal_reader.read(histories, [user])
+            notes = () if live is not None else (NOT_READ,)
+        left = max(0.0, repository.limits.timeout - (time.perf_counter() - began))
+        made = await endpoint.model.batcher.call(
+            partial(compute, predictor, wanted, time.monotonic() + left, live), timeout=left
+        )
+        return Computed(made, endpoint, None if live is None else live.newest, notes)
 
 
 def _user(predictor: Predictor, wanted: types.JsonRequest) -> str | int | None:
@@ -133,26 +168,6 @@ def _candidates(given: list[Any]) -> list[Any]:
         if expected:
             raise RequestError(f"{row_at(index, 'candidates')}: expected {expected}")
     return given
-
-
-def _recommend(
-    predictor: Predictor, wanted: types.RecommendRequest, until: float, live: LiveEvents | None
-) -> dict[str, Any]:
-    asked = RecommendRequest(
-        users=() if wanted.user is None else (wanted.user,),
-        items=tuple(wanted.items),
-        context=wanted.context,
-        k=wanted.k,
-        filter=wanted.filter,
-        exclude=tuple(wanted.exclude),
-        include_seen=not wanted.exclude_seen,
-        diversity=wanted.diversity,
-        diverse_by=wanted.diverse_by,
-        boosts=tuple(wanted.boosts),
-        explain=wanted.explain,
-        until=until,
-    )
-    return requests.recommend(predictor, asked, liked=wanted.liked, live=live)
 
 
 def _similar(predictor: Predictor, wanted: types.SimilarRequest, until: float, _live: object) -> dict[str, Any]:
@@ -304,7 +319,7 @@ def _computed(
     summary: str,
     kind: type[types.RequestType],
     answer: type[types.Answer],
-    compute: Compute[types.RequestType],
+    compute: Compute[types.RequestType, dict[str, Any]],
 ) -> Operation:
     return Operation("POST", path, summary, answer, partial(_answer, kind, compute), kind)
 
@@ -322,13 +337,6 @@ def _looked_up(
 
 OPERATIONS = (
     _computed("/rank", "The best candidates for one request", types.RankRequest, types.Ranking, _rank),
-    _computed(
-        "/recommend",
-        "The best items for a user, basket or context",
-        types.RecommendRequest,
-        types.Recommendation,
-        _recommend,
-    ),
     _computed("/similar", "The items most like one", types.SimilarRequest, types.SimilarItems, _similar),
     _computed("/predict", "The probability or score of each row", types.PredictRequest, types.RowScores, _predict),
     _looked_up(

@@ -109,6 +109,10 @@ class RecommendRequest(ItemsRequest):
     explain: bool = Field(False, description="name the events that spoke for each item")
     exclude_seen: bool = Field(True, description="leave out items that the user acted on")
     liked: int = Field(0, ge=0, le=1000, description="number of items to list that the user acted on")
+    surface: str | None = Field(
+        None, pattern=r"^[A-Za-z0-9_./:-]{1,64}$", description="place where the list is shown, such as home or cart"
+    )
+    shown: bool = Field(True, description="false for a list that no user sees; the journal does not log it")
 
 
 class SimilarRequest(ItemsRequest):
@@ -229,8 +233,14 @@ class StoredEvents(Answer):
 class Scored(Answer):
     """The fields of every answer with scores."""
 
+    request_id: str
+    """Names the answer; events that follow from it give it as `request`."""
     model: str
     version: str
+    update: int
+    """The number of the update (`recspec update`) that answered; 0 before the first."""
+    digest: str
+    """Tells the content of the model's folder."""
     milliseconds: float
     notes: list[str]
 
@@ -342,6 +352,9 @@ class Recommendation(Scored):
     answered_by: str
     history_seq: int | None = None
     """Number of the newest event of the journal that the answer knows; without a journal, it is left out."""
+    experiment: str | None = None
+    variant: str | None = None
+    """Left out unless the user takes part in an experiment."""
     liked: list[Item]
     items: list[RecommendedItem]
 
@@ -428,6 +441,35 @@ class ServedModel(Answer):
     features: list[ModelFeature]
     pipeline: ServedPipeline | None
     report: str | None
+
+
+class ServedVariant(Answer):
+    """A variant of an experiment, with the number of users who got it."""
+
+    name: str
+    share: float
+    model: str | None
+    version: str | None
+    users: int | None
+
+
+class ServedExperiment(Answer):
+    """An experiment; users enter from `start` to `entry_end`, and are measured until `end`."""
+
+    name: str
+    start: str
+    entry_end: str
+    end: str
+    state: Literal["planned", "entering", "measuring", "ended"]
+    traffic: float
+    interleave: bool
+    variants: list[ServedVariant]
+
+
+class Experiments(Answer):
+    """Every experiment of the server."""
+
+    experiments: list[ServedExperiment]
 
 
 class Models(Answer):

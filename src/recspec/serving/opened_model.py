@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from recspec.base.errors import BundleError, ExportError, RecspecError, of_the_machine
-from recspec.base.files import removed
+from recspec.base.files import manifest, removed
 from recspec.bundle import versions
 from recspec.data.encoding import CrossEncoder, Encoders
 from recspec.data.storage import Ragged
@@ -36,6 +36,7 @@ from recspec.models import logits_of_labels, probabilities_of_labels
 from recspec.serving.model_folders import Fingerprint, PrivateCopy, export_beside
 from recspec.serving.settings import RepositorySettings
 
+DIGEST = 16
 CHECKED_ROWS = 64
 """Rows on which an export is compared with its bundle."""
 SHOWN = 500
@@ -77,6 +78,8 @@ class Opened:
     content: Fingerprint
     update: int
     """The number of the run's update whose bundle answers; 0 before the first."""
+    digest: str
+    """The first `DIGEST` digits of the SHA-256 of the folder's manifest."""
     note: str
     """Reason why the export of a bundle does not compute; empty if it does, or if there is none."""
     export: str = ""
@@ -172,9 +175,11 @@ def open_version(copy: PrivateCopy, content: Fingerprint, settings: RepositorySe
         raw = _raw_ports(predictor, torch_model.signature)
         exported, note, export = _fastest(folder, torch_model, settings)
     update = versions.number_of(copy.origin)
+    digest = manifest.digest(folder)[:DIGEST]
     held = replace(copy)  # the only reference is in what was opened, also after `with_changes`
     weakref.finalize(held, removed, copy.place)
-    opened = Opened(exported, predictor, raw, content, update, copy.shown(note), copy.shown(export), held, changes)
+    notes = copy.shown(note), copy.shown(export)
+    opened = Opened(exported, predictor, raw, content, update, digest, *notes, held, changes)
     zeros = {port.name: np.zeros((1, port.width), port.dtype) for port in exported.signature.inputs}
     if not all(np.isfinite(array).all() for array in opened.run(zeros).values()):
         raise BundleError(f"{folder}: the model gives no finite number for a row of zeros; train it again")

@@ -25,7 +25,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from recspec import __version__
-from recspec.serving import event_routes, json_routes
+from recspec.serving import event_routes, json_routes, recommend_routes
 from recspec.serving import json_types as types
 from recspec.serving.http_bodies import json_response
 from recspec.serving.json_types import Operation
@@ -92,7 +92,7 @@ def _json(kind: type[BaseModel]) -> dict[str, Any]:
 
 
 def _operations() -> tuple[Operation, ...]:
-    return (*json_routes.OPERATIONS, *event_routes.OPERATIONS, *OPERATIONS)
+    return (*recommend_routes.OPERATIONS, *json_routes.OPERATIONS, *event_routes.OPERATIONS, *OPERATIONS)
 
 
 def document() -> dict[str, Any]:
@@ -151,10 +151,7 @@ def _static() -> Mapping[str, Response]:
 
 def docs_page() -> str:
     """The page of the routes."""
-    operations, bodies = (
-        (*json_routes.OPERATIONS, *event_routes.OPERATIONS, *OPERATIONS),
-        document()["components"]["schemas"],
-    )
+    operations, bodies = _operations(), document()["components"]["schemas"]
     asked = {each.path: each.request for each in operations if each.request is not None}
     schemas = {path: bodies.get(kind.__name__) or kind.model_json_schema() for path, kind in asked.items()}
     pages = Environment(loader=PackageLoader("recspec.serving"), autoescape=True, trim_blocks=True)

@@ -30,6 +30,7 @@ from recspec.export import Arrays
 from recspec.feature_spec import LOGIT, Port
 from recspec.inference import Predictor, requests
 from recspec.serving.batching import Batcher
+from recspec.serving.exposure_log import ExposureLog
 from recspec.serving.http_bodies import BodyReader
 from recspec.serving.journal_reader import JournalReader
 from recspec.serving.model_folders import (
@@ -45,10 +46,11 @@ from recspec.serving.model_folders import (
 from recspec.serving.opened_model import FileState, Opened, open_version, reason, state_of_changes, with_changes
 from recspec.serving.server_metrics import NO_MODEL, ServerMetrics
 from recspec.serving.settings import Limits, RepositorySettings
+from recspec.serving.showing import Showing, Ways
 from recspec.serving.tensors import Tensor, checked
 
 if TYPE_CHECKING:
-    from recspec.loop import Histories, Journal, JournalWriter, Writer
+    from recspec.loop import Experiment, Histories, Journal, JournalWriter, Writer
 
 log = logging.getLogger("recspec.serve")
 
@@ -117,7 +119,12 @@ class Repository:
     """
 
     def __init__(
-        self, sources: Sequence[Source], *, settings: RepositorySettings | None = None, limits: Limits | None = None
+        self,
+        sources: Sequence[Source],
+        *,
+        settings: RepositorySettings | None = None,
+        limits: Limits | None = None,
+        showing: Showing | None = None,
     ) -> None:
         self.settings, self.limits = settings or RepositorySettings(), limits or Limits()
         self.metrics, self.body_reader = ServerMetrics(), BodyReader(self.limits)
@@ -128,6 +135,9 @@ class Repository:
         self.journal_reader = JournalReader()
         self.writer: Writer | None = None
         """Stores events and answers. A worker is given one if another process writes."""
+        self.ways = Ways(showing or Showing(), self.journal_reader)
+        self.exposures: ExposureLog | None = None
+        """Logs what was shown; None without a journal."""
         self._versions = {source.name: ModelVersions(source) for source in sources}
         self._tasks: set[asyncio.Task[None]] = set()
         self._batchers = WeakSet[Batcher]()
@@ -142,6 +152,7 @@ class Repository:
         Raises:
             BundleError: names every model that can't be opened.
             DataError: if the journal can't be opened.
+            SettingsError: if an experiment can't be run with these models.
         """
         if self.settings.journal is not None:
             await self._open_journal(self.settings.journal)
@@ -154,6 +165,11 @@ class Repository:
         if problems:
             await self.close()
             raise BundleError.of("models", problems)
+        try:
+            self.ways.check(self)
+        except RecspecError:
+            await self.close()
+            raise
         if self.settings.watch:
             self._watch = asyncio.create_task(self._look_again())
 
@@ -161,8 +177,9 @@ class Repository:
         from recspec.loop import Journal
 
         if self.writer is None:
-            self.writer = await open_writer(url, self.limits, self.metrics)
-        self.journal = await asyncio.to_thread(partial(Journal, url, read_only=True))
+            self.writer = await open_writer(url, self.limits, self.metrics, self.ways.experiments)
+        self.exposures = ExposureLog(self.writer, self.metrics.shown)
+        self.journal = self.ways.journal = await asyncio.to_thread(partial(Journal, url, read_only=True))
         newest = await asyncio.to_thread(self.journal.newest_received_at)
         self.metrics.journal.newest.set((newest or 0) / 1e6)
 
@@ -176,6 +193,8 @@ class Repository:
         while self._tasks:
             await asyncio.gather(*self._tasks)
         self.copies.close()
+        if self.exposures is not None:
+            await self.exposures.flush()
         if self.writer is not None:
             await self.writer.close()
         self.journal_reader.close()
@@ -485,11 +504,14 @@ class Repository:
         return [each for each in entries if each["state"] == "READY" or not only_ready]
 
 
-async def open_writer(url: str, limits: Limits, metrics: ServerMetrics) -> JournalWriter:
+async def open_writer(
+    url: str, limits: Limits, metrics: ServerMetrics, experiments: Sequence[Experiment] = ()
+) -> JournalWriter:
     """The writer of a server's journal, which is made if there is none; its groups are counted."""
-    from recspec.loop import Journal, JournalWriter
+    from recspec.loop import Journal, JournalWriter, register
 
     journal = await asyncio.to_thread(Journal, url)
+    await asyncio.to_thread(register, journal, experiments)
     writer = JournalWriter(journal, max_waiting=limits.journal_queue, observed=metrics.journal.count_group)
     metrics.journal.waiting.set_function(lambda: writer.waiting)
     return writer

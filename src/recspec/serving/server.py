@@ -31,7 +31,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from recspec.base.errors import RecspecError, RequestError, SettingsError
-from recspec.serving import event_routes, inference_protocol, json_routes, pages
+from recspec.serving import event_routes, inference_protocol, json_routes, pages, recommend_routes
 from recspec.serving.access import (
     BACKLOG,
     Access,
@@ -45,12 +45,13 @@ from recspec.serving.http_bodies import error_response, json_response
 from recspec.serving.model_folders import REPORTS, Source
 from recspec.serving.repository import Repository
 from recspec.serving.settings import Limits, RepositorySettings, ServeSettings
+from recspec.serving.showing import Showing
 
 if TYPE_CHECKING:
     from grpc import aio
 
 
-ROUTES = (json_routes.routes, event_routes.routes, inference_protocol.routes, pages.routes)
+ROUTES = (recommend_routes.routes, json_routes.routes, event_routes.routes, inference_protocol.routes, pages.routes)
 """The routes of each file, asked in order: those of many requests come first."""
 
 OPEN = frozenset({"/v2/health/live", "/v2/health/ready", "/", "/docs", "/openapi.json"})
@@ -85,6 +86,7 @@ class ServerOptions:
     repository: RepositorySettings = field(default_factory=RepositorySettings)
     limits: Limits = field(default_factory=Limits)
     token: str | None = None
+    showing: Showing = field(default_factory=Showing)
 
 
 @dataclass(frozen=True)
@@ -219,7 +221,9 @@ class Server:
 
     def __init__(self, options: ServerOptions, shared: Shared | None = None) -> None:
         self.settings, self._shared = options.settings, shared
-        self.repository = Repository(options.sources, settings=options.repository, limits=options.limits)
+        self.repository = Repository(
+            options.sources, settings=options.repository, limits=options.limits, showing=options.showing
+        )
         self._access = Access.of(self.settings.host, options.token, self.settings.allowed_host)
         if shared is not None:
             self._access = replace(self._access, key=shared.key)

@@ -54,6 +54,33 @@ class JournalMetrics:
         self.commit_seconds.observe(seconds)
 
 
+class ShownMetrics:
+    """Counters and histograms of recommended lists, by model and variant (- for none)."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"recspec_{name}", text, ["model", "variant", *labels], registry=registry)
+
+        text = "Lists recommended, by what they were answered by; popularity and basket_vectors are fallbacks."
+        self._lists = counter("recommendations_total", text, "answered_by")
+        self._flagged = {
+            "unknown": counter("unknown_users_total", "Lists for users whom the model does not know."),
+            "short": counter("short_lists_total", "Lists with fewer items than the request wanted, but some."),
+            "empty": counter("empty_lists_total", "Lists without an item."),
+            "error": counter("variant_errors_total", "Lists by another model because the variant's failed."),
+        }
+        self.exposures = counter("exposures_total", "Lists that the journal logged or lost.", "outcome")
+        text = "Time from a request for a list to its answer, by variant."
+        self._seconds = Histogram("recspec_recommend_seconds", text, ["variant"], buckets=SECONDS, registry=registry)
+
+    def count(self, model: str, variant: str, answered_by: str, flags: Iterable[str], seconds: float) -> None:
+        """Count a list; `flags` are of unknown, short, empty and error."""
+        self._lists.labels(model, variant, answered_by).inc()
+        for each in flags:
+            self._flagged[each].labels(model, variant).inc()
+        self._seconds.labels(variant).observe(seconds)
+
+
 class ServerMetrics(Collector):
     """Counters, gauges and histograms of one server."""
 
@@ -82,7 +109,7 @@ class ServerMetrics(Collector):
         self.queue_seconds = histogram("queue_seconds", "Time a request waited for its batch, by model.", "model")
         self.compute_seconds = histogram("compute_seconds", "Time to compute a batch, by model.", "model")
         self.batch_rows = histogram("batch_rows", "Rows of a computed batch, by model.", "model", buckets=ROWS)
-        self.journal = JournalMetrics(self.registry)
+        self.journal, self.shown = JournalMetrics(self.registry), ShownMetrics(self.registry)
         self._of_requests: dict[tuple[str, str, str, str], tuple[Counter, Histogram]] = {}
         """Finding a metric by its labels takes longer than counting."""
         self.queued: Callable[[], Iterable[tuple[str, str, int]]] = tuple

@@ -134,7 +134,8 @@ class Workers:
         from recspec.loop import is_sqlite
 
         if is_sqlite(url):
-            self._writer = await open_writer(url, self._options.limits, self._own_metrics)
+            experiments = self._options.showing.experiments
+            self._writer = await open_writer(url, self._options.limits, self._own_metrics, experiments)
 
     @property
     def pids(self) -> tuple[int, ...]:

@@ -183,7 +183,7 @@ async function userTitle(user, signal) {
 async function answered(side, asked, signal) {
   const began = performance.now();
   try {
-    const data = await call('/recommend', {...asked, model: side.name}, signal);
+    const data = await call('/recommend', {...asked, model: side.name, shown: false}, signal);
     return {side, data, items: await withFields(data.items, signal), seconds: performance.now() - began};
   } catch (error) {
     if (error.name === 'AbortError') throw error;
@@ -191,7 +191,7 @@ async function answered(side, asked, signal) {
   }
 }
 
-const BY = {user: 'the user’s history', basket: 'the basket', context: 'the situation', basket_vectors: 'the basket', popularity: 'popularity'};
+const BY = {user: 'the user’s history', history: 'the user’s new events', basket: 'the basket', context: 'the situation', basket_vectors: 'the basket', popularity: 'popularity'};
 
 async function showAnswers(answers, signal) {
   const [{data}] = answers, liked = await withFields(data.liked, signal);
