@@ -121,6 +121,34 @@ def test_a_recipe_is_read(tmp_path: Path) -> None:
     assert build(Train, "here", expected.train).learning_rate == 0.001  # YAML calls 1e-3 text; the setting knows better
 
 
+def test_aliases_are_read_but_not_more_values_than_a_file_may_have(tmp_path: Path) -> None:
+    assert load_recipe(write(tmp_path, "settings: {a: &a [1], b: *a}")).settings == {"a": [1], "b": [1]}
+    doubled = "".join(f"  a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 29))
+    assert refused(tmp_path, f"settings:\n  a0: &a0 [1]\n{doubled}") == (
+        "not valid YAML: its aliases stand for 1.61e+09 values; at most 200,000 are read"
+    )
+    assert "not valid YAML" in refused(tmp_path, "settings: &a {b: *a}")
+
+
+class Part(Settings):
+    size: int = 1
+
+
+class Whole(Settings):
+    parts: tuple[Part, ...] = Field(min_length=2)
+
+
+def test_problems_inside_a_list_of_settings_say_where_and_what_is_known_there() -> None:
+    with pytest.raises(SettingsError) as error:
+        build(Whole, "here", {"parts": [{"siz": 2}, {"size": "x"}]})
+    assert error.value.problems == (
+        "'parts[0]': unknown setting 'siz' (did you mean 'size'?); known: 'size'",
+        "setting 'parts[1].size' is 'x': input should be a valid integer, unable to parse string as an integer",
+    )
+    with pytest.raises(SettingsError, match=r"setting 'parts' is \[\{\}\]: expected a list of at least 2"):
+        build(Whole, "here", {"parts": [{}]})
+
+
 @pytest.mark.parametrize("text", ["", "settings:\n", "train: {}\n", "about:\n"])
 def test_a_recipe_may_say_little(text: str, tmp_path: Path) -> None:
     recipe = load_recipe(write(tmp_path, text))
