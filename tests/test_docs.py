@@ -247,13 +247,8 @@ def test_what_the_code_knows_stands_in_the_document_as_it_is(path: Path) -> None
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_every_setting_is_documented_with_its_default(name: str) -> None:
-<<<<<<< HEAD
-    document = "datasets" if name in DATASETS else "models" if name in MODELS else "training"
-    document = document if name == name.lower() else "guides/ab_tests"
-=======
     document = "datasets" if name in DATASETS else "models" if name in MODELS else "guides/ab_tests"
     document = "training" if name == "training" else document
->>>>>>> experiments
     text = text_of(f"docs/{document}.md")
     documented: dict[str, str] = {}
     for row in table_rows(text if name == "training" else section(text, name)):
@@ -264,12 +259,8 @@ def test_every_setting_is_documented_with_its_default(name: str) -> None:
         documented |= own
     for setting, field in SETTINGS[name].model_fields.items():
         assert setting in documented
-<<<<<<< HEAD
-        shown = "must be given" if field.is_required() else json.dumps(field.default, default=str).strip('"')
-=======
         default = field.default.model_dump() if isinstance(field.default, BaseModel) else field.default
         shown = "must be given" if field.is_required() else json.dumps(default).strip('"')
->>>>>>> experiments
         assert documented[setting].strip('"') in ("none" if shown == "[]" else shown, shown), setting
 
 
