@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from recspec.api.verb_checks import Place, path_or_none, several, verb
@@ -214,7 +215,7 @@ def _showing(
     exploration = Exploration(temperature, floor, pool, last)
     if not explore and exploration != Exploration():
         raise SettingsError("serve: settings of exploration need --explore")
-    experiments = () if experiment is None else load_experiments(experiment)
+    experiments = () if experiment is None else load_experiments(Path(experiment))
     return Showing(exploration if explore else None, experiments)
 
 
