@@ -126,7 +126,7 @@ def _text(
     row: Mapping[str, Any], name: str, longest: int, problems: list[str], *, required: bool = False
 ) -> str | None:
     value = row.get(name)
-    if type(value) is str and len(value) <= longest and value.isascii() and value.isprintable() and value.strip():
+    if type(value) is str and value.isascii() and value.isprintable() and value.strip() and len(value) <= longest:
         return value  # most values are plain, and each event has five
     if isinstance(value, float) and value.is_integer() and abs(value) < 2.0**53:
         value = int(value)
