@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from recspec.base.errors import DataError
-from recspec.data.encoding import Encoders, Vocabulary
+from recspec.data.encoding import Encoders, Vocabulary, are_blank
 from recspec.data.storage import open_split
 from recspec.datasets import append_events
 from recspec.feature_spec import FeatureSpec
@@ -102,5 +102,5 @@ def test_a_blank_id_is_found_by_no_value_and_survives_the_file(values: pa.Array,
     made.save(tmp_path / "v.parquet")
     read = Vocabulary.load(tmp_path / "v.parquet")
     assert read.encode(values).tolist() == [0, 2, 0]
-    assert read.is_blank.tolist() == [False, True, False, True]
-    assert not Vocabulary(values).is_blank.any()
+    assert are_blank(read).tolist() == [False, True, False, True]
+    assert not are_blank(Vocabulary(values)).any()

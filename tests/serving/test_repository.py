@@ -37,7 +37,7 @@ from recspec.serving.settings import Limits, RepositorySettings
 from recspec.serving.tensors import DATATYPES, Tensor
 from recspec.training.loop import train
 from recspec.training.settings import TrainSettings
-from recspec.training.updating import update
+from recspec.training.updating import Learning, next_version, update
 from tests.asking import ask, total
 from tests.closeness import assert_close
 from tests.made_up import clicks, interactions
@@ -384,6 +384,30 @@ async def test_an_export_computes_where_it_agrees_with_its_bundle(
         assert (answer.status, "model 'program' is an export" in answer.data["error"]) == (400, True), answer.data
         (listed,) = (await ask(application(kept), "GET", "/models")).data["models"]
         assert (listed["raw"], listed["recommends"], listed["columns"]) == (False, False, [])
+
+
+async def test_a_version_answers_once_it_is_named_and_after_a_roll_back_the_one_before_does(tmp_path: Path) -> None:
+    known, new = shop_events()
+    run = tmp_path / "run"
+    spec = prepared(tmp_path / "shop", known)
+    own = MODELS["popularity"].Settings()
+    train("popularity", spec, run, settings=TrainSettings(threads=1), model_settings=own)
+    async with repository(Source("run", run)) as kept:
+
+        def answers() -> int:
+            return kept.endpoint("run").model.opened.update
+
+        versions.hold(run)
+        with versions.updating(run):
+            next_version(run, written(tmp_path / "new.csv", new), Learning())
+        await kept.look()
+        assert answers() == 0, "a version that is not judged yet"
+        versions.publish(run, 1, base=0)
+        await kept.look()
+        assert answers() == 1
+        versions.roll_back(run)
+        await kept.look()
+        assert answers() == 0
 
 
 async def test_an_update_of_a_run_is_taken_while_requests_are_answered(

@@ -11,12 +11,14 @@ import shutil
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 
 import ibis
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset as pa_dataset
 from ibis.expr.datatypes import DataType
 from ibis.expr.types import BooleanValue, Table
@@ -182,6 +184,15 @@ class RawEvents:
         except (PathError, OSError, pa.ArrowException) as error:
             raise DataError(f"{base.folder}: {EVENTS} can't be read: {error}; prepare it again") from None
         return cls(rules.settings, rules.dated, dict(zip(schema.names, schema.types, strict=True)), place)
+
+    @cached_property
+    def newest(self) -> float | None:
+        """The latest time; None without times."""
+        time = self.settings.timestamp
+        if time is None:
+            return None
+        found = pc.max(pa_dataset.dataset(self.place).to_table([time]).column(time)).as_py()
+        return None if found is None else float(found)
 
     def latest(self, key: str, names: Sequence[str]) -> pa.Table:
         """The latest value that events give of each of some columns, for each value of `key`."""

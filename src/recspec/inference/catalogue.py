@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from recspec.base.errors import BundleError, DataError, listed, nearest
-from recspec.data.encoding import Encoders, Lists, Vocabulary, split_lists
+from recspec.data.encoding import Encoders, Lists, Vocabulary, are_blank, split_lists
 from recspec.data.storage import UNTIL, Ragged, offsets_of, ragged_range
 from recspec.feature_spec import FeatureSpec
 from recspec.inference.item_changes import BoundChanges
@@ -269,7 +269,7 @@ class Catalogues:
     def retired(self) -> NDArray[np.bool_] | None:
         """(N,) the items that were retired by an update; None if there is none."""
         vocabulary = self._vocabulary("item")
-        return None if vocabulary is None or not (blank := vocabulary.is_blank).any() else blank
+        return None if vocabulary is None or not (blank := are_blank(vocabulary)).any() else blank
 
     def check_items(self, features: Sequence[str]) -> None:
         """Raise `BundleError` if the catalogue lacks a feature of items among those that a model reads."""

@@ -22,6 +22,7 @@ from threading import Event as Stopping
 from typing import Literal
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import sqlalchemy as sa
 from pydantic import Field
@@ -191,8 +192,7 @@ class Updater:
         """The raw rows of what the dataset does not hold yet."""
         journal, where = self.journal, str(spec.folder)
         check_times(raw, where)
-        named = spec.metadata.get("journal")
-        if spec.trained_to and named != self._journal_id:
+        if spec.metadata.get("journal", self._journal_id) != self._journal_id:
             raise DataError(f"{where}: holds events of another journal than {journal.shown}; name that one")
         newest, after = journal.newest_seq(), spec.trained_to
         if raw.settings.label is None:
@@ -203,6 +203,10 @@ class Updater:
         closed = self.clock() - window
         exposures_to = _whole(spec.metadata.get("exposures_to"))
         answers = _before(journal.exposures(exposures_to), closed)
+        if not exposures_to and raw.newest is not None:  # what the dataset was prepared from may be of this journal
+            limit = round(raw.newest * SECOND)
+            answers = [each.filter(pc.greater(each.column("served_at"), limit)) for each in answers]
+            answers = [each for each in answers if each.num_rows]
         acts = Acts.of(journal.events(after, newest)) if answers else Acts()
         rows = rows_of_exposures(answers, acts, raw, window, self.settings.positive)
         last = answers[-1].column("seq")[-1].as_py() if answers else exposures_to

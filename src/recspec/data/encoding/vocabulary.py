@@ -94,15 +94,6 @@ class Vocabulary:
             texts[each - 1] = f"{BLANK}{each}"
         return Vocabulary(pa.array(texts, self.values.type))
 
-    @property
-    def is_blank(self) -> NDArray[np.bool_]:
-        """(cardinality,) Whether each id is one that `blanked` took the value of."""
-        if self.is_numeric:
-            own = self.values.to_numpy() <= LEAST + len(self)
-        else:
-            own = pc.starts_with(self.values, BLANK).to_numpy(zero_copy_only=False)
-        return np.concatenate([np.zeros(1, bool), np.asarray(own, bool)])
-
     def encode(self, values: RawValues) -> Ids:
         """The id of each raw value, 0 where it is unknown or missing."""
         is_short = isinstance(values, list) and len(values) <= SMALL and not self.is_numeric
@@ -156,3 +147,12 @@ class Vocabulary:
     @cached_property
     def _known_texts(self) -> KnownValues:
         return KnownValues(self.values.to_pylist())
+
+
+def are_blank(vocabulary: Vocabulary) -> NDArray[np.bool_]:
+    """(cardinality,) Whether each id is one that `blanked` took the value of."""
+    if vocabulary.is_numeric:
+        blank = vocabulary.values.to_numpy() <= LEAST + len(vocabulary)
+    else:
+        blank = pc.starts_with(vocabulary.values, BLANK).to_numpy(zero_copy_only=False)
+    return np.concatenate([np.zeros(1, bool), np.asarray(blank, bool)])
