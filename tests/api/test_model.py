@@ -18,6 +18,7 @@ import pytest
 from recspec import api
 from recspec.base.errors import BundleError, DataError, RequestError, SettingsError
 from recspec.bundle import run_record
+from recspec.loop import Event, Journal
 from tests.api.conftest import USERS, events
 
 
@@ -58,6 +59,29 @@ def test_answers_are_verbs_of_a_run_too(model: api.Model) -> None:
         api.similar(model, "f1", devise="cpu")
     with pytest.raises(SettingsError, match="recommend: run: found int; expected a path"):
         api.recommend(7, "u1")
+
+
+@pytest.mark.filterwarnings("ignore::recspec.api.model.Note")
+def test_answers_know_the_events_of_a_journal(model: api.Model, tmp_path: Path) -> None:
+    best = model.recommend(["u1"], k=30, kind="dict")["item"][0]
+    url, at = f"sqlite:///{tmp_path / 'journal.db'}", 4_000_000_000_000_000
+    sent = [("u1", best), ("zoe", "f1")]
+    with Journal(url) as journal:
+        journal.append([Event(f"{user} {item}", user, "view", item, None, at, at) for user, item in sent])
+    named = model.recommend(["u1", "zoe"], k=30, kind="rows", journal=url)
+    own = {user: {row["item"] for row in named if row["user"] == user} for user in ("u1", "zoe")}
+    assert best not in own["u1"]
+    assert "f1" not in own["zoe"]
+    answers = model.recommend(["zoe"], k=3, kind="answers", journal=url)
+    assert [each.answered_by for each, _ in answers] == ["history"]
+    file = model.recommend(["u1", "zoe"], k=30, out=tmp_path / "some.parquet", journal=url, progress=False)
+    assert pq.read_table(file)["item"].to_pylist() == [row["item"] for row in named]
+    every = model.recommend(all=True, k=30, kind="rows", journal=url, progress=False)
+    assert {row["item"] for row in every if row["user"] == "u1"} == own["u1"]
+    with pytest.raises(DataError, match="there is no such journal"):
+        model.recommend(["u1"], journal=f"sqlite:///{tmp_path / 'none.db'}")
+    with pytest.raises(SettingsError, match="journal: goes with users, in a frame or in one file"):
+        model.recommend(items=["f1"], journal=url)
 
 
 def test_all_users_a_file_and_named_users_get_the_same_answers(model: api.Model, tmp_path: Path) -> None:

@@ -98,6 +98,17 @@ def test_after_an_update_those_that_arrived_later_are_new(tmp_path: Path, url: s
     assert live.newest == 4
 
 
+def test_an_update_from_another_journal_says_nothing_of_this_one(tmp_path: Path, url: str) -> None:
+    own = [event("ann", "i4", 500), event("ann", "i3", -7), event("ann", "i5", 100)]
+    with journal_of(url, *own) as journal:
+        of_other, of_this = (
+            opened(tmp_path / name, metadata={"trained_to": 1, "journal": each})
+            for name, each in (("other", "another"), ("this", journal.id))
+        )
+        assert lists(of_other, Histories(journal, of_other).of(["ann"]))[0] == ["i5", "i4"]
+        assert lists(of_this, Histories(journal, of_this).of(["ann"]))[0] == ["i3", "i5"]
+
+
 def test_without_dates_items_that_a_user_has_in_the_dataset_are_not_new(tmp_path: Path, url: str) -> None:
     predictor = opened(tmp_path, start=5)
     own = [event("ann", "i2", 62), event("ann", "i4", 63), event("ann", "i4", 64)]

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from recspec.base.errors import DataError
+from recspec.inference.request_features import AnsweredBy
 from recspec.loop import Journal
-from recspec.serving import journal_reader
+from recspec.serving import journal_reader, pages
 from recspec.serving.settings import RepositorySettings
 from tests.asking import Asked, asking, fits, sources
 from tests.film_runs import film_runs
@@ -90,6 +92,12 @@ def test_rankings_know_too(shop: Asked) -> None:
     by_row = shop("POST", "/rank", {"model": "ease", "request": {"user_id": "u3"}, "candidates": [100, 105]}).data
     assert by_row["history_seq"] == 1
     assert "history_seq" not in shop("POST", "/similar", {"model": "ease", "item": 100}).data
+
+
+def test_the_page_names_what_an_answer_is_made_from() -> None:
+    page = (Path(pages.__file__).parent / "page" / "page.js").read_text(encoding="utf-8")
+    named = re.findall(r"(\w+): '", page.partition("const BY = {")[2].partition("};")[0])
+    assert {*named} == {*get_args(AnsweredBy)}
 
 
 def test_without_a_journal_no_answer_names_one(runs: dict[str, Path]) -> None:

@@ -165,9 +165,11 @@ class Histories:
 
     @cached_property
     def _trained_to(self) -> int:
-        """The newest event of the journal that the dataset holds; 0 if it was not made from one."""
-        found = self.predictor.spec.metadata.get("trained_to")
-        return found if isinstance(found, int) and found > 0 else 0
+        """The newest event of the journal that the dataset holds; 0 if it was not made from this one."""
+        metadata = self.predictor.spec.metadata
+        found, of_journal = metadata.get("trained_to"), metadata.get("journal")
+        is_ours = of_journal is None or of_journal == self.journal.id
+        return found if isinstance(found, int) and found > 0 and is_ours else 0
 
     @cached_property
     def _newest(self) -> int | None:

@@ -191,7 +191,7 @@ async function answered(side, asked, signal) {
   }
 }
 
-const BY = {user: 'the user’s history', history: 'the user’s new events', basket: 'the basket', context: 'the situation', basket_vectors: 'the basket', popularity: 'popularity'};
+const BY = {user: 'the user’s history', history: 'their new events', basket: 'the basket', context: 'the situation', basket_vectors: 'the basket', popularity: 'popularity'};
 
 async function showAnswers(answers, signal) {
   const [{data}] = answers, liked = await withFields(data.liked, signal);
