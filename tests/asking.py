@@ -21,6 +21,7 @@ from recspec.serving.repository import Repository
 from recspec.serving.server import Addresses, Server, ServerOptions, application
 from recspec.serving.server_metrics import ServerMetrics
 from recspec.serving.settings import Limits, RepositorySettings, ServeSettings
+from recspec.serving.showing import Showing
 
 T = TypeVar("T")
 
@@ -105,10 +106,11 @@ def asking(
     limits: Limits | None = None,
     token: str | None = None,
     settings: RepositorySettings | None = None,
+    showing: Showing | None = None,
 ) -> Iterator[Asked]:
     """The application of a server that holds models."""
     with asyncio.Runner() as runner:
-        kept = Repository(sources, settings=settings or RepositorySettings(watch=0), limits=limits)
+        kept = Repository(sources, settings=settings or RepositorySettings(watch=0), limits=limits, showing=showing)
         runner.run(kept.start())
         try:
             yield Asked(runner, application(kept, access=Access(token)), kept)

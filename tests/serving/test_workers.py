@@ -34,6 +34,7 @@ from recspec.serving.running import server_of  # noqa: E402
 from recspec.serving.server import Addresses, Server, ServerOptions, Shared  # noqa: E402
 from recspec.serving.server_metrics import ServerMetrics, summed, without_gauges  # noqa: E402
 from recspec.serving.settings import RepositorySettings, ServeSettings  # noqa: E402
+from recspec.serving.showing import Showing  # noqa: E402
 from recspec.serving.workers import Ended, WorkerChannel, Workers, threads_of_each  # noqa: E402
 from tests.closeness import assert_close  # noqa: E402
 from tests.made_up import interactions  # noqa: E402
@@ -51,10 +52,17 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are tes
 class Serving:
     """Workers on a loop in a thread of its own."""
 
-    def __init__(self, folder: Path, watch: float = 0, opening: RepositorySettings | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        watch: float = 0,
+        opening: RepositorySettings | None = None,
+        showing: Showing | None = None,
+    ) -> None:
         self._runner = asyncio.Runner()
         opening = opening or RepositorySettings(watch=watch, control=True, threads=1)
-        self.workers = server_of(ServerOptions([Source("films", folder)], ANY, opening, token=TOKEN))
+        options = ServerOptions([Source("films", folder)], ANY, opening, token=TOKEN, showing=showing or Showing())
+        self.workers = server_of(options)
         assert isinstance(self.workers, Workers)
         self.addresses: Addresses = self._runner.run(self.workers.start())
         self._thread = threading.Thread(target=self._runner.get_loop().run_forever)
