@@ -322,9 +322,9 @@ class Successors(StoredLists):
     def list_by_list(self, known: KnownItems, users: Tensor) -> Tensor:
         """`score_users` by numpy: 2,000 users of 39,000 entries take 1.5 s, and in one sum over entries 2.7 s."""
         scores = np.zeros((len(users), self.num_items), np.float32)
-        offsets, items, weight = (each.numpy() for each in (self.offsets, self.items, self.weight))
+        items, weight = self.items.numpy(), self.weight.numpy()
         theirs, first, of_items = known.bags(users)
-        starts, ends = offsets[theirs].tolist(), offsets[theirs + 1].tolist()
+        starts, ends = (self.offsets[places].tolist() for places in (theirs, theirs + 1))
         lengths = torch.diff(first, append=first.new_tensor([len(theirs)]))
         owners = torch.repeat_interleave(lengths).tolist()
         factors = [1.0] * len(owners) if of_items is None else of_items.tolist()
