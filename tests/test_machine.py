@@ -1,6 +1,7 @@
 """What is said of the machine."""
 
 import os
+import platform
 import subprocess
 import sys
 
@@ -53,6 +54,23 @@ def test_the_allocator_is_left_alone_where_the_user_set_it(environment: dict[str
     done = subprocess.run([sys.executable, "-c", program], env=whole, capture_output=True, text=True, check=True)
     libc, kept = done.stdout.split()
     assert kept == str(changed and libc == "glibc")
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's allocator")
+def test_freed_memory_that_was_kept_can_be_returned() -> None:
+    program = """
+from recspec.base import machine
+machine.keep_freed_memory()
+held = lambda: int(open("/proc/self/statm").read().split()[1]) * 4096
+large, last = b"x" * (64 << 20), b"y" * (1 << 20)
+del large
+before = held()
+machine.return_freed_memory()
+print(before - held())
+"""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert int(done.stdout) > 32 << 20
 
 
 @pytest.mark.parametrize(

@@ -242,7 +242,8 @@ def test_markov_by_hand() -> None:
 
 def test_markov_counts_repeats_and_weighs_events() -> None:
     seen = in_order([[1, 2, 1, 2]], 3, [[1.0, 2.0, 3.0, 1.0]])
-    weights = markov_file.next_counts(seen.events, 3, markov_file.MarkovSettings(window=1, source=0.0, target=0.0))
+    settings = markov_file.MarkovSettings(window=1, source=0.0, target=0.0)
+    [weights] = markov_file.next_counts(seen.events, 3, settings)
     assert weights.toarray().tolist() == [[0, 0, 0], [0, 0, 2 + 3], [0, 6, 0]]
 
 
@@ -266,6 +267,16 @@ def test_more_successors_than_memory_holds_are_refused_before_the_work(
     model = unfitted(name, 10, 10**6, k=100, **({"vectors": 0} if name == "gf_cf" else {}))
     with pytest.raises(SettingsError, match=rf"{name}: weights of 0\.8 GB, and 0\.5 GB are free .* take smaller sizes"):
         model.how()
+
+
+@pytest.mark.parametrize("recency", [1.0, 0.6])
+def test_scores_by_lists_and_by_entries_are_the_same(recency: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(known_file, "ENTRIES", 20)
+    model = fitted("markov", made_up(), recency=recency)
+    users = torch.tensor([2, 0, 2, 5])
+    by_lists = model.successors.list_by_list(model.known, users)
+    assert by_lists.any()
+    torch.testing.assert_close(by_lists, model.successors.by_entries(model.known, users))
 
 
 def test_hostile_successors_are_told() -> None:
@@ -308,7 +319,9 @@ def test_gf_cf_without_vectors_is_the_linear_filter() -> None:
     assert none.state_dict()["vectors"].shape == (13, 0)
 
 
-def test_leading_vectors_are_those_of_the_svd() -> None:
+@pytest.mark.parametrize("block", [4096, 7])
+def test_leading_vectors_are_those_of_the_svd(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gf_cf_file, "BLOCK", block)
     rng = np.random.default_rng(0)
     dense = rng.random((80, 5)) @ np.diag([9.0, 5, 3, 2, 1]) @ rng.random((5, 60))
     found = gf_cf_file.leading_vectors(sparse.csr_array(dense), 3, seed=0)

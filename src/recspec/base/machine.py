@@ -64,6 +64,12 @@ def keep_freed_memory() -> bool:
     return _keeps_freed_memory
 
 
+def return_freed_memory() -> None:
+    """Hand freed memory back to the system once, between works that need other sizes: it is kept otherwise."""
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def freed_memory() -> tuple[str, str]:
     """What this process does with freed memory, and the reason."""
     if _keeps_freed_memory:

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from recspec.base import config
+from recspec.base import config, machine
 from recspec.base.errors import SettingsError, unknown
 from recspec.evaluation import warnings
 from recspec.evaluation.choosing import Combination, Tried, choose
@@ -178,7 +178,9 @@ class ItemFit:
     def _fitted(self, settings: config.Settings, interactions: Interactions) -> FittedItemModel:
         model = on_meta_device(lambda: self.kind(self.spec, settings))
         model.how()
+        machine.return_freed_memory()  # for what fits allocate, the holes of reading and of other fits are too small
         model.fit(interactions, seed=self.seed)
+        machine.return_freed_memory()
         return model.eval()
 
     def _measure(self, model: FittedItemModel, task: EvaluationTask) -> Evaluation:

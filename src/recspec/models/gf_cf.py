@@ -24,16 +24,20 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
+from recspec.base import machine
 from recspec.base.errors import SettingsError
 from recspec.feature_spec import FeatureSpec
 from recspec.models.interactions import Interactions
 from recspec.models.item_model import RECENCIES, Grid, KnownItemsModel, Recency
-from recspec.models.known_items import Successors, blocks_of_gram, largest_entries
+from recspec.models.known_items import ENTRIES, Successors, blocks_of_gram, largest_entries
 from recspec.models.layers import RowsHeld
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
+
+BLOCK = 4096
+"""Users whose images under R~ are held at once in fp64."""
 
 SPARE, ROUNDS = 32, 2
 """Vectors that the iteration carries beside those wanted, and its rounds."""
@@ -77,7 +81,8 @@ class GfCf(KnownItemsModel):
         other, held = super().varied(settings, interactions), self.vectors.shape[1]
         if other.settings.vectors > held:
             raise SettingsError(f"settings.vectors is {other.settings.vectors}, and {held} were computed; fit again")
-        other.vectors = self.vectors[:, : other.settings.vectors].clone()
+        if other.settings.vectors < held:
+            other.vectors = self.vectors[:, : other.settings.vectors].clone()
         return other
 
     def operations(self) -> float:
@@ -92,27 +97,40 @@ class GfCf(KnownItemsModel):
         # R~ = Du^-1/2 R Di^-1/2, entry by entry.
         matrix.data /= np.repeat(of_users, np.diff(matrix.indptr)) * of_items[matrix.indices]
         self.degrees = torch.from_numpy(of_items).float()
-        self.linear.set(_linear_filter(matrix, self.settings.k))
         self.vectors = torch.from_numpy(leading_vectors(matrix, self.vectors.shape[1], seed))
+        machine.return_freed_memory()
+        gram = blocks_of_gram(matrix.astype(np.float32))  # R~' R~
+        self.linear.set(largest_entries(block, self.settings.k) for _, block in gram)
         self.know(interactions)
 
     def _pairs(self, users: Tensor, items: Tensor) -> Tensor:
-        low = (self._low_pass(users) * self.vectors[items]).sum(1) * self.degrees[items]
-        return self.linear.score_pairs(self.known, users, items) + self.settings.alpha * low
+        scores = self.linear.score_pairs(self.known, users, items)
+        if torch.compiler.is_compiling():
+            return scores + self._low_pass_of(users, torch.arange(len(users), device=users.device), items)
+        step = max(1, ENTRIES // max(1, self.vectors.shape[1]))
+        for rows in torch.split(torch.arange(len(users), device=users.device), step):
+            distinct, places = torch.unique(users[rows], return_inverse=True)
+            scores[rows] += self._low_pass_of(distinct, places, items[rows])
+        return scores
+
+    def _low_pass_of(self, users: Tensor, places: Tensor, items: Tensor) -> Tensor:
+        """(B,) the weighted low-pass part of pairs of a place in `users` and an item."""
+        low = (self._inward(users)[places] * self.vectors[items]).sum(1)
+        return self.settings.alpha * low * self.degrees[items]
 
     def score_users(self, users: Tensor) -> Tensor:
         # Y (R~' R~ + alpha Di^-1/2 V V' Di^1/2), from the left to the right, so that no matrix of N x N is made for the
         # second part.
-        low = (self._low_pass(users) @ self.vectors.T) * self.degrees
-        return self.linear.score_users(self.known, users) + self.settings.alpha * low
+        scores = self.linear.score_users(self.known, users)
+        return scores.addcmul_(self._inward(users) @ self.vectors.T, self.degrees, value=self.settings.alpha)
 
-    def _low_pass(self, users: Tensor) -> Tensor:
+    def _inward(self, users: Tensor) -> Tensor:
         """(R, d) the users' weights Y Di^-1/2 V."""
-        inward = self.vectors / self.degrees.unsqueeze(1)
         if torch.compiler.is_compiling():
-            return self.known.acted(users) @ inward
+            return (self.known.acted(users) / self.degrees) @ self.vectors
         items, first, weights = self.known.bags(users)
-        return F.embedding_bag(items, inward, first, mode="sum", per_sample_weights=weights)
+        over = 1 / self.degrees[items] if weights is None else weights / self.degrees[items]
+        return F.embedding_bag(items, self.vectors, first, mode="sum", per_sample_weights=over)
 
 
 def leading_vectors(matrix: csr_array, wanted: int, seed: int) -> NDArray[np.float32]:
@@ -123,12 +141,15 @@ def leading_vectors(matrix: csr_array, wanted: int, seed: int) -> NDArray[np.flo
     """
     size = min(wanted + SPARE, *matrix.shape)
     along, across = matrix.astype(np.float32), matrix.T.tocsr().astype(np.float32)
-    start = np.random.default_rng(seed).standard_normal((matrix.shape[0], size)).astype(np.float32)
-    found = _orthonormal(across @ start)
+    found = across @ np.random.default_rng(seed).standard_normal((matrix.shape[0], size)).astype(np.float32)
     for _ in range(ROUNDS):
-        found = _orthonormal(across @ (along @ found))
-    mapped = torch.from_numpy(along @ found).double()
-    _, turned = torch.linalg.eigh(mapped.T @ mapped)  # eigenvalues ascending
+        found = across @ (along @ _orthonormal(found))
+    found = _orthonormal(found)
+    squares = torch.zeros(size, size, dtype=torch.float64)
+    for start in range(0, matrix.shape[0], BLOCK):
+        mapped = torch.from_numpy(along[start : start + BLOCK] @ found).double()
+        squares += mapped.T @ mapped
+    _, turned = torch.linalg.eigh(squares)  # eigenvalues ascending
     leading = turned.flip(1)[:, :wanted].float()
     vectors: NDArray[np.float32] = (torch.from_numpy(found) @ leading).numpy()
     return vectors
@@ -137,11 +158,3 @@ def leading_vectors(matrix: csr_array, wanted: int, seed: int) -> NDArray[np.flo
 def _orthonormal(matrix: NDArray[np.float32]) -> NDArray[np.float32]:
     columns: NDArray[np.float32] = torch.linalg.qr(torch.from_numpy(matrix))[0].numpy()
     return columns
-
-
-def _linear_filter(matrix: csr_array, k: int) -> csr_array:
-    """The k largest entries of each row of R~' R~ (N, N), from R~ (U, N)."""
-    from scipy import sparse
-
-    rows = [largest_entries(block, k) for _, block in blocks_of_gram(matrix.astype(np.float32))]
-    return sparse.vstack(rows, format="csr")

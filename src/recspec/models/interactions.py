@@ -258,4 +258,6 @@ class Interactions:
         from scipy import sparse
 
         weights = np.ones(self.num_pairs, dtype=np.float32) if self.weights is None else self.weights
-        return sparse.csr_array((weights, self.items, self.offsets), shape=(self.num_users, self.num_items))
+        # With offsets of 64 bits, scipy would take such indices in all that is computed from it.
+        offsets = self.offsets.astype(np.int32) if self.num_pairs < 2**31 else self.offsets
+        return sparse.csr_array((weights, self.items, offsets), shape=(self.num_users, self.num_items))

@@ -117,8 +117,7 @@ class ItemModel(Model):
         step = max(1, at_once(SCORES, users.device) // self.num_items)
         for start in range(0, len(distinct), step):
             here = torch.nonzero((places >= start) & (places < start + step)).squeeze(1)
-            rows = self.score_users(distinct[start : start + step])
-            scores[here] = rows[places[here] - start, items[here]].float()
+            scores[here] = self.score_users(distinct[start : start + step])[places[here] - start, items[here]].float()
         return scores
 
     @abstractmethod

@@ -7,7 +7,7 @@ a user or request; k neighbours.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -30,8 +30,8 @@ ACTED = 1 << 24
 """Weights of users x items held at once: 64 MB."""
 
 
-PRODUCTS = 1 << 24
-"""Products of entries summed at once for rows of X'X: about 200 MB."""
+PRODUCTS = 1 << 21
+"""Products of entries summed at once for rows of X'X: about 25 MB."""
 
 
 class Stored(nn.Module, ABC):
@@ -247,12 +247,21 @@ class Successors(StoredLists):
 
     def __init__(self, num_items: int, k: int) -> None:
         super().__init__(num_items, num_items, weight=torch.float32)
-        self.most_bytes = 8 * num_items * min(k, num_items)
+        self.most = num_items * min(k, num_items)
+        self.most_bytes = 8 * self.most
 
-    def set(self, matrix: csr_array) -> None:
-        """Hold the entries (N, N) of a CSR matrix with sorted indices."""
-        items, weight = matrix.indices.astype(np.int32), matrix.data.astype(np.float32)
-        self.set_lists(matrix.indptr.astype(np.int64), None, items=items, weight=weight)
+    def set(self, blocks: Iterable[csr_array]) -> None:
+        """Hold the entries (N, N) of blocks of rows with sorted indices.
+
+        Memory is that of the entries: pages that none fills take none, and `scipy.sparse.vstack` would hold all twice.
+        """
+        items, weight = np.empty(self.most, np.int32), np.empty(self.most, np.float32)
+        held, lengths = 0, [np.zeros(1, np.int64)]
+        for block in blocks:
+            ours = slice(held, held + block.nnz)
+            items[ours], weight[ours], held = block.indices, block.data, ours.stop
+            lengths.append(np.diff(block.indptr))
+        self.set_lists(np.cumsum(np.concatenate(lengths)), None, items=items[:held], weight=weight[:held])
 
     def score_pairs(self, known: KnownItems, users: Tensor, items: Tensor) -> Tensor:
         """(B,) scores of pairs."""
@@ -290,6 +299,10 @@ class Successors(StoredLists):
             theirs, values = self._entries(lists)
             values = values * weights.unsqueeze(2)
             return scores.scatter_add(1, theirs.flatten(1), values.flatten(1))[:, : self.num_items]
+        return (self.list_by_list if users.device.type == "cpu" else self.by_entries)(known, users)
+
+    def by_entries(self, known: KnownItems, users: Tensor) -> Tensor:
+        """`score_users` in a few sums over entries."""
         scores = torch.zeros(len(users) * self.num_items, device=users.device)
         places = torch.arange(len(users), device=users.device)
         for rows in torch.split(places, max(1, ENTRIES // max(1, known.longest * self.longest))):
@@ -305,6 +318,19 @@ class Successors(StoredLists):
                 values = values * torch.repeat_interleave(of_items, counts)
             scores.index_add_(0, torch.repeat_interleave(starts, counts) + self.items[entries], values)
         return scores.view(len(users), self.num_items)
+
+    def list_by_list(self, known: KnownItems, users: Tensor) -> Tensor:
+        """`score_users` by numpy: 2,000 users of 39,000 entries take 1.5 s, and in one sum over entries 2.7 s."""
+        scores = np.zeros((len(users), self.num_items), np.float32)
+        items, weight = self.items.numpy(), self.weight.numpy()
+        theirs, first, of_items = known.bags(users)
+        starts, ends = (self.offsets[places].tolist() for places in (theirs, theirs + 1))
+        lengths = torch.diff(first, append=first.new_tensor([len(theirs)]))
+        owners = torch.repeat_interleave(lengths).tolist()
+        factors = [1.0] * len(owners) if of_items is None else of_items.tolist()
+        for owner, start, end, factor in zip(owners, starts, ends, factors, strict=True):
+            scores[owner][items[start:end]] += np.float32(factor) * weight[start:end]
+        return torch.from_numpy(scores)
 
     def _entries(self, items: Tensor) -> tuple[Tensor, Tensor]:
         """Items and weights (B, L, K) that the items (B, L) lead to; item N with weight 0 fills lists up."""

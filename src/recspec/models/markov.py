@@ -13,6 +13,7 @@ Shapes: U users; N items; T events; k successors; B rows; R requests.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import product
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -92,8 +93,8 @@ class Markov(KnownItemsModel):
         return self.successors.score_users(self.known, users)
 
 
-def next_counts(events: UserEvents, num_items: int, settings: MarkovSettings) -> csr_array:
-    """The weights (N, N) of pairs of items: at most k in a row."""
+def next_counts(events: UserEvents, num_items: int, settings: MarkovSettings) -> Iterator[csr_array]:
+    """The weights (N, N) of pairs of items in blocks of rows: at most k in a row."""
     from scipy import sparse
 
     items, weights = events.items, events.weights
@@ -101,7 +102,7 @@ def next_counts(events: UserEvents, num_items: int, settings: MarkovSettings) ->
     left = np.repeat(events.offsets[1:], events.lengths) - 1 - np.arange(len(items))  # later events of the user
     order = np.argsort(items, kind="stable")
     counts = np.bincount(items, minlength=num_items)
-    parts, first, place = [], 0, 0
+    first, place = 0, 0
     step = max(1, BLOCK // settings.window)
     ends = np.cumsum(counts)
     while first < num_items:
@@ -120,6 +121,5 @@ def next_counts(events: UserEvents, num_items: int, settings: MarkovSettings) ->
         # weight(i, j) = count(i, j) / (events(i)^source events(j)^target): by rows, then by columns.
         found.data /= np.repeat(sizes[first:last] ** settings.source, np.diff(found.indptr))
         found.data /= sizes[found.indices] ** settings.target
-        parts.append(largest_entries(found, settings.k))
+        yield largest_entries(found, settings.k)
         first, place = last, int(ends[last - 1])
-    return sparse.vstack(parts, format="csr")
