@@ -68,7 +68,7 @@ class LoggedLists:
     @cached_property
     def weights(self) -> Values:
         """(N, K) w_1:k."""
-        return np.cumprod(self.target / self.chances, axis=1)
+        return np.cumprod(self.target / self.chances, axis=1, dtype=np.float64)
 
     @property
     def ones(self) -> Values:

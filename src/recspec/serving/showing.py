@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -136,7 +137,7 @@ def _fields_of(variant: Variant) -> dict[str, Any]:
     """The fields of a request that a variant sets. Raises RequestError with those that can't be read."""
     if wrong := sorted(NOT_SET & {*variant.request}):
         raise RequestError.of("request", [f"{name}: no variant may set it" for name in wrong])
-    made = types.read_request(types.RecommendRequest, {**variant.request})
+    made = types.read_request(types.RecommendRequest, json.dumps(dict(variant.request)).encode())
     return {name: getattr(made, name) for name in variant.request}
 
 
