@@ -46,11 +46,20 @@ COMMANDS: dict[str, tuple[Callable[..., Any], Presenter]] = {
     "bench train": (api.bench_train, presenters.bench_train),
     "bench infer": (api.bench_infer, presenters.bench),
     "bench serve": (api.bench_serve, presenters.bench),
+    "journal import": (api.journal_import, presenters.show),
+    "journal export": (api.journal_export, presenters.show),
+    "journal show": (api.journal_show, presenters.show),
+    "journal verify": (api.journal_verify, presenters.show),
+    "journal prune": (api.journal_prune, presenters.show),
     "pipeline blend": (api.blend, presenters.blend),
     "pipeline build": (api.pipeline, presenters.pipeline),
 }
 """Command -> its verb, and what calls it and prints the result."""
-GROUPS = {"bench": "Measure the speed of models, exports and servers.", "pipeline": "Combine trained models."}
+GROUPS = {
+    "bench": "Measure the speed of models, exports and servers.",
+    "journal": "Fill, show, check and export the journal of events.",
+    "pipeline": "Combine trained models.",
+}
 
 app = Typer(
     help="Turn raw interaction and click logs into trained, measured and served recommenders.",
