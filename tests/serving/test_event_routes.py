@@ -52,7 +52,7 @@ def test_one_event_and_several(shop: Asked) -> None:
     answer = shop("POST", "/events", {"events": [ahead, {**GIVEN, "id": 3}, {**sent, "item": 8}, {"user": "bob"}]})
     assert (answer.status, counts(answer.data)) == (200, (2, 0, 2, 1, 0))
     (conflict, missing) = answer.data["refusals"]
-    assert conflict == {"index": 2, "reason": "id: another event has this id, and other content"}
+    assert conflict == {"index": 2, "reason": "id: another event has it, with other content"}
     assert (missing["index"], missing["reason"].split(":")[0]) == (3, "type")
     rows = stored(shop)
     assert [each["event_id"] for each in rows] == ["e1", "e2", "3"]
@@ -134,7 +134,7 @@ def test_workers_store_events_of_one_journal(folder: Path, url: str) -> None:
             sent = {"events": [{**GIVEN, "id": number}, {**GIVEN, "id": 0}]}
             answer = json.loads(served.ask("/events", sent))
             assert (answer["accepted"], answer["duplicate"]) == (1, 1)
-        assert "another event has this id" in served.refused("/events", {**GIVEN, "id": 0, "item": 8})[1]
+        assert "another event has it" in served.refused("/events", {**GIVEN, "id": 0, "item": 8})[1]
         assert served.metric("recspec_events_total", outcome="accepted") == 20
         assert served.metric("recspec_journal_group_rows_sum") == 41
     finally:

@@ -9,6 +9,16 @@ from recspec.api.experiments import ExperimentList, ExperimentResult, experiment
 from recspec.api.exporting import Digest, Exported, Imported, export, import_tf, verify
 from recspec.api.forgetting import Forgotten, forget
 from recspec.api.frames import KINDS, Kind
+from recspec.api.journals import (
+    ImportedRows,
+    JournalRows,
+    JournalView,
+    journal_export,
+    journal_import,
+    journal_prune,
+    journal_show,
+    journal_verify,
+)
 from recspec.api.listing import Listing, Report, Runs, datasets, models, report, runs, settings_view
 from recspec.api.measuring import bench_infer, bench_serve, bench_train
 from recspec.api.model import Model, Note, Plan, open, predict, reasons, recommend, similar
@@ -21,11 +31,12 @@ from recspec.api.views import Section, View, figures
 
 __all__ = [
     "KINDS", "AutoResult", "Backtest", "Bar", "BlendedModel", "CatalogueState", "Data", "Description", "Digest",
-    "EvaluationResult", "ExperimentList", "ExperimentResult", "Exported", "Forgotten", "Imported", "Kind", "Listing",
-    "Model", "Note", "PipelineModel", "Place", "Plan", "Report", "Runs", "Search", "Section", "Serving", "Stages",
-    "Update", "View", "auto", "backtest", "bench_infer", "bench_serve", "bench_train", "blend", "catalogue", "check",
-    "compare", "datasets", "describe", "evaluate", "event_number", "experiment_check", "experiment_report", "export",
-    "figures", "forget", "import_tf", "model", "models", "open", "open_data", "pipeline", "predict", "prepare",
-    "reasons", "recommend", "report", "runs", "serve", "settings_view", "similar", "stages", "stop_on_signal",
-    "synthesize", "train", "transcode", "tune", "update", "verb", "verify",
+    "EvaluationResult", "ExperimentList", "ExperimentResult", "Exported", "Forgotten", "Imported", "ImportedRows",
+    "JournalRows", "JournalView", "Kind", "Listing", "Model", "Note", "PipelineModel", "Place", "Plan", "Report",
+    "Runs", "Search", "Section", "Serving", "Stages", "Update", "View", "auto", "backtest", "bench_infer",
+    "bench_serve", "bench_train", "blend", "catalogue", "check", "compare", "datasets", "describe", "evaluate",
+    "event_number", "experiment_check", "experiment_report", "export", "figures", "forget", "import_tf",
+    "journal_export", "journal_import", "journal_prune", "journal_show", "journal_verify", "model", "models", "open",
+    "open_data", "pipeline", "predict", "prepare", "reasons", "recommend", "report", "runs", "serve", "settings_view",
+    "similar", "stages", "stop_on_signal", "synthesize", "train", "transcode", "tune", "update", "verb", "verify",
 ]  # fmt: skip

@@ -35,6 +35,8 @@ FILES = ("raw", "rows", "new_events")
 RANGES: Mapping[str, tuple[float, float | None]] = {
     "budget": (0, None),
     "depth": (0, 32),
+    "events_days": (1, None),
+    "exposures_days": (1, None),
     "minutes": (0.05, None),
     "processes": (1, None),
     "rows": (1, None),

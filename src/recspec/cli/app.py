@@ -49,6 +49,11 @@ COMMANDS: dict[str, tuple[Callable[..., Any], Presenter]] = {
     "bench train": (api.bench_train, presenters.bench_train),
     "bench infer": (api.bench_infer, presenters.bench),
     "bench serve": (api.bench_serve, presenters.bench),
+    "journal import": (api.journal_import, presenters.show),
+    "journal export": (api.journal_export, presenters.show),
+    "journal show": (api.journal_show, presenters.show),
+    "journal verify": (api.journal_verify, presenters.show),
+    "journal prune": (api.journal_prune, presenters.show),
     "pipeline blend": (api.blend, presenters.blend),
     "pipeline build": (api.pipeline, presenters.pipeline),
 }
@@ -56,6 +61,7 @@ COMMANDS: dict[str, tuple[Callable[..., Any], Presenter]] = {
 GROUPS = {
     "bench": "Measure the speed of models, exports and servers.",
     "experiment": "Compare variants on users, by an experiment.",
+    "journal": "Fill, show, check and export the journal of events.",
     "pipeline": "Combine trained models.",
 }
 

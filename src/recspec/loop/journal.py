@@ -146,12 +146,26 @@ deletion = sa.Table(
     sa.Column("done_at", sa.BigInteger),
     sa.Column("counts", sa.Text),
 )
+daily = sa.Table(
+    "daily",
+    metadata,
+    sa.Column("day", sa.Text, primary_key=True),
+    sa.Column("type", sa.Text, primary_key=True),
+    sa.Column("events", sa.BigInteger, nullable=False),
+    sa.Column("value", sa.Float(53), nullable=False),
+)
+"""What is kept of pruned events: of each day of receipt in UTC and each type their number, and the sum of values."""
 setting = sa.Table(
     "setting", metadata, sa.Column("name", sa.Text, primary_key=True), sa.Column("value", sa.Text, nullable=False)
 )
 
 Outcome = Literal["accepted", "duplicate", "conflict", "forgotten"]
-"""What became of an event: `conflict` is one whose id belongs to an event with other content."""
+"""What became of an event."""
+REFUSALS: Mapping[Outcome, str] = {
+    "conflict": "id: another event has it, with other content",
+    "forgotten": "user: was forgotten; the journal takes no events of this user",
+}
+"""Why an event was not stored."""
 
 EVENT_FIELDS = pa.schema(
     [
@@ -309,7 +323,7 @@ class Journal:
         """Store how far a consumer has read."""
 
         def change(connection: sa.Connection) -> None:
-            insert = self._upsert(consumer).values(name=name, seq=seq)
+            insert = self.upsert(consumer).values(name=name, seq=seq)
             connection.execute(insert.on_conflict_do_update(index_elements=["name"], set_={"seq": seq}))
 
         self.write(change)
@@ -339,11 +353,11 @@ class Journal:
 
     def events(self, after: int = 0, until: int | None = None) -> Iterator[pa.RecordBatch]:
         """Events with after < seq <= until in the order of arrival, in blocks."""
-        return self._blocks(event, EVENT_FIELDS, after, until)
+        return self.blocks(event, EVENT_FIELDS, after, until)
 
     def exposures(self, after: int = 0, until: int | None = None) -> Iterator[pa.RecordBatch]:
         """Answers with after < seq <= until in the order of arrival, in blocks."""
-        return self._blocks(exposure, EXPOSURE_FIELDS, after, until)
+        return self.blocks(exposure, EXPOSURE_FIELDS, after, until)
 
     def events_of(self, subjects: Sequence[str], *, after: int = 0, until: int | None = None) -> list[sa.Row[Any]]:
         """Events of some users with after < seq <= until, each user's in the order of (occurred_at, seq).
@@ -379,7 +393,7 @@ class Journal:
             finally:
                 connection.close()
 
-    def rows(self, asked: sa.Select[Any]) -> Sequence[sa.Row[Any]]:
+    def rows(self, asked: sa.Select[Any] | sa.TextClause) -> Sequence[sa.Row[Any]]:
         """The rows of a query."""
         with self._told(), self._reading() as connection:
             return connection.execute(asked).all()
@@ -398,10 +412,19 @@ class Journal:
         """The keyed digest by which a forgotten person's late events are known."""
         return hmac.new(self._key, subject.encode(), hashlib.sha256).hexdigest()
 
-    def _blocks(self, table: sa.Table, fields: pa.Schema, after: int, until: int | None) -> Iterator[pa.RecordBatch]:
+    def blocks(
+        self,
+        table: sa.Table,
+        fields: pa.Schema,
+        after: int,
+        until: int | None,
+        where: sa.ColumnElement[bool] | None = None,
+    ) -> Iterator[pa.RecordBatch]:
+        """Rows of a table with after < seq <= until, and for which `where` holds, in the order of arrival."""
         while True:
             asked = sa.select(table).where(table.c.seq > after).order_by(table.c.seq).limit(BLOCK_ROWS)
-            rows = self.rows(asked if until is None else asked.where(table.c.seq <= until))
+            asked = asked if until is None else asked.where(table.c.seq <= until)
+            rows = self.rows(asked if where is None else asked.where(where))
             if not rows:
                 return
             names = list(rows[0]._fields)
@@ -413,7 +436,8 @@ class Journal:
 
     # --- within a transaction -----------------------------------------------------------------------------------------
 
-    def _upsert(self, table: sa.Table) -> sqlite.Insert | postgresql.Insert:
+    def upsert(self, table: sa.Table) -> sqlite.Insert | postgresql.Insert:
+        """An insertion that can say what it does on a conflict."""
         return sqlite.insert(table) if self.is_sqlite else postgresql.insert(table)
 
     def _insert(self, connection: sa.Connection, table: sa.Table, rows: Iterable[Any]) -> None:

@@ -23,10 +23,6 @@ if TYPE_CHECKING:
 PATH = "/events"
 PARSED = 12
 """Memory of parsed events in multiples of their bytes."""
-REASONS: dict[Outcome, str] = {
-    "conflict": "id: another event has this id, and other content",
-    "forgotten": "user: was forgotten; the journal takes no events of this user",
-}
 
 
 def routes(repository: Repository) -> list[Route]:
@@ -68,12 +64,14 @@ def _read(body: bytes, max_events: int) -> ReadEvents:
 
 
 def _answer(found: ReadEvents, outcomes: list[Outcome]) -> dict[str, Any]:
+    from recspec.loop import REFUSALS
+
     counts = Counter(outcomes)
     stored = {place for place, outcome in enumerate(outcomes) if outcome == "accepted"}
     refusals = [(each.index, each.reason) for each in found.refused]
     if len(stored) < len(outcomes):
         named = zip(found.places, outcomes, strict=True)
-        refusals += [(place, REASONS[outcome]) for place, outcome in named if outcome in REASONS]
+        refusals += [(place, REFUSALS[outcome]) for place, outcome in named if outcome in REFUSALS]
     answer: dict[str, Any] = {
         "accepted": counts["accepted"],
         "duplicate": counts["duplicate"],

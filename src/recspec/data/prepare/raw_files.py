@@ -83,6 +83,11 @@ def find_raw_files(folder: Path, others: Collection[Path], files: Sequence[str],
     """
     used = {path.resolve() for path in others}
     inside = [path for path in sorted(folder.iterdir()) if path.resolve() not in used]
+    partitions = [path for path in inside if path.is_dir() and "=" in path.name]
+    if partitions and not files and not any(path.is_file() for path in inside):
+        inside = [path for partition in partitions for path in sorted(partition.iterdir())]
+        names = f"{partitions[0].name} to {partitions[-1].name}" if len(partitions) > 1 else partitions[0].name
+        notes.inferred.append(f"the rows are those of the folders {names}, whose names are no columns")
     found = [path for path in inside if path.is_file()]
     if files:
         named = {path.name: path for path in found}
