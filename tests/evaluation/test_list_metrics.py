@@ -8,6 +8,7 @@ import pytest
 from recspec.evaluation.evaluations import evaluate
 from recspec.evaluation.list_metrics import (
     coverage,
+    disliked,
     diversities,
     exposure,
     history_popularity,
@@ -38,6 +39,14 @@ def test_diversity_is_the_mean_distance_of_pairs_by_hand() -> None:
     np.testing.assert_allclose(diversities(lists, kinds), [(0.5 + 1 + 1) / 3, 1.0, np.nan])
     one_id = np.array([[1], [1], [2], [0]])
     np.testing.assert_allclose(diversities(lists[:1], one_id), [2 / 3])
+
+
+def test_disliked_items_in_lists_by_hand() -> None:
+    """Of 4 disliked items, user 0's list holds one of two, user 1's none of none, user 2's one of two."""
+    dislikes = Interactions.from_pairs(np.array([0, 0, 2, 2]), np.array([1, 3, 2, 3]), num_users=3, num_items=4)
+    shares = disliked(LISTS, dislikes)
+    assert shares.tolist() == [3 / 4, 0.0, 3 / 4]
+    assert shares.mean() == 2 / 4
 
 
 def test_empty_lists_and_no_items_have_no_value() -> None:

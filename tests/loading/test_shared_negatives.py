@@ -177,3 +177,27 @@ def test_ids_present_are_those_of_all_rows_or_of_positive_ones(spec: FeatureSpec
     assert every["item_id"].nonzero().flatten().tolist() == [1, 2, 3]
     assert positive["tags"].nonzero().flatten().tolist() == [1, 2, 3]
     assert every["tags"].nonzero().flatten().tolist() == [1, 2, 3, 7]
+
+
+def test_a_disliked_item_is_a_negative_of_its_users_rows_alone() -> None:
+    """User 1 dislikes item 4, user 2 items 1 and 3; user 0 nothing. A disliked item weighs as half of all 5 items."""
+    dislikes = torch.tensor([0, 0, 1, 3]), torch.tensor([4, 1, 3])
+    sampler = negatives(row_shares=SHARES, dislikes=dislikes, dislike_weight=0.5)
+    drawn = set()
+    for step in range(20):
+        made = sampler(rows([0, 1, 2], [1, 2, 2]), epoch=0, step=step)
+        items, expected = made[ITEM][0, 3:].tolist(), made[EXPECTED][:, 3:]
+        assert items[1] == 4
+        drawn.add(items[2])
+        weights = (-expected).exp()
+        torch.testing.assert_close(weights, torch.diag(torch.tensor([0.0, 2.5, 2.5])))
+    assert drawn == {1, 3}
+
+
+def test_dislikes_drawn_do_not_depend_on_the_ranks() -> None:
+    dislikes = torch.tensor([0, 3, 6]), torch.tensor([1, 2, 3, 2, 3, 4])
+    sampler = negatives(row_shares=SHARES, dislikes=dislikes)
+    whole = rows([0, 1, 1, 0], [4, 1, 1, 4])
+    alone = sampler(whole, epoch=0, step=3)[ITEM][0, 4:]
+    second = RankBatch({name: values[2:] for name, values in whole.batch.items()}, 2, 4, 2)
+    assert sampler(second, epoch=0, step=3)[ITEM][0, 2:].tolist() == alone[2:].tolist()

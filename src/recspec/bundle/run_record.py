@@ -195,8 +195,9 @@ def meaning_digest(spec: FeatureSpec) -> str:
 
 
 def without_seen(spec: FeatureSpec) -> FeatureSpec:
-    """The specification without the file of seen items, which a bundle holds as tensors."""
-    return spec.replace(metadata={name: of for name, of in spec.metadata.items() if name != "seen"})
+    """The specification without the files of seen items, which a bundle holds as tensors, and of disliked ones."""
+    left_out = ("seen", "dislikes")
+    return spec.replace(metadata={name: of for name, of in spec.metadata.items() if name not in left_out})
 
 
 def data_digest(spec: FeatureSpec) -> str:

@@ -62,6 +62,9 @@ class Settings(HistorySettings, TimeSplitSettings):
     """Settings of MovieLens."""
 
     min_rating: float | None = Field(None, description="minimum number of stars; null: all ratings")
+    dislike_below: float | None = Field(
+        None, description="stars below which a rating is a dislike, from which some models learn; null: none are"
+    )
     min_interactions: int = Field(1, ge=1, description="users with fewer distinct movies are left out")
     num_negatives: int = Field(100, ge=0, description="candidates beside the positive in each series of valid and test")
     seed: int = Field(1, ge=0, description="seed of the negatives of valid and test")
@@ -148,13 +151,16 @@ def _as_of_table(settings: Settings, layout: Layout) -> table.Settings:
     same |= {"window", "earlier"}
     shares = {"valid": settings.valid_share, "test": settings.test_share} if settings.window is None else {}
     held_out = {**shares, "heldout_users": settings.heldout_users} if settings.split != "leave_one_out" else {}
-    rated = {"rating": "rating", "min_rating": settings.min_rating} if settings.min_rating is not None else {}
+    stars = {"min_rating": settings.min_rating, "dislike_below": settings.dislike_below}
+    given = {name: value for name, value in stars.items() if value is not None}
+    least = {"min_rating": settings.dislike_below, "rating": "rating"} if given else {}
     of_users = {"users": layout.users, "user_features": USER_FEATURES, "categorical": USER_FEATURES}
     return table.Settings.model_validate(
         {
             **settings.model_dump(include=same),
             **held_out,
-            **rated,
+            **least,
+            **given,
             **(of_users if layout.users else {}),
             "user": USER_COLUMN,
             "item": ITEM_COLUMN,

@@ -192,6 +192,7 @@ def without_effect(raw: RawRows, tables: Tables, asked: Settings) -> list[str]:
         "unknown_targets": f"the split is {split}" if split not in ("time", "given") else "",
         "negatives": "" if settings.train_negatives or settings.negative_history else "none are drawn for train",
         "min_rating": "" if settings.rating else "no column is the rating (rating=COLUMN names it)",
+        "dislike_below": "" if settings.rating else "no column is the rating (rating=COLUMN names it)",
         "time_format": "" if timed else "no column is the time (timestamp=COLUMN names it)",
         "half_life": "" if timed else "no column is the time (timestamp=COLUMN names it)",
         "rows_by": "" if settings.rows else "all rows are taken (rows=NUMBER takes some)",

@@ -335,7 +335,7 @@ def _check_columns(rows: RawRows, settings: Settings) -> None:
     named = {"timestamp": "time", "weight": "weight", "label": "label", "group": "group"}
     needed = {settings.user: "", settings.item: ""}
     needed |= {getattr(settings, setting): f", the {what}" for setting, what in named.items()}
-    by_type = settings.event_weights or settings.seen or settings.target
+    by_type = settings.event_weights or settings.seen or settings.target or settings.dislikes
     needed |= {settings.event: ", the type of the event"} if by_type else {}
     if settings.rating is not None:
         needed[settings.rating] = f", the rating, which is {settings.min_rating:g} or more of an event"

@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import reduce
+from operator import or_
 from pathlib import Path
 from typing import Literal, Self
 
 import ibis
+from ibis.expr.types import BooleanValue, Table
 from ibis.expr.types import Column as Values
-from ibis.expr.types import Table
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from recspec.base.errors import DataError, SettingsError, how_many, listed, problems_in
@@ -383,8 +385,14 @@ def rated(tables: Tables) -> tuple[Table, float | None]:
     if name is None:
         return rows, None
     least = _threshold(settings, rows, tables.backend, tables.notes)
+    least = settings.dislike_below if least is None else least
     if least is None:
         return rows, None
+    if settings.dislike_below is not None and settings.dislike_below > least:
+        raise SettingsError(
+            f"setting 'dislike_below': is {settings.dislike_below:g}, and '{name}' from {least:g} on is an interaction; "
+            "set it lower, or min_rating higher"
+        )
     kept = rows.filter(rows[name] >= least)
     left = count_rows(tables.backend, kept)
     if not left:
@@ -399,6 +407,37 @@ def rated(tables: Tables) -> tuple[Table, float | None]:
             f"such as that of {example} (min_rating)"
         )
     return kept, least
+
+
+def disliked(tables: Tables) -> Table | None:
+    """The rows that are dislikes, by their rating or type; None if no setting says which.
+
+    Raises:
+        SettingsError: if there are none.
+    """
+    settings, rows = tables.settings, tables.rows
+    test = is_disliked(settings, rows)
+    if test is None:
+        return None
+    found = rows.filter(test)
+    if not count_rows(tables.backend, found):
+        below = f"'{settings.rating}' below {settings.dislike_below}" if settings.dislike_below is not None else ""
+        types = f"{listed(settings.dislikes)} in '{settings.event}'" if settings.dislikes else ""
+        raise SettingsError(
+            f"settings 'dislike_below' and 'dislikes': no row has {' or '.join(filter(None, (below, types)))}; name "
+            "another rating or type, or leave them out"
+        )
+    return found
+
+
+def is_disliked(settings: Settings, rows: Table) -> BooleanValue | None:
+    """Whether each row is a dislike; None if no setting says which are."""
+    found = []
+    if settings.dislike_below is not None and settings.rating is not None:
+        found.append(_number(rows[settings.rating]) < settings.dislike_below)
+    if settings.dislikes and settings.event is not None:
+        found.append(rows[settings.event].cast("string").strip().isin(settings.dislikes))
+    return reduce(or_, (test.fill_null(False) for test in found)) if found else None
 
 
 def _threshold(settings: Settings, rows: Table, backend: Backend, notes: Notes) -> float | None:

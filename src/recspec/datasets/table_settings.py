@@ -83,6 +83,12 @@ class SignalSettings(HistorySettings):
         "those of `target`, without it of every event, whatever its rating or weight",
     )
 
+    dislikes: Words = Field(
+        None,
+        description="without a label: types of `event` that say that the user does not want the item, such as hide; "
+        "they are no interactions, and models that can learn from them do",
+    )
+
     @model_validator(mode="before")
     @classmethod
     def _label_by_type(cls, values: object) -> object:
@@ -95,12 +101,15 @@ class SignalSettings(HistorySettings):
     def _of_signals(self) -> SignalSettings:
         if self.event_weights and self.event is None:
             raise ValueError("event_weights are of the types of events; name their column with event")
-        for name in ("target", "seen"):
+        for name in ("target", "seen", "dislikes"):
             if getattr(self, name) and self.event is None:
                 raise ValueError(f"{name} names types of events; name their column with event")
         if self.target == ():
             raise ValueError("target names types of events, one at least; leave it out to predict every event")
-        if self.event is not None and not (self.event_weights or self.positive or self.seen or self.target):
+        if self.dislikes == ():
+            raise ValueError("dislikes names types of events, one at least; leave it out if there are none")
+        named = self.event_weights or self.positive or self.seen or self.target or self.dislikes
+        if self.event is not None and not named:
             raise ValueError(
                 f"event names the column '{self.event}', of which nothing is used; give its types weights "
                 "with event_weights, or name those of label 1 with positive, those that are predicted with target, or "
@@ -234,6 +243,9 @@ class Settings(SignalSettings):
     rating: str | None = Field(None, description="without a label: column of a rating; by default rating, stars, ...")
     min_rating: float | None = Field(
         None, description="rating from which a row is an interaction; if null, three quarters up the scale"
+    )
+    dislike_below: float | None = Field(
+        None, description="rating below which a row is a dislike, as an event of a type in `dislikes` is"
     )
     label: str | None = Field(
         None,
@@ -374,6 +386,13 @@ class Settings(SignalSettings):
             raise ValueError("user_columns are of the users' file; give it (users=FILE)")
         if self.min_rating is not None and self.rating is None and "rating" in self.model_fields_set:
             raise ValueError("min_rating needs the column of the rating")
+        if self.dislike_below is not None and self.rating is None and "rating" in self.model_fields_set:
+            raise ValueError("dislike_below needs the column of the rating")
+        if None not in (self.min_rating, self.dislike_below) and self.dislike_below > self.min_rating:
+            raise ValueError(
+                f"dislike_below {self.dislike_below:g} is above min_rating {self.min_rating:g}, from which a row is an "
+                "interaction; take a lower one"
+            )
         if self.other_labels and self.label is None and "label" in self.model_fields_set:
             raise ValueError("other_labels are beside a label; name its column with label")
         labels = [name for name in (self.label, *self.other_labels) if name is not None]
@@ -429,7 +448,8 @@ class Settings(SignalSettings):
     @property
     def of_interactions(self) -> list[str]:
         """The given settings that only interactions have."""
-        names = ("train_negatives", "unknown_targets", "repeats", "rating", "min_rating", "target")
+        names = ("train_negatives", "unknown_targets", "repeats", "rating", "min_rating")
+        names += ("target", "dislike_below", "dislikes")
         return [name for name in names if getattr(self, name) != type(self).model_fields[name].default]
 
     def of_side(self, side: str) -> dict[str, object]:

@@ -54,7 +54,9 @@ from recspec.datasets.table_rows import (
     GrowthRules,
     decay_of,
     event_rules,
+    disliked,
     given_split,
+    is_disliked,
     is_weighted,
     keep_raw,
     note_shares,
@@ -101,6 +103,9 @@ def write_interactions(
     tables, is_drawn = with_order(tables) if before is None else (tables, False)
     kept, least = rated(tables)
     kept = without_waiting(kept, before)
+    dislikes = disliked(tables)
+    if (left_out := is_disliked(settings, kept)) is not None:
+        kept = kept.filter(~left_out)
     told = [name for name in kept.columns if name.startswith((*DESCRIBES.values(),))]
     rows = _without_copies(tables, without_weightless(tables, kept), but=(ROW, SPLIT_BEFORE, *told))
     named = rows.select(
@@ -139,6 +144,7 @@ def write_interactions(
         return {"raw_rows": num_rows + notes.num_invalid, **invalid, **cleaned.summary(count), "order": order_said}
 
     decay = decay_of(tables, split)
+    leaves_out = _leaves_out(tables, rated=least is not None or dislikes is not None)
     source = Source(
         dataset=dataset,
         rows=split,
@@ -157,7 +163,8 @@ def write_interactions(
         weighted=is_weighted(tables),
         decay=decay,
         unseen_items=settings.unseen_items,
-        seen=_seen(tables, tables.rows, split) if _leaves_out(tables, rated=least is not None) else None,
+        seen=_seen(tables, tables.rows, split) if leaves_out else None,
+        dislikes=None if dislikes is None else _seen(tables, dislikes, split),
         holds_out=settings.chosen_split != "none",
         folds_in=of_users,
         before=before,
@@ -200,7 +207,8 @@ def _seen(tables: Tables, events: Table, rows: Table) -> Table:
     """The events that count as seen, with the split whose rows know of them first; `rows` have their splits."""
     settings = tables.settings
     if SEEN in events.columns:
-        events = events.filter(events[SEEN])
+        dislikes = is_disliked(settings, events)
+        events = events.filter(events[SEEN] if dislikes is None else events[SEEN] | dislikes)
     time = {TIMESTAMP: events[tables.time or ROW]} if TIMESTAMP in rows.columns else {}
     given = {SPLIT: words_as_splits(settings.splits, events)} if settings.splits is not None else {}
     named = events.select(

@@ -7,7 +7,15 @@ from recspec.evaluation.bootstrap import Paired, better, compare, compare_values
 from recspec.evaluation.choosing import Tried
 from recspec.evaluation.evaluations import evaluate, evaluate_baselines, evaluate_model, informed
 from recspec.evaluation.fitting import Fitted, ItemFit, RowFit
-from recspec.evaluation.interactions import id_feature, interactions_of, positives, read_events, read_rows, seen_items
+from recspec.evaluation.interactions import (
+    disliked_items,
+    id_feature,
+    interactions_of,
+    positives,
+    read_events,
+    read_rows,
+    seen_items,
+)
 from recspec.evaluation.protocols import run_protocols
 from recspec.evaluation.rankings import users_at_once
 from recspec.evaluation.report import Comparison, Evaluation, Report, Slice, difference, is_lower_better
@@ -58,6 +66,7 @@ __all__ = [
     "compare_values",
     "count_labels",
     "difference",
+    "disliked_items",
     "evaluate",
     "evaluate_baselines",
     "evaluate_model",

@@ -39,6 +39,9 @@ FEWEST_USERS = 2_000
 MOST_DEARER = 4.0
 """Operations of a fit beyond the grid, in those of the dearest one of the grid: dearer ones are not tried."""
 
+DISLIKES = (0.1, 0.3, 1.0, 3.0)
+"""Weights of disliked items compared on valid, beside none."""
+
 MARGIN = 1.0
 """Standard errors of the paired difference by which other settings must lead those before them."""
 
@@ -162,8 +165,34 @@ class ItemFit:
             grid = [{**so_far.settings, name: value} for value in at_scoring[name]]
             best, more = _search(self, grid, attempt, start=(so_far, best))
             tried += more
+        if "dislike_weight" not in self.settings.model_fields_set and interactions.dislikes is not None:
+            best, more = self._choose_dislikes(best, interactions, task)
+            tried += more
         assert isinstance(best.model, FittedItemModel)
         return replace(best, tried=tried, logits_from=_set_line(best.model, self._informed(best.model, task), task))
+
+    def _choose_dislikes(
+        self, best: Fitted, interactions: Interactions, task: EvaluationTask
+    ) -> tuple[Fitted, tuple[Tried, ...]]:
+        """The largest weight of dislikes that costs less of the metric than chance, and lists fewer disliked items."""
+        assert isinstance(best.model, FittedItemModel)
+        chosen, base, before, tried = best, best.model, metric_value(best.metrics, best.metric), list[Tried]()
+        listed = _disliked(run_protocols(scores_of(self._informed(base, task), task), list_metrics=True))
+        for weight in () if listed is None else DISLIKES:
+            model = base.varied({"dislike_weight": weight}, interactions)
+            found = run_protocols(scores_of(self._informed(model, task), task), list_metrics=True)
+            value, shares = self._value(found.metrics), _disliked(found)
+            assert shares is not None
+            measured = replace(best, model=model, value=value, metrics=found.metrics, evaluation=found)
+            costs = (value > before if is_lower_better(self.metric) else value < before) and beats(measured, best)
+            fewer = differ(shares, listed) and shares.mean() < listed.mean()
+            tried.append(Tried({"dislike_weight": weight}, value, fewer and not costs))
+            self.on_tried(tried[-1])
+            if costs:
+                break
+            if fewer:
+                chosen, listed = measured, shares
+        return chosen, tuple(tried)
 
     def _affords(self, grid: Sequence[Combination]) -> Callable[[Combination], bool]:
         """Whether a fit beyond the grid costs little more than those of the grid."""
@@ -225,9 +254,20 @@ def beats(ours: Fitted, theirs: Fitted) -> bool:
     """Whether two results on the same groups differ by more than `MARGIN`, or have no values of groups to tell."""
     if ours.values is None or theirs.values is None or len(ours.values) < 2:
         return True
-    differences = ours.values.astype(np.float64) - theirs.values
+    return differ(ours.values, theirs.values)
+
+
+def differ(ours: PerGroup, theirs: PerGroup) -> bool:
+    """Whether the means of two values of the same groups differ by more than `MARGIN`."""
+    differences = ours.astype(np.float64) - theirs
     error = float(differences.std(ddof=1)) / math.sqrt(len(differences))
     return abs(float(differences.mean())) > MARGIN * error
+
+
+def _disliked(found: Evaluation) -> PerGroup | None:
+    """The users' shares of disliked items in lists of 10, or in the longest ones; None if nothing is disliked."""
+    named = {name: values for name, values in found.list_values.items() if name.startswith("disliked@")}
+    return named.get("disliked@10", named[max(named, key=len)] if named else None)
 
 
 def _combinations(

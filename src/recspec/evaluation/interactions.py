@@ -60,9 +60,26 @@ def seen_items(spec: FeatureSpec, splits: Sequence[str]) -> Interactions:
     return Interactions.from_pairs(*pairs, num_users=spec.num_ids(spec.user_id), num_items=spec.num_ids(spec.item_id))
 
 
+def disliked_items(spec: FeatureSpec, splits: Sequence[str], positive: Interactions) -> Interactions | None:
+    """The items that each user disliked, as some splits know, without those that are `positive`.
+
+    None of a dataset that keeps no such file.
+
+    Raises:
+        DataError: if the file is damaged.
+    """
+    pairs = read_seen(spec, splits, "dislikes")
+    if pairs is None:
+        return None
+    found = Interactions.from_pairs(*pairs, num_users=positive.num_users, num_items=positive.num_items)
+    return found.without(positive)
+
+
 def interactions_of(kind: type[ItemModel] | ItemModel, spec: FeatureSpec, splits: Sequence[str]) -> Interactions:
-    """The positives of some splits, with the events in order of time for a model that reads them."""
+    """The positives of some splits, with dislikes and the events in order of time for a model that reads them."""
     found = positives(spec, splits)
+    if kind.reads_dislikes:
+        found = replace(found, dislikes=disliked_items(spec, splits, found))
     return replace(found, order=read_events(spec, splits)) if kind.reads_order else found
 
 

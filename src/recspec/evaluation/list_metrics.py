@@ -39,6 +39,7 @@ class ListMetrics:
     num_candidates: int  # items that can be recommended
     history_popularity: Values  # (R,) mean popularity of the items that each ranked user acted on; NaN for none
     kinds: NDArray[np.integer] | None = None  # (N, L) ids of each item in the column of diversity, 0 for none
+    dislikes: Interactions | None = None  # of the ranked users, numbered from 0, in the split
 
     def of(self, lists: Lists) -> tuple[dict[str, float], dict[str, Values]]:
         """Each measure of some lists, and the users' values where it is a mean over users."""
@@ -46,6 +47,8 @@ class ListMetrics:
         values = {"novelty": novelties(lists, self.counts, self.num_users)}
         if self.kinds is not None and lists.shape[1] > 1:
             values["diversity"] = diversities(lists, self.kinds)
+        if self.dislikes is not None and self.dislikes.num_pairs:
+            values["disliked"] = disliked(lists, self.dislikes)
         found |= {name: float(np.nanmean(of)) for name, of in values.items() if not np.isnan(of).all()}
         lift = popularity_lift(lists, self.counts, self.history_popularity)
         if not np.isnan(lift):
@@ -62,7 +65,11 @@ def measures_of(task: EvaluationTask, users: Ids) -> ListMetrics:
         history_popularity(task.seen, users, counts),
         None if name is None else kinds_of_items(task, name),
     )
-    return ListMetrics(counts, num_users, num_candidates, popularity, kinds)
+    dislikes = None
+    if task.dislikes is not None:
+        rows, items = task.dislikes.of(users)
+        dislikes = Interactions.from_pairs(rows, items, num_users=len(users), num_items=task.dislikes.num_items)
+    return ListMetrics(counts, num_users, num_candidates, popularity, kinds, dislikes)
 
 
 def coverage(lists: Lists, num_candidates: int) -> float:
@@ -72,6 +79,16 @@ def coverage(lists: Lists, num_candidates: int) -> float:
     """
     held = len(np.unique(lists[lists >= 0]))
     return held / num_candidates if num_candidates else float("nan")
+
+
+def disliked(lists: Lists, dislikes: Interactions) -> Values:
+    """(R,) disliked items in each list, divided by the mean number of a user's disliked items, which is above 0.
+
+    The mean of these values is the share of all disliked items that the lists hold.
+    """
+    held: NDArray[np.bool_] = dislikes.contain(np.arange(len(lists))[:, None], lists) & (lists >= 0)
+    shares: Values = held.sum(1) * (len(lists) / dislikes.num_pairs)
+    return shares
 
 
 def novelties(lists: Lists, counts: NDArray[np.int64], num_users: int) -> Values:

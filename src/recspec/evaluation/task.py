@@ -14,7 +14,16 @@ from pydantic import Field
 
 from recspec.base import config
 from recspec.base.errors import SettingsError, SpecError, listed, unknown
-from recspec.evaluation.interactions import Rows, group_of, id_feature, positives, read_events, read_rows, seen_items
+from recspec.evaluation.interactions import (
+    Rows,
+    disliked_items,
+    group_of,
+    id_feature,
+    positives,
+    read_events,
+    read_rows,
+    seen_items,
+)
 from recspec.feature_spec import FOLD_IN, SIGNALS, FeatureSpec
 from recspec.metrics import Ranking
 from recspec.models import Ids, Interactions, ItemModel, UserEvents
@@ -245,7 +254,15 @@ class EvaluationTask:
     def known_interactions(self, model: ItemModel) -> Interactions:
         """The users' events that an item model may know: those of the splits `known`, each read once."""
         found = self.known_positives
+        if model.reads_dislikes:
+            found = replace(found, dislikes=disliked_items(self.spec, self.known, found))
         return replace(found, order=self._events_known) if model.reads_order else found
+
+    @cached_property
+    def dislikes(self) -> Interactions | None:
+        """Items that users disliked in the split and could be recommended; None if the dataset keeps no dislikes."""
+        found = disliked_items(self.spec, (self.split,), self.positives)
+        return None if found is None else found.without(self.excluded)
 
     @cached_property
     def known_positives(self) -> Interactions:

@@ -174,6 +174,7 @@ _EXPECTED_OF_METADATA = {
     "encoders": "a path beside the specification",
     "vocabularies": "a path beside the specification",
     "seen": "a path beside the specification",
+    "dislikes": "a path beside the specification",
     "catalogues": "a mapping from 'user' or 'item' to a file, such as {item: items.parquet}",
 }
 

@@ -211,11 +211,12 @@ class Metadata(BaseModel):
         None, description="Parquet file with a row for each id from 1"
     )
     seen: FileName | None = Field(None, description="Parquet file of the items that each user acted on, in any split")
+    dislikes: FileName | None = Field(None, description="likewise of those that the user disliked")
 
 
 def files_in(metadata: Mapping[str, object]) -> dict[Place, str]:
     """Place and path of each file or folder that the metadata names."""
-    named: dict[Place, object] = {(key,): metadata.get(key) for key in ("encoders", "vocabularies", "seen")}
+    named: dict[Place, object] = {(key,): metadata.get(key) for key in ("encoders", "vocabularies", "seen", "dislikes")}
     catalogues = metadata.get("catalogues")
     if isinstance(catalogues, Mapping):
         named |= {("catalogues", str(role)): file for role, file in catalogues.items()}

@@ -301,6 +301,10 @@ class SharedNegatives:
     """p (I,), if the positives of the batch's rows are negatives of the others."""
     positives: Tensor | None = None
     """Sorted keys user * I + item: a row is not compared with drawn items that its user acted on."""
+    dislikes: tuple[Tensor, Tensor] | None = None
+    """Offsets (U + 1,) and items of users' disliked items; each row is compared with a drawn one of its user."""
+    dislike_weight: float = 1.0
+    """The weight of that item, in those of all items together."""
     item_features: Mapping[str, Tensor] = field(default_factory=dict)
     """The item's other features by id, (I,) or (I, L)."""
     gather: Callable[[Tensor], Tensor] = lambda rows: rows
@@ -339,6 +343,13 @@ class SharedNegatives:
             ids.append(drawn)
             log_expected.append(self._log(drawn, total))
             left_out.append(self._acted_on(batch, drawn))
+        if self.dislikes is not None and self.user in batch:
+            drawn, any_disliked = self._disliked(share, epoch, step, *self.dislikes)
+            ids.append(drawn)
+            log_expected.append(
+                torch.full_like(drawn, -math.log(self.dislike_weight * self.num_items), dtype=torch.float32)
+            )
+            left_out.append(~torch.diag(any_disliked))
         every = torch.cat(ids)
         masked = torch.cat(left_out, dim=1) | (own.long()[:, None] == every)
         columns = {
@@ -367,6 +378,18 @@ class SharedNegatives:
         """Item ids (number,)."""
         generator = torch.Generator(device).manual_seed(mixed_seed(self.seed, epoch, step))
         return _draw_by(self._cumulative, (number,), generator)
+
+    def _disliked(
+        self, share: RankBatch, epoch: int, step: int, offsets: Tensor, items: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """For each row (B,) an item that its user disliked, and whether there is one."""
+        users = share.batch[str(self.user)].long()
+        counts = offsets[users + 1] - offsets[users]
+        generator = torch.Generator(users.device).manual_seed(mixed_seed(self.seed, epoch, step, 1))
+        total = max(share.total_rows, share.first_row + len(users))
+        drawn = torch.rand(total, generator=generator, device=users.device)[share.first_row :][: len(users)]
+        places = offsets[users] + (drawn * counts).long()
+        return items[places.clamp(max=len(items) - 1)], counts > 0
 
     def _acted_on(self, batch: Batch, drawn: Tensor) -> Tensor:
         """Which drawn items each row's user acted on (B, n C), if these are left out."""
@@ -400,6 +423,8 @@ def shared_negatives_for(
     distribution: Distribution = "uniform",
     power: float = 0.75,
     reject_positives: bool = False,
+    dislikes: tuple[Tensor, Tensor] | None = None,
+    dislike_weight: float = 1.0,
     splits: Sequence[str] = ("train",),
     gather: Callable[[Tensor], Tensor] = lambda rows: rows,
     seed: int = 0,
@@ -408,8 +433,8 @@ def shared_negatives_for(
     """The shared negatives of a dataset, on the device of the batches; reads from `splits` only what they need.
 
     Items without a positive row are never drawn: a loss that pushes them down would outweigh what their features say.
-    The arguments are those of `sampler_for`; with `row_shares`, which are p (I,), the positives of the batch are
-    negatives too (`Loader.shares_of_positives`).
+    `dislikes` and their weight are those of `SharedNegatives`, the other arguments those of `sampler_for`. With
+    `row_shares`, which are p (I,), the positives of the batch are negatives too (`Loader.shares_of_positives`).
 
     Raises:
         SettingsError: if no item has a positive row.
@@ -430,6 +455,8 @@ def shared_negatives_for(
         proportions=torch.from_numpy(weights.astype(np.float64)).to(device) if num_negatives else None,
         row_shares=None if row_shares is None else torch.from_numpy(row_shares).to(device),
         positives=_positive_keys(spec, splits, user).to(device) if reject_positives and user is not None else None,
+        dislikes=None if dislikes is None or user is None else (dislikes[0].to(device), dislikes[1].to(device)),
+        dislike_weight=dislike_weight,
         item_features=_tables(spec, splits, features, device),
         gather=gather,
         seed=seed,

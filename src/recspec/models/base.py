@@ -161,6 +161,10 @@ class LossNeeds:
     whole batch. A part without the column is the whole batch.
     """
 
+    dislike_weight: float = 0.0
+    """With negatives of the batch: the weight, in those of all items, of an item that the row's user disliked, which is
+    one more of the M items for that row alone; 0: none is drawn."""
+
     @property
     def compares_negatives(self) -> bool:
         """Whether a row is compared with its negatives, which then are not rows of their own."""

@@ -134,7 +134,7 @@ class Ease(KnownItemsModel):
         if isinstance(self.weights, ItemWeights):
             self.weights.weight = torch.from_numpy(fit_primal(matrix, penalties))
         elif isinstance(self.weights, UserWeights):
-            self.weights.fit(interactions, interactions.weighted(self.settings.recency), penalties)
+            self.weights.fit(interactions, self.settings.weigh(interactions), penalties)
         else:
             items, weight = fit_sparse(matrix, penalties, self.weights.k)
             self.weights.items, self.weights.weight = torch.from_numpy(items), torch.from_numpy(weight)
@@ -142,7 +142,7 @@ class Ease(KnownItemsModel):
 
     def know(self, interactions: Interactions) -> None:
         if isinstance(self.weights, UserWeights):
-            self.weights.know(interactions.weighted(self.settings.recency), self._penalties)
+            self.weights.know(self.settings.weigh(interactions), self._penalties)
         super().know(interactions)
 
     def _penalties(self, matrix: csr_array) -> NDArray[np.float64]:

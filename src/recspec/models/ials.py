@@ -8,7 +8,7 @@ Revisiting the Performance of iALS on Item Recommendation Benchmarks, RecSys 202
 
 with a0 = unobserved_weight, nu = l2_exponent and c_ui the weight of the events, 1 by default; n_u and n_i are the sums
 of c over a user's items and an item's users. When the factors of users are solved for, given those of the items, c_ui
-is also multiplied by recency^age.
+is also multiplied by recency^age, and pairs that the user disliked are added: dislike_weight (x_u' y_i)^2.
 
 Shapes: U users; N items; d factors; B rows; T their interactions; R requests.
 """
@@ -78,7 +78,7 @@ class Ials(FittedItemModel):
     """iALS (Hu, Koren, Volinsky, 2008; Rendle et al., 2022): matrix factorisation of implicit feedback."""
 
     name = "ials"
-    reads_order = True
+    reads_order = reads_dislikes = True
     at_scoring = RECENCIES
     Settings = IalsSettings
     settings: IalsSettings
@@ -142,7 +142,7 @@ class Ials(FittedItemModel):
             self._rotated[:] = [(self.items, self.items @ basis, spectrum, basis)]
         _, items, spectrum, basis = self._rotated[0]
         users = items.new_zeros(interactions.num_users, self.settings.factors)
-        lists = _Lists(interactions.weighted(self.settings.recency), items.device)
+        lists = _Lists(self.settings.weigh(interactions), items.device)
         self._solve(lists, items, spectrum, users, MOST_STEPS)
         self.users = users @ basis.T
 
@@ -182,26 +182,31 @@ class _Lists:
     def __init__(self, interactions: Interactions, device: torch.device | None = None) -> None:
         counts = np.diff(interactions.offsets)
         owners = np.repeat(np.arange(len(counts)), counts)
-        weights = interactions.matrix().data
-        self.offsets, self.given, self.weights, self.owners, self.weight = (
+        signed = interactions.matrix().data
+        weights = np.abs(signed)  # a disliked pair has one below 0, and the preference 0 instead of 1
+        self.offsets, self.given, self.weights, self.owners, self.wanted, self.weight = (
             torch.from_numpy(each).to(device)
             for each in (
                 interactions.offsets,
                 interactions.items.astype(np.int64),
                 weights,
                 owners,
+                (signed > 0).astype(np.float32),
                 np.bincount(owners, weights, len(counts)).astype(np.float32),
             )
         )
 
     def blocks(self, step: int) -> Iterator[tuple[slice, tuple[Tensor, ...]]]:
-        """Rows, `step` at once, and their given ids, owners, offsets and weights."""
+        """Rows, `step` at once, and their given ids, owners, offsets, weights and preferences."""
         for start in range(0, len(self.weight), step):
             rows = slice(start, start + step)
             offsets = self.offsets[start : start + step + 1]
             first, last = int(offsets[0]), int(offsets[-1])
             held = slice(first, last)
-            yield rows, (self.given[held], self.owners[held] - start, offsets - first, self.weights[held])
+            yield (
+                rows,
+                (self.given[held], self.owners[held] - start, offsets - first, self.weights[held], self.wanted[held]),
+            )
 
 
 def _spectrum(factors: Tensor) -> tuple[Tensor, Tensor]:
@@ -213,12 +218,14 @@ def _spectrum(factors: Tensor) -> tuple[Tensor, Tensor]:
 def _improved(
     x: Tensor, given: Tensor, lists: tuple[Tensor, ...], system: Tensor, nearby: Tensor, steps: int
 ) -> Tensor:
-    """(B, d) solutions of (diag(system) + sum of c y y') x = sum of c y, from guesses x, by conjugate gradients.
+    """(B, d) solutions of (diag(system) + sum of c y y') x = sum of c p y, from guesses x, by conjugate gradients.
+
+    The preference p is 1, or 0 of a disliked pair.
 
     Each row has steps of its own sizes, preconditioned by diag(nearby). In exact arithmetic, rows of L given factors
     need no more than L + 1 steps.
     """
-    ids, owners, offsets, weights = lists
+    ids, owners, offsets, weights, wanted = lists
 
     def products(vectors: Tensor) -> Tensor:
         return products_of_rows(given, ids, owners, offsets, vectors)
@@ -226,7 +233,7 @@ def _improved(
     def sums(numbers: Tensor) -> Tensor:
         return F.embedding_bag(ids, given, offsets[:-1], mode="sum", per_sample_weights=weights * numbers)
 
-    residual = sums(1 - products(x)) - system * x
+    residual = sums(wanted - products(x)) - system * x
     step = residual / nearby
     size = (residual * step).sum(1, keepdim=True)
     enough = CLOSE * size

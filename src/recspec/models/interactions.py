@@ -139,6 +139,8 @@ class Interactions:
     """The events behind them, if their order was asked for."""
     weights: NDArray[np.float32] | None = None
     """(P,) weight of each interaction; None if all of them count 1. See `weighted`."""
+    dislikes: Interactions | None = None
+    """Items that users disliked, none of which they acted on; None if none are known."""
 
     def weighted(self, recency: float = 1.0) -> Interactions:
         """The same interactions, each weighted by its events.
@@ -163,6 +165,21 @@ class Interactions:
             np.maximum.at(largest, places[found], self.order.weights[found])
             weights = np.where(np.isfinite(largest), largest, 1.0)
         return replace(self, weights=(weights * recency**age).astype(np.float32))
+
+    def with_dislikes(self, weight: float) -> Interactions:
+        """The same interactions and the disliked items, which weigh -`weight` times the mean of the user's others."""
+        if not weight or self.dislikes is None:
+            return self
+        own = np.ones(self.num_pairs, np.float32) if self.weights is None else self.weights
+        lengths = np.diff(self.offsets)
+        sums = np.bincount(np.repeat(np.arange(self.num_users), lengths), own, self.num_users)
+        means = np.where(lengths > 0, sums / np.maximum(lengths, 1), 1.0)
+        theirs = np.repeat(-weight * means, np.diff(self.dislikes.offsets))
+        keys = np.concatenate([self.keys, self.dislikes.keys])
+        order = np.argsort(keys, kind="stable")
+        weights = np.concatenate([own, theirs]).astype(np.float32)[order]
+        items = (keys[order] % self.num_items).astype(np.int32)
+        return replace(self, offsets=self.offsets + self.dislikes.offsets, items=items, weights=weights)
 
     def _places(self, users: Ids, items: Ids) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """The place of each pair among the interactions, and whether it is among them."""

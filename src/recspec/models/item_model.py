@@ -43,6 +43,8 @@ class ItemModel(Model):
     """PROTOCOL/METRIC on valid by which its settings or epochs are chosen."""
     reads_order: bool = False
     """Whether it reads `Interactions.events`: the order of events, repeats, times or weights."""
+    reads_dislikes: bool = False
+    """Whether it reads `Interactions.dislikes`."""
     line: Tensor
 
     def __init__(self, spec: FeatureSpec, settings: config.Settings, table_rows: RowsHeld | None = None) -> None:
@@ -316,7 +318,7 @@ class FittedItemModel(FittedModel, ItemModel):
 
     def varied(self: FittedItemType, settings: Mapping[str, object], interactions: Interactions) -> FittedItemType:
         """The same fit with other values of settings `at_scoring`; `interactions` are those that it knows."""
-        assert set(settings) <= set(self.at_scoring)
+        assert set(settings) <= {*self.at_scoring, "dislike_weight"}
         other = on_meta_device(lambda: type(self)(self.spec, self.settings.model_copy(update=dict(settings))))
         fitted = shallow_copy(self)
         for name, module in fitted._modules.items():
@@ -333,7 +335,7 @@ class FittedItemModel(FittedModel, ItemModel):
 
 
 class Recency(config.Settings):
-    """Settings of a model that weighs the user's items by recency."""
+    """Settings of a model that weighs the user's items by recency, and disliked ones against others."""
 
     recency: float = Field(
         1.0,
@@ -342,6 +344,17 @@ class Recency(config.Settings):
         description="weight of a user's item relative to the next newer one; 1 weighs all alike; by default chosen on "
         "valid",
     )
+    dislike_weight: float = Field(
+        0.0,
+        ge=0,
+        le=1e3,
+        description="weight of a disliked item against items like it, relative to the mean weight of the user's "
+        "others; by default chosen on valid",
+    )
+
+    def weigh(self, interactions: Interactions) -> Interactions:
+        """The interactions weighted by recency, and with disliked items."""
+        return interactions.weighted(self.recency).with_dislikes(self.dislike_weight)
 
 
 RECENCIES: Mapping[str, tuple[float, ...]] = MappingProxyType({"recency": (0.9, 0.7)})
@@ -351,7 +364,7 @@ RECENCIES: Mapping[str, tuple[float, ...]] = MappingProxyType({"recency": (0.9, 
 class KnownItemsModel(FittedItemModel):
     """A model that scores an item by weights from the user's items, which weigh by recency."""
 
-    reads_order = True
+    reads_order = reads_dislikes = True
     at_scoring = RECENCIES
     settings: Recency
     pair_cost: ClassVar[int] = 1
@@ -359,11 +372,11 @@ class KnownItemsModel(FittedItemModel):
 
     def __init__(self, spec: FeatureSpec, settings: Recency, table_rows: RowsHeld | None = None) -> None:
         super().__init__(spec, settings, table_rows)
-        weighted = settings.recency < 1 or "event_weight" in spec.metadata
+        weighted = settings.recency < 1 or settings.dislike_weight > 0 or "event_weight" in spec.metadata
         self.known = KnownItems(self.num_users, self.num_items, weighted=weighted)
 
     def know(self, interactions: Interactions) -> None:
-        self.known.set(interactions.weighted(self.settings.recency), self.device)
+        self.known.set(self.settings.weigh(interactions), self.device)
 
     def score_pairs(self, users: Tensor, items: Tensor) -> Tensor:
         """(B,) scores; from all scores of a user if many of them are asked for."""

@@ -101,7 +101,7 @@ class StoredLists(Stored):
 class KnownItems(StoredLists):
     """Which items each user acted on: user u's are `items[offsets[u]:offsets[u + 1]]`, ascending.
 
-    If it is `weighted`, each of them has a weight; otherwise all count 1.
+    If it is `weighted`, each of them has a weight, that of a disliked one below 0; otherwise all count 1.
     """
 
     weights: Tensor
@@ -379,8 +379,8 @@ def _of_weight(interactions: Interactions) -> Interactions:
     lengths = np.diff(offsets)
     largest = np.zeros(len(lengths), np.float32)
     if len(weights):
-        largest[lengths > 0] = np.maximum.reduceat(weights, offsets[:-1][lengths > 0])
-    kept = weights >= LEAST * np.repeat(largest, lengths)
+        largest[lengths > 0] = np.maximum.reduceat(np.abs(weights), offsets[:-1][lengths > 0])
+    kept = np.abs(weights) >= LEAST * np.repeat(largest, lengths)
     kept &= weights != 0
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(kept)])[offsets]
     return Interactions(offsets, interactions.items[kept], interactions.num_items, weights=weights[kept])

@@ -17,6 +17,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from recspec.feature_spec import FeatureSpec
+from recspec.models.interactions import Interactions
 from recspec.models.known_items import KnownEvents
 from recspec.models.layers import RowsHeld, at_least_fp32
 from recspec.models.self_attention import STD, STEADY, SelfAttention, SelfAttentionSettings, back_from_the_end
@@ -31,6 +32,12 @@ class SasRecSettings(SelfAttentionSettings):
     time_gaps: bool = Field(
         False, description="add a vector of the time since the event before, in powers of two; needs event times"
     )
+    dislike_weight: float = Field(
+        0.0,
+        ge=0,
+        le=1e3,
+        description="weight of the loss that ranks a user's next items above those that the user disliked",
+    )
 
 
 class SasRec(SelfAttention):
@@ -39,7 +46,7 @@ class SasRec(SelfAttention):
     name = "sasrec"
     Settings = SasRecSettings
     settings: SasRecSettings
-    causal = True
+    causal = reads_dislikes = True
 
     def __init__(self, spec: FeatureSpec, settings: SasRecSettings, table_rows: RowsHeld | None = None) -> None:
         super().__init__(spec, settings, table_rows)
@@ -49,6 +56,14 @@ class SasRec(SelfAttention):
         if settings.time_gaps:
             self.known = KnownEvents(self.num_users, self.num_items, with_times=True)
             self.gaps = nn.Parameter(torch.empty(GAPS, settings.dim).normal_(std=STD))
+        self.disliked: tuple[Tensor, Tensor] | None = None  # offsets (U + 1,) and items of users' lists
+
+    def learn_from(self, interactions: Interactions) -> None:
+        super().learn_from(interactions)
+        found = interactions.dislikes
+        if self.settings.dislike_weight and found is not None and found.num_pairs:
+            offsets, items = (torch.from_numpy(each).to(self.device) for each in (found.offsets, found.items))
+            self.disliked = offsets, items.long()
 
     def _requests(self, users: Tensor, vectors: Tensor) -> Tensor:
         most = self.settings.length
@@ -96,7 +111,24 @@ class SasRec(SelfAttention):
         x = self._of_packed(places, lengths, users, vectors)
         h = self.norm(self.blocks(x, lengths, sizes)[: len(places)])
         targets = self.known.items[places + 1].long()
-        return self._softmax(h, vectors, targets) + self._loss_of_start(users, vectors)
+        loss = self._softmax(h, vectors, targets) + self._loss_of_start(users, vectors)
+        if self.disliked is None:
+            return loss
+        owners = users.repeat_interleave(lengths, output_size=len(targets))
+        return loss + self.settings.dislike_weight * self._loss_of_dislikes(h, vectors, targets, owners, *self.disliked)
+
+    def _loss_of_dislikes(
+        self, h: Tensor, vectors: Tensor, targets: Tensor, owners: Tensor, offsets: Tensor, items: Tensor
+    ) -> Tensor:
+        """The sum over events (P,) of log(1 + exp(s_d - s_target)) for an item d that the event's owner disliked.
+
+        Each event draws one of them; events of users who disliked nothing have no loss. Rendle et al.: BPR, UAI 2009.
+        """
+        counts = offsets[owners + 1] - offsets[owners]
+        places = offsets[owners] + (torch.rand(len(owners), device=owners.device) * counts).long()
+        drawn = items[places.clamp(max=len(items) - 1)]
+        lead = at_least_fp32(h * (vectors[targets] - vectors[drawn])).sum(1)
+        return torch.where(counts > 0, F.softplus(-lead), 0.0).sum()
 
     def _loss_of_start(self, users: Tensor, vectors: Tensor) -> Tensor:
         """The loss of the first events of users; it trains `start` alone, so that items are not drawn to it."""

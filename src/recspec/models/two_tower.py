@@ -88,6 +88,13 @@ class TwoTowerSettings(config.Settings):
         True,
         description="softmax: the other positives of a batch are negatives, besides the drawn ones (train.negatives)",
     )
+    dislike_weight: float = Field(
+        0.0,
+        ge=0,
+        le=1e3,
+        description="softmax: weight of a disliked item as a further negative of its user's rows, in those of all items "
+        "together",
+    )
     combiner: Literal["sum", "mean"] = Field("mean", description="pooling of a list's embeddings, such as a history's")
     embedding_std: UniformStd = None
 
@@ -163,7 +170,10 @@ class TwoTower(Model):
         """With the softmax, the negatives of the batch, and its positives unless `in_batch` is off."""
         if self.settings.loss == "binary":
             return LossNeeds(self.features())
-        return LossNeeds(self.features(), negatives="batch and positives" if self.settings.in_batch else "batch")
+        negatives: Literal["batch", "batch and positives"] = (
+            "batch and positives" if self.settings.in_batch else "batch"
+        )
+        return LossNeeds(self.features(), negatives, dislike_weight=self.settings.dislike_weight)
 
     def request_vector(self, batch: Batch) -> Tensor:
         """The vector of each request, by which items are ranked: (R, D), and with `item_bias` a 1 behind it."""

@@ -55,7 +55,7 @@ Paired = Sequence[tuple[RunFacts, Sequence[Pair], Sequence[str]]]
 """Each run but the first, with its pairs with the first and the reasons if there are none."""
 Runs = Sequence[RunFacts]
 
-NOT_JUDGED = ("novelty", "diversity", "popularity_lift", "coverage")
+NOT_JUDGED = ("novelty", "diversity", "popularity_lift", "coverage", "disliked")
 EXAMPLES = 2
 """Users who gain most, and as many who lose most."""
 BINS = 21

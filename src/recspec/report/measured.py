@@ -40,6 +40,7 @@ MEANINGS = {
     "coverage": "share of the items that at least one list holds",
     "novelty": "how rare the recommended items are, in bits; higher is rarer",
     "diversity": "how different the items of one list are, from 0 to 1",
+    "disliked": "share of the items disliked in the split that are recommended to their users; lower is better",
     "popularity_lift": "how much more popular the recommended items are than those of the users' histories; 0 is equal",
 }
 

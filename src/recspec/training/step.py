@@ -8,10 +8,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from recspec.evaluation import disliked_items, positives
 from recspec.loading import (
     NegativeSampler,
     Ranks,
@@ -93,8 +95,19 @@ def make_sampler(built: Built) -> NegativeSampler | SharedNegatives | None:
     }
     if needs.shares_negatives and (number or compares_rows):
         shares = plan.loader.shares_of_positives(plan.spec) if compares_rows else None
+        if needs.dislike_weight:
+            both |= {"dislikes": _dislikes(built), "dislike_weight": needs.dislike_weight}
         return shared_negatives_for(plan.spec, number, row_shares=shares, gather=built.ranks.gather, **both)
     return sampler_for(plan.spec, number, beside=needs.compares_negatives, **both) if number else None
+
+
+def _dislikes(built: Built) -> tuple[Tensor, Tensor] | None:
+    """Offsets and items of what users disliked in train; None if nothing is known of it."""
+    spec, splits = built.plan.spec, built.plan.settings.train_splits
+    found = disliked_items(spec, splits, positives(spec, splits))
+    if found is None or not found.num_pairs:
+        return None
+    return torch.from_numpy(found.offsets), torch.from_numpy(found.items.astype(np.int64))
 
 
 class Objective(nn.Module):

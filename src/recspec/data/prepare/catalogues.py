@@ -422,6 +422,7 @@ class Rows:
     seen: Table | None = None
     """Every event of the users, also those that `rows` lack: columns user_id, item_id, split; None: those of `rows`,
     or, of labelled ones, those with label 1."""
+    dislikes: Table | None = None  # of interactions: events whose items the user disliked, in the same columns
     missing_values: Sequence[str] = ()  # raw texts for a missing value; `rows` contain none, rows to predict may
     missing_by_column: Mapping[str, Sequence[str]] = field(default_factory=dict)  # the same, of raw columns by name
     notes: Notes = field(default_factory=Notes)  # of the dataset; writing adds to them

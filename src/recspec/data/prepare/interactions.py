@@ -52,7 +52,7 @@ from recspec.data.prepare.names import (
 from recspec.data.prepare.prepared import Progress
 from recspec.data.prepare.splits import write_seen
 from recspec.data.prepare.tables import counts_by, stage_by_number, time_range
-from recspec.data.storage import SEEN_FILE
+from recspec.data.storage import DISLIKES_FILE, SEEN_FILE
 from recspec.feature_spec import Chunk, Feature, FeatureSpec
 
 LIANGS_CUT_OFFS = (20, 50, 100)  # of Liang et al., 2018, on held-out users; shorter than half of the items
@@ -185,6 +185,8 @@ def write(
         rows = stage_by_number(backend, rows, prepared.everyone, source.order, folder)
     prepared.fitted.encoders.save(folder)
     write_seen(backend, folder, rows if source.seen is None else source.seen)
+    if source.dislikes is not None:
+        write_seen(backend, folder, source.dislikes, DISLIKES_FILE)
     if settings.history is None:
         prepared.users.write(folder / "users.parquet")
     prepared.items.write(folder / "items.parquet")
@@ -308,7 +310,7 @@ def _specification(
         drawn["train_negatives"] = plan.settings.train_negatives
     named: dict[str, object] = {"timestamp": TIMESTAMP} if source.timed else {}
     named |= {"event_weight": EVENT_WEIGHT} if source.weighted else {}
-    named["seen"] = SEEN_FILE
+    named |= {"seen": SEEN_FILE} | ({"dislikes": DISLIKES_FILE} if source.dislikes is not None else {})
     if source.folds_in:
         longest = len(prepared.vocabulary(ITEM)) // 2
         named |= {"cut_offs": found} if (found := [k for k in LIANGS_CUT_OFFS if k <= longest]) else {}

@@ -253,19 +253,21 @@ def _hex(share: float) -> str:
     return "g" if share >= 1 else f"{int(share * 2**32):08x}"
 
 
-def write_seen(backend: Backend, folder: Path, events: Table) -> None:
-    """Write `seen.parquet` from raw events (columns user_id, item_id, split), beside the vocabularies of their ids.
+def write_seen(backend: Backend, folder: Path, events: Table, name: str = SEEN_FILE) -> None:
+    """Write `seen.parquet`, or a file of its form, from raw events (columns user_id, item_id, split).
+
+    It lies beside the vocabularies of their ids.
 
     Events of users and items without an id are left out.
     """
     held = events.select(USER, ITEM, _split=events[SPLIT].cases(*((name, n) for n, name in enumerate(WRITTEN))))
-    for name, number in ((USER, "_user"), (ITEM, "_item")):
-        ids = backend.read_parquet([folder / VOCABULARIES / f"{name}.parquet"], row=True)
+    for of, number in ((USER, "_user"), (ITEM, "_item")):
+        ids = backend.read_parquet([folder / VOCABULARIES / f"{of}.parquet"], row=True)
         ids = ids.select(_value="value", **{number: ids[ROW] + 1})
-        held = held.inner_join(ids, held[name] == ids["_value"]).drop("_value", name)
+        held = held.inner_join(ids, held[of] == ids["_value"]).drop("_value", of)
     ids = {USER: held["_user"], ITEM: held["_item"]}
     first = held.group_by(**ids).aggregate(**{SPLIT: held["_split"].min()})
-    write_seen_file(folder / SEEN_FILE, backend.batches(first.order_by(USER, ITEM)))
+    write_seen_file(folder / name, backend.batches(first.order_by(USER, ITEM)))
 
 
 CUTS: Mapping[str, Literal["user", "all"]] = {"leave_one_out": "user", "time": "all"}

@@ -5,7 +5,15 @@ from recspec.data.storage.check import check_sidecar_files, companion_problems
 from recspec.data.storage.chunk_file import BLOCK_ROWS
 from recspec.data.storage.label_columns import LABEL_AUC, label_columns, sample_rows, telling
 from recspec.data.storage.ragged import Array, Column, Columns, Ragged, offsets_of, ragged_range
-from recspec.data.storage.seen_file import SEEN_FILE, SEEN_SPLITS, UNTIL, read_seen, read_seen_pairs, write_seen_file
+from recspec.data.storage.seen_file import (
+    DISLIKES_FILE,
+    SEEN_FILE,
+    SEEN_SPLITS,
+    UNTIL,
+    read_seen,
+    read_seen_pairs,
+    write_seen_file,
+)
 from recspec.data.storage.splits import SplitReader, SplitWriter, open_split, write_dataset
 from recspec.data.storage.tfrecord import masked_crc
 from recspec.data.storage.transcode import (
@@ -18,9 +26,9 @@ from recspec.data.storage.transcode import (
 )
 
 __all__ = [
-    "BLOCK_ROWS", "LABEL_AUC", "PREPARE_FILE", "SEEN_FILE", "SEEN_SPLITS", "UNTIL", "Array", "Column", "Columns",
-    "Distribution", "Ragged", "SplitReader", "SplitWriter", "check", "check_sidecar_files", "companion_problems",
-    "copy_companions", "feature_to_write", "label_columns", "masked_crc", "offsets_of", "open_split", "ragged_range",
-    "read_seen", "read_seen_pairs", "sample_rows", "synthesize", "telling", "tfrecord", "transcode", "write_dataset",
-    "write_seen_file",
+    "BLOCK_ROWS", "DISLIKES_FILE", "LABEL_AUC", "PREPARE_FILE", "SEEN_FILE", "SEEN_SPLITS", "UNTIL", "Array", "Column",
+    "Columns", "Distribution", "Ragged", "SplitReader", "SplitWriter", "check", "check_sidecar_files",
+    "companion_problems", "copy_companions", "feature_to_write", "label_columns", "masked_crc", "offsets_of",
+    "open_split", "ragged_range", "read_seen", "read_seen_pairs", "sample_rows", "synthesize", "telling", "tfrecord",
+    "transcode", "write_dataset", "write_seen_file",
 ]  # fmt: skip

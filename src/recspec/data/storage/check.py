@@ -41,6 +41,7 @@ def check(spec: FeatureSpec) -> None:
     try:
         check_sidecar_files(spec)
         read_seen(spec)
+        read_seen(spec, named="dislikes")
     except DataError as error:
         problems += error.problems or [str(error)]
     problems += companion_problems(spec)

@@ -2,6 +2,8 @@
 
 A row is a pair of ids, `user_id` and `item_id`, and the number of the first split whose rows know of it: 0 train,
 1 valid, 2 test, 3 fold_in. Rows are sorted by user and item, and no pair repeats.
+
+`dislikes.parquet`, of the same form, holds those that the user disliked.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +23,7 @@ from recspec.base.errors import DataError
 from recspec.base.files import special, whole_file
 from recspec.feature_spec import FOLD_IN, SPLITS, FeatureSpec
 
-SEEN_FILE = "seen.parquet"
+SEEN_FILE, DISLIKES_FILE = "seen.parquet", "dislikes.parquet"
 UNTIL = "history_until"
 """Column of `users.parquet` with the time of each user's last row, from which the gaps of the history count."""
 ROWS_PER_GROUP = 131_072
@@ -69,13 +72,15 @@ def read_seen_pairs(
     return table.column("user_id").to_numpy(), table.column("item_id").to_numpy()
 
 
-def read_seen(spec: FeatureSpec, splits: Sequence[str] = SEEN_SPLITS) -> Pairs | None:
+def read_seen(
+    spec: FeatureSpec, splits: Sequence[str] = SEEN_SPLITS, named: Literal["seen", "dislikes"] = "seen"
+) -> Pairs | None:
     """Users (P,) and items (P,) that are known by some splits of a dataset; None if it keeps no such file.
 
     Raises:
         DataError: if the file is damaged, or holds ids that the dataset lacks.
     """
-    name = spec.companions.get("seen")
+    name = spec.companions.get(named)
     if name is None:
         return None
     counts = {feature: spec.num_ids(feature) for feature in (spec.user_id, spec.item_id)}

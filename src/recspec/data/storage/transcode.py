@@ -116,7 +116,7 @@ CRITEO_ALPHA = 1.45  # the exponent that made DLRM's synthetic ids look like Cri
 _EXACT = {"bool": 2, "float16": 2**11, "float32": 2**24, "float64": 2**53} | {
     name: int(np.iinfo(name).max) for name in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32")
 }  # how many whole numbers from 0 on each type tells apart
-_ABOUT_REAL_DATA = ("catalogues", "encoders", "vocabularies", "seen", "summary", "dataset")
+_ABOUT_REAL_DATA = ("catalogues", "encoders", "vocabularies", "seen", "dislikes", "summary", "dataset")
 
 
 def synthesize(
