@@ -388,7 +388,7 @@ class Settings(SignalSettings):
             raise ValueError("min_rating needs the column of the rating")
         if self.dislike_below is not None and self.rating is None and "rating" in self.model_fields_set:
             raise ValueError("dislike_below needs the column of the rating")
-        if None not in (self.min_rating, self.dislike_below) and self.dislike_below > self.min_rating:
+        if self.min_rating is not None and self.dislike_below is not None and self.dislike_below > self.min_rating:
             raise ValueError(
                 f"dislike_below {self.dislike_below:g} is above min_rating {self.min_rating:g}, from which a row is an "
                 "interaction; take a lower one"
@@ -448,8 +448,9 @@ class Settings(SignalSettings):
     @property
     def of_interactions(self) -> list[str]:
         """The given settings that only interactions have."""
-        names = ("train_negatives", "unknown_targets", "repeats", "rating", "min_rating")
-        names += ("target", "dislike_below", "dislikes")
+        names = (
+            "train_negatives", "unknown_targets", "repeats", "rating", "min_rating", "target", "dislike_below", "dislikes",
+        )  # fmt: skip
         return [name for name in names if getattr(self, name) != type(self).model_fields[name].default]
 
     def of_side(self, side: str) -> dict[str, object]:

@@ -393,12 +393,12 @@ class Journal:
             finally:
                 connection.close()
 
-    def rows(self, asked: sa.Select[Any] | sa.TextClause) -> Sequence[sa.Row[Any]]:
+    def rows(self, asked: sa.Select[*tuple[Any, ...]] | sa.TextClause) -> Sequence[sa.Row[*tuple[Any, ...]]]:
         """The rows of a query."""
         with self._told(), self._reading() as connection:
             return connection.execute(asked).all()
 
-    def scalar(self, asked: sa.Select[Any]) -> Any:
+    def scalar(self, asked: sa.Select[*tuple[Any, ...]]) -> Any:
         """The first value of a query; None without any."""
         with self._told(), self._reading() as connection:
             return connection.execute(asked).scalar()
@@ -482,7 +482,7 @@ class Journal:
             for name, variant in each.variants.items()
         ]
         if rows:
-            insert = self._upsert(assignment)
+            insert = self.upsert(assignment)
             connection.execute(insert.on_conflict_do_nothing(index_elements=["experiment", "subject"]), rows)
 
     def _known(self, connection: sa.Connection, ids: Sequence[str]) -> dict[str, Event]:
