@@ -30,7 +30,11 @@ from recspec.base.errors import SettingsError
 from recspec.base.machine import keep_freed_memory
 from recspec.cli.console import tell
 
-ARGUMENTS: Mapping[str, Sequence[str]] = {"prepare": ("dataset", "raw", "out"), "runs": ("folder",)}
+ARGUMENTS: Mapping[str, Sequence[str]] = {
+    "prepare": ("dataset", "raw", "out"),
+    "evaluate": ("run", "data"),
+    "runs": ("folder",),
+}
 """Arguments of commands that differ from those of their verbs."""
 SHORT = {"k": "-k", "verbose": "-v"}
 HELP = {"json": "Print JSON to standard output.", "set": "Set one setting; repeatable."}

@@ -10,7 +10,17 @@ from recspec.evaluation.fitting import Fitted, ItemFit, RowFit
 from recspec.evaluation.interactions import id_feature, interactions_of, positives, read_events, read_rows, seen_items
 from recspec.evaluation.protocols import run_protocols
 from recspec.evaluation.rankings import users_at_once
-from recspec.evaluation.report import Comparison, Evaluation, Report, Slice, difference, is_lower_better
+from recspec.evaluation.report import (
+    Asked,
+    Comparison,
+    Evaluation,
+    Groups,
+    Interval,
+    Report,
+    Slice,
+    difference,
+    is_lower_better,
+)
 from recspec.evaluation.row_baselines import count_labels
 from recspec.evaluation.runs import FoundRun, RunList, find_runs
 from recspec.evaluation.saved import Kept, SavedEvaluation, held_values, real, save, saved
@@ -31,6 +41,7 @@ from recspec.evaluation.warnings import ModelWarning
 
 __all__ = [
     "PROTOCOLS",
+    "Asked",
     "BoostedFit",
     "Comparison",
     "EvaluateSettings",
@@ -38,6 +49,8 @@ __all__ = [
     "EvaluationTask",
     "Fitted",
     "FoundRun",
+    "Groups",
+    "Interval",
     "ItemFit",
     "Kept",
     "ModelRanker",
