@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from recspec.api.data import opened
 from recspec.api.frames import Kind, chosen_kind, from_table, table_of
 from recspec.api.progress import Stages, stages
 from recspec.api.verb_checks import Place, several, verb
 from recspec.api.views import Section, View, Viewed
-from recspec.base.errors import SettingsError
+from recspec.base.errors import SettingsError, listed
 
 if TYPE_CHECKING:
     from recspec.evaluation import Comparison, Report, Slice
@@ -161,9 +162,10 @@ def _slices(title: str, parts: Mapping[str, Slice]) -> Section:
 @verb
 def evaluate(
     run: Place,
-    data: Place,
+    data: Place | None = None,
     split: str = "test",
     *,
+    journal: str | None = None,
     protocol: str | Sequence[str] | None = None,
     label: str | None = None,
     k: int | Sequence[int] | None = None,
@@ -176,12 +178,18 @@ def evaluate(
     against: Place | Sequence[Place] | None = None,
     slice: str | Sequence[str] | None = None,
     diversity: str | None = None,
+    event: str = "click",
+    window: str = "30m",
+    explore_temperature: float | None = None,
+    explore_floor: float | None = None,
+    explore_pool: int | None = None,
+    explore_last: int | None = None,
     device: str = "auto",
     allow_outside: bool = False,
     verify: bool = True,
     progress: bool | Stages | None = None,
 ) -> EvaluationResult:
-    """Measure a trained model, each metric under a protocol.
+    """Measure a trained model, each metric under a protocol; or, from a journal, what its lists would earn.
 
     The run's folder keeps the result. Each run of `against` keeps its own, as if it had been evaluated alone.
 
@@ -189,9 +197,11 @@ def evaluate(
         run: Folder of a run or a bundle.
         data: Prepared dataset: its folder or specification file.
         split: Split to score.
+        journal: Journal of lists drawn by chance, in place of data: sqlite:///FILE or
+            postgresql+psycopg://USER@HOST/DATABASE.
         protocol: Protocol: rows, sampled or full, or several; by default all that fit.
         label: Label to measure, of several; by default the first that the run learned.
-        k: Cut-off of metrics, or several; by default the dataset's.
+        k: Cut-off of metrics, or several; by default the dataset's, or whole lists of a journal.
         baselines: Also fit the classic baselines.
         users: Number of users to rank under full, drawn evenly; by default all.
         known: Splits with known events of a user: before (all earlier ones) or train.
@@ -201,6 +211,12 @@ def evaluate(
         against: Run to compare with by paired tests, or several.
         slice: Slices to measure apart: activity (of users), popularity (of items) or a column.
         diversity: Item column for the diversity of lists; by default the first categorical one.
+        event: Type of a journal's events that are the reward.
+        window: Time after an answer in which such an event counts.
+        explore_temperature: Temperature of the lists that the model would draw; by default as logged.
+        explore_floor: Share of each place that it would draw evenly; by default as logged.
+        explore_pool: Number of best items that it may show; by default as logged.
+        explore_last: Number of places at the end that it would draw; by default as logged.
         device: Device: auto, cpu, cuda or cuda:N.
         allow_outside: Allow files outside the specification's folder.
         verify: Compare files with their manifest.
@@ -209,8 +225,22 @@ def evaluate(
     Raises:
         SpecError: if the dataset lacks the model's features, or the roles that a protocol needs.
         SettingsError: for an unknown protocol or value.
+        DataError: if a journal's lists tell nothing of the model, with the reasons.
         BundleError: if a run holds no bundle, or a damaged one.
     """
+    own = {
+        "event": event, "window": window, "explore_temperature": explore_temperature, "explore_floor": explore_floor,
+        "explore_pool": explore_pool, "explore_last": explore_last,
+    }  # fmt: skip
+    others = {
+        "split": split, "protocol": protocol, "label": label, "baselines": baselines, "users": users, "known": known,
+        "cold": cold, "repeats": repeats, "slice": slice, "diversity": diversity, "allow_outside": allow_outside,
+    }  # fmt: skip
+    _check_source(data, journal, {"journal": own, "data": others})
+    if journal is not None:
+        own |= {"ks": tuple(dict.fromkeys(several(k))) or None, **({"draws": bootstrap} if bootstrap else {})}
+        return _from_journal(run, journal, against, own, device=device, verify=verify, progress=progress)
+    assert data is not None
     from recspec.base import config
     from recspec.bundle import folder as bundle
     from recspec.evaluation import EvaluateSettings, save
@@ -264,6 +294,54 @@ def evaluate(
         file=file,
         files=files,
         why_not_kept="; ".join(told) if kept else "the first process keeps it",
+    )
+
+
+def _check_source(
+    data: Place | None, journal: str | None, options: Mapping[Literal["data", "journal"], Mapping[str, object]]
+) -> None:
+    """Refuse both sources or none, and options of the one that is not used."""
+    if (data is None) == (journal is None):
+        raise SettingsError(
+            f"evaluate: expected {'a dataset or a journal' if data is None else 'one of data and journal'}"
+        )
+    unused: Literal["data", "journal"] = "journal" if journal is None else "data"
+    usual = inspect.signature(evaluate).parameters
+    if strange := [name for name, value in options[unused].items() if value != usual[name].default]:
+        raise SettingsError(f"evaluate: {listed(strange)}: used with {unused} alone")
+
+
+def _from_journal(
+    run: Place,
+    journal: str,
+    against: Place | Sequence[Place] | None,
+    asked: Mapping[str, object],
+    *,
+    device: str,
+    verify: bool,
+    progress: bool | Stages | None,
+) -> EvaluationResult:
+    """What the lists of runs would earn, estimated from what a journal's lists earned."""
+    from recspec.base import config
+    from recspec.evaluation import save
+    from recspec.inference import Predictor
+    from recspec.loop import Journal, JournalSettings, evaluate_journal
+
+    settings = config.build(JournalSettings, "evaluate", asked)
+    names = dict.fromkeys(os.fspath(each) for each in (run, *several(against)))
+    with stages(progress) as show, Journal(journal, read_only=True) as opened_journal:
+        runs = {name: Predictor.open(name, device=device, verify=verify) for name in names}
+        reports = evaluate_journal(runs, opened_journal, settings, progress=show)
+    kept = {name: save(report, runs[name].bundle, runs[name].spec) for name, report in reports.items()}
+    why_not = [f"{name}: {each.why_not}" for name, each in kept.items() if each.why_not]
+    first = next(iter(names))
+    files = [each.file for each in kept.values() if each.file is not None]
+    return EvaluationResult(
+        reports[first],
+        runs[first].bundle.card.model,
+        file=kept[first].file,
+        files=files,
+        why_not_kept="; ".join(why_not),
     )
 
 

@@ -423,6 +423,8 @@ class Model(Viewed):
     def evaluate(self, data: Place | None = None, split: str = "test", **named: Any) -> EvaluationResult:
         """Measure the model on a dataset, by default the one that it was trained on; see `evaluate`."""
         named = {"device": self._device, "verify": self._verify, **named}
+        if data is None and named.get("journal") is not None:
+            return evaluate(self, None, split, **named)
         used = self.data if data is None else data
         if used is None:
             raise SettingsError(f"{self.path}: does not say which data trained it; pass them, as in evaluate('data')")

@@ -18,7 +18,17 @@ from recspec.evaluation.interactions import (
 )
 from recspec.evaluation.protocols import run_protocols
 from recspec.evaluation.rankings import users_at_once
-from recspec.evaluation.report import Comparison, Evaluation, Report, Slice, difference, is_lower_better
+from recspec.evaluation.report import (
+    Asked,
+    Comparison,
+    Evaluation,
+    Groups,
+    Interval,
+    Report,
+    Slice,
+    difference,
+    is_lower_better,
+)
 from recspec.evaluation.row_baselines import count_labels
 from recspec.evaluation.runs import FoundRun, RunList, find_runs
 from recspec.evaluation.saved import Kept, SavedEvaluation, held_values, real, save, saved
@@ -39,6 +49,7 @@ from recspec.evaluation.warnings import ModelWarning
 
 __all__ = [
     "PROTOCOLS",
+    "Asked",
     "BoostedFit",
     "Comparison",
     "EvaluateSettings",
@@ -46,6 +57,8 @@ __all__ = [
     "EvaluationTask",
     "Fitted",
     "FoundRun",
+    "Groups",
+    "Interval",
     "ItemFit",
     "Kept",
     "ModelRanker",

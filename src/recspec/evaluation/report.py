@@ -278,6 +278,8 @@ class Report:
             apart = _one_class(facts) if "group_auc" in self.metrics["rows"] else ""
             without = f"; GAUC leaves out {apart}" if apart else ""
             return f"rows ({_count(facts, 'rows')} rows, {_count(facts, 'positives')} positive{without})"
+        if "described" in facts:
+            return f"{protocol} ({facts['described']})"
         fewest, most = (int(str(facts.get(name, 0))) for name in ("fewest_candidates", "most_candidates"))
         many = f"{most:,}" if fewest == most else f"{fewest:,} to {most:,}"
         notes, all_positives = [str(facts.get("candidates", ""))], _count(facts, "of_positives")

@@ -42,6 +42,8 @@ Ratio = tuple[Values, Values]
 LEVEL = 0.95
 MOST_UNSUPPORTED, LEAST_EFFECTIVE, MOST_SHARE, MOST_ERRORS = 0.01, 200.0, 0.05, 3.0
 LEAST_P = 0.001
+ROUNDING = 0.001
+"""Of chances that a model gives again: 1e-7 of its scores, at any temperature."""
 LEAST_EXPECTED = 5.0
 """Expected count of a cell of the chi-square test; smaller ones are joined."""
 CLIP = 10.0
@@ -201,7 +203,7 @@ def refusals(lists: LoggedLists) -> list[str]:
     if total and (share := float(weights.max()) / total) > MOST_SHARE:
         problems.append(f"one list has {share:.1%} of all weight; at most {MOST_SHARE:.0%} may have")
     mean = estimate(iter([(weights, lists.ones)]), lists.users)
-    if abs(mean.value - 1) > MOST_ERRORS * mean.standard_error:
+    if abs(mean.value - 1) > max(MOST_ERRORS * mean.standard_error, ROUNDING):
         away = abs(mean.value - 1) / mean.standard_error if mean.standard_error else math.inf
         problems.append(
             f"weights have the mean {mean.value:.4f}, {away:.1f} standard errors from 1; the logged chances are not "

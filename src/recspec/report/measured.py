@@ -41,6 +41,13 @@ MEANINGS = {
     "novelty": "how rare the recommended items are, in bits; higher is rarer",
     "diversity": "how different the items of one list are, from 0 to 1",
     "disliked": "share of the items disliked in the split that are recommended to their users; lower is better",
+    "rips": "clicks of a list that the model would draw, from logged lists; each slot weighs as the items above it",
+    "sn_rips": "the same over the sums of weights: a small bias, less variance",
+    "cascade_dr": "the same beside predicted clicks, which leaves less to chance",
+    "ips": "clicks of the model's choice, estimated from logged choices",
+    "snips": "the same over the sum of weights: a small bias, less variance",
+    "dm": "clicks that a model predicts for the model's choice; as wrong as it is",
+    "dr": "both together: right if either is",
     "popularity_lift": "how much more popular the recommended items are than those of the users' histories; 0 is equal",
 }
 
@@ -91,13 +98,14 @@ class Answer:
             "full": "every user, all items ranked",
             "sampled": "each list's own candidates ranked",
             "rows": "every row scored",
+            "off_policy": "what the model's lists would earn",
         }
         return f"{self.saved.split}: {words.get(self.protocol, self.protocol)}"
 
     @property
     def who(self) -> str:
         """Whose values these are."""
-        return {"rows": "rows", "full": "users"}.get(self.protocol, "lists")
+        return {"rows": "rows", "full": "users", "off_policy": "users"}.get(self.protocol, "lists")
 
     @cached_property
     def metrics(self) -> dict[str, dict[str, Measured]]:
@@ -220,9 +228,13 @@ def of_slice(part: object, metric: str) -> Measured | None:
     return of_metric(metric, values[metric], errors.get(metric)) if metric in values else None
 
 
+OF_ANY_SIZE = ("log_loss", "novelty", "popularity_lift", "rips", "sn_rips", "cascade_dr", "ips", "snips", "dm", "dr")
+"""Starts of the names of metrics that are no shares from 0 to 1."""
+
+
 def of_metric(name: str, value: float, error: float | None) -> Measured:
     """A value of a metric by its name."""
-    return Measured(value, error, is_share=not name.startswith(("log_loss", "novelty", "popularity_lift")))
+    return Measured(value, error, is_share=not name.startswith(OF_ANY_SIZE))
 
 
 def meanings(names: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -266,9 +278,10 @@ def main_metric(held: Mapping[str, Mapping[str, float]], wanted: str = "") -> tu
     protocol, _, metric = wanted.partition("/")
     if metric in held.get(protocol, {}):
         return protocol, metric
-    for protocol in ("full", "sampled", "rows"):
+    for protocol in dict.fromkeys(("full", "sampled", "rows", *held)):
         names = [*held.get(protocol, {})]
-        usual = [name for start in ("ndcg", "auc", "mrr") for name in names if name.startswith(start)]
+        starts = ("ndcg", "auc", "mrr", "cascade_dr", "dr")
+        usual = [name for start in starts for name in names if name.startswith(start)]
         if usual or names:
             return protocol, (usual or names)[0]
     return None

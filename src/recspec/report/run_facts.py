@@ -85,9 +85,9 @@ class RunFacts:
         return self.evaluations[0].data if self.evaluations else None
 
     def was_trained_elsewhere(self, saved: SavedEvaluation) -> bool:
-        """Whether an evaluation is on other data than the run was trained on, which may hold the answers."""
-        own = self.record.data if self.record is not None else None
-        return own is not None and own.digest != saved.data.digest
+        """Whether an evaluation is on another dataset than the run was trained on, which may hold the answers."""
+        own, here = self.record.data if self.record is not None else None, saved.data
+        return own is not None and here.name != "journal" and own.digest != here.digest
 
     @property
     def data_path(self) -> str:

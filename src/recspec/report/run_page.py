@@ -197,6 +197,8 @@ def judgement(answer: Answer | None) -> tuple[str, str, str] | None:
 def described(answer: Answer) -> str:
     """What was ranked or scored."""
     facts = answer.facts
+    if isinstance(facts.get("described"), str):
+        return f"{facts['described']}."
     if answer.protocol == "rows":
         return f"{number(facts.get('rows'))} rows, {number(facts.get('positives'))} of them positive."
     few, many = facts.get("fewest_candidates"), facts.get("most_candidates")
