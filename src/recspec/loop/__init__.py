@@ -7,7 +7,7 @@ from recspec.loop.experiment_report import Effect, ExperimentReport, GuardrailRe
 from recspec.loop.exploration import GREEDY, Exploration, ListDraw, explore, generator, list_chances, slot_chances
 from recspec.loop.forgetting import Forgotten, forget
 from recspec.loop.histories import Histories
-from recspec.loop.interleaving import INTERLEAVED, TEAMS, TEAM_DRAFT, interleave
+from recspec.loop.interleaving import INTERLEAVED, TEAM_DRAFT, TEAMS, interleave
 from recspec.loop.journal import REFUSALS, VARIANTS, Exposure, Journal, Outcome, is_sqlite, now_us
 from recspec.loop.journal_files import ImportedEvents, export_days, import_events
 from recspec.loop.outcomes import ERROR, MILLISECONDS, read_outcomes
