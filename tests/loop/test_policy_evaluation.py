@@ -17,7 +17,7 @@ from recspec.loop import (
     Exploration,
     Exposure,
     Journal,
-    JournalSettings,
+    LoggedListSettings,
     evaluate_journal,
     list_chances,
 )
@@ -55,7 +55,7 @@ def true_value(predictor: Predictor, k: int) -> float:
 def test_estimates_are_near_what_the_model_would_earn(url, ease, ials):
     with Journal(url) as journal:
         simulated(journal, ease, 3_000).store()
-        reports = evaluate_journal({"ials": ials, "ease": ease}, journal, JournalSettings())
+        reports = evaluate_journal({"ials": ials, "ease": ease}, journal, LoggedListSettings())
     report, truth = reports["ials"], true_value(ials, 3)
     errors, metrics = report.model.standard_errors["off_policy"], report.metrics["off_policy"]
     assert [*metrics] == ["rips@3", "sn_rips@3", "cascade_dr@3"]
@@ -82,7 +82,7 @@ def test_estimates_are_near_what_the_model_would_earn(url, ease, ials):
 def test_single_choices_have_the_classic_estimates(url, ease, ials):
     with Journal(url) as journal:
         simulated(journal, ease, 2_000, k=1).store()
-        report = evaluate_journal({"ials": ials}, journal, JournalSettings())["ials"]
+        report = evaluate_journal({"ials": ials}, journal, LoggedListSettings())["ials"]
     metrics, errors = report.metrics["off_policy"], report.model.standard_errors["off_policy"]
     assert [*metrics] == ["dm", "ips", "snips", "dr"]
     truth = true_value(ials, 1)
@@ -93,12 +93,12 @@ def test_single_choices_have_the_classic_estimates(url, ease, ials):
 def test_the_first_slots_can_be_asked_alone(url, ease, ials):
     with Journal(url) as journal:
         simulated(journal, ease, 1_000).store()
-        report = evaluate_journal({"": ials}, journal, JournalSettings(ks=(1, 2)))[""]
+        report = evaluate_journal({"": ials}, journal, LoggedListSettings(ks=(1, 2)))[""]
         metrics = report.metrics["off_policy"]
         assert [*metrics][::3] == ["rips@1", "rips@2"]
         assert metrics["cascade_dr@1"] < metrics["cascade_dr@2"]
         with pytest.raises(SettingsError, match="evaluate: k is 4; expected 1 to 3, the longest list of the journal"):
-            evaluate_journal({"": ials}, journal, JournalSettings(ks=(1, 4)))
+            evaluate_journal({"": ials}, journal, LoggedListSettings(ks=(1, 4)))
 
 
 def test_a_model_answers_as_of_each_list(url, ease):
@@ -112,7 +112,7 @@ def test_a_model_answers_as_of_each_list(url, ease):
             for _ in range(10):
                 shop.show(user)
         shop.store()
-        report = evaluate_journal({"": ease}, journal, JournalSettings())[""]
+        report = evaluate_journal({"": ease}, journal, LoggedListSettings())[""]
     logged = report.beside["as logged"].metrics["off_policy"]["rips@3"]
     assert report.metrics["off_policy"]["rips@3"] == pytest.approx(logged, rel=1e-6)
     assert report.described("off_policy").startswith("off_policy (240 lists to 4 users: 240 in effect for 3 slots")
@@ -125,13 +125,13 @@ def test_a_logged_request_is_asked_again_with_its_filter(url, ease):
             request = ({"filter": "category == 'a'"}, {"exclude": ["p1", "p2"]}, {})[number % 3]
             shop.show(USERS[number % 30], k=1 + number % 2, **request)
         shop.store()
-        report = evaluate_journal({"": ease}, journal, JournalSettings())[""]
+        report = evaluate_journal({"": ease}, journal, LoggedListSettings())[""]
         assert "(240 lists to 30 users: 240 in effect" in report.described("off_policy")
         shop.show("c1", filter="price > 0")
         lost = Exposure(**{**values_of(shop.shown[-1]), "policy": {**POLICY.to_dict(), "request": {"filter": "red"}}})
         journal.log_exposures([lost])
         with pytest.raises(DataError, match=r"a logged request can't be answered: .*red"):
-            evaluate_journal({"": ease}, journal, JournalSettings())
+            evaluate_journal({"": ease}, journal, LoggedListSettings())
 
 
 def test_what_is_left_out_is_told(url, ease):
@@ -156,7 +156,7 @@ def test_what_is_left_out_is_told(url, ease):
         now = START + 401 + 30 * MINUTE
         open_ = odd("o10", served_at=now - 30 * MINUTE + 1)
         journal.store(shop.clicks, [*shop.shown, *others, open_])
-        report = evaluate_journal({"": ease}, journal, JournalSettings(), at=now)[""]
+        report = evaluate_journal({"": ease}, journal, LoggedListSettings(), at=now)[""]
         assert report.data_notes == (
             "1 answer left out: chances not known",
             "3 answers left out: damaged",
@@ -169,19 +169,19 @@ def test_what_is_left_out_is_told(url, ease):
         shown = Event("i", "c1", "impression", None, None, START, START, shop.shown[0].request_id)
         journal.append([replace(shown, subject=str(shop.shown[0].subject))])
         with pytest.raises(DataError, match=r"the weights leave 1\.0 of 1 list in effect; at least 200 are needed"):
-            evaluate_journal({"": ease}, journal, JournalSettings(), at=now)
+            evaluate_journal({"": ease}, journal, LoggedListSettings(), at=now)
 
 
 def test_a_journal_without_drawn_lists_is_refused_with_the_reasons(url, ease):
     with Journal(url) as journal:
         with pytest.raises(DataError) as told:
-            evaluate_journal({"": ease}, journal, JournalSettings())
+            evaluate_journal({"": ease}, journal, LoggedListSettings())
         expected = "holds no list that was drawn by chance and shown; serve with --journal and --explore first"
         assert str(told.value) == f"{url}: {expected}"
         shop = simulated(journal, ease, 2)
         journal.log_exposures([replace(each, policy={"name": "greedy"}) for each in shop.shown])
         with pytest.raises(DataError, match="drawn by chance and shown; 2 answers left out: nothing drawn by chance"):
-            evaluate_journal({"": ease}, journal, JournalSettings())
+            evaluate_journal({"": ease}, journal, LoggedListSettings())
 
 
 def test_a_model_that_the_log_can_not_tell_of_is_refused(url, ease, ials):
@@ -189,7 +189,7 @@ def test_a_model_that_the_log_can_not_tell_of_is_refused(url, ease, ials):
         shop = simulated(journal, ease, 400, policy=Exploration(0.2, 0.01))
         shop.store()
         with pytest.raises(DataError) as told:
-            evaluate_journal({"new": ials, "old": ease}, journal, JournalSettings())
+            evaluate_journal({"new": ials, "old": ease}, journal, LoggedListSettings())
     assert f"{url}: its 400 lists can't tell" in str(told.value)
     assert "new: the weights leave " in str(told.value)
     assert "old:" not in str(told.value)
@@ -202,7 +202,7 @@ def test_lists_unlike_their_own_chances_are_refused(url, ease):
         again = [replace(shop.shown[0], request_id=f"again{number}") for number in range(150)]
         journal.store(shop.clicks, [*shop.shown, *again])
         with pytest.raises(DataError) as told:
-            evaluate_journal({"": ease}, journal, JournalSettings())
+            evaluate_journal({"": ease}, journal, LoggedListSettings())
     assert "550 lists by this very model, items stand at their slots more or less often than its chances" in str(
         told.value
     )
@@ -214,7 +214,7 @@ def test_lists_whose_clicks_a_model_has_learned_are_left_out(url, ease):
         journal.store(shop.clicks, [replace(each, history_seq=place) for place, each in enumerate(shop.shown)])
         learned = copy(ease)
         learned.spec = replace(ease.spec, metadata={**ease.spec.metadata, "trained_to": 300})
-        report = evaluate_journal({"": learned}, journal, JournalSettings())[""]
+        report = evaluate_journal({"": learned}, journal, LoggedListSettings())[""]
     assert report.data_notes == ("300 answers left out: a model has learned from its clicks",)
 
 
@@ -223,8 +223,8 @@ def test_how_the_model_draws_is_as_logged_or_asked(url, ease):
         shop = simulated(journal, ease, 1_000)
         journal.store(shop.clicks, [replace(each, policy={"name": "ours"}) for each in shop.shown])
         with pytest.raises(SettingsError, match="another system drew the newest list; say how the model would draw"):
-            evaluate_journal({"": ease}, journal, JournalSettings())
-        own = JournalSettings(explore_temperature=1.0, explore_floor=0.1)
+            evaluate_journal({"": ease}, journal, LoggedListSettings())
+        own = LoggedListSettings(explore_temperature=1.0, explore_floor=0.1)
         same = evaluate_journal({"": ease}, journal, own)[""].metrics["off_policy"]
-        colder = JournalSettings(explore_temperature=0.8, explore_floor=0.1)
+        colder = LoggedListSettings(explore_temperature=0.8, explore_floor=0.1)
         assert evaluate_journal({"": ease}, journal, colder)[""].metrics["off_policy"] != same

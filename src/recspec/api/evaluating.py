@@ -228,15 +228,15 @@ def evaluate(
         DataError: if a journal's lists tell nothing of the model, with the reasons.
         BundleError: if a run holds no bundle, or a damaged one.
     """
-    own = {
+    own: dict[str, object] = {
         "event": event, "window": window, "explore_temperature": explore_temperature, "explore_floor": explore_floor,
         "explore_pool": explore_pool, "explore_last": explore_last,
     }  # fmt: skip
-    others = {
+    of_data: dict[str, object] = {
         "split": split, "protocol": protocol, "label": label, "baselines": baselines, "users": users, "known": known,
         "cold": cold, "repeats": repeats, "slice": slice, "diversity": diversity, "allow_outside": allow_outside,
     }  # fmt: skip
-    _check_source(data, journal, {"journal": own, "data": others})
+    _check_source(data, journal, {"journal": own, "data": of_data})
     if journal is not None:
         own |= {"ks": tuple(dict.fromkeys(several(k))) or None, **({"draws": bootstrap} if bootstrap else {})}
         return _from_journal(run, journal, against, own, device=device, verify=verify, progress=progress)
@@ -325,9 +325,9 @@ def _from_journal(
     from recspec.base import config
     from recspec.evaluation import save
     from recspec.inference import Predictor
-    from recspec.loop import Journal, JournalSettings, evaluate_journal
+    from recspec.loop import Journal, LoggedListSettings, evaluate_journal
 
-    settings = config.build(JournalSettings, "evaluate", asked)
+    settings = config.build(LoggedListSettings, "evaluate", asked)
     names = dict.fromkeys(os.fspath(each) for each in (run, *several(against)))
     with stages(progress) as show, Journal(journal, read_only=True) as opened_journal:
         runs = {name: Predictor.open(name, device=device, verify=verify) for name in names}

@@ -448,9 +448,8 @@ class Settings(SignalSettings):
     @property
     def of_interactions(self) -> list[str]:
         """The given settings that only interactions have."""
-        names = (
-            "train_negatives", "unknown_targets", "repeats", "rating", "min_rating", "target", "dislike_below", "dislikes",
-        )  # fmt: skip
+        of_rows = ("train_negatives", "unknown_targets", "repeats", "rating", "min_rating")
+        names = (*of_rows, "target", "dislike_below", "dislikes")
         return [name for name in names if getattr(self, name) != type(self).model_fields[name].default]
 
     def of_side(self, side: str) -> dict[str, object]:

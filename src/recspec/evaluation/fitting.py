@@ -182,7 +182,8 @@ class ItemFit:
             model = base.varied({"dislike_weight": weight}, interactions)
             found = run_protocols(scores_of(self._informed(model, task), task), list_metrics=True)
             value, shares = self._value(found.metrics), _disliked(found)
-            assert shares is not None and listed is not None
+            assert shares is not None
+            assert listed is not None
             measured = replace(best, model=model, value=value, metrics=found.metrics, evaluation=found)
             costs = (value > before if is_lower_better(self.metric) else value < before) and beats(measured, best)
             fewer = differ(shares, listed) and shares.mean() < listed.mean()

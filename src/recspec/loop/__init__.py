@@ -11,7 +11,7 @@ from recspec.loop.interleaving import INTERLEAVED, TEAM_DRAFT, TEAMS, interleave
 from recspec.loop.journal import REFUSALS, VARIANTS, Exposure, Journal, Outcome, is_sqlite, now_us
 from recspec.loop.journal_files import ImportedEvents, export_days, import_events
 from recspec.loop.outcomes import ERROR, MILLISECONDS, read_outcomes
-from recspec.loop.policy_evaluation import JournalSettings, evaluate_journal
+from recspec.loop.policy_evaluation import LoggedListSettings, evaluate_journal
 from recspec.loop.updates import JournalSettings, UpdateOutcome, Updater
 from recspec.loop.upkeep import JournalSummary, prune_journal, summarize, verify_journal
 from recspec.loop.writer import JournalWriter, RemoteWriter, Writer, store_rows
@@ -20,9 +20,9 @@ __all__ = [
     "ERROR", "GREEDY", "INTERLEAVED", "MILLISECONDS", "REFUSALS", "TEAMS", "TEAM_DRAFT", "VARIANTS", "Effect", "Event",
     "Experiment", "ExperimentReport", "Exploration", "Exposure", "Forgotten", "GuardrailResult", "Guardrails",
     "Histories", "ImportedEvents", "Journal", "JournalSettings", "JournalSummary", "JournalWriter", "ListDraw",
-    "Metric", "MetricResult", "Outcome", "ReadEvents", "Refusal", "RemoteWriter", "UpdateOutcome", "Updater", "Variant",
-    "Writer", "analyse", "assign", "evaluate_journal", "explore", "export_days", "forget", "generator", "import_events",
-    "interleave", "is_sqlite", "is_text", "list_chances", "load_experiments", "named", "now_us", "prune_journal",
-    "read_events", "read_outcomes", "recorded_variants", "register", "slot_chances", "store_rows", "summarize",
-    "users_of_variants", "verify_journal",
+    "LoggedListSettings", "Metric", "MetricResult", "Outcome", "ReadEvents", "Refusal", "RemoteWriter", "UpdateOutcome",
+    "Updater", "Variant", "Writer", "analyse", "assign", "evaluate_journal", "explore", "export_days", "forget",
+    "generator", "import_events", "interleave", "is_sqlite", "is_text", "list_chances", "load_experiments", "named",
+    "now_us", "prune_journal", "read_events", "read_outcomes", "recorded_variants", "register", "slot_chances",
+    "store_rows", "summarize", "users_of_variants", "verify_journal",
 ]  # fmt: skip

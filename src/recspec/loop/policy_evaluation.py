@@ -48,7 +48,7 @@ BANDS = 10
 """Bands of ranks in a pool: 1, 2 to 3, 4 to 7 and so on; the last one also holds what is not in the pool."""
 
 
-class JournalSettings(Settings):
+class LoggedListSettings(Settings):
     """Settings of an evaluation from a journal."""
 
     event: str = Field("click", min_length=1, description="type of the events that are the reward")
@@ -77,7 +77,7 @@ class JournalSettings(Settings):
 def evaluate_journal(
     runs: Mapping[str, Predictor],
     journal: Journal,
-    settings: JournalSettings,
+    settings: LoggedListSettings,
     *,
     at: int | None = None,
     progress: Progress = silent,
@@ -96,7 +96,7 @@ def evaluate_journal(
         SettingsError: for a number of slots that no list has.
     """
     window = round(duration_in(settings.window, "window", dated=True) * 1_000_000)
-    learned = [int(each.spec.metadata.get("trained_to") or 0) for each in runs.values()]
+    learned = [each.spec.trained_to for each in runs.values()]
     shown = read_shown_lists(
         journal, act=settings.event, window=window, at=now_us() if at is None else at, after=max(learned)
     )
@@ -192,7 +192,7 @@ class Target:
                 )
         return found
 
-    def evaluation(self, ks: Sequence[int], settings: JournalSettings) -> tuple[Evaluation, dict[str, Interval]]:
+    def evaluation(self, ks: Sequence[int], settings: LoggedListSettings) -> tuple[Evaluation, dict[str, Interval]]:
         """The estimates, with their intervals."""
         found, told, shown = dict[str, Estimate](), list[str](), self._shown
         for k in ks:

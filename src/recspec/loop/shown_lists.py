@@ -60,7 +60,7 @@ class ShownLists:
     @property
     def lengths(self) -> NDArray[np.int64]:
         """(N,) items of each list."""
-        return (self.items >= 0).sum(1)
+        return np.asarray((self.items >= 0).sum(1), np.int64)
 
     @property
     def digest(self) -> str:
