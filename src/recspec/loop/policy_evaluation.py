@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -136,7 +137,7 @@ def evaluate_journal(
 
 def _as_logged(shown: ShownLists, ks: Sequence[int]) -> Evaluation:
     """What the lists earned themselves, under the name of each estimate."""
-    values = dict[str, Array]()
+    values = dict[str, NDArray[np.floating[Any]]]()
     for k in ks:
         own = estimate(iter([(shown.clicks[:, :k].sum(1), np.ones(len(shown.users)))]), shown.users).values
         values |= dict.fromkeys(_estimators(shown, k), own)
@@ -242,7 +243,7 @@ class Target:
         starts = np.flatnonzero(np.diff(bands, prepend=-1))
         names = np.where(ids >= 0, self._name_of[ids], len(self._shown.names))
         likings = self._rates.likings[self._rates.folds[rows, None], names]
-        self._bands[rows, : places.shape[1]] = np.where(places >= 0, bands[places], BANDS - 1)
+        self._bands[rows, : places.shape[1]] = np.where(places >= 0, bands[places], BANDS - 1)  # type: ignore[misc]
         own_lists = self._own[rows]
         for slot, chances in enumerate(slot_chances(scores, places, self._policy)):
             at = places[:, slot]
