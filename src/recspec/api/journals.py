@@ -242,8 +242,10 @@ def journal_prune(journal: str, *, exposures_days: int | None = 90, events_days:
 
 
 def _day(name: str, text: str | None) -> date | None:
+    if text is None:
+        return None
     try:
-        return None if text is None else date.fromisoformat(text)
+        return date.fromisoformat(text)
     except ValueError:
         raise SettingsError(f"{name}: found {text[:40]!r}; expected a day such as 2026-11-28") from None
 

@@ -231,8 +231,9 @@ class Journal:
                 raise DataError(f"{self.shown}: there is no such journal")
             if not file.absolute().parent.is_dir():
                 raise DataError(f"{self.shown}: there is no folder {file.absolute().parent}")
-            waits = {"timeout": WAIT_SECONDS, "poll_interval": POLL_SECONDS}
-            self._file_lock = FileLock(f"{file}.lock", thread_local=False, **waits)
+            self._file_lock = FileLock(
+                f"{file}.lock", timeout=WAIT_SECONDS, poll_interval=POLL_SECONDS, thread_local=False
+            )
         self._readers = self._connect(writes=False)
         self._writer = self._readers if read_only or not self.is_sqlite else self._connect(writes=True)
         try:
@@ -352,7 +353,7 @@ class Journal:
             found += [each for each in rows if each.seq > after and (until is None or each.seq <= until)]
         return found
 
-    def rows(self, asked: sa.Select[Any] | sa.TextClause) -> Sequence[sa.Row[Any]]:
+    def rows(self, asked: sa.Executable) -> Sequence[sa.Row[Any]]:
         """The rows of a query."""
         with self._told(), self._reading() as connection:
             return connection.execute(asked).all()
