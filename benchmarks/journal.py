@@ -1,20 +1,22 @@
 """Durable events a second of `recspec serve --journal`, through HTTP, and the time until a reader sees them.
 
     python benchmarks/journal.py
-    python benchmarks/journal.py --url postgresql+psycopg://postgres@127.0.0.1/test --out journal.json
+    python benchmarks/journal.py --url postgresql+psycopg://postgres@127.0.0.1/test --out FILE.json
 
-Starts the server as a user would, with a popularity model of made-up data. Clients are connections of one process
-that send an event, wait for the answer, and send the next; the process is a raw socket loop, so that it takes few
-cycles from the server's cores. A reader in a process of its own asks for a user's events as soon as an answer says
-that one is stored. SQLite writes with WAL and synchronous=FULL, PostgreSQL with its defaults. Every accepted event is
-counted in the journal at the end. CPU seconds are those of the server and its workers; of PostgreSQL's processes they
-are not counted.
+Starts the server as a user would, with a popularity model of made-up data. Clients are connections of one process that
+send an event, wait for the answer, and send the next; the process is a raw socket loop, so that it takes few cycles
+from the server's cores. A reader in a process of its own asks for a user's events as soon as an answer says that one is
+stored. SQLite writes with WAL and synchronous=FULL, PostgreSQL with its defaults. Every accepted event is counted in
+the journal at the end.
+
+CPU seconds are those of the server and its workers; of PostgreSQL's processes they are not counted.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import platform
@@ -26,7 +28,6 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,7 @@ class Client(asyncio.Protocol):
             f"POST /events HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
         )
         self.began = time.perf_counter()
-        self.transport.write(f"{head}\r\n\r\n{body}".encode())
+        self.transport.write(f"{head}content-length: {len(body)}\r\n\r\n{body}".encode())
 
     def data_received(self, data: bytes) -> None:
         """Read an answer; a whole one ends with its JSON object."""
@@ -91,12 +92,13 @@ async def clients(port: int, connections: int, events: int, seconds: float) -> F
     """Requests a second, latencies, and the number of accepted events."""
     loop, latencies = asyncio.get_running_loop(), list[float]()
     began, cpu = time.perf_counter(), time.process_time()
-    offset = 1_000_000 * int(time.time())
 
-    def client(number: int) -> Client:
-        return Client(offset + number, events, began + seconds, latencies)
+    numbers = itertools.count(1_000_000 * int(time.time()))
 
-    made = [await loop.create_connection(partial(client, number), "127.0.0.1", port) for number in range(connections)]
+    def client() -> Client:
+        return Client(next(numbers), events, began + seconds, latencies)
+
+    made = [await loop.create_connection(client, "127.0.0.1", port) for _ in range(connections)]
     await asyncio.gather(*(each.done for _, each in made))
     took = time.perf_counter() - began
     accepted = sum(each.accepted for _, each in made)

@@ -251,7 +251,9 @@ class Journal:
                 raise DataError(f"{self.shown}: there is no such journal")
             if not file.absolute().parent.is_dir():
                 raise DataError(f"{self.shown}: there is no folder {file.absolute().parent}")
-            self._file_lock = FileLock(f"{file}.lock", WAIT_SECONDS, thread_local=False, poll_interval=POLL_SECONDS)
+            self._file_lock = FileLock(
+                f"{file}.lock", timeout=WAIT_SECONDS, poll_interval=POLL_SECONDS, thread_local=False
+            )
         self._readers = self._connect(writes=False)
         self._driver: Any = self._readers.dialect.loaded_dbapi
         self._writer = self._readers if read_only or not self.is_sqlite else self._connect(writes=True)
@@ -393,7 +395,7 @@ class Journal:
             finally:
                 connection.close()
 
-    def rows(self, asked: sa.Select[*tuple[Any, ...]] | sa.TextClause) -> Sequence[sa.Row[*tuple[Any, ...]]]:
+    def rows(self, asked: sa.Executable) -> Sequence[sa.Row[Any]]:
         """The rows of a query."""
         with self._told(), self._reading() as connection:
             return connection.execute(asked).all()

@@ -54,8 +54,9 @@ class JournalSummary:
 def summarize(journal: Journal) -> JournalSummary:
     """Count what a journal holds."""
     day = sa.cast(event.c.received_at // DAY_US, sa.BigInteger)
-    asked = sa.select(day, event.c.type, sa.func.count()).group_by(day, event.c.type).order_by(day.desc(), event.c.type)
-    days = [(day_text(number), kind, count) for number, kind, count in journal.rows(asked)]
+    asked = sa.select(day, event.c.type, sa.func.count()).group_by(day, event.c.type)
+    rows_of_days = map(tuple, journal.rows(asked.order_by(day.desc(), event.c.type)))
+    days = [(day_text(number), kind, count) for number, kind, count in rows_of_days]
     rows = {"event": sum(count for _, _, count in days)}
     for name in ("exposure", "experiment", "assignment", "version", "deletion"):
         rows[name] = int(journal.scalar(sa.select(sa.func.count()).select_from(tables.metadata.tables[name])))

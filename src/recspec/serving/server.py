@@ -524,7 +524,7 @@ class _Protocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """Limit the time for the rest of a refused body."""
-        self.cycle.transport.flush()  # type: ignore[attr-defined]
+        cast(_Connection, self.cycle.transport).flush()
         super().on_response_complete()
         if self.cycle.more_body and not self.transport.is_closing() and not self.pipeline:
             self._limit(LINGER_SECONDS, self.transport.close)
