@@ -82,8 +82,13 @@ def shop(folder: Path, title: str) -> dict[str, Path]:
             shown.append(f"c{user},p{item},{time},{('phone', 'laptop')[item % 2]},{time},{clicked}")
     own: dict[str, Any] = {"user": "customer", "item": "sku", "timestamp": "at", "items": "items.csv"}
     table, made = DATASETS["table"], dict[str, Path]()
+    people = {"users": "users.csv", "user_columns": ("name",)}
     for name, rows, more in (
-        ("bought", bought, {"users": "users.csv", "item_features": ("category",), "num_negatives": 5}),
+        (
+            "bought",
+            bought,
+            {**people, "item_features": ("category",), "num_negatives": 5},
+        ),
         ("shown", shown, {"label": "clicked", "split": "share", "context_features": ("device", "hour")}),
     ):
         (folder / f"{name}.csv").write_text("\n".join(rows) + "\n")

@@ -631,7 +631,8 @@ def test_columns_of_users_that_nothing_names_are_not_copied(tmp_path: Path) -> N
         "b,Bob Example,bob@example.org,fr,mugs\n"
     )
     text = "user_id,item_id,timestamp\na,x,1\na,y,2\nb,x,1\nb,z,2\n"
-    given: dict[str, object] = {"users": "people.csv", "user_features": ["country"]}
+    types = {"email": {"type": "text"}, "name": {"type": "text"}}  # what is declared may be left out
+    given: dict[str, object] = {"users": "people.csv", "user_features": ["country"], "types": types}
     made = prepare_text(tmp_path, text, **given)
     assert pq.read_schema(made.spec.folder / "users.parquet").names == ["user_id", "country", "country_text"]
     assert "country" in pq.read_schema(made.spec.folder / "raw" / "users.parquet").names

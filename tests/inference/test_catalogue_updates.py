@@ -259,6 +259,8 @@ def test_every_problem_of_a_file_is_named_and_nothing_changes(run: Path) -> None
     assert not (run / versions.CHANGES).exists()
     with pytest.raises(DataError, match=r"no column 'sku' or 'item_id', the item's id; found 'name'"):
         update_catalogue(run, products(run, "a", head="name\n"))
+    with pytest.raises(DataError, match="column 'title' is 'title' too, which another column gives; leave one out"):
+        update_catalogue(run, products(run, "sku-1,a,b", head="sku,name,title\n"))
     with pytest.raises(DataError, match="holds no row, a header at most; expected one for each item"):
         update_catalogue(run, products(run))
     with pytest.raises(DataError, match="no such file"):

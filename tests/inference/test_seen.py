@@ -206,8 +206,8 @@ def _pairs(found: Interactions) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"seen": ["buy"]}, "seen names types of events, one at least; name their column with event"),
-        ({"event": "kind", "seen": []}, "seen names types of events, one at least; name their column with event"),
+        ({"seen": ["buy"]}, "seen names types of events; name their column with event"),
+        ({"event": "kind", "seen": []}, "event names the column 'kind', of which nothing is used"),
     ],
 )
 def test_types_without_a_column_are_refused(settings: dict[str, object], told: str, tmp_path: Path) -> None:

@@ -141,6 +141,7 @@ def _read(raw_rows: RawRows, work: Path, sides: Mapping[str, Path], asked: Setti
     types = dict(settings.declared)
     beside = replace(reading, rows=None, layout="rows", time_format=None, columns=(), splits=())
     held: dict[str, Table] = {}
+    present = [*raw_rows.table.columns]
     keys = {"users": settings.user, "items": settings.item}
     named = {"users": settings.user_features, "items": settings.item_features}
     for side, path in sides.items():
@@ -159,11 +160,10 @@ def _read(raw_rows: RawRows, work: Path, sides: Mapping[str, Path], asked: Setti
         own_reading = replace(beside, **otherwise)  # type: ignore[arg-type]
         found = stage(backend, [path], own.ids, own_reading, notes, work)
         types |= {name: each for name, each in found.reading.types.items() if name not in types}
-        held[side] = typed(_with_key(found, keys[side], side), own)
-        if side == "users":
-            held[side] = _without_unnamed(held[side], own, settings, path.name, notes)
+        found = _with_key(found, keys[side], side)
+        present += found.raw.columns
+        held[side] = typed(_without_unnamed(found, own, settings) if side == "users" else found, own)
     settings = _declaring(settings, types, raw)
-    present = [*raw_rows.table.columns, *(name for table in held.values() for name in table.columns)]
     known = [name for name in dict.fromkeys(present) if name not in OURS]
     absent = [f"no column '{name}'{nearest(name, known)}" for name in settings.declared if name not in known]
     if absent:
@@ -185,19 +185,19 @@ def _read(raw_rows: RawRows, work: Path, sides: Mapping[str, Path], asked: Setti
     return tables
 
 
-def _without_unnamed(users: Table, roles: Roles, settings: Settings, file: str, notes: Notes) -> Table:
+def _without_unnamed(users: RawRows, roles: Roles, settings: Settings) -> RawRows:
     """A file of users without the columns that no setting names, which may be personal."""
-    known = [name for name in users.columns if name not in OURS]
+    known = [name for name in users.raw.columns if name not in OURS]
     if absent := [name for name in settings.user_columns if name not in known]:
         raise SettingsError(f"setting 'user_columns': {unknown('column', absent, known)}")
     named = {*roles.ids, *roles.features, *settings.text, *settings.user_columns}
     left_out = [name for name in known if name not in named]
     if left_out:
-        notes.dropped.append(
-            f"columns {listed(left_out)} of {file}: no setting names them, so they are not copied (user_features=[...] "
-            "takes them as features, user_columns=[...] keeps them for display)"
+        users.notes.dropped.append(
+            f"columns {listed(left_out)} of {Path(users.where).name}: no setting names them, so they are not copied "
+            "(user_features=[...] takes them as features, user_columns=[...] keeps them for display)"
         )
-    return users.drop(*left_out) if left_out else users
+    return replace(users, raw=users.raw.drop(*left_out)) if left_out else users
 
 
 def _declaring(settings: Settings, types: Mapping[str, DeclaredColumn], raw: Path) -> Settings:

@@ -43,13 +43,13 @@ from recspec.inference.item_changes import (
     ItemChanges,
     of_one_type,
 )
-from recspec.inference.new_items import bind
+from recspec.inference.new_items import bind, item_features
 from recspec.inference.raw_columns import RawCatalogue
 from recspec.models import find_model, on_meta_device
 
 NUMBER = r"^-?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,3})?$"
 WHOLE = r"^-?[0-9]{1,18}$"
-MOST_COMPARED = 100_000
+MOST_COMPARED = 10_000
 """Known ids that an unknown one is compared with."""
 ROWS_SHOWN = 3
 """Rows of a problem that a message names."""
@@ -162,13 +162,6 @@ class _Target:
         known = self.known.to_pylist()
         return nearest(item, known) if len(known) <= MOST_COMPARED else ""
 
-    @property
-    def item_features(self) -> list[str]:
-        """Features of items that the model reads, but the id."""
-        spec, model = self.trained.spec, self.trained.model
-        read = {*model.features(), *getattr(model, "item_inputs", ())} - {spec.item_id}
-        return [name for name in spec.role("item") if name in read]
-
     def differ(self, before: ItemChanges, rows: pa.Table, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which rows of known items hold another value than the catalogue."""
         raw, found = RawCatalogue(self.trained.spec, self.encoders, self.bound(before)), np.zeros(len(ids), bool)
@@ -224,6 +217,8 @@ class _Target:
             if not kept:
                 choice = f"{nearest(name, self.raw.distinct)}; the items have {listed(self.raw.distinct)}"
                 problems.append(f"column '{name}' is none of the items'{choice}; leave it out, or prepare with it")
+            if twice := [each for each in kept if each in columns]:
+                problems.append(f"column '{name}' is '{twice[0]}' too, which another column gives; leave one out")
             for each in kept:
                 values, problem = converted(combined(plain(table.column(own))), self.raw.column(each).type)
                 columns[each] = values
@@ -232,7 +227,9 @@ class _Target:
             problems.append("holds no row, a header at most; expected one for each item")
         if problems:
             raise DataError.of(str(file), dict.fromkeys(problems))
-        ids = pc.utf8_trim_whitespace(as_text(combined(table.column(names[key]))))
+        ids = as_text(combined(table.column(names[key])))
+        is_known = pa.array(self.ids(ids.to_pylist()) >= self.first_id)  # an id may begin or end with a blank
+        ids = pc.if_else(is_known, ids, pc.utf8_trim_whitespace(ids))
         return pa.table({ITEM: ids.cast(pa.string()), **columns})
 
     def _problems_of_ids(self, given: pa.Array, key: str) -> Iterator[str]:
@@ -403,7 +400,7 @@ def _notes(
         if absent:
             yield f"not in the file, and left as before: {how_many(absent, 'known item')} (--whole withdraws them)"
     if rows is not None and counts["changed"]:
-        read = {name for feature in target.item_features for name in target.raw.kept_as(feature)}
+        read = {name for feature in item_features(target.trained.model) for name in target.raw.kept_as(feature)}
         if stale := [name.removesuffix("_text") for name in rows.column_names if name in read]:
             yield (
                 f"filters, boosts and lists use the new {listed(stale)}; the model itself reads those that it was "

@@ -8,7 +8,6 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from recspec.base.errors import BundleError, DataError
 from recspec.bundle import Bundle
 from recspec.data.encoding import CrossEncoder, Encoders
 from recspec.evaluation import id_feature
@@ -21,11 +20,7 @@ from recspec.models.layers import Batch
 
 
 def bind(changes: ItemChanges, spec: FeatureSpec, encoders: Encoders | None, trained: Bundle) -> BoundChanges | None:
-    """Changes by the ids of a bundle's items; None if it knows no items.
-
-    Raises:
-        BundleError: if a value of a new item can't be encoded.
-    """
+    """Changes by the ids of a bundle's items; None if it knows no items."""
     if id_feature(spec, "item") is None:
         return None
     first, num_ids = int(spec.reserves_unknown(spec.item_id)), spec.num_ids(spec.item_id)
@@ -48,10 +43,7 @@ def bind(changes: ItemChanges, spec: FeatureSpec, encoders: Encoders | None, tra
     if not len(places):
         return bound
     table = pa.table({name: values.take(pa.array(places)) for name, values in columns.items()})
-    try:
-        encoded = encoders.encode(table, features)
-    except DataError as error:
-        raise BundleError(f"new items: {error}; write them again with `recspec catalogue`") from None
+    encoded = encoders.encode(table, features)
     ids[places] = num_ids + np.arange(len(places))
     # an item model looks them up by their ids; others know no such id
     own = torch.from_numpy(ids[places]) if isinstance(trained.model, ItemModel) else torch.zeros(len(places)).long()
@@ -61,8 +53,11 @@ def bind(changes: ItemChanges, spec: FeatureSpec, encoders: Encoders | None, tra
 
 def described_by(model: Model) -> list[str]:
     """The features by which a model scores items that it was not trained on; none if it does not."""
-    if not model.traits.scores_unseen_items:
-        return []
+    return item_features(model) if model.traits.scores_unseen_items else []
+
+
+def item_features(model: Model) -> list[str]:
+    """The features of items that a model reads, but the id."""
     read = {*model.features(), *getattr(model, "item_inputs", ())} - {model.spec.item_id}
     return [name for name in model.spec.role("item") if name in read]
 
