@@ -335,8 +335,8 @@ def rated(tables: Tables) -> tuple[Table, float | None]:
         return rows, None
     if settings.dislike_below is not None and settings.dislike_below > least:
         raise SettingsError(
-            f"setting 'dislike_below': is {settings.dislike_below:g}, and '{name}' from {least:g} on is an interaction; "
-            "set it lower, or min_rating higher"
+            f"setting 'dislike_below': is {settings.dislike_below:g}, and '{name}' from {least:g} on is an interaction; set "
+            "it lower, or min_rating higher"
         )
     kept = rows.filter(rows[name] >= least)
     left = count_rows(tables.backend, kept)

@@ -92,8 +92,8 @@ class TwoTowerSettings(config.Settings):
         0.0,
         ge=0,
         le=1e3,
-        description="softmax: weight of a disliked item as a further negative of its user's rows, in those of all items "
-        "together",
+        description="softmax: weight of a disliked item as a further negative of its user's rows, in those of all "
+        "items together",
     )
     combiner: Literal["sum", "mean"] = Field("mean", description="pooling of a list's embeddings, such as a history's")
     embedding_std: UniformStd = None
