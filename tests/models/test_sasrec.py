@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -96,6 +97,20 @@ def test_the_loss_is_that_of_every_next_item(spec: FeatureSpec, block: str) -> N
     expected = -(seen @ model.items.t()).log_softmax(1)[range(3), [2, 3, 4]].sum()
     expected = expected - (model.items @ model.start).log_softmax(0)[1]
     assert_close(model.loss_of_users(users(1)), expected)
+
+
+def test_next_items_are_ranked_above_a_disliked_one(spec: FeatureSpec) -> None:
+    """User 1 disliked item 6, of which each of three events learns; user 4 nothing."""
+    model, plain = made(spec, dislike_weight=0.5), made(spec)
+    disliked = Interactions.from_pairs(np.array([1]), np.array([6]), num_users=5, num_items=7)
+    model.learn_from(replace(acted(), dislikes=disliked))
+    x = model.input_norm(model.items[[1, 2, 3]] * 2 + model.positions[[2, 1, 0]])
+    seen = model.norm(model.blocks.padded(x.unsqueeze(0), torch.ones(1, 3, dtype=torch.bool))[0])
+    lead = (seen * (model.items[[2, 3, 4]] - model.items[6])).sum(1)
+    expected = plain.loss_of_users(users(1)) + 0.5 * (1 + (-lead).exp()).log().sum()
+    assert_close(model.loss_of_users(users(1)), expected.float())
+    assert_close(model.loss_of_users(users(4)), plain.loss_of_users(users(4)))
+    assert made(spec).disliked is None
 
 
 def test_parts_of_a_batch_add_up(spec: FeatureSpec) -> None:

@@ -1,6 +1,7 @@
 """Weights of a user's items by recency and by event, and the models that read them."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -64,6 +65,50 @@ def made_up(weighted: bool = False) -> Interactions:
     rng = np.random.default_rng(0)
     lists = [[int(i) for i in rng.permutation(12)[: 2 + u % 5]] for u in range(30)]
     return in_order(lists, 13, [[1.0 + i % 3 for i in each] for each in lists] if weighted else None)
+
+
+def with_dislikes(seen: Interactions, pairs: list[tuple[int, int]]) -> Interactions:
+    users, items = np.array(pairs).T
+    found = Interactions.from_pairs(users, items, num_users=seen.num_users, num_items=seen.num_items)
+    return replace(seen, dislikes=found)
+
+
+def test_disliked_items_weigh_against_the_mean_of_the_others() -> None:
+    seen = with_dislikes(in_order([[5, 3], [], [1]], 6), [(0, 4), (1, 2), (0, 0)])
+    weighed = seen.weighted(0.5).with_dislikes(2.0)  # the mean of .5 and 1 is .75
+    assert weighed.weights.tolist() == [-1.5, 1.0, -1.5, 0.5, -2.0, 1.0]  # type: ignore[union-attr]
+    assert weighed.items.tolist() == [0, 3, 4, 5, 2, 1]
+    assert weighed.offsets.tolist() == [0, 4, 5, 6]
+    assert seen.with_dislikes(0.0) is seen
+    assert (unknown := in_order([[1]], 2)).with_dislikes(1.0) is unknown
+
+
+@pytest.mark.parametrize(("name", "settings"), [each for each in KINDS if each[0] != "ials"], ids=str)
+def test_linear_models_subtract_the_scores_of_disliked_items(name: str, settings: dict[str, object]) -> None:
+    seen = with_dislikes(made_up(), [(0, 12), (0, 11), (3, 12)])
+    assert not seen.contain(np.array([0, 0, 3]), np.array([12, 11, 12])).any()
+    model = fitted(name, seen, recency=0.5, **settings)
+    varied = model.varied({"dislike_weight": 0.4}, seen)
+    lists = [[12, 11], [], [], [12]]
+    alone = [model.score_events(in_order([[item] for item in each] or [[]], 13)).numpy().sum(0) for each in lists]
+    latest = np.diff(seen.offsets)[:4]
+    means = [(1 - 0.5**count) / 0.5 / count for count in latest]
+    expected = scores_of(model)[:4] - 0.4 * np.array(means)[:, None] * np.array(alone)
+    np.testing.assert_allclose(scores_of(varied)[:4], expected, rtol=1e-3, atol=1e-5)
+    given = fitted(name, seen, recency=0.5, dislike_weight=0.4, **settings)
+    assert_close(scores_of(given), scores_of(varied))
+    assert given.state_dict().keys() == model.state_dict().keys()
+
+
+def test_ials_users_have_the_preference_0_for_disliked_items() -> None:
+    seen = with_dislikes(made_up(), [(0, 12), (0, 11), (3, 12)])
+    model = fitted("ials", seen, factors=3, l2=0.02, unobserved_weight=0.2, dislike_weight=2.0)
+    assert isinstance(model, ials_file.Ials)
+    y = model.items.double().numpy()
+    likes = y[seen.of(np.array([0]))[1]]
+    count, against = len(likes) + 2 * 2.0, y[[11, 12]]
+    system = likes.T @ likes + 2.0 * against.T @ against + 0.2 * y.T @ y + 0.02 * (count + 0.2 * 13) * np.eye(3)
+    np.testing.assert_allclose(model.users[0].numpy(), np.linalg.solve(system, likes.sum(0)), rtol=1e-3, atol=1e-5)
 
 
 def test_the_newest_item_weighs_1_and_each_older_one_less() -> None:
