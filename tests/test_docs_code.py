@@ -23,7 +23,7 @@ from recspec.data.prepare import columns_schema
 from recspec.datasets import DATASETS
 from recspec.inference import Filter
 from recspec.models import MODELS
-from recspec.serving import event_routes, json_routes
+from recspec.serving import event_routes, json_routes, recommend_routes
 from tests.documented import PAGES, ROOT, Fence, fences
 
 FENCES = [fence for page in PAGES for fence in fences(page)]
@@ -186,7 +186,7 @@ def check_extras(words: Sequence[str]) -> None:
 
 def check_route(words: Sequence[str]) -> None:
     """`curl HOST:PORT/ROUTE`."""
-    known = {route.path for each in (json_routes, event_routes) for route in each.routes(None)}  # type: ignore[arg-type]
+    known = {route.path for each in (json_routes, event_routes, recommend_routes) for route in each.routes(None)}  # type: ignore[arg-type]
     (url,) = (word for word in words if re.match(r"(http://)?(localhost|127\.0\.0\.1):\d+/", word))
     path = "/" + url.split("//")[-1].partition("/")[2].partition("?")[0]
     assert path in known or path.startswith("/v2"), url

@@ -4,12 +4,10 @@ import math
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
 from recspec.base import config
 from recspec.base.errors import SettingsError
-from recspec.data.storage import DISLIKES_FILE, write_seen_file
 from recspec.evaluation import Evaluation, evaluate_model, positives
 from recspec.evaluation.fitting import Fitted, ItemFit, RowFit, Tried, beats, fit_line
 from recspec.evaluation.interactions import tells_order
@@ -108,55 +106,6 @@ def test_settings_of_scoring_are_chosen_for_the_best_fit_which_is_not_repeated(d
     assert found.model.settings.model_dump()["recency"] == 0.544
     monotone = evaluate_model(found.model, data, "valid", protocols=("full",)).metrics
     assert monotone["full"] == found.metrics["full"]
-
-
-def with_tastes(folder: Path) -> FeatureSpec:
-    """Three tastes of ten items: users like their own, and one of the next, of which they dislike others."""
-    random, splits, dislikes = np.random.default_rng(0), {"train": [], "valid": []}, []
-    for user in range(1, 91):
-        own, following = (1 + user % 3 * 10, 1 + (user + 1) % 3 * 10)
-        liked = random.permutation(10)[:7] + own
-        beside = random.permutation(10) + following
-        splits["train"] += [(user, item, 1) for item in (*liked[:6].tolist(), int(beside[0]))]
-        splits["valid"].append((user, int(liked[6]), 1))
-        dislikes += [(user, int(item), place >= 3) for place, item in enumerate(beside[1:7])]
-    spec = dataset(folder, splits, users=91, items=31, metadata={"dislikes": DISLIKES_FILE})
-    users, items, late = zip(*sorted(dislikes), strict=True)
-    columns = [pa.array(users, pa.int32()), pa.array(items, pa.int32()), pa.array(late).cast(pa.int8())]
-    write_seen_file(folder / DISLIKES_FILE, [pa.record_batch(columns, names=["user_id", "item_id", "split"])])
-    return spec
-
-
-def test_dislikes_weigh_as_much_as_costs_nothing_and_lists_fewer_of_them(tmp_path: Path) -> None:
-    spec = with_tastes(tmp_path / "data")
-    fit = a_fit("ease", spec, settings={"l2": 10.0, "dropout": 0.0})
-    found = fit.run()
-    tried = {each.settings["dislike_weight"]: each for each in found.tried if "dislike_weight" in each.settings}
-    weight = found.model.settings.model_dump()["dislike_weight"]
-    assert weight > 0
-    assert weight == max(given for given, each in tried.items() if each.best)  # type: ignore[type-var]
-    shares = {
-        given: evaluate_model(
-            a_fit("ease", spec, settings={"l2": 10.0, "dropout": 0.0, "dislike_weight": given}).run().model,
-            spec,
-            "valid",
-            protocols=("full",),
-        ).list_metrics["disliked@10"]
-        for given in (0.0, weight)
-    }
-    assert shares[weight] < shares[0.0]
-
-
-def test_a_weight_of_dislikes_that_costs_ends_the_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = with_tastes(tmp_path / "data")
-    values = iter([0.5, 0.4])
-    monkeypatch.setattr(ItemFit, "_value", lambda self, found: next(values))
-    monkeypatch.setattr(ItemFit, "_named", "full/ndcg@10")
-    monkeypatch.setattr("recspec.evaluation.fitting.beats", lambda ours, theirs: True)
-    monkeypatch.setattr("recspec.evaluation.fitting.metric_value", lambda found, metric: 0.5)
-    found = a_fit("ease", spec, settings={"l2": 10.0, "dropout": 0.0}).run()
-    assert [each.settings.get("dislike_weight", 0.0) for each in found.tried] == [0.0, 0.1]
-    assert found.model.settings.model_dump()["dislike_weight"] == 0.0
 
 
 def test_without_valid_the_first_values_are_taken(data: FeatureSpec) -> None:

@@ -189,7 +189,7 @@ def evaluate(
     verify: bool = True,
     progress: bool | Stages | None = None,
 ) -> EvaluationResult:
-    """Measure a trained model, each metric under a protocol; or, from a journal, what its lists would earn.
+    """Measure a trained model on a dataset, or on the lists of a journal.
 
     The run's folder keeps the result. Each run of `against` keeps its own, as if it had been evaluated alone.
 

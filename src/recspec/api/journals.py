@@ -121,7 +121,7 @@ def journal_import(
     first. Rows that are stored already are counted as duplicates, so that an import that broke off can be repeated.
 
     Args:
-        journal: sqlite:///FILE or postgresql+psycopg://USER@HOST/DATABASE.
+        journal: URL, either sqlite:///FILE or postgresql+psycopg://USER@HOST/DATABASE.
         files: Files to read.
         column: FIELD=COLUMN where a column has another name, such as user=customer_id, or several.
         type: Type of all events.
@@ -159,7 +159,7 @@ def journal_export(journal: str, out: Place, *, since: str | None = None, until:
     OUT/exposures/day=... the answers. Folders of other days stay, so an export of each night adds to the ones before.
 
     Args:
-        journal: sqlite:///FILE or postgresql+psycopg://USER@HOST/DATABASE.
+        journal: URL, either sqlite:///FILE or postgresql+psycopg://USER@HOST/DATABASE.
         out: Folder to write into.
         since: First day, such as 2026-11-28.
         until: Day after the last one.
@@ -182,7 +182,7 @@ def journal_show(journal: str) -> JournalView:
     """Show what a journal holds: events by type and day, the newest one, consumers, and the size.
 
     Args:
-        journal: sqlite:///FILE or postgresql+psycopg://USER@HOST/DATABASE.
+        journal: URL, either sqlite:///FILE or postgresql+psycopg://USER@HOST/DATABASE.
 
     Raises:
         SettingsError: if the URL names no journal.
@@ -202,7 +202,7 @@ def journal_verify(journal: str) -> JournalRows:
     and that no event is of a forgotten person.
 
     Args:
-        journal: sqlite:///FILE or postgresql+psycopg://USER@HOST/DATABASE.
+        journal: URL, either sqlite:///FILE or postgresql+psycopg://USER@HOST/DATABASE.
 
     Raises:
         SettingsError: if the URL names no journal.
@@ -225,7 +225,7 @@ def journal_prune(journal: str, *, exposures_days: int | None = 90, events_days:
     a consumer has not read stay too. SQLite uses the room again; the file does not shrink.
 
     Args:
-        journal: sqlite:///FILE or postgresql+psycopg://USER@HOST/DATABASE.
+        journal: URL, either sqlite:///FILE or postgresql+psycopg://USER@HOST/DATABASE.
         exposures_days: Days for which answers stay.
         events_days: Days for which events stay; by default all.
 
