@@ -189,7 +189,7 @@ def evaluate(
     verify: bool = True,
     progress: bool | Stages | None = None,
 ) -> EvaluationResult:
-    """Measure a trained model on a dataset, or on the lists of a journal.
+    """Measure a trained model on data, or on logged lists.
 
     The run's folder keeps the result. Each run of `against` keeps its own, as if it had been evaluated alone.
 

@@ -130,7 +130,10 @@ class UserEvents:
 
 @dataclass(frozen=True, eq=False)
 class Interactions:
-    """Which items each user acted on: user u's are `items[offsets[u]:offsets[u + 1]]`, ascending, each once."""
+    """Which items each user acted on: user u's are `items[offsets[u]:offsets[u + 1]]`, ascending, each once.
+
+    One class because every method reads the same pairs.
+    """
 
     offsets: NDArray[np.int64]  # (U + 1,)
     items: NDArray[np.int32]

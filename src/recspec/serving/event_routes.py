@@ -14,7 +14,7 @@ from starlette.routing import Route
 from recspec.base.errors import RequestError
 from recspec.serving import json_types as types
 from recspec.serving.http_bodies import json_response, parse_object
-from recspec.serving.json_types import Operation
+from recspec.serving.operations import Operation, routes_of
 from recspec.serving.repository import Repository
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ PARSED = 12
 
 def routes(repository: Repository) -> list[Route]:
     """The route."""
-    return types.routes_of(OPERATIONS, repository)
+    return routes_of(OPERATIONS, repository)
 
 
 async def _events(repository: Repository, request: Request) -> Response:

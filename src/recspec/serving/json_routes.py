@@ -35,8 +35,8 @@ from recspec.serving import json_types as types
 from recspec.serving.access import Access
 from recspec.serving.http_bodies import json_response
 from recspec.serving.journal_reader import NOT_READ
-from recspec.serving.json_types import Operation
 from recspec.serving.model_folders import REPORTS, has_report
+from recspec.serving.operations import Operation, routes_of
 from recspec.serving.repository import Endpoint, Repository
 from recspec.serving.tensors import DATATYPES, refuse_rows
 
@@ -83,7 +83,7 @@ def new_request_id() -> str:
 
 def routes(repository: Repository) -> list[Route]:
     """Every JSON route, and the metrics."""
-    return types.routes_of(OPERATIONS, repository)
+    return routes_of(OPERATIONS, repository)
 
 
 # --- rank, recommend, similar, predict -------------------------------------------------------------------------------

@@ -28,8 +28,8 @@ from recspec import __version__
 from recspec.serving import event_routes, json_routes, recommend_routes
 from recspec.serving import json_types as types
 from recspec.serving.http_bodies import json_response
-from recspec.serving.json_types import Operation
 from recspec.serving.model_folders import REPORTS, read_report
+from recspec.serving.operations import Operation, routes_of
 from recspec.serving.repository import Repository
 
 SCRIPTS = ("server.js", "fields.js", "finder.js", "results.js", "rows.js", "page.js")
@@ -54,7 +54,7 @@ REFUSALS = {
 
 def routes(repository: Repository) -> list[Route]:
     """The pages, and the document."""
-    return types.routes_of(OPERATIONS, repository)
+    return routes_of(OPERATIONS, repository)
 
 
 # --- the document ----------------------------------------------------------------------------------------------------

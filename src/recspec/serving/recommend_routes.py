@@ -25,7 +25,7 @@ from recspec.serving import json_types as types
 from recspec.serving.exposure_log import variant_label
 from recspec.serving.http_bodies import json_response
 from recspec.serving.json_routes import PARSED, Computed, computed, new_request_id
-from recspec.serving.json_types import Operation
+from recspec.serving.operations import Operation, routes_of
 from recspec.serving.repository import Repository
 from recspec.serving.showing import Way
 
@@ -48,7 +48,7 @@ Made = tuple[Recommendation, dict[str, Any]]
 
 def routes(repository: Repository) -> list[Route]:
     """The routes."""
-    return types.routes_of(OPERATIONS, repository)
+    return routes_of(OPERATIONS, repository)
 
 
 @dataclass(frozen=True)
