@@ -28,7 +28,7 @@ from recspec.loop import Exposure, Journal, JournalSettings, Updater, read_event
 from recspec.loop import journal as tables
 from recspec.loop.gate import Judgement
 from recspec.training import Learning
-from tests.made_up_events import NEW_ITEM, NEW_USER, prepared, shop_events
+from tests.made_up_events import NEW_ITEM, NEW_USER, prepared, shop_events, written
 from tests.processes import Running
 
 SECOND = 1_000_000
@@ -204,6 +204,23 @@ def test_a_dataset_takes_events_of_one_journal_and_of_dated_ones(journal: Journa
     api.train("popularity", undated.folder, tmp_path / "undated", progress=False)
     with pytest.raises(DataError, match="its times, in column 'timestamp', are no dates"):
         updater(tmp_path / "undated", journal).once()
+
+
+def test_a_file_of_events_can_come_between(journal: Journal, tmp_path: Path) -> None:
+    run = shop(tmp_path)
+    events = shop_events()[1]
+    sent(journal, as_events(events.slice(0, 30)))
+    updater(run, journal, gate=0).once()
+    file = written(tmp_path / "more.csv", events.slice(30, 30))
+    api.update(run, file, progress=False)
+    assert FeatureSpec.load(bundle.find(run)).trained_to == 30
+    with pytest.raises(DataError, match="holds the events of this file already"):
+        api.update(run, file, progress=False)
+    sent(journal, as_events(events.slice(60)))
+    made = updater(run, journal, gate=0).once()
+    assert (made.version, made.trained_to) == (3, 60)
+    record = json.loads((run / "updates" / "0003" / "data" / "prepare.json").read_text())
+    assert [each["name"] for each in record["inputs"]] == ["rows.csv", "more.csv"]
 
 
 def test_a_blend_is_updated_and_judged_as_one(journal: Journal, tmp_path: Path) -> None:

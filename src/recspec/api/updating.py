@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from recspec.api.data import opened, staged
@@ -131,7 +133,13 @@ def update(
     values = config.assign(given, {"update": JournalSettings})["update"]
     own = config.build(JournalSettings, "update", values, _given(window=window, every=every))
     ended = threading.Event()
-    with Journal(journal) as source, events(progress) as show, handled(lambda *_: ended.set()):
+
+    def ask(number: int, _: FrameType | None) -> None:
+        if ended.is_set() and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        ended.set()
+
+    with Journal(journal) as source, events(progress) as show, handled(ask):
         updater = Updater(place, source, own, spec, Learning(own, build_pipeline, show, ended.is_set))
         outcome = updater.once() if every is None else updater.keep_on(tell or (lambda _: None), ended)
     if every is None and outcome is not None and outcome.state == "frozen":

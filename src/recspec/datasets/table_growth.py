@@ -158,7 +158,7 @@ def append_events(
         "left_out": num_rows - num_kept,
     }
     spec = _finished(base, spec, metadata)
-    _record(base, spec, events, counts, started)
+    _record(base, spec, [] if metadata else [fingerprint(events)], counts, started)  # a journal has many parts
     touched = np.unique(after.vocabularies[USER].encode(users)) if users is not None else np.zeros(0, np.int64)
     return Grown(spec, before.first_new, touched[touched > 0], counts, notes)
 
@@ -503,14 +503,17 @@ def _recorded(base: FeatureSpec) -> dict[str, object]:
     return found if isinstance(found, dict) else {}
 
 
-def _record(base: FeatureSpec, spec: FeatureSpec, events: Path, counts: Mapping[str, int], started: float) -> None:
+def _record(
+    base: FeatureSpec,
+    spec: FeatureSpec,
+    inputs: Sequence[Mapping[str, object]],
+    counts: Mapping[str, int],
+    started: float,
+) -> None:
     """Write `prepare.json`."""
     record = {
         **_recorded(base),
-        "inputs": [
-            *_inputs(base),
-            *([] if spec.trained_to else [fingerprint(events)]),
-        ],  # not each of a journal's parts
+        "inputs": [*_inputs(base), *inputs],
         "recspec": recspec.__version__,
         "grown_from": str(base.folder.resolve()),
         "new": dict(counts),
