@@ -629,7 +629,9 @@ def test_serves_defaults_are_those_of_its_settings() -> None:
     settings |= {"grpc_port": None, "allowed_host": None}  # that of the settings, or a free one beside a free HTTP port
     of_both = set(options) & set(settings)
     assert {name: options[name] for name in of_both} == {name: settings[name] for name in of_both}
-    assert set(options) - of_both == {"models", "grpc", "token_file", "block", "ready", "force"}
+    explored = {"explore", "explore_temperature", "explore_floor", "explore_pool", "explore_last"}
+    others = {"models", "grpc", "token_file", "block", "ready", "force", "experiment"}
+    assert set(options) - of_both == others | explored
 
 
 def test_bench_serve_measures_a_running_server(run: Cli, bundle_folder: Path) -> None:

@@ -35,7 +35,7 @@ def test_evaluate_measures_keeps_and_compares_runs_from_a_journal(shop_runs, run
     status, out, _ = run("evaluate", own, "--journal", url, "-k", "2", "--json")
     assert status == 0
     assert "cascade_dr@2" in json.loads(out)["metrics"]["off_policy"]
-    assert rs.load(own).evaluate(journal=url, k=1).metrics.keys() == {"off_policy"}
+    assert rs.open(own).evaluate(journal=url, k=1).metrics.keys() == {"off_policy"}
 
 
 @pytest.mark.parametrize(

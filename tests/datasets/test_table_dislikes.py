@@ -103,7 +103,7 @@ def test_rows_of_ratings_without_a_threshold_are_interactions_from_the_dislikes_
     ("settings", "told"),
     [
         ({**STARS, "dislike_below": 5}, r"dislike_below 5 is above min_rating 4, .* take a lower one"),
-        ({"dislikes": ["hide"]}, "dislikes names types of events, one at least; name their column with event"),
+        ({"dislikes": ["hide"]}, "dislikes names types of events; name their column with event"),
         ({"rating": None, "dislike_below": 3}, "dislike_below needs the column of the rating"),
         ({"label": "x", "dislikes": ["hide"], "event": "kind"}, "dislikes: of rows without a label"),
     ],

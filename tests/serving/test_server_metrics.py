@@ -20,6 +20,19 @@ NAMES = {
     "recspec_queue_seconds",
     "recspec_compute_seconds",
     "recspec_batch_rows",
+    "recspec_empty_lists_total",
+    "recspec_event_times_total",
+    "recspec_events_total",
+    "recspec_exposures_total",
+    "recspec_journal_commit_seconds",
+    "recspec_journal_group_rows",
+    "recspec_journal_waiting",
+    "recspec_newest_event_timestamp_seconds",
+    "recspec_recommend_seconds",
+    "recspec_recommendations_total",
+    "recspec_short_lists_total",
+    "recspec_unknown_users_total",
+    "recspec_variant_errors_total",
 }
 
 

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import UnionType
-from typing import TypeVar, Union, get_args, get_origin
+from typing import Annotated, TypeVar, Union, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 
 from recspec.base.errors import SettingsError, nearest, shortened, unknown
 from recspec.base.files import PathError, local, read_text
@@ -342,3 +351,37 @@ def read_token(environment: Mapping[str, str], file: Path | None = None) -> str 
     if not token or not token.isascii() or not token.isprintable() or " " in token:
         raise SettingsError(f"{where}: expected one line of letters, digits and signs without spaces")
     return token
+
+
+# --- durations -----------------------------------------------------------------------------------------------------
+
+
+UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800, "y": 31_557_600}  # in seconds; y: 365.25 days
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+) *([a-z]?)")
+
+
+def _duration(text: str) -> str:
+    found = _DURATION.fullmatch(text.strip().lower())
+    if found is None or (found[2] and found[2] not in UNITS) or not 0 < float(found[1]) < 1e15:
+        raise ValueError(
+            "expected a time such as 90d, 12h or 2w (s, m, h, d, w, y), or a number in the units of the timestamps"
+        )
+    return text.strip().lower()
+
+
+Duration = Annotated[str, Field(coerce_numbers_to_str=True), AfterValidator(_duration)]
+
+
+def duration_in(text: str, setting: str, *, dated: bool) -> float:
+    """A duration in the units of the timestamps, which are seconds if these are `dated`.
+
+    Raises:
+        SettingsError: for a duration in seconds, days and so on beside timestamps that are no dates.
+    """
+    found = _DURATION.fullmatch(text)
+    assert found is not None
+    if found[2] and not dated:
+        raise SettingsError(
+            f"setting '{setting}': is {text}, but the times of the rows are no dates; give a number in the same units"
+        )
+    return float(found[1]) * UNITS.get(found[2], 1)

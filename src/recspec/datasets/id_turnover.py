@@ -8,9 +8,10 @@ from dataclasses import replace
 import ibis
 from ibis.expr.types import Table
 
+from recspec.base.config import duration_in
 from recspec.base.errors import how_many
 from recspec.data.encoding import Encoders
-from recspec.data.prepare import ITEM, ROW, SPLIT_BEFORE, USER, count_rows, duration_in, fetch, figure
+from recspec.data.prepare import ITEM, ROW, SPLIT_BEFORE, USER, count_rows, fetch, figure
 from recspec.datasets.table_features import Tables
 
 WORDS = {USER: "user", ITEM: "item"}

@@ -20,6 +20,7 @@ from ibis.expr.types import BooleanValue, Table
 from ibis.expr.types import Column as Values
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from recspec.base.config import duration_in
 from recspec.base.errors import DataError, SettingsError, how_many, listed, problems_in
 from recspec.base.files import PathError, confined, read_json, whole_file
 from recspec.data.prepare import (
@@ -42,7 +43,6 @@ from recspec.data.prepare import (
     count_rows,
     count_where,
     counts_by,
-    duration_in,
     fetch,
     figure,
     figures,

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from recspec.base.config import build
+from recspec.base.config import Duration, build
 from recspec.base.errors import listed, unknown
 from recspec.data.prepare import (
     EARLIER,
@@ -18,7 +18,6 @@ from recspec.data.prepare import (
     SPLITS,
     WINDOW,
     DeclaredColumn,
-    Duration,
     HistorySettings,
     Invalid,
     RawLayout,

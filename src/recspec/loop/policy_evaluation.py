@@ -17,11 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from recspec.base.config import Settings
+from recspec.base.config import Duration, Settings, duration_in
 from recspec.base.errors import DataError, RequestError, SettingsError, how_many
 from recspec.base.files import manifest
 from recspec.bundle import DataRecord
-from recspec.data.prepare import Duration, duration_in
 from recspec.evaluation import Asked, Evaluation, Groups, Interval, Progress, Report, compare, silent
 from recspec.inference import LiveEvents, Predictor, RecommendRequest
 from recspec.loop import off_policy

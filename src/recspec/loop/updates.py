@@ -28,11 +28,11 @@ import sqlalchemy as sa
 from pydantic import Field
 from sqlalchemy.exc import SQLAlchemyError
 
+from recspec.base.config import Duration, duration_in
 from recspec.base.errors import DataError, Interrupted, RecspecError, how_many
 from recspec.base.files import local
 from recspec.bundle import folder as bundle
 from recspec.bundle import versions
-from recspec.data.prepare import Duration, duration_in
 from recspec.datasets import RawEvents, Words
 from recspec.feature_spec import FeatureSpec
 from recspec.inference import Predictor

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from recspec.base.errors import RequestError, SettingsError, listed, unknown
 from recspec.inference import requests
@@ -17,12 +17,22 @@ from recspec.serving.journal_reader import JournalReader
 
 if TYPE_CHECKING:
     from recspec.loop import Experiment, Exploration, Journal, Variant
-    from recspec.serving.repository import Repository
 
 MOST_KNOWN = 50_000
 """Users whose variants are kept in memory."""
 NOT_SET = frozenset({"model", "version", "user", "items", "context", "surface", "shown", "liked"})
 """Fields of a request that no variant may set."""
+
+
+class ServedModels(Protocol):
+    """The models of a server, by name and version."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of loaded models."""
+
+    def endpoint(self, name: str, version: str = "") -> Any:
+        """A loaded model by its name."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +72,7 @@ class Ways:
         self._fields: dict[tuple[str, str], dict[str, Any]] = {}
         """(experiment, variant) -> the checked fields that it sets."""
 
-    def check(self, repository: Repository) -> None:
+    def check(self, served: ServedModels) -> None:
         """Refuse experiments that the server can't run.
 
         Raises:
@@ -73,7 +83,7 @@ class Ways:
             for variant in each.variants:
                 try:
                     self._fields[each.name, variant.name] = _fields_of(variant)
-                    _check_model(self._changed(self.usual, each, variant), repository)
+                    _check_model(self._changed(self.usual, each, variant), served)
                 except RequestError as error:
                     problems += [f"{each.name}, variant '{variant.name}': {problem}" for problem in error.problems]
         if problems:
@@ -141,14 +151,14 @@ def _fields_of(variant: Variant) -> dict[str, Any]:
     return {name: getattr(made, name) for name in variant.request}
 
 
-def _check_model(way: Way, repository: Repository) -> None:
+def _check_model(way: Way, served: ServedModels) -> None:
     """Refuse a way whose model is not served, or can't recommend."""
-    names = [name for name in repository.names if not repository.endpoint(name).is_raw]
+    names = [name for name in served.names if not served.endpoint(name).is_raw]
     if way.model is None and len(names) > 1:
         raise RequestError(f"model: expected one of {listed(names)}")
     name = way.model or names[0]
     if name not in names:
         raise RequestError(f"model: {unknown('model', name, names)}")
-    predictor = repository.endpoint(name, way.version or "").model.opened.predictor
+    predictor = served.endpoint(name, way.version or "").model.opened.predictor
     if predictor is None or not requests.knows_users_and_items(predictor):
         raise RequestError(f"model '{name}' can't recommend: it knows no users and items")

@@ -46,7 +46,6 @@ from recspec.base.stores import fetched, url_text
 from recspec.bundle import Card, TreeRanker, checkpoint, meaning_digest, run_record, versions
 from recspec.bundle import cards as pipeline_card
 from recspec.bundle import folder as bundle
-from recspec.data.prepare import Duration
 from recspec.feature_spec import FeatureSpec
 from recspec.loading import NewRowsAndReplay, Ranks
 from recspec.models import FittedModel, Ids, Wide, find_model, require_libraries
@@ -187,7 +186,7 @@ class UpdateSettings(config.Settings):
     admit_after: int = Field(
         1, ge=1, description="events from which a new user or item gets an id; until then they wait"
     )
-    retire_after: Duration | None = Field(
+    retire_after: config.Duration | None = Field(
         None,
         description="time without an event after which a user or item is retired, such as 180d: its events are "
         "dropped, its id stays blank, and it is not recommended",

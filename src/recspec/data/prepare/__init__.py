@@ -124,20 +124,20 @@ from recspec.data.prepare.text_files import (
     read_header,
 )
 from recspec.data.prepare.text_layout import check_encoding
-from recspec.data.prepare.times import Duration, duration_in, looks_like_time, note_doubtful_time, note_untimed
+from recspec.data.prepare.times import looks_like_time, note_doubtful_time, note_untimed
 
 __all__ = [
     "AS_IN_FILE", "CODE_NAME", "CUTS", "DESCRIBES", "EARLIER", "ENGINES", "EVENT_WEIGHT", "FILE_SPLIT", "GROUP",
     "HELDOUT_USERS", "HOW", "IS_TARGET", "ITEM", "LABEL", "LABELS", "LARGEST", "PROBLEMS_SHOWN", "ROW", "ROW_BYTES",
     "SECONDS", "SEEN", "SERIES", "SHOWN", "SPLIT", "SPLITS", "SPLIT_BEFORE", "SPLIT_WORDS", "TARGET", "TIMESTAMP",
     "USER", "WEIGHT", "WINDOW", "Backend", "Before", "Catalogue", "Cleaned", "Column", "ColumnRole", "ColumnType",
-    "Decay", "DeclaredColumn", "Distribution", "DuckDBBackend", "Duration", "HistorySettings", "Invalid",
+    "Decay", "DeclaredColumn", "Distribution", "DuckDBBackend", "HistorySettings", "Invalid",
     "JsonFile", "Kind", "Notes", "Part", "PartFiles", "Prefixes", "PrepareContext", "Prepared", "Progress",
     "RawLayout", "RawRows", "Reading", "Remark", "Repeats", "Roles", "RowsBy", "Scatter", "Share", "Source",
     "TextFile", "TimeSplitSettings", "UnknownTargets", "Weighting", "alike", "at_least", "blocks", "blocks_of_part",
     "check_encoding", "check_parquet", "check_time_format", "check_window", "clean", "clicks", "column_of",
     "columns_of", "columns_schema", "count_rows", "count_where", "counts_by", "days_without_clock",
-    "declared_columns", "doubtful_times", "duration_in", "fetch", "figure", "figures", "find_raw_files",
+    "declared_columns", "doubtful_times", "fetch", "figure", "figures", "find_raw_files",
     "fingerprint", "first_left_out", "gather", "interactions", "is_dated", "is_missing_marker", "keep_earliest",
     "label_outcomes", "leave_one_out", "left_join", "limit_bytes", "lines_of", "load_columns", "looks_like_time",
     "named_files", "nearest_file", "note_doubtful_time", "note_untimed", "number_of", "plain", "prepared",

@@ -22,6 +22,7 @@ from ibis.expr.types import Table
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
+from recspec.base.config import Duration
 from recspec.base.config import Settings as BaseSettings
 from recspec.base.errors import DataError, listed
 from recspec.data.encoding import NumberEncoder, Vocabulary, VocabularyEncoder, extended
@@ -43,7 +44,6 @@ from recspec.data.prepare.names import (
 )
 from recspec.data.prepare.negatives import Distribution, Draws, Seen
 from recspec.data.prepare.tables import counts_by, is_dated
-from recspec.data.prepare.times import Duration
 from recspec.data.storage import UNTIL, Columns, Ragged
 from recspec.feature_spec import FOLD_IN, Feature
 

@@ -14,12 +14,12 @@ import pyarrow.parquet as pq
 from ibis.expr.types import StringValue, Table
 from numpy.typing import NDArray
 
+from recspec.base.config import duration_in
 from recspec.base.errors import DataError, SettingsError
 from recspec.data.encoding import VOCABULARIES
 from recspec.data.prepare.backend import Backend, count_rows, fetch, figures
 from recspec.data.prepare.names import ITEM, ROW, SPLIT, SPLITS, TARGET, TIMESTAMP, USER, WRITTEN, Notes
 from recspec.data.prepare.tables import SECONDS, counts_by, first_left_out, left_join
-from recspec.data.prepare.times import duration_in
 from recspec.data.storage import SEEN_FILE, write_seen_file
 from recspec.feature_spec import FOLD_IN
 

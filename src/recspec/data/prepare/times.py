@@ -5,15 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import ibis
 import pyarrow as pa
 from ibis.expr.types import BooleanValue, IntegerValue, StringValue, Table
 from ibis.expr.types import Column as Values
-from pydantic import AfterValidator, Field
 
-from recspec.base.errors import SettingsError, listed
+from recspec.base.errors import listed
 from recspec.data.prepare.backend import Backend, fetch
 from recspec.data.prepare.declared import (
     BOUNDS,
@@ -412,37 +411,6 @@ def columns_like_times(backend: Backend, rows: Table, known: Collection[str]) ->
     """The columns, other than `known`, whose first values look like times."""
     glance = fetch(backend, rows.order_by(ROW).limit(GLANCED).drop(ROW))
     return [name for name in glance.column_names if name not in known and looks_like_time(glance.column(name))]
-
-
-UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800, "y": 31_557_600}  # in seconds; y: 365.25 days
-_DURATION = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+) *([a-z]?)")
-
-
-def _duration(text: str) -> str:
-    found = _DURATION.fullmatch(text.strip().lower())
-    if found is None or (found[2] and found[2] not in UNITS) or not 0 < float(found[1]) < 1e15:
-        raise ValueError(
-            "expected a time such as 90d, 12h or 2w (s, m, h, d, w, y), or a number in the units of the timestamps"
-        )
-    return text.strip().lower()
-
-
-Duration = Annotated[str, Field(coerce_numbers_to_str=True), AfterValidator(_duration)]
-
-
-def duration_in(text: str, setting: str, *, dated: bool) -> float:
-    """A duration in the units of the timestamps, which are seconds if these are `dated`.
-
-    Raises:
-        SettingsError: for a duration in seconds, days and so on beside timestamps that are no dates.
-    """
-    found = _DURATION.fullmatch(text)
-    assert found is not None
-    if found[2] and not dated:
-        raise SettingsError(
-            f"setting '{setting}': is {text}, but the times of the rows are no dates; give a number in the same units"
-        )
-    return float(found[1]) * UNITS.get(found[2], 1)
 
 
 def looks_like_time(values: pa.ChunkedArray) -> bool:
