@@ -33,17 +33,14 @@ FORMAT = b"1"
 ITEM, WITHDRAWN, BLOCKED = "item", "is_withdrawn", "is_blocked"
 VALUE, GIVEN = "value ", "given "
 """What stands before the name of a column, in the name of its values and of the marks that they are there."""
-EMPTY: Mapping[str, pa.Array] = {
-    ITEM: pa.array([], pa.string()),
-    **dict.fromkeys((WITHDRAWN, BLOCKED), pa.array([], pa.bool_())),
-}
+COLUMNS = pa.schema({ITEM: pa.string(), WITHDRAWN: pa.bool_(), BLOCKED: pa.bool_()})
 
 
 @dataclass(frozen=True, eq=False)
 class ItemChanges:
     """The rows of the file, whatever model reads them."""
 
-    table: pa.Table = field(default_factory=lambda: pa.table(dict(EMPTY)))
+    table: pa.Table = field(default_factory=COLUMNS.empty_table)
     version: int = 0
 
     @property
