@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -311,15 +312,21 @@ def test_a_version_of_an_updater_that_lost_its_lock_does_not_count(
     run = shop(tmp_path)
     sent(journal, as_events(shop_events()[1]))
 
+    of_this = updater(run, journal)
+    key = int.from_bytes(hashlib.sha256(f"update {of_this._name}".encode()).digest()[:8], "big", signed=True)
+
     def judge(*_: object) -> Judgement:
-        ours = sa.text("SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1")
+        ours = sa.text(  # other tests hold locks of their own
+            "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 "
+            "AND ((classid::bigint << 32) | objid::bigint) = :key"
+        )
         with journal._readers.connect() as connection:
-            connection.execute(ours)
+            assert connection.execute(ours, {"key": key}).all()
         return Judgement(True, "as the test says")
 
     monkeypatch.setattr(updates, "judge", judge)
     with pytest.raises(DataError, match="was lost while a version was made, which does not count"):
-        updater(run, journal).once()
+        of_this.once()
     assert bundle.find(run) == run / "bundle"
 
 
