@@ -69,7 +69,7 @@ class Client(asyncio.Protocol):
             f"POST /events HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
         )
         self.began = time.perf_counter()
-        self.transport.write(f"{head}content-length: {len(body)}\r\n\r\n{body}".encode())
+        self.transport.write(f"{head}\r\n\r\n{body}".encode())
 
     def data_received(self, data: bytes) -> None:
         """Read an answer; a whole one ends with its JSON object."""

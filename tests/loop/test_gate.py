@@ -93,6 +93,8 @@ def test_seen_items_and_events_that_count_for_nothing_are_no_targets(shop: Mappi
     weighed = rows.append_column("kind", pa.array(["buy", "view", "buy"]))
     by_type = raw(event="kind", event_weights={"view": 0, "buy": 1})
     assert gate._targets(known, weighed, by_type) == {"new": {"y"}}
+    predicted = raw(event="kind", target=["view"], event_weights={"view": 1, "buy": 5}, seen=[])
+    assert gate._targets(known, weighed, predicted) == {"u0": {"x"}}, "purchases are no targets of views"
     stars = rows.append_column("stars", pa.array([5.0, 4.0, None]))
     assert gate._targets(known, stars, raw(rating="stars", min_rating=4)) == {"u0": {"x"}}
     labelled = rows.append_column("_label", pa.array([1, 0, 1]))

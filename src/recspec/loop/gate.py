@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from recspec.base.errors import how_many
@@ -97,7 +98,7 @@ def _gains(before: Predictor, after: Predictor, rows: pa.Table, raw: RawEvents) 
 
 
 def _targets(after: Predictor, rows: pa.Table, raw: RawEvents) -> dict[Any, set[Any]]:
-    """The new items of each user in rows that count; those that were seen before are in no list."""
+    """The new items of each user in rows that count, of `target` where one is set; seen ones are in no list."""
     settings, items = raw.settings, defaultdict[Any, set[Any]](set)
     assert settings.user is not None
     assert settings.item is not None
@@ -106,7 +107,9 @@ def _targets(after: Predictor, rows: pa.Table, raw: RawEvents) -> dict[Any, set[
         counts &= rows.column(LABEL).to_numpy().astype(bool)
     if settings.rating is not None and settings.min_rating is not None and LABEL not in rows.column_names:
         counts &= np.nan_to_num(rows.column(settings.rating).to_numpy(), nan=-np.inf) >= settings.min_rating
-    if settings.event is not None and settings.event_weights:
+    if settings.target is not None:
+        counts &= pc.is_in(rows.column(str(settings.event)), pa.array(settings.target)).to_numpy()
+    elif settings.event is not None and settings.event_weights:
         weights = [settings.event_weights.get(each, 0) for each in rows.column(settings.event).to_pylist()]
         counts &= np.array(weights, float) > 0
     kept = rows.filter(pa.array(counts))
