@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -141,3 +143,17 @@ def test_damaged_events_are_refused(what: str, runs: Mapping[str, Path], tmp_pat
     with pytest.raises(BundleError) as caught:
         _ = bundle.load(where).events
     assert str(caught.value) == f"{file}: {message}"
+
+
+@pytest.mark.parametrize("model", SETTINGS)
+def test_a_model_that_is_closed_leaves_memory_without_a_collection(runs: Mapping[str, Path], model: str) -> None:
+    """A server freezes its heap, so cycles of references would keep each replaced version."""
+    predictor = Predictor.open(runs[model], device="cpu")
+    predictor.recommend(["u3"], k=3)
+    kept = weakref.ref(predictor.model)
+    gc.disable()
+    try:
+        del predictor
+        assert kept() is None
+    finally:
+        gc.enable()

@@ -6,6 +6,7 @@ Most answers come from Linux's own files; elsewhere every answer is the safe one
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import platform
 import re
@@ -62,6 +63,12 @@ def keep_freed_memory() -> bool:
     mallopt = ctypes.CDLL(None).mallopt
     _keeps_freed_memory = bool(mallopt(M_MMAP_MAX, 0)) and bool(mallopt(M_TRIM_THRESHOLD, -1))
     return _keeps_freed_memory
+
+
+def freeze_heap() -> None:
+    """Leave what is loaded out of later garbage collections: one over a server's heap holds requests up for .2 s."""
+    gc.collect()
+    gc.freeze()
 
 
 def return_freed_memory() -> None:

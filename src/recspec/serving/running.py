@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from recspec.base.machine import stop_signals
+from recspec.base.machine import freeze_heap, stop_signals
 from recspec.serving.server import FORCE_SECONDS, Addresses, Server, ServerOptions, log, loop_factory, quiet
 from recspec.serving.workers import Workers
 
@@ -94,7 +94,9 @@ def serve(
 
     async def run(ending: _Ending) -> None:
         asked = ending.on(asyncio.get_running_loop())
-        ready(await server.start())
+        addresses = await server.start()
+        freeze_heap()
+        ready(addresses)
         await asked.wait()
         await server.stop()
 

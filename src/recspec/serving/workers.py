@@ -324,6 +324,7 @@ async def _serve(number: int, options: ServerOptions, shared: Shared, end: socke
     try:
         try:
             await server.start()
+            machine.freeze_heap()
         except RecspecError as error:
             await channel.ask("failed", [str(error), *error.problems])
             return
