@@ -38,7 +38,10 @@ SETTINGS: Mapping[str, type[BaseModel]] = {
 }
 
 MANY = 3
-"""What so many commands or tables share is described once, for all."""
+"""What so many commands share is described once, for all."""
+
+SAME = 2
+"""So many rows that stand in a table before are named together, with a link to it."""
 
 HEAD = "| setting | default | what it is |\n|---|---|---|\n"
 
@@ -79,17 +82,21 @@ def _with_settings(part: str, seen: dict[str, dict[str, str]]) -> str:
 
 
 def _settings_table(title: str, settings: type[BaseModel], seen: dict[str, dict[str, str]]) -> str:
-    """Name, default and meaning of each setting, as Markdown; `MANY` rows of one table before are named together."""
+    """Name, default and meaning of each setting, as Markdown; `SAME` rows that stand in a table before are named as one."""
     rows = {
         name: f"| `{name}` | {_cell(_default(field.default))} | {_cell(field.description or '')} |\n"
         for name, field in settings.model_fields.items()
     }
-    same = {other: [name for name in rows if there.get(name) == rows[name]] for other, there in seen.items()}
-    other = max(same, key=lambda name: len(same[name]), default="")
-    known = same[other] if other and len(same[other]) >= MANY else []
-    seen[title] = {name: row for name, row in rows.items() if name not in known}
-    last = f"| {', '.join(f'`{name}`' for name in known)} | | as in [{other}](#{other}) |\n" if known else ""
-    return HEAD + "".join(row for name, row in rows.items() if name not in known) + last
+    own, references = dict(rows), ""
+    while own:
+        same = {other: [name for name in own if there.get(name) == rows[name]] for other, there in seen.items()}
+        other = max(same, key=lambda name: len(same[name]), default="")
+        if not other or len(same[other]) < SAME:
+            break
+        references += f"| {', '.join(f'`{name}`' for name in same[other])} | | as in [{other}](#{other}) |\n"
+        own = {name: row for name, row in own.items() if name not in same[other]}
+    seen[title] = own
+    return HEAD + "".join(own.values()) + references
 
 
 @dataclass(frozen=True)

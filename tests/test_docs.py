@@ -253,8 +253,9 @@ def test_every_setting_is_documented_with_its_default(name: str) -> None:
     documented: dict[str, str] = {}
     for row in table_rows(text if name == "training" else section(text, name)):
         own = dict.fromkeys(re.findall(r"\w+", row[0]), row[1])
-        if elsewhere := re.fullmatch(r"as in \[(\w+)\]\(#\1\)", row[-1]):
-            there = {found[0].strip("`"): found[1] for found in table_rows(section(text, elsewhere[1]))}
+        if elsewhere := re.fullmatch(r"as in \[([\w ]+)\]\(#[\w-]+\)", row[-1]):
+            rows = [*table_rows(section(text, elsewhere[1]))]
+            there = {each: found[1] for found in rows for each in re.findall(r"\w+", found[0])}
             own = {setting: there[setting] for setting in own}
         documented |= own
     for setting, field in SETTINGS[name].model_fields.items():
