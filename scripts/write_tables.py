@@ -82,7 +82,7 @@ def _with_settings(part: str, seen: dict[str, dict[str, str]]) -> str:
 
 
 def _settings_table(title: str, settings: type[BaseModel], seen: dict[str, dict[str, str]]) -> str:
-    """Name, default and meaning of each setting, as Markdown; `SAME` rows that stand in a table before are named as one."""
+    """Name, default and meaning of each setting, as Markdown; `SAME` rows that a table before has are named as one."""
     rows = {
         name: f"| `{name}` | {_cell(_default(field.default))} | {_cell(field.description or '')} |\n"
         for name, field in settings.model_fields.items()
