@@ -102,8 +102,7 @@ class Settings(BaseSettings):
         5,
         ge=0,
         le=100,
-        description="number of folds of train; click rates come from the other folds; 0, as published: from all of "
-        "train, the row itself included",
+        description="folds of train; click rates come from the other folds; 0, as published: from all of train",
     )
     cardinalities: dict[str, int] = Field({}, description="numbers of ids of hashed features, if not as published")
     page_views: bool = Field(False, description="add features of the reader from page_views.csv, and the flag is_leak")

@@ -27,23 +27,24 @@ class PlacementSettings(config.Settings):
 
     shard_embeddings: Literal["never", "auto", "always"] = Field(
         "auto",
-        description="shard embedding tables and their optimizer state over the ranks; auto: if they exceed "
-        "embedding_memory",
+        description="shard embedding tables over the ranks; auto: if they exceed embedding_memory",
     )
     offload_embeddings: Literal["never", "auto", "always"] = Field(
         "auto",
-        description="keep embedding tables in host memory and move the rows of each batch; auto: on a GPU, the "
-        "largest tables, until the others fit embedding_memory",
+        description=(
+            "keep embedding tables in host memory; auto: on a GPU, the largest, until the others fit embedding_memory"
+        ),
     )
     embedding_memory: str | None = Field(
         None,
-        description="memory per rank for embedding tables and their optimizer state, for example 60GB; by default "
-        "half of the device's memory",
+        description=(
+            "memory per rank for embedding tables and their optimizer state, such as 60GB; by default half of the "
+            "device's"
+        ),
     )
     shard_by: Literal["recspec", "torchrec"] = Field(
         "recspec",
-        description="library that shards embedding tables, looks their rows up and updates them; torchrec: sgd, "
-        "adagrad and rowwise_adagrad only",
+        description="library that shards embedding tables: recspec or torchrec",
     )
     shard_cut: Literal["auto", "table_wise", "row_wise", "column_wise"] = Field(
         "auto", description="how TorchRec cuts tables; auto: as its planner chooses, table by table"

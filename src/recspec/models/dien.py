@@ -46,8 +46,7 @@ class DienSettings(SequenceSettings):
     auxiliary: float | None = Field(
         None,
         ge=0,
-        description="weight of the auxiliary loss, which needs the role negative_history; null: 1 if the dataset has "
-        "that role, else 0",
+        description="weight of the auxiliary loss; null: 1 if the dataset has the role negative_history, else 0",
     )
     auxiliary_hidden: Widths = Field((100, 50), description="widths of the auxiliary network's hidden layers")
 

@@ -71,20 +71,22 @@ class EaseSettings(Recency):
         500.0,
         ge=1e-3,
         le=1e9,
-        description="L2 penalty on the weights between items; by default chosen on valid, or without valid from the "
-        "number of interactions",
+        description=(
+            "L2 penalty on the weights between items; by default chosen on valid, or by the number of interactions"
+        ),
     )
     dropout: float = Field(
         0.0,
         ge=0,
         le=0.99,
-        description="share of a user's items that EDLAE hides while it predicts them, in expectation; by default "
-        "chosen on valid",
+        description="share of a user's items that EDLAE hides, in expectation; by default chosen on valid",
     )
     form: Form = Field(
         "auto",
-        description="inverted matrix: primal, items x items; dual, users x users; sparse, an approximation by one "
-        "small matrix per item; auto: the cheaper of primal and dual that fits in memory, otherwise sparse",
+        description=(
+            "inverted matrix: primal, items x items; dual, users x users; sparse, an approximation by one small matrix"
+            " per item; auto: the cheapest exact one that fits in memory, otherwise sparse"
+        ),
     )
     neighbours: int = Field(
         100, ge=1, description="items from which the sparse form predicts an item: those seen with it most often"

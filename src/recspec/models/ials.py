@@ -66,10 +66,10 @@ class IalsSettings(Recency):
         0.01,
         ge=1e-6,
         le=1e6,
-        description="weight of every pair of a user and an item; a pair that the user acted on has 1 more",
+        description="weight of every pair of a user and an item; acting on it adds 1",
     )
     l2_exponent: float = Field(
-        1.0, ge=0, le=1, description="power of the number of pairs of a user or an item that multiplies its L2 penalty"
+        1.0, ge=0, le=1, description="power of the number of pairs of a user or item that multiplies its penalty"
     )
     iterations: int = Field(8, ge=1, description="rounds of alternating least squares")
 

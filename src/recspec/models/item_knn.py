@@ -49,7 +49,7 @@ class ItemKnnSettings(Recency):
         50.0,
         ge=0,
         le=1e6,
-        description="term in the denominator that keeps items that few users know from looking alike by chance",
+        description="term in the denominator, against chance likeness of items that few users know",
     )
 
 

@@ -348,8 +348,9 @@ class Recency(config.Settings):
         0.0,
         ge=0,
         le=1e3,
-        description="weight of a disliked item against items like it, relative to the mean weight of the user's "
-        "others; by default chosen on valid",
+        description=(
+            "weight of a disliked item, relative to the mean weight of the user's others; by default chosen on valid"
+        ),
     )
 
     def weigh(self, interactions: Interactions) -> Interactions:

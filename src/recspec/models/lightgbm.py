@@ -35,16 +35,20 @@ class LightGbmSettings(config.Settings):
 
     target_means: TargetMeans = Field(
         "none",
-        description="columns beside the features: `columns` adds the label's mean of each id, `pairs` also of each "
-        "pair of ids; by default chosen on valid",
+        description=(
+            "further columns: `columns`, the label's mean of each id; `pairs`, also of pairs of ids; by default chosen"
+            " on valid"
+        ),
     )
     num_leaves: int = Field(31, ge=2, le=1024, description="leaves of a tree; by default chosen on valid")
     max_categories: int = Field(
         4000,
         ge=0,
         le=65_536,
-        description="most frequent ids of a feature that trees may tell apart; the others share one category; 0: they "
-        "read means alone; by default chosen on valid",
+        description=(
+            "most frequent ids of a feature that trees tell apart; the others share one; 0: means alone; by default "
+            "chosen on valid"
+        ),
     )
     max_cat_threshold: int = Field(
         32, ge=1, le=4096, description="most ids on one side of a split; by default chosen on valid"

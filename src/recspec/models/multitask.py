@@ -42,8 +42,7 @@ class MultiTaskSettings(config.Settings):
 
     form: Literal["shared", "mmoe", "esmm"] = Field(
         "mmoe",
-        description="shared: one expert for all labels; mmoe: each label mixes the experts by a gate of its own; esmm: "
-        "a label is 1 only where the label before it is, so its probability is a product",
+        description="how labels share experts: shared, mmoe or esmm",
     )
     embedding_dim: int = Field(16, ge=1, description="width of every embedding")
     embedding_std: UniformStd = None

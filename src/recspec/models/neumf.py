@@ -73,14 +73,18 @@ class NeuMFSettings(config.Settings):
     item_bias: bool = Field(False, description="add a bias for each item to the logit")
     loss: Literal["cross_entropy", "softmax"] = Field(
         "cross_entropy",
-        description="cross_entropy of each row's label, or softmax of a positive among the negatives drawn for it, "
-        "whose logits rank a user's items but give no probabilities. Without train.negatives, always cross_entropy",
+        description=(
+            "cross_entropy of each row's label, or softmax of a positive among its drawn negatives, which gives no "
+            "probabilities. Without train.negatives, always cross_entropy"
+        ),
     )
     l2: float = Field(
         0.0,
         ge=0,
-        description="L2 penalty on the GMF rows and item biases that a batch uses (with softmax, its positives); each "
-        "row counts once, and the sum is divided by the batch size",
+        description=(
+            "L2 penalty on the GMF rows and item biases of a batch (with softmax, of its positives); each row counts "
+            "once, divided by the batch size"
+        ),
     )
     l2_hidden: float = Field(
         0.0, ge=0, description="like l2, for the user and item parts of the MLP's first layer before its ReLU"
@@ -88,8 +92,10 @@ class NeuMFSettings(config.Settings):
     l2_positives: float = Field(
         0.0,
         ge=0,
-        description="L2 penalty for each positive, on the GMF rows of its user and item and on their parts of the "
-        "MLP's first layer; frequent ids pay more often",
+        description=(
+            "L2 penalty for each positive, on the GMF rows of its user and item and on their parts of the MLP's first "
+            "layer"
+        ),
     )
 
     @field_validator("layers")

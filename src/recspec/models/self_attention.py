@@ -78,13 +78,13 @@ class SelfAttentionSettings(config.Settings):
         "full", description="softmax over all items, or over the next item and drawn ones"
     )
     num_negatives: int = Field(
-        512, ge=1, description="number of items drawn at each step, shared by its events, with loss sampled"
+        512, ge=1, description="with loss sampled: items drawn at each step, shared by its events"
     )
     popularity_power: float = Field(
         0.0, ge=0, description="exponent of an item's popularity by which items are drawn; 0: uniform"
     )
     logq: bool = Field(
-        True, description="correct the logits of drawn items by the log of how often they are drawn (logQ)"
+        True, description="with loss sampled: correct logits by the log of how often items are drawn (logQ)"
     )
 
     side_features: bool = Field(
@@ -94,8 +94,10 @@ class SelfAttentionSettings(config.Settings):
         0.1,
         ge=0,
         lt=1,
-        description="with side_features: share of items whose own vector is hidden at each step, so that the other "
-        "features stand in for items that training never saw",
+        description=(
+            "with side_features: share of items whose own vector is hidden at each step, to learn from the other "
+            "features"
+        ),
     )
 
     @model_validator(mode="after")

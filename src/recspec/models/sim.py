@@ -59,13 +59,14 @@ class SimSettings(SequenceSettings):
 
     search: Literal["soft", "hard"] = Field(
         "soft",
-        description="soft: keep the events with the highest dot products with the target; hard: keep the latest events "
-        "that share an id with it",
+        description=(
+            "events to keep: soft, those with the highest dot products with the target; hard, the latest that share an"
+            " id with it"
+        ),
     )
     hard_feature: str | None = Field(
         None,
-        description="item feature that hard search compares; null: the second item feature with a history, or the "
-        "first if there is only one",
+        description="item feature that hard search compares; null: the second with a history, or else the first",
     )
     search_dim: int | None = Field(
         None, ge=1, description="width of projections of target and events for soft search; null: no projection"
@@ -84,16 +85,18 @@ class SimSettings(SequenceSettings):
     )
     heads: int = Field(4, ge=1, description="number of heads of `exact: multihead`")
     gap_buckets: int = Field(
-        16, ge=1, description="number of embeddings of an event's time gap, each for half a unit of ln(1 + days)"
+        16, ge=1, description="embeddings of an event's time gap, each for half a unit of ln(1 + days)"
     )
     gru_hidden: int | None = Field(
-        None, ge=1, description="width of the states of DIEN's recurrences; null: the width of an event. Published: 96"
+        None, ge=1, description="width of DIEN's states; null: the width of an event. Published: 96"
     )
     auxiliary: float | None = Field(
         None,
         ge=0,
-        description="weight of DIEN's auxiliary loss, which needs the role negative_history; null: 1 if short is dien "
-        "and the dataset has that role, else 0",
+        description=(
+            "weight of DIEN's auxiliary loss; null: 1 if short is dien and the dataset has the role negative_history, "
+            "else 0"
+        ),
     )
     auxiliary_hidden: Widths = Field((100, 50), description="widths of the auxiliary network's hidden layers")
     alpha: float = Field(0.5, ge=0, description="weight of the soft search's own loss")

@@ -73,16 +73,20 @@ class TwoTowerSettings(config.Settings):
         0.0,
         ge=0,
         lt=1,
-        description="share of training rows whose user id is hidden, and of rows whose item id is, so that other "
-        "features stand in for unseen ids; no effect on a tower of the id alone",
+        description=(
+            "share of training rows whose user id, and whose item id, is hidden, to learn from the other features; no "
+            "effect on a tower of the id alone"
+        ),
     )
     normalize: bool = Field(True, description="scale both vectors to length 1, so that their product is a cosine")
     temperature: float = Field(0.1, gt=0, description="divisor of the product of both vectors; lower is sharper")
     item_bias: bool = Field(True, description="add a number of the item's tower to the score, such as its popularity")
     loss: Literal["softmax", "binary"] = Field(
         "softmax",
-        description="softmax of a positive among negatives that a batch shares, which gives no probabilities; "
-        "binary: cross-entropy of labels, also without in_batch and train.negatives",
+        description=(
+            "softmax of a positive among negatives that a batch shares, which gives no probabilities; binary: "
+            "cross-entropy of labels, also without in_batch and train.negatives"
+        ),
     )
     in_batch: bool = Field(
         True,
@@ -92,8 +96,7 @@ class TwoTowerSettings(config.Settings):
         0.0,
         ge=0,
         le=1e3,
-        description="softmax: weight of a disliked item as a further negative of its user's rows, in those of all "
-        "items together",
+        description="softmax: weight of a disliked item as a further negative of its user's rows",
     )
     combiner: Literal["sum", "mean"] = Field("mean", description="pooling of a list's embeddings, such as a history's")
     embedding_std: UniformStd = None

@@ -99,7 +99,7 @@ class WideDeepSettings(config.Settings):
     cross_buckets: int = Field(
         100_000,
         ge=1,
-        description="number of weights per cross; if there are more combinations, they share weights by hash",
+        description="weights per cross, which combinations share by hash if there are more",
     )
 
     @field_validator("embedding_dim")

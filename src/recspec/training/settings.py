@@ -174,28 +174,30 @@ class TrainSettings(PlacementSettings, OptimizerSettings):
     epochs: int = Field(
         10,
         ge=0,
-        description="passes over the training rows; unless given, training goes on until valid stops improving",
+        description="passes over the training rows; unless given, until valid stops improving",
     )
     minutes: float | None = Field(
         None,
         gt=0,
-        description="limit of minutes, those before a resume included; the best epoch is kept; no limit by default",
+        description="limit of minutes, those before a resume included; no limit by default",
     )
     batch_size: int | None = Field(
         None,
         ge=1,
-        description="rows per step over all ranks, drawn negatives included; by default a power of two that gives "
-        "200 to 400 steps an epoch, from 256 to 65536 (131072 on a GPU)",
+        description=(
+            "rows per step over all ranks, drawn negatives included; by default a power of two for 200 to 400 steps an"
+            " epoch, from 256 to 65536 (131072 on a GPU)"
+        ),
     )
     accumulate: int = Field(1, ge=1, description="number of micro-batches per step, whose gradients are averaged")
     parts: dict[str, dict[str, object]] = Field(
         {},
-        description="optimizer, learning rate and schedule of parts of the model, for example {wide: {optimizer: "
-        "ftrl, learning_rate: 0.02}}; a part is a dotted prefix of parameter names",
+        description=(
+            "optimizer, learning rate and schedule of parts of the model, such as {wide: {optimizer: ftrl, "
+            "learning_rate: 0.02}}"
+        ),
     )
-    frozen: tuple[str, ...] = Field(
-        (), description="parts that are not trained, for example [deep.embeddings]; named as in `parts`"
-    )
+    frozen: tuple[str, ...] = Field((), description="parts that are not trained, such as [deep.embeddings]")
     sparse_gradients: Literal["auto", "never", "always"] = Field(
         "auto",
         description="update only the rows of embedding tables that a step uses; auto: if that is faster and the "
@@ -211,14 +213,14 @@ class TrainSettings(PlacementSettings, OptimizerSettings):
         0.0,
         ge=0,
         lt=1,
-        description="decay of a running mean of the weights, which replaces the weights in evaluations and in the "
-        "bundle; 0 turns it off",
+        description="decay of a running mean of the weights, which evaluations and the bundle take; 0 turns it off",
     )
     negatives: int | None = Field(
         None,
         ge=0,
-        description="negatives drawn for each positive; by default 4 if rows are interactions without prepared "
-        "negatives, otherwise 0",
+        description=(
+            "negatives drawn for each positive; by default 4 for interactions without prepared negatives, otherwise 0"
+        ),
     )
     negative_distribution: Distribution = Field(
         "uniform", description="distribution of drawn negatives: uniform, or by popularity"
@@ -229,8 +231,7 @@ class TrainSettings(PlacementSettings, OptimizerSettings):
     reject_positives: bool = Field(False, description="redraw negatives that the user acted on in training")
     event_weights: Literal["auto", "ignore"] = Field(
         "auto",
-        description="auto: draw rows in proportion to the weights of their events, if the dataset has them; ignore: "
-        "each row once an epoch",
+        description="auto: draw rows in proportion to the weights of their events; ignore: each row once an epoch",
     )
     train_splits: tuple[str, ...] = Field(
         ("train",), min_length=1, description="splits to train on: train, or train and valid"
@@ -239,41 +240,46 @@ class TrainSettings(PlacementSettings, OptimizerSettings):
         0.0,
         ge=0,
         lt=1,
-        description="share of train held out for validation if there is no valid split; unless given, 0.1 of labelled "
-        "rows",
+        description="share of train held out if there is no valid split; unless given, 0.1 of labelled rows",
     )
     metric: str | None = Field(
         None,
-        description="PROTOCOL/METRIC on valid that selects the best epoch, for example sampled/ndcg@10; by default "
-        "rows/log_loss if rows have labels, and full/ndcg@10 or sampled/ndcg@10 for interactions",
+        description=(
+            "PROTOCOL/METRIC on valid that selects the best epoch, such as sampled/ndcg@10; by default as the kind of "
+            "data needs"
+        ),
     )
     valid_users: int | None = Field(
         None,
         ge=1,
-        description="number of users ranked between epochs under protocol full; unless given, all, or fewer if that "
-        "would cost more than an epoch",
+        description=(
+            "users ranked between epochs under protocol full; by default all, or fewer if they would cost more than an"
+            " epoch"
+        ),
     )
     evaluate_every: int = Field(1, ge=1, description="number of epochs between evaluations on valid")
     patience: int | None = Field(
         None,
         ge=1,
-        description="training stops after so many evaluations without improvement; no limit if epochs is given",
+        description="evaluations without improvement after which training stops; no limit if epochs is given",
     )
     falling_patience: int | None = Field(
         None,
         ge=1,
-        description="training stops after so many evaluations in a row that are clearly worse than the best; no "
-        "limit if epochs is given",
+        description=(
+            "evaluations in a row, clearly worse than the best, after which training stops; no limit if epochs is given"
+        ),
     )
     plateau_cuts: int = Field(
         0,
         ge=0,
         le=10,
-        description="how often training, instead of stopping as valid no longer improves, goes back to the best "
-        "weights with a tenth of the learning rate",
+        description=(
+            "how often training, instead of stopping, goes back to the best weights with a tenth of the learning rate"
+        ),
     )
     label: str | None = Field(
-        None, description="the label to learn of several, or to judge the epochs by; by default the first"
+        None, description="of several labels, the one to learn or to judge the epochs by; by default the first"
     )
     target: float | None = Field(None, description="value of the metric on valid at which training stops")
     keep_best: bool = Field(True, description="save the weights of the best evaluation; otherwise the last ones")
@@ -292,9 +298,7 @@ class TrainSettings(PlacementSettings, OptimizerSettings):
         None, ge=1, description="number of CPU threads of each process; by default torch's number"
     )
     affinity: Affinity = Field("disabled", description="CPU cores of each process; see docs/training.md")
-    memory_budget: str = Field(
-        "4GB", description="largest size of a split that is held in memory; larger splits are streamed"
-    )
+    memory_budget: str = Field("4GB", description="largest split held in memory; larger ones are streamed")
     checkpoint_minutes: float = Field(
         10, ge=0, description="minutes between checkpoints within an epoch; 0 writes one after every step"
     )
@@ -303,8 +307,10 @@ class TrainSettings(PlacementSettings, OptimizerSettings):
     tensorboard: bool = Field(True, description="write curves for TensorBoard if it is installed")
     mlflow: Annotated[str, AfterValidator(check_address)] | None = Field(
         None,
-        description="address of MLflow, such as http://localhost:5000 or sqlite:///mlflow.db; none: no tracking; by "
-        "default the variable MLFLOW_TRACKING_URI",
+        description=(
+            "address of MLflow, such as sqlite:///mlflow.db; none: no tracking; by default the variable "
+            "MLFLOW_TRACKING_URI"
+        ),
     )
 
     @model_validator(mode="after")
