@@ -159,7 +159,7 @@ def _describe(command: Command, shared: Set[tuple[str, str]]) -> str:
     arguments = [each.shown for each in command.parameters if not each.is_option]
     usage = " ".join([command.name, *arguments, *(["[OPTIONS]"] if command.options else [])])
     own = [each for each in command.parameters if (each.shown, each.help) not in shared]
-    others = [each for each in command.parameters if (each.shown, each.help) in shared]
+    others = [each for each in command.parameters if each.is_option and (each.shown, each.help) in shared]
     rows = "".join(f"- `{each.shown}`: {each.help}{_with_default(each)}\n" for each in own)
     names = ", ".join(f"`{each.shown.split()[0]}`{_with_default(each)}" for each in others)
     line = f"- [Shared](#shared-arguments-and-options): {names}."
