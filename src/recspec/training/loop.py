@@ -48,6 +48,7 @@ from recspec.training.result import (
 from recspec.training.run_folder import Event, Progress, RunCheckpoints, RunLog
 from recspec.training.settings import TrainSettings
 from recspec.training.step import Built, TrainingStep, WeightAverage, build_model, make_sampler
+from recspec.training.step_threads import StepThreads
 from recspec.training.tracking import TrackedSearch, Tracking
 from recspec.training.validation import Validation
 
@@ -200,6 +201,7 @@ class TrainingRun:
             self.log.begin(notes, **self.plan.described(), resumed_at_step=self.progress.step)
         state, settings = self.progress, self.settings
         started = time.monotonic() - state.seconds
+        threads = StepThreads(self.plan.threads.value if self.plan.measures_threads else 1, self._note)
         with arithmetic(self.plan.precision.value, settings.deterministic):
             self.consensus.start(state.step)
             while state.epoch < settings.epochs and not state.stopped:
@@ -207,7 +209,7 @@ class TrainingRun:
                 bytes_before = self.loader.bytes_read
                 loss_sum = torch.zeros((), dtype=torch.float64, device=self.ranks.device)
                 counted = state.samples
-                for loss in self.epoch():
+                for loss in threads.over(self.epoch(), lambda: state.samples):
                     loss_sum += loss * (state.samples - counted)  # the last batch of an epoch has fewer rows
                     self.last_loss, counted = loss, state.samples
                     state.seconds = time.monotonic() - started
@@ -351,13 +353,16 @@ class TrainingRun:
             self.checkpoints.load_best()
         rate = self.settings.learning_rate * CUT**state.cuts
         on = f"on from epoch {state.best_epoch:g} with learning rate {rate:.2g}"
-        self.log.write("note", message=f"valid no longer improves: {on}")
+        self._note(f"valid no longer improves: {on}")
+
+    def _note(self, message: str) -> None:
+        self.log.write("note", message=message)
 
     def _finish(self) -> Result:
         """Write the bundle and the last log line."""
         state = self.progress
         for note in self.validation.disagreements(state):
-            self.log.write("note", message=note)
+            self._note(note)
         best, metric = self.checkpoints.best, self.validation.metric
         with self._averaged():
             # The weights in memory are those of the best evaluation if no step has followed it.
@@ -367,7 +372,7 @@ class TrainingRun:
             with self._stopping_at_once("the last evaluation"):
                 judgement = judge(self.validation, state, last, baselines=self.baselines)
             for note in judgement.notes:
-                self.log.write("note", message=note)
+                self._note(note)
             result = write_bundle(self.folder / run_folder.BUNDLE, self.built, state, best, metric, judgement)
         if self.record is not None:
             self.record.finish(self.folder, state.seconds)

@@ -130,6 +130,8 @@ class TrainingPlan(Plan):
     event_products: Choice[choices.EventProducts] | None
     """What multiplies over events in tf32 and bf16 on a CPU; None for other models and arithmetics."""
     threads: Choice[int]
+    measures_threads: bool
+    """Whether a step takes one thread where several do not pay; else always `threads`."""
     freed_memory: Choice[str]
     optimizer: Choice[str]
     negatives: Choice[int]
@@ -288,6 +290,7 @@ def make_plan(
         precision=precision,
         event_products=event_products,
         threads=_pick_threads(settings, ranks),
+        measures_threads=_measures_threads(settings, ranks),
         freed_memory=Choice(*machine.freed_memory()),
         optimizer=Choice(
             meta.optimizers.described, "as train.optimizer and train.parts say, in the form for this device"
@@ -369,3 +372,12 @@ def _fitted(model_name: str) -> type[FittedModel]:
 def _pick_threads(settings: TrainSettings, ranks: Ranks) -> Choice[int]:
     now, cores = torch.get_num_threads(), machine.cores_at_once()
     return Choice(*machine.pick_threads(settings.threads, now, os.environ, cores, processes=ranks.local_world_size))
+
+
+def _measures_threads(settings: TrainSettings, ranks: Ranks) -> bool:
+    """Whether nobody gave the number of threads of the only process, which computes on a CPU.
+
+    Sums on one thread and on several differ in their last digits, so `deterministic` runs keep to a number.
+    """
+    given = settings.threads is not None or "OMP_NUM_THREADS" in os.environ or settings.deterministic
+    return not given and ranks.world_size == 1 and ranks.device.type == "cpu"
