@@ -60,14 +60,17 @@ def _followed(base: Path, name: str) -> Path:
     Following them again from the root takes most of the time of opening a dataset of many files.
     """
     parts = name.split(os.sep)
-    if not {"", os.curdir, os.pardir}.intersection(parts):
-        path = base
-        for part in parts:
-            path /= part
-            if path.is_symlink():
+    if {"", os.curdir, os.pardir}.intersection(parts):
+        return (base / name).resolve()
+    path = base
+    for part in parts:
+        path /= part
+        try:
+            if stat.S_ISLNK(path.lstat().st_mode):
                 return (base / name).resolve()
-        return path
-    return (base / name).resolve()
+        except (FileNotFoundError, NotADirectoryError):  # nothing below it is a link
+            break
+    return base.joinpath(*parts)
 
 
 def confine(folder: Path, names: Iterable[str]) -> None:
