@@ -78,6 +78,11 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(100_000, 50, 100)
 
 
+def pytest_sessionfinish() -> None:
+    """Let the end of the process free everything, as libraries expect."""
+    gc.unfreeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
     """Torch computes on one thread, whatever the machine: sums come out the same, and tests don't fight for cores."""

@@ -295,7 +295,9 @@ class TrainSettings(PlacementSettings, OptimizerSettings):
         False, description="compile the step with torch.compile; auto: no, because uncompiled steps were faster"
     )
     threads: int | None = Field(
-        None, ge=1, description="number of CPU threads of each process; by default torch's number, or one where that is as fast"
+        None,
+        ge=1,
+        description="number of CPU threads of each process; by default torch's, or one where that is as fast",
     )
     affinity: Affinity = Field("disabled", description="CPU cores of each process; see docs/training.md")
     memory_budget: str = Field("4GB", description="largest split held in memory; larger ones are streamed")

@@ -37,9 +37,7 @@ class StepThreads:
     other cores busy may have ended. `tell` gets the first change of each kind as a note.
     """
 
-    def __init__(
-        self, most: int, tell: Callable[[str], None], clock: Callable[[], float] = time.perf_counter
-    ) -> None:
+    def __init__(self, most: int, tell: Callable[[str], None], clock: Callable[[], float] = time.perf_counter) -> None:
         self.most, self.tell, self.clock = most, tell, clock
         self.number = most
         self.usual: float | None = None  # seconds a row since the last measurement

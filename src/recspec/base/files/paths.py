@@ -59,7 +59,7 @@ def _followed(base: Path, name: str) -> Path:
 
     Following them again from the root takes most of the time of opening a dataset of many files.
     """
-    parts = name.split(os.sep)
+    parts = name.split("/")
     if {"", os.curdir, os.pardir}.intersection(parts):
         return (base / name).resolve()
     path = base
