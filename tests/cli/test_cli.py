@@ -22,7 +22,7 @@ from recspec import api, datasets
 from recspec.api import verb_checks
 from recspec.bench import speed
 from recspec.cli import app as cli
-from recspec.cli import console, presenters
+from recspec.cli import console, presenters, rich_consoles
 from recspec.datasets import write_movielens_like
 from recspec.feature_spec import FeatureSpec
 from recspec.inference.recommendation import Recommendation, RecommendedItem
@@ -84,7 +84,7 @@ def test_work_goes_on_if_nobody_reads_its_remarks(gone: str) -> None:
     else:
         number = os.open("/dev/full", os.O_WRONLY)
     with os.fdopen(number, "w", buffering=1, closefd=False) as file:
-        remarks = console._Remarks(file=file)
+        remarks = rich_consoles.Remarks(file=file)
         for _ in range(2):
             remarks.print("epoch 1")
         os.dup2(os.open(os.devnull, os.O_WRONLY), number)  # so that the file can be closed

@@ -12,7 +12,7 @@ import pytest
 
 import recspec.cli
 from recspec.api import Section, figures
-from recspec.cli import console
+from recspec.cli import console, rich_consoles
 from recspec.cli.app import COMMANDS
 from recspec.feature_spec import FeatureSpec
 from tests import made_up
@@ -108,11 +108,11 @@ def test_texts_of_others_neither_steer_the_terminal_nor_become_emoji(capsys: pyt
         print_it()
         found = "".join(capsys.readouterr())
         assert shown in found
-        assert not {chr(each) for each in console.STEERING} & {*found}
+        assert not {chr(each) for each in rich_consoles.STEERING} & {*found}
     console.print_json({hostile: hostile})
     printed = capsys.readouterr().out
     assert json.loads(printed) == {hostile: hostile}
-    assert not {chr(each) for each in console.STEERING} & {*printed}
+    assert not {chr(each) for each in rich_consoles.STEERING} & {*printed}
 
 
 def test_every_next_command_is_one() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -57,6 +56,8 @@ def train_on_ray(
         uses_gpus = _check(ray.cluster_resources(), processes, device)
         run.mkdir(parents=True, exist_ok=True)
         folder = run.resolve() / FOLDER
+        import secrets
+
         job = secrets.token_hex(8)
         noted = folder / f"problems-{job}"
         config = {

@@ -5,7 +5,6 @@ Most answers come from Linux's own files; elsewhere every answer is the safe one
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import platform
@@ -59,6 +58,8 @@ def keep_freed_memory() -> bool:
     """
     if _allocator_variables() or platform.libc_ver()[0] != "glibc":
         return False
+    import ctypes
+
     global _keeps_freed_memory
     mallopt = ctypes.CDLL(None).mallopt
     _keeps_freed_memory = bool(mallopt(M_MMAP_MAX, 0)) and bool(mallopt(M_TRIM_THRESHOLD, -1))
@@ -74,6 +75,8 @@ def freeze_heap() -> None:
 def return_freed_memory() -> None:
     """Hand freed memory back to the system once, between works that need other sizes: it is kept otherwise."""
     if platform.libc_ver()[0] == "glibc":
+        import ctypes
+
         ctypes.CDLL(None).malloc_trim(0)
 
 

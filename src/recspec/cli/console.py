@@ -7,59 +7,37 @@ import os
 import shlex
 import sys
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from rich.console import Console
-from rich.table import Column, Table
-from rich.text import Text
 
 from recspec.base.summaries import shown
 
 if TYPE_CHECKING:
     from recspec.api import Section, View
-
-WIDE = 160  # columns of a table in a file or a pipe
-
-
-STEERING = [*(each for each in range(32) if chr(each) not in "\t\n"), *range(127, 160)]
-"""Characters that steer a terminal: ids and titles of other people could change its title or what stands on it."""
-_AS_TEXT = {each: f"\\x{each:02x}" for each in STEERING}
-_AS_JSON = {each: f"\\u{each:04x}" for each in STEERING}
+    from recspec.cli.rich_consoles import Output
 
 
-class _Output(Console):
-    """A console that shows text as it is: no character steers the terminal, and `:100:` in an id is no emoji.
+class _Lazy:
+    """One of the two consoles, made at its first use: rich takes a sixth of the time of `recspec --help`."""
 
-    URLs stand in place of the local copies that stand for them.
-    """
+    def __init__(self, place: int) -> None:
+        self._place = place
 
-    def print(self, *objects: Any, **settings: Any) -> None:
-        from recspec.base.stores import shown as shown_url
+    @property
+    def made(self) -> Output:
+        """The console itself."""
+        return _consoles()[self._place]
 
-        super().print(*(shown_url(each) if isinstance(each, (str, Path)) else each for each in objects), **settings)
-
-    def render_str(self, text: str, **settings: Any) -> Text:
-        """Every text that is printed, also in the cells of tables."""
-        return super().render_str(text.translate(_AS_TEXT), **settings)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.made, name)
 
 
-class _Remarks(_Output):
-    """The console of remarks and progress. If nobody can read them any more, the work goes on without them.
+@cache
+def _consoles() -> tuple[Output, Output]:
+    from recspec.cli.rich_consoles import consoles
 
-    Its pipe or terminal was closed, or its disk is full.
-    """
-
-    def on_broken_pipe(self) -> None:
-        """Say nothing from now on; rich would end the process."""
-        self.quiet = True
-        del self._buffer[:]
-
-    def _check_buffer(self) -> None:
-        try:
-            super()._check_buffer()
-        except OSError:
-            self.on_broken_pipe()
+    return consoles()
 
 
 def open_closed_streams() -> None:
@@ -76,12 +54,13 @@ def open_closed_streams() -> None:
 
 
 open_closed_streams()
-out = _Output(width=None if sys.stdout.isatty() else WIDE, highlight=False, markup=False, emoji=False)
-err = _Remarks(stderr=True, soft_wrap=True, highlight=False, markup=False, emoji=False)
+out, err = _Lazy(0), _Lazy(1)
 
 
 def print_section(section: Section) -> None:
     """Print a table under its title, which is a line of its own so that a narrow table does not cut it."""
+    from rich.table import Column, Table
+
     out.print(f"\n{section.title}", style="bold", soft_wrap=True)
     sides = ["right" if section.is_of_numbers(at) else "left" for at in range(len(section.columns))]
     columns = [
@@ -116,8 +95,10 @@ def print_remarks(view: View) -> None:
 def print_json(value: object) -> None:
     """Print a value as JSON."""
     from recspec.base.stores import shown as shown_url
+    from recspec.cli.rich_consoles import STEERING
 
-    sys.stdout.write(shown_url(json.dumps(value, indent=2, ensure_ascii=False)).translate(_AS_JSON) + "\n")
+    escaped = {each: f"\\u{each:04x}" for each in STEERING}
+    sys.stdout.write(shown_url(json.dumps(value, indent=2, ensure_ascii=False)).translate(escaped) + "\n")
 
 
 def print_next(*command: object, program: str = "recspec") -> None:

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.table import Table
-
 from recspec.api import Bar, event_number
 from recspec.base.errors import how_many
 from recspec.base.summaries import shown
@@ -225,7 +223,7 @@ class SearchDisplay:
     def __init__(self, minutes: float) -> None:
         from rich.live import Live
 
-        self.live = Live(console=err, transient=True, refresh_per_second=2, auto_refresh=err.is_terminal)
+        self.live = Live(console=err.made, transient=True, refresh_per_second=2, auto_refresh=err.is_terminal)
         self.until, self.now = time.monotonic() + 60 * minutes, ""
         self.state: State | None = None
 
@@ -265,6 +263,8 @@ class SearchDisplay:
     def _refresh(self) -> None:
         if not err.is_terminal:
             return
+        from rich.table import Table
+
         left = max(0.0, self.until - time.monotonic()) / 60
         table = Table("model", "valid", "seconds", "", title=f"{left:.1f} minutes left  {self.now}")
         lines = sorted(self.state.lines if self.state else (), key=lambda each: -each.best)
