@@ -20,7 +20,6 @@ import sqlalchemy as sa
 from recspec.base.errors import DataError, SettingsError, listed, nearest, unknown
 from recspec.base.files import mkdir_or_undo, whole_folder
 from recspec.data.encoding import row_at
-from recspec.inference import read_rows
 from recspec.loop.events import FIELDS, read_events
 from recspec.loop.journal import EVENT_FIELDS, EXPOSURE_FIELDS, REFUSALS, Journal, event, exposure, now_us
 from recspec.loop.upkeep import DAY_US, day_text
@@ -83,6 +82,8 @@ def import_events(
     """
     if strange := [each for each in columns if each not in FIELDS]:
         raise SettingsError(f"columns: {unknown('field', strange, FIELDS)}")
+    from recspec.inference import read_rows  # loads torch
+
     found = ImportedEvents()
     for path in files:
         number = 0
