@@ -38,7 +38,7 @@ REQUESTS = 300
 SEARCHED = "ease,neumf,sasrec,item_knn"
 PREPARED = (
     "history=20", "negative_history=true", "train_negatives=1", "num_negatives=20",
-    "items=items.csv", "item_features=kind",
+    "items=items.csv", "item_features=[kind]",
 )  # fmt: skip
 
 

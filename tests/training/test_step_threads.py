@@ -58,7 +58,7 @@ def machine(
 def test_one_thread_is_taken_where_several_are_no_faster(asked: list[int]) -> None:
     made = machine(asked, lambda _, threads: 1.0 if threads > 1 else 1.02)
     used = made.run(60)
-    assert used[:WARM_UP] == [MOST] * WARM_UP
+    assert used[:WARM_UP] == [1] * WARM_UP
     assert sorted(used[WARM_UP:TRIAL]) == [1] * ROUNDS + [MOST] * ROUNDS
     assert set(used[TRIAL:]) == {1}
     assert made.told == [f"steps take one CPU thread: {MOST} take 1.0 times as long"]
@@ -84,7 +84,7 @@ def test_beside_a_busy_process_steps_go_on_with_one_thread_and_it_is_told_once(a
     made = machine(asked, seconds)
     used = made.run(9000)
     assert set(used[TRIAL : busy.start]) == {MOST}
-    assert used[busy.start + 10 :].count(MOST) < 15
+    assert used[busy.start + 10 :].count(MOST) < 12
     slower = f"{MOST} CPU threads became 27.0 times as slow as before"
     assert made.told == [f"{slower}, as beside other work on the machine; training goes on with one"]
     assert made.now / made.rows < 2.2
@@ -94,7 +94,7 @@ def test_when_the_other_process_has_ended_several_threads_are_taken_again(asked:
     busy = range(300)
     made = machine(asked, lambda place, threads: 1.7 if threads == 1 else 27.0 if place in busy else 1.0)
     used = made.run(5000)
-    assert set(used[TRIAL : WAITS[0]]) == {1}
+    assert used[: WAITS[0]].count(MOST) == 1  # one such step is enough
     assert set(used[-2000:]) == {MOST}
     assert made.told == [
         f"steps take one CPU thread: {MOST} take 15.9 times as long",

@@ -17,11 +17,11 @@ import torch
 T = TypeVar("T")
 
 WARM_UP = 3
-"""First steps, which allocate and compile; they are not measured."""
+"""First steps, which allocate and compile; they take one thread and are not measured."""
 ROUNDS = 5
 """Steps with several threads, and as many with one, in turns, that decide."""
-FEWEST_ROUNDS = 2
-"""Rounds after which one thread is taken without more if it is `SLOW` times as fast."""
+GIVEN_UP = 4.0
+"""How many times as long as with one thread a single step takes when several are given up without more rounds."""
 PAYS = 1.05
 """Speed of several threads, relative to one, from which they are taken."""
 SLOW = 1.6
@@ -39,7 +39,7 @@ class StepThreads:
 
     def __init__(self, most: int, tell: Callable[[str], None], clock: Callable[[], float] = time.perf_counter) -> None:
         self.most, self.tell, self.clock = most, tell, clock
-        self.number = most
+        self.number = 1
         self.usual: float | None = None  # seconds a row since the last measurement
         self.recent: deque[float] = deque(maxlen=ROUNDS)
         self.trial: dict[int, list[float]] | None = None  # seconds a row by number of threads, while measuring
@@ -48,6 +48,8 @@ class StepThreads:
 
     def over(self, steps: Iterator[T], rows_so_far: Callable[[], int]) -> Iterator[T]:
         """The same steps, each on the number of threads that suits it."""
+        if self.most > 1:
+            torch.set_num_threads(self.number)
         while True:
             self._begin()
             rows, began = rows_so_far(), self.clock()
@@ -62,15 +64,13 @@ class StepThreads:
         if self.most == 1:
             return
         if self.trial is None and self.steps >= self.may_measure_at and (self.number == 1 or self._is_slow()):
-            self.trial = {self.most: [], 1: []}
+            self.trial = {1: [], self.most: []}
         if self.trial is not None:
             torch.set_num_threads(min(self.trial, key=lambda number: len(self.trial[number])))
 
     def _is_slow(self) -> bool:
-        """Whether steps are not known to be as fast as they were."""
-        if self.usual is None:
-            return True
-        return len(self.recent) == ROUNDS and median(self.recent) > SLOW * self.usual
+        """Whether the last steps took much longer than those that were measured."""
+        return self.usual is not None and len(self.recent) == ROUNDS and median(self.recent) > SLOW * self.usual
 
     def _end(self, seconds: float) -> None:
         """Take in the time of a step, in seconds a row."""
@@ -78,14 +78,17 @@ class StepThreads:
         if self.trial is None:
             self.recent.append(seconds)
             return
-        several, one = self.trial.values()
+        one, several = self.trial[1], self.trial[self.most]
         (several if torch.get_num_threads() == self.most else one).append(seconds)
-        rounds = len(one)
-        if rounds == ROUNDS or (rounds >= FEWEST_ROUNDS and median(several) > SLOW * median(one)):
+        if len(one) != len(several):
+            return
+        most = (GIVEN_UP if len(one) == 1 else SLOW) * median(one)
+        if len(one) == ROUNDS or median(several) > most:
             self._choose(median(several), median(one))
 
     def _choose(self, several: float, one: float) -> None:
-        before, usual = self.number, self.usual
+        usual = self.usual
+        before = self.most if usual is None else self.number
         self.number = self.most if one > PAYS * several else 1
         self.usual = several if self.number > 1 else one
         self.trial = None
