@@ -95,6 +95,7 @@ def _operations() -> tuple[Operation, ...]:
     return (*recommend_routes.OPERATIONS, *json_routes.OPERATIONS, *event_routes.OPERATIONS, *OPERATIONS)
 
 
+@cache
 def document() -> dict[str, Any]:
     """The OpenAPI 3.1 document."""
     operations = _operations()
