@@ -50,6 +50,7 @@ SHARED = {
     "train.keep_checkpoints": 3,
     "train.log_every": 5,
     "train.tensorboard": False,
+    "train.threads": 2,  # a number that is measured may differ from run to run, and with it the last digits
 }
 PATIENCE = 600.0  # seconds for one run
 
