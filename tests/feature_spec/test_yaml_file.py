@@ -7,11 +7,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from recspec.base.errors import SpecError
-from recspec.feature_spec import Feature, FeatureSpec
+from recspec.feature_spec import Feature, FeatureSpec, model
 from tests.feature_spec.files import EXAMPLE, WIDE_DEEP, load, refused
 
 
@@ -82,6 +83,24 @@ def test_any_names_and_metadata_survive_the_file(features: list[str], metadata: 
     )
     with TemporaryDirectory() as folder:
         assert FeatureSpec.load(spec.save(folder)) == spec
+
+
+@given(values, st.booleans())
+def test_both_parsers_read_the_same(value: object, flow: bool) -> None:
+    """libyaml's, which `load` takes if it can, and PyYAML's own."""
+    text = yaml.safe_dump({"k": [value], 1: value}, allow_unicode=True, default_flow_style=flow)
+    quick, plain = yaml.CSafeLoader(text), yaml.SafeLoader(text)
+    nodes = quick.get_single_node(), plain.get_single_node()
+    assert [key.start_mark.line for key, _ in nodes[0].value] == [key.start_mark.line for key, _ in nodes[1].value]
+    assert quick.construct_document(nodes[0]) == plain.construct_document(nodes[1])
+
+
+def test_texts_that_libyaml_may_not_read_go_to_pyyaml() -> None:
+    kinds = {
+        text: type(model._loader(text))
+        for text in ("a: 1", "a: " + "[" * 99 + "]" * 99, "a: [1", "[" * 101 + "]" * 101)
+    }
+    assert list(kinds.values()) == [yaml.CSafeLoader, yaml.CSafeLoader, yaml.SafeLoader, yaml.SafeLoader]
 
 
 @pytest.mark.parametrize("name", ["ok.csv", "OK.Parquet", "ok.jsonl", "ok.csv.gz"])
