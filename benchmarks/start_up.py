@@ -38,7 +38,7 @@ import numpy as np
 from _raw_files import write_table
 from _side_by_side import compile_source, where_and_when, write
 
-AIMS = {"help": 0.3, "train": 3.0, "serve": 3.0}
+AIMS = {"help": 0.15, "train": 1.5, "serve": 1.5}
 """Seconds of the clock."""
 MODELS = {"neumf": "films", "two_tower": "films", "wide_deep": "clicks", "dlrm": "clicks"}
 """Models that are trained, and the data of each."""

@@ -97,7 +97,7 @@ def trained(model: str, data: Path, recipe: str | None, seconds: float) -> float
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         fitted = issubclass(MODELS[model], FittedModel)
-        steps = () if fitted else (f"train.minutes={seconds / 60}", "train.log_every=5", "train.tensorboard=false")
+        steps = () if fitted else (f"train.minutes={seconds / 60}", "train.log_every=1", "train.tensorboard=false")
         named = ("--recipe", recipe) if recipe and not fitted else ()
         recspec("train", model, data, run, *named, *settings(steps))
         events = [json.loads(line) for line in (run / "log.jsonl").read_text(encoding="utf-8").splitlines()]
