@@ -247,7 +247,7 @@ NOT_FOR_HELP = {
     "ibis",
     "filelock",
     "asyncio",
-    "rich.progress",
+    "rich",
     "recspec.base.config",
     "recspec.base.files",
     "recspec.feature_spec",
@@ -270,6 +270,22 @@ finally:
     assert done.returncode == 0
     assert "prepare" in done.stdout
     assert done.stderr.strip() == ""
+
+
+def test_a_lazy_face_loads_each_of_its_names_and_torch_only_where_one_needs_it() -> None:
+    code = """
+import sys
+import recspec.loop as loop
+for name in sys.argv[1:]:
+    getattr(loop, name)
+print(*sorted({"torch", "recspec.inference", "recspec.training"} & set(sys.modules)))
+print(*[name for name in loop.__all__ if not hasattr(loop, name)], hasattr(loop, "no_such_name"))
+"""
+    of_journals = "Journal summarize verify_journal prune_journal export_days import_events".split()
+    of_experiments = "analyse assign load_experiments named now_us read_outcomes register".split()
+    asked = [sys.executable, "-c", code, *of_journals, *of_experiments]
+    done = subprocess.run(asked, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "\nFalse\n"), done.stderr
 
 
 # --- who may do what -------------------------------------------------------------------------------------------------
