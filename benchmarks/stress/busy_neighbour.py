@@ -4,7 +4,7 @@
 
 Needs a quiet machine. Every measurement is a process of its own without OMP_NUM_THREADS, once alone and once beside a
 process that counts without end. Models that are trained by steps train for so many seconds, and the figure is samples/s
-of the log; others are fitted once, and the figure is fits/s. `auto` compares four models. `serve` answers one request
+of the log; others are fitted once, and the figure is fits/s. `auto` compares three models. `serve` answers one request
 after the other; the figure is answers/s, that is 1 / mean latency. A slowdown is the figure alone divided by the figure
 beside the other process. Data is made up: 60,000 events of 1,500 users on 2,000 items; `--data` takes another dataset.
 """
@@ -35,7 +35,7 @@ AIM = 2.2
 """The slowdown that is still fair: one core of two, and what changing places costs."""
 COUNTS = "while True: pass"
 REQUESTS = 300
-SEARCHED = "ease,neumf,sasrec,item_knn"
+SEARCHED = "ease,neumf,item_knn"
 PREPARED = (
     "history=20", "negative_history=true", "train_negatives=1", "num_negatives=20",
     "items=items.csv", "item_features=[kind]",
