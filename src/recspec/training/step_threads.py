@@ -65,8 +65,8 @@ class StepThreads:
             return
         if self.trial is None and self.steps >= self.may_measure_at and (self.number == 1 or self._is_slow()):
             self.trial = {1: [], self.most: []}
-        if self.trial is not None:
-            torch.set_num_threads(min(self.trial, key=lambda number: len(self.trial[number])))
+        if (trial := self.trial) is not None:
+            torch.set_num_threads(min(trial, key=lambda number: len(trial[number])))
 
     def _is_slow(self) -> bool:
         """Whether the last steps took much longer than those that were measured."""
