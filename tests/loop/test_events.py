@@ -83,6 +83,32 @@ def test_every_problem_of_a_row_is_named() -> None:
     assert read_events([{"user": "ann", "type": "impression", "request": "r"}], NOW).events[0].item is None
 
 
+DEEP: list[object] = []
+for _ in range(2_000):
+    DEEP = [DEEP]
+
+
+@pytest.mark.parametrize("field", ["user", "item", "type", "time", "value", "id", "request", "position", "more"])
+@pytest.mark.parametrize(
+    "value", [DEEP, 10**400, -(10**400), 10**5_000, {"a": DEEP}], ids=["deep", "401", "-401", "5001", "in an object"]
+)
+def test_whatever_is_too_deep_or_too_large_for_a_text_is_refused(field: str, value: object) -> None:
+    found = read_events([GIVEN, {**GIVEN, field: value}], NOW)
+    if field != "more" or value != 10**400 and value != -(10**400):  # which fits into a context
+        (refused,) = found.refused
+        assert refused.reason.startswith(field) or "'more'" in refused.reason
+        assert len(refused.reason) < 600
+
+
+def test_a_context_of_half_characters_is_refused_and_an_escaped_one_is_none() -> None:
+    for row in ({"more": "\ud800"}, {"\ud800": 1}, {"more": ["\udfff"]}):
+        (refused,) = read_events([{**GIVEN, **row}], NOW).refused
+        assert refused.reason.endswith(": holds a character that is no text")
+        refused.reason.encode()
+    for text in ("\\ud800", "\0", "😀", "\\\\ud800"):
+        assert read_events([{**GIVEN, "more": text}], NOW).events
+
+
 @given(
     st.recursive(
         st.none() | st.booleans() | st.floats() | st.text() | st.integers(),

@@ -49,8 +49,6 @@ from recspec.models import find_model, on_meta_device
 
 NUMBER = r"^-?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,3})?$"
 WHOLE = r"^-?[0-9]{1,18}$"
-MOST_COMPARED = 10_000
-"""Known ids that an unknown one is compared with."""
 ROWS_SHOWN = 3
 """Rows of a problem that a message names."""
 IDS_SHOWN = 5
@@ -159,8 +157,7 @@ class _Target:
 
     def nearest(self, item: str) -> str:
         """A hint at a known item whose id is like an unknown one's."""
-        known = self.known.to_pylist()
-        return nearest(item, known) if len(known) <= MOST_COMPARED else ""
+        return nearest(item, self.known.to_pylist())
 
     def differ(self, before: ItemChanges, rows: pa.Table, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which rows of known items hold another value than the catalogue."""
