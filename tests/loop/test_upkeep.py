@@ -96,6 +96,7 @@ def test_old_days_go_and_their_numbers_stay(url: str, monkeypatch: pytest.Monkey
         )
         journal.log_exposures([SHOWN, replace(SHOWN, request_id="r2", served_at=today * DAY)])
         assert prune_journal(journal) == prune_journal(journal, events_days=9, exposures_days=30_000)
+        assert prune_journal(journal) == prune_journal(journal, events_days=10**30, exposures_days=10**12)
         done = prune_journal(journal, exposures_days=90)
         assert (done.events, done.exposures, done.unread) == (0, 1, 0)
         journal.advance("updates", 3)
