@@ -176,7 +176,7 @@ def _check_events(journal: Journal, rows: Sequence[Mapping[str, Any]], digests: 
             problems.add("the user, type or item is missing", place)
         if row["context"] is not None and not isinstance(_parsed(row["context"]), dict):
             problems.add("the context is no JSON object", place)
-        if row["subject"] in forgotten:
+        if forgotten.get(row["subject"]):
             problems.add("the user was forgotten", place)
 
 
