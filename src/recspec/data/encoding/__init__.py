@@ -41,7 +41,7 @@ from recspec.data.encoding.raw_columns import (
     vectors_of,
     widened,
 )
-from recspec.data.encoding.raw_values import MISSING_NUMBERS, TRUTH, Lists, cut
+from recspec.data.encoding.raw_values import COMMA, GROUPED, MISSING_NUMBERS, TRUTH, Lists, cut
 from recspec.data.encoding.row_notes import (
     LEFT_OUT,
     NO_EVENT,
@@ -60,7 +60,7 @@ from recspec.data.encoding.text_vectors import MOST_TEXTS, fit_projection
 from recspec.data.encoding.vocabulary import LONGEST_ID, Vocabulary, are_blank
 
 __all__ = [
-    "BETWEEN", "CROSS_KEY", "ENCODERS_FILE", "EXACT", "LEFT_OUT", "LONGEST_ID", "MISSING_NUMBERS", "MOST_TEXTS",
+    "BETWEEN", "COMMA", "CROSS_KEY", "ENCODERS_FILE", "EXACT", "GROUPED", "LEFT_OUT", "LONGEST_ID", "MISSING_NUMBERS", "MOST_TEXTS",
     "NO_EVENT", "NO_KNOWN_EVENT", "TRUTH", "UNKNOWN_ID", "VOCABULARIES", "Arrays", "BucketEncoder", "CrossEncoder",
     "Encoder", "Encoders", "HashEncoder", "Lists", "MissingValues", "NumberEncoder", "Predictions", "RequestEncoder",
     "ScaleEncoder", "Scaler", "TextEncoder", "VectorEncoder", "Vocabulary", "VocabularyEncoder", "are_blank",
