@@ -106,7 +106,9 @@ def test_text_of_numbers_truths_and_blanks_is_read_as_prepare_reads_it(run: Path
 
 def test_a_file_with_decimal_commas_is_read_as_prepare_read_it(trained: Path, tmp_path: Path) -> None:
     table = pa.csv.read_csv(trained / "products.csv")
-    prices = [f"{1000 + number}"[:1] + f".{number:03},50" if number % 3 else f"{number},5" for number in range(len(table))]
+    prices = [
+        f"{1000 + number}"[:1] + f".{number:03},50" if number % 3 else f"{number},5" for number in range(len(table))
+    ]
     table = table.set_column(table.column_names.index("price"), "price", pa.array(prices))
     options = pa.csv.WriteOptions(delimiter=";")
     pa.csv.write_csv(table, tmp_path / "products.csv", options)

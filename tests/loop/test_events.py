@@ -56,7 +56,10 @@ def test_times_ahead_are_clamped() -> None:
             {**GIVEN, "time": "2025-11-28T10:00:00"},
             "time: found '2025-11-28T10:00:00'; expected seconds since 1970, or",
         ),
-        ({**GIVEN, "time": 1_764_320_400_000}, "time: found '1764320400000'; expected seconds.*; divide milliseconds by"),
+        (
+            {**GIVEN, "time": 1_764_320_400_000},
+            "time: found '1764320400000'; expected seconds.*; divide milliseconds by",
+        ),
         ({**GIVEN, "time": math.nan}, "time: found 'nan'"),
         ({**GIVEN, "time": -1}, "time: found '-1'"),
         ({**GIVEN, "value": "3"}, "value: found '3'; expected a number"),
@@ -94,7 +97,7 @@ for _ in range(2_000):
 )
 def test_whatever_is_too_deep_or_too_large_for_a_text_is_refused(field: str, value: object) -> None:
     found = read_events([GIVEN, {**GIVEN, field: value}], NOW)
-    if field != "more" or value != 10**400 and value != -(10**400):  # which fits into a context
+    if field != "more" or (value != 10**400 and value != -(10**400)):  # which fits into a context
         (refused,) = found.refused
         assert refused.reason.startswith(field) or "'more'" in refused.reason
         assert len(refused.reason) < 600

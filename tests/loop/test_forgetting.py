@@ -243,7 +243,24 @@ def test_what_can_not_be_searched_is_refused(tmp_path: Path) -> None:
         rs.forget(PERSON, under=tmp_path / "none")
 
 
-ODD = ["user", "item", "train", "customer", "sku", "parquet", "a.c", "abc", "a%", "a_c", 'q"q', "o'q", "é", " x", "(", "07"]
+ODD = [
+    "user",
+    "item",
+    "train",
+    "customer",
+    "sku",
+    "parquet",
+    "a.c",
+    "abc",
+    "a%",
+    "a_c",
+    'q"q',
+    "o'q",
+    "é",
+    " x",
+    "(",
+    "07",
+]
 
 
 def test_an_id_that_is_a_word_of_the_files_or_a_pattern_takes_nothing_else_with_it(tmp_path: Path) -> None:

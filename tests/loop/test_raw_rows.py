@@ -135,11 +135,17 @@ def test_ids_beyond_the_type_of_a_dataset_are_counted_and_stop_no_update(kind: p
     blocks = events(*({"subject": each, "item": each} for each in ids))
     kinds = {"user": kind, "item": kind}
     found = rows_of_events(blocks, raw(kinds), None)
-    fitting = [each for each in (1, 2**31, -1, 10**18 - 1, 300) if pa.scalar(each, pa.int64()).cast(kind, safe=False).as_py() == each]
+    fitting = [
+        each
+        for each in (1, 2**31, -1, 10**18 - 1, 300)
+        if pa.scalar(each, pa.int64()).cast(kind, safe=False).as_py() == each
+    ]
     assert found.table.column("user").to_pylist() == found.table.column("item").to_pylist() == fitting
     assert sum(found.left_out.values()) == len(ids) - len(fitting)
     answers = exposures({"subject": ids[0], "items": ids}, {"subject": ids[4], "items": ["1"]})
-    labelled = rows_of_exposures(answers, Acts.of(events()), raw({**kinds, "clicked": pa.int64()}, **LABELLED), MINUTE, None)
+    labelled = rows_of_exposures(
+        answers, Acts.of(events()), raw({**kinds, "clicked": pa.int64()}, **LABELLED), MINUTE, None
+    )
     assert labelled.table.column("item").to_pylist() == fitting
 
 

@@ -100,7 +100,9 @@ class MissingExtraError(RecspecError):
 
 UNKNOWN_SHOWN = 10
 NAMES_SHOWN, CHARACTERS_SHOWN, LIST_SHOWN = 40, 200, 2_000  # names in a message; characters of each name, of all names
-MOST_COMPARED = 10_000  # known names that an unknown one is compared with; more take a tenth of a second and tell little
+MOST_COMPARED = (
+    10_000  # known names that an unknown one is compared with; more take a tenth of a second and tell little
+)
 
 _OF_THE_MACHINE = re.compile(
     "E(ACCES|BUSY|DQUOT|EXIST|FBIG|IO|ISDIR|LOOP|MFILE|NAMETOOLONG|NFILE|NODEV|NOENT|NOSPC|NOTDIR|NOTEMPTY|NXIO|PERM|ROFS"

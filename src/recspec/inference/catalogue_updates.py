@@ -292,7 +292,7 @@ def _rows(wrong: NDArray[np.bool_]) -> str:
 
 
 def _with_points(texts: pa.Array) -> tuple[pa.Array, str]:
-    """Numbers with a decimal comma, as the dataset was prepared from them, with a point; and a problem with them, or ''.
+    """Numbers with a decimal comma, as the dataset was prepared from, with a point; and a problem with them, or ''.
 
     A point marks thousands in a column that has commas; in another it may be either mark.
     """

@@ -37,7 +37,17 @@ from recspec.base.files import locked, manifest, put_in_place, staging, whole_fi
 from recspec.bundle import checkpoint, versions
 from recspec.bundle import folder as bundle
 from recspec.data.encoding import Encoders, Vocabulary, raw_names
-from recspec.data.storage import PREPARE_FILE, SEEN_FILE, Column, Columns, Ragged, offsets_of, open_split, ragged_range, write_dataset
+from recspec.data.storage import (
+    PREPARE_FILE,
+    SEEN_FILE,
+    Column,
+    Columns,
+    Ragged,
+    offsets_of,
+    open_split,
+    ragged_range,
+    write_dataset,
+)
 from recspec.datasets import EVENTS, GROWTH_FILE
 from recspec.feature_spec import FILE_NAME, FeatureSpec, find_export_file
 from recspec.loop import journal as tables

@@ -590,7 +590,9 @@ class Journal:
                     held = {*sa.inspect(connection).get_table_names()} & {*metadata.tables}
                     if "setting" not in held:
                         if held:
-                            raise DataError(f"{self.shown}: has other tables called {listed(sorted(held))}; {ELSEWHERE}")
+                            raise DataError(
+                                f"{self.shown}: has other tables called {listed(sorted(held))}; {ELSEWHERE}"
+                            )
                         metadata.create_all(connection)
                         own = {"schema": str(SCHEMA), "key": secrets.token_hex(32)}
                         connection.execute(sa.insert(setting), [{"name": k, "value": v} for k, v in own.items()])

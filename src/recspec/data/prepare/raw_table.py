@@ -41,7 +41,6 @@ from recspec.data.prepare.text_files import JsonFile
 from recspec.data.prepare.times import Times, seconds_of
 
 
-
 def with_points(rows: RawRows, as_written: Collection[str]) -> RawRows:
     """The rows with a point in the numbers of text columns that hold nothing else, but for columns `as_written`.
 
