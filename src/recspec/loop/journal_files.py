@@ -146,7 +146,8 @@ def _event_of(row: Mapping[str, Any], names: Mapping[str, str], kind: str | None
 def _values(column: pa.ChunkedArray) -> list[Any]:
     """Plain values; a time that Python has no form for becomes a text that is refused later."""
     try:
-        return column.to_pylist()
+        found: list[Any] = column.to_pylist()
+        return found
     except (OverflowError, ValueError):
         return [_plain(each) for each in column]
 
