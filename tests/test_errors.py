@@ -15,6 +15,7 @@ from recspec.base.errors import (
     listed,
     missing_library,
     nearest,
+    quoted,
     require_extra,
     unknown,
 )
@@ -64,6 +65,22 @@ def test_every_error_is_in_one_tree_and_says_what_it_is_for() -> None:
 )
 def test_the_nearest_name_is_told_where_one_is_near(name: str, hint: str) -> None:
     assert nearest(name, ["user", "item", "Label", "layers", "learning_rate"]) == hint
+
+
+def test_a_hint_costs_no_seconds_whatever_the_names() -> None:
+    assert nearest("item", ["x" * 10**6, "items"]) == " (did you mean 'items'?)"
+    assert nearest("item", [f"item{number}" for number in range(10**5)]) == ""
+
+
+def test_any_value_can_be_quoted() -> None:
+    deep: list[object] = []
+    for _ in range(2_000):
+        deep = [deep]
+    assert quoted(None) == "'None'"
+    assert quoted("x" * 500) == f"'{'x' * 200}...'"
+    assert quoted(deep) == "a list that is too deep or too long to show"
+    assert quoted({"a": deep}) == "a dict that is too deep or too long to show"
+    assert quoted(10**5_000) == "an int that is too deep or too long to show"
 
 
 def test_nothing_is_near_where_nothing_is_known() -> None:

@@ -122,6 +122,23 @@ def test_a_command_is_made_from_its_verb() -> None:
     ]
 
 
+def test_texts_that_no_file_or_database_could_hold_are_refused_by_every_verb(tmp_path: Path) -> None:
+    message = r"\\udcff(\.db)?' is no UTF-8 text; write it in UTF-8"
+    journal, bad = f"sqlite:///{tmp_path / 'j.db'}", "\udcff"
+    asked: list[Callable[[], object]] = [
+        lambda: api.forget(bad, under=tmp_path),
+        lambda: api.catalogue(tmp_path, block=["a", bad]),
+        lambda: api.experiment_check(tmp_path / "x.yaml", user=bad),
+        lambda: api.journal_show(f"sqlite:///{bad}.db"),
+        lambda: api.journal_import(journal, tmp_path / "x.csv", type=bad),
+    ]
+    for ask in asked:
+        with pytest.raises(SettingsError, match=message):
+            ask()
+    with pytest.raises(SettingsError, match=r"forget: user: 'a\\x00' holds a character NUL; leave it out"):
+        api.forget("a\0", under=tmp_path)
+
+
 def test_a_number_out_of_its_range_is_refused_with_all_others(data: FeatureSpec, tmp_path: Path) -> None:
     with pytest.raises(
         SettingsError, match=r"(?s)2 problems.*seed is -1; expected 0 or more.*trials is 0; expected 1 or"

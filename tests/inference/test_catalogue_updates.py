@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
@@ -101,6 +102,32 @@ def test_text_of_numbers_truths_and_blanks_is_read_as_prepare_reads_it(run: Path
     assert values(run, "title", ["sku-1", "sku-2"]) == ["007", None]
     assert values(run, "price", ["sku-1", "sku-2"]) == [10, None]
     assert values(run, "in_stock", ["sku-1", "sku-2"]) == [1, 0]
+
+
+def test_a_file_with_decimal_commas_is_read_as_prepare_read_it(trained: Path, tmp_path: Path) -> None:
+    table = pa.csv.read_csv(trained / "products.csv")
+    prices = [
+        f"{1000 + number}"[:1] + f".{number:03},50" if number % 3 else f"{number},5" for number in range(len(table))
+    ]
+    table = table.set_column(table.column_names.index("price"), "price", pa.array(prices))
+    options = pa.csv.WriteOptions(delimiter=";")
+    pa.csv.write_csv(table, tmp_path / "products.csv", options)
+    shutil.copy(trained / "purchases.csv", tmp_path)
+    named = {"user": "customer", "item": "sku", "timestamp": "bought_at", **FEATURES}
+    items = {"file": "products.csv", "decimal": "comma"}
+    settings = {**named, "items": items}
+    recspec.prepare(tmp_path / "purchases.csv", tmp_path / "data", progress=False, settings=settings)
+    recspec.train("popularity", tmp_path / "data", tmp_path / "run", progress=False)
+    found = update_catalogue(tmp_path / "run", tmp_path / "products.csv")
+    assert found.counts == {"new": 0, "changed": 0, "unchanged": len(table), "withdrawn": 0, "returned": 0}
+    (tmp_path / "new.csv").write_text("sku;price\nsku-1;1.234,5\nsku-2;7\n")
+    update_catalogue(tmp_path / "run", tmp_path / "new.csv")
+    dear = items_for(tmp_path / "run", "nobody", filter="price > 1234 and price < 1235")
+    assert dear == ["sku-1"]
+    for unclear in ("12.5", "1.234"):
+        (tmp_path / "new.csv").write_text(f"sku;price\nsku-1;{unclear}\nsku-2;7\n")
+        with pytest.raises(DataError, match=f"row 1 has no number with a decimal comma, as prepared: '{unclear}'"):
+            update_catalogue(tmp_path / "run", tmp_path / "new.csv")
 
 
 def test_a_frame_and_parquet_bring_values_with_types(run: Path, tmp_path: Path) -> None:

@@ -56,7 +56,10 @@ def test_times_ahead_are_clamped() -> None:
             {**GIVEN, "time": "2025-11-28T10:00:00"},
             "time: found '2025-11-28T10:00:00'; expected seconds since 1970, or",
         ),
-        ({**GIVEN, "time": 1_764_320_400_000}, "time: found '1764320400000'; expected seconds"),
+        (
+            {**GIVEN, "time": 1_764_320_400_000},
+            "time: found '1764320400000'; expected seconds.*; divide milliseconds by",
+        ),
         ({**GIVEN, "time": math.nan}, "time: found 'nan'"),
         ({**GIVEN, "time": -1}, "time: found '-1'"),
         ({**GIVEN, "value": "3"}, "value: found '3'; expected a number"),
@@ -81,6 +84,40 @@ def test_every_problem_of_a_row_is_named() -> None:
     assert [each.partition(":")[0] for each in refused.reason.split("; ")[:2]] == ["user", "type"]
     assert "value: found 'x'; expected a number" in refused.reason
     assert read_events([{"user": "ann", "type": "impression", "request": "r"}], NOW).events[0].item is None
+
+
+DEEP: list[object] = []
+for _ in range(2_000):
+    DEEP = [DEEP]
+
+
+@pytest.mark.parametrize("field", ["user", "item", "type", "time", "value", "id", "request", "position", "more"])
+@pytest.mark.parametrize(
+    "value", [DEEP, 10**400, -(10**400), 10**5_000, {"a": DEEP}], ids=["deep", "401", "-401", "5001", "in an object"]
+)
+def test_whatever_is_too_deep_or_too_large_for_a_text_is_refused(field: str, value: object) -> None:
+    found = read_events([GIVEN, {**GIVEN, field: value}], NOW)
+    if field != "more" or (value != 10**400 and value != -(10**400)):  # which fits into a context
+        (refused,) = found.refused
+        assert refused.reason.startswith(field) or "'more'" in refused.reason
+        assert len(refused.reason) < 600
+
+
+def test_of_many_rows_the_first_are_told_what_a_missing_column_may_be_called() -> None:
+    rows = [{f"usr{number}": 1 for number in range(20)}] * 1_000
+    reasons = [each.reason for each in read_events(rows, NOW).refused]
+    assert [at for at, each in enumerate(reasons) if "user: missing (did you mean 'usr" in each] == [*range(20)]
+    assert len(reasons) == 1_000
+    assert "did you mean" not in read_events([{f"usr{number}": 1 for number in range(50)}], NOW).refused[0].reason
+
+
+def test_a_context_of_half_characters_is_refused_and_an_escaped_one_is_none() -> None:
+    for row in ({"more": "\ud800"}, {"\ud800": 1}, {"more": ["\udfff"]}):
+        (refused,) = read_events([{**GIVEN, **row}], NOW).refused
+        assert refused.reason.endswith(": holds a character that is no text")
+        refused.reason.encode()
+    for text in ("\\ud800", "\0", "😀", "\\\\ud800"):
+        assert read_events([{**GIVEN, "more": text}], NOW).events
 
 
 @given(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import html
 import json
 import shutil
 from collections.abc import Iterator
@@ -231,7 +232,7 @@ def test_files_of_others_are_named_and_left(tmp_path: Path) -> None:
     (tmp_path / "user03.txt").write_text("user031 and xuser03")
     done = rs.forget(PERSON, under=tmp_path)
     assert done.found.found == [tmp_path / "crm.csv"]
-    assert "crm.csv: still holds the id; recspec did not make it" in str(done)
+    assert "crm.csv: still holds the id, or the same word; look into it" in str(done)
     assert done.to_dict()["found"] == [str(tmp_path / "crm.csv")]
 
 
@@ -240,3 +241,62 @@ def test_what_can_not_be_searched_is_refused(tmp_path: Path) -> None:
         rs.forget(" ", under=tmp_path)
     with pytest.raises(DataError, match="none: is no folder; name the one that holds datasets, runs and answers"):
         rs.forget(PERSON, under=tmp_path / "none")
+
+
+ODD = [
+    "user",
+    "item",
+    "train",
+    "customer",
+    "sku",
+    "parquet",
+    "a.c",
+    "abc",
+    "a%",
+    "a_c",
+    'q"q',
+    "o'q",
+    "é",
+    " x",
+    "(",
+    "07",
+]
+
+
+def test_an_id_that_is_a_word_of_the_files_or_a_pattern_takes_nothing_else_with_it(tmp_path: Path) -> None:
+    rows = [
+        {"customer": user, "sku": f"i{(place * 3 + at * at) % 9}", "at": 1_700_000_000 + 60 * (place + 7 * at)}
+        for place, user in enumerate([*ODD, *"bcdefgh"])
+        for at in range(5)
+    ]
+    raw = pa.Table.from_pylist(rows)
+    named = {"user": "customer", "item": "sku", "timestamp": "at", "types": {"customer": "text"}}
+    rs.prepare(raw, tmp_path / "data", settings=named)
+    rs.train("ease", tmp_path / "data", tmp_path / "run", progress=False)
+    folders, left = (tmp_path / "data", tmp_path / "run" / "bundle"), [row["customer"] for row in rows]
+    specs = [FeatureSpec.load(each) for each in folders]
+    assert all("' x'" in str(each.metadata["summary"]) for each in specs), "a note names an id"
+    for person in ODD:
+        done = forget(person, tmp_path)
+        left = [each for each in left if each != person]
+        assert pq.read_table(tmp_path / "data" / "raw" / "events.parquet")["customer"].to_pylist() == left
+        assert not [each for each in done.found if each.name in ("feature_spec.yaml", "prepare.json")]
+    for folder, before in zip(folders, specs, strict=True):
+        after = FeatureSpec.load(folder)
+        assert (after.channels, after.features) == (before.channels, before.features)
+        assert {**after.metadata, "summary": 0} == {**before.metadata, "summary": 0}
+        assert "' x'" not in str(after.metadata["summary"])
+    assert _answers(tmp_path / "run", ("b",))[0]["known"]
+
+
+@pytest.mark.parametrize("person", ['a"b', "a'b", "é", "a\\b", "a&b", "日本"])
+def test_an_id_is_found_however_a_format_writes_it(tmp_path: Path, person: str) -> None:
+    (tmp_path / "crm.json").write_text(json.dumps({"who": person}))
+    (tmp_path / "plain.json").write_text(json.dumps({"who": person}, ensure_ascii=False))
+    (tmp_path / "note.html").write_text(f"<td>{html.escape(person)}</td>")
+    (tmp_path / "note.txt").write_text(person)
+    with (tmp_path / "crm.csv").open("w", newline="") as file:
+        csv.writer(file).writerow([person, 1])
+    (tmp_path / "other.json").write_text(json.dumps({"who": f"x{person}x"}))
+    names = [each.name for each in forget(person, tmp_path).found]
+    assert names == ["crm.csv", "crm.json", "note.html", "note.txt", "plain.json"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import random
 import threading
 from dataclasses import replace
@@ -196,6 +197,53 @@ def test_what_is_no_journal_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty.db").write_bytes(b"")
     with pytest.raises(DataError, match="holds no journal"):
         Journal(f"sqlite:///{tmp_path / 'empty.db'}", read_only=True)
+
+
+def test_a_path_that_can_be_no_file_is_refused_in_one_line(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.db")
+    (tmp_path / "loop.db").symlink_to(tmp_path / "loop.db")
+    (tmp_path / "lost.db").symlink_to(tmp_path / "none" / "x.db")
+    told = {
+        ".": "is a folder", "pipe.db": "is a named pipe", "a%00b": "can't be opened", "x" * 300: "can't be",
+        "lost.db": "there is no folder", "loop.db": "can't be opened|unable to open", "a?b.db": "found 'sqlite:///",
+    }  # fmt: skip
+    for name, message in told.items():
+        with pytest.raises((DataError, SettingsError), match=message) as found:
+            Journal(f"sqlite:///{tmp_path}/{name}")
+        assert "\n" not in str(found.value)
+
+
+def test_every_name_of_a_file_leads_to_one_lock(tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "there").symlink_to(tmp_path / "here")
+    (tmp_path / "link.db").symlink_to(tmp_path / "here" / "j.db")
+    for name in ("here/j.db", "there/j.db", "link.db", "here/../here/j.db"):
+        with Journal(f"sqlite:///{tmp_path}/{name}") as journal:
+            journal.append([EVENT])
+            assert journal.newest_seq() == 1
+    assert sorted(each.relative_to(tmp_path).as_posix() for each in tmp_path.rglob("*.lock")) == ["here/j.db.lock"]
+
+
+@pytest.mark.parametrize("name", ["event", "setting", "consumer"])
+def test_the_tables_of_another_application_are_left_alone(url: str, name: str) -> None:
+    engine = sa.create_engine(url)
+    with engine.begin() as connection:
+        connection.execute(sa.text(f"CREATE TABLE {name} (a INTEGER)"))
+    with pytest.raises(DataError, match=f"called '{name}'; give the journal a database, or a schema, of its own"):
+        Journal(url)
+    with engine.connect() as connection:
+        assert sa.inspect(connection).get_table_names() == [name]
+    engine.dispose()
+
+
+@pytest.mark.parametrize("value", [None, "no key", ""])
+def test_a_journal_without_its_key_is_refused(url: str, value: str | None) -> None:
+    own = tables.setting.c.name == "key"
+    change = sa.delete(tables.setting).where(own) if value is None else sa.update(tables.setting).where(own)
+    with Journal(url) as journal:
+        journal.write(lambda connection: connection.execute(change if value is None else change.values(value=value)))
+    with pytest.raises(DataError, match="the key by which forgotten people are known is lost or damaged"):
+        Journal(url)
 
 
 def test_a_journal_of_another_version_is_refused(url: str) -> None:

@@ -88,6 +88,44 @@ def test_rows_of_json_lines_and_parquet(url: str, tmp_path: Path) -> None:
     assert {each["type"] for each in rows} == {"view", "rate"}
 
 
+def test_whatever_a_parquet_file_holds_is_an_event_or_refused_by_its_row(url: str, tmp_path: Path) -> None:
+    far, days = pa.array([2**62, 1], pa.timestamp("us")), pa.array([2**31 - 1, 1], pa.date32())
+    ids = {"whole": [Decimal("7"), Decimal("70")], "float": [7.0, 70.0], "text": ["7", "70"], "number": [7, 70]}
+    with Journal(url) as journal:
+        for name, times in {"far": far, "days": days, "ns": far.cast(pa.int64()).cast(pa.timestamp("ns"))}.items():
+            table = {"user": ["a", "b"], "item": [name, name], "type": ["v", "v"], "time": times}
+            pq.write_table(pa.table(table), tmp_path / f"{name}.parquet")
+            found = import_events(journal, [tmp_path / f"{name}.parquet"], {})
+            assert found.counts["refused"] == 1, name
+            assert found.refusals[0].startswith(f"{tmp_path / name}.parquet: row 1: time: found '")
+        for name, users in ids.items():
+            table = {"user": users, "item": users, "type": ["v", "v"], "id": [f"{name} 1", f"{name} 2"], "value": users}
+            pq.write_table(pa.table(table), tmp_path / f"{name}.parquet")
+            if name == "text":
+                continue
+            assert import_events(journal, [tmp_path / f"{name}.parquet"], {}).counts["accepted"] == 2, name
+        held = [row for row in stored(journal) if row["type"] == "v" and row["value"]]
+        assert [(row["subject"], row["item"], row["value"]) for row in held] == [("7", "7", 7), ("70", "70", 70)] * 3
+
+
+def test_a_context_in_json_brings_no_number_that_stops_an_import(url: str, tmp_path: Path) -> None:
+    rows = [{"user": "a", "item": "x", "type": "v", "id": "1", "context": json.dumps({"time": 10**400, "page": 1})}]
+    rows.append({**rows[0], "id": "2", "context": json.dumps({"page": 1})})
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    with Journal(url) as journal:
+        found = import_events(journal, [tmp_path / "rows.parquet"], {}, context=["context"])
+        assert found.counts == {"accepted": 1, "duplicate": 0, "refused": 1}
+        assert "row 1: time: found '1000" in found.refusals[0]
+
+
+@pytest.mark.parametrize("mark", [",", ";", "\t", "|"])
+def test_a_quoted_name_may_hold_a_separator(url: str, tmp_path: Path, mark: str) -> None:
+    lines = [["user", "type", '"last, first; or | both"', "item", "id"], ["a", "v", '"x, y"', "i", "1"]]
+    path = written(tmp_path, "rows.csv", "".join(f"{mark.join(each)}\n" for each in lines))
+    with Journal(url) as journal:
+        assert import_events(journal, [path], {}).counts["accepted"] == 1
+
+
 @pytest.mark.parametrize(
     ("columns", "options", "message"),
     [

@@ -109,6 +109,46 @@ def test_values_are_weights_or_ratings_and_context_has_the_types_of_its_columns(
     ]
 
 
+NUMBERS = [pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()]
+EXTREMES = [10**400, -(10**400), 2**64, 2**63, 2**31, 300, -1, 1e300, 0]
+
+
+@pytest.mark.parametrize("kind", [*NUMBERS, pa.float32(), pa.float64(), pa.list_(pa.int8()), TEXT, pa.bool_()], ids=str)
+def test_no_value_of_a_context_stops_an_update(kind: pa.DataType) -> None:
+    values = [*EXTREMES, [1, 10**400], [300], {"a": 1}, True, "\udcff".encode("utf-8", "replace").decode()]
+    blocks = events(*({"context": json.dumps({"x": each})} for each in values))
+    found = rows_of_events(blocks, raw({"x": kind}, context_features=["x"]), None).table
+    assert len(found) == len(values)
+    told = found.column("x").to_pylist()
+    if kind in NUMBERS:
+        assert told[EXTREMES.index(0)] == 0
+        assert told[:2] == [None, None]
+    if pa.types.is_floating(kind):
+        assert told[:2] == [None, None]
+        assert told[EXTREMES.index(300)] == 300.0
+        assert told[EXTREMES.index(1e300)] is None, "it would be infinite in 32 bits"
+
+
+@pytest.mark.parametrize("kind", NUMBERS, ids=str)
+def test_ids_beyond_the_type_of_a_dataset_are_counted_and_stop_no_update(kind: pa.DataType) -> None:
+    ids = ["1", str(2**31), "-1", "9" * 18, "9" * 19, "1\n", "300"]
+    blocks = events(*({"subject": each, "item": each} for each in ids))
+    kinds = {"user": kind, "item": kind}
+    found = rows_of_events(blocks, raw(kinds), None)
+    fitting = [
+        each
+        for each in (1, 2**31, -1, 10**18 - 1, 300)
+        if pa.scalar(each, pa.int64()).cast(kind, safe=False).as_py() == each
+    ]
+    assert found.table.column("user").to_pylist() == found.table.column("item").to_pylist() == fitting
+    assert sum(found.left_out.values()) == len(ids) - len(fitting)
+    answers = exposures({"subject": ids[0], "items": ids}, {"subject": ids[4], "items": ["1"]})
+    labelled = rows_of_exposures(
+        answers, Acts.of(events()), raw({**kinds, "clicked": pa.int64()}, **LABELLED), MINUTE, None
+    )
+    assert labelled.table.column("item").to_pylist() == fitting
+
+
 def labels(found: pa.Table) -> list[tuple[object, ...]]:
     return [(row["_seq"], row["item"], row["_label"]) for row in found.to_pylist()]
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 
 from recspec.base.errors import DataError
-from recspec.loop import Event, Exposure, Journal, now_us, prune_journal, summarize, verify_journal
+from recspec.loop import Event, Exposure, Journal, forget, now_us, prune_journal, summarize, verify_journal
 from recspec.loop import journal as tables
 
 DAY = 86_400_000_000
@@ -44,6 +45,14 @@ def test_a_whole_journal(url: str) -> None:
         journal.log_exposures([SHOWN, replace(SHOWN, request_id="r2", propensities=None)])
         found = verify_journal(journal)
         assert (found.events, found.exposures, found.unknown_requests) == (3, 2, 1)
+
+
+def test_a_journal_is_whole_after_somebody_was_forgotten(url: str, tmp_path: Path) -> None:
+    with Journal(url) as journal:
+        journal.append([EVENT, of(2, subject="ben"), of(3, subject="eve")])
+        forget("ann", tmp_path, journal)
+        assert journal.append([of(4), of(5, subject="ben")]) == ["forgotten", "accepted"]
+        assert verify_journal(journal).events == 3
 
 
 def test_every_problem_is_named(url: str) -> None:
@@ -96,6 +105,7 @@ def test_old_days_go_and_their_numbers_stay(url: str, monkeypatch: pytest.Monkey
         )
         journal.log_exposures([SHOWN, replace(SHOWN, request_id="r2", served_at=today * DAY)])
         assert prune_journal(journal) == prune_journal(journal, events_days=9, exposures_days=30_000)
+        assert prune_journal(journal) == prune_journal(journal, events_days=10**30, exposures_days=10**12)
         done = prune_journal(journal, exposures_days=90)
         assert (done.events, done.exposures, done.unread) == (0, 1, 0)
         journal.advance("updates", 3)

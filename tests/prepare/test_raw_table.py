@@ -841,7 +841,7 @@ def test_every_column_of_a_catalogue_and_its_new_name_are_told(tmp_path: Path) -
     assert "'Kind' of items.csv: text, taken as categories" in inferred
     assert (
         "'Price' of items.csv: text, though most values are numbers with separators or units; write them with a point "
-        "and nothing else, such as 1234.5, to have numbers"
+        "and nothing else, such as 1234.5, to have numbers, or set decimal=comma if a comma is the decimal mark"
     ) in inferred
     assert (
         "'Weight' of items.csv: text, though most values are numbers; types={COLUMN: {type: number, invalid: missing}} "

@@ -248,6 +248,27 @@ def test_what_takes_no_new_events_says_so(shop: Mapping[str, Path], tmp_path: Pa
         update(run, shop["new"])
 
 
+def test_a_run_that_moved_with_its_dataset_beside_it_or_inside_is_updated(
+    shop: Mapping[str, Path], tmp_path: Path
+) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    shutil.copytree(shop["interactions"], here / "data")
+    run = trained("popularity", here / "data", here / "run")
+    shutil.copytree(run, tmp_path / "inside" / "data")
+    shutil.copytree(here / "data", tmp_path / "inside" / "data" / "data")
+    here.rename(there)
+    update(tmp_path / "inside" / "data", shop["new"])  # the run has the dataset's name, as on a shared volume
+    new = shop_events()[1]
+    first, more = (
+        written(tmp_path / name, part)
+        for name, part in (("first.csv", new.slice(0, len(new) // 2)), ("more.csv", new.slice(len(new) // 2)))
+    )
+    assert update(there / "run", first).folder == there / "run" / "updates" / "0001"
+    there.rename(here)
+    (here / "data").rename(tmp_path / "elsewhere")
+    assert update(here / "run", more).folder.name == "0002", "whose dataset was recorded at the other place"
+
+
 def test_updates_that_lead_out_of_the_run_are_refused_and_nothing_there_is_removed(
     shop: Mapping[str, Path], tmp_path: Path
 ) -> None:

@@ -36,7 +36,8 @@ class Forgotten(Viewed):
         notes = list(found.stays)
         if found.found:
             notes += [
-                f"{file}: still holds the id; recspec did not make it, so edit or remove it" for file in found.found
+                f"{file}: still holds the id, or the same word; look into it, and edit or remove it"
+                for file in found.found
             ]
         else:
             notes.append("a search for the id finds nothing")

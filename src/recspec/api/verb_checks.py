@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
-from recspec.base.errors import RecspecError, SettingsError, unknown
+from recspec.base.errors import RecspecError, SettingsError, shortened, unknown
 from recspec.base.machine import pin
 from recspec.base.signals import handled
 
@@ -81,6 +81,7 @@ def verb(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]
         for name in places:
             _check_place(f"{where}: {name}", bound.arguments.get(name))
         _check_ranges(where, bound.arguments)
+        _check_texts(where, {name: value for name, value in bound.arguments.items() if name not in urls})
         values = {name: value for name, value in bound.arguments.items() if name in urls or isinstance(value, Path)}
         with stores.with_local_paths(where, values) as changed:
             bound.arguments |= changed
@@ -115,6 +116,25 @@ def _check_ranges(where: str, values: Mapping[str, object]) -> None:
             problems.append(f"{name} is {value}; expected {expected}")
     if problems:
         raise SettingsError.of(where, problems)
+
+
+def _check_texts(where: str, values: Mapping[str, object]) -> None:
+    """Refuse texts that no file or database could hold, as a command line has them in another encoding."""
+    problems = []
+    for name, value in values.items():
+        for text in several(value) if isinstance(value, (str, list, tuple)) else ():
+            if isinstance(text, str) and (problem := _no_text(text)):
+                problems.append(f"{name}: {shortened(ascii(text))} {problem}")
+    if problems:
+        raise SettingsError.of(where, problems)
+
+
+def _no_text(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return "is no UTF-8 text; write it in UTF-8"
+    return "holds a character NUL; leave it out" if "\0" in text else ""
 
 
 def signed(function: Callable[..., Result], parameters: Iterable[inspect.Parameter]) -> Callable[..., Result]:

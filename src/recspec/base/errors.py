@@ -100,6 +100,9 @@ class MissingExtraError(RecspecError):
 
 UNKNOWN_SHOWN = 10
 NAMES_SHOWN, CHARACTERS_SHOWN, LIST_SHOWN = 40, 200, 2_000  # names in a message; characters of each name, of all names
+MOST_COMPARED = (
+    10_000  # known names that an unknown one is compared with; more take a tenth of a second and tell little
+)
 
 _OF_THE_MACHINE = re.compile(
     "E(ACCES|BUSY|DQUOT|EXIST|FBIG|IO|ISDIR|LOOP|MFILE|NAMETOOLONG|NFILE|NODEV|NOENT|NOSPC|NOTDIR|NOTEMPTY|NXIO|PERM|ROFS"
@@ -146,7 +149,9 @@ def nearest(name: str, known: Iterable[str]) -> str:
     own = name.lower()
     if len(own) > CHARACTERS_SHOWN:  # matching takes the square of the length
         return ""
-    lowered = {candidate.lower(): candidate for candidate in known if candidate != name}
+    lowered = {each.lower(): each for each in known if each != name and len(each) <= CHARACTERS_SHOWN}
+    if len(lowered) > MOST_COMPARED:
+        return ""
     matches = difflib.get_close_matches(own, lowered, n=1, cutoff=0.6)
     matches += [candidate for candidate in lowered if len(own) > 1 and _initials(candidate) == own]
     return f" (did you mean '{lowered[matches[0]]}'?)" if matches else ""
@@ -176,6 +181,14 @@ def listed(names: Iterable[str]) -> str:
 def shortened(name: str) -> str:
     """A text as it stands in a message: a long one is cut."""
     return name if len(name) <= CHARACTERS_SHOWN else f"{name[:CHARACTERS_SHOWN]}..."
+
+
+def quoted(value: object) -> str:
+    """Any value from outside as it stands in a message, quoted; one whose text can't be made is named by its type."""
+    try:
+        return repr(shortened(str(value)))
+    except (RecursionError, ValueError):  # lists in lists in lists; a whole number of more than 4,300 digits
+        return f"{'an' if isinstance(value, int) else 'a'} {type(value).__name__} that is too deep or too long to show"
 
 
 def unknown(kind: str, name: str | Sequence[str], known: Iterable[str]) -> str:

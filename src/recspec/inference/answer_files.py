@@ -6,6 +6,7 @@ Answers are probabilities of rows, or recommendations for users.
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -358,7 +359,7 @@ def read_rows(path: Path) -> Iterator[pa.Table]:
 def _separator(path: Path) -> str:
     """The mark between the columns of a CSV file: as `prepare` finds it, if the first line has no comma."""
     with path.open("rb") as file:
-        first = file.readline(HEADER)
+        first = re.sub(rb'"[^"]*"', b"", file.readline(HEADER))  # a name may hold any mark
     return next((mark for mark in ",\t;|" if mark.encode() in first), ",")
 
 
@@ -383,7 +384,10 @@ def _read_objects(path: Path) -> Iterator[pa.Table]:
     objects = _objects(path)
     while block := list(islice(objects, ROWS)):
         columns = {name: [*kinds[name].values(), *(each.get(name) for each in block)] for name in kinds}
-        yield pa.table({name: as_column(values)[-len(block) :] for name, values in columns.items()})
+        try:
+            yield pa.table({name: as_column(values)[-len(block) :] for name, values in columns.items()})
+        except DataError as error:
+            raise DataError(f"{path}: {error}") from None
 
 
 def _kind(value: object) -> object:

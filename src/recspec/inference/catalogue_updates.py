@@ -19,6 +19,8 @@ from recspec.base.files import locked
 from recspec.bundle import Bundle, cards, versions
 from recspec.bundle import folder as bundle
 from recspec.data.encoding import (
+    COMMA,
+    GROUPED,
     LONGEST_ID,
     MISSING_NUMBERS,
     TRUTH,
@@ -49,8 +51,6 @@ from recspec.models import find_model, on_meta_device
 
 NUMBER = r"^-?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,3})?$"
 WHOLE = r"^-?[0-9]{1,18}$"
-MOST_COMPARED = 10_000
-"""Known ids that an unknown one is compared with."""
 ROWS_SHOWN = 3
 """Rows of a problem that a message names."""
 IDS_SHOWN = 5
@@ -159,8 +159,7 @@ class _Target:
 
     def nearest(self, item: str) -> str:
         """A hint at a known item whose id is like an unknown one's."""
-        known = self.known.to_pylist()
-        return nearest(item, known) if len(known) <= MOST_COMPARED else ""
+        return nearest(item, self.known.to_pylist())
 
     def differ(self, before: ItemChanges, rows: pa.Table, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which rows of known items hold another value than the catalogue."""
@@ -210,6 +209,7 @@ class _Target:
             raise DataError(f"{file}: no column '{wanted}', the item's id; found {listed(names)}")
         problems = [*self._problems_of_ids(combined(table.column(names[key])), key)]
         columns: dict[str, pa.Array] = {}
+        has_commas = self.trained.spec.metadata.get("items_decimal") == "comma"
         for name, own in names.items():
             if name == key:
                 continue
@@ -220,7 +220,11 @@ class _Target:
             if twice := [each for each in kept if each in columns]:
                 problems.append(f"column '{name}' is '{twice[0]}' too, which another column gives; leave one out")
             for each in kept:
-                values, problem = converted(combined(plain(table.column(own))), self.raw.column(each).type)
+                values, kind = combined(plain(table.column(own))), self.raw.column(each).type
+                if has_commas and is_text(values.type) and (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+                    values, problem = _with_points(values)
+                    problems += [f"column '{name}': {problem}"] if problem else []
+                values, problem = converted(values, kind)
                 columns[each] = values
                 problems += [f"column '{name}': {problem}"] if problem else []
         if not table.num_rows:
@@ -285,6 +289,25 @@ def _rows(wrong: NDArray[np.bool_]) -> str:
     more = f" and {len(places) - ROWS_SHOWN:,} more" if len(places) > ROWS_SHOWN else ""
     rows = ", ".join(row_at(int(place)).removeprefix("row ") for place in places[:ROWS_SHOWN])
     return f"row{'s' * (len(places) > 1)} {rows}{more} {'have' if len(places) > 1 else 'has'}"
+
+
+def _with_points(texts: pa.Array) -> tuple[pa.Array, str]:
+    """Numbers with a decimal comma, as the dataset was prepared from, with a point; and a problem with them, or ''.
+
+    A point marks thousands in a column that has commas; in another it may be either mark.
+    """
+    text = pc.utf8_trim_whitespace(texts)
+    commas = pc.fill_null(pc.match_substring_regex(text, COMMA), False)
+    grouped = pc.fill_null(pc.match_substring_regex(text, GROUPED), False)
+    is_clear = pc.or_(commas, grouped) if pc.any(commas).as_py() else commas
+    written = pc.replace_substring(pc.replace_substring(text, ".", ""), ",", ".")
+    wrong = np.asarray(pc.and_(pc.fill_null(pc.match_substring_regex(text, NUMBER), False), pc.invert(is_clear)))
+    wrong &= np.asarray(pc.fill_null(pc.match_substring(text, "."), False))
+    problem = ""
+    if wrong.any():
+        example = shortened(texts[int(wrong.argmax())].as_py())
+        problem = f"{_rows(wrong)} no number with a decimal comma, as prepared: '{example}'"
+    return pc.if_else(is_clear, written, texts), problem
 
 
 def converted(values: pa.Array, kind: pa.DataType) -> tuple[pa.Array, str]:

@@ -10,6 +10,7 @@ A folder is rewritten beside its place and renamed, so a kill leaves the old or 
 from __future__ import annotations
 
 import csv
+import html
 import io
 import json
 import os
@@ -20,6 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -35,7 +37,17 @@ from recspec.base.files import locked, manifest, put_in_place, staging, whole_fi
 from recspec.bundle import checkpoint, versions
 from recspec.bundle import folder as bundle
 from recspec.data.encoding import Encoders, Vocabulary, raw_names
-from recspec.data.storage import SEEN_FILE, Column, Columns, Ragged, offsets_of, open_split, ragged_range, write_dataset
+from recspec.data.storage import (
+    PREPARE_FILE,
+    SEEN_FILE,
+    Column,
+    Columns,
+    Ragged,
+    offsets_of,
+    open_split,
+    ragged_range,
+    write_dataset,
+)
 from recspec.datasets import EVENTS, GROWTH_FILE
 from recspec.feature_spec import FILE_NAME, FeatureSpec, find_export_file
 from recspec.loop import journal as tables
@@ -185,7 +197,7 @@ def _in_dataset(folder: Path, person: str, done: Forgotten) -> set[str]:
                 done.counts["raw rows"] += gone
                 if copied == staged / EVENTS:
                     _fewer_events(staged / GROWTH_FILE, gone)
-        _scrub_texts(staged, person)
+        _scrub_notes(staged, person)
         put_in_place(staged, folder)
     done.counts["datasets"] += 1
     done.changed.append(folder)
@@ -312,7 +324,7 @@ def _in_bundle(folder: Path, person: str, done: Forgotten) -> set[str]:
         shutil.copytree(folder, staged, dirs_exist_ok=True, copy_function=_link)
         for each, (there, _) in found.items():
             if there is not None:
-                _blank_bundle(staged / each.relative_to(folder), there, done)
+                _blank_bundle(staged / each.relative_to(folder), there, person, done)
             if (staged / each.relative_to(folder) / manifest.FILE_NAME).exists():
                 manifest.write(staged / each.relative_to(folder))
         _remove_exports(staged, folder, done)
@@ -331,7 +343,7 @@ def bundle_home(folder: Path) -> Path:
     return folder.parent if folder.name == versions.BUNDLE else folder
 
 
-def _blank_bundle(folder: Path, person: _Person, done: Forgotten) -> None:
+def _blank_bundle(folder: Path, person: _Person, raw_id: str, done: Forgotten) -> None:
     model = bundle.load(folder, verify=False)
     weights = _blanked(model.model, person)
     checkpoint.write_tensors(folder / "weights.safetensors", weights, {"format": bundle.FORMAT})
@@ -341,6 +353,7 @@ def _blank_bundle(folder: Path, person: _Person, done: Forgotten) -> None:
             done.counts[f"entries of {name}"] += _drop_list(lists, person.id)
             checkpoint.write_tensors(folder / name, lists, header)
     _blank_companions(person, folder, done)
+    _scrub_notes(folder, raw_id)
     done.counts["rows of weights"] += 1
 
 
@@ -502,15 +515,29 @@ def _inputs(description: Path) -> set[str]:
     return {each["name"] for each in found["signature"]["inputs"]}
 
 
-def _scrub_texts(folder: Path, person: str) -> None:
-    """Blank the id where a summary of a preparation names it; a whole number may be any number, and is left."""
-    if re.fullmatch(r"-?[0-9]+", person):
-        return
-    for file in (each for each in sorted(folder.iterdir()) if each.suffix in (".json", ".yaml") and each.is_file()):
-        text = file.read_text(encoding="utf-8")
-        if _names(text, person):
-            file.unlink()
-            file.write_text(_pattern(person).sub("forgotten", text), encoding="utf-8")
+def _scrub_notes(folder: Path, person: str) -> None:
+    """Blank the id where notes of the preparation name it; a column or a setting of the same name stays."""
+    spec = FeatureSpec.load(folder)
+    before = spec.metadata.get("summary")
+    if (after := _unnamed(before, person)) != before:
+        spec.replace(metadata={**spec.metadata, "summary": after}).save(folder)
+    file = folder / PREPARE_FILE
+    if file.is_file():
+        prepared = json.loads(file.read_text(encoding="utf-8"))
+        if (unnamed := {**prepared, "summary": _unnamed(prepared.get("summary"), person)}) != prepared:
+            file.unlink()  # a link to what others hold
+            file.write_text(json.dumps(unnamed, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _unnamed(value: Any, person: str) -> Any:
+    """A summary whose notes, the texts in its lists, do not name the person."""
+    if isinstance(value, Mapping):
+        return {name: _unnamed(each, person) for name, each in value.items()}
+    if not isinstance(value, list):
+        return value
+    is_number = re.fullmatch(r"-?[0-9]+", person) is not None  # any number may be meant, unless it is quoted as ids are
+    pattern = re.compile(f"(?<='){re.escape(person)}(?=')") if is_number else _pattern(person)
+    return [pattern.sub("forgotten", each) if isinstance(each, str) else _unnamed(each, person) for each in value]
 
 
 # --- search -----------------------------------------------------------------------------------------------------------
@@ -520,8 +547,9 @@ def _search(under: Path, person: str, names: set[str], done: Forgotten) -> Itera
     """Files that hold the id: in a column of users, or as a word of a text."""
     is_number = re.fullmatch(r"-?[0-9]+", person) is not None
     for root, _, files in os.walk(under):
+        is_ours = FILE_NAME in files  # whose notes are scrubbed; the rest is names of columns and settings
         for file in (Path(root) / name for name in files):
-            if file.is_symlink() or not file.is_file():
+            if file.is_symlink() or not file.is_file() or (is_ours and file.suffix in (".json", ".yaml")):
                 continue
             if file.suffix == ".parquet":
                 with suppress(pa.ArrowException, OSError):
@@ -551,7 +579,10 @@ def _in_columns(file: Path, person: str, names: set[str]) -> bool:
 
 
 def _pattern(person: str) -> re.Pattern[str]:
-    return re.compile(rf"(?<![\w-]){re.escape(person)}(?![\w-])")
+    """The id as a word, as it stands in plain text, JSON, CSV, YAML or HTML."""
+    forms = {person, json.dumps(person)[1:-1], json.dumps(person, ensure_ascii=False)[1:-1], html.escape(person)}
+    forms |= {person.replace('"', '""'), person.replace("'", "''")}
+    return re.compile(rf"(?<![\w-])(?:{'|'.join(map(re.escape, sorted(forms, key=len, reverse=True)))})(?![\w-])")
 
 
 def _names(text: str, person: str) -> bool:

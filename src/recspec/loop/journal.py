@@ -19,7 +19,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter
@@ -34,7 +34,8 @@ from filelock import FileLock, Timeout
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
 
-from recspec.base.errors import DataError, SettingsError, require_extra
+from recspec.base.errors import DataError, SettingsError, listed, require_extra
+from recspec.base.files import special
 from recspec.loop.events import IMPRESSION, Event
 
 SCHEMA = 1
@@ -56,6 +57,7 @@ _HISTORY = (
 HISTORY_IN_SQLITE = _HISTORY % {"index": "INDEXED BY event_acts", "each": "?"}  # or it takes the other index
 HISTORY_IN_POSTGRESQL = _HISTORY % {"index": "", "each": "%s"}
 NEWEST = 2**63 - 1
+ELSEWHERE = "give the journal a database, or a schema, of its own"
 VARIANTS = "variants"
 """Key of an exposure's policy: experiment -> variant, of a user who takes part in several."""
 AT_ONCE = 500
@@ -246,11 +248,9 @@ class Journal:
         self._turn = threading.Lock()
         self._file_lock: FileLock | None = None
         if self.is_sqlite:
-            file = Path(str(self.url.database))
+            file = self._file()
             if read_only and not file.is_file():
                 raise DataError(f"{self.shown}: there is no such journal")
-            if not file.absolute().parent.is_dir():
-                raise DataError(f"{self.shown}: there is no folder {file.absolute().parent}")
             self._file_lock = FileLock(
                 f"{file}.lock", timeout=WAIT_SECONDS, poll_interval=POLL_SECONDS, thread_local=False
             )
@@ -509,11 +509,23 @@ class Journal:
 
     # --- connections --------------------------------------------------------------------------------------------------
 
+    def _file(self) -> Path:
+        """The SQLite file, without links on the way, so that each name of it leads to one lock."""
+        try:
+            file = Path(str(self.url.database)).resolve()
+            if problem := "is a folder" if file.is_dir() else special(file):
+                raise DataError(f"{self.shown}: {problem}; name a file")
+            if not file.parent.is_dir():
+                raise DataError(f"{self.shown}: there is no folder {file.parent}")
+        except (OSError, ValueError, RuntimeError) as error:  # too long, a NUL, a loop of links
+            raise DataError(f"{self.shown[:200]}: can't be opened: {error}") from None
+        return file
+
     def _connect(self, *, writes: bool) -> sa.Engine:
         if not self.is_sqlite:
             named = {"connect_timeout": 10, "application_name": "recspec"}
             return sa.create_engine(self.url, max_overflow=16, pool_pre_ping=True, connect_args=named)
-        path = Path(str(self.url.database)).absolute().as_posix()
+        path = self._file().as_posix()
         mode = {"uri": "true", "mode": "rwc" if writes else "ro"}
         url = self.url.set(database=f"file:{_quoted(path)}", query=mode)
         engine = sa.create_engine(url, max_overflow=16, connect_args={"timeout": WAIT_SECONDS})
@@ -545,11 +557,19 @@ class Journal:
 
     @contextmanager
     def _file_turn(self) -> Iterator[None]:
+        if self._file_lock is None or self.read_only:
+            yield
+            return
         try:
-            with nullcontext() if self._file_lock is None or self.read_only else self._file_lock:
-                yield
+            self._file_lock.acquire()
         except Timeout:
             raise DataError(f"{self.shown}: another process has written for {WAIT_SECONDS:.0f} s; end it") from None
+        except OSError as error:
+            raise DataError(f"{self.shown}: can't be locked, so nothing was written: {error}") from None
+        try:
+            yield
+        finally:
+            self._file_lock.release()
 
     @contextmanager
     def _told(self) -> Iterator[None]:
@@ -567,20 +587,32 @@ class Journal:
         with self._told():
             if not self.read_only:
                 with self._writing() as connection:
-                    if not sa.inspect(connection).has_table("setting"):
+                    held = {*sa.inspect(connection).get_table_names()} & {*metadata.tables}
+                    if "setting" not in held:
+                        if held:
+                            raise DataError(
+                                f"{self.shown}: has other tables called {listed(sorted(held))}; {ELSEWHERE}"
+                            )
                         metadata.create_all(connection)
                         own = {"schema": str(SCHEMA), "key": secrets.token_hex(32)}
                         connection.execute(sa.insert(setting), [{"name": k, "value": v} for k, v in own.items()])
             with self._reading() as connection:
-                if not sa.inspect(connection).has_table("setting"):
+                there = sa.inspect(connection)
+                if not there.has_table("setting"):
                     raise DataError(f"{self.shown}: holds no journal")
+                if not {"name", "value"} <= {each["name"] for each in there.get_columns("setting")}:
+                    raise DataError(f"{self.shown}: has another table called 'setting'; {ELSEWHERE}")
                 own = {
                     name: value for name, value, *_ in connection.execute(sa.select(setting.c.name, setting.c.value))
                 }
         if own.get("schema") != str(SCHEMA):
             found = f"is a journal of version {own.get('schema')}"
             raise DataError(f"{self.shown}: {found}; this recspec reads version {SCHEMA}")
-        return bytes.fromhex(own["key"])
+        try:
+            return bytes.fromhex(own["key"] or "none")
+        except (KeyError, ValueError):
+            lost = "the key by which forgotten people are known is lost or damaged"
+            raise DataError(f"{self.shown}: {lost}; restore the journal from a backup") from None
 
 
 def is_sqlite(url: str) -> bool:
@@ -617,7 +649,7 @@ def _checked(url: str) -> sa.URL:
         backend == "sqlite"
         and parsed.drivername in ("sqlite", "sqlite+pysqlite")
         and parsed.database
-        and not parsed.query
+        and "?" not in url
     ):
         if parsed.database == ":memory:":
             raise SettingsError(f"journal: {url} is lost at the end; {expected}")

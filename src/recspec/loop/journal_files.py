@@ -21,7 +21,7 @@ from recspec.base.errors import DataError, SettingsError, listed, nearest, unkno
 from recspec.base.files import mkdir_or_undo, whole_folder
 from recspec.data.encoding import row_at
 from recspec.loop.events import FIELDS, read_events
-from recspec.loop.journal import EVENT_FIELDS, EXPOSURE_FIELDS, REFUSALS, Journal, event, exposure, now_us
+from recspec.loop.journal import EVENT_FIELDS, EXPOSURE_FIELDS, NEWEST, REFUSALS, Journal, event, exposure, now_us
 from recspec.loop.upkeep import DAY_US, day_text
 
 TimeUnit = Literal["s", "ms", "us"]
@@ -90,7 +90,9 @@ def import_events(
         for table in read_rows(path):
             names = _names(path, table.column_names, columns, kind, context)
             found.left_out += [each for each in table.column_names if each not in (*names.values(), *found.left_out)]
-            rows = [_event_of(row, names, kind, time_unit) for row in table.select([*{*names.values()}]).to_pylist()]
+            values = {name: _values(table.column(name)) for name in {*names.values()}}
+            given = (dict(zip(values, each, strict=True)) for each in zip(*values.values(), strict=True))
+            rows = [_event_of(row, names, kind, time_unit) for row in given]
             for start in range(0, len(rows), AT_ONCE):
                 _store(journal, rows[start : start + AT_ONCE], path, number + start, found)
             number += len(rows)
@@ -128,16 +130,34 @@ def _event_of(row: Mapping[str, Any], names: Mapping[str, str], kind: str | None
     if isinstance(of_export := sent.get("context"), str) and of_export.startswith("{"):
         with suppress(ValueError, RecursionError):
             sent = {**json.loads(of_export), **{key: value for key, value in sent.items() if key != "context"}}
-    for key in ("value", "position", "time"):
-        if isinstance(value := sent.get(key), Decimal) or (isinstance(value, str) and _NUMBER.fullmatch(value)):
+    for key, value in sent.items():
+        if isinstance(value, Decimal):  # as databases write whole numbers, ids among them
+            sent[key] = int(value) if value == value.to_integral_value() else float(value)
+        elif key in ("value", "position", "time") and isinstance(value, str) and _NUMBER.fullmatch(value):
             number = float(value)
             sent[key] = int(number) if key == "position" and number.is_integer() else number
     time = sent.get("time")
-    if isinstance(time, (int, float)) and not isinstance(time, bool):
+    if isinstance(time, (int, float)) and not isinstance(time, bool) and abs(time) <= NEWEST:
         sent["time"] = time / PER_SECOND[unit]
     elif isinstance(time, (str, date)):
         sent["time"] = _with_zone(time)
     return sent
+
+
+def _values(column: pa.ChunkedArray) -> list[Any]:
+    """Plain values; a time that Python has no form for becomes a text that is refused later."""
+    try:
+        found: list[Any] = column.to_pylist()
+        return found
+    except (OverflowError, ValueError):
+        return [_plain(each) for each in column]
+
+
+def _plain(value: pa.Scalar[Any]) -> object:
+    try:
+        return value.as_py()
+    except (OverflowError, ValueError):
+        return f"{value.cast(pa.int64() if value.type.bit_width == 64 else pa.int32()).as_py()} ({value.type})"
 
 
 def _with_zone(time: str | date) -> str:

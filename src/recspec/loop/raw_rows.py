@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -31,6 +32,8 @@ LABEL = "_label"
 """Column of 0 or 1 of labelled rows, however the dataset writes its label."""
 WHOLE = r"^-?[0-9]{1,18}$"
 MOST_WEIGHT = 1e9
+LARGEST_FLOAT = float(np.finfo(np.float32).max)
+"""Of a context's number; models compute in 32 bits."""
 TIME = pa.timestamp("us", tz="UTC")
 
 
@@ -81,8 +84,13 @@ def rows_of_events(blocks: Iterable[pa.RecordBatch], raw: RawEvents, types: Sequ
         table = keep(table, pc.is_in(table.column("type"), known), "events of types that event_weights do not name")
     for name, column in (("subject", settings.user), ("item", settings.item)):
         if pa.types.is_integer(raw.kinds[column]):
+            what = "user" if name == "subject" else name
             fits = pc.match_substring_regex(table.column(name), WHOLE)
-            table = keep(table, fits, f"events whose {'user' if name == 'subject' else name} is no whole number")
+            table = keep(table, fits, f"events whose {what} is no whole number")
+            low, high = _bounds(raw.kinds[column])
+            number = table.column(name).cast(pa.int64())
+            fits = pc.and_(pc.greater_equal(number, max(low, -(2**63))), pc.less_equal(number, min(high, 2**63 - 1)))
+            table = keep(table, fits, f"events whose {what} is beyond the {raw.kinds[column]} of the dataset")
     if settings.weight is not None:
         value = pc.fill_null(table.column("value"), 1.0)
         good = pc.and_(pc.greater_equal(value, 0.0), pc.less_equal(value, MOST_WEIGHT))
@@ -123,11 +131,18 @@ def _as(value: object, kind: pa.DataType) -> object:
         if isinstance(value, bool):
             return str(value).lower()
         return str(value) if isinstance(value, (str, int, float)) else None
-    if not isinstance(value, (int, float)):
+    if not isinstance(value, (int, float)) or not abs(value) <= LARGEST_FLOAT:
         return None
     if pa.types.is_integer(kind):
-        return int(value) if float(value).is_integer() and abs(value) < 2.0**63 else None
+        low, high = _bounds(kind)
+        return int(value) if float(value).is_integer() and low <= value <= high else None
     return float(value) if pa.types.is_floating(kind) else None
+
+
+def _bounds(kind: pa.DataType) -> tuple[int, int]:
+    """The least and the largest whole number of a type of columns."""
+    bits = kind.bit_width
+    return (-(1 << bits - 1), (1 << bits - 1) - 1) if pa.types.is_signed_integer(kind) else (0, (1 << bits) - 1)
 
 
 # --- labelled rows ----------------------------------------------------------------------------------------------------
@@ -266,7 +281,8 @@ def _id(text: str | None, raw: RawEvents, column: str | None, *, hashed: bool = 
     """An id with the type of its column; None if it has no such form, unless it may be `hashed`."""
     if text is None or column is None or not pa.types.is_integer(raw.kinds[column]):
         return text
-    if re.match(WHOLE, text):
+    low, high = _bounds(raw.kinds[column])
+    if re.fullmatch(WHOLE, text) and low <= int(text) <= high:
         return int(text)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big") if hashed else None
 

@@ -176,7 +176,7 @@ def _check_events(journal: Journal, rows: Sequence[Mapping[str, Any]], digests: 
             problems.add("the user, type or item is missing", place)
         if row["context"] is not None and not isinstance(_parsed(row["context"]), dict):
             problems.add("the context is no JSON object", place)
-        if row["subject"] in forgotten:
+        if forgotten.get(row["subject"]):
             problems.add("the user was forgotten", place)
 
 
@@ -229,12 +229,12 @@ def prune_journal(journal: Journal, *, exposures_days: int | None = None, events
         exposures_days: Days before today of which answers stay; None for all.
         events_days: Days before today of which events stay; None for all.
     """
-    done, today = Pruned(), now_us() // DAY_US
+    done = Pruned()
     if exposures_days is not None:
-        old = exposure.c.served_at < (today - exposures_days) * DAY_US
+        old = exposure.c.served_at < _first(exposures_days)
         done.exposures = _remove(journal, exposure, old)
     if events_days is not None:
-        old = event.c.received_at < (today - events_days) * DAY_US
+        old = event.c.received_at < _first(events_days)
         read = journal.scalar(sa.select(sa.func.min(consumer.c.seq)))
         if read is not None:
             unread = sa.and_(old, event.c.seq > read)
@@ -242,6 +242,11 @@ def prune_journal(journal: Journal, *, exposures_days: int | None = None, events
             old = sa.and_(old, event.c.seq <= read)
         done.events = _remove(journal, event, old)
     return done
+
+
+def _first(days: int) -> int:
+    """The first microsecond of the day so many days before today; 1970 at the earliest."""
+    return max(0, now_us() // DAY_US - days) * DAY_US
 
 
 def _remove(journal: Journal, table: sa.Table, old: sa.ColumnElement[bool]) -> int:

@@ -18,7 +18,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from recspec.base.errors import RecspecError, RequestError, listed
+from recspec.base.errors import RecspecError, RequestError, listed, quoted
 from recspec.serving.settings import Limits
 
 JSON = "application/json"
@@ -190,7 +190,7 @@ def parse_object(text: bytes | memoryview, what: str = "the body") -> dict[str, 
     except (ValueError, RecursionError) as error:
         raise RequestError(f"{what} is not JSON: {error}") from None
     if not isinstance(data, dict):
-        raise RequestError(f"{what} is {str(data)[:40]!r}; expected a JSON object")
+        raise RequestError(f"{what} is {quoted(data)}; expected a JSON object")
     return data
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from recspec.base.errors import RequestError, how_many, listed, nearest, unknown
+from recspec.base.errors import RequestError, how_many, listed, nearest, quoted, unknown
 from recspec.feature_spec import OUTPUTS, RANKING_OUTPUTS, Port, PortType, is_output
 
 Values = NDArray[Any]
@@ -197,7 +197,7 @@ def from_values(name: str, datatype: str, shape: Sequence[int], data: object) ->
     """A tensor from a list of values, nested or flat."""
     kind = _stored(name, datatype)
     if not isinstance(data, list):
-        raise wrong_input(name, f"data is {str(data)[:60]!r}; expected a list")
+        raise wrong_input(name, f"data is {quoted(data)}; expected a list")
     values = _texts_of(name, data) if kind is None else _numbers_of(name, datatype, kind, data)
     if values.size != math.prod(shape):
         held = how_many(values.size, "value")

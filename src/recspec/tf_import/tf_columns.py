@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from recspec.base.errors import DataError, listed, nearest, unknown
+from recspec.base.errors import DataError, listed, nearest, quoted, unknown
 from recspec.base.files import confined, read_json, read_text
 from recspec.data.encoding import (
     CROSS_KEY,
@@ -361,7 +361,7 @@ def _json(path: Path) -> Any:
 def _column(value: object, folder: Path) -> Column | list[str]:
     """A column, or its problems."""
     if not isinstance(value, dict):
-        return [f" is {str(value)[:60]!r}; expected an object with name and kind"]
+        return [f" is {quoted(value)}; expected an object with name and kind"]
     kind = value.get("kind")
     if not isinstance(kind, str) or kind not in KINDS:
         return [f": has no kind; one of {listed(KINDS)}" if kind is None else f": {unknown('kind', str(kind), KINDS)}"]
@@ -402,4 +402,4 @@ def _told(found: Any, fields: Sequence[str]) -> str:
     if place[0] == "vocabulary":
         return ".vocabulary: expected texts, or whole numbers, at least one"
     shown = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
-    return f"{shown} is {str(found['input'])[:60]!r}: {what}"
+    return f"{shown} is {quoted(found['input'])}: {what}"

@@ -46,7 +46,7 @@ from recspec.base.stores import fetched, url_text
 from recspec.bundle import Card, TreeRanker, checkpoint, meaning_digest, run_record, versions
 from recspec.bundle import cards as pipeline_card
 from recspec.bundle import folder as bundle
-from recspec.feature_spec import FeatureSpec
+from recspec.feature_spec import FILE_NAME, FeatureSpec
 from recspec.loading import NewRowsAndReplay, Ranks
 from recspec.models import FittedModel, Ids, Wide, find_model, require_libraries
 from recspec.models.layers import Embeddings
@@ -349,13 +349,17 @@ def check_run(run: Path) -> None:
 
 
 def dataset_of(base: Path, given: FeatureSpec | None) -> FeatureSpec:
-    """The dataset that a version was trained on."""
+    """The dataset that a version was trained on: where it was, or beside the run or inside it if both were moved."""
     spec = given
     if spec is None:
-        record = run_record.read(run_record.home(base))
+        home = run_record.home(base)
+        record = run_record.read(home)
         if record is None or record.data is None:
             raise BundleError(f"{base}: does not say which dataset it was trained on; name it")
         place = record.data.path
+        if not url_text(place) and not Path(place).exists():
+            moved = (home / Path(place).name, home.resolve().parent / Path(place).name)
+            place = next((str(each) for each in moved if (each / FILE_NAME).is_file()), place)
         try:
             spec = FeatureSpec.load(fetched(place, "the dataset") if url_text(place) else place)
         except (SpecError, DataError) as error:

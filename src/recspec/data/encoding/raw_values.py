@@ -28,6 +28,10 @@ UNKNOWN = 0  # the id of a value that the vocabulary does not hold; in a list, o
 
 # Texts, in any case, that mean a missing value, or are a number like JSON's true, where a number is expected:
 MISSING_NUMBERS = ("n/a", "na", "#n/a", "null", "none", "nan", "-", "?", "\\n")
+COMMA = r"^[+-]?([0-9]{1,3}(\.[0-9]{3})+|[0-9]+)?,[0-9]+([eE][+-]?[0-9]{1,3})?$"
+"""A number with a decimal comma."""
+GROUPED = r"^[+-]?[0-9]{1,3}(\.[0-9]{3})+$"
+"""Thousands with points; without a comma in the column they may also be fractions."""
 TRUTH = {"true": 1, "false": 0}
 
 _WHOLE = re.compile(r"(-?[0-9]{1,19})(\.0+)?")

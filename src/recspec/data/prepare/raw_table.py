@@ -20,7 +20,7 @@ from ibis.expr.types import BooleanValue, StringValue, Table
 from ibis.expr.types import Column as Values
 
 from recspec.base.errors import DataError, how_many, listed, shortened
-from recspec.data.encoding import BETWEEN, LONGEST_ID, TRUTH
+from recspec.data.encoding import BETWEEN, COMMA, GROUPED, LONGEST_ID, TRUTH
 from recspec.data.prepare.backend import count_rows, count_where, fetch
 from recspec.data.prepare.declared import DeclaredColumn
 from recspec.data.prepare.names import FILE_SPLIT, ROW
@@ -39,10 +39,6 @@ from recspec.data.prepare.raw_rows import (
 )
 from recspec.data.prepare.text_files import JsonFile
 from recspec.data.prepare.times import Times, seconds_of
-
-COMMA = r"^[+-]?([0-9]{1,3}(\.[0-9]{3})+|[0-9]+)?,[0-9]+([eE][+-]?[0-9]{1,3})?$"
-GROUPED = r"^[+-]?[0-9]{1,3}(\.[0-9]{3})+$"
-"""Thousands with points; without a comma in the column they may also be fractions."""
 
 
 def with_points(rows: RawRows, as_written: Collection[str]) -> RawRows:
@@ -424,7 +420,7 @@ class _Typing:
         elif seen.written * 2 > seen.rest:
             self._infer(
                 "text, though most values are numbers with separators or units; write them with a point and "
-                "nothing else, such as 1234.5, to have numbers",
+                "nothing else, such as 1234.5, to have numbers, or set decimal=comma if a comma is the decimal mark",
                 name,
             )
         else:
