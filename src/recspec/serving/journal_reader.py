@@ -36,7 +36,7 @@ class JournalReader:
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="recspec-histories")
-        self._resumes = 0.0
+        self._resumes, self._turn = 0.0, asyncio.Lock()
 
     async def read(self, histories: Histories, users: Sequence[str | int]) -> LiveEvents | None:
         """The users' new events; None while the journal can't be read."""
@@ -53,6 +53,14 @@ class JournalReader:
             self._resumes = time.monotonic() + REST_SECONDS
             log.warning("answers don't know new events: %s", str(error) or f"no answer within {SECONDS:g} s")
             return None
+
+    async def study(self, question: Callable[[], T]) -> T:
+        """What a function that takes its time finds in the journal; one at a time, so that answers keep their threads.
+
+        Raises what the function raises.
+        """
+        async with self._turn:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, question)
 
     def close(self) -> None:
         """End the threads; what still runs is not waited for."""
