@@ -235,7 +235,7 @@ def test_items_are_shown_with_their_fields_in_the_order_of_the_request(ease: Pre
         "added": "2026-01-24",
         "image": "https://pictures.example/23.png",
     }
-    assert unknown == {"item": "nothing", "is_known": False, "title": None, "fields": {}}
+    assert unknown == {"item": "nothing", "is_known": False, "is_for_sale": False, "title": None, "fields": {}}
     assert (first["item"], first["fields"]["tags"], first["fields"]["in_stock"]) == ("p0", ["new", "eco"], False)
     assert ItemFields(ease).of([]) == []
 

@@ -493,6 +493,7 @@ def test_an_experiment_says_what_its_report_says(runs: dict[str, Path], url: str
         early = asked("GET", "/experiments/news")
         assert (early.status, "nobody was assigned" in early.data["error"]) == (400, True)
         recommended(asked, user="u3")
+        assert len(logged(asked)) == 1
         told = asked("GET", "/experiments/news").data
         fits(told, "ExperimentVerdict")
         with Journal(url, read_only=True) as journal:

@@ -108,4 +108,4 @@ def _gainers(answer: Answer, metric: str) -> Iterator[tuple[str, Tile]]:
 
 def of_100(share: float) -> str:
     """A share as a number of people among a hundred."""
-    return "fewer than 1" if 0 < share < 0.005 else "more than 99" if 0.995 < share < 1 else f"{100 * share:.0f}"
+    return "fewer than 1" if 0 < share < 0.01 else "more than 99" if 0.99 < share < 1 else f"{100 * share:.0f}"
