@@ -63,7 +63,7 @@ def test_the_sentence_and_who_gains_by_hand(monkeypatch: pytest.MonkeyPatch) -> 
     assert found is not None
     assert found.sentence == "Of 100 users, 30 found what they chose next among ten."
     assert found.beside == "The best baseline, popularity, reaches 15: a clear difference."
-    told = "users who have as many before the split: {} of 100 find it; by popularity {}"
+    told = "{} of 100 such users find it; by popularity, {}"
     assert found.tiles == {
         "Who gains most": ("2 events", told.format(40, 10)),
         "Who gains least": ("40 events", told.format(20, 20)),

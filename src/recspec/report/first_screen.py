@@ -102,8 +102,8 @@ def _gainers(answer: Answer, metric: str) -> Iterator[tuple[str, Tile]]:
     order = sorted(ranges, key=lambda name: ranges[name].gain.value)
     for title, name in (("Who gains most", order[-1]), ("Who gains least", order[0])):
         part = ranges[name]
-        told = f"{of_100(float(part.other.mean()))} of 100 find it; by {beside} {of_100(float(part.base.mean()))}"
-        yield title, (f"{name} events", f"users who have as many before the split: {told}")
+        told = f"{of_100(float(part.other.mean()))} of 100 such users find it; by {beside}, "
+        yield title, (f"{name} events", told + of_100(float(part.base.mean())))
 
 
 def of_100(share: float) -> str:
