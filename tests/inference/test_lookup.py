@@ -190,10 +190,11 @@ def test_each_column_is_there_once_without_id_and_title(ease: Predictor) -> None
         ([("stock", "number", ())], "`stock` > 0"),
         ([("stock", "choice", (0, 1, 2))], "`stock` > 0"),
         ([("stock", "choice", ("few", "many"))], None),
+        ([("stock", "truth", ())], "`stock` == true"),
         ([("in_stock", "text", ())], None),
         (
-            [("availability", "choice", ("in stock", "out of stock", "preorder"))],
-            "`availability` in ('in stock', 'preorder')",
+            [("availability", "choice", ("In stock", "out of stock", "preorder"))],
+            "`availability` in ('In stock', 'preorder')",
         ),
         ([("availability", "choice", ("A", "B"))], None),
         ([("is_available", "truth", ()), ("inventory", "number", ())], "`is_available` == true and `inventory` > 0"),

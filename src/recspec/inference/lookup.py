@@ -166,7 +166,7 @@ IN_STOCK = frozenset({"in_stock", "is_in_stock", "instock", "available", "is_ava
 OUT_OF_STOCK = frozenset({"out_of_stock", "is_out_of_stock", "sold_out", "discontinued", "is_discontinued"})
 STOCK = frozenset({"stock", "stock_level", "stock_quantity", "inventory"})
 """Names of columns that are true of items in stock, true of others, and the number of pieces."""
-SOLD = ("in_stock", "in stock", "available", "preorder", "backorder")
+SOLD = frozenset({"in_stock", "available", "preorder", "backorder"})
 """Values of the column `availability` of product feeds with which an item can be bought."""
 
 
@@ -177,16 +177,17 @@ def for_sale(columns: Sequence[ColumnFacts]) -> str | None:
         name, quoted = each.name.lower(), f"`{each.name}`"
         if "`" in each.name:
             continue
-        if each.kind == "truth" and name in IN_STOCK | OUT_OF_STOCK:
-            tests.append(f"{quoted} == {'true' if name in IN_STOCK else 'false'}")
+        if each.kind == "truth" and name in IN_STOCK | OUT_OF_STOCK | STOCK:
+            tests.append(f"{quoted} == {'false' if name in OUT_OF_STOCK else 'true'}")
         elif (
-            each.kind in ("number", "choice")
-            and name in STOCK
-            and all(isinstance(one, (int, float)) for one in each.values)
+            name in STOCK
+            and each.kind in ("number", "choice")
+            and all(type(one) in (int, float) for one in each.values)
         ):
             tests.append(f"{quoted} > 0")
-        elif each.kind == "choice" and name == "availability" and (sold := [one for one in SOLD if one in each.values]):
-            tests.append(f"{quoted} in ({', '.join(map(repr, sold))})")
+        elif name == "availability" and each.kind == "choice":
+            sold = [one for one in each.values if str(one).lower().replace(" ", "_") in SOLD]
+            tests += [f"{quoted} in ({', '.join(map(repr, sold))})"] if sold else []
     return " and ".join(tests) or None
 
 
@@ -216,11 +217,12 @@ class ItemFields:
     @cached_property
     def _are_for_sale(self) -> NDArray[np.bool_]:
         """(N,) the ids of items that are neither withdrawn nor blocked, and in stock."""
-        masks = [np.ones(self._raw.num_items + self._known.items.first_id, bool)]
-        masks += [] if self._kept is None else [self._kept]
-        masks += [] if self._known.retired is None else [~self._known.retired]
-        masks += [] if self.for_sale is None else [self._raw.mask(self.for_sale)]
-        return np.logical_and.reduce(masks)
+        found = np.ones(self._raw.num_items + self._known.items.first_id, bool)
+        if self._kept is not None:
+            found &= self._kept
+        if (retired := self._known.retired) is not None:
+            found[: len(retired)] &= ~retired  # new items of the catalogue lie behind
+        return found if self.for_sale is None else found & self._raw.mask(self.for_sale)
 
     def of(self, items: Sequence[RawId]) -> list[dict[str, Any]]:
         """Id, title and fields of items by raw id; of unknown ones only the id, and `is_known` is False.

@@ -36,7 +36,8 @@ class JournalReader:
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="recspec-histories")
-        self._resumes, self._turn = 0.0, asyncio.Lock()
+        self._studies = ThreadPoolExecutor(1, thread_name_prefix="recspec-studies")
+        self._resumes = 0.0
 
     async def read(self, histories: Histories, users: Sequence[str | int]) -> LiveEvents | None:
         """The users' new events; None while the journal can't be read."""
@@ -55,13 +56,13 @@ class JournalReader:
             return None
 
     async def study(self, question: Callable[[], T]) -> T:
-        """What a function that takes its time finds in the journal; one at a time, so that answers keep their threads.
+        """What a function that takes its time finds in the journal; one after the other, on a thread of their own.
 
         Raises what the function raises.
         """
-        async with self._turn:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, question)
+        return await asyncio.get_running_loop().run_in_executor(self._studies, question)
 
     def close(self) -> None:
         """End the threads; what still runs is not waited for."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for each in (self._threads, self._studies):
+            each.shutdown(wait=False, cancel_futures=True)
