@@ -29,6 +29,7 @@ from recspec.loop import (
     generator,
     interleave,
     list_chances,
+    now_us,
     read_outcomes,
 )
 from recspec.models import MODELS
@@ -497,9 +498,10 @@ def test_an_experiment_says_what_its_report_says(runs: dict[str, Path], url: str
         told = asked("GET", "/experiments/news").data
         fits(told, "ExperimentVerdict")
         with Journal(url, read_only=True) as journal:
-            at = int(datetime.fromisoformat(told["at"]).timestamp() * 1e6)
+            at = now_us()
             report = analyse(news(*AB), read_outcomes(journal, news(*AB), at), at)
         assert told["verdict"] == report.verdict
+        assert abs(datetime.fromisoformat(told["at"]).timestamp() - at / 1e6) < 3600
         assert told["verdict"].startswith("Too early for b")
         unknown = asked("GET", "/experiments/new")
         assert (unknown.status, "unknown experiment 'new' (did you mean 'news'?)" in unknown.data["error"]) == (
