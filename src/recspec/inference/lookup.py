@@ -60,7 +60,7 @@ class Directory:
         if text:
             chosen = self._matches(text, query.strip(), limit)
         else:
-            chosen = (self._typical if are_typical else range(len(self)))[:limit]
+            chosen = self._typical[:limit] if are_typical else list(range(min(limit, len(self))))
         places = pa.array(chosen, pa.int64())
         raw, titles = (each.take(places).to_pylist() for each in (self._raw, self._titles))
         found = zip(raw, titles, self._activity[np.asarray(chosen, int)].tolist(), strict=True)
@@ -71,7 +71,7 @@ class Directory:
         """Places of those with any activity, the nearest to the median first."""
         active = np.flatnonzero(self._activity)
         far = np.abs(self._activity[active] - np.median(self._activity[active])) if len(active) else active
-        return active[np.argsort(far, kind="stable")].tolist()
+        return list(map(int, active[np.argsort(far, kind="stable")]))
 
     def __len__(self) -> int:
         return len(self._activity)
