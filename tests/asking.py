@@ -128,14 +128,17 @@ class Running:
         token: str | None = None,
         *,
         control: bool = False,
+        watch: float = 0,
+        journal: str | None = None,
+        showing: Showing | None = None,
         **settings: Any,
     ) -> None:
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self._thread.start()
         chosen = ServeSettings(**{"http_port": 0, "grpc_port": 0, "shutdown_seconds": 60, **settings})
-        opening = RepositorySettings(watch=0, control=control)
-        options = ServerOptions(sources, chosen, opening, limits or Limits(), token)
+        opening = RepositorySettings(watch=watch, control=control, journal=journal)
+        options = ServerOptions(sources, chosen, opening, limits or Limits(), token, showing or Showing())
 
         async def start() -> tuple[Server, Addresses]:
             server = Server(options)
@@ -189,9 +192,9 @@ class Running:
 
 
 @contextmanager
-def serving(sources: Sequence[Source], *, token: str | None = None) -> Iterator[Addresses]:
-    """A server without gRPC, until the block ends."""
-    with Running(sources, token=token, grpc_port=None) as running:
+def serving(sources: Sequence[Source], *, token: str | None = None, **options: Any) -> Iterator[Addresses]:
+    """A server without gRPC, until the block ends; for the options see `Running`."""
+    with Running(sources, token=token, grpc_port=None, **options) as running:
         yield running.addresses
 
 

@@ -3,6 +3,8 @@
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from recspec.evaluation.evaluations import evaluate
@@ -15,6 +17,7 @@ from recspec.evaluation.list_metrics import (
     measures_of,
     novelties,
     popularity_lift,
+    revenues,
 )
 from recspec.evaluation.task import EvaluateSettings, EvaluationTask
 from recspec.models import Interactions
@@ -47,6 +50,40 @@ def test_disliked_items_in_lists_by_hand() -> None:
     shares = disliked(LISTS, dislikes)
     assert shares.tolist() == [3 / 4, 0.0, 3 / 4]
     assert shares.mean() == 2 / 4
+
+
+def test_captured_revenue_by_hand() -> None:
+    """Prices 5, 10, 0 (unknown) and 5: users 0 and 1 find items of 10 and 0; user 2's of 5 is in no list of theirs."""
+    targets = Interactions.from_pairs(np.array([0, 0, 1, 2]), np.array([1, 3, 2, 0]), num_users=3, num_items=4)
+    captured = revenues(LISTS, targets, np.array([5.0, 10.0, 0.0, 5.0]))
+    assert captured.tolist() == [10 * 3 / 20, 0.0, 0.0]
+    assert captured.mean() == pytest.approx(10 / 20)
+
+
+@pytest.mark.parametrize(
+    ("prices", "expected"),
+    [
+        ({"price": pa.array([0.0, 2.0, 0.0, 0.0, 4.0, 8.0])}, 8 / 10),
+        ({"price": pa.array([1, None, None, None, -4, 8])}, 1.0),
+        ({"price": pa.array(["1 EUR"] * 6)}, None),
+        ({"cost": pa.array([1.0] * 6)}, None),
+        ({"price": pa.array([0.0] * 6)}, None),
+    ],
+)
+def test_revenue_is_measured_where_the_catalogue_has_prices(
+    prices: dict[str, pa.Array], expected: float | None, tmp_path: Path
+) -> None:
+    """User 0's target is in the first place; user 1's, item 1, is the last."""
+    spec = dataset(tmp_path, {"train": [(0, 0, 1), (1, 0, 1)], "test": [(0, 5, 1), (1, 1, 1)]})
+    ids = {spec.item_id: np.arange(6)}
+    pq.write_table(pa.table({**ids, **prices}), spec.folder / "items.parquet")
+    spec = spec.replace(metadata={**spec.metadata, "catalogues": {"item": "items.parquet"}})
+    table = np.tile([9.0, 1, 2, 3, 4, 5], (4, 1))
+    report = evaluate(
+        trained(TableModel(spec, table)), spec, "test", protocols=["full"], settings=EvaluateSettings(ks=(1,))
+    )
+    found = report.model.list_metrics.get("revenue@1")
+    assert found == (None if expected is None else pytest.approx(expected))
 
 
 def test_empty_lists_and_no_items_have_no_value() -> None:

@@ -2,10 +2,13 @@
 
 import pytest
 
+from recspec.evaluation.evaluations import BASELINES, ROW_BASELINES
 from recspec.evaluation.warnings import (
+    CONSTANT,
     Difference,
     Evaluated,
     Probabilities,
+    is_clear,
     of_baselines,
     of_label_columns,
     of_probabilities,
@@ -13,6 +16,8 @@ from recspec.evaluation.warnings import (
     of_trace,
 )
 from recspec.metrics.calibration import CalibrationError, Lean
+from recspec.models import MODELS
+from recspec.report.measured import Measured
 
 
 def probabilities(
@@ -116,34 +121,46 @@ def test_valid_is_too_small_if_its_noise_hides_every_difference_of_epochs() -> N
     assert of_values(0.6300, 0.6301, 0.6299, standard_error=0.001) == []  # a large valid, and nothing to choose
 
 
-def test_baselines_ahead_by_more_than_a_standard_error_share_a_warning_by_protocol() -> None:
+def test_clearly_better_baselines_share_a_warning_by_protocol_that_ends_with_a_command() -> None:
     found = [
         Difference("item_knn", "full/ndcg@10", 0.022, 0.073, 0.051, 0.003),
         Difference("item_knn", "full/mrr", 0.02, 0.03, 0.01, 0.003),
         Difference("popularity", "full/ndcg@10", 0.022, 0.028, 0.006, 0.003),
-        Difference("ease", "full/ndcg@10", 0.022, 0.024, 0.002, 0.003),
+        Difference("ease", "full/ndcg@10", 0.022, 0.027, 0.005, 0.003),
         Difference("lightgbm", "rows/log_loss", 0.5, 0.4, 0.1, 0.02),
+        Difference("constant", "sampled/mrr", 0.5, 0.6, 0.1, 0.02),
     ]
-    ranking, of_rows = (warning.message for warning in of_baselines(found, "test"))
+    ranking, of_rows, sampled = (warning.message for warning in of_baselines(found, "test", data="my data"))
     assert ranking == (
         "by full/ndcg@10, item_knn beats the model on test by 17.0 standard errors: 0.0730 against 0.0220 (also "
-        "popularity); search for better settings with `recspec tune`, or train another model"
+        "popularity); to take it instead: `recspec train item_knn 'my data' run-item_knn`"
     )
     assert of_rows == (
-        "by rows/log_loss, lightgbm beats the model on test by 5.0 standard errors: 0.4000 against 0.5000; search for "
-        "better settings with `recspec tune`, or train another model"
+        "by rows/log_loss, lightgbm beats the model on test by 5.0 standard errors: 0.4000 against 0.5000; to take it "
+        "instead: `recspec train lightgbm 'my data' run-lightgbm`"
     )
+    assert sampled.endswith("`recspec auto 'my data' run-auto`"), "a constant is no model to train"
 
 
-def test_a_small_lead_is_no_victory_and_another_protocol_than_the_choices_is_named() -> None:
-    small = [Difference("ease", "sampled/ndcg@10", 0.5, 0.515, 0.015, 0.01)]
-    (warning,) = of_baselines(small, "test", "full/ndcg@10")
-    assert warning.message == (
-        "by sampled/ndcg@10, ease is ahead of the model on test by 1.5 standard errors: 0.5150 against 0.5000; the "
-        "model was chosen by full/ndcg@10, which may order models otherwise; search for better settings with "
-        "`recspec tune`, or train another model"
-    )
-    (same,) = of_baselines(small, "test", "sampled/hit_rate@10")
+def test_every_baseline_but_the_constant_can_be_trained_by_its_name() -> None:
+    assert {*BASELINES, *ROW_BASELINES} - {CONSTANT} <= {*MODELS}
+
+
+def test_a_lead_below_two_standard_errors_is_no_warning_and_no_verdict() -> None:
+    for errors, is_warned in ((1.0, False), (1.7, False), (1.99, False), (2.0, True), (2.1, True)):
+        assert is_clear(errors * 0.01, 0.01) == is_clear(-errors * 0.01, 0.01) == is_warned
+        found = [Difference("ease", "full/ndcg@10", 0.5, 0.5 + errors * 0.01, errors * 0.01, 0.01)]
+        assert bool(of_baselines(found, "test")) == is_warned
+        assert Measured(errors * 0.01, 0.01).is_clear == is_warned, "and so say reports"
+    assert is_clear(0.1, 0.0)
+    assert not is_clear(0.0, 0.0)
+
+
+def test_another_protocol_than_the_choices_is_named() -> None:
+    found = [Difference("ease", "sampled/ndcg@10", 0.5, 0.525, 0.025, 0.01)]
+    (warning,) = of_baselines(found, "test", "full/ndcg@10")
+    assert "0.5250 against 0.5000; the model was chosen by full/ndcg@10, which may order models" in warning.message
+    (same,) = of_baselines(found, "test", "sampled/hit_rate@10")
     assert "chosen by" not in same.message
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import unicodedata
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +16,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recspec.inference import Predictor, RecommendRequest, lookup, requests
-from recspec.inference.lookup import Directory, ItemFields
+from recspec.inference import Predictor, RecommendRequest, lookup, requests, update_catalogue
+from recspec.inference.lookup import Directory, ItemFields, for_sale
 from recspec.inference.raw_columns import ColumnFacts
 
 
@@ -60,6 +61,14 @@ def test_the_busiest_come_first_where_nothing_is_typed(films: Predictor) -> None
     assert all(each["count"] == 11 for each in users)
     counts = [each["count"] for each in items]
     assert counts == sorted(counts, reverse=True)
+
+
+def test_the_typical_are_those_of_nearest_to_the_median_activity() -> None:
+    items = held([("a", None, 1), ("b", None, 9), ("c", None, 4), ("d", None, 0), ("e", None, 5), ("f", None, 4)])
+    assert [each["item"] for each in items.find("", 9, are_typical=True)] == ["c", "f", "e", "a", "b"]
+    assert [each["item"] for each in items.find("", 2, are_typical=True)] == ["c", "f"]
+    assert [each["item"] for each in items.find("b", 2, are_typical=True)] == ["b"], "a text decides alone"
+    assert held([("a", None, 0)]).find("", 3, are_typical=True) == []
 
 
 def test_the_id_itself_comes_before_beginnings_of_others(films: Predictor) -> None:
@@ -172,6 +181,50 @@ def test_each_column_is_there_once_without_id_and_title(ease: Predictor) -> None
     }
 
 
+@pytest.mark.parametrize(
+    ("columns", "expected"),
+    [
+        ([("price", "number", ())], None),
+        ([("in_stock", "truth", ())], "`in_stock` == true"),
+        ([("Discontinued", "truth", ())], "`Discontinued` == false"),
+        ([("stock", "number", ())], "`stock` > 0"),
+        ([("stock", "choice", (0, 1, 2))], "`stock` > 0"),
+        ([("stock", "choice", ("few", "many"))], None),
+        ([("stock", "truth", ())], "`stock` == true"),
+        ([("in_stock", "text", ())], None),
+        (
+            [("availability", "choice", ("In stock", "out of stock", "preorder"))],
+            "`availability` in ('In stock', 'preorder')",
+        ),
+        ([("availability", "choice", ("A", "B"))], None),
+        ([("is_available", "truth", ()), ("inventory", "number", ())], "`is_available` == true and `inventory` > 0"),
+    ],
+)
+def test_the_column_of_stock_is_found_by_its_name(
+    columns: list[tuple[str, str, tuple[object, ...]]], expected: str | None
+) -> None:
+    assert for_sale([ColumnFacts(name, kind, values) for name, kind, values in columns]) == expected  # type: ignore[arg-type]
+
+
+def test_what_is_blocked_withdrawn_or_out_of_stock_is_not_for_sale(shop_runs: dict[str, Path], tmp_path: Path) -> None:
+    run = Path(shutil.copytree(shop_runs["ease"], tmp_path / "run"))
+
+    def sold() -> list[str]:
+        fields = ItemFields(Predictor.open(run, device="cpu"))
+        return [
+            each["item"] for each in fields.of([f"p{item}" for item in range(6)] + ["nothing"]) if each["is_for_sale"]
+        ]
+
+    assert sold() == ["p1", "p2", "p3", "p4"], "p0 and p5 are out of stock"
+    update_catalogue(run, block=["p2"])
+    assert sold() == ["p1", "p3", "p4"]
+    (tmp_path / "stock.csv").write_text(
+        "sku,in_stock\np0,true\np1,false\n" + "".join(f"p{item},true\n" for item in (2, 3))
+    )
+    update_catalogue(run, tmp_path / "stock.csv", whole=True)
+    assert sold() == ["p0", "p3"], "p2 is blocked still, and p4 and p5 are withdrawn"
+
+
 def test_items_are_shown_with_their_fields_in_the_order_of_the_request(ease: Predictor) -> None:
     last, unknown, first = ItemFields(ease).of(["p23", "nothing", "p0"])
     assert last["title"] == "<img src=x onerror=document.title=1> 23"
@@ -183,7 +236,7 @@ def test_items_are_shown_with_their_fields_in_the_order_of_the_request(ease: Pre
         "added": "2026-01-24",
         "image": "https://pictures.example/23.png",
     }
-    assert unknown == {"item": "nothing", "is_known": False, "title": None, "fields": {}}
+    assert unknown == {"item": "nothing", "is_known": False, "is_for_sale": False, "title": None, "fields": {}}
     assert (first["item"], first["fields"]["tags"], first["fields"]["in_stock"]) == ("p0", ["new", "eco"], False)
     assert ItemFields(ease).of([]) == []
 

@@ -13,10 +13,11 @@ from recspec.datasets import DATASETS
 from recspec.feature_spec import FeatureSpec
 from recspec.report import write_dataset_page
 from recspec.report.dataset_figures import figures_of, leaks_of, sample
+from recspec.report.dataset_page import overview, splits_table
 from recspec.report.dataset_summary import RawNames, fill_of, numbers_of, top_values
 from tests import made_up
 from tests.evaluation.tables import csv_spec
-from tests.report.pages import HOSTILE, read
+from tests.report.pages import HOSTILE, Page, read
 from tests.report.test_dataset_summary import dataset
 
 TRAIN = '1,2,"[1]",0.5,1\n1,3,"[]",1.5,0\n2,2,"[2]",1,1\n'
@@ -69,6 +70,12 @@ def test_events_of_series_are_their_positives(tmp_path: Path) -> None:
     test = found.splits["test"]
     assert found.are_positives
     assert test.rows == 21 * test.events
+    shown = Page(str(splits_table(found)))
+    assert "Drawn negatives" in shown.shown
+    assert f"{20 * test.events:,}" in shown.shown
+    assert "Rows" not in shown.shown, "a drawn negative is no row"
+    (_, of_events) = overview(found)["Events"]
+    assert f"beside {sum(each.rows - each.events for each in found.splits.values()):,} drawn negatives" in of_events
     assert sum(found.per_user) == found.events == sum(each.events for each in found.splits.values())
 
 

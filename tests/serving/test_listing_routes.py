@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -32,10 +33,22 @@ def test_users_and_items_are_found_by_title(asked: Asked) -> None:
     assert (items["total"], items["items"][0]["item"]) == (24, "p7")
 
 
+def test_typical_users_come_first_where_they_are_asked_for(asked: Asked) -> None:
+    users = {
+        order: asked("GET", f"/users?model=ease&limit=100&order={order}").data["users"]
+        for order in ("busiest", "typical")
+    }
+    counts = [each["count"] for each in users["busiest"]]
+    distance = [abs(each["count"] - sorted(counts)[len(counts) // 2]) for each in users["typical"]]
+    assert distance == sorted(distance)
+    assert "order: input should be 'busiest' or 'typical'" in asked("GET", "/users?model=ease&order=odd").data["error"]
+
+
 def test_fields_of_items(asked: Asked) -> None:
     data = asked("POST", "/catalogue", {"model": "ease", "items": ["p3", "none"]}).data
     fits(data, "Catalogue")
     assert data["items"][0]["fields"]["price"] == 3.5
+    assert [each["is_for_sale"] for each in data["items"]] == [True, False]
     assert [each["is_known"] for each in data["items"]] == [True, False]
 
 
@@ -45,6 +58,7 @@ def test_columns_for_forms(asked: Asked) -> None:
     assert [(each["name"], each["is_required"]) for each in data["context"]] == [("device", True), ("hour", True)]
     assert {each["name"] for each in data["rows"]} == {"customer", "sku", "device", "hour"}
     assert {each["name"] for each in data["items"]} >= {"category", "price", "image"}
+    assert (data["for_sale"], data["event_types"]) == ("`in_stock` == true", [])  # no journal takes events
 
 
 def test_models_say_how_they_can_be_asked(asked: Asked) -> None:
@@ -55,6 +69,10 @@ def test_models_say_how_they_can_be_asked(asked: Asked) -> None:
         for each in data["models"]
     }
     assert told == {"ease": (True, True, False, None), "clicks": (False, True, True, None)}
+    assert data["takes_events"] is False
+    for each in data["models"]:
+        age = datetime.now(UTC) - datetime.fromisoformat(each["made_at"])
+        assert (len(each["digest"]), each["catalogue"], age >= timedelta(seconds=-1)) == (16, 0, True)
 
 
 @pytest.mark.parametrize(

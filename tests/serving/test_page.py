@@ -5,16 +5,21 @@ from __future__ import annotations
 import base64
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
-from recspec.inference import Predictor, RecommendRequest
+from recspec.inference import Directory, Predictor, RecommendRequest, update_catalogue
 from recspec.inference.requests import predict, recommend, similar
+from recspec.loop import Journal, load_experiments
 from recspec.serving.pages import SCRIPTS, page_text
+from recspec.serving.showing import Showing
 from tests.asking import asking, serving, sources
 from tests.browser import Page, chromium
 
@@ -26,7 +31,7 @@ TEXT = page_text()
 
 
 def test_it_loads_nothing_from_elsewhere() -> None:
-    assert len(TEXT.encode()) < 60_000
+    assert len(TEXT.encode()) < 70_000
     assert not re.search(r"<link|<iframe|@import|url\(| src=\"", TEXT)
     assert set(re.findall(r"https?://[\w.]*", TEXT)) == set()
 
@@ -45,7 +50,7 @@ def test_it_writes_text_and_never_markup() -> None:
 def test_every_field_has_a_label() -> None:
     fields = set(re.findall(r'<(?:input|select|textarea) id="([\w-]+)"', TEXT))
     assert fields == set(re.findall(r'<label for="([\w-]+)"', TEXT))
-    assert len(fields) == 12
+    assert len(fields) == 14
 
 
 def policy(asked: Any, target: str) -> dict[str, str]:
@@ -100,6 +105,8 @@ def address(shop_runs: dict[str, Path], browser: Any) -> Iterator[str]:  # noqa:
         yield addresses.http
 
 
+SOLD = "`in_stock` == true"
+"""The filter of every list of the page, as the catalogue has the column."""
 GIF = base64.b64decode("R0lGODlhAQABAAAAACH5BAEKAAEALAAAAAABAAEAAAICTAEAOw==")
 TITLES = "#lists .item h3"
 
@@ -114,6 +121,11 @@ def settled(page: Page, status: str) -> None:
     page.wait("!document.querySelector('[aria-busy=true]')")
 
 
+def in_stock(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those of the shop's items that are: every fifth is not."""
+    return [each for each in items if int(each["item"][1:]) % 5]
+
+
 def ids(page: Page, selector: str = TITLES) -> list[str]:
     return page.texts(f"{selector} small")
 
@@ -122,7 +134,9 @@ def test_a_user_is_found_with_the_keyboard_and_gets_items_with_their_fields(
     page: Page, shop_runs: dict[str, Path], address: str
 ) -> None:
     by_hand = recommend(
-        Predictor.open(shop_runs["ease"], device="cpu"), RecommendRequest(users=("c7",), explain=True), liked=20
+        Predictor.open(shop_runs["ease"], device="cpu"),
+        RecommendRequest(users=("c7",), explain=True, filter=SOLD),
+        liked=20,
     )
     ready(page, address)
     page.page.focus("#user")
@@ -143,25 +157,47 @@ def test_a_user_is_found_with_the_keyboard_and_gets_items_with_their_fields(
     number = int(first["item"][1:])
     assert f"Category{'abc'[number % 3]}" in page.texts("#lists .item .values")[0]
     assert f"Price{number}.5" in page.texts("#lists .item .values")[0]
-    assert len(page.texts("#history-items li")) == len(by_hand["liked"]) > 0
+    assert len(page.texts("#history-items li")) == len(in_stock(by_hand["liked"])) > 0
     page.page.click("#lists .why summary >> nth=0")
-    why = [event["title"] for event in first["because"]["events"]]
+    why = [event["title"] for event in in_stock(first["because"]["events"])]
     assert page.texts("#lists .item:first-child .why li") == why
     assert page.page.title() == "recspec: try a model"
     assert page.complaints == []
 
 
-@pytest.mark.slow
-def test_scores_are_shares_of_the_strongest_and_no_logits(page: Page, shop_runs: dict[str, Path], address: str) -> None:
+def test_it_begins_with_a_typical_user_and_with_what_is_in_stock(
+    page: Page, shop_runs: dict[str, Path], address: str
+) -> None:
+    users = Directory(Predictor.open(shop_runs["ease"], device="cpu"), "user").find("", 30)
+    counts = [each["count"] for each in users]
+    ready(page, address)
+    user = page.page.input_value("#user")
+    (count,) = [each["count"] for each in users if each["user"] == user]
+    assert abs(count - np.median(counts)) == np.abs(np.array(counts) - np.median(counts)).min()
+    assert page.page.is_visible("text=A user of median activity, to begin with.")
+    assert page.texts("#sold-note") == ["Only items with in_stock == true are shown."]
+    for where in (TITLES, "#history-items li"):
+        assert page.texts(where)
+        assert not [each for each in page.texts(where) if re.search(r" (0|5|10|15|20)(p\d+)?$", each)]
+    page.page.fill("#basket-item", "1>")  # in every title
+    page.wait("document.querySelectorAll('#basket-item-list [role=option]').length > 2")
+    assert in_stock([{"item": each.rpartition(" ")[2]} for each in page.texts("#basket-item-list span")])
+    page.page.fill("#basket-item", "p15")
+    page.wait("document.querySelector('#basket-item-list')?.textContent == 'No such item.'")
+    page.page.fill("#user", "c8")
+    page.page.keyboard.press("Enter")
+    settled(page, "User c8")
+    assert not page.page.is_visible("text=A user of median activity, to begin with.")
+    assert page.complaints == []
+
+
+def test_scores_that_are_no_probabilities_are_ranks_alone(page: Page, address: str) -> None:
     ready(page, address + "/#user=c3")
-    shown = page.texts("#lists .score b")
-    assert page.texts("#lists .score")[0] == "the strongest"
-    shares = [float(text.removesuffix(" %")) for text in shown[1:]]
-    assert shares == sorted(shares, reverse=True)
-    assert all(0 < share <= 100 for share in shares)
-    found = recommend(Predictor.open(shop_runs["ease"], device="cpu"), RecommendRequest(users=("c3",)))["items"]
-    ratios = [100 * 2.718281828 ** (each["score"] - found[0]["score"]) for each in found[1:]]
-    assert shares == pytest.approx(ratios, rel=0.01)
+    count = len(page.texts("#lists .item"))
+    assert page.texts("#lists .rank") == [str(place + 1) for place in range(count)]
+    assert page.page.locator("#lists .item > .body > .score").count() == 0
+    assert "%" not in " ".join(page.texts("#lists"))
+    assert "In the order of the model’s scores, which are no probabilities." in page.texts("#lists .note")
 
 
 @pytest.mark.slow
@@ -170,13 +206,11 @@ def test_filters_are_made_from_columns(page: Page, address: str) -> None:
     page.page.click("#filter-box summary")
     page.page.get_by_label("b", exact=True).check()
     page.page.get_by_label("Price to").fill("15")
-    page.page.get_by_label("In stock").select_option(label="yes")
+    assert page.page.get_by_label("In stock").count() == 0  # no choice: the filter stands
     page.page.get_by_label("eco", exact=True).check()
     page.page.get_by_label("Added from").fill("2026-01-02")
     page.page.keyboard.press("Enter")
-    expected = (
-        "category in ('b') and price <= 15 and in_stock == true and tags contains 'eco' and added >= '2026-01-02'"
-    )
+    expected = f"{SOLD} and category in ('b') and price <= 15 and tags contains 'eco' and added >= '2026-01-02'"
     page.wait(f"document.getElementById('filter-text').textContent == {json.dumps('filter: ' + expected)}")
     page.wait("!document.querySelector('[aria-busy=true]')")
     shown = [int(each[1:]) for each in ids(page)]
@@ -187,7 +221,7 @@ def test_filters_are_made_from_columns(page: Page, address: str) -> None:
     page.wait("document.getElementById('problem').textContent.includes('filter')")
     page.page.click("#clear-filters")
     page.wait(
-        "document.getElementById('problem').textContent == '' && document.querySelectorAll('#lists .item').length == 10"
+        "document.getElementById('problem').textContent == '' && document.querySelectorAll('#lists .item').length > 7"
     )
     assert page.complaints == []
 
@@ -207,7 +241,9 @@ def test_a_basket_answers_in_place_of_the_history(page: Page, shop_runs: dict[st
     page.wait("document.getElementById('status').textContent.startsWith('10 items, by the basket')")
     basket = (chosen[0].rpartition(" ")[2], "11")
     items = tuple(f"p{number}" for number in basket)
-    expected = recommend(Predictor.open(shop_runs["ease"], device="cpu"), RecommendRequest(items=items))["items"]
+    expected = recommend(Predictor.open(shop_runs["ease"], device="cpu"), RecommendRequest(items=items, filter=SOLD))[
+        "items"
+    ]
     page.wait("!document.querySelector('[aria-busy=true]')")
     assert ids(page) == [each["item"] for each in expected]
     assert page.page.url.endswith("item=".join(["", *(f"{item}&" for item in items)]).rstrip("&").removeprefix("item="))
@@ -226,7 +262,8 @@ def test_similar_items_open_in_a_dialog_that_escape_closes(
     page.page.focus("#lists .item .foot button")
     page.page.keyboard.press("Enter")
     page.wait("document.querySelectorAll('#similar .item').length == 10")
-    found = similar(Predictor.open(shop_runs["ease"], device="cpu"), item)["items"]
+    asked = RecommendRequest(items=(item,), filter=SOLD)
+    found = similar(Predictor.open(shop_runs["ease"], device="cpu"), asked)["items"]
     assert ids(page, "#similar .item h3") == [each["item"] for each in found]
     page.page.keyboard.press("Escape")
     assert not page.page.is_visible("#similar")
@@ -240,7 +277,9 @@ def test_two_models_stand_side_by_side(page: Page, shop_runs: dict[str, Path], a
     page.page.select_option("#beside", "ials")
     page.wait("document.querySelectorAll('#lists .list').length == 2")
     for place, name in enumerate(("ease", "ials"), start=1):
-        expected = recommend(Predictor.open(shop_runs[name], device="cpu"), RecommendRequest(users=("c4",)))["items"]
+        expected = recommend(
+            Predictor.open(shop_runs[name], device="cpu"), RecommendRequest(users=("c4",), filter=SOLD)
+        )["items"]
         assert ids(page, f"#lists .list:nth-child({place}) h3") == [each["item"] for each in expected]
     left, right = (set(ids(page, f"#lists .list:nth-child({place}) h3")) for place in (1, 2))
     assert f"{len(left & right)} of them in both lists" in page.texts("#status")[0]
@@ -268,7 +307,7 @@ def test_a_situation_is_asked_for_and_probabilities_are_shown(
     page.page.keyboard.press("Enter")
     context = {"device": "phone", "hour": 2}
     expected = recommend(
-        Predictor.open(shop_runs["clicks"], device="cpu"), RecommendRequest(users=("c5",), context=context)
+        Predictor.open(shop_runs["clicks"], device="cpu"), RecommendRequest(users=("c5",), context=context, filter=SOLD)
     )["items"]
     page.wait(f"document.querySelector('#lists .score b').textContent == '{100 * expected[0]['probability']:.3g} %'")
     shown = [float(text.removesuffix(" %")) / 100 for text in page.texts("#lists .score b")]
@@ -290,7 +329,7 @@ def test_rows_are_scored_from_controls_and_from_what_is_pasted(
     assert isinstance(row["hour"], (int, float))
     page.page.click("text=Score this row")
     page.wait("document.querySelectorAll('#scores tbody tr').length == 1")
-    probability = predict(predictor, [row]).probabilities[0]
+    probability = predict(predictor, [row]).values[0]
     assert float(page.texts("#scores td:nth-child(2)")[0]) == pytest.approx(probability, rel=1e-3)
     rows = [{**row, "customer": "c3"}, {**row, "customer": "nobody"}]
     for written in (
@@ -302,7 +341,7 @@ def test_rows_are_scored_from_controls_and_from_what_is_pasted(
         page.wait("document.querySelectorAll('#scores tbody tr').length == 2")
         found = predict(predictor, rows)
         shown = [float(each) for each in page.texts("#scores td:nth-child(2)")]
-        assert shown == pytest.approx(list(found.probabilities), rel=1e-3)
+        assert shown == pytest.approx(list(found.values), rel=1e-3)
         assert page.texts("#row-notes li") == list(found.notes)
     for written, told in (
         ("[{]", "The rows are not JSON"),
@@ -334,6 +373,63 @@ def test_pictures_of_other_hosts_wait_for_the_user(page: Page, address: str) -> 
     page.page.click("#pictures-button")
     page.wait("location.search == '' && document.querySelector('#lists .item')")
     assert not page.page.evaluate("[...document.images].some(each => !each.src.startsWith('data:'))")
+
+
+def test_an_event_changes_the_next_answer_and_the_live_panel(
+    page: Page, shop_runs: dict[str, Path], tmp_path: Path
+) -> None:
+    experiment = tmp_path / "experiment.yaml"
+    experiment.write_text(
+        "{name: a-b, start: 2020-01-01, users: 200, variants: [{name: one, share: 0.5}, {name: two, share: 0.5}], "
+        "metrics: [{name: orders, event: purchase}]}"
+    )
+    showing = Showing(experiments=load_experiments(experiment))
+    with serving(
+        sources(ease=shop_runs["ease"]), journal=f"sqlite:///{tmp_path / 'journal.db'}", showing=showing
+    ) as addresses:
+        ready(page, addresses.http + "/#user=c7")
+        page.wait("document.querySelector('#live-tiles dd')")
+        tiles = " ".join(page.texts("#live-tiles > div"))
+        assert "Newest eventnone yet" in tiles
+        assert "Model easeas trainedmade " in tiles
+        assert page.texts("#experiments tbody th") == ["a-bended"]
+        assert page.texts("#experiments tbody li") == ["one 50 %, 0 users", "two 50 %, 0 users"]
+        assert "nobody" in page.texts("#experiments tbody td")[1]
+        first, *others = ids(page)
+        page.page.click("#lists .item >> nth=0 >> text=Send event")
+        page.wait("document.getElementById('act-status').textContent.includes('The answer has changed: ')")
+        assert first not in ids(page)
+        assert set(ids(page)) >= set(others)
+        signs = [item.split("number ")[-1] for item in page.texts("#lists .sign")]
+        assert signs.count("new") == len(ids(page)) - len(others)
+        page.wait("document.getElementById('live-tiles').textContent.includes('1 accepted')")
+        page.page.fill("#act-item", "p11")
+        page.wait("document.querySelector('#act-item-list span')?.textContent.endsWith('p11')")
+        page.page.keyboard.press("Enter")
+        page.page.keyboard.press("Enter")
+        page.wait("document.getElementById('live-tiles').textContent.includes('2 accepted')")
+        assert page.page.get_attribute("#act-type", "id") == "act-type"
+        assert page.complaints == []
+        with Journal(f"sqlite:///{tmp_path / 'journal.db'}", read_only=True) as journal:
+            stored = pa.Table.from_batches([*journal.events()]).select(["subject", "type", "item"]).to_pylist()
+        assert stored == [{"subject": "c7", "type": "purchase", "item": each} for each in (first, "p11")]
+
+
+def test_a_blocked_item_leaves_the_page_while_it_is_open(
+    page: Page, shop_runs: dict[str, Path], tmp_path: Path
+) -> None:
+    run = Path(shutil.copytree(shop_runs["ease"], tmp_path / "ease"))
+    acted = recommend(Predictor.open(run, device="cpu"), RecommendRequest(users=("c2",)), liked=20)["liked"]
+    with serving(sources(ease=run), watch=0.2) as addresses:
+        ready(page, addresses.http + "/#user=c2")
+        blocked = next(each for each in ids(page) if len(each) == 3)  # p10 or higher, which is part of no other id
+        liked = page.texts("#history-items li")
+        update_catalogue(run, block=[blocked, in_stock(acted)[0]["item"]])
+        page.wait(f"![...document.querySelectorAll('{TITLES} small')].some(each => each.textContent == '{blocked}')")
+        assert page.texts("#history-items li") == liked[1:]
+        page.page.fill("#basket-item", blocked)
+        page.wait("document.querySelector('#basket-item-list')?.textContent == 'No such item.'")
+        assert page.complaints == []
 
 
 @pytest.mark.slow

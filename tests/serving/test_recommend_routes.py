@@ -8,6 +8,7 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,18 @@ from recspec.base.errors import SettingsError
 from recspec.base.files import manifest
 from recspec.feature_spec import FeatureSpec
 from recspec.inference import Predictor, RecommendRequest, build_pipeline, requests
-from recspec.loop import Experiment, Exploration, Journal, ListDraw, generator, interleave, list_chances
+from recspec.loop import (
+    Experiment,
+    Exploration,
+    Journal,
+    ListDraw,
+    analyse,
+    generator,
+    interleave,
+    list_chances,
+    now_us,
+    read_outcomes,
+)
 from recspec.models import MODELS
 from recspec.serving.exposure_log import MOST_SHOWN, ExposureLog
 from recspec.serving.opened_model import DIGEST
@@ -475,6 +487,27 @@ def test_a_journal_that_can_t_be_read_stops_no_experiment(
         listed = asked("GET", "/experiments").data
     fits(listed, "Experiments")
     assert [each["users"] for each in listed["experiments"][0]["variants"]] == [None, None]
+
+
+def test_an_experiment_says_what_its_report_says(runs: dict[str, Path], url: str) -> None:
+    with shop(runs, "ease ials", url, experiments=(news(*AB),)) as asked:
+        early = asked("GET", "/experiments/news")
+        assert (early.status, "nobody was assigned" in early.data["error"]) == (400, True)
+        recommended(asked, user="u3")
+        assert len(logged(asked)) == 1
+        told = asked("GET", "/experiments/news").data
+        fits(told, "ExperimentVerdict")
+        with Journal(url, read_only=True) as journal:
+            at = now_us()
+            report = analyse(news(*AB), read_outcomes(journal, news(*AB), at), at)
+        assert told["verdict"] == report.verdict
+        assert abs(datetime.fromisoformat(told["at"]).timestamp() - at / 1e6) < 3600
+        assert told["verdict"].startswith("Too early for b")
+        unknown = asked("GET", "/experiments/new")
+        assert (unknown.status, "unknown experiment 'new' (did you mean 'news'?)" in unknown.data["error"]) == (
+            404,
+            True,
+        )
 
 
 def test_without_experiments_there_are_none(runs: dict[str, Path]) -> None:

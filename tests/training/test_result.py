@@ -179,6 +179,9 @@ def test_a_ranking_model_stands_beside_popularity(interactions: FeatureSpec, tmp
     result = run(interactions, tmp_path / "run", model="neumf", **still)
     (warning,) = (each for each in result.warnings if each.kind == "worse_than_baseline")
     assert re.match(r"by full/\S+, popularity beats the model on valid by ", warning.message)
+    assert warning.message.endswith(
+        f"`{shlex.join(['recspec', 'train', 'popularity', str(interactions.folder), 'run-popularity'])}`"
+    )
     assert "overconfident" not in {each.kind for each in result.warnings}  # its candidates are drawn
 
 

@@ -45,7 +45,7 @@ from recspec.evaluation.scoring import (
 )
 from recspec.evaluation.slices import evaluate_rows
 from recspec.evaluation.task import PROTOCOLS, EvaluateSettings, EvaluationTask, list_metric
-from recspec.evaluation.warnings import ModelWarning
+from recspec.evaluation.warnings import ModelWarning, is_clear
 
 __all__ = [
     "PROTOCOLS",
@@ -91,12 +91,14 @@ __all__ = [
     "id_feature",
     "informed",
     "interactions_of",
+    "is_clear",
     "is_lower_better",
     "list_metric",
     "pair",
     "positives",
     "read_events",
-    "read_rows", "real",
+    "read_rows",
+    "real",
     "run_protocols",
     "save",
     "saved",

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import TypeVar, cast
 
 from recspec.base.errors import RecspecError, SettingsError, listed, unknown
+from recspec.base.stores import shown
 from recspec.bundle import Bundle, DataRecord
 from recspec.data.storage import label_columns
 from recspec.evaluation.boosting import boosted_trees
@@ -85,6 +86,7 @@ def evaluate(
         intervals=intervals(model, settings.bootstrap, settings.seed),
         asked=Asked(named, settings.model_dump(mode="json"), baselines, tuple(against)),
         data=data,
+        folder=shown(spec.folder),
         data_notes=() if data is None else data_notes(trained, data),
         label_columns=label_columns(spec, reads) if ranks.is_first else {},
     )

@@ -1,4 +1,4 @@
-"""Measures of recommendation lists beside accuracy: coverage, novelty, diversity within a list, popularity lift.
+"""Measures of recommendation lists beside accuracy: coverage, novelty, diversity, popularity lift, captured revenue.
 
 All are of the lists of protocol `full`: the k best candidates of each ranked user. Of equally scored items at the end
 of a list, one choice is taken. Popularity is the number of users with a positive of the item in the splits that trained
@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from recspec.evaluation.interactions import Rows
 from recspec.evaluation.report import Exposure
-from recspec.evaluation.slices import default_kind, kinds_of_items
+from recspec.evaluation.slices import default_kind, kinds_of_items, prices_of_items
 from recspec.evaluation.task import EvaluationTask
 from recspec.models import Ids, Interactions
 
@@ -40,6 +41,8 @@ class ListMetrics:
     history_popularity: Values  # (R,) mean popularity of the items that each ranked user acted on; NaN for none
     kinds: NDArray[np.integer] | None = None  # (N, L) ids of each item in the column of diversity, 0 for none
     dislikes: Interactions | None = None  # of the ranked users, numbered from 0, in the split
+    targets: Interactions | None = None  # likewise what they chose in the split
+    prices: Values | None = None  # (N,) of each item, 0 where it is unknown; None without prices
 
     def of(self, lists: Lists) -> tuple[dict[str, float], dict[str, Values]]:
         """Each measure of some lists, and the users' values where it is a mean over users."""
@@ -49,6 +52,8 @@ class ListMetrics:
             values["diversity"] = diversities(lists, self.kinds)
         if self.dislikes is not None and self.dislikes.num_pairs:
             values["disliked"] = disliked(lists, self.dislikes)
+        if self.prices is not None and self.targets is not None and self.prices[self.targets.items].any():
+            values["revenue"] = revenues(lists, self.targets, self.prices)
         found |= {name: float(np.nanmean(of)) for name, of in values.items() if not np.isnan(of).all()}
         lift = popularity_lift(lists, self.counts, self.history_popularity)
         if not np.isnan(lift):
@@ -56,8 +61,8 @@ class ListMetrics:
         return found, {name: of for name, of in values.items() if not np.isnan(of).any()}
 
 
-def measures_of(task: EvaluationTask, users: Ids) -> ListMetrics:
-    """The measures of the lists of some users under protocol `full`."""
+def measures_of(task: EvaluationTask, users: Ids, positives: Rows | None = None) -> ListMetrics:
+    """The measures of the lists of some users (R,), ascending, under protocol `full`; `positives` are their targets."""
     counts, name = task.learned.counts, task.settings.diversity or default_kind(task.spec)
     num_users = int(np.count_nonzero(np.diff(task.learned.offsets)))
     num_candidates = int((~task.cold_items[task.first_item :]).sum())
@@ -69,7 +74,13 @@ def measures_of(task: EvaluationTask, users: Ids) -> ListMetrics:
     if task.dislikes is not None:
         rows, items = task.dislikes.of(users)
         dislikes = Interactions.from_pairs(rows, items, num_users=len(users), num_items=task.dislikes.num_items)
-    return ListMetrics(counts, num_users, num_candidates, popularity, kinds, dislikes)
+    targets, prices = None, prices_of_items(task.spec)
+    if prices is not None and positives is not None:
+        assert positives.groups is not None
+        assert positives.items is not None
+        rows = np.searchsorted(users, positives.groups)
+        targets = Interactions.from_pairs(rows, positives.items, num_users=len(users), num_items=len(counts))
+    return ListMetrics(counts, num_users, num_candidates, popularity, kinds, dislikes, targets, prices)
 
 
 def coverage(lists: Lists, num_candidates: int) -> float:
@@ -89,6 +100,18 @@ def disliked(lists: Lists, dislikes: Interactions) -> Values:
     held: NDArray[np.bool_] = dislikes.contain(np.arange(len(lists))[:, None], lists) & (lists >= 0)
     shares: Values = held.sum(1) * (len(lists) / dislikes.num_pairs)
     return shares
+
+
+def revenues(lists: Lists, targets: Interactions, prices: Values) -> Values:
+    """(R,) prices of each user's targets in the list, divided by the mean over users of the prices of all targets.
+
+    The mean of these values is the share of all targets' prices that the lists capture:
+
+        sum over users u of sum over i in list(u) and targets(u) of price(i) / sum over u of sum over i in targets(u)
+    """
+    held: NDArray[np.bool_] = targets.contain(np.arange(len(lists))[:, None], lists) & (lists >= 0)
+    captured: Values = (held * prices[lists]).sum(1) * (len(lists) / prices[targets.items].sum())
+    return captured
 
 
 def novelties(lists: Lists, counts: NDArray[np.int64], num_users: int) -> Values:

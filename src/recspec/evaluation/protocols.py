@@ -105,7 +105,7 @@ def _with_list_metrics(result: Evaluation, task: EvaluationTask, ranked: Ranked,
     """The evaluation with the measures of the lists added."""
     assert ranked.top is not None
     assert ranked.users is not None
-    measures = measures_of(task, ranked.users)
+    measures = measures_of(task, ranked.users, ranked.positives)
     for k in (k for k in ks if k <= ranked.top.shape[1]):
         found, values = measures.of(ranked.top[:, :k])
         result.list_metrics.update({f"{name}@{k}": value for name, value in found.items()})

@@ -139,6 +139,8 @@ class Report:
     chosen_by: str = ""  # PROTOCOL/METRIC on valid that chose the model, if known
     asked: Asked | None = None
     data: DataRecord | None = None
+    folder: str = "DATA"
+    """The dataset's folder as it was named, for commands."""
     data_notes: tuple[str, ...] = ()
     """What differs between this dataset and the one that the model was trained on."""
     label_columns: Mapping[str, float] = field(default_factory=dict)
@@ -197,7 +199,7 @@ class Report:
                         errors = (abs(found[0]) / found[1] if found[1] else math.inf) if found else None
                         by = " (standard error unknown)" if errors is None else f" ({errors:.1f} standard errors)"
                         # Equal metrics count once, as HR and recall of one positive.
-                        among = wins[errors is not None and errors >= warnings.SIGNIFICANT]
+                        among = wins[found is not None and warnings.is_clear(*found)]
                         among.setdefault((ours, theirs), f"{metric} {theirs:.4f} against {ours:.4f}{by}")
                 if clear := wins[True] or wins[False]:
                     said = "beats" if wins[True] else "is level with"
@@ -222,7 +224,7 @@ class Report:
             *warnings.of_label_columns(self.label_columns),
             *warnings.of_probabilities(self.model.probabilities, self.split),
             *warnings.of_repeats(self.model.protocols, self.split),
-            *warnings.of_baselines(differences, self.split, self.chosen_by),
+            *warnings.of_baselines(differences, self.split, self.chosen_by, self.folder),
         )
 
     @property

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -39,6 +39,7 @@ MOST_ROWS_OF_ERRORS = 1 << 22  # rows of which values are kept for standard erro
 HEAD_SHARE = 0.5
 """Share of the interactions that the head holds: the fewest most popular items that together reach it."""
 
+Number = TypeVar("Number", np.int64, np.float64)
 Owner = Literal["user", "item", "row"]
 
 RANGES = 4
@@ -280,6 +281,20 @@ def kinds_of_items(task: EvaluationTask, name: str) -> NDArray[np.integer]:
     return _by_id(spec, "item", codes + 1, 0)[:, None]
 
 
+PRICES = ("price_text", "price")
+"""Names of the catalogue column of raw prices; the first one where the price is a feature too."""
+
+
+def prices_of_items(spec: FeatureSpec) -> NDArray[np.float64] | None:
+    """(N,) the price of each item, 0 where it is unknown or below 0; None if the catalogue has no column of prices."""
+    for name in PRICES:
+        column = None if name in spec.features else _catalogue(spec, "item", name)
+        if column is not None and (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
+            prices = np.nan_to_num(column.cast(pa.float64()).to_numpy(zero_copy_only=False), posinf=0.0)
+            return _by_id(spec, "item", np.maximum(prices, 0.0), 0.0)
+    return None
+
+
 def codes_of(task: EvaluationTask, name: str) -> Codes:
     """A feature of users, items or rows, or a raw column of a catalogue, as codes.
 
@@ -403,11 +418,11 @@ def _encoded(column: pa.Array) -> tuple[NDArray[np.int64], list[str]]:
     return _commonest(codes, len(encoded.dictionary), lambda place: str(encoded.dictionary[place].as_py()))
 
 
-def _by_id(spec: FeatureSpec, owner: str, of_rows: NDArray[np.int64], none: int) -> NDArray[np.int64]:
+def _by_id(spec: FeatureSpec, owner: str, of_rows: NDArray[Number], none: float) -> NDArray[Number]:
     """Values of a catalogue's rows by id; reserved ids and ids after the last row have `none`."""
     own = id_feature(spec, owner)  # type: ignore[arg-type]
     assert own is not None
-    found = np.full(spec.num_ids(own), none, dtype=np.int64)
+    found = np.full(spec.num_ids(own), none, dtype=of_rows.dtype)
     first = int(spec.reserves_unknown(own))
     rows = of_rows[: len(found) - first]
     found[first : first + len(rows)] = rows

@@ -5,6 +5,7 @@ Every function turns facts into warnings and reads nothing. What can't be judged
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -23,12 +24,13 @@ Kind = Literal[
     "label_column",
 ]
 
-SIGNIFICANT = 2.0  # standard errors beyond which a difference is not noise
+SIGNIFICANT = 2.0  # standard errors from which on a difference is not noise
 SMALLEST_ERROR = 0.02
 """Least calibration error to warn about. Prepared splits drift by about .01 between valid and test."""
 COARSE = 0.02  # standard error of a metric, as a share of its value, from which valid counts as small
 FEWEST_ROWS = 100  # to judge probabilities by
 MANY_REPEATS = 0.5  # share of the positives from which left out repeats are worth a warning
+CONSTANT = "constant"  # the baseline that is no model
 FEWEST_COMPARED = 30  # rows or groups: the standard error of fewer is itself too uncertain
 
 
@@ -76,6 +78,16 @@ class Difference:
     better_by: float  # in the metric's good direction
     standard_error: float
     count: int = FEWEST_COMPARED  # rows or groups behind it
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether it is more than noise."""
+        return is_clear(self.better_by, self.standard_error)
+
+
+def is_clear(difference: float, standard_error: float) -> bool:
+    """Whether a difference is more than noise; one that is the same everywhere, without any error, is."""
+    return difference != 0 and abs(difference) >= SIGNIFICANT * standard_error
 
 
 def of_probabilities(found: Probabilities | None, split: str) -> list[ModelWarning]:
@@ -173,30 +185,38 @@ def of_label_columns(found: Mapping[str, float]) -> list[ModelWarning]:
     return [ModelWarning("label_column", message)]
 
 
-def of_baselines(differences: Sequence[Difference], split: str, chosen_by: str = "") -> list[ModelWarning]:
-    """A warning for each protocol under which baselines are better by more than the standard error of the difference.
+def of_baselines(
+    differences: Sequence[Difference], split: str, chosen_by: str = "", data: str = "DATA"
+) -> list[ModelWarning]:
+    """A warning for each protocol under which baselines are clearly better; see `is_clear`.
 
     It names the clearest difference and the other baselines, and the metric that chose the model if its protocol is
-    another one.
+    another one. It ends with the command that trains the baseline on the dataset, whose folder is `data`.
     """
     ahead: dict[str, list[Difference]] = {}
     for each in differences:
-        if each.count >= FEWEST_COMPARED and each.better_by > each.standard_error > 0:
+        if each.count >= FEWEST_COMPARED and each.better_by > 0 < each.standard_error and each.is_clear:
             ahead.setdefault(each.metric.partition("/")[0], []).append(each)
     warnings = []
     for protocol, found in ahead.items():
         first = max(found, key=_errors)
         others = ", ".join(sorted({each.baseline for each in found} - {first.baseline}))
         message = (
-            f"by {first.metric}, {first.baseline} {'beats' if _errors(first) >= SIGNIFICANT else 'is ahead of'} the "
-            f"model on {split} by {_errors(first):.1f} standard errors: {first.theirs:.4f} against {first.model:.4f}"
-            f"{f' (also {others})' if others else ''}"
+            f"by {first.metric}, {first.baseline} beats the model on {split} by {_errors(first):.1f} standard errors: "
+            f"{first.theirs:.4f} against {first.model:.4f}{f' (also {others})' if others else ''}"
         )
         if chosen_by and chosen_by.partition("/")[0] != protocol:
             message += f"; the model was chosen by {chosen_by}, which may order models otherwise"
-        message += "; search for better settings with `recspec tune`, or train another model"
+        message += f"; to take it instead: `{_command(first.baseline, data)}`"
         warnings.append(ModelWarning("worse_than_baseline", message))
     return warnings
+
+
+def _command(baseline: str, data: str) -> str:
+    """What trains a baseline; what searches all models where it is none to serve."""
+    if baseline == CONSTANT:
+        return shlex.join(["recspec", "auto", data, "run-auto"])
+    return shlex.join(["recspec", "train", baseline, data, f"run-{baseline}"])
 
 
 def _errors(difference: Difference) -> float:

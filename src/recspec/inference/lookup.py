@@ -49,18 +49,29 @@ class Directory:
         self._titles = catalogue.titles_of(ids[order])
         self._text, self._starts = _joined(self._raw.cast(pa.large_string()), self._titles.cast(pa.large_string()))
 
-    def find(self, query: str, limit: int) -> list[dict[str, Any]]:
+    def find(self, query: str, limit: int, *, are_typical: bool = False) -> list[dict[str, Any]]:
         """Users or items with the text in their id or title.
 
         First the id itself, then ids and titles that begin with the text, then titles with a word that begins with it,
-        then those that contain it, then those that contain all of its words; within these, the busiest first.
+        then those that contain it, then those that contain all of its words; within these, the busiest first. Without a
+        text, all: the busiest first, or with `are_typical` those whose activity is nearest to the median.
         """
         text = _folded(pa.array([query.strip()], pa.large_string()))[0].as_py().strip()
-        chosen = self._matches(text, query.strip(), limit) if text else list(range(min(limit, len(self))))
+        if text:
+            chosen = self._matches(text, query.strip(), limit)
+        else:
+            chosen = self._typical[:limit] if are_typical else list(range(min(limit, len(self))))
         places = pa.array(chosen, pa.int64())
         raw, titles = (each.take(places).to_pylist() for each in (self._raw, self._titles))
-        found = zip(raw, titles, self._activity[chosen].tolist(), strict=True)
+        found = zip(raw, titles, self._activity[np.asarray(chosen, int)].tolist(), strict=True)
         return [{self.role: one, "title": title, "count": count} for one, title, count in found]
+
+    @cached_property
+    def _typical(self) -> list[int]:
+        """Places of those with any activity, the nearest to the median first."""
+        active = np.flatnonzero(self._activity)
+        far = np.abs(self._activity[active] - np.median(self._activity[active])) if len(active) else active
+        return list(map(int, active[np.argsort(far, kind="stable")]))
 
     def __len__(self) -> int:
         return len(self._activity)
@@ -151,11 +162,41 @@ def catalogue_columns(predictor: Predictor, names: Sequence[str], items: Sequenc
     return {name: raw.column(name).take(places) for name in dict.fromkeys(names)}
 
 
+IN_STOCK = frozenset({"in_stock", "is_in_stock", "instock", "available", "is_available", "for_sale", "is_for_sale"})
+OUT_OF_STOCK = frozenset({"out_of_stock", "is_out_of_stock", "sold_out", "discontinued", "is_discontinued"})
+STOCK = frozenset({"stock", "stock_level", "stock_quantity", "inventory"})
+"""Names of columns that are true of items in stock, true of others, and the number of pieces."""
+SOLD = frozenset({"in_stock", "available", "preorder", "backorder"})
+"""Values of the column `availability` of product feeds with which an item can be bought."""
+
+
+def for_sale(columns: Sequence[ColumnFacts]) -> str | None:
+    """The filter of items that are in stock, by every column whose name tells; None without such a column."""
+    tests = []
+    for each in columns:
+        name, quoted = each.name.lower(), f"`{each.name}`"
+        if "`" in each.name:
+            continue
+        if each.kind == "truth" and name in IN_STOCK | OUT_OF_STOCK | STOCK:
+            tests.append(f"{quoted} == {'false' if name in OUT_OF_STOCK else 'true'}")
+        elif (
+            name in STOCK
+            and each.kind in ("number", "choice")
+            and all(type(one) in (int, float) for one in each.values)
+        ):
+            tests.append(f"{quoted} > 0")
+        elif name == "availability" and each.kind == "choice":
+            sold = [one for one in each.values if str(one).lower().replace(" ", "_") in SOLD]
+            tests += [f"{quoted} in ({', '.join(map(repr, sold))})"] if sold else []
+    return " and ".join(tests) or None
+
+
 class ItemFields:
     """The catalogue of a predictor's items, by column."""
 
     def __init__(self, predictor: Predictor) -> None:
-        self._known, self._raw = predictor.catalogues, predictor.recommender.chooser.raw
+        chooser = predictor.recommender.chooser
+        self._known, self._raw, self._kept = predictor.catalogues, chooser.raw, chooser.kept
 
     @cached_property
     def columns(self) -> tuple[ColumnFacts, ...]:
@@ -168,10 +209,29 @@ class ItemFields:
         found = [facts_of_values(name, self._raw.column(name)) for name in small]
         return tuple(facts for facts in found if facts.kind != "other")
 
+    @cached_property
+    def for_sale(self) -> str | None:
+        """The filter of items that are in stock; see `for_sale`."""
+        return for_sale(self.columns)
+
+    @cached_property
+    def _are_for_sale(self) -> NDArray[np.bool_]:
+        """(N,) the ids of items that are neither withdrawn nor blocked, and in stock."""
+        found = np.ones(self._raw.num_items + self._known.items.first_id, bool)
+        if self._kept is not None:
+            found &= self._kept
+        if (retired := self._known.retired) is not None:
+            found[: len(retired)] &= ~retired  # new items of the catalogue lie behind
+        return found if self.for_sale is None else found & self._raw.mask(self.for_sale)
+
     def of(self, items: Sequence[RawId]) -> list[dict[str, Any]]:
-        """Id, title and fields of items by raw id; of unknown ones only the id, and `is_known` is False."""
+        """Id, title and fields of items by raw id; of unknown ones only the id, and `is_known` is False.
+
+        `is_for_sale` tells whether an item may be sold: neither withdrawn nor blocked, and in stock.
+        """
         ids = self._known.item_ids(items)
         known = ids >= self._known.items.first_id
+        sold = known & self._are_for_sale[np.where(known, ids, 0)]
         places = pa.array(ids[known] - self._known.items.first_id)
         titles = iter(self._known.items.titles_of(ids[known]).to_pylist())
         raw = iter(self._known.raw_ids("item", np.asarray(ids[known])).to_pylist())
@@ -183,12 +243,13 @@ class ItemFields:
             {
                 "item": next(raw),
                 "is_known": True,
+                "is_for_sale": is_for_sale,
                 "title": next(titles),
                 "fields": {name: next(each) for name, each in values.items()},
             }
             if is_known
-            else {"item": item, "is_known": False, "title": None, "fields": {}}
-            for item, is_known in zip(items, known.tolist(), strict=True)
+            else {"item": item, "is_known": False, "is_for_sale": False, "title": None, "fields": {}}
+            for item, is_known, is_for_sale in zip(items, known.tolist(), sold.tolist(), strict=True)
         ]
 
 

@@ -69,14 +69,14 @@ class Chooser:
     """
 
     def __init__(self, known: Catalogues, scorable: NDArray[np.bool_], kept: NDArray[np.bool_] | None = None) -> None:
-        self._known, self.scorable, self._kept = known, scorable, kept
+        self._known, self.scorable, self.kept = known, scorable, kept
         self.raw = RawCatalogue(known.spec, known.encoders, known.changes)
         self._masks: OrderedDict[str, NDArray[np.bool_]] = OrderedDict()
 
     def choose(self, wanted: RecommendRequest, problems: list[str]) -> Choice:
         """The choice of a request; its problems are added to `problems`."""
         first = int(self._known.spec.reserves_unknown(self._known.spec.item_id))
-        allowed = np.ones(len(self.scorable), bool) if self._kept is None else self._kept.copy()
+        allowed = np.ones(len(self.scorable), bool) if self.kept is None else self.kept.copy()
         allowed[:first] = False
         notes = []
         boosts = self._read(wanted.boosts, problems)

@@ -34,6 +34,7 @@ from recspec.models import UserEvents
 
 MOST_EVENTS = 1_000
 """New events of a user that an answer knows: the newest."""
+USUAL_TYPES = ("purchase", "cart", "view")
 MICROSECONDS = 1_000_000
 MOST_HALVINGS = 64
 """As in the weights of a dataset."""
@@ -82,6 +83,14 @@ class EventRules(BaseModel):
         own = self.weights.get(kind, 0.0) if self.weights else 1.0
         return own * max(0.0, value) if self.weighted and value is not None else own
 
+    @property
+    def types(self) -> tuple[str, ...]:
+        """Types that are read, the weightiest first; empty if all are."""
+        weighted = sorted(
+            (each for each in self.weights if self.weights[each] > 0), key=lambda each: -self.weights[each]
+        )
+        return tuple(each for each in weighted or self.read or () if self.read is None or each in self.read)
+
     def is_seen(self, kind: str) -> bool:
         """Whether the event's item is not recommended again."""
         return self.seen is None or kind in self.seen
@@ -103,6 +112,11 @@ class Histories:
     until: int | None = None
     """Newest event that is looked at; None for all."""
     most: int = MOST_EVENTS
+
+    @property
+    def event_types(self) -> tuple[str, ...]:
+        """Types of events that the model reads, the weightiest first; the usual ones if it reads any."""
+        return self._rules.types or USUAL_TYPES
 
     def as_of(self, seq: int) -> Histories:
         """The same without events that arrived after `seq`, such as an answer's `history_seq`."""

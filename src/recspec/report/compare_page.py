@@ -198,19 +198,12 @@ def differences(base: RunFacts, other: RunFacts, pair: Pair) -> Markup:
         found = pair.comparisons[name]
         reach = max(abs(found.low), abs(found.high), 1e-12)
         drawn = draw(charts.whisker(found.low, found.difference, found.high, -reach, reach, zero=True))
-        row: list[object] = [strong(name) if name == pair.main else name, num(found.ours), num(found.theirs)]
-        row += [
-            num(found.difference, signed(found.difference)),
-            num(None, f"{signed(found.low)} to {signed(found.high)}"),
-        ]
-        row += [
-            drawn,
-            num(found.p_value, p_value(found.p_value)),
-            num(found.p_permutation, p_value(found.p_permutation)),
-        ]
-        rows.append([*row, _judged(base, other, pair, name)])
-    heads = ["Metric", f"#{base.name}", f"#{other.name}", "#Difference", "#95 % interval", ""]
-    return table(f"{other.name} minus {base.name}", [*heads, "#p, t-test", "#p, permutation", "Better"], rows)
+        row: list[object] = [strong(name) if name == pair.main else name]
+        row += [num(found.difference, signed(found.difference)), _judged(base, other, pair, name)]
+        row += [num(found.ours), num(found.theirs), num(None, f"{signed(found.low)} to {signed(found.high)}"), drawn]
+        rows.append([*row, *(num(each, p_value(each)) for each in (found.p_value, found.p_permutation))])
+    heads = ["Metric", "#Difference", "Better", f"#{base.name}", f"#{other.name}", "#95 % interval", ""]
+    return table(f"{other.name} minus {base.name}", [*heads, "#p, t-test", "#p, permutation"], rows)
 
 
 def _judged(base: RunFacts, other: RunFacts, pair: Pair, name: str) -> str:

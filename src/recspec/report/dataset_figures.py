@@ -47,6 +47,12 @@ class SplitFigures:
     times: tuple[int, ...] = ()
     """Events in each bin of time; see `DatasetFigures.time_edges`."""
 
+    @property
+    def positives(self) -> int | None:
+        """Rows whose label is 1; None without labels, or with others than 0 and 1."""
+        mean = self.label_mean
+        return None if mean is None or not 0 <= mean <= 1 else round(mean * self.rows)
+
 
 @dataclass(frozen=True, eq=False)
 class DatasetFigures:

@@ -16,7 +16,7 @@ from recspec.data.encoding import Encoder
 from recspec.data.storage import PREPARE_FILE
 from recspec.feature_spec import NO_FILES, FeatureSpec
 from recspec.report import charts
-from recspec.report.dataset_figures import DatasetFigures, Ids, figures_of, leaks_of
+from recspec.report.dataset_figures import DatasetFigures, Ids, SplitFigures, figures_of, leaks_of
 from recspec.report.dataset_summary import (
     Card,
     FeatureCard,
@@ -102,11 +102,14 @@ def overview(figures: DatasetFigures) -> dict[str, tuple[str, str] | str]:
     """The numbers to see first."""
     splits = figures.splits.values()
     what = "positives" if figures.are_positives else "rows"
-    found: dict[str, tuple[str, str] | str] = {
-        "Rows": (number(sum(each.rows for each in splits)), ", ".join(figures.splits))
-    }
+    rows, found = sum(each.rows for each in splits), dict[str, tuple[str, str] | str]()
+    names = ", ".join(figures.splits)
     if figures.are_positives:
-        found["Events"] = (number(figures.events), "positives of all splits")
+        drawn = rows - figures.events
+        beside = f"; beside {number(drawn)} drawn negatives" if drawn else ""
+        found["Events"] = (number(figures.events), f"positives of {names}{beside}")
+    else:
+        found["Rows"] = (number(rows), _apart([*splits]) or names)
     if figures.users is not None:
         found["Users"] = (number(figures.users), _typical(figures.per_user, what))
     if figures.items is not None:
@@ -122,10 +125,16 @@ def overview(figures: DatasetFigures) -> dict[str, tuple[str, str] | str]:
 def splits_table(figures: DatasetFigures) -> Markup:
     """A row for each split."""
     splits = figures.splits.values()
-    columns: dict[str, Sequence[object]] = {"Split": [*figures.splits], "#Rows": [num(each.rows) for each in splits]}
+    columns: dict[str, Sequence[object]] = {"Split": [*figures.splits]}
     if figures.are_positives:
         columns["#Positives"] = [num(each.events) for each in splits]
-    columns["#Mean label"] = [num(each.label_mean) for each in splits]
+        columns["#Drawn negatives"] = [num(each.rows - each.events) for each in splits]
+    else:
+        columns["#Rows"] = [num(each.rows) for each in splits]
+        columns["#Positives"] = [num(each.positives) for each in splits]
+        negatives = [None if each.positives is None else each.rows - each.positives for each in splits]
+        columns["#Negatives"] = [num(each) for each in negatives]
+        columns["#Mean label"] = [num(each.label_mean) for each in splits]
     for title, name in (("#Users", "users"), ("#Items", "items")):
         if any(getattr(each, name) is not None for each in splits):
             columns[title] = [num(getattr(each, name)) for each in splits]
@@ -134,7 +143,16 @@ def splits_table(figures: DatasetFigures) -> Markup:
     if any(each.first is not None for each in splits):
         columns |= {"First": [moment(each.first) for each in splits], "Last": [moment(each.last) for each in splits]}
     rows = zip(*columns.values(), strict=True)
-    return table("Rows, users, items and times of each split", [*columns], rows, sorts=False)
+    what = "Events" if figures.are_positives else "Rows"
+    return table(f"{what}, users, items and times of each split", [*columns], rows, sorts=False)
+
+
+def _apart(splits: Sequence[SplitFigures]) -> str:
+    """Positives and negatives in words; empty if the labels are not known, or are not all 0 or 1."""
+    known = [each.positives for each in splits if each.positives is not None]
+    if len(known) < len(splits):
+        return ""
+    return f"{number(sum(known))} positives and {number(sum(each.rows for each in splits) - sum(known))} negatives"
 
 
 def distributions(figures: DatasetFigures) -> list[Markup]:

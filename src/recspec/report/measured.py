@@ -17,7 +17,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recspec.base.errors import RecspecError
-from recspec.evaluation import Comparison, Paired, SavedEvaluation, favours, held_values, is_lower_better, pair, real
+from recspec.evaluation import (
+    Comparison,
+    Paired,
+    SavedEvaluation,
+    favours,
+    held_values,
+    is_clear,
+    is_lower_better,
+    pair,
+    real,
+)
 from recspec.report.page import number
 from recspec.report.run_facts import RunFacts
 
@@ -40,6 +50,7 @@ MEANINGS = {
     "coverage": "share of the items that at least one list holds",
     "novelty": "how rare the recommended items are, in bits; higher is rarer",
     "diversity": "how different the items of one list are, from 0 to 1",
+    "revenue": "share of the prices of what users chose in the split that lies in their lists; by the column price",
     "disliked": "share of the items disliked in the split that are recommended to their users; lower is better",
     "rips": "clicks of a list that the model would draw, from logged lists; each slot weighs as the items above it",
     "sn_rips": "the same over the sums of weights: a small bias, less variance",
@@ -80,8 +91,8 @@ class Measured:
 
     @property
     def is_clear(self) -> bool:
-        """Whether a difference is not 0 at 95 %."""
-        return self.error is not None and abs(self.value) > NORMAL * self.error
+        """Whether a difference is more than noise, by the rule of all warnings."""
+        return self.error is not None and is_clear(self.value, self.error)
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,6 +153,14 @@ class Answer:
         if self._table is None or column not in self._table.column_names:
             return None
         return held_values(self._table, column)
+
+    def users_beside(self, who: str, metric: str) -> Users | None:
+        """The users with a baseline's values as `base` and the model's as `other`; None if they are not kept."""
+        base, other, table = self.values(f"{who}/{metric}"), self.values(metric), self._table
+        if base is None or other is None or not {"id", "events"} <= {*table.column_names}:
+            return None
+        ids, events = table.column("id").to_pylist(), table.column("events").to_numpy()
+        return Users(metric, list(map(str, ids)), events, base, other, "events before the split")
 
     @property
     def list_metrics(self) -> dict[str, dict[str, float]]:

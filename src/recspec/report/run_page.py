@@ -17,6 +17,7 @@ from recspec.evaluation import is_lower_better, real
 from recspec.report import charts
 from recspec.report.charts import Series
 from recspec.report.dataset_page import distributions, overview, splits_table
+from recspec.report.first_screen import first_screen
 from recspec.report.measured import (
     MODEL,
     NORMAL,
@@ -69,7 +70,7 @@ def run_page(run: RunFacts) -> str:
     left_out = () if run.has_users else ("exposure", "examples")
     answers = answers_of(run)
     slices = [
-        (answer, by, slices_table(answer, by, parts))
+        (answer, by, slices_table(run, answer, by, parts))
         for answer in answers
         for by, parts in slices_of(run, answer.saved.split, answer.protocol).items()
     ]
@@ -79,12 +80,13 @@ def run_page(run: RunFacts) -> str:
         {name: heading for name, heading in SECTIONS.items() if name not in left_out},
         run=run,
         answers=answers,
+        first=first_screen(run),
         judged=judgement(first_answer(run)),
         tiles=verdict_tiles(run),
         warnings=warnings_of(run),
         evaluate=evaluate_command(run),
         metrics_table=lambda answer: metrics_table(run, answer),
-        described=described,
+        described=lambda answer: described(run, answer),
         notes_of=notes_of,
         validation=validation_table(run),
         meanings=[*meanings([name for answer in answers for name in answer.metrics.get(MODEL, {})])],
@@ -144,7 +146,7 @@ def as_set(value: object) -> str:
 
 
 def verdict_tiles(run: RunFacts) -> dict[str, tuple[str, str] | str]:
-    """The numbers to see first."""
+    """The numbers below the first screen."""
     answer = first_answer(run)
     facts: dict[str, tuple[str, str] | str] = {"Model": run.card.model}
     if answer is not None and answer.main:
@@ -194,13 +196,16 @@ def judgement(answer: Answer | None) -> tuple[str, str, str] | None:
     return f"The model {said}.", f" On {answer.title}, {reached}.{by}", kind
 
 
-def described(answer: Answer) -> str:
+def described(run: RunFacts, answer: Answer) -> str:
     """What was ranked or scored."""
     facts = answer.facts
     if isinstance(facts.get("described"), str):
         return f"{facts['described']}."
     if answer.protocol == "rows":
-        return f"{number(facts.get('rows'))} rows, {number(facts.get('positives'))} of them positive."
+        rows, positives = real(facts.get("rows")), real(facts.get("positives"))
+        negatives = None if rows is None or positives is None else int(rows - positives)
+        drawn = "drawn " if run.spec.has_series else ""
+        return f"{number(facts.get('positives'))} positives and {number(negatives)} {drawn}negatives."
     few, many = facts.get("fewest_candidates"), facts.get("most_candidates")
     span = number(few) if few == many else f"{number(few)} to {number(many)}"
     told = f"{number(facts.get('groups'))} {answer.who}, {span} candidates each: {facts.get('candidates', '')}."
@@ -231,11 +236,14 @@ def metrics_table(run: RunFacts, answer: Answer) -> Markup:
         found, gap = of[main], None if is_own else answer.difference(who, main)
         named = strong(f"{run.card.model} (this model)") if is_own else who
         drawn = draw(charts.whisker(found.low, found.value, found.high, least, most, 0 if is_own else 5))
-        row = [named, num(found.value, best=found.value == best[main]), num(None, found.interval), drawn]
-        row.append(num(None if gap is None else gap.value, "" if is_own else _apart(gap)))
+        apart = num(None if gap is None else gap.value, "" if is_own else _apart(gap))
+        of_gap = "" if gap is None or gap.error is None else f"{signed(gap.low)} to {signed(gap.high)}"
+        row = [named, num(found.value, best=found.value == best[main]), apart, drawn]
+        row += [num(None, found.interval), num(None, of_gap)]
         row += [num(of[each].value, best=of[each].value == best[each]) if each in of else num(None) for each in others]
         rows.append(row)
-    heads = ["Model", f"#{main}", "#95 % interval", "", f"#{run.card.model} minus it", *(f"#{name}" for name in others)]
+    heads = ["Model", f"#{main}", f"#{run.card.model} minus it", "", "#95 % interval", "#95 % of the difference"]
+    heads += [f"#{name}" for name in others]
     return table(f"Sorted by {main}, the best first; ★ marks the best of a column", heads, rows)
 
 
@@ -253,14 +261,16 @@ def validation_table(run: RunFacts) -> Markup | None:
 def _apart(gap: Measured | None) -> str:
     if gap is None or gap.error is None:
         return "–"
-    return f"{signed(gap.value)} ({signed(gap.low)} to {signed(gap.high)}){'' if gap.is_clear else ', not clear'}"
+    return f"{signed(gap.value)}{'' if gap.is_clear else ', not clear'}"
 
 
 # --- slices ----------------------------------------------------------------------------------------------------------
 
 
-def slices_table(answer: Answer, by: str, parts: Mapping[str, Any]) -> Markup:
-    """The metrics of each slice beside those of all."""
+def slices_table(run: RunFacts, answer: Answer, by: str, parts: Mapping[str, Any]) -> Markup:
+    """The metrics of each slice beside those of all. Of rows with drawn negatives, the positives count."""
+    what = "users" if answer.protocol != "rows" else "positives" if run.spec.has_series else "rows"
+    count = "positives" if what == "positives" else "count"
     main, of_all = answer.main, answer.metrics[MODEL].get(answer.main)
     measured = [(str(name), part, of_slice(part, main)) for name, part in list(parts.items())[:MOST_PARTS]]
     held = [(name, part, found) for name, part, found in measured if found is not None]
@@ -270,12 +280,19 @@ def slices_table(answer: Answer, by: str, parts: Mapping[str, Any]) -> Markup:
     rows = []
     for name, part, found in held:
         values = numbers(mapping(part, "metrics"))
-        few = " (few: read it with care)" if (real(part.get("count")) or 0) < 30 else ""
+        few = " (few: read it with care)" if (real(part.get(count)) or 0) < 30 else ""
         drawn = draw(charts.whisker(found.low, found.value, found.high, least, most))
-        row = [f"{name}{few}", num(part.get("count")), num(found.value), num(None, found.interval), drawn]
-        rows.append([*row, _beside(found, of_all), *(num(values.get(each)) for each in others)])
-    counted = "Rows" if answer.protocol == "rows" else "Users"
-    heads = ["Slice", f"#{counted}", f"#{main}", "#95 % interval", "", "Beside all", *(f"#{name}" for name in others)]
+        row = [f"{name}{few}", num(found.value), _beside(found, of_all), num(part.get(count))]
+        rows.append([*row, num(None, found.interval), drawn, *(num(values.get(each)) for each in others)])
+    heads = [
+        "Slice",
+        f"#{main}",
+        "Beside all",
+        f"#{what.capitalize()}",
+        "#95 % interval",
+        "",
+        *(f"#{name}" for name in others),
+    ]
     return table(f"Metrics by {by}; over all: {main} {number(of_all.value) if of_all else '–'}", heads, rows)
 
 
@@ -328,7 +345,7 @@ def _heads(names: Sequence[str]) -> list[str]:
 
 
 def _shown(name: str, value: float | None) -> str:
-    return percent(value) if name.startswith("coverage") else number(value)
+    return percent(value) if name.startswith(("coverage", "revenue")) else number(value)
 
 
 # --- calibration -----------------------------------------------------------------------------------------------------

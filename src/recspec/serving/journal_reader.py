@@ -36,6 +36,7 @@ class JournalReader:
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="recspec-histories")
+        self._studies = ThreadPoolExecutor(1, thread_name_prefix="recspec-studies")
         self._resumes = 0.0
 
     async def read(self, histories: Histories, users: Sequence[str | int]) -> LiveEvents | None:
@@ -54,6 +55,14 @@ class JournalReader:
             log.warning("answers don't know new events: %s", str(error) or f"no answer within {SECONDS:g} s")
             return None
 
+    async def study(self, question: Callable[[], T]) -> T:
+        """What a function that takes its time finds in the journal; one after the other, on a thread of their own.
+
+        Raises what the function raises.
+        """
+        return await asyncio.get_running_loop().run_in_executor(self._studies, question)
+
     def close(self) -> None:
         """End the threads; what still runs is not waited for."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for each in (self._threads, self._studies):
+            each.shutdown(wait=False, cancel_futures=True)

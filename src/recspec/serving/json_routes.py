@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Generic, Literal, TypeVar
 
@@ -226,7 +227,8 @@ def _find(
     """Users or items whose id or title holds a text."""
     _refuse_without_lists(endpoint, predictor, f"{role}s")
     directory = predictor.held.get(role) or predictor.held.setdefault(role, Directory(predictor, role))
-    return {"total": len(directory), f"{role}s": directory.find(wanted.query, wanted.limit)}
+    are_typical = isinstance(wanted, types.FindUsersRequest) and wanted.order == "typical"
+    return {"total": len(directory), f"{role}s": directory.find(wanted.query, wanted.limit, are_typical=are_typical)}
 
 
 def _catalogue(endpoint: Endpoint, predictor: Predictor, wanted: types.CatalogueRequest) -> dict[str, Any]:
@@ -234,13 +236,18 @@ def _catalogue(endpoint: Endpoint, predictor: Predictor, wanted: types.Catalogue
 
 
 def _columns(endpoint: Endpoint, predictor: Predictor, _: types.ColumnsRequest) -> dict[str, Any]:
-    has_items = requests.knows_users_and_items(predictor)
+    fields = _fields(endpoint, predictor) if requests.knows_users_and_items(predictor) else None
     found = {
-        "items": _fields(endpoint, predictor).columns if has_items else (),
+        "items": () if fields is None else fields.columns,
         "context": requests.context_columns(predictor),
         "rows": [facts_of_encoder(port.name, predictor.encoders) for port in endpoint.model.opened.raw],
     }
-    return {name: [each.to_dict() for each in facts] for name, facts in found.items()}
+    histories = endpoint.model.histories
+    return {
+        **{name: [each.to_dict() for each in facts] for name, facts in found.items()},
+        "for_sale": None if fields is None else fields.for_sale,
+        "event_types": [] if histories is None else list(histories.event_types),
+    }
 
 
 def _fields(endpoint: Endpoint, predictor: Predictor) -> ItemFields:
@@ -260,13 +267,16 @@ def _refuse_without_lists(endpoint: Endpoint, predictor: Predictor, what: str) -
 
 async def _models(repository: Repository, request: Request) -> Response:
     access: Access = request.scope[ACCESS]
-    return json_response({"models": [await _describe(repository, name, access) for name in _names(repository)]})
+    models = [await _describe(repository, name, access) for name in _names(repository)]
+    return json_response({"models": models, "takes_events": repository.writer is not None})
 
 
 async def _describe(repository: Repository, name: str, access: Access) -> dict[str, Any]:
     """A model, the requests that it answers, and its inputs."""
     with repository.use(name) as endpoint:
         opened, predictor = endpoint.model.opened, endpoint.model.opened.predictor
+        changes = None if predictor is None else predictor.catalogues.changes
+        made_at = max(nanoseconds for _, nanoseconds, *_ in opened.content) / 1e9
         ports = opened.raw or (opened.signature.inputs if predictor is not None else ())
         features, answers = opened.signature.inputs, dict.fromkeys(("recommends", "in_context", "probabilities"), False)
         if predictor is not None:
@@ -275,6 +285,9 @@ async def _describe(repository: Repository, name: str, access: Access) -> dict[s
             "name": name,
             "version": endpoint.model.version,
             "update": opened.update,
+            "digest": opened.digest,
+            "made_at": datetime.fromtimestamp(made_at, UTC).isoformat(timespec="seconds"),
+            "catalogue": 0 if changes is None else changes.changes.version,
             "kind": predictor.bundle.card.model if predictor is not None else opened.platform,
             **answers,
             "ranks": predictor is not None and bool({*predictor.spec.role("item")} & {port.name for port in features}),
@@ -340,7 +353,7 @@ OPERATIONS = (
     _computed("/similar", "The items most like one", types.SimilarRequest, types.SimilarItems, _similar),
     _computed("/predict", "The probability or score of each row", types.PredictRequest, types.RowScores, _predict),
     _looked_up(
-        "GET /users", "Users by part of their id or title", types.FindRequest, types.Users, partial(_find, "user")
+        "GET /users", "Users by part of their id or title", types.FindUsersRequest, types.Users, partial(_find, "user")
     ),
     _looked_up(
         "GET /items", "Items by part of their id or title", types.FindRequest, types.Items, partial(_find, "item")

@@ -186,6 +186,14 @@ class FindRequest(JsonRequest):
     limit: int = Field(10, ge=1, le=100, description="number of results")
 
 
+class FindUsersRequest(FindRequest):
+    """A search for users, as query parameters."""
+
+    order: Literal["busiest", "typical"] = Field(
+        "busiest", description="without a query: users of most items first, or of nearest to the median number"
+    )
+
+
 # --- answers ---------------------------------------------------------------------------------------------------------
 
 Id = str | int | float | bool | None
@@ -278,6 +286,8 @@ class ItemFields(Item):
     """An item with its fields in the catalogue."""
 
     is_known: bool
+    is_for_sale: bool
+    """Whether it may be sold now: neither withdrawn nor blocked, and kept by the filter `for_sale` of `/columns`."""
     fields: dict[str, Any]
 
 
@@ -306,6 +316,10 @@ class Columns(Answer):
     items: list[Column]
     context: list[Column]
     rows: list[Column]
+    for_sale: str | None
+    """The filter of items that are in stock, by a column such as `in_stock`; None without such a column."""
+    event_types: list[str]
+    """Types of events that the model reads, the weightiest first; usual ones if it reads any."""
 
 
 class RankedScore(Item):
@@ -425,6 +439,11 @@ class ServedModel(Answer):
     version: str
     update: int
     """The number of the update (`recspec update`) that answers; 0 before the first."""
+    digest: str
+    made_at: str
+    """Time at which the newest of its files was written, ISO 8601 in UTC."""
+    catalogue: int
+    """The number of the last change of its catalogue (`recspec catalogue`); 0 before the first."""
     kind: str
     recommends: bool
     in_context: bool
@@ -466,10 +485,21 @@ class Experiments(Answer):
     experiments: list[ServedExperiment]
 
 
+class ExperimentVerdict(Answer):
+    """What an experiment says so far, as `recspec experiment report` does."""
+
+    name: str
+    at: str
+    verdict: str
+    notes: list[str]
+
+
 class Models(Answer):
     """Every model of the server."""
 
     models: list[ServedModel]
+    takes_events: bool
+    """Whether the server keeps a journal."""
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ from recspec.serving.model_folders import REPORTS, read_report
 from recspec.serving.operations import Operation, routes_of
 from recspec.serving.repository import Repository
 
-SCRIPTS = ("server.js", "fields.js", "finder.js", "results.js", "rows.js", "page.js")
+SCRIPTS = ("server.js", "fields.js", "finder.js", "results.js", "rows.js", "live.js", "page.js")
 """In the order in which they run."""
 
 OWN_IMAGES, ALL_IMAGES = "data:", "data: https: http:"

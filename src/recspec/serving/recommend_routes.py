@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from recspec.base.errors import RecspecError
+from recspec.base.errors import RecspecError, RequestError, unknown
 from recspec.inference import LiveEvents, Predictor, Recommendation, RecommendRequest, requests
 from recspec.serving import json_types as types
 from recspec.serving.exposure_log import variant_label
@@ -275,6 +275,19 @@ def _described(experiment: Experiment, users: Mapping[tuple[str, str], int] | No
     }
 
 
+async def _verdict(repository: Repository, request: Request) -> Response:
+    """What an experiment says so far: it reads the journal's part of it, one request after the other."""
+    from recspec.loop import analyse, now_us, read_outcomes
+
+    names = {each.name: each for each in repository.ways.experiments}
+    name = request.path_params["experiment"]
+    if name not in names or (journal := repository.journal) is None:
+        raise RequestError(unknown("experiment", name[:80], names), status=404)
+    found, at = names[name], now_us()
+    report = await repository.journal_reader.study(lambda: analyse(found, read_outcomes(journal, found, at), at))
+    return json_response({"name": name, "at": _iso(at), "verdict": report.verdict, "notes": list(report.notes)})
+
+
 def _iso(micros: int) -> str:
     return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=micros)).isoformat(timespec="seconds")
 
@@ -289,4 +302,11 @@ OPERATIONS = (
         types.RecommendRequest,
     ),
     Operation("GET", "/experiments", "The experiments, and the users of each variant", types.Experiments, _experiments),
+    Operation(
+        "GET",
+        "/experiments/{experiment}",
+        "What an experiment says so far",
+        types.ExperimentVerdict,
+        _verdict,
+    ),
 )

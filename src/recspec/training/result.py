@@ -16,6 +16,7 @@ from typing import Literal
 import torch
 
 from recspec.base.errors import DataError, RecspecError
+from recspec.base.stores import shown
 from recspec.bundle import Card, Seen, checkpoint
 from recspec.bundle import folder as bundle
 from recspec.data.storage import label_columns
@@ -173,7 +174,7 @@ def _better_baselines(
         return ()
     protocol, _, name = validation.metric.partition("/")
     ours = Evaluation({protocol: {name: found.metrics[protocol][name]}}, values=found.values)
-    return Report(validation.split, ours, others).warnings
+    return Report(validation.split, ours, others, folder=shown(validation.plan.spec.folder)).warnings
 
 
 # --- baselines --------------------------------------------------------------------------------------------------------

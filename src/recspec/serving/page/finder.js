@@ -29,7 +29,8 @@ class Finder {
   async look() {
     const mine = ++this.asked;
     const given = {query: this.typed.trim().slice(0, 200), limit: '8', model: this.model()};
-    const found = (await call('/' + this.what + 's' + query(given)))[this.what + 's'];
+    let found = (await call('/' + this.what + 's' + query(given)))[this.what + 's'];
+    if (this.what === 'item') found = await forSale(found);
     if (mine !== this.asked || document.activeElement !== this.input) return;
     this.found = found;
     this.foundFor = given.query;

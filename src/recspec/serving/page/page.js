@@ -1,6 +1,6 @@
 /* The page: its state, and what happens when something is chosen. */
 
-const state = {models: [], columns: null, context: [], filters: [], basket: [], user: '', began: false, running: null};
+const state = {models: [], columns: null, context: [], filters: [], basket: [], user: '', ranks: new Map(), began: false, running: null};
 const model = () => state.models.find(each => each.name === at('model').value);
 const beside = () => state.models.find(each => each.name === at('beside').value);
 
@@ -9,7 +9,8 @@ const beside = () => state.models.find(each => each.name === at('beside').value)
 function signIn(message) {
   kept.set('token', '');
   at('sign-out').hidden = true;
-  for (const id of ['try', 'rows', 'model-note']) at(id).hidden = true;
+  for (const id of ['try', 'rows', 'model-note', 'live']) at(id).hidden = true;
+  clearTimeout(live.timer);
   at('sign-in').hidden = false;
   at('problem').textContent = message;
   at('token').value = '';
@@ -17,7 +18,8 @@ function signIn(message) {
 }
 
 async function start() {
-  state.models = (await call('/models')).models;
+  const served = await call('/models');
+  state.models = served.models;
   at('sign-in').hidden = true;
   at('sign-out').hidden = !kept.get('token');
   if (!state.models.length) throw new Error('No model is loaded.');
@@ -29,6 +31,7 @@ async function start() {
   at('model-box').hidden = state.models.length < 2;
   state.basket = asked.getAll('item').slice(0, 100).map(item => ({item, title: null}));
   state.user = asked.get('user') ?? '';
+  watch(served.takes_events);
   await showModel(asked.get('beside'));
 }
 
@@ -54,15 +57,30 @@ async function showModel(other = at('beside').value) {
   showRows(now, state.columns);
   if (!can(now)) return;
   showFields();
-  if (!state.user && !state.basket.length) {
-    const busiest = (await call('/users' + query({model: now.name, limit: 1}))).users[0];
+  const isTypical = !state.user && !state.basket.length;
+  if (isTypical) {
+    const user = await typicalUser(now);
     if (now !== model()) return;
-    state.user = String(busiest?.user ?? '');
+    state.user = user;
   }
   at('user').value = state.user;
+  at('user-note').hidden = !isTypical || !state.user;
   showBasket();
   state.began = true;
   await recommend();
+}
+
+const OWN = ['user', 'history', 'context'], TRIED = 5;
+
+/* The user nearest to the median activity whom the model serves well: with a full list, of the user's own. */
+async function typicalUser(now) {
+  const {users} = await call('/users' + query({model: now.name, order: 'typical', limit: TRIED}));
+  for (const {user} of users) {
+    const asked = {...request(), model: now.name, user: String(user), explain: false, liked: 0, shown: false};
+    const data = await call('/recommend', asked).catch(() => ({items: []}));
+    if (data.items.length >= asked.k && OWN.includes(data.answered_by)) return String(user);
+  }
+  return String(users[0]?.user ?? '');
 }
 
 function showReports() {
@@ -80,7 +98,12 @@ function showStages(now) {
 /* --- controls --- */
 
 function showFields() {
-  const {items, context} = state.columns;
+  const {context, for_sale: sold, event_types: acts} = state.columns;
+  const items = state.columns.items.filter(each => !sold?.includes('`' + each.name + '`'));
+  at('sold-note').textContent = sold ? 'Only items with ' + sold.replaceAll('`', '') + ' are shown.' : '';
+  at('act-type').replaceChildren(...acts.map(each => make('option', {value: each}, label(each))));
+  at('act').hidden = !acts.length;
+  at('act-status').textContent = '';
   shown.image = items.find(each => each.kind === 'image')?.name ?? null;
   shown.columns = items.filter(each => each.kind !== 'image').slice(0, 12);
   state.context = context.map(column => ({column, ...valueField(column, {begin: column.is_required})}));
@@ -99,8 +122,8 @@ function showFields() {
 }
 
 function filterText() {
-  const own = at('expression').value.trim();
-  return [...state.filters.map(each => each.test()).filter(each => each), ...(own ? ['(' + own + ')'] : [])].join(' and ');
+  const own = at('expression').value.trim(), sold = state.columns.for_sale;
+  return [...(sold ? [sold] : []), ...state.filters.map(each => each.test()).filter(each => each), ...(own ? ['(' + own + ')'] : [])].join(' and ');
 }
 
 function showBasket() {
@@ -148,8 +171,10 @@ function remember() {
   history.replaceState(null, '', location.pathname + location.search + '#' + given);
 }
 
-async function recommend() {
+/* `before` holds the ranks of the list before an event; without it, no card says what changed. */
+async function recommend({before = null} = {}) {
   state.running?.abort();
+  state.before = before;
   at('results').removeAttribute('aria-busy');
   const {signal} = state.running = new AbortController(), asked = request(), text = filterText();
   remember();
@@ -165,9 +190,10 @@ async function recommend() {
     const sides = [model(), beside()].filter(each => each);
     const [title, ...answers] = await Promise.all([userTitle(asked.user, signal), ...sides.map(side => answered(side, asked, signal))]);
     state.title = title;
-    if (signal.aborted) return;
+    if (signal.aborted) return false;
     for (const [place, each] of answers.entries()) if (each.error instanceof Unauthorized || (each.error && !place)) throw each.error;
     await showAnswers(answers, signal);
+    return !signal.aborted;
   } finally {
     if (!signal.aborted) at('results').removeAttribute('aria-busy');
   }
@@ -194,8 +220,9 @@ async function answered(side, asked, signal) {
 const BY = {user: 'the user’s history', history: 'their new events', basket: 'the basket', context: 'the situation', basket_vectors: 'the basket', popularity: 'popularity'};
 
 async function showAnswers(answers, signal) {
-  const [{data}] = answers, liked = await withFields(data.liked, signal);
+  const [{data, items}] = answers, liked = await forSale(data.liked, signal);
   if (signal.aborted) return;
+  state.ranks = new Map(items.map(each => [each.item, each.rank]));
   at('history').hidden = !liked.length;
   at('history-head').textContent = 'This user’s items, the most popular first';
   at('history-items').replaceChildren(...liked.map(each => make('li', {},
@@ -234,8 +261,9 @@ function list({side, data, items, error, seconds}, other) {
   if (error) return make('section', {className: 'list'}, name, make('p', {className: 'empty'}, error.message));
   const ranks = new Map((other?.items ?? []).map(each => [each.item, each.rank]));
   const how = measured(items, data.answered_by);
-  const cards = items.map((each, place) => card(each, how[place], {
-    signs: ranks.has(each.item) ? ['also number ' + ranks.get(each.item) + ' of ' + other.side.name] : [],
+  const before = side === model() ? state.before : null;
+  const cards = items.map((each, place) => card(each, how?.[place], {
+    signs: [...changed(each, before), ...(ranks.has(each.item) ? ['also number ' + ranks.get(each.item) + ' of ' + other.side.name] : [])],
     actions: itemActions(each),
   }));
   return make('section', {className: 'list', 'aria-label': other ? 'Items of ' + side.name : 'Recommended items'},
@@ -247,9 +275,13 @@ function list({side, data, items, error, seconds}, other) {
 
 /* --- events --- */
 
+function pickUser(user) {
+  if (user !== state.user) at('user-note').hidden = true;
+  state.user = at('user').value = user;
+}
+
 const users = new Finder(at('user'), 'user', {model: () => at('model').value, picked: user => {
-  state.user = String(user);
-  at('user').value = state.user;
+  pickUser(String(user));
   trying(recommend);
 }});
 const basketItems = new Finder(at('basket-item'), 'item', {model: () => at('model').value, picked: (item, title) => {
@@ -260,7 +292,7 @@ const basketItems = new Finder(at('basket-item'), 'item', {model: () => at('mode
 at('ask').addEventListener('submit', event => {
   event.preventDefault();
   for (const each of [users, basketItems]) each.close();
-  state.user = at('user').value.trim();
+  pickUser(at('user').value.trim());
   trying(recommend).then(() => { if (at('results').getBoundingClientRect().top > innerHeight / 2) at('results').scrollIntoView(); });
 });
 at('ask').addEventListener('change', event => {
@@ -268,7 +300,7 @@ at('ask').addEventListener('change', event => {
   clearTimeout(state.timer);
   if (state.began) state.timer = setTimeout(() => trying(recommend), 150);
 });
-at('user').addEventListener('change', () => { state.user = at('user').value.trim(); });
+at('user').addEventListener('change', () => pickUser(at('user').value.trim()));
 at('clear-filters').addEventListener('click', () => {
   for (const each of state.filters) each.clear();
   at('expression').value = '';
@@ -291,5 +323,5 @@ at('sign-in').addEventListener('submit', event => {
   trying(start);
 });
 at('sign-out').addEventListener('click', () => signIn(''));
-at('which').open = innerWidth > 600; /* on a phone the results come sooner */
+at('which').open = at('live').open = innerWidth > 600; /* on a phone the results come sooner */
 trying(start);

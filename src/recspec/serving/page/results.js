@@ -35,14 +35,24 @@ function picture(item) {
 const shown = {image: null, columns: [], model: ''};
 const AT_ONCE = 200;
 
-/* Items with their fields, in order; an item keeps its own title where the catalogue has none. */
+/* Items with their fields, in order; an item keeps its own title where the catalogue has none. Of the events that
+   explain an item, those of items that may not be sold are left out. */
 async function withFields(items, signal) {
-  const ids = [...new Set(items.map(each => each.item))], found = new Map();
+  const ids = [...new Set(items.flatMap(each => [each, ...(each.because?.events ?? [])]).map(each => each.item))], found = new Map();
   for (let start = 0; start < ids.length; start += AT_ONCE) {
     const part = (await call('/catalogue', {model: shown.model, items: ids.slice(start, start + AT_ONCE)}, signal)).items;
     part.forEach((each, place) => found.set(ids[start + place], each));
   }
-  return items.map(each => ({...each, fields: found.get(each.item)?.fields ?? {}, title: each.title ?? found.get(each.item)?.title}));
+  const isSold = each => found.get(each.item)?.is_for_sale ?? false;
+  return items.map(each => ({
+    ...each, fields: found.get(each.item)?.fields ?? {}, title: each.title ?? found.get(each.item)?.title, isSold: isSold(each),
+    because: each.because && {...each.because, events: each.because.kind === 'features' ? each.because.events : each.because.events.filter(isSold)},
+  }));
+}
+
+/* The items that may be sold now, with their fields. */
+async function forSale(items, signal) {
+  return (await withFields(items, signal)).filter(each => each.isSold);
 }
 
 function values(item) {
@@ -63,34 +73,26 @@ const track = share => {
   return make('div', {className: 'track', 'aria-hidden': 'true'}, bar);
 };
 
-/* For each score a share for the bar, and words for it. */
+/* For each item words on its score, with a share for a bar where it is a probability; null where only the order counts. */
 function measured(items, answeredBy) {
-  const own = items.map(each => each.score), best = Math.max(...own);
   if (items.length && items.every(each => each.probability !== undefined)) {
     const most = Math.max(...items.map(each => each.probability));
     return items.map(each => ({share: each.probability / most, words: percent(each.probability), more: 'likely'}));
   }
-  if (answeredBy === 'popularity') return own.map(score => ({share: score / best, words: count(score, 'user'), more: ''}));
-  if (answeredBy === 'basket_vectors' || answeredBy === 'vectors') return own.map(score => ({share: score, words: digits(score, 2), more: 'alike'}));
-  /* scores are logits: their differences are ratios of odds */
-  return own.map(score => {
-    const share = Math.exp(score - best);
-    return {share, words: share === 1 ? '' : percent(share), more: share === 1 ? 'the strongest' : 'of the strongest'};
-  });
+  if (answeredBy === 'popularity') return items.map(each => ({words: count(each.score, 'user')}));
+  if (answeredBy === 'basket_vectors' || answeredBy === 'vectors') return items.map(each => ({share: each.score, words: digits(each.score, 2), more: 'alike'}));
+  return null;
 }
 
-const EXPLAINED = {
-  popularity: 'Ordered by the number of users.',
-  basket_vectors: 'Ordered by likeness to the basket.',
-};
+const EXPLAINED = {popularity: 'Ordered by the number of users.', basket_vectors: 'Ordered by likeness to the basket.'};
 function meaning(items, answeredBy) {
   if (!items.length) return '';
-  if (items.every(each => each.probability !== undefined)) return 'The percentage is the model’s probability.';
-  return EXPLAINED[answeredBy] ?? 'A bar compares an item’s odds with those of the strongest item.';
+  if (items.every(each => each.probability !== undefined)) return 'The percentage is the model’s probability; a bar compares it with the largest.';
+  return EXPLAINED[answeredBy] ?? 'In the order of the model’s scores, which are no probabilities.';
 }
 
 function score({share, words, more}) {
-  return make('div', {className: 'score'}, track(share), make('span', {}, make('b', {}, words), words && more ? ' ' : '', more));
+  return make('div', {className: 'score'}, share === undefined ? null : track(share), make('span', {}, make('b', {}, words), more ? ' ' + more : ''));
 }
 
 /* --- why --- */
@@ -117,7 +119,7 @@ function card(item, how, {signs = [], actions = []}) {
   if (item.boost) told.push('boosted');
   return make('li', {className: 'item'},
     make('span', {className: 'rank', 'aria-label': 'Rank ' + item.rank}, String(item.rank)), picture(item),
-    make('div', {className: 'body'}, head, values(item), how ? score(how) : null,
+    make('div', {className: 'body'}, head, values(item), how && score(how),
       told.length ? make('div', {className: 'signs'}, told.map(each => make('span', {className: 'sign'}, each))) : null,
       make('div', {className: 'foot'}, actions.map(([name, work]) => make('button', {type: 'button', 'aria-label': name + ': ' + plainTitle(item), on: {click: work}}, name)), why(item.because))));
 }
@@ -135,7 +137,7 @@ async function showSimilar(item) {
     const data = await call('/similar', {model: shown.model, item: item.item, k: 10, filter: filterText() || undefined});
     const items = await withFields(data.items);
     const how = measured(items, data.by);
-    at('similar-items').replaceChildren(...items.map((each, place) => card(each, how[place], {actions: itemActions(each)})));
+    at('similar-items').replaceChildren(...items.map((each, place) => card(each, how?.[place], {actions: itemActions(each)})));
     at('similar-status').textContent = [count(items.length, 'item') + (data.by === 'vectors' ? ', by what the model learned of them' : ', by what goes with it'), ...data.notes].join('. ') + '.';
   } catch (error) {
     at('similar-status').textContent = error.message;
@@ -144,5 +146,7 @@ async function showSimilar(item) {
 }
 
 function itemActions(item) {
-  return [['Similar items', () => showSimilar(item)], ['Add to basket', () => { if (at('similar').open) at('similar').close(); addToBasket(item); }]];
+  const closing = work => () => { if (at('similar').open) at('similar').close(); work(); };
+  const acts = canAct() ? [['Send event', closing(() => trying(() => act(item)))]] : [];
+  return [...acts, ['Similar items', () => showSimilar(item)], ['Add to basket', closing(() => addToBasket(item))]];
 }

@@ -26,12 +26,12 @@ async function scoreRows(rows) {
     at('row-status').textContent = '';
     throw error;
   }
-  const ranks = !data.probabilities, found = data.probabilities ?? data.scores, best = Math.max(...found);
+  const ranks = !data.probabilities, found = data.probabilities ?? data.scores;
   const one = found.length === 1 ? ': ' + (ranks ? digits(found[0], 4) : percent(found[0])) : '';
   at('row-status').textContent = count(found.length, 'row') + one + ', in ' + milliseconds(data.milliseconds) + (found.length > 1000 ? '; the first 1,000 are shown' : '');
   at('scores').hidden = !found.length;
   at('scores').tBodies[0].replaceChildren(...found.slice(0, 1000).map((each, place) => make('tr', {},
-    make('td', {className: 'number'}, String(place + 1)), make('td', {className: 'number'}, each.toPrecision(4)), make('td', {}, track(ranks ? Math.exp(each - best) : each)))));
+    make('td', {className: 'number'}, String(place + 1)), make('td', {className: 'number'}, each.toPrecision(4)), make('td', {}, ranks ? null : track(each)))));
   at('row-notes').replaceChildren(...data.notes.map(note => make('li', {}, note)));
 }
 

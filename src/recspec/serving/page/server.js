@@ -44,7 +44,8 @@ async function call(path, body, signal) {
     if (error.name === 'AbortError') throw error;
     throw new Error('The server does not answer. Is it still running?');
   }
-  const data = await answer.json().catch(() => ({error: 'no answer in JSON (status ' + answer.status + ')'}));
+  const isText = answer.headers.get('content-type')?.startsWith('text/plain');
+  const data = await (isText ? answer.text() : answer.json()).catch(() => ({error: 'no answer in JSON (status ' + answer.status + ')'}));
   if (answer.status === 401) throw new Unauthorized(token ? 'The server does not know this token.' : '');
   if (!answer.ok) throw new Error(data.error || 'status ' + answer.status);
   return data;
@@ -74,6 +75,14 @@ function percent(share) {
   if (share > 0 && share < 0.0001) return 'under 0.01 %';
   if (share < 1 && share > 0.9999) return 'over 99.99 %';
   return digits(100 * share, share > 0.99 ? 4 : share < 0.1 ? 2 : 3) + ' %';
+}
+
+/* The time since a moment, given in seconds since 1970: 5 s, 12 min, 3 h, 2 days. */
+function age(moment) {
+  const seconds = Math.max(0, Date.now() / 1000 - moment);
+  const [size, unit] = [[86400, 'day'], [3600, ' h'], [60, ' min'], [1, ' s']].find(([each]) => seconds >= 2 * each) ?? [1, ' s'];
+  const many = Math.floor(seconds / size);
+  return (unit === 'day' ? count(many, unit) : many + unit) + ' ago';
 }
 
 function said(value) {
