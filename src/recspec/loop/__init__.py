@@ -1,6 +1,7 @@
 """The loop: events that a running server takes, what was shown, and what both say of the models."""
 
 from recspec.loop.assignment import Experiment, Guardrails, Metric, Variant, assign, load_experiments, named
+from recspec.loop.drift import DriftReference, DriftReport, DriftSettings, measure_drift
 from recspec.loop.enrolment import recorded_variants, register, users_of_variants
 from recspec.loop.events import Event, ReadEvents, Refusal, is_text, read_events
 from recspec.loop.experiment_report import Effect, ExperimentReport, GuardrailResult, MetricResult, analyse
@@ -17,12 +18,13 @@ from recspec.loop.upkeep import JournalSummary, prune_journal, summarize, verify
 from recspec.loop.writer import JournalWriter, RemoteWriter, Writer, store_rows
 
 __all__ = [
-    "ERROR", "GREEDY", "INTERLEAVED", "MILLISECONDS", "REFUSALS", "TEAMS", "TEAM_DRAFT", "VARIANTS", "Effect", "Event",
-    "Experiment", "ExperimentReport", "Exploration", "Exposure", "Forgotten", "GuardrailResult", "Guardrails",
-    "Histories", "ImportedEvents", "Journal", "JournalSettings", "JournalSummary", "JournalWriter", "ListDraw",
-    "LoggedListSettings", "Metric", "MetricResult", "Outcome", "ReadEvents", "Refusal", "RemoteWriter", "UpdateOutcome",
-    "Updater", "Variant", "Writer", "analyse", "assign", "evaluate_journal", "explore", "export_days", "forget",
-    "generator", "import_events", "interleave", "is_sqlite", "is_text", "list_chances", "load_experiments", "named",
-    "now_us", "prune_journal", "read_events", "read_outcomes", "recorded_variants", "register", "slot_chances",
-    "store_rows", "summarize", "users_of_variants", "verify_journal",
+    "ERROR", "GREEDY", "INTERLEAVED", "MILLISECONDS", "REFUSALS", "TEAMS", "TEAM_DRAFT", "VARIANTS",
+    "DriftReference", "DriftReport", "DriftSettings", "Effect", "Event", "Experiment", "ExperimentReport",
+    "Exploration", "Exposure", "Forgotten", "GuardrailResult", "Guardrails", "Histories", "ImportedEvents",
+    "Journal", "JournalSettings", "JournalSummary", "JournalWriter", "ListDraw", "LoggedListSettings", "Metric",
+    "MetricResult", "Outcome", "ReadEvents", "Refusal", "RemoteWriter", "UpdateOutcome", "Updater", "Variant",
+    "Writer", "analyse", "assign", "evaluate_journal", "explore", "export_days", "forget", "generator",
+    "import_events", "interleave", "is_sqlite", "is_text", "list_chances", "load_experiments", "measure_drift",
+    "named", "now_us", "prune_journal", "read_events", "read_outcomes", "recorded_variants", "register",
+    "slot_chances", "store_rows", "summarize", "users_of_variants", "verify_journal",
 ]  # fmt: skip
