@@ -64,7 +64,7 @@ class Drift(Viewed):
             ]  # fmt: skip
             sections.append(Section("distributions", columns, rows))
         if report.shares:
-            shares = [(each.name, _percent(each.value), each.count, each.of) for each in report.shares]
+            shares = [(SHARES[each.name], _percent(each.value), each.count, each.of) for each in report.shares]
             sections.append(Section("shares", ("", "share", "count", "of"), shares))
         if (found := report.calibration) is not None:
             columns = ("rows", "mean chance", "acted on", "chance / acted on", "95 % interval", "")
@@ -72,9 +72,19 @@ class Drift(Viewed):
             cells = (found.rows, f"{found.predicted:.4f}", f"{found.observed:.4f}", f"{found.ratio:.3f}", interval)
             sections.append(Section("calibration", columns, [(*cells, "drifted" if found.flagged else "")]))
         window = f"{_moment(report.since)} to {_moment(report.until)}"
-        told = f"drifted: {', '.join(report.flagged)}" if report.flagged else "nothing has drifted"
+        compared = bool(report.shifts) or report.calibration is not None
+        told = "nothing has drifted" if compared else "nothing can be compared; the notes say why"
+        told = f"drifted: {', '.join(report.flagged)}" if report.flagged else told
         notes = [f"{told}; {report.events:,} events and {report.answers:,} answers of {window}"]
         return View(f"Drift of {self.run}", sections, notes, remarks=[f"note: {each}" for each in report.untold])
+
+
+SHARES = {
+    "unknown_users": "events of unknown users",
+    "new_items": "events of new items",
+    "new_shown_items": "shown items that are new",
+}
+"""What a share is of, by its name."""
 
 
 def _percent(share: float) -> str:
@@ -127,8 +137,9 @@ def drift(
     moment = now_us() if at is None else moment_of(at)
     spec = opened(data).spec if data is not None else None
     with Journal(journal, read_only=True) as source:
-        reference = DriftReference.of(Predictor.open(run, device="cpu"), spec)
-        found = Drift(Path(run), measure_drift(reference, source, moment, settings), path_or_none(out))
+        predictor = Predictor.open(run, device="cpu")
+        report = measure_drift(predictor, DriftReference.of(predictor, spec), source, moment, settings)
+    found = Drift(Path(run), report, path_or_none(out))
     if found.file is not None:
         with whole_file(found.file) as temporary:
             temporary.write_text(json_text.dumps(found.to_dict(), indent=2) + "\n", encoding="utf-8")

@@ -44,6 +44,8 @@ MOST_ROWS = 20_000
 """Rows of each side whose features and scores are compared."""
 MOST_EVENTS, EVENTS_OF_BLOCK = 200_000, 1_000
 MOST_ANSWERS, ANSWERS_OF_BLOCK = 20_000, 100
+UNKNOWN_USERS, NEW_ITEMS, NEW_SHOWN_ITEMS = "unknown_users", "new_items", "new_shown_items"
+"""Shares of events, of events, and of items that were shown."""
 FEWEST = 100
 """Rows of each side below which nothing is compared."""
 SECOND = 1_000_000
@@ -124,9 +126,8 @@ class _Column:
 
 @dataclass
 class DriftReference:
-    """A model, and the training data as the newest events are compared with it. Keep it for as long as the model."""
+    """The training data of a model, as the newest events are compared with it. Keep it for as long as the model."""
 
-    predictor: Predictor
     raw: RawEvents | None = None
     """The raw rows of its dataset; None if there are none."""
     learned: int = 0
@@ -147,7 +148,7 @@ class DriftReference:
             data: Its dataset, if that was moved.
             origin: The bundle of which the predictor's is a copy.
         """
-        found = cls(predictor)
+        found = cls()
         try:
             spec = dataset_of(origin or predictor.bundle.folder, data)
             found.raw = RawEvents.of(spec)
@@ -155,10 +156,10 @@ class DriftReference:
         except (BundleError, DataError) as error:
             found.untold.append(f"features, types, popularity and scores: no reference: {error}")
             return found
-        found._read(found.raw)
+        found._read(predictor, found.raw)
         return found
 
-    def _read(self, raw: RawEvents) -> None:
+    def _read(self, predictor: Predictor, raw: RawEvents) -> None:
         rng, settings = np.random.default_rng(0), raw.settings
         sample = _Sample(MOST_ROWS, rng)
         for block in raw.train_blocks(drawn=rng):
@@ -168,44 +169,45 @@ class DriftReference:
         if rows is None or len(rows) < FEWEST:
             self.untold.append(f"features: train holds {how_many(self.rows, 'row')}; expected {FEWEST} or more")
             return
-        self.columns, told = _columns(self.predictor, rows.drop_columns(_times_of(raw)))
+        self.columns, told = _columns(predictor, rows.drop_columns(_times_of(raw)))
         self.untold += [f"{name}: {why or 'the raw rows of train do not give it'}" for name, why in told.items()]
         if settings.event is not None and settings.event in rows.column_names:
             self.types = np.array(rows.column(settings.event).drop_null().cast(pa.string()).to_pylist(), object)
-        if requests.knows_users_and_items(self.predictor) and settings.item is not None:
-            halves = np.zeros((2, self.predictor.spec.num_ids(self.predictor.spec.item_id)), np.int64)
+        if requests.knows_users_and_items(predictor) and settings.item is not None:
+            halves = np.zeros((2, predictor.spec.num_ids(predictor.spec.item_id)), np.int64)
             for place, block in enumerate(raw.train_blocks([settings.item])):
-                ids = self._known_items(block.column(0).to_pylist())
+                ids = _known_items(predictor, block.column(0).to_pylist())
                 side = (np.arange(len(ids)) + place) % 2
                 np.add.at(halves, (side[ids >= 0], ids[ids >= 0]), 1)
             if halves.sum(1).min() >= FEWEST:
                 self.popularity = PopularityBins.of(*halves)
-        if self._compares_scores:
+        if _compares_scores(predictor, raw):
             try:
-                self.scores = self._predicted(rows.drop_columns(_times_of(raw)))
+                self.scores = _predicted(predictor, rows.drop_columns(_times_of(raw)))
             except DataError as error:
                 self.untold.append(f"scores: {error}")
 
-    def _known_items(self, raw: Sequence[Any]) -> NDArray[np.int64]:
-        """Ids of items; -1 for those that the model was not trained with."""
-        spec = self.predictor.spec
-        ids = self.predictor.catalogues.item_ids(["" if each is None else each for each in raw])
-        known = (ids >= int(spec.reserves_unknown(spec.item_id))) & (ids < spec.num_ids(spec.item_id))
-        return np.where(known, ids, -1)
 
-    @property
-    def _compares_scores(self) -> bool:
-        """Whether scores of training rows and of new ones mean the same: chances that rest on no history.
+def _known_items(predictor: Predictor, raw: Sequence[Any]) -> NDArray[np.int64]:
+    """Ids of items; -1 for those that the model was not trained with."""
+    spec = predictor.spec
+    ids = predictor.catalogues.item_ids(["" if each is None else each for each in raw])
+    known = (ids >= int(spec.reserves_unknown(spec.item_id))) & (ids < spec.num_ids(spec.item_id))
+    return np.where(known, ids, -1)
 
-        A history holds the training rows themselves, and no new ones.
-        """
-        model, spec = self.predictor.bundle, self.predictor.spec
-        past = {*spec.role("history"), *spec.role("negative_history")}
-        is_labelled = self.raw is not None and self.raw.settings.label is not None
-        return is_labelled and model.gives_probabilities and past.isdisjoint(self.predictor.model.features())
 
-    def _predicted(self, rows: pa.Table) -> NDArray[np.float64]:
-        return self.predictor.predict(rows)[0].astype(np.float64)
+def _compares_scores(predictor: Predictor, raw: RawEvents) -> bool:
+    """Whether scores of training rows and of new ones mean the same: chances of a label that rest on no history.
+
+    A history holds the training rows themselves, and no new ones.
+    """
+    past = {*predictor.spec.role("history"), *predictor.spec.role("negative_history")}
+    is_labelled = raw.settings.label is not None
+    return is_labelled and predictor.bundle.gives_probabilities and past.isdisjoint(predictor.model.features())
+
+
+def _predicted(predictor: Predictor, rows: pa.Table) -> NDArray[np.float64]:
+    return predictor.predict(rows)[0].astype(np.float64)
 
 
 def _times_of(raw: RawEvents) -> list[str]:
@@ -217,12 +219,17 @@ def _times_of(raw: RawEvents) -> list[str]:
 
 
 def measure_drift(
-    reference: DriftReference, journal: Journal, at: int, settings: DriftSettings | None = None
+    predictor: Predictor,
+    reference: DriftReference,
+    journal: Journal,
+    at: int,
+    settings: DriftSettings | None = None,
 ) -> DriftReport:
     """Compare the newest events of a journal with what a model was trained on.
 
     Args:
-        reference: The model and its training data.
+        predictor: The model.
+        reference: Its training data.
         journal: An open journal.
         at: Time in microseconds since 1970; the window ends there.
         settings: The windows.
@@ -232,17 +239,24 @@ def measure_drift(
     """
     asked = settings or DriftSettings()
     report = DriftReport(at - asked.micros("window"), at, untold=[*reference.untold])
-    return _Measuring(reference, journal, report, asked.micros("label_window")).report()
+    return _Measuring(predictor, reference, journal, report, asked.micros("label_window")).report()
 
 
 class _Measuring:
     """One comparison."""
 
-    def __init__(self, reference: DriftReference, journal: Journal, report: DriftReport, label_window: int) -> None:
+    def __init__(
+        self,
+        predictor: Predictor,
+        reference: DriftReference,
+        journal: Journal,
+        report: DriftReport,
+        label_window: int,
+    ) -> None:
         self._reference, self._journal, self._report = reference, journal, report
         self._label_window, self._rng = label_window, np.random.default_rng(0)
-        self._predictor, self._raw = reference.predictor, reference.raw
-        self._knows = requests.knows_users_and_items(reference.predictor)
+        self._predictor, self._raw = predictor, reference.raw
+        self._knows = requests.knows_users_and_items(predictor)
         if not self._knows:
             report.untold.append("unknown users and new items: the model knows no users and items")
 
@@ -277,7 +291,7 @@ class _Measuring:
             if self._knows:
                 users = self._predictor.catalogues.user_ids(block.column("subject").to_pylist())
                 unknown += int((users < int(spec.reserves_unknown(spec.user_id))).sum())
-                items = self._reference._known_items(block.column("item").to_pylist())
+                items = _known_items(self._predictor, block.column("item").to_pylist())
                 new += int((items < 0).sum())
                 np.add.at(counts, items[items >= 0], 1)
             if raw is not None and raw.settings.label is None:
@@ -290,8 +304,8 @@ class _Measuring:
             return None
         report.untold += [f"{why}: {count:,} left out" for why, count in left_out.items()]
         if self._knows:
-            report.shares += [Share("events of unknown users", unknown, report.events)]
-            report.shares += [Share("events of new items", new, report.events)]
+            report.shares += [Share(UNKNOWN_USERS, unknown, report.events)]
+            report.shares += [Share(NEW_ITEMS, new, report.events)]
             popularity = self._reference.popularity
             if popularity is not None and counts.sum() >= FEWEST:
                 report.shifts.append(popularity.shift(counts))
@@ -315,7 +329,7 @@ class _Measuring:
             if self._knows:
                 shown = [item for text in block.column("items").to_pylist() for item in json.loads(text)]
                 items += len(shown)
-                new += int((self._reference._known_items(shown) < 0).sum()) if shown else 0
+                new += int((_known_items(self._predictor, shown) < 0).sum()) if shown else 0
             if is_labelled:
                 closed = block.filter(pc.less_equal(block.column("served_at"), report.until - self._label_window))
                 found = self._labelled(closed, confirms=confirms)
@@ -326,7 +340,7 @@ class _Measuring:
             report.untold.append(f"answers: {self._none('answer', answer.served_at)}")
             return None
         if self._knows:
-            report.shares.append(Share("shown items that are new", new, items))
+            report.shares.append(Share(NEW_SHOWN_ITEMS, new, items))
         report.untold += [f"{why}: {count:,} left out" for why, count in left_out.items()]
         rows = sample.table()
         if is_labelled:
@@ -377,7 +391,7 @@ class _Measuring:
             )
             return
         try:
-            chances = self._reference._predicted(rows.drop_columns([LABEL, SEQ, *_times_of(self._raw)]))  # type: ignore[arg-type]
+            chances = _predicted(self._predictor, rows.drop_columns([LABEL, SEQ, *_times_of(self._raw)]))  # type: ignore[arg-type]
         except DataError as error:
             report.untold.append(f"calibration: {error}")
             return
@@ -416,7 +430,7 @@ class _Measuring:
             report.untold.append("types of events: the dataset has no column of them")
         if reference.scores is not None:
             try:
-                scores = reference._predicted(plain)
+                scores = _predicted(self._predictor, plain)
             except DataError as error:
                 report.untold.append(f"scores: {error}")
                 return
@@ -453,11 +467,9 @@ def _columns(predictor: Predictor, rows: pa.Table) -> tuple[dict[str, _Column], 
     ids = [spec.user_id] if spec.role("user") else []
     ids += [spec.item_id] if spec.role("item") else []
     past = {*spec.role("history"), *spec.role("negative_history")}
-    left = {*ids, *past, *spec.labels, *spec.role("group")}
+    names = dict.fromkeys((*spec.role("user"), *spec.role("item"), *spec.role("context")))
     found, told = dict[str, _Column](), dict[str, str]()
-    for name in spec.features:
-        if name in left:
-            continue
+    for name in (each for each in names if each not in (*ids, *past)):
         if not encoder.can_encode(name, rows.column_names, [*ids, name]):
             told[name] = ""
             continue

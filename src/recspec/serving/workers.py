@@ -321,6 +321,7 @@ async def _serve(number: int, options: ServerOptions, shared: Shared, end: socke
     listening.add_done_callback(lambda _: stop.set())
     repository.broadcast, repository.copies = channel.ask, LinkedCopies(channel.ask, number)
     repository.writer = _remote_writer(options, channel)
+    repository.measures_drift = number == 1
     try:
         try:
             await server.start()
