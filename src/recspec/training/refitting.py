@@ -7,7 +7,6 @@ which are runs of their own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from recspec.base import config
@@ -32,7 +31,10 @@ def refit(base: Path, spec: FeatureSpec, folder: Path, learning: Learning) -> No
     card = bundle.read_card(base)
     parts = parts_of(base, card, learning)
     if parts is not None:
-        join_parts(base, card, _runs_of(parts), spec, folder, learning)
+        join_parts(base, card, parts, spec, folder, learning)  # the bundles, because their runs may be updated since
+        before, made = (run_record.read(each) for each in (run_record.home(base), folder))
+        if before is not None and made is not None:
+            made.model_copy(update={"made_of": before.made_of}).write(folder)
         return
     kind = find_model(card.model)
     require_libraries(kind)
@@ -47,11 +49,6 @@ def refit(base: Path, spec: FeatureSpec, folder: Path, learning: Learning) -> No
         on_event=learning.on_event,
         stop_requested=learning.stop_requested,
     )
-
-
-def _runs_of(bundles: Sequence[Path]) -> list[Path]:
-    """The runs of parts, by whose names a pipeline calls its retrievers."""
-    return [run_record.home(each) for each in bundles]
 
 
 def _first_card(base: Path, card: Card) -> Card:
