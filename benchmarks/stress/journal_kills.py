@@ -29,7 +29,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,14 @@ UPDATES = {
     "it is to answer": "recspec.bundle.versions.publish",
     "the journal is to know it": f"{JOURNAL}.advance",
 }
+PLANS: dict[str, dict[str, int]] = {
+    "sqlite": {"each": 8, "at_random": 34, "rounds": 38},
+    "postgresql": {"each": 3, "at_random": 5, "rounds": 10},
+    "database": {"kills": 24},
+    "updates": {"each": 2, "at_random": 30},
+}
+"""Kills at each step of a write, at random moments, of two workers and their server together, and of the database."""
+QUICK = {name: dict.fromkeys(plan, 1) for name, plan in PLANS.items()}
 STARTS, STALLS = 120.0, 120.0
 """Seconds until a server that does not start, or a client that gets no answer, is a failure."""
 LOADED = ["recspec.cli.app", "recspec.serving.workers", "recspec.inference", "recspec.training", "recspec.loop"]
@@ -297,11 +305,19 @@ def counted(url: str, clients: Clients) -> Found:
 
 
 def kill_servers(
-    run: Path, url: str, scratch: Path, clients: Clients, draw: random.Random, *, each: int, at_random: int
+    run: Path,
+    url: str,
+    scratch: Path,
+    clients: Clients,
+    draw: random.Random,
+    *,
+    steps: Sequence[str] = tuple(WRITES),
+    each: int,
+    at_random: int,
 ) -> Counter[str]:
-    """Kill a server of one process, at each step of a write and at random moments."""
+    """Kill a server of one process, at each of `steps` of a write and at random moments."""
     kills = Counter[str]()
-    plans = [(step, killer) for step, killer in WRITES.items() for _ in range(each)] + [("at random", None)] * at_random
+    plans = [(step, WRITES[step]) for step in steps for _ in range(each)] + [("at random", None)] * at_random
     for step, killer in plans:
         server = Server.of(run, url, scratch, killer=killer, after=draw.randint(2, 25))
         clients.port = server.wait()
@@ -412,7 +428,7 @@ class Cluster:
             with suppress(ProcessLookupError):
                 os.kill(each, signal.SIGKILL)
 
-    def stop(self) -> None:
+    def close(self) -> None:
         with suppress(subprocess.CalledProcessError):
             self._run("pg_ctl", "-D", str(self.data), "-m", "immediate", "stop")
 
@@ -567,35 +583,22 @@ def main() -> None:
     asked = parser.parse_args()
     _copies.set_forkserver_preload(LOADED)
     known = json.loads(asked.out.read_text(encoding="utf-8")) if asked.out.exists() else {}
-    few = 20 if asked.quick else 1
+    plans = QUICK if asked.quick else PLANS
     for name in asked.only:
         draw, began = random.Random(asked.seed), time.monotonic()
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             scratch = Path(folder)
             scratch.chmod(0o755)  # PostgreSQL runs as another user
             run = made_run(scratch)
-            if name == "sqlite":
-                url = f"sqlite:///{scratch / 'journal.db'}"
-                found = servers(run, url, scratch, draw, each=max(1, 8 // few), at_random=34 // few, rounds=max(1, 38 // few))
-            elif name == "updates":
-                found = kill_updates(run, scratch, draw, each=max(1, 2 // few), at_random=30 // few)
+            if name == "updates":
+                found = kill_updates(run, scratch, draw, **plans[name])
+            elif name == "sqlite":
+                found = servers(run, f"sqlite:///{scratch / 'journal.db'}", scratch, draw, **plans[name])
             else:
-                cluster = Cluster(scratch / "postgresql")
-                try:
-                    if name == "postgresql":
-                        found = servers(
-                            run,
-                            cluster.url,
-                            scratch,
-                            draw,
-                            each=max(1, 3 // few),
-                            at_random=max(1, 5 // few),
-                            rounds=max(1, 10 // few),
-                        )
-                    else:
-                        found = database(run, cluster, scratch, draw, kills=24 // few)
-                finally:
-                    cluster.stop()
+                with closing(Cluster(scratch / "postgresql")) as cluster:
+                    kill = database if name == "database" else servers
+                    place = cluster if name == "database" else cluster.url
+                    found = kill(run, place, scratch, draw, **plans[name])
         known[name] = {**found, "seed": asked.seed, "seconds": round(time.monotonic() - began, 1), **where_and_when()}
         print(json.dumps({name: known[name]}, indent=1))
         write(known, asked.out)
