@@ -195,10 +195,10 @@ class RawEvents:
         found = pc.max(pa_dataset.dataset(self.place).to_table([time]).column(time)).as_py()
         return None if found is None else float(found)
 
-    def train_blocks(
-        self, names: Sequence[str] | None = None, *, drawn: np.random.Generator | None = None
+    def blocks(
+        self, split: str, names: Sequence[str] | None = None, *, drawn: np.random.Generator | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """Train's rows in blocks, by default with all columns of the file.
+        """A split's rows in blocks, by default with all columns of the file.
 
         With `drawn`, of at most `MOST_GROUPS` parts of the file, about 100,000 rows each, that are drawn by chance.
 
@@ -213,7 +213,7 @@ class RawEvents:
                 if len(parts) > MOST_GROUPS:
                     parts = [parts[place] for place in np.sort(drawn.permutation(len(parts))[:MOST_GROUPS])]
             for part in parts:
-                yield from part.to_batches(columns=chosen, filter=pc.field(SPLIT_BEFORE) == SPLITS[0])
+                yield from part.to_batches(columns=chosen, filter=pc.field(SPLIT_BEFORE) == split)
         except (OSError, pa.ArrowException) as error:
             raise DataError(f"{self.place}: can't be read: {error}; prepare the dataset again") from None
 

@@ -154,36 +154,34 @@ class DriftReference:
             found.raw = RawEvents.of(spec)
             found.learned = _whole(spec.metadata.get("exposures_to"))
         except (BundleError, DataError) as error:
-            found.untold.append(f"features, types, popularity and scores: no reference: {error}")
+            found.untold.append(f"features, types, popularity, scores and calibration: no reference: {error}")
             return found
         found._read(predictor, found.raw)
         return found
 
     def _read(self, predictor: Predictor, raw: RawEvents) -> None:
-        rng, settings = np.random.default_rng(0), raw.settings
-        sample = _Sample(MOST_ROWS, rng)
-        for block in raw.train_blocks(drawn=rng):
-            sample.add(pa.Table.from_batches([block]))
-        rows = sample.table()
+        settings, rows = raw.settings, _drawn(raw, "train")
         self.rows = 0 if rows is None else len(rows)
         if rows is None or len(rows) < FEWEST:
             self.untold.append(f"features: train holds {how_many(self.rows, 'row')}; expected {FEWEST} or more")
             return
-        self.columns, told = _columns(predictor, rows.drop_columns(_times_of(raw)))
+        self.columns, told = _columns(predictor, _without_times(raw, rows))
         self.untold += [f"{name}: {why or 'the raw rows of train do not give it'}" for name, why in told.items()]
         if settings.event is not None and settings.event in rows.column_names:
             self.types = np.array(rows.column(settings.event).drop_null().cast(pa.string()).to_pylist(), object)
         if requests.knows_users_and_items(predictor) and settings.item is not None:
             halves = np.zeros((2, predictor.spec.num_ids(predictor.spec.item_id)), np.int64)
-            for place, block in enumerate(raw.train_blocks([settings.item])):
+            for place, block in enumerate(raw.blocks("train", [settings.item])):
                 ids = _known_items(predictor, block.column(0).to_pylist())
                 side = (np.arange(len(ids)) + place) % 2
                 np.add.at(halves, (side[ids >= 0], ids[ids >= 0]), 1)
             if halves.sum(1).min() >= FEWEST:
                 self.popularity = PopularityBins.of(*halves)
         if _compares_scores(predictor, raw):
+            held_out = _drawn(raw, "valid")  # of rows that a model has learned it is surer than of new ones
+            enough = held_out is not None and len(held_out) >= FEWEST
             try:
-                self.scores = _predicted(predictor, rows.drop_columns(_times_of(raw)))
+                self.scores = _predicted(predictor, _without_times(raw, held_out if enough else rows))
             except DataError as error:
                 self.untold.append(f"scores: {error}")
 
@@ -210,9 +208,19 @@ def _predicted(predictor: Predictor, rows: pa.Table) -> NDArray[np.float64]:
     return predictor.predict(rows)[0].astype(np.float64)
 
 
-def _times_of(raw: RawEvents) -> list[str]:
-    """The column of times, which every window moves."""
-    return [raw.settings.timestamp] if raw.settings.timestamp is not None else []
+def _drawn(raw: RawEvents, split: str) -> pa.Table | None:
+    """A sample of a split's raw rows; None without any."""
+    rng = np.random.default_rng(0)
+    sample = _Sample(MOST_ROWS, rng)
+    for block in raw.blocks(split, drawn=rng):
+        sample.add(pa.Table.from_batches([block]))
+    return sample.table()
+
+
+def _without_times(raw: RawEvents, rows: pa.Table) -> pa.Table:
+    """Rows as a model reads them: without the column of times, which every window moves, and without ours."""
+    left = (raw.settings.timestamp, SEQ, LABEL)
+    return rows.drop_columns([name for name in left if name in rows.column_names])
 
 
 # --- what is new ------------------------------------------------------------------------------------------------------
@@ -343,8 +351,8 @@ class _Measuring:
             report.shares.append(Share(NEW_SHOWN_ITEMS, new, items))
         report.untold += [f"{why}: {count:,} left out" for why, count in left_out.items()]
         rows = sample.table()
-        if is_labelled:
-            self._calibrate(rows)
+        if raw is not None and raw.settings.label is not None:
+            self._calibrate(raw, rows)
         return rows
 
     def _confirms(self, report: DriftReport) -> bool:
@@ -377,7 +385,7 @@ class _Measuring:
             acts.shown[""].add("")  # answers without an impression were not shown, also in a block without any
         return rows_of_exposures([answers], acts, self._raw, self._label_window, None)
 
-    def _calibrate(self, rows: pa.Table | None) -> None:
+    def _calibrate(self, raw: RawEvents, rows: pa.Table | None) -> None:
         """Compare the model's chances with the labels of answers that it has not learned."""
         report = self._report
         if not self._predictor.bundle.gives_probabilities:
@@ -391,7 +399,7 @@ class _Measuring:
             )
             return
         try:
-            chances = _predicted(self._predictor, rows.drop_columns([LABEL, SEQ, *_times_of(self._raw)]))  # type: ignore[arg-type]
+            chances = _predicted(self._predictor, _without_times(raw, rows))
         except DataError as error:
             report.untold.append(f"calibration: {error}")
             return
@@ -410,7 +418,7 @@ class _Measuring:
             count = how_many(0 if rows is None else len(rows), "row")
             report.untold.append(f"features: the window gives {count}; {FEWEST} are needed")
             return
-        plain = rows.drop_columns([name for name in (SEQ, LABEL, *_times_of(raw)) if name in rows.column_names])
+        plain = _without_times(raw, rows)
         now, told = _columns(self._predictor, plain)
         lacks = "the journal's rows do not give it"
         report.untold += [f"{name}: {why or lacks}" for name, why in told.items() if name in reference.columns]

@@ -96,7 +96,7 @@ class DriftMetrics(Collector):
         of_each = {
             "psi": ("Population stability index of a distribution against the training data.", "psi"),
             "psi_limit": ("99 % quantile of the index without drift.", "limit"),
-            "flagged": ("1 if the index is above its limit and above 0.1.", "flagged"),
+            "flagged": ("1 if a distribution, or the calibration, has drifted.", "flagged"),
             "ks_distance": ("Largest difference of the distribution functions of a number.", "distance"),
             "unknown_ratio": ("Share of new values that the training data does not hold.", "unknown"),
         }
@@ -107,6 +107,8 @@ class DriftMetrics(Collector):
                     value = getattr(each, attribute)
                     if value is not None:
                         gauge.add_metric((model, each.name), float(value))
+                if name == "flagged" and report.calibration is not None:
+                    gauge.add_metric((model, "calibration"), float(report.calibration.flagged))
             yield gauge
         text = "Share of events by unknown users, of events on new items, and of shown items that are new."
         shares = GaugeMetricFamily("recspec_drift_share_ratio", text, labels=("model", "share"))
