@@ -105,9 +105,9 @@ def _refit(home: Path, under: Path, learning: Learning) -> None:
 
 def _updated_run(home: Path) -> Path | None:
     """The run whose updates must not go on meanwhile: the one that holds this update or part, or itself."""
-    parts = home.parts
-    if versions.UPDATES in parts:
-        return Path(*parts[: parts.index(versions.UPDATES)])
+    for each in (home, *home.parents):
+        if each.parent.name == versions.UPDATES and versions.NUMBER.fullmatch(each.name):
+            return each.parent.parent
     return home if (home / versions.UPDATES).is_dir() else None
 
 
