@@ -596,9 +596,10 @@ def main() -> None:
                 found = servers(run, f"sqlite:///{scratch / 'journal.db'}", scratch, draw, **plans[name])
             else:
                 with closing(Cluster(scratch / "postgresql")) as cluster:
-                    kill = database if name == "database" else servers
-                    place = cluster if name == "database" else cluster.url
-                    found = kill(run, place, scratch, draw, **plans[name])
+                    if name == "database":
+                        found = database(run, cluster, scratch, draw, **plans[name])
+                    else:
+                        found = servers(run, cluster.url, scratch, draw, **plans[name])
         known[name] = {**found, "seed": asked.seed, "seconds": round(time.monotonic() - began, 1), **where_and_when()}
         print(json.dumps({name: known[name]}, indent=1))
         write(known, asked.out)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +120,7 @@ def names(report: DriftReport) -> set[str]:
 
 
 @pytest.fixture
-def journal(url: str) -> Journal:
+def journal(url: str) -> Iterator[Journal]:
     with Journal(url) as opened:
         yield opened
 

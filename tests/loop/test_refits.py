@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -47,7 +48,7 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def shop(raw: Path) -> Path:
+def shop(raw: Path) -> Iterator[Path]:
     """The folder in the place where its runs say that it lies; it is as it was at the end."""
     shutil.copytree(raw, raw.with_name("before"), symlinks=True)
     yield raw
@@ -101,7 +102,9 @@ def test_an_update_is_trained_with_the_settings_of_its_run_on_its_own_data(shop:
     assert state is not None, "the next update goes on from the new training"
     known, new = shop_events()
     later = new.slice(60).set_column(2, "timestamp", known["timestamp"].slice(0, 30).combine_chunks())
-    assert rs.update(shop / "runs/neumf", written(shop / "new.csv", later), progress=False).found.counts["events"] == 30
+    made = rs.update(shop / "runs/neumf", written(shop / "new.csv", later), progress=False)
+    assert made.found is not None
+    assert made.found.counts["events"] == 30
 
 
 def test_a_kill_at_any_step_leaves_the_old_model_or_the_new_one(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,7 +196,8 @@ def test_a_part_of_an_update_is_locked_with_the_run_that_is_updated(tmp_path: Pa
 def test_the_verb_says_what_was_trained_again(shop: Path) -> None:
     done = rs.forget(PERSON, under=shop, refit=True, progress=False)
     assert "trained again" in str(done)
-    assert len(done.to_dict()["refitted"]) == len(ALL)
+    assert done.to_dict()["refitted"] == [*map(str, done.found.refitted)]
+    assert len(done.found.refitted) == len(ALL)
 
 
 def test_no_record_names_the_person(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,10 +67,10 @@ class Drift(Viewed):
             shares = [(SHARES[each.name], _percent(each.value), each.count, each.of) for each in report.shares]
             sections.append(Section("shares", ("", "share", "count", "of"), shares))
         if (found := report.calibration) is not None:
-            columns = ("rows", "mean chance", "acted on", "chance / acted on", "95 % interval", "")
+            names = ("rows", "mean chance", "acted on", "chance / acted on", "95 % interval", "")
             interval = f"{found.low:.3f} to {found.high:.3f}"
             cells = (found.rows, f"{found.predicted:.4f}", f"{found.observed:.4f}", f"{found.ratio:.3f}", interval)
-            sections.append(Section("calibration", columns, [(*cells, "drifted" if found.flagged else "")]))
+            sections.append(Section("calibration", names, [(*cells, "drifted" if found.flagged else "")]))
         window = f"{_moment(report.since)} to {_moment(report.until)}"
         compared = bool(report.shifts) or report.calibration is not None
         told = "nothing has drifted" if compared else "nothing can be compared; the notes say why"
@@ -137,7 +137,7 @@ def drift(
     moment = now_us() if at is None else moment_of(at)
     spec = opened(data).spec if data is not None else None
     with Journal(journal, read_only=True) as source:
-        predictor = Predictor.open(run, device="cpu")
+        predictor = Predictor.open(Path(run), device="cpu")
         report = measure_drift(predictor, DriftReference.of(predictor, spec), source, moment, settings)
     found = Drift(Path(run), report, path_or_none(out))
     if found.file is not None:

@@ -557,11 +557,12 @@ def _seqs(journal: Journal, table: sa.Table, time: sa.ColumnElement[int], since:
     low, high = 0, newest + 1
     while low < high:
         middle = (low + high) // 2
-        found = journal.rows(sa.select(own, time).where(own >= middle).order_by(own).limit(1))
-        if not found or found[0][1] >= since:
+        asked = sa.select(own.label("seq"), time.label("at")).where(own >= middle).order_by(own).limit(1)
+        found = journal.rows(asked)
+        if not found or found[0].at >= since:
             high = middle
         else:
-            low = found[0][0] + 1
+            low = found[0].seq + 1
     return low, newest
 
 

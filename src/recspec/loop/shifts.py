@@ -172,7 +172,7 @@ class CalibrationDrift:
 
         The interval is the delta method's for a ratio of sums over clusters, on a log scale: R exp(±1.96 se / R).
         """
-        sums = UnitValues(np.bincount(clusters, chances), np.bincount(clusters, labels))
+        sums = UnitValues(*(np.bincount(clusters, each).astype(np.float64) for each in (chances, labels)))
         assert sums.denominator is not None
         if len(sums.numerator) < 2 or not labels.sum():
             return None
