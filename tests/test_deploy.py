@@ -84,7 +84,7 @@ def test_commands_of_the_loop_are_those_that_recspec_has() -> None:
         for line in file.read_text(encoding="utf-8").splitlines()
         if line.startswith("ExecStart=")
     ]
-    assert len(started) == 5
+    assert len(started) == 6
     for each in started:
         check_command(shlex.split(each))
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         CatalogueState,
         Data,
         Description,
+        Drift,
         EvaluationResult,
         ExperimentList,
         ExperimentResult,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
         compare,
         datasets,
         describe,
+        drift,
         evaluate,
         experiment_check,
         experiment_report,
@@ -74,13 +76,13 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "AutoResult", "Backtest", "BlendedModel", "CatalogueState", "Data", "Description", "EvaluationResult",
+    "AutoResult", "Backtest", "BlendedModel", "CatalogueState", "Data", "Description", "Drift", "EvaluationResult",
     "ExperimentList", "ExperimentResult", "Exported", "Forgotten", "Imported", "Interrupted", "Listing", "Model",
     "Note", "PipelineModel", "Plan", "RecspecError", "Report", "Runs", "Search", "Serving", "Update", "auto",
-    "backtest", "blend", "catalogue", "check", "compare", "datasets", "describe", "evaluate", "experiment_check",
-    "experiment_report", "export", "forget", "import_tf", "models", "open", "open_data", "pipeline", "predict",
-    "prepare", "recommend", "report", "runs", "serve", "similar", "synthesize", "train", "transcode", "tune", "update",
-    "verify",
+    "backtest", "blend", "catalogue", "check", "compare", "datasets", "describe", "drift", "evaluate",
+    "experiment_check", "experiment_report", "export", "forget", "import_tf", "models", "open", "open_data",
+    "pipeline", "predict", "prepare", "recommend", "report", "runs", "serve", "similar", "synthesize", "train",
+    "transcode", "tune", "update", "verify",
 ]  # fmt: skip
 
 _FOLDERS = frozenset({"datasets", "export", "models", "report"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -127,7 +128,7 @@ def test_a_journal_that_does_not_answer_in_time_is_a_504(folder: Path, tmp_path:
 def test_workers_store_events_of_one_journal(folder: Path, url: str) -> None:
     from tests.serving.test_workers import Serving
 
-    opening = RepositorySettings(watch=0, control=True, threads=1, journal=url)
+    opening = RepositorySettings(watch=0, control=True, threads=1, journal=url, drift=0.1)
     served = Serving(folder, opening=opening)
     try:
         for number in range(20):
@@ -137,6 +138,10 @@ def test_workers_store_events_of_one_journal(folder: Path, url: str) -> None:
         assert "another event has it" in served.refused("/events", {**GIVEN, "id": 0, "item": 8})[1]
         assert served.metric("recspec_events_total", outcome="accepted") == 20
         assert served.metric("recspec_journal_group_rows_sum") == 41
+        until = time.monotonic() + 60
+        while (measured := served.metric("recspec_drift_events")) < 20:
+            assert time.monotonic() < until
+        assert measured == 20, "one of the workers measures drift"
     finally:
         served.stop()
     with Journal(url, read_only=True) as journal:

@@ -26,8 +26,9 @@ import pytest
 grpc = pytest.importorskip("grpc")
 triton_grpc = pytest.importorskip("tritonclient.grpc")
 
-from recspec.base.errors import BundleError, SettingsError  # noqa: E402
+from recspec.base.errors import BundleError, RequestError, SettingsError  # noqa: E402
 from recspec.feature_spec import FeatureSpec  # noqa: E402
+from recspec.serving import workers  # noqa: E402
 from recspec.serving.access import Access  # noqa: E402
 from recspec.serving.model_folders import Source  # noqa: E402
 from recspec.serving.running import server_of  # noqa: E402
@@ -456,3 +457,17 @@ def test_of_an_ended_worker_counters_stay_and_gauges_go() -> None:
     assert 'recspec_rows_total{model="m"} 5.0' in kept
     assert "recspec_held_bytes" not in kept
     assert "recspec_models" not in kept
+
+
+def test_a_worker_whose_supervisor_was_killed_asks_for_the_events_again() -> None:
+    options = ServerOptions([], repository=RepositorySettings(journal="sqlite:///journal.db"))
+
+    async def stored() -> None:
+        channel = WorkerChannel(lambda *_: asyncio.sleep(0))  # never opened, as one that has ended
+        writer = workers._remote_writer(options, channel)
+        assert writer is not None
+        await writer.store([])
+
+    with pytest.raises(RequestError, match="the server ends; send the events again") as refused:
+        asyncio.run(stored())
+    assert (refused.value.status, refused.value.retry_after) == (503, 1)

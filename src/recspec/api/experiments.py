@@ -122,7 +122,7 @@ def experiment_report(
     from recspec.loop import Journal, analyse, load_experiments, named, now_us, read_outcomes
 
     found = named(load_experiments(Path(experiment)), name)
-    moment = now_us() if at is None else _microseconds(at)
+    moment = now_us() if at is None else moment_of(at)
     with Journal(journal, read_only=True) as opened:
         report = analyse(found, read_outcomes(opened, found, moment), moment)
     if out is None:
@@ -132,7 +132,8 @@ def experiment_report(
     return ExperimentResult(report, write_experiment_page(report, Path(out)))
 
 
-def _microseconds(text: str) -> int:
+def moment_of(text: str) -> int:
+    """An ISO 8601 time of the option `at`, in microseconds since 1970; without a zone it is of UTC."""
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:

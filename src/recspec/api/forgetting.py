@@ -6,8 +6,9 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from recspec.api.verb_checks import Place, verb
-from recspec.api.views import View, Viewed, figures
+from recspec.api.progress import Events, events
+from recspec.api.verb_checks import Place, stop_on_signal, verb
+from recspec.api.views import Section, View, Viewed, figures
 from recspec.base.errors import SettingsError, require_extra
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ class Forgotten(Viewed):
     def to_dict(self) -> dict[str, object]:
         """Plain values for JSON."""
         found = self.found
-        places = {name: [str(each) for each in getattr(found, name)] for name in ("changed", "found")}
+        places = {name: [str(each) for each in getattr(found, name)] for name in ("changed", "refitted", "found")}
         return {"removed": dict(found.counts), **places, "stays": found.stays}
 
     def view(self) -> View:
@@ -41,11 +42,21 @@ class Forgotten(Viewed):
             ]
         else:
             notes.append("a search for the id finds nothing")
-        return View("Forgotten", [figures("removed", dict(found.counts))], tuple(notes))
+        sections = [figures("removed", dict(found.counts))]
+        if found.refitted:
+            sections.append(Section("trained again", ("",), [(str(each),) for each in found.refitted]))
+        return View("Forgotten", sections, tuple(notes))
 
 
 @verb
-def forget(user: str, *, under: Place, journal: str | None = None) -> Forgotten:
+def forget(
+    user: str,
+    *,
+    under: Place,
+    journal: str | None = None,
+    refit: bool = False,
+    progress: bool | Events | None = None,
+) -> Forgotten:
     """Remove a person from datasets, runs, answers and a journal.
 
     The person's rows, seen items and row of each table go, in all versions; late events of the person are refused.
@@ -55,8 +66,11 @@ def forget(user: str, *, under: Place, journal: str | None = None) -> Forgotten:
         user: Raw id of the person.
         under: Folder with datasets, runs, updates, reports and batch answers.
         journal: URL of the journal: sqlite:///FILE or postgresql+psycopg://USER:PASSWORD@HOST/DATABASE.
+        refit: Then train the models again that the person's data shaped, each with its own settings.
+        progress: A function that receives the events of the training, or False for no bar.
 
     Raises:
+        Interrupted: with `refit`, after Ctrl-C or SIGTERM; the same command goes on.
         SettingsError: if the id is empty, or the URL names no journal.
         DataError: if a folder is damaged or being written, or the journal can't be opened.
     """
@@ -67,4 +81,11 @@ def forget(user: str, *, under: Place, journal: str | None = None) -> Forgotten:
     if not user.strip():
         raise SettingsError("forget: expected the raw id of a person")
     with nullcontext() if journal is None else Journal(journal) as opened:
-        return Forgotten(run(user, Path(under), opened))
+        if not refit:
+            return Forgotten(run(user, Path(under), opened))
+        from recspec.inference import build_pipeline
+        from recspec.training import Learning
+
+        with stop_on_signal() as stop, events(progress) as show:
+            learning = Learning(build_pipeline=build_pipeline, on_event=show, stop_requested=stop)
+            return Forgotten(run(user, Path(under), opened, learning=learning))

@@ -99,6 +99,7 @@ def serve(
     threads: int | None = None,
     workers: int = 1,
     watch: float = 5.0,
+    drift: float = 900.0,
     device: str = "cpu",
     verify: bool = True,
     block: bool = False,
@@ -139,6 +140,7 @@ def serve(
         threads: Threads per worker; by default torch's number, or a share of the cores.
         workers: Processes that answer, with shared models and ports; in Python under `if __name__ == "__main__":`.
         watch: Seconds between checks for new models; 0 disables them.
+        drift: Seconds between measurements of drift against the journal, for /metrics; 0 disables them.
         device: Device: auto, cpu, cuda or cuda:N.
         verify: Compare files with their manifest.
         block: Serve in the foreground, and return after the end.

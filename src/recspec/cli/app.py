@@ -26,6 +26,7 @@ COMMANDS: dict[str, tuple[Callable[..., Any], Presenter]] = {
     "train": (api.train, presenters.train),
     "tune": (api.tune, presenters.tune),
     "update": (api.update, presenters.update),
+    "drift": (api.drift, presenters.drift),
     "forget": (api.forget, presenters.show),
     "catalogue": (api.catalogue, presenters.catalogue),
     "evaluate": (api.evaluate, presenters.evaluate),

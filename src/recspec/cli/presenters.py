@@ -23,6 +23,9 @@ from recspec.cli.training_display import SearchDisplay, TrainingDisplay, print_n
 if TYPE_CHECKING:
     from recspec.inference import Recommendation, RecommendedItem
 
+DRIFTED = 3
+"""Exit status of `drift --fail` if anything has drifted."""
+
 
 def _print_view_or_json(result: Any, json: bool) -> None:
     print_json(result.to_dict()) if json else print_view(result.view())
@@ -237,6 +240,20 @@ def evaluate(call: Call, *, json: bool = False) -> None:
 def show(call: Call, *, json: bool = False) -> None:
     """Print the view of a result."""
     _print_view_or_json(call(), json)
+
+
+def drift(call: Call, *, json: bool = False, fail: bool = False) -> None:
+    """Print what has drifted.
+
+    Args:
+        fail: Exit with status 3 if anything has drifted.
+    """
+    result = call()
+    _print_view_or_json(result, json)
+    if result.file is not None:
+        err.print(f"{result.file}: written", soft_wrap=True)
+    if fail and result.flagged:
+        raise SystemExit(DRIFTED)
 
 
 def report(call: Call) -> None:

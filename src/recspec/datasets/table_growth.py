@@ -74,6 +74,7 @@ from recspec.datasets.table_write import write_interactions, write_labelled
 from recspec.feature_spec import FeatureSpec
 
 TYPES_SHOWN = 20  # of new events
+MOST_GROUPS = 16  # row groups from which a sample of train is drawn
 FEWEST_ALIKE = 5  # new ids that are spelled like known ones, from which the file is taken to be at fault
 
 
@@ -193,6 +194,28 @@ class RawEvents:
             return None
         found = pc.max(pa_dataset.dataset(self.place).to_table([time]).column(time)).as_py()
         return None if found is None else float(found)
+
+    def blocks(
+        self, split: str, names: Sequence[str] | None = None, *, drawn: np.random.Generator | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """A split's rows in blocks, by default with all columns of the file.
+
+        With `drawn`, of at most `MOST_GROUPS` parts of the file, about 100,000 rows each, that are drawn by chance.
+
+        Raises:
+            DataError: if the file can't be read.
+        """
+        chosen = [name for name in self.kinds if name not in OURS] if names is None else list(names)
+        try:
+            parts = list(pa_dataset.dataset(self.place).get_fragments())
+            if drawn is not None:
+                parts = [group for part in parts for group in part.split_by_row_group()]
+                if len(parts) > MOST_GROUPS:
+                    parts = [parts[place] for place in np.sort(drawn.permutation(len(parts))[:MOST_GROUPS])]
+            for part in parts:
+                yield from part.to_batches(columns=chosen, filter=pc.field(SPLIT_BEFORE) == split)
+        except (OSError, pa.ArrowException) as error:
+            raise DataError(f"{self.place}: can't be read: {error}; prepare the dataset again") from None
 
     def latest(self, key: str, names: Sequence[str]) -> pa.Table:
         """The latest value that events give of each of some columns, for each value of `key`."""

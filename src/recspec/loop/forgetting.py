@@ -4,6 +4,8 @@ A person's id keeps its slot, blanked, so that the ids of all others stay. Rows 
 tables (embeddings, factors, the state of optimizers) take the values of the unknown user. Weights that many people
 shaped stay until the next full fit.
 
+`forget --refit` trains the runs again whose weights the person shaped; see `refits`.
+
 A folder is rewritten beside its place and renamed, so a kill leaves the old or the new one; the same command goes on.
 """
 
@@ -52,8 +54,10 @@ from recspec.datasets import EVENTS, GROWTH_FILE
 from recspec.feature_spec import FILE_NAME, FeatureSpec, find_export_file
 from recspec.loop import journal as tables
 from recspec.loop.journal import Journal, now_us
+from recspec.loop.refits import mark, refit_runs
 from recspec.models import SeenIds, StoredLists
 from recspec.models.layers import Embeddings
+from recspec.training import Learning
 
 TEXTS = (".csv", ".jsonl", ".json", ".yaml", ".yml", ".html", ".txt", ".md", ".log", ".tsv")
 """Files that are searched as text."""
@@ -61,7 +65,7 @@ MOST_SEARCHED = 1 << 30
 """Bytes of a file that are searched; a larger one is named as not searched."""
 ANSWERS = ({"user", "rank", "item"}, {"user", "known", "items"})
 """Columns by which a file of batch answers is known."""
-SHARED = "weights that many people shaped are not recomputed: train the model again, or update it, and they are"
+SHARED = "Weights that many people shaped are not recomputed at once; `forget --refit` does."
 
 
 @dataclass
@@ -73,15 +77,20 @@ class Forgotten:
     changed: list[Path] = field(default_factory=list)
     stays: list[str] = field(default_factory=list)
     """What may still tell of the person, and until when."""
+    refitted: list[Path] = field(default_factory=list)
+    """Runs and updates whose models were trained again."""
     found: list[Path] = field(default_factory=list)
     """Files that hold the id after everything; recspec did not make them, and they are left as they are."""
 
 
-def forget(person: str, under: Path, journal: Journal | None = None) -> Forgotten:
+def forget(person: str, under: Path, journal: Journal | None = None, *, learning: Learning | None = None) -> Forgotten:
     """Remove a person, whose raw id is given as text, from a folder and a journal.
+
+    With `learning`, the runs whose weights anybody shaped who was forgotten are trained again on the cleaned data.
 
     Raises:
         DataError: if a folder is being written by another process, or is damaged; the same command goes on later.
+        Interrupted: in a refit, as `learning.stop_requested` says; the same command goes on later.
     """
     done = Forgotten()
     if journal is not None:
@@ -94,9 +103,13 @@ def forget(person: str, under: Path, journal: Journal | None = None) -> Forgotte
         names |= _in_bundle(folder, person, done)
     for file in others:
         _in_file(file, person, names, done)
-    done.found = sorted(_search(under, person, names, done))
-    if done.counts["bundles"]:
+    if learning is not None:
+        refits = refit_runs(under, learning)
+        done.refitted = refits.done
+        done.stays += [f"{home}: was not trained again: {why}" for home, why in refits.failed.items()]
+    elif done.counts["bundles"]:
         done.stays.append(SHARED)
+    done.found = sorted(_search(under, person, names, done))
     if journal is not None:
         _close_deletion(journal, person, done)
     return done
@@ -328,6 +341,8 @@ def _in_bundle(folder: Path, person: str, done: Forgotten) -> set[str]:
             if (staged / each.relative_to(folder) / manifest.FILE_NAME).exists():
                 manifest.write(staged / each.relative_to(folder))
         _remove_exports(staged, folder, done)
+        if home != folder:
+            mark(home)
         put_in_place(staged, folder)
     if own is not None and tensors is not None:
         for file in sorted((home / "checkpoints").glob("*.safetensors")):

@@ -30,6 +30,7 @@ from recspec.export import Arrays
 from recspec.feature_spec import LOGIT, Port
 from recspec.inference import Predictor, requests
 from recspec.serving.batching import Batcher
+from recspec.serving.drift_watch import DriftWatch
 from recspec.serving.exposure_log import ExposureLog
 from recspec.serving.http_bodies import BodyReader
 from recspec.serving.journal_reader import JournalReader
@@ -138,6 +139,9 @@ class Repository:
         self.ways = Ways(showing or Showing(), self.journal_reader)
         self.exposures: ExposureLog | None = None
         """Logs what was shown; None without a journal."""
+        self.measures_drift = True
+        """Whether this process does; of several workers one is enough."""
+        self._drift: DriftWatch | None = None
         self._versions = {source.name: ModelVersions(source) for source in sources}
         self._tasks: set[asyncio.Task[None]] = set()
         self._batchers = WeakSet[Batcher]()
@@ -172,6 +176,8 @@ class Repository:
             raise
         if self.settings.watch:
             self._watch = asyncio.create_task(self._look_again())
+        if self.journal is not None and self.measures_drift and self.settings.drift:
+            self._drift = DriftWatch(self, self.journal, self.metrics.drift, seconds=self.settings.drift)
 
     async def _open_journal(self, url: str) -> None:
         from recspec.loop import Journal
@@ -187,6 +193,8 @@ class Repository:
         """Close every model, after its requests are answered, and the journal, after what waits is stored."""
         if self._watch is not None:
             self._watch.cancel()
+        if self._drift is not None:
+            await self._drift.close()
         for versions in self._versions.values():
             versions.unloaded = True
             self._retire(versions, versions.loaded)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
+
+if TYPE_CHECKING:
+    from recspec.loop import DriftReport
 
 NO_MODEL = "-"
 """Stands for the model of a request without one, or with an unknown one, so that clients can't make up label values."""
@@ -81,6 +84,49 @@ class ShownMetrics:
         self._seconds.labels(variant).observe(seconds)
 
 
+class DriftMetrics(Collector):
+    """Gauges of the last measurement of drift, by model."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.reports: Mapping[str, DriftReport] = {}
+        registry.register(self)
+
+    def collect(self) -> Iterable[Metric]:
+        """Every gauge, without values before the first measurement."""
+        of_each = {
+            "psi": ("Population stability index of a distribution against the training data.", "psi"),
+            "psi_limit": ("99 % quantile of the index without drift.", "limit"),
+            "flagged": ("1 if a distribution, or the calibration, has drifted.", "flagged"),
+            "ks_distance": ("Largest difference of the distribution functions of a number.", "distance"),
+            "unknown_ratio": ("Share of new values that the training data does not hold.", "unknown"),
+        }
+        for name, (text, attribute) in of_each.items():
+            gauge = GaugeMetricFamily(f"recspec_drift_{name}", text, labels=("model", "distribution"))
+            for model, report in self.reports.items():
+                for each in report.shifts:
+                    value = getattr(each, attribute)
+                    if value is not None:
+                        gauge.add_metric((model, each.name), float(value))
+                if name == "flagged" and report.calibration is not None:
+                    gauge.add_metric((model, "calibration"), float(report.calibration.flagged))
+            yield gauge
+        text = "Share of events by unknown users, of events on new items, and of shown items that are new."
+        shares = GaugeMetricFamily("recspec_drift_share_ratio", text, labels=("model", "share"))
+        text = "Mean predicted chance over the share of shown items that were acted on; 1 is calibrated."
+        calibration = GaugeMetricFamily("recspec_drift_calibration_ratio", text, labels=("model",))
+        events = GaugeMetricFamily("recspec_drift_events", "Events that were compared.", labels=("model",))
+        text = "Time of the measurement, in seconds since 1970."
+        measured = GaugeMetricFamily("recspec_drift_timestamp_seconds", text, labels=("model",))
+        for model, report in self.reports.items():
+            for share in report.shares:
+                shares.add_metric((model, share.name), share.value)
+            if report.calibration is not None:
+                calibration.add_metric((model,), report.calibration.ratio)
+            events.add_metric((model,), report.events)
+            measured.add_metric((model,), report.until / 1e6)
+        yield from (shares, calibration, events, measured)
+
+
 class ServerMetrics(Collector):
     """Counters, gauges and histograms of one server."""
 
@@ -110,6 +156,7 @@ class ServerMetrics(Collector):
         self.compute_seconds = histogram("compute_seconds", "Time to compute a batch, by model.", "model")
         self.batch_rows = histogram("batch_rows", "Rows of a computed batch, by model.", "model", buckets=ROWS)
         self.journal, self.shown = JournalMetrics(self.registry), ShownMetrics(self.registry)
+        self.drift = DriftMetrics(self.registry)
         self._of_requests: dict[tuple[str, str, str, str], tuple[Counter, Histogram]] = {}
         """Finding a metric by its labels takes longer than counting."""
         self.queued: Callable[[], Iterable[tuple[str, str, int]]] = tuple

@@ -39,6 +39,7 @@ class RepositorySettings(config.Settings):
     journal: str | None = Field(
         None, description="journal that stores events and answers: sqlite:///FILE or postgresql+psycopg://..."
     )
+    drift: float = Field(900.0, ge=0, description="seconds between measurements of drift against the journal; 0: never")
 
 
 class Limits(config.Settings):

@@ -321,6 +321,7 @@ async def _serve(number: int, options: ServerOptions, shared: Shared, end: socke
     listening.add_done_callback(lambda _: stop.set())
     repository.broadcast, repository.copies = channel.ask, LinkedCopies(channel.ask, number)
     repository.writer = _remote_writer(options, channel)
+    repository.measures_drift = number == 1
     try:
         try:
             await server.start()
@@ -341,8 +342,14 @@ def _remote_writer(options: ServerOptions, channel: WorkerChannel) -> RemoteWrit
         return None
     from recspec.loop import RemoteWriter, is_sqlite
 
+    async def ask(what: str, value: object) -> Any:
+        try:
+            return await channel.ask(what, value)
+        except Ended:  # killed, perhaps before it has stored anything
+            raise RequestError("the server ends; send the events again", status=503, retry_after=1) from None
+
     max_waiting = options.limits.journal_queue
-    return RemoteWriter(channel.ask, max_waiting=max_waiting) if is_sqlite(options.repository.journal) else None
+    return RemoteWriter(ask, max_waiting=max_waiting) if is_sqlite(options.repository.journal) else None
 
 
 # --- the channel between two processes -------------------------------------------------------------------------------

@@ -287,7 +287,7 @@ def next_version(
     with _new_version(run) as folder:
         base = bundle.find(run)  # the version that answers, now that no other update can end
         card = bundle.read_card(base)
-        parts = _parts_of(base, card, learning)
+        parts = parts_of(base, card, learning)
         spec = dataset_of(base, data)
         (folder / DATA).mkdir(parents=True)
         from recspec.datasets import append_events  # needs Ibis and DuckDB, which training does without
@@ -372,7 +372,7 @@ def dataset_of(base: Path, given: FeatureSpec | None) -> FeatureSpec:
     return spec
 
 
-def _parts_of(base: Path, card: Card, learning: Learning) -> list[Path] | None:
+def parts_of(base: Path, card: Card, learning: Learning) -> list[Path] | None:
     """The bundles of the models that a blend or a pipeline was made of, in that order; None for a model alone.
 
     Raises:
@@ -412,21 +412,28 @@ def _make(
     for number, part in enumerate(parts):
         own = bundle.read_card(part)
         runs.append(folder / PARTS / f"{number + 1}-{own.model}")
-        _make(part, own, _parts_of(part, own, learning), grown, runs[-1], learning)
+        _make(part, own, parts_of(part, own, learning), grown, runs[-1], learning)
+    join_parts(base, card, runs, grown.spec, folder, learning)
+    return None
+
+
+def join_parts(
+    base: Path, card: Card, runs: Sequence[Path], spec: FeatureSpec, folder: Path, learning: Learning
+) -> None:
+    """Blend runs, or join them to a pipeline, as `base` is of its parts; the weights of a blend are chosen on valid."""
     pipeline = pipeline_card.read_pipeline(base)
     if pipeline is None:
         metric = card.trained.get("valid_metric")
-        may_choose = len(runs) > 1 and "valid" in grown.spec.splits and not any(map(_knows_valid, runs))
+        may_choose = len(runs) > 1 and "valid" in spec.splits and not any(map(_knows_valid, runs))
         if isinstance(metric, str) and may_choose:
-            blend_runs(folder, runs, spec=grown.spec, metric=metric)
+            blend_runs(folder, runs, spec=spec, metric=metric)
         else:
-            blend_runs(folder, runs, spec=grown.spec, like=base)
-        return None
+            blend_runs(folder, runs, spec=spec, like=base)
+        return
     assert learning.build_pipeline is not None
     ranker, retrievers = (None, runs) if card.model == TreeRanker.name else (runs[0], runs[1:])
     named = [f"{each.name}={run}" for each, run in zip(pipeline.retrievers, retrievers, strict=True)]
     learning.build_pipeline(folder, named, ranker, candidates=pipeline.candidates, filter=pipeline.filter)
-    return None
 
 
 def _knows_valid(run: Path) -> bool:
