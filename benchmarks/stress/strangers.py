@@ -104,6 +104,81 @@ def fertility(_: Path) -> Frame:
     return rows.drop(columns="morekids").assign(label=(rows["morekids"] == "yes").astype(int))
 
 
+def insteval(_: Path) -> Frame:
+    """Does a student of ETH give a lecturer 4 or 5 points of 5."""
+    rows = _of_r("lme4", "InstEval")
+    return rows.drop(columns="y").assign(label=(rows["y"] >= 4).astype(int))
+
+
+def crashes(_: Path) -> Frame:
+    """Was an occupant killed in a crash."""
+    rows = _of_r("DAAG", "nassCDS")
+    return rows.drop(columns=["dead", "injSeverity", "caseid"]).assign(label=(rows["dead"] == "dead").astype(int))
+
+
+def churn(_: Path) -> Frame:
+    """Did a customer of a telephone company leave."""
+    rows = _of_r("modeldata", "wa_churn")
+    return rows.drop(columns="churn").assign(label=(rows["churn"] == "Yes").astype(int))
+
+
+def lending(_: Path) -> Frame:
+    """Was a loan not paid back."""
+    rows = _of_r("modeldata", "lending_club")
+    return rows.drop(columns="Class").assign(label=(rows["Class"] == "bad").astype(int))
+
+
+def rooms(_: Path) -> Frame:
+    """Did a guest of a hotel get another type of room than the one reserved."""
+    rows = _of_r("modeldata", "hotel_rates")
+    other = rows["assigned_room_type"] != rows["reserved_room_type"]
+    return rows.drop(columns=["assigned_room_type", "arrival_date"]).assign(label=other.astype(int))
+
+
+def union(_: Path) -> Frame:
+    """Is a woman of a panel in a union that year."""
+    rows = _of_r("sampleSelection", "nlswork").dropna(subset=["union"])
+    return rows.drop(columns="union").assign(label=rows["union"].astype(int))
+
+
+def insured(_: Path) -> Frame:
+    """Is a wife insured by her husband's employer."""
+    rows = _of_r("Ecdat", "HI")
+    return rows.drop(columns=["hhi", "hhi2", "whi", "wght"]).assign(label=(rows["hhi"] == "yes").astype(int))
+
+
+def rodents(_: Path) -> Frame:
+    """Is a trapped animal male."""
+    rows = _of_r("ratdat", "complete").dropna(subset=["sex"])
+    return rows.drop(columns=["record_id", "sex"]).assign(label=(rows["sex"] == "M").astype(int))
+
+
+def star(_: Path) -> Frame:
+    """Is a pupil of Tennessee's STAR study above the median in mathematics."""
+    rows = _of_r("mlmRev", "star").dropna(subset=["math"])
+    above = rows["math"] > rows.groupby("gr")["math"].transform("median")
+    return rows.drop(columns=["math", "read"]).assign(label=above.astype(int))
+
+
+def chemistry(_: Path) -> Frame:
+    """Does a pupil reach 8 or 10 points in A-level chemistry."""
+    rows = _of_r("mlmRev", "Chem97")
+    return rows.drop(columns=["score", "student", "gcsecnt"]).assign(label=(rows["score"] >= 8).astype(int))
+
+
+def pharmacy(_: Path) -> Frame:
+    """Did a person in Vietnam visit a pharmacy."""
+    rows = _of_r("Ecdat", "VietNamI")
+    return rows.drop(columns="pharvis").assign(label=(rows["pharvis"] > 0).astype(int))
+
+
+def force(_: Path) -> Frame:
+    """Was the subject of police force injured."""
+    rows = _of_r("openintro", "mn_police_use_of_force").dropna(subset=["subject_injury"])
+    kept = rows.drop(columns=["subject_injury", "response_datetime"])
+    return kept.assign(label=(rows["subject_injury"] == "Yes").astype(int))
+
+
 def _debian() -> Iterator[Mapping[str, str]]:
     """The packages of Debian's index, as its cache on this machine has it."""
     told = subprocess.run(["apt-cache", "dumpavail"], check=True, capture_output=True, text=True).stdout
@@ -186,10 +261,16 @@ def ml_1m(shared: Path) -> Frame:
     return _other_users(rows, 1500, 0, 2000)
 
 
-LABELLED = {each.__name__: each for each in (flights, stops, tv16, birds, grants, wages, pets, fertility)}
+FIRST = (flights, stops, tv16, birds, grants, wages, pets, fertility)
+SECOND = (insteval, crashes, churn, lending, rooms, union, insured, rodents, star, chemistry, pharmacy, force)
+LABELLED = {each.__name__: each for each in (*FIRST, *SECOND)}
 RANKED = {each.__name__: each for each in (debian_depends, debian_tags, pizza, sports, gowalla, grocery, ml_1m)}
 SETS = (*LABELLED, *RANKED)
-SETTINGS = {"birds": ["--set", "categorical=[birds_struck]"], "pets": ["--set", "categorical=[zip_code]"]}
+SETTINGS = {
+    "birds": ["--set", "categorical=[birds_struck]"],
+    "pets": ["--set", "categorical=[zip_code]"],
+    "star": ["--set", "categorical=[clad,gr]"],
+}
 """What `prepare` asks for in its messages."""
 BY_TIME = ("flights",)
 """Sets whose test rows are the latest ones; the others are split at random, or by each user's last items."""
