@@ -58,7 +58,10 @@ def made_up(num_items: int) -> tuple[Matrix, Ids]:
     own = rng.integers(NUM_TOPICS, size=(num_items, 2))
     of_topic = [np.flatnonzero(topic == each) for each in range(NUM_TOPICS)]
     limits = [np.cumsum(popularity[items]) for items in of_topic]
-    choice, draw = own[np.arange(num_items)[:, None], rng.integers(2, size=(num_items, 21))], rng.random((num_items, 21))
+    choice, draw = (
+        own[np.arange(num_items)[:, None], rng.integers(2, size=(num_items, 21))],
+        rng.random((num_items, 21)),
+    )
     drawn = np.empty_like(choice)
     for each, (items, limit) in enumerate(zip(of_topic, limits, strict=True)):
         here = choice == each
@@ -79,7 +82,9 @@ def ndcg(score: Callable[[slice], Any], known: Matrix, target: Ids, users: int) 
         scores[user, item] = -np.inf
         rank = (scores > own[:, None]).sum(1) + ((scores == own[:, None]).sum(1) - 1) / 2
         found[rows] = np.where(rank < 10, 1 / np.log2(2 + np.maximum(rank, 0)), 0)
-    new = np.asarray([target[user] not in known.indices[known.indptr[user] : known.indptr[user + 1]] for user in range(users)])
+    new = np.asarray(
+        [target[user] not in known.indices[known.indptr[user] : known.indptr[user + 1]] for user in range(users)]
+    )
     return found[new]
 
 
@@ -116,7 +121,9 @@ def near(file: Path, neighbours: list[int]) -> None:
             if value > best[0]:
                 best = value, strength, seconds, ndcg(lambda rows: both[rows] @ weights, both, test, users)  # noqa: B023
         exact[name] = best[3]
-        print(f"{name}: l2 {best[1]:g}, {best[2]:.1f} CPU s a fit, NDCG@10 valid {best[0]:.4f}, test {best[3].mean():.4f}")
+        print(
+            f"{name}: l2 {best[1]:g}, {best[2]:.1f} CPU s a fit, NDCG@10 valid {best[0]:.4f}, test {best[3].mean():.4f}"
+        )
     for name, values in exact.items():
         difference = values - exact["exact"]
         error = difference.std() / np.sqrt(len(difference))
@@ -128,9 +135,9 @@ def large(num_items: int, neighbours: list[int]) -> None:
     known, target = made_up(num_items)
     before = peak_gb()
     print(f"made up: {known.shape[0]:,} users, {num_items:,} items, {known.nnz:,} interactions, {before:.2f} GB")
-    popular = np.asarray(known.sum(0)).ravel()
-    users = min(2000, known.shape[0])
-    print(f"popularity: NDCG@10 {ndcg(lambda rows: np.tile(popular, (len(known[rows].indptr) - 1, 1)), known, target, users).mean():.4f}")
+    popular, users = np.asarray(known.sum(0)).ravel(), min(2000, known.shape[0])
+    value = ndcg(lambda rows: np.tile(popular, (rows.stop - rows.start, 1)), known, target, users).mean()
+    print(f"popularity: NDCG@10 {value:.4f}", flush=True)
     for m in neighbours:
         started = time.process_time()
         items, weight = fit_sparse(known, np.full(num_items, 100.0), m)

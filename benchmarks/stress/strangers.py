@@ -298,13 +298,20 @@ def write_raw(work: Path, shared: Path, names: list[str]) -> None:
 # --- recspec ---------------------------------------------------------------------------------------------------------
 
 
-def recspec(*arguments: object, threads: int = 1) -> tuple[float, float]:
-    """Run a command; its seconds and those of the processor."""
+PROCESSOR_MINUTES = """
+import time
+time.monotonic = time.perf_counter = time.process_time
+from recspec.cli.app import app
+app()
+"""
+
+
+def recspec(*arguments: object, threads: int = 1, by_processor: bool = False) -> tuple[float, float]:
+    """Run a command; its seconds and those of the processor, which may be the only ones that it sees."""
     env = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-m", "recspec", *map(str, arguments)], env=env, capture_output=True, text=True
-    )
+    how = ["-c", PROCESSOR_MINUTES] if by_processor else ["-m", "recspec"]
+    done = subprocess.run([sys.executable, *how, *map(str, arguments)], env=env, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"recspec {' '.join(map(str, arguments))}: {done.returncode}\n{done.stderr[-2000:]}")
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -356,18 +363,23 @@ class Results:
         """Whether there is a line."""
         return any((line["set"], line["kind"], line["what"]) == (name, kind, what) for line in self.lines)
 
-    def add(self, name: str, kind: str, what: str, values: np.ndarray, **found: Any) -> None:
+    def add(
+        self, name: str, kind: str, what: str, values: np.ndarray, on_valid: np.ndarray | None = None, **found: Any
+    ) -> None:
         """Write a line, and the values of rows or users."""
         np.save(self.work / "scores" / f"{name}.{kind}.{what}.npy", values)
+        if on_valid is not None:
+            np.save(self.work / "scores" / f"{name}.{kind}.{what}.valid.npy", on_valid)
         line = {"set": name, "kind": kind, "what": what, **found}
         with (self.work / "results.jsonl").open("a") as file:
             file.write(json.dumps(line) + "\n")
         print(json.dumps(line), flush=True)
 
-    def values(self, line: Mapping[str, Any]) -> np.ndarray:
-        """The values of rows or users."""
-        held: np.ndarray = np.load(self.work / "scores" / f"{line['set']}.{line['kind']}.{line['what']}.npy")
-        return held
+    def values(self, line: Mapping[str, Any], split: str = "test") -> np.ndarray:
+        """The values of rows or users; none if they were not kept."""
+        end = "" if split == "test" else f".{split}"
+        file = self.work / "scores" / f"{line['set']}.{line['kind']}.{line['what']}{end}.npy"
+        return np.load(file) if file.exists() else np.zeros(0)
 
 
 OLD = {"epochs": 10, "patience": None, "calibration": "none", "minutes": 4}
@@ -399,12 +411,12 @@ def train(results: Results, name: str, kind: str, models: list[str], threads: in
                 given = ["--recipe", file]
             try:
                 wall, cpu = recspec("train", model, work / "data" / name, run, *given, threads=threads)
-                valid, _ = measure(work, name, run, "valid")
+                valid, on_valid = measure(work, name, run, "valid")
                 test, values = measure(work, name, run)
             except RuntimeError as error:
                 print("FAILED", error, flush=True)
                 continue
-            results.add(name, kind, what, values, valid=valid, test=test, seconds=wall, cpu=cpu)
+            results.add(name, kind, what, values, on_valid, valid=valid, test=test, seconds=wall, cpu=cpu)
 
 
 def usual(model: str, strength: float) -> dict[str, Any]:
@@ -423,11 +435,12 @@ def usual(model: str, strength: float) -> dict[str, Any]:
 
 
 def auto(results: Results, name: str, minutes: float, threads: int) -> None:
-    """`recspec auto` with nothing given."""
+    """`recspec auto` with nothing given but its minutes, which are of the processor: neighbours count for nothing."""
     if results.has(name, "auto", "auto"):
         return
     out = results.work / "auto" / name
-    wall, cpu = recspec("auto", results.work / "data" / name, out, "--minutes", minutes, threads=threads)
+    given = ("auto", results.work / "data" / name, out, "--minutes", minutes)
+    wall, cpu = recspec(*given, threads=threads, by_processor=True)
     board = json.loads((out / "leaderboard.json").read_text())
     test, values = measure(results.work, name, out / "best")
     results.add(name, "auto", "auto", values, test=test, seconds=wall, cpu=cpu, board=board)
@@ -469,8 +482,12 @@ def lightgbm(results: Results, name: str, threads: int) -> None:
         )
         loss = model.best_score["valid_0"]["binary_logloss"]
         best = min(best, (loss, model, {"num_leaves": leaves, "min_data_in_leaf": least}), key=lambda each: each[0])
-    probability = np.clip(best[1].predict(tx), 1e-12, 1 - 1e-12)
-    values = -np.log(np.where(ty > 0, probability, 1 - probability))
+
+    def losses(x: Frame, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        probability = np.clip(best[1].predict(x), 1e-12, 1 - 1e-12)
+        return probability, -np.log(np.where(y > 0, probability, 1 - probability))
+
+    probability, values = losses(tx, ty)
     from sklearn.metrics import roc_auc_score
 
     test = {"log_loss": float(values.mean()), "auc": float(roc_auc_score(ty, probability))}
@@ -479,6 +496,7 @@ def lightgbm(results: Results, name: str, threads: int) -> None:
         "peer",
         "lightgbm",
         values,
+        losses(vx, vy)[1],
         valid={"log_loss": best[0]},
         test=test,
         settings=best[2],
@@ -629,13 +647,15 @@ def table(results: Results) -> Iterator[str]:
             value = f"{line['test'][metric]:.4f}" + (f" {line['test']['auc']:.4f}" if "auc" in line["test"] else "")
             yield f"{kind:11}{line['what']:22}{value:16} cpu {line['cpu']:6.0f} s  {leads}"
         if found:
-            yield f"auto crowned {found['board'].get('winner', found['board'].get('lines', [{}])[0])}"[:300]
+            first, *others = (f"{line['name']} {line['valid']:.4f}" for line in found["board"]["lines"])
+            losers = found["board"]["share_of_losers"]
+            yield f"auto crowned {first} on valid before {', '.join(others[:3])}; {losers:.0%} of the time on losers"
 
 
-def lead(results: Results, one: Mapping[str, Any], other: Mapping[str, Any], sign: int) -> float:
+def lead(results: Results, one: Mapping[str, Any], other: Mapping[str, Any], sign: int, split: str = "test") -> float:
     """How far the one is ahead, in standard errors of the paired difference."""
-    ours, theirs = results.values(one), results.values(other)
-    if len(ours) != len(theirs):
+    ours, theirs = results.values(one, split), results.values(other, split)
+    if len(ours) != len(theirs) or not len(ours):
         return float("nan")
     difference = sign * (ours - theirs)
     return float(difference.mean() / max(1e-12, difference.std() / np.sqrt(len(difference))))
