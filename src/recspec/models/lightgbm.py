@@ -186,7 +186,10 @@ class LightGbm(FittedModel):
 
     def __init__(self, spec: FeatureSpec, settings: LightGbmSettings, table_rows: RowsHeld | None = None) -> None:
         super().__init__(spec, settings, table_rows)
-        self.numbers, named = spec.inputs(categorical=False), spec.inputs(categorical=True)
+        self.numbers = spec.inputs(categorical=False)
+        # Trees cut numbers themselves; a set of a number's buckets is learnt by heart (docs/decisions.md).
+        own_buckets = {f"{name}_bucket" for name in self.numbers}
+        named = [name for name in spec.inputs(categorical=True) if name not in own_buckets]
         self.lists = tuple(name for name in named if spec.features[name].is_list)
         self.ids = tuple(name for name in named if name not in self.lists)
         if not named and not self.numbers:
@@ -200,6 +203,10 @@ class LightGbm(FittedModel):
         self.register_buffer("means", torch.zeros(num_scalar if self.has_means else 0))
         self.pairs = PairMeans(sizes[: len(self.ids)] if settings.target_means == "pairs" else [])
         self.trees = Trees(0)
+
+    def features(self) -> tuple[str, ...]:
+        """Every input but the buckets of its numbers (`NAME_bucket`)."""
+        return (*self.numbers, *self.ids, *self.lists)
 
     def how(self) -> str:
         super().how()
