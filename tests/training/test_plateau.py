@@ -11,13 +11,12 @@ import torch
 
 from recspec.base.errors import Interrupted
 from recspec.bundle.checkpoint import newest_state
-from recspec.data.storage import open_split
 from recspec.feature_spec import FeatureSpec
 from recspec.metrics.measures import log_loss
 from recspec.models import MODELS
 from recspec.training import TrainSettings, train
 from recspec.training.run_folder import Progress
-from recspec.training.validation import AFTER_A_CUT, BEFORE_A_CUT, Validation, _along_a_line
+from recspec.training.validation import AFTER_A_CUT, Validation, _along_a_line
 from tests import made_up
 
 GIVEN = {
@@ -101,50 +100,6 @@ def test_after_a_cut_two_evaluations_are_waited_for(since: list[float], stops: s
     validation.plan, validation.metric = Plan(), "rows/log_loss"  # type: ignore[assignment]
     progress = Progress(trace={"rows/log_loss": [0.6, 0.4, 0.5, *since]}, cuts=1, cut_at=3, best=0.39)
     assert validation._why_stop(progress) == stops
-
-
-@pytest.mark.parametrize(
-    ("metric", "best", "flat", "stops"),
-    [
-        ("rows/log_loss", 0.5, 4, "patience"),  # a constant has .6931
-        ("rows/log_loss", 0.5, 3, ""),
-        ("rows/log_loss", 0.68, 9, ""),  # two standard errors of 2,500 losses are .027
-        ("rows/log_loss", 0.68, 10, "patience"),
-        ("rows/auc", 0.6, 4, "patience"),
-        ("rows/auc", 0.51, 9, ""),
-        ("full/ndcg@10", 0.6, 9, ""),  # no constant is known
-    ],
-)
-def test_who_has_learned_waits_less_for_the_first_cut_and_a_slow_start_is_waited_for(
-    metric: str, best: float, flat: int, stops: str
-) -> None:
-    assert BEFORE_A_CUT == 4
-
-    def reason(**given: object) -> str:
-        class Plan:
-            settings = TrainSettings.model_validate({**GIVEN, "patience": 10, **given})
-
-        validation = object.__new__(Validation)
-        validation.plan, validation.metric, validation.constant = Plan(), metric, None  # type: ignore[assignment]
-        if metric.startswith("rows/"):
-            validation._count_rows(5000, 2500)
-        progress = Progress(trace={metric: [best] * (flat + 1)}, best=best, count=2500, constant=validation.constant)
-        return validation._why_stop(progress)
-
-    assert reason() == stops
-    assert reason(plateau_cuts=0) == ("patience" if flat == 10 else ""), "there is nothing to cut"
-    assert reason(patience=None) == "", "without a limit nothing is cut"
-
-
-def test_the_constant_is_the_best_one_for_all_rows(clicks: FeatureSpec, tmp_path: Path) -> None:
-    run(clicks, tmp_path / "run")
-    progress = newest_state(tmp_path / "run" / "checkpoints")["progress"]
-    reader = open_split(clicks, "valid", (clicks.label,))
-    labels = np.asarray(reader.read(0, reader.num_rows)[clicks.label])
-    logit = np.log(labels.mean() / (1 - labels.mean()))
-    constant = log_loss(np.full(len(labels), logit), labels > 0)
-    assert progress["constant"] == pytest.approx(constant)  # type: ignore[index]
-    assert progress["best"] < progress["constant"]  # type: ignore[index]
 
 
 def test_overconfident_logits_are_judged_along_a_line() -> None:

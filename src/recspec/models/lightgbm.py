@@ -186,13 +186,14 @@ class LightGbm(FittedModel):
 
     def __init__(self, spec: FeatureSpec, settings: LightGbmSettings, table_rows: RowsHeld | None = None) -> None:
         super().__init__(spec, settings, table_rows)
-        self.numbers = spec.inputs(categorical=False)
-        # Trees cut numbers themselves; a set of a number's buckets is learnt by heart (docs/decisions.md).
-        own_buckets = {f"{name}_bucket" for name in self.numbers}
-        named = [name for name in spec.inputs(categorical=True) if name not in own_buckets]
+        numbers, named = spec.inputs(categorical=False), spec.inputs(categorical=True)
+        # The buckets of a number are ordered, behind 0 for a missing value: sets of them are learnt by heart.
+        own_buckets = [f"{name}_bucket" for name in numbers if f"{name}_bucket" in named]
+        self.numbers = (*numbers, *own_buckets)
+        named = tuple(name for name in named if name not in own_buckets)
         self.lists = tuple(name for name in named if spec.features[name].is_list)
         self.ids = tuple(name for name in named if name not in self.lists)
-        if not named and not self.numbers:
+        if not named and not numbers:
             raise SettingsError(f"{self.name}: there is no feature to read in the roles user, item and context")
         self.widths = [spec.features[name].length or 1 for name in self.numbers]
         sizes = [spec.num_ids(name) for name in (*self.ids, *self.lists)]
@@ -203,10 +204,6 @@ class LightGbm(FittedModel):
         self.register_buffer("means", torch.zeros(num_scalar if self.has_means else 0))
         self.pairs = PairMeans(sizes[: len(self.ids)] if settings.target_means == "pairs" else [])
         self.trees = Trees(0)
-
-    def features(self) -> tuple[str, ...]:
-        """Every input but the buckets of its numbers (`NAME_bucket`)."""
-        return (*self.numbers, *self.ids, *self.lists)
 
     def how(self) -> str:
         super().how()

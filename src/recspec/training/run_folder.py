@@ -223,8 +223,6 @@ class Progress:
     """Of each of them, the standard error of its difference from the best before it, over the same rows, if known."""
     count: int = 0
     """Rows, users or groups behind the metric; of the rarer class for AUC."""
-    constant: float | None = None
-    """The metric of labelled rows if all had the same logit, the best one; None for rankings."""
     cuts: int = 0
     """How often the learning rate was cut to a tenth, as valid no longer improved."""
     cut_at: int = 0

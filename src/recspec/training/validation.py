@@ -97,10 +97,6 @@ WATCHED = ("rows/log_loss", "rows/auc")
 STRONGLY = 2
 """Standard errors between two epochs from which on two metrics disagree strongly about them."""
 
-BEFORE_A_CUT = 4
-"""Evaluations without improvement that are waited for until the learning rate falls, by a model that has learned: it is
-clearly better than a constant. A slow start is near one."""
-
 AFTER_A_CUT = 2
 """Evaluations without improvement that are waited for once the learning rate has fallen."""
 
@@ -119,8 +115,6 @@ class Validation:
         self.split, self.metric = self.plan.valid.value, self.plan.metric.value
         self.count = 0
         """Rows, users or groups behind the last value; of the rarer class for AUC."""
-        self.constant: float | None = None
-        """See `Progress.constant`."""
         self.error_of_rise: float | None = None
         """Standard error of the metric's difference between the last two evaluations, on the same rows or groups."""
         self.last: Evaluation | None = None
@@ -216,7 +210,7 @@ class Validation:
         value = self._value(found)
         better = progress.best is None or (value < progress.best if self._lower else value > progress.best)
         epoch = progress.epochs(self.plan.steps_per_epoch)
-        progress.count, progress.constant = self.count, self.constant
+        progress.count = self.count
         if better:
             progress.best, progress.best_epoch = value, epoch
             progress.best_metrics = {of: dict(values) for of, values in found.items()}
@@ -272,8 +266,6 @@ class Validation:
             before, since = values[: progress.cut_at], values[progress.cut_at :]
             values = [min(before) if self._lower else max(before), *since]
             patience = min(patience or AFTER_A_CUT, AFTER_A_CUT)
-        elif settings.plateau_cuts and patience and self._has_learned(progress):
-            patience = min(patience, BEFORE_A_CUT)
         return stop_reason(
             values,
             count=progress.count,
@@ -283,20 +275,8 @@ class Validation:
             errors=progress.errors,
         )
 
-    def _has_learned(self, progress: Progress) -> bool:
-        """Whether the best evaluation is clearly better than a constant."""
-        best, constant = progress.best, progress.constant
-        if best is None or constant is None:
-            return False
-        error = standard_error(best, progress.count, bounded=not self._lower)
-        return (constant - best if self._lower else best - constant) > CLEARLY * error
-
     def _count_rows(self, rows: int, positives: int) -> None:
         self.count = rows if self._lower else min(positives, rows - positives)
-        share = positives / max(1, rows)
-        # The log loss of p for every row is least at the share of positives, where it is the entropy.
-        entropy = -sum(p * math.log(p) for p in (share, 1 - share) if p)
-        self.constant = {"log_loss": entropy, "auc": 0.5}.get(self.metric.partition("/")[2])
 
     def _value(self, found: Metrics) -> float:
         """The metric that picks the best epoch."""
