@@ -138,7 +138,11 @@ def rows_of(folder: Path, columns: dict[str, Any], valid: dict[str, Any] | None 
         split: [{"type": "parquet", "features": list(columns), "files": [f"{split}.parquet"]}]
         for split in ("train", *(["valid"] if valid else []))
     }
-    ids = {name: {"cardinality": int(max(values)) + 2} for name, values in columns.items() if name != "label"}
+    ids: dict[str, dict[str, object]] = {
+        name: {"dtype": "float32"} if isinstance(values[0], float) else {"cardinality": int(max(values)) + 2}
+        for name, values in columns.items()
+        if name != "label"
+    }
     channels = {"context": list(ids), "label": ["label"]}
     features = {**ids, "label": {"dtype": "int64"}}
     return FeatureSpec.from_dict({"feature_spec": features, "source_spec": sources, "channel_spec": channels}, folder)
@@ -237,6 +241,22 @@ def test_rare_ids_share_a_category(tmp_path: Path) -> None:
     model = BoostedFit(LightGbm, spec, given).run().model
     found = model({"x": torch.tensor([1, 2, 3, 4, 5])}).tolist()
     assert found[1] > found[0] > found[2] == found[3] == found[4]
+
+
+def test_the_buckets_of_a_number_are_read_in_their_order(tmp_path: Path) -> None:
+    """Labels of no order in 40 buckets, each of 3 rows: as sets of categories they would be learnt by heart."""
+    rng = np.random.default_rng(0)
+    values = np.repeat(np.arange(1, 41), 3)
+    rows = {"x_bucket": values, "y_bucket": values % 5 + 1, "label": rng.integers(0, 2, len(values))}
+    alone = LightGbm(rows_of(tmp_path / "alone", {name: each.tolist() for name, each in rows.items()}), GIVEN)
+    assert (alone.numbers, alone.ids) == ((), ("x_bucket", "y_bucket")), "no number is beside them"
+    with_number = {"x": values.astype(float).tolist(), **{name: each.tolist() for name, each in rows.items()}}
+    spec = rows_of(tmp_path / "beside", with_number)
+    model = BoostedFit(LightGbm, spec, GIVEN.model_copy(update={"target_means": "none", "min_rows": 1})).run().model
+    assert (model.numbers, model.ids) == (("x", "x_bucket"), ("y_bucket",))
+    assert set(model.features()) == {"x", "x_bucket", "y_bucket"}
+    of_sets = model.trees.feature[model.trees.set_words > 0].tolist()
+    assert {model.column_names()[each] for each in of_sets} <= {"y_bucket"}
 
 
 def test_numbers_that_are_none_count_as_0() -> None:

@@ -244,6 +244,46 @@ def test_interactions_are_judged_by_full_ranking_where_it_costs_little(
         assert resolved(data["interactions"]).settings.metric == "rows/auc"
 
 
+PRODUCTS = {
+    "neumf": {"use_mlp": False, "factors": 2, "item_bias": True},
+    "two_tower": {"dim": 2},
+    "sasrec": {},
+    "bert4rec": {},
+    "mult_vae": {},
+}
+"""Models whose scores are a product of matrices, with settings that make it one."""
+
+
+@pytest.mark.parametrize("name", TRAINED_BY_STEPS)
+def test_all_users_choose_the_epoch_where_a_pair_costs_a_product(
+    data: Mapping[str, FeatureSpec], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    for price in ("FEW_PAIRS", "MOST_PAIRS", "PAIRS_PER_SAMPLE"):
+        monkeypatch.setattr(defaults, price, 0)
+    spec = data["sequences" if "history" in MODELS[name].needs else "interactions"]
+    found = resolved(spec, own=PRODUCTS.get(name, {}), model=MODELS[name]).settings
+    ranks_all = found.metric == "full/ndcg@10" and found.valid_users is None
+    assert ranks_all == (name in PRODUCTS)
+
+
+@pytest.mark.parametrize("name", ["neumf", "two_tower"])
+def test_the_scores_of_a_product_have_its_rank(data: Mapping[str, FeatureSpec], name: str) -> None:
+    spec, kind = data["interactions"], MODELS[name]
+    users, items = torch.arange(1, 41), torch.arange(1, 61)
+
+    def rank(own: Mapping[str, object]) -> int:
+        torch.manual_seed(0)
+        model = kind(spec, kind.Settings.model_validate(own)).eval()
+        assert kind.traits.scores_by_product(model.settings) == (own == PRODUCTS[name])  # type: ignore[attr-defined]
+        with torch.inference_mode():
+            scores = model.score_items({spec.user_id: users}, {spec.item_id: items})
+        return int(torch.linalg.matrix_rank(scores.double(), rtol=1e-5))
+
+    assert rank(PRODUCTS[name]) <= 3, "two numbers a side, and a bias of items"
+    if name == "neumf":
+        assert rank({**PRODUCTS[name], "use_mlp": True}) > 3
+
+
 def test_the_path_says_how_the_data_is_taken(data: Mapping[str, FeatureSpec], tmp_path: Path) -> None:
     assert pick_path(data["interactions"]).value == "implicit"
     assert pick_path(data["clicks"]).value == "labelled"

@@ -186,10 +186,14 @@ class LightGbm(FittedModel):
 
     def __init__(self, spec: FeatureSpec, settings: LightGbmSettings, table_rows: RowsHeld | None = None) -> None:
         super().__init__(spec, settings, table_rows)
-        self.numbers, named = spec.inputs(categorical=False), spec.inputs(categorical=True)
+        numbers, named = spec.inputs(categorical=False), spec.inputs(categorical=True)
+        # The buckets of a number are ordered, behind 0 for a missing value: sets of them are learnt by heart.
+        own_buckets = [f"{name}_bucket" for name in numbers if f"{name}_bucket" in named]
+        self.numbers = (*numbers, *own_buckets)
+        named = tuple(name for name in named if name not in own_buckets)
         self.lists = tuple(name for name in named if spec.features[name].is_list)
         self.ids = tuple(name for name in named if name not in self.lists)
-        if not named and not self.numbers:
+        if not named and not numbers:
             raise SettingsError(f"{self.name}: there is no feature to read in the roles user, item and context")
         self.widths = [spec.features[name].length or 1 for name in self.numbers]
         sizes = [spec.num_ids(name) for name in (*self.ids, *self.lists)]

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from recspec.base import config
 from recspec.feature_spec import FeatureSpec
-from recspec.models.base import TRAINING_SPACE, LossNeeds, Model, counts_of
+from recspec.models.base import TRAINING_SPACE, LossNeeds, Model, Traits, counts_of
 from recspec.models.facts import DataFacts, Proposals
 from recspec.models.layers import (
     Batch,
@@ -128,6 +128,7 @@ class NeuMF(Model):
 
     name = "neumf"
     needs = ("user", "item", "label")
+    traits = Traits(scores_by_product=lambda settings: not settings.use_mlp)
     Settings = NeuMFSettings
     space = MappingProxyType(
         {

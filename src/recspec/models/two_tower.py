@@ -112,7 +112,7 @@ class TwoTower(Model):
 
     name = "two_tower"
     needs = ("item", "label")
-    traits = Traits(scores_unseen_items=True)
+    traits = Traits(scores_unseen_items=True, scores_by_product=lambda _: True)
     Settings = TwoTowerSettings
     space = MappingProxyType(
         {

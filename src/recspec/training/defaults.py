@@ -56,7 +56,8 @@ PAIRS_PER_SAMPLE, FEW_PAIRS = 4, 2_000_000
 epoch's cost, as scoring a pair costs a ninth of training on a sample (NeuMF on a CPU). So many cost little anyway."""
 
 PAIRS_BY_PRODUCT = 300_000_000
-"""Pairs of user and item that an evaluation scores for a model whose scores are a product of matrices: seconds."""
+"""Pairs of user and item that an evaluation scores for a model whose scores are a product of matrices: two seconds, at
+5 to 7 ns a pair (NeuMF's factors and two towers, one thread of an EPYC)."""
 
 FEWEST_USERS, MOST_PAIRS = 500, 10_000_000
 """The fewest users that a ranking of all items is worth it for, and the most pairs that they may cost."""
@@ -94,7 +95,7 @@ def resolve(
     if of_rows:
         found.apply_defaults(_held_out(found.settings, facts))
     if pick_valid(facts.splits, found.settings).value:
-        found.apply_defaults(_metric(model, found.settings, facts))
+        found.apply_defaults(_metric(model, found, facts))
     found.apply_defaults(_length(model, found.settings, facts))
     if of_rows:
         found.apply_defaults(_calibration(found.settings, facts))
@@ -329,14 +330,15 @@ def _held_out(settings: TrainSettings, facts: DataFacts) -> Proposals:
     return {"train.valid_share": (share, "the dataset has no split valid, so rows of train choose the epoch")}
 
 
-def _metric(model: type[Model], settings: TrainSettings, facts: DataFacts) -> Proposals:
+def _metric(model: type[Model], found: Resolved, facts: DataFacts) -> Proposals:
     """The metric that suits the data, and a sample of users if all would cost too much."""
-    of_users = issubclass(model, TrainedItemModel)
+    settings, of_users = found.settings, issubclass(model, TrainedItemModel)
     if (facts.task == "clicks" and not of_users) or "valid" not in facts.splits:
         return {"train.metric": ("rows/log_loss", "rows have labels; AUC alone would not see overconfidence")}
     users = max(1, min(facts.users, facts.valid_rows // max(1, facts.candidates)))
     cost = max(1, facts.longest_history if "history" in model.needs else 1)  # of a pair, in events
-    pairs = PAIRS_BY_PRODUCT if of_users else max(PAIRS_PER_SAMPLE * facts.samples, FEW_PAIRS // cost)
+    by_product = of_users or model.traits.scores_by_product(found.model_settings)
+    pairs = PAIRS_BY_PRODUCT if by_product else max(PAIRS_PER_SAMPLE * facts.samples, FEW_PAIRS // cost)
     ranked = max(pairs // max(1, facts.items), min(FEWEST_USERS, MOST_PAIRS // cost // max(1, facts.items)))
     described = f"{users:,} users x {facts.items:,} items"
     too_much, metric = f"ranking {described} after every epoch would cost too much", facts.list_metric
