@@ -13,6 +13,8 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Callable
+from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +23,10 @@ import pytest
 from recspec import api, datasets
 from recspec.api import verb_checks
 from recspec.bench import speed
+from recspec.bundle import folder as bundle
 from recspec.cli import app as cli
 from recspec.cli import console, presenters
-from recspec.datasets import write_movielens_like
+from recspec.datasets import write_movielens_like, write_shop
 from recspec.feature_spec import FeatureSpec
 from recspec.inference.recommendation import Recommendation, RecommendedItem
 from tests import made_up
@@ -557,15 +560,54 @@ def test_bench_train_says_where_the_time_of_a_step_goes(run: Cli, data: FeatureS
     )
 
 
-def test_the_demo_tells_the_whole_story(run: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    few = {"num_users": 150, "num_items": 100, "num_ratings": 4000}
-    monkeypatch.setattr(datasets, "write_movielens_like", lambda raw, **given: write_movielens_like(raw, **given | few))
-    status, printed, said = run("demo", "--out", tmp_path / "demo", "--epochs", "1")
+def test_every_command_of_the_demo_can_be_copied(run: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets, "write_shop", partial(write_shop, num_customers=150, num_products=60, num_visits=900))
+    monkeypatch.chdir(tmp_path)
+    status, printed, said = run("demo", "--minutes", "0.05")
     assert status == 0, said
-    for part in ("recspec prepare movielens", "recspec train neumf", "recspec evaluate", "recspec recommend"):
-        assert part in said
     assert "test, full" in printed
-    assert " 10 " in printed
+    assert "because" in printed
+    assert (tmp_path / printed.splitlines()[-1]).name == "report.html"
+    printed_commands = re.findall(r"^(?:▸ |next: | {4})recspec (.*)", said, re.MULTILINE)
+    commands = list(dict.fromkeys(printed_commands))
+    verbs = [shlex.split(each)[0] for each in commands]
+    assert [verb for verb, _ in groupby(verbs)] == [
+        "prepare", "auto", "evaluate", "report", "recommend", "serve",
+    ]  # fmt: skip
+    for each in commands:
+        words = shlex.split(each)
+        if words[0] == "serve":
+            bundle.load(tmp_path / words[1])
+        else:
+            status, _, said = run(*([*words[:-1], "0.05"] if words[-1] == "10" else words))
+            assert status == 0, said
+
+
+def test_the_demo_takes_real_files(run: Cli, tmp_path: Path) -> None:
+    write_movielens_like(tmp_path / "raw", num_users=150, num_items=100, num_ratings=4000)
+    status, printed, said = run("demo", "--raw", tmp_path / "raw", "--out", tmp_path / "demo", "--minutes", "0.05")
+    assert status == 0, said
+    assert "recspec prepare movielens" in said
+    assert "test, full" in printed
+
+
+def test_without_a_command_five_commands_lead_on(run: Cli) -> None:
+    status, printed, _ = run()
+    assert status == 0
+    assert re.findall(r"^  recspec (\w+)", printed, re.MULTILINE) == [
+        "prepare", "auto", "evaluate", "recommend", "serve",
+    ]  # fmt: skip
+    assert "recspec --help" in printed
+
+
+def test_no_text_of_help_is_cut(run: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for group in ("", *cli.GROUPS):
+        status, printed, _ = run(*filter(None, [group]), "--help")
+        assert status == 0
+        lines = printed.partition("Commands:\n")[2].splitlines()
+        assert lines
+        assert all(line.endswith(".") and not line.endswith("..") for line in lines)
 
 
 # --- serve -----------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import torch
 
 from recspec.base.errors import RequestError
 from recspec.inference import filters, raw_columns
-from recspec.inference.answer_files import recommend_to_parquet
+from recspec.inference.answer_files import recommend_to_file
 from recspec.inference.filters import Test, TestedColumn
 from recspec.inference.predictor import Predictor
 from recspec.inference.recommendation import Boost, Recommendation, RecommendRequest, note_of_unknown_users
@@ -471,7 +471,7 @@ def test_items_that_nobody_acted_on_come_from_models_that_score_them(
 
 def test_files_hold_what_the_request_asks_for(ease: Predictor, tmp_path: Path) -> None:
     wanted = RecommendRequest(k=3, filter="kind == 'a'", exclude=("101",), boosts=("kind == 'a': 1",))
-    recommend_to_parquet(ease, ["u3", "nobody"], tmp_path / "some.parquet", wanted)
+    recommend_to_file(ease, ["u3", "nobody"], tmp_path / "some.parquet", wanted)
     rows = pq.read_table(tmp_path / "some.parquet").to_pylist()
     answers = ease.recommend(replace(wanted, users=("u3", "nobody")))
     assert [(row["user"], row["item"]) for row in rows] == [
