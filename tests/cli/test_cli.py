@@ -528,8 +528,10 @@ def test_recommend_without_users_says_how(run: Cli, tmp_path: Path, data: Featur
     for option in ("--user", "--items"):  # as Python gives bytes of a command line that are no UTF-8
         status, _, said = run("recommend", tmp_path / "run", option, "\udcff")
         assert (status, "'\\udcff' is no UTF-8 text; write it in UTF-8" in said) == (2, True), said
-    said = run("recommend", tmp_path / "run", "--all", "--out", tmp_path / "all.csv")[2]
-    assert "expected a name that ends in .parquet" in said
+    said = run("recommend", tmp_path / "run", "--all", "--out", tmp_path / "all.xls")[2]
+    assert "expected a name that ends in .csv, .jsonl or .parquet" in said
+    said = run("recommend", tmp_path / "run", "--user", "1", "--users", tmp_path / "u.txt")[2]
+    assert "--user and --users: give one of them" in said
 
 
 def test_what_there_is_is_listed(run: Cli) -> None:
@@ -741,7 +743,7 @@ def test_a_table_of_recommendations_has_titles_and_plain_values_and_says_who_get
 ) -> None:
     for title, heads in ((None, "item ┃ score"), ("A film", "item ┃ title")):
         answer = Recommendation("u", True, (RecommendedItem(7, title, 0.5),))
-        presenters.print_recommendation(answer, fields={"year": [2016], "price": [1234.5]})
+        presenters.print_recommendation(answer, {"year": [2016], "price": [1234.5]})
         printed = capsys.readouterr().out
         assert heads in " ".join(printed.split())
         assert ("title" in printed) == (title is not None)
@@ -752,7 +754,7 @@ def test_a_table_of_recommendations_has_titles_and_plain_values_and_says_who_get
         ("u", True, "user u: the most popular items"),
         (None, False, "the most popular items"),
     ):
-        presenters.print_recommendation(Recommendation(user, known, (), answered_by="popularity"))
+        presenters.print_recommendation(Recommendation(user, known, (), answered_by="popularity"), {})
         assert capsys.readouterr().out.splitlines()[1] == heading
 
 

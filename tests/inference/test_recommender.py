@@ -136,7 +136,7 @@ def test_all_users_go_to_parquet_in_blocks_as_they_do_one_by_one(
 
 def test_unknown_users_in_a_file_get_popular_items(predictor: Predictor, tmp_path: Path) -> None:
     (tmp_path / "users.txt").write_text("u1\n\nnobody\n")
-    users = read_users(tmp_path / "users.txt")
+    users = read_users(predictor, tmp_path / "users.txt")
     assert users == ["u1", "nobody"]
     assert recommend_to_file(predictor, users, tmp_path / "some.parquet", RecommendRequest(k=2)) == (2, 1)
     rows = pq.read_table(tmp_path / "some.parquet").to_pylist()
