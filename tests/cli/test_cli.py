@@ -602,16 +602,6 @@ def test_without_a_command_five_commands_lead_on(run: Cli) -> None:
     assert "recspec --help" in printed
 
 
-def test_no_text_of_help_is_cut(run: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    for group in ("", *cli.GROUPS):
-        status, printed, _ = run(*filter(None, [group]), "--help")
-        assert status == 0
-        lines = printed.partition("Commands:\n")[2].splitlines()
-        assert lines
-        assert all(line.endswith(".") and not line.endswith("..") for line in lines)
-
-
 # --- serve -----------------------------------------------------------------------------------------------------------
 
 
