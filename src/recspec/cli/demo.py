@@ -10,7 +10,7 @@ from shutil import which
 
 from recspec import api
 from recspec.api import Place
-from recspec.cli.console import err, quoted_command, step
+from recspec.cli.console import argument, err, quoted_command, step
 from recspec.cli.process import fresh_folder
 
 MODELS = "popularity,item_knn,markov,ease,gf_cf,ials,two_tower,neumf"
@@ -67,7 +67,7 @@ def _run(*words: object) -> None:
     from recspec.cli.app import app
 
     step(quoted_command(*words))
-    app([str(word) for word in words], standalone_mode=False)
+    app([argument(word) for word in words], standalone_mode=False)
 
 
 def _offer(what: str, command: str) -> None:
