@@ -260,11 +260,15 @@ def test_a_cap_leaves_items_without_a_value_and_keeps_the_first_of_equal_scores(
         ("kind:-1", "at_most is 'kind:-1'; expected"),
         ("kind:" + "9" * 5000, "expected COLUMN:N"),
         ("knid:2", "at_most: no column 'knid' (did you mean 'kind'?)"),
-        ("tags:2", "at_most: column 'tags' holds list"),
     ],
 )
 def test_a_cap_that_can_not_be_read_is_refused(films: Predictor, asked: str, said: str) -> None:
     assert said in problems(ask, films, "u3", at_most=asked)
+
+
+def test_a_cap_is_of_single_values(clicks: Predictor) -> None:
+    said = problems(ask, clicks, clicks.busiest_user(), at_most="tags:2")
+    assert "at_most: column 'tags' holds list<" in said
 
 
 # --- explanations ----------------------------------------------------------------------------------------------------
