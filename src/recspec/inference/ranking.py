@@ -162,7 +162,7 @@ class Chooser:
         if column is None:
             return None
         if pa.types.is_nested(column.type):
-            problems.append(f"at_most: column '{name}' holds {column.type}; expected one value an item")
+            problems.append(f"at_most: column '{name}' holds lists; expected one value an item")
             return None
         return np.concatenate([np.full(first, -1), _codes(column)]), most
 
