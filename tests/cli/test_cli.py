@@ -25,7 +25,7 @@ from recspec.api import verb_checks
 from recspec.bench import speed
 from recspec.bundle import folder as bundle
 from recspec.cli import app as cli
-from recspec.cli import console, presenters
+from recspec.cli import console, demo, presenters
 from recspec.datasets import write_movielens_like, write_shop
 from recspec.feature_spec import FeatureSpec
 from recspec.inference.recommendation import Recommendation, RecommendedItem
@@ -564,8 +564,9 @@ def test_bench_train_says_where_the_time_of_a_step_goes(run: Cli, data: FeatureS
 
 def test_every_command_of_the_demo_can_be_copied(run: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasets, "write_shop", partial(write_shop, num_customers=150, num_products=60, num_visits=900))
+    monkeypatch.setattr(demo, "MODELS", "popularity,markov")  # fitted in one go, so that the search ends by itself
     monkeypatch.chdir(tmp_path)
-    status, printed, said = run("demo", "--minutes", "0.05")
+    status, printed, said = run("demo", "--minutes", "5")
     assert status == 0, said
     assert "test, full" in printed
     assert "because" in printed
@@ -581,13 +582,14 @@ def test_every_command_of_the_demo_can_be_copied(run: Cli, tmp_path: Path, monke
         if words[0] == "serve":
             bundle.load(tmp_path / words[1])
         else:
-            status, _, said = run(*([*words[:-1], "0.05"] if words[-1] == "10" else words))
+            status, _, said = run(*words, *(("--models", "markov") if words[-1] == "10" else ()))
             assert status == 0, said
 
 
-def test_the_demo_takes_real_files(run: Cli, tmp_path: Path) -> None:
+def test_the_demo_takes_real_files(run: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "MODELS", "popularity,markov")
     write_movielens_like(tmp_path / "raw", num_users=150, num_items=100, num_ratings=4000)
-    status, printed, said = run("demo", "--raw", tmp_path / "raw", "--out", tmp_path / "demo", "--minutes", "0.05")
+    status, printed, said = run("demo", "--raw", tmp_path / "raw", "--out", tmp_path / "demo", "--minutes", "5")
     assert status == 0, said
     assert "recspec prepare movielens" in said
     assert "test, full" in printed

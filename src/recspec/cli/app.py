@@ -14,8 +14,14 @@ from recspec.base.machine import limit_openmp_spin
 from recspec.cli import presenters
 from recspec.cli.console import err, out
 from recspec.cli.demo import demo
-from recspec.cli.from_verbs import Presenter, add_command
+from recspec.cli.from_verbs import Call, Presenter, add_command
 from recspec.cli.process import STOPPED, ended_like_ctrl_c
+
+
+def run_demo(call: Call) -> None:
+    """Run the demo's commands by this very command line."""
+    call(run=lambda words: app(words, standalone_mode=False))
+
 
 COMMANDS: dict[str, tuple[Callable[..., Any], Presenter]] = {
     "prepare": (api.prepare, presenters.prepare),
@@ -44,7 +50,7 @@ COMMANDS: dict[str, tuple[Callable[..., Any], Presenter]] = {
     "datasets": (api.datasets, presenters.datasets),
     "schema": (presenters.print_schema, presenters.do),
     "version": (presenters.print_version, presenters.do),
-    "demo": (demo, presenters.do),
+    "demo": (demo, run_demo),
     "experiment check": (api.experiment_check, presenters.experiment_check),
     "experiment report": (api.experiment_report, presenters.experiment_report),
     "bench train": (api.bench_train, presenters.bench_train),

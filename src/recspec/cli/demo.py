@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from shutil import which
 
@@ -23,18 +24,25 @@ SHOP = {
 
 
 @api.verb
-def demo(*, raw: Place | None = None, out: Place = "demo", minutes: float = 0.2) -> None:
+def demo(
+    *, run: Callable[[Sequence[str]], object], raw: Place | None = None, out: Place = "demo", minutes: float = 0.2
+) -> None:
     """Show recspec at work on a made-up shop.
 
     It prepares events, picks the best of eight models, measures it beside baselines, and recommends. Every command that
     it prints can be copied.
 
     Args:
+        run: A function that runs the words of a command.
         raw: MovieLens files to use instead of the shop: the zip or its folder.
         out: Folder to write.
         minutes: Minutes of the search for the best model.
     """
     from recspec.datasets import write_shop
+
+    def show(*words: object) -> None:
+        step(quoted_command(*words))
+        run([argument(word) for word in words])
 
     started, folder = time.perf_counter(), Path(out)
     data, search = folder / "data", fresh_folder(folder, "search")
@@ -45,29 +53,21 @@ def demo(*, raw: Place | None = None, out: Place = "demo", minutes: float = 0.2)
         write_shop(shop)
         settings = SHOP | {"items": shop / "products.csv", "users": shop / "customers.csv"}
         assigned = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
-        _run("prepare", "table", shop / "events.csv", data, "--force", *assigned)
+        show("prepare", "table", shop / "events.csv", data, "--force", *assigned)
     else:
-        _run("prepare", "movielens", raw, data, "--force")
-    _run("auto", data, search, "--minutes", minutes, "--models", MODELS)
-    _run("evaluate", best, data, "--baselines", "--protocol", "full")
+        show("prepare", "movielens", raw, data, "--force")
+    show("auto", data, search, "--minutes", minutes, "--models", MODELS)
+    show("evaluate", best, data, "--baselines", "--protocol", "full")
     user = api.open(best).predictor.busiest_user()
     of_shop = () if raw is not None else ("--filter", "in_stock", "--columns", "price,brand")
-    _run("recommend", best, f"--user={user}", "-k", 5, "--explain", *of_shop)
-    _run("report", best)
+    show("recommend", best, f"--user={user}", "-k", 5, "--explain", *of_shop)
+    show("report", best)
     err.print(f"\ndone in {time.perf_counter() - started:.0f} s; all of it is in {folder}. What you can do now:")
     if which("recspec") is None and sys.prefix != sys.base_prefix:
         _offer("use the commands in this shell", f". {shlex.quote(str(Path(sys.prefix) / 'bin' / 'activate'))}")
     _offer("serve the model, with a page to try it at http://127.0.0.1:8000", quoted_command("serve", best))
     more = quoted_command("auto", data, fresh_folder(folder, "auto"), "--minutes", 10)
     _offer("try every suitable model, for ten minutes", more)
-
-
-def _run(*words: object) -> None:
-    """Print a command, and run it."""
-    from recspec.cli.app import app
-
-    step(quoted_command(*words))
-    app([argument(word) for word in words], standalone_mode=False)
 
 
 def _offer(what: str, command: str) -> None:
