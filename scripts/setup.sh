@@ -66,7 +66,7 @@ fi
 if [ -n "${HASHES:-}" ]; then pip install --no-deps --require-hashes -r requirements.lock; fi
 
 case "${1:-dev}" in
-    demo) pip install -c constraints.txt -e '.[baselines,serve,loop]' ;;
+    demo) pip install -c constraints.txt -e '.[baselines,serve,loop,report]' ;;
     dev) pip install -c constraints.txt -e '.[dev]' ;;
     *) echo "setup: '$1' is neither demo nor dev" >&2; exit 2 ;;
 esac

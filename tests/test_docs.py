@@ -301,6 +301,11 @@ def test_every_setting_says_what_it_is(name: str) -> None:
         assert field.description, f"{name}: {setting}"
 
 
+@pytest.mark.parametrize("guide", sorted((ROOT / "docs" / "guides").glob("*.md")), ids=lambda guide: guide.stem)
+def test_a_guide_begins_with_its_command(guide: Path) -> None:
+    assert re.match(r"# .+\n\n```sh\n", guide.read_text(encoding="utf-8"))
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_link_and_anchor_leads_somewhere(page: Path) -> None:
     for link in links(page):

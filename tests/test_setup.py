@@ -51,7 +51,7 @@ def test_what_pip_says_is_kept_in_a_file(clone: Path) -> None:
     done = set_up(clone, "demo")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert "WARNING: a location is ignored" in (clone / ".venv" / "setup.log").read_text()
-    assert ".[baselines,serve,loop]" in (clone / "asked").read_text()
+    assert ".[baselines,serve,loop,report]" in (clone / "asked").read_text()
 
 
 def test_a_pip_that_fails_is_shown(clone: Path) -> None:

@@ -14,6 +14,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyarrow import csv
 
 from recspec import api
 from recspec.base.errors import BundleError, DataError, RequestError, SettingsError
@@ -115,8 +116,10 @@ def test_columns_of_the_catalogue_go_with_an_answer(model: api.Model, tmp_path: 
     assert model.recommend(all=True, k=1, columns=["kind"], kind="pyarrow", progress=False).column_names[-1] == "kind"
     with pytest.raises(RequestError, match=r"no column 'knid' \(did you mean 'kind'\?\)"):
         model.recommend("u1", columns=["knid"])
-    with pytest.raises(SettingsError, match="columns: go with a frame; leave out the file"):
-        model.recommend("u1", columns=["kind"], out=tmp_path / "a.parquet")
+    file = model.recommend("u1", k=3, at_most="kind:1", columns=["kind"], out=tmp_path / "a.csv", progress=False)
+    assert sorted(csv.read_csv(file).column("kind").to_pylist()) == ["a", "b", "c"]
+    with pytest.raises(SettingsError, match="columns: go with a frame or one file"):
+        model.recommend(all=True, columns=["kind"], out=tmp_path / "shards")
 
 
 @pytest.mark.parametrize("like", [" u1", "u1 ", "U1", "u1.0"])
@@ -313,7 +316,9 @@ def test_a_wrong_keyword_gets_the_nearest_known_one(model: api.Model, data: api.
     [
         ({}, "name users, take all, or give items or a context"),
         ({"users": "u1", "all": True}, "leave users out"),
-        ({"users": "u1", "out": "a.csv"}, "ends in .parquet"),
+        ({"users": "u1", "out": "a.xls"}, "ends in .csv, .jsonl or .parquet"),
+        ({"users": Path("u.csv"), "out": "shards"}, "reads text files with one id a line"),
+        ({"users": "u1", "at_most": "kind"}, "expected COLUMN:N"),
         ({"items": "f1", "out": "a.parquet"}, "names users"),
         ({"all": True, "explain": True}, "goes with named users"),
         ({"users": "u1", "k": 0}, "k is 0; expected a whole number"),

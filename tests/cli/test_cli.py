@@ -13,6 +13,8 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Callable
+from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +23,10 @@ import pytest
 from recspec import api, datasets
 from recspec.api import verb_checks
 from recspec.bench import speed
+from recspec.bundle import folder as bundle
 from recspec.cli import app as cli
-from recspec.cli import console, presenters, rich_consoles
-from recspec.datasets import write_movielens_like
+from recspec.cli import console, demo, presenters, rich_consoles
+from recspec.datasets import write_movielens_like, write_shop
 from recspec.feature_spec import FeatureSpec
 from recspec.inference.recommendation import Recommendation, RecommendedItem
 from tests import made_up
@@ -525,8 +528,10 @@ def test_recommend_without_users_says_how(run: Cli, tmp_path: Path, data: Featur
     for option in ("--user", "--items"):  # as Python gives bytes of a command line that are no UTF-8
         status, _, said = run("recommend", tmp_path / "run", option, "\udcff")
         assert (status, "'\\udcff' is no UTF-8 text; write it in UTF-8" in said) == (2, True), said
-    said = run("recommend", tmp_path / "run", "--all", "--out", tmp_path / "all.csv")[2]
-    assert "expected a name that ends in .parquet" in said
+    said = run("recommend", tmp_path / "run", "--all", "--out", tmp_path / "all.xls")[2]
+    assert "expected a name that ends in .csv, .jsonl or .parquet" in said
+    said = run("recommend", tmp_path / "run", "--user", "1", "--users", tmp_path / "u.txt")[2]
+    assert "--user and --users: give one of them" in said
 
 
 def test_what_there_is_is_listed(run: Cli) -> None:
@@ -557,15 +562,46 @@ def test_bench_train_says_where_the_time_of_a_step_goes(run: Cli, data: FeatureS
     )
 
 
-def test_the_demo_tells_the_whole_story(run: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    few = {"num_users": 150, "num_items": 100, "num_ratings": 4000}
-    monkeypatch.setattr(datasets, "write_movielens_like", lambda raw, **given: write_movielens_like(raw, **given | few))
-    status, printed, said = run("demo", "--out", tmp_path / "demo", "--epochs", "1")
+def test_every_command_of_the_demo_can_be_copied(run: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets, "write_shop", partial(write_shop, num_customers=150, num_products=60, num_visits=900))
+    monkeypatch.setattr(demo, "MODELS", "popularity,markov")  # fitted in one go, so that the search ends by itself
+    monkeypatch.chdir(tmp_path)
+    status, printed, said = run("demo", "--minutes", "5")
     assert status == 0, said
-    for part in ("recspec prepare movielens", "recspec train neumf", "recspec evaluate", "recspec recommend"):
-        assert part in said
     assert "test, full" in printed
-    assert " 10 " in printed
+    assert "because" in printed
+    assert (tmp_path / printed.splitlines()[-1]).name == "report.html"
+    printed_commands = re.findall(r"^(?:▸ |next: | {4})recspec (.*)", said, re.MULTILINE)
+    commands = list(dict.fromkeys(printed_commands))
+    verbs = [shlex.split(each)[0] for each in commands]
+    assert [verb for verb, _ in groupby(verbs)] == [
+        "prepare", "auto", "evaluate", "report", "recommend", "serve",
+    ]  # fmt: skip
+    for each in commands:
+        words = shlex.split(each)
+        if words[0] == "serve":
+            bundle.load(tmp_path / words[1])
+        else:
+            status, _, said = run(*words, *(("--models", "markov") if words[-1] == "10" else ()))
+            assert status == 0, said
+
+
+def test_the_demo_takes_real_files(run: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "MODELS", "popularity,markov")
+    write_movielens_like(tmp_path / "raw", num_users=150, num_items=100, num_ratings=4000)
+    status, printed, said = run("demo", "--raw", tmp_path / "raw", "--out", tmp_path / "demo", "--minutes", "5")
+    assert status == 0, said
+    assert "recspec prepare movielens" in said
+    assert "test, full" in printed
+
+
+def test_without_a_command_five_commands_lead_on(run: Cli) -> None:
+    status, printed, _ = run()
+    assert status == 0
+    assert re.findall(r"^  recspec (\w+)", printed, re.MULTILINE) == [
+        "prepare", "auto", "evaluate", "recommend", "serve",
+    ]  # fmt: skip
+    assert "recspec --help" in printed
 
 
 # --- serve -----------------------------------------------------------------------------------------------------------
@@ -699,7 +735,7 @@ def test_a_table_of_recommendations_has_titles_and_plain_values_and_says_who_get
 ) -> None:
     for title, heads in ((None, "item ┃ score"), ("A film", "item ┃ title")):
         answer = Recommendation("u", True, (RecommendedItem(7, title, 0.5),))
-        presenters.print_recommendation(answer, fields={"year": [2016], "price": [1234.5]})
+        presenters.print_recommendation(answer, {"year": [2016], "price": [1234.5]})
         printed = capsys.readouterr().out
         assert heads in " ".join(printed.split())
         assert ("title" in printed) == (title is not None)
@@ -710,7 +746,7 @@ def test_a_table_of_recommendations_has_titles_and_plain_values_and_says_who_get
         ("u", True, "user u: the most popular items"),
         (None, False, "the most popular items"),
     ):
-        presenters.print_recommendation(Recommendation(user, known, (), answered_by="popularity"))
+        presenters.print_recommendation(Recommendation(user, known, (), answered_by="popularity"), {})
         assert capsys.readouterr().out.splitlines()[1] == heading
 
 

@@ -19,8 +19,17 @@ from recspec.datasets.adult import LAYOUT
 from recspec.evaluation.evaluations import evaluate_model
 from recspec.feature_spec import FeatureSpec
 from recspec.inference import answer_files
-from recspec.inference.answer_files import predict_file, predict_split, read_rows, read_users, row_writer
+from recspec.inference.answer_files import (
+    predict_file,
+    predict_split,
+    read_rows,
+    read_users,
+    recommend_to_file,
+    row_writer,
+)
+from recspec.inference.batch_jobs import How, recommend_shards
 from recspec.inference.predictor import Predictor
+from recspec.inference.recommendation import RecommendRequest
 from recspec.report import dataset_summary as card
 from tests.inference.conftest import ADULT, trained_neumf
 
@@ -77,7 +86,56 @@ def test_files_that_are_not_there_or_of_another_kind_are_refused(predictor: Pred
     with pytest.raises(DataError, match="can't be read as parquet"):
         predict_file(predictor, tmp_path / "broken.parquet", None)
     with pytest.raises(DataError, match="can't be read as a list of users"):
-        read_users(tmp_path / "none.txt")
+        read_users(predictor, tmp_path / "none.txt")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "found", "said"),
+    [
+        ("users.txt", "u1\n\n u2 \n", ["u1", "u2"], ""),
+        ("users.csv", "user_id,name\nu1,Ann\nu2,Bob\n", ["u1", "u2"], ""),
+        ("users.csv", "name;user_id\nAnn;u1\n", ["u1"], ""),
+        ("users.csv", "user_id\nu1\nnobody\n", ["u1", "nobody"], ""),
+        ("users.csv", "u1\nu2\n", ["u1", "u2"], ""),
+        ("users.csv", "kunde\nu1\n", ["u1"], "the first line, 'kunde', is no user but the name of the column"),
+        ("users.jsonl", '{"user_id": "u1", "age": 3}\n', ["u1"], ""),
+    ],
+)
+def test_users_are_lines_or_the_column_of_their_ids(
+    predictor: Predictor, tmp_path: Path, name: str, text: str, found: list[str], said: str
+) -> None:
+    (tmp_path / name).write_text(text)
+    notes: list[str] = []
+    assert read_users(predictor, tmp_path / name, notes.append) == found
+    assert [note.removeprefix(f"{tmp_path / name}: ") for note in notes] == ([said] if said else [])
+
+
+def test_a_table_without_the_users_column_is_refused(predictor: Predictor, tmp_path: Path) -> None:
+    (tmp_path / "users.csv").write_text("name,mail\nAnn,a@b\n")
+    with pytest.raises(DataError, match="no column 'user_id', the users' ids; found 'name', 'mail'"):
+        read_users(predictor, tmp_path / "users.csv")
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_lists_are_written_by_the_ending_of_the_file(predictor: Predictor, tmp_path: Path, suffix: str) -> None:
+    out, wanted = tmp_path / f"lists{suffix}", RecommendRequest(k=2)
+    assert recommend_to_file(predictor, ["u1", "nobody"], out, wanted, columns=("title", "item_id")) == (2, 1)
+    table = pa.concat_tables([*read_rows(out)])
+    assert table.column_names == ["user", "known", "rank", "item", "title", "score", "item_id"]
+    assert table.column("user").to_pylist() == ["u1", "u1", "nobody", "nobody"]
+    (answer,) = predictor.recommend(["u1"], k=2)
+    assert [str(each) for each in table.column("item").to_pylist()[:2]] == [str(each.item) for each in answer.items]
+    assert table.column("item_id").to_pylist() == table.column("item").to_pylist()
+
+
+def test_users_of_whom_none_is_known_get_no_file(predictor: Predictor, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"knows none of the users, such as 'zz'; expected ids .* such as 'u0'"):
+        recommend_to_file(predictor, ["zz", "yy"], tmp_path / "lists.csv", RecommendRequest(k=2))
+    assert [*tmp_path.iterdir()] == []
+    (tmp_path / "users.txt").write_text("zz\nyy\n")
+    with pytest.raises(DataError, match="knows none of the users, such as 'zz'"):
+        recommend_shards(predictor, tmp_path / "users.txt", tmp_path / "lists", RecommendRequest(k=2), How())
+    assert [each.name for each in tmp_path.iterdir()] == ["users.txt"]
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from recspec.base.errors import DataError, RequestError, SettingsError
 from recspec.feature_spec import FeatureSpec
 from recspec.inference import batch_jobs, batch_shards
-from recspec.inference.answer_files import predict_file, recommend_to_parquet
+from recspec.inference.answer_files import predict_file, recommend_to_file
 from recspec.inference.batch_jobs import Counts, How, predict_shards, recommend_shards
 from recspec.inference.batch_shards import (
     Done,
@@ -42,7 +42,7 @@ def whole(out: Path) -> pa.Table:
 
 
 def one_file(predictor: Predictor, file: Path, wanted: RecommendRequest, users: list[str] | None = None) -> pa.Table:
-    recommend_to_parquet(predictor, users, file, wanted)
+    recommend_to_file(predictor, users, file, wanted)
     return pq.read_table(file)
 
 

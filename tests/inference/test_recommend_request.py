@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from recspec.base.errors import RequestError
-from recspec.inference import filters, raw_columns
-from recspec.inference.answer_files import recommend_to_parquet
+from recspec.inference import filters, ranking, raw_columns
+from recspec.inference.answer_files import recommend_to_file
 from recspec.inference.filters import Test, TestedColumn
 from recspec.inference.predictor import Predictor
 from recspec.inference.recommendation import Boost, Recommendation, RecommendRequest, note_of_unknown_users
@@ -221,6 +221,54 @@ def test_more_variety_lowers_the_likeness_of_a_list(ials: Predictor) -> None:
         return float((vectors[ids] @ vectors[ids].T).mean())
 
     assert likeness(0.0) > likeness(0.5) >= likeness(1.0)
+
+
+@pytest.mark.parametrize("name", ["films", "ease", "ials", "sequential"])
+@pytest.mark.parametrize("most", [1, 2])
+def test_at_most_some_items_share_a_value_and_the_order_stays(
+    name: str, most: int, request: pytest.FixtureRequest
+) -> None:
+    predictor = request.getfixturevalue(name)
+    kind, counts, expected = kinds(predictor), dict[str, int](), []
+    for user in ("u3", "nobody"):
+        counts.clear()
+        expected.clear()
+        for item in items(ask(predictor, user, k=100)):
+            counts[kind[item]] = counts.get(kind[item], 0) + 1
+            if kind[item] is None or counts[kind[item]] <= most:
+                expected.append(item)
+        assert items(ask(predictor, user, k=100, at_most=f"kind:{most}")) == expected
+        assert 0 < len(expected) < len(items(ask(predictor, user, k=100)))
+    varied = items(ask(predictor, "u3", k=3, at_most="kind: 1", diversity=0.5, diverse_by="kind"))
+    assert len({kind[item] for item in varied}) == len(varied)
+
+
+def test_a_cap_leaves_items_without_a_value_and_keeps_the_first_of_equal_scores() -> None:
+    scores = torch.tensor([[3.0, 5.0, 5.0, 1.0, 4.0, -torch.inf], [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]])
+    ids = torch.arange(1, 7).expand(2, -1)
+    codes = np.array([-1, 0, 0, 0, -1, 1, -1])  # of id 0, which is nobody's, then of ids 1 to 6
+    left = ranking._capped(scores, ids, codes, 1).isfinite()
+    assert left.tolist() == [[False, True, False, True, True, False], [False, False, True, True, True, True]]
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("kind", "at_most is 'kind'; expected COLUMN:N with N from 1 on, as in 'category:2'"),
+        ("kind:0", "at_most is 'kind:0'; expected"),
+        (":2", "at_most is ':2'; expected"),
+        ("kind:-1", "at_most is 'kind:-1'; expected"),
+        ("kind:" + "9" * 5000, "expected COLUMN:N"),
+        ("knid:2", "at_most: no column 'knid' (did you mean 'kind'?)"),
+    ],
+)
+def test_a_cap_that_can_not_be_read_is_refused(films: Predictor, asked: str, said: str) -> None:
+    assert said in problems(ask, films, "u3", at_most=asked)
+
+
+def test_a_cap_is_of_single_values(clicks: Predictor) -> None:
+    said = problems(ask, clicks, clicks.busiest_user(), at_most="tags:2")
+    assert "at_most: column 'tags' holds lists; expected one value an item" in said
 
 
 # --- explanations ----------------------------------------------------------------------------------------------------
@@ -471,7 +519,7 @@ def test_items_that_nobody_acted_on_come_from_models_that_score_them(
 
 def test_files_hold_what_the_request_asks_for(ease: Predictor, tmp_path: Path) -> None:
     wanted = RecommendRequest(k=3, filter="kind == 'a'", exclude=("101",), boosts=("kind == 'a': 1",))
-    recommend_to_parquet(ease, ["u3", "nobody"], tmp_path / "some.parquet", wanted)
+    recommend_to_file(ease, ["u3", "nobody"], tmp_path / "some.parquet", wanted)
     rows = pq.read_table(tmp_path / "some.parquet").to_pylist()
     answers = ease.recommend(replace(wanted, users=("u3", "nobody")))
     assert [(row["user"], row["item"]) for row in rows] == [

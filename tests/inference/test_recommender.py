@@ -14,7 +14,7 @@ from recspec import api
 from recspec.base.errors import BundleError, RequestError
 from recspec.feature_spec import FeatureSpec
 from recspec.inference import ItemIndex, recommender
-from recspec.inference.answer_files import read_users, recommend_to_parquet
+from recspec.inference.answer_files import read_users, recommend_to_file
 from recspec.inference.pipeline import Retriever, item_vectors
 from recspec.inference.predictor import Predictor
 from recspec.inference.recommendation import RecommendRequest
@@ -120,7 +120,7 @@ def test_all_users_go_to_parquet_in_blocks_as_they_do_one_by_one(
     predictor: Predictor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recommender, "SCORES", 100)  # three users a block
-    count, unknown = recommend_to_parquet(predictor, None, tmp_path / "all.parquet", RecommendRequest(k=3))
+    count, unknown = recommend_to_file(predictor, None, tmp_path / "all.parquet", RecommendRequest(k=3))
     table = pq.read_table(tmp_path / "all.parquet")
     assert (count, unknown) == (40, 0)
     assert table.column_names == ["user", "known", "rank", "item", "title", "score"]
@@ -136,9 +136,9 @@ def test_all_users_go_to_parquet_in_blocks_as_they_do_one_by_one(
 
 def test_unknown_users_in_a_file_get_popular_items(predictor: Predictor, tmp_path: Path) -> None:
     (tmp_path / "users.txt").write_text("u1\n\nnobody\n")
-    users = read_users(tmp_path / "users.txt")
+    users = read_users(predictor, tmp_path / "users.txt")
     assert users == ["u1", "nobody"]
-    assert recommend_to_parquet(predictor, users, tmp_path / "some.parquet", RecommendRequest(k=2)) == (2, 1)
+    assert recommend_to_file(predictor, users, tmp_path / "some.parquet", RecommendRequest(k=2)) == (2, 1)
     rows = pq.read_table(tmp_path / "some.parquet").to_pylist()
     assert [(row["user"], row["known"]) for row in rows] == [
         ("u1", True),
@@ -146,7 +146,7 @@ def test_unknown_users_in_a_file_get_popular_items(predictor: Predictor, tmp_pat
         ("nobody", False),
         ("nobody", False),
     ]
-    recommend_to_parquet(predictor, [], tmp_path / "none.parquet", RecommendRequest(k=2))
+    recommend_to_file(predictor, [], tmp_path / "none.parquet", RecommendRequest(k=2))
     assert pq.read_table(tmp_path / "none.parquet").num_rows == 0
 
 
@@ -186,4 +186,4 @@ def test_a_model_without_users_or_items_says_to_predict(tmp_path: Path, role: st
         model.recommend([1])
     for users in (None, [1]):
         with pytest.raises(BundleError, match=message):
-            recommend_to_parquet(model, users, tmp_path / "out.parquet", RecommendRequest())
+            recommend_to_file(model, users, tmp_path / "out.parquet", RecommendRequest())

@@ -89,16 +89,16 @@ def test_seen_items_and_events_that_count_for_nothing_are_no_targets(shop: Mappi
     seen = known.catalogues.raw_ids("item", ids).to_pylist()[0]
     columns = {"_seq": [1, 2, 3], "user_id": ["u0", "u0", "new"], "item_id": [seen, "x", "y"]}
     rows = pa.table(columns)
-    assert gate._targets(known, rows, raw()) == {"u0": {"x"}, "new": {"y"}}
+    assert gate.targets_of(known, rows, raw()) == {"u0": {"x"}, "new": {"y"}}
     weighed = rows.append_column("kind", pa.array(["buy", "view", "buy"]))
     by_type = raw(event="kind", event_weights={"view": 0, "buy": 1})
-    assert gate._targets(known, weighed, by_type) == {"new": {"y"}}
+    assert gate.targets_of(known, weighed, by_type) == {"new": {"y"}}
     predicted = raw(event="kind", target=["view"], event_weights={"view": 1, "buy": 5}, seen=[])
-    assert gate._targets(known, weighed, predicted) == {"u0": {"x"}}, "purchases are no targets of views"
+    assert gate.targets_of(known, weighed, predicted) == {"u0": {"x"}}, "purchases are no targets of views"
     stars = rows.append_column("stars", pa.array([5.0, 4.0, None]))
-    assert gate._targets(known, stars, raw(rating="stars", min_rating=4)) == {"u0": {"x"}}
+    assert gate.targets_of(known, stars, raw(rating="stars", min_rating=4)) == {"u0": {"x"}}
     labelled = rows.append_column("_label", pa.array([1, 0, 1]))
-    assert gate._targets(known, labelled, raw(label="clicked")) == {"new": {"y"}}
+    assert gate.targets_of(known, labelled, raw(label="clicked")) == {"new": {"y"}}
 
 
 def test_with_fewer_than_two_users_there_is_no_test(shop: Mapping[str, Predictor]) -> None:

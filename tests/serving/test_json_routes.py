@@ -308,6 +308,7 @@ FIELDS: dict[str, tuple[st.SearchStrategy[Any], st.SearchStrategy[Any]]] = {
     "boosts": (st.lists(st.sampled_from(["title contains '1': 2", "item_id in ('105'): -1"]), max_size=2), JSON),
     "diversity": (st.sampled_from([0, 0.5, 1]), VALUES),
     "diverse_by": (st.none(), st.sampled_from(["title", "item_id", "tags"]) | VALUES),
+    "at_most": (st.sampled_from([None, "title:1", "item_id: 2"]), st.sampled_from(["tags:1", "title:0"]) | VALUES),
     "explain": (st.booleans(), VALUES),
 }
 """Of each field of a question: what may be right, and what need not be."""
@@ -448,6 +449,7 @@ def test_recommend_takes_what_a_shop_asks(films: Asked, predictor: Predictor) ->
         "boosts": ["title contains '12': 1"],
         "diversity": 0.5,
         "diverse_by": "title",
+        "at_most": "title:1",
         "explain": True,
     }
     data = films("POST", "/recommend", body).data
@@ -459,6 +461,7 @@ def test_recommend_takes_what_a_shop_asks(films: Asked, predictor: Predictor) ->
         diversity=0.5,
         diverse_by="title",
         boosts=("title contains '12': 1",),
+        at_most="title:1",
         explain=True,
     )
     by_hand = answers.recommend(predictor, wanted)

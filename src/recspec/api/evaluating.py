@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from recspec.api.data import opened
+from recspec.api.data import Data, opened
 from recspec.api.frames import Kind, chosen_kind, from_table, table_of
 from recspec.api.progress import Stages, stages
 from recspec.api.verb_checks import Place, several, verb
@@ -17,6 +17,7 @@ from recspec.base.errors import SettingsError, listed
 
 if TYPE_CHECKING:
     from recspec.evaluation import Comparison, Report, Slice
+    from recspec.inference import Predictor
 
 
 class EvaluationResult(Viewed):
@@ -191,11 +192,13 @@ def evaluate(
 ) -> EvaluationResult:
     """Measure a trained model on data, or on logged lists.
 
-    The run's folder keeps the result. Each run of `against` keeps its own, as if it had been evaluated alone.
+    Data are a prepared dataset, or a file of events that are newer than the model. The run's folder keeps the result in
+    `evaluations`; the same question about the same data replaces it. Each run of `against` keeps its own, as if it had
+    been evaluated alone.
 
     Args:
         run: Folder of a run or a bundle.
-        data: Prepared dataset: its folder or specification file.
+        data: Prepared dataset: its folder or specification file; or newer events: a csv, jsonl or parquet file.
         split: Split to score.
         journal: Journal of lists drawn by chance, in place of data: sqlite:///FILE or
             postgresql+psycopg://USER@HOST/DATABASE.
@@ -241,6 +244,10 @@ def evaluate(
         own |= {"ks": tuple(dict.fromkeys(several(k))) or None, **({"draws": bootstrap} if bootstrap else {})}
         return _from_journal(run, journal, against, own, device=device, verify=verify, progress=progress)
     assert data is not None
+    if _is_of_events(data):
+        _check_event_options({**of_data, "bootstrap": bootstrap})
+        ks = tuple(dict.fromkeys(several(k))) or None
+        return _from_events(run, data, against, ks, device=device, verify=verify, progress=progress)
     from recspec.base import config
     from recspec.bundle import folder as bundle
     from recspec.evaluation import EvaluateSettings, save
@@ -297,6 +304,47 @@ def evaluate(
     )
 
 
+def _is_of_events(data: Data | Place) -> bool:
+    """Whether data are a file of events; prepared ones are a folder, or a specification in YAML."""
+    endings = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
+    return not isinstance(data, Data) and Path(data).suffix in endings and not Path(data).is_dir()
+
+
+def _check_event_options(given: Mapping[str, object]) -> None:
+    """Refuse options of prepared datasets."""
+    usual = inspect.signature(evaluate).parameters
+    if strange := [name for name, value in given.items() if value != usual[name].default]:
+        raise SettingsError(f"evaluate: {listed(strange)}: used with a prepared dataset, not with a file of events")
+
+
+def _from_events(
+    run: Place,
+    file: Place,
+    against: Place | Sequence[Place] | None,
+    ks: tuple[int, ...] | None,
+    *,
+    device: str,
+    verify: bool,
+    progress: bool | Stages | None,
+) -> EvaluationResult:
+    """How well the lists or probabilities of runs fit newer events."""
+    from recspec.base import config
+    from recspec.base.stores import fetched, url_text
+    from recspec.evaluation import EvaluateSettings
+    from recspec.inference import Predictor
+    from recspec.loop import evaluate_events
+    from recspec.training import dataset_of
+
+    config.build(EvaluateSettings, "evaluate", {"ks": ks})  # refuses numbers below 1
+    place = fetched(str(file), "data") if url_text(file) else Path(file)
+    names = dict.fromkeys(os.fspath(each) for each in (run, *several(against)))
+    with stages(progress) as show:
+        runs = {name: Predictor.open(name, device=device, verify=verify) for name in names}
+        datasets = {name: dataset_of(each.bundle.folder, None) for name, each in runs.items()}
+        reports = evaluate_events(runs, datasets, place, ks, progress=show)
+    return _kept(reports, runs)
+
+
 def _check_source(
     data: Place | None, journal: str | None, options: Mapping[Literal["data", "journal"], Mapping[str, object]]
 ) -> None:
@@ -323,7 +371,6 @@ def _from_journal(
 ) -> EvaluationResult:
     """What the lists of runs would earn, estimated from what a journal's lists earned."""
     from recspec.base import config
-    from recspec.evaluation import save
     from recspec.inference import Predictor
     from recspec.loop import Journal, LoggedListSettings, evaluate_journal
 
@@ -332,9 +379,16 @@ def _from_journal(
     with stages(progress) as show, Journal(journal, read_only=True) as opened_journal:
         runs = {name: Predictor.open(name, device=device, verify=verify) for name in names}
         reports = evaluate_journal(runs, opened_journal, settings, progress=show)
+    return _kept(reports, runs)
+
+
+def _kept(reports: Mapping[str, Report], runs: Mapping[str, Predictor]) -> EvaluationResult:
+    """The first report, after each was kept with its run."""
+    from recspec.evaluation import save
+
     kept = {name: save(report, runs[name].bundle, runs[name].spec) for name, report in reports.items()}
     why_not = [f"{name}: {each.why_not}" for name, each in kept.items() if each.why_not]
-    first = next(iter(names))
+    first = next(iter(reports))
     files = [each.file for each in kept.values() if each.file is not None]
     return EvaluationResult(
         reports[first],

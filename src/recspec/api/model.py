@@ -203,6 +203,7 @@ class Model(Viewed):
         diversity: float = 0.0,
         diverse_by: str | None = None,
         boost: str | Sequence[str] | None = None,
+        at_most: str | None = None,
         explain: bool = False,
         journal: str | None = None,
         columns: Sequence[str] | None = None,
@@ -220,7 +221,8 @@ class Model(Viewed):
         Items that a user acted on before are left out. Only the order of a user's scores has a meaning.
 
         Args:
-            users: Raw ids of users: one, a list, a column of a frame, or the `Path` of a file with one a line.
+            users: Raw ids of users: one, a list, a column of a frame, or the `Path` of a file: one a line, or the
+                users' column of a csv, jsonl or parquet file.
             items: Basket of raw item ids, oldest first, instead of a user's history.
             context: Raw columns of the request, for models that read them.
             k: Number of items.
@@ -230,11 +232,12 @@ class Model(Viewed):
             diversity: Weight of variety, from 0 to 1.
             diverse_by: Item column that measures likeness; by default the model's item vectors.
             boost: Weight added to the scores of some items, such as 'is_new: 1.5'; 1 is a spread of scores.
+            at_most: Largest number of items with one value of a column, such as 'category:2'.
             explain: Name the events of the history that explain each item.
             journal: Journal of users' newer events: sqlite:///FILE or postgresql+psycopg://USER@HOST/DATABASE.
             columns: Columns of the item catalogue to show.
             all: Recommend to every user of the dataset.
-            out: Parquet file, or folder of shards, which a second call goes on with.
+            out: File that ends in .csv, .jsonl or .parquet, or folder of shards, which a second call goes on with.
             workers: Processes that write shards.
             engine: Engine of these processes: local, spark or ray.
             shard_size: Users or rows of a shard; by default 16,384.
@@ -252,20 +255,21 @@ class Model(Viewed):
 
         Raises:
             RequestError: with every problem of the request.
-            SettingsError: if nobody is named, or `out` has another ending than .parquet.
-            DataError: if there is no such journal.
+            SettingsError: if nobody is named, or `out` has another ending.
+            DataError: if there is no such journal, or if the model knows none of the users of a file to write.
         """
         from recspec.inference import (
             RecommendRequest,
             note_of_unknown_users,
             read_users,
             recommend_shards,
-            recommend_to_parquet,
+            recommend_to_file,
         )
 
         file = users if isinstance(users, Path) else None
         in_shards = out is not None and not Path(out).suffix
-        named = as_ids(read_users(file) if file and not in_shards else users if file is None else (), "users")
+        read = read_users(self.predictor, file, _warn_one) if file and not in_shards else ()
+        named = as_ids(users if file is None else read, "users")
         wanted = RecommendRequest(
             users=named,
             items=as_ids(items, "items"),
@@ -277,6 +281,7 @@ class Model(Viewed):
             diversity=diversity,
             diverse_by=diverse_by,
             boosts=(boost,) if isinstance(boost, str) else tuple(boost or ()),
+            at_most=at_most,
             explain=explain,
         )
         problems = []
@@ -284,14 +289,17 @@ class Model(Viewed):
             problems.append("users: all recommends to every user; leave users out")
         if not (all or users is not None or wanted.is_anonymous):
             problems.append("name users, take all, or give items or a context")
-        if out is not None and Path(out).suffix not in ("", ".parquet"):
+        if out is not None and Path(out).suffix not in ("", ".csv", ".jsonl", ".parquet"):
             problems.append(
-                f"out {out}: expected a name that ends in .parquet, or without an ending for a folder of shards"
+                f"out {out}: expected a name that ends in .csv, .jsonl or .parquet, or without an ending for a folder "
+                "of shards"
             )
+        if file and in_shards and file.suffix in (".csv", ".jsonl", ".parquet"):
+            problems.append(f"users {file}: a folder of shards reads text files with one id a line, such as users.txt")
         if in_shards and not (all or file):
             problems.append("users: a folder of shards is for all users, or for a file of users")
-        if out is not None and columns:
-            problems.append("columns: go with a frame; leave out the file, or join them to it by item")
+        if in_shards and columns:
+            problems.append("columns: go with a frame or one file; join them to shards by item")
         if (out is not None or all) and explain:
             problems.append("explain: goes with named users and without out")
         if out is not None and not (all or named or file):
@@ -312,8 +320,9 @@ class Model(Viewed):
                         written.append(counts)
                     else:
                         chosen = None if all else named
-                        count, unknown = recommend_to_parquet(
-                            self.predictor, chosen, Path(out), wanted, live=live, progress=show
+                        shown = [columns] if isinstance(columns, str) else columns or ()
+                        count, unknown = recommend_to_file(
+                            self.predictor, chosen, Path(out), wanted, columns=shown, live=live, progress=show
                         )
                         written.append(count)
                 if unknown:

@@ -6,15 +6,22 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from typer import Typer
+from typer import Context, Typer
 
 from recspec import api
 from recspec.base.errors import Interrupted, RecspecError, missing_library, of_the_machine
 from recspec.base.machine import limit_openmp_spin
 from recspec.cli import presenters
-from recspec.cli.console import err
-from recspec.cli.from_verbs import Presenter, add_command
+from recspec.cli.console import err, out
+from recspec.cli.demo import demo
+from recspec.cli.from_verbs import Call, Presenter, add_command
 from recspec.cli.process import STOPPED, ended_like_ctrl_c
+
+
+def run_demo(call: Call) -> None:
+    """Run the demo's commands by this very command line."""
+    call(run=lambda words: app(words, standalone_mode=False))
+
 
 COMMANDS: dict[str, tuple[Callable[..., Any], Presenter]] = {
     "prepare": (api.prepare, presenters.prepare),
@@ -44,7 +51,7 @@ COMMANDS: dict[str, tuple[Callable[..., Any], Presenter]] = {
     "datasets": (api.datasets, presenters.datasets),
     "schema": (presenters.print_schema, presenters.do),
     "version": (presenters.print_version, presenters.do),
-    "demo": (presenters.demo, presenters.do),
+    "demo": (demo, run_demo),
     "experiment check": (api.experiment_check, presenters.experiment_check),
     "experiment report": (api.experiment_report, presenters.experiment_report),
     "bench train": (api.bench_train, presenters.bench_train),
@@ -66,13 +73,35 @@ GROUPS = {
     "pipeline": "Combine trained models.",
 }
 
+FIRST = (
+    ("prepare", "table purchases.csv data"),
+    ("auto", "data out --minutes 10"),
+    ("evaluate", "out/best data --baselines"),
+    ("recommend", "out/best --user alice"),
+    ("serve", "out/best"),
+)
+"""Commands from files to a server, in order, with arguments that show what each hands to the next."""
+
 app = Typer(
-    help="Turn raw interaction and click logs into trained, measured and served recommenders.",
-    no_args_is_help=True,
+    invoke_without_command=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+@app.callback()
+def start(context: Context) -> None:
+    """Turn raw interaction and click logs into trained, measured and served recommenders."""
+    if context.invoked_subcommand is not None:
+        return
+    out.print("From files to a server in five commands:\n")
+    lines = {f"recspec {name} {arguments}": COMMANDS[name][0] for name, arguments in FIRST}
+    for line, verb in lines.items():
+        out.print(f"  {line:<{max(map(len, lines))}}  {(verb.__doc__ or '').partition(chr(10))[0]}", soft_wrap=True)
+    out.print("\n`recspec demo` runs them on a made-up shop. `recspec --help` lists all commands.")
+
+
 groups = {name: Typer(help=about, no_args_is_help=True) for name, about in GROUPS.items()}
 for name, group in groups.items():
     app.add_typer(group, name=name)

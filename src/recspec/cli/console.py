@@ -102,14 +102,20 @@ def print_json(value: object) -> None:
 
 
 def print_next(*command: object, program: str = "recspec") -> None:
-    """Print the command to run next, quoted for the shell; a path that starts with a hyphen is no option."""
+    """Print the command to run next."""
+    err.print(f"next: {quoted_command(*command, program=program)}")
+
+
+def quoted_command(*command: object, program: str = "recspec") -> str:
+    """A command, quoted for the shell."""
     from recspec.base.stores import url_text
 
-    parts = []
-    for part in command:
-        is_option_like = isinstance(part, Path) and str(part).startswith("-")
-        parts.append(f"./{part}" if is_option_like else url_text(part) or str(part))
-    err.print(f"next: {' '.join(map(_quoted, (program, *parts)))}")
+    return " ".join(map(_quoted, (program, *(url_text(part) or argument(part) for part in command))))
+
+
+def argument(part: object) -> str:
+    """A word of a command; a path that starts with a hyphen is no option."""
+    return f"./{part}" if isinstance(part, Path) and str(part).startswith("-") else str(part)
 
 
 def _quoted(text: str) -> str:
@@ -121,7 +127,7 @@ def _quoted(text: str) -> str:
 
 
 def step(text: str) -> None:
-    """Print the title of a step of the demo."""
+    """Print the title of a step."""
     err.print(f"\n▸ {text}", style="bold")
 
 

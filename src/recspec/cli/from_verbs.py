@@ -42,6 +42,7 @@ SHORT = {"k": "-k", "verbose": "-v"}
 HELP = {"json": "Print JSON to standard output.", "set": "Set one setting; repeatable."}
 WORDS = {
     "against": "RUN",
+    "at_most": "COLUMN:N",
     "block": "ITEM",
     "boost": "EXPRESSION:WEIGHT",
     "budget": "MINUTES",

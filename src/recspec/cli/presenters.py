@@ -5,9 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +13,7 @@ from recspec import __version__, api
 from recspec.api import Place, Section, View, figures
 from recspec.base.errors import SettingsError, how_many
 from recspec.base.summaries import NOTES, as_data, shown_counts
-from recspec.cli.console import err, out, print_json, print_next, print_remarks, print_view, tell
+from recspec.cli.console import err, out, print_json, print_next, print_remarks, print_view, step, tell
 from recspec.cli.from_verbs import Call
 from recspec.cli.process import end_by_force, fresh_folder, is_first
 from recspec.cli.training_display import SearchDisplay, TrainingDisplay, print_next_of, print_result, show_trial
@@ -323,27 +321,20 @@ def recommend(
 
     Args:
         user: Raw user id; repeatable.
-        users: File with one raw user id per line.
+        users: File of raw user ids: one a line, or the users' column of a csv, jsonl or parquet file.
         context: Raw column of the request; repeatable.
         all: Recommend to every user; needs --out.
     """
-    from recspec.base.stores import fetched, url_text
-    from recspec.inference import read_users
-
     given, problems = _context(context or [])
     if call["items"] == []:
         problems.append("--items: holds no id")
     if call["all"] and call["out"] is None:
-        problems.append("--all needs --out FILE.parquet, or --out FOLDER")
+        problems.append("--all needs --out FILE.csv, .jsonl or .parquet, or --out FOLDER")
+    if user and users:
+        problems.append("--user and --users: give one of them")
     if problems:
         raise SettingsError.of("recommend", problems)
-    named: object = users
-    if user and users:
-        file = fetched(url, "--users") if (url := url_text(users)) else Path(users)
-        named = [*user, *read_users(file)]
-    elif user:
-        named = user
-    asked = Call(call.verb, {**call.values, "users": named, "context": given})
+    asked = Call(call.verb, {**call.values, "users": user or users, "context": given})
     if call["out"] is not None:
         asked(tell=err.print)
         return
@@ -352,7 +343,7 @@ def recommend(
         print_json([_with_columns(*each) for each in answers])
         return
     for answer, fields in answers:
-        print_recommendation(answer, fields=fields)
+        print_recommendation(answer, fields)
 
 
 def similar(call: Call, *, json: bool = False) -> None:
@@ -385,19 +376,15 @@ def _with_columns(answer: Recommendation, fields: Mapping[str, Sequence[object]]
     return found
 
 
-def print_recommendation(
-    answer: Recommendation, liked: Sequence[str] = (), fields: Mapping[str, Sequence[object]] | None = None
-) -> None:
+def print_recommendation(answer: Recommendation, fields: Mapping[str, Sequence[object]]) -> None:
     """Print one user's items as a table, with columns of the catalogue."""
-    if liked:
-        out.print(f"user {answer.user} acted on, among others: {'; '.join(liked)}")
     is_popular = answer.answered_by == "popularity"
     if answer.user is None:
         who = "the most popular items" if is_popular else f"answered by the {answer.answered_by}".replace("_", "'s ")
     else:
         so = "" if answer.known else "unknown, so "
         who = f"user {answer.user}" + (f": {so}the most popular items" if is_popular else "")
-    _print_items(who, answer.items, answer.notes, fields or {}, whole=is_popular)
+    _print_items(who, answer.items, answer.notes, fields, whole=is_popular)
 
 
 def _print_items(
@@ -477,7 +464,7 @@ def serve(call: Call, *, json: bool = False) -> None:
     os._exit(0)
 
 
-# --- lists, and the demo ---------------------------------------------------------------------------------------------
+# --- lists ---------------------------------------------------------------------------------------------
 
 
 def models(call: Call, *, json: bool = False) -> None:
@@ -522,64 +509,6 @@ def print_schema(*, columns: bool = False) -> None:
 def print_version() -> None:
     """Print the version of recspec."""
     out.print(__version__)
-
-
-def step(text: str) -> None:
-    """Print the title of a step."""
-    err.print(f"\n▸ {text}", style="bold")
-
-
-DEMO_SETTINGS = (
-    "settings.factors=64",
-    "settings.layers=[64,64,32]",
-    "settings.dropout=0.0",
-    "settings.item_bias=true",
-    "settings.l2=0.012",
-    "settings.l2_hidden=0.08",
-    "train.batch_size=8192",
-    "train.negatives=8",
-    "train.learning_rate=0.004",
-    "train.schedule=linear",
-)
-
-
-@api.verb
-def demo(*, raw: Place | None = None, out: Place = "demo", epochs: int = 8) -> None:
-    """Prepare, train, evaluate and recommend in one command.
-
-    Args:
-        raw: MovieLens files to use instead of generated ones.
-        out: Folder to write.
-        epochs: Passes over the training rows.
-    """
-    from recspec.base import config
-    from recspec.datasets import write_movielens_like
-
-    started, folder = time.perf_counter(), Path(out)
-    folder.mkdir(parents=True, exist_ok=True)
-    if raw is None:
-        raw = folder / "raw"
-        step(f"made-up ratings in the layout of MovieLens, in {raw}")
-        if not (raw / "ratings.csv").exists():
-            write_movielens_like(raw, num_users=2000, num_items=1500, num_ratings=150_000, seed=0)
-    step(f"recspec prepare movielens {raw} {folder / 'data'}")
-    data = api.prepare(raw, folder / "data", dataset="movielens", memory_limit="2GB", force=True)
-    print_prepared(data)
-
-    run = fresh_folder(folder, "run")
-    assignments = [*DEMO_SETTINGS, f"train.epochs={epochs}"]
-    step(f"recspec train neumf {data.path} {run} {' '.join(f'--set {assignment}' for assignment in assignments)}")
-    settings = config.parse_assignments(assignments)
-    train(Call(api.train, {"model": "neumf", "data": data.path, "run": run, "settings": settings}))
-
-    step(f"recspec evaluate {run} {data.path} --baselines")
-    print_view(api.evaluate(run, data, baselines=True).view())
-
-    predictor = api.open(run).predictor
-    user = predictor.busiest_user()
-    step(f"recspec recommend {run} --user {user} -k 10")
-    print_recommendation(predictor.recommend([user], k=10)[0], liked=predictor.liked(user, k=5))
-    err.print(f"\ndone in {time.perf_counter() - started:.0f} s; all of it is in {folder}")
 
 
 def do(call: Call) -> None:

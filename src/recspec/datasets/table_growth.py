@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import MappingProxyType
 
 import ibis
@@ -162,6 +163,24 @@ def append_events(
     _record(base, spec, [] if metadata else [fingerprint(events)], counts, started)  # a journal has many parts
     touched = np.unique(after.vocabularies[USER].encode(users)) if users is not None else np.zeros(0, np.int64)
     return Grown(spec, before.first_new, touched[touched > 0], counts, notes)
+
+
+def read_new_events(base: FeatureSpec, events: Path) -> tuple[pa.Table, tuple[str, ...]]:
+    """The raw events of a file, read by the rules of a dataset, which does not take them; and notes on them.
+
+    Raises:
+        DataError: if the dataset takes no new events, holds those of this file, or can't read them.
+    """
+    rules = GrowthRules.load(base)
+    _check_new(base, events)
+    with (
+        TemporaryDirectory(prefix="recspec-") as folder,
+        reading_raw(base.folder),
+        DuckDBBackend(Path(folder) / "tables", None, None) as backend,
+    ):
+        known = _known(backend, base, rules)
+        new, told = _new_rows(events, rules, known, plan_features(known, base.folder), 0, Path(folder))
+        return fetch(backend, new), tuple(told)
 
 
 @dataclass(frozen=True)

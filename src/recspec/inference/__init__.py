@@ -8,7 +8,7 @@ from recspec.inference.answer_files import (
     predict_tables,
     read_rows,
     read_users,
-    recommend_to_parquet,
+    recommend_to_file,
     recommended,
     row_writer,
 )
@@ -47,6 +47,6 @@ __all__ = [
     "ReadLive", "RecommendRequest", "Recommendation", "RecommendedItem", "Row", "SimilarItems", "build_pipeline",
     "catalogue_columns", "explain", "facts_of_encoder", "has_vectors", "highest", "history_of", "item_vectors",
     "known_columns", "merging", "note_of_scores", "note_of_unknown_users", "place_of", "predict_file", "predict_shards",
-    "predict_split", "predict_tables", "read_rows", "read_users", "recommend_shards", "recommend_to_parquet",
+    "predict_split", "predict_tables", "read_rows", "read_users", "recommend_shards", "recommend_to_file",
     "recommended", "requests", "row_writer", "table_of", "update_catalogue",
 ]  # fmt: skip

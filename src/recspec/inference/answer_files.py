@@ -10,7 +10,8 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import reduce
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -22,14 +23,15 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from recspec.base.errors import DataError, SettingsError, SpecError, nearest, unknown
+from recspec.base.errors import DataError, SettingsError, SpecError, listed, nearest, shortened, unknown
 from recspec.base.files import lines, local, open_parquet, special, whole_file
-from recspec.data.encoding import Predictions, Vocabulary, as_column, repeated, row_at
+from recspec.data.encoding import Predictions, Vocabulary, as_column, raw_names, repeated, row_at
 from recspec.data.storage import Column, Ragged, open_split
 from recspec.evaluation import as_batch, check_same_features, id_feature
 from recspec.feature_spec import FeatureSpec
 from recspec.inference.catalogue import ROLES, is_list
 from recspec.inference.live_events import LiveEvents
+from recspec.inference.lookup import catalogue_columns
 from recspec.inference.predictor import ROWS, Predictor
 from recspec.inference.recommendation import RecommendRequest
 from recspec.inference.recommender import CheckedRequest
@@ -200,40 +202,121 @@ def _raw(column: Column, spec: FeatureSpec, name: str, vocabulary: Vocabulary | 
 # --- recommendations -------------------------------------------------------------------------------------------------
 
 
-def read_users(path: Path) -> list[str]:
+Note = Callable[[str], None]
+
+
+def read_users(predictor: Predictor, path: Path, note: Note = lambda _: None) -> list[str]:
+    """Raw user ids of a file: one a line, or the column of the users' ids of a csv, jsonl or parquet file.
+
+    A csv file of one column may lack a header: its first line is a user if the model knows it.
+
+    Raises:
+        DataError: if the file can't be read, or has several columns and none is the users'.
+    """
+    if path.suffix not in ROW_FORMATS:
+        return [*lines_of_users(path)]
+    table = pa.concat_tables([*read_rows(path)], promote_options="permissive")
+    names = {name.strip(): name for name in table.column_names}
+    user = id_feature(predictor.spec, "user")
+    keys = list(dict.fromkeys(raw_names(predictor.encoders, [] if user is None else [user])))
+    first: list[str] = []
+    if (key := next((name for name in reversed(keys) if name in names), None)) is None:
+        if len(names) != 1:
+            wanted = "' or '".join(keys)
+            raise DataError(f"{path}: no column '{wanted}', the users' ids; found {listed(names)}")
+        key = next(iter(names))
+        if path.suffix == ".csv" and _are_known(predictor, [key]).any():
+            first = [key]
+        else:
+            note(f"{path}: the first line, '{key}', is no user but the name of the column")
+    values = table.column(names[key])
+    texts = [str(value).strip() for value in values.to_pylist() if value is not None]
+    return [*first, *filter(None, texts)]
+
+
+def lines_of_users(path: Path) -> Iterator[str]:
     """Raw user ids of a text file, one a line; empty lines are skipped.
 
     Raises:
         DataError: if the file can't be read.
     """
     try:
-        return [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        with path.open(encoding="utf-8") as file:
+            yield from filter(None, map(str.strip, file))
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: can't be read as a list of users: {error}") from None
+
+
+def _are_known(predictor: Predictor, users: Sequence[str | int]) -> NDArray[np.bool_]:
+    return np.asarray(predictor.catalogues.user_ids(users) >= predictor.users.first_id)
+
+
+def check_any_known(predictor: Predictor, users: Iterable[str | int], wanted: RecommendRequest) -> None:
+    """Refuse users of whom the model knows none: a wrong column or file, rather than a list of newcomers.
+
+    With a context, unknown users may be answered by it.
+
+    Raises:
+        DataError: with an example.
+    """
+    given, example = iter(users), None
+    while block := list(islice(given, ROWS)):
+        if wanted.context or _are_known(predictor, block).any():
+            return
+        example = block[0] if example is None else example
+    if example is not None:
+        raise _nobody_known(predictor, example)
+
+
+def _nobody_known(predictor: Predictor, example: object) -> DataError:
+    known = predictor.catalogues.raw_ids("user", np.array([predictor.users.first_id]))[0].as_py()
+    return DataError(
+        f"recommend: the model knows none of the users, such as '{shortened(str(example))}'; expected ids of the users "
+        f"that it was trained with, such as '{shortened(str(known))}'. Nothing was written"
+    )
 
 
 ReadLive = Callable[[Sequence[str | int]], LiveEvents]
 """Reads the events of users, by raw ids, that the dataset lacks."""
 
 
-def recommend_to_parquet(
+def recommend_to_file(
     predictor: Predictor,
     users: Sequence[str | int] | None,
     out: Path,
     wanted: RecommendRequest,
     *,
+    columns: Sequence[str] = (),
     live: ReadLive | None = None,
     progress: Progress = silent,
 ) -> tuple[int, int]:
-    """Write the best items of some users, or of all (None), to Parquet, in blocks of bounded memory.
+    """Write the best items of some users, or of all (None), to a csv, jsonl or parquet file, in bounded memory.
 
     `wanted` is what is asked for each of them, `live` reads their events that the dataset lacks. Columns: user, known,
-    rank (from 1), item, title, score, and of a pipeline retrieved_by; one row an item. Returns the number of users, and
-    how many of them are unknown and without events.
+    rank (from 1), item, title, score, of a pipeline retrieved_by, and `columns` of the catalogue; one row an item.
+    Returns the number of users, and how many of them are unknown and without events.
+
+    Raises:
+        RequestError: with every problem of the request, or for a column that the catalogue lacks.
+        SettingsError: if `out` has an ending that is none of .csv, .jsonl, .parquet.
+        DataError: if the model knows none of the users. Nothing is written then.
     """
     schema, blocks = recommended(predictor, users, wanted, live=live)
-    with parquet_writer(out) as write:
-        return write_blocks(schema, blocks, write, progress)
+    named = [name for name in columns if name not in schema.names]
+    empty = catalogue_columns(predictor, named, [])
+    wide = reduce(lambda made, name: made.append(pa.field(name, empty[name].type)), named, schema)
+
+    def extended() -> Iterator[Recommended]:
+        for block in blocks:
+            found = catalogue_columns(predictor, named, block.table.column("item").to_pylist())
+            arrays = [*block.table.columns, *found.values()]
+            yield replace(block, table=pa.Table.from_arrays(arrays, schema=wide))
+
+    with row_writer(out) as write:
+        count, unknown = write_blocks(wide, extended() if named else blocks, write, progress)
+        if users and count == unknown and not wanted.context:
+            raise _nobody_known(predictor, users[0])
+    return count, unknown
 
 
 def write_blocks(
@@ -268,7 +351,7 @@ def recommended(
     part: slice | None = None,
     live: ReadLive | None = None,
 ) -> tuple[pa.Schema, Iterator[Recommended]]:
-    """The best items of some users, or of all (None), in blocks of bounded memory; see `recommend_to_parquet`.
+    """The best items of some users, or of all (None), in blocks of bounded memory; see `recommend_to_file`.
 
     `part` keeps to some of all users.
     """

@@ -32,7 +32,7 @@ from recspec.base.files import (
 from recspec.base.spark_session import is_of_spark, start_session, without_pandas_warning
 from recspec.data.storage import open_split
 from recspec.feature_spec import FeatureSpec
-from recspec.inference.answer_files import Progress, silent
+from recspec.inference.answer_files import Progress, check_any_known, lines_of_users, silent
 from recspec.inference.batch_shards import (
     ITEMS,
     SHARD_SIZE,
@@ -114,12 +114,12 @@ def recommend_shards(
 ) -> Counts:
     """Write the best items of the users of a file, or of all (None), as Parquet shards into the folder `out`.
 
-    The columns are those of `recommend_to_parquet`. A job that was killed goes on with its unfinished shards.
+    The columns are those of `recommend_to_file`. A job that was killed goes on with its unfinished shards.
 
     Raises:
         RequestError: with every problem of the request.
         SettingsError: if `out` holds another job, or a setting is out of range.
-        DataError: if processes die of a shard; a second start goes on.
+        DataError: if the model knows none of the users, or if processes die of a shard; a second start goes on.
     """
     how.check()
     predictor.recommender.check(wanted)  # raises before any work
@@ -127,8 +127,11 @@ def recommend_shards(
         asked, count = dict[str, Any](all=True), len(predictor.users)
     else:
         asked, count = {"users": str(users.resolve()), **_version(users)}, count_users(users)
+        check_any_known(predictor, lines_of_users(users), wanted)
     job = Job.of(predictor, "recommendations", asked, settings_of(wanted), count, how.shard_size)
-    through_index = predictor.pipeline is None and not wanted.boosts and has_vectors(predictor.model)
+    through_index = (
+        predictor.pipeline is None and not (wanted.boosts or wanted.at_most) and has_vectors(predictor.model)
+    )
     return _run(predictor, job, out, how, progress, note, through_index=through_index)
 
 

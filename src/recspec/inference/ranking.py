@@ -34,7 +34,7 @@ from recspec.inference.catalogue import Catalogues
 from recspec.inference.exact_search import highest
 from recspec.inference.filters import Filter, check_work
 from recspec.inference.raw_columns import RawCatalogue
-from recspec.inference.recommendation import Boost, Draw, RawId, RecommendRequest
+from recspec.inference.recommendation import Boost, Draw, RawId, RecommendRequest, cap_of
 
 MASKS = 32
 """Masks of filters that are kept: 1 MB each for a million items."""
@@ -50,6 +50,8 @@ class Choice:
     boosts: NDArray[np.float32] | None = None  # (N,) in spreads of a user's scores
     groups: Any = None
     """The raw column (N,) that tells which items are alike, if the request names one; without ids of nobody."""
+    cap: tuple[NDArray[np.int64], int] | None = None
+    """(N,) value of a column as a code, -1 without a value, and the most items of a list with one value."""
     first_id: int = 0
     basket: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     """Known items of the basket, oldest first."""
@@ -94,11 +96,12 @@ class Chooser:
             left_out = np.concatenate([left_out, basket])
         basket = basket[basket < self._known.spec.num_ids(self._known.spec.item_id)]  # models read no newer items
         allowed[left_out] = False
-        groups = self._column(wanted.diverse_by, problems) if wanted.diverse_by is not None else None
+        groups = self._column("diverse_by", wanted.diverse_by, problems) if wanted.diverse_by is not None else None
+        cap = self._cap(wanted.at_most, first, problems)
         left = allowed & self.scorable
         unknown = int(np.count_nonzero(allowed) - np.count_nonzero(left))
         added = _added(boosts, masks, len(allowed)) if boosts else None
-        return Choice(left, added, groups, first, basket, tuple(notes), kept, left_out, unknown)
+        return Choice(left, added, groups, cap, first, basket, tuple(notes), kept, left_out, unknown)
 
     def known_items(self, items: Sequence[RawId], what: str) -> tuple[NDArray[np.int64], list[str]]:
         """Prepared ids of those items that are known, and a note on the others."""
@@ -150,11 +153,24 @@ class Chooser:
             self._masks.popitem(last=False)
         return found
 
-    def _column(self, name: str, problems: list[str]) -> Any:
+    def _cap(self, text: str | None, first: int, problems: list[str]) -> tuple[NDArray[np.int64], int] | None:
+        """The codes of the column of `at_most`, from the ids of nobody on, and its number."""
+        if text is None or (parsed := cap_of(text)) is None:
+            return None
+        name, most = parsed
+        column = self._column("at_most", name, problems)
+        if column is None:
+            return None
+        if pa.types.is_nested(column.type):
+            problems.append(f"at_most: column '{name}' holds lists; expected one value an item")
+            return None
+        return np.concatenate([np.full(first, -1), _codes(column)]), most
+
+    def _column(self, where: str, name: str, problems: list[str]) -> Any:
         try:
             return self.raw.column(name)
         except RequestError as error:
-            problems += [f"diverse_by: {problem}" for problem in error.problems]
+            problems += [f"{where}: {problem}" for problem in error.problems]
             return None
 
 
@@ -224,8 +240,7 @@ def by_values(column: Any) -> Likeness:
     """
     values = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     if not pa.types.is_nested(values.type):
-        coded = values.dictionary_encode() if not pa.types.is_dictionary(values.type) else values
-        codes = np.asarray(pc.fill_null(coded.indices, -1).to_numpy(zero_copy_only=False))
+        codes = _codes(values)
         return lambda place: ((codes == codes[place]) & (codes[place] >= 0)).astype(np.float64)
     sets = [frozenset(map(str, each or ())) for each in values.to_pylist()]
 
@@ -234,6 +249,13 @@ def by_values(column: Any) -> Likeness:
         return np.array([len(own & each) / max(1, len(own | each)) for each in sets])
 
     return shared
+
+
+def _codes(column: Any) -> NDArray[np.int64]:
+    """The place (P,) of each value among the distinct ones; -1 without a value."""
+    values = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    coded = values if pa.types.is_dictionary(values.type) else values.dictionary_encode()
+    return np.asarray(pc.fill_null(coded.indices, -1).to_numpy(zero_copy_only=False), np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -265,6 +287,8 @@ def ranked(
     if choice.boosts is not None:
         boosts = torch.from_numpy(choice.boosts)[ids.clamp(min=0)] * _spread(scores)
         scores = scores + boosts
+    if choice.cap is not None:
+        scores = _capped(scores, ids, *choice.cap)
     width, chances, pool_sizes = min(pool_size(k) if diversity else k, scores.shape[1]), None, None
     if draw is None:
         best, places = highest(scores, width)
@@ -315,6 +339,20 @@ def _diverse(scores: Tensor, ids: Tensor, k: int, choice: Choice, diversity: flo
         others = torch.arange(held, scores.shape[1])[: made.shape[1] - len(chosen)]
         made[row] = torch.cat([torch.from_numpy(chosen), others])
     return made
+
+
+def _capped(scores: Tensor, ids: Tensor, codes: NDArray[np.int64], most: int) -> Tensor:
+    """The scores (R, C), with -inf for candidates behind the `most` best ones of the same code; -1 is no code."""
+    order = scores.argsort(dim=1, descending=True, stable=True)
+    sorted_codes = torch.from_numpy(codes)[ids.clamp(min=0)].gather(1, order)
+    by_code = sorted_codes.argsort(dim=1, stable=True)  # within a code, the best first
+    grouped = sorted_codes.gather(1, by_code)
+    places = torch.arange(scores.shape[1]).expand_as(grouped)
+    begins = torch.ones_like(grouped, dtype=torch.bool)
+    begins[:, 1:] = grouped[:, 1:] != grouped[:, :-1]
+    rank = places - torch.where(begins, places, 0).cummax(dim=1).values
+    over = torch.zeros_like(begins).scatter(1, order.gather(1, by_code), (rank >= most) & (grouped >= 0))
+    return scores.masked_fill(over, -torch.inf)
 
 
 def _spread(scores: Tensor) -> Tensor:

@@ -68,6 +68,8 @@ class RecommendRequest:
     """Column of the catalogue that tells which items are alike; by default the model's vectors of items."""
     boosts: tuple[str, ...] = ()
     """Texts `EXPRESSION: WEIGHT`; see `Boost`."""
+    at_most: str | None = None
+    """Text `COLUMN:N`: at most N items of a list share a value of that column of the catalogue."""
     explain: bool = False
     """Say for each item which items of the history spoke for it."""
     until: float | None = None
@@ -93,6 +95,10 @@ class RecommendRequest:
             found.append(f"diversity is {self.diversity}; expected a number from 0 to 1")
         if self.diverse_by is not None and not self.diversity:
             found.append("diverse_by needs a diversity above 0")
+        if self.at_most is not None and cap_of(self.at_most) is None:
+            found.append(
+                f"at_most is '{shortened(self.at_most)}'; expected COLUMN:N with N from 1 on, as in 'category:2'"
+            )
         most = {"items": MOST_ITEMS, "exclude": MOST_EXCLUDED, "boosts": MOST_BOOSTS, "context": MOST_CONTEXT}
         for name, limit in most.items():
             if len(given := getattr(self, name)) > limit:
@@ -103,6 +109,14 @@ class RecommendRequest:
             if any(len(str(each)) > LONGEST_ID for each in getattr(self, name)):
                 found.append(f"{name} holds a text of more than {LONGEST_ID:,} characters")
         return found
+
+
+def cap_of(text: str) -> tuple[str, int] | None:
+    """Column and number of `COLUMN:N`; None for another text."""
+    column, _, number = text.rpartition(":")
+    number = number.strip()
+    is_number = number.isascii() and number.isdigit() and len(number) <= len(str(LARGEST_K)) and int(number) > 0
+    return (column.strip(), int(number)) if is_number and column.strip() else None
 
 
 @dataclass(frozen=True)

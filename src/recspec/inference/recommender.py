@@ -354,7 +354,8 @@ class Recommender:
             assert self.vectors is not None
             mean = self.vectors[torch.from_numpy(checked.context.basket)].mean(0)
             scores = (self.vectors[first:] @ mean).repeat(len(users), 1)  # mean cosines
-        elif self.index is not None and checked.choice.boosts is None:  # a boost needs the spread of all scores
+        elif self.index is not None and checked.choice.boosts is None and checked.choice.cap is None:
+            # A boost needs the spread of all scores, a cap whatever comes after the items that it leaves out.
             return self._found(self.index, users, checked, live)
         else:
             scores = self.scores_of_all(users, checked.context, live)

@@ -90,15 +90,15 @@ def _losses(predictor: Predictor, rows: pa.Table, raw: RawEvents) -> NDArray[np.
 
 def _gains(before: Predictor, after: Predictor, rows: pa.Table, raw: RawEvents) -> list[NDArray[np.float64]]:
     """(G,) the NDCG of each user's list, by both versions."""
-    wanted = _targets(after, rows, raw)
+    wanted = targets_of(after, rows, raw)
     users = [*wanted]
     if len(users) > MOST_USERS:
         users = [users[place] for place in np.sort(np.random.default_rng(0).permutation(len(users))[:MOST_USERS])]
     return [_ndcg(each, users, wanted) for each in (before, after)]
 
 
-def _targets(after: Predictor, rows: pa.Table, raw: RawEvents) -> dict[Any, set[Any]]:
-    """The new items of each user in rows that count, of `target` where one is set; seen ones are in no list."""
+def targets_of(after: Predictor, rows: pa.Table, raw: RawEvents) -> dict[Any, set[Any]]:
+    """User -> new items in rows that count, of `target` where one is set, by raw ids; seen ones are in no list."""
     settings, items = raw.settings, defaultdict[Any, set[Any]](set)
     assert settings.user is not None
     assert settings.item is not None

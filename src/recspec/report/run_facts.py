@@ -87,7 +87,7 @@ class RunFacts:
     def was_trained_elsewhere(self, saved: SavedEvaluation) -> bool:
         """Whether an evaluation is on another dataset than the run was trained on, which may hold the answers."""
         own, here = self.record.data if self.record is not None else None, saved.data
-        return own is not None and here.name != "journal" and own.digest != here.digest
+        return own is not None and here.name not in ("journal", "events") and own.digest != here.digest
 
     @property
     def data_path(self) -> str:

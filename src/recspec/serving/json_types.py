@@ -100,6 +100,9 @@ class RecommendRequest(ItemsRequest):
         None, max_length=1000, description="column of the catalogue that tells which items are alike"
     )
     boosts: list[str] = Field([], max_length=MOST_BOOSTS, description="texts EXPRESSION: WEIGHT, such as is_new: 1.5")
+    at_most: str | None = Field(
+        None, max_length=1000, description="text COLUMN:N, such as category:2: at most N items with one value"
+    )
     explain: bool = Field(False, description="name the events that spoke for each item")
     exclude_seen: bool = Field(True, description="leave out items that the user acted on")
     liked: int = Field(0, ge=0, le=1000, description="number of items to list that the user acted on")

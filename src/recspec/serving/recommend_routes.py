@@ -210,6 +210,7 @@ def _make(
         diversity=wanted.diversity,
         diverse_by=wanted.diverse_by,
         boosts=tuple(wanted.boosts),
+        at_most=wanted.at_most,
         explain=wanted.explain,
         until=until,
         draw=draw,
