@@ -14,6 +14,7 @@ import argparse
 import resource
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,13 @@ def ndcg(score: Callable[[slice], Any], known: Matrix, target: Ids, users: int) 
     new = np.asarray(
         [target[user] not in known.indices[known.indptr[user] : known.indptr[user + 1]] for user in range(users)]
     )
-    return found[new]
+    kept: NDArray[np.float64] = found[new]
+    return kept
+
+
+def sparse_form(known: Matrix, m: int, penalties: NDArray[np.float64]) -> Matrix:
+    """B (N, N) of m neighbours, fitted."""
+    return as_matrix(*fit_sparse(known, penalties, m))
 
 
 def as_matrix(items: NDArray[np.int32], weight: NDArray[np.float32]) -> Matrix:
@@ -106,11 +113,11 @@ def near(file: Path, neighbours: list[int]) -> None:
     users = min(4000, known.shape[0])
     print(f"{file.name}: {known.shape[0]:,} users, {known.shape[1]:,} items, {known.nnz:,} interactions", flush=True)
     forms: dict[str, Callable[[Any], Any]] = {
-        f"sparse, {m} neighbours": lambda l2, m=m: as_matrix(*fit_sparse(known, l2, m)) for m in neighbours
+        f"sparse, {m} neighbours": partial(sparse_form, known, m) for m in neighbours
     }
-    forms["exact"] = lambda l2: fit_primal(known, l2)
+    forms["exact"] = partial(fit_primal, known)
     both = known + sp.csr_array((np.ones(len(valid)), (np.arange(len(valid)), valid)), shape=known.shape)
-    exact: dict[str, NDArray[np.float64]] = {}
+    measured: dict[str, NDArray[np.float64]] = {}
     for name, fit in forms.items():
         best = (-1.0, 0.0, 0.0, np.zeros(0))
         for strength in STRENGTHS:
@@ -120,12 +127,12 @@ def near(file: Path, neighbours: list[int]) -> None:
             value = float(ndcg(lambda rows: known[rows] @ weights, known, valid, users).mean())  # noqa: B023
             if value > best[0]:
                 best = value, strength, seconds, ndcg(lambda rows: both[rows] @ weights, both, test, users)  # noqa: B023
-        exact[name] = best[3]
+        measured[name] = best[3]
         print(
             f"{name}: l2 {best[1]:g}, {best[2]:.1f} CPU s a fit, NDCG@10 valid {best[0]:.4f}, test {best[3].mean():.4f}"
         )
-    for name, values in exact.items():
-        difference = values - exact["exact"]
+    for name, values in measured.items():
+        difference = values - measured["exact"]
         error = difference.std() / np.sqrt(len(difference))
         print(f"{name}: {difference.mean():+.4f} from exact, error {error:.4f}; peak {peak_gb():.1f} GB", flush=True)
 

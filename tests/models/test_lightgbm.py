@@ -253,6 +253,7 @@ def test_the_buckets_of_a_number_are_read_in_their_order(tmp_path: Path) -> None
     with_number = {"x": values.astype(float).tolist(), **{name: each.tolist() for name, each in rows.items()}}
     spec = rows_of(tmp_path / "beside", with_number)
     model = BoostedFit(LightGbm, spec, GIVEN.model_copy(update={"target_means": "none", "min_rows": 1})).run().model
+    assert isinstance(model, LightGbm)
     assert (model.numbers, model.ids) == (("x", "x_bucket"), ("y_bucket",))
     assert set(model.features()) == {"x", "x_bucket", "y_bucket"}
     of_sets = model.trees.feature[model.trees.set_words > 0].tolist()

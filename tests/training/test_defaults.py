@@ -274,7 +274,7 @@ def test_the_scores_of_a_product_have_its_rank(data: Mapping[str, FeatureSpec], 
     def rank(own: Mapping[str, object]) -> int:
         torch.manual_seed(0)
         model = kind(spec, kind.Settings.model_validate(own)).eval()
-        assert kind.traits.scores_by_product(model.settings) == (own == PRODUCTS[name])  # type: ignore[attr-defined]
+        assert kind.traits.scores_by_product(model.settings) == (own == PRODUCTS[name])
         with torch.inference_mode():
             scores = model.score_items({spec.user_id: users}, {spec.item_id: items})
         return int(torch.linalg.matrix_rank(scores.double(), rtol=1e-5))
