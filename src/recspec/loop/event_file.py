@@ -192,12 +192,12 @@ class Lists:
         """Hit rate, NDCG and recall of lists (U, K)."""
         hits = np.isin(np.arange(len(items))[:, None] * self._num_ids + items, self._keys) & (items >= 0)
         gains = 1 / np.log2(np.arange(self.k) + 2)
-        values = dict[str, NDArray[np.float64]]()
+        values = dict[str, NDArray[np.floating[Any]]]()
         for k in sorted(ks):
             best = np.cumsum(gains)[np.minimum(self._sizes, k) - 1]
             values[f"hit_rate@{k}"] = hits[:, :k].any(1).astype(np.float64)
-            values[f"ndcg@{k}"] = (hits[:, :k] * gains[:k]).sum(1) / best
-            values[f"recall@{k}"] = hits[:, :k].sum(1) / self._sizes
+            values[f"ndcg@{k}"] = np.asarray((hits[:, :k] * gains[:k]).sum(1) / best)
+            values[f"recall@{k}"] = np.asarray(hits[:, :k].sum(1) / self._sizes)
         strangers = int(np.count_nonzero(self._users < self.predictor.users.first_id))
         described = (
             f"the lists of {how_many(len(items), 'user')}, who acted on {how_many(int(self._sizes.sum()), 'item')}"
