@@ -195,8 +195,8 @@ class Lists:
         values = dict[str, NDArray[np.floating[Any]]]()
         for k in sorted(ks):
             best = np.cumsum(gains)[np.minimum(self._sizes, k) - 1]
-            values[f"hit_rate@{k}"] = hits[:, :k].any(1).astype(np.float64)
-            values[f"ndcg@{k}"] = np.asarray(hits[:, :k] @ gains[:k] / best, np.float64)
+            values[f"hit_rate@{k}"] = np.asarray(hits[:, :k].any(1), np.float64)
+            values[f"ndcg@{k}"] = (hits[:, :k] * gains[:k]).sum(1) / best
             values[f"recall@{k}"] = np.asarray(hits[:, :k].sum(1) / self._sizes)
         strangers = int(np.count_nonzero(self._users < self.predictor.users.first_id))
         described = (
