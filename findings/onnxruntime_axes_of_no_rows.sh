@@ -7,7 +7,8 @@
 # Behaviour  The shape stays (0, 8), with a warning on the log; the next operator then fails to broadcast,
 #            or a wrong shape reaches the caller. ReduceMean and ReduceMax do the same. torch's exporter
 #            writes -1 wherever the model says `sum(-1)`.
-# Known      Not found in the documentation of ONNX Runtime.
+# Known      Upstream has reports of reductions of empty tensors (its issues 8146 and 26041), none of axes
+#            from the end.
 # What helps Count axes from the front. recspec's exports do since this was found
 #            (src/recspec/export/onnx_rewrite.py); NeuMF's failed.
 #

@@ -4,10 +4,10 @@
 # Version    onnxruntime 1.31.1 (CPU provider), onnx 1.23.2, numpy 2.4.6, Python 3.11, Linux x86-64.
 # Expected   sigmoid(-20) is 2.06e-9 in float32, as torch, OpenVINO and ONNX's reference compute it. A rare
 #            click has such values, and its logarithm is finite.
-# Behaviour  The kernel is a polynomial on [-18, 18] and 0 or 1 outside. The order of rows below -18 is
+# Behaviour  Below about -18 the result is 0. The order of rows below -18 is
 #            lost, and their log loss is infinite. Written as Neg, Exp, Add and Reciprocal, the same
 #            runtime keeps both.
-# Known      Not found in the operators' documentation; the source (MLAS) has the limits.
+# Known      Not searched for upstream.
 # What helps Take the logit, or write the four operators. recspec's exports have both.
 #
 # Output seen, 2026-11-28, Intel Xeon:

@@ -7,8 +7,8 @@
 # Behaviour  Values are cut to their low 32 bits on the way in, and constants above 2147483647 become that
 #            number. There is no error and no warning; the ports still say i64. A guard in the graph (`id <
 #            5`) lets hashed ids of 64 bits through, and they read another row.
-# Known      The guide to the CPU device lists i64 among the types that it supports by converting to i32;
-#            nothing says that values wrap.
+# Known      Upstream has open reports (its issues 35823 and 37766), and an answer that the CPU device does
+#            not support i64 (24072).
 # What helps Reduce ids below 2^31 before the model. recspec's exports take int32 ids wherever the
 #            specification allows it, and ids of features with more need a check outside
 #            (docs/explanation/interoperability.md).

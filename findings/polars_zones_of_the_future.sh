@@ -8,7 +8,7 @@
 # Behaviour  Polars holds a copy inside, DuckDB another (in ICU); Python reads the system's, or the package
 #            tzdata. The changes of 2026 in Canada and Morocco are missing in Polars' copy, so one moment
 #            falls on two days, and a split by local days has it on two sides.
-# Known      Not found in Polars' guide to time zones: it does not say which release of the data is inside.
+# Known      Not searched for upstream.
 # What helps Convert to UTC by one program. recspec does it by Python's zoneinfo for every engine, and
 #            splits by UTC.
 #

@@ -8,7 +8,7 @@
 # Behaviour  `floor_temporal` raises ArrowInvalid for the whole column if one event is on such a day, also
 #            at noon. It has no option, though `assume_timezone` has two. Polars gives the first moment of
 #            the day.
-# Known      Not found in the documentation of floor_temporal.
+# Known      Upstream has an open report (its issue 45757) and an unfinished change (12528).
 # What helps Take the local date (`local_timestamp`, then date32), which needs no way back. recspec splits
 #            by UTC.
 #

@@ -8,7 +8,7 @@
 #            one step off (0.35 is 0.35000000000000003), and 27 % as float32. A price read from Parquet and
 #            the same price in a request differ; at the edge of a bucket they fall on two sides. DuckDB's
 #            cast is right for all of them.
-# Known      Not found in Arrow's documentation of casts.
+# Known      Upstream closed a report of large values (its issue 35942); arrow-rs has an open one (10508).
 # What helps Cast to string and then to float64. recspec does (src/recspec/data/encoding/raw_columns.py);
 #            it was wrong too.
 #

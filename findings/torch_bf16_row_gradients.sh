@@ -7,7 +7,7 @@
 # Behaviour  The backward of Embedding and EmbeddingBag, dense and sparse, `coalesce`, `index_add_` and
 #            `segment_reduce` add in bf16: 256 + 1 is 256. `scatter_add_` and matrix products are exact.
 #            With a vocabulary of popular items the busiest rows learn least, and nothing is said.
-# Known      Not found in the documentation of Embedding or index_add_.
+# Known      Not searched for upstream.
 # What helps Weights of embeddings in float32 under autocast, whose gradients are float32. recspec trains
 #            so.
 #

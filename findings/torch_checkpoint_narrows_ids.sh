@@ -7,7 +7,7 @@
 # Behaviour  A shape that differs raises. A type that differs is cast like `copy_`: ids of 64 bits keep
 #            their low 32, float32 is rounded to bf16 (and float64 above 3.4e38 becomes infinite). The
 #            metadata in the checkpoint have the type; the planner does not compare it.
-# Known      The documentation says that tensors are loaded in place; nothing about types.
+# Known      Not searched for upstream.
 # What helps Compare `FileSystemReader(path).read_metadata()` with the state first. recspec's checkpoints
 #            are safetensors, whose types it checks.
 #

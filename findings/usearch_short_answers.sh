@@ -7,7 +7,7 @@
 # Behaviour  `matches.keys` and `matches.distances` hold what lay in memory, such as key 0 at distance 0,
 #            the best there is. Only `matches.counts` tells. Whoever merges the answers of two indexes by
 #            distance may put an item on top that is in neither.
-# Known      The docstring of BatchMatches names `counts`; nothing says what stands beyond them.
+# Known      Not searched for upstream.
 # What helps Cut each row at its count. recspec searches by matrix products or faiss, and lists every item
 #            once (docs/explanation/peer_reports.md).
 #

@@ -8,7 +8,7 @@
 #            zeros vanish, and two whole numbers collide exactly if they agree in their low bits: with `-b
 #            24`, 7 and 16777223 always do. Ids that count up from 16777216 so share all their weights with
 #            those from 0.
-# Known      The option's help says `--hash {all, strings}` and no more; `strings` is the default.
+# Known      Upstream closed a report (its issue 4915).
 # What helps `--hash all`, or a letter before each id. recspec hashes numbers as their digits, and writes
 #            no files for this tool.
 #
