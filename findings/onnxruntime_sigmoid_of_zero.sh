@@ -13,8 +13,6 @@
 # Output seen, 2026-11-28, Intel Xeon:
 #
 #   onnxruntime 1.31.1
-#   [0;93m2026-11-28 15:10:27.879901680 [W:onnxruntime:, graph.cc:5777 CleanUnusedInitializersAndNodeArgs] Removing
-#     initializer 'one'. It is not used by any node and should be removed from the model.[m
 #   Sigmoid of [-30.0, -25.0, -20.0, -17.0]: 0, 0, 0, 8.94e-08
 #   four operators of [-30.0, -25.0, -20.0, -17.0]: 9.36e-14, 1.39e-11, 2.06e-09, 4.14e-08
 #   as described
