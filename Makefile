@@ -10,7 +10,7 @@ inputs := pyproject.toml constraints.txt scripts/setup.sh
 # compile all sources again (PYTHONDONTWRITEBYTECODE).
 unexport PYTHONPATH PYTHONHOME PYTHONWARNINGS PYTHONOPTIMIZE PYTHONDONTWRITEBYTECODE PIP_TARGET PIP_PREFIX PIP_USER PYTEST_ADDOPTS
 
-.PHONY: demo test test-slow moto check check-kernels bench bench-all docs notebooks sbom lock dist
+.PHONY: demo test test-slow moto check check-kernels bench bench-all findings docs notebooks sbom lock dist
 .NOTPARALLEL:
 
 demo: .venv/ready-demo$(key)
@@ -49,6 +49,13 @@ bench: .venv/ready-dev$(key)
 bench-all: bench
 	for file in $(filter-out benchmarks/training.py benchmarks/same_results.py %_vs_peers.py %/gpu_lease.py,$(wildcard benchmarks/[a-z]*.py benchmarks/stress/[a-z]*.py)); do \
 		echo "== $$file" && $(bin)/python "$$file" || exit 1; done
+
+# The surprises of other libraries, one script each, by PyPI: half a minute each. Says which changed, and how long all took.
+findings:
+	@changed=""; started=$$(date +%s); for file in findings/*.sh; do \
+		log=$$(PYTHON="$(or $(PYTHON),python3)" bash "$$file" 2>&1) && echo "as described  $$file" || { \
+			echo "CHANGED       $$file"; printf '%s\n' "$$log" | tail -5; changed="$$changed $$file"; }; \
+	done; echo "$$(( $$(date +%s) - started )) seconds; changed:$${changed:- none}"; test -z "$$changed"
 
 # The documentation site: its generated tables, then the pages. It opens in a browser without a server.
 docs: .venv/ready-dev$(key)

@@ -146,6 +146,8 @@ def test_every_model_answers_any_number_of_rows_as_an_onnx_program(
     assert made.description["difference"]["largest"] <= LARGEST * made.description["difference"]["allowed_mean"]
     if form == "rows":
         assert made.description["auc"]["after"] == pytest.approx(made.description["auc"]["before"], abs=1e-3)
+        nothing = program.run({port: values[:0] for port, values in check.call(range(7)).items()})
+        assert {values.shape for values in nothing.values()} == {(0, 1)}
     assert json.loads((made.folder / "export.json").read_text()) == made.description
     assert_ids_outside_their_range_are_unknown(program, check.call(range(7)))
     monkeypatch.setattr(onnx_graph, "NARROWEST", 2)  # every product of these small models

@@ -271,18 +271,23 @@ def test_many_rows_are_computed_in_blocks() -> None:
     assert_close(whole["probability"], answers(as_exported(), rows)["probability"])
 
 
-def test_a_row_of_zeros_has_int8_products_too() -> None:
+@pytest.mark.parametrize("positive", [True, False])
+def test_a_row_of_zeros_has_int8_products_too_and_no_rows_have_none(positive: bool) -> None:
     """All units off: its step is 0, and what is left is the bias."""
     from recspec.export.onnx_graph import with_int8_products
 
     nodes = [
         helper.make_node("Concat", ["x", "y"], ["numbers"], axis=1),
         helper.make_node("Relu", ["numbers"], ["positive"]),
-        helper.make_node("Gemm", ["positive", "weight", "bias"], ["probability"], name="product"),
+        helper.make_node("Max", ["numbers", "zero"], ["unsure"]),  # not known to be positive
+        helper.make_node(
+            "Gemm", ["positive" if positive else "unsure", "weight", "bias"], ["probability"], name="product"
+        ),
         helper.make_node("Identity", ["probability"], ["logit"]),
     ]
     weight, bias = np.array([[1.0, -2.0], [0.5, 4.0]], np.float32), np.array([0.25, -1.0], np.float32)
-    model = graph(nodes, {"weight": weight, "bias": bias}, {"probability": 2, "logit": 2})
+    constants = {"weight": weight, "bias": bias, "zero": np.zeros((), np.float32)}
+    model = graph(nodes, constants, {"probability": 2, "logit": 2})
     program = OnnxModel(
         with_int8_products(model, ["product"]).SerializeToString(),
         Signature("rows", PORTS[2:]),
@@ -293,6 +298,8 @@ def test_a_row_of_zeros_has_int8_products_too() -> None:
     found = program.run(inputs | zeros)["probability"]
     np.testing.assert_array_equal(found[[0, 2]], [bias, bias])
     np.testing.assert_allclose(found[1], weight[0] + bias, atol=0.02)
+    nothing = program.run({name: values[:0] for name, values in (inputs | zeros).items()})
+    assert {values.shape for values in nothing.values()} == {(0, 2)}
 
 
 def test_a_sigmoid_that_is_an_output_keeps_small_values_apart() -> None:
@@ -310,3 +317,18 @@ def test_a_sigmoid_that_is_an_output_keeps_small_values_apart() -> None:
         model = simplify(graph(nodes, given, {"probability": 2, "logit": 2}))
         found += answers(model)["probability"][0].tolist()
     np.testing.assert_allclose(found[: len(logits)], 1 / (1 + np.exp(-logits.astype(np.float64))), rtol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 3])
+@pytest.mark.parametrize("reduction", ["ReduceSum", "ReduceMean", "ReduceMax", "ReduceL2"])
+def test_reductions_of_any_number_of_rows_have_their_shape(reduction: str, rows: int) -> None:
+    nodes = [
+        helper.make_node("Concat", ["x", "y"], ["joined"], axis=1),
+        helper.make_node(reduction, ["joined", "last"], ["logit"], keepdims=1),
+        helper.make_node(reduction, ["joined", "last"], ["flat"], keepdims=0),
+        helper.make_node("Unsqueeze", ["flat", "one"], ["probability"]),
+    ]
+    constants = {"last": np.array([-1]), "one": np.array([1])}
+    found = answers(simplify(graph(nodes, constants, {"probability": 1, "logit": 1})), rows)
+    assert {name: values.shape for name, values in found.items()} == {"probability": (rows, 1), "logit": (rows, 1)}
+    assert_close(found["probability"], found["logit"])

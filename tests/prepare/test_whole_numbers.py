@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.csv as pa_csv
@@ -166,6 +167,26 @@ def test_decimals_are_numbers_if_one_has_a_fraction(backend: Backend, tmp_path: 
     pq.write_table(pa.table({"n": array([1], pa.decimal256(60, 0))}), tmp_path / "b.parquet")
     with pytest.raises(DataError, match=r"column 'n' is decimal256\(60, 0\); expected decimals of at most 38 digits"):
         stage(backend, [tmp_path / "b.parquet"], ("user", "item"), Reading(), Notes(), tmp_path)
+
+
+FRACTIONS = (pa.decimal128(9, 2), pa.decimal128(18, 4), pa.decimal128(38, 20))
+
+
+@pytest.mark.parametrize("kind", FRACTIONS, ids=str)
+def test_a_decimal_is_the_number_that_its_digits_are_in_any_source(
+    backend: Backend, tmp_path: Path, kind: pa.DataType
+) -> None:
+    whole = np.random.default_rng(0).integers(10 ** min(kind.precision // 2 + 2, 18), size=2_000)
+    values = pa.array([Decimal("0.35"), *(Decimal(int(value)).scaleb(-kind.scale) for value in whole)], kind)
+    digits = [format(value, "f") for value in values.to_pylist()]
+    expected = [float(text) for text in digits]
+    assert plain(values).to_pylist() == expected
+    pq.write_table(pa.table({"x": values, "y": range(len(values))}), tmp_path / "rows.parquet")
+    pa_csv.write_csv(pa.table({"x": pa.array(digits), "y": range(len(values))}), tmp_path / "rows.csv")
+    for path in (tmp_path / "rows.parquet", tmp_path / "rows.csv"):
+        rows = stage(backend, [path], ("user", "item"), Reading(), Notes(), tmp_path)
+        found = fetch(backend, rows.table.order_by(rows.table.y.cast("int64")).select("x")).column("x").to_pylist()
+        assert [float(value) for value in found] == expected, path
 
 
 def test_a_number_declared_text_is_spelled_as_rows_to_predict_are(tmp_path: Path) -> None:

@@ -267,7 +267,7 @@ def _int8_product(
         "share": np.array(1 / 255, np.float32),
         "one": np.array(1, np.float32),
         "zero": np.array(0, np.float32),
-        "last": np.array([-1], np.int64),
+        "last": np.array([1], np.int64),  # not -1: see `onnx_rewrite.simplify`
         "sums": (whole.sum(axis=1, dtype=np.float32) * steps).astype(np.float32),
         "rows": np.array([-1, columns.shape[1]], np.int64),
         "width": np.array([len(columns)], np.int64),

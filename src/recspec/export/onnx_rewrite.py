@@ -1,7 +1,8 @@
 """The same ONNX program in fewer nodes: a call of one row spends its time on nodes, not on arithmetic.
 
 torch's exporter writes a Squeeze, an Add and an Unsqueeze for every feature; here features are laid side by side first.
-Products with one column take ONNX Runtime's fast way. Small probabilities stay apart from each other.
+Products with one column take ONNX Runtime's fast way. Small probabilities stay apart from each other, and a request
+without rows is answered.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ def simplify(model: ModelProto) -> ModelProto:
     _join_once(model)
     _single_columns_first(model)
     _keep_small_probabilities(model)
+    _reduce_no_rows(model)
     drop_unused(model)
     return model
 
@@ -139,6 +141,29 @@ def _keep_small_probabilities(model: ModelProto) -> None:
             make_node("Reciprocal", [f"{own}.inverse"], own, name=node.name),
         ]
     refill(model.graph.node, made)
+
+
+# --- no rows ---------------------------------------------------------------------------------------------------------
+
+
+def _reduce_no_rows(model: ModelProto) -> None:
+    """Count the axes of reductions from the front.
+
+    ONNX Runtime 1.31 leaves an axis that is counted from the end in place if a tensor is empty: a sum over the last
+    axis of (0, 8) has the shape (0, 8), and a request without rows fails further on.
+    """
+    from onnx import numpy_helper
+
+    ranks, held = ranks_of(model), {each.name: each for each in model.graph.initializer}
+    for node in model.graph.node:
+        named = node.op_type.startswith("Reduce") and len(node.input) > 1 and node.input[1] in held
+        if not named or node.input[0] not in ranks:
+            continue
+        axes = numpy_helper.to_array(held[node.input[1]])
+        if (axes < 0).any():
+            counted = np.where(axes < 0, axes + ranks[node.input[0]], axes)
+            node.input[1] = f"{node.output[0]}.axes"
+            model.graph.initializer.append(numpy_helper.from_array(counted, node.input[1]))
 
 
 # --- products with one column ----------------------------------------------------------------------------------------

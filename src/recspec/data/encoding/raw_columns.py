@@ -82,8 +82,8 @@ def plain(values: RawArray) -> RawArray:
     """An array or a chunked one in the few types that recspec reads; all values together decide.
 
     Unsigned numbers of 64 bits, and decimals if all are whole, become int64 if all fit, else their digits as text.
-    Other decimals become float64. Dictionaries, views, run lengths and extension types become their values. All this
-    holds within lists too.
+    Other decimals become the nearest float64, as their digits in a text do. Dictionaries, views, run lengths and
+    extension types become their values. All this holds within lists too.
 
     Raises:
         DataError: for a type of another system that Arrow can't read.
@@ -101,7 +101,7 @@ def _plain_numbers(column: pa.ChunkedArray) -> pa.ChunkedArray:
         try:
             return _int64_or_text(column.cast(pa.decimal256(76, 0)))
         except pa.ArrowInvalid:  # a fraction
-            return column.cast(pa.float64())
+            return column.cast(pa.string()).cast(pa.float64())  # Arrow's own cast makes 0.35 0.35000000000000003
     if pa.types.is_float16(kind):
         return column.cast(pa.float32())
     if _is_list(kind) and (within := _plain_numbers(flat := pc.list_flatten(column))) is not flat:
