@@ -328,7 +328,11 @@ HEADERS = st.fixed_dictionaries(
     },
 )
 PATHS = st.sampled_from(
-    [route.path.format(model="films", version="1") for routes in ROUTES for route in routes(Repository([]))]
+    [
+        route.path.format(model="films", version="1", experiment="none")
+        for routes in ROUTES
+        for route in routes(Repository([]))
+    ]
     + ["/v2/models/films_raw/infer", "/v2/models/films/versions/9/infer"]
 )
 TENSORS = st.fixed_dictionaries(

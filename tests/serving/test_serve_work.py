@@ -155,7 +155,7 @@ def routes() -> list[Route]:
 
 def address(route: Route, **given: str) -> str:
     """A route's path with its parameters filled in."""
-    return route.path.format(**{"model": "dlrm", "version": "1", **given})
+    return route.path.format(**{"model": "dlrm", "version": "1", "experiment": "none", **given})
 
 
 def fields(path: str) -> list[str]:

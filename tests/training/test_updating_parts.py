@@ -15,7 +15,7 @@ from recspec.bundle import run_record, versions
 from recspec.data.encoding import Encoders
 from recspec.feature_spec import FeatureSpec
 from recspec.inference import Predictor
-from recspec.training import update
+from recspec.training import Learning, parts_of, update
 from tests.made_up_events import NEW_ITEM, NEW_USER, prepared, shop_events, written
 
 NOW = 1_700_000_000
@@ -115,17 +115,11 @@ def test_a_pipeline_is_built_again_from_its_updated_ranker_and_retrievers(folder
     moved = tmp_path / "moved"
     run.rename(moved)
     shutil.rmtree(moved / "bundle")
-    (part, *_) = parts_of(moved)
-    assert part == moved / "updates" / "0002" / "parts" / "1-item_knn" / "bundle", "found beside it after a move"
-
-
-def parts_of(run: Path) -> list[Path]:
-    from recspec.training.updating import Learning, _parts_of
-
-    base = bundle.find(run)
-    found = _parts_of(base, bundle.read_card(base), Learning(build_pipeline=lambda *_, **__: None))
+    base = bundle.find(moved)
+    found = parts_of(base, bundle.read_card(base), Learning(build_pipeline=lambda *_, **__: None))
     assert found is not None
-    return found
+    part = found[0]
+    assert part == moved / "updates" / "0002" / "parts" / "1-item_knn" / "bundle", "found beside it after a move"
 
 
 def test_what_lacks_a_part_says_which(folder: Path, tmp_path: Path) -> None:
