@@ -53,9 +53,15 @@ def main() -> None:
         run = made(folder)
         url = asked.journal or f"sqlite:///{folder / 'journal.db'}"
         found: Found = {
-            "users": USERS, "items": ITEMS, "events": EVENTS, "threads": asked.threads, "rounds": asked.rounds,
-            "database": url.partition(":")[0], **measured(run, url, asked), **where_and_when(),
-        }  # fmt: skip
+            "users": USERS,
+            "items": ITEMS,
+            "events": EVENTS,
+            "threads": asked.threads,
+            "rounds": asked.rounds,
+            "database": url.partition(":")[0],
+            **measured(run, url, asked),
+            **where_and_when(),
+        }
     for name, each in found["milliseconds"].items():
         print(f"{name:<12} p50 {each['p50']:8.3f} ms   p99 {each['p99']:8.3f} ms   ({each['requests']:,} requests)")
     print(f"missed: {found['missed']} of {found['milliseconds']['known']['requests']:,}")

@@ -37,9 +37,13 @@ COUNTS = "while True: pass"
 REQUESTS = 300
 SEARCHED = "ease,neumf,item_knn"
 PREPARED = (
-    "history=20", "negative_history=true", "train_negatives=1", "num_negatives=20",
-    "items=items.csv", "item_features=[kind]",
-)  # fmt: skip
+    "history=20",
+    "negative_history=true",
+    "train_negatives=1",
+    "num_negatives=20",
+    "items=items.csv",
+    "item_features=[kind]",
+)
 
 
 def main() -> None:

@@ -575,8 +575,13 @@ def test_every_command_of_the_demo_can_be_copied(run: Cli, tmp_path: Path, monke
     commands = list(dict.fromkeys(printed_commands))
     verbs = [shlex.split(each)[0] for each in commands]
     assert [verb for verb, _ in groupby(verbs)] == [
-        "prepare", "auto", "evaluate", "report", "recommend", "serve",
-    ]  # fmt: skip
+        "prepare",
+        "auto",
+        "evaluate",
+        "report",
+        "recommend",
+        "serve",
+    ]
     for each in commands:
         words = shlex.split(each)
         if words[0] == "serve":
@@ -599,8 +604,12 @@ def test_without_a_command_five_commands_lead_on(run: Cli) -> None:
     status, printed, _ = run()
     assert status == 0
     assert re.findall(r"^  recspec (\w+)", printed, re.MULTILINE) == [
-        "prepare", "auto", "evaluate", "recommend", "serve",
-    ]  # fmt: skip
+        "prepare",
+        "auto",
+        "evaluate",
+        "recommend",
+        "serve",
+    ]
     assert "recspec --help" in printed
 
 

@@ -175,7 +175,7 @@ def test_all_problems_of_a_file_are_told_at_once(tmp_path: Path) -> None:
         ({"unit": "session"}, "setting 'unit' is 'session': input should be 'user'"),
         ({"guardrails": {"speed": 1}}, "'guardrails': unknown setting 'speed'; known: 'errors', 'empty', 'lat"),
     ],
-)  # fmt: skip
+)
 def test_an_experiment_that_does_not_fit_together_is_refused(
     tmp_path: Path, changes: dict[str, object], expected: str
 ) -> None:

@@ -49,9 +49,11 @@ def rows(
 
 
 NAMED = {
-    "event": "type", "event_weights": {"view": 1, "cart": 3, "purchase": 5}, "split": "none",
+    "event": "type",
+    "event_weights": {"view": 1, "cart": 3, "purchase": 5},
+    "split": "none",
     "context_features": ["price", "device"],
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -87,11 +89,17 @@ def as_events(table: pa.Table, at: int = NOW, context: tuple[str, ...] = ("price
     start = at - len(table) * SECOND
     return [
         Event(
-            f"{at} {place}", row["user_id"], row["type"], row["item_id"], None, start + place * SECOND,
-            start + place * SECOND, context=json.dumps({name: row[name] for name in context}),
+            f"{at} {place}",
+            row["user_id"],
+            row["type"],
+            row["item_id"],
+            None,
+            start + place * SECOND,
+            start + place * SECOND,
+            context=json.dumps({name: row[name] for name in context}),
         )
         for place, row in enumerate(table.to_pylist())
-    ]  # fmt: skip
+    ]
 
 
 def answers(count: int, rate: Callable[[str], float], *, seed: int = 5) -> tuple[list[Exposure], list[Event]]:

@@ -110,7 +110,7 @@ def test_looks_along_the_users_end_with_the_effect_itself() -> None:
         ((1, 1.15), {"decide": "end"}, AFTER, "new is better: clicks +0.15 (+0.01"),
         ((1, 1.15), {}, AFTER, "No clear difference (-0."),
     ],
-)  # fmt: skip
+)
 def test_the_verdict_says_what_is_sure(
     means: tuple[float, float], changes: dict[str, object], at: int, expected: str
 ) -> None:

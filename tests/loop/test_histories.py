@@ -31,9 +31,13 @@ from tests.model_cases import MODEL_CASES
 
 START, HOUR = 1_700_000_000, 3_600
 NEW = [
-    ("u1", "i03", 1_000 * HOUR), ("u1", "i07", 1_001 * HOUR), ("u1", "i03", 1_002 * HOUR),
-    ("u2", "i01", 1_000 * HOUR), ("u5", "i09", -HOUR), ("u5", "i11", 37 * HOUR + 60),
-]  # fmt: skip
+    ("u1", "i03", 1_000 * HOUR),
+    ("u1", "i07", 1_001 * HOUR),
+    ("u1", "i03", 1_002 * HOUR),
+    ("u2", "i01", 1_000 * HOUR),
+    ("u5", "i09", -HOUR),
+    ("u5", "i11", 37 * HOUR + 60),
+]
 """User, item and time from `START`; those of u5 are late: before all of the dataset, and among its events."""
 OF_STRANGER = [("zed", "i02", 1_000 * HOUR), ("zed", "i05", 1_001 * HOUR), ("zed", "i02", 1_002 * HOUR)]
 

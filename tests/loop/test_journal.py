@@ -64,8 +64,11 @@ def test_histories_are_in_the_order_of_time_then_of_arrival(url: str) -> None:
         journal.append([of(4, occurred_at=10)])
         found = journal.events_of(["ann", "bob", "nobody"])
         assert [(each.subject, each.occurred_at) for each in found] == [
-            ("ann", 10), ("ann", 10), ("ann", 30), ("bob", 10),
-        ]  # fmt: skip
+            ("ann", 10),
+            ("ann", 10),
+            ("ann", 30),
+            ("bob", 10),
+        ]
         seqs = [each.seq for each in found]
         assert seqs[0] < seqs[1]
         assert [each.seq for each in journal.events_of(["ann"], after=seqs[0])] == [seqs[1]]
@@ -204,9 +207,14 @@ def test_a_path_that_can_be_no_file_is_refused_in_one_line(tmp_path: Path) -> No
     (tmp_path / "loop.db").symlink_to(tmp_path / "loop.db")
     (tmp_path / "lost.db").symlink_to(tmp_path / "none" / "x.db")
     told = {
-        ".": "is a folder", "pipe.db": "is a named pipe", "a%00b": "can't be opened", "x" * 300: "can't be",
-        "lost.db": "there is no folder", "loop.db": "can't be opened|unable to open", "a?b.db": "found 'sqlite:///",
-    }  # fmt: skip
+        ".": "is a folder",
+        "pipe.db": "is a named pipe",
+        "a%00b": "can't be opened",
+        "x" * 300: "can't be",
+        "lost.db": "there is no folder",
+        "loop.db": "can't be opened|unable to open",
+        "a?b.db": "found 'sqlite:///",
+    }
     for name, message in told.items():
         with pytest.raises((DataError, SettingsError), match=message) as found:
             Journal(f"sqlite:///{tmp_path}/{name}")

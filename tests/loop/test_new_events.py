@@ -24,10 +24,15 @@ from recspec.training.result import inform, seen_of
 
 START = 1_700_000_000
 ROWS = [
-    ("ann", "i1", 0, "view", 5), ("ann", "i2", 10, "cart", 4), ("bob", "i2", 20, "purchase", 5),
-    ("bob", "i3", 30, "view", 2), ("cid", "i1", 40, "cart", 3), ("cid", "i4", 50, "purchase", 5),
-    ("cid", "i5", 60, "view", 4), ("bob", "i5", 61, "view", 4),
-]  # fmt: skip
+    ("ann", "i1", 0, "view", 5),
+    ("ann", "i2", 10, "cart", 4),
+    ("bob", "i2", 20, "purchase", 5),
+    ("bob", "i3", 30, "view", 2),
+    ("cid", "i1", 40, "cart", 3),
+    ("cid", "i4", 50, "purchase", 5),
+    ("cid", "i5", 60, "view", 4),
+    ("bob", "i5", 61, "view", 4),
+]
 """User, item, seconds from `START`, type and rating; the newest event is at 61."""
 
 

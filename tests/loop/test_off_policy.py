@@ -27,9 +27,13 @@ CHANCES = np.array([[0.5, 0.4, 0.25], [0.2, 0.5, 0.5]])
 TARGET = np.array([[0.6, 0.3, 0.5], [0.4, 0.25, 0.4]])
 REWARDS = np.array([[1.0, 0.0, 1.0], [0.0, 1.0, 0.0]])
 HAND = LoggedLists(
-    CHANCES, TARGET, REWARDS, np.arange(2), np.tile([0.3, 0.2, 0.1], (2, 1)),
+    CHANCES,
+    TARGET,
+    REWARDS,
+    np.arange(2),
+    np.tile([0.3, 0.2, 0.1], (2, 1)),
     np.array([[0.35, 0.25, 0.15], [0.25, 0.2, 0.1]]),
-)  # fmt: skip
+)
 
 
 def value(ratios):
@@ -220,8 +224,10 @@ def test_the_open_bandit_sample(real_data, monkeypatch, campaign, shown, other, 
     found = [estimate(of(lists), lists.users).value for of in (ips, snips)]
     assert [round(each, 6) for each in found] == [by_ips, by_snips]
     assert (round(effective_size(weights), 1), round(weights.max(), 2), round(weights.mean(), 4)) == (
-        size, largest, mean,
-    )  # fmt: skip
+        size,
+        largest,
+        mean,
+    )
     assert refusals(lists) == []
     num_items = int(thompson.item.max()) + 1
     back = off_policy.choices(thompson, np.full((num_items, 3), 1 / num_items))

@@ -221,9 +221,14 @@ def test_labels_are_written_as_the_dataset_was_prepared() -> None:
 
 def test_features_of_users_and_items_are_those_that_events_had_last(tmp_path: Path) -> None:
     known = {
-        "user": ["ann", "ann", "ben"], "item": ["a", "a", "b"], "time": [2, 1, 1], "__row__": [0, 1, 2],
-        "price": [None, 5.0, 7.0], "tags": [["x"], ["y"], None], "age": [30, 31, 40],
-    }  # fmt: skip
+        "user": ["ann", "ann", "ben"],
+        "item": ["a", "a", "b"],
+        "time": [2, 1, 1],
+        "__row__": [0, 1, 2],
+        "price": [None, 5.0, 7.0],
+        "tags": [["x"], ["y"], None],
+        "age": [30, 31, 40],
+    }
     pq.write_table(pa.table(known), tmp_path / "events.parquet")
     schema = pq.read_schema(tmp_path / "events.parquet")
     settings = {"label": "clicked", "item_features": ["price", "tags"], "user_features": ["age"], "lists": ["tags"]}

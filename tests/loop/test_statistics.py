@@ -163,9 +163,12 @@ def test_the_sequential_sample_ratio_keeps_its_lowest_value() -> None:
 
 
 @given(
-    value=st.floats(-5, 5), error=st.floats(0.01, 5), units=st.integers(2, 10**7), planned=st.integers(2, 10**7),
+    value=st.floats(-5, 5),
+    error=st.floats(0.01, 5),
+    units=st.integers(2, 10**7),
+    planned=st.integers(2, 10**7),
     alpha=st.floats(0.001, 0.2),
-)  # fmt: skip
+)
 def test_p_is_below_alpha_exactly_if_the_interval_excludes_0(
     value: float, error: float, units: int, planned: int, alpha: float
 ) -> None:

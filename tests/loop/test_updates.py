@@ -254,19 +254,29 @@ def test_answers_become_labelled_rows_once_their_windows_are_closed(journal: Jou
     api.train("wide_deep", data, run, settings={"train.epochs": 2, "train.batch_size": 64}, progress=False)
     answers = [
         Exposure(
-            f"r{number}", f"u{number % 25}", LATER + 60 * SECOND * number, "run", "0:a", {}, 0,
-            [f"i{number % 9}", f"i{(number + 4) % 9}"], 9,
+            f"r{number}",
+            f"u{number % 25}",
+            LATER + 60 * SECOND * number,
+            "run",
+            "0:a",
+            {},
+            0,
+            [f"i{number % 9}", f"i{(number + 4) % 9}"],
+            9,
         )
         for number in range(100)
-    ]  # fmt: skip
+    ]
     clicks: list[dict[str, object]] = [
         {
-            "user": each.subject, "item": each.items[0], "type": "click", "request": each.request_id,
+            "user": each.subject,
+            "item": each.items[0],
+            "type": "click",
+            "request": each.request_id,
             "time": each.served_at / SECOND + 5,
         }
         for each in answers
         if each.items[0] in ("i1", "i2")
-    ]  # fmt: skip
+    ]
     journal.log_exposures(answers)
     for each in clicks:
         sent(journal, [each], round(float(str(each["time"])) * SECOND))

@@ -37,9 +37,14 @@ def screen(monkeypatch: pytest.MonkeyPatch, *saved: Saved) -> FirstScreen | None
 
 
 def lists(
-    hits: Sequence[float], of_baseline: Sequence[float], *, protocol: str = "full", k: int = 10, positives: int = USERS,
+    hits: Sequence[float],
+    of_baseline: Sequence[float],
+    *,
+    protocol: str = "full",
+    k: int = 10,
+    positives: int = USERS,
     beyond: Any = None,
-) -> Saved:  # fmt: skip
+) -> Saved:
     metric, events = f"hit_rate@{k}", np.repeat([2, 40], USERS // 2)
     values = {"id": [f"u{user}" for user in range(USERS)], "events": events, metric: hits}
     facts = {"groups": USERS, "positives": positives, "most_candidates": 101}

@@ -106,9 +106,11 @@ def items_of(answer: Mapping[str, Any]) -> list[str]:
 
 def test_every_answer_has_an_id_of_its_own_and_says_what_made_it(runs: dict[str, Path]) -> None:
     asked_for = {
-        "/recommend": {"user": "u3"}, "/rank": {"user": "u3", "candidates": [105, 100]}, "/similar": {"item": 105},
+        "/recommend": {"user": "u3"},
+        "/rank": {"user": "u3", "candidates": [105, 100]},
+        "/similar": {"item": 105},
         "/predict": {"rows": [{"user_id": "u3", "item_id": 105}]},
-    }  # fmt: skip
+    }
     digest = manifest.digest(runs["films"] / "bundle")[:DIGEST]
     with shop(runs, "films", None) as asked:
         answers = [asked("POST", path, body).data for path, body in asked_for.items()]
@@ -156,10 +158,20 @@ def test_a_list_is_logged_with_all_that_made_it(runs: dict[str, Path], url: str)
     assert policy == {"name": "greedy", "answered_by": "user", "request": {"k": 4, "exclude": [105]}}
     assert abs(row.pop("served_at") - event["received_at"]) < 60_000_000
     assert row == {
-        "seq": 1, "request_id": answer["request_id"], "subject": "u3", "surface": "home", "model": "ease",
-        "version": f"0:{answer['digest']}", "experiment": None, "variant": None, "seed": None,
-        "history_seq": answer["history_seq"], "items": items_of(answer), "propensities": [1.0] * 4, "pool_size": 4,
-    }  # fmt: skip
+        "seq": 1,
+        "request_id": answer["request_id"],
+        "subject": "u3",
+        "surface": "home",
+        "model": "ease",
+        "version": f"0:{answer['digest']}",
+        "experiment": None,
+        "variant": None,
+        "seed": None,
+        "history_seq": answer["history_seq"],
+        "items": items_of(answer),
+        "propensities": [1.0] * 4,
+        "pool_size": 4,
+    }
     assert (event["request_id"], row["history_seq"]) == (row["request_id"], 1)
 
 
@@ -273,9 +285,15 @@ def test_a_drawn_list_can_be_drawn_again_and_its_chances_are_exact(
         assert row["items"] == items_of(answer)
         assert (row["seed"], row["pool_size"]) == (answer["request_id"], len(names))
         assert {**row["policy"], "milliseconds": 0} == {
-            "name": "plackett-luce", "temperature": 1.0, "floor": 0.1, "pool": 12, "last": None,
-            "answered_by": "user", "request": {"k": 5}, "milliseconds": 0,
-        }  # fmt: skip
+            "name": "plackett-luce",
+            "temperature": 1.0,
+            "floor": 0.1,
+            "pool": 12,
+            "last": None,
+            "answered_by": "user",
+            "request": {"k": 5},
+            "milliseconds": 0,
+        }
         again = RecommendRequest(users=("u3",), k=5, draw=ListDraw(Exploration.of(row["policy"]), row["seed"]))
         assert [str(each["item"]) for each in requests.recommend(predictor, again)["items"]] == row["items"]
         places = np.array([[names.index(item) for item in row["items"]]])
@@ -350,16 +368,18 @@ def test_a_variant_answers_and_the_first_list_is_the_assignment(runs: dict[str, 
     by_hash = [experiment.variant_of(user) for user in [*USERS, "u3"]]
     assert [each["variant"] for each in answers] == by_hash == [each["variant"] for each in rows]
     assert {(each["variant"], each["model"], len(each["items"])) for each in answers} == {
-        ("a", "ease", 10), ("b", "ials", 3)
-    }  # fmt: skip
+        ("a", "ease", 10),
+        ("b", "ials", 3),
+    }
     assert {each["experiment"] for each in rows} == {each["experiment"] for each in answers} == {"news"}
     assert {row["policy"]["request"]["k"] for row in rows if row["variant"] == "b"} == {3}
     assert assignments(url) == [("news", user, by_hash[place], place + 1) for place, user in enumerate(USERS)]
     (told,) = listed["experiments"]
     counts = Counter(by_hash[:-1])
     assert [(each["name"], each["model"], each["users"]) for each in told["variants"]] == [
-        ("a", "ease", counts["a"]), ("b", "ials", counts["b"])
-    ]  # fmt: skip
+        ("a", "ease", counts["a"]),
+        ("b", "ials", counts["b"]),
+    ]
     assert (told["state"], told["start"]) == ("entering", "2026-01-01T00:00:00+00:00")
 
 
@@ -391,10 +411,11 @@ def test_who_names_a_model_or_no_user_is_in_no_experiment(runs: dict[str, Path],
 def test_two_experiments_meet_in_one_user(runs: dict[str, Path], journal: str) -> None:
     other = Experiment.model_validate(
         {
-            "name": "length", **NEWS,
+            "name": "length",
+            **NEWS,
             "variants": [{"name": "long", "share": 0.5}, {"name": "drawn", "share": 0.5, "explore": {"floor": 0.2}}],
         }
-    )  # fmt: skip
+    )
     both = (news(*AB), other)
     with shop(runs, "ease ials", journal, experiments=both) as asked:
         for user in USERS:

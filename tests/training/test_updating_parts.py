@@ -110,8 +110,10 @@ def test_a_pipeline_is_built_again_from_its_updated_ranker_and_retrievers(folder
     after = bundle.load(run).pipeline
     assert after == before
     assert [each.name for each in sorted((run / "updates" / "0002" / "parts").iterdir())] == [
-        "1-item_knn", "2-ease", "3-popularity",
-    ]  # fmt: skip
+        "1-item_knn",
+        "2-ease",
+        "3-popularity",
+    ]
     moved = tmp_path / "moved"
     run.rename(moved)
     shutil.rmtree(moved / "bundle")

@@ -56,12 +56,17 @@ class Drift(Viewed):
             columns = ("distribution", "rows before", "now", "PSI", "PSI without drift", "KS D", "unknown", "")
             rows = [
                 (
-                    each.name, each.before, each.now, f"{each.psi:.4f}", f"{each.limit:.4f}",
+                    each.name,
+                    each.before,
+                    each.now,
+                    f"{each.psi:.4f}",
+                    f"{each.limit:.4f}",
                     "" if each.distance is None else f"{each.distance:.3f}",
-                    "" if each.unknown is None else _percent(each.unknown), "drifted" if each.flagged else "",
+                    "" if each.unknown is None else _percent(each.unknown),
+                    "drifted" if each.flagged else "",
                 )
                 for each in sorted(report.shifts, key=lambda each: -each.psi)
-            ]  # fmt: skip
+            ]
             sections.append(Section("distributions", columns, rows))
         if report.shares:
             shares = [(SHARES[each.name], _percent(each.value), each.count, each.of) for each in report.shares]

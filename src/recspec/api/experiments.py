@@ -160,12 +160,15 @@ class ExperimentList(Viewed):
         """Experiments with their variants, and users with theirs."""
         rows = [
             (
-                each.name, ", ".join(f"{one.name} {100 * one.share:.3g} %" for one in each.variants),
-                f"{100 * each.traffic * (each.slot[1] - each.slot[0]):.3g} %", f"{each.start:%Y-%m-%d %H:%M}",
-                f"{datetime.fromtimestamp(each.end_us / 1e6, UTC):%Y-%m-%d %H:%M}", each.metrics[0].name,
+                each.name,
+                ", ".join(f"{one.name} {100 * one.share:.3g} %" for one in each.variants),
+                f"{100 * each.traffic * (each.slot[1] - each.slot[0]):.3g} %",
+                f"{each.start:%Y-%m-%d %H:%M}",
+                f"{datetime.fromtimestamp(each.end_us / 1e6, UTC):%Y-%m-%d %H:%M}",
+                each.metrics[0].name,
             )
             for each in self.experiments
-        ]  # fmt: skip
+        ]
         columns = ("experiment", "variants", "of all users", "start (UTC)", "planned end", "decided by")
         sections = [Section("", columns, rows)]
         names = [each.name for each in self.experiments]

@@ -17,10 +17,16 @@ from recspec.cli.process import fresh_folder
 MODELS = "popularity,item_knn,markov,ease,gf_cf,ials,two_tower,neumf"
 """Cheap models of every kind, and NeuMF; without `--models`, `auto` needs more than a demo's minute."""
 SHOP = {
-    "user": "customer", "item": "sku", "timestamp": "at", "event": "type", "target": "purchase",
-    "event_weights": "{view: 1, cart: 3, purchase: 5}", "title": "title", "item_features": "[category, brand, price]",
+    "user": "customer",
+    "item": "sku",
+    "timestamp": "at",
+    "event": "type",
+    "target": "purchase",
+    "event_weights": "{view: 1, cart: 3, purchase: 5}",
+    "title": "title",
+    "item_features": "[category, brand, price]",
     "user_features": "[country]",
-}  # fmt: skip
+}
 
 
 @api.verb

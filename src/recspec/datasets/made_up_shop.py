@@ -36,9 +36,14 @@ BUYS = 0.4  # share of visits that end with a purchase of what is in the cart
 
 
 def write_shop(
-    folder: Path, *, num_customers: int = 1200, num_products: int = 300, num_visits: int = 8000, days: int = 180,
+    folder: Path,
+    *,
+    num_customers: int = 1200,
+    num_products: int = 300,
+    num_visits: int = 8000,
+    days: int = 180,
     seed: int = 0,
-) -> None:  # fmt: skip
+) -> None:
     """Write `events.csv`, `products.csv` and `customers.csv` of a shop. Equal arguments give equal bytes.
 
     Events have `customer`, `sku`, `type` (view, cart or purchase) and `at`; products `sku`, `title`, `category`,
@@ -47,8 +52,11 @@ def write_shop(
     rng = np.random.default_rng(seed)
     folder.mkdir(parents=True, exist_ok=True)
     shop = _Shop(num_customers, num_products, days, rng)
-    for name, table in (("events", shop.visits(num_visits, rng)), ("products", shop.products(rng)),
-                        ("customers", shop.customers(rng))):  # fmt: skip
+    for name, table in (
+        ("events", shop.visits(num_visits, rng)),
+        ("products", shop.products(rng)),
+        ("customers", shop.customers(rng)),
+    ):
         pyarrow.csv.write_csv(table, folder / f"{name}.csv", pa.csv.WriteOptions(quoting_style="needed"))
 
 
@@ -102,12 +110,14 @@ class _Shop:
             rows += [(second + 40 * place, customer, item, kind) for place, (item, kind) in enumerate(events)]
         rows.sort(key=lambda row: row[0])
         when, customers, items, kinds = zip(*rows, strict=True)
-        return pa.table({
-            "customer": [f"c{number + 1}" for number in customers],
-            "sku": self.skus[list(items)],
-            "type": kinds,
-            "at": (START + np.array(when)).astype(str),
-        })  # fmt: skip
+        return pa.table(
+            {
+                "customer": [f"c{number + 1}" for number in customers],
+                "sku": self.skus[list(items)],
+                "type": kinds,
+                "at": (START + np.array(when)).astype(str),
+            }
+        )
 
     def _looked_at(self, customer: int, last: int, day: float, rng: Generator) -> NDArray[np.int64]:
         """Up to five products of one type, of those that are sold already."""
@@ -124,15 +134,17 @@ class _Shop:
         return np.asarray(sold[np.argsort(-drawn)[: rng.integers(1, 5)]], np.int64)
 
     def products(self, rng: Generator) -> pa.Table:
-        return pa.table({
-            "sku": self.skus,
-            "title": self.titles,
-            "category": self.categories,
-            "brand": [BRANDS[each] for each in self.brand],
-            "price": self.price,
-            "in_stock": rng.random(len(self.skus)) < 0.9,
-            "launched": (START.astype("datetime64[D]") + self.launched).astype(str),
-        })  # fmt: skip
+        return pa.table(
+            {
+                "sku": self.skus,
+                "title": self.titles,
+                "category": self.categories,
+                "brand": [BRANDS[each] for each in self.brand],
+                "price": self.price,
+                "in_stock": rng.random(len(self.skus)) < 0.9,
+                "launched": (START.astype("datetime64[D]") + self.launched).astype(str),
+            }
+        )
 
     def customers(self, rng: Generator) -> pa.Table:
         numbers = range(1, len(self.taste) + 1)

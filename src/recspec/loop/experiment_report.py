@@ -174,9 +174,17 @@ def analyse(experiment: Experiment, outcomes: Outcomes, at: int) -> ExperimentRe
         tuple(np.bincount(each, minlength=len(names)).tolist()) for each in (outcomes.entered, outcomes.variant)
     )
     report = ExperimentReport(
-        experiment.name, at, experiment.end_us, experiment.alpha, names, entered, counted, 1.0, 1.0,
+        experiment.name,
+        at,
+        experiment.end_us,
+        experiment.alpha,
+        names,
+        entered,
+        counted,
+        1.0,
+        1.0,
         notes=outcomes.notes,
-    )  # fmt: skip
+    )
     if outcomes.clicks is not None:
         found = _preference(outcomes.clicks, experiment)
         report = replace(report, variants=names, entered=(len(outcomes.entered),), counted=(len(outcomes.variant),))
@@ -252,9 +260,7 @@ class _Comparison:
             second = (variant[pair] == self.place).astype(int)
             adjusted = self._effect(*cuped(counted.after[pair], counted.before[pair], second, 2))
         means = float(control.mean()), float(treatment.mean())
-        return MetricResult(
-            metric.name, self.name, metric.better, *means, self._effect(control, treatment), adjusted
-        )  # fmt: skip
+        return MetricResult(metric.name, self.name, metric.better, *means, self._effect(control, treatment), adjusted)
 
     def _effect(self, control: Values, treatment: Values) -> Effect:
         return _effect(difference(control, treatment), self.rho, self.alpha)
@@ -308,7 +314,7 @@ class _Comparison:
         ends = confidence_sequence(left, self.rho, self.alpha)
         return GuardrailResult(
             name, self.name, float(control.mean()), float(treatment.mean()), margin, is_relative, *ends
-        )  # fmt: skip
+        )
 
 
 def _effect(found: Difference, rho: float, alpha: float) -> Effect:
@@ -357,8 +363,10 @@ def _sentence(experiment: Experiment, report: ExperimentReport, variant: str) ->
     first = next((each for each in report.metrics if (each.variant, each.name) == (variant, metric.name)), None)
     if first is None:
         return f"{variant} can't be judged: there is nothing that {metric.name} could be divided by."
-    states = {state: [each.name for each in report.guardrails if (each.variant, each.state) == (variant, state)]
-              for state in ("broken", "open")}  # fmt: skip
+    states = {
+        state: [each.name for each in report.guardrails if (each.variant, each.state) == (variant, state)]
+        for state in ("broken", "open")
+    }
     broken = f"; it breaks {', '.join(states['broken'])}" if states["broken"] else ""
     still = f"; not yet sure: {', '.join(states['open'])}" if states["open"] else ""
     direction, told = _told(experiment, report, first.effect)

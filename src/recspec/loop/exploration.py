@@ -77,9 +77,11 @@ class Exploration:
         try:
             last = policy.get("last")
             return cls(
-                float(policy["temperature"]), float(policy["floor"]), int(policy["pool"]),
+                float(policy["temperature"]),
+                float(policy["floor"]),
+                int(policy["pool"]),
                 None if last is None else int(last),
-            )  # fmt: skip
+            )
         except (KeyError, TypeError, ValueError, OverflowError, SettingsError) as error:
             raise DataError(f"policy: {str(dict(policy))[:200]} can't be read: {error}") from None
 

@@ -171,19 +171,38 @@ REFUSALS: Mapping[Outcome, str] = {
 
 EVENT_FIELDS = pa.schema(
     [
-        ("seq", pa.int64()), ("event_id", pa.string()), ("subject", pa.string()), ("type", pa.string()),
-        ("item", pa.string()), ("value", pa.float64()), ("occurred_at", pa.int64()), ("received_at", pa.int64()),
-        ("request_id", pa.string()), ("position", pa.int32()), ("context", pa.string()),
+        ("seq", pa.int64()),
+        ("event_id", pa.string()),
+        ("subject", pa.string()),
+        ("type", pa.string()),
+        ("item", pa.string()),
+        ("value", pa.float64()),
+        ("occurred_at", pa.int64()),
+        ("received_at", pa.int64()),
+        ("request_id", pa.string()),
+        ("position", pa.int32()),
+        ("context", pa.string()),
     ]
-)  # fmt: skip
+)
 EXPOSURE_FIELDS = pa.schema(
     [
-        ("seq", pa.int64()), ("request_id", pa.string()), ("subject", pa.string()), ("served_at", pa.int64()),
-        ("surface", pa.string()), ("model", pa.string()), ("version", pa.string()), ("experiment", pa.string()),
-        ("variant", pa.string()), ("policy", pa.string()), ("seed", pa.string()), ("history_seq", pa.int64()),
-        ("items", pa.string()), ("propensities", pa.string()), ("pool_size", pa.int32()),
+        ("seq", pa.int64()),
+        ("request_id", pa.string()),
+        ("subject", pa.string()),
+        ("served_at", pa.int64()),
+        ("surface", pa.string()),
+        ("model", pa.string()),
+        ("version", pa.string()),
+        ("experiment", pa.string()),
+        ("variant", pa.string()),
+        ("policy", pa.string()),
+        ("seed", pa.string()),
+        ("history_seq", pa.int64()),
+        ("items", pa.string()),
+        ("propensities", pa.string()),
+        ("pool_size", pa.int32()),
     ]
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True, slots=True)

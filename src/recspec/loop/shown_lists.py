@@ -90,9 +90,15 @@ def read_shown_lists(journal: Journal, *, act: str, window: int, at: int, after:
     own = exposure.c
     newest = journal.scalar(sa.select(own.seq).order_by(own.seq.desc()).offset(MOST_LISTS).limit(1)) or 0
     asked = sa.select(
-        own.request_id, own.subject, own.served_at, own.version, own.policy, own.history_seq,
-        own["items"].label("shown"), own.propensities,
-    )  # fmt: skip
+        own.request_id,
+        own.subject,
+        own.served_at,
+        own.version,
+        own.policy,
+        own.history_seq,
+        own["items"].label("shown"),
+        own.propensities,
+    )
     rows = journal.rows(asked.where(own.seq > newest).order_by(own.seq))
     joined = sa.join(exposure, event, sa.and_(event.c.request_id == own.request_id, event.c.subject == own.subject))
     told = sa.select(own.request_id, event.c.item).select_from(joined).where(own.seq > newest).distinct()
