@@ -236,6 +236,19 @@ def test_files_of_others_are_named_and_left(tmp_path: Path) -> None:
     assert done.to_dict()["found"] == [str(tmp_path / "crm.csv")]
 
 
+def test_other_journals_are_named_and_none_is_made(tmp_path: Path) -> None:
+    for name, person in (("other.db", PERSON), ("without.db", OTHER)):
+        with Journal(f"sqlite:///{tmp_path / name}") as journal:
+            journal.append([Event("e1", person, "view", "i1", None, 1, 1)])
+    (tmp_path / "apps.db").write_bytes(b"SQLite format 3\0 of another program")
+    done = rs.forget(PERSON, under=tmp_path)
+    assert done.found.found == [tmp_path / "other.db"]
+    assert any("apps.db: was not searched: " in each for each in done.found.stays)
+    with pytest.raises(DataError, match=r"mistyped\.db: there is no such journal"):
+        rs.forget(PERSON, under=tmp_path, journal=f"sqlite:///{tmp_path / 'mistyped.db'}")
+    assert not (tmp_path / "mistyped.db").exists()
+
+
 def test_what_can_not_be_searched_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="expected the raw id of a person"):
         rs.forget(" ", under=tmp_path)

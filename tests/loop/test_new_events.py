@@ -163,6 +163,7 @@ BOUGHT = {"event": "type", "event_weights": {"view": 0, "cart": 1, "purchase": 1
 RULES: Mapping[str, tuple[dict[str, Any], list[float], list[str]]] = {
     "types": (BY_TYPE, [1.0, 2.0], ["i3", "i4", "i5"]),
     "seen": (BOUGHT, [1.0], []),
+    "target": ({**BY_TYPE, "target": ["cart"], "split": "none"}, [1.0, 2.0], ["i4"]),
     "rating": ({"rating": "stars", "min_rating": 4.0}, [1.0, 1.0], ["i4", "i5"]),
     "weight": ({"weight": "stars"}, [2.5, 1.0, 4.0], ["i3", "i4", "i5"]),
     "none": ({}, [1.0, 1.0, 1.0], ["i3", "i4", "i5"]),

@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from recspec.api.journals import existing_journal
 from recspec.api.progress import Events, events
 from recspec.api.verb_checks import Place, stop_on_signal, verb
 from recspec.api.views import Section, View, Viewed, figures
@@ -75,12 +76,11 @@ def forget(
         DataError: if a folder is damaged or being written, or the journal can't be opened.
     """
     require_extra("sqlalchemy", "loop")
-    from recspec.loop import Journal
     from recspec.loop import forget as run
 
     if not user.strip():
         raise SettingsError("forget: expected the raw id of a person")
-    with nullcontext() if journal is None else Journal(journal) as opened:
+    with nullcontext() if journal is None else existing_journal(journal, read_only=False) as opened:
         if not refit:
             return Forgotten(run(user, Path(under), opened))
         from recspec.inference import build_pipeline

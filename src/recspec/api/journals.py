@@ -90,7 +90,7 @@ class JournalRows(Viewed):
 
 
 @contextmanager
-def _opened(url: str, *, read_only: bool = True) -> Iterator[Journal]:
+def existing_journal(url: str, *, read_only: bool = True) -> Iterator[Journal]:
     """A journal that is there."""
     require_extra("sqlalchemy", "loop")
     from recspec.loop import Journal
@@ -169,7 +169,7 @@ def journal_export(journal: str, out: Place, *, since: str | None = None, until:
         DataError: if there is no such journal.
     """
     first, end = _day("since", since), _day("until", until)
-    with _opened(journal) as opened:
+    with existing_journal(journal) as opened:
         from recspec.loop import export_days
 
         found = export_days(opened, Path(out), since=first, until=end)
@@ -188,7 +188,7 @@ def journal_show(journal: str) -> JournalView:
         SettingsError: if the URL names no journal.
         DataError: if there is no such journal.
     """
-    with _opened(journal) as opened:
+    with existing_journal(journal) as opened:
         from recspec.loop import summarize
 
         return JournalView(summarize(opened))
@@ -208,7 +208,7 @@ def journal_verify(journal: str) -> JournalRows:
         SettingsError: if the URL names no journal.
         DataError: names every problem.
     """
-    with _opened(journal) as opened:
+    with existing_journal(journal) as opened:
         from recspec.loop import verify_journal
 
         found = verify_journal(opened)
@@ -233,7 +233,7 @@ def journal_prune(journal: str, *, exposures_days: int | None = 90, events_days:
         SettingsError: if the URL names no journal.
         DataError: if there is no such journal.
     """
-    with _opened(journal, read_only=False) as opened:
+    with existing_journal(journal, read_only=False) as opened:
         from recspec.loop import prune_journal
 
         done = prune_journal(opened, exposures_days=exposures_days, events_days=events_days)

@@ -156,11 +156,11 @@ def update(call: Call, *, json: bool = False) -> None:
     else:
         updated = call(progress=False, tell=step)
     found = updated.found
-    if updated.line:
+    if updated.line and call["every"] is None:  # else each outcome was told when it came
         step(updated.line)
-    if found is None or call["every"] is not None:
-        for note in updated.view().notes:
+        for note in () if found is not None else updated.view().notes:
             err.print(f"note: {note}")
+    if found is None or call["every"] is not None:
         if json:
             print_json(updated.to_dict())
         return

@@ -367,7 +367,7 @@ def event_rules(settings: Settings, least: float | None, decay: Decay | None) ->
         "weighted": settings.weight is not None,
         "least": least if settings.label is None else settings.positive_from,
         "read": None if settings.positive is None else list(settings.positive),
-        "seen": None if settings.seen is None else list(settings.seen),
+        "seen": None if settings.seen_types is None else list(settings.seen_types),
         "decay": None if decay is None else {"half_life": decay.half_life, "end": decay.end},
     }
     told = {name: value for name, value in found.items() if not (value is None or value is False or value == {})}

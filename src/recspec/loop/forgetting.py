@@ -34,7 +34,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from recspec.base.errors import DataError
+from recspec.base.errors import DataError, RecspecError
 from recspec.base.files import locked, manifest, put_in_place, staging, whole_file
 from recspec.bundle import checkpoint, versions
 from recspec.bundle import folder as bundle
@@ -117,6 +117,27 @@ def forget(person: str, under: Path, journal: Journal | None = None, *, learning
 
 # --- journal ----------------------------------------------------------------------------------------------------------
 
+OF_PERSONS = (tables.event, tables.exposure, tables.assignment)
+"""Tables of a journal with a column of persons."""
+SQLITE = b"SQLite format 3\0"
+"""How a file of SQLite begins."""
+
+
+def _is_sqlite(file: Path) -> bool:
+    with file.open("rb") as opened:
+        return opened.read(len(SQLITE)) == SQLITE
+
+
+def _in_other_journal(file: Path, person: str, done: Forgotten) -> bool:
+    """Whether a SQLite file is a journal that holds the id."""
+    try:
+        with Journal(f"sqlite:///{file}", read_only=True) as other:
+            wanted = (sa.select(sa.literal(1)).where(each.c.subject == person).limit(1) for each in OF_PERSONS)
+            return any(other.scalar(each) for each in wanted)
+    except RecspecError as error:
+        done.stays.append(f"{file}: was not searched: {error}")
+        return False
+
 
 def _forget_in_journal(journal: Journal, person: str, done: Forgotten) -> None:
     """Refuse the person's events from now on, then delete those that are there."""
@@ -125,7 +146,7 @@ def _forget_in_journal(journal: Journal, person: str, done: Forgotten) -> None:
         digest = journal.digest_of(person)
         if connection.execute(sa.select(tables.deletion).where(tables.deletion.c.digest == digest)).first() is None:
             connection.execute(sa.insert(tables.deletion).values(digest=digest, requested_at=now_us()))
-        for table in (tables.event, tables.exposure, tables.assignment):
+        for table in OF_PERSONS:
             gone = connection.execute(sa.delete(table).where(table.c.subject == person))
             done.counts[f"{table.name}s of the journal"] += gone.rowcount
 
@@ -566,7 +587,10 @@ def _search(under: Path, person: str, names: set[str], done: Forgotten) -> Itera
         for file in (Path(root) / name for name in files):
             if file.is_symlink() or not file.is_file() or (is_ours and file.suffix in (".json", ".yaml")):
                 continue
-            if file.suffix == ".parquet":
+            if _is_sqlite(file):
+                if _in_other_journal(file, person, done):
+                    yield file
+            elif file.suffix == ".parquet":
                 with suppress(pa.ArrowException, OSError):
                     if _holds(file, person, names, any_text=not is_number):
                         yield file

@@ -68,12 +68,11 @@ def judge(before: Predictor, after: Predictor, rows: pa.Table, raw: RawEvents, m
     sign = -1 if metric == "log_loss" else 1
     told = metric, count, sign * found.ours, sign * found.theirs, found.low, found.high
     interval = f"{metric} of {count:,} users: the difference is {found.low:+.4f} to {found.high:+.4f}"
-    if found.high - found.low > margin:
+    passed, rule = found.low > -margin, f"{'' if found.low > -margin else 'not '}above -{margin:g}"
+    if not passed and found.high - found.low > margin:
         passed = found.high >= 0
         rule = "too few users for the margin, and not below 0" if passed else "too few users, and below 0 all the same"
-        return Judgement(passed, f"{interval}, {rule}", *told)
-    passed = found.low > -margin
-    return Judgement(passed, f"{interval}, {'above' if passed else 'not above'} -{margin:g}", *told)
+    return Judgement(passed, f"{interval}, {rule}", *told)
 
 
 def _losses(predictor: Predictor, rows: pa.Table, raw: RawEvents) -> NDArray[np.float64]:

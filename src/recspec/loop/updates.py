@@ -178,7 +178,7 @@ class Updater:
             began = time.monotonic()
             try:
                 last = self.once()
-                tell(last.line())
+                tell("; ".join((last.line(), *last.notes)))
             except Interrupted:
                 break
             except RecspecError as error:
@@ -193,7 +193,10 @@ class Updater:
         journal, where = self.journal, str(spec.folder)
         check_times(raw, where)
         if spec.metadata.get("journal", self._journal_id) != self._journal_id:
-            raise DataError(f"{where}: holds events of another journal than {journal.shown}; name that one")
+            raise DataError(
+                f"{where}: holds events of another journal than {journal.shown}; name that one, or train a new run for "
+                "this one (docs/guides/learning_shop.md, several hosts)"
+            )
         newest, after = journal.newest_seq(), spec.trained_to
         if raw.settings.label is None:
             rows = rows_of_events(journal.events(after, newest), raw, self.settings.types)
@@ -229,7 +232,8 @@ class Updater:
         notes = (*new.rows.notes(), *(check_exposures(raw) if raw.settings.label is not None else ()), *made.notes)
         number = versions.number_of(made.bundle)
         if cut == len(table):
-            found = Judgement(True, "passed without a test: the gate is 0, or one row is new")
+            why = "too few rows are new" if self.settings.gate else "the gate is 0"
+            found = Judgement(True, f"passed without a test: {why}")
         else:
             before, after = (Predictor.open(each, device="cpu", verify=False) for each in (made.base, made.bundle))
             found = judge(before, after, table.slice(cut), raw, self.settings.margin)
