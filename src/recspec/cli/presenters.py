@@ -169,7 +169,7 @@ def update(call: Call, *, json: bool = False) -> None:
     counts, seconds = found.counts, found.seconds
     left = f"; left out: {how_many(counts['left_out'], 'row')}" if counts["left_out"] else ""
     err.print(", ".join(how_many(counts[f"{thing}s"], f"new {thing}") for thing in ("event", "user", "item")) + left)
-    for note in found.notes:
+    for note in found.notes if updated.outcome is None else updated.outcome.notes:
         err.print(f"note: {note}")
     err.print(
         f"{found.folder}: the new version, in {seconds['all']:.1f} s (data {seconds['data']:.1f}, model "
