@@ -125,8 +125,8 @@ class MethodTable(Viewed):
             first = latex(name) if format == "latex" else _markdown(name)
             lines.append([first, str(max(len(each.seeds) for each in of.values())), *cells])
         if format == "markdown":
-            rows = [heads, ["---", *["---:"] * (len(heads) - 1)], *lines]
-            return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+            table = [heads, ["---", *["---:"] * (len(heads) - 1)], *lines]
+            return "".join(f"| {' | '.join(row)} |\n" for row in table)
         rows = [" & ".join(row) + r" \\" for row in ([latex(each) for each in heads], *lines)]
         begin, end = f"\\begin{{tabular}}{{l{'r' * (len(heads) - 1)}}}", r"\end{tabular}"
         return "\n".join([begin, r"\hline", rows[0], r"\hline", *rows[1:], r"\hline", end, ""])
@@ -243,6 +243,7 @@ def compare_folder(
     from recspec.base import config
     from recspec.bundle import DataRecord
     from recspec.evaluation import EvaluateSettings, find_runs, measured_methods, methods_of
+    from recspec.loading import join
 
     suffix = Path(out).suffix if out is not None else ""
     if out is not None and format is None and suffix not in SUFFIXES:
@@ -267,7 +268,8 @@ def compare_folder(
             if kept is None:
                 more = {**asked, "k": ks, "protocol": protocols, "device": device, "progress": progress}
                 evaluate(run, prepared, split, **more)
-                kept = _kept(run, digest, split, protocols, wanted)
+                with join(device):  # the first process has kept it once all meet
+                    kept = _kept(run, digest, split, protocols, wanted)
                 if kept is not None and tell is not None:
                     tell(f"{run}: measured, {number} of {total}")
             if kept is None:

@@ -120,7 +120,7 @@ def train(
     folder = Path(run)
     if seeds is not None and not plan:
         first = train_settings.seed
-        given = {
+        common = {
             "model": model,
             "settings": model_settings.model_dump(mode="json", exclude_unset=True),
             "train": train_settings.model_dump(mode="json", exclude_unset=True, exclude={"seed"}),
@@ -134,7 +134,9 @@ def train(
 
         if force and resume:
             raise SettingsError("resume continues the runs and force replaces them; leave one of them out")
-        return _train_seeds(folder, range(first, first + seeds), given, prepared, train_one, force, tell)
+        trained = _train_seeds(folder, range(first, first + seeds), common, prepared, train_one, force, tell)
+        with join(device):  # the first process has written the last bundle once all meet
+            return trained_seeds(folder, trained, prepared)
     if launcher is None and processes > 1:
         raise SettingsError(f"processes is {processes} without a launcher; take launcher ray, or start torchrun")
     if launcher is not None and not plan:
@@ -185,8 +187,8 @@ def _train_seeds(
     train_one: Callable[[Path, int, bool], None],
     force: bool,
     tell: Callable[[str], None] | None,
-) -> MethodTable:
-    """Train each seed that is not trained yet.
+) -> list[Path]:
+    """Train each seed that is not trained yet, and return the folders of all runs.
 
     Raises:
         SettingsError: if the folder is a run, or its seeds were trained with other settings or on other data.
@@ -218,7 +220,7 @@ def _train_seeds(
             train_one(run, seed, has_checkpoint(run) and not force)
         if tell is not None:
             tell(f"{run}: {'was trained before' if is_done else 'trained'}")
-    return trained_seeds(folder, runs, data)
+    return runs
 
 
 def _train_on_ray(config: Mapping[str, Any]) -> None:

@@ -114,7 +114,7 @@ def train(call: Call, *, verbose: bool = False, json: bool = False) -> None:
                 err.print(f"note: {note}")
         return
     if call["seeds"] is not None:
-        table = call(tell=step)
+        table = call(tell=step if is_first() else None)
         if is_first():
             _print_view_or_json(table, json)
             print_next("compare", call["run"])
@@ -137,7 +137,9 @@ def compare(call: Call, *, json: bool = False) -> None:
     """Print means, deviations and tests; or the table in the format of a paper."""
     if json and call["format"] is not None:
         raise SettingsError("compare: --format and --json are two outputs; give one of them")
-    table = call(tell=tell)
+    table = call(tell=tell if is_first() else None)
+    if not is_first():
+        return
     if call["format"] is not None and call["out"] is None:
         out.print(table.to_text(call["format"]), end="", soft_wrap=True)
     else:
