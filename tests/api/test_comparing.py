@@ -87,6 +87,11 @@ def test_seeds_of_another_call_are_never_mixed(data: api.Data, runs: Path, tmp_p
         api.train("popularity", data, tmp_path / "bad", seeds=1, progress=False)
     table = api.train("popularity", data, tmp_path / "bad", seeds=2, force=True, progress=False)
     assert table.methods[0].seeds == (0, 1)
+    api.train("ease", data, tmp_path / "bad", seeds=1, force=True, settings={"settings.l2": 5}, progress=False)
+    assert not (tmp_path / "bad" / "seed-1" / "bundle").exists(), "or a later call would take it for one of its own"
+    with pytest.raises(SettingsError, match="l2"):
+        api.train("ease", data, tmp_path / "bad", seeds=1, force=True, settings={"settings.l2": -5}, progress=False)
+    assert (tmp_path / "bad" / "seed-0" / "bundle").exists(), "a call that can't begin removes nothing"
 
 
 def test_a_folder_of_runs_is_compared_and_each_is_measured_once(runs: Path) -> None:

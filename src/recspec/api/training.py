@@ -129,12 +129,18 @@ def train(
 
         def train_one(place: Path, seed: int, resume: bool) -> None:
             where: dict[str, Any] = {"launcher": launcher, "processes": processes, "device": device}
-            how: dict[str, Any] = {"resume": resume, "force": force and not resume, "recipe": recipe}
-            train(model, prepared, place, settings={**others, "train.seed": seed}, progress=progress, **where, **how)
+            how: dict[str, Any] = {"resume": resume, "recipe": recipe, "progress": progress}
+            train(model, prepared, place, settings={**others, "train.seed": seed}, **where, **how)
 
         if force and resume:
             raise SettingsError("resume continues the runs and force replaces them; leave one of them out")
-        trained = _train_seeds(folder, range(first, first + seeds), common, prepared, train_one, force, tell)
+        if force:  # once the plan of the new runs is made
+            train(model, prepared, folder, recipe=recipe, plan=True, device=device, settings=values)
+            with join(device) as ranks:
+                if ranks.is_first:
+                    _remove_seeds(folder)
+                ranks.barrier()
+        trained = _train_seeds(folder, range(first, first + seeds), common, prepared, train_one, tell)
         with join(device):  # the first process has written the last bundle once all meet
             return trained_seeds(folder, trained, prepared)
     if launcher is None and processes > 1:
@@ -185,7 +191,6 @@ def _train_seeds(
     given: Mapping[str, object],
     data: Data,
     train_one: Callable[[Path, int, bool], None],
-    force: bool,
     tell: Callable[[str], None] | None,
 ) -> list[Path]:
     """Train each seed that is not trained yet, and return the folders of all runs.
@@ -201,7 +206,7 @@ def _train_seeds(
         raise SettingsError(f"{folder}: is a run itself; name another folder for the runs of seeds")
     given = {**given, "data": DataRecord.of(data.spec).digest}
     file = folder / SEEDS_FILE
-    if file.exists() and not force:
+    if file.exists():
         try:
             before = read_json(file)
         except PathError as error:
@@ -215,12 +220,21 @@ def _train_seeds(
         temporary.write_text(json.dumps(given, indent=2) + "\n", encoding="utf-8")
     runs = [folder / f"seed-{seed}" for seed in seeds]
     for seed, run in zip(seeds, runs, strict=True):
-        is_done = (run / "bundle" / "bundle.json").is_file() and not force
+        is_done = (run / "bundle" / "bundle.json").is_file()
         if not is_done:
-            train_one(run, seed, has_checkpoint(run) and not force)
+            train_one(run, seed, has_checkpoint(run))
         if tell is not None:
             tell(f"{run}: {'was trained before' if is_done else 'trained'}")
     return runs
+
+
+def _remove_seeds(folder: Path) -> None:
+    """Remove all runs of seeds, also those that are not asked for again: they were trained otherwise."""
+    from recspec.training import remove_run
+
+    for run in sorted(folder.glob("seed-*")):
+        remove_run(run)
+    (folder / SEEDS_FILE).unlink(missing_ok=True)
 
 
 def _train_on_ray(config: Mapping[str, Any]) -> None:
