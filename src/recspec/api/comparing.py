@@ -18,7 +18,7 @@ from recspec.api.views import Section, View, Viewed
 from recspec.base.errors import DataError, SettingsError, how_many, listed, of_the_machine, unknown
 
 if TYPE_CHECKING:
-    from recspec.evaluation import EvaluateSettings, FoundRun, Method, SavedEvaluation, SeedValues
+    from recspec.evaluation import EvaluateSettings, FoundRun, Method, MethodPair, SavedEvaluation, SeedValues
 
 SUFFIXES = {".csv": "csv", ".md": "markdown", ".tex": "latex"}
 """How the name of a file ends -> the format of its table."""
@@ -84,7 +84,7 @@ class MethodTable(Viewed):
         for metric in self._metrics():
             best = self.best(metric)
             for name, of in self.values.items():
-                test = self._test(metric, name, best)
+                test = self._test(metric, name)
                 own = of[metric]
                 start = (*metric.split("/", 1), name, len(own.seeds), own.mean, _known(own.deviation), best)
                 rows.append((*start, *(test or (None,) * 4)))
@@ -145,7 +145,7 @@ class MethodTable(Viewed):
         for metric in self._metrics():
             best = self.best(metric)
             for name in self.values:
-                if (test := self._test(metric, name, best)) is not None and test[2] is not None:
+                if (test := self._test(metric, name)) is not None and test[2] is not None:
                     told = "" if self._is_on_top(metric, name) else best
                     figures = (f"{test[0]:.4f}", f"{test[1]:.4f}", f"{test[2]:.3g}", f"{test[3]:.3g}")
                     tests.append((metric, name, best, *figures, told))
@@ -158,19 +158,22 @@ class MethodTable(Viewed):
     def _metrics(self) -> list[str]:
         return list(next(iter(self.values.values()), {}))
 
-    def _test(self, metric: str, name: str, best: str) -> tuple[float | None, ...] | None:
+    def _pair(self, metric: str, name: str) -> MethodPair | None:
+        """A method and the best one; None for the best itself."""
+        both = {name, self.best(metric)}
+        return next((each for each in self.pairs if each.metric == metric and {each.method, each.other} == both), None)
+
+    def _test(self, metric: str, name: str) -> tuple[float | None, ...] | None:
         """Difference to the best, its error, and both p-values; None for the best itself."""
-        for each in self.pairs:
-            if each.metric == metric and {each.method, each.other} == {name, best} and name != best:
-                sign = 1 if each.method == name else -1
-                return sign * each.difference, *map(_known, (each.standard_error, each.p_value, each.p_holm))
-        return None
+        if (pair := self._pair(metric, name)) is None:
+            return None
+        sign = 1 if pair.method == name else -1
+        return sign * pair.difference, *map(_known, (pair.standard_error, pair.p_value, pair.p_holm))
 
     def _is_on_top(self, metric: str, name: str) -> bool:
         """Whether a method is the best, or the test does not tell it from the best."""
-        best = self.best(metric)
-        pairs = (each for each in self.pairs if each.metric == metric and {each.method, each.other} == {name, best})
-        return name == best or not any(each.better for each in pairs)
+        pair = self._pair(metric, name)
+        return pair is None or not pair.better
 
 
 def latex(text: str) -> str:

@@ -35,16 +35,7 @@ from recspec.evaluation.runs import FoundRun, brief
 from recspec.evaluation.saved import SavedEvaluation
 
 NOT_OF_A_METHOD = frozenset(
-    {
-        "affinity",
-        "checkpoint_minutes",
-        "keep_checkpoints",
-        "log_every",
-        "mlflow",
-        "seed",
-        "tensorboard",
-        "threads",
-    }
+    "affinity checkpoint_minutes keep_checkpoints log_every mlflow seed tensorboard threads".split()
 )
 """Settings of training in which runs of one method may differ."""
 MOST_IN_NAME = 3
