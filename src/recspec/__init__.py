@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         Forgotten,
         Imported,
         Listing,
+        MethodTable,
         Model,
         Note,
         PipelineModel,
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
         catalogue,
         check,
         compare,
+        compare_folder,
         datasets,
         describe,
         drift,
@@ -77,12 +79,12 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AutoResult", "Backtest", "BlendedModel", "CatalogueState", "Data", "Description", "Drift", "EvaluationResult",
-    "ExperimentList", "ExperimentResult", "Exported", "Forgotten", "Imported", "Interrupted", "Listing", "Model",
-    "Note", "PipelineModel", "Plan", "RecspecError", "Report", "Runs", "Search", "Serving", "Update", "auto",
-    "backtest", "blend", "catalogue", "check", "compare", "datasets", "describe", "drift", "evaluate",
-    "experiment_check", "experiment_report", "export", "forget", "import_tf", "models", "open", "open_data",
-    "pipeline", "predict", "prepare", "recommend", "report", "runs", "serve", "similar", "synthesize", "train",
-    "transcode", "tune", "update", "verify",
+    "ExperimentList", "ExperimentResult", "Exported", "Forgotten", "Imported", "Interrupted", "Listing",
+    "MethodTable", "Model", "Note", "PipelineModel", "Plan", "RecspecError", "Report", "Runs", "Search", "Serving",
+    "Update", "auto", "backtest", "blend", "catalogue", "check", "compare", "compare_folder", "datasets",
+    "describe", "drift", "evaluate", "experiment_check", "experiment_report", "export", "forget", "import_tf",
+    "models", "open", "open_data", "pipeline", "predict", "prepare", "recommend", "report", "runs", "serve",
+    "similar", "synthesize", "train", "transcode", "tune", "update", "verify",
 ]  # fmt: skip
 
 _FOLDERS = frozenset({"datasets", "export", "models", "report"})

@@ -95,6 +95,22 @@ def test_three_processes_tell_each_other_the_same() -> None:
         }
 
 
+AGAIN = """
+import json, torch
+from recspec.loading import join
+
+told = []
+for turn in range(3):
+    with join("cpu") as ranks:
+        told.append(ranks.gather(torch.tensor([10 * turn + ranks.rank])).tolist())
+print(json.dumps({"gathered": told}))
+"""
+
+
+def test_processes_may_meet_again_after_they_have_left() -> None:
+    assert run_ranks(AGAIN, 2) == [{"gathered": [[0, 1], [10, 11], [20, 21]]}] * 2
+
+
 # --- a rank that fails -----------------------------------------------------------------------------------------------
 
 ENDING = """

@@ -3,6 +3,7 @@
 from recspec.api import model
 from recspec.api.backtesting import Backtest, backtest
 from recspec.api.cataloguing import CatalogueState, catalogue
+from recspec.api.comparing import MethodTable, compare_folder
 from recspec.api.data import Data, Description, check, describe, open_data, prepare, synthesize, transcode
 from recspec.api.drifting import Drift, drift
 from recspec.api.evaluating import EvaluationResult, compare, evaluate
@@ -33,12 +34,12 @@ from recspec.api.views import Section, View, figures
 __all__ = [
     "KINDS", "AutoResult", "Backtest", "Bar", "BlendedModel", "CatalogueState", "Data", "Description", "Digest",
     "Drift", "EvaluationResult", "ExperimentList", "ExperimentResult", "Exported", "Forgotten", "Imported",
-    "ImportedRows", "JournalRows", "JournalView", "Kind", "Listing", "Model", "Note", "PipelineModel", "Place",
-    "Plan", "Report", "Runs", "Search", "Section", "Serving", "Stages", "Update", "View", "auto", "backtest",
-    "bench_infer", "bench_serve", "bench_train", "blend", "catalogue", "check", "compare", "datasets", "describe",
-    "drift", "evaluate", "event_number", "experiment_check", "experiment_report", "export", "figures", "forget",
-    "import_tf", "journal_export", "journal_import", "journal_prune", "journal_show", "journal_verify", "model",
-    "models", "open", "open_data", "pipeline", "predict", "prepare", "reasons", "recommend", "report", "runs",
-    "serve", "settings_view", "similar", "stages", "stop_on_signal", "synthesize", "train", "transcode", "tune",
-    "update", "verb", "verify",
+    "ImportedRows", "JournalRows", "JournalView", "Kind", "Listing", "MethodTable", "Model", "Note",
+    "PipelineModel", "Place", "Plan", "Report", "Runs", "Search", "Section", "Serving", "Stages", "Update", "View",
+    "auto", "backtest", "bench_infer", "bench_serve", "bench_train", "blend", "catalogue", "check", "compare",
+    "compare_folder", "datasets", "describe", "drift", "evaluate", "event_number", "experiment_check",
+    "experiment_report", "export", "figures", "forget", "import_tf", "journal_export", "journal_import",
+    "journal_prune", "journal_show", "journal_verify", "model", "models", "open", "open_data", "pipeline",
+    "predict", "prepare", "reasons", "recommend", "report", "runs", "serve", "settings_view", "similar", "stages",
+    "stop_on_signal", "synthesize", "train", "transcode", "tune", "update", "verb", "verify",
 ]  # fmt: skip

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, overload
 
+from recspec.api.comparing import MethodTable, trained_seeds
 from recspec.api.data import Data, opened
 from recspec.api.model import Model, Plan
 from recspec.api.progress import Events, Stages, bar, events, stages
@@ -37,9 +39,15 @@ TrialEvents = Callable[[int, Mapping[str, object]], None]
 
 
 @overload
-def train(model: str, data: Place, run: Place, *, plan: Literal[False] = ..., **named: Any) -> Model: ...
+def train(
+    model: str, data: Place, run: Place, *, plan: Literal[False] = ..., seeds: None = ..., **named: Any
+) -> Model: ...
 @overload
 def train(model: str, data: Place, run: Place, *, plan: Literal[True], **named: Any) -> Plan: ...
+@overload
+def train(
+    model: str, data: Place, run: Place, *, plan: Literal[False] = ..., seeds: int, **named: Any
+) -> MethodTable: ...
 
 
 @verb
@@ -49,6 +57,7 @@ def train(
     run: Place,
     *,
     recipe: Place | None = None,
+    seeds: int | None = None,
     resume: bool = False,
     force: bool = False,
     plan: bool = False,
@@ -58,17 +67,20 @@ def train(
     allow_outside: bool = False,
     settings: Mapping[str, object] | None = None,
     progress: bool | Events | None = None,
+    tell: Callable[[str], None] | None = None,
     **named: object,
-) -> Model | Plan:
+) -> Model | Plan | MethodTable:
     """Train a model.
 
-    Under torchrun, several processes train it. Ctrl-C writes a checkpoint, from which `resume` continues.
+    Under torchrun, several processes train it. Ctrl-C writes a checkpoint, from which `resume` continues. With `seeds`,
+    the same call continues: finished runs stay.
 
     Args:
         model: Name from `recspec models`.
         data: Prepared dataset: its folder or specification file.
         run: Folder for checkpoints, log and bundle.
         recipe: Recipe: a YAML file, or the name of a published one.
+        seeds: Number of seeds, from train.seed on; each has its run in RUN/seed-N.
         resume: Continue the run from its newest checkpoint.
         force: Replace the run in the folder.
         plan: Show every automatic choice and its reason without training.
@@ -78,10 +90,11 @@ def train(
         allow_outside: Allow files outside the specification's folder.
         settings: Settings by name, such as {"dim": 64, "train.epochs": 3}.
         progress: A function that receives the events of the training, or False for no bar.
+        tell: Receives a sentence on each seed.
         **named: Settings of the model and of training as keywords, such as `dim=64, epochs=3`.
 
     Raises:
-        SettingsError: for an unknown model or setting, or a folder that holds a run already.
+        SettingsError: for an unknown model or setting, or a folder that holds a run already, or seeds of another call.
         MissingExtraError: without a library that the model, a setting or the launcher needs.
         SpecError: if the dataset lacks a role that the model needs, or a split.
         CheckpointError: with `resume`, if there is nothing to continue from or it is of another run.
@@ -105,6 +118,31 @@ def train(
             what = "which trains nothing and leaves a run to continue"
             raise SettingsError(f"train.epochs is 0, {what}; ask for 1 or more")
     folder = Path(run)
+    if seeds is not None and not plan:
+        first = train_settings.seed
+        common = {
+            "model": model,
+            "settings": model_settings.model_dump(mode="json", exclude_unset=True),
+            "train": train_settings.model_dump(mode="json", exclude_unset=True, exclude={"seed"}),
+        }
+        others = {name: value for name, value in values.items() if name not in ("seed", "train.seed")}
+
+        def train_one(place: Path, seed: int, resume: bool) -> None:
+            where: dict[str, Any] = {"launcher": launcher, "processes": processes, "device": device}
+            how: dict[str, Any] = {"resume": resume, "recipe": recipe, "progress": progress}
+            train(model, prepared, place, settings={**others, "train.seed": seed}, **where, **how)
+
+        if force and resume:
+            raise SettingsError("resume continues the runs and force replaces them; leave one of them out")
+        if force:  # once the plan of the new runs is made
+            train(model, prepared, folder, recipe=recipe, plan=True, device=device, settings=values)
+            with join(device) as ranks:
+                if ranks.is_first:
+                    _remove_seeds(folder)
+                ranks.barrier()
+        trained = _train_seeds(folder, range(first, first + seeds), common, prepared, train_one, tell)
+        with join(device):  # the first process has written the last bundle once all meet
+            return trained_seeds(folder, trained, prepared)
     if launcher is None and processes > 1:
         raise SettingsError(f"processes is {processes} without a launcher; take launcher ray, or start torchrun")
     if launcher is not None and not plan:
@@ -141,6 +179,62 @@ def train(
                 stop_requested=stop_requested,
             )
     return Model(folder, device=device, kind=prepared.kind, data=prepared, result=result)
+
+
+SEEDS_FILE = "seeds.json"
+"""What all seeds of a folder are trained with."""
+
+
+def _train_seeds(
+    folder: Path,
+    seeds: Sequence[int],
+    given: Mapping[str, object],
+    data: Data,
+    train_one: Callable[[Path, int, bool], None],
+    tell: Callable[[str], None] | None,
+) -> list[Path]:
+    """Train each seed that is not trained yet, and return the folders of all runs.
+
+    Raises:
+        SettingsError: if the folder is a run, or its seeds were trained with other settings or on other data.
+    """
+    from recspec.base.files import PathError, read_json, whole_file
+    from recspec.bundle import DataRecord
+    from recspec.training import has_checkpoint
+
+    if (folder / "bundle").exists() or (folder / "bundle.json").exists() or has_checkpoint(folder):
+        raise SettingsError(f"{folder}: is a run itself; name another folder for the runs of seeds")
+    given = {**given, "data": DataRecord.of(data.spec).digest}
+    file = folder / SEEDS_FILE
+    if file.exists():
+        try:
+            before = read_json(file)
+        except PathError as error:
+            raise SettingsError(f"{error}; replace the runs with --force, or name another folder") from None
+        before = before if isinstance(before, dict) else {}
+        if other := [name for name in given if before.get(name) != given[name]]:
+            problems = [f"{name}: {shown(given[name])}; before: {shown(before.get(name))}" for name in other]
+            hint = "repeat that call, name another folder, or replace the runs with --force"
+            raise SettingsError.of(f"{folder}: its seeds were trained otherwise; {hint}", problems)
+    with whole_file(file) as temporary:
+        temporary.write_text(json.dumps(given, indent=2) + "\n", encoding="utf-8")
+    runs = [folder / f"seed-{seed}" for seed in seeds]
+    for seed, run in zip(seeds, runs, strict=True):
+        is_done = (run / "bundle" / "bundle.json").is_file()
+        if not is_done:
+            train_one(run, seed, has_checkpoint(run))
+        if tell is not None:
+            tell(f"{run}: {'was trained before' if is_done else 'trained'}")
+    return runs
+
+
+def _remove_seeds(folder: Path) -> None:
+    """Remove all runs of seeds, also those that are not asked for again: they were trained otherwise."""
+    from recspec.training import remove_run
+
+    for run in sorted(folder.glob("seed-*")):
+        remove_run(run)
+    (folder / SEEDS_FILE).unlink(missing_ok=True)
 
 
 def _train_on_ray(config: Mapping[str, Any]) -> None:

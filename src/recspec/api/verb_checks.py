@@ -41,6 +41,7 @@ RANGES: Mapping[str, tuple[float, float | None]] = {
     "processes": (1, None),
     "rows": (1, None),
     "seed": (0, None),
+    "seeds": (1, 1_000),
     "shard_size": (1, None),
     "steps": (1, None),
     "trials": (1, None),

@@ -37,6 +37,7 @@ COMMANDS: dict[str, tuple[Callable[..., Any], Presenter]] = {
     "forget": (api.forget, presenters.show),
     "catalogue": (api.catalogue, presenters.catalogue),
     "evaluate": (api.evaluate, presenters.evaluate),
+    "compare": (api.compare_folder, presenters.compare),
     "backtest": (api.backtest, presenters.backtest),
     "runs": (api.runs, presenters.show),
     "report": (api.report, presenters.report),

@@ -33,6 +33,7 @@ from recspec.cli.console import tell
 ARGUMENTS: Mapping[str, Sequence[str]] = {
     "prepare": ("dataset", "raw", "out"),
     "evaluate": ("run", "data"),
+    "compare": ("folder", "data"),
     "runs": ("folder",),
     "catalogue": ("run", "products"),
     "update": ("run", "new_events"),

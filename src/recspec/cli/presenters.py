@@ -113,6 +113,12 @@ def train(call: Call, *, verbose: bool = False, json: bool = False) -> None:
             for note in planned.notes:
                 err.print(f"note: {note}")
         return
+    if call["seeds"] is not None:
+        table = call(tell=step if is_first() else None)
+        if is_first():
+            _print_view_or_json(table, json)
+            print_next("compare", call["run"])
+        return
     with TrainingDisplay(verbose=verbose) as display:
         trained = call(progress=display.show)
     if not is_first():
@@ -125,6 +131,21 @@ def train(call: Call, *, verbose: bool = False, json: bool = False) -> None:
     print_next_of(run, trained.data, call["data"])
     if json and trained.result is not None:
         print_json(trained.result.to_dict())
+
+
+def compare(call: Call, *, json: bool = False) -> None:
+    """Print means, deviations and tests; or the table in the format of a paper."""
+    if json and call["format"] is not None:
+        raise SettingsError("compare: --format and --json are two outputs; give one of them")
+    table = call(tell=tell if is_first() else None)
+    if not is_first():
+        return
+    if call["format"] is not None and call["out"] is None:
+        out.print(table.to_text(call["format"]), end="", soft_wrap=True)
+    else:
+        _print_view_or_json(table, json)
+    if call["out"] is not None:
+        err.print(f"{call['out']}: written", soft_wrap=True)
 
 
 def backtest(call: Call, *, json: bool = False) -> None:

@@ -43,6 +43,15 @@ from recspec.evaluation.scoring import (
     seconds_of_an_operation,
     silent,
 )
+from recspec.evaluation.seeds import (
+    Method,
+    MethodPair,
+    SeedValues,
+    compare_methods,
+    holm,
+    measured_methods,
+    methods_of,
+)
 from recspec.evaluation.slices import evaluate_rows
 from recspec.evaluation.task import PROTOCOLS, EvaluateSettings, EvaluationTask, list_metric
 from recspec.evaluation.warnings import ModelWarning, is_clear
@@ -61,6 +70,8 @@ __all__ = [
     "Interval",
     "ItemFit",
     "Kept",
+    "Method",
+    "MethodPair",
     "ModelRanker",
     "ModelWarning",
     "Paired",
@@ -69,6 +80,7 @@ __all__ = [
     "RowFit",
     "RunList",
     "SavedEvaluation",
+    "SeedValues",
     "Slice",
     "Tried",
     "as_batch",
@@ -76,6 +88,7 @@ __all__ = [
     "check_same_features",
     "choose_weights",
     "compare",
+    "compare_methods",
     "compare_values",
     "count_labels",
     "difference",
@@ -87,6 +100,7 @@ __all__ = [
     "favours",
     "find_runs",
     "held_values",
+    "holm",
     "how_tasks_differ",
     "id_feature",
     "informed",
@@ -94,6 +108,8 @@ __all__ = [
     "is_clear",
     "is_lower_better",
     "list_metric",
+    "measured_methods",
+    "methods_of",
     "pair",
     "positives",
     "read_events",

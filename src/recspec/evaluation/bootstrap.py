@@ -141,7 +141,7 @@ def p_of_flips(differences: Values, draws: int, seed: int = 0) -> float:
     return (1 + as_far) / (1 + draws)
 
 
-def p_of_t(mean: float, standard_error: float, degrees: int) -> float:
+def p_of_t(mean: float, standard_error: float, degrees: float) -> float:
     """Two-sided p-value of Student's t = mean / standard error; NaN without degrees of freedom.
 
     P(|T| > t) is the integral of cos^(n - 1) from atan(t / sqrt n) to pi/2, divided by that from 0; n the degrees.

@@ -237,13 +237,12 @@ def _is_reported(error: BaseException, store: Store) -> bool:
 def _store_of_this_start(rank: int, world_size: int) -> Store:
     """The store where the ranks meet, or a part of it that belongs to this start alone.
 
-    torchrun keeps one store over its restarts (torch 2.13). Restarted ranks would find the addresses of dead ranks
-    there, and gloo would try them until it gave up.
+    torchrun keeps one store over its restarts (torch 2.13), and processes that train several seeds meet again. Ranks
+    would find old addresses there, and gloo would try them until it gave up.
     """
     store: Store
     store, _, _ = next(rendezvous("env://", rank, world_size, timeout=TIMEOUT))
-    keeps = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    if not keeps or os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") == "0":
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return store
     return PrefixStore(_name_of_start(store, rank, world_size), store)
 
