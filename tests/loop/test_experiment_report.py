@@ -132,7 +132,9 @@ def test_nothing_is_said_of_few_users() -> None:
     assert report.verdict == "Too early for new: control has 99 users with a closed window; 100 are needed."
     assert (report.metrics, report.looks, report.guardrails) == ((), (), ())
     empty = Outcomes(np.array([1]), np.zeros(0, int), {"clicks": plain(np.zeros(0))})
-    assert analyse(one(), empty, BEFORE).verdict.startswith("Too early for new: control has 0 users")
+    early = analyse(one(), empty, BEFORE)
+    assert early.verdict.startswith("Too early for new: control has 0 users")
+    assert early.notes == (), "no window is closed in which an event could be missed"
 
 
 def test_a_wrong_sample_ratio_forbids_any_verdict() -> None:

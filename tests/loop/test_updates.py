@@ -364,6 +364,29 @@ def test_the_loop_tells_what_it_did_goes_on_after_errors_and_ends_when_asked(jou
     assert updater(run, journal).keep_on(tell, stop) is None, "asked before it began"
 
 
+@pytest.mark.parametrize("passed", [True, False])
+def test_what_judged_a_version_waits_for_newer_events(
+    journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, passed: bool
+) -> None:
+    run, events = shop(tmp_path), as_events(shop_events()[1])
+    sent(journal, events[:80])
+    forced(monkeypatch, passed=passed)
+    lines, stop = list[str](), threading.Event()
+
+    def tell(line: str) -> None:
+        lines.append(line)
+        if len(lines) == 2:
+            sent(journal, events[80:])
+        if len(lines) == 3:
+            stop.set()
+
+    last = updater(run, journal, every="0.001s", max_age="9999d").keep_on(tell, stop)
+    assert last is not None
+    state, waiting = ("new version", 16) if passed else ("failed", 80)
+    assert [line.partition(";")[0] for line in lines] == [state, "waiting", state]
+    assert f"0 new rows, and {waiting} that judged before" in lines[1]
+
+
 def test_a_signal_ends_the_loop_cleanly(tmp_path: Path) -> None:
     run = shop(tmp_path)
     url = f"sqlite:///{tmp_path / 'journal.db'}"

@@ -211,7 +211,8 @@ def _ratio(outcomes: Outcomes, shares: Sequence[float]) -> float:
 
 
 def _missing(experiment: Experiment, outcomes: Outcomes) -> Iterator[str]:
-    for each in experiment.metrics:
+    """Notes of metrics without any event, once windows are closed in which one could have been."""
+    for each in experiment.metrics if len(outcomes.variant) else ():
         if each.name in outcomes.metrics and not outcomes.metrics[each.name].after.numerator.any():
             yield f"{each.name}: no event of type '{each.event}' was counted; is that what the events are called?"
     known = {*outcomes.guardrails, *(("coverage",) if outcomes.different_items else ())}

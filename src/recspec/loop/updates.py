@@ -21,6 +21,7 @@ from pathlib import Path
 from threading import Event as Stopping
 from typing import Literal
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -98,6 +99,8 @@ class UpdateOutcome:
     judgement: Judgement | None = None
     updated: Updated | None = None
     """The new version."""
+    newest: int = 0
+    """Newest row, by its number in the journal, that was learned or judged a version; 0 if none was made."""
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
     """From the first look at the journal to the version that answers."""
@@ -141,8 +144,11 @@ class Updater:
     clock: Callable[[], int] = now_us
     """Microseconds since 1970, for labels and ages."""
 
-    def once(self) -> UpdateOutcome:
+    def once(self, beyond: int = 0) -> UpdateOutcome:
         """Make the next version, unless the run is frozen or too few events are new.
+
+        Args:
+            beyond: Newest row of the attempt before. Rows up to it, which judged a version, wait for newer ones.
 
         Raises:
             DataError: if another process updates the run, the dataset takes no events of this journal, or the journal
@@ -160,10 +166,13 @@ class Updater:
                 return replace(here, state="frozen", why=f"{now.frozen}; --unfreeze lets new versions be made")
             raw = RawEvents.of(spec)
             new = self._read(spec, raw)
-            count, age = len(new.rows.table), self.clock() - new.oldest
-            if not count or (count < self.settings.min_events and age < self._micros("max_age", self.settings.max_age)):
-                return replace(here, why=how_many(count, "new row"), notes=(*new.rows.notes(),))
-            made = self._make(run, spec, raw, new, here)
+            numbers, age = new.rows.table.column(SEQ).to_numpy(), self.clock() - new.oldest
+            count = int(np.count_nonzero(numbers > beyond))
+            waits = count < self.settings.min_events and age < self._micros("max_age", self.settings.max_age)
+            if not len(numbers) or waits:
+                judged = f", and {len(numbers) - count:,} that judged before" if count < len(numbers) else ""
+                return replace(here, why=how_many(count, "new row") + judged, notes=(*new.rows.notes(),))
+            made = replace(self._make(run, spec, raw, new, here), newest=int(numbers[-1]))
             if made.state == "new version" and not still_alone():
                 raise DataError(f"{self.journal.shown}: was lost while a version was made, which does not count")
             return replace(self._settled(run, now, made), seconds=round(time.monotonic() - started, 3))
@@ -173,11 +182,12 @@ class Updater:
 
         An error is told, and the next attempt may do better: a journal comes back, another process ends.
         """
-        last, every = None, self._micros("every", self.settings.every or "15m") / SECOND
+        last, beyond, every = None, 0, self._micros("every", self.settings.every or "15m") / SECOND
         while not stop.is_set():
             began = time.monotonic()
             try:
-                last = self.once()
+                last = self.once(beyond)
+                beyond = max(beyond, last.newest)
                 tell("; ".join((last.line(), *last.notes)))
             except Interrupted:
                 break
@@ -239,7 +249,7 @@ class Updater:
             found = judge(before, after, table.slice(cut), raw, self.settings.margin)
         if not found.passed:
             return replace(here, state="failed", version=number, why=found.why, judgement=found, notes=notes)
-        return UpdateOutcome("new version", number, found.why, trained_to, found, made, notes)
+        return UpdateOutcome("new version", number, found.why, trained_to, found, made, notes=notes)
 
     def _cut(self, new: _New, spec: FeatureSpec, raw: RawEvents) -> tuple[int, int, int]:
         """How many rows are learned, to which event, and to which answer."""
