@@ -100,6 +100,14 @@ def test_events_of_a_journal_become_a_version_that_has_passed_the_gate(journal: 
     assert (last.state, last.version, last.why) == ("waiting", 2, "0 new rows")
 
 
+def test_a_split_that_keeps_new_events_from_training_is_told(journal: Journal, tmp_path: Path) -> None:
+    sent(journal, as_events(shop_events()[1]))
+    held = updater(shop(tmp_path / "held", split="time"), journal, gate=0).once()
+    told = "split=time of the dataset keeps events for valid and test, which train nothing; prepare it with split=none"
+    assert [each for each in held.notes if each.startswith(told)]
+    assert not [each for each in updater(shop(tmp_path / "all"), journal, gate=0).once().notes if "split" in each]
+
+
 def forced(monkeypatch: pytest.MonkeyPatch, passed: bool) -> None:
     monkeypatch.setattr(updates, "judge", lambda *_: Judgement(passed, "as the test says"))
 
