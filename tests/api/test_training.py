@@ -34,6 +34,15 @@ def test_keywords_and_settings_are_sorted_into_model_and_training(data: api.Data
         api.train("neumf", data, tmp_path / "run", epochs=0, **TINY)
 
 
+def test_a_name_that_a_fitted_model_can_only_mean_for_itself_needs_no_section(data: api.Data, tmp_path: Path) -> None:
+    planned = api.train("ease", data, tmp_path / "run", plan=True, l2=77.0)
+    assert planned.to_dict()["model_settings"]["l2"] == 77.0  # type: ignore[index]
+    with pytest.raises(SettingsError, match=r"'l2' is a setting of settings and of train; say settings\.l2"):
+        api.train("ease", data, tmp_path / "run", plan=True, settings={"settings.l2": 5.0}, l2=77.0)
+    with pytest.raises(SettingsError, match=r"'l2' is a setting of settings and of train; say settings\.l2"):
+        api.train("neumf", data, tmp_path / "run", plan=True, **{**TINY, "l2": 0.1})
+
+
 def test_ctrl_c_writes_a_checkpoint_and_resume_goes_on(data: api.Data, tmp_path: Path) -> None:
     def interrupt(event: Mapping[str, object]) -> None:
         if event["event"] == "step":

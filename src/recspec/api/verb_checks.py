@@ -188,7 +188,7 @@ def settings_of(model: str, recipe: Place | None, values: Mapping[str, object]) 
         MissingExtraError: without a library that the model or a setting needs.
     """
     from recspec.base import config
-    from recspec.models import find_model, require_libraries
+    from recspec.models import FittedModel, find_model, require_libraries
     from recspec.training import TrainSettings, require_mlflow
 
     kind = find_model(model)
@@ -199,6 +199,9 @@ def settings_of(model: str, recipe: Place | None, values: Mapping[str, object]) 
     given = [name for name, there in ((f"recipe {recipe}", recipe is not None), ("--set", values)) if there]
     where = " and ".join(given) or "settings"
     types: dict[str, type[BaseModel]] = {"settings": kind.Settings, "train": TrainSettings}
+    if issubclass(kind, FittedModel):  # a name such as l2 can't be meant for steps
+        own = {each for each in kind.Settings.model_fields.keys() - {*kind.reads} if f"settings.{each}" not in values}
+        values = {f"settings.{each}" if each in own else each: value for each, value in values.items()}
     assigned = config.assign(values, types)
     made: list[BaseModel] = []
     problems: list[str] = []
