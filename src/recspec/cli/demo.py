@@ -72,6 +72,10 @@ def demo(
     if which("recspec") is None and sys.prefix != sys.base_prefix:
         _offer("use the commands in this shell", f". {shlex.quote(str(Path(sys.prefix) / 'bin' / 'activate'))}")
     _offer("serve the model, with a page to try it at http://127.0.0.1:8000", quoted_command("serve", best))
+    journal = f"sqlite:///{(folder / 'journal.db').absolute()}"
+    _offer(
+        "the same, and take events, which the next answer knows", quoted_command("serve", best, "--journal", journal)
+    )
     more = quoted_command("auto", data, fresh_folder(folder, "auto"), "--minutes", 10)
     _offer("try every suitable model, for ten minutes", more)
 
