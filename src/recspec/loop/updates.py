@@ -241,8 +241,8 @@ class Updater:
             file.unlink(missing_ok=True)
         notes = (*new.rows.notes(), *(check_exposures(raw) if raw.settings.label is not None else ()), *made.notes)
         if (split := raw.settings.split) not in (None, "none", "given"):
-            told = f"split={split} of the dataset keeps events for valid and test, which train nothing"
-            notes = (f"{told}; prepare it with split=none to learn from all", *notes)
+            kept = f"split={split} of the dataset keeps events for valid and test, which train nothing"
+            notes = (f"{kept}; prepare it with split=none to learn from all", *notes)
         number = versions.number_of(made.bundle)
         if cut == len(table):
             why = "too few rows are new" if self.settings.gate else "the gate is 0"
