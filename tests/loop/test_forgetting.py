@@ -8,6 +8,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -234,6 +235,24 @@ def test_files_of_others_are_named_and_left(tmp_path: Path) -> None:
     assert done.found.found == [tmp_path / "crm.csv"]
     assert "crm.csv: still holds the id, or the same word; look into it" in str(done)
     assert done.to_dict()["found"] == [str(tmp_path / "crm.csv")]
+
+
+def test_a_file_that_can_not_be_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a.csv", "b.parquet", "c.db"):
+        (tmp_path / name).write_text(PERSON)
+    opened = Path.open
+
+    def refused(file: Path, mode: str = "r", *more: Any, **named: Any) -> Any:
+        if mode == "rb" and file.parent == tmp_path:
+            raise PermissionError(13, "Permission denied", str(file))
+        return opened(file, mode, *more, **named)
+
+    monkeypatch.setattr(forgetting, "_in_file", lambda *_: None)
+    monkeypatch.setattr(Path, "open", refused)
+    stays = rs.forget(PERSON, under=tmp_path).found.stays
+    assert sorted(each for each in stays if each.endswith(": was not searched: Permission denied")) == [
+        f"{tmp_path / name}: was not searched: Permission denied" for name in ("a.csv", "b.parquet", "c.db")
+    ]
 
 
 def test_other_journals_are_named_and_none_is_made(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from typer.testing import CliRunner
 
 from recspec import api
-from recspec.base.errors import DataError, SettingsError
+from recspec.base.errors import DataError, RecspecError, SettingsError
 from recspec.bundle import folder as bundle
 from recspec.bundle import versions
 from recspec.cli import app as cli
@@ -393,6 +393,12 @@ def test_what_judged_a_version_waits_for_newer_events(
     state, waiting = ("new version", 16) if passed else ("failed", 80)
     assert [line.partition(";")[0] for line in lines] == [state, "waiting", state]
     assert f"0 new rows, and {waiting} that judged before" in lines[1]
+
+
+def test_no_journal_is_made_for_a_run_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(RecspecError, match="none: no such folder"):
+        api.update(tmp_path / "none", journal=f"sqlite:///{tmp_path / 'journal.db'}", progress=False)
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_signal_ends_the_loop_cleanly(tmp_path: Path) -> None:

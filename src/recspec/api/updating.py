@@ -106,7 +106,7 @@ def update(
     """
     from recspec.base import config
     from recspec.inference import build_pipeline
-    from recspec.training import Learning, UpdateSettings
+    from recspec.training import Learning, UpdateSettings, check_run
     from recspec.training import update as run_update
 
     _check_asked(new_events, journal, every, changes=(roll_back, unfreeze))
@@ -139,6 +139,7 @@ def update(
             raise KeyboardInterrupt
         ended.set()
 
+    check_run(place)  # before a journal is made for nothing
     with Journal(journal) as source, events(progress) as show, handled(ask):
         updater = Updater(place, source, own, spec, Learning(own, build_pipeline, show, ended.is_set))
         outcome = updater.once() if every is None else updater.keep_on(tell or (lambda _: None), ended)

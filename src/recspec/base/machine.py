@@ -53,7 +53,7 @@ def keep_freed_memory() -> bool:
     """Let glibc keep freed memory instead of handing every large tensor back to the kernel; False if it can't.
 
     By default each tensor over 32 MB is mapped and unmapped at every step, and the page faults cost 1.3 to 3 times an
-    embedding step (docs/decisions.md). The effect is that of MALLOC_MMAP_MAX_=0 and MALLOC_TRIM_THRESHOLD_ in the
+    embedding step. The effect is that of MALLOC_MMAP_MAX_=0 and MALLOC_TRIM_THRESHOLD_ in the
     environment. If the user set an allocator's variable, nothing changes.
     """
     if _allocator_variables() or platform.libc_ver()[0] != "glibc":
@@ -137,7 +137,7 @@ def limit_openmp_spin() -> None:
     By default a waiting thread spins. If other work shares the cores, it slows the thread that it waits for: 300
     products of 16384 x 64 x 64 took 17.9 s on two threads beside two busy processes, and 2.3 s with a short spin. A
     spin too short sends threads to sleep between the small operations of one user, and waking them takes longer than
-    most of these (docs/decisions.md). If the user set OMP_WAIT_POLICY or GOMP_SPINCOUNT, nothing changes.
+    most of these. If the user set OMP_WAIT_POLICY or GOMP_SPINCOUNT, nothing changes.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPINS)

@@ -165,7 +165,15 @@ class FeatureSpec:
 
         Earlier events of users without an id are in no row: such users may be too new (`admit_after`), or retired.
         """
-        found = self.metadata.get("trained_to")
+        return self._seq("trained_to")
+
+    @property
+    def exposures_to(self) -> int:
+        """The newest answer of the journal whose shown items are rows of the dataset; 0 if it has taken none."""
+        return self._seq("exposures_to")
+
+    def _seq(self, name: str) -> int:
+        found = self.metadata.get(name)
         return found if isinstance(found, int) and found > 0 else 0
 
     def inputs(self, *, categorical: bool | None = None, is_list: bool | None = None) -> tuple[str, ...]:

@@ -152,7 +152,7 @@ class DriftReference:
         try:
             spec = dataset_of(origin or predictor.bundle.folder, data)
             found.raw = RawEvents.of(spec)
-            found.learned = _whole(spec.metadata.get("exposures_to"))
+            found.learned = spec.exposures_to
         except (BundleError, DataError) as error:
             found.untold.append(f"features, types, popularity, scores and calibration: no reference: {error}")
             return found
@@ -585,7 +585,3 @@ def _blocks(
     for place in np.sort(rng.choice(count // size, most // size, replace=False)).tolist():
         start = first + place * size
         yield from journal.blocks(table, fields, start - 1, start + size - 1, where)
-
-
-def _whole(value: object) -> int:
-    return value if isinstance(value, int) and value > 0 else 0

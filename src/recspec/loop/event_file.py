@@ -26,7 +26,7 @@ from recspec.datasets import RawEvents, read_new_events
 from recspec.evaluation import Asked, Evaluation, Groups, Progress, Report, compare, silent
 from recspec.feature_spec import FeatureSpec
 from recspec.inference import Predictor, RecommendRequest
-from recspec.loop.gate import targets_of
+from recspec.loop.gate import LEAST, targets_of
 from recspec.metrics import measures
 
 SPLIT = "events"
@@ -34,8 +34,6 @@ POPULARITY = "popularity"
 KS = (10,)
 DRAWS = 1_000
 """Bootstrap draws of a comparison."""
-LEAST = 1e-7
-"""Probabilities are taken as at least this far from 0 and 1."""
 
 
 def evaluate_events(

@@ -123,9 +123,14 @@ SQLITE = b"SQLite format 3\0"
 """How a file of SQLite begins."""
 
 
-def _is_sqlite(file: Path) -> bool:
-    with file.open("rb") as opened:
-        return opened.read(len(SQLITE)) == SQLITE
+def _begin(file: Path, done: Forgotten) -> bytes | None:
+    """The first bytes of a file; None, which is told, if it can't be read."""
+    try:
+        with file.open("rb") as opened:
+            return opened.read(len(SQLITE))
+    except OSError as error:
+        done.stays.append(f"{file}: was not searched: {error.strerror}")
+        return None
 
 
 def _in_other_journal(file: Path, person: str, done: Forgotten) -> bool:
@@ -587,7 +592,9 @@ def _search(under: Path, person: str, names: set[str], done: Forgotten) -> Itera
         for file in (Path(root) / name for name in files):
             if file.is_symlink() or not file.is_file() or (is_ours and file.suffix in (".json", ".yaml")):
                 continue
-            if _is_sqlite(file):
+            if (begin := _begin(file, done)) is None:
+                continue
+            if begin == SQLITE:
                 if _in_other_journal(file, person, done):
                     yield file
             elif file.suffix == ".parquet":

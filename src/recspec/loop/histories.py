@@ -180,10 +180,8 @@ class Histories:
     @cached_property
     def _trained_to(self) -> int:
         """The newest event of the journal that the dataset holds; 0 if it was not made from this one."""
-        metadata = self.predictor.spec.metadata
-        found, of_journal = metadata.get("trained_to"), metadata.get("journal")
-        is_ours = of_journal is None or of_journal == self.journal.id
-        return found if isinstance(found, int) and found > 0 and is_ours else 0
+        spec = self.predictor.spec
+        return spec.trained_to if spec.metadata.get("journal") in (None, self.journal.id) else 0
 
     @cached_property
     def _newest(self) -> int | None:

@@ -214,7 +214,7 @@ class Updater:
             return _New(rows, newest, oldest=oldest)
         window = self._micros("window", self.settings.window)
         closed = self.clock() - window
-        exposures_to = _whole(spec.metadata.get("exposures_to"))
+        exposures_to = spec.exposures_to
         answers = _before(journal.exposures(exposures_to), closed)
         if not exposures_to and raw.newest is not None:  # what the dataset was prepared from may be of this journal
             limit = round(raw.newest * SECOND)
@@ -382,7 +382,3 @@ def _before(blocks: Iterator[pa.RecordBatch], moment: int) -> list[pa.RecordBatc
         if count < len(block):
             break
     return found
-
-
-def _whole(value: object) -> int:
-    return value if isinstance(value, int) and value > 0 else 0

@@ -46,7 +46,7 @@ from recspec.models.layers import (
 
 POPULARITY_SHARE = 0.1
 """Share of the decay of click models among negatives by popularity. Three times as much stopped DIN from learning on
-two of three sets; none lost up to .14 of AUC (docs/decisions.md)."""
+two of three sets; none lost up to .14 of AUC."""
 
 
 class SequenceSettings(config.Settings):
@@ -93,7 +93,7 @@ class SequenceModel(Model):
         """See `Model.defaults`: training as of click models on labelled rows, and beside negatives by popularity.
 
         Beside evenly drawn negatives, a tenth of the decay helped on one raw dataset and not on another; all of it cost
-        40 percent of NDCG@10 among 99 items (docs/decisions.md). So other interactions keep the class's settings.
+        40 percent of NDCG@10 among 99 items. So other interactions keep the class's settings.
         """
         if facts.task == "clicks":
             return rules.training(facts, {"inputs.embeddings": 1.0})

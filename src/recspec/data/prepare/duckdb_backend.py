@@ -269,7 +269,7 @@ class DuckDBBackend(Backend):
         return target.replace(into) if into is not None else target
 
     def _write_text(self, query: str, into: Path | None, watch: Watch | None) -> Path:
-        """Rows of text in a staged file. Arrow writes it in half the engine's time (docs/decisions.md)."""
+        """Rows of text in a staged file. Arrow writes it in half the engine's time."""
         target = self._folder / f"{next(self._names)}.parquet"
         if watch is not None:
             self._connection.execute("SET enable_progress_bar = true; SET enable_progress_bar_print = false")
