@@ -1,8 +1,8 @@
-"""Write what the code knows into the documents: tables of settings, and the reference of commands.
+"""Write what the code knows into the documents: tables of settings, and the list of commands.
 
 A table with the head `| setting | default | what it is |` is of what the heading above it names (a model or a dataset);
-one below no such heading is of training. All that follows `<!-- commands -->` is the reference of commands. `make docs`
-writes them, and tests/test_docs.py fails where that would change something.
+one below no such heading is of training. All that follows `<!-- commands -->` is the list of commands. `make docs`
+writes them, and tests/test_docs.py fails where that would change something. The site shows `reference()` below the list.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def in_step(text: str) -> str:
     """A document's text as it ought to be."""
     seen: dict[str, dict[str, str]] = {}
     text = "".join(_with_settings(part, seen) for part in _HEADING.split(text))
-    return _COMMANDS_PLACE.sub(lambda place: place[1] + _reference(), text)
+    return _COMMANDS_PLACE.sub(lambda place: place[1] + _list_of_commands(), text)
 
 
 def _with_settings(part: str, seen: dict[str, dict[str, str]]) -> str:
@@ -144,8 +144,14 @@ def _parameter(parameter: Any) -> Parameter:
     return Parameter(" ".join(filter(None, (names, parameter.metavar))), True, parameter.help, parameter.default)
 
 
-def _reference() -> str:
-    """All commands, as Markdown; what many commands share is described once, at the top."""
+def _list_of_commands() -> str:
+    """The commands with the first paragraph of each one's help, as a table."""
+    rows = "".join(f"| `{each.name}` | {_cell(each.about.partition(chr(10) * 2)[0])} |\n" for each in commands())
+    return f"\n| command | what it does |\n|---|---|\n{rows}"
+
+
+def reference() -> str:
+    """All commands with their options, as Markdown; what many commands share is described once, at the top."""
     found = list(commands())
     uses = Counter((each.shown, each.help) for command in found for each in command.parameters)
     shared = {parameter for parameter, count in uses.items() if count >= MANY}

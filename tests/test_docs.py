@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 from pydantic import BaseModel
-from scripts.write_tables import SETTINGS, commands, documents, in_step
+from scripts.write_tables import SETTINGS, commands, documents, in_step, reference
 from typer.testing import CliRunner
 
 from recspec.base import config
@@ -278,7 +278,7 @@ COMMANDS = {command.name: command for command in commands()}
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_and_option_says_what_it_is(name: str) -> None:
     command = COMMANDS[name]
-    assert section(text_of("docs/commands.md"), name)
+    assert section(reference(), name)
     assert command.about
     assert command.about[0].isupper()
     assert command.about.endswith(".")
