@@ -8,6 +8,8 @@ import re
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
+from scripts.write_tables import for_site  # sphinx runs in the repository's root
+
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
 
@@ -42,17 +44,15 @@ html_show_sphinx = False
 
 
 def setup(app: Sphinx) -> None:
-    """Read notebooks as pages, add the options of commands, and let pages link to documents of the repository's root."""
+    """Read notebooks as pages, add tables that the code knows, and let pages link to documents of the repository's root."""
     app.connect("source-read", _as_a_page)
 
 
 def _as_a_page(app: Sphinx, name: str, source: list[str]) -> None:
     if app.env.doc2path(name).suffix == ".ipynb":
         source[0] = _of_notebook(json.loads(source[0]), name)
-    if name == "commands":
-        from scripts.write_tables import reference  # sphinx runs in the repository's root
-
-        source[0] += reference()
+    else:
+        source[0] = for_site(source[0])
     up = "../" * name.count("/")
     source[0] = re.sub(
         r"\]\((?:\.\./)+(CHANGELOG|CONTRIBUTING|SECURITY)\.md\b",

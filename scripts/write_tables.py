@@ -2,7 +2,8 @@
 
 A table with the head `| setting | default | what it is |` is of what the heading above it names (a model or a dataset);
 one below no such heading is of training. All that follows `<!-- commands -->` is the list of commands. `make docs`
-writes them, and tests/test_docs.py fails where that would change something. The site shows `reference()` below the list.
+writes them, and tests/test_docs.py fails where that would change something. What the command line prints stands in the
+site alone: the settings of models, at `<!-- settings -->`, and the options of commands (`for_site`).
 """
 
 from __future__ import annotations
@@ -45,6 +46,9 @@ SAME = 2
 
 HEAD = "| setting | default | what it is |\n|---|---|---|\n"
 
+ON_SITE = "<!-- settings -->\n"
+"""Place of a table that only the site shows."""
+
 _HEADING = re.compile(r"^(?=#+ )", re.MULTILINE)
 _SETTINGS_PLACE = re.compile(rf"^{re.escape(HEAD)}(?:\|.*\n)*", re.MULTILINE)
 _COMMANDS_PLACE = re.compile(r"(<!-- commands[^>]*-->\n).*", re.DOTALL)
@@ -64,7 +68,8 @@ def with_sections(path: Path, text: str) -> str:
         "datasets.md": {name: f"{dataset.about}." for name, dataset in DATASETS.items()},
     }.get(path.name, {})
     lacking = {name: said for name, said in about.items() if f"\n## {name}\n" not in text}
-    return text + "".join(f"\n## {name}\n\n{said}\n\n{HEAD}" for name, said in lacking.items())
+    table = ON_SITE if path.name == "models.md" else HEAD
+    return text + "".join(f"\n## {name}\n\n{said}\n\n{table}" for name, said in lacking.items())
 
 
 def in_step(text: str) -> str:
@@ -72,6 +77,11 @@ def in_step(text: str) -> str:
     seen: dict[str, dict[str, str]] = {}
     text = "".join(_with_settings(part, seen) for part in _HEADING.split(text))
     return _COMMANDS_PLACE.sub(lambda place: place[1] + _list_of_commands(), text)
+
+
+def for_site(text: str) -> str:
+    """A document's text as the site shows it."""
+    return in_step(text.replace(ON_SITE, HEAD)) + (reference() if _COMMANDS_PLACE.search(text) else "")
 
 
 def _with_settings(part: str, seen: dict[str, dict[str, str]]) -> str:

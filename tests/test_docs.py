@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 from pydantic import BaseModel
-from scripts.write_tables import SETTINGS, commands, documents, in_step, reference
+from scripts.write_tables import SETTINGS, commands, documents, for_site, in_step, reference
 from typer.testing import CliRunner
 
 from recspec.base import config
@@ -240,7 +240,7 @@ def test_documented_messages_about_files_are_those_that_are_given() -> None:
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
 def test_what_the_code_knows_stands_in_the_document_as_it_is(path: Path) -> None:
-    """Tables of settings and the reference of commands; `make docs` writes them."""
+    """Tables of settings and the list of commands; `make docs` writes them."""
     text = path.read_text(encoding="utf-8")
     assert in_step(text) == text, "run `make docs`"
 
@@ -249,7 +249,7 @@ def test_what_the_code_knows_stands_in_the_document_as_it_is(path: Path) -> None
 def test_every_setting_is_documented_with_its_default(name: str) -> None:
     document = "datasets" if name in DATASETS else "models" if name in MODELS else "guides/ab_tests"
     document = "training" if name == "training" else document
-    text = text_of(f"docs/{document}.md")
+    text = for_site(text_of(f"docs/{document}.md"))
     documented: dict[str, str] = {}
     for row in table_rows(text if name == "training" else section(text, name)):
         own = dict.fromkeys(re.findall(r"\w+", row[0]), row[1])

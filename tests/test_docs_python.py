@@ -38,7 +38,6 @@ def page_of(path: Path) -> object:
 
 SLOW = {
     "docs/serving.md",
-    "docs/tutorials/command_line.md",
     "docs/tutorials/first_steps.md",
 }
 

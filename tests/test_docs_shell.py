@@ -37,18 +37,6 @@ def run(words: list[str], folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_tutorial_of_the_command_line_runs(tmp_path: Path) -> None:
-    page = ROOT / "docs" / "tutorials" / "command_line.md"
-    (script,) = (fence for fence in fences(page) if fence.language == "python")
-    (tmp_path / "make_shop.py").write_text(script.text)
-    subprocess.run([sys.executable, "make_shop.py"], cwd=tmp_path, check=True)
-    asked = list(commands(page))
-    assert [words[1] for words in asked][:4] == ["prepare", "describe", "train", "evaluate"]
-    for words in asked:
-        run(words, tmp_path)
-
-
-@pytest.mark.slow
 def test_the_first_commands_of_the_readme_run(tmp_path: Path) -> None:
     write_movielens_like(tmp_path / "ml-latest-small", num_users=150, num_items=100, num_ratings=4000)
     asked = list(commands(ROOT / "README.md", until="To use your own environment"))
