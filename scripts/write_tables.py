@@ -86,7 +86,7 @@ def for_site(text: str) -> str:
 
 def _with_settings(part: str, seen: dict[str, dict[str, str]]) -> str:
     """A heading and what stands under it, given the rows of the tables before, to which its own are added."""
-    title = part.splitlines()[0].lstrip("# ") if part.startswith("#") else ""
+    title = part.splitlines()[0].lstrip("# ").removeprefix("Settings of ") if part.startswith("#") else ""
     settings = SETTINGS.get(title, SETTINGS["training"])
     return _SETTINGS_PLACE.sub(lambda _: _settings_table(title, settings, seen), part)
 
