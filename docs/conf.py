@@ -44,7 +44,7 @@ html_show_sphinx = False
 
 
 def setup(app: Sphinx) -> None:
-    """Read notebooks as pages, add tables that the code knows, and let pages link to documents of the repository's root."""
+    """Read notebooks as pages, add what the code knows, and let pages link to documents of the repository's root."""
     app.connect("source-read", _as_a_page)
 
 

@@ -9,7 +9,7 @@
 #            distance may put an item on top that is in neither.
 # Known      Not searched for upstream.
 # What helps Cut each row at its count. recspec searches by matrix products or faiss, and lists every item
-#            once (docs/explanation/peer_reports.md).
+#            once (tests/test_peer_reports.py).
 #
 # Output seen, 2026-11-28, Intel Xeon:
 #

@@ -1,4 +1,4 @@
-"""What people reported to other libraries, as small cases; `docs/explanation/peer_reports.md` is their table."""
+"""What people reported to other libraries, as small cases: each names the repository and the number of the report."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from recspec.base.errors import DataError, RequestError
 from recspec.inference import build_pipeline
 from recspec.metrics import measures as metrics
 from tests.asking import Asked, asking, sources
-from tests.documented import ROOT
 
 Rows = list[dict[str, Any]]
 USERS, ITEMS = [1000 + user for user in range(40)], [str(500 + item) for item in range(9)]
@@ -327,19 +326,3 @@ def test_an_item_listed_twice_counts_once() -> None:
     once = metrics.rank_groups([5, 4, 3], [1, 0, 1], [0] * 3)
     for name in ("precision", "recall", "ndcg", "mean_average_precision"):
         assert getattr(metrics, name)(twice, 2) == getattr(metrics, name)(once, 2) <= 1
-
-
-# --- documents -------------------------------------------------------------------------------------------------------
-
-
-def test_every_report_of_the_table_has_a_test() -> None:
-    page = (ROOT / "docs/explanation/peer_reports.md").read_text()
-    listed = set(re.findall(r"\[(\d+)\]\(https://github.com/([\w-]+/[\w-]+)/", page))
-    texts = [test.__doc__ or "" for name, test in globals().items() if name.startswith("test_")]
-    tested = {
-        (number, repository)
-        for text in texts
-        for repository, numbers in re.findall(r"([\w-]+/[\w-]+) (\d+(?:, \d+)*)", text)
-        for number in numbers.split(", ")
-    }
-    assert listed == tested
