@@ -155,8 +155,10 @@ def _parameter(parameter: Any) -> Parameter:
 
 
 def _list_of_commands() -> str:
-    """The commands with the first paragraph of each one's help, as a table."""
-    rows = "".join(f"| `{each.name.removeprefix('recspec ')}` | {_cell(each.about.partition(chr(10) * 2)[0])} |\n" for each in commands())
+    """The commands with the first line of each one's help, as a table."""
+    rows = "".join(
+        f"| `{each.name.removeprefix('recspec ')}` | {_cell(each.about.splitlines()[0])} |\n" for each in commands()
+    )
     return f"\n| command | what it does |\n|---|---|\n{rows}"
 
 
