@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 
 FEW_STEPS = 5
+MOST_IMPORTANT = 8
+"""Columns whose importance is printed."""
 WHY_STOPPED = {
     "patience": "valid no longer improved",
     "falling": "valid had become clearly worse",
@@ -61,10 +63,11 @@ class TrainingDisplay:
             err.print(f"note: {event['message']}")
 
     def _start_fit(self, event: Mapping[str, object]) -> None:
+        parameters = event.get("parameters")
         self._print_five(
             data=_data(event),
             model=f"{event['model']}, fitted in one go",
-            parameters=f"{event_number(event, 'parameters'):,.0f}",
+            parameters="known once it is fitted" if parameters is None else f"{parameters:,}",
             steps=f"none; {shown(chosen)} chosen on valid" if (chosen := event.get("chosen")) else "none",
             where=_where(event),
         )
@@ -184,7 +187,10 @@ def print_result(result: Result) -> None:
     if (reached := _reached(result)) is not None:
         err.print(reached)
     if result.stopped == "fitted":
-        err.print(f"{result.bundle}: bundle, fitted in {result.seconds:.1f} s")
+        size = f"; {result.size}" if result.size else ""
+        err.print(f"{result.bundle}: bundle, fitted in {result.seconds:.1f} s{size}")
+        if result.importance:
+            err.print(f"importance: {important(result.importance)}", soft_wrap=True)
     else:
         where = f"{result.bundle}: bundle of epoch {round(result.best_epoch, 2):g}"
         speed = f"{result.samples_per_second:,.0f} samples/s, {result.seconds:.1f} s"
@@ -192,6 +198,12 @@ def print_result(result: Result) -> None:
         err.print(f"{where}; {speed}{why}")
     for warning in result.warnings:
         err.print(f"warning: {warning.message}", soft_wrap=True)
+
+
+def important(shares: Mapping[str, float]) -> str:
+    """The most important columns, in a line."""
+    named = [f"{name} {share:.0%}" for name, share in list(shares.items())[:MOST_IMPORTANT]]
+    return f"{', '.join(named)} of the log-odds' variance"
 
 
 def print_next_of(run: Path, opened: Data | None, data: Path) -> None:

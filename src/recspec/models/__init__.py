@@ -43,6 +43,7 @@ from recspec.models.multitask import (
 )
 from recspec.models.neumf import NeuMF
 from recspec.models.popularity import Popularity
+from recspec.models.row_model import FittedRowModel
 from recspec.models.sasrec import SasRec
 from recspec.models.sim import Sim
 from recspec.models.trees import Trees
@@ -50,8 +51,8 @@ from recspec.models.two_tower import TwoTower
 from recspec.models.wide_deep import INDICATOR_MOST_IDS, Deep, Wide, WideDeep, WideDeepSettings
 
 __all__ = [
-    "INDICATOR_MOST_IDS", "MODELS", "TRAINING_SPACE", "DataFacts", "Deep", "FittedItemModel", "FittedModel", "IdFacts",
-    "Ids", "Interactions", "ItemModel", "KnownEvents", "KnownItemsModel", "LightGbm", "LightGbmSettings",
+    "INDICATOR_MOST_IDS", "MODELS", "TRAINING_SPACE", "DataFacts", "Deep", "FittedItemModel", "FittedModel",
+    "FittedRowModel", "IdFacts", "Ids", "Interactions", "ItemModel", "KnownEvents", "KnownItemsModel", "LightGbm", "LightGbmSettings",
     "LogisticRegression", "LossNeeds", "Model", "MultiTask", "PreparedNegatives", "Proposals", "Scores", "SeenIds",
     "SequenceModel", "Shapes", "StoredLists", "Task", "TrainedItemModel", "Traits", "Trees", "UserEvents", "Wide",
     "WideDeep", "WideDeepSettings", "all_models", "at_once", "counts_of", "find_model", "known_models", "label_views",

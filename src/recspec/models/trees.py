@@ -167,7 +167,7 @@ class Trees(Stored):
         passed[:-1] = right == edges.is_right.to(x.device).unsqueeze(1)
         for here in edges.levels:
             passed[here] *= passed[same[here]]
-        leaf_values = torch.where(self._is_inner(), 0.0, self.value)[edges.child.to(x.device)].unsqueeze(1)
+        leaf_values = torch.where(self.is_inner(), 0.0, self.value)[edges.child.to(x.device)].unsqueeze(1)
         of_edges = x.new_zeros(num, rows)
         for t, weight in edges.points:
             factor = t * passed + (1 - t) * share.unsqueeze(1)
@@ -177,21 +177,22 @@ class Trees(Stored):
                 products[here] *= products[above[here]]
             below = leaf_values * products[:-1]  # sums over the leaves below an edge
             for here in reversed(edges.levels[1:]):
-                below[above[here][::2]] = below[here].view(-1, 2, rows).sum(1)
+                below[above[here][::2]] = below[here].unflatten(0, (-1, 2)).sum(1)
             change = (passed - share.unsqueeze(1)) / factor
             of_edges += weight * below * (change[:-1] - change[same])
         return x.new_zeros(self.num_columns, rows).index_add_(0, feature, of_edges).T
 
     def gains(self) -> Tensor:
         """(C,) what the splits of each column explain: the variance of values between children, over training rows."""
-        inner = torch.nonzero(self._is_inner()).squeeze(1)
+        inner = torch.nonzero(self.is_inner()).squeeze(1)
         made = torch.zeros(self.num_columns, dtype=torch.float64)
         for side in (0, 1):
             child = self.branches[2 * inner + side]
             made.index_add_(0, self.feature[inner], self.rows[child] * (self.value[child] - self.value[inner]) ** 2)
         return made
 
-    def _is_inner(self) -> Tensor:
+    def is_inner(self) -> Tensor:
+        """(M,) whether a node splits."""
         return self.branches[::2] != torch.arange(len(self.feature), device=self.branches.device)
 
     def _levels(self) -> tuple[list[int], list[int]]:

@@ -158,6 +158,8 @@ def verdict_tiles(run: RunFacts) -> dict[str, tuple[str, str] | str]:
             facts[f"best baseline: {best}"] = (theirs, f"the same {answer.main}")
     if (parameters := run.start.get("parameters")) is not None:
         facts["Parameters"] = number(parameters)
+    elif isinstance(run.card.trained.get("size"), str):
+        facts["Size"] = str(run.card.trained["size"])
     return {**facts, "Training took": duration(run.card.trained.get("seconds")), "Model on disk": size(run.size)}
 
 
@@ -551,11 +553,19 @@ def plan_of(run: RunFacts) -> dict[str, Any]:
     return {
         "parameters": f" with {number(parameters)} parameters" if isinstance(parameters, int) else "",
         "splits": " and ".join(map(str, splits)) if isinstance(splits, (list, tuple)) and splits else "train",
+        "importance": _importance(run),
         "choices": table(made, ["Choice", "Value", "Reason"], rows, sorts=False) if rows else None,
         "tried": _tried(run),
         "model": _settings_table(run.card.settings),
         "training": _settings_table(run.card.train) if run.card.train else None,
     }
+
+
+def _importance(run: RunFacts) -> Markup | None:
+    """The importance of each column; None if it is not known."""
+    rows = [[plain(str(name), 100), percent(real(share))] for name, share in mapping(run.card.trained, "importance").items()]
+    caption = "Importance of columns: shares of the variance of the log-odds over the training rows"
+    return table(caption, ["Column", "#Share"], rows) if rows else None
 
 
 def _tried(run: RunFacts) -> Markup | None:

@@ -20,6 +20,7 @@ from recspec.data.encoding.encoders import (
     Arrays,
     Encoders,
     RequestEncoder,
+    columns_of,
     encode_history,
     extended,
     raw_names,
@@ -64,8 +65,8 @@ __all__ = [
     "MOST_TEXTS", "NO_EVENT", "NO_KNOWN_EVENT", "TRUTH", "UNKNOWN_ID", "VOCABULARIES", "Arrays", "BucketEncoder",
     "CrossEncoder", "Encoder", "Encoders", "HashEncoder", "Lists", "MissingValues", "NumberEncoder", "Predictions",
     "RequestEncoder", "ScaleEncoder", "Scaler", "TextEncoder", "VectorEncoder", "Vocabulary", "VocabularyEncoder",
-    "are_blank", "as_column", "as_text", "column_notes", "combined", "count_missing", "cut", "decoded_type",
-    "encode_history", "extended", "fit_projection", "hashing", "in_strings", "is_text", "misread_lists", "out_of_range",
+    "are_blank", "as_column", "as_text", "column_notes", "columns_of", "combined", "count_missing", "cut",
+    "decoded_type", "encode_history", "extended", "fit_projection", "hashing", "in_strings", "is_text", "misread_lists", "out_of_range",
     "plain", "raw_names", "raw_values", "read_encoders", "renumbered", "repeated", "row_at", "split_lists",
     "text_vectors", "vector_scale", "vectors_of", "widened",
 ]  # fmt: skip
