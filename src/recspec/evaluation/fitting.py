@@ -350,7 +350,9 @@ class RowFit:
             if before != splits:
                 fit, judged = LogisticFit(self.spec, splits), best.model
                 assert isinstance(judged, LogisticRegression)
-                best = replace(best, model=self._filled(fit, judged.settings.l2), num_pairs=_rows_of(fit), judged=judged)
+                best = replace(
+                    best, model=self._filled(fit, judged.settings.l2), num_pairs=_rows_of(fit), judged=judged
+                )
         assert isinstance(best.model, LogisticRegression)
         means, variances = _terms(best.model, self.spec, splits)
         best.model.set_usual(means)

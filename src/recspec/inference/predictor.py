@@ -147,7 +147,10 @@ class Predictor:
             logits = torch.cat(parts) if parts else torch.zeros(0, len(self.columns))
             values = probabilities_of_labels(self.model, logits) if self.bundle.gives_probabilities else [logits]
             explained = self.row_explainer.explain(batch).to_columns() if explain else {}
-        return {**{name: each[:, 0].cpu().numpy() for name, each in zip(self.columns, values, strict=True)}, **explained}
+        return {
+            **{name: each[:, 0].cpu().numpy() for name, each in zip(self.columns, values, strict=True)},
+            **explained,
+        }
 
     @cached_property
     def recommender(self) -> Recommender:

@@ -563,7 +563,9 @@ def plan_of(run: RunFacts) -> dict[str, Any]:
 
 def _importance(run: RunFacts) -> Markup | None:
     """The importance of each column; None if it is not known."""
-    rows = [[plain(str(name), 100), percent(real(share))] for name, share in mapping(run.card.trained, "importance").items()]
+    rows = [
+        [plain(str(name), 100), percent(real(share))] for name, share in mapping(run.card.trained, "importance").items()
+    ]
     caption = "Importance of columns: shares of the variance of the log-odds over the training rows"
     return table(caption, ["Column", "#Share"], rows) if rows else None
 

@@ -84,7 +84,8 @@ def train(
     stop_requested: Callable[[], bool] = lambda: False,
     part_of: TrackedSearch | None = None,
 ) -> Result:
-    """Train a model on a prepared dataset; writes `run/bundle`, `run/checkpoints`, `run/log.jsonl` and `run/run.json`.
+    """Train a model on a prepared dataset; writes `run/bundle`, `run/checkpoints`, `run/log.jsonl`, `run/run.json`
+    and `run/recipe.yaml`.
 
     With `force`, a run that the folder holds is removed once the plan of the new one is made.
 
@@ -115,10 +116,14 @@ def train(
         more: dict[str, Any] = {"baselines": baselines, "part_of": part_of}
         with using_threads(plan.threads.value):
             if isinstance(plan, FitPlan):
-                return run_fit(plan, run, ranks, on_event, stop_requested, resume=resume, **more)
-            training = TrainingRun(plan, run, ranks, on_event, stop_requested, **more)
-            with closing(training.log):
-                return training.train(resume)
+                result = run_fit(plan, run, ranks, on_event, stop_requested, resume=resume, **more)
+            else:
+                training = TrainingRun(plan, run, ranks, on_event, stop_requested, **more)
+                with closing(training.log):
+                    result = training.train(resume)
+        if ranks.is_first:
+            run_folder.write_recipe(run, str(spec.metadata.get("dataset") or spec.folder.name))
+        return result
 
 
 def plan_run(
