@@ -60,7 +60,7 @@ def predict_file(
     columns: Sequence[str] | None = None,
     explain: bool = False,
 ) -> Predictions:
-    """Score a csv, jsonl or parquet file of raw rows, and write them and `Predictor.columns_added` to a file like `out`.
+    """Score a csv, jsonl or parquet file of raw rows, and write it with `Predictor.columns_added` to a file like `out`.
 
     Writes the columns named in `columns`, in that order, by default all. Without `out`, CSV goes to standard output.
     Files larger than memory pass through in blocks.

@@ -148,7 +148,7 @@ def predict_shards(
     progress: Progress = silent,
     note: Note = no_note,
 ) -> Counts:
-    """Write rows of a Parquet file, or a split of a prepared dataset, with `Predictor.columns_added`, as Parquet shards.
+    """Write rows of a Parquet file, or a split of a prepared dataset, with `Predictor.columns_added`, as shards.
 
     Raises:
         SettingsError: if `out` holds another job, or a setting is out of range.

@@ -80,7 +80,7 @@ class RowExplainer:
         """Raises `RequestError` for a model whose logit is no sum of contributions."""
         if not isinstance(model, FittedRowModel):
             raise RequestError(
-                f"explain: {model.name} does not tell what each column contributes to a row's probability; lightgbm and "
+                f"explain: {model.name} does not tell what each column contributes to a probability; lightgbm and "
                 "logistic_regression do: `recspec train lightgbm DATA RUN`"
             )
         self._model = model

@@ -52,12 +52,12 @@ from recspec.models.wide_deep import INDICATOR_MOST_IDS, Deep, Wide, WideDeep, W
 
 __all__ = [
     "INDICATOR_MOST_IDS", "MODELS", "TRAINING_SPACE", "DataFacts", "Deep", "FittedItemModel", "FittedModel",
-    "FittedRowModel", "IdFacts", "Ids", "Interactions", "ItemModel", "KnownEvents", "KnownItemsModel", "LightGbm", "LightGbmSettings",
-    "LogisticRegression", "LossNeeds", "Model", "MultiTask", "PreparedNegatives", "Proposals", "Scores", "SeenIds",
-    "SequenceModel", "Shapes", "StoredLists", "Task", "TrainedItemModel", "Traits", "Trees", "UserEvents", "Wide",
-    "WideDeep", "WideDeepSettings", "all_models", "at_once", "counts_of", "find_model", "known_models", "label_views",
-    "labels_of", "logits_of_labels", "on_meta_device", "probabilities_of_labels", "problems_of_lists",
-    "require_libraries",
+    "FittedRowModel", "IdFacts", "Ids", "Interactions", "ItemModel", "KnownEvents", "KnownItemsModel", "LightGbm",
+    "LightGbmSettings", "LogisticRegression", "LossNeeds", "Model", "MultiTask", "PreparedNegatives", "Proposals",
+    "Scores", "SeenIds", "SequenceModel", "Shapes", "StoredLists", "Task", "TrainedItemModel", "Traits", "Trees",
+    "UserEvents", "Wide", "WideDeep", "WideDeepSettings", "all_models", "at_once", "counts_of", "find_model",
+    "known_models", "label_views", "labels_of", "logits_of_labels", "on_meta_device", "probabilities_of_labels",
+    "problems_of_lists", "require_libraries",
 ]  # fmt: skip
 
 

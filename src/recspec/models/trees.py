@@ -1,6 +1,6 @@
 """Boosted trees as tensors: evaluated by torch, without the library that grew them.
 
-Shapes: B rows; C columns; T trees; M nodes of all trees; E edges from nodes to their children; W words of 32 categories.
+Shapes: B rows; C columns; T trees; M nodes of all trees; E edges to their children; W words of 32 categories.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ __all__ = [
     "CrossEncoder", "Encoder", "Encoders", "HashEncoder", "Lists", "MissingValues", "NumberEncoder", "Predictions",
     "RequestEncoder", "ScaleEncoder", "Scaler", "TextEncoder", "VectorEncoder", "Vocabulary", "VocabularyEncoder",
     "are_blank", "as_column", "as_text", "column_notes", "columns_of", "combined", "count_missing", "cut",
-    "decoded_type", "encode_history", "extended", "fit_projection", "hashing", "in_strings", "is_text", "misread_lists", "out_of_range",
-    "plain", "raw_names", "raw_values", "read_encoders", "renumbered", "repeated", "row_at", "split_lists",
-    "text_vectors", "vector_scale", "vectors_of", "widened",
+    "decoded_type", "encode_history", "extended", "fit_projection", "hashing", "in_strings", "is_text", "misread_lists",
+    "out_of_range", "plain", "raw_names", "raw_values", "read_encoders", "renumbered", "repeated", "row_at",
+    "split_lists", "text_vectors", "vector_scale", "vectors_of", "widened",
 ]  # fmt: skip
