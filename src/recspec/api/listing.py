@@ -75,7 +75,7 @@ def _settings(title: str, settings: type[BaseModel], names: Iterable[str] | None
 
 @verb
 def models(name: str | None = None) -> Listing:
-    """List the models, or tell what one is for, what it needs and its settings.
+    """List the models, or describe one with its settings.
 
     Args:
         name: Name of one model.

@@ -190,7 +190,8 @@ def print_result(result: Result) -> None:
         size = f"; {result.size}" if result.size else ""
         err.print(f"{result.bundle}: bundle, fitted in {result.seconds:.1f} s{size}")
         if result.importance:
-            err.print(f"importance: {important(result.importance)}", soft_wrap=True)
+            named = [f"{name} {share:.0%}" for name, share in list(result.importance.items())[:MOST_IMPORTANT]]
+            err.print(f"importance: {', '.join(named)}", soft_wrap=True)
     else:
         where = f"{result.bundle}: bundle of epoch {round(result.best_epoch, 2):g}"
         speed = f"{result.samples_per_second:,.0f} samples/s, {result.seconds:.1f} s"
@@ -198,12 +199,6 @@ def print_result(result: Result) -> None:
         err.print(f"{where}; {speed}{why}")
     for warning in result.warnings:
         err.print(f"warning: {warning.message}", soft_wrap=True)
-
-
-def important(shares: Mapping[str, float]) -> str:
-    """The most important columns, in a line."""
-    named = [f"{name} {share:.0%}" for name, share in list(shares.items())[:MOST_IMPORTANT]]
-    return f"{', '.join(named)} of the log-odds' variance"
 
 
 def print_next_of(run: Path, opened: Data | None, data: Path) -> None:

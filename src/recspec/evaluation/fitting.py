@@ -82,7 +82,7 @@ class Fitted:
     """Interactions, or labelled rows, that the model is fitted to."""
     warnings: tuple[ModelWarning, ...] = ()
     importance: Mapping[str, float] = field(default_factory=dict)
-    """Raw column -> its share of the variance of logits over the training rows, largest first; of a model of rows."""
+    """Of a model of rows, raw column -> its share of what the splits or the terms explain, largest first."""
     judged: FittedRowModel | None = None
     """The model that valid judged, before all rows were fitted; None if it is `model` itself."""
 

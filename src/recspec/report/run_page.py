@@ -566,7 +566,7 @@ def _importance(run: RunFacts) -> Markup | None:
     rows = [
         [plain(str(name), 100), percent(real(share))] for name, share in mapping(run.card.trained, "importance").items()
     ]
-    caption = "Importance of columns: shares of the variance of the log-odds over the training rows"
+    caption = "Importance of columns: shares of the variance of log-odds that splits or terms explain"
     return table(caption, ["Column", "#Share"], rows) if rows else None
 
 

@@ -277,7 +277,7 @@ class Result:
     size: str = ""
     """How large a fitted model of rows is, in words."""
     importance: Mapping[str, float] = field(default_factory=dict)
-    """Raw column -> its share of the variance of such a model's logits, largest first."""
+    """Raw column -> its share of what such a model explains, largest first."""
 
     @property
     def value(self) -> float | None:

@@ -29,8 +29,7 @@ from recspec.evaluation import EvaluationTask, seconds_of
 from recspec.feature_spec import SIGNALS
 from recspec.loading import Ranks
 from recspec.models import Model
-from recspec.training import Blended, blend_runs
-from recspec.training.run_folder import RECIPE
+from recspec.training import RECIPE, Blended, blend_runs
 from recspec.training.search import candidates
 from recspec.training.search.race import blend_candidates
 from recspec.training.search.state import (

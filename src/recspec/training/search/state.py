@@ -46,8 +46,7 @@ from recspec.feature_spec import FeatureSpec
 from recspec.loading import Ranks
 from recspec.metrics import AT_K
 from recspec.models import FittedModel, Model, find_model, known_models
-from recspec.training import Event, TrackedSearch
-from recspec.training.run_folder import RECIPE
+from recspec.training import RECIPE, Event, TrackedSearch
 
 OF_ROWS = ("auc", "log_loss", "accuracy", "calibration_error", "group_auc")
 """Metrics of protocol rows."""
