@@ -57,6 +57,8 @@ def write_recipe(folder: Path, dataset: str) -> None:
     card = bundle.read_card(folder / BUNDLE)
     about = {"dataset": dataset, "how": "`recspec train`", "recspec": card.recspec}
     train = {name: value for name, value in card.train.items() if name != "mlflow"}
+    if train["metric"] is not None:  # a proposed one gives way where lists are too short for it; one of a recipe fails
+        train["metric"] = card.trained.get("valid_metric") or train["metric"]
     recipe = {"about": about, "model": card.model, "settings": dict(card.settings), "train": train}
     config.write_recipe(folder / RECIPE, recipe)
 
