@@ -50,7 +50,9 @@ def test_a_model_is_fitted_evaluated_and_recommends(run: Cli, data: FeatureSpec,
 
 def test_a_model_of_rows_says_which_columns_matter_and_why_a_row_has_its_probability(run: Cli, tmp_path: Path) -> None:
     spec = made_up.clicks(tmp_path / "data", num_rows=1500)
-    status, _, told = run("train", "logistic_regression", spec.folder, tmp_path / "run", "--set", "calibration=isotonic")
+    status, _, told = run(
+        "train", "logistic_regression", spec.folder, tmp_path / "run", "--set", "calibration=isotonic"
+    )
     assert status == 0
     lines = told.splitlines()
     assert lines[2] == "parameters: known once it is fitted"

@@ -177,7 +177,7 @@ class Trees(Stored):
                 products[here] *= products[above[here]]
             below = leaf_values * products[:-1]  # sums over the leaves below an edge
             for here in reversed(edges.levels[1:]):
-                below[above[here][::2]] = below[here].unflatten(0, (-1, 2)).sum(1)
+                below[above[here][::2]] = below[here][::2] + below[here][1::2]
             change = (passed - share.unsqueeze(1)) / factor
             of_edges += weight * below * (change[:-1] - change[same])
         return x.new_zeros(self.num_columns, rows).index_add_(0, feature, of_edges).T
@@ -262,7 +262,8 @@ class _Edges:
     same: Tensor
     """The nearest edge above whose parent reads the same column."""
     share: Tensor
-    """(E + 1,) the share of the training rows that pass all edges of this column down to this one, alone."""
+    """(E + 1,) the share of the training rows that take this edge, and those above that read the same column, each
+    counted among the rows at its parent."""
     levels: tuple[slice, ...]
     points: tuple[tuple[float, float], ...]
     """Places and weights of the quadrature from 0 to 1."""
@@ -294,9 +295,10 @@ class _Edges:
             share[here] *= share[same[here]]
             num_columns[here] = num_columns[above[here]] + (same[here] == none)
         places, weights = np.polynomial.legendre.leggauss(max(1, int(num_columns.max() + 1) // 2))
-        tensors = (parent, child, branches[parent, 1] == child, above[:-1], same[:-1], share)
         points = tuple(zip(((places + 1) / 2).tolist(), (weights / 2).tolist(), strict=True))
-        return cls(*map(torch.from_numpy, tensors), levels, points)
+        made = torch.from_numpy
+        nodes = made(parent), made(child), made(branches[parent, 1] == child)
+        return cls(*nodes, made(above[:-1]), made(same[:-1]), made(share), levels, points)
 
 
 class _Tree:
