@@ -41,6 +41,8 @@ CONSTANT = "constant"
 MOST_PARTS = 60
 """Slices of one column."""
 PARTS = ("top", "2nd", "3rd", "4th", "5th", "6th", "7th", "8th", "9th", "tail", "none")
+MOST_COLUMNS = 100
+"""Columns whose importance is shown."""
 MOST_SHOWN = 3
 """Models in the chart of exposure."""
 MOST_POINTS = 400
@@ -158,8 +160,8 @@ def verdict_tiles(run: RunFacts) -> dict[str, tuple[str, str] | str]:
             facts[f"best baseline: {best}"] = (theirs, f"the same {answer.main}")
     if (parameters := run.start.get("parameters")) is not None:
         facts["Parameters"] = number(parameters)
-    elif isinstance(run.card.trained.get("size"), str):
-        facts["Size"] = str(run.card.trained["size"])
+    elif (told := run.card.trained.get("size")) is not None:
+        facts["Size"] = number(told)
     return {**facts, "Training took": duration(run.card.trained.get("seconds")), "Model on disk": size(run.size)}
 
 
@@ -563,9 +565,8 @@ def plan_of(run: RunFacts) -> dict[str, Any]:
 
 def _importance(run: RunFacts) -> Markup | None:
     """The importance of each column; None if it is not known."""
-    rows = [
-        [plain(str(name), 100), percent(real(share))] for name, share in mapping(run.card.trained, "importance").items()
-    ]
+    known = list(mapping(run.card.trained, "importance").items())[:MOST_COLUMNS]
+    rows = [[plain(name, 100), percent(real(share))] for name, share in known]
     caption = "Importance of columns: shares of the variance of log-odds that splits or terms explain"
     return table(caption, ["Column", "#Share"], rows) if rows else None
 
