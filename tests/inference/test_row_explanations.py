@@ -128,6 +128,9 @@ def test_json_has_the_contributions_of_each_row_the_largest_first(model: Predict
         assert each["base"] + sum(each["contributions"].values()) == pytest.approx(each["log_odds"])
         assert each["log_odds"] == pytest.approx(float(values["log_odds"][row]), abs=1e-6)
     assert "explanations" not in requests.predict(model, rows).to_dict()
+    with pytest.raises(RequestError, match="rows: 101 rows; expected at most 100 with explanations") as refused:
+        requests.predict(model, rows[:1] * 101, explain=True)
+    assert refused.value.status == 413
 
 
 def test_a_neural_model_says_which_models_explain(crossed: Predictor, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from recspec.inference.catalogue import ROLES, Role, has_column
 from recspec.inference.live_events import LiveEvents
 from recspec.inference.predictor import SCORE, Predictor
 from recspec.inference.raw_columns import ColumnFacts, facts_of_encoder
-from recspec.inference.recommendation import Recommendation, RecommendRequest
+from recspec.inference.recommendation import MOST_EXPLAINED, Recommendation, RecommendRequest
 from recspec.inference.request_features import Row, check_columns, known_columns, problems_by_row, row_name, table_of
 from recspec.inference.row_explanations import RowExplanations
 from recspec.models import ItemModel, Model
@@ -87,9 +87,14 @@ def predict(predictor: Predictor, rows: Sequence[Row], *, explain: bool = False)
     """The probability of each raw row, or its score by a model that only ranks; `explain` says why it is so large.
 
     Raises:
-        RequestError: naming the rows and columns that can't be read; or for a model whose rows can't be explained.
+        RequestError: naming the rows and columns that can't be read; or for a model whose rows can't be explained, or
+            too many rows to explain.
     """
     explainer = predictor.row_explainer if explain else None
+    if explain and len(rows) > MOST_EXPLAINED:  # a row may take some milliseconds, while others wait
+        raise RequestError(
+            f"rows: {len(rows):,} rows; expected at most {MOST_EXPLAINED:,} with explanations", status=413
+        )
     if not rows:
         return RowScores((), predictor.column, {})
     known = known_columns(predictor.spec, predictor.encoders)
